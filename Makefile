@@ -1,0 +1,31 @@
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo check check-slow format clean
+
+$(VENV)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $@
+
+demo: $(VENV)/ready  ## FedDrift on a drifting federation, beside the floor and the ceiling, with a picture
+	$(BIN)/feddrift run --stream sine-2 --algorithm FedDrift --algorithm Oblivious --algorithm Oracle --out runs/demo
+	$(BIN)/feddrift plot runs/demo clusters --out runs/demo/clusters.png
+	$(BIN)/feddrift plot runs/demo accuracy --out runs/demo/accuracy.png
+
+check: $(VENV)/ready  ## lint, types and tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest -n 2
+
+check-slow: $(VENV)/ready  ## the long checks
+	$(BIN)/pytest -m slow
+
+format: $(VENV)/ready
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) runs .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,216 @@
+"""FedDrift-Eager (Algorithm 3) and FedDrift (Algorithm 4) of Jothimurugesan et al., AISTATS 2023.
+
+Defaults follow the authors' code, which made the published tables, where it differs from the paper's text; each
+difference is numbered in docs/algorithms.md. Equation and algorithm numbers are the paper's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+
+from feddrift import cluster, rng
+from feddrift.algorithms.options import option
+from feddrift.errors import ConfigError
+from feddrift.models import join, take
+from feddrift.types import Bools, Event, Federation, Floats, Ints, Metric, Models, State
+from feddrift.weights import ALL, Memory
+
+log = logging.getLogger(__name__)
+
+
+def _nobody() -> Floats:
+    return np.zeros(0)
+
+
+@dataclass(frozen=True)
+class DriftState(State):
+    """What detection remembers besides the clusters."""
+
+    reference: Floats = field(default_factory=_nobody)  # [c], best loss when last scored; NaN: never scored
+    previous: Floats = field(default_factory=_nobody)  # [c], the reference before this step
+    newborn: tuple[int, ...] = ()  # ids created in this step
+    born: int = 1  # how many ids have been given so far
+
+
+@dataclass(frozen=True)
+class _Options:
+    """What both algorithms can be told."""
+
+    delta: float = option(0.05, "a drift is a rise of the best model's loss by more than this")
+    init_: Literal["warm", "fresh"] = option("warm", "a new model is a copy of the client's best (warm) or starts anew")
+    metric: Metric = option("error", "what choice, detection and distances compare: error, or cross-entropy (loss)")
+    max_models: int | None = option(None, "at most so many models, the longest unused makes room; none: no limit")
+    ties: Literal["lowest", "random"] = option("lowest", "which of equally good models a client joins")
+    memory: Memory = ALL
+
+    def __post_init__(self) -> None:
+        self._check_threshold("delta", self.delta)
+        if self.max_models is not None and self.max_models < 1:
+            raise ConfigError(f"{type(self).__name__}.max_models must be at least 1 or none, got {self.max_models}")
+
+    def _check_threshold(self, name: str, value: float) -> None:
+        top = 1.0 if self.metric == "error" else np.inf
+        if not 0 <= value <= top:
+            legal = "in [0, 1]" if self.metric == "error" else "at least 0"
+            raise ConfigError(f"{type(self).__name__}.{name} must be {legal} for metric='{self.metric}', got {value}")
+
+    def init(self, fed: Federation) -> DriftState:
+        never, votes = np.full(fed.n_clients, np.nan), np.ones((fed.n_clients, 1))
+        return DriftState(fed.fresh(), np.zeros((0, *votes.shape)), votes, reference=never, previous=never)
+
+
+@dataclass(frozen=True)
+class FedDriftEager(_Options):
+    """All clients that meet a new concept at one time get one new model together (Algorithm 3)."""
+
+    def step(self, state: State, fed: Federation) -> DriftState:
+        assert isinstance(state, DriftState)
+        best, lowest, drifted = detect(self, state, fed)
+        together = [np.flatnonzero(drifted).tolist()] if drifted.any() else []
+        models, w, best, groups, retired = make_room(self, state.models, state.w, best, together)
+        newborn, created = create(self, models, best, lowest, state, groups, fed)
+        w = cluster.widen(cluster.assign(w, _unless(groups, best)), groups)
+        models, w, forgotten = forget(self, join(models, newborn), w)
+        return DriftState(
+            fed.train(models, w), w, votes=w[-1], events=retired + created + forgotten, drifted=drifted,
+            reference=_latest(lowest, state.reference), born=state.born + len(newborn),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class FedDrift(_Options):
+    """Every client that meets a new concept gets its own new model; models that are alike merge (Algorithm 4)."""
+
+    merge_delta: float | None = option(None, "models closer than this merge; none: delta")
+    redetect: bool = option(False, "FedDrift-C only: clients whose new model was dropped may raise the alarm again")
+    one_global: bool = False  # FedDrift-C: of the models created at one time, one becomes global
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.merge_delta is not None:
+            self._check_threshold("merge_delta", self.merge_delta)
+
+    def step(self, state: State, fed: Federation) -> DriftState:
+        assert isinstance(state, DriftState)
+        dropped: tuple[Event, ...] = ()
+        if self.one_global:
+            state, dropped = self._drop_newborn(state, fed)
+        best, lowest, drifted = detect(self, state, fed)
+        alone = [[int(c)] for c in np.flatnonzero(drifted)]
+        models, w, best, groups, retired = make_room(self, state.models, state.w, best, alone)
+        newborn, created = create(self, models, best, lowest, state, groups, fed)  # before anything merges
+        w = cluster.assign(w, _unless(groups, best))
+        merged: tuple[Event, ...] = ()
+        if len(models) > 1:
+            D = cluster.distances(fed.cross_evaluate(models, w, self.metric))
+            limit = self.delta if self.merge_delta is None else self.merge_delta
+            models, w, merged = cluster.merge_closest(models, w, D, fed.counts, limit)
+        models, w, forgotten = forget(self, join(models, newborn), cluster.widen(w, groups))
+        return DriftState(
+            fed.train(models, w), w, votes=w[-1], events=dropped + retired + merged + created + forgotten,
+            drifted=drifted, reference=_latest(lowest, state.reference), previous=state.reference,
+            newborn=newborn.ids, born=state.born + len(newborn),
+        )  # fmt: skip
+
+    def _drop_newborn(self, state: DriftState, fed: Federation) -> tuple[DriftState, tuple[Event, ...]]:
+        """FedDrift-C: of the models created in the last step one, drawn at random, stays; the others' data go too."""
+        if len(state.newborn) < 2:
+            return state, ()
+        survivor = state.newborn[rng.choice(fed.key("survivor"), len(state.newborn))]
+        kept = np.array([i not in state.newborn or i == survivor for i in state.models.ids])
+        orphans = state.votes[:, ~kept].any(axis=1)
+        models, w = cluster.keep(state.models, state.w, kept)
+        votes = state.votes[:, kept]
+        votes[orphans, 0] = 1  # should one bring no new data now, it falls back on the oldest model
+        reference = np.where(orphans & self.redetect, state.previous, state.reference)
+        events = tuple(
+            Event("retired", i, {"reason": "another new model was drawn", "kept": survivor})
+            for i in state.newborn if i != survivor
+        )  # fmt: skip
+        return replace(state, models=models, w=w, votes=votes, reference=reference), events
+
+
+def detect(self: _Options, state: DriftState, fed: Federation) -> tuple[Ints, Floats, Bools]:
+    """Score all models on the new data: each client's best (eq. 2), its loss, and whether that is a drift (eq. 4)."""
+    loss = fed.evaluate(state.models, self.metric)
+    keys = [fed.key("ties", c) for c in range(fed.n_clients)] if self.ties == "random" else None
+    best, lowest = cluster.best_models(loss, state.votes.argmax(axis=1), keys)
+    if fed.tau == 1 and self.metric == "error":
+        _warn_if_noisy(self.delta, lowest, fed.counts[-1])
+    return best, lowest, cluster.rises(lowest, state.reference, self.delta)
+
+
+def make_room(
+    self: _Options, models: Models, w: Floats, best: Ints, groups: list[list[int]]
+) -> tuple[Models, Floats, Ints, list[list[int]], tuple[Event, ...]]:
+    """Retire long unused models until all groups can have a new one; groups beyond that go without."""
+    if self.max_models is None or len(models) + len(groups) <= self.max_models:
+        return models, w, best, groups, ()
+    in_use = np.isin(np.arange(len(models)), best)
+    leaving = cluster.least_used(w, in_use, len(models) + len(groups) - self.max_models)
+    kept = ~np.isin(np.arange(len(models)), leaving)
+    events = tuple(Event("retired", models.ids[m], {"reason": "made room, longest unused"}) for m in leaving)
+    models, w = cluster.keep(models, w, kept)
+    room = max(0, self.max_models - len(models))
+    return models, w, (np.cumsum(kept) - 1)[best], groups[:room], events
+
+
+def create(
+    self: _Options, models: Models, best: Ints, lowest: Floats, state: DriftState, groups: Sequence[Sequence[int]],
+    fed: Federation,
+) -> tuple[Models, tuple[Event, ...]]:  # fmt: skip
+    """One new model per group of clients, each with the event that says why."""
+    ids = range(state.born, state.born + len(groups))
+    parents = [int(best[clients[0]]) for clients in groups]
+    source = models if self.init_ == "warm" else fed.fresh()
+    newborn = take(source, parents if self.init_ == "warm" else [0] * len(groups), ids)
+    events = tuple(
+        Event("created", i, {
+            "clients": list(clients), self.metric: float(lowest[clients[0]]),
+            "reference": float(state.reference[clients[0]]), "delta": self.delta,
+            "from": models.ids[parent] if self.init_ == "warm" else None,
+        })
+        for i, clients, parent in zip(ids, groups, parents, strict=True)
+    )  # fmt: skip
+    return newborn, events
+
+
+def forget(self: _Options, models: Models, w: Floats) -> tuple[Models, Floats, tuple[Event, ...]]:
+    """Let the memory fade; a model without any remembered data is gone."""
+    w = w * self.memory(len(w) - 1)[:, None, None]
+    known = np.asarray(w.any(axis=(0, 1)))
+    events = tuple(
+        Event("retired", models.ids[m], {"reason": "its data left the window"}) for m in np.flatnonzero(~known)
+    )
+    return *cluster.keep(models, w, known), events
+
+
+def _unless(groups: Sequence[Sequence[int]], best: Ints) -> Ints:
+    """Each client's best model, or -1 for those that get a new one."""
+    chosen = best.copy()
+    for clients in groups:
+        chosen[list(clients)] = -1
+    return chosen
+
+
+def _latest(lowest: Floats, reference: Floats) -> Floats:
+    """The reference for the next step; a client that was not scored keeps its own."""
+    return np.where(np.isnan(lowest), reference, lowest)
+
+
+def _warn_if_noisy(delta: float, error: Floats, counts: Ints) -> None:
+    """Say once, when first scores of a trained model are there, that delta is within the noise of a cell."""
+    seen = ~np.isnan(error) & (counts > 0)
+    if not seen.any():
+        return
+    noise = float(np.median(2 * np.sqrt(error[seen] * (1 - error[seen]) / counts[seen])))
+    if delta < noise:
+        log.warning(
+            "delta=%g is below two standard errors (%.3f) of an error measured on %d examples: expect false alarms",
+            delta, noise, int(np.median(counts[seen])),
+        )  # fmt: skip

@@ -1,0 +1,23 @@
+"""A hyper-parameter is a dataclass field with a help text; that text is the command line's and the docs'."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+
+def option(default: Any, help: str) -> Any:
+    """A dataclass field that users may set."""
+    return dataclasses.field(default=default, metadata={"help": help})
+
+
+def options(algorithm: Any) -> dict[str, dataclasses.Field[Any]]:
+    """The settable fields of an algorithm class or object; the field `init_` is called init."""
+    if not dataclasses.is_dataclass(algorithm):
+        return {}
+    return {f.name.rstrip("_"): f for f in dataclasses.fields(algorithm) if "help" in f.metadata}
+
+
+def settings(algorithm: Any) -> dict[str, Any]:
+    """The resolved hyper-parameters of an algorithm, for the record."""
+    return {name: getattr(algorithm, f.name) for name, f in options(algorithm).items()}

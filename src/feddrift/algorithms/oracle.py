@@ -1,0 +1,48 @@
+"""Oracle: Algorithm 1 with the true clustering, the ceiling for every clustering algorithm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from feddrift.cluster import assign
+from feddrift.errors import ConfigError
+from feddrift.models import join, take
+from feddrift.types import Event, Federation, State
+from feddrift.weights import ALL, Memory
+
+
+@dataclass(frozen=True)
+class OracleState(State):
+    """`concept[m]` is what model m stands for."""
+
+    concept: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """One model per true concept, made when the concept first appears; knows the concept of the training data."""
+
+    memory: Memory = ALL
+
+    def init(self, fed: Federation) -> OracleState:
+        if fed.concepts is None:
+            raise ConfigError("Oracle needs a stream whose true concepts are known, this one has none")
+        first = int(fed.concepts[0, 0])
+        votes = np.ones((fed.n_clients, 1))
+        return OracleState(fed.fresh(), w=np.zeros((0, fed.n_clients, 1)), votes=votes, concept=(first,))
+
+    def step(self, state: State, fed: Federation) -> OracleState:
+        assert isinstance(state, OracleState) and fed.concepts is not None
+        now, known, models = fed.concepts[-1], list(state.concept), state.models
+        active = (fed.counts[-1] > 0) & fed.reachable
+        events = []
+        for concept in [int(k) for k in np.unique(now[active]) if k not in known]:
+            models = join(models, take(fed.fresh(), [0], ids=[len(known)]))
+            events.append(Event("created", len(known), {"concept": concept}))
+            known.append(concept)
+        cluster = np.where(active, [known.index(k) if k in known else 0 for k in now], state.votes.argmax(axis=1))
+        w = np.concatenate([state.w, np.zeros((*state.w.shape[:2], len(known) - len(state.concept)))], axis=2)
+        w = assign(w, cluster) * self.memory(fed.tau)[:, None, None]
+        return OracleState(fed.train(models, w), w, votes=w[-1], events=tuple(events), concept=tuple(known))

@@ -1,0 +1,42 @@
+"""Long work in a thread, so that Ctrl-C is heard at once and never strikes inside compiled code."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def in_background(items: Iterator[T]) -> Iterator[T]:
+    """The items, made in another thread while this one can be interrupted.
+
+    >>> list(in_background(iter([1, 2])))
+    [1, 2]
+    """
+    made: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(maxsize=1)
+    stopped = threading.Event()
+
+    def work() -> None:
+        try:
+            for item in items:
+                made.put((item, None))
+                if stopped.is_set():
+                    return
+            made.put((None, StopIteration()))
+        except BaseException as error:
+            made.put((None, error))
+
+    threading.Thread(target=work, daemon=True).start()
+    try:
+        while True:
+            item, error = made.get()
+            if isinstance(error, StopIteration):
+                return
+            if error is not None:
+                raise error
+            yield item  # type: ignore[misc]  # an item, since there is no error
+    finally:
+        stopped.set()

@@ -1,0 +1,155 @@
+"""One frozen configuration per run, from names to a record."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import platform
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import jax
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from feddrift import algorithms, engines, streams
+from feddrift.background import in_background
+from feddrift.errors import ConfigError
+from feddrift.record import Writer, file_name
+from feddrift.run import Step, run
+from feddrift.types import Algorithm, Local, Stream
+
+TRAINING = ("rounds", "steps", "batch", "lr")
+
+
+class RunConfig(BaseModel):
+    """What to run; what is left out is the stream's own setting, which for the paper's streams is the paper's."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    stream: str = Field(description="a name from `feddrift list`, or folder:DIR for your own data")
+    algorithm: str = Field(description="a name from `feddrift list`")
+    settings: dict[str, Any] = Field(default={}, description="hyper-parameters of the algorithm, e.g. delta=0.1")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="of initial models and minibatches")
+    rounds: int | None = Field(default=None, ge=1, description="R, communication rounds per time step")
+    steps: int | None = Field(default=None, ge=1, description="K, local steps per round")
+    batch: int | None = Field(default=None, ge=1, description="B, minibatch size")
+    lr: float | None = Field(default=None, gt=0, description="eta, step size")
+    pattern: str | None = Field(
+        default=None,
+        description="drift pattern: a name (Y, F, R0..R4), a file of integers, or random:every=2,concepts=4",
+    )
+    engine: str = Field(default="simulator", description="simulator, or reference")
+    data_dir: Path | None = Field(default=None, description="where data files lie; else $FEDDRIFT_DATA, else a cache")
+    label: str = Field(default="label", description="the label column of folder:DIR")
+
+    @classmethod
+    def checked(cls, **values: Any) -> RunConfig:
+        """The configuration, or one sentence that says which value is not legal."""
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = ".".join(str(part) for part in first["loc"])
+            raise ConfigError(f"{name}: {first['msg']}, got {first['input']!r}") from None
+
+    def check(self) -> None:
+        """Raise for a wrong name or setting, before any data are touched."""
+        engines.engine(self.engine)
+        algorithms.algorithm(self.algorithm, **self.settings)
+
+    def resolve(self) -> tuple[Stream, Algorithm, Local]:
+        """The stream, algorithm and training settings that these names stand for."""
+        self.check()
+        stream = streams.stream(
+            self.stream, seed=self.seed, pattern=self.pattern, data_dir=self.data_dir, label=self.label
+        )
+        algorithm = algorithms.algorithm(self.algorithm, stream, **self.settings)
+        given = {name: getattr(self, name) for name in TRAINING if getattr(self, name) is not None}
+        return stream, algorithm, replace(stream.local, **given)
+
+    def overrides(self, stream: Stream) -> dict[str, Any]:
+        """The run options that differ from the stream's own."""
+        given = {name: getattr(self, name) for name in TRAINING}
+        found = {k: v for k, v in given.items() if v is not None and v != getattr(stream.local, k)}
+        if self.pattern is not None and self.pattern != streams.default_pattern(self.stream, self.seed):
+            found["pattern"] = self.pattern
+            if Path(self.pattern).is_file():  # two files may share a name
+                digest = hashlib.sha256(Path(self.pattern).read_bytes()).hexdigest()[:8]
+                found["pattern"] = f"{Path(self.pattern).name}@{digest}"
+        if self.engine != "simulator":
+            found["engine"] = self.engine
+        return found
+
+
+class RecordedRun:
+    """A run with its record below `out`: iterate over it to run; `path` is the record once it is done."""
+
+    def __init__(self, config: RunConfig, out: Path) -> None:
+        self.config = config
+        self.stream, self.algorithm, self.local = config.resolve()
+        self.header = _header(config, self.stream, self.algorithm, self.local)
+        self.out, self.path = out, out / f"{file_name(self.header)}.jsonl"
+
+    def __iter__(self) -> Iterator[Step]:
+        """Each time step once it is trained, tested and written."""
+        with Writer(self.out, self.header) as writer:
+            steps = run(self.stream, self.algorithm, engine=self.config.engine, local=self.local, seed=self.config.seed)
+            for step in in_background(steps):
+                writer.step(*_lines(step, self.stream))
+                yield step
+
+
+def _header(config: RunConfig, stream: Stream, algorithm: Algorithm, local: Local) -> dict[str, Any]:
+    return {
+        "stream": config.stream,
+        "algorithm": config.algorithm,
+        "settings": algorithms.settings(algorithm),
+        "overrides": config.overrides(stream),
+        "seed": config.seed,
+        "local": asdict(local),
+        "engine": config.engine,
+        "n_steps": stream.n_steps,
+        "n_clients": stream.n_clients,
+        "clients": list(stream.clients),
+        "concepts": None if stream.concepts is None else stream.concepts.tolist(),
+        "same": {str(k): v for k, v in stream.same.items()},
+        "versions": {"python": platform.python_version(), **_versions("feddrift", "jax", "jaxlib", "numpy")},
+        "device": str(jax.devices()[0].device_kind),
+        "started": datetime.now(UTC).isoformat(),
+    }
+
+
+def _lines(step: Step, stream: Stream) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    def concept(t: int, c: int) -> int | None:
+        return None if stream.concepts is None else int(stream.concepts[t, c])
+
+    rows = [
+        {
+            "t": step.tau,
+            "c": c,
+            "accuracy": float(step.accuracy[c]) if step.tested[c] else None,
+            "tested": int(step.tested[c]),
+            "concept": concept(step.tau, c),
+            "next_concept": concept(step.tau + 1, c),
+            "model": int(step.model[c]),
+            "n_models": len(step.state.models),
+            "drift": bool(step.drifted[c]),
+            "models_sent": int(step.sent[c]),
+        }
+        for c in range(stream.n_clients)
+    ]
+    events = [{"t": step.tau, "event": e.kind, "model": e.model, "cause": dict(e.cause)} for e in step.events]
+    return rows, events
+
+
+def _versions(*packages: str) -> dict[str, str]:
+    found = {}
+    for name in packages:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:  # run from a checkout that is not installed
+            found[name] = "unknown"
+    return found

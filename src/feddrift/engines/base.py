@@ -1,0 +1,171 @@
+"""What the in-process engines share: which rows a verb touches, what it costs, how counts become L."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from feddrift import rng, sampling
+from feddrift.errors import ConfigError
+from feddrift.models import tree_map
+from feddrift.types import Bools, Floats, Ints, Local, Metric, Models, Net, Stream, Updates
+
+# Cross-evaluation looks at a keyed sample of at most so many rows of a stored cell.
+SCORE_ROWS = 512
+
+
+class Engine(ABC):
+    """Holds the clients' data and does their work; `at(tau)` is the federation of one time step."""
+
+    device: str  # where the work is done, for the record
+
+    def __init__(self, stream: Stream, net: Net, local: Local, seed: int) -> None:
+        self.stream, self.net, self.local, self.seed = stream, net, local, seed
+
+    @abstractmethod
+    def at(self, tau: int) -> TimeStep: ...
+
+    @abstractmethod
+    def per_row(self, models: Models, rows: Ints, metric: Metric | Literal["class"]) -> npt.NDArray[np.float32]:
+        """[m, row]: 'error' is 0 or 1, 'loss' the cross-entropy, 'class' the predicted class."""
+
+    def test(self, models: Models, votes: Floats, t: int) -> tuple[Ints, Ints]:
+        """How many of S_c^(t) each client gets right when its models vote by weight, and how many there are."""
+        sizes = self.stream.counts[t]
+        right = np.zeros_like(sizes)
+        used = np.flatnonzero(votes.any(axis=0))
+        rows = np.arange(self.stream.starts[t, 0], self.stream.starts[t, 0] + sizes.sum())
+        owner = np.repeat(np.arange(len(sizes)), sizes)
+        voters = Models(tree_map(lambda leaf: leaf[used], models.params), tuple(models.ids[m] for m in used))
+        predicted = self.per_row(voters, rows, "class").astype(np.int64)  # [m, row]
+        ballots = np.zeros((len(rows), self.stream.n_classes))
+        for k, m in enumerate(used):
+            ballots[np.arange(len(rows)), predicted[k]] += votes[owner, m]
+        np.add.at(right, owner, ballots.argmax(axis=1) == self.stream.y[rows])
+        return right, sizes
+
+
+class TimeStep(ABC):
+    """The Federation at time tau; it lives as long as the optimiser moments do: one time step."""
+
+    def __init__(self, engine: Engine, tau: int) -> None:
+        stream = engine.stream
+        if not 0 <= tau < stream.n_steps:
+            raise ConfigError(f"tau must be in 0..{stream.n_steps - 1}, got {tau}")
+        self._engine = engine
+        self.tau = tau
+        self.n_clients = stream.n_clients
+        self.counts: Ints = stream.counts[: tau + 1]
+        self.reachable: Bools = np.ones(self.n_clients, dtype=bool)
+        self.concepts: Ints | None = None if stream.concepts is None else stream.concepts[: tau + 1]
+        self.local = engine.local
+        self.sent: Ints = np.zeros(self.n_clients, dtype=np.int64)  # models to and from each client so far
+        self.round = 0  # rounds trained so far
+        self._scored: set[tuple[int, int]] = set()  # (client, model id) that travelled for scoring and is unchanged
+
+    def key(self, purpose: str, *names: int) -> rng.Words:
+        return rng.derive(self._engine.seed, purpose, self.tau, *names)
+
+    def fresh(self, n: int = 1, distinct: bool = False) -> Models:
+        seed, init = self._engine.seed, self._engine.net.init
+        one = [init(rng.derive(seed, "init", i if distinct else 0)) for i in range(n)]
+        return Models(tree_map(lambda *leaves: np.stack(leaves), *one), tuple(range(n)))
+
+    def evaluate(self, models: Models, metric: Metric = "error") -> Floats:
+        loss = np.full((self.n_clients, len(models)), np.nan)
+        clients = np.flatnonzero(self.reachable & (self.counts[self.tau] > 0))
+        self._count_scoring(clients, models)
+        cells = [self._rows(self.tau, int(c)) for c in clients]
+        loss[clients] = (self._sums(models, cells, metric) / self.counts[self.tau, clients]).T
+        return loss
+
+    def cross_evaluate(self, models: Models, w: Floats, metric: Metric = "error") -> Floats:
+        w = self._checked(w, models)
+        used = (w > 0).any(axis=2) & (self.counts > 0) & self.reachable
+        cells = np.argwhere(used)
+        self._count_scoring(np.unique(cells[:, 1]), models)
+        samples = [self._sample(t, c) for t, c in cells]
+        sums = self._sums(models, samples, metric)
+        sizes = np.array([len(s) for s in samples])
+        mass = w[used] * self.counts[used][:, None]  # [cell, j]
+        with np.errstate(invalid="ignore"):  # a model without data: 0 / 0
+            L: Floats = ((sums / sizes) @ mass) / mass.sum(axis=0)
+        return L
+
+    def local_updates(self, models: Models, w: Floats, local: Local | None = None) -> Updates:
+        updates = self._lanes(models, self._checked(w, models))
+        self._count_training(updates.client, 1)
+        trained = self._local_updates(models, updates, w, local or self.local)
+        self._scored.clear()
+        self.round += 1
+        return trained
+
+    def train(self, models: Models, w: Floats, rounds: int | None = None, local: Local | None = None) -> Models:
+        local = local or self.local
+        rounds = local.rounds if rounds is None else rounds
+        lanes = self._lanes(models, self._checked(w, models))
+        if not len(lanes.client) or not rounds:
+            return models
+        self._count_training(lanes.client, rounds)
+        trained = self._train(models, lanes, w, rounds, local)
+        self._scored.clear()
+        self.round += rounds
+        return trained
+
+    @abstractmethod
+    def _local_updates(self, models: Models, lanes: Updates, w: Floats, local: Local) -> Updates: ...
+
+    @abstractmethod
+    def _train(self, models: Models, lanes: Updates, w: Floats, rounds: int, local: Local) -> Models: ...
+
+    def _lanes(self, models: Models, w: Floats) -> Updates:
+        """The (client, model) pairs with work: the model is in use at tau and the client has data for it."""
+        in_use = (w[self.tau, self.reachable] > 0).any(axis=0)
+        size = np.einsum("tcm,tc->cm", w, self.counts) * in_use * self.reachable[:, None]
+        m, c = np.nonzero(size.T)  # by model, then client
+        return Updates(None, client=c, model=m, size=size[c, m])
+
+    def _checked(self, w: Floats, models: Models) -> Floats:
+        expected = (self.tau + 1, self.n_clients, len(models))
+        if w.shape != expected:
+            raise ValueError(f"w must have shape (t, c, m) = {expected} at tau = {self.tau}, got {w.shape}")
+        if not (np.isfinite(w).all() and (w >= 0).all()):
+            raise ValueError("w must be finite and not negative")
+        return w
+
+    def _rows(self, t: int, c: int) -> Ints:
+        rows = self._engine.stream.rows(t, c)
+        return np.arange(rows.start, rows.stop)
+
+    def _sample(self, t: int, c: int) -> Ints:
+        rows = self._rows(t, c)
+        if len(rows) > SCORE_ROWS:
+            rows = np.sort(rows[rng.permutation(self.key("score", t, c), len(rows))[:SCORE_ROWS]])
+        return rows
+
+    def _shuffled(self, t: int, c: int) -> Ints:
+        rows = self._rows(t, c)
+        return rows[sampling.shuffled(self._engine.seed, self.tau, t, c, len(rows))]
+
+    def _sums(self, models: Models, cells: Sequence[Ints], metric: Metric) -> Floats:
+        """[m, cell]: mistakes, or losses added up, over the rows of each cell."""
+        if metric not in ("error", "loss"):
+            raise ConfigError(f"metric must be error or loss, got {metric!r}")
+        if not cells:
+            return np.zeros((len(models), 0))
+        values = self._engine.per_row(models, np.concatenate(cells), metric).astype(np.float64)
+        starts = np.cumsum([0, *(len(rows) for rows in cells[:-1])])
+        return np.add.reduceat(values, starts, axis=1)
+
+    def _count_scoring(self, clients: Ints, models: Models) -> None:
+        for c in clients:
+            new = {(int(c), i) for i in models.ids} - self._scored
+            self.sent[c] += len(new)
+            self._scored |= new
+
+    def _count_training(self, clients: Ints, rounds: int) -> None:
+        np.add.at(self.sent, clients, 2 * rounds)  # down and up

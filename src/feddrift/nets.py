@@ -1,0 +1,59 @@
+"""Nets as pairs of functions, and the loss they train on."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax.nn import logsumexp, relu
+
+from feddrift import rng
+from feddrift.types import Net, Params, Stream
+
+
+@cache  # one net, one compiled program, however many runs a process makes
+def mlp(features: int, hidden: int, classes: int) -> Net:
+    """A perceptron with one hidden layer, initialised as PyTorch's nn.Linear: U(-1/sqrt(fan_in), 1/sqrt(fan_in)).
+
+    >>> net = mlp(2, 4, 2)
+    >>> {k: v.shape for k, v in net.init(rng.derive(0, "init")).items()}
+    {'W1': (2, 4), 'b1': (4,), 'W2': (4, 2), 'b2': (2,)}
+    """
+
+    shapes = {
+        "W1": (features, (features, hidden)), "b1": (features, (hidden,)),
+        "W2": (hidden, (hidden, classes)), "b2": (hidden, (classes,)),
+    }  # fmt: skip
+
+    def init(key: rng.Words) -> Params:
+        params = {}
+        for i, (name, (fan_in, shape)) in enumerate(shapes.items()):
+            leaf_key = rng.threefry2x32(key, (np.uint32(i), np.uint32(1)))
+            params[name] = rng.uniform(leaf_key, shape, -(fan_in**-0.5), fan_in**-0.5)
+        return params
+
+    def apply(params: Params, x: Any) -> Any:
+        x = x.reshape(len(x), -1)
+        return relu(x @ params["W1"] + params["b1"]) @ params["W2"] + params["b2"]
+
+    return Net(init, apply)
+
+
+def default_net(stream: Stream) -> Net:
+    """The paper's d-2d-C perceptron for this stream."""
+    d = int(np.prod(stream.x.shape[1:]))
+    return mlp(d, 2 * d, stream.n_classes)
+
+
+def cross_entropy(logits: Any, y: Any) -> Any:
+    """The loss of each example."""
+    return logsumexp(logits, axis=-1) - jnp.take_along_axis(logits, y[:, None], axis=-1)[:, 0]
+
+
+def batch_loss(net: Net, params: Params, x: Any, y: Any, n: Any) -> Any:
+    """Mean loss over a minibatch drawn from a cell of n rows: where n < B, its last B - n rows are repeats."""
+    losses = cross_entropy(net.apply(params, x), y)
+    real = jnp.minimum(n, len(losses))
+    return jnp.where(jnp.arange(len(losses)) < real, losses, 0.0).sum() / real

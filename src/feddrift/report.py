@@ -1,0 +1,246 @@
+"""What records say: accuracies, models sent and how well the clusters match the concepts, over seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from feddrift.record import Record, configuration
+from feddrift.types import Bools, Ints
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The numbers of one run; accuracies in percent, None where nothing can be said."""
+
+    omitting_drifts: float | None
+    including_drifts: float | None
+    models_sent: int
+    models_sent_ratio: float | None  # relative to Oblivious, 2 R P T
+    models_final: int | None
+    ari: float | None
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and sample standard deviation over seeds; one seed has no deviation."""
+
+    mean: float
+    std: float | None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The numbers of one configuration over its seeds; None where nothing can be said."""
+
+    stream: str
+    algorithm: str
+    settings: Mapping[str, Any]
+    overrides: Mapping[str, Any]
+    seeds: tuple[int, ...]
+    omitting_drifts: Spread | None
+    including_drifts: Spread | None
+    models_sent: float
+    models_sent_ratio: float
+    models_final: float
+    ari: float | None
+
+
+def adjusted_rand(a: npt.ArrayLike, b: npt.ArrayLike) -> float:
+    """How far two groupings of the same things agree: 1 for the same groups, about 0 for chance.
+
+    >>> adjusted_rand([0, 0, 1, 1], [7, 7, 4, 4]), adjusted_rand([0, 0, 1, 1], [0, 1, 0, 1])
+    (1.0, -0.5)
+    """
+    _, i = np.unique(np.asarray(a).reshape(-1), return_inverse=True)
+    _, j = np.unique(np.asarray(b).reshape(-1), return_inverse=True)
+    table = np.zeros((i.max() + 1, j.max() + 1))
+    np.add.at(table, (i, j), 1)
+
+    def pairs(n: npt.NDArray[np.float64]) -> float:
+        return float((n * (n - 1) / 2).sum())
+
+    both, in_a, in_b = pairs(table), pairs(table.sum(axis=1)), pairs(table.sum(axis=0))
+    total = pairs(table.sum(keepdims=True))
+    chance, highest = in_a * in_b, total * (in_a + in_b) / 2  # all times total: whole numbers, no rounding
+    return 1.0 if highest == chance else (total * both - chance) / (highest - chance)
+
+
+def lineage(record: Record) -> Ints:
+    """The model in use [t, c], a model that was merged later replaced by what it became part of."""
+    ids = record.rows.model.copy()
+    for event in record.events:
+        if event["event"] == "merged":
+            past = ids[: event["t"] + 1]
+            past[past == event["model"]] = event["cause"]["into"]
+    return ids
+
+
+def scores(record: Record) -> Scores:
+    """The numbers of one run, over the time steps it has."""
+    rows = record.rows
+    stable = (rows.concept == rows.next_concept) & (rows.concept >= 0)
+    sent = int(rows.models_sent.sum())
+    oblivious = 2 * record.header["local"]["rounds"] * rows.models_sent.size
+    truth = rows.concept.copy()
+    for concept in sorted(record.header["same"], key=int, reverse=True):  # high to low: chains resolve, too
+        truth[truth == int(concept)] = record.header["same"][concept]
+    known = truth >= 0
+    return Scores(
+        omitting_drifts=_percent(record, stable),
+        including_drifts=_percent(record, np.ones_like(stable)),
+        models_sent=sent,
+        models_sent_ratio=sent / oblivious if oblivious else None,
+        models_final=int(rows.n_models[-1].max()) if rows.steps else None,
+        ari=adjusted_rand(lineage(record)[known], truth[known]) if known.any() else None,
+    )
+
+
+def finished(records: Iterable[Record]) -> list[Record]:
+    """The complete runs, in order; of the same run twice only the one started last."""
+    latest: dict[tuple[str, int], Record] = {}
+    for record in records:
+        if record.status == "complete":
+            key = configuration(record.header), record.header["seed"]
+            if key not in latest or _started(record) >= _started(latest[key]):
+                latest[key] = record
+    return list(latest.values())
+
+
+def unfinished(records: Iterable[Record]) -> list[Record]:
+    """The runs that summaries leave out."""
+    return [record for record in records if record.status != "complete"]
+
+
+def grouped(records: Iterable[Record]) -> list[list[Record]]:
+    """The finished runs by configuration, each group by seed."""
+    groups: dict[str, list[Record]] = {}
+    for record in finished(records):
+        groups.setdefault(configuration(record.header), []).append(record)
+    return [sorted(group, key=lambda r: int(r.header["seed"])) for group in groups.values()]
+
+
+def summarise(records: Iterable[Record]) -> list[Summary]:
+    """One summary per configuration of the finished runs: by stream, algorithms in the order of appearance."""
+    groups = grouped(records)
+    order = list(dict.fromkeys(group[0].header["algorithm"] for group in groups))
+    groups.sort(key=lambda group: (group[0].header["stream"], order.index(group[0].header["algorithm"])))
+    return [_summary(group) for group in groups]
+
+
+def to_json(summaries: Iterable[Summary]) -> list[dict[str, Any]]:
+    """Summaries as JSON values; settings hold the overrides, too."""
+    objects = []
+    for summary in summaries:
+        values = asdict(summary)
+        overrides = values.pop("overrides")
+        objects.append({**values, "settings": values["settings"] | overrides, "seeds": list(summary.seeds)})
+    return objects
+
+
+def table(summaries: Sequence[Summary]) -> Table:
+    """Summaries for people; sent is relative to Oblivious, models are those at the end, ARI the adjusted Rand index."""
+    grid = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0)  # narrow: eight columns in a terminal of 80
+    grid.add_column("stream", no_wrap=True)
+    grid.add_column("algorithm", min_width=16)  # with its settings, which wrap
+    for name in ("seeds", "omitting\ndrifts, %", "including\ndrifts, %", "sent", "models", "ARI"):
+        grid.add_column(name, justify="right", no_wrap=True)
+    different = differences([(s.stream, s.algorithm, {**s.settings, **s.overrides}) for s in summaries])
+    for summary, differs in zip(summaries, different, strict=True):
+        delta = {"delta": summary.settings["delta"]} if "delta" in summary.settings else {}
+        cells = (
+            summary.stream,
+            " ".join(filter(None, [summary.algorithm, describe({**delta, **summary.overrides, **differs})])),
+            _ranges(summary.seeds),
+            _spread(summary.omitting_drifts),
+            _spread(summary.including_drifts),
+            f"{summary.models_sent_ratio:.2f}x",
+            f"{summary.models_final:.3g}",
+            "-" if summary.ari is None else f"{summary.ari:.2f}",
+        )
+        grid.add_row(*(Text(cell) for cell in cells))  # as Text: a name may hold [brackets]
+    return grid
+
+
+def differences(configurations: Sequence[tuple[str, str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Of each (stream, algorithm, settings), the settings that differ within the same stream and algorithm.
+
+    >>> differences([("sine-2", "FedDrift", {"delta": 0.1, "init": i}) for i in ("warm", "fresh")])
+    [{'init': 'warm'}, {'init': 'fresh'}]
+    """
+    result = []
+    for stream, algorithm, settings in configurations:
+        peers = [s for other, name, s in configurations if (other, name) == (stream, algorithm)]
+        result.append({k: v for k, v in settings.items() if any(k not in p or p[k] != v for p in peers)})
+    return result
+
+
+def describe(settings: Mapping[str, Any]) -> str:
+    """Settings as one line.
+
+    >>> describe({"delta": 0.1, "init": "warm", "max_models": None})
+    'delta=0.1, init=warm, max_models=none'
+    """
+    return ", ".join(f"{key}={'none' if value is None else value}" for key, value in settings.items())
+
+
+def _percent(record: Record, cells: Bools) -> float | None:
+    values = record.rows.accuracy[cells & ~np.isnan(record.rows.accuracy)]
+    return 100 * float(values.mean()) if values.size else None
+
+
+def _started(record: Record) -> float:
+    return datetime.fromisoformat(record.header["started"]).timestamp()
+
+
+def _summary(group: Sequence[Record]) -> Summary:
+    header, runs = group[0].header, [scores(record) for record in group]
+
+    def spread(name: str) -> Spread | None:
+        values = [value for run in runs if (value := getattr(run, name)) is not None]
+        if not values:
+            return None
+        return Spread(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None)
+
+    def mean(name: str) -> float:
+        return float(np.mean([getattr(run, name) for run in runs]))
+
+    ari = spread("ari")
+    return Summary(
+        stream=header["stream"],
+        algorithm=header["algorithm"],
+        settings=header["settings"],
+        overrides=header["overrides"],
+        seeds=tuple(record.header["seed"] for record in group),
+        omitting_drifts=spread("omitting_drifts"),
+        including_drifts=spread("including_drifts"),
+        models_sent=mean("models_sent"),
+        models_sent_ratio=mean("models_sent_ratio"),
+        models_final=mean("models_final"),
+        ari=ari.mean if ari else None,
+    )
+
+
+def _spread(value: Spread | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value.mean:.2f}" + ("" if value.std is None else f" ± {value.std:.2f}")
+
+
+def _ranges(seeds: Sequence[int]) -> str:
+    """0, 1, 2, 5 as 0-2, 5."""
+    runs: list[list[int]] = []
+    for seed in seeds:
+        if runs and seed == runs[-1][-1] + 1:
+            runs[-1].append(seed)
+        else:
+            runs.append([seed])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

@@ -1,0 +1,70 @@
+"""Keys, not sequences: every random number is a function of what it is for.
+
+A number is derived from (seed, purpose, tau, client, ...) with Threefry-2x32 (Salmon et al., "Parallel random
+numbers: as easy as 1, 2, 3", SC 2011). Only additions, xors and rotations of 32-bit words are needed, so the one
+function below serves NumPy and JAX arrays alike and every engine draws the same numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Words = tuple[Any, Any]  # two uint32 arrays of one shape, NumPy or JAX
+
+# What a number is for. The values are part of every result: never renumber, only append.
+PURPOSES = {"init": 1, "shuffle": 2, "batch": 3, "score": 4, "ties": 5, "survivor": 6, "data": 7, "pattern": 8}
+
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+
+
+def threefry2x32(key: Words, counter: Words) -> Words:
+    """Twenty rounds of Threefry-2x32 on arrays of 32-bit words."""
+    k0, k1 = key
+    ks = (k0, k1, k0 ^ k1 ^ np.uint32(0x1BD11BDA))
+    with np.errstate(over="ignore"):  # wrapping is the point; NumPy warns about it for scalars
+        x0, x1 = counter[0] + ks[0], counter[1] + ks[1]
+        for block in range(5):
+            for r in _ROTATIONS[block % 2]:
+                x0 = x0 + x1
+                x1 = ((x1 << r) | (x1 >> (32 - r))) ^ x0
+            x0 = x0 + ks[(block + 1) % 3]
+            x1 = x1 + ks[(block + 2) % 3] + np.uint32(block + 1)
+    return x0, x1
+
+
+def derive(seed: int, purpose: str, *names: npt.ArrayLike) -> Words:
+    """The key of (seed, purpose, names...); names may be arrays of non-negative integers and broadcast."""
+    key: Words = (np.uint32(seed & 0xFFFFFFFF), np.uint32((seed >> 32) & 0xFFFFFFFF))
+    for position, name in enumerate((PURPOSES[purpose], *names)):
+        key = threefry2x32(key, (np.asarray(name).astype(np.uint32), np.uint32(position)))
+    return key
+
+
+def bits(key: Words, n: int) -> npt.NDArray[np.uint32]:
+    """n words from one key."""
+    pairs = np.arange((n + 1) // 2, dtype=np.uint32)
+    return np.stack(threefry2x32(key, (pairs, np.zeros_like(pairs))), axis=1).reshape(-1)[:n]
+
+
+def unit(words: Any) -> Any:
+    """Words as float32 in [0, 1): the top 24 bits, so the conversion is exact in every array library."""
+    return (words >> 8).astype(np.float32) * np.float32(2.0**-24)
+
+
+def uniform(key: Words, shape: tuple[int, ...], low: float = 0.0, high: float = 1.0) -> npt.NDArray[np.float32]:
+    """Uniform float32 in [low, high)."""
+    u = unit(bits(key, int(np.prod(shape, dtype=int)))).reshape(shape)
+    return np.asarray(np.float32(low) + np.float32(high - low) * u, dtype=np.float32)
+
+
+def permutation(key: Words, n: int) -> npt.NDArray[np.int64]:
+    """A random order of 0..n-1."""
+    return np.argsort(bits(key, n), kind="stable")
+
+
+def choice(key: Words, n: int) -> int:
+    """One of 0..n-1."""
+    return int(unit(bits(key, 1))[0] * n)

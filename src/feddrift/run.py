@@ -1,0 +1,78 @@
+"""Test-then-train over time: the loop that runs any algorithm on any stream and engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from feddrift.engines import engine as find_engine
+from feddrift.nets import default_net
+from feddrift.types import Algorithm, Bools, Event, Floats, Ints, Local, Net, State, Stream
+
+
+@dataclass(frozen=True)
+class Step:
+    """What happened in one time step."""
+
+    tau: int
+    state: State
+    accuracy: Floats  # [c], on the data of tau + 1; NaN without any
+    tested: Ints  # [c], how many examples that was
+    sent: Ints  # [c], models to and from each client
+    events: tuple[Event, ...]
+
+    @property
+    def model(self) -> Ints:
+        """[c], the id of the model each client uses (the heaviest vote)."""
+        ids: Ints = np.asarray(self.state.models.ids)
+        return ids[self.state.votes.argmax(axis=1)]
+
+    @property
+    def drifted(self) -> Bools:
+        """[c], where an alarm was raised."""
+        return np.zeros(len(self.tested), dtype=bool) if self.state.drifted is None else self.state.drifted
+
+
+def run(
+    stream: Stream,
+    algorithm: Algorithm,
+    *,
+    net: Net | None = None,
+    engine: str = "simulator",
+    local: Local | None = None,
+    seed: int = 0,
+) -> Iterator[Step]:
+    """Train on the data of tau, test on those of tau + 1, for tau = 0, 1, ...; yields each step as it is done."""
+    clients = find_engine(engine)(stream, net or default_net(stream), local or stream.local, seed)
+    state = algorithm.init(clients.at(0))
+    for tau in range(stream.n_steps):
+        fed = clients.at(tau)
+        before, state = state, algorithm.step(state, fed)
+        right, tested = clients.test(state.models, state.votes, tau + 1)
+        accuracy = np.divide(right, tested, out=np.full(len(tested), np.nan), where=tested > 0)
+        yield Step(tau, state, accuracy, tested, fed.sent, lineage(before, state))
+
+
+def lineage(before: State, after: State) -> tuple[Event, ...]:
+    """The algorithm's own events, and the models that fell out of use or came back into it."""
+
+    def used(state: State) -> set[int]:
+        ids = np.asarray(state.models.ids)
+        return {int(i) for i in ids[(state.w[-1:] > 0).any(axis=(0, 1))]}
+
+    told = {e.model for e in after.events if e.kind != "created"} | {
+        e.cause["into"] for e in after.events if e.kind == "merged"
+    }
+    old, new = set(before.models.ids), set(after.models.ids)
+    was, now = used(before), used(after)
+    events = list(after.events)
+    if len(before.w):
+        for i in sorted((was - now) - told):
+            reason = "no client uses it" if i in new else "deleted"
+            events.append(Event("retired", i, {"reason": reason}))
+        for i in sorted((now - was) & old - told):
+            clients = np.flatnonzero(after.w[-1, :, after.models.ids.index(i)])
+            events.append(Event("revived", i, {"clients": clients.tolist()}))
+    return tuple(events)

@@ -1,0 +1,41 @@
+"""The one sampler: a local step draws a cell t in proportion to w[t, c, m] N[t, c], then B rows of it.
+
+Each cell is shuffled once per time step under its own key, and a minibatch is a window of B rows of that order
+at a random start, wrapping round: B distinct rows, every set equally likely, for one pair of random words per step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from feddrift import rng
+from feddrift.types import Floats, Ints
+
+
+def shuffled(seed: int, tau: int, t: int, c: int, n: int) -> Ints:
+    """The order in which time step tau walks through the n rows of cell (t, c)."""
+    return rng.permutation(rng.derive(seed, "shuffle", tau, t, c), n)
+
+
+def chances(w: Floats, counts: Ints) -> npt.NDArray[np.float32]:
+    """Cumulative probability of each cell t, for draws by `pick`: w[..., t] and counts[..., t] of one lane or many."""
+    mass = w * counts
+    cumulative = np.cumsum(mass, axis=-1) / mass.sum(axis=-1, keepdims=True)
+    # Rounding must not leave a chance to the cells after the last one with mass.
+    remaining = np.flip(np.cumsum(np.flip(mass, axis=-1), axis=-1), axis=-1) - mass
+    return np.where(remaining > 0, cumulative, 1.0).astype(np.float32)
+
+
+def step_words(key: rng.Words, round: Any, steps: Any) -> rng.Words:
+    """Two random words per local step, from a lane's key (NumPy or JAX)."""
+    return rng.threefry2x32(key, (round, steps))
+
+
+def pick(words: rng.Words, cumulative: Any, counts: Any, xp: Any) -> tuple[Any, Any]:
+    """The cell t and the start row in it, from two words per step; cumulative and counts have an axis t at the end."""
+    t = (rng.unit(words[0])[..., None] >= cumulative).sum(axis=-1)
+    n = xp.take_along_axis(xp.broadcast_to(counts, (*t.shape, counts.shape[-1])), t[..., None], axis=-1)[..., 0]
+    return t, (words[1] % n.astype(np.uint32)).astype(np.int32)

@@ -1,0 +1,159 @@
+"""The lines of a record: one header, then each time step's events and rows, then an end."""
+
+from __future__ import annotations
+
+import json
+import math
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field, TypeAdapter, ValidationError
+
+from feddrift.errors import DataError
+
+SCHEMA = 1
+
+Status = Literal["complete", "interrupted", "failed"]
+Whole = Annotated[int, Field(ge=0, lt=2**63)]
+Positive = Annotated[int, Field(ge=1, lt=2**63)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True)
+class HeaderLine:
+    """What was run, and on what."""
+
+    kind: Literal["header"]
+    schema: Literal[1]
+    stream: str
+    algorithm: str
+    settings: dict[str, Any]  # the algorithm's hyper-parameters, resolved
+    overrides: dict[str, Any]  # run options that differ from the stream's own: rounds, pattern, engine, ...
+    seed: Whole
+    local: dict[str, Any]  # the fields of types.Local
+    engine: str
+    n_steps: Positive  # T
+    n_clients: Positive  # P
+    clients: list[str]
+    concepts: list[list[Whole]] | None  # [T + 1][c]; null without ground truth
+    same: dict[str, Whole]  # concept -> the lower id it is equal to
+    versions: dict[str, str]
+    device: str
+    started: str  # ISO time
+
+    def __post_init__(self) -> None:
+        datetime.fromisoformat(self.started)
+        if type(self.local.get("rounds")) is not int or self.local["rounds"] < 1:
+            raise ValueError("local must say its rounds, at least 1")
+        if not all(concept.isdecimal() for concept in self.same):
+            raise ValueError("same must map concept ids")
+        if len(self.clients) != self.n_clients:
+            raise ValueError(f"clients must be {self.n_clients} names")
+        if self.concepts is not None and [len(r) for r in self.concepts] != [self.n_clients] * (self.n_steps + 1):
+            raise ValueError(f"concepts must be {self.n_steps + 1} rows of {self.n_clients} clients")
+
+
+@dataclass(frozen=True)
+class EventLine:
+    """A turn in the life of a model at time t."""
+
+    kind: Literal["event"]
+    t: Whole
+    event: Literal["created", "merged", "retired", "revived"]
+    model: Whole
+    cause: dict[str, Any]  # of a merge: at least into, a model, and distance
+
+    def __post_init__(self) -> None:
+        into, distance = self.cause.get("into"), self.cause.get("distance")
+        if self.event == "merged" and not (type(into) is int and type(distance) in (int, float)):
+            raise ValueError("the cause of a merge must say into which model and at what distance")
+
+
+@dataclass(frozen=True)
+class RowLine:
+    """What client c had at time t."""
+
+    kind: Literal["row"]
+    t: Whole
+    c: Whole
+    accuracy: Share | None  # on the data of t + 1; null without any
+    tested: Whole  # test examples
+    concept: Whole | None  # of the training cell; null without ground truth
+    next_concept: Whole | None  # of the test cell
+    model: Whole  # the id in use
+    n_models: Whole
+    drift: bool  # an alarm was raised
+    models_sent: Whole  # to and from this client during this step
+
+
+@dataclass(frozen=True)
+class EndLine:
+    """How the run ended; a record without an end is unfinished: still running, or killed."""
+
+    kind: Literal["end"]
+    status: Status
+    seconds: Seconds
+
+
+_LINE: TypeAdapter[Any] = TypeAdapter(
+    Annotated[HeaderLine | EventLine | RowLine | EndLine, Field(discriminator="kind")]
+)
+
+
+def dump(line: Mapping[str, Any]) -> str:
+    """A line as text with its newline; numbers that are not finite become null.
+
+    >>> dump({"kind": "row", "t": np.int64(3), "accuracy": float("nan")})
+    '{"kind": "row", "t": 3, "accuracy": null}\\n'
+    """
+    return json.dumps(plain(line)) + "\n"
+
+
+def plain(value: Any) -> Any:
+    """The JSON value of NumPy arrays and scalars, mappings and tuples; numbers that are not finite become None."""
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def parse(text: str | bytes, where: str) -> dict[str, Any]:
+    """A line as a dictionary, after checking its keys and types."""
+    try:
+        _LINE.validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(str(part) for part in first["loc"][1:])
+        reason = first["msg"].removeprefix("Value error, ")
+        got = "" if first["type"] in ("missing", "value_error") else f", got {reprlib.repr(first['input'])}"
+        raise DataError(f"{where}: {key + ': ' if key else ''}{reason[0].lower() + reason[1:]}{got}") from None
+    line: dict[str, Any] = json.loads(text)
+    return line
+
+
+def is_json(text: bytes) -> bool:
+    """Whether a line is whole: no beginning of a JSON object is JSON itself."""
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def check_order(line: Mapping[str, Any], header: Mapping[str, Any], n_rows: int, where: str) -> None:
+    """Whether a line may follow a header and so many rows: whole time steps in order, clients in order."""
+    (t, c), steps = divmod(n_rows, header["n_clients"]), header["n_steps"]
+    if line["kind"] == "end":
+        if line["status"] == "complete" and (t, c) != (steps, 0):
+            raise DataError(f"{where}: complete means {steps} time steps, got {t}")
+    elif t >= steps or line["t"] != t or (c > 0 and line["kind"] == "event") or line.get("c", c) != c:
+        got = f"{line['kind']} of time {line['t']}" + (f", client {line['c']}" if "c" in line else "")
+        raise DataError(f"{where}: expected time {t}, client {c} of {steps} time steps, got the {got}")

@@ -1,0 +1,84 @@
+"""Streams by name: the paper's, or a folder of your own files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from feddrift.errors import ConfigError, unknown
+from feddrift.streams import folder, mnist, patterns, synthetic
+from feddrift.types import Ints, Stream
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One stream of the catalogue."""
+
+    summary: str
+    family: str
+    n_concepts: int
+    pattern: str  # the paper's; R stands for R0 to R4, turn by turn with the seed
+    make: Callable[[str, Ints, str | Path | None], Stream]  # of name, concepts, data directory
+
+
+STREAMS: dict[str, Entry] = {
+    "sine-2": Entry("above or below a sine curve; the labels swap", "sine", 2, "Y", synthetic.sine),
+    "circle-2": Entry("inside or outside a circle; the circle moves and grows", "circle", 2, "Y", synthetic.circle),
+    "sea-2": Entry("a plane that shifts, 10 % noise; 2 concepts", "sea", 4, "Y", synthetic.sea),
+    "sea-4": Entry("a plane that shifts, 10 % noise; 4 concepts, B and D alike", "sea", 4, "F", synthetic.sea),
+    "sea-2-text": Entry("sea-2 with the paper's printed planes", "sea", 4, "Y", synthetic.sea_text),
+    "sea-4-text": Entry("sea-4 with the paper's printed planes, all distinct", "sea", 4, "F", synthetic.sea_text),
+    "mnist-2": Entry("digits; the labels of 1 and 2 swap", "mnist", 4, "Y", mnist.swapped),
+    "mnist-4": Entry("digits; the labels of 1 and 2, 3 and 4, or 5 and 6 swap", "mnist", 4, "F", mnist.swapped),
+    "mnist-r": Entry("mnist-4 with random drifts every 2 steps, by seed", "mnist", 4, "R", mnist.swapped),
+    "mnist-l-4": Entry("digits; each concept shows only 2 of them", "mnist", 4, "F", mnist.label_shift),
+}
+
+
+def stream(
+    name: str,
+    *,
+    seed: int = 0,
+    pattern: str | None = None,
+    data_dir: str | Path | None = None,
+    label: str = "label",
+) -> Stream:
+    """The stream called `name`, or the CSV or NPZ files under DIR for ``folder:DIR``.
+
+    >>> s = stream("sine-2")
+    >>> s.n_steps, s.n_clients, s.cell(0, 0)[0].shape
+    (10, 10, (500, 2))
+    """
+    kind, _, directory = name.partition(":")
+    if kind == "folder":
+        if pattern is not None:
+            raise ConfigError(f"{name} brings its own drift: pattern must be left out, got {pattern!r}")
+        return folder.load(directory, label=label)
+    if label != "label":
+        raise ConfigError(f"label names a column of folder:DIR, so it must be left out for {name}, got {label!r}")
+    spec = default_pattern(name, seed) if pattern is None else pattern
+    entry, concepts = _entry(name), patterns.pattern(spec, seed)
+    if concepts.max() >= entry.n_concepts:
+        legal = "0 and 1" if entry.n_concepts == 2 else f"0 to {entry.n_concepts - 1}"
+        raise ConfigError(f"pattern {spec} uses concept {concepts.max()}, but {entry.family} has concepts {legal}")
+    return entry.make(name, concepts, data_dir)
+
+
+def default_pattern(name: str, seed: int = 0) -> str:
+    """The pattern the paper runs this stream with.
+
+    >>> default_pattern("sine-2"), default_pattern("mnist-r", seed=7)
+    ('Y', 'R2')
+    """
+    spec = _entry(name).pattern
+    return f"R{seed % 5}" if spec == "R" else spec
+
+
+def _entry(name: str) -> Entry:
+    if name not in STREAMS:
+        raise unknown("stream", name, [*STREAMS, "folder:DIR"])
+    return STREAMS[name]
+
+
+__all__ = ["STREAMS", "Entry", "default_pattern", "stream"]

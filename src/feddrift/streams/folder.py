@@ -1,0 +1,218 @@
+"""Your own data: DIR/client_<name>/step_<t>.csv or .npz, and perhaps DIR/classes.txt."""
+
+from __future__ import annotations
+
+import csv
+import logging
+import math
+import re
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from feddrift.errors import DataError
+from feddrift.types import Stream
+
+LARGE = 100.0  # features beyond it hardly train with the usual step sizes
+
+_STEP = re.compile(r"step_([0-9]+)\.(csv|npz)")
+_WHOLE = re.compile(r"([+-]?[0-9]+)(\.0*)?")  # many programs write 3 as 3.0 in a column with gaps
+
+_log = logging.getLogger("feddrift")
+
+
+@dataclass(frozen=True)
+class _File:
+    path: Path
+    columns: tuple[str, ...]  # names of the features; an .npz has none
+    x: npt.NDArray[np.float32]
+    labels: list[str]
+    lines: Sequence[int]
+
+    def place(self, i: int) -> str:
+        return f"{self.path}, {'example' if self.path.suffix == '.npz' else 'line'} {self.lines[i]}"
+
+
+class _Label(NamedTuple):
+    text: str
+    value: int | str
+    place: str
+
+
+def load(directory: str | Path, label: str = "label") -> Stream:
+    """The stream of DIR/client_<name>/step_<t>.csv or .npz; its last time step only tests."""
+    root = Path(directory).expanduser()
+    if not str(directory) or not root.is_dir():
+        raise DataError(f"'{directory}' is not a directory, expected one with files client_<name>/step_<t>.csv or .npz")
+    clients = {path: _steps(path) for path in sorted(root.glob("client_?*"), key=_natural) if path.is_dir()}
+    if not clients:
+        raise DataError(f"{root} has no clients, expected folders client_<name> with files step_<t>.csv or .npz")
+    times = sorted({t for steps in clients.values() for t in steps})
+    if len(times) < 2:
+        raise DataError(f"{root} has {len(times)} time steps, but at least 2 are needed: to train, then to test")
+    files: dict[tuple[int, Path], _File] = {}
+    first: _File | None = None
+    for client, steps in clients.items():
+        for t, path in steps.items():
+            files[t, client] = _read(path, label, first)
+            first = first or files[t, client]
+    largest = max(float(np.abs(file.x).max(initial=0.0)) for file in files.values())
+    if largest > LARGE:
+        _log.warning("%s: features reach %g; scale them to about -1 to 1, or training may fail", root, largest)
+    classes, index = _classes(root / "classes.txt", files.values())
+    cells = {key: (file.x, [index[text] for text in file.labels]) for key, file in files.items()}
+    return Stream.from_arrays(
+        [[cells.get((t, client)) for client in clients] for t in times],
+        name=f"folder:{root.resolve().name}",
+        n_classes=classes,
+        clients=[client.name.removeprefix("client_") for client in clients],
+    )
+
+
+def _natural(path: Path) -> tuple[list[str | int], str]:
+    parts = re.split(r"([0-9]+)", path.name)
+    return [int(part) if i % 2 else part for i, part in enumerate(parts)], path.name
+
+
+def _steps(client: Path) -> dict[int, Path]:
+    steps: dict[int, Path] = {}
+    for path in sorted(client.iterdir()):
+        if path.name.startswith("."):
+            continue
+        match = _STEP.fullmatch(path.name)
+        if match is None:
+            raise DataError(f"{path}: expected a name like step_<number>.csv or step_<number>.npz")
+        other = steps.setdefault(int(match[1]), path)
+        if other != path:
+            raise DataError(f"{other} and {path.name} are the same time step, keep one of them")
+    return steps
+
+
+def _read(path: Path, label: str, first: _File | None) -> _File:
+    if first and path.suffix != first.path.suffix:
+        raise DataError(f"{path}: all files must be of one kind, and {first.path} is a {first.path.suffix}")
+    try:
+        return _read_csv(path, label, first) if path.suffix == ".csv" else _read_npz(path, first)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+
+
+def _read_csv(path: Path, label: str, first: _File | None) -> _File:
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.reader(file)
+        header = [name.strip() for name in next(reader, [])]
+        numbered = [(reader.line_num, row) for row in reader if row]
+    features = tuple(name for name in header if name != label)
+    columns = first.columns if first else features
+    count, known = Counter(header), set(columns)
+    for name in (label, *columns, *features):
+        if count[name] != 1:
+            raise DataError(f"{path}: expected one column '{name}', got {count[name]} in the header {header}")
+        if first and name not in known and name != label:
+            raise DataError(f"{path}: column '{name}' is not in {first.path}, all files need the same columns")
+    if not columns or "" in header:
+        raise DataError(f"{path}: expected named feature columns beside '{label}', got the header {header}")
+    for line, row in numbered:
+        if len(row) != len(header):
+            raise DataError(f"{path}, line {line}: expected {len(header)} values as in the header, got {len(row)}")
+    where, target = [header.index(name) for name in columns], header.index(label)
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes inf and is refused below
+        x = np.array([[_number(row[i]) for i in where] for _, row in numbered], dtype=np.float64).astype(np.float32)
+    x = x.reshape(len(numbered), len(columns))
+    for i, j in np.argwhere(~np.isfinite(x))[:1]:
+        line, row = numbered[i]
+        raise DataError(f"{path}, line {line}, column '{columns[j]}': expected a number, got {row[where[j]]!r}")
+    return _File(path, columns, x, [row[target].strip() for _, row in numbered], [line for line, _ in numbered])
+
+
+def _read_npz(path: Path, first: _File | None) -> _File:
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:  # np.load alone leaves it open
+            x, y = arrays["x"], arrays["y"]
+    except (KeyError, TypeError, ValueError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{path}: expected an .npz of two plain arrays x and y, without pickled objects") from error
+    if x.ndim < 2 or y.shape != x.shape[:1] or x.dtype.kind not in "biuf" or y.dtype.kind not in "biufU":
+        raise DataError(
+            f"{path}: expected numbers x[n, features] and labels y[n], got {x.dtype} {x.shape} and {y.dtype} {y.shape}"
+        )
+    if first and x.shape[1:] != first.x.shape[1:]:
+        raise DataError(f"{path}: features of shape {x.shape[1:]}, but {first.path} has {first.x.shape[1:]}")
+    with np.errstate(over="ignore"):
+        x = x.astype(np.float32)
+    for bad in np.argwhere(~np.isfinite(x))[:1]:
+        raise DataError(f"{path}, example {bad[0]}: feature {bad[1:].tolist()} is missing or infinite")
+    return _File(path, (), x, [text.strip() for text in y.astype(str).tolist()], range(len(y)))
+
+
+def _number(text: str) -> float:
+    try:
+        return math.nan if "_" in text else float(text)  # Python reads 1_2 as 12, nobody else does
+    except ValueError:
+        return math.nan
+
+
+def _classes(path: Path, files: Iterable[_File]) -> tuple[int, dict[str, int]]:
+    """How many classes there are, and the class of each label as written."""
+    found = [label for file in files for label in _distinct(file.labels, file.place)]
+    if path.exists():
+        order = _listed(path)
+    else:
+        _check_kind(found)
+        order = sorted({label.value for label in found})
+    index = {value: i for i, value in enumerate(order)}
+    for label in found:
+        if label.value not in index:
+            legal = ", ".join(map(str, order[:10])) + (", ..." if len(order) > 10 else "")
+            raise DataError(f"{label.place}: unknown label {label.text!r}, legal by {path.name} are {legal}")
+    return len(order), {label.text: index[label.value] for label in found}
+
+
+def _listed(path: Path) -> list[int | str]:
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").rstrip().splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+    found = _distinct(lines, lambda i: f"{path}, line {i + 1}")
+    _check_kind(found)
+    order = [label.value for label in found]
+    if len(set(order)) < len(lines):
+        raise DataError(f"{path}: {len(lines)} lines name only {len(set(order))} distinct classes")
+    return order
+
+
+def _distinct(texts: Iterable[str], place: Callable[[int], str]) -> list[_Label]:
+    """Every label once, with the place where it first stands."""
+    first: dict[str, int] = {}
+    for i, text in enumerate(texts):
+        first.setdefault(text, i)
+    return [_Label(text, _value(text, place(i)), place(i)) for text, i in first.items()]
+
+
+def _value(text: str, place: str) -> int | str:
+    whole = _WHOLE.fullmatch(text)
+    if whole:
+        return int(whole[1])
+    if text.lower() in ("", "nan"):
+        raise DataError(f"{place}: the label is empty")
+    if not math.isnan(_number(text)):
+        raise DataError(f"{place}: labels are whole numbers or words, got {text}")
+    return text
+
+
+def _check_kind(found: list[_Label]) -> None:
+    words = [label for label in found if isinstance(label.value, str)]
+    numbers = [label for label in found if isinstance(label.value, int)]
+    if words and numbers:
+        odd, kind, rest = (
+            (words[0], "a word", "whole numbers")
+            if len(words) < len(numbers)
+            else (numbers[0], "a whole number", "words")
+        )
+        raise DataError(f"{odd.place}: label {odd.text!r} is {kind}, but other labels are {rest}")

@@ -1,0 +1,304 @@
+"""The whole contract: six small types, explained by one toy algorithm.
+
+At each time step an algorithm decides two arrays and asks a `Federation` for the rest:
+
+- ``w[t, c, m]``: does the batch that client c received at time t train model m, and how strongly;
+- ``votes[c, m]``: whose prediction counts at client c.
+
+Axes are always in the order (t, c, m); time is 0-based. FedAvg that forgets nothing is four lines:
+
+>>> class Toy:
+...     def init(self, fed):
+...         return State(fed.fresh(), w=np.zeros((0, fed.n_clients, 1)), votes=np.ones((fed.n_clients, 1)))
+...     def step(self, state, fed):
+...         w = np.ones((fed.tau + 1, fed.n_clients, 1))
+...         return State(fed.train(state.models, w), w, votes=w[-1])
+>>> from feddrift import run, stream
+>>> steps = list(run(stream("sine-2"), Toy(), local=Local(rounds=1, steps=1)))
+>>> len(steps), steps[0].accuracy.shape
+(10, (10,))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from feddrift.errors import ConfigError, DataError
+from feddrift.rng import Words
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+Params = Any  # nested dicts, lists or tuples of arrays
+Cell = tuple[npt.ArrayLike, npt.ArrayLike]  # x[n, ...], y[n]
+
+Metric = Literal["error", "loss"]
+
+
+@dataclass(frozen=True)
+class Local:
+    """How a client trains: R rounds of K steps on minibatches of B, with step size eta."""
+
+    rounds: int = 100
+    steps: int = 50
+    batch: int = 50
+    lr: float = 1e-2
+    optimizer: Literal["adam", "sgd"] = "adam"  # adam: amsgrad, as PyTorch defines it
+    weight_decay: float = 1e-3  # L2 added to the gradient
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "steps", "batch"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 < self.lr < np.inf:
+            raise ConfigError(f"lr must be above 0, got {self.lr}")
+        if self.optimizer not in ("adam", "sgd"):
+            raise ConfigError(f"optimizer must be adam or sgd, got {self.optimizer!r}")
+        if not 0 <= self.weight_decay < np.inf:
+            raise ConfigError(f"weight_decay must be at least 0, got {self.weight_decay}")
+
+
+@dataclass(frozen=True)
+class Net:
+    """A model's shape: any pair of functions, JAX-traceable.
+
+    ``init(key)`` makes the parameters from a key of two 32-bit words; ``apply(params, x)`` gives the logits
+    ``[n, n_classes]`` of inputs ``x[n, ...]``.
+    """
+
+    init: Callable[[Words], Params]
+    apply: Callable[[Params, Any], Any]
+
+
+@dataclass(frozen=True)
+class Stream:
+    """What every client receives over time: T training steps, and one last row that only tests.
+
+    Cells are stored one after the other, time outer, client inner, so that ``x[rows(t, c)]`` is S_c^(t).
+    """
+
+    name: str
+    x: npt.NDArray[np.float32]
+    y: npt.NDArray[np.int32]
+    counts: Ints  # [T + 1, c], zero is legal
+    n_classes: int
+    concepts: Ints | None = None  # [T + 1, c], the truth: only Oracle and reports may read it
+    same: Mapping[int, int] = field(default_factory=dict)  # concept -> the lower id it is equal to
+    clients: tuple[str, ...] = ()  # names, for people
+    family: str = "own"  # which defaults apply: sine, circle, sea, mnist, ...
+    local: Local = Local()  # the training settings its numbers are published with
+
+    def __post_init__(self) -> None:
+        if self.counts.ndim != 2 or len(self.counts) < 2 or self.counts.shape[1] < 1:
+            raise DataError(f"stream {self.name}: needs at least 2 time steps and 1 client, got {self.counts.shape}")
+        if self.counts.sum() != len(self.x) or len(self.x) != len(self.y):
+            raise DataError(f"stream {self.name}: counts, x and y disagree on the number of examples")
+        if self.concepts is not None and self.concepts.shape != self.counts.shape:
+            raise DataError(
+                f"stream {self.name}: concepts must have shape {self.counts.shape}, got {self.concepts.shape}"
+            )
+        if not self.clients:
+            object.__setattr__(self, "clients", tuple(str(c) for c in range(self.n_clients)))
+        ends = np.cumsum(self.counts.reshape(-1))
+        object.__setattr__(self, "_starts", (ends - self.counts.reshape(-1)).reshape(self.counts.shape))
+
+    @property
+    def n_steps(self) -> int:
+        """T, the number of training steps."""
+        return len(self.counts) - 1
+
+    @property
+    def n_clients(self) -> int:
+        """P."""
+        return int(self.counts.shape[1])
+
+    @property
+    def starts(self) -> Ints:
+        """The first row of each cell."""
+        starts: Ints = self.__dict__["_starts"]
+        return starts
+
+    def rows(self, t: int, c: int) -> slice:
+        """Where S_c^(t) lies in x and y."""
+        start = int(self.starts[t, c])
+        return slice(start, start + int(self.counts[t, c]))
+
+    def cell(self, t: int, c: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]:
+        """S_c^(t)."""
+        rows = self.rows(t, c)
+        return self.x[rows], self.y[rows]
+
+    @classmethod
+    def from_arrays(
+        cls,
+        cells: Sequence[Sequence[Cell | None]],
+        *,
+        name: str = "arrays",
+        n_classes: int | None = None,
+        concepts: npt.ArrayLike | None = None,
+        clients: Sequence[str] = (),
+        local: Local | None = None,
+    ) -> Stream:
+        """Your own data: ``cells[t][c]`` is a pair (x, y), or None where client c received nothing at time t.
+
+        >>> x, y = np.zeros((4, 2)), [0, 1, 1, 0]
+        >>> Stream.from_arrays([[(x, y), None], [(x, y), (x, y)]]).counts.tolist()
+        [[4, 0], [4, 4]]
+        """
+        width = {len(row) for row in cells}
+        if len(width) != 1:
+            raise DataError(f"stream {name}: every time step needs the same clients, got {sorted(width)} of them")
+        xs: list[npt.NDArray[np.float32]] = []
+        ys: list[npt.NDArray[np.int32]] = []
+        counts = np.zeros((len(cells), width.pop()), dtype=np.int64)
+        for t, row in enumerate(cells):
+            for c, cell in enumerate(row):
+                if cell is None:
+                    continue
+                where = f"stream {name}, time {t}, client {clients[c] if clients else c}"
+                x, y = _checked(cell, where)
+                if xs and x.shape[1:] != xs[0].shape[1:]:
+                    raise DataError(f"{where}: features of shape {x.shape[1:]}, elsewhere {xs[0].shape[1:]}")
+                if n_classes is not None and len(y) and y.max() >= n_classes:
+                    raise DataError(f"{where}: unknown label {int(y.max())}, legal are 0 to {n_classes - 1}")
+                xs.append(x)
+                ys.append(y)
+                counts[t, c] = len(x)
+        if not counts.sum():
+            raise DataError(f"stream {name}: no examples at all")
+        y_all = np.concatenate(ys)
+        return cls(
+            name=name,
+            x=np.concatenate(xs),
+            y=y_all,
+            counts=counts,
+            n_classes=n_classes if n_classes is not None else int(y_all.max()) + 1,
+            concepts=None if concepts is None else np.asarray(concepts, dtype=np.int64),
+            clients=tuple(clients),
+            local=local or Local(),
+        )
+
+
+def _checked(cell: Cell, where: str) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]:
+    try:
+        x, labels = np.asarray(cell[0], dtype=np.float32), np.asarray(cell[1], dtype=np.float64)
+    except (TypeError, ValueError):
+        raise DataError(f"{where}: features and labels must be numbers") from None
+    if x.ndim < 2 or labels.shape != x.shape[:1]:
+        raise DataError(
+            f"{where}: expected x of shape [n, features] and y of shape [n], got {x.shape} and {labels.shape}"
+        )
+    if not np.isfinite(x).all():
+        raise DataError(f"{where}: example {int(np.argwhere(~np.isfinite(x))[0][0])} has a missing or infinite feature")
+    whole = np.isfinite(labels) & (labels >= 0) & (labels < 2**31) & (labels == np.floor(labels))
+    if not whole.all():
+        raise DataError(f"{where}: unknown label {labels[~whole][0]:g}, labels are whole numbers from 0")
+    return x, labels.astype(np.int32)
+
+
+@dataclass(frozen=True)
+class Models:
+    """A stack of models: every parameter array has a leading axis m; ``ids`` are names for life."""
+
+    params: Params
+    ids: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
+class Updates:
+    """What the clients trained in one round, before averaging: one entry per (client, model) lane."""
+
+    params: Params  # every array has a leading axis of lanes
+    client: Ints  # [lane]
+    model: Ints  # [lane], a position in the stack
+    size: Floats  # [lane], the data behind it: sum over t of w[t, c, m] N[t, c]
+
+
+@dataclass(frozen=True)
+class Event:
+    """A turn in the life of a model, with its cause."""
+
+    kind: Literal["created", "merged", "retired", "revived"]
+    model: int
+    cause: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class State:
+    """What an algorithm carries from one time step to the next; subclass it to carry more."""
+
+    models: Models
+    w: Floats  # [t, c, m]
+    votes: Floats  # [c, m]
+    events: tuple[Event, ...] = ()  # of this step
+    drifted: Bools | None = None  # [c], where this step raised an alarm
+
+
+class Federation(Protocol):
+    """All a server may ask of its clients at time tau; nothing of tau + 1 is reachable."""
+
+    @property
+    def tau(self) -> int: ...
+    @property
+    def n_clients(self) -> int: ...
+    @property
+    def counts(self) -> Ints:
+        """N[t, c] for t = 0..tau."""
+        ...
+
+    @property
+    def reachable(self) -> Bools:
+        """[c]; a client out of reach is neither scored nor trained, one without new data still trains."""
+        ...
+
+    @property
+    def concepts(self) -> Ints | None:
+        """The truth for t = 0..tau where somebody knows it. For Oracle only."""
+        ...
+
+    @property
+    def local(self) -> Local: ...
+
+    def key(self, purpose: str, *names: int) -> Words:
+        """A random key of (seed, purpose, tau, names...) for the algorithm's own draws."""
+        ...
+
+    def fresh(self, n: int = 1, distinct: bool = False) -> Models:
+        """n new models with ids 0..n-1: all the trial's one initialisation, or each its own."""
+        ...
+
+    def evaluate(self, models: Models, metric: Metric = "error") -> Floats:
+        """l[c, m] on S_c^(tau); the row of a client without new data or out of reach is NaN."""
+        ...
+
+    def cross_evaluate(self, models: Models, w: Floats, metric: Metric = "error") -> Floats:
+        """L[i, j], model i on a sample of the data that w gives to model j; NaN where there are none."""
+        ...
+
+    def local_updates(self, models: Models, w: Floats, local: Local | None = None) -> Updates:
+        """One round of local training, not averaged."""
+        ...
+
+    def train(self, models: Models, w: Floats, rounds: int | None = None, local: Local | None = None) -> Models:
+        """Algorithm 1. A model that nobody uses at tau comes back untouched."""
+        ...
+
+
+class Algorithm(Protocol):
+    """A frozen dataclass of hyper-parameters with two methods."""
+
+    def init(self, fed: Federation) -> State:
+        """The state before any data: called once, with the federation at tau = 0."""
+        ...
+
+    def step(self, state: State, fed: Federation) -> State:
+        """One time step, called for tau = 0, 1, ..."""
+        ...

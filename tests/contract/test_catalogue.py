@@ -1,0 +1,176 @@
+"""Every name of the catalogue keeps the contract, on both engines."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import feddrift as fd
+from feddrift.algorithms import ALGORITHMS
+from feddrift.engines import ENGINES
+from feddrift.nets import default_net
+from feddrift.types import Ints, Local, Models, Stream
+
+LOCAL = Local(rounds=2, steps=3, batch=10, lr=0.05)
+NAMES = list(ALGORITHMS)
+PATTERN = np.array([[0, 0, 0, 0], [0, 0, 1, 0], [0, 1, 1, 0], [1, 1, 0, 0], [1, 1, 0, 0]])
+
+
+def drifting(concepts: Ints = PATTERN, size: int = 40, seed: int = 0) -> Stream:
+    """Two features; concept 1 swaps the labels of concept 0."""
+    draw = np.random.default_rng(seed)
+
+    def cell(concept: int) -> Any:
+        x = draw.random((size, 2))
+        return x, (x[:, 0] > x[:, 1]).astype(int) ^ concept
+
+    return Stream.from_arrays([[cell(k) for k in row] for row in concepts], n_classes=2, concepts=concepts)
+
+
+def play(name: str, stream: Stream, seed: int = 0, engine: str = "simulator") -> list[fd.Step]:
+    return list(fd.run(stream, fd.algorithm(name, stream), local=LOCAL, seed=seed, engine=engine))
+
+
+def rows(steps: list[fd.Step]) -> Any:
+    return [(s.accuracy.tolist(), s.model.tolist(), s.sent.tolist(), s.events) for s in steps]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_same_seed_same_rows_and_another_seed_others(name: str) -> None:
+    stream = drifting()
+    assert rows(play(name, stream)) == rows(play(name, stream))
+    assert rows(play(name, stream)) != rows(play(name, stream, seed=1))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_engines_take_the_same_decisions(name: str) -> None:
+    stream = drifting()
+    a, b = play(name, stream), play(name, stream, engine="reference")
+    for x, y in zip(a, b, strict=True):
+        assert x.model.tolist() == y.model.tolist() and x.sent.tolist() == y.sent.tolist()
+        assert [(e.kind, e.model) for e in x.events] == [(e.kind, e.model) for e in y.events]
+        assert abs(x.accuracy.mean() - y.accuracy.mean()) < 0.002
+
+
+def frozen(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {k: frozen(v) for k, v in tree.items()}
+    copy = np.array(tree)
+    copy.setflags(write=False)
+    return copy
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_changes_none_of_its_inputs_and_a_saved_state_goes_on_alike(name: str) -> None:
+    """Every array of the state is made read-only, and the state travels through pickle before each step."""
+    stream = drifting()
+    algorithm = fd.algorithm(name, stream)
+    engine = ENGINES["simulator"][0](stream, default_net(stream), LOCAL, 0)
+    state = algorithm.init(engine.at(0))
+    models = []
+    for tau in range(stream.n_steps):
+        state = pickle.loads(pickle.dumps(state))
+        arrays = {k: frozen(v) for k, v in vars(state).items() if isinstance(v, np.ndarray)}
+        state = replace(state, models=Models(frozen(state.models.params), state.models.ids), **arrays)
+        state = algorithm.step(state, engine.at(tau))
+        models.append(np.asarray(state.models.ids)[state.votes.argmax(axis=1)].tolist())
+    assert models == [s.model.tolist() for s in play(name, stream)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_state_shapes_and_votes(name: str) -> None:
+    for step in play(name, drifting()):
+        state, m = step.state, len(step.state.models)
+        assert state.w.shape == (step.tau + 1, 4, m) and state.votes.shape == (4, m)
+        assert len(set(state.models.ids)) == m
+        assert (state.w >= 0).all() and (state.votes.sum(axis=1) > 0).all()
+
+
+SHAPES = {
+    "one client": PATTERN[:, :1],
+    "no drift": np.zeros((5, 3), dtype=int),
+    "drift everywhere": np.tile(np.arange(5)[:, None] % 2, (1, 3)),
+    "all at once": np.repeat([[0], [0], [1], [1]], 3, axis=1),
+    "one training step": np.zeros((2, 2), dtype=int),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_shape_of_drift_runs(name: str, shape: str) -> None:
+    concepts = SHAPES[shape]
+    steps = play(name, drifting(concepts))
+    assert len(steps) == len(concepts) - 1
+    assert all(np.isfinite(s.accuracy).all() for s in steps)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_clients_without_data_for_a_while_or_at_first(name: str) -> None:
+    whole = drifting()
+    cells: list[list[Any]] = [[whole.cell(t, c) for c in range(4)] for t in range(5)]
+    cells[0][0] = cells[1][0] = cells[2][3] = cells[3][3] = cells[4][1] = None
+    stream = Stream.from_arrays(cells, n_classes=2, concepts=PATTERN)
+    steps = play(name, stream)
+    assert np.isnan(steps[0].accuracy[0]) and np.isnan(steps[3].accuracy[1]) and np.isfinite(steps[3].accuracy[0])
+    if name.startswith("FedDrift"):
+        merged = {e.model: e.cause["into"] for s in steps for e in s.events if e.kind == "merged"}
+        kept = int(steps[1].model[3])
+        assert int(steps[2].model[3]) == merged.get(kept, kept)
+
+
+class Blindfold:
+    """A federation that gives away no truth and no future."""
+
+    def __init__(self, fed: Any) -> None:
+        self._fed = fed
+
+    def __getattr__(self, name: str) -> Any:
+        assert name != "concepts", "only Oracle may read the truth"
+        return getattr(self._fed, name)
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if not n.startswith("Oracle")])
+def test_only_oracle_reads_the_truth(name: str) -> None:
+    stream = drifting()
+    algorithm = fd.algorithm(name, stream)
+    engine = ENGINES["simulator"][0](stream, default_net(stream), LOCAL, 0)
+    state = algorithm.init(Blindfold(engine.at(0)))
+    for tau in range(stream.n_steps):
+        state = algorithm.step(state, Blindfold(engine.at(tau)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nobody_reads_the_next_time_step(name: str) -> None:
+    """With the data of tau + 1 and later replaced, all decisions up to tau stay."""
+    stream = drifting()
+    tau = 2
+    later = replace(stream, x=stream.x.copy(), y=stream.y.copy())
+    rest = slice(int(stream.starts[tau + 1, 0]), None)
+    later.x[rest], later.y[rest] = 0.5, 0
+    a, b = play(name, stream)[: tau + 1], play(name, later)[: tau + 1]
+    assert [s.model.tolist() for s in a] == [s.model.tolist() for s in b]
+    for x, y in zip(a, b, strict=True):
+        for leaf in x.state.models.params:
+            np.testing.assert_array_equal(x.state.models.params[leaf], y.state.models.params[leaf])
+
+
+def test_oracle_needs_the_truth() -> None:
+    stream = replace(drifting(), concepts=None)
+    with pytest.raises(fd.ConfigError, match="true concepts are known"):
+        play("Oracle", stream)
+
+
+def test_oracle_has_one_model_per_concept_and_the_true_clusters() -> None:
+    last = play("Oracle", drifting())[-1]
+    models = np.array([s.model for s in play("Oracle", drifting())])
+    np.testing.assert_array_equal(models, PATTERN[:-1])
+    assert last.state.models.ids == (0, 1)
+
+
+def test_oblivious_sends_two_models_per_round_client_and_step() -> None:
+    steps = play("Oblivious", drifting())
+    assert sum(int(s.sent.sum()) for s in steps) == 2 * LOCAL.rounds * 4 * 4

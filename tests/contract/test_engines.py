@@ -1,0 +1,279 @@
+"""Every engine gives the same federation: the verbs agree, and the laws of training hold in each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from feddrift.engines import ENGINES, simulator
+from feddrift.engines import base as engines_base
+from feddrift.engines.base import Engine
+from feddrift.models import averaged
+from feddrift.nets import default_net
+from feddrift.types import Floats, Local, Stream
+
+LOCAL = Local(rounds=2, steps=2, batch=8, lr=0.01)
+NAMES = list(ENGINES)
+
+
+def uneven_stream(seed: int = 0, n_clients: int = 4, n_steps: int = 4) -> Stream:
+    """Cells of 0 to 30 rows, some smaller than a minibatch, some empty."""
+    draw = np.random.default_rng(seed)
+    sizes = draw.integers(0, 30, (n_steps + 1, n_clients))
+    sizes[0, 0], sizes[:, 1] = 0, np.maximum(sizes[:, 1], 3)
+
+    def cell(n: int) -> Any:
+        x = draw.random((n, 3))
+        return (x, (x[:, 0] > x[:, 1]).astype(int)) if n else None
+
+    return Stream.from_arrays([[cell(n) for n in row] for row in sizes], n_classes=2)
+
+
+def make(name: str, stream: Stream, local: Local = LOCAL, seed: int = 3) -> Engine:
+    return ENGINES[name][0](stream, default_net(stream), local, seed)
+
+
+def some_w(tau: int, stream: Stream, n_models: int, seed: int = 1) -> Floats:
+    draw = np.random.default_rng(seed)
+    return draw.random((tau + 1, stream.n_clients, n_models)) * (
+        draw.random((tau + 1, stream.n_clients, n_models)) < 0.6
+    )
+
+
+def same(a: Any, b: Any, atol: float = 0.0) -> None:
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(np.asarray(x), np.asarray(y), atol=atol, rtol=0)
+
+
+def differs(a: Any, b: Any) -> bool:
+    return any(
+        not np.array_equal(np.asarray(x), np.asarray(y))
+        for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_all_verbs_agree_between_engines(seed: int, optimizer: Any) -> None:
+    stream = uneven_stream(seed)
+    w = some_w(2, stream, 3, seed)
+    results = []
+    for name in NAMES:
+        fed = make(name, stream, replace(LOCAL, optimizer=optimizer)).at(2)
+        models = fed.fresh(3, distinct=True)
+        updates = fed.local_updates(models, w)
+        results.append(
+            {
+                "fresh": models.params, "error": fed.evaluate(models), "loss": fed.evaluate(models, "loss"),
+                "cross": fed.cross_evaluate(models, w), "cross loss": fed.cross_evaluate(models, w, "loss"),
+                "updates": updates.params, "lanes": (updates.client, updates.model, updates.size),
+                "train": fed.train(models, w).params, "sent": fed.sent,
+            }
+        )  # fmt: skip
+    for verb, value in results[0].items():
+        same(value, results[1][verb], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rounds_add_up(name: str) -> None:
+    """R calls of one round are one call of R rounds, bit for bit, moments and minibatches included."""
+    stream = uneven_stream()
+    w = some_w(3, stream, 2)
+    at_once, one_by_one = make(name, stream).at(3), make(name, stream).at(3)
+    models = at_once.fresh(2, distinct=True)
+    whole = at_once.train(models, w, rounds=3)
+    parts = models
+    for _ in range(3):
+        parts = one_by_one.train(parts, w, rounds=1)
+    same(whole.params, parts.params)
+    assert at_once.sent.tolist() == one_by_one.sent.tolist()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_round_is_the_average_of_its_local_updates(name: str) -> None:
+    stream = uneven_stream()
+    w = np.ones((2, stream.n_clients, 2))
+    models = make(name, stream).at(1).fresh(2, distinct=True)
+    trained = make(name, stream).at(1).train(models, w, rounds=1)
+    updates = make(name, stream).at(1).local_updates(models, w)
+    same(trained.params, averaged(models, updates).params, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_nobody_uses_now_comes_back_untouched(name: str) -> None:
+    stream = uneven_stream()
+    fed = make(name, stream).at(2)
+    models = fed.fresh(2, distinct=True)
+    w = np.ones((3, stream.n_clients, 2))
+    w[2, :, 1] = 0
+    trained = fed.train(models, w)
+    for before, after in zip(jax.tree.leaves(models.params), jax.tree.leaves(trained.params), strict=True):
+        np.testing.assert_array_equal(np.asarray(after)[1], before[1])
+        assert not np.array_equal(np.asarray(after)[0], before[0])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_client_without_new_data_still_trains_on_its_history(name: str) -> None:
+    stream = uneven_stream(n_clients=2)
+    assert stream.counts[1, 0] > 0
+    counts = stream.counts.copy()
+    keep = np.ones(len(stream.x), dtype=bool)
+    keep[stream.rows(2, 0)] = False
+    counts[2, 0] = 0
+    stream = replace(stream, x=stream.x[keep], y=stream.y[keep], counts=counts, clients=("a", "b"))
+    fed = make(name, stream).at(2)
+    lanes = fed.local_updates(fed.fresh(), np.ones((3, 2, 1)))
+    assert lanes.client.tolist() == [0, 1]
+    assert np.isnan(fed.evaluate(fed.fresh())[0]).all() and not np.isnan(fed.evaluate(fed.fresh())[1]).any()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_client_out_of_reach_is_neither_scored_nor_trained(name: str) -> None:
+    stream = uneven_stream()
+    fed = make(name, stream).at(2)
+    fed.reachable = np.array([True, False, True, True])
+    models, w = fed.fresh(), np.ones((3, 4, 1))
+    assert np.isnan(fed.evaluate(models)[1]).all()
+    assert 1 not in fed.local_updates(models, w).client
+    assert fed.sent[1] == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_adding_a_model_shifts_nobody_elses_minibatches(name: str) -> None:
+    stream = uneven_stream()
+    small, large = make(name, stream).at(2), make(name, stream).at(2)
+    one, two = small.fresh(1), small.fresh(2)
+    a = small.train(one, np.ones((3, 4, 1)))
+    b = large.train(two, np.ones((3, 4, 2)))
+    for x, y in zip(jax.tree.leaves(a.params), jax.tree.leaves(b.params), strict=True):
+        np.testing.assert_allclose(x[0], y[0], atol=1e-6)
+        assert not np.allclose(y[0], y[1], atol=1e-6)  # its twin under another id drew other minibatches
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_of_the_future_is_used(name: str) -> None:
+    stream = uneven_stream()
+    tau = 2
+    first_later = int(stream.starts[tau + 1, 0])
+    poisoned = replace(stream, x=stream.x.copy(), y=stream.y.copy())
+    poisoned.x[first_later:] = np.nan
+    w = some_w(tau, stream, 2)
+    seen = []
+    for s in (stream, poisoned):
+        fed = make(name, s).at(tau)
+        models = fed.fresh(2, distinct=True)
+        seen.append((fed.evaluate(models), fed.cross_evaluate(models, w), fed.train(models, w).params, fed.counts))
+    same(seen[0], seen[1])
+    assert len(seen[0][3]) == tau + 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_models_sent_are_counted_by_hand(name: str) -> None:
+    stream = uneven_stream()
+    stream = replace(stream, counts=stream.counts)
+    fed = make(name, stream).at(2)
+    models = fed.fresh(2)
+    has_new, has_any = stream.counts[2] > 0, stream.counts[:3].sum(axis=0) > 0
+    fed.evaluate(models)
+    np.testing.assert_array_equal(fed.sent, 2 * has_new)  # two models down
+    w = np.ones((3, 4, 2))
+    fed.cross_evaluate(models, w)
+    np.testing.assert_array_equal(fed.sent, 2 * has_any)  # whoever has a model already is not sent it again
+    fed.train(models, w, rounds=5)
+    np.testing.assert_array_equal(fed.sent, (2 + 2 * 5 * 2) * has_any)  # down and up, two models, five rounds
+    fed.evaluate(models)
+    np.testing.assert_array_equal(fed.sent, (2 + 2 * 5 * 2) * has_any + 2 * has_new)  # they have changed
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_cross_evaluation_is_a_weighted_error_over_the_clusters_cells(name: str) -> None:
+    stream = uneven_stream()
+    engine = make(name, stream)
+    fed = engine.at(1)
+    models = fed.fresh(2, distinct=True)
+    w = np.zeros((2, 4, 2))
+    w[0, 1, 0] = w[1, 2, 0] = w[1, 1, 1] = 1
+    L = fed.cross_evaluate(models, w)
+    logits = [
+        np.asarray(engine.net.apply(jax.tree.map(lambda leaf, m=m: leaf[m], models.params), stream.x)) for m in (0, 1)
+    ]
+    wrong = np.array([(scores.argmax(axis=1) != stream.y) for scores in logits])
+    zero = np.r_[stream.rows(0, 1), stream.rows(1, 2)]
+    for i in (0, 1):
+        np.testing.assert_allclose(L[i, 0], wrong[i, zero].mean(), atol=1e-12)
+        np.testing.assert_allclose(L[i, 1], wrong[i, stream.rows(1, 1)].mean(), atol=1e-12)
+    w[1, 1, 1] = 0
+    assert np.isnan(fed.cross_evaluate(models, w)[:, 1]).all()
+
+
+def test_large_cells_are_sampled_alike_by_all_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines_base, "SCORE_ROWS", 5)
+    stream = uneven_stream()
+    feds = [make(name, stream).at(2) for name in NAMES]
+    w = some_w(2, stream, 2)
+    a, b = (fed.cross_evaluate(fed.fresh(2, distinct=True), w, "loss") for fed in feds)
+    np.testing.assert_allclose(a, b, atol=1e-6)
+    monkeypatch.undo()
+    assert not np.allclose(a, feds[0].cross_evaluate(feds[0].fresh(2, distinct=True), w, "loss"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_w_of_the_wrong_shape_is_refused(name: str) -> None:
+    fed = make(name, uneven_stream()).at(2)
+    with pytest.raises(ValueError, match=r"w must have shape \(t, c, m\) = \(3, 4, 1\) at tau = 2"):
+        fed.train(fed.fresh(), np.ones((2, 4, 1)))
+    with pytest.raises(ValueError, match="finite"):
+        fed.train(fed.fresh(), np.full((3, 4, 1), np.nan))
+
+
+def test_lanes_that_rest_in_one_call_keep_their_moments() -> None:
+    """Clients may move between models from round to round; both engines remember each pair's optimiser."""
+    stream = uneven_stream()
+    wa, wb = some_w(2, stream, 3, 1), some_w(2, stream, 3, 5)
+    results = []
+    for name in NAMES:
+        fed = make(name, stream).at(2)
+        models = fed.fresh(3, distinct=True)
+        for w in (wa, wb, wa):
+            models = fed.train(models, w, rounds=1)
+        results.append(models.params)
+    same(results[0], results[1], atol=1e-5)
+
+
+def test_padding_does_not_change_the_bits() -> None:
+    """The same ten lanes beside an idle model that widens the stack."""
+    stream = uneven_stream(n_clients=10)
+    a, b = make("simulator", stream).at(1), make("simulator", stream).at(1)
+    w = np.ones((2, 10, 9))
+    w[1, :, 1:] = 0
+    alone = a.train(a.fresh(1), w[:, :, :1])
+    padded = b.train(b.fresh(9), w)
+    assert not differs(jax.tree.map(lambda p: p[0], alone.params), jax.tree.map(lambda p: p[0], padded.params))
+
+
+def test_a_known_bucket_never_compiles_again() -> None:
+    stream = uneven_stream(seed=4, n_clients=5, n_steps=8)
+    engine = simulator.Simulator(stream, default_net(stream), replace(LOCAL, lr=0.0123), 0)
+
+    def train(tau: int, n_models: int, n_users: int) -> tuple[int, int]:
+        fed = engine.at(tau)
+        w = np.zeros((tau + 1, 5, n_models))
+        w[:, :n_users] = 1
+        models = fed.fresh(n_models)
+        fed.evaluate(models)
+        fed.cross_evaluate(models, w)
+        fed.train(models, w)
+        programs: list[Any] = [simulator._rounds, simulator._classes]
+        return programs[0]._cache_size(), programs[1]._cache_size()
+
+    train(0, 1, 5)
+    start = train(1, 1, 5)
+    assert [train(tau, 1, 5) for tau in (2, 3, 4, 7)] == [start] * 4  # later steps, longer histories
+    grown = train(5, 3, 5)
+    assert grown == (start[0] + 1, start[1])  # more lanes, one new program
+    assert [train(tau, 3, n) for tau, n in ((6, 5), (7, 5), (7, 5))] == [grown] * 3
+    assert train(6, 1, 5) == grown  # and back

@@ -1,0 +1,61 @@
+"""A federation without clients: it answers with the losses a test writes down, and notes what it was asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from feddrift import rng
+from feddrift.types import Bools, Floats, Ints, Local, Metric, Models, Updates
+
+
+@dataclass
+class FakeFederation:
+    """`loss(c, id)` and `cross(i, j)` (by model id) are the world; training adds 1 to what is used at tau."""
+
+    tau: int
+    n_clients: int
+    loss: Callable[[int, int], float] = lambda c, i: 0.0
+    cross: Callable[[int, int], float] = lambda i, j: 0.0 if i == j else 1.0
+    counts: Ints = None  # type: ignore[assignment]
+    concepts: Ints | None = None
+    local: Local = Local()
+    asked: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.counts is None:
+            self.counts = np.full((self.tau + 1, self.n_clients), 100)
+        self.reachable: Bools = np.ones(self.n_clients, dtype=bool)
+
+    def key(self, purpose: str, *names: int) -> rng.Words:
+        return rng.derive(0, purpose, self.tau, *names)
+
+    def fresh(self, n: int = 1, distinct: bool = False) -> Models:
+        return Models({"a": np.zeros((n, 1))}, tuple(range(n)))
+
+    def evaluate(self, models: Models, metric: Metric = "error") -> Floats:
+        self.asked.append(f"evaluate {metric}")
+        table = np.array([[self.loss(c, i) for i in models.ids] for c in range(self.n_clients)], dtype=float)
+        table[self.counts[-1] == 0] = np.nan
+        return table
+
+    def cross_evaluate(self, models: Models, w: Floats, metric: Metric = "error") -> Floats:
+        self.asked.append(f"cross_evaluate {metric}")
+        self.crossed = w
+        return np.array([[self.cross(i, j) for j in models.ids] for i in models.ids])
+
+    def local_updates(self, models: Models, w: Floats, local: Local | None = None) -> Updates:
+        raise NotImplementedError
+
+    def train(self, models: Models, w: Floats, rounds: int | None = None, local: Local | None = None) -> Models:
+        self.asked.append("train")
+        used = (w[self.tau] > 0).any(axis=0)
+        return Models({"a": models.params["a"] + used[:, None]}, models.ids)
+
+
+def identities(votes: npt.NDArray[np.float64], models: Models) -> list[int]:
+    """The id each client uses."""
+    return [models.ids[m] for m in votes.argmax(axis=1)]

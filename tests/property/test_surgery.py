@@ -1,0 +1,131 @@
+"""What merging, mixing and remembering must keep, whatever the clusters."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from feddrift import cluster
+from feddrift.models import averaged, join, mix, take
+from feddrift.types import Floats, Ints, Models, Updates
+from feddrift.weights import Memory
+
+SEEDS = st.integers(0, 2**31)
+
+
+def scene(seed: int) -> tuple[Models, Floats, Ints, Floats]:
+    """A random clustering of cells, models and cross losses."""
+    draw = np.random.default_rng(seed)
+    t, c, m = draw.integers(1, 5), draw.integers(1, 6), draw.integers(1, 7)
+    owner = draw.integers(-1, m, (t, c))
+    w = (owner[..., None] == np.arange(m)).astype(float)
+    counts = draw.integers(0, 9, (t, c))
+    models = Models({"a": draw.normal(size=(m, 3)), "b": draw.normal(size=(m, 2, 2))}, tuple(range(5, 5 + m)))
+    return models, w, counts, draw.random((m, m))
+
+
+@given(SEEDS, st.floats(0, 1))
+def test_merging_keeps_data_cells_and_the_weighted_mean(seed: int, delta: float) -> None:
+    models, w, counts, L = scene(seed)
+    L[:, np.einsum("tcm,tc->m", w, counts) == 0] = np.nan
+    D = cluster.distances(L)
+    before = [x.copy() for x in (models.params["a"], w, D)]
+    merged, united, events = cluster.merge_closest(models, w, D, counts, delta)
+    for old, now in zip(before, (models.params["a"], w, D), strict=True):
+        np.testing.assert_array_equal(old, now)  # inputs are never changed
+    np.testing.assert_array_equal(united.sum(axis=2), w.sum(axis=2))  # each cell stays in one cluster
+    mass, new_mass = (np.einsum("tcm,tc->m", x, counts) for x in (w, united))
+    assert new_mass.sum() == mass.sum()
+    for leaf in ("a", "b"):
+        np.testing.assert_allclose(
+            np.tensordot(new_mass, merged.params[leaf], 1), np.tensordot(mass, models.params[leaf], 1), atol=1e-9
+        )
+    assert len(merged) == len(models) - len(events) and set(merged.ids) <= set(models.ids)
+    assert all(e.cause["into"] < e.model and e.cause["distance"] <= delta + 1e-9 for e in events)
+    assert list(merged.ids) == sorted(merged.ids)
+
+
+@given(SEEDS, st.floats(0, 1))
+def test_no_two_members_of_a_merged_cluster_are_farther_apart_than_delta(seed: int, delta: float) -> None:
+    models, w, counts, L = scene(seed)
+    counts = counts + 1
+    w[0, 0] = 0
+    D = cluster.distances(L)
+    _, _, events = cluster.merge_closest(models, w, D, counts, delta)
+    group = {i: {i} for i in models.ids}
+    for e in events:
+        group[e.cause["into"]] |= group.pop(e.model)
+    at = {i: m for m, i in enumerate(models.ids)}
+    for members in group.values():
+        assert all(D[at[i], at[j]] <= delta + 1e-9 for i in members for j in members if i != j)
+
+
+def test_merging_stops_at_delta_inclusive_and_prefers_the_closest() -> None:
+    D = np.array([[np.inf, 0.3, 0.1], [0.3, np.inf, 0.2], [0.1, 0.2, np.inf]])
+    models = Models({"a": np.array([[1.0], [2.0], [4.0]])}, (0, 1, 2))
+    w, counts = np.eye(3)[None], np.array([[3, 1, 1]])
+    merged, _, events = cluster.merge_closest(models, w, D, counts, 0.1)
+    assert [(e.model, e.cause["into"]) for e in events] == [(2, 0)]
+    np.testing.assert_allclose(merged.params["a"], [[(3 * 1 + 4) / 4], [2.0]])
+    assert len(cluster.merge_closest(models, w, D, counts, 0.0999)[2]) == 0
+    # complete linkage: {0, 2} and 1 are 0.3 apart, not 0.2
+    assert len(cluster.merge_closest(models, w, D, counts, 0.25)[2]) == 1
+    assert len(cluster.merge_closest(models, w, D, counts, 0.3)[2]) == 2
+
+
+@given(SEEDS)
+def test_distances_are_symmetric_not_negative_and_infinite_to_oneself(seed: int) -> None:
+    L = scene(seed)[3]
+    D = cluster.distances(L)
+    np.testing.assert_array_equal(D, D.T)
+    assert (D >= 0).all() and np.isinf(np.diag(D)).all()
+    i, j = 0, len(L) - 1
+    if i != j:
+        assert D[i, j] == max(L[i, j] - L[i, i], L[j, i] - L[j, j], 0)
+
+
+@given(SEEDS)
+def test_mixing_is_linear_and_copies_are_exact(seed: int) -> None:
+    models = scene(seed)[0]
+    n = len(models)
+    draw = np.random.default_rng(seed)
+    A, B = draw.random((2, n)), draw.random((3, 2))
+    twice = mix(mix(models, A, (0, 1)), B, (0, 1, 2))
+    once = mix(models, B @ A, (0, 1, 2))
+    np.testing.assert_allclose(twice.params["b"], once.params["b"], atol=1e-9)
+    positions = draw.integers(0, n, 4)
+    copied, mixed = take(models, positions, range(4)), mix(models, np.eye(n)[positions], range(4))
+    np.testing.assert_array_equal(copied.params["a"], mixed.params["a"])
+    np.testing.assert_array_equal(copied.params["a"], models.params["a"][positions])
+    both = join(models, copied)
+    assert len(both) == n + 4 and both.ids == models.ids + (0, 1, 2, 3)
+
+
+def test_a_poisoned_model_does_not_touch_its_neighbours() -> None:
+    models = Models({"a": np.array([[1.0], [np.nan], [3.0]])}, (0, 1, 2))
+    assert mix(models, np.array([[0.5, 0, 0.5], [1, 0, 0]]), (0, 1)).params["a"].tolist() == [[2.0], [1.0]]
+
+
+def test_the_average_weighs_lanes_by_their_data_and_leaves_idle_models_alone() -> None:
+    models = Models({"a": np.array([[9.0], [8.0]], dtype=np.float32)}, (3, 7))
+    lanes = Updates(
+        {"a": np.array([[1.0], [4.0]], dtype=np.float32)}, np.array([0, 1]), np.array([1, 1]), np.array([2.0, 1])
+    )
+    after = averaged(models, lanes)
+    np.testing.assert_allclose(after.params["a"], [[9.0], [2.0]], rtol=1e-6)
+    assert after.ids == (3, 7)
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 60))
+def test_memories_weigh_the_newest_most(tau: int) -> None:
+    for memory in (Memory("all"), Memory("window", 1), Memory("window", 3), Memory("linear"), Memory("exponential")):
+        weights = memory(tau)
+        assert weights.shape == (tau + 1,) and np.isfinite(weights).all()
+        assert (np.diff(weights) >= 0).all() and weights[-1] > 0
+    assert Memory("window", 3)(tau).sum() == min(3, tau + 1)
+    np.testing.assert_array_equal(Memory("window", tau + 1)(tau), Memory("all")(tau))
+    linear, exponential = Memory("linear")(tau), Memory("exponential")(tau)
+    assert linear[-1] == (tau + 1) * linear[0]
+    np.testing.assert_allclose(exponential[1:] / exponential[:-1], 2)

@@ -1,0 +1,165 @@
+"""The command line as a person types it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from feddrift import cli, record
+from feddrift.algorithms import ALGORITHMS
+
+QUICK = ["--rounds", "1", "--steps", "2", "--pattern", "random:every=1,concepts=2,clients=3,steps=3"]
+
+
+def feddrift(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
+    """Exit code, standard output and error of a command."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["feddrift", *args])
+        patch.setattr(signal, "signal", lambda *_: None)
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+    told = capsys.readouterr()
+    return int(stop.value.code or 0), told.out, told.err
+
+
+def test_run_report_and_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = str(tmp_path / "runs")
+    code, out, _ = feddrift(
+        capsys, "run", "--stream", "sine-2", "--algorithm", "FedDrift", "--algorithm", "Oracle", "--seeds", "0-1",
+        "--out", runs, *QUICK,
+    )  # fmt: skip
+    assert code == 0
+    assert out.count("time   1") == 4 and "sine-2 Oracle seed 1" in out and "omitting" in out
+    code, out, err = feddrift(capsys, "report", runs, "--json")
+    assert code == 0 and not err
+    feddrift_, oracle = sorted(json.loads(out), key=lambda o: str(o["algorithm"]))
+    assert feddrift_["algorithm"] == "FedDrift" and feddrift_["stream"] == "sine-2" and feddrift_["seeds"] == [0, 1]
+    assert feddrift_["settings"]["delta"] == 0.1 and feddrift_["settings"]["rounds"] == 1
+    assert feddrift_["settings"]["pattern"].startswith("random:")
+    for key in ("omitting_drifts", "including_drifts"):
+        assert 0 <= feddrift_[key]["mean"] <= 100 and feddrift_[key]["std"] >= 0
+    assert oracle["ari"] == 1.0 and oracle["models_final"] == 2 and oracle["models_sent_ratio"] >= 1
+    for kind in ("clusters", "accuracy"):
+        picture = tmp_path / f"{kind}.png"
+        assert feddrift(capsys, "plot", runs, kind, "--out", str(picture))[0] == 0
+        assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_list(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = feddrift(capsys, "list", "--json")
+    listed: dict[str, list[dict[str, str]]] = json.loads(out)
+    assert code == 0 and set(listed) == {"algorithms", "streams", "engines"}
+    assert [entry["name"] for entry in listed["algorithms"]] == list(ALGORITHMS)
+    assert {"sine-2", "mnist-l-4", "sea-4-text"} <= {entry["name"] for entry in listed["streams"]}
+    assert all(entry["summary"] for entries in listed.values() for entry in entries)
+    code, out, _ = feddrift(capsys, "list")
+    assert code == 0 and "FedDrift-Eager-W" in out and "folder:DIR" in out and "merge_delta" in out
+
+
+RUN = ["run", "--stream", "sine-2", "--algorithm", "FedDrift"]
+WRONG: list[tuple[list[str], str]] = [
+    (["run", "--stream", "sine", "--algorithm", "FedDrift"], "unknown stream 'sine', did you mean 'sine-2'?"),
+    (["run", "--stream", "sine-2", "--algorithm", "feddrft"], "unknown algorithm 'feddrft', did you mean 'FedDrift'?"),
+    ([*RUN, "--set", "dleta=0.1"], "unknown setting of FedDrift 'dleta', did you mean 'delta'?"),
+    ([*RUN, "--set", "delta"], "--set takes KEY=VALUE, such as delta=0.1, got 'delta'"),
+    ([*RUN, "--set", "delta=high"], "FedDrift.delta: input should be a valid number"),
+    ([*RUN, "--set", "delta=1.5"], "FedDrift.delta must be in [0, 1] for metric='error', got 1.5"),
+    ([*RUN, "--set", "init=hot"], "FedDrift.init: input should be 'warm' or 'fresh', got 'hot'"),
+    (["run", "--stream", "sine-2", "--algorithm", "Oracle", "--set", "a=1"], "Oracle has no settings, got 'a'"),
+    ([*RUN, "--seeds", "4-1"], "--seeds takes a range such as 0-4 or a list such as 0,2,5, got '4-1'"),
+    ([*RUN, "--seed", "1", "--seeds", "0-1"], "give either --seed or --seeds, not both"),
+    ([*RUN, "--seed", "-1"], "seed: Input should be greater than or equal to 0, got -1"),
+    ([*RUN, "--rounds", "0"], "rounds: Input should be greater than or equal to 1, got 0"),
+    ([*RUN, "--lr", "nan"], "lr"),
+    ([*RUN, "--engine", "warp"], "unknown engine 'warp'"),
+    ([*RUN, "--pattern", "random:every=2,concepts=9"], "sine has concepts 0 and 1"),
+    ([*RUN, "--pattern", "nowhere.txt"], "nowhere.txt"),
+    (["run", "--stream", "folder:nowhere", "--algorithm", "FedDrift"], "nowhere"),
+    (["report", "nowhere"], "nowhere is not a folder"),
+    (["plot", ".", "pie", "--out", "x.png"], "'pie' is not one of"),
+    (["run", "--stream", "sine-2"], "Missing option '--algorithm'"),
+    (["frobnicate"], "No such command 'frobnicate'"),
+]
+
+
+@pytest.mark.parametrize(("args", "sentence"), WRONG, ids=[" ".join(args) for args, _ in WRONG])
+def test_bad_input_is_one_sentence_and_exit_code_2(
+    args: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = feddrift(capsys, *args)
+    assert code == 2
+    assert err.startswith("Error: ") and len(err.strip().splitlines()) == 1
+    assert sentence in err and "Traceback" not in out + err
+    assert not list(tmp_path.rglob("*"))  # nothing half-written
+
+
+def test_help_is_worth_reading(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = feddrift(capsys, "run", "--help")
+    assert code == 0
+    for word in ("--stream", "--set", "--seeds", "communication rounds", "random:every=2", "Example"):
+        assert word in out
+
+
+def test_an_unwritable_folder_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("in the way")
+    code, _, err = feddrift(capsys, *RUN, *QUICK, "--out", str(tmp_path / "file"))
+    assert code == 2 and len(err.strip().splitlines()) == 1 and "cannot write" in err
+
+
+def test_your_own_folder_runs_without_ground_truth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    draw = np.random.default_rng(0)
+    for client in ("north", "south"):
+        for t in range(3):
+            x = draw.random((20, 2))
+            rows = [f"{a:.4f},{b:.4f},{'yes' if a > b else 'no'}" for a, b in x]
+            path = tmp_path / "data" / f"client_{client}" / f"step_{t}.csv"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not (client == "south" and t == 0):
+                path.write_text("\n".join(["height,width,sold", *rows]))
+    stream = f"folder:{tmp_path / 'data'}"
+    runs = str(tmp_path / "runs")
+    args = ["run", "--stream", stream, "--algorithm", "FedDrift", "--label", "sold", "--rounds", "1", "--out", runs]
+    assert feddrift(capsys, *args)[0] == 0
+    (only,) = json.loads(feddrift(capsys, "report", runs, "--json")[1])
+    assert only["stream"] == stream and only["omitting_drifts"] is None and only["ari"] is None
+    assert only["including_drifts"]["mean"] > 30
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_leaves_a_valid_record(stop: signal.Signals, tmp_path: Path) -> None:
+    # Whoever runs the tests in the background may have Ctrl-C ignored, so the process says that it listens.
+    begin = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from feddrift import cli; cli.main()"
+    )
+    command = [sys.executable, "-c", begin, *RUN, "--out", str(tmp_path), "--rounds", "20000"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        for _ in range(600):  # the header is written once the data are there and training begins
+            if list(tmp_path.glob("*.part")):
+                break
+            time.sleep(0.1)
+        process.send_signal(stop)
+        try:
+            _, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 130 and "stopped" in err and "Traceback" not in err
+    (left,) = record.read_all(tmp_path)
+    assert left.status == "interrupted" and left.rows.steps < 10
+
+
+def test_the_same_command_writes_the_same_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def lines(folder: Path) -> list[dict[str, Any]]:
+        feddrift(capsys, *RUN, *QUICK, "--seed", "3", "--out", str(folder))
+        (path,) = folder.glob("*.jsonl")
+        return [line for line in map(json.loads, path.read_text().splitlines()) if line["kind"] in ("row", "event")]
+
+    assert lines(tmp_path / "a") == lines(tmp_path / "b")

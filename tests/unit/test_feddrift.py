@@ -1,0 +1,209 @@
+"""FedDrift and FedDrift-Eager, one decision at a time, on losses written down by hand."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+
+from feddrift.algorithms.feddrift import DriftState, FedDrift, FedDriftEager
+from feddrift.errors import ConfigError
+from feddrift.weights import window
+from tests.fake import FakeFederation, identities
+
+
+def play(algorithm: Any, worlds: list[dict[str, Any]], n_clients: int = 3) -> list[DriftState]:
+    """The states after each time step of these worlds."""
+    feds = [FakeFederation(tau, n_clients, **world) for tau, world in enumerate(worlds)]
+    state = algorithm.init(feds[0])
+    states = []
+    for fed in feds:
+        state = algorithm.step(state, fed)
+        states.append(state)
+    return states
+
+
+def table(rows: dict[int, list[float]]) -> Any:
+    """loss(c, id) from one list per model id; models not named are useless."""
+    return lambda c, i: rows[i][c] if i in rows else 0.9
+
+
+QUIET = {"loss": lambda c, i: 0.1}
+
+
+def test_without_drift_nothing_happens() -> None:
+    last = play(FedDrift(delta=0.1), [QUIET] * 4)[-1]
+    assert last.models.ids == (0,) and last.w.shape == (4, 3, 1) and last.w.all()
+    assert not last.events and not last.drifted.any()  # type: ignore[union-attr]
+
+
+def test_a_rise_of_exactly_delta_is_no_drift_and_a_hair_more_is() -> None:
+    worlds = [QUIET, {"loss": table({0: [0.1, 0.2, 0.2001]})}]
+    last = play(FedDrift(delta=0.1), worlds)[-1]
+    assert last.drifted.tolist() == [False, False, True]  # type: ignore[union-attr]
+    assert last.models.ids == (0, 1) and identities(last.votes, last.models) == [0, 0, 1]
+
+
+def test_drifted_clients_are_isolated_by_feddrift_and_share_a_model_with_eager() -> None:
+    worlds = [QUIET, {"loss": table({0: [0.1, 0.5, 0.5]})}]
+    alone, together = play(FedDrift(delta=0.1), worlds)[-1], play(FedDriftEager(delta=0.1), worlds)[-1]
+    assert identities(alone.votes, alone.models) == [0, 1, 2]
+    assert identities(together.votes, together.models) == [0, 1, 1]
+    np.testing.assert_array_equal(alone.w[1], np.eye(3))
+    assert [e.cause["clients"] for e in alone.events] == [[1], [2]]
+    assert together.events[0].cause == {"clients": [1, 2], "error": 0.5, "reference": 0.1, "delta": 0.1, "from": 0}
+
+
+def test_a_new_model_copies_the_best_or_starts_anew() -> None:
+    worlds = [QUIET, {"loss": table({0: [0.1, 0.5, 0.1]})}]
+    warm, fresh = (play(FedDrift(delta=0.1, init_=i), worlds)[-1] for i in ("warm", "fresh"))
+    # the fake's training adds one per step: model 0 was trained twice, a copy once before and once after
+    assert warm.models.params["a"].tolist() == [[2.0], [2.0]]
+    assert fresh.models.params["a"].tolist() == [[2.0], [1.0]]
+
+
+def test_the_first_reference_is_the_untrained_model() -> None:
+    """So a weak drift at time 2 cannot be seen: the untrained model was no better."""
+    worlds = [{"loss": lambda c, i: 0.5}, {"loss": lambda c, i: 0.55}, {"loss": lambda c, i: 0.7}]
+    states = play(FedDrift(delta=0.1), worlds)
+    assert [int(s.drifted.sum()) for s in states] == [0, 0, 3]  # type: ignore[union-attr]
+    np.testing.assert_allclose(states[0].reference, 0.5)
+
+
+def test_the_reference_is_overwritten_even_by_an_alarm() -> None:
+    """So a second drift right after an alarm cannot be seen."""
+    worlds = [QUIET, {"loss": lambda c, i: 0.5}, {"loss": lambda c, i: 0.55}]
+    states = play(FedDrift(delta=0.1), worlds)
+    np.testing.assert_allclose(states[1].reference, 0.5)
+    assert not states[2].drifted.any()  # type: ignore[union-attr]
+
+
+def test_a_client_joins_the_best_existing_model_and_ties_go_to_the_lowest() -> None:
+    worlds = [QUIET, {"loss": table({0: [0.1, 0.1, 0.5]})}, {"loss": table({0: [0.4, 0.2, 0.9], 1: [0.1, 0.2, 0.1]})}]
+    last = play(FedDrift(delta=0.2), worlds)[-1]
+    assert identities(last.votes, last.models) == [1, 0, 1]
+
+
+def test_random_ties_use_both_and_repeat_by_seed() -> None:
+    worlds = [QUIET, {"loss": table({0: [0.5] + [0.1] * 19})}, {"loss": lambda c, i: 0.1}]
+    one, two = (play(FedDrift(delta=0.2, ties="random"), worlds, n_clients=20)[-1] for _ in range(2))
+    chosen = identities(one.votes, one.models)
+    assert set(chosen) == {0, 1} and chosen == identities(two.votes, two.models)
+
+
+def test_close_models_merge_the_step_after_and_new_ones_do_not() -> None:
+    apart = {"loss": table({0: [0.1, 0.5, 0.5]}), "cross": lambda i, j: 0.1}
+    later = {"loss": table({0: [0.1, 0.9, 0.9], 1: [0.9, 0.1, 0.2], 2: [0.9, 0.2, 0.1]}),
+             "cross": lambda i, j: 0.1 if i == j or {i, j} == {1, 2} else 0.6}  # fmt: skip
+    states = play(FedDrift(delta=0.1), [QUIET, apart, later])
+    assert states[1].models.ids == (0, 1, 2)  # within delta of each other, yet born only now
+    assert states[2].models.ids == (0, 1)
+    assert [(e.kind, e.model, e.cause) for e in states[2].events] == [("merged", 2, {"into": 1, "distance": 0.0})]
+    assert identities(states[2].votes, states[2].models) == [0, 1, 1]
+    np.testing.assert_array_equal(states[2].w[1], [[1, 0], [0, 1], [0, 1]])  # histories united
+
+
+def test_merge_delta_is_delta_unless_given() -> None:
+    close = {"loss": table({0: [0.1, 0.9, 0.1], 1: [0.9, 0.1, 0.9]}), "cross": lambda i, j: 0.0 if i == j else 0.15}
+    worlds = [QUIET, {"loss": table({0: [0.1, 0.5, 0.1]})}, close]
+    assert len(play(FedDrift(delta=0.1), worlds)[-1].models) == 2
+    assert len(play(FedDrift(delta=0.2), worlds)[-1].models) == 1
+    assert len(play(FedDrift(delta=0.1, merge_delta=0.15), worlds)[-1].models) == 1
+
+
+def test_the_distances_see_the_new_assignments_but_not_the_isolated() -> None:
+    algorithm = FedDrift(delta=0.1)
+    worlds = [QUIET, {"loss": table({0: [0.1, 0.5, 0.1]})}]
+    state = play(algorithm, worlds)[-1]
+    fed = FakeFederation(2, 3, loss=table({0: [0.1, 0.9, 0.5], 1: [0.9, 0.1, 0.9]}))
+    algorithm.step(state, fed)
+    np.testing.assert_array_equal(fed.crossed[2], [[1, 0], [0, 1], [0, 0]])
+    assert fed.asked == ["evaluate error", "cross_evaluate error", "train"]
+
+
+def test_a_client_without_new_data_keeps_identity_and_reference_and_its_history_still_trains() -> None:
+    counts = np.array([[100, 100, 100], [100, 100, 100], [100, 0, 100]])
+    worlds = [QUIET, {"loss": table({0: [0.1, 0.5, 0.1]})}, {"loss": lambda c, i: 0.1, "counts": counts}]
+    states = play(FedDrift(delta=0.1), worlds)
+    last = states[-1]
+    assert identities(last.votes, last.models) == [0, 1, 0]
+    assert last.reference.tolist() == [0.1, 0.5, 0.1] and not last.drifted.any()  # type: ignore[union-attr]
+    assert last.w[2, 1].tolist() == [0, 1]
+
+
+def test_a_client_that_joins_late_is_scored_by_all_models_and_raises_no_alarm() -> None:
+    late = [np.array([[100, 100, 0]]), np.array([[100, 100, 0], [100, 100, 0]]),
+            np.array([[100, 100, 0], [100, 100, 0], [100, 100, 100]])]  # fmt: skip
+    worlds = [{**QUIET, "counts": late[0]}, {"loss": table({0: [0.1, 0.5, 0.1]}), "counts": late[1]},
+              {"loss": table({0: [0.1, 0.9, 0.9], 1: [0.9, 0.1, 0.6]}), "counts": late[2]}]  # fmt: skip
+    last = play(FedDrift(delta=0.1), worlds)[-1]
+    assert identities(last.votes, last.models) == [0, 1, 1] and not last.drifted.any()  # type: ignore[union-attr]
+
+
+def test_window_forgets_data_and_models_that_nobody_used_just_now() -> None:
+    worlds = [QUIET, {"loss": lambda c, i: 0.5},
+              {"loss": table({0: [0.1] * 3, 1: [0.9] * 3, 2: [0.9] * 3, 3: [0.9] * 3})}]  # fmt: skip
+    states = play(FedDrift(delta=0.1, memory=window(1)), worlds)
+    assert states[1].models.ids == (1, 2, 3) and not states[1].w[0].any()  # all left model 0
+    assert [(e.kind, e.model) for e in states[1].events if e.kind == "retired"] == [("retired", 0)]
+    assert play(FedDrift(delta=0.1), worlds)[2].votes[:, 0].all()  # with all memory, model 0 is found again
+
+
+def test_feddrift_c_keeps_one_of_the_new_models_and_forgets_the_others_data() -> None:
+    worlds = [QUIET, {"loss": table({0: [0.1, 0.5, 0.5]})}, {"loss": lambda c, i: 0.5}]
+    states = play(FedDrift(delta=0.1, one_global=True), worlds)
+    assert states[1].models.ids == (0, 1, 2) and identities(states[1].votes, states[1].models) == [0, 1, 2]
+    gone = ({1, 2} - set(states[2].models.ids)).pop()
+    kept = 3 - gone
+    assert [(e.kind, e.model, e.cause["kept"]) for e in states[2].events if e.kind == "retired"] == [
+        ("retired", gone, kept)
+    ]
+    assert states[2].w[1].sum(axis=1).tolist() == [1.0] + [float(c == kept) for c in (1, 2)]
+    # client 0 rises from 0.1 to 0.5; the other two were already there, and only redetect compares with 0.1
+    assert states[2].drifted.tolist() == [True, False, False]  # type: ignore[union-attr]
+    again = play(FedDrift(delta=0.1, one_global=True, redetect=True), worlds)[2]
+    assert again.drifted.tolist() == [True, gone == 1, gone == 2]  # type: ignore[union-attr]
+
+
+def test_a_full_house_reuses_the_longest_unused_model_or_goes_without() -> None:
+    worlds = [QUIET, {"loss": lambda c, i: 0.5}, {"loss": lambda c, i: 0.9 if i < 3 else 0.8}]
+    states = play(FedDriftEager(delta=0.1, max_models=2), worlds)
+    assert states[1].models.ids == (0, 1)
+    assert states[2].models.ids == (0, 1) or states[2].models.ids == (0, 2)
+    roomy = play(FedDriftEager(delta=0.1, max_models=2), [QUIET, {"loss": lambda c, i: 0.5},
+                 {"loss": table({1: [0.8] * 3})}])[2]  # fmt: skip
+    assert roomy.models.ids == (1, 2)  # all were on 1, so 0 left
+    assert [(e.kind, e.model) for e in roomy.events] == [("retired", 0), ("created", 2)]
+    full = play(FedDrift(delta=0.1, max_models=1), [QUIET, {"loss": lambda c, i: 0.5}])[1]
+    assert full.models.ids == (0,) and full.drifted.all() and full.w[1].all()  # type: ignore[union-attr]
+
+
+def test_metric_loss_reaches_every_question() -> None:
+    fed = FakeFederation(1, 3, loss=table({0: [0.1, 5.0, 0.1]}))
+    algorithm = FedDrift(delta=2.0, metric="loss")
+    algorithm.step(algorithm.step(algorithm.init(fed), FakeFederation(0, 3)), fed)
+    assert fed.asked == ["evaluate loss", "train"]
+
+
+def test_settings_out_of_range_are_refused_in_one_sentence() -> None:
+    with pytest.raises(ConfigError, match=r"FedDrift.delta must be in \[0, 1\] for metric='error', got 4.0"):
+        FedDrift(delta=4.0)
+    with pytest.raises(ConfigError, match="FedDrift.merge_delta must be at least 0 for metric='loss', got -1"):
+        FedDrift(metric="loss", merge_delta=-1)
+    with pytest.raises(ConfigError, match="FedDriftEager.max_models must be at least 1 or none, got 0"):
+        FedDriftEager(max_models=0)
+    with pytest.raises(ConfigError, match="nan"):
+        FedDrift(delta=float("nan"))
+
+
+def test_a_delta_within_the_noise_warns_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        play(FedDrift(delta=0.02), [QUIET] * 4)
+    assert [r.getMessage() for r in caplog.records] == [
+        "delta=0.02 is below two standard errors (0.060) of an error measured on 100 examples: expect false alarms"
+    ]
+    caplog.clear()
+    play(FedDrift(delta=0.07), [QUIET] * 4)
+    assert not caplog.records

@@ -1,0 +1,336 @@
+from __future__ import annotations
+
+import errno
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from feddrift.errors import DataError
+from feddrift.record import Writer, file_name, read, read_all
+from tests.unit.fake_records import header, make, merged, rows
+
+CREATED = {"t": 1, "event": "created", "model": 1, "cause": {"client": 0}}
+
+
+def write_lines(path: Path, lines: list[Any]) -> Path:
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    return path
+
+
+def good_lines() -> list[Any]:
+    head = header()
+    return [
+        {"kind": "header", "schema": 1, **head},
+        *({"kind": "row", **row} for row in rows(head, 0)),
+        {"kind": "event", **CREATED},
+        *({"kind": "row", **row} for row in rows(head, 1)),
+        {"kind": "end", "status": "complete", "seconds": 1.5},
+    ]
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(n_steps=st.integers(1, 4), n_clients=st.integers(1, 5), data=st.data())
+def test_what_is_written_is_read(tmp_path: Path, n_steps: int, n_clients: int, data: st.DataObject) -> None:
+    def cells(values: st.SearchStrategy[Any]) -> Any:
+        shape = st.lists(values, min_size=n_clients, max_size=n_clients)
+        return np.array(data.draw(st.lists(shape, min_size=n_steps, max_size=n_steps)), dtype=object)
+
+    columns = {
+        "accuracy": cells(st.none() | st.floats(0, 1)),
+        "tested": cells(st.integers(0, 1000)),
+        "concept": cells(st.none() | st.integers(0, 9)),
+        "next_concept": cells(st.none() | st.integers(0, 9)),
+        "model": cells(st.integers(0, 99)),
+        "n_models": cells(st.integers(1, 9)),
+        "drift": cells(st.booleans()),
+        "models_sent": cells(st.integers(0, 10**6)),
+    }
+    head = header(n_steps, n_clients)
+    record = make(tmp_path, head, columns, [merged(n_steps - 1, 4, into=2)])
+    assert record.status == "complete"
+    assert record.header == {"kind": "header", "schema": 1, **head}
+    assert record.events == ({"kind": "event", **merged(n_steps - 1, 4, into=2)},)
+    for name, values in columns.items():
+        missing = np.nan if name == "accuracy" else -1
+        expected = np.array([missing if v is None else v for v in values.flat], dtype=np.float64)
+        got = getattr(record.rows, name)
+        assert got.shape == (n_steps, n_clients)
+        np.testing.assert_array_equal(got.reshape(-1).astype(np.float64), expected)
+
+
+def test_numpy_values_and_nan_are_written_as_json(tmp_path: Path) -> None:
+    head = header(1, 1, concepts=np.array([[0], [1]]), settings={"delta": np.float64(0.5), "widths": (2, 4)})
+    head["seed"] = np.int64(3)
+    with Writer(tmp_path, head) as writer:
+        writer.step(rows(head, 0, accuracy=[np.nan], model=[np.int64(7)], drift=[np.True_]))
+    header_line, row, end = map(json.loads, writer.path.read_text().splitlines())
+    assert header_line["settings"] == {"delta": 0.5, "widths": [2, 4]}
+    assert header_line["concepts"] == [[0], [1]]
+    assert (row["accuracy"], row["model"], row["drift"]) == (None, 7, True)
+    assert end["status"] == "complete"
+    assert np.isnan(read(writer.path).rows.accuracy).all()
+
+
+def test_events_come_before_the_rows_of_their_step(tmp_path: Path) -> None:
+    head = header()
+    with Writer(tmp_path, head) as writer:
+        writer.step(rows(head, 0))
+        writer.step(rows(head, 1), [CREATED])
+    kinds = [json.loads(line)["kind"] for line in writer.path.read_text().splitlines()]
+    assert kinds == ["header", "row", "row", "event", "row", "row", "end"]
+
+
+def test_file_names_tell_configurations_and_seeds_apart() -> None:
+    changes: list[dict[str, Any]] = [
+        {},
+        {"seed": 1},
+        {"stream": "sine.2"},
+        {"algorithm": "FedDrift-W"},
+        {"settings": {"delta": 0.2, "init": "warm"}},
+        {"overrides": {"rounds": 3}},
+        {"stream": "folder:/data/a b"},
+        {"stream": "folder:/data/a?b"},
+    ]
+    names = [file_name(header(**change)) for change in changes]
+    assert len(set(names)) == len(names)
+    assert all(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) for name in names)
+    assert names[1] == names[0].replace("_seed0", "_seed1")
+    assert names[0].startswith("sine-2_FedDrift_")
+    assert file_name(header(settings={"init": "warm", "delta": 0.1})) == names[0], "the order of settings means nothing"
+
+
+def test_a_record_cut_anywhere_still_holds_its_whole_steps(tmp_path: Path) -> None:
+    head = header(3, 2)
+    make(tmp_path, head, {"model": [[0, 1], [2, 3], [4, 5]]}, [merged(1, 7, into=0)])
+    (path,) = tmp_path.glob("*.jsonl")
+    data = path.read_bytes()
+    ends = [i for i, byte in enumerate(data) if byte == ord("\n")]  # header, 2 rows, event, 2 rows, 2 rows, end
+    cut = tmp_path / "cut.jsonl"
+    for size in range(len(data)):
+        cut.write_bytes(data[:size])
+        if size < ends[0]:
+            with pytest.raises(DataError, match="no header"):
+                read(cut)
+            continue
+        record = read(cut)
+        done = sum(size >= ends[i] for i in (2, 5, 7))  # the last row of each step, with or without its newline
+        assert record.rows.model.tolist() == [[0, 1], [2, 3], [4, 5]][:done]
+        assert len(record.events) == (done >= 2)
+        assert record.status == ("complete" if size >= ends[8] else "unfinished")
+
+
+@pytest.mark.parametrize(
+    ("line", "change", "why"),
+    [
+        (1, {"schema": 2}, "schema: input should be 1, got 2"),
+        (1, {"seed": None}, "seed: input should be a valid integer, got None"),
+        (1, {"clients": ["a"]}, "clients must be 2 names"),
+        (1, {"concepts": [[0, 0]]}, "concepts must be 3 rows of 2 clients"),
+        (1, {"started": "yesterday"}, "yesterday"),
+        (1, {"local": {}}, "rounds"),
+        (1, {"same": {"D": 1}}, "same must map concept ids"),
+        (1, {"kind": "row"}, "missing|required"),
+        (2, {"accuracy": 1.01}, "accuracy.*got 1.01"),
+        (2, {"accuracy": "0.5"}, "accuracy.*got '0.5'"),
+        (2, {"model": True}, "model.*got True"),
+        (2, {"drift": 1}, "drift.*got 1"),
+        (2, {"n_models": -1}, "n_models.*got -1"),
+        (2, {"kind": "raw"}, "raw"),
+        (3, {"c": 0}, "expected time 0, client 1 .* got the row of time 0, client 0"),
+        (4, {"event": "died"}, "event.*got 'died'"),
+        (4, {"event": "merged"}, "into which model"),
+        (4, {"t": 0}, "expected time 1, client 0"),
+        (5, {"t": 2}, "expected time 1, client 0 .* got the row of time 2, client 0"),
+        (7, {"status": "done"}, "status.*got 'done'"),
+        (7, {"seconds": -1}, "seconds.*got -1"),
+    ],
+)
+def test_a_wrong_line_is_named(tmp_path: Path, line: int, change: dict[str, Any], why: str) -> None:
+    lines = good_lines()
+    lines[line - 1] |= change
+    path = write_lines(tmp_path / "a.jsonl", lines)
+    with pytest.raises(DataError, match=rf"a\.jsonl, line {line}: .*({why})") as caught:
+        read(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", sorted(set(good_lines()[1]) - {"kind"}))
+def test_a_missing_key_is_named(tmp_path: Path, key: str) -> None:
+    lines = good_lines()
+    del lines[1][key]
+    with pytest.raises(DataError, match=rf"line 2: {key}: field required"):
+        read(write_lines(tmp_path / "a.jsonl", lines))
+
+
+@pytest.mark.parametrize(
+    ("edit", "why"),
+    [
+        (lambda lines: lines.insert(2, '{"kind": "row", "t":'), "line 3: .*JSON"),
+        (lambda lines: lines.insert(2, ""), "line 3: .*JSON"),
+        (lambda lines: lines.insert(2, "[" * 100_000), "line 3: .*JSON"),
+        (lambda lines: lines.insert(2, "5"), "line 3: "),
+        (lambda lines: lines.insert(2, lines[0]), "line 3: a record has one header"),
+        (lambda lines: lines.append(lines[-1]), "line 8: nothing may follow the end"),
+        (lambda lines: lines.insert(6, lines[5] | {"t": 2, "c": 0}), "line 7: .* of 2 time steps"),
+        (lambda lines: lines.insert(5, lines[3]), "line 6: expected time 1, client 1 .* got the event of time 1"),
+        (lambda lines: lines.pop(5), "line 6: complete means 2 time steps, got 1"),
+        (lambda lines: lines.pop(0), "line 1: a record starts with its header, got 'row'"),
+        (lambda lines: lines.clear(), "no header"),
+    ],
+)
+def test_a_wrong_order_is_named(tmp_path: Path, edit: Any, why: str) -> None:
+    lines = good_lines()
+    edit(lines)
+    with pytest.raises(DataError, match=why):
+        read(write_lines(tmp_path / "a.jsonl", lines))
+
+
+def test_bytes_that_are_no_text_are_an_error(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", good_lines())
+    path.write_bytes(path.read_bytes().replace(b'"tested"', b'"\xff\xfe"', 1))
+    with pytest.raises(DataError, match="line 2"):
+        read(path)
+
+
+def test_unknown_keys_are_ignored(tmp_path: Path) -> None:
+    lines = good_lines()
+    lines[1]["remark"] = "from a later version"
+    assert read(write_lines(tmp_path / "a.jsonl", lines)).status == "complete"
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(KeyboardInterrupt(), "interrupted"), (GeneratorExit(), "interrupted"), (RuntimeError(), "failed")],
+)
+def test_an_error_ends_the_record(tmp_path: Path, error: BaseException, status: str) -> None:
+    head = header()
+    writer = Writer(tmp_path, head)
+
+    def one_step_and_an_error() -> None:
+        with writer:
+            writer.step(rows(head, 0))
+            raise error
+
+    with pytest.raises(type(error)):
+        one_step_and_an_error()
+    record = read(writer.path)
+    assert (record.status, record.rows.steps) == (status, 1)
+    assert not writer.part.exists()
+
+
+def test_while_it_runs_there_is_only_a_part(tmp_path: Path) -> None:
+    head = header()
+    writer = Writer(tmp_path / "new" / "folder", head)
+    writer.step(rows(head, 0))
+    assert not writer.path.exists()
+    (running,) = read_all(tmp_path)
+    assert (running.status, running.rows.steps) == ("unfinished", 1)
+    writer.step(rows(head, 1))
+    writer.close("complete", 2.5)
+    writer.close("failed", 3.0)  # closed is closed
+    assert json.loads(writer.path.read_text().splitlines()[-1]) == {"kind": "end", "status": "complete", "seconds": 2.5}
+
+
+def test_less_never_replaces_a_complete_record(tmp_path: Path) -> None:
+    head = header()
+    make(tmp_path, head, {"model": [[1, 1], [1, 1]]})
+    assert make(tmp_path, head, {"model": [[2, 2], [2, 2]]}, steps=1).status == "complete"
+    (kept,) = read_all(tmp_path)
+    assert kept.rows.model[0, 0] == 1
+    assert len(list(tmp_path.glob("*.part"))) == 1, "what was done is left in the part"
+    make(tmp_path, head, {"model": [[3, 3], [3, 3]]})
+    (replaced,) = read_all(tmp_path)
+    assert replaced.rows.model[0, 0] == 3
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_an_interrupted_record_is_replaced(tmp_path: Path) -> None:
+    assert make(tmp_path, header(), {"model": [[1, 1]]}, steps=1).rows.model[0, 0] == 1
+    assert make(tmp_path, header(), {"model": [[2, 2]]}, steps=1).rows.model[0, 0] == 2
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"t": [1, 1]}, "expected time 0"),
+        ({"c": [1, 0]}, "expected time 0, client 0"),
+        ({"accuracy": [0.5, 1.5]}, "accuracy"),
+    ],
+)
+def test_the_writer_refuses_what_cannot_be_read(tmp_path: Path, wrong: dict[str, Any], why: str) -> None:
+    head = header()
+    with Writer(tmp_path, head) as writer:
+        size = writer.part.stat().st_size
+        with pytest.raises(DataError, match=why):
+            writer.step(rows(head, 0, **wrong))
+        with pytest.raises(DataError, match="2 rows, got 1"):
+            writer.step(rows(head, 0)[:1])
+        assert writer.part.stat().st_size == size
+    assert read(writer.path).status == "interrupted"
+
+
+class FullDisk:
+    """A file that takes half of the first write and no more."""
+
+    def __init__(self, file: Any) -> None:
+        self.file, self.full = file, False
+
+    def write(self, data: bytes) -> int:
+        if self.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.full = True
+        return int(self.file.write(data[: len(data) // 2]))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+    def __enter__(self) -> Any:
+        return self.file.__enter__()
+
+    def __exit__(self, *error: object) -> Any:
+        return self.file.__exit__(*error)
+
+
+def test_a_full_disk_leaves_whole_steps(tmp_path: Path) -> None:
+    head = header()
+    writer = Writer(tmp_path, head)
+    writer.step(rows(head, 0))
+    size = writer.part.stat().st_size
+    writer._file = FullDisk(writer._file)  # type: ignore[assignment]
+    with pytest.raises(DataError, match=r"^cannot write .*\.part: No space left on device$"):
+        writer.step(rows(head, 1))
+    with pytest.raises(DataError, match="No space left"):
+        writer.close("failed", 1)
+    assert writer.part.stat().st_size == size
+    (record,) = read_all(tmp_path)
+    assert (record.status, record.rows.steps) == ("unfinished", 1)
+
+
+def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=r"^cannot write .*: (Not a directory|File exists)$"):
+        Writer(tmp_path / "file", header())
+
+
+def test_read_all_finds_everything_in_order(tmp_path: Path) -> None:
+    for seed in (10, 2):
+        make(tmp_path / "deep" / "er", header(seed=seed))
+    make(tmp_path, header(algorithm="Eager", seed=5))
+    (tmp_path / "notes.txt").write_text("not a record")
+    found = [(r.header["algorithm"], r.header["seed"]) for r in read_all(tmp_path)]
+    assert found == [("Eager", 5), ("FedDrift", 2), ("FedDrift", 10)]
+
+
+def test_read_all_says_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no records \(\*\.jsonl\) below"):
+        read_all(tmp_path)
+    with pytest.raises(DataError, match="nowhere is not a folder"):
+        read_all(tmp_path / "nowhere")
+    with pytest.raises(DataError, match=r"cannot read .*No such file"):
+        read(tmp_path / "nothing.jsonl")

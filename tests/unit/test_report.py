@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+import io
+import json
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from feddrift import report
+from feddrift.record import Record, read_all
+from feddrift.report import Spread, adjusted_rand, lineage, scores, summarise
+from tests.unit.fake_records import header, make, merged
+
+CONCEPTS = [[0, 0], [0, 1], [1, 1]]
+
+
+def test_the_numbers_of_a_tiny_record_by_hand(tmp_path: Path) -> None:
+    columns = {
+        "accuracy": [[0.9, 0.1], [0.2, 0.7]],  # drifts: (0, 1) and (1, 0)
+        "model": [[0, 0], [0, 2]],
+        "n_models": [[1, 1], [3, 3]],
+        "models_sent": [[10, 10], [11, 13]],
+    }
+    got = scores(make(tmp_path, header(concepts=CONCEPTS), columns))
+    assert got.including_drifts == pytest.approx(100 * (0.9 + 0.1 + 0.2 + 0.7) / 4)
+    assert got.omitting_drifts == pytest.approx(100 * (0.9 + 0.7) / 2)
+    assert got.models_sent == 44
+    assert got.models_sent_ratio == pytest.approx(44 / (2 * 5 * 2 * 2))  # 2 R P T
+    assert got.models_final == 3
+    assert got.ari == 1.0
+
+
+def test_cells_without_test_data_are_left_out(tmp_path: Path) -> None:
+    columns = {"accuracy": [[0.9, None], [0.2, None]], "tested": [[9, 0], [1, 0]]}
+    got = scores(make(tmp_path, header(concepts=CONCEPTS), columns))
+    assert got.including_drifts == pytest.approx(55)
+    assert got.omitting_drifts == pytest.approx(90)
+
+
+def test_nothing_is_said_without_test_data_or_truth(tmp_path: Path) -> None:
+    untested = scores(make(tmp_path / "a", header(concepts=CONCEPTS), {"accuracy": [[None, None], [None, None]]}))
+    assert (untested.including_drifts, untested.omitting_drifts) == (None, None)
+    untold = scores(make(tmp_path / "b", header()))
+    assert untold.including_drifts == pytest.approx(90)
+    assert (untold.omitting_drifts, untold.ari) == (None, None)
+
+
+def test_a_run_stopped_before_its_first_step_has_no_numbers(tmp_path: Path) -> None:
+    got = scores(make(tmp_path, header(), steps=0))
+    assert got == report.Scores(None, None, 0, None, None, None)
+
+
+def test_merged_models_are_resolved_through_their_heirs(tmp_path: Path) -> None:
+    head = header(4, 3)
+    models = [[0, 1, 2], [0, 1, 2], [0, 1, 1], [0, 0, 0]]
+    record = make(tmp_path, head, {"model": models}, [merged(2, 2, into=1), merged(3, 1, into=0)])
+    assert lineage(record).tolist() == [[0, 0, 0]] * 4
+    assert record.rows.model.tolist() == models, "the record itself is left alone"
+
+
+def test_a_merge_speaks_of_the_past_only(tmp_path: Path) -> None:
+    record = make(tmp_path, header(3, 1), {"model": [[1], [0], [1]]}, [merged(1, 1, into=0)])
+    assert lineage(record).tolist() == [[0], [0], [1]], "model 1 was made anew at time 2"
+
+
+def test_the_rand_index_counts_merged_models_and_equal_concepts_as_one(tmp_path: Path) -> None:
+    concepts = [[1, 3], [1, 3], [0, 0], [0, 0]]
+    models = {"model": [[5, 6], [5, 5], [2, 2]]}
+    merge = [merged(1, 6, into=5)]
+    ari = [
+        scores(make(tmp_path / "plain", header(3, concepts=concepts), models)).ari,
+        scores(make(tmp_path / "merge", header(3, concepts=concepts), models, merge)).ari,
+        scores(make(tmp_path / "both", header(3, concepts=concepts, same={"3": 1}), models, merge)).ari,
+        scores(make(tmp_path / "chain", header(3, concepts=concepts, same={"1": 0, "3": 1}), models, merge)).ari,
+    ]
+    assert ari[2] == 1.0
+    assert ari[0] is not None
+    assert ari[0] < 1
+    assert ari[1] == pytest.approx(4 / 9)  # of 15 pairs 7 and 3 are together, 3 in both: (3 - 7/5) / (5 - 7/5)
+    assert ari[3] == 0.0, "one concept, two models"
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        ([0, 0, 1, 1], [0, 0, 1, 2], 4 / 7),
+        ([0, 0, 1, 1], [0, 1, 0, 1], -0.5),
+        ([0, 0, 0, 0], [0, 1, 2, 3], 0.0),
+        ([0, 0, 0], [4, 4, 4], 1.0),
+        ([0, 1, 2], [2, 1, 0], 1.0),
+        ([3], [5], 1.0),
+    ],
+)
+def test_adjusted_rand_by_hand(a: list[int], b: list[int], expected: float) -> None:
+    assert adjusted_rand(a, b) == pytest.approx(expected)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=25))
+def test_adjusted_rand_counts_pairs(cells: list[tuple[int, int]]) -> None:
+    pairs = [(p[0] == q[0], p[1] == q[1]) for p, q in combinations(cells, 2)]
+    together, only_a, only_b = pairs.count((True, True)), pairs.count((True, False)), pairs.count((False, True))
+    apart = pairs.count((False, False))
+    below = (together + only_a) * (only_a + apart) + (together + only_b) * (only_b + apart)
+    expected = 2 * (together * apart - only_a * only_b) / below if below else 1.0
+    a, b = zip(*cells, strict=True)
+    assert adjusted_rand(a, b) == pytest.approx(expected)
+    assert adjusted_rand(b, [7 - i for i in a]) == pytest.approx(expected), "symmetric, and names mean nothing"
+
+
+def runs(out: Path, accuracies: dict[int, float], **changes: Any) -> list[Record]:
+    return [
+        make(out, header(concepts=CONCEPTS, seed=seed, **changes), {"accuracy": [[a, a], [a, a]]})
+        for seed, a in accuracies.items()
+    ]
+
+
+def test_mean_and_sample_deviation_over_seeds(tmp_path: Path) -> None:
+    (summary,) = summarise(runs(tmp_path, {2: 0.9, 0: 0.8, 1: 0.7}))
+    assert summary.seeds == (0, 1, 2)
+    assert summary.omitting_drifts is not None
+    assert summary.omitting_drifts.mean == pytest.approx(80)
+    assert summary.omitting_drifts.std == pytest.approx(10)  # sqrt((100 + 0 + 100) / 2)
+    assert summary.models_sent == 40
+
+
+def test_one_seed_has_no_deviation(tmp_path: Path) -> None:
+    (summary,) = summarise(runs(tmp_path, {0: 0.75}))
+    assert summary.including_drifts == Spread(75, None)
+
+
+def test_groups_are_streams_algorithms_settings_and_overrides(tmp_path: Path) -> None:
+    changes: list[dict[str, Any]] = [
+        {},
+        {"stream": "circle-2"},
+        {"algorithm": "Eager"},
+        {"settings": {"delta": 0.2}},
+        {"overrides": {"rounds": 3}},
+    ]
+    for change in changes:
+        runs(tmp_path, {0: 0.9, 1: 0.8}, **change)
+    summaries = summarise(read_all(tmp_path))
+    assert [s.seeds for s in summaries] == [(0, 1)] * 5
+    assert [s.stream for s in summaries] == ["circle-2"] + ["sine-2"] * 4
+    assert [s.algorithm for s in summaries].count("FedDrift") == 4
+
+
+def test_the_same_run_twice_counts_once(tmp_path: Path) -> None:
+    old = runs(tmp_path / "old", {0: 0.5, 1: 0.5}, started="2026-01-01T01:00:00+00:00")
+    new = runs(tmp_path / "new", {0: 0.9}, started="2026-01-01T03:30:00+02:00")  # later, though 3:30 there is 1:30
+    for records in (old + new, new + old):
+        (summary,) = summarise(records)
+        assert summary.seeds == (0, 1)
+        assert summary.including_drifts is not None
+        assert summary.including_drifts.mean == pytest.approx(70)
+
+
+def test_unfinished_runs_are_left_out_and_listed(tmp_path: Path) -> None:
+    runs(tmp_path, {0: 0.9})
+    stopped = make(tmp_path, header(concepts=CONCEPTS, seed=1), steps=1)
+    records = read_all(tmp_path)
+    assert [s.seeds for s in summarise(records)] == [(0,)]
+    assert [r.header["seed"] for r in report.unfinished(records)] == [stopped.header["seed"]]
+    assert summarise([stopped]) == []
+
+
+def test_json_has_the_promised_keys(tmp_path: Path) -> None:
+    (summary,) = report.to_json(summarise(runs(tmp_path, {0: 0.5, 1: 0.75}, overrides={"rounds": 3})))
+    assert json.loads(json.dumps(summary)) == {
+        "stream": "sine-2",
+        "algorithm": "FedDrift",
+        "settings": {"delta": 0.1, "init": "warm", "rounds": 3},
+        "seeds": [0, 1],
+        "omitting_drifts": {"mean": 62.5, "std": pytest.approx(25 / 2**0.5)},
+        "including_drifts": {"mean": 62.5, "std": pytest.approx(25 / 2**0.5)},
+        "models_sent": 40,
+        "models_sent_ratio": 1,
+        "models_final": 1,
+        "ari": 0,
+    }
+
+
+def test_json_without_truth_is_null(tmp_path: Path) -> None:
+    (summary,) = report.to_json(summarise([make(tmp_path, header())]))
+    assert summary["omitting_drifts"] is None
+    assert summary["ari"] is None
+    assert summary["including_drifts"] == {"mean": pytest.approx(90), "std": None}
+
+
+def text(records: list[Record], width: int = 120) -> str:
+    console = Console(width=width, file=io.StringIO())
+    with console.capture() as capture:
+        console.print(report.table(summarise(records)))
+    return capture.get()
+
+
+def test_the_table_reads_well(tmp_path: Path) -> None:
+    runs(tmp_path, dict.fromkeys(range(5), 0.9))
+    runs(tmp_path, {0: 0.9712, 2: 0.9774}, settings={"delta": 0.1, "init": "fresh"})
+    runs(tmp_path, {0: 0.5}, algorithm="Oblivious", settings={"memory": "all"}, overrides={"rounds": 3})
+    make(tmp_path, header(stream="folder:[data]"))
+    own, *sine = text(read_all(tmp_path)).splitlines()[3:]  # after the names of the columns and a rule
+    fresh, warm, oblivious = sine
+    assert "delta=0.1, init=warm" in warm
+    assert " 0-4 " in warm
+    assert " 90.00 ± 0.00 " in warm
+    assert "delta=0.1, init=fresh" in fresh
+    assert " 0, 2 " in fresh
+    assert " 97.43 ± 0.44 " in fresh
+    assert "rounds=3" in oblivious
+    assert "memory" not in oblivious, "a setting that nothing is compared by"
+    assert " 50.00 " in oblivious
+    assert "±" not in oblivious
+    assert " 1.00x " in oblivious
+    assert own.startswith("folder:[data] FedDrift ")
+    assert own.count(" - ") + own.rstrip().endswith(" -") == 2, "no truth: no accuracy omitting drifts, no ARI"
+
+
+def test_the_table_fits_a_narrow_terminal(tmp_path: Path) -> None:
+    table = text(runs(tmp_path, dict.fromkeys(range(5), 0.9)), width=80)
+    assert "…" not in table
+    assert "90.00 ± 0.00" in table
+
+
+def test_settings_that_only_some_have_are_differences() -> None:
+    found = report.differences([("s", "A", {"x": 1, "y": 2}), ("s", "A", {"x": 1}), ("s", "B", {"x": 3})])
+    assert found == [{"y": 2}, {}, {}]
+
+
+def test_reports_leave_the_records_alone(tmp_path: Path) -> None:
+    (record,) = runs(tmp_path, {0: 0.9}, same={"1": 0})
+    before = record.rows.concept.copy(), json.dumps(record.header)
+    report.to_json(summarise([record]))
+    np.testing.assert_array_equal(record.rows.concept, before[0])
+    assert json.dumps(record.header) == before[1]
