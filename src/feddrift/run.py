@@ -26,8 +26,8 @@ class Step:
     @property
     def model(self) -> Ints:
         """[c], the id of the model each client uses (the heaviest vote)."""
-        ids: Ints = np.asarray(self.state.models.ids)
-        return ids[self.state.votes.argmax(axis=1)]
+        used: Ints = np.asarray(self.state.models.ids)[self.state.votes.argmax(axis=1)]
+        return used
 
     @property
     def drifted(self) -> Bools:

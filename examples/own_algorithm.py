@@ -1,0 +1,34 @@
+"""Your own algorithm in 20 lines: FedAvg that starts over when the whole federation gets worse."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+import feddrift as fd
+from feddrift.types import Federation
+
+
+@dataclass(frozen=True)
+class Restart:
+    """One model on the newest data; a fresh one when the mean error rises by more than `delta`."""
+
+    delta: float = 0.1
+
+    def init(self, fed: Federation) -> fd.State:
+        return fd.State(fed.fresh(), w=np.zeros((0, fed.n_clients, 1)), votes=np.ones((fed.n_clients, 1)))
+
+    def step(self, state: fd.State, fed: Federation) -> fd.State:
+        error = np.nanmean(fed.evaluate(state.models))
+        models = fed.fresh() if fed.tau and error > self.delta else state.models
+        w = np.zeros((fed.tau + 1, fed.n_clients, 1))
+        w[-1] = 1
+        return replace(state, models=fed.train(models, w), w=w)
+
+
+if __name__ == "__main__":
+    stream = fd.stream("sine-2")
+    for name, algorithm in {"Restart": Restart(), "FedDrift": fd.algorithm("FedDrift", stream)}.items():
+        steps = fd.run(stream, algorithm, local=fd.Local(rounds=10))
+        print(name, f"{100 * np.mean([step.accuracy for step in steps]):.2f} %")
