@@ -20,6 +20,7 @@ class FakeFederation:
     n_clients: int
     loss: Callable[[int, int], float] = lambda c, i: 0.0
     cross: Callable[[int, int], float] = lambda i, j: 0.0 if i == j else 1.0
+    n_classes: int = 2
     counts: Ints = None  # type: ignore[assignment]
     concepts: Ints | None = None
     local: Local = Local()
@@ -41,6 +42,9 @@ class FakeFederation:
         table = np.array([[self.loss(c, i) for i in models.ids] for c in range(self.n_clients)], dtype=float)
         table[self.counts[-1] == 0] = np.nan
         return table
+
+    def confusion(self, models: Models) -> Ints:
+        raise NotImplementedError
 
     def cross_evaluate(self, models: Models, w: Floats, metric: Metric = "error") -> Floats:
         self.asked.append(f"cross_evaluate {metric}")

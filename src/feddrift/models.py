@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,8 @@ def mix(models: Models, A: npt.ArrayLike, ids: Sequence[int]) -> Models:
     >>> mix(two, [[0.5, 0.5], [1, 0]], ids=(0, 2)).params["b"].tolist()
     [[3.0], [2.0]]
     """
+    if models.mask is not None:
+        raise ValueError("models that see different inputs cannot be mixed")
     rows = np.asarray(A, dtype=np.float64)
     if rows.shape != (len(ids), len(models)):
         raise ValueError(f"mix needs a matrix of shape {(len(ids), len(models))}, got {rows.shape}")
@@ -45,21 +48,25 @@ def mix(models: Models, A: npt.ArrayLike, ids: Sequence[int]) -> Models:
 def take(models: Models, positions: Sequence[int] | npt.NDArray[np.int64], ids: Sequence[int]) -> Models:
     """Copies of the models at these positions under these ids, bit for bit; a position may repeat."""
     at = np.asarray(positions, dtype=np.int64)
-    return Models(tree_map(lambda leaf: leaf[at], models.params), tuple(int(i) for i in ids))
+    mask = None if models.mask is None else models.mask[at]
+    return Models(tree_map(lambda leaf: leaf[at], models.params), tuple(int(i) for i in ids), mask)
 
 
 def join(a: Models, b: Models) -> Models:
     """The models of a, then those of b."""
 
-    return Models(tree_map(lambda x, y: np.concatenate([x, y]), a.params, b.params), a.ids + b.ids)
+    if (a.mask is None) != (b.mask is None):
+        raise ValueError("models with and without a mask cannot be joined")
+    mask = None if a.mask is None or b.mask is None else np.concatenate([a.mask, b.mask])
+    return Models(tree_map(lambda x, y: np.concatenate([x, y]), a.params, b.params), a.ids + b.ids, mask)
 
 
 def averaged(models: Models, updates: Updates) -> Models:
     """Algorithm 1's average: each model becomes the mean of its lanes by the data behind them, or stays as it is."""
-    lanes = Models(updates.params, tuple(range(len(updates.client))))
+    both = join(Models(models.params, models.ids), Models(updates.params, tuple(range(len(updates.client)))))
     A = averaging(updates, len(models))
     idle = ~A.any(axis=1)
-    return mix(join(models, lanes), np.concatenate([np.diag(idle), A], axis=1), models.ids)
+    return replace(models, params=mix(both, np.concatenate([np.diag(idle), A], axis=1), models.ids).params)
 
 
 def averaging(updates: Updates, n_models: int) -> npt.NDArray[np.float64]:

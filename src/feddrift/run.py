@@ -50,7 +50,7 @@ def run(
     for tau in range(stream.n_steps):
         fed = clients.at(tau)
         before, state = state, algorithm.step(state, fed)
-        right, tested = clients.test(state.models, state.votes, tau + 1)
+        right, tested = clients.test(state, tau + 1)
         accuracy = np.divide(right, tested, out=np.full(len(tested), np.nan), where=tested > 0)
         yield Step(tau, state, accuracy, tested, fed.sent, lineage(before, state))
 

@@ -20,6 +20,23 @@ def shuffled(seed: int, tau: int, t: int, c: int, n: int) -> Ints:
     return rng.permutation(rng.derive(seed, "shuffle", tau, t, c), n)
 
 
+def bag(seed: int, tau: int, t: int, c: int, model_id: int, n: int) -> Ints:
+    """A bootstrap of cell (t, c) for one lane: n rows drawn by Poisson(1) weights, themselves drawn per row.
+
+    Which rows count and how often is a multinomial draw over weights that are independent Poisson(1).
+    """
+    key = rng.derive(seed, "bag", tau, t, c, model_id)
+    words = rng.bits(key, 2 * n)
+    # Poisson(1) by inversion: the chance of at most k is the sum of e^-1 / i!
+    below = np.cumsum(np.exp(-1.0) / np.array([1, 1, 2, 6, 24, 120, 720, 5040], dtype=np.float64))
+    weight = np.searchsorted(below, rng.unit(words[:n]).astype(np.float64), side="right").astype(np.float64)
+    if not weight.any():
+        weight[:] = 1
+    share = np.cumsum(weight) / weight.sum()
+    drawn: Ints = np.searchsorted(share, rng.unit(words[n:]).astype(np.float64), side="right")
+    return np.minimum(drawn, n - 1)
+
+
 def chances(w: Floats, counts: Ints) -> npt.NDArray[np.float32]:
     """Cumulative probability of each cell t, for draws by `pick`: w[..., t] and counts[..., t] of one lane or many."""
     mass = w * counts

@@ -37,7 +37,8 @@ Bools = npt.NDArray[np.bool_]
 Params = Any  # nested dicts, lists or tuples of arrays
 Cell = tuple[npt.ArrayLike, npt.ArrayLike]  # x[n, ...], y[n]
 
-Metric = Literal["error", "loss"]
+Metric = Literal["error", "loss", "brier"]
+Ballot = Literal["hard", "soft"]
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Local:
     lr: float = 1e-2
     optimizer: Literal["adam", "sgd"] = "adam"  # adam: amsgrad, as PyTorch defines it
     weight_decay: float = 1e-3  # L2 added to the gradient
+    bags: bool = False  # each lane trains on its own bootstrap of every cell: Poisson(1) weights, then n rows by weight
 
     def __post_init__(self) -> None:
         for name in ("rounds", "steps", "batch"):
@@ -207,6 +209,7 @@ class Models:
 
     params: Params
     ids: tuple[int, ...]
+    mask: Floats | None = None  # [m, *features]: what each model sees of its inputs; travels with it, never trained
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -238,6 +241,7 @@ class State:
     models: Models
     w: Floats  # [t, c, m]
     votes: Floats  # [c, m]
+    ballot: Ballot = "hard"  # what is weighed by the votes: each model's class, or its probabilities
     events: tuple[Event, ...] = ()  # of this step
     drifted: Bools | None = None  # [c], where this step raised an alarm
 
@@ -249,6 +253,8 @@ class Federation(Protocol):
     def tau(self) -> int: ...
     @property
     def n_clients(self) -> int: ...
+    @property
+    def n_classes(self) -> int: ...
     @property
     def counts(self) -> Ints:
         """N[t, c] for t = 0..tau."""
@@ -276,7 +282,14 @@ class Federation(Protocol):
         ...
 
     def evaluate(self, models: Models, metric: Metric = "error") -> Floats:
-        """l[c, m] on S_c^(tau); the row of a client without new data or out of reach is NaN."""
+        """l[c, m] on S_c^(tau); the row of a client without new data or out of reach is NaN.
+
+        error: share of mistakes; loss: cross-entropy; brier: mean of (1 - probability of the true class)^2.
+        """
+        ...
+
+    def confusion(self, models: Models) -> Ints:
+        """Counts [c, m, true class, predicted class] on S_c^(tau); zeros where evaluate has NaN."""
         ...
 
     def cross_evaluate(self, models: Models, w: Floats, metric: Metric = "error") -> Floats:

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from feddrift.errors import ConfigError
-from feddrift.types import Floats
+from feddrift.types import Floats, Ints
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,18 @@ class Memory:
         if self.kind == "exponential":
             return np.asarray(2.0 ** (t - tau))  # in proportion to 2^t, without its overflow
         return np.ones(tau + 1)
+
+
+def pooled(values: Floats, counts: Ints) -> Floats:
+    """The mean of values[c, m] over all clients' examples; clients without a value are left out.
+
+    >>> pooled(np.array([[0.2], [np.nan], [0.5]]), np.array([10, 0, 20])).tolist()
+    [0.4]
+    """
+    seen = ~np.isnan(values).any(axis=1)
+    if not seen.any():
+        return np.full(values.shape[1], np.nan)
+    return np.average(values[seen], axis=0, weights=counts[seen])
 
 
 def window(length: int) -> Memory:

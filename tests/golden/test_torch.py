@@ -26,7 +26,7 @@ def test_adam_with_amsgrad_and_l2_is_pytorchs(xp: Any) -> None:
     losses = []
     for i, (x, y) in enumerate(zip(GOLDEN["x"], GOLDEN["y"], strict=True)):
         batch = np.asarray(x, dtype=np.float32), np.asarray(y, dtype=np.int32)
-        loss, grads = jax.value_and_grad(lambda p, b: batch_loss(net, p, b[0], b[1], len(b[1])))(params, batch)
+        loss, grads = jax.value_and_grad(lambda p, b: batch_loss(net, p, None, b[0], b[1], len(b[1])))(params, batch)
         grads = {k: xp.asarray(g) for k, g in grads.items()}
         params, moments = optim.update(local, params, grads, moments, xp.asarray(i + 1, dtype=np.float32))
         losses.append(float(loss))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import numpy as np
@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from feddrift import rng, sampling
 from feddrift.errors import ConfigError
-from feddrift.models import tree_map
-from feddrift.types import Bools, Floats, Ints, Local, Metric, Models, Net, Stream, Updates
+from feddrift.models import take, tree_map
+from feddrift.types import Bools, Floats, Ints, Local, Metric, Models, Net, State, Stream, Updates
 
 # Cross-evaluation looks at a keyed sample of at most so many rows of a stored cell.
 SCORE_ROWS = 512
@@ -30,23 +30,47 @@ class Engine(ABC):
     def at(self, tau: int) -> TimeStep: ...
 
     @abstractmethod
-    def per_row(self, models: Models, rows: Ints, metric: Metric | Literal["class"]) -> npt.NDArray[np.float32]:
-        """[m, row]: 'error' is 0 or 1, 'loss' the cross-entropy, 'class' the predicted class."""
+    def logits(self, models: Models, rows: Ints) -> Iterator[npt.NDArray[np.float32]]:
+        """The logits [m, row, class] of these rows, in blocks of rows."""
 
-    def test(self, models: Models, votes: Floats, t: int) -> tuple[Ints, Ints]:
-        """How many of S_c^(t) each client gets right when its models vote by weight, and how many there are."""
+    def per_row(self, models: Models, rows: Ints, value: Metric | Literal["class"]) -> Floats:
+        """[m, row]: error is 0 or 1, loss the cross-entropy, brier (1 - p)^2, class the predicted one."""
+        found, done = [], 0
+        for logits in self.logits(models, rows):
+            y = self.stream.y[rows[done : done + logits.shape[1]]]
+            done += len(y)
+            if value in ("error", "class"):
+                predicted = logits.argmax(axis=2)
+                found.append(predicted != y if value == "error" else predicted)
+                continue
+            true = np.take_along_axis(_log_probabilities(logits), y[None, :, None], axis=2)[..., 0]
+            found.append(-true if value == "loss" else (1 - np.exp(true)) ** 2)
+        return np.concatenate([np.zeros((len(models), 0)), *found], axis=1)
+
+    def test(self, state: State, t: int) -> tuple[Ints, Ints]:
+        """How many of S_c^(t) each client gets right when its models vote, and how many there are."""
         sizes = self.stream.counts[t]
-        right = np.zeros_like(sizes)
-        used = np.flatnonzero(votes.any(axis=0))
+        used = np.flatnonzero(state.votes.any(axis=0))
+        voters = take(state.models, used, [state.models.ids[m] for m in used])
         rows = np.arange(self.stream.starts[t, 0], self.stream.starts[t, 0] + sizes.sum())
         owner = np.repeat(np.arange(len(sizes)), sizes)
-        voters = Models(tree_map(lambda leaf: leaf[used], models.params), tuple(models.ids[m] for m in used))
-        predicted = self.per_row(voters, rows, "class").astype(np.int64)  # [m, row]
-        ballots = np.zeros((len(rows), self.stream.n_classes))
-        for k, m in enumerate(used):
-            ballots[np.arange(len(rows)), predicted[k]] += votes[owner, m]
-        np.add.at(right, owner, ballots.argmax(axis=1) == self.stream.y[rows])
+        right, done = np.zeros_like(sizes), 0
+        for logits in self.logits(voters, rows):
+            here = slice(done, done + logits.shape[1])
+            done = here.stop
+            if state.ballot == "hard":
+                ballots = np.eye(logits.shape[2])[logits.argmax(axis=2)]  # [m, row, class]
+            else:
+                ballots = np.exp(_log_probabilities(logits))
+            totals = np.einsum("mrk,rm->rk", ballots, state.votes[owner[here]][:, used])
+            np.add.at(right, owner[here], totals.argmax(axis=1) == self.stream.y[rows[here]])
         return right, sizes
+
+
+def _log_probabilities(logits: npt.NDArray[np.float32]) -> Floats:
+    shifted = logits.astype(np.float64) - logits.max(axis=2, keepdims=True)
+    log_probabilities: Floats = shifted - np.log(np.exp(shifted).sum(axis=2, keepdims=True))
+    return log_probabilities
 
 
 class TimeStep(ABC):
@@ -58,7 +82,7 @@ class TimeStep(ABC):
             raise ConfigError(f"tau must be in 0..{stream.n_steps - 1}, got {tau}")
         self._engine = engine
         self.tau = tau
-        self.n_clients = stream.n_clients
+        self.n_clients, self.n_classes = stream.n_clients, stream.n_classes
         self.counts: Ints = stream.counts[: tau + 1]
         self.reachable: Bools = np.ones(self.n_clients, dtype=bool)
         self.concepts: Ints | None = None if stream.concepts is None else stream.concepts[: tau + 1]
@@ -77,11 +101,22 @@ class TimeStep(ABC):
 
     def evaluate(self, models: Models, metric: Metric = "error") -> Floats:
         loss = np.full((self.n_clients, len(models)), np.nan)
-        clients = np.flatnonzero(self.reachable & (self.counts[self.tau] > 0))
+        clients = self._new_data()
         self._count_scoring(clients, models)
         cells = [self._rows(self.tau, int(c)) for c in clients]
         loss[clients] = (self._sums(models, cells, metric) / self.counts[self.tau, clients]).T
         return loss
+
+    def confusion(self, models: Models) -> Ints:
+        counts = np.zeros((self.n_clients, len(models), self.n_classes, self.n_classes), dtype=np.int64)
+        clients = self._new_data()
+        self._count_scoring(clients, models)
+        for c in clients:
+            rows = self._rows(self.tau, int(c))
+            predicted = self._engine.per_row(models, rows, "class").astype(np.int64)
+            for m in range(len(models)):
+                np.add.at(counts[c, m], (self._engine.stream.y[rows], predicted[m]), 1)
+        return counts
 
     def cross_evaluate(self, models: Models, w: Floats, metric: Metric = "error") -> Floats:
         w = self._checked(w, models)
@@ -122,6 +157,10 @@ class TimeStep(ABC):
     @abstractmethod
     def _train(self, models: Models, lanes: Updates, w: Floats, rounds: int, local: Local) -> Models: ...
 
+    def _new_data(self) -> Ints:
+        """The clients that can be scored."""
+        return np.flatnonzero(self.reachable & (self.counts[self.tau] > 0))
+
     def _lanes(self, models: Models, w: Floats) -> Updates:
         """The (client, model) pairs with work: the model is in use at tau and the client has data for it."""
         in_use = (w[self.tau, self.reachable] > 0).any(axis=0)
@@ -148,16 +187,22 @@ class TimeStep(ABC):
         return rows
 
     def _shuffled(self, t: int, c: int) -> Ints:
+        """The rows of a cell in the order of this time step."""
         rows = self._rows(t, c)
         return rows[sampling.shuffled(self._engine.seed, self.tau, t, c, len(rows))]
 
+    def _bag(self, t: int, c: int, model_id: int) -> Ints:
+        """A lane's bootstrap of a cell, for the whole time step."""
+        rows = self._rows(t, c)
+        return rows[sampling.bag(self._engine.seed, self.tau, t, c, model_id, len(rows))]
+
     def _sums(self, models: Models, cells: Sequence[Ints], metric: Metric) -> Floats:
         """[m, cell]: mistakes, or losses added up, over the rows of each cell."""
-        if metric not in ("error", "loss"):
-            raise ConfigError(f"metric must be error or loss, got {metric!r}")
+        if metric not in ("error", "loss", "brier"):
+            raise ConfigError(f"metric must be error, loss or brier, got {metric!r}")
         if not cells:
             return np.zeros((len(models), 0))
-        values = self._engine.per_row(models, np.concatenate(cells), metric).astype(np.float64)
+        values = self._engine.per_row(models, np.concatenate(cells), metric)
         starts = np.cumsum([0, *(len(rows) for rows in cells[:-1])])
         return np.add.reduceat(values, starts, axis=1)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,8 +13,8 @@ import numpy.typing as npt
 from feddrift import optim, rng, sampling
 from feddrift.engines.base import Engine, TimeStep
 from feddrift.models import averaged, tree_map
-from feddrift.nets import batch_loss, cross_entropy
-from feddrift.types import Floats, Ints, Local, Metric, Models, Net, Params, Stream, Updates
+from feddrift.nets import batch_loss, masked
+from feddrift.types import Floats, Ints, Local, Models, Net, Params, Stream, Updates
 
 
 class Reference(Engine):
@@ -22,8 +23,8 @@ class Reference(Engine):
     def __init__(self, stream: Stream, net: Net, local: Local, seed: int) -> None:
         super().__init__(stream, net, local, seed)
 
-        def loss(params: Params, x: Any, y: Any, n: Any) -> Any:
-            return batch_loss(net, params, x, y, n)
+        def loss(params: Params, mask: Any, x: Any, y: Any, n: Any) -> Any:
+            return batch_loss(net, params, mask, x, y, n)
 
         self.gradient = jax.jit(jax.grad(loss))
         self.device = "cpu"
@@ -31,17 +32,15 @@ class Reference(Engine):
     def at(self, tau: int) -> ReferenceStep:
         return ReferenceStep(self, tau)
 
-    def per_row(self, models: Models, rows: Ints, metric: Metric | Literal["class"]) -> npt.NDArray[np.float32]:
-        x, y = self.stream.x[rows], self.stream.y[rows]
-        result = np.zeros((len(models), len(rows)), dtype=np.float32)
+    def logits(self, models: Models, rows: Ints) -> Iterator[npt.NDArray[np.float32]]:
+        if not len(rows):
+            return
+        found = []
         for m in range(len(models)):
-            logits = np.asarray(self.net.apply(tree_map(lambda leaf: leaf[m], models.params), x))  # noqa: B023
-            if metric == "loss":
-                result[m] = cross_entropy(logits, y)
-            else:
-                predicted = logits.argmax(axis=1)
-                result[m] = predicted if metric == "class" else predicted != y
-        return result
+            params = tree_map(lambda leaf: leaf[m], models.params)  # noqa: B023
+            mask = None if models.mask is None else models.mask[m]
+            found.append(np.asarray(masked(self.net, params, mask, self.stream.x[rows])))
+        yield np.stack(found)
 
 
 class ReferenceStep(TimeStep):
@@ -64,10 +63,13 @@ class ReferenceStep(TimeStep):
         done = []
         for c, m in zip(lanes.client, lanes.model, strict=True):
             params = tree_map(lambda leaf: np.asarray(leaf[m]), models.params)  # noqa: B023
-            done.append(self._local_update(int(c), models.ids[m], params, w[:, c, m], round, local))
+            mask = None if models.mask is None else np.asarray(models.mask[m], dtype=np.float32)
+            done.append(self._local_update(int(c), models.ids[m], params, mask, w[:, c, m], round, local))
         return replace(lanes, params=tree_map(lambda *leaves: np.stack(leaves), *done))
 
-    def _local_update(self, c: int, model_id: int, params: Params, w: Floats, round: int, local: Local) -> Params:
+    def _local_update(
+        self, c: int, model_id: int, params: Params, mask: Any, w: Floats, round: int, local: Local
+    ) -> Params:
         """LocalUpdate of Algorithm 1: K steps on minibatches of the data that w gives to this model."""
         stream = self.engine.stream
         cumulative = sampling.chances(w, self.counts[:, c])
@@ -77,8 +79,9 @@ class ReferenceStep(TimeStep):
             words = sampling.step_words(key, np.uint32(round), np.uint32(step))
             t, first = sampling.pick(words, cumulative, self.counts[:, c], np)
             n = int(self.counts[t, c])
-            batch = self._shuffled(int(t), c)[(first + np.arange(local.batch)) % n]
-            grads = self.engine.gradient(params, stream.x[batch], stream.y[batch], n)
+            rows = self._bag(int(t), c, model_id) if local.bags else self._shuffled(int(t), c)
+            batch = rows[(first + np.arange(local.batch)) % n]
+            grads = self.engine.gradient(params, mask, stream.x[batch], stream.y[batch], n)
             grads = tree_map(np.asarray, grads)
             taken += 1
             params, moments = optim.update(local, params, grads, moments, np.asarray(taken, dtype=np.float32))

@@ -7,9 +7,10 @@ program, not a part of it: R calls of one round run the very code of one call of
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +20,8 @@ import numpy.typing as npt
 from feddrift import optim, rng, sampling
 from feddrift.engines.base import Engine, TimeStep
 from feddrift.models import averaging, tree_map
-from feddrift.nets import batch_loss, cross_entropy
-from feddrift.types import Floats, Ints, Local, Metric, Models, Net, Params, Stream, Updates
+from feddrift.nets import batch_loss, masked
+from feddrift.types import Floats, Ints, Local, Models, Net, Params, Stream, Updates
 
 SCORE_BLOCK = 1024  # rows scored by one call of the compiled program
 
@@ -52,18 +53,19 @@ class Simulator(Engine):
     def at(self, tau: int) -> SimulatorStep:
         return SimulatorStep(self, tau)
 
-    def per_row(self, models: Models, rows: Ints, metric: Metric | Literal["class"]) -> npt.NDArray[np.float32]:
-        padded = _pad(models.params, model_bucket(len(models)))
-        blocks = -(-len(rows) // SCORE_BLOCK)
-        index = np.zeros(blocks * SCORE_BLOCK, dtype=np.int32)
-        index[: len(rows)] = rows
-        # Dispatched together, fetched together: the device works while the host queues.
-        score = _losses if metric == "loss" else _classes
-        parts = [score(self.net, padded, self.x, self.y, block) for block in index.reshape(blocks, -1)]
-        if not parts:
-            return np.zeros((len(models), 0), dtype=np.float32)
-        values = np.concatenate(jax.device_get(parts), axis=1)[: len(models), : len(rows)]
-        return (values != self.stream.y[rows]).astype(np.float32) if metric == "error" else values
+    def logits(self, models: Models, rows: Ints) -> Iterator[npt.NDArray[np.float32]]:
+        padded = _padded(models)
+        ahead = None  # the device works on a block while the host takes in the one before
+        for start in range(0, len(rows), SCORE_BLOCK):
+            block = np.zeros(SCORE_BLOCK, dtype=np.int32)
+            part = rows[start : start + SCORE_BLOCK]
+            block[: len(part)] = part
+            now = len(part), _logits(self.net, *padded, self.x, block)
+            if ahead is not None:
+                yield np.asarray(ahead[1])[: len(models), : ahead[0]]
+            ahead = now
+        if ahead is not None:
+            yield np.asarray(ahead[1])[: len(models), : ahead[0]]
 
 
 @dataclass(frozen=True)
@@ -99,26 +101,26 @@ class SimulatorStep(TimeStep):
         self.moments: tuple[optim.Moments, Any] | None = None
 
     def _train(self, models: Models, lanes: Updates, w: Floats, rounds: int, local: Local) -> Models:
-        described = self._describe(models, lanes, w)
-        moments, taken = self._recall(models, lanes, len(described.model))
-        params, moments, taken = _rounds(
-            self.engine.net, local, _pad(models.params, model_bucket(len(models))), moments, taken, described,
-            self.engine.x, self.engine.y, self.order, np.uint32(self.round), np.uint32(self.round + rounds),
-        )  # fmt: skip
-        self._keep(models, lanes, moments, taken)
+        params, _ = self._run(models, lanes, w, rounds, local)
         return replace(models, params=_fetch(params, len(models)))
 
     def _local_updates(self, models: Models, lanes: Updates, w: Floats, local: Local) -> Updates:
-        described = self._describe(models, lanes, w)
+        _, updates = self._run(models, lanes, w, 1, local)
+        return replace(lanes, params=_fetch(updates, len(lanes.client)))
+
+    def _run(self, models: Models, lanes: Updates, w: Floats, rounds: int, local: Local) -> tuple[Params, Params]:
+        """The models after these rounds, and the lanes as they were before the last average."""
+        described, order = self._describe(models, lanes, w, local)
         moments, taken = self._recall(models, lanes, len(described.model))
-        params, moments, taken = _one_round(
-            self.engine.net, local, _pad(models.params, model_bucket(len(models))), moments, taken, described,
-            self.engine.x, self.engine.y, self.order, np.uint32(self.round),
+        params, updates, moments, taken = _rounds(
+            self.engine.net, local, *_padded(models), moments, taken, described,
+            self.engine.x, self.engine.y, order, np.uint32(self.round), np.uint32(self.round + rounds),
         )  # fmt: skip
         self._keep(models, lanes, moments, taken)
-        return replace(lanes, params=_fetch(params, len(lanes.client)))
+        return params, updates
 
-    def _describe(self, models: Models, lanes: Updates, w: Floats) -> _Lanes:
+    def _describe(self, models: Models, lanes: Updates, w: Floats, local: Local) -> tuple[_Lanes, Any]:
+        """The lanes as padded arrays, and the order of rows that their starts point into."""
         stream, n = self.engine.stream, len(lanes.client)
         size = lane_bucket(n)
         wide = np.zeros((n, stream.n_steps))  # the full length of time, so that no step compiles anew
@@ -126,16 +128,34 @@ class SimulatorStep(TimeStep):
         counts = stream.counts[:-1, lanes.client].T
         ids = np.asarray(models.ids)[lanes.model]
         key = rng.derive(self.engine.seed, "batch", self.tau, lanes.client, ids)
+        starts: Ints = stream.starts[:-1, lanes.client].T
+        order: Any = self.order
+        if local.bags:
+            starts, order = self._bags(lanes, ids, wide)
         pad = partial(_pad_rows, size=size)  # idle lanes repeat the first and are never averaged
-        return _Lanes(
+        described = _Lanes(
             model=pad(lanes.model.astype(np.int32)),
             key=(pad(key[0]), pad(key[1])),
             cumulative=pad(sampling.chances(wide, counts)),
             counts=pad(counts.astype(np.int32)),
-            starts=pad(stream.starts[:-1, lanes.client].T.astype(np.int32)),
+            starts=pad(starts.astype(np.int32)),
             share=pad(averaging(lanes, len(models)).sum(axis=0).astype(np.float32)),
             n=np.int32(n),
         )
+        return described, order
+
+    def _bags(self, lanes: Updates, ids: Ints, w: Floats) -> tuple[Ints, npt.NDArray[np.int32]]:
+        """Where each lane's bootstrap of each cell begins, and all of them in one row."""
+        starts: Ints = np.zeros(w.shape, dtype=np.int64)
+        order: list[Ints] = []
+        end = 0
+        for lane, t in np.argwhere((w > 0) & (self.engine.stream.counts[:-1, lanes.client].T > 0)):
+            order.append(self._bag(int(t), int(lanes.client[lane]), int(ids[lane])))
+            starts[lane, t] = end
+            end += len(order[-1])
+        room = np.zeros(1 << (end - 1).bit_length(), dtype=np.int32)  # seldom a new shape
+        room[:end] = np.concatenate(order)
+        return starts, room
 
     def _recall(self, models: Models, lanes: Updates, size: int) -> tuple[optim.Moments, Any]:
         """The moments of these lanes, zero for those that train for the first time in this time step."""
@@ -151,8 +171,10 @@ class SimulatorStep(TimeStep):
             return moments, taken
         known = np.array([self.held.get(name, -1) for name in names] + [-1] * (size - len(names)))
 
-        def gather(leaf: Any) -> Any:
-            return jnp.where((known >= 0).reshape(-1, *[1] * (leaf.ndim - 1)), leaf[np.maximum(known, 0)], 0)
+        def gather(leaf: Any) -> Any:  # on the host: lanes come and go in many shapes
+            rows = np.asarray(leaf)[np.maximum(known, 0)]
+            rows[known < 0] = 0
+            return rows
 
         return tree_map(gather, moments), gather(taken)
 
@@ -164,7 +186,7 @@ class SimulatorStep(TimeStep):
             n = len(names)
 
             def joined(new: Any, old: Any) -> Any:
-                return jnp.concatenate([new[:n], old[at]])
+                return np.concatenate([np.asarray(new)[:n], np.asarray(old)[at]])
 
             moments, taken = tree_map(joined, moments, self.moments[0]), joined(taken, self.moments[1])
             names = names + rest
@@ -180,10 +202,11 @@ def _pad_rows(rows: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
     return np.concatenate([rows, np.repeat(rows[:1], size - len(rows), axis=0)])
 
 
-def _pad(params: Params, size: int) -> Params:
-    """The stack with copies of its first model behind it."""
-
-    return tree_map(lambda leaf: _pad_rows(leaf, size), params)
+def _padded(models: Models) -> tuple[Params, Any]:
+    """Parameters and masks with copies of the first model behind them."""
+    size = model_bucket(len(models))
+    mask = None if models.mask is None else _pad_rows(models.mask.astype(np.float32), size)
+    return tree_map(lambda leaf: _pad_rows(leaf, size), models.params), mask
 
 
 def _fetch(params: Params, n: int) -> Params:
@@ -191,23 +214,14 @@ def _fetch(params: Params, n: int) -> Params:
     return tree_map(lambda leaf: np.asarray(leaf)[:n], params)
 
 
-def _logits(net: Net, params: Params, x: Any) -> Any:
+@partial(jax.jit, static_argnums=0)
+def _logits(net: Net, params: Params, mask: Any, x: Any, rows: Any) -> Any:
     with jax.default_matmul_precision("float32"):
-        return jax.vmap(net.apply, in_axes=(0, None))(params, x)  # [m, row, class]
-
-
-@partial(jax.jit, static_argnums=0)
-def _classes(net: Net, params: Params, x: Any, y: Any, rows: Any) -> Any:
-    return _logits(net, params, x[rows]).argmax(axis=-1).astype(jnp.float32)
-
-
-@partial(jax.jit, static_argnums=0)
-def _losses(net: Net, params: Params, x: Any, y: Any, rows: Any) -> Any:
-    return jax.vmap(cross_entropy, in_axes=(0, None))(_logits(net, params, x[rows]), y[rows])
+        return jax.vmap(partial(masked, net), in_axes=(0, None if mask is None else 0, None))(params, mask, x[rows])
 
 
 def _local_round(
-    net: Net, local: Local, params: Params, moments: optim.Moments, taken: Any, lanes: _Lanes,
+    net: Net, local: Local, params: Params, mask: Any, moments: optim.Moments, taken: Any, lanes: _Lanes,
     x: Any, y: Any, order: Any, round: Any,
 ) -> tuple[Params, optim.Moments, Any]:  # fmt: skip
     """K local steps of every lane, from its model's parameters."""
@@ -218,51 +232,57 @@ def _local_round(
     n = jnp.take_along_axis(lanes.counts, t, axis=1)
     at = (first[..., None] + jnp.arange(local.batch)) % n[..., None]
     rows = order[jnp.take_along_axis(lanes.starts, t, axis=1)[..., None] + at]  # [lane, step, B]
+    sees = None if mask is None else mask[lanes.model]
     gradient = jax.grad(partial(batch_loss, net))
 
-    def local_update(begin: Params, begin_moments: optim.Moments, begin_taken: Any, lane_rows: Any, sizes: Any) -> Any:
+    def local_update(
+        begin: Params, sees: Any, begin_moments: optim.Moments, begin_taken: Any, lane_rows: Any, sizes: Any
+    ) -> Any:
         def step(carry: Any, drawn: Any) -> Any:
             now, lane_moments, done = carry
             batch, size = drawn
-            grads = gradient(now, x[batch], y[batch], size)
+            grads = gradient(now, sees, x[batch], y[batch], size)
             done = done + 1
             return (*optim.update(local, now, grads, lane_moments, done), done), None
 
         return jax.lax.scan(step, (begin, begin_moments, begin_taken), (lane_rows, sizes))[0]
 
     with jax.default_matmul_precision("float32"):
-        result: tuple[Params, optim.Moments, Any] = jax.vmap(local_update)(start, moments, taken, rows, n)
+        over_lanes = jax.vmap(local_update, in_axes=(0, None if mask is None else 0, 0, 0, 0, 0))
+        result: tuple[Params, optim.Moments, Any] = over_lanes(start, sees, moments, taken, rows, n)
     return result
 
 
-_one_round = jax.jit(_local_round, static_argnums=(0, 1))
-
-
-@partial(jax.jit, static_argnums=(0, 1), donate_argnums=(3, 4))
+@partial(jax.jit, static_argnums=(0, 1), donate_argnums=(4, 5))
 def _rounds(
-    net: Net, local: Local, params: Params, moments: optim.Moments, taken: Any, lanes: _Lanes,
+    net: Net, local: Local, params: Params, mask: Any, moments: optim.Moments, taken: Any, lanes: _Lanes,
     x: Any, y: Any, order: Any, first: Any, last: Any,
-) -> tuple[Params, optim.Moments, Any]:  # fmt: skip
-    """Algorithm 1 for the rounds first..last-1."""
+) -> tuple[Params, Params, optim.Moments, Any]:  # fmt: skip
+    """Algorithm 1 for the rounds first..last-1: the models, the lanes before the last average, their moments."""
 
     def one(round: Any, carry: Any) -> Any:
-        models, lane_moments, done = carry
-        updates, lane_moments, done = _local_round(net, local, models, lane_moments, done, lanes, x, y, order, round)
-        return _averaged(models, updates, lanes), lane_moments, done
+        models, _, lane_moments, done = carry
+        updates, lane_moments, done = _local_round(
+            net, local, models, mask, lane_moments, done, lanes, x, y, order, round
+        )
+        return _averaged(models, updates, lanes), updates, lane_moments, done
 
-    result: tuple[Params, optim.Moments, Any] = jax.lax.fori_loop(first, last, one, (params, moments, taken))
+    begin = params, tree_map(lambda leaf: leaf[lanes.model], params), moments, taken
+    result: tuple[Params, Params, optim.Moments, Any] = jax.lax.fori_loop(first, last, one, begin)
     return result
 
 
 def _averaged(models: Params, updates: Params, lanes: _Lanes) -> Params:
-    """`models.averaged`, lane by lane: no reduction is faster on a CPU, and none as exact on a GPU."""
+    """`models.averaged`, to the same bits: products first, then sums lane by lane, which no compiler fuses."""
     has_lanes = jnp.zeros(len(jax.tree.leaves(models)[0]), dtype=bool).at[lanes.model].set(True)
 
+    def per_row(values: Any, like: Any) -> Any:
+        return values.reshape(-1, *[1] * (like.ndim - 1))
+
+    parts = tree_map(lambda u: per_row(lanes.share, u) * u, updates)
+    begin = tree_map(lambda old: jnp.where(per_row(has_lanes, old), 0, old), models)
+
     def add(lane: Any, sums: Params) -> Params:
-        m, share = lanes.model[lane], lanes.share[lane]
-        return tree_map(lambda s, u: s.at[m].add(share * u[lane], mode="promise_in_bounds"), sums, updates)
+        return tree_map(lambda s, p: s.at[lanes.model[lane]].add(p[lane], mode="promise_in_bounds"), sums, parts)
 
-    def begin(old: Any) -> Any:
-        return jnp.where(has_lanes.reshape(-1, *[1] * (old.ndim - 1)), 0, old)
-
-    return jax.lax.fori_loop(0, lanes.n, add, tree_map(begin, models))
+    return jax.lax.fori_loop(0, lanes.n, add, begin)
