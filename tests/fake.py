@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +21,12 @@ class FakeFederation:
     loss: Callable[[int, int], float] = lambda c, i: 0.0
     cross: Callable[[int, int], float] = lambda i, j: 0.0 if i == j else 1.0
     n_classes: int = 2
+    features: tuple[int, ...] = (4,)
     counts: Ints = None  # type: ignore[assignment]
     concepts: Ints | None = None
     local: Local = Local()
+    confusions: Ints = None  # type: ignore[assignment]  # what confusion() answers
+    lanes: Callable[[Models, Floats], Updates] | None = None  # what local_updates() answers
     asked: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -44,7 +47,8 @@ class FakeFederation:
         return table
 
     def confusion(self, models: Models) -> Ints:
-        raise NotImplementedError
+        self.asked.append("confusion")
+        return self.confusions[:, : len(models)]
 
     def cross_evaluate(self, models: Models, w: Floats, metric: Metric = "error") -> Floats:
         self.asked.append(f"cross_evaluate {metric}")
@@ -52,12 +56,15 @@ class FakeFederation:
         return np.array([[self.cross(i, j) for j in models.ids] for i in models.ids])
 
     def local_updates(self, models: Models, w: Floats, local: Local | None = None) -> Updates:
-        raise NotImplementedError
+        self.asked.append("local_updates")
+        assert self.lanes is not None
+        return self.lanes(models, w)
 
     def train(self, models: Models, w: Floats, rounds: int | None = None, local: Local | None = None) -> Models:
-        self.asked.append("train")
+        lr = "" if local is None else f" lr={local.lr:g}"
+        self.asked.append("train" + ("" if rounds is None else f" rounds={rounds}") + lr)
         used = (w[self.tau] > 0).any(axis=0)
-        return Models({"a": models.params["a"] + used[:, None]}, models.ids)
+        return replace(models, params={"a": models.params["a"] + used[:, None]})
 
 
 def identities(votes: npt.NDArray[np.float64], models: Models) -> list[int]:

@@ -1,10 +1,12 @@
-"""Clustering clients over time: choose, detect, make room, measure distances, merge. NumPy only."""
+"""Clustering clients over time: choose, detect, make room, measure distances, merge, split. NumPy and SciPy only."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
+from scipy.cluster.hierarchy import fcluster, linkage
+from scipy.spatial.distance import squareform
 
 from feddrift import rng
 from feddrift.models import mix, take
@@ -69,6 +71,25 @@ def least_used(w: Floats, in_use: Bools, n: int) -> Ints:
     last = np.where((w > 0).any(axis=1), np.arange(len(w))[:, None], -1).max(axis=0, initial=-1)
     idle = np.flatnonzero(~in_use)
     return idle[np.argsort(last[idle], kind="stable")][:n]
+
+
+def bipartition(similarity: Floats, gamma: float) -> Ints | None:
+    """The members that leave when a cluster splits in two by complete linkage, or None where gamma forbids it.
+
+    The split stands if sqrt((1 - alpha) / 2) > gamma, alpha being the highest similarity across the parts.
+
+    >>> apart = np.array([[1.0, 0.9, -0.8], [0.9, 1.0, -0.7], [-0.8, -0.7, 1.0]])
+    >>> bipartition(apart, gamma=0.1), bipartition(apart, gamma=0.95)
+    (array([2]), None)
+    """
+    apart = np.maximum(1 - similarity, 0)
+    tree = linkage(squareform(apart, checks=False), "complete")
+    part = fcluster(tree, 2, "maxclust")
+    leavers = np.flatnonzero(part != part[0])  # the first member's part keeps the old cluster
+    if not len(leavers):
+        return None
+    alpha = similarity[np.ix_(part == part[0], part != part[0])].max()
+    return leavers if np.sqrt(max(0.0, (1 - alpha) / 2)) > gamma else None
 
 
 def distances(L: Floats) -> Floats:

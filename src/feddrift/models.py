@@ -21,6 +21,15 @@ def tree_map(f: Callable[..., Any], tree: Params, *others: Params) -> Params:
     return f(tree, *others)
 
 
+def leaves(tree: Params) -> list[Any]:
+    """The arrays of a tree, dictionaries in the order of their keys."""
+    if isinstance(tree, dict):
+        return [leaf for key in sorted(tree) for leaf in leaves(tree[key])]
+    if isinstance(tree, list | tuple):
+        return [leaf for branch in tree for leaf in leaves(branch)]
+    return [tree]
+
+
 def mix(models: Models, A: npt.ArrayLike, ids: Sequence[int]) -> Models:
     """New stack whose row k is the sum of A[k, m] times model m, and bears the id ids[k].
 

@@ -256,6 +256,11 @@ class Federation(Protocol):
     @property
     def n_classes(self) -> int: ...
     @property
+    def features(self) -> tuple[int, ...]:
+        """The shape of one input."""
+        ...
+
+    @property
     def counts(self) -> Ints:
         """N[t, c] for t = 0..tau."""
         ...

@@ -20,17 +20,24 @@ def parameters(algorithm: Any, engine: str, stream: fd.Stream) -> list[Any]:
     return [(s.accuracy.tolist(), {k: np.asarray(v) for k, v in s.state.models.params.items()}) for s in steps]
 
 
+TWINS: dict[str, Any] = {
+    "FedDrift": fd.algorithm("FedDrift", delta=1.0),
+    "FedDrift-C": fd.algorithm("FedDrift-C", delta=1.0),
+    "FedDrift-Eager": fd.algorithm("FedDrift-Eager", delta=1.0),
+    "IFCA with one model": fd.algorithm("IFCA", n_models=1),
+    "IFCA(T) with one model": fd.algorithm("IFCA(T)", n_models=1),
+    "CFL that never splits": fd.algorithm("CFL", gamma=1.0),
+    "a window longer than time": Single(memory=window(99)),
+    "Oracle without drift": fd.algorithm("Oracle"),
+}
+
+
 @pytest.mark.parametrize("engine", ["simulator", "reference"])
-@pytest.mark.parametrize("twin", ["FedDrift", "FedDrift-C", "FedDrift-Eager", "long window", "Oracle without drift"])
+@pytest.mark.parametrize("twin", TWINS)
 def test_equals_oblivious(twin: str, engine: str) -> None:
-    stream = fd.stream("sine-2", pattern="random:every=2,concepts=2,clients=3,steps=4")
-    still = fd.stream("sine-2", pattern="random:every=9,concepts=2,clients=3,steps=4")
-    if twin == "Oracle without drift":
-        stream, algorithm = still, fd.algorithm("Oracle")
-    elif twin == "long window":
-        algorithm = Single(memory=window(99))
-    else:
-        algorithm = fd.algorithm(twin, delta=1.0)
+    every = 9 if "without drift" in twin else 2
+    stream = fd.stream("sine-2", pattern=f"random:every={every},concepts=2,clients=3,steps=4")
+    algorithm = TWINS[twin]
     ours, oblivious = parameters(algorithm, engine, stream), parameters(fd.algorithm("Oblivious"), engine, stream)
     for (accuracy, params), (expected_accuracy, expected) in zip(ours, oblivious, strict=True):
         assert accuracy == expected_accuracy

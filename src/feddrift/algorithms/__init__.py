@@ -9,7 +9,13 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from feddrift.algorithms.adaptive import AdaptiveFedAvg
+from feddrift.algorithms.aue import AUE
+from feddrift.algorithms.cfl import CFL
+from feddrift.algorithms.driftsurf import DriftSurf
 from feddrift.algorithms.feddrift import FedDrift, FedDriftEager
+from feddrift.algorithms.ifca import IFCA
+from feddrift.algorithms.kue import KUE
 from feddrift.algorithms.options import options, settings
 from feddrift.algorithms.oracle import Oracle
 from feddrift.algorithms.single import Single
@@ -33,6 +39,18 @@ ALGORITHMS: dict[str, Entry] = {
     "Window-2": Entry(Single, {"memory": window(2)}, "one model on the two newest time steps"),
     "Weighted-Linear": Entry(Single, {"memory": LINEAR}, "one model, data weighted in proportion to their time"),
     "Weighted-Exp": Entry(Single, {"memory": EXPONENTIAL}, "one model, weights halve with each step of age"),
+    "Adaptive-FedAvg": Entry(
+        AdaptiveFedAvg, {}, "one model on the newest time step, its learning rate tuned by the server"
+    ),
+    "DriftSurf": Entry(DriftSurf, {}, "one model, replaced after a central alarm and a trial of a new one"),
+    "AUE": Entry(AUE, {}, "weighted vote of the models of the last 5 time steps"),
+    "AUE-PC": Entry(AUE, {"per_client": True}, "AUE with weights of each client's own"),
+    "KUE": Entry(KUE, {}, "vote of 10 models on random features, weighted by kappa"),
+    "CFL": Entry(CFL, {}, "clusters that split when their clients' updates point apart"),
+    "CFL-W": Entry(CFL, {"memory": window(1)}, "CFL that remembers one time step"),
+    "IFCA(T)": Entry(IFCA, {"every_round": False}, "a given number of models, clients choose once per time step"),
+    "IFCA": Entry(IFCA, {}, "a given number of models, clients choose in every round"),
+    "IFCA-W": Entry(IFCA, {"memory": window(1)}, "IFCA that remembers one time step"),
     "FedDrift-Eager": Entry(FedDriftEager, {}, "one new model for all clients that drift at a time"),
     "FedDrift-Eager-W": Entry(FedDriftEager, {"memory": window(1)}, "FedDrift-Eager that remembers one time step"),
     "FedDrift": Entry(FedDrift, {}, "a new model for each client that drifts, then hierarchical merging"),
@@ -42,12 +60,18 @@ ALGORITHMS: dict[str, Entry] = {
     "Oracle-W": Entry(Oracle, {"memory": window(1)}, "Oracle that remembers one time step"),
 }
 
-# Drift thresholds that go with the paper's data; elsewhere the class's own default.
-DELTA = {"sine": 0.10, "circle": 0.04, "sea": 0.04, "mnist": 0.10, "fmow": 0.06}
+# Settings that go with the paper's data, by class, setting and family of stream; elsewhere the class's own default.
+_DELTA = {"sine": 0.10, "circle": 0.04, "sea": 0.04, "mnist": 0.10, "fmow": 0.06}
+BY_FAMILY: dict[type[Any], dict[str, dict[str, float]]] = {
+    FedDrift: {"delta": _DELTA},
+    FedDriftEager: {"delta": _DELTA},
+    DriftSurf: {"delta": {"sine": 0.10, "circle": 0.05, "sea": 0.02, "mnist": 0.10, "fmow": 0.04}},
+    AdaptiveFedAvg: {"lr": {"sine": 0.1}},
+}
 
 
 def algorithm(name: str, stream: Stream | None = None, **given: Any) -> Algorithm:
-    """The algorithm of this name with these settings; delta defaults to what suits the stream.
+    """The algorithm of this name with these settings; thresholds default to what suits the stream.
 
     >>> algorithm("FedDrift", delta=0.1).delta
     0.1
@@ -55,10 +79,18 @@ def algorithm(name: str, stream: Stream | None = None, **given: Any) -> Algorith
     if name not in ALGORITHMS:
         raise unknown("algorithm", name, ALGORITHMS)
     entry = ALGORITHMS[name]
-    if stream is not None and "delta" in options(entry.cls) and stream.family in DELTA:
-        given = {"delta": DELTA[stream.family], **given}
+    if stream is not None:
+        given = {**_defaults(entry.cls, stream), **given}
     made: Algorithm = entry.cls(**_parsed(name, entry.cls, given), **entry.fixed)
     return made
+
+
+def _defaults(cls: type[Any], stream: Stream) -> dict[str, Any]:
+    by_family = BY_FAMILY.get(cls, {})
+    found: dict[str, Any] = {k: v[stream.family] for k, v in by_family.items() if stream.family in v}
+    if cls is IFCA and stream.concepts is not None:
+        found["n_models"] = len(set(stream.concepts[:-1].reshape(-1).tolist()))
+    return found
 
 
 def _parsed(name: str, cls: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,4 +115,4 @@ def _parsed(name: str, cls: type[Any], given: Mapping[str, Any]) -> dict[str, An
     return parsed
 
 
-__all__ = ["ALGORITHMS", "DELTA", "Entry", "algorithm", "options", "settings"]
+__all__ = ["ALGORITHMS", "BY_FAMILY", "Entry", "algorithm", "options", "settings"]

@@ -83,6 +83,7 @@ class TimeStep(ABC):
         self._engine = engine
         self.tau = tau
         self.n_clients, self.n_classes = stream.n_clients, stream.n_classes
+        self.features: tuple[int, ...] = stream.x.shape[1:]
         self.counts: Ints = stream.counts[: tau + 1]
         self.reachable: Bools = np.ones(self.n_clients, dtype=bool)
         self.concepts: Ints | None = None if stream.concepts is None else stream.concepts[: tau + 1]

@@ -1,0 +1,79 @@
+"""Adaptive-FedAvg of Canonaco, Bergamasco, Mongelluzzo and Roveri, IJCNN 2021.
+
+One model on the newest data with plain SGD, whose learning rate the server tunes by how much the global parameters
+vary. With exponential averages, beta = 0.5, at the n-th observation theta_n:
+
+    mu_n  = beta mu_{n-1} + (1 - beta) theta_n                       mean,      corrected: mu / (1 - beta^n)
+    s_n   = beta s_{n-1} + (1 - beta) mean((theta_n - mu^_{n-1})^2)  variance,  corrected likewise
+    gamma = average of the ratios s^_n / s^_{n-1},                   eta = min(eta_0, eta_0 gamma^_n / n)
+
+As in the FedDrift paper the rate moves once per time step: it is computed four rounds before the end of a step and
+used from then on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from feddrift.algorithms.options import option
+from feddrift.errors import ConfigError
+from feddrift.models import leaves
+from feddrift.types import Federation, Floats, Models, State
+from feddrift.weights import window
+
+BETA = 0.5
+LAST = 4  # rounds of a time step that already use the new rate
+
+
+@dataclass(frozen=True)
+class AdaptiveState(State):
+    """The moving averages; `n` observations so far."""
+
+    n: int = 0
+    mean: Floats = field(default_factory=lambda: np.zeros(()))
+    variance: float = 0.0
+    ratio: float = 0.0
+    rate: float = 0.0
+
+    def observed(self, theta: Floats, start: float) -> AdaptiveState:
+        """The averages after one more look at the global parameters, and the learning rate that follows."""
+        n, corrected = self.n + 1, 1 - BETA**self.n if self.n else 1.0
+        before = self.variance / corrected
+        variance = BETA * self.variance + (1 - BETA) * float(np.mean((theta - self.mean / corrected) ** 2))
+        now = variance / (1 - BETA**n)
+        ratio = BETA * self.ratio + (1 - BETA) * (now / before if before else 1.0)
+        return replace(
+            self, n=n, mean=BETA * self.mean + (1 - BETA) * theta, variance=variance, ratio=ratio,
+            rate=min(start, start * ratio / (1 - BETA**n) / n),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class AdaptiveFedAvg:
+    """FedAvg with SGD on the newest time step, its learning rate tuned by the server."""
+
+    lr: float = option(0.01, "the initial learning rate of SGD, and its upper bound")
+
+    def __post_init__(self) -> None:
+        if not 0 < self.lr < np.inf:
+            raise ConfigError(f"AdaptiveFedAvg.lr must be above 0, got {self.lr}")
+
+    def init(self, fed: Federation) -> AdaptiveState:
+        votes = np.ones((fed.n_clients, 1))
+        return AdaptiveState(fed.fresh(), np.zeros((0, *votes.shape)), votes, rate=self.lr)
+
+    def step(self, state: State, fed: Federation) -> AdaptiveState:
+        assert isinstance(state, AdaptiveState)
+        w = np.repeat(window(1)(fed.tau)[:, None, None], fed.n_clients, axis=1)
+        sgd = replace(fed.local, optimizer="sgd", weight_decay=0.0)
+        last = min(LAST, fed.local.rounds - 1)
+        models = fed.train(state.models, w, rounds=fed.local.rounds - last, local=replace(sgd, lr=state.rate))
+        state = state.observed(_flat(models), self.lr)
+        models = fed.train(models, w, rounds=last, local=replace(sgd, lr=state.rate))
+        return replace(state, models=models, w=w)
+
+
+def _flat(models: Models) -> Floats:
+    return np.concatenate([np.asarray(leaf[0], dtype=np.float64).reshape(-1) for leaf in leaves(models.params)])

@@ -1,0 +1,108 @@
+"""CFL, clustered federated learning of Sattler, Müller and Samek, IEEE TNNLS 32(8), 2021, over time.
+
+A cluster that has converged while its clients have not,
+
+    || mean over c of Delta_c || < eps_1   and   max over c of || Delta_c || > eps_2,
+
+is bipartitioned by the cosine similarity of its clients' updates Delta_c, and split if sqrt((1 - alpha) / 2) > gamma,
+alpha being the highest similarity across the parts. As in the FedDrift authors' code eps_1 is a tenth of the largest
+mean update seen so far and eps_2 six times that. Clusters are never united.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from feddrift import cluster
+from feddrift.algorithms.options import option
+from feddrift.errors import ConfigError
+from feddrift.models import averaged, join, leaves, take
+from feddrift.types import Event, Federation, Floats, Ints, Models, State, Updates
+from feddrift.weights import ALL, Memory
+
+
+@dataclass(frozen=True)
+class CflState(State):
+    """`largest`: the largest mean update of any cluster and round so far."""
+
+    largest: float = 0.0
+    born: int = 1
+
+
+@dataclass(frozen=True)
+class CFL:
+    """Clusters that split when their clients' updates point apart."""
+
+    gamma: float = option(0.1, "how dissimilar the parts must be for a split; 1: never")
+    max_models: int | None = option(None, "at most so many clusters; none: no limit")
+    memory: Memory = ALL
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.gamma <= 1:
+            raise ConfigError(f"CFL.gamma must be in [0, 1], got {self.gamma}")
+        if self.max_models is not None and self.max_models < 1:
+            raise ConfigError(f"CFL.max_models must be at least 1 or none, got {self.max_models}")
+
+    def init(self, fed: Federation) -> CflState:
+        votes = np.ones((fed.n_clients, 1))
+        return CflState(fed.fresh(), np.zeros((0, *votes.shape)), votes)
+
+    def step(self, state: State, fed: Federation) -> CflState:
+        assert isinstance(state, CflState)
+        models, largest, born = state.models, state.largest, state.born
+        home = state.votes.argmax(axis=1)  # the cluster of each client
+        events: list[Event] = []
+        for i in range(fed.local.rounds):
+            w = self._weights(home, len(models), fed)
+            updates = fed.local_updates(models, w)
+            splits: list[tuple[int, Ints]] = []
+            for m in range(len(models)):
+                lanes = np.flatnonzero(updates.model == m)
+                if not len(lanes):
+                    continue
+                moves = _moves(models, updates, m, lanes)
+                mean = float(np.linalg.norm(moves.mean(axis=0)))
+                if mean > largest:
+                    largest = mean
+                elif mean < largest / 10 and np.linalg.norm(moves, axis=1).max() > 6 * largest / 10 and len(lanes) > 1:
+                    part = cluster.bipartition(_cosines(moves), self.gamma)
+                    if part is not None and not self._full(len(models) + len(splits)):
+                        splits.append((m, updates.client[lanes[part]]))
+            if not splits:
+                models = averaged(models, updates)
+                continue
+            for m, leavers in splits:  # both halves start over; no cluster is averaged in such a round
+                cause = {"from": models.ids[m], "clients": leavers.tolist(), "round": i}
+                events.append(Event("created", born, cause))
+                home[leavers] = len(models)
+                models = _restart(models, m, born, fed)
+                born += 1
+        w = self._weights(home, len(models), fed)
+        return CflState(models, w, votes=w[-1], events=tuple(events), largest=largest, born=born)
+
+    def _weights(self, home: Ints, n_models: int, fed: Federation) -> Floats:
+        """A client's whole remembered history belongs to the cluster it is in now."""
+        return np.eye(n_models)[home][None] * self.memory(fed.tau)[:, None, None]
+
+    def _full(self, n: int) -> bool:
+        return self.max_models is not None and n >= self.max_models
+
+
+def _moves(models: Models, updates: Updates, m: int, lanes: Ints) -> Floats:
+    """[lane, parameter]: how each client moved model m."""
+    pairs = zip(leaves(models.params), leaves(updates.params), strict=True)
+    return np.concatenate([(new[lanes] - old[m]).reshape(len(lanes), -1) for old, new in pairs], axis=1, dtype=float)
+
+
+def _cosines(moves: Floats) -> Floats:
+    norms = np.maximum(np.linalg.norm(moves, axis=1, keepdims=True), 1e-30)
+    return np.asarray((moves / norms) @ (moves / norms).T)
+
+
+def _restart(models: Models, m: int, new_id: int, fed: Federation) -> Models:
+    """Model m at the common start again, and one more there."""
+    fresh = take(fed.fresh(), [0, 0], [models.ids[m], new_id])
+    order = [*(len(models) if k == m else k for k in range(len(models))), len(models) + 1]
+    return take(join(models, fresh), order, [*models.ids, new_id])

@@ -1,0 +1,113 @@
+"""KUE, the Kappa updated ensemble of Cano and Krawczyk, Machine Learning 109, 2020.
+
+Every model sees a random subspace of the features and trains on its own Poisson(1) bootstrap of the newest data. Models
+vote with Cohen's kappa, (agreement - chance) / (1 - chance), as weight, and abstain where it is not positive. Each time
+step a candidate with a new subspace is trained beside them and takes the place of the worst if its kappa is higher.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from feddrift import rng
+from feddrift.algorithms.options import option
+from feddrift.errors import ConfigError
+from feddrift.models import join, take
+from feddrift.types import Event, Federation, Floats, Ints, Models, State
+from feddrift.weights import window
+
+
+@dataclass(frozen=True)
+class KueState(State):
+    """Masks stay with the state, so that models can be tested without them."""
+
+    masks: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+    worst: int = 0  # position of the model that is replaced next (as released)
+    born: int = 0
+
+
+@dataclass(frozen=True)
+class KUE:
+    """A vote of models on random features, weighted by how much better than chance they are."""
+
+    n_models: int = option(10, "how many models vote")
+    as_released: bool = option(
+        False, "as in the FedDrift authors' code: the worst model is left out and always replaced, under a mask that "
+        "only grows, and tests are not masked",
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        if self.n_models < 1:
+            raise ConfigError(f"KUE.n_models must be at least 1, got {self.n_models}")
+
+    def init(self, fed: Federation) -> KueState:
+        n = self.n_models + self.as_released
+        masks = np.stack([new_mask(fed, k) for k in range(n)])
+        votes = np.ones((fed.n_clients, n))
+        return KueState(
+            _shared_start(fed, range(n)), np.zeros((0, *votes.shape)), votes, "soft", masks=masks, born=n
+        )  # fmt: skip
+
+    def step(self, state: State, fed: Federation) -> KueState:
+        assert isinstance(state, KueState)
+        models, masks, born = replace(state.models, mask=None), state.masks, state.born
+        events: tuple[Event, ...] = ()
+        if fed.tau and self.as_released:
+            fresh = _shared_start(fed, [models.ids[state.worst]])
+            order = [len(models) if k == state.worst else k for k in range(len(models))]
+            models = take(join(models, fresh), order, models.ids)
+            masks = masks.copy()  # old features are never cleared
+            masks[state.worst] = np.maximum(masks[state.worst], new_mask(fed, state.worst))
+        elif fed.tau:
+            models = join(models, _shared_start(fed, [born]))
+            masks = np.concatenate([masks, new_mask(fed, born)[None]])
+        bags = replace(fed.local, bags=True)
+        shape = (fed.n_clients, len(models))
+        w = np.broadcast_to(window(1)(fed.tau)[:, None, None], (fed.tau + 1, *shape)).copy()
+        trained = fed.train(replace(models, mask=masks), w, local=bags)
+        kappa = cohens_kappa(fed.confusion(trained).sum(axis=0))
+        worst = int(kappa.argmin()) if fed.tau else state.worst
+        voting = kappa.copy()
+        if self.as_released:
+            voting[worst] = 0
+        elif fed.tau:  # the candidate, last, is kept only if the worst model is not it
+            events = (
+                Event("retired", trained.ids[worst], {"reason": "lowest kappa", "kappa": float(kappa[worst])}),
+                Event("created", born, {"reason": "candidate", "kappa": float(kappa[-1])}),
+            )  # fmt: skip
+            left = np.delete(np.arange(len(trained)), worst)
+            trained, masks, w = take(trained, left, [trained.ids[m] for m in left]), masks[left], w[:, :, left]
+            voting, born = voting[left], born + 1
+        weights = np.maximum(voting, 0)
+        votes = np.tile(weights if weights.any() else np.ones(len(weights)), (fed.n_clients, 1))
+        tested = replace(trained, mask=None) if self.as_released else trained
+        return KueState(tested, w, votes, "soft", events=events, masks=masks, worst=worst, born=born)
+
+
+def cohens_kappa(confusion: Ints) -> Floats:
+    """Kappa [m] from counts [m, true, predicted]: agreement beyond chance; 0 where it says nothing.
+
+    >>> cohens_kappa(np.array([[[45, 15], [25, 15]]])).round(4).tolist()
+    [0.1304]
+    """
+    n = np.maximum(confusion.sum(axis=(1, 2)), 1)
+    agreed = np.einsum("mkk->m", confusion) / n
+    chance = (confusion.sum(axis=1) * confusion.sum(axis=2)).sum(axis=1) / n**2
+    kappa: Floats = np.divide(agreed - chance, 1 - chance, out=np.zeros(len(n)), where=chance < 1)
+    return kappa
+
+
+def new_mask(fed: Federation, k: int) -> Floats:
+    """A random subspace: r features, r itself uniform in 1..d."""
+    d = int(np.prod(fed.features))
+    words = rng.bits(fed.key("mask", k), d + 1)
+    r = 1 + int(rng.unit(words[:1])[0] * d)
+    mask = np.zeros(d)
+    mask[np.argsort(words[1:], kind="stable")[:r]] = 1
+    return mask.reshape(fed.features)
+
+
+def _shared_start(fed: Federation, ids: Ints | list[int] | range) -> Models:
+    return take(fed.fresh(), [0] * len(ids), [int(i) for i in ids])
