@@ -1,4 +1,4 @@
-"""Your own algorithm in 20 lines: FedAvg that starts over when the whole federation gets worse."""
+"""Your own algorithm in 20 lines: FedAvg that starts over when the whole federation does badly."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from feddrift.types import Federation
 
 @dataclass(frozen=True)
 class Restart:
-    """One model on the newest data; a fresh one when the mean error rises by more than `delta`."""
+    """One model on the newest data; a fresh one when its mean error on them is above `limit`."""
 
-    delta: float = 0.1
+    limit: float = 0.1
 
     def init(self, fed: Federation) -> fd.State:
         return fd.State(fed.fresh(), w=np.zeros((0, fed.n_clients, 1)), votes=np.ones((fed.n_clients, 1)))
 
     def step(self, state: fd.State, fed: Federation) -> fd.State:
         error = np.nanmean(fed.evaluate(state.models))
-        models = fed.fresh() if fed.tau and error > self.delta else state.models
+        models = fed.fresh() if fed.tau and error > self.limit else state.models
         w = np.zeros((fed.tau + 1, fed.n_clients, 1))
         w[-1] = 1
         return replace(state, models=fed.train(models, w), w=w)

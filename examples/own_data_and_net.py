@@ -1,4 +1,4 @@
-"""Your own arrays and your own net: three shops, one of which changes its mind, and a flax module."""
+"""Your own arrays and your own net: three shops, one of which changes, and a flax module (pip install flax)."""
 
 from __future__ import annotations
 

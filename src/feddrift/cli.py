@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
 import signal
 import sys
+import threading
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import click
+import numpy as np
 import typer
 from rich.console import Console
 from rich.logging import RichHandler
@@ -21,7 +25,7 @@ from rich.table import Table
 
 from feddrift import __version__, algorithms, engines, plots, record, report, streams
 from feddrift.config import RecordedRun, RunConfig
-from feddrift.errors import ConfigError, FeddriftError
+from feddrift.errors import ConfigError, DataError, FeddriftError
 from feddrift.run import Step
 
 app = typer.Typer(
@@ -30,7 +34,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Federated learning when the data of different clients drift at different times.",
 )
+MAX_SEEDS = 10_000
+
 out = Console()
+if not out.is_terminal and "COLUMNS" not in os.environ:
+    out = Console(width=160)  # a pipe or a file has no edge
 err = Console(stderr=True)
 
 
@@ -63,18 +71,31 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="for programs")] 
         named = {k: [{"name": n, "summary": s} for n, s in v.items()] for k, v in catalogue.items()}
         print(json.dumps(named, indent=2))
         return
+    catalogue["patterns"] = {
+        "Y, F": "the paper's drifts with 2 and with 4 concepts",
+        "R0 .. R4": "the paper's random drifts",
+        "FILE": "whole numbers: a row per time step, a column per client; the last row only tests",
+        "random:every=2,concepts=4": "each client draws a concept every 2 steps, by seed; also clients=, steps=, seed=",
+    }
     catalogue["streams"]["folder:DIR"] = "your own data: DIR/client_<name>/step_<t>.csv (or .npz with x, y)"
     for kind, entries in catalogue.items():
         table = Table(title=kind, title_justify="left", title_style="bold", box=None, show_header=False)
         for name, summary in entries.items():
             table.add_row(f"[cyan]{name}[/]", summary)
         out.print(table, "")
-    described: dict[str, str] = {}
-    for entry in algorithms.ALGORITHMS.values():
-        described |= {name: field.metadata["help"] for name, field in algorithms.options(entry.cls).items()}
-    table = Table(title="settings (--set)", title_justify="left", title_style="bold", box=None, show_header=False)
-    for name, text in described.items():
-        table.add_row(f"[cyan]{name}[/]", text)
+    table = Table(
+        title="settings (--set), with their defaults off the paper's streams",
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        show_header=False,
+    )
+    for cls in dict.fromkeys(entry.cls for entry in algorithms.ALGORITHMS.values()):
+        names = [name for name, entry in algorithms.ALGORITHMS.items() if entry.cls is cls]
+        for k, (setting, field) in enumerate(algorithms.options(cls).items()):
+            default = "none" if field.default is None else field.default
+            text = f"{field.metadata['help']} [dim]({default})[/]"
+            table.add_row(", ".join(names) if k == 0 else "", f"[cyan]{setting}[/]", text)
     out.print(table)
 
 
@@ -99,50 +120,65 @@ def run_(
 
     Example: feddrift run --stream sine-2 --algorithm FedDrift --set delta=0.1 --seeds 0-4
     """
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a run closes its record when it is stopped
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if seed is not None and seeds is not None:
         raise ConfigError("give either --seed or --seeds, not both")
+    names, settings = list(dict.fromkeys(algorithm)), _settings(set_ or [])
     configs = [
         RunConfig.checked(
-            stream=stream, algorithm=name, settings=_settings(set_ or []), seed=s, rounds=rounds, steps=steps,
-            batch=batch, lr=lr, pattern=pattern, engine=engine, data_dir=data_dir, label=label,
+            stream=stream, algorithm=name, settings=_settings_of(name, names, settings), seed=s, rounds=rounds,
+            steps=steps, batch=batch, lr=lr, pattern=pattern, engine=engine, data_dir=data_dir, label=label,
         )
-        for name in dict.fromkeys(algorithm)
+        for name in names
         for s in (_seeds(seeds) if seeds is not None else [seed or 0])
     ]  # fmt: skip
+    first = configs[0].load()
     for config in configs:
-        config.check()  # a wrong name or setting shows now, not after the first hour
+        config.resolve(first)  # a wrong name or setting shows now, not after the first hour
+    out.print(
+        f"{stream}: {first.n_clients} clients, {first.n_steps} time steps and one more to test, "
+        f"{int(np.prod(first.x.shape[1:]))} features, {first.n_classes} classes; each time step is tested on the next",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
     paths = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
-        task = progress.add_task("loading the data", total=None)
+    with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as progress:
+        task = progress.add_task("", total=None)
         for k, config in enumerate(configs):
             recorded = RecordedRun(config, out_dir)
             n_steps = recorded.stream.n_steps
-            what = f"{config.stream} {config.algorithm} seed {config.seed}"
+            what = f"{config.algorithm} seed {config.seed}"
             progress.update(task, description=what, completed=k * n_steps, total=len(configs) * n_steps)
             out.print(f"[bold]{escape(what)}[/]", highlight=False)
+            before: Step | None = None
             for step in recorded:
-                out.print(_line(step), highlight=False)
+                out.print(_line(step, before, recorded.stream.clients), highlight=False, markup=False, soft_wrap=True)
                 progress.advance(task)
+                before = step
             paths.append(recorded.path)
     out.print(report.table(report.summarise([record.read(path) for path in paths])))
-    out.print(f"records in {out_dir}", highlight=False, markup=False)
+    out.print(f"records in {out_dir}", highlight=False, markup=False, soft_wrap=True)
 
 
 @app.command("report")
 def report_(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="a folder of records")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="a folder of records, or one record")],
     as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
 ) -> None:
     """Summarise records: mean and standard deviation over seeds of each stream, algorithm and settings."""
     records = record.read_all(folder)
     summaries, unfinished = report.summarise(records), report.unfinished(records)
+    if not summaries:
+        raise DataError(f"none of the {len(records)} runs in {folder} is finished yet")
     if as_json:
         print(json.dumps(report.to_json(summaries), indent=2))
     else:
         out.print(report.table(summaries))
     if unfinished:
-        err.print(f"{len(unfinished)} unfinished runs left out", highlight=False)
+        err.print(f"left out, not finished: {len(unfinished)}", highlight=False)
 
 
 class Kind(StrEnum):
@@ -154,28 +190,55 @@ class Kind(StrEnum):
 
 @app.command("plot")
 def plot_(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="a folder of records")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="a folder of records, or one record")],
     kind: Annotated[Kind, typer.Argument(help="clusters: who used which model when; accuracy: over time")],
     file: Annotated[Path, typer.Option("--out", help="the picture: .png, .pdf or .svg")],
+    algorithm: Annotated[list[str] | None, typer.Option(help="only these algorithms; repeat it for several")] = None,
 ) -> None:
     """Draw a picture of the records in a folder."""
-    records = record.read_all(folder)
-    if kind is Kind.clusters and len(records) > plots.MAX_PANELS:
-        records = [group[0] for group in report.grouped(records)]
+    records = [r for r in record.read_all(folder) if not algorithm or r.header["algorithm"] in algorithm]
+    if not records:
+        raise ConfigError(f"no records of {', '.join(algorithm or [])} in {folder}")
+    groups = report.grouped(records)
+    if kind is Kind.clusters and len(records) > plots.MAX_PANELS >= len(groups):
+        records = [group[0] for group in groups]
         err.print("too many runs for one picture: showing the first seed of each", highlight=False)
     plots.save(plots.clusters(records) if kind is Kind.clusters else plots.accuracy(records), file)
-    out.print(f"wrote {file}", highlight=False, markup=False)
+    out.print(f"wrote {file}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _line(step: Step) -> str:
-    """One time step in one line."""
-    created = sum(e.kind == "created" for e in step.events)
-    merged = sum(e.kind == "merged" for e in step.events)
-    told = [f"{int(step.drifted.sum())} drifted" if step.drifted.any() else "", f"{created} new" if created else "",
-            f"{merged} merged" if merged else ""]  # fmt: skip
+def _line(step: Step, before: Step | None, clients: Sequence[str]) -> str:
+    """One time step in one line: accuracy, number of models, and who moved where."""
+    told = []
+    born = {e.model for e in step.events if e.kind == "created"}
+    for model in sorted(born):
+        users = [name for name, used in zip(clients, step.model, strict=True) if used == model]
+        told.append(f"new model {model}" + (f" for {_few(users)}" if users else ""))
+    merged = {e.model: e.cause["into"] for e in step.events if e.kind == "merged"}
+    told += [f"{gone} merged into {into}" for gone, into in merged.items()]
+    was = step.model if before is None else before.model
+    moves: dict[int, list[str]] = {}
+    for c, (old, new) in enumerate(zip(was, step.model, strict=True)):
+        while int(old) in merged:
+            old = merged[int(old)]
+        if old != new and new not in born:
+            moves.setdefault(int(new), []).append(clients[c])
+    told += [f"{_few(movers)} to {model}" for model, movers in sorted(moves.items())]
     seen = step.tested > 0
     accuracy = f"{100 * step.accuracy[seen].mean():6.2f} %" if seen.any() else "no test data"
-    return f"  time {step.tau + 1:3d}   {accuracy}   {len(step.state.models)} models   {', '.join(filter(None, told))}"
+    n = len(step.state.models)
+    return f"  time {step.tau + 1:3d}   {accuracy}   {n} model{'s' if n > 1 else ' '}   {', '.join(told)}".rstrip()
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def _settings_of(name: str, names: Sequence[str], settings: dict[str, str]) -> dict[str, str]:
+    """The settings that this one of several algorithms knows; one that none of them knows is left for it to refuse."""
+    legal = {n: algorithms.options(algorithms.ALGORITHMS[n].cls) for n in names if n in algorithms.ALGORITHMS}
+    known = {key for options in legal.values() for key in options}
+    return {k: v for k, v in settings.items() if k in legal.get(name, settings) or k not in known}
 
 
 def _settings(pairs: list[str]) -> dict[str, str]:
@@ -184,6 +247,8 @@ def _settings(pairs: list[str]) -> dict[str, str]:
         key, equals, value = pair.partition("=")
         if not equals or not key:
             raise ConfigError(f"--set takes KEY=VALUE, such as delta=0.1, got '{pair}'")
+        if key.strip() in found:
+            raise ConfigError(f"--set {key.strip()} is given twice")
         found[key.strip()] = value.strip()
     return found
 
@@ -199,28 +264,55 @@ def _seeds(text: str) -> list[int]:
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
             raise ConfigError(f"--seeds takes a range such as 0-4 or a list such as 0,2,5, got '{text}'")
+        if int(last or first) - int(first) >= MAX_SEEDS:
+            raise ConfigError(f"--seeds takes at most {MAX_SEEDS} seeds, got '{text}'")
         seeds += range(int(first), int(last or first) + 1)
     return list(dict.fromkeys(seeds))
 
 
+def _once() -> Callable[[logging.LogRecord], bool]:
+    """A filter that lets each message through once, however many seeds repeat it."""
+    told: set[str] = set()
+
+    def new(line: logging.LogRecord) -> bool:
+        message = line.getMessage()
+        return not (message in told or told.add(message))  # type: ignore[func-returns-value]
+
+    return new
+
+
 def main() -> None:
-    """The `feddrift` command: one sentence and exit code 2 for bad input, 130 when stopped."""
-    logging.basicConfig(format="%(message)s", handlers=[RichHandler(console=err, show_time=False, show_path=False)])
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """The `feddrift` command: one sentence and exit code 2 for bad input, 130 when a run is stopped."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing but a run has anything to save
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that knows no ± still gets its table
+    handler = RichHandler(console=err, show_time=False, show_path=False)
+    handler.addFilter(_once())
+    logging.basicConfig(format="%(message)s", handlers=[handler])
     try:
-        code = app(standalone_mode=False)
+        code = app(standalone_mode=False) or 0
+        sys.stdout.flush()
     except FeddriftError as error:
         code = _fail(str(error))
     except click.ClickException as error:
         code = _fail(error.format_message())
+    except BrokenPipeError:
+        code = 141  # as if SIGPIPE had ended it
+    except OSError as error:
+        code = _fail(f"cannot write the output: {error.strerror or error}")
+    except SystemExit as stop:  # the console's way to say that its pipe is gone
+        code = int(stop.code or 0)
     if code == 130:  # Ctrl-C, as typer reports it
         err.print("stopped; the time steps that were done are in the record", highlight=False)
-        os._exit(code)  # without waiting for the compiled code that still runs
-    sys.exit(code or 0)
+    if threading.active_count() > 1:  # do not wait for compiled code that still runs
+        os._exit(code)
+    sys.exit(code)
 
 
 def _fail(sentence: str) -> int:
-    err.print(f"Error: {sentence}", highlight=False, markup=False, soft_wrap=True)
+    if sentence:  # the bare command prints its help and has nothing to add
+        err.print(f"Error: {sentence}", highlight=False, markup=False, soft_wrap=True)
     return 2
 
 

@@ -43,11 +43,14 @@ def rises(lowest: Floats, reference: Floats, delta: float) -> Bools:
 
 
 def assign(w: Floats, cluster: Ints) -> Floats:
-    """w with one more row: client c's new data train the model at position cluster[c], or none where it is -1."""
+    """w with one more row: client c's new data train the model at position cluster[c], or none where it is -1.
+
+    Older rows are 0 or 1 again: how strongly they count is for the memory to say, anew at each step.
+    """
     row = np.zeros((1, w.shape[1], w.shape[2]))
     members = np.flatnonzero(cluster >= 0)
     row[0, members, cluster[members]] = 1
-    return np.concatenate([w, row])
+    return np.concatenate([(w > 0).astype(np.float64), row])
 
 
 def widen(w: Floats, owners: Sequence[Sequence[int]]) -> Floats:
@@ -114,7 +117,7 @@ def merge_closest(
     mass = np.einsum("tcm,tc->m", w, counts)
     member = np.eye(n)  # member[k, m]: model m is now part of k
     events = []
-    while n > 1 and D.min() <= delta + TOLERANCE:
+    while np.isfinite(D.min()) and D.min() <= delta + TOLERANCE:
         i, j = divmod(int(D.argmin()), n)  # the first minimum lies above the diagonal: i < j
         events.append(Event("merged", models.ids[j], {"into": models.ids[i], "distance": float(D[i, j])}))
         D[i] = D[:, i] = np.maximum(D[i], D[j])

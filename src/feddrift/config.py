@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from feddrift import algorithms, engines, streams
+from feddrift import __version__, algorithms, engines, streams
 from feddrift.background import in_background
 from feddrift.errors import ConfigError
 from feddrift.record import Writer, file_name
@@ -33,10 +33,10 @@ class RunConfig(BaseModel):
     algorithm: str = Field(description="a name from `feddrift list`")
     settings: dict[str, Any] = Field(default={}, description="hyper-parameters of the algorithm, e.g. delta=0.1")
     seed: int = Field(default=0, ge=0, lt=2**63, description="of initial models and minibatches")
-    rounds: int | None = Field(default=None, ge=1, description="R, communication rounds per time step")
-    steps: int | None = Field(default=None, ge=1, description="K, local steps per round")
-    batch: int | None = Field(default=None, ge=1, description="B, minibatch size")
-    lr: float | None = Field(default=None, gt=0, description="eta, step size")
+    rounds: int | None = Field(default=None, ge=1, le=1_000_000, description="R, communication rounds per time step")
+    steps: int | None = Field(default=None, ge=1, le=1_000_000, description="K, local steps per round")
+    batch: int | None = Field(default=None, ge=1, le=100_000, description="B, minibatch size")
+    lr: float | None = Field(default=None, gt=0, le=1e6, description="eta, step size")
     pattern: str | None = Field(
         default=None,
         description="drift pattern: a name (Y, F, R0..R4), a file of integers, or random:every=2,concepts=4",
@@ -53,32 +53,38 @@ class RunConfig(BaseModel):
         except ValidationError as error:
             first = error.errors()[0]
             name = ".".join(str(part) for part in first["loc"])
-            raise ConfigError(f"{name}: {first['msg']}, got {first['input']!r}") from None
+            raise ConfigError(f"{name}: {first['msg'][0].lower()}{first['msg'][1:]}, got {first['input']!r}") from None
 
-    def check(self) -> None:
-        """Raise for a wrong name or setting, before any data are touched."""
-        engines.engine(self.engine)
+    def load(self) -> Stream:
+        """The stream."""
+        engines.engine(self.engine)  # wrong names first: data may take a while
         algorithms.algorithm(self.algorithm, **self.settings)
-
-    def resolve(self) -> tuple[Stream, Algorithm, Local]:
-        """The stream, algorithm and training settings that these names stand for."""
-        self.check()
-        stream = streams.stream(
+        return streams.stream(
             self.stream, seed=self.seed, pattern=self.pattern, data_dir=self.data_dir, label=self.label
         )
+
+    def resolve(self, stream: Stream) -> tuple[Algorithm, Local]:
+        """The algorithm and training settings that the names stand for on this stream."""
+        engines.engine(self.engine)
         algorithm = algorithms.algorithm(self.algorithm, stream, **self.settings)
+        if getattr(algorithm, "needs_truth", False) and stream.concepts is None:
+            raise ConfigError(f"{self.algorithm} needs a stream whose true concepts are known, {self.stream} has none")
         given = {name: getattr(self, name) for name in TRAINING if getattr(self, name) is not None}
-        return stream, algorithm, replace(stream.local, **given)
+        return algorithm, replace(stream.local, **given)
 
     def overrides(self, stream: Stream) -> dict[str, Any]:
         """The run options that differ from the stream's own."""
         given = {name: getattr(self, name) for name in TRAINING}
         found = {k: v for k, v in given.items() if v is not None and v != getattr(stream.local, k)}
-        if self.pattern is not None and self.pattern != streams.default_pattern(self.stream, self.seed):
+        if self.pattern is not None and self.pattern != streams.STREAMS[self.stream].pattern:
             found["pattern"] = self.pattern
             if Path(self.pattern).is_file():  # two files may share a name
                 digest = hashlib.sha256(Path(self.pattern).read_bytes()).hexdigest()[:8]
                 found["pattern"] = f"{Path(self.pattern).name}@{digest}"
+        if self.stream.startswith("folder:"):  # what the files held may change under the same name
+            found["data"] = hashlib.sha256(stream.x.tobytes() + stream.y.tobytes()).hexdigest()[:8]
+            if self.label != "label":
+                found["label"] = self.label
         if self.engine != "simulator":
             found["engine"] = self.engine
         return found
@@ -89,7 +95,8 @@ class RecordedRun:
 
     def __init__(self, config: RunConfig, out: Path) -> None:
         self.config = config
-        self.stream, self.algorithm, self.local = config.resolve()
+        self.stream = config.load()
+        self.algorithm, self.local = config.resolve(self.stream)
         self.header = _header(config, self.stream, self.algorithm, self.local)
         self.out, self.path = out, out / f"{file_name(self.header)}.jsonl"
 
@@ -116,7 +123,7 @@ def _header(config: RunConfig, stream: Stream, algorithm: Algorithm, local: Loca
         "clients": list(stream.clients),
         "concepts": None if stream.concepts is None else stream.concepts.tolist(),
         "same": {str(k): v for k, v in stream.same.items()},
-        "versions": {"python": platform.python_version(), **_versions("feddrift", "jax", "jaxlib", "numpy")},
+        "versions": _versions(),
         "device": str(jax.devices()[0].device_kind),
         "started": datetime.now(UTC).isoformat(),
     }
@@ -145,11 +152,6 @@ def _lines(step: Step, stream: Stream) -> tuple[list[dict[str, Any]], list[dict[
     return rows, events
 
 
-def _versions(*packages: str) -> dict[str, str]:
-    found = {}
-    for name in packages:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:  # run from a checkout that is not installed
-            found[name] = "unknown"
-    return found
+def _versions() -> dict[str, str]:
+    packages = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "numpy", "scipy")}
+    return {"feddrift": __version__, "python": platform.python_version(), **packages}

@@ -17,7 +17,8 @@ def tree_map(f: Callable[..., Any], tree: Params, *others: Params) -> Params:
     if isinstance(tree, dict):
         return {k: tree_map(f, v, *(o[k] for o in others)) for k, v in tree.items()}
     if isinstance(tree, list | tuple):
-        return type(tree)(tree_map(f, v, *(o[i] for o in others)) for i, v in enumerate(tree))
+        branches = [tree_map(f, v, *(o[i] for o in others)) for i, v in enumerate(tree)]
+        return type(tree)(*branches) if hasattr(tree, "_fields") else type(tree)(branches)  # a named tuple, or plain
     return f(tree, *others)
 
 

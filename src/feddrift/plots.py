@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -139,8 +140,15 @@ def save(fig: Figure, path: str | Path) -> None:
     if Path(path).suffix.lower() not in FORMATS:
         raise ConfigError(f"a figure's file must end in {', '.join(FORMATS)}, got '{path}'")
     try:
+        drawn = io.BytesIO()
+        fig.savefig(drawn, format=Path(path).suffix[1:].lower())
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        fig.savefig(path)
+        part = Path(f"{path}.part")  # an older picture stays until the new one is whole
+        try:
+            part.write_bytes(drawn.getvalue())
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
     except OSError as error:
         raise DataError(f"cannot write {path}: {error.strerror or error}") from None
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import io
 import json
 import os
 import re
@@ -81,17 +83,33 @@ class Writer:
         self._n_rows = 0
         text = schema.dump({"kind": "header", "schema": SCHEMA, **header})
         self._header = schema.parse(text, "header")
+        if self.part.parent.exists() and not self.part.parent.is_dir():
+            raise DataError(f"cannot write records into {self.part.parent}: it is a file, not a folder")
         with _writable(self.part):
             self.part.parent.mkdir(parents=True, exist_ok=True)
-            self.part.unlink(missing_ok=True)
-            # Unbuffered, so that a time step is one system call, which Ctrl-C cannot cut in two.
-            self._file = open(self.part, "ab", buffering=0)  # noqa: SIM115
+            self._file = self._locked()
+            self._file.truncate(0)
         try:
             self._write(text)
         except FeddriftError:
             self._file.close()
             self.part.unlink(missing_ok=True)
             raise
+
+    def _locked(self) -> io.FileIO:
+        """The part, held by this run alone for as long as it is open."""
+        while True:
+            # Unbuffered, so that a time step is one system call, which Ctrl-C cannot cut in two.
+            file = open(self.part, "ab", buffering=0)  # noqa: SIM115
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                file.close()
+                raise DataError(f"another run is writing {self.part}: wait for it, or choose another folder") from None
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file.fileno()), os.stat(self.part)):
+                    return file
+            file.close()  # the other run has just finished and renamed it
 
     def step(self, rows: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]] = ()) -> None:
         """Write one whole time step: its events, and one row per client in order, both without their "kind"."""
@@ -116,9 +134,9 @@ class Writer:
             text = schema.dump({"kind": "end", "status": status, "seconds": seconds})
             schema.check_order(schema.parse(text, "end"), self._header, self._n_rows, "end")
             self._write(text)
-        if status == "complete" or not _is_complete(self.path):
-            with _writable(self.path):
-                os.replace(self.part, self.path)
+            if status == "complete" or not _is_complete(self.path):
+                with _writable(self.path):
+                    os.replace(self.part, self.path)
 
     def __enter__(self) -> Self:
         return self
@@ -175,9 +193,11 @@ def read(path: str | Path) -> Record:
 
 
 def read_all(folder: str | Path) -> list[Record]:
-    """All records below a folder, by configuration and seed; a part beside its finished record is ignored."""
+    """All records below a folder, by configuration and seed, or the one of a file; finished parts are ignored."""
+    if Path(folder).is_file():
+        return [read(folder)]
     if not Path(folder).is_dir():
-        raise DataError(f"{folder} is not a folder")
+        raise DataError(f"{folder} is neither a folder of records nor a record")
     paths = sorted(Path(folder).rglob("*.jsonl"))
     paths += [part for part in sorted(Path(folder).rglob("*.jsonl.part")) if not part.with_suffix("").exists()]
     if not paths:

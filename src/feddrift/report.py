@@ -13,6 +13,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from feddrift import algorithms
 from feddrift.record import Record, configuration
 from feddrift.types import Bools, Ints
 
@@ -149,16 +150,17 @@ def to_json(summaries: Iterable[Summary]) -> list[dict[str, Any]]:
 def table(summaries: Sequence[Summary]) -> Table:
     """Summaries for people; sent is relative to Oblivious, models are those at the end, ARI the adjusted Rand index."""
     grid = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0)  # narrow: eight columns in a terminal of 80
-    grid.add_column("stream", no_wrap=True)
-    grid.add_column("algorithm", min_width=16)  # with its settings, which wrap
+    grid.add_column("stream", overflow="fold", min_width=8)  # these two wrap, numbers are never cut
+    grid.add_column("algorithm", overflow="fold", min_width=15)
     for name in ("seeds", "omitting\ndrifts, %", "including\ndrifts, %", "sent", "models", "ARI"):
         grid.add_column(name, justify="right", no_wrap=True)
     different = differences([(s.stream, s.algorithm, {**s.settings, **s.overrides}) for s in summaries])
     for summary, differs in zip(summaries, different, strict=True):
-        delta = {"delta": summary.settings["delta"]} if "delta" in summary.settings else {}
         cells = (
             summary.stream,
-            " ".join(filter(None, [summary.algorithm, describe({**delta, **summary.overrides, **differs})])),
+            " ".join(
+                filter(None, [summary.algorithm, describe({**_notable(summary), **summary.overrides, **differs})])
+            ),
             _ranges(summary.seeds),
             _spread(summary.omitting_drifts),
             _spread(summary.including_drifts),
@@ -168,6 +170,13 @@ def table(summaries: Sequence[Summary]) -> Table:
         )
         grid.add_row(*(Text(cell) for cell in cells))  # as Text: a name may hold [brackets]
     return grid
+
+
+def _notable(summary: Summary) -> dict[str, Any]:
+    """The settings that are not the algorithm's own defaults."""
+    entry = algorithms.ALGORITHMS.get(summary.algorithm)
+    defaults = {name: field.default for name, field in algorithms.options(entry.cls).items()} if entry else {}
+    return {k: v for k, v in summary.settings.items() if k == "delta" or (k in defaults and v != defaults[k])}
 
 
 def differences(configurations: Sequence[tuple[str, str, Mapping[str, Any]]]) -> list[dict[str, Any]]:

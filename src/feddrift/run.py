@@ -62,9 +62,7 @@ def lineage(before: State, after: State) -> tuple[Event, ...]:
         ids = np.asarray(state.models.ids)
         return {int(i) for i in ids[(state.w[-1:] > 0).any(axis=(0, 1))]}
 
-    told = {e.model for e in after.events if e.kind != "created"} | {
-        e.cause["into"] for e in after.events if e.kind == "merged"
-    }
+    told = {e.model for e in after.events if e.kind in ("merged", "retired")}
     old, new = set(before.models.ids), set(after.models.ids)
     was, now = used(before), used(after)
     events = list(after.events)

@@ -131,6 +131,8 @@ def parse(text: str | bytes, where: str) -> dict[str, Any]:
         _LINE.validate_json(text, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
+        if first["type"].startswith("union_tag"):
+            raise DataError(f"{where}: not a line of a record, got {reprlib.repr(first['input'])}") from None
         key = ".".join(str(part) for part in first["loc"][1:])
         reason = first["msg"].removeprefix("Value error, ")
         got = "" if first["type"] in ("missing", "value_error") else f", got {reprlib.repr(first['input'])}"

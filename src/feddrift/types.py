@@ -104,6 +104,8 @@ class Stream:
             raise DataError(
                 f"stream {self.name}: concepts must have shape {self.counts.shape}, got {self.concepts.shape}"
             )
+        if self.clients and len(self.clients) != self.n_clients:
+            raise DataError(f"stream {self.name}: {self.n_clients} clients need as many names, got {len(self.clients)}")
         if not self.clients:
             object.__setattr__(self, "clients", tuple(str(c) for c in range(self.n_clients)))
         ends = np.cumsum(self.counts.reshape(-1))
@@ -155,6 +157,8 @@ class Stream:
         width = {len(row) for row in cells}
         if len(width) != 1:
             raise DataError(f"stream {name}: every time step needs the same clients, got {sorted(width)} of them")
+        if clients and len(clients) not in width:
+            raise DataError(f"stream {name}: {width.pop()} clients need as many names, got {len(clients)}")
         xs: list[npt.NDArray[np.float32]] = []
         ys: list[npt.NDArray[np.int32]] = []
         counts = np.zeros((len(cells), width.pop()), dtype=np.int64)

@@ -15,9 +15,10 @@ from feddrift.engines import ENGINES
 from feddrift.nets import default_net
 from feddrift.types import Ints, Local, Models, Stream
 
-LOCAL = Local(rounds=2, steps=3, batch=10, lr=0.05)
+LOCAL = Local(rounds=4, steps=8, batch=10, lr=0.05)
 NAMES = list(ALGORITHMS)
-PATTERN = np.array([[0, 0, 0, 0], [0, 0, 1, 0], [0, 1, 1, 0], [1, 1, 0, 0], [1, 1, 0, 0]])
+# Two clients drift at once (and are isolated, then merged), concept 0 is left by all and found again by one.
+PATTERN = np.array([[0, 0, 0, 0], [0, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1], [0, 1, 1, 1], [0, 1, 1, 1]])
 
 
 def drifting(concepts: Ints = PATTERN, size: int = 40, seed: int = 0) -> Stream:
@@ -44,6 +45,32 @@ def test_same_seed_same_rows_and_another_seed_others(name: str) -> None:
     stream = drifting()
     assert rows(play(name, stream)) == rows(play(name, stream))
     assert rows(play(name, stream)) != rows(play(name, stream, seed=1))
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "fresh": {"init": "fresh"}, "loss": {"metric": "loss", "delta": 0.3}, "capped": {"max_models": 2},
+    "random ties": {"ties": "random"}, "eager to merge": {"merge_delta": 0.5},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_engines_take_the_same_decisions_under_every_option(options: str) -> None:
+    stream = drifting()
+    algorithm = fd.algorithm("FedDrift", stream, **{"delta": 0.2, **OPTIONS[options]})
+    a, b = (
+        [(s.model.tolist(), [(e.kind, e.model) for e in s.events])
+         for s in fd.run(stream, algorithm, local=LOCAL, engine=engine)]
+        for engine in ("simulator", "reference")
+    )  # fmt: skip
+    assert a == b
+    assert any(kind == "created" for _, events in a for kind, _ in events)
+
+
+def test_the_stream_of_these_tests_has_merges_and_revivals() -> None:
+    stream = drifting()
+    steps = fd.run(stream, fd.algorithm("FedDrift", stream, delta=0.2), local=LOCAL)
+    kinds = {e.kind for s in steps for e in s.events}
+    assert kinds == {"created", "merged", "retired", "revived"}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -111,11 +138,11 @@ def test_every_shape_of_drift_runs(name: str, shape: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_clients_without_data_for_a_while_or_at_first(name: str) -> None:
     whole = drifting()
-    cells: list[list[Any]] = [[whole.cell(t, c) for c in range(4)] for t in range(5)]
-    cells[0][0] = cells[1][0] = cells[2][3] = cells[3][3] = cells[4][1] = None
+    cells: list[list[Any]] = [[whole.cell(t, c) for c in range(4)] for t in range(6)]
+    cells[0][0] = cells[1][0] = cells[2][3] = cells[3][3] = cells[4][1] = cells[5][2] = None
     stream = Stream.from_arrays(cells, n_classes=2, concepts=PATTERN)
     steps = play(name, stream)
-    assert np.isnan(steps[0].accuracy[0]) and np.isnan(steps[3].accuracy[1]) and np.isfinite(steps[3].accuracy[0])
+    assert np.isnan(steps[0].accuracy[0]) and np.isnan(steps[4].accuracy[2]) and np.isfinite(steps[4].accuracy[0])
     if name.startswith("FedDrift"):
         merged = {e.model: e.cause["into"] for s in steps for e in s.events if e.kind == "merged"}
         kept = int(steps[1].model[3])
@@ -173,4 +200,4 @@ def test_oracle_has_one_model_per_concept_and_the_true_clusters() -> None:
 
 def test_oblivious_sends_two_models_per_round_client_and_step() -> None:
     steps = play("Oblivious", drifting())
-    assert sum(int(s.sent.sum()) for s in steps) == 2 * LOCAL.rounds * 4 * 4
+    assert sum(int(s.sent.sum()) for s in steps) == 2 * LOCAL.rounds * 4 * 5

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 
+import feddrift as fd
 from feddrift.engines import ENGINES, simulator
 from feddrift.engines import base as engines_base
 from feddrift.engines.base import Engine
@@ -230,6 +231,31 @@ def test_a_w_of_the_wrong_shape_is_refused(name: str) -> None:
         fed.train(fed.fresh(), np.full((3, 4, 1), np.nan))
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_without_work_nothing_trains(name: str) -> None:
+    stream = uneven_stream()
+    fed = make(name, stream).at(2)
+    models, w = fed.fresh(2), np.zeros((3, 4, 2))
+    assert len(fed.local_updates(models, w).client) == 0
+    same(averaged(models, fed.local_updates(models, w)).params, models.params)
+    same(fed.train(models, w).params, models.params)
+    assert not fed.sent.any()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_only_a_model_that_changed_is_sent_again_for_scoring(name: str) -> None:
+    stream = uneven_stream()
+    fed = make(name, stream).at(2)
+    models, w = fed.fresh(2), np.zeros((3, 4, 2))
+    w[:, :, 1] = 1
+    has_new = stream.counts[2] > 0
+    fed.evaluate(models)
+    models = fed.train(models, w, rounds=1)
+    before = fed.sent.copy()
+    fed.evaluate(models)
+    np.testing.assert_array_equal(fed.sent - before, 1 * has_new)
+
+
 def test_lanes_that_rest_in_one_call_keep_their_moments() -> None:
     """Clients may move between models from round to round; both engines remember each pair's optimiser."""
     stream = uneven_stream()
@@ -253,6 +279,22 @@ def test_padding_does_not_change_the_bits() -> None:
     alone = a.train(a.fresh(1), w[:, :, :1])
     padded = b.train(b.fresh(9), w)
     assert not differs(jax.tree.map(lambda p: p[0], alone.params), jax.tree.map(lambda p: p[0], padded.params))
+
+
+def test_a_run_compiles_only_when_its_lanes_outgrow_a_bucket() -> None:
+    """A whole FedDrift run: after the second time step a new program means a larger bucket, nothing else."""
+    stream = fd.stream("sine-2")
+    program: Any = simulator._rounds
+    local = Local(rounds=2, steps=50, lr=0.0101)  # unlike any other test's, so that nothing is compiled yet
+    seen: list[tuple[int, int]] = []  # lanes, programs
+    for step in fd.run(stream, fd.algorithm("FedDrift", stream), local=local, seed=2):
+        w = step.state.w
+        lanes = int(((w.sum(axis=0) > 0) & (w[-1].any(axis=0))).sum())
+        seen.append((simulator.lane_bucket(lanes), program._cache_size()))
+    for (_, programs), (bucket, more), k in zip(seen[1:], seen[2:], range(2, 99), strict=False):
+        grew = bucket > max(b for b, _ in seen[:k])
+        assert more - programs == int(grew), seen
+    assert seen[-1][1] - seen[0][1] >= 1  # it did grow
 
 
 def test_a_known_bucket_never_compiles_again() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from feddrift.algorithms.driftsurf import DriftSurf, SurfState
 from feddrift.algorithms.ifca import IFCA
 from feddrift.algorithms.kue import KUE, cohens_kappa, new_mask
 from feddrift.types import Floats, Local, Models, Updates
-from feddrift.weights import window
+from feddrift.weights import ALL, EXPONENTIAL, LINEAR, window
 from tests.fake import FakeFederation, identities
 
 
@@ -36,6 +37,29 @@ def test_all_22_names_of_the_paper_are_there() -> None:
          "Adaptive-FedAvg", "IFCA", "IFCA-W", "IFCA(T)", "CFL", "CFL-W", "FedDrift-Eager", "FedDrift-Eager-W",
          "FedDrift", "FedDrift-W", "FedDrift-C", "Oracle", "Oracle-W"]
     )  # fmt: skip
+
+
+def test_the_catalogue_composes_what_the_names_say() -> None:
+    memories = {name: getattr(entry.cls(**entry.fixed), "memory", None) for name, entry in ALGORITHMS.items()}
+    assert {name for name, memory in memories.items() if memory == window(1)} == {
+        "Window", "CFL-W", "IFCA-W", "FedDrift-Eager-W", "FedDrift-W", "Oracle-W",
+    }  # fmt: skip
+    assert memories["Window-2"] == window(2) and memories["Weighted-Linear"] == LINEAR
+    assert memories["Weighted-Exp"] == EXPONENTIAL
+    assert {name for name, memory in memories.items() if memory == ALL} == {
+        "Oblivious", "CFL", "IFCA", "IFCA(T)", "FedDrift-Eager", "FedDrift", "FedDrift-C", "Oracle",
+    }  # fmt: skip
+
+
+def test_default_thresholds_are_the_papers() -> None:
+    drift = {"sine": 0.10, "circle": 0.04, "sea": 0.04, "mnist": 0.10, "fmow": 0.06, "own": 0.05}
+    surf = {"sine": 0.10, "circle": 0.05, "sea": 0.02, "mnist": 0.10, "fmow": 0.04, "own": 0.05}
+    base = fd.stream("sine-2")
+    for family in drift:
+        stream = replace(base, family=family)
+        for name in ("FedDrift", "FedDrift-W", "FedDrift-C", "FedDrift-Eager", "FedDrift-Eager-W"):
+            assert fd.algorithm(name, stream).delta == drift[family]  # type: ignore[attr-defined]
+        assert fd.algorithm("DriftSurf", stream).delta == surf[family]  # type: ignore[attr-defined]
 
 
 def test_defaults_follow_the_stream() -> None:

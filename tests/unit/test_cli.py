@@ -37,7 +37,8 @@ def test_run_report_and_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         "--out", runs, *QUICK,
     )  # fmt: skip
     assert code == 0
-    assert out.count("time   1") == 4 and "sine-2 Oracle seed 1" in out and "omitting" in out
+    assert out.count("time   1") == 4 and "Oracle seed 1" in out and "omitting" in out
+    assert "sine-2: 3 clients, 3 time steps and one more to test, 2 features, 2 classes" in out
     code, out, err = feddrift(capsys, "report", runs, "--json")
     assert code == 0 and not err
     feddrift_, oracle = sorted(json.loads(out), key=lambda o: str(o["algorithm"]))
@@ -76,14 +77,19 @@ WRONG: list[tuple[list[str], str]] = [
     (["run", "--stream", "sine-2", "--algorithm", "Oracle", "--set", "a=1"], "Oracle has no settings, got 'a'"),
     ([*RUN, "--seeds", "4-1"], "--seeds takes a range such as 0-4 or a list such as 0,2,5, got '4-1'"),
     ([*RUN, "--seed", "1", "--seeds", "0-1"], "give either --seed or --seeds, not both"),
-    ([*RUN, "--seed", "-1"], "seed: Input should be greater than or equal to 0, got -1"),
-    ([*RUN, "--rounds", "0"], "rounds: Input should be greater than or equal to 1, got 0"),
+    ([*RUN, "--seed", "-1"], "seed: input should be greater than or equal to 0, got -1"),
+    ([*RUN, "--seeds", "0-99999999"], "--seeds takes at most 10000 seeds"),
+    ([*RUN, "--rounds", "0"], "rounds: input should be greater than or equal to 1, got 0"),
+    ([*RUN, "--rounds", "99999999999"], "rounds: input should be less than or equal to 1000000"),
+    ([*RUN, "--set", "delta=0.1", "--set", "delta=0.2"], "--set delta is given twice"),
+    ([*RUN, "--set", "redetect=true"], "redetect is a setting of FedDrift-C only"),
+    ([*RUN, "--algorithm", "Oracle", "--set", "dleta=1"], "unknown setting of FedDrift 'dleta'"),
     ([*RUN, "--lr", "nan"], "lr"),
     ([*RUN, "--engine", "warp"], "unknown engine 'warp'"),
     ([*RUN, "--pattern", "random:every=2,concepts=9"], "sine has concepts 0 and 1"),
-    ([*RUN, "--pattern", "nowhere.txt"], "nowhere.txt"),
+    ([*RUN, "--pattern", "nowhere.txt"], "there is no pattern file nowhere.txt"),
     (["run", "--stream", "folder:nowhere", "--algorithm", "FedDrift"], "nowhere"),
-    (["report", "nowhere"], "nowhere is not a folder"),
+    (["report", "nowhere"], "nowhere is neither a folder of records nor a record"),
     (["plot", ".", "pie", "--out", "x.png"], "'pie' is not one of"),
     (["run", "--stream", "sine-2"], "Missing option '--algorithm'"),
     (["frobnicate"], "No such command 'frobnicate'"),
@@ -112,7 +118,57 @@ def test_help_is_worth_reading(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_unwritable_folder_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("in the way")
     code, _, err = feddrift(capsys, *RUN, *QUICK, "--out", str(tmp_path / "file"))
-    assert code == 2 and len(err.strip().splitlines()) == 1 and "cannot write" in err
+    assert code == 2 and len(err.strip().splitlines()) == 1 and "it is a file, not a folder" in err
+
+
+def test_settings_go_to_the_algorithms_that_know_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = [*RUN, "--algorithm", "Oblivious", *QUICK, "--set", "delta=0.3", "--set", "init=fresh"]
+    code, out, _ = feddrift(capsys, *command, "--out", str(tmp_path))
+    assert code == 0 and "delta=0.3" in out and "init=fresh" in out  # what was set is shown
+    found = {o["algorithm"]: o["settings"] for o in json.loads(feddrift(capsys, "report", str(tmp_path), "--json")[1])}
+    assert found["FedDrift"]["delta"] == 0.3 and "delta" not in found["Oblivious"]
+
+
+def test_the_line_of_a_time_step_says_who_moved_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "drift.txt").write_text("0 0 0\n0 0 0\n0 1 1\n1 1 1\n1 1 1\n")
+    code, out, _ = feddrift(
+        capsys, *RUN, "--pattern", str(tmp_path / "drift.txt"), "--rounds", "10", "--set", "init=fresh",
+        "--out", str(tmp_path),
+    )  # fmt: skip
+    assert code == 0
+    lines = [line for line in out.splitlines() if line.startswith("  time")]
+    assert "new model 1 for 1, new model 2 for 2" in lines[2]
+    assert "2 merged into 1, 0 to 1" in lines[3] and lines[0].endswith("1 model")
+
+
+def test_oracle_without_truth_is_refused_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for client in "ab":
+        (tmp_path / "data" / f"client_{client}").mkdir(parents=True)
+        for t in range(2):
+            (tmp_path / "data" / f"client_{client}" / f"step_{t}.csv").write_text("x,label\n1,0\n2,1\n")
+    command = ["run", "--stream", f"folder:{tmp_path / 'data'}", "--algorithm", "Oblivious", "--algorithm", "Oracle"]
+    code, out, err = feddrift(capsys, *command, "--out", str(tmp_path / "runs"))
+    assert code == 2 and "Oracle needs a stream whose true concepts are known" in err
+    assert not out and not (tmp_path / "runs").exists()
+
+
+def test_a_report_of_unfinished_runs_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    feddrift(capsys, *RUN, *QUICK, "--out", str(tmp_path))
+    (path,) = tmp_path.glob("*.jsonl")
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    code, _, err = feddrift(capsys, "report", str(path))
+    assert code == 2 and f"none of the 1 runs in {path} is finished yet" in err
+
+
+def test_a_closed_pipe_ends_the_command_quietly(tmp_path: Path) -> None:
+    command = (
+        f"{sys.executable} -m feddrift run --stream sine-2 --algorithm Window --rounds 1 --out {tmp_path} | head -1"
+    )
+    done = subprocess.run(["bash", "-c", f"{command}; exit ${{PIPESTATUS[0]}}"], capture_output=True, text=True)
+    assert done.returncode in (0, 1, 141) and "sine-2" in done.stdout
+    assert "Traceback" not in done.stderr and "FATAL" not in done.stderr
 
 
 def test_your_own_folder_runs_without_ground_truth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

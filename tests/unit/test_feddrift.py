@@ -10,7 +10,7 @@ import pytest
 
 from feddrift.algorithms.feddrift import DriftState, FedDrift, FedDriftEager
 from feddrift.errors import ConfigError
-from feddrift.weights import window
+from feddrift.weights import LINEAR, window
 from tests.fake import FakeFederation, identities
 
 
@@ -167,35 +167,91 @@ def test_feddrift_c_keeps_one_of_the_new_models_and_forgets_the_others_data() ->
     assert again.drifted.tolist() == [True, gone == 1, gone == 2]  # type: ignore[union-attr]
 
 
-def test_a_full_house_reuses_the_longest_unused_model_or_goes_without() -> None:
-    worlds = [QUIET, {"loss": lambda c, i: 0.5}, {"loss": lambda c, i: 0.9 if i < 3 else 0.8}]
-    states = play(FedDriftEager(delta=0.1, max_models=2), worlds)
-    assert states[1].models.ids == (0, 1)
-    assert states[2].models.ids == (0, 1) or states[2].models.ids == (0, 2)
-    roomy = play(FedDriftEager(delta=0.1, max_models=2), [QUIET, {"loss": lambda c, i: 0.5},
-                 {"loss": table({1: [0.8] * 3})}])[2]  # fmt: skip
-    assert roomy.models.ids == (1, 2)  # all were on 1, so 0 left
-    assert [(e.kind, e.model) for e in roomy.events] == [("retired", 0), ("created", 2)]
+def test_a_full_house_reuses_the_longest_unused_model() -> None:
+    """Models 0, 1, 2 in turn; at time 3 nobody's best is 0 or 1, and 0 has been idle longer."""
+    worlds: list[dict[str, Any]] = [
+        QUIET,
+        {"loss": lambda c, i: 0.3},
+        {"loss": table({0: [0.9] * 3, 1: [0.5] * 3})},
+        {"loss": table({0: [0.99] * 3, 1: [0.95] * 3, 2: [0.8] * 3})},
+    ]
+    states = play(FedDriftEager(delta=0.1, max_models=3), worlds)
+    assert [s.models.ids for s in states] == [(0,), (0, 1), (0, 1, 2), (1, 2, 3)]
+    assert [(e.kind, e.model) for e in states[3].events] == [("retired", 0), ("created", 3)]
+    np.testing.assert_array_equal(states[3].w[0], np.zeros((3, 3)))  # what model 0 knew is forgotten
+
+
+def test_a_full_house_whose_models_are_all_chosen_makes_no_room() -> None:
     full = play(FedDrift(delta=0.1, max_models=1), [QUIET, {"loss": lambda c, i: 0.5}])[1]
-    assert full.models.ids == (0,) and full.drifted.all() and full.w[1].all()  # type: ignore[union-attr]
+    assert full.models.ids == (0,) and full.w[1].all() and full.drifted.all()  # type: ignore[union-attr]
+    some = play(FedDrift(delta=0.1, max_models=2), [QUIET, {"loss": lambda c, i: 0.5}])[1]
+    assert identities(some.votes, some.models) == [1, 0, 0]  # room for one: the first in line
 
 
 def test_metric_loss_reaches_every_question() -> None:
-    fed = FakeFederation(1, 3, loss=table({0: [0.1, 5.0, 0.1]}))
     algorithm = FedDrift(delta=2.0, metric="loss")
-    algorithm.step(algorithm.step(algorithm.init(fed), FakeFederation(0, 3)), fed)
-    assert fed.asked == ["evaluate loss", "train"]
+    state = play(algorithm, [QUIET, {"loss": table({0: [0.1, 5.0, 0.1]})}])[-1]
+    fed = FakeFederation(2, 3)
+    algorithm.step(state, fed)
+    assert fed.asked == ["evaluate loss", "cross_evaluate loss", "train"]
+
+
+def test_eager_starts_from_the_best_model_of_the_first_drifted_client() -> None:
+    """Client 1 is served best by model 1, client 2 by model 0; both drift."""
+    worlds: list[dict[str, Any]] = [
+        QUIET,
+        {"loss": table({0: [0.1, 0.4, 0.1]})},  # model 1 for client 1
+        {"loss": table({0: [0.1, 0.9, 0.5], 1: [0.9, 0.6, 0.9]})},
+    ]
+    last = play(FedDriftEager(delta=0.1), worlds)[-1]
+    assert identities(last.votes, last.models) == [0, 2, 2]
+    assert last.events[0].cause["from"] == 1
+
+
+def test_feddrift_c_draws_among_the_new_models() -> None:
+    kept = set()
+    for tau in range(1, 12):  # the draw is keyed by time
+        quiet = [QUIET] * tau
+        worlds = [*quiet, {"loss": table({0: [0.1, 0.5, 0.5]})}, {"loss": lambda c, i: 0.5}]
+        ids = play(FedDrift(delta=0.1, one_global=True), worlds)[-1].models.ids
+        kept |= {1, 2} & set(ids)
+    assert kept == {1, 2}
+
+
+def test_feddrift_c_client_without_news_falls_back_on_the_oldest_model() -> None:
+    counts = np.full((3, 3), 100)
+    counts[2, 1:] = 0
+    worlds = [QUIET, {"loss": table({0: [0.1, 0.5, 0.5]})}, {"loss": lambda c, i: 0.1, "counts": counts}]
+    last = play(FedDrift(delta=0.1, one_global=True), worlds)[-1]
+    kept = ({1, 2} & set(last.models.ids)).pop()
+    assert identities(last.votes, last.models) == [0, *(c if c == kept else 0 for c in (1, 2))]
+
+
+def test_fading_memories_weigh_by_age_once() -> None:
+    last = play(FedDrift(delta=0.1, memory=LINEAR), [QUIET] * 4)[-1]
+    assert last.w[:, 0, 0].tolist() == [1, 2, 3, 4]
 
 
 def test_settings_out_of_range_are_refused_in_one_sentence() -> None:
     with pytest.raises(ConfigError, match=r"FedDrift.delta must be in \[0, 1\] for metric='error', got 4.0"):
         FedDrift(delta=4.0)
-    with pytest.raises(ConfigError, match="FedDrift.merge_delta must be at least 0 for metric='loss', got -1"):
-        FedDrift(metric="loss", merge_delta=-1)
+    with pytest.raises(ConfigError, match="merge_delta must be at least 0 and finite for metric='loss', got inf"):
+        FedDrift(metric="loss", merge_delta=float("inf"))
+    with pytest.raises(ConfigError, match="redetect is a setting of FedDrift-C only"):
+        FedDrift(redetect=True)
     with pytest.raises(ConfigError, match="FedDriftEager.max_models must be at least 1 or none, got 0"):
         FedDriftEager(max_models=0)
     with pytest.raises(ConfigError, match="nan"):
         FedDrift(delta=float("nan"))
+
+
+def test_the_warning_waits_for_the_first_scores_of_a_trained_model(caplog: pytest.LogCaptureFixture) -> None:
+    counts = [np.full((t + 1, 3), 100) for t in range(4)]
+    for table_ in counts[1:]:
+        table_[1] = 0
+    with caplog.at_level(logging.WARNING):
+        play(FedDrift(delta=0.02), [{**QUIET, "counts": n} for n in counts])
+    assert len(caplog.records) == 1
 
 
 def test_a_delta_within_the_noise_warns_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -161,8 +161,8 @@ def test_well_scaled_features_do_not_warn(tmp_path: Path, caplog: pytest.LogCapt
 @pytest.mark.parametrize(
     ("second", "message"),
     [
-        ("", "step_1.csv: expected one column 'label', got 0 in the header"),
-        ("a,b,target\n1,2,0\n", "step_1.csv: expected one column 'label', got 0 in the header .*target"),
+        ("", "step_1.csv is empty, expected a header line with a column 'label'"),
+        ("a,b,target\n1,2,0\n", "step_1.csv: no label column 'label' among .*target.*--label names another"),
         ("a,label\n1,0\n", "step_1.csv: expected one column 'b', got 0"),
         ("a,b,c,label\n1,2,3,0\n", "step_1.csv: column 'c' is not in .*step_0.csv"),
         ("a,b,b,label\n1,2,3,0\n", "step_1.csv: expected one column 'b', got 2"),
@@ -170,7 +170,7 @@ def test_well_scaled_features_do_not_warn(tmp_path: Path, caplog: pytest.LogCapt
         ("a,b,label\n1,2,0\n1,,0\n", "step_1.csv, line 3, column 'b': expected a number, got ''"),
         ("a,b,label\n1,nan,0\n", "step_1.csv, line 2, column 'b': expected a number, got 'nan'"),
         ("b,a,label\n1,cold,0\n", "step_1.csv, line 2, column 'a': expected a number, got 'cold'"),
-        ("a,b,label\n1,1e39,0\n", "step_1.csv, line 2, column 'b': expected a number, got '1e39'"),
+        ("a,b,label\n1,1e39,0\n", "step_1.csv, line 2, column 'b': expected a finite number below 1e38, got '1e39'"),
         ("a,b,label\n1,1_0,0\n", "step_1.csv, line 2, column 'b': expected a number, got '1_0'"),
         (
             "a,b,label\n1,2,0\n\n1,2,cat\n",

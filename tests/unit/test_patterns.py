@@ -137,7 +137,7 @@ def test_random_pattern_of_more_clients_extends_that_of_fewer() -> None:
         ("random:every=2,concepts=4,every=3", "every is given twice"),
         ("r3", "unknown pattern 'r3', did you mean 'R3'"),
         ("y", "unknown pattern 'y', did you mean 'Y'"),
-        ("no/such/file", "one of: Y, F, R0, R1, R2, R3, R4, the path of a file, random:every=2,concepts=4"),
+        ("Z", "one of: Y, F, R0, R1, R2, R3, R4, the path of a file, random:every=2,concepts=4"),
         ("", "unknown pattern ''"),
         ("\0", "unknown pattern"),
     ],

@@ -141,7 +141,7 @@ def test_a_record_cut_anywhere_still_holds_its_whole_steps(tmp_path: Path) -> No
         (2, {"model": True}, "model.*got True"),
         (2, {"drift": 1}, "drift.*got 1"),
         (2, {"n_models": -1}, "n_models.*got -1"),
-        (2, {"kind": "raw"}, "raw"),
+        (2, {"kind": "raw"}, "not a line of a record"),
         (3, {"c": 0}, "expected time 0, client 1 .* got the row of time 0, client 0"),
         (4, {"event": "died"}, "event.*got 'died'"),
         (4, {"event": "merged"}, "into which model"),
@@ -314,7 +314,7 @@ def test_a_full_disk_leaves_whole_steps(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match=r"^cannot write .*: (Not a directory|File exists)$"):
+    with pytest.raises(DataError, match=r"^cannot write records into .*: it is a file, not a folder$"):
         Writer(tmp_path / "file", header())
 
 
@@ -330,7 +330,16 @@ def test_read_all_finds_everything_in_order(tmp_path: Path) -> None:
 def test_read_all_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no records \(\*\.jsonl\) below"):
         read_all(tmp_path)
-    with pytest.raises(DataError, match="nowhere is not a folder"):
+    with pytest.raises(DataError, match="nowhere is neither a folder of records nor a record"):
         read_all(tmp_path / "nowhere")
     with pytest.raises(DataError, match=r"cannot read .*No such file"):
         read(tmp_path / "nothing.jsonl")
+
+
+def test_a_second_run_into_the_same_record_is_refused_at_once(tmp_path: Path) -> None:
+    first = Writer(tmp_path, header())
+    with pytest.raises(DataError, match="another run is writing"):
+        Writer(tmp_path, header())
+    first.close("interrupted", 1.0)
+    Writer(tmp_path, header()).close("interrupted", 1.0)
+    assert [r.status for r in read_all(tmp_path)] == ["interrupted"]

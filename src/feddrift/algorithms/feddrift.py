@@ -17,7 +17,7 @@ from feddrift import cluster, rng
 from feddrift.algorithms.options import option
 from feddrift.errors import ConfigError
 from feddrift.models import join, take
-from feddrift.types import Bools, Event, Federation, Floats, Ints, Metric, Models, State
+from feddrift.types import Bools, Event, Federation, Floats, Ints, Models, State
 from feddrift.weights import ALL, Memory
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,9 @@ class _Options:
 
     delta: float = option(0.05, "a drift is a rise of the best model's loss by more than this")
     init_: Literal["warm", "fresh"] = option("warm", "a new model is a copy of the client's best (warm) or starts anew")
-    metric: Metric = option("error", "what choice, detection and distances compare: error, or cross-entropy (loss)")
+    metric: Literal["error", "loss"] = option(
+        "error", "what choice, detection and distances compare: error, or cross-entropy (loss)"
+    )
     max_models: int | None = option(None, "at most so many models, the longest unused makes room; none: no limit")
     ties: Literal["lowest", "random"] = option("lowest", "which of equally good models a client joins")
     memory: Memory = ALL
@@ -54,9 +56,9 @@ class _Options:
             raise ConfigError(f"{type(self).__name__}.max_models must be at least 1 or none, got {self.max_models}")
 
     def _check_threshold(self, name: str, value: float) -> None:
-        top = 1.0 if self.metric == "error" else np.inf
+        top = 1.0 if self.metric == "error" else np.finfo(np.float64).max
         if not 0 <= value <= top:
-            legal = "in [0, 1]" if self.metric == "error" else "at least 0"
+            legal = "in [0, 1]" if self.metric == "error" else "at least 0 and finite"
             raise ConfigError(f"{type(self).__name__}.{name} must be {legal} for metric='{self.metric}', got {value}")
 
     def init(self, fed: Federation) -> DriftState:
@@ -94,6 +96,8 @@ class FedDrift(_Options):
         super().__post_init__()
         if self.merge_delta is not None:
             self._check_threshold("merge_delta", self.merge_delta)
+        if self.redetect and not self.one_global:
+            raise ConfigError("FedDrift.redetect is a setting of FedDrift-C only, got true")
 
     def step(self, state: State, fed: Federation) -> DriftState:
         assert isinstance(state, DriftState)
@@ -140,7 +144,7 @@ def detect(self: _Options, state: DriftState, fed: Federation) -> tuple[Ints, Fl
     loss = fed.evaluate(state.models, self.metric)
     keys = [fed.key("ties", c) for c in range(fed.n_clients)] if self.ties == "random" else None
     best, lowest = cluster.best_models(loss, state.votes.argmax(axis=1), keys)
-    if fed.tau == 1 and self.metric == "error":
+    if fed.tau and self.metric == "error" and not fed.counts[1:-1].any():  # the first scores of a trained model
         _warn_if_noisy(self.delta, lowest, fed.counts[-1])
     return best, lowest, cluster.rises(lowest, state.reference, self.delta)
 
@@ -204,7 +208,7 @@ def _latest(lowest: Floats, reference: Floats) -> Floats:
 
 
 def _warn_if_noisy(delta: float, error: Floats, counts: Ints) -> None:
-    """Say once, when first scores of a trained model are there, that delta is within the noise of a cell."""
+    """Say that delta is within the noise of a cell."""
     seen = ~np.isnan(error) & (counts > 0)
     if not seen.any():
         return

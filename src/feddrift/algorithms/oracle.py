@@ -25,6 +25,7 @@ class Oracle:
     """One model per true concept, made when the concept first appears; knows the concept of the training data."""
 
     memory: Memory = ALL
+    needs_truth = True
 
     def init(self, fed: Federation) -> OracleState:
         if fed.concepts is None:

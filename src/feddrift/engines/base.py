@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -20,8 +21,6 @@ SCORE_ROWS = 512
 
 class Engine(ABC):
     """Holds the clients' data and does their work; `at(tau)` is the federation of one time step."""
-
-    device: str  # where the work is done, for the record
 
     def __init__(self, stream: Stream, net: Net, local: Local, seed: int) -> None:
         self.stream, self.net, self.local, self.seed = stream, net, local, seed
@@ -133,10 +132,11 @@ class TimeStep(ABC):
         return L
 
     def local_updates(self, models: Models, w: Floats, local: Local | None = None) -> Updates:
-        updates = self._lanes(models, self._checked(w, models))
-        self._count_training(updates.client, 1)
-        trained = self._local_updates(models, updates, w, local or self.local)
-        self._scored.clear()
+        lanes = self._lanes(models, self._checked(w, models))
+        if not len(lanes.client):
+            return replace(lanes, params=tree_map(lambda leaf: leaf[:0], models.params))
+        self._count_training(models, lanes, 1)
+        trained = self._local_updates(models, lanes, w, local or self.local)
         self.round += 1
         return trained
 
@@ -146,9 +146,8 @@ class TimeStep(ABC):
         lanes = self._lanes(models, self._checked(w, models))
         if not len(lanes.client) or not rounds:
             return models
-        self._count_training(lanes.client, rounds)
+        self._count_training(models, lanes, rounds)
         trained = self._train(models, lanes, w, rounds, local)
-        self._scored.clear()
         self.round += rounds
         return trained
 
@@ -213,5 +212,7 @@ class TimeStep(ABC):
             self.sent[c] += len(new)
             self._scored |= new
 
-    def _count_training(self, clients: Ints, rounds: int) -> None:
-        np.add.at(self.sent, clients, 2 * rounds)  # down and up
+    def _count_training(self, models: Models, lanes: Updates, rounds: int) -> None:
+        np.add.at(self.sent, lanes.client, 2 * rounds)  # down and up
+        changed = {models.ids[m] for m in lanes.model}
+        self._scored = {(c, i) for c, i in self._scored if i not in changed}

@@ -24,10 +24,10 @@ class Reference(Engine):
         super().__init__(stream, net, local, seed)
 
         def loss(params: Params, mask: Any, x: Any, y: Any, n: Any) -> Any:
-            return batch_loss(net, params, mask, x, y, n)
+            with jax.default_matmul_precision("float32"):
+                return batch_loss(net, params, mask, x, y, n)
 
         self.gradient = jax.jit(jax.grad(loss))
-        self.device = "cpu"
 
     def at(self, tau: int) -> ReferenceStep:
         return ReferenceStep(self, tau)
@@ -39,7 +39,8 @@ class Reference(Engine):
         for m in range(len(models)):
             params = tree_map(lambda leaf: leaf[m], models.params)  # noqa: B023
             mask = None if models.mask is None else models.mask[m]
-            found.append(np.asarray(masked(self.net, params, mask, self.stream.x[rows])))
+            with jax.default_matmul_precision("float32"):
+                found.append(np.asarray(masked(self.net, params, mask, self.stream.x[rows])))
         yield np.stack(found)
 
 

@@ -47,8 +47,6 @@ class Simulator(Engine):
     def __init__(self, stream: Stream, net: Net, local: Local, seed: int) -> None:
         super().__init__(stream, net, local, seed)
         self.x, self.y = jnp.asarray(stream.x), jnp.asarray(stream.y)
-        device = jax.devices()[0]
-        self.device = f"{device.platform} ({device.device_kind})" if device.platform != "cpu" else "cpu"
 
     def at(self, tau: int) -> SimulatorStep:
         return SimulatorStep(self, tau)

@@ -51,7 +51,11 @@ def load(directory: str | Path, label: str = "label") -> Stream:
     root = Path(directory).expanduser()
     if not str(directory) or not root.is_dir():
         raise DataError(f"'{directory}' is not a directory, expected one with files client_<name>/step_<t>.csv or .npz")
-    clients = {path: _steps(path) for path in sorted(root.glob("client_?*"), key=_natural) if path.is_dir()}
+    try:
+        clients = {path: _steps(path) for path in sorted(root.glob("client_?*"), key=_natural) if path.is_dir()}
+        strays = [path.name for path in root.iterdir() if path.is_dir() and path not in clients]
+    except OSError as error:
+        raise DataError(f"{root} cannot be read: {error}") from None
     if not clients:
         raise DataError(f"{root} has no clients, expected folders client_<name> with files step_<t>.csv or .npz")
     times = sorted({t for steps in clients.values() for t in steps})
@@ -63,10 +67,15 @@ def load(directory: str | Path, label: str = "label") -> Stream:
         for t, path in steps.items():
             files[t, client] = _read(path, label, first)
             first = first or files[t, client]
+    strays = [name for name in strays if not name.startswith(".")]
+    if strays:
+        _log.warning("%s: left out %s, since clients are folders client_<name>", root, ", ".join(sorted(strays)))
     largest = max(float(np.abs(file.x).max(initial=0.0)) for file in files.values())
     if largest > LARGE:
         _log.warning("%s: features reach %g; scale them to about -1 to 1, or training may fail", root, largest)
     classes, index = _classes(root / "classes.txt", files.values())
+    if classes < 2:
+        _log.warning("%s: all labels are the same, there is nothing to learn", root)
     cells = {key: (file.x, [index[text] for text in file.labels]) for key, file in files.items()}
     return Stream.from_arrays(
         [[cells.get((t, client)) for client in clients] for t in times],
@@ -108,6 +117,10 @@ def _read_csv(path: Path, label: str, first: _File | None) -> _File:
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.reader(file)
         header = [name.strip() for name in next(reader, [])]
+        if not header:
+            raise DataError(f"{path} is empty, expected a header line with a column '{label}'")
+        if label not in header:
+            raise DataError(f"{path}: no label column '{label}' among {header}; --label names another")
         numbered = [(reader.line_num, row) for row in reader if row]
     features = tuple(name for name in header if name != label)
     columns = first.columns if first else features
@@ -128,7 +141,9 @@ def _read_csv(path: Path, label: str, first: _File | None) -> _File:
     x = x.reshape(len(numbered), len(columns))
     for i, j in np.argwhere(~np.isfinite(x))[:1]:
         line, row = numbered[i]
-        raise DataError(f"{path}, line {line}, column '{columns[j]}': expected a number, got {row[where[j]]!r}")
+        found = row[where[j]]
+        wanted = "a number" if math.isnan(_number(found)) else "a finite number below 1e38"
+        raise DataError(f"{path}, line {line}, column '{columns[j]}': expected {wanted}, got {found!r}")
     return _File(path, columns, x, [row[target].strip() for _, row in numbered], [line for line, _ in numbered])
 
 

@@ -29,6 +29,8 @@ def pattern(spec: str, seed: int = 0) -> Ints:
     if kind == "random":
         return _random(spec, options, seed)
     if not os.path.isfile(spec):  # unlike Path's, it takes any string
+        if os.sep in spec or "." in spec:
+            raise DataError(f"there is no pattern file {spec}")
         raise unknown("pattern", spec, [*SHIPPED, "the path of a file", "random:every=2,concepts=4"])
     try:
         return _parse(Path(spec).read_text(encoding="utf-8-sig"), spec)

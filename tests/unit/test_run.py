@@ -1,0 +1,44 @@
+"""The loop over time: what it derives from the states of an algorithm."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from feddrift.run import lineage
+from feddrift.types import Event, Models, State
+
+
+def state(ids: tuple[int, ...], used: list[int], events: tuple[Event, ...] = ()) -> State:
+    """Client c uses the model with id used[c]."""
+    votes = np.array([[float(i == u) for i in ids] for u in used])
+    return State(Models({}, ids), votes[None], votes, events=events)
+
+
+def kinds(before: State, after: State) -> list[tuple[str, int]]:
+    return [(e.kind, e.model) for e in lineage(before, after)]
+
+
+def test_a_model_that_falls_out_of_use_is_retired_and_may_be_revived() -> None:
+    both, only = state((0, 1), [0, 1]), state((0, 1), [1, 1])
+    assert kinds(both, only) == [("retired", 0)]
+    assert kinds(only, both) == [("revived", 0)]
+    assert lineage(only, both)[0].cause == {"clients": [0]}
+    assert lineage(both, only)[0].cause == {"reason": "no client uses it"}
+    assert lineage(both, state((1,), [1, 1]))[0].cause == {"reason": "deleted"}
+    assert kinds(both, both) == []
+
+
+def test_the_target_of_a_merge_is_revived_when_it_was_idle() -> None:
+    merged = Event("merged", 1, {"into": 0, "distance": 0.0})
+    idle = state((0, 1), [1, 1])
+    assert kinds(idle, state((0,), [0, 0], (merged,))) == [("merged", 1), ("revived", 0)]
+    assert kinds(state((0, 1, 2), [0, 1]), state((0, 2), [2, 2], (merged,))) == [
+        ("merged", 1), ("retired", 0), ("revived", 2),
+    ]  # fmt: skip
+
+
+def test_a_model_is_not_born_twice() -> None:
+    created = Event("created", 1, {})
+    assert kinds(state((0,), [0, 0]), state((0, 1), [0, 1], (created,))) == [("created", 1)]
+    told = Event("retired", 0, {"reason": "its own"})
+    assert lineage(state((0, 1), [0, 1]), state((1,), [1, 1], (told,))) == (told,)
