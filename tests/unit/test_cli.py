@@ -137,8 +137,8 @@ def test_the_line_of_a_time_step_says_who_moved_where(tmp_path: Path, capsys: py
     )  # fmt: skip
     assert code == 0
     lines = [line for line in out.splitlines() if line.startswith("  time")]
-    assert "new model 1 for 1, new model 2 for 2" in lines[2]
-    assert "2 merged into 1, 0 to 1" in lines[3] and lines[0].endswith("1 model")
+    assert "new model 1 for 1; new model 2 for 2" in lines[2]
+    assert "model 2 merged into 1; 0 to model 1" in lines[3] and lines[0].endswith("1 model")
 
 
 def test_oracle_without_truth_is_refused_before_anything_runs(
