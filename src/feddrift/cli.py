@@ -136,12 +136,9 @@ def run_(
     first = configs[0].load()
     for config in configs:
         config.resolve(first)  # a wrong name or setting shows now, not after the first hour
-    out.print(
-        f"{stream}: {first.n_clients} clients, {first.n_steps} time steps and one more to test, "
-        f"{int(np.prod(first.x.shape[1:]))} features, {first.n_classes} classes; each time step is tested on the next",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
+    _say(
+        f"{stream}: {first.n_clients} clients, {first.n_steps} time steps + 1 to test, "
+        f"{int(np.prod(first.x.shape[1:]))} features, {first.n_classes} classes"
     )
     paths = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -155,12 +152,12 @@ def run_(
             out.print(f"[bold]{escape(what)}[/]", highlight=False)
             before: Step | None = None
             for step in recorded:
-                out.print(_line(step, before, recorded.stream.clients), highlight=False, markup=False, soft_wrap=True)
+                _say(_line(step, before, recorded.stream.clients))
                 progress.advance(task)
                 before = step
             paths.append(recorded.path)
     out.print(report.table(report.summarise([record.read(path) for path in paths])))
-    out.print(f"records in {out_dir}", highlight=False, markup=False, soft_wrap=True)
+    _say(f"records in {out_dir}")
 
 
 @app.command("report")
@@ -204,7 +201,12 @@ def plot_(
         records = [group[0] for group in groups]
         err.print("too many runs for one picture: showing the first seed of each", highlight=False)
     plots.save(plots.clusters(records) if kind is Kind.clusters else plots.accuracy(records), file)
-    out.print(f"wrote {file}", highlight=False, markup=False, soft_wrap=True)
+    _say(f"wrote {file}")
+
+
+def _say(text: str) -> None:
+    """A plain line; a terminal wraps it between words, a pipe or a file has it whole."""
+    out.print(text, highlight=False, markup=False, soft_wrap=not out.is_terminal)
 
 
 def _line(step: Step, before: Step | None, clients: Sequence[str]) -> str:
@@ -231,7 +233,8 @@ def _line(step: Step, before: Step | None, clients: Sequence[str]) -> str:
 
 
 def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    some = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    return f"client{'s' if len(names) > 1 else ''} {some}"
 
 
 def _settings_of(name: str, names: Sequence[str], settings: dict[str, str]) -> dict[str, str]:

@@ -38,7 +38,7 @@ def test_run_report_and_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     )  # fmt: skip
     assert code == 0
     assert out.count("time   1") == 4 and "Oracle seed 1" in out and "omitting" in out
-    assert "sine-2: 3 clients, 3 time steps and one more to test, 2 features, 2 classes" in out
+    assert "sine-2: 3 clients, 3 time steps + 1 to test, 2 features, 2 classes" in out
     code, out, err = feddrift(capsys, "report", runs, "--json")
     assert code == 0 and not err
     feddrift_, oracle = sorted(json.loads(out), key=lambda o: str(o["algorithm"]))
@@ -137,8 +137,8 @@ def test_the_line_of_a_time_step_says_who_moved_where(tmp_path: Path, capsys: py
     )  # fmt: skip
     assert code == 0
     lines = [line for line in out.splitlines() if line.startswith("  time")]
-    assert "new model 1 for 1; new model 2 for 2" in lines[2]
-    assert "model 2 merged into 1; 0 to model 1" in lines[3] and lines[0].endswith("1 model")
+    assert "new model 1 for client 1; new model 2 for client 2" in lines[2]
+    assert "model 2 merged into 1; client 0 to model 1" in lines[3] and lines[0].endswith("1 model")
 
 
 def test_oracle_without_truth_is_refused_before_anything_runs(
