@@ -61,6 +61,7 @@ class FakeFederation:
         return self.lanes(models, w)
 
     def train(self, models: Models, w: Floats, rounds: int | None = None, local: Local | None = None) -> Models:
+        self.trained = models, w, local or self.local
         lr = "" if local is None else f" lr={local.lr:g}"
         self.asked.append("train" + ("" if rounds is None else f" rounds={rounds}") + lr)
         used = (w[self.tau] > 0).any(axis=0)

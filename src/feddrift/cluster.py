@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.cluster.hierarchy import fcluster, linkage
+from scipy.cluster.hierarchy import cut_tree, linkage
 from scipy.spatial.distance import squareform
 
 from feddrift import rng
@@ -87,7 +87,7 @@ def bipartition(similarity: Floats, gamma: float) -> Ints | None:
     """
     apart = np.maximum(1 - similarity, 0)
     tree = linkage(squareform(apart, checks=False), "complete")
-    part = fcluster(tree, 2, "maxclust")
+    part = cut_tree(tree, [2])[:, 0]
     leavers = np.flatnonzero(part != part[0])  # the first member's part keeps the old cluster
     if not len(leavers):
         return None

@@ -13,7 +13,7 @@ import feddrift as fd
 from feddrift.algorithms import ALGORITHMS
 from feddrift.engines import ENGINES
 from feddrift.nets import default_net
-from feddrift.types import Ints, Local, Models, Stream
+from feddrift.types import Ints, Local, Stream
 
 LOCAL = Local(rounds=4, steps=8, batch=10, lr=0.05)
 NAMES = list(ALGORITHMS)
@@ -91,21 +91,60 @@ def frozen(tree: Any) -> Any:
     return copy
 
 
-@pytest.mark.parametrize("name", NAMES)
+RELEASED = {"AUE as released": "AUE", "AUE-PC as released": "AUE-PC", "KUE as released": "KUE"}
+
+
+def made(name: str, stream: Stream) -> Any:
+    if name in RELEASED:
+        return fd.algorithm(RELEASED[name], stream, as_released=True)
+    return fd.algorithm(name, stream)
+
+
+@pytest.mark.parametrize("name", [*NAMES, *RELEASED])
 def test_a_step_changes_none_of_its_inputs_and_a_saved_state_goes_on_alike(name: str) -> None:
     """Every array of the state is made read-only, and the state travels through pickle before each step."""
     stream = drifting()
-    algorithm = fd.algorithm(name, stream)
+    algorithm = made(name, stream)
     engine = ENGINES["simulator"][0](stream, default_net(stream), LOCAL, 0)
     state = algorithm.init(engine.at(0))
-    models = []
+    expected = list(fd.run(stream, algorithm, local=LOCAL))
     for tau in range(stream.n_steps):
         state = pickle.loads(pickle.dumps(state))
         arrays = {k: frozen(v) for k, v in vars(state).items() if isinstance(v, np.ndarray)}
-        state = replace(state, models=Models(frozen(state.models.params), state.models.ids), **arrays)
+        state = replace(state, models=replace(state.models, params=frozen(state.models.params)), **arrays)
         state = algorithm.step(state, engine.at(tau))
-        models.append(np.asarray(state.models.ids)[state.votes.argmax(axis=1)].tolist())
-    assert models == [s.model.tolist() for s in play(name, stream)]
+        unbroken = expected[tau].state
+        assert state.models.ids == unbroken.models.ids
+        np.testing.assert_array_equal(state.votes, unbroken.votes)
+        np.testing.assert_array_equal(state.w, unbroken.w)
+        for leaf, values in unbroken.models.params.items():
+            np.testing.assert_array_equal(state.models.params[leaf], values)
+
+
+@pytest.mark.parametrize("name", [*NAMES, *RELEASED])
+def test_the_events_tell_which_models_there_are(name: str) -> None:
+    """Created, merged and deleted models, replayed, are the models of the state."""
+    stream = drifting()
+    alive = {0} if "KUE" not in name else set(range(10 + (name in RELEASED)))
+    for step in fd.run(stream, made(name, stream), local=LOCAL):
+        alive |= {e.model for e in step.events if e.kind == "created"}
+        alive -= {e.model for e in step.events if e.kind == "merged"}
+        idle = {e.model for e in step.events if e.kind == "retired" and e.cause["reason"] == "no client uses it"}
+        alive -= {e.model for e in step.events if e.kind == "retired"} - idle
+        assert alive == set(step.state.models.ids), (step.tau, step.events)
+
+
+@pytest.mark.parametrize("empty", [0, 2])
+@pytest.mark.parametrize("name", [*NAMES, *RELEASED])
+def test_a_time_step_in_which_nobody_has_data(name: str, empty: int) -> None:
+    calm = drifting(np.zeros((6, 4), dtype=int))
+    cells: list[list[Any]] = [[calm.cell(t, c) if t != empty else None for c in range(4)] for t in range(6)]
+    stream = Stream.from_arrays(cells, n_classes=2, concepts=np.zeros((6, 4), dtype=int))
+    steps = list(fd.run(stream, made(name, stream), local=LOCAL))
+    assert not steps[empty].drifted.any()
+    if empty:
+        assert [e.kind for e in steps[empty].events] == []
+        np.testing.assert_array_equal(steps[empty].state.votes, steps[empty - 1].state.votes)
 
 
 @pytest.mark.parametrize("name", NAMES)

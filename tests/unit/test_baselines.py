@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import feddrift as fd
-from feddrift import cluster
+from feddrift import cluster, sampling
 from feddrift.algorithms import ALGORITHMS
 from feddrift.algorithms.adaptive import AdaptiveFedAvg, AdaptiveState
 from feddrift.algorithms.aue import AUE
@@ -94,6 +94,11 @@ def test_adaptive_changes_the_rate_four_rounds_before_the_end() -> None:
     algorithm = AdaptiveFedAvg(lr=0.2)
     state = algorithm.step(algorithm.init(fed), fed)
     assert fed.asked == ["train rounds=6 lr=0.2", f"train rounds=4 lr={state.rate:g}"]
+    _, w, local = fed.trained
+    assert local.optimizer == "sgd" and local.weight_decay == 0 and w.shape == (1, 2, 1)
+    later = FakeFederation(2, 2)
+    algorithm.step(state, later)
+    assert later.trained[1][:, 0, 0].tolist() == [0, 0, 1]  # the newest data only
     short = FakeFederation(0, 2, local=Local(rounds=1))
     algorithm.step(algorithm.init(short), short)
     assert short.asked == ["train rounds=1 lr=0.2", f"train rounds=0 lr={state.rate:g}"]
@@ -205,6 +210,55 @@ def test_kue_votes_by_kappa_and_replaces_the_worst_by_a_better_candidate() -> No
     assert states[2].w[:, 0].tolist() == [[0] * 3, [0] * 3, [1] * 3]  # the newest data only
 
 
+def test_kue_keeps_its_models_when_the_candidate_only_ties() -> None:
+    worlds: list[dict[str, Any]] = [{"confusions": confusions(25, 25, 25)}, {"confusions": confusions(25, 25, 25, 25)}]
+    last = play(KUE(n_models=3), worlds, n_clients=1)[-1]
+    assert last.models.ids == (0, 1, 2) and last.events == ()
+    np.testing.assert_allclose(last.votes, [[1, 1, 1]])  # nobody is better than chance
+
+
+def test_kue_trains_on_masked_bags_of_the_newest_data() -> None:
+    fed = FakeFederation(0, 1, confusions=confusions(40, 30))
+    algorithm = KUE(n_models=2)
+    algorithm.step(algorithm.init(fed), fed)
+    models, _, local = fed.trained
+    assert local.bags and models.mask is not None and models.mask.shape == (2, 4)
+
+
+def test_bags_draw_by_poisson_weights() -> None:
+    """Two stages: about exp(-1) of the rows have no weight, and of the others some are missed by the n draws."""
+    n = 20_000
+    drawn = np.bincount(sampling.bag(0, 1, 2, 3, 4, n), minlength=n)
+    assert drawn.sum() == n
+    # P(never drawn) = E[exp(-weight)] with weight ~ Poisson(1): exp(exp(-1) - 1)
+    np.testing.assert_allclose((drawn == 0).mean(), np.exp(np.exp(-1) - 1), atol=0.01)
+    assert not np.array_equal(sampling.bag(0, 1, 2, 3, 4, 50), sampling.bag(0, 1, 2, 3, 5, 50))
+
+
+def test_driftsurf_waits_while_nobody_has_news() -> None:
+    counts = np.full((3, 2), 100)
+    counts[2] = 0
+    after = np.concatenate([counts, [[100, 100]]])
+    worlds: list[dict[str, Any]] = [{"loss": lambda c, i: 0.15}] * 2 + [{"counts": counts}]
+    worlds.append({"loss": lambda c, i: 0.15, "counts": after})
+    states = play(DriftSurf(delta=0.1), worlds)
+    np.testing.assert_allclose([s.best for s in states], [0, 0.85, 0.85, 0.85])
+    assert not states[3].reactive and states[3].models.ids == (0, 1)
+
+
+def test_driftsurf_remembers_no_more_than_its_window() -> None:
+    worlds: list[dict[str, Any]] = [{"loss": lambda c, i: 0.1}] * 4
+    assert play(DriftSurf(delta=0.1, window=2), worlds)[-1].w[:, 0, 0].tolist() == [0, 0, 1, 1]
+
+
+def test_aue_pc_client_without_news_follows_the_others() -> None:
+    counts = np.array([[100, 100], [100, 0]])
+    worlds: list[dict[str, Any]] = [{}, {"loss": lambda c, i: 0.25 * (1 - i), "counts": counts}]
+    votes = play(AUE(per_client=True), worlds)[-1].votes
+    np.testing.assert_allclose(votes[0], np.array([2, 4]) / 6)
+    np.testing.assert_allclose(votes[1], votes[0])
+
+
 def test_kue_as_released_leaves_the_worst_out_and_widens_its_mask() -> None:
     worlds: list[dict[str, Any]] = [{"confusions": confusions(20, 40, 30)}, {"confusions": confusions(40, 30, 20)}]
     states = play(KUE(n_models=2, as_released=True), worlds, n_clients=1)
@@ -271,6 +325,7 @@ def test_bipartition_by_hand() -> None:
     assert cluster.bipartition(similarity, 0.7).tolist() == [2]  # type: ignore[union-attr]  # sqrt(1.2 / 2) = 0.775
     assert cluster.bipartition(similarity, 0.8) is None
     assert cluster.bipartition(np.ones((2, 2)), 0.0) is None  # alike: sqrt(0) is not above 0
+    assert cluster.bipartition(np.full((3, 3), -0.5), 0.1) is not None  # ties do not keep a cluster together
 
 
 # IFCA

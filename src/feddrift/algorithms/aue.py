@@ -11,7 +11,7 @@ AUE-PC (per client) weighs for each client by its own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -41,6 +41,9 @@ class AUE:
     def step(self, state: State, fed: Federation) -> State:
         models, w = state.models, state.w
         events: tuple[Event, ...] = ()
+        if fed.tau and not fed.counts[-1].any():  # nobody has news: no new model, the votes stand
+            w = np.concatenate([w, np.ones((1, *w.shape[1:]))])
+            return replace(state, models=fed.train(models, w), w=w, events=())
         if fed.tau:
             kept = np.arange(max(0, len(models) + 1 - self.n_models), len(models))  # the oldest comes first
             newest = take(fed.fresh(), [0], [fed.tau])
@@ -50,11 +53,10 @@ class AUE:
         w = np.concatenate([w, np.ones((1, *w.shape[1:]))])
         models = fed.train(models, w)
         mse = fed.evaluate(models, "brier")
-        if not self.per_client:
-            mse = np.tile(pooled(mse, fed.counts[-1]), (fed.n_clients, 1))
-        weights = ensemble_weights(mse, fed.n_classes, self.as_released)
-        unscored = np.isnan(mse).any(axis=1)
-        weights[unscored, :] = 1 / len(models)  # a client without new data lets all vote alike
+        everybody = np.tile(pooled(mse, fed.counts[-1]), (fed.n_clients, 1))
+        if self.per_client:  # a client without new data follows the others
+            everybody = np.where(np.isnan(mse), everybody, mse)
+        weights = ensemble_weights(np.nan_to_num(everybody), fed.n_classes, self.as_released)
         return State(models, w, votes=weights, events=events)
 
 

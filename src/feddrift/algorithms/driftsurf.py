@@ -7,7 +7,7 @@ predicted with the better of the two, and the better on average stays (Algorithm
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -54,8 +54,13 @@ class DriftSurf:
 
     def step(self, state: State, fed: Federation) -> SurfState:
         assert isinstance(state, SurfState)
-        accuracy = 1 - np.nan_to_num(pooled(fed.evaluate(state.models), fed.counts[-1]), nan=0.0)  # nobody has news: 1
-        best = max(state.best, float(accuracy[PREDICTIVE])) if fed.tau else 0.0
+        accuracy = np.zeros(len(state.models))
+        if fed.tau:
+            accuracy = 1 - pooled(fed.evaluate(state.models), fed.counts[-1])
+            if np.isnan(accuracy).any():  # nobody has news: train on, decide nothing
+                w = self._grown(state.w, fed)
+                return replace(state, models=fed.train(state.models, w), w=w, events=(), drifted=None)
+        best = max(state.best, float(accuracy[PREDICTIVE]))
         models, w, born = state.models, state.w, state.born
         reactive, elapsed, compared = state.reactive, state.elapsed, state.compared
         events: tuple[Event, ...] = ()
@@ -76,7 +81,7 @@ class DriftSurf:
             events = (Event("created", born, why if alarm else {"reason": "stable model"}),)
             models, born = join(models, take(fed.fresh(), [0], [born])), born + 1
             w = np.concatenate([w, np.zeros((*w.shape[:2], 1))], axis=2)
-        w = np.concatenate([w, np.ones((1, *w.shape[1:]))]) * window(self.window)(fed.tau)[:, None, None]
+        w = self._grown(w, fed)
         models = fed.train(models, w)
         if reactive:
             elapsed += 1
@@ -91,6 +96,10 @@ class DriftSurf:
         votes = np.zeros((fed.n_clients, len(models)))
         votes[:, chosen] = 1
         return SurfState(
-            models, w, votes, events=events, drifted=np.full(fed.n_clients, alarm), best=best, reactive=reactive,
+            models, w, votes, events=events, drifted=alarm & (fed.counts[-1] > 0), best=best, reactive=reactive,
             elapsed=elapsed, compared=compared, born=born,
         )  # fmt: skip
+
+    def _grown(self, w: Floats, fed: Federation) -> Floats:
+        """w with the newest data for all models, no more remembered than the window holds."""
+        return np.concatenate([w, np.ones((1, *w.shape[1:]))]) * window(self.window)(fed.tau)[:, None, None]

@@ -14,7 +14,7 @@ import numpy as np
 from feddrift import cluster
 from feddrift.algorithms.options import option
 from feddrift.errors import ConfigError
-from feddrift.types import Federation, Floats, Ints, Models, State
+from feddrift.types import Event, Federation, Floats, Ints, Models, State
 from feddrift.weights import ALL, Memory
 
 
@@ -37,16 +37,17 @@ class IFCA:
 
     def step(self, state: State, fed: Federation) -> State:
         models, home = state.models, state.votes.argmax(axis=1)
+        given = () if fed.tau else tuple(Event("created", i, {"reason": "given"}) for i in models.ids[1:])
         if fed.tau:
             home = self._choose(models, home, fed)
         w = self._weights(state, home, fed)
         if not self.every_round:
-            return replace(state, models=fed.train(models, w), w=w, votes=w[-1])
+            return replace(state, models=fed.train(models, w), w=w, votes=w[-1], events=given)
         for _ in range(fed.local.rounds):
             models = fed.train(models, w, rounds=1)
             home = self._choose(models, home, fed)
             w = self._weights(state, home, fed)
-        return replace(state, models=models, w=w, votes=w[-1])
+        return replace(state, models=models, w=w, votes=w[-1], events=given)
 
     def _choose(self, models: Models, home: Ints, fed: Federation) -> Ints:
         return cluster.best_models(fed.evaluate(models), home)[0]

@@ -54,6 +54,8 @@ class KUE:
         assert isinstance(state, KueState)
         models, masks, born = replace(state.models, mask=None), state.masks, state.born
         events: tuple[Event, ...] = ()
+        if fed.tau and not fed.counts[-1].any():  # nobody has news: nothing to learn or to judge by
+            return replace(state, w=self._newest(len(models), fed), events=())
         if fed.tau and self.as_released:
             fresh = _shared_start(fed, [models.ids[state.worst]])
             order = [len(models) if k == state.worst else k for k in range(len(models))]
@@ -64,26 +66,34 @@ class KUE:
             models = join(models, _shared_start(fed, [born]))
             masks = np.concatenate([masks, new_mask(fed, born)[None]])
         bags = replace(fed.local, bags=True)
-        shape = (fed.n_clients, len(models))
-        w = np.broadcast_to(window(1)(fed.tau)[:, None, None], (fed.tau + 1, *shape)).copy()
+        w = self._newest(len(models), fed)
         trained = fed.train(replace(models, mask=masks), w, local=bags)
         kappa = cohens_kappa(fed.confusion(trained).sum(axis=0))
         worst = int(kappa.argmin()) if fed.tau else state.worst
-        voting = kappa.copy()
+        voting = np.maximum(kappa, 0)
+        if not voting.any():
+            voting[:] = 1  # nobody is better than chance: all alike
         if self.as_released:
             voting[worst] = 0
-        elif fed.tau:  # the candidate, last, is kept only if the worst model is not it
-            events = (
+        elif fed.tau:  # the candidate, last, takes the place of the worst only if it is better
+            worst = int(kappa[:-1].argmin())
+            if kappa[-1] <= kappa[worst]:
+                worst = len(kappa) - 1
+        if fed.tau and not self.as_released:
+            events = () if worst == len(kappa) - 1 else (
                 Event("retired", trained.ids[worst], {"reason": "lowest kappa", "kappa": float(kappa[worst])}),
                 Event("created", born, {"reason": "candidate", "kappa": float(kappa[-1])}),
             )  # fmt: skip
             left = np.delete(np.arange(len(trained)), worst)
             trained, masks, w = take(trained, left, [trained.ids[m] for m in left]), masks[left], w[:, :, left]
             voting, born = voting[left], born + 1
-        weights = np.maximum(voting, 0)
-        votes = np.tile(weights if weights.any() else np.ones(len(weights)), (fed.n_clients, 1))
+        votes = np.tile(voting if voting.any() else np.ones(len(voting)), (fed.n_clients, 1))
         tested = replace(trained, mask=None) if self.as_released else trained
         return KueState(tested, w, votes, "soft", events=events, masks=masks, worst=worst, born=born)
+
+    def _newest(self, n_models: int, fed: Federation) -> Floats:
+        """Every model trains on the newest data of every client."""
+        return np.tile(window(1)(fed.tau)[:, None, None], (1, fed.n_clients, n_models))
 
 
 def cohens_kappa(confusion: Ints) -> Floats:
