@@ -43,7 +43,9 @@ def chances(w: Floats, counts: Ints) -> npt.NDArray[np.float32]:
     cumulative = np.cumsum(mass, axis=-1) / mass.sum(axis=-1, keepdims=True)
     # Rounding must not leave a chance to the cells after the last one with mass.
     remaining = np.flip(np.cumsum(np.flip(mass, axis=-1), axis=-1), axis=-1) - mass
-    return np.where(remaining > 0, cumulative, 1.0).astype(np.float32)
+    cumulative = np.where(remaining > 0, cumulative, 1.0).astype(np.float32)
+    # Draws are multiples of 2^-24; so are the limits, since a compiler may take a smaller number for zero.
+    return (np.ceil(cumulative * np.float64(2**24)) * 2.0**-24).astype(np.float32)
 
 
 def step_words(key: rng.Words, round: Any, steps: Any) -> rng.Words:
