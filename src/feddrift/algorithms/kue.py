@@ -76,14 +76,14 @@ class KUE:
         if self.as_released:
             voting[worst] = 0
         elif fed.tau:  # the candidate, last, takes the place of the worst only if it is better
-            worst = int(kappa[:-1].argmin())
-            if kappa[-1] <= kappa[worst]:
-                worst = len(kappa) - 1
-        if fed.tau and not self.as_released:
-            events = () if worst == len(kappa) - 1 else (
-                Event("retired", trained.ids[worst], {"reason": "lowest kappa", "kappa": float(kappa[worst])}),
-                Event("created", born, {"reason": "candidate", "kappa": float(kappa[-1])}),
-            )  # fmt: skip
+            candidate, worst = len(kappa) - 1, int(kappa[:-1].argmin())
+            if kappa[candidate] > kappa[worst]:
+                events = (
+                    Event("retired", trained.ids[worst], {"reason": "lowest kappa", "kappa": float(kappa[worst])}),
+                    Event("created", born, {"reason": "candidate", "kappa": float(kappa[candidate])}),
+                )
+            else:
+                worst = candidate
             left = np.delete(np.arange(len(trained)), worst)
             trained, masks, w = take(trained, left, [trained.ids[m] for m in left]), masks[left], w[:, :, left]
             voting, born = voting[left], born + 1
