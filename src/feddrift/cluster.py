@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.cluster.hierarchy import cut_tree, linkage
 from scipy.spatial.distance import squareform
+from scipy.special import bdtr
 
 from feddrift import rng
 from feddrift.models import mix, take
@@ -51,6 +52,22 @@ def assign(w: Floats, cluster: Ints) -> Floats:
     members = np.flatnonzero(cluster >= 0)
     row[0, members, cluster[members]] = 1
     return np.concatenate([(w > 0).astype(np.float64), row])
+
+
+def champion(wins: Ints, level: float = 0.05) -> int:
+    """Who wins a tournament: the first, unless a later one beats the best before it by a one-sided sign test.
+
+    wins[a, b] counts the rows that a gets right and b wrong; chance alone beats an equal with a probability of `level`.
+
+    >>> champion(np.array([[0, 2], [12, 0]])), champion(np.array([[0, 2], [5, 0]]))
+    (1, 0)
+    """
+    best = 0
+    for other in range(1, len(wins)):
+        won, lost = int(wins[other, best]), int(wins[best, other])
+        if won > lost and bdtr(lost, won + lost, 0.5) <= level:
+            best = other
+    return best
 
 
 def widen(w: Floats, owners: Sequence[Sequence[int]]) -> Floats:

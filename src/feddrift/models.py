@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from feddrift.types import Models, Params, Updates
+from feddrift.errors import ConfigError
+from feddrift.types import Floats, Ints, Models, Net, Params, Updates
 
 
 def tree_map(f: Callable[..., Any], tree: Params, *others: Params) -> Params:
@@ -24,17 +25,85 @@ def tree_map(f: Callable[..., Any], tree: Params, *others: Params) -> Params:
 
 def leaves(tree: Params) -> list[Any]:
     """The arrays of a tree, dictionaries in the order of their keys."""
+    return [leaf for _, leaf in _paths(tree)]
+
+
+def _paths(tree: Params, path: str = "") -> Iterator[tuple[str, Any]]:
+    below = path + "/" if path else ""
     if isinstance(tree, dict):
-        return [leaf for key in sorted(tree) for leaf in leaves(tree[key])]
+        for key in sorted(tree):
+            yield from _paths(tree[key], f"{below}{key}")
+    elif isinstance(tree, list | tuple):
+        for i, branch in enumerate(tree):
+            yield from _paths(branch, f"{below}{i}")
+    else:
+        yield path, tree
+
+
+def trunk_of(net: Net, params: Params) -> Params:
+    """A tree like params: True where an array belongs to the net's trunk."""
+    paths = [path for path, _ in _paths(params)]
+    if callable(net.trunk):
+        found = [bool(net.trunk(path)) for path in paths]
+    else:
+        for name in net.trunk:
+            if not any(_within(path, name) for path in paths):
+                raise ConfigError(f"the net has no parameters '{name}' for its trunk (there are: {', '.join(paths)})")
+        found = [any(_within(path, name) for name in net.trunk) for path in paths]
+    return _refill(params, iter(found))
+
+
+def has_trunk(models: Models) -> bool:
+    """Whether these models can share something and differ in something."""
+    return models.trunk is not None and len(set(leaves(models.trunk))) == 2
+
+
+def _within(path: str, branch: str) -> bool:
+    return path == branch or path.startswith(branch + "/")
+
+
+def split(params: Params, trunk: Params) -> tuple[list[Any], list[Any]]:
+    """The arrays of the trunk, and those of the head."""
+    marked = list(zip(leaves(params), leaves(trunk), strict=True))
+    return [leaf for leaf, shared in marked if shared], [leaf for leaf, shared in marked if not shared]
+
+
+def unsplit(trunk_leaves: Sequence[Any], head_leaves: Sequence[Any], trunk: Params) -> Params:
+    """The parameters whose `split` these are."""
+    of_trunk, of_head = iter(trunk_leaves), iter(head_leaves)
+    return _refill(trunk, (next(of_trunk if shared else of_head) for shared in leaves(trunk)))
+
+
+def _refill(tree: Params, values: Iterator[Any]) -> Params:
+    """A tree of the same shape with these leaves, in the order of `leaves`."""
+    if isinstance(tree, dict):
+        filled = {key: _refill(tree[key], values) for key in sorted(tree)}
+        return {key: filled[key] for key in tree}
     if isinstance(tree, list | tuple):
-        return [leaf for branch in tree for leaf in leaves(branch)]
-    return [tree]
+        branches = [_refill(branch, values) for branch in tree]
+        return type(tree)(*branches) if hasattr(tree, "_fields") else type(tree)(branches)
+    return next(values)
 
 
-def mix(models: Models, A: npt.ArrayLike, ids: Sequence[int]) -> Models:
+def per_axis(f: Callable[..., Any], models: Models, head: Any, trunk: Any, *others: Params) -> Params:
+    """f(array, ..., head) for every array with the axis m, f(array, ..., trunk) for those with the axis of families."""
+    if models.trunk is None:
+        return tree_map(lambda *arrays: f(*arrays, head), models.params, *others)
+    return tree_map(
+        lambda leaf, shared, *rest: f(leaf, *rest, trunk if shared else head), models.params, models.trunk, *others
+    )
+
+
+def one(models: Models, m: int) -> Params:
+    """The parameters of a single model."""
+    return per_axis(lambda leaf, at: leaf[at], models, m, models.stands_on[m])
+
+
+def mix(models: Models, A: npt.ArrayLike, ids: Sequence[int], family: Sequence[int] | None = None) -> Models:
     """New stack whose row k is the sum of A[k, m] times model m, and bears the id ids[k].
 
-    Merging is a row with two weights; a row with a single 1 copies that model.
+    Merging is a row with two weights; a row with a single 1 copies that model. Unless `family` says otherwise, a row
+    made of one family under an old id stays in it, and any other founds its own.
 
     >>> two = Models({"b": np.array([[2.0], [4.0]])}, ids=(0, 1))
     >>> mix(two, [[0.5, 0.5], [1, 0]], ids=(0, 2)).params["b"].tolist()
@@ -45,44 +114,99 @@ def mix(models: Models, A: npt.ArrayLike, ids: Sequence[int]) -> Models:
     rows = np.asarray(A, dtype=np.float64)
     if rows.shape != (len(ids), len(models)):
         raise ValueError(f"mix needs a matrix of shape {(len(ids), len(models))}, got {rows.shape}")
+    names = tuple(int(i) for i in ids)
+    if family is None:
+        family = [_family(models, i, np.flatnonzero(row)) for i, row in zip(names, rows, strict=True)]
+    made = Models(None, names, family=tuple(int(i) for i in family), trunk=models.trunk)
+    on_trunks = np.zeros((len(rows), len(models.families)))
+    np.add.at(on_trunks.T, models.stands_on, rows.T)
+    return replace(made, params=per_axis(_mixed, models, rows, _agreed(made, np.round(on_trunks, 12))))
 
-    def mixed(leaf: Any) -> Any:
-        out = np.zeros((len(ids), *leaf.shape[1:]), dtype=leaf.dtype)
-        for k, m in np.argwhere(rows):  # zeros are skipped, so a poisoned model stays alone
-            out[k] += leaf.dtype.type(rows[k, m]) * leaf[m]
-        return out
 
-    return Models(tree_map(mixed, models.params), tuple(int(i) for i in ids))
+def take(
+    models: Models, positions: Sequence[int] | Ints, ids: Sequence[int], family: Sequence[int] | None = None
+) -> Models:
+    """Copies of the models at these positions under these ids, bit for bit; a position may repeat.
 
-
-def take(models: Models, positions: Sequence[int] | npt.NDArray[np.int64], ids: Sequence[int]) -> Models:
-    """Copies of the models at these positions under these ids, bit for bit; a position may repeat."""
-    at = np.asarray(positions, dtype=np.int64)
+    Unless `family` says otherwise, a model that keeps its id keeps its family, and any other founds its own.
+    """
+    at, names = np.asarray(positions, dtype=np.int64), tuple(int(i) for i in ids)
+    if family is None:
+        family = [_family(models, i, [m]) for i, m in zip(names, at, strict=True)]
     mask = None if models.mask is None else models.mask[at]
-    return Models(tree_map(lambda leaf: leaf[at], models.params), tuple(int(i) for i in ids), mask)
+    made = Models(None, names, mask, tuple(int(i) for i in family), models.trunk)
+    on_trunk = _agreed(made, models.stands_on[at])
+    return replace(made, params=per_axis(lambda leaf, rows: leaf[rows], models, at, on_trunk))
+
+
+def _family(models: Models, new_id: int, sources: Sequence[int] | Ints) -> int:
+    families = {models.family[m] for m in sources}
+    kept = any(models.ids[m] == new_id for m in sources)
+    return families.pop() if kept and len(families) == 1 else new_id
+
+
+def _agreed(made: Models, on_trunks: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """What each family of a new stack stands on, from what each of its models does."""
+    first = [made.family.index(name) for name in made.families]
+    if not np.array_equal(on_trunks, on_trunks[first][made.stands_on]):
+        raise ValueError(f"models of different trunks cannot be one family, got {made.family}")
+    return on_trunks[first]
+
+
+def _mixed(leaf: Any, rows: Floats) -> Any:
+    out = np.zeros((len(rows), *leaf.shape[1:]), dtype=leaf.dtype)
+    for k, m in np.argwhere(rows):  # zeros are skipped, so a poisoned model stays alone
+        out[k] += leaf.dtype.type(rows[k, m]) * leaf[m]
+    return out
 
 
 def join(a: Models, b: Models) -> Models:
-    """The models of a, then those of b."""
-
+    """The models of a, then those of b; a family of both stands on the trunk it has in a."""
+    if set(a.ids) & set(b.ids):
+        raise ValueError(f"ids are names for life, got {a.ids} and {b.ids}")
     if (a.mask is None) != (b.mask is None):
         raise ValueError("models with and without a mask cannot be joined")
     mask = None if a.mask is None or b.mask is None else np.concatenate([a.mask, b.mask])
-    return Models(tree_map(lambda x, y: np.concatenate([x, y]), a.params, b.params), a.ids + b.ids, mask)
+    new = np.array([name not in a.families for name in b.families], dtype=bool)
+    params = per_axis(lambda x, y, rows: np.concatenate([x, y[rows]]), a, np.ones(len(b), dtype=bool), new, b.params)
+    return Models(params, a.ids + b.ids, mask, a.family + b.family, a.trunk)
+
+
+def put(models: Models, m: int, other: Models) -> Models:
+    """The model at position m replaced by a single other one, under the old id and on a trunk of its own."""
+    spare = max(models.ids) + 1
+    order = [len(models) if k == m else k for k in range(len(models))]
+    return take(join(models, take(other, [0], [spare])), order, models.ids)
 
 
 def averaged(models: Models, updates: Updates) -> Models:
-    """Algorithm 1's average: each model becomes the mean of its lanes by the data behind them, or stays as it is."""
-    both = join(Models(models.params, models.ids), Models(updates.params, tuple(range(len(updates.client)))))
-    A = averaging(updates, len(models))
-    idle = ~A.any(axis=1)
-    return replace(models, params=mix(both, np.concatenate([np.diag(idle), A], axis=1), models.ids).params)
+    """Algorithm 1's average: each model becomes the mean of its pairs by the data behind them, or stays as it is.
+
+    A trunk becomes the mean of its family's lanes by all the data behind them.
+    """
+    heads = shares(updates.model, updates.size, len(models))
+    trunk, size = lane_sizes(models, updates)
+    trunks = shares(trunk, size, len(models.families))
+
+    def average(old: Any, new: Any, A: Floats) -> Any:
+        idle = ~A.any(axis=1)
+        return _mixed(np.concatenate([old, new]), np.concatenate([np.diag(idle), A], axis=1))
+
+    return replace(models, params=per_axis(average, models, heads, trunks, updates.params))
 
 
-def averaging(updates: Updates, n_models: int) -> npt.NDArray[np.float64]:
-    """A[m, lane], Algorithm 1's weights: each model's lanes by the data behind them; a row of zeros: no lane."""
-    A = np.zeros((n_models, len(updates.size)))
-    A[updates.model, np.arange(len(updates.size))] = updates.size
+def lane_sizes(models: Models, updates: Updates) -> tuple[Ints, Floats]:
+    """The position of each lane's trunk, and the data behind the lane."""
+    _, first = np.unique(updates.lane, return_index=True)
+    size: Floats = np.zeros(len(first))
+    np.add.at(size, updates.lane, updates.size)
+    return models.stands_on[updates.model[first]], size
+
+
+def shares(target: Ints, size: Floats, n: int) -> Floats:
+    """A[k, i], the share of part i in the average that is target k: by size; a row of zeros: no part."""
+    A = np.zeros((n, len(size)))
+    A[target, np.arange(len(size))] = size
     total = A.sum(axis=1, keepdims=True)
-    shares: npt.NDArray[np.float64] = np.divide(A, total, out=np.zeros_like(A), where=total > 0)
-    return shares
+    found: Floats = np.divide(A, total, out=np.zeros_like(A), where=total > 0)
+    return found

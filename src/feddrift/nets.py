@@ -17,6 +17,8 @@ from feddrift.types import Net, Params, Stream
 def mlp(features: int, hidden: int, classes: int) -> Net:
     """A perceptron with one hidden layer, initialised as PyTorch's nn.Linear: U(-1/sqrt(fan_in), 1/sqrt(fan_in)).
 
+    The hidden layer is its trunk.
+
     >>> net = mlp(2, 4, 2)
     >>> {k: v.shape for k, v in net.init(rng.derive(0, "init")).items()}
     {'W1': (2, 4), 'b1': (4,), 'W2': (4, 2), 'b2': (2,)}
@@ -38,7 +40,7 @@ def mlp(features: int, hidden: int, classes: int) -> Net:
         x = x.reshape(len(x), -1)
         return relu(x @ params["W1"] + params["b1"]) @ params["W2"] + params["b2"]
 
-    return Net(init, apply)
+    return Net(init, apply, trunk=("W1", "b1"))
 
 
 def default_net(stream: Stream) -> Net:

@@ -20,7 +20,7 @@ class Step:
     state: State
     accuracy: Floats  # [c], on the data of tau + 1; NaN without any
     tested: Ints  # [c], how many examples that was
-    sent: Ints  # [c], models to and from each client
+    sent: Floats  # [c], models to and from each client, parts of models counted as parts
     events: tuple[Event, ...]
 
     @property

@@ -1,5 +1,7 @@
 """The one sampler: a local step draws a cell t in proportion to w[t, c, m] N[t, c], then B rows of it.
 
+Where a lane trains several heads, its cells are pairs of a time t and a head, heads innermost.
+
 Each cell is shuffled once per time step under its own key, and a minibatch is a window of B rows of that order
 at a random start, wrapping round: B distinct rows, every set equally likely, for one pair of random words per step.
 """
@@ -37,8 +39,14 @@ def bag(seed: int, tau: int, t: int, c: int, model_id: int, n: int) -> Ints:
     return np.minimum(drawn, n - 1)
 
 
+def trained_rows(counts: Ints, hold_out: float) -> Ints:
+    """How many rows of a cell are trained on, the first ones of its order; of two rows or more both parts get some."""
+    held = np.minimum(np.maximum(np.rint(counts * hold_out), 1), counts - 1) if hold_out else 0
+    return np.asarray(counts - np.maximum(held, 0), dtype=np.int64)
+
+
 def chances(w: Floats, counts: Ints) -> npt.NDArray[np.float32]:
-    """Cumulative probability of each cell t, for draws by `pick`: w[..., t] and counts[..., t] of one lane or many."""
+    """Cumulative probability of each cell, for draws by `pick`: w and counts end in the axis of a lane's cells."""
     mass = w * counts
     cumulative = np.cumsum(mass, axis=-1) / mass.sum(axis=-1, keepdims=True)
     # Rounding must not leave a chance to the cells after the last one with mass.
@@ -54,7 +62,7 @@ def step_words(key: rng.Words, round: Any, steps: Any) -> rng.Words:
 
 
 def pick(words: rng.Words, cumulative: Any, counts: Any, xp: Any) -> tuple[Any, Any]:
-    """The cell t and the start row in it, from two words per step; cumulative and counts have an axis t at the end."""
-    t = (rng.unit(words[0])[..., None] >= cumulative).sum(axis=-1)
-    n = xp.take_along_axis(xp.broadcast_to(counts, (*t.shape, counts.shape[-1])), t[..., None], axis=-1)[..., 0]
-    return t, (words[1] % n.astype(np.uint32)).astype(np.int32)
+    """The cell and the start row in it, from two words per step; cumulative and counts end in the axis of cells."""
+    cell = (rng.unit(words[0])[..., None] >= cumulative).sum(axis=-1)
+    n = xp.take_along_axis(xp.broadcast_to(counts, (*cell.shape, counts.shape[-1])), cell[..., None], axis=-1)[..., 0]
+    return cell, (words[1] % n.astype(np.uint32)).astype(np.int32)

@@ -1,4 +1,4 @@
-"""The whole contract: six small types, explained by one toy algorithm.
+"""The whole contract: a few small types, explained by one toy algorithm.
 
 At each time step an algorithm decides two arrays and asks a `Federation` for the rest:
 
@@ -39,6 +39,7 @@ Cell = tuple[npt.ArrayLike, npt.ArrayLike]  # x[n, ...], y[n]
 
 Metric = Literal["error", "loss", "brier"]
 Ballot = Literal["hard", "soft"]
+Start = Literal["head", "warm", "fresh"]
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ class Local:
     optimizer: Literal["adam", "sgd"] = "adam"  # adam: amsgrad, as PyTorch defines it
     weight_decay: float = 1e-3  # L2 added to the gradient
     bags: bool = False  # each lane trains on its own bootstrap of every cell: Poisson(1) weights, then n rows by weight
+    hold_out: float = 0.0  # the share of every cell that is not trained on, drawn anew at each time step
+    trains: Literal["all", "head"] = "all"  # head: the trunk stays as it is
 
     def __post_init__(self) -> None:
         for name in ("rounds", "steps", "batch"):
@@ -63,6 +66,12 @@ class Local:
             raise ConfigError(f"optimizer must be adam or sgd, got {self.optimizer!r}")
         if not 0 <= self.weight_decay < np.inf:
             raise ConfigError(f"weight_decay must be at least 0, got {self.weight_decay}")
+        if not 0 <= self.hold_out < 1:
+            raise ConfigError(f"hold_out must be in [0, 1), got {self.hold_out}")
+        if self.hold_out and self.bags:
+            raise ConfigError("bags draw from whole cells: hold_out must be 0 with them")
+        if self.trains not in ("all", "head"):
+            raise ConfigError(f"trains must be all or head, got {self.trains!r}")
 
 
 @dataclass(frozen=True)
@@ -70,11 +79,14 @@ class Net:
     """A model's shape: any pair of functions, JAX-traceable.
 
     ``init(key)`` makes the parameters from a key of two 32-bit words; ``apply(params, x)`` gives the logits
-    ``[n, n_classes]`` of inputs ``x[n, ...]``.
+    ``[n, n_classes]`` of inputs ``x[n, ...]``. ``trunk`` says which parameters several models may share, by paths such
+    as ``"params/Dense_0"`` (an array, or a branch with all below it) or by a function of an array's path; the rest is a
+    model's head. Nothing is shared unless an algorithm asks for it.
     """
 
     init: Callable[[Words], Params]
     apply: Callable[[Params, Any], Any]
+    trunk: tuple[str, ...] | Callable[[str], bool] = ()
 
 
 @dataclass(frozen=True)
@@ -209,24 +221,56 @@ def _checked(cell: Cell, where: str) -> tuple[npt.NDArray[np.float32], npt.NDArr
 
 @dataclass(frozen=True)
 class Models:
-    """A stack of models: every parameter array has a leading axis m; ``ids`` are names for life."""
+    """A stack of models: every parameter array has a leading axis m; ``ids`` are names for life.
+
+    Models of one *family* stand on one trunk: its arrays have an axis of families (in the order in which `family` names
+    them) in place of m. A family is called by the id of the model that founded it. By default every model is a family
+    of its own, and the two axes are the same.
+    """
 
     params: Params
     ids: tuple[int, ...]
     mask: Floats | None = None  # [m, *features]: what each model sees of its inputs; travels with it, never trained
+    family: tuple[int, ...] = ()  # [m]
+    trunk: Params = None  # a tree like params: True where an array belongs to the trunk; None: nowhere
+
+    def __post_init__(self) -> None:
+        if not self.family:
+            object.__setattr__(self, "family", self.ids)
+        if len(self.family) != len(self.ids):
+            raise ValueError(f"{len(self.ids)} models need as many families, got {len(self.family)}")
 
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def families(self) -> tuple[int, ...]:
+        """The distinct families, in the order of the trunk's axis."""
+        return tuple(dict.fromkeys(self.family))
+
+    @property
+    def stands_on(self) -> Ints:
+        """[m], the position of each model's trunk."""
+        at = {name: f for f, name in enumerate(self.families)}
+        return np.array([at[name] for name in self.family], dtype=np.int64)
+
 
 @dataclass(frozen=True)
 class Updates:
-    """What the clients trained in one round, before averaging: one entry per (client, model) lane."""
+    """What the clients trained in one round, before averaging: one entry per pair of a client and a model.
 
-    params: Params  # every array has a leading axis of lanes
-    client: Ints  # [lane]
-    model: Ints  # [lane], a position in the stack
-    size: Floats  # [lane], the data behind it: sum over t of w[t, c, m] N[t, c]
+    The models of one family that a client trains share a lane: each local step trains the trunk and one of the heads.
+    """
+
+    params: Params  # every array has a leading axis of pairs, the trunk's arrays one of lanes
+    client: Ints  # [pair]
+    model: Ints  # [pair], a position in the stack
+    size: Floats  # [pair], the data behind it: sum over t of w[t, c, m] N[t, c]
+    lane: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # [pair], from 0; by default each its own
+
+    def __post_init__(self) -> None:
+        if not len(self.lane):
+            object.__setattr__(self, "lane", np.arange(len(self.client)))
 
 
 @dataclass(frozen=True)
@@ -310,7 +354,16 @@ class Federation(Protocol):
         ...
 
     def train(self, models: Models, w: Floats, rounds: int | None = None, local: Local | None = None) -> Models:
-        """Algorithm 1. A model that nobody uses at tau comes back untouched."""
+        """Algorithm 1. A family that nobody uses at tau comes back untouched."""
+        ...
+
+    def tournament(self, models: Models, parent: Ints, starts: Sequence[Start]) -> Ints:
+        """Wins [c, a, b]: held-out rows of S_c^(tau) that start a gets right and start b wrong, after local training.
+
+        Client c takes part if parent[c] is the position of a model, not -1, and it has at least 2 new rows. It trains
+        each start on most of its new data: a copy of its parent of which only the head learns, a copy that learns as a
+        whole (warm), or a fresh model. Only the counts leave the client.
+        """
         ...
 
 

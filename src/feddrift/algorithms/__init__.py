@@ -19,6 +19,7 @@ from feddrift.algorithms.kue import KUE
 from feddrift.algorithms.options import options, settings
 from feddrift.algorithms.oracle import Oracle
 from feddrift.algorithms.single import Single
+from feddrift.algorithms.trunk import FedDriftTrunk
 from feddrift.errors import ConfigError, unknown
 from feddrift.types import Algorithm, Stream
 from feddrift.weights import EXPONENTIAL, LINEAR, window
@@ -56,8 +57,10 @@ ALGORITHMS: dict[str, Entry] = {
     "FedDrift": Entry(FedDrift, {}, "a new model for each client that drifts, then hierarchical merging"),
     "FedDrift-W": Entry(FedDrift, {"memory": window(1)}, "FedDrift that remembers one time step"),
     "FedDrift-C": Entry(FedDrift, {"one_global": True}, "FedDrift with at most one new global model per time step"),
+    "FedDrift-Trunk": Entry(FedDriftTrunk, {}, "FedDrift whose concepts share a trunk where that serves them"),
     "Oracle": Entry(Oracle, {}, "one model per true concept: the ceiling"),
     "Oracle-W": Entry(Oracle, {"memory": window(1)}, "Oracle that remembers one time step"),
+    "Oracle-Trunk": Entry(Oracle, {"share": True}, "one head per true concept on one trunk"),
 }
 
 # Settings that go with the paper's data, by class, setting and family of stream; elsewhere the class's own default.
@@ -65,6 +68,7 @@ _DELTA = {"sine": 0.10, "circle": 0.04, "sea": 0.04, "mnist": 0.10, "fmow": 0.06
 BY_FAMILY: dict[type[Any], dict[str, dict[str, float]]] = {
     FedDrift: {"delta": _DELTA},
     FedDriftEager: {"delta": _DELTA},
+    FedDriftTrunk: {"delta": _DELTA},
     DriftSurf: {"delta": {"sine": 0.10, "circle": 0.05, "sea": 0.02, "mnist": 0.10, "fmow": 0.04}},
     AdaptiveFedAvg: {"lr": {"sine": 0.1}},
 }

@@ -18,7 +18,7 @@ import numpy as np
 from feddrift import cluster
 from feddrift.algorithms.options import option
 from feddrift.errors import ConfigError
-from feddrift.models import averaged, join, leaves, take
+from feddrift.models import averaged, join, leaves, put, take
 from feddrift.types import Event, Federation, Floats, Ints, Models, State, Updates
 from feddrift.weights import ALL, Memory
 
@@ -103,6 +103,4 @@ def _cosines(moves: Floats) -> Floats:
 
 def _restart(models: Models, m: int, new_id: int, fed: Federation) -> Models:
     """Model m at the common start again, and one more there."""
-    fresh = take(fed.fresh(), [0, 0], [models.ids[m], new_id])
-    order = [*(len(models) if k == m else k for k in range(len(models))), len(models) + 1]
-    return take(join(models, fresh), order, [*models.ids, new_id])
+    return join(put(models, m, fed.fresh()), take(fed.fresh(), [0], [new_id]))

@@ -9,15 +9,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from feddrift import cluster, rng
 from feddrift.algorithms.options import option
 from feddrift.errors import ConfigError
-from feddrift.models import join, take
-from feddrift.types import Bools, Event, Federation, Floats, Ints, Models, State
+from feddrift.models import join, put, take
+from feddrift.types import Bools, Event, Federation, Floats, Ints, Models, Start, State
 from feddrift.weights import ALL, Memory
 
 log = logging.getLogger(__name__)
@@ -42,13 +42,16 @@ class _Options:
     """What both algorithms can be told."""
 
     delta: float = option(0.05, "a drift is a rise of the best model's loss by more than this")
-    init_: Literal["warm", "fresh"] = option("warm", "a new model is a copy of the client's best (warm) or starts anew")
+    init_: Literal["warm", "fresh", "best"] = option(
+        "warm", "a new model is a copy of the client's best (warm), starts anew (fresh), or what a trial finds better"
+    )
     metric: Literal["error", "loss"] = option(
         "error", "what choice, detection and distances compare: error, or cross-entropy (loss)"
     )
     max_models: int | None = option(None, "at most so many models, the longest unused makes room; none: no limit")
     ties: Literal["lowest", "random"] = option("lowest", "which of equally good models a client joins")
     memory: Memory = ALL
+    candidates: ClassVar[tuple[Start, ...]] = ("warm", "fresh")  # of init=best: the first wins unless another is better
 
     def __post_init__(self) -> None:
         self._check_threshold("delta", self.delta)
@@ -113,13 +116,18 @@ class FedDrift(_Options):
         if len(models) > 1:
             D = cluster.distances(fed.cross_evaluate(models, w, self.metric))
             limit = self.delta if self.merge_delta is None else self.merge_delta
-            models, w, merged = cluster.merge_closest(models, w, D, fed.counts, limit)
+            models, w, merged = self._merge(models, w, D, limit, fed)
         models, w, forgotten = forget(self, join(models, newborn), cluster.widen(w, groups))
         return DriftState(
             fed.train(models, w), w, votes=w[-1], events=dropped + retired + merged + created + forgotten,
             drifted=drifted, reference=_latest(lowest, state.reference), previous=state.reference,
             newborn=newborn.ids, born=state.born + len(newborn),
         )  # fmt: skip
+
+    def _merge(
+        self, models: Models, w: Floats, D: Floats, limit: float, fed: Federation
+    ) -> tuple[Models, Floats, tuple[Event, ...]]:
+        return cluster.merge_closest(models, w, D, fed.counts, limit)
 
     def _drop_newborn(self, state: DriftState, fed: Federation) -> tuple[DriftState, tuple[Event, ...]]:
         """FedDrift-C: of the models created in the last step one, drawn at random, stays; the others' data go too."""
@@ -168,20 +176,45 @@ def create(
     self: _Options, models: Models, best: Ints, lowest: Floats, state: DriftState, groups: Sequence[Sequence[int]],
     fed: Federation,
 ) -> tuple[Models, tuple[Event, ...]]:  # fmt: skip
-    """One new model per group of clients, each with the event that says why."""
-    ids = range(state.born, state.born + len(groups))
+    """One new model per group of clients, each with the event that says why and how it starts."""
+    ids = list(range(state.born, state.born + len(groups)))
     parents = [int(best[clients[0]]) for clients in groups]
-    source = models if self.init_ == "warm" else fed.fresh()
-    newborn = take(source, parents if self.init_ == "warm" else [0] * len(groups), ids)
-    events = tuple(
-        Event("created", i, {
+    starts, found = choose_starts(self, models, parents, groups, fed)
+    family = [models.family[m] if s == "head" else i for i, m, s in zip(ids, parents, starts, strict=True)]
+    anew = np.array([s == "fresh" for s in starts], dtype=bool)
+    newborn = take(models, parents, ids, family)
+    for k in np.flatnonzero(anew).tolist():
+        newborn = put(newborn, k, fed.fresh())
+    events = []
+    for k, (i, clients) in enumerate(zip(ids, groups, strict=True)):
+        cause = {
             "clients": list(clients), self.metric: float(lowest[clients[0]]),
             "reference": float(state.reference[clients[0]]), "delta": self.delta,
-            "from": models.ids[parent] if self.init_ == "warm" else None,
-        })
-        for i, clients, parent in zip(ids, groups, parents, strict=True)
-    )  # fmt: skip
-    return newborn, events
+            "from": None if anew[k] else models.ids[parents[k]],
+        }  # fmt: skip
+        if newborn.family[k] != i:
+            cause["family"] = newborn.family[k]
+        events.append(Event("created", i, cause | found[k]))
+    return newborn, tuple(events)
+
+
+def choose_starts(
+    self: _Options, models: Models, parents: Sequence[int], groups: Sequence[Sequence[int]], fed: Federation
+) -> tuple[list[Start], list[dict[str, Any]]]:
+    """How each group's new model starts, and what the clients' trials found where they were held."""
+    if self.init_ != "best":
+        return [self.init_] * len(groups), [{}] * len(groups)
+    parent = np.full(fed.n_clients, -1)
+    for m, clients in zip(parents, groups, strict=True):
+        parent[list(clients)] = m
+    wins = fed.tournament(models, parent, self.candidates)
+    starts, found = [], []
+    for clients in groups:
+        together = wins[list(clients)].sum(axis=0)
+        start = self.candidates[cluster.champion(together)]
+        starts.append(start)
+        found.append({"start": start, "starts": list(self.candidates), "wins": together.tolist()})
+    return starts, found
 
 
 def forget(self: _Options, models: Models, w: Floats) -> tuple[Models, Floats, tuple[Event, ...]]:

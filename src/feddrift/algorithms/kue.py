@@ -14,7 +14,7 @@ import numpy as np
 from feddrift import rng
 from feddrift.algorithms.options import option
 from feddrift.errors import ConfigError
-from feddrift.models import join, take
+from feddrift.models import join, put, take
 from feddrift.types import Event, Federation, Floats, Ints, Models, State
 from feddrift.weights import window
 
@@ -57,9 +57,7 @@ class KUE:
         if fed.tau and not fed.counts[-1].any():  # nobody has news: nothing to learn or to judge by
             return replace(state, w=self._newest(len(models), fed), events=())
         if fed.tau and self.as_released:
-            fresh = _shared_start(fed, [models.ids[state.worst]])
-            order = [len(models) if k == state.worst else k for k in range(len(models))]
-            models = take(join(models, fresh), order, models.ids)
+            models = put(models, state.worst, fed.fresh())
             masks = masks.copy()  # old features are never cleared
             masks[state.worst] = np.maximum(masks[state.worst], new_mask(fed, state.worst))
         elif fed.tau:

@@ -8,7 +8,7 @@ import numpy as np
 
 from feddrift.cluster import assign
 from feddrift.errors import ConfigError
-from feddrift.models import join, take
+from feddrift.models import has_trunk, join, take
 from feddrift.types import Event, Federation, State
 from feddrift.weights import ALL, Memory
 
@@ -25,14 +25,17 @@ class Oracle:
     """One model per true concept, made when the concept first appears; knows the concept of the training data."""
 
     memory: Memory = ALL
+    share: bool = False  # Oracle-Trunk: all concepts stand on one trunk
     needs_truth = True
 
     def init(self, fed: Federation) -> OracleState:
         if fed.concepts is None:
             raise ConfigError("Oracle needs a stream whose true concepts are known, this one has none")
-        first = int(fed.concepts[0, 0])
+        first, models = int(fed.concepts[0, 0]), fed.fresh()
+        if self.share and not has_trunk(models):
+            raise ConfigError("Oracle-Trunk needs a net with a trunk and a head, this one names no trunk")
         votes = np.ones((fed.n_clients, 1))
-        return OracleState(fed.fresh(), w=np.zeros((0, fed.n_clients, 1)), votes=votes, concept=(first,))
+        return OracleState(models, w=np.zeros((0, fed.n_clients, 1)), votes=votes, concept=(first,))
 
     def step(self, state: State, fed: Federation) -> OracleState:
         assert isinstance(state, OracleState) and fed.concepts is not None
@@ -40,7 +43,8 @@ class Oracle:
         active = (fed.counts[-1] > 0) & fed.reachable
         events = []
         for concept in [int(k) for k in np.unique(now[active]) if k not in known]:
-            models = join(models, take(fed.fresh(), [0], ids=[len(known)]))
+            family = models.family[0] if self.share else len(known)
+            models = join(models, take(fed.fresh(), [0], ids=[len(known)], family=[family]))
             events.append(Event("created", len(known), {"concept": concept}))
             known.append(concept)
         cluster = np.where(active, [known.index(k) if k in known else 0 for k in now], state.votes.argmax(axis=1))

@@ -12,11 +12,14 @@ import numpy.typing as npt
 
 from feddrift import rng, sampling
 from feddrift.errors import ConfigError
-from feddrift.models import take, tree_map
-from feddrift.types import Bools, Floats, Ints, Local, Metric, Models, Net, State, Stream, Updates
+from feddrift.models import leaves, per_axis, split, take, tree_map, trunk_of
+from feddrift.types import Bools, Floats, Ints, Local, Metric, Models, Net, Start, State, Stream, Updates
 
 # Cross-evaluation looks at a keyed sample of at most so many rows of a stored cell.
 SCORE_ROWS = 512
+
+# A tournament judges on this share of a client's new data.
+JUDGED = 0.3
 
 
 class Engine(ABC):
@@ -87,9 +90,15 @@ class TimeStep(ABC):
         self.reachable: Bools = np.ones(self.n_clients, dtype=bool)
         self.concepts: Ints | None = None if stream.concepts is None else stream.concepts[: tau + 1]
         self.local = engine.local
-        self.sent: Ints = np.zeros(self.n_clients, dtype=np.int64)  # models to and from each client so far
         self.round = 0  # rounds trained so far
-        self._scored: set[tuple[int, int]] = set()  # (client, model id) that travelled for scoring and is unchanged
+        self._numbers: Ints = np.zeros(self.n_clients, dtype=np.int64)  # parameters to and from each client so far
+        self._model_size = 1  # parameters of a model
+        self._scored: set[tuple[int, str, int]] = set()  # client, and the trunk or head it has for scoring, unchanged
+
+    @property
+    def sent(self) -> Floats:
+        """[c], models to and from each client so far; a trunk or a head alone is the part of a model that it is."""
+        return self._numbers / self._model_size
 
     def key(self, purpose: str, *names: int) -> rng.Words:
         return rng.derive(self._engine.seed, purpose, self.tau, *names)
@@ -97,7 +106,8 @@ class TimeStep(ABC):
     def fresh(self, n: int = 1, distinct: bool = False) -> Models:
         seed, init = self._engine.seed, self._engine.net.init
         one = [init(rng.derive(seed, "init", i if distinct else 0)) for i in range(n)]
-        return Models(tree_map(lambda *leaves: np.stack(leaves), *one), tuple(range(n)))
+        params = tree_map(lambda *leaves: np.stack(leaves), *one)
+        return Models(params, tuple(range(n)), trunk=trunk_of(self._engine.net, params))
 
     def evaluate(self, models: Models, metric: Metric = "error") -> Floats:
         loss = np.full((self.n_clients, len(models)), np.nan)
@@ -134,7 +144,7 @@ class TimeStep(ABC):
     def local_updates(self, models: Models, w: Floats, local: Local | None = None) -> Updates:
         lanes = self._lanes(models, self._checked(w, models))
         if not len(lanes.client):
-            return replace(lanes, params=tree_map(lambda leaf: leaf[:0], models.params))
+            return replace(lanes, params=per_axis(lambda leaf, _: leaf[:0], models, None, None))
         self._count_training(models, lanes, 1)
         trained = self._local_updates(models, lanes, w, local or self.local)
         self.round += 1
@@ -151,6 +161,32 @@ class TimeStep(ABC):
         self.round += rounds
         return trained
 
+    def tournament(self, models: Models, parent: Ints, starts: Sequence[Start]) -> Ints:
+        wins = np.zeros((self.n_clients, len(starts), len(starts)), dtype=np.int64)
+        enough = self.counts[self.tau] > 1
+        clients = np.flatnonzero((parent >= 0) & enough & self.reachable)
+        if not len(clients):
+            return wins
+        ids = range(len(clients))  # a model each; all starts of a client see the same minibatches
+        w = np.zeros((self.tau + 1, self.n_clients, len(clients)))
+        w[self.tau, clients, ids] = 1
+        copies, fresh = take(models, parent[clients], ids, family=ids), take(self.fresh(), [0] * len(ids), ids)
+        right: list[list[Bools]] = []  # [start][client][row]
+        for start in starts:
+            local = replace(self.local, hold_out=JUDGED, trains="head" if start == "head" else "all")
+            apart = self._engine.at(self.tau)  # what happens here is no part of the run
+            trained = apart.train(fresh if start == "fresh" else copies, w, local=local)
+            judged = [self._shuffled(self.tau, int(c)) for c in clients]
+            judged = [rows[int(sampling.trained_rows(np.array(len(rows)), JUDGED)) :] for rows in judged]
+            wrong = self._engine.per_row(trained, np.concatenate(judged), "error") > 0
+            ends = np.cumsum([len(rows) for rows in judged])[:-1]
+            right.append([~part[i] for i, part in enumerate(np.split(wrong, ends, axis=1))])
+        for i, c in enumerate(clients):
+            for a in range(len(starts)):
+                for b in range(len(starts)):
+                    wins[c, a, b] = np.sum(right[a][i] & ~right[b][i])
+        return wins
+
     @abstractmethod
     def _local_updates(self, models: Models, lanes: Updates, w: Floats, local: Local) -> Updates: ...
 
@@ -162,11 +198,13 @@ class TimeStep(ABC):
         return np.flatnonzero(self.reachable & (self.counts[self.tau] > 0))
 
     def _lanes(self, models: Models, w: Floats) -> Updates:
-        """The (client, model) pairs with work: the model is in use at tau and the client has data for it."""
-        in_use = (w[self.tau, self.reachable] > 0).any(axis=0)
-        size = np.einsum("tcm,tc->cm", w, self.counts) * in_use * self.reachable[:, None]
+        """The pairs (client, model) with work: the model's family is in use at tau and the client has data for it."""
+        on = models.stands_on
+        used = np.unique(on[(w[self.tau, self.reachable] > 0).any(axis=0)])
+        size = np.einsum("tcm,tc->cm", w, self.counts) * np.isin(on, used) * self.reachable[:, None]
         m, c = np.nonzero(size.T)  # by model, then client
-        return Updates(None, client=c, model=m, size=size[c, m])
+        _, lane = np.unique(on[m] * self.n_clients + c, return_inverse=True)
+        return Updates(None, client=c, model=m, size=size[c, m], lane=lane)
 
     def _checked(self, w: Floats, models: Models) -> Floats:
         expected = (self.tau + 1, self.n_clients, len(models))
@@ -207,12 +245,25 @@ class TimeStep(ABC):
         return np.add.reduceat(values, starts, axis=1)
 
     def _count_scoring(self, clients: Ints, models: Models) -> None:
+        trunk, head = self._sizes(models)
+        parts = {("trunk", i): trunk for i in models.families} | {("head", i): head for i in models.ids}
         for c in clients:
-            new = {(int(c), i) for i in models.ids} - self._scored
-            self.sent[c] += len(new)
-            self._scored |= new
+            for (kind, i), size in parts.items():
+                if (int(c), kind, i) not in self._scored:
+                    self._numbers[c] += size
+                    self._scored.add((int(c), kind, i))
 
     def _count_training(self, models: Models, lanes: Updates, rounds: int) -> None:
-        np.add.at(self.sent, lanes.client, 2 * rounds)  # down and up
-        changed = {models.ids[m] for m in lanes.model}
-        self._scored = {(c, i) for c, i in self._scored if i not in changed}
+        trunk, head = self._sizes(models)
+        _, first = np.unique(lanes.lane, return_index=True)
+        np.add.at(self._numbers, lanes.client[first], 2 * rounds * trunk)  # down and up
+        np.add.at(self._numbers, lanes.client, 2 * rounds * head)
+        changed = {("head", models.ids[m]) for m in lanes.model} | {("trunk", models.family[m]) for m in lanes.model}
+        self._scored = {(c, kind, i) for c, kind, i in self._scored if (kind, i) not in changed}
+
+    def _sizes(self, models: Models) -> tuple[int, int]:
+        """How many parameters a trunk has, and a head."""
+        parts = ([], leaves(models.params)) if models.trunk is None else split(models.params, models.trunk)
+        trunk, head = (sum(int(np.prod(leaf.shape[1:])) for leaf in part) for part in parts)
+        self._model_size = trunk + head
+        return trunk, head

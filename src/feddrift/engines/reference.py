@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from feddrift import optim, rng, sampling
 from feddrift.engines.base import Engine, TimeStep
-from feddrift.models import averaged, tree_map
+from feddrift.models import averaged, one, split, tree_map, trunk_of, unsplit
 from feddrift.nets import batch_loss, masked
 from feddrift.types import Floats, Ints, Local, Models, Net, Params, Stream, Updates
 
@@ -37,7 +37,7 @@ class Reference(Engine):
             return
         found = []
         for m in range(len(models)):
-            params = tree_map(lambda leaf: leaf[m], models.params)  # noqa: B023
+            params = one(models, m)
             mask = None if models.mask is None else models.mask[m]
             with jax.default_matmul_precision("float32"):
                 found.append(np.asarray(masked(self.net, params, mask, self.stream.x[rows])))
@@ -50,7 +50,8 @@ class ReferenceStep(TimeStep):
     def __init__(self, engine: Reference, tau: int) -> None:
         super().__init__(engine, tau)
         self.engine = engine
-        self.moments: dict[tuple[int, int], tuple[optim.Moments, int]] = {}  # by (client, model id), with steps taken
+        # Moments and steps taken, by client, trunk or head, and the id of the family or model.
+        self.moments: dict[tuple[int, str, int], tuple[optim.Moments, int]] = {}
 
     def _train(self, models: Models, lanes: Updates, w: Floats, rounds: int, local: Local) -> Models:
         for i in range(rounds):
@@ -61,30 +62,51 @@ class ReferenceStep(TimeStep):
         return self._round(models, lanes, w, self.round, local)
 
     def _round(self, models: Models, lanes: Updates, w: Floats, round: int, local: Local) -> Updates:
-        done = []
-        for c, m in zip(lanes.client, lanes.model, strict=True):
-            params = tree_map(lambda leaf: np.asarray(leaf[m]), models.params)  # noqa: B023
-            mask = None if models.mask is None else np.asarray(models.mask[m], dtype=np.float32)
-            done.append(self._local_update(int(c), models.ids[m], params, mask, w[:, c, m], round, local))
-        return replace(lanes, params=tree_map(lambda *leaves: np.stack(leaves), *done))
+        trunks: list[Any] = []  # [lane]
+        heads: list[Any] = [None] * len(lanes.client)  # [pair]
+        for lane in range(int(lanes.lane.max()) + 1):
+            pairs = np.flatnonzero(lanes.lane == lane)
+            trunk, trained = self._local_update(
+                models, int(lanes.client[pairs[0]]), lanes.model[pairs], w, round, local
+            )
+            trunks.append(trunk)
+            for pair, head in zip(pairs, trained, strict=True):
+                heads[pair] = head
+        trunk, head = ([np.stack(part) for part in zip(*parts, strict=True)] for parts in (trunks, heads))
+        return replace(lanes, params=unsplit(trunk, head, trunk_of(self.engine.net, models.params)))
 
     def _local_update(
-        self, c: int, model_id: int, params: Params, mask: Any, w: Floats, round: int, local: Local
-    ) -> Params:
-        """LocalUpdate of Algorithm 1: K steps on minibatches of the data that w gives to this model."""
-        stream = self.engine.stream
-        cumulative = sampling.chances(w, self.counts[:, c])
-        key = rng.derive(self.engine.seed, "batch", self.tau, c, model_id)
-        moments, taken = self.moments.get((c, model_id)) or (optim.start(params), 0)
+        self, models: Models, c: int, members: Ints, w: Floats, round: int, local: Local
+    ) -> tuple[list[Any], list[list[Any]]]:
+        """LocalUpdate of Algorithm 1 for the models of one family: K steps, each on data that w gives to one of them.
+
+        A step trains the trunk and that model's head; every other head and its moments rest.
+        """
+        stream, shape = self.engine.stream, trunk_of(self.engine.net, models.params)
+        family, ids = models.family[members[0]], [models.ids[m] for m in members]
+        parts = [split(tree_map(np.asarray, one(models, m)), shape) for m in members]
+        trunk, heads = parts[0][0], [head for _, head in parts]
+        counts = np.repeat(sampling.trained_rows(self.counts[:, c], local.hold_out), len(members))
+        cumulative = sampling.chances(w[:, c, members].reshape(-1), counts)  # over pairs (t, head)
+        key = rng.derive(self.engine.seed, "batch", self.tau, c, family)
         for step in range(local.steps):
             words = sampling.step_words(key, np.uint32(round), np.uint32(step))
-            t, first = sampling.pick(words, cumulative, self.counts[:, c], np)
-            n = int(self.counts[t, c])
-            rows = self._bag(int(t), c, model_id) if local.bags else self._shuffled(int(t), c)
+            cell, first = sampling.pick(words, cumulative, counts, np)
+            t, h = divmod(int(cell), len(members))
+            n = int(counts[cell])
+            rows = self._bag(t, c, ids[h]) if local.bags else self._shuffled(t, c)
             batch = rows[(first + np.arange(local.batch)) % n]
+            mask = None if models.mask is None else np.asarray(models.mask[members[h]], dtype=np.float32)
+            params = unsplit(trunk, heads[h], shape)
             grads = self.engine.gradient(params, mask, stream.x[batch], stream.y[batch], n)
-            grads = tree_map(np.asarray, grads)
-            taken += 1
-            params, moments = optim.update(local, params, grads, moments, np.asarray(taken, dtype=np.float32))
-        self.moments[c, model_id] = moments, taken
+            of_trunk, of_head = split(tree_map(np.asarray, grads), shape)
+            if local.trains == "all":
+                trunk = self._updated((c, "trunk", family), trunk, of_trunk, local)
+            heads[h] = self._updated((c, "head", ids[h]), heads[h], of_head, local)
+        return trunk, heads
+
+    def _updated(self, name: tuple[int, str, int], params: list[Any], grads: list[Any], local: Local) -> list[Any]:
+        moments, taken = self.moments.get(name) or (optim.start(params), 0)
+        params, moments = optim.update(local, params, grads, moments, np.asarray(taken + 1, dtype=np.float32))
+        self.moments[name] = moments, taken + 1
         return params

@@ -1,4 +1,6 @@
-"""The default engine: all active (client, model) lanes at once, rounds and local steps inside one compiled program.
+"""The default engine: all active lanes at once, rounds and local steps inside one compiled program.
+
+A lane is a client at work on one family: a trunk and one or several heads, one of which each local step trains.
 
 Lanes and models are padded to buckets that depend on their number alone, so a changing number of models seldom
 compiles anew and a resumed run repeats the bits of an unbroken one. The number of rounds is an argument of the
@@ -8,7 +10,7 @@ program, not a part of it: R calls of one round run the very code of one call of
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
@@ -19,11 +21,14 @@ import numpy.typing as npt
 
 from feddrift import optim, rng, sampling
 from feddrift.engines.base import Engine, TimeStep
-from feddrift.models import averaging, tree_map
+from feddrift.models import lane_sizes, shares, split, tree_map, trunk_of, unsplit
 from feddrift.nets import batch_loss, masked
 from feddrift.types import Floats, Ints, Local, Models, Net, Params, Stream, Updates
 
 SCORE_BLOCK = 1024  # rows scored by one call of the compiled program
+
+Name = tuple[int, int]  # a client, and the id of a family or model
+_Optimiser = tuple[optim.Moments, Any]  # moments and steps taken, of a stack of trunks or heads
 
 
 def lane_bucket(n: int) -> int:
@@ -39,6 +44,11 @@ def lane_bucket(n: int) -> int:
 def model_bucket(n: int) -> int:
     """The padded number of models: 8, 16, 32, ...; coarse, since a model without lanes costs next to nothing."""
     return max(8, 1 << (n - 1).bit_length())
+
+
+def head_bucket(n: int) -> int:
+    """The padded number of heads in a lane: 1, 2, 4, 8, ..."""
+    return 1 << (n - 1).bit_length()
 
 
 class Simulator(Engine):
@@ -68,20 +78,60 @@ class Simulator(Engine):
 
 @dataclass(frozen=True)
 class _Lanes:
-    """The arrays that describe padded lanes to the compiled program."""
+    """The arrays that describe padded lanes, and the heads in them, to the compiled program."""
 
-    model: Any  # [lane]
+    trunk: Any  # [lane], position of its trunk
+    model: Any  # [lane, head], positions of its models
     key: rng.Words  # [lane] each
-    cumulative: Any  # [lane, t]
-    counts: Any  # [lane, t]
-    starts: Any  # [lane, t], first row of the cell in `order`
-    share: Any  # [lane], of its model's average
-    n: Any  # how many lanes are real
+    cumulative: Any  # [lane, cell], a cell being a pair of t and head, heads innermost
+    counts: Any  # [lane, cell]
+    starts: Any  # [lane, cell], first row of the cell in `order`
+    trunk_share: Any  # [lane], of its trunk's average
+    head_share: Any  # [lane * head], of its model's average
+    pair: Any  # [lane * head], where the k-th pair of client and model lies in the flat heads
+    n_lanes: Any  # how many are real
+    n_pairs: Any
 
 
-jax.tree_util.register_dataclass(
-    _Lanes, data_fields=["model", "key", "cumulative", "counts", "starts", "share", "n"], meta_fields=[]
-)
+jax.tree_util.register_dataclass(_Lanes, data_fields=[f.name for f in fields(_Lanes)], meta_fields=[])
+
+
+class _Shelf:
+    """Optimiser moments of everything trained in this time step, as one stack, and where each part lies in it."""
+
+    def __init__(self) -> None:
+        self.held: dict[Name, int] = {}
+        self.stack: _Optimiser | None = None
+
+    def recall(self, names: list[Name | None], like: list[Any]) -> _Optimiser:
+        """The moments of these parts, zero for those that train for the first time in this time step."""
+        if self.stack is None:
+            zeros = [np.zeros((len(names), *leaf.shape[1:]), dtype=leaf.dtype) for leaf in like]
+            return optim.start(zeros), np.zeros(len(names), dtype=np.float32)
+        if self.held == {name: k for k, name in enumerate(names) if name} and len(self.stack[1]) == len(names):
+            return self.stack
+        known = np.array([self.held.get(name, -1) if name else -1 for name in names])
+
+        def gather(leaf: Any) -> Any:  # on the host: lanes come and go in many shapes
+            rows = np.asarray(leaf)[np.maximum(known, 0)]
+            rows[known < 0] = 0
+            return rows
+
+        moments, taken = self.stack
+        return tree_map(gather, moments), gather(taken)
+
+    def keep(self, names: list[Name | None], stack: _Optimiser) -> None:
+        held = {name: k for k, name in enumerate(names) if name}
+        rest = [name for name in self.held if name not in held]
+        if self.stack is not None and rest:  # parts that rest in this call keep theirs
+            at = np.array([self.held[name] for name in rest])
+
+            def joined(new: Any, old: Any) -> Any:
+                return np.concatenate([np.asarray(new), np.asarray(old)[at]])
+
+            held |= {name: len(names) + k for k, name in enumerate(rest)}
+            stack = tree_map(joined, stack[0], self.stack[0]), joined(stack[1], self.stack[1])
+        self.held, self.stack = held, stack
 
 
 class SimulatorStep(TimeStep):
@@ -94,193 +144,217 @@ class SimulatorStep(TimeStep):
         for t, c in np.argwhere(self.counts > 0):
             order[engine.stream.rows(t, c)] = self._shuffled(t, c)
         self.order = jnp.asarray(order)
-        # Moments of every lane trained in this time step, as one stack, and where each lane lies in it.
-        self.held: dict[tuple[int, int], int] = {}
-        self.moments: tuple[optim.Moments, Any] | None = None
+        self.trunks, self.heads = _Shelf(), _Shelf()
 
     def _train(self, models: Models, lanes: Updates, w: Floats, rounds: int, local: Local) -> Models:
-        params, _ = self._run(models, lanes, w, rounds, local)
-        return replace(models, params=_fetch(params, len(models)))
+        params, _, _ = self._run(models, lanes, w, rounds, local)
+        return replace(models, params=self._fetch(params, len(models.families), len(models)))
 
     def _local_updates(self, models: Models, lanes: Updates, w: Floats, local: Local) -> Updates:
-        _, updates = self._run(models, lanes, w, 1, local)
-        return replace(lanes, params=_fetch(updates, len(lanes.client)))
+        _, updates, pairs = self._run(models, lanes, w, 1, local)
+        return replace(lanes, params=self._fetch(updates, np.arange(lanes.lane.max() + 1), pairs))
 
-    def _run(self, models: Models, lanes: Updates, w: Floats, rounds: int, local: Local) -> tuple[Params, Params]:
-        """The models after these rounds, and the lanes as they were before the last average."""
-        described, order = self._describe(models, lanes, w, local)
-        moments, taken = self._recall(models, lanes, len(described.model))
-        params, updates, moments, taken = _rounds(
-            self.engine.net, local, *_padded(models), moments, taken, described,
-            self.engine.x, self.engine.y, order, np.uint32(self.round), np.uint32(self.round + rounds),
+    def _run(self, models: Models, lanes: Updates, w: Floats, rounds: int, local: Local) -> tuple[Params, Params, Ints]:
+        """The models after these rounds, the lanes as they were before the last average, and where each pair lies."""
+        described, order, pairs = self._describe(models, lanes, w, local)
+        params, _, mask = _padded(models)
+        trunk, head = split(params, trunk_of(self.engine.net, params))
+        lane_names: list[Name | None] = [None] * len(described.trunk)
+        pair_names: list[Name | None] = [None] * len(described.head_share)
+        for c, m, lane, at in zip(lanes.client, lanes.model, lanes.lane, pairs, strict=True):
+            lane_names[lane], pair_names[at] = (int(c), models.family[m]), (int(c), models.ids[m])
+        trained, updates, of_trunk, of_head = _rounds(
+            self.engine.net, local, params, mask,
+            self.trunks.recall(lane_names, trunk), self.heads.recall(pair_names, head),
+            described, self.engine.x, self.engine.y, order, np.uint32(self.round), np.uint32(self.round + rounds),
         )  # fmt: skip
-        self._keep(models, lanes, moments, taken)
-        return params, updates
+        self.trunks.keep(lane_names, of_trunk)
+        self.heads.keep(pair_names, of_head)
+        return trained, updates, pairs
 
-    def _describe(self, models: Models, lanes: Updates, w: Floats, local: Local) -> tuple[_Lanes, Any]:
-        """The lanes as padded arrays, and the order of rows that their starts point into."""
-        stream, n = self.engine.stream, len(lanes.client)
-        size = lane_bucket(n)
-        wide = np.zeros((n, stream.n_steps))  # the full length of time, so that no step compiles anew
-        wide[:, : self.tau + 1] = w[:, lanes.client, lanes.model].T
-        counts = stream.counts[:-1, lanes.client].T
-        ids = np.asarray(models.ids)[lanes.model]
-        key = rng.derive(self.engine.seed, "batch", self.tau, lanes.client, ids)
-        starts: Ints = stream.starts[:-1, lanes.client].T
+    def _describe(self, models: Models, lanes: Updates, w: Floats, local: Local) -> tuple[_Lanes, Any, Ints]:
+        """The lanes as padded arrays, the order of rows that their starts point into, and where each pair lies."""
+        stream, steps = self.engine.stream, self.engine.stream.n_steps
+        _, first = np.unique(lanes.lane, return_index=True)
+        n, client = len(first), lanes.client[first]
+        slot = np.array([np.sum(lanes.lane[:k] == lane) for k, lane in enumerate(lanes.lane)], dtype=np.int64)
+        size, heads = lane_bucket(n), head_bucket(int(slot.max()) + 1)
+        pairs = lanes.lane * heads + slot
+        model = np.repeat(lanes.model[first][:, None], heads, axis=1)  # an empty slot repeats the first, never drawn
+        model[lanes.lane, slot] = lanes.model
+        wide = np.zeros((n, steps, heads))  # the full length of time, so that no step compiles anew
+        wide[lanes.lane, : self.tau + 1, slot] = w[:, lanes.client, lanes.model].T
+        counts = np.repeat(sampling.trained_rows(stream.counts[:-1, client].T, local.hold_out), heads, axis=1)
+        starts: Ints = np.repeat(stream.starts[:-1, client].T, heads, axis=1)
         order: Any = self.order
         if local.bags:
-            starts, order = self._bags(lanes, ids, wide)
+            starts, order = self._bags(client, np.asarray(models.ids)[model], wide)
+        key = rng.derive(self.engine.seed, "batch", self.tau, client, np.asarray(models.family)[lanes.model[first]])
+        trunk, behind = lane_sizes(models, lanes)
+        head_share = np.zeros(size * heads, dtype=np.float32)
+        head_share[pairs] = shares(lanes.model, lanes.size, len(models)).sum(axis=0)
+        pair = np.zeros(size * heads, dtype=np.int32)
+        pair[: len(pairs)] = pairs
         pad = partial(_pad_rows, size=size)  # idle lanes repeat the first and are never averaged
         described = _Lanes(
-            model=pad(lanes.model.astype(np.int32)),
+            trunk=pad(trunk.astype(np.int32)),
+            model=pad(model.astype(np.int32)),
             key=(pad(key[0]), pad(key[1])),
-            cumulative=pad(sampling.chances(wide, counts)),
+            cumulative=pad(sampling.chances(wide.reshape(n, -1), counts)),
             counts=pad(counts.astype(np.int32)),
             starts=pad(starts.astype(np.int32)),
-            share=pad(averaging(lanes, len(models)).sum(axis=0).astype(np.float32)),
-            n=np.int32(n),
+            trunk_share=pad(shares(trunk, behind, len(models.families)).sum(axis=0).astype(np.float32)),
+            head_share=head_share,
+            pair=pair,
+            n_lanes=np.int32(n),
+            n_pairs=np.int32(len(pairs)),
         )
-        return described, order
+        return described, order, pairs
 
-    def _bags(self, lanes: Updates, ids: Ints, w: Floats) -> tuple[Ints, npt.NDArray[np.int32]]:
+    def _bags(self, client: Ints, ids: Ints, w: Floats) -> tuple[Ints, npt.NDArray[np.int32]]:
         """Where each lane's bootstrap of each cell begins, and all of them in one row."""
         starts: Ints = np.zeros(w.shape, dtype=np.int64)
         order: list[Ints] = []
         end = 0
-        for lane, t in np.argwhere((w > 0) & (self.engine.stream.counts[:-1, lanes.client].T > 0)):
-            order.append(self._bag(int(t), int(lanes.client[lane]), int(ids[lane])))
-            starts[lane, t] = end
+        for lane, t, h in np.argwhere(w * self.engine.stream.counts[:-1, client].T[:, :, None] > 0):
+            order.append(self._bag(int(t), int(client[lane]), int(ids[lane, h])))
+            starts[lane, t, h] = end
             end += len(order[-1])
         room = np.zeros(1 << (end - 1).bit_length(), dtype=np.int32)  # seldom a new shape
         room[:end] = np.concatenate(order)
-        return starts, room
+        return starts.reshape(len(client), -1), room
 
-    def _recall(self, models: Models, lanes: Updates, size: int) -> tuple[optim.Moments, Any]:
-        """The moments of these lanes, zero for those that train for the first time in this time step."""
-        if self.moments is None:
+    def _fetch(self, params: Params, trunks: int | Ints, heads: int | Ints) -> Params:
+        """The first ones, or these, of padded stacks, on the host: surgery there costs no compilation."""
 
-            def lane(leaf: Any) -> Any:
-                return np.zeros((size, *leaf.shape[1:]), dtype=leaf.dtype)
+        def rows(leaf: Any, which: int | Ints) -> Any:
+            return np.asarray(leaf)[:which] if isinstance(which, int) else np.asarray(leaf)[which]
 
-            return optim.start(tree_map(lane, models.params)), np.zeros(size, dtype=np.float32)
-        names = self._names(models, lanes)
-        moments, taken = self.moments
-        if list(self.held) == names and len(taken) == size:
-            return moments, taken
-        known = np.array([self.held.get(name, -1) for name in names] + [-1] * (size - len(names)))
-
-        def gather(leaf: Any) -> Any:  # on the host: lanes come and go in many shapes
-            rows = np.asarray(leaf)[np.maximum(known, 0)]
-            rows[known < 0] = 0
-            return rows
-
-        return tree_map(gather, moments), gather(taken)
-
-    def _keep(self, models: Models, lanes: Updates, moments: optim.Moments, taken: Any) -> None:
-        names = self._names(models, lanes)
-        if self.moments is not None and set(self.held) - set(names):  # lanes that rest in this call keep theirs
-            rest = [name for name in self.held if name not in set(names)]
-            at = np.array([self.held[name] for name in rest])
-            n = len(names)
-
-            def joined(new: Any, old: Any) -> Any:
-                return np.concatenate([np.asarray(new)[:n], np.asarray(old)[at]])
-
-            moments, taken = tree_map(joined, moments, self.moments[0]), joined(taken, self.moments[1])
-            names = names + rest
-        self.held = {name: i for i, name in enumerate(names)}
-        self.moments = moments, taken
-
-    @staticmethod
-    def _names(models: Models, lanes: Updates) -> list[tuple[int, int]]:
-        return [(int(c), models.ids[m]) for c, m in zip(lanes.client, lanes.model, strict=True)]
+        return tree_map(
+            lambda leaf, shared: rows(leaf, trunks if shared else heads), params, trunk_of(self.engine.net, params)
+        )
 
 
 def _pad_rows(rows: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
     return np.concatenate([rows, np.repeat(rows[:1], size - len(rows), axis=0)])
 
 
-def _padded(models: Models) -> tuple[Params, Any]:
-    """Parameters and masks with copies of the first model behind them."""
-    size = model_bucket(len(models))
-    mask = None if models.mask is None else _pad_rows(models.mask.astype(np.float32), size)
-    return tree_map(lambda leaf: _pad_rows(leaf, size), models.params), mask
-
-
-def _fetch(params: Params, n: int) -> Params:
-    """The first n of a padded stack, on the host: surgery there costs no compilation."""
-    return tree_map(lambda leaf: np.asarray(leaf)[:n], params)
+def _padded(models: Models) -> tuple[Params, Any, Any]:
+    """Parameters, the trunk each model stands on, and masks, with copies of the first row behind them."""
+    pad = partial(_pad_rows, size=model_bucket(len(models)))
+    mask = None if models.mask is None else pad(models.mask.astype(np.float32))
+    return tree_map(pad, models.params), pad(models.stands_on.astype(np.int32)), mask
 
 
 @partial(jax.jit, static_argnums=0)
-def _logits(net: Net, params: Params, mask: Any, x: Any, rows: Any) -> Any:
+def _logits(net: Net, params: Params, on: Any, mask: Any, x: Any, rows: Any) -> Any:
+    full = tree_map(lambda leaf, shared: leaf[on] if shared else leaf, params, trunk_of(net, params))
     with jax.default_matmul_precision("float32"):
-        return jax.vmap(partial(masked, net), in_axes=(0, None if mask is None else 0, None))(params, mask, x[rows])
+        return jax.vmap(partial(masked, net), in_axes=(0, None if mask is None else 0, None))(full, mask, x[rows])
 
 
 def _local_round(
-    net: Net, local: Local, params: Params, mask: Any, moments: optim.Moments, taken: Any, lanes: _Lanes,
+    net: Net, local: Local, params: Params, mask: Any, of_trunk: _Optimiser, of_head: _Optimiser, lanes: _Lanes,
     x: Any, y: Any, order: Any, round: Any,
-) -> tuple[Params, optim.Moments, Any]:  # fmt: skip
-    """K local steps of every lane, from its model's parameters."""
-    start: Params = tree_map(lambda leaf: leaf[lanes.model], params)
+) -> tuple[list[Any], list[Any], _Optimiser, _Optimiser]:  # fmt: skip
+    """K local steps of every lane, from its models' parameters: trunks [lane], heads [lane * head], their moments."""
+    shape = trunk_of(net, params)
+    trunk, head = split(params, shape)
+    n_heads = lanes.model.shape[1]
     steps = jnp.arange(local.steps, dtype=jnp.uint32)
     words = sampling.step_words((lanes.key[0][:, None], lanes.key[1][:, None]), round, steps[None])  # [lane, step]
-    t, first = sampling.pick(words, lanes.cumulative[:, None], lanes.counts[:, None], jnp)
-    n = jnp.take_along_axis(lanes.counts, t, axis=1)
+    cell, first = sampling.pick(words, lanes.cumulative[:, None], lanes.counts[:, None], jnp)
+    n = jnp.take_along_axis(lanes.counts, cell, axis=1)
     at = (first[..., None] + jnp.arange(local.batch)) % n[..., None]
-    rows = order[jnp.take_along_axis(lanes.starts, t, axis=1)[..., None] + at]  # [lane, step, B]
-    sees = None if mask is None else mask[lanes.model]
+    rows = order[jnp.take_along_axis(lanes.starts, cell, axis=1)[..., None] + at]  # [lane, step, B]
+    model = lanes.model[:, 0] if n_heads == 1 else lanes.model  # a single head needs no axis of its own
+    sees = None if mask is None else mask[model]
     gradient = jax.grad(partial(batch_loss, net))
 
-    def local_update(
-        begin: Params, sees: Any, begin_moments: optim.Moments, begin_taken: Any, lane_rows: Any, sizes: Any
-    ) -> Any:
+    def get(stack: Any, h: Any) -> Any:
+        return stack if n_heads == 1 else stack[h]
+
+    def set(stack: Any, new: Any, h: Any) -> Any:
+        chosen = (jnp.arange(n_heads) == h).reshape(-1, *[1] * new.ndim)
+        return new if n_heads == 1 else jnp.where(chosen, new, stack)
+
+    def local_update(begin: Any, sees: Any, drawn: Any) -> Any:
         def step(carry: Any, drawn: Any) -> Any:
-            now, lane_moments, done = carry
-            batch, size = drawn
-            grads = gradient(now, sees, x[batch], y[batch], size)
-            done = done + 1
-            return (*optim.update(local, now, grads, lane_moments, done), done), None
+            trunk, heads, (trunk_moments, trunk_done), held = carry
+            batch, size, h = drawn
+            head, (head_moments, head_done) = tree_map(lambda stack: get(stack, h), (heads, held))
+            full = unsplit(trunk, head, shape)
+            grads = gradient(full, None if sees is None else get(sees, h), x[batch], y[batch], size)
+            trunk_grads, head_grads = split(grads, shape)
+            if local.trains == "all":
+                trunk_done = trunk_done + 1
+                trunk, trunk_moments = optim.update(local, trunk, trunk_grads, trunk_moments, trunk_done)
+            head_done = head_done + 1
+            head, head_moments = optim.update(local, head, head_grads, head_moments, head_done)
+            heads, held = tree_map(
+                lambda stack, new: set(stack, new, h), (heads, held), (head, (head_moments, head_done))
+            )
+            return (trunk, heads, (trunk_moments, trunk_done), held), None
 
-        return jax.lax.scan(step, (begin, begin_moments, begin_taken), (lane_rows, sizes))[0]
+        return jax.lax.scan(step, begin, drawn)[0]
 
+    def by_lane(leaf: Any) -> Any:
+        return leaf.reshape(*model.shape, *leaf.shape[1:])
+
+    begin = (
+        [leaf[lanes.trunk] for leaf in trunk], [leaf[model] for leaf in head], of_trunk, tree_map(by_lane, of_head),
+    )  # fmt: skip
     with jax.default_matmul_precision("float32"):
-        over_lanes = jax.vmap(local_update, in_axes=(0, None if mask is None else 0, 0, 0, 0, 0))
-        result: tuple[Params, optim.Moments, Any] = over_lanes(start, sees, moments, taken, rows, n)
-    return result
+        over_lanes = jax.vmap(local_update, in_axes=(0, None if mask is None else 0, 0))
+        trunks, heads, of_trunk, held = over_lanes(begin, sees, (rows, n, cell % n_heads))
+    flat = partial(tree_map, lambda leaf: leaf.reshape(-1, *leaf.shape[model.ndim :]))
+    return trunks, flat(heads), of_trunk, flat(held)
 
 
 @partial(jax.jit, static_argnums=(0, 1), donate_argnums=(4, 5))
 def _rounds(
-    net: Net, local: Local, params: Params, mask: Any, moments: optim.Moments, taken: Any, lanes: _Lanes,
+    net: Net, local: Local, params: Params, mask: Any, of_trunk: _Optimiser, of_head: _Optimiser, lanes: _Lanes,
     x: Any, y: Any, order: Any, first: Any, last: Any,
-) -> tuple[Params, Params, optim.Moments, Any]:  # fmt: skip
+) -> tuple[Params, Params, _Optimiser, _Optimiser]:  # fmt: skip
     """Algorithm 1 for the rounds first..last-1: the models, the lanes before the last average, their moments."""
+    shape = trunk_of(net, params)
+    trunk, head = split(params, shape)
 
     def one(round: Any, carry: Any) -> Any:
-        models, _, lane_moments, done = carry
-        updates, lane_moments, done = _local_round(
-            net, local, models, mask, lane_moments, done, lanes, x, y, order, round
+        trunk, head, _, _, of_trunk, of_head = carry
+        trunks, heads, of_trunk, of_head = _local_round(
+            net, local, unsplit(trunk, head, shape), mask, of_trunk, of_head, lanes, x, y, order, round
         )
-        return _averaged(models, updates, lanes), updates, lane_moments, done
+        trunk = _averaged(trunk, trunks, lanes.trunk, lanes.trunk_share, jnp.arange(len(lanes.trunk)), lanes.n_lanes)
+        head = _averaged(head, heads, lanes.model.reshape(-1), lanes.head_share, lanes.pair, lanes.n_pairs)
+        return trunk, head, trunks, heads, of_trunk, of_head
 
-    begin = params, tree_map(lambda leaf: leaf[lanes.model], params), moments, taken
-    result: tuple[Params, Params, optim.Moments, Any] = jax.lax.fori_loop(first, last, one, begin)
-    return result
+    trunks, heads = [leaf[lanes.trunk] for leaf in trunk], [leaf[lanes.model.reshape(-1)] for leaf in head]
+    trunk, head, trunks, heads, of_trunk, of_head = jax.lax.fori_loop(
+        first, last, one, (trunk, head, trunks, heads, of_trunk, of_head)
+    )
+    return unsplit(trunk, head, shape), unsplit(trunks, heads, shape), of_trunk, of_head
 
 
-def _averaged(models: Params, updates: Params, lanes: _Lanes) -> Params:
-    """`models.averaged`, to the same bits: products first, then sums lane by lane, which no compiler fuses."""
-    has_lanes = jnp.zeros(len(jax.tree.leaves(models)[0]), dtype=bool).at[lanes.model].set(True)
+def _averaged(old: list[Any], parts: list[Any], target: Any, share: Any, order: Any, n: Any) -> list[Any]:
+    """`models.averaged`, to the same bits: products first, then sums part by part, which no compiler fuses.
+
+    The k-th part to add, k < n, is order[k], it goes to target[order[k]].
+    """
+    if not old:
+        return old
+    real = jnp.zeros(len(target), dtype=bool).at[order].max(jnp.arange(len(order)) < n)
+    has_parts = jnp.zeros(len(old[0]), dtype=bool).at[target].max(real)
 
     def per_row(values: Any, like: Any) -> Any:
         return values.reshape(-1, *[1] * (like.ndim - 1))
 
-    parts = tree_map(lambda u: per_row(lanes.share, u) * u, updates)
-    begin = tree_map(lambda old: jnp.where(per_row(has_lanes, old), 0, old), models)
+    products = [per_row(share, part) * part for part in parts]
+    begin = [jnp.where(per_row(has_parts, leaf), 0, leaf) for leaf in old]
 
-    def add(lane: Any, sums: Params) -> Params:
-        return tree_map(lambda s, p: s.at[lanes.model[lane]].add(p[lane], mode="promise_in_bounds"), sums, parts)
+    def add(k: Any, sums: list[Any]) -> list[Any]:
+        i = order[k]
+        return [s.at[target[i]].add(p[i], mode="promise_in_bounds") for s, p in zip(sums, products, strict=True)]
 
-    return jax.lax.fori_loop(0, lanes.n, add, begin)
+    result: list[Any] = jax.lax.fori_loop(0, n, add, begin)
+    return result

@@ -1,0 +1,81 @@
+"""FedDrift-Trunk: FedDrift whose models may share a trunk and differ in their heads.
+
+Where the paper stops: a model per concept learns from a part of the data only, and every client trains and sends
+several. Here concepts that a common representation serves stand on one trunk, which learns from all of them; a drifted
+client finds out on its own data whether its new concept is one of those. docs/trunk.md has the pseudo-code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from feddrift import cluster
+from feddrift.algorithms.feddrift import DriftState, FedDrift
+from feddrift.algorithms.options import option
+from feddrift.errors import ConfigError
+from feddrift.models import has_trunk, mix
+from feddrift.types import Event, Federation, Floats, Models, Start
+from feddrift.weights import pooled
+
+
+@dataclass(frozen=True)
+class FedDriftTrunk(FedDrift):
+    """A new concept gets a head on its client's trunk, or a model of its own where a trial on the new data says so."""
+
+    init_: Literal["best", "head", "warm", "fresh"] = option(  # type: ignore[assignment]  # one more than FedDrift
+        "best", "how a new model starts: what a trial finds best, or always a head, a copy (warm), a fresh model"
+    )
+    candidates: ClassVar[tuple[Start, ...]] = ("head", "warm", "fresh")
+
+    def init(self, fed: Federation) -> DriftState:
+        state = super().init(fed)
+        if not has_trunk(state.models):
+            raise ConfigError("FedDrift-Trunk needs a net with a trunk and a head, this one names no trunk")
+        return state
+
+    def _merge(
+        self, models: Models, w: Floats, D: Floats, limit: float, fed: Federation
+    ) -> tuple[Models, Floats, tuple[Event, ...]]:
+        """As FedDrift, pair by pair; the average stands unless a parent is better on the members' new data."""
+        events: list[Event] = []
+        spare = max(models.ids) + 1  # names for averages on trial
+        while len(models) > 1 and D.min() <= limit + cluster.TOLERANCE:
+            i, j = divmod(int(D.argmin()), len(models))  # the first minimum lies above the diagonal: i < j
+            rest = np.flatnonzero(np.arange(len(models)) != j)
+            united = w + 0.0
+            united[:, :, i] += w[:, :, j]
+            share = np.einsum("tcm,tc->m", w, fed.counts)[[i, j]]
+            kept, row, family = self._merged(models, i, j, share, united[:, :, i], spare + len(events), fed)
+            cause = {"into": models.ids[i], "distance": float(D[i, j]), "kept": kept, "family": family}
+            events.append(Event("merged", models.ids[j], cause))
+            A = np.eye(len(models))
+            A[i] = row
+            families = [family if m == i else models.family[m] for m in rest]
+            models = mix(models, A[rest], [models.ids[m] for m in rest], families)
+            D[i] = D[:, i] = np.maximum(D[i], D[j])
+            D[i, i] = np.inf
+            D, w = D[np.ix_(rest, rest)], united[:, :, rest]
+        return models, w, tuple(events)
+
+    def _merged(
+        self, models: Models, i: int, j: int, share: Floats, data: Floats, spare: int, fed: Federation
+    ) -> tuple[str | int, Floats, int]:
+        """What i and j become: the average or one of them, as a row of `mix`, and the family of it."""
+        own, other = np.eye(len(models))[[i, j]]
+        share = share / share.sum() if share.sum() else np.array([0.5, 0.5])
+        a, b = models.family[i], models.family[j]
+        ways: list[tuple[str | int, Floats, int]] = [(models.ids[i], own, a), (models.ids[j], other, b)]
+        if a == b or models.family.count(a) == 1:
+            ways = [("average", share[0] * own + share[1] * other, a), *ways]
+        elif models.family.count(b) == 1:  # two trunks that both serve others cannot become one
+            ways = [("average", share[0] * own + share[1] * other, b), *ways]
+        names = [spare if kept == "average" else int(kept) for kept, _, _ in ways]
+        rivals = mix(models, [row for _, row, _ in ways], names)
+        members = data[-1] > 0
+        error = pooled(fed.evaluate(rivals, self.metric)[members], fed.counts[-1, members])
+        if np.isnan(error).any():  # nobody among them has new data: what they have must do
+            error = fed.cross_evaluate(rivals, np.repeat(data[:, :, None], len(ways), axis=2), self.metric)[:, 0]
+        return ways[int(cluster.best_models(error[None], np.zeros(1, dtype=np.int64))[0][0])]
