@@ -144,7 +144,7 @@ def _lines(step: Step, stream: Stream) -> tuple[list[dict[str, Any]], list[dict[
             "model": int(step.model[c]),
             "n_models": len(step.state.models),
             "drift": bool(step.drifted[c]),
-            "models_sent": int(step.sent[c]),
+            "models_sent": int(step.sent[c]) if step.sent[c].is_integer() else round(float(step.sent[c]), 6),
         }
         for c in range(stream.n_clients)
     ]

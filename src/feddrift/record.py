@@ -35,7 +35,7 @@ class Rows:
     model: Ints
     n_models: Ints
     drift: Bools
-    models_sent: Ints
+    models_sent: Floats
 
     @property
     def steps(self) -> int:
@@ -220,7 +220,7 @@ def _columns(lines: Sequence[Mapping[str, Any]], n_clients: int) -> Rows:
         model=column("model", np.int64),
         n_models=column("n_models", np.int64),
         drift=column("drift", np.bool_),
-        models_sent=column("models_sent", np.int64),
+        models_sent=column("models_sent", np.float64),
     )
 
 

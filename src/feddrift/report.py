@@ -24,9 +24,10 @@ class Scores:
 
     omitting_drifts: float | None
     including_drifts: float | None
-    models_sent: int
+    models_sent: float
     models_sent_ratio: float | None  # relative to Oblivious, 2 R P T
     models_final: int | None
+    false_alarms: int | None  # alarms where the concept had not changed since the step before
     ari: float | None
 
 
@@ -52,6 +53,7 @@ class Summary:
     models_sent: float
     models_sent_ratio: float
     models_final: float
+    false_alarms: float | None
     ari: float | None
 
 
@@ -89,18 +91,20 @@ def scores(record: Record) -> Scores:
     """The numbers of one run, over the time steps it has."""
     rows = record.rows
     stable = (rows.concept == rows.next_concept) & (rows.concept >= 0)
-    sent = int(rows.models_sent.sum())
+    sent = float(rows.models_sent.sum())
     oblivious = 2 * record.header["local"]["rounds"] * rows.models_sent.size
     truth = rows.concept.copy()
     for concept in sorted(record.header["same"], key=int, reverse=True):  # high to low: chains resolve, too
         truth[truth == int(concept)] = record.header["same"][concept]
     known = truth >= 0
+    unchanged = (truth[1:] == truth[:-1]) & known[1:]
     return Scores(
         omitting_drifts=_percent(record, stable),
         including_drifts=_percent(record, np.ones_like(stable)),
         models_sent=sent,
         models_sent_ratio=sent / oblivious if oblivious else None,
         models_final=int(rows.n_models[-1].max()) if rows.steps else None,
+        false_alarms=int((rows.drift[1:] & unchanged).sum()) if known.any() else None,
         ari=adjusted_rand(lineage(record)[known], truth[known]) if known.any() else None,
     )
 
@@ -152,7 +156,7 @@ def table(summaries: Sequence[Summary]) -> Table:
     grid = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0)  # narrow: eight columns in a terminal of 80
     grid.add_column("stream", overflow="fold", min_width=8)  # these two wrap, numbers are never cut
     grid.add_column("algorithm", overflow="fold", min_width=15)
-    for name in ("seeds", "omitting\ndrifts, %", "including\ndrifts, %", "sent", "models", "ARI"):
+    for name in ("seeds", "omitting\ndrifts, %", "including\ndrifts, %", "sent", "models", "false\nalarms", "ARI"):
         grid.add_column(name, justify="right", no_wrap=True)
     different = differences([(s.stream, s.algorithm, {**s.settings, **s.overrides}) for s in summaries])
     for summary, differs in zip(summaries, different, strict=True):
@@ -166,6 +170,7 @@ def table(summaries: Sequence[Summary]) -> Table:
             _spread(summary.including_drifts),
             f"{summary.models_sent_ratio:.2f}x",
             f"{summary.models_final:.3g}",
+            "-" if summary.false_alarms is None else f"{summary.false_alarms:.3g}",
             "-" if summary.ari is None else f"{summary.ari:.2f}",
         )
         grid.add_row(*(Text(cell) for cell in cells))  # as Text: a name may hold [brackets]
@@ -222,7 +227,7 @@ def _summary(group: Sequence[Record]) -> Summary:
     def mean(name: str) -> float:
         return float(np.mean([getattr(run, name) for run in runs]))
 
-    ari = spread("ari")
+    ari, alarms = spread("ari"), spread("false_alarms")
     return Summary(
         stream=header["stream"],
         algorithm=header["algorithm"],
@@ -234,6 +239,7 @@ def _summary(group: Sequence[Record]) -> Summary:
         models_sent=mean("models_sent"),
         models_sent_ratio=mean("models_sent_ratio"),
         models_final=mean("models_final"),
+        false_alarms=alarms.mean if alarms else None,
         ari=ari.mean if ari else None,
     )
 

@@ -21,7 +21,7 @@ Status = Literal["complete", "interrupted", "failed"]
 Whole = Annotated[int, Field(ge=0, lt=2**63)]
 Positive = Annotated[int, Field(ge=1, lt=2**63)]
 Share = Annotated[float, Field(ge=0, le=1)]
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class RowLine:
     model: Whole  # the id in use
     n_models: Whole
     drift: bool  # an alarm was raised
-    models_sent: Whole  # to and from this client during this step
+    models_sent: Amount  # to and from this client during this step; a trunk or head alone is a part of a model
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class EndLine:
 
     kind: Literal["end"]
     status: Status
-    seconds: Seconds
+    seconds: Amount
 
 
 _LINE: TypeAdapter[Any] = TypeAdapter(

@@ -28,7 +28,7 @@ class FedDriftTrunk(FedDrift):
     init_: Literal["best", "head", "warm", "fresh"] = option(  # type: ignore[assignment]  # one more than FedDrift
         "best", "how a new model starts: what a trial finds best, or always a head, a copy (warm), a fresh model"
     )
-    candidates: ClassVar[tuple[Start, ...]] = ("head", "warm", "fresh")
+    candidates: ClassVar[tuple[Start, ...]] = ("warm", "head", "fresh")
 
     def init(self, fed: Federation) -> DriftState:
         state = super().init(fed)

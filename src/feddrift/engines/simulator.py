@@ -32,13 +32,13 @@ _Optimiser = tuple[optim.Moments, Any]  # moments and steps taken, of a stack of
 
 
 def lane_bucket(n: int) -> int:
-    """The padded number of lanes: the next of 1, 2, 3, 4, 6, 8, 12, 16, 24, ...
+    """The padded number of lanes: the next of 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, ...
 
     >>> [lane_bucket(n) for n in (1, 5, 10, 13, 17, 25)]
-    [1, 6, 12, 16, 24, 32]
+    [1, 5, 10, 16, 20, 32]
     """
     power = 1 << (n - 1).bit_length()
-    return power * 3 // 4 if power >= 4 and n <= power * 3 // 4 else power
+    return next(size for size in (power * 5 // 8, power * 6 // 8, power) if size >= n)
 
 
 def model_bucket(n: int) -> int:
