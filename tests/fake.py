@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from feddrift import rng
-from feddrift.types import Bools, Floats, Ints, Local, Metric, Models, Updates
+from feddrift.types import Bools, Floats, Ints, Local, Metric, Models, Start, Tournament, Updates
 
 
 @dataclass
@@ -27,6 +27,7 @@ class FakeFederation:
     local: Local = Local()
     confusions: Ints = None  # type: ignore[assignment]  # what confusion() answers
     lanes: Callable[[Models, Floats], Updates] | None = None  # what local_updates() answers
+    trial: Tournament | None = None  # what tournament() answers
     asked: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -54,6 +55,12 @@ class FakeFederation:
         self.asked.append(f"cross_evaluate {metric}")
         self.crossed = w
         return np.array([[self.cross(i, j) for j in models.ids] for i in models.ids])
+
+    def tournament(self, models: Models, w: Floats, parent: Ints, starts: Sequence[Start]) -> Tournament:
+        self.asked.append(f"tournament {' '.join(starts)}")
+        self.tried = w, parent
+        assert self.trial is not None
+        return self.trial
 
     def local_updates(self, models: Models, w: Floats, local: Local | None = None) -> Updates:
         self.asked.append("local_updates")

@@ -54,20 +54,16 @@ def assign(w: Floats, cluster: Ints) -> Floats:
     return np.concatenate([(w > 0).astype(np.float64), row])
 
 
-def champion(wins: Ints, level: float = 0.05) -> int:
-    """Who wins a tournament: the first, unless a later one beats the best before it by a one-sided sign test.
+def beats(wrong: Ints, a: int, b: int) -> bool:
+    """Whether start a is better than start b by a one-sided sign test at 5 %, on the rows that only one gets right.
 
-    wins[a, b] counts the rows that a gets right and b wrong; chance alone beats an equal with a probability of `level`.
+    wrong[a, b] counts the rows that both get wrong, the diagonal each one's own mistakes.
 
-    >>> champion(np.array([[0, 2], [12, 0]])), champion(np.array([[0, 2], [5, 0]]))
-    (1, 0)
+    >>> beats(np.array([[3, 3], [3, 9]]), 0, 1), beats(np.array([[3, 1], [1, 6]]), 0, 1)
+    (True, False)
     """
-    best = 0
-    for other in range(1, len(wins)):
-        won, lost = int(wins[other, best]), int(wins[best, other])
-        if won > lost and bdtr(lost, won + lost, 0.5) <= level:
-            best = other
-    return best
+    won, lost = int(wrong[b, b] - wrong[a, b]), int(wrong[a, a] - wrong[a, b])
+    return won > lost and bool(bdtr(lost, won + lost, 0.5) <= 0.05)
 
 
 def widen(w: Floats, owners: Sequence[Sequence[int]]) -> Floats:

@@ -39,7 +39,7 @@ Cell = tuple[npt.ArrayLike, npt.ArrayLike]  # x[n, ...], y[n]
 
 Metric = Literal["error", "loss", "brier"]
 Ballot = Literal["hard", "soft"]
-Start = Literal["head", "warm", "fresh"]
+Start = Literal["warm", "fresh", "head", "joint"]
 
 
 @dataclass(frozen=True)
@@ -274,6 +274,19 @@ class Updates:
 
 
 @dataclass(frozen=True)
+class Tournament:
+    """What each client's trial of several starts found on the rows it held out."""
+
+    rows: Ints  # [c], how many those were; 0: took no part
+    wrong: Ints  # [c, a, b], how many of them both start a and start b get wrong; on the diagonal a's own mistakes
+
+    @classmethod
+    def nobody(cls, n_clients: int, n_starts: int) -> Tournament:
+        """No client took part."""
+        return cls(np.zeros(n_clients, dtype=np.int64), np.zeros((n_clients, n_starts, n_starts), dtype=np.int64))
+
+
+@dataclass(frozen=True)
 class Event:
     """A turn in the life of a model, with its cause."""
 
@@ -357,12 +370,13 @@ class Federation(Protocol):
         """Algorithm 1. A family that nobody uses at tau comes back untouched."""
         ...
 
-    def tournament(self, models: Models, parent: Ints, starts: Sequence[Start]) -> Ints:
-        """Wins [c, a, b]: held-out rows of S_c^(tau) that start a gets right and start b wrong, after local training.
+    def tournament(self, models: Models, w: Floats, parent: Ints, starts: Sequence[Start]) -> Tournament:
+        """Let clients find out, each on its own new data, how a new model should start.
 
         Client c takes part if parent[c] is the position of a model, not -1, and it has at least 2 new rows. It trains
-        each start on most of its new data: a copy of its parent of which only the head learns, a copy that learns as a
-        whole (warm), or a fresh model. Only the counts leave the client.
+        each start on most of them: a copy of its parent (warm), a fresh model, a copy of which only the head learns
+        (head), or a new head whose trunk learns with it and with the other models on that trunk, on the older data
+        w[:tau] that the client has for them (joint). Nothing is averaged and only the counts leave the client.
         """
         ...
 

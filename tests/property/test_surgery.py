@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feddrift import cluster
-from feddrift.models import averaged, join, mix, take
+from feddrift.models import averaged, join, mix, one, put, take
 from feddrift.types import Floats, Ints, Models, Updates
 from feddrift.weights import Memory
 
@@ -129,3 +130,89 @@ def test_memories_weigh_the_newest_most(tau: int) -> None:
     linear, exponential = Memory("linear")(tau), Memory("exponential")(tau)
     assert linear[-1] == (tau + 1) * linear[0]
     np.testing.assert_allclose(exponential[1:] / exponential[:-1], 2)
+
+
+def kin(seed: int) -> Models:
+    """Random models in random families: "a" is their trunk, "b" their head."""
+    draw = np.random.default_rng(seed)
+    m = int(draw.integers(1, 7))
+    ids = [int(i) for i in draw.permutation(20)[:m]]
+    family = tuple(ids[int(draw.integers(0, k + 1))] for k in range(m))  # of a model before it, or its own
+    n = len(set(family))
+    params = {"a": draw.normal(size=(n, 3)), "b": draw.normal(size=(m, 2, 2))}
+    return Models(params, tuple(ids), family=family, trunk={"a": True, "b": False})
+
+
+def same(a: Models, i: int, b: Models, j: int) -> bool:
+    return all(np.array_equal(one(a, i)[leaf], one(b, j)[leaf]) for leaf in ("a", "b"))
+
+
+def sound(models: Models) -> bool:
+    """One trunk per family, one head per model."""
+    return len(models.params["a"]) == len(models.families) and len(models.params["b"]) == len(models)
+
+
+@given(SEEDS)
+def test_families_survive_every_kind_of_surgery(seed: int) -> None:
+    models, draw = kin(seed), np.random.default_rng(seed + 1)
+    at = draw.permutation(len(models))[: int(draw.integers(1, len(models) + 1))]
+    some = take(models, at, [models.ids[m] for m in at])
+    assert sound(some) and all(same(some, k, models, int(m)) for k, m in enumerate(at))
+    assert some.family == tuple(models.family[m] for m in at)  # who keeps the id keeps the family
+
+    copies = take(models, at, range(100, 100 + len(at)))
+    assert sound(copies) and all(same(copies, k, models, int(m)) for k, m in enumerate(at))
+    assert copies.family == copies.ids  # a copy under a new id stands alone
+
+    heads = take(models, at, range(100, 100 + len(at)), [models.family[m] for m in at])
+    both = join(models, heads)
+    assert sound(both) and both.families == models.families  # no trunk was added
+    assert all(same(both, m, models, m) for m in range(len(models)))
+    assert all(same(both, len(models) + k, models, int(m)) for k, m in enumerate(at))
+
+    same_again = mix(models, np.eye(len(models)), models.ids)
+    assert sound(same_again) and same_again.family == models.family
+    assert all(same(same_again, m, models, m) for m in range(len(models)))
+
+
+@given(SEEDS)
+def test_mixing_within_a_family_leaves_its_trunk_alone(seed: int) -> None:
+    models = kin(seed)
+    i = len(models) - 1
+    j = models.family.index(models.family[i])
+    A = np.eye(len(models))
+    A[i], A[i, j], A[i, i] = 0, 0.3, 0.7
+    if i == j:
+        A[i, i] = 1
+    mixed = mix(models, A, models.ids)
+    assert mixed.family == models.family
+    np.testing.assert_array_equal(mixed.params["a"], models.params["a"])
+    np.testing.assert_allclose(mixed.params["b"][i], np.tensordot(A[i], models.params["b"], 1))
+
+
+def test_mixing_across_families_mixes_their_trunks() -> None:
+    models = Models(
+        {"a": np.array([[1.0], [5.0]]), "b": np.array([[1.0], [2.0], [3.0]])}, (0, 1, 2), family=(0, 0, 2),
+        trunk={"a": True, "b": False},
+    )  # fmt: skip
+    mixed = mix(models, np.array([[1, 0, 0], [0, 0.5, 0.5]]), [0, 1], family=[0, 2])
+    assert mixed.params["a"].tolist() == [[1.0], [3.0]] and mixed.params["b"].tolist() == [[1.0], [2.5]]
+    with pytest.raises(ValueError, match="different trunks cannot be one family"):
+        mix(models, np.array([[1, 0, 0], [0, 0.5, 0.5]]), [0, 1], family=[0, 0])
+    with pytest.raises(ValueError, match="different trunks cannot be one family"):
+        take(models, [0, 2], [0, 2], family=[0, 0])
+
+
+def test_a_model_put_in_anothers_place_stands_alone_under_the_old_id() -> None:
+    models = kin(3)
+    other = Models({"a": np.full((1, 3), 7.0), "b": np.full((1, 2, 2), 8.0)}, (0,), trunk=models.trunk)
+    alone = take(models, range(len(models)), models.ids, family=models.ids)
+    placed = put(alone, 0, other)
+    assert placed.ids == models.ids and placed.family == models.ids and same(placed, 0, other, 0)
+    assert all(same(placed, m, models, m) for m in range(1, len(models)))
+
+
+def test_names_are_for_life() -> None:
+    models = kin(1)
+    with pytest.raises(ValueError, match="names for life"):
+        join(models, models)

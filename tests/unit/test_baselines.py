@@ -31,8 +31,8 @@ def play(algorithm: Any, worlds: list[dict[str, Any]], n_clients: int = 2) -> li
     return states
 
 
-def test_all_22_names_of_the_paper_are_there() -> None:
-    assert sorted(ALGORITHMS) == sorted(
+def test_all_22_names_of_the_paper_are_there_and_two_of_our_own() -> None:
+    assert sorted(set(ALGORITHMS) - {"FedDrift-Trunk", "Oracle-Trunk"}) == sorted(
         ["Oblivious", "DriftSurf", "KUE", "AUE", "AUE-PC", "Window", "Window-2", "Weighted-Linear", "Weighted-Exp",
          "Adaptive-FedAvg", "IFCA", "IFCA-W", "IFCA(T)", "CFL", "CFL-W", "FedDrift-Eager", "FedDrift-Eager-W",
          "FedDrift", "FedDrift-W", "FedDrift-C", "Oracle", "Oracle-W"]
@@ -48,6 +48,7 @@ def test_the_catalogue_composes_what_the_names_say() -> None:
     assert memories["Weighted-Exp"] == EXPONENTIAL
     assert {name for name, memory in memories.items() if memory == ALL} == {
         "Oblivious", "CFL", "IFCA", "IFCA(T)", "FedDrift-Eager", "FedDrift", "FedDrift-C", "Oracle",
+        "FedDrift-Trunk", "Oracle-Trunk",
     }  # fmt: skip
 
 
@@ -57,7 +58,7 @@ def test_default_thresholds_are_the_papers() -> None:
     base = fd.stream("sine-2")
     for family in drift:
         stream = replace(base, family=family)
-        for name in ("FedDrift", "FedDrift-W", "FedDrift-C", "FedDrift-Eager", "FedDrift-Eager-W"):
+        for name in ("FedDrift", "FedDrift-W", "FedDrift-C", "FedDrift-Eager", "FedDrift-Eager-W", "FedDrift-Trunk"):
             assert fd.algorithm(name, stream).delta == drift[family]  # type: ignore[attr-defined]
         assert fd.algorithm("DriftSurf", stream).delta == surf[family]  # type: ignore[attr-defined]
 

@@ -73,7 +73,7 @@ WRONG: list[tuple[list[str], str]] = [
     ([*RUN, "--set", "delta"], "--set takes KEY=VALUE, such as delta=0.1, got 'delta'"),
     ([*RUN, "--set", "delta=high"], "FedDrift.delta: input should be a valid number"),
     ([*RUN, "--set", "delta=1.5"], "FedDrift.delta must be in [0, 1] for metric='error', got 1.5"),
-    ([*RUN, "--set", "init=hot"], "FedDrift.init: input should be 'warm' or 'fresh', got 'hot'"),
+    ([*RUN, "--set", "init=hot"], "FedDrift.init: input should be 'warm', 'fresh' or 'best', got 'hot'"),
     (["run", "--stream", "sine-2", "--algorithm", "Oracle", "--set", "a=1"], "Oracle has no settings, got 'a'"),
     ([*RUN, "--seeds", "4-1"], "--seeds takes a range such as 0-4 or a list such as 0,2,5, got '4-1'"),
     ([*RUN, "--seed", "1", "--seeds", "0-1"], "give either --seed or --seeds, not both"),

@@ -53,7 +53,15 @@ def test_nothing_is_said_without_test_data_or_truth(tmp_path: Path) -> None:
 
 def test_a_run_stopped_before_its_first_step_has_no_numbers(tmp_path: Path) -> None:
     got = scores(make(tmp_path, header(), steps=0))
-    assert got == report.Scores(None, None, 0, None, None, None)
+    assert got == report.Scores(None, None, 0, None, None, None, None)
+
+
+def test_an_alarm_is_false_where_the_concept_stayed(tmp_path: Path) -> None:
+    """Also where the concept changed to one that is equal; an alarm at the first time step is none."""
+    truth = {"concepts": [[0, 0, 1], [0, 1, 3], [0, 1, 3], [0, 0, 0]], "same": {"3": 1}}
+    alarms = [[True, False, False], [True, True, True], [False, True, False]]
+    record = make(tmp_path, {**header(3, 3), **truth}, {"drift": alarms})
+    assert scores(record).false_alarms == 3
 
 
 def test_merged_models_are_resolved_through_their_heirs(tmp_path: Path) -> None:
@@ -181,6 +189,7 @@ def test_json_has_the_promised_keys(tmp_path: Path) -> None:
         "models_sent": 40,
         "models_sent_ratio": 1,
         "models_final": 1,
+        "false_alarms": 0,
         "ari": 0,
     }
 
@@ -188,7 +197,7 @@ def test_json_has_the_promised_keys(tmp_path: Path) -> None:
 def test_json_without_truth_is_null(tmp_path: Path) -> None:
     (summary,) = report.to_json(summarise([make(tmp_path, header())]))
     assert summary["omitting_drifts"] is None
-    assert summary["ari"] is None
+    assert summary["ari"] is None and summary["false_alarms"] is None
     assert summary["including_drifts"] == {"mean": pytest.approx(90), "std": None}
 
 
@@ -218,7 +227,9 @@ def test_the_table_reads_well(tmp_path: Path) -> None:
     assert "±" not in oblivious
     assert " 1.00x " in oblivious
     assert own.startswith("folder:[data] FedDrift ")
-    assert own.count(" - ") + own.rstrip().endswith(" -") == 2, "no truth: no accuracy omitting drifts, no ARI"
+    assert own.count(" - ") + own.rstrip().endswith(" -") == 3, (
+        "no truth: no accuracy omitting drifts, no false alarms, no ARI"
+    )
 
 
 def test_the_table_fits_a_narrow_terminal(tmp_path: Path) -> None:

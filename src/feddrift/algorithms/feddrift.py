@@ -22,6 +22,8 @@ from feddrift.weights import ALL, Memory
 
 log = logging.getLogger(__name__)
 
+SHARED: tuple[Start, ...] = ("head", "joint")  # a new model that starts so stands on its parent's trunk
+
 
 def _nobody() -> Floats:
     return np.zeros(0)
@@ -51,7 +53,7 @@ class _Options:
     max_models: int | None = option(None, "at most so many models, the longest unused makes room; none: no limit")
     ties: Literal["lowest", "random"] = option("lowest", "which of equally good models a client joins")
     memory: Memory = ALL
-    candidates: ClassVar[tuple[Start, ...]] = ("warm", "fresh")  # of init=best: the first wins unless another is better
+    candidates: ClassVar[tuple[Start, ...]] = ("warm", "fresh")  # of init=best
 
     def __post_init__(self) -> None:
         self._check_threshold("delta", self.delta)
@@ -63,6 +65,14 @@ class _Options:
         if not 0 <= value <= top:
             legal = "in [0, 1]" if self.metric == "error" else "at least 0 and finite"
             raise ConfigError(f"{type(self).__name__}.{name} must be {legal} for metric='{self.metric}', got {value}")
+
+    def _winner(self, rows: int, wrong: Ints) -> int:
+        """Which candidate a trial on so many rows found best: the first, unless another beats it."""
+        best = 0
+        for other in range(1, len(self.candidates)):
+            if cluster.beats(wrong, other, best):
+                best = other
+        return best
 
     def init(self, fed: Federation) -> DriftState:
         never, votes = np.full(fed.n_clients, np.nan), np.ones((fed.n_clients, 1))
@@ -78,7 +88,7 @@ class FedDriftEager(_Options):
         best, lowest, drifted = detect(self, state, fed)
         together = [np.flatnonzero(drifted).tolist()] if drifted.any() else []
         models, w, best, groups, retired = make_room(self, state.models, state.w, best, together)
-        newborn, created = create(self, models, best, lowest, state, groups, fed)
+        newborn, created = create(self, models, w, best, lowest, state, groups, fed)
         w = cluster.widen(cluster.assign(w, _unless(groups, best)), groups)
         models, w, forgotten = forget(self, join(models, newborn), w)
         return DriftState(
@@ -110,7 +120,7 @@ class FedDrift(_Options):
         best, lowest, drifted = detect(self, state, fed)
         alone = [[int(c)] for c in np.flatnonzero(drifted)]
         models, w, best, groups, retired = make_room(self, state.models, state.w, best, alone)
-        newborn, created = create(self, models, best, lowest, state, groups, fed)  # before anything merges
+        newborn, created = create(self, models, w, best, lowest, state, groups, fed)  # before anything merges
         w = cluster.assign(w, _unless(groups, best))
         merged: tuple[Event, ...] = ()
         if len(models) > 1:
@@ -173,48 +183,48 @@ def make_room(
 
 
 def create(
-    self: _Options, models: Models, best: Ints, lowest: Floats, state: DriftState, groups: Sequence[Sequence[int]],
-    fed: Federation,
+    self: _Options, models: Models, w: Floats, best: Ints, lowest: Floats, state: DriftState,
+    groups: Sequence[Sequence[int]], fed: Federation,
 ) -> tuple[Models, tuple[Event, ...]]:  # fmt: skip
     """One new model per group of clients, each with the event that says why and how it starts."""
     ids = list(range(state.born, state.born + len(groups)))
     parents = [int(best[clients[0]]) for clients in groups]
-    starts, found = choose_starts(self, models, parents, groups, fed)
-    family = [models.family[m] if s == "head" else i for i, m, s in zip(ids, parents, starts, strict=True)]
-    anew = np.array([s == "fresh" for s in starts], dtype=bool)
+    starts, trials = choose_starts(self, models, w, parents, groups, fed)
+    family = [models.family[m] if s in SHARED else i for i, m, s in zip(ids, parents, starts, strict=True)]
     newborn = take(models, parents, ids, family)
-    for k in np.flatnonzero(anew).tolist():
-        newborn = put(newborn, k, fed.fresh())
     events = []
     for k, (i, clients) in enumerate(zip(ids, groups, strict=True)):
+        if starts[k] == "fresh":
+            newborn = put(newborn, k, fed.fresh())
         cause = {
             "clients": list(clients), self.metric: float(lowest[clients[0]]),
             "reference": float(state.reference[clients[0]]), "delta": self.delta,
-            "from": None if anew[k] else models.ids[parents[k]],
+            "from": None if starts[k] == "fresh" else models.ids[parents[k]],
         }  # fmt: skip
-        if newborn.family[k] != i:
-            cause["family"] = newborn.family[k]
-        events.append(Event("created", i, cause | found[k]))
+        if starts[k] in SHARED:
+            cause["family"] = family[k]
+        events.append(Event("created", i, cause | trials[k]))
     return newborn, tuple(events)
 
 
 def choose_starts(
-    self: _Options, models: Models, parents: Sequence[int], groups: Sequence[Sequence[int]], fed: Federation
+    self: _Options, models: Models, w: Floats, parents: Sequence[int], groups: Sequence[Sequence[int]], fed: Federation
 ) -> tuple[list[Start], list[dict[str, Any]]]:
-    """How each group's new model starts, and what the clients' trials found where they were held."""
+    """How each group's new model starts, and what the clients' trials found where they held any."""
     if self.init_ != "best":
-        return [self.init_] * len(groups), [{}] * len(groups)
+        return [self.init_ for _ in groups], [{} for _ in groups]
+    if not groups:
+        return [], []
     parent = np.full(fed.n_clients, -1)
     for m, clients in zip(parents, groups, strict=True):
         parent[list(clients)] = m
-    wins = fed.tournament(models, parent, self.candidates)
-    starts, found = [], []
+    found = fed.tournament(models, w, parent, self.candidates)
+    starts, trials = [], []
     for clients in groups:
-        together = wins[list(clients)].sum(axis=0)
-        start = self.candidates[cluster.champion(together)]
-        starts.append(start)
-        found.append({"start": start, "starts": list(self.candidates), "wins": together.tolist()})
-    return starts, found
+        rows, wrong = int(found.rows[list(clients)].sum()), found.wrong[list(clients)].sum(axis=0)
+        starts.append(self.candidates[self._winner(rows, wrong)])
+        trials.append({"start": starts[-1], "starts": list(self.candidates), "rows": rows, "wrong": wrong.tolist()})
+    return starts, trials
 
 
 def forget(self: _Options, models: Models, w: Floats) -> tuple[Models, Floats, tuple[Event, ...]]:

@@ -17,7 +17,7 @@ from feddrift.algorithms.feddrift import DriftState, FedDrift
 from feddrift.algorithms.options import option
 from feddrift.errors import ConfigError
 from feddrift.models import has_trunk, mix
-from feddrift.types import Event, Federation, Floats, Models, Start
+from feddrift.types import Event, Federation, Floats, Ints, Models, Start
 from feddrift.weights import pooled
 
 
@@ -28,7 +28,16 @@ class FedDriftTrunk(FedDrift):
     init_: Literal["best", "head", "warm", "fresh"] = option(  # type: ignore[assignment]  # one more than FedDrift
         "best", "how a new model starts: what a trial finds best, or always a head, a copy (warm), a fresh model"
     )
-    candidates: ClassVar[tuple[Start, ...]] = ("warm", "head", "fresh")
+    candidates: ClassVar[tuple[Start, ...]] = ("warm", "head", "joint", "fresh")
+
+    def _winner(self, rows: int, wrong: Ints) -> int:
+        """A shared trunk also wins where it leaves little to gain: an error of at most delta / 2 that nobody beats."""
+        warm, head, joint, fresh = range(4)
+        shared = head if wrong[head, head] <= wrong[joint, joint] else joint
+        little = self.metric == "error" and rows > 0 and wrong[shared, shared] <= self.delta / 2 * rows
+        if little and not cluster.beats(wrong, warm, shared) and not cluster.beats(wrong, fresh, shared):
+            return shared
+        return super()._winner(rows, wrong)
 
     def init(self, fed: Federation) -> DriftState:
         state = super().init(fed)
@@ -63,19 +72,24 @@ class FedDriftTrunk(FedDrift):
     def _merged(
         self, models: Models, i: int, j: int, share: Floats, data: Floats, spare: int, fed: Federation
     ) -> tuple[str | int, Floats, int]:
-        """What i and j become: the average or one of them, as a row of `mix`, and the family of it."""
+        """What i and j become: their average or one of them, as a row of `mix`, and the family of it.
+
+        The best on held-out data; but the larger of two families keeps its own unless that is worse by over delta / 2.
+        """
         own, other = np.eye(len(models))[[i, j]]
         share = share / share.sum() if share.sum() else np.array([0.5, 0.5])
         a, b = models.family[i], models.family[j]
+        kin = {name: models.family.count(name) for name in (a, b)}
         ways: list[tuple[str | int, Floats, int]] = [(models.ids[i], own, a), (models.ids[j], other, b)]
-        if a == b or models.family.count(a) == 1:
-            ways = [("average", share[0] * own + share[1] * other, a), *ways]
-        elif models.family.count(b) == 1:  # two trunks that both serve others cannot become one
-            ways = [("average", share[0] * own + share[1] * other, b), *ways]
+        if a == b or min(kin.values()) == 1:  # two trunks that both serve others cannot become one
+            alone = a if a == b or kin[a] == 1 else b
+            ways.append(("average", share[0] * own + share[1] * other, alone))
         names = [spare if kept == "average" else int(kept) for kept, _, _ in ways]
         rivals = mix(models, [row for _, row, _ in ways], names)
         members = data[-1] > 0
         error = pooled(fed.evaluate(rivals, self.metric)[members], fed.counts[-1, members])
         if np.isnan(error).any():  # nobody among them has new data: what they have must do
             error = fed.cross_evaluate(rivals, np.repeat(data[:, :, None], len(ways), axis=2), self.metric)[:, 0]
-        return ways[int(cluster.best_models(error[None], np.zeros(1, dtype=np.int64))[0][0])]
+        allowance = np.array([self.delta / 2 if kin[a] > kin[b] else 0, self.delta / 2 if kin[b] > kin[a] else 0, 0])
+        scored = error - allowance[: len(ways)]
+        return ways[-1] if scored[-1] <= scored.min() + cluster.TOLERANCE else ways[int(scored.argmin())]

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from feddrift import rng, sampling
 from feddrift.errors import ConfigError
 from feddrift.models import leaves, per_axis, split, take, tree_map, trunk_of
-from feddrift.types import Bools, Floats, Ints, Local, Metric, Models, Net, Start, State, Stream, Updates
+from feddrift.types import Bools, Floats, Ints, Local, Metric, Models, Net, Start, State, Stream, Tournament, Updates
 
 # Cross-evaluation looks at a keyed sample of at most so many rows of a stored cell.
 SCORE_ROWS = 512
@@ -161,31 +161,51 @@ class TimeStep(ABC):
         self.round += rounds
         return trained
 
-    def tournament(self, models: Models, parent: Ints, starts: Sequence[Start]) -> Ints:
-        wins = np.zeros((self.n_clients, len(starts), len(starts)), dtype=np.int64)
-        enough = self.counts[self.tau] > 1
-        clients = np.flatnonzero((parent >= 0) & enough & self.reachable)
+    def tournament(self, models: Models, w: Floats, parent: Ints, starts: Sequence[Start]) -> Tournament:
+        found = Tournament.nobody(self.n_clients, len(starts))
+        clients = np.flatnonzero((parent >= 0) & (self.counts[self.tau] > 1) & self.reachable)
         if not len(clients):
-            return wins
-        ids = range(len(clients))  # a model each; all starts of a client see the same minibatches
-        w = np.zeros((self.tau + 1, self.n_clients, len(clients)))
-        w[self.tau, clients, ids] = 1
-        copies, fresh = take(models, parent[clients], ids, family=ids), take(self.fresh(), [0] * len(ids), ids)
-        right: list[list[Bools]] = []  # [start][client][row]
+            return found
+        judged = [self._shuffled(self.tau, int(c)) for c in clients]
+        judged = [rows[int(sampling.trained_rows(np.array(len(rows)), JUDGED)) :] for rows in judged]
+        found.rows[clients] = [len(rows) for rows in judged]
+        ends = np.cumsum(found.rows[clients])[:-1]
+        mistakes: list[list[Bools]] = []  # [start][client][row]
         for start in starts:
-            local = replace(self.local, hold_out=JUDGED, trains="head" if start == "head" else "all")
-            apart = self._engine.at(self.tau)  # what happens here is no part of the run
-            trained = apart.train(fresh if start == "fresh" else copies, w, local=local)
-            judged = [self._shuffled(self.tau, int(c)) for c in clients]
-            judged = [rows[int(sampling.trained_rows(np.array(len(rows)), JUDGED)) :] for rows in judged]
+            contender, given, position = self._contender(models, w, parent, clients, start)
+            apart = self._engine.at(self.tau)  # what happens there is no part of the run
+            trained = apart.train(
+                contender,
+                given,
+                local=replace(self.local, hold_out=JUDGED, trains="head" if start == "head" else "all"),
+            )
             wrong = self._engine.per_row(trained, np.concatenate(judged), "error") > 0
-            ends = np.cumsum([len(rows) for rows in judged])[:-1]
-            right.append([~part[i] for i, part in enumerate(np.split(wrong, ends, axis=1))])
-        for i, c in enumerate(clients):
-            for a in range(len(starts)):
-                for b in range(len(starts)):
-                    wins[c, a, b] = np.sum(right[a][i] & ~right[b][i])
-        return wins
+            mistakes.append([part[m] for m, part in zip(position, np.split(wrong, ends, axis=1), strict=True)])
+        for a, b in np.ndindex(len(starts), len(starts)):
+            found.wrong[clients, a, b] = [np.sum(x & y) for x, y in zip(mistakes[a], mistakes[b], strict=True)]
+        return found
+
+    def _contender(
+        self, models: Models, w: Floats, parent: Ints, clients: Ints, start: Start
+    ) -> tuple[Models, Floats, Ints]:
+        """What each client trains to try a start, on which data, and where the one that it is about stands."""
+        source, blocks, given = models, [], np.zeros((self.tau + 1, self.n_clients, 0))
+        for c in clients:
+            block = [int(parent[c])]  # the new model, a copy of its parent, or a fresh one
+            if start == "joint":  # beside the models on the same trunk that it has data for
+                kin = np.asarray(models.family) == models.family[parent[c]]
+                block += np.flatnonzero(kin & (w[:, c] * self.counts[:-1, c, None] > 0).any(axis=0)).tolist()
+            part = np.zeros((self.tau + 1, self.n_clients, len(block)))
+            part[:-1, c, 1:] = w[:, c, block[1:]]
+            part[-1, c, 0] = 1
+            blocks.append(block)
+            given = np.concatenate([given, part], axis=2)
+        if start == "fresh":
+            source, blocks = self.fresh(), [[0]] * len(clients)
+        first = np.cumsum([0, *(len(block) for block in blocks)])[:-1]
+        family = np.repeat(first, [len(block) for block in blocks])
+        positions = [m for block in blocks for m in block]
+        return take(source, positions, range(len(positions)), family.tolist()), given, first
 
     @abstractmethod
     def _local_updates(self, models: Models, lanes: Updates, w: Floats, local: Local) -> Updates: ...

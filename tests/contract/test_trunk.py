@@ -1,0 +1,251 @@
+"""Models that share a trunk: every engine trains, scores, averages and counts them alike."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import feddrift as fd
+from feddrift.engines import ENGINES
+from feddrift.engines.base import JUDGED, Engine
+from feddrift.models import averaged, join, one, take
+from feddrift.nets import default_net
+from feddrift.sampling import trained_rows
+from feddrift.types import Local, Models, Start, Stream
+from tests.contract.test_engines import LOCAL, NAMES, differs, same, some_w, uneven_stream
+
+STARTS: tuple[Start, ...] = ("warm", "head", "joint", "fresh")
+
+
+def make(name: str, stream: Stream, local: Local = LOCAL, **trunk: Any) -> Engine:
+    return ENGINES[name][0](stream, replace(default_net(stream), **trunk), local, 3)
+
+
+def families(fed: Any) -> Models:
+    """Four models: three on the trunk of the first, one apart."""
+    apart = fed.fresh(4, distinct=True)
+    models = take(apart, [0], [0])
+    for m, family in ((1, 0), (2, 0), (3, 3)):
+        models = join(models, take(apart, [m], [m], family=[family]))
+    assert models.family == (0, 0, 0, 3) and models.params["W1"].shape[0] == 2 and models.params["W2"].shape[0] == 4
+    return models
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("seed", range(3))
+def test_all_verbs_agree_between_engines(seed: int, optimizer: Any) -> None:
+    stream = uneven_stream(seed)
+    w = some_w(2, stream, 4, seed)
+    parent = np.array([0, 3, -1, 1])
+    results = []
+    for name in NAMES:
+        fed = make(name, stream, replace(LOCAL, optimizer=optimizer)).at(2)
+        models = families(fed)
+        updates = fed.local_updates(models, w)
+        found = fed.tournament(models, w[:2], parent, STARTS)
+        results.append(
+            {
+                "error": fed.evaluate(models), "cross": fed.cross_evaluate(models, w, "loss"),
+                "updates": updates.params, "lanes": (updates.client, updates.model, updates.size, updates.lane),
+                "train": fed.train(models, w).params, "sent": fed.sent, "trial": (found.rows, found.wrong),
+            }
+        )  # fmt: skip
+    for verb, value in results[0].items():
+        same(value, results[1][verb], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rounds_add_up(name: str) -> None:
+    stream = uneven_stream()
+    w = some_w(3, stream, 4)
+    at_once, one_by_one = make(name, stream).at(3), make(name, stream).at(3)
+    models = families(at_once)
+    whole, parts = at_once.train(models, w, rounds=3), models
+    for _ in range(3):
+        parts = one_by_one.train(parts, w, rounds=1)
+    same(whole.params, parts.params)
+    assert at_once.sent.tolist() == one_by_one.sent.tolist()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_round_is_the_average_of_its_local_updates(name: str) -> None:
+    stream = uneven_stream()
+    w = some_w(3, stream, 4)
+    models = families(make(name, stream).at(3))
+    trained = make(name, stream).at(3).train(models, w, rounds=1)
+    same(trained.params, averaged(models, make(name, stream).at(3).local_updates(models, w)).params)  # bit for bit
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_average_by_hand(name: str) -> None:
+    """A trunk weighs clients by all their data for its family, a head by the data clustered to it."""
+    stream = uneven_stream()
+    counts = stream.counts[:2]
+    fed = make(name, stream).at(1)
+    models = families(fed)
+    w = np.zeros((2, 4, 4))
+    w[0, :, 0] = w[1, :2, 1] = w[1, 2:, 3] = 1
+    updates = fed.local_updates(models, w)
+    trained = make(name, stream).at(1).train(models, w, rounds=1)
+    assert counts[0, 0] == 0  # so client 0 trains head 1 alone, and client 1 both
+    pairs = list(zip(updates.client.tolist(), updates.model.tolist(), strict=True))
+    assert pairs[:3] == [(1, 0), (2, 0), (3, 0)] and (0, 1) in pairs and (0, 0) not in pairs
+    lane = {c: updates.lane[k] for k, (c, m) in enumerate(pairs) if m in (0, 1)}
+    assert updates.lane[pairs.index((1, 0))] == updates.lane[pairs.index((1, 1))]
+    behind = {c: float(counts[0, c] + (counts[1, c] if c < 2 else 0)) for c in range(4)}
+    expected = sum(behind[c] * updates.params["W1"][lane[c]] for c in range(4)) / sum(behind.values())
+    np.testing.assert_allclose(trained.params["W1"][0], expected, rtol=1e-6)
+    head = sum(float(counts[1, c]) * updates.params["W2"][pairs.index((c, 1))] for c in (0, 1)) / counts[1, :2].sum()
+    np.testing.assert_allclose(trained.params["W2"][1], head, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_trains_one_head_and_lets_the_others_rest(name: str) -> None:
+    stream = uneven_stream()
+    fed = make(name, stream, replace(LOCAL, steps=1)).at(2)
+    models = families(fed)
+    w = np.zeros((3, 4, 4))
+    w[0, 1, 0] = w[1, 1, 1] = w[2, 1, 2] = 1  # one client with three heads
+    updates = fed.local_updates(models, w)
+    assert updates.lane.tolist() == [0, 0, 0]
+    moved = [bool((updates.params["W2"][k] != models.params["W2"][k]).any()) for k in range(3)]
+    assert sum(moved) == 1
+    assert (updates.params["W1"][0] != models.params["W1"][0]).any()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_family_nobody_uses_now_comes_back_untouched_and_a_used_one_keeps_all_its_heads_in_step(name: str) -> None:
+    stream = uneven_stream()
+    fed = make(name, stream).at(2)
+    models = families(fed)
+    w = np.ones((3, 4, 4))
+    w[2, :, 1:] = 0  # at tau only model 0 is in use
+    trained = fed.train(models, w)
+    for m, changed in enumerate([True, True, True, False]):
+        assert differs(one(trained, m), one(models, m)) == changed
+        assert differs(one(trained, m)["W2"], one(models, m)["W2"]) == changed
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_parts_of_models_are_counted_as_parts(name: str) -> None:
+    stream = uneven_stream()  # a net of 3-6-2: a trunk of 24 numbers, a head of 14
+    fed = make(name, stream).at(2)
+    models = families(fed)
+    new = stream.counts[2] > 0
+    fed.evaluate(models)
+    np.testing.assert_allclose(fed.sent, (2 * 24 + 4 * 14) / 38 * new)  # two trunks, four heads
+    w = np.zeros((3, 4, 4))
+    w[:, :, 0] = w[:, :, 1] = 1
+    fed.train(models, w, rounds=5)
+    has = stream.counts[:3].sum(axis=0) > 0
+    np.testing.assert_allclose(fed.sent, (2 * 24 + 4 * 14) / 38 * new + 2 * 5 * (24 + 2 * 14) / 38 * has)
+    fed.evaluate(models)  # the trunk has changed, and two of the heads
+    np.testing.assert_allclose(fed.sent, (3 * 24 + 6 * 14) / 38 * new + 2 * 5 * (24 + 2 * 14) / 38 * has)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_sharing_the_trunk_makes_no_difference(name: str) -> None:
+    """One family per model is the case of before, whatever the net calls its trunk; compilers may round differently."""
+    stream, results = uneven_stream(), []
+    w = some_w(2, stream, 3)
+    for trunk in [(), ("W1", "b1"), lambda path: path == "b2"]:
+        fed = make(name, stream, trunk=trunk).at(2)
+        models = fed.fresh(3, distinct=True)
+        trained = fed.train(models, w)
+        results.append((trained.params, fed.local_updates(trained, w).params, fed.evaluate(trained), fed.sent))
+    for other in results[1:]:
+        same(results[0], other, atol=1e-6 if name == "simulator" else 0.0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_tournament_is_no_part_of_the_run(name: str) -> None:
+    stream = uneven_stream()
+    w = some_w(2, stream, 4)
+    quiet, busy = make(name, stream).at(2), make(name, stream).at(2)
+    models = families(quiet)
+    for _ in range(2):  # before the first training and after it
+        found = busy.tournament(models, w[:2], np.array([0, 1, -1, 3]), STARTS)
+        same(quiet.train(models, w, rounds=1).params, busy.train(models, w, rounds=1).params)
+    assert quiet.sent.tolist() == busy.sent.tolist()
+    assert found.rows[2] == 0 and not found.wrong[2].any()
+    took_part = [c for c in (0, 1, 3) if stream.counts[2, c] > 1]
+    assert (found.rows[took_part] == (stream.counts[2] - trained_rows(stream.counts[2], JUDGED))[took_part]).all()
+    assert (np.diagonal(found.wrong, axis1=1, axis2=2) <= found.rows[:, None]).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_tournament_is_won_by_who_learns_the_new_concept(name: str) -> None:
+    """Swapped labels: after hardly any training a fresh model makes fewer mistakes than one that knew better."""
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(3, 200, 2))
+    y = (x[..., 0] > 0).astype(int)
+    stream = Stream.from_arrays([[(x[0], y[0])], [(x[1], 1 - y[1])], [(x[2], y[2])]])
+    engine = make(name, stream, Local(rounds=4, steps=25, lr=0.01))
+    models = engine.at(0).train(engine.at(0).fresh(), np.ones((1, 1, 1)))
+    shortly = make(name, stream, Local(rounds=1, steps=20, lr=0.01)).at(1)
+    found = shortly.tournament(models, np.ones((1, 1, 1)), np.array([0]), ("warm", "fresh"))
+    assert found.rows.tolist() == [60]
+    assert found.wrong[0, 1, 1] < found.wrong[0, 0, 0] and found.wrong[0, 0, 1] <= found.wrong[0, 1, 1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_held_out_rows_are_not_trained_on(name: str) -> None:
+    stream = uneven_stream()
+    fed = make(name, stream).at(2)
+    poisoned = replace(stream, x=stream.x.copy())
+    for t, c in np.argwhere(stream.counts[:3] > 0):
+        order = fed._shuffled(int(t), int(c))
+        poisoned.x[order[int(trained_rows(np.array(len(order)), 0.3)) :]] = np.nan
+    local, w = replace(LOCAL, hold_out=0.3), np.ones((3, 4, 1))
+    same(
+        fed.train(fed.fresh(), w, local=local).params,
+        make(name, poisoned).at(2).train(fed.fresh(), w, local=local).params,
+    )
+    whole = make(name, poisoned).at(2).train(fed.fresh(), w)
+    assert np.isnan(whole.params["W1"]).any()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_head_can_learn_alone(name: str) -> None:
+    stream = uneven_stream()
+    fed = make(name, stream).at(2)
+    models, w = families(fed), np.ones((3, 4, 4))
+    trained = fed.train(models, w, local=replace(LOCAL, trains="head"))
+    same([trained.params[k] for k in ("W1", "b1")], [models.params[k] for k in ("W1", "b1")], atol=1e-7)  # averaged
+    assert all(differs(trained.params["W2"][m], models.params["W2"][m]) for m in range(4))
+
+
+def test_both_parts_of_a_cell_get_rows() -> None:
+    assert trained_rows(np.array([0, 1, 2, 3, 10, 500]), 0.3).tolist() == [0, 1, 1, 2, 7, 350]
+    assert trained_rows(np.array([0, 5]), 0.0).tolist() == [0, 5]
+    assert trained_rows(np.array([2, 100]), 0.99).tolist() == [1, 1]
+
+
+def test_a_trunk_that_the_net_has_not_is_refused_in_one_sentence() -> None:
+    stream = uneven_stream()
+    with pytest.raises(fd.ConfigError, match=r"no parameters 'W9' for its trunk \(there are: W1, W2, b1, b2\)"):
+        make("reference", stream, trunk=("W9",)).at(0).fresh()
+
+
+@pytest.mark.parametrize("name", ["FedDrift-Trunk", "Oracle-Trunk"])
+@pytest.mark.parametrize("trunk", [(), lambda _: True])
+def test_sharing_needs_a_trunk_and_a_head(name: str, trunk: Any) -> None:
+    stream = fd.stream("sine-2")
+    net = replace(default_net(stream), trunk=trunk)
+    with pytest.raises(fd.ConfigError, match=f"{name} needs a net with a trunk and a head"):
+        next(fd.run(stream, fd.algorithm(name), net=net))
+
+
+@pytest.mark.parametrize("engine", NAMES)
+def test_always_sharing_one_model_is_oblivious(engine: str) -> None:
+    stream = fd.stream("sine-2", pattern="random:every=2,concepts=2,clients=3,steps=4")
+    local = Local(rounds=2, steps=5, batch=20, lr=0.01)
+    runs = [
+        list(fd.run(stream, algorithm, local=local, seed=5, engine=engine))
+        for algorithm in (fd.algorithm("FedDrift-Trunk", delta=1.0), fd.algorithm("Oblivious"))
+    ]
+    for ours, theirs in zip(*runs, strict=True):
+        same(ours.state.models.params, theirs.state.models.params)

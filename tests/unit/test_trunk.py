@@ -1,0 +1,198 @@
+"""FedDrift-Trunk and the tournament, one decision at a time, on losses and mistakes written down by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from feddrift import cluster
+from feddrift.algorithms.feddrift import DriftState, FedDrift, FedDriftEager
+from feddrift.algorithms.trunk import FedDriftTrunk
+from feddrift.types import Floats, Models, Tournament
+from tests.fake import FakeFederation, identities
+
+
+class Fake(FakeFederation):
+    """The fake with a net of one number for a trunk and one for a head."""
+
+    def fresh(self, n: int = 1, distinct: bool = False) -> Models:
+        params = {"a": np.zeros((n, 1)), "trunk": np.zeros((n, 1))}
+        return Models(params, tuple(range(n)), trunk={"a": False, "trunk": True})
+
+    def train(self, models: Models, w: Floats, rounds: Any = None, local: Any = None) -> Models:
+        self.trained = models, w, local or self.local
+        return models
+
+
+def trial(n_clients: int, **wrong: Any) -> Tournament:
+    """Of 100 rows each: c1=[[...]] are the mistakes of client 1."""
+    n = len(next(iter(wrong.values())))
+    found = Tournament.nobody(n_clients, n)
+    for name, counts in wrong.items():
+        found.rows[int(name[1:])] = 100
+        found.wrong[int(name[1:])] = counts
+    return found
+
+
+def independent(*errors: int) -> list[list[int]]:
+    """Starts that never err on the same row."""
+    return np.diag(errors).tolist()
+
+
+def drifted(algorithm: Any, found: Tournament, clients: tuple[int, ...] = (1,)) -> tuple[DriftState, Fake]:
+    """The state after these clients of four drift at time 1."""
+    quiet = Fake(0, 4, loss=lambda c, i: 0.1)
+    loud = Fake(1, 4, loss=lambda c, i: 0.6 if c in clients else 0.1, trial=found)
+    state = algorithm.step(algorithm.step(algorithm.init(quiet), quiet), loud)
+    return state, loud
+
+
+WARM, HEAD, JOINT, FRESH = range(4)
+
+
+@pytest.mark.parametrize(
+    ("errors", "winner"),
+    [
+        ((30, 12, 30, 30), "head"),  # sharing is better
+        ((30, 30, 12, 30), "joint"),
+        ((14, 12, 12, 14), "warm"),  # no difference to speak of: a model of its own
+        ((30, 30, 30, 12), "fresh"),
+        ((2, 3, 9, 2), "head"),  # at most delta / 2 of 100 rows: little to gain
+        ((2, 9, 3, 2), "joint"),
+        ((5, 5, 5, 5), "head"),
+        ((6, 6, 6, 6), "warm"),
+        ((0, 5, 5, 5), "warm"),  # little to gain, but a copy is better for sure
+        ((5, 5, 5, 0), "fresh"),
+        ((0, 9, 4, 0), "joint"),  # four rows may be chance
+    ],
+)
+def test_who_wins(errors: tuple[int, ...], winner: str) -> None:
+    state, fed = drifted(FedDriftTrunk(delta=0.1), trial(4, c1=independent(*errors)))
+    (event,) = state.events
+    shared = winner in ("head", "joint")
+    assert event.cause["start"] == winner and event.cause["rows"] == 100
+    assert event.cause["wrong"] == independent(*errors)
+    assert event.cause["starts"] == ["warm", "head", "joint", "fresh"]
+    assert state.models.family == ((0, 0) if shared else (0, 1))
+    assert event.cause.get("family") == (0 if shared else None)
+    assert event.cause["from"] == (None if winner == "fresh" else 0)
+    assert len(state.models.params["trunk"]) == (1 if shared else 2)
+    assert identities(state.votes, state.models) == [0, 1, 0, 0]
+    assert fed.tried[1].tolist() == [-1, 0, -1, -1] and fed.tried[0].shape == (1, 4, 1)
+
+
+def test_rows_that_both_get_wrong_decide_nothing() -> None:
+    noise = np.full((4, 4), 20) + np.diag([5, 1, 5, 5])
+    state, _ = drifted(FedDriftTrunk(delta=0.1), trial(4, c1=noise.tolist()))
+    assert state.events[0].cause["start"] == "warm"
+    assert not cluster.beats(noise, HEAD, WARM) and cluster.beats(np.diag([9, 1]), 1, 0)
+    assert not cluster.beats(noise, HEAD, HEAD)
+
+
+@pytest.mark.parametrize("start", ["head", "warm", "fresh"])
+def test_without_a_trial_the_start_is_given(start: Any) -> None:
+    state, fed = drifted(FedDriftTrunk(delta=0.1, init_=start), Tournament.nobody(4, 4))
+    assert not [verb for verb in fed.asked if verb.startswith("tournament")]
+    assert "start" not in state.events[0].cause
+    assert state.models.family == ((0, 0) if start == "head" else (0, 1))
+
+
+def test_a_client_that_could_not_hold_a_trial_gets_a_model_of_its_own() -> None:
+    state, _ = drifted(FedDriftTrunk(delta=0.1), Tournament.nobody(4, 4))
+    assert state.events[0].cause["start"] == "warm" and state.models.family == (0, 1)
+
+
+def test_every_client_decides_alone_with_feddrift_and_all_together_with_eager() -> None:
+    found = trial(4, c1=independent(30, 12), c2=independent(14, 20))
+    alone, _ = drifted(FedDrift(delta=0.1, init_="best"), found, (1, 2))
+    assert [e.cause["start"] for e in alone.events] == ["fresh", "warm"]
+    assert alone.models.family == alone.models.ids == (0, 1, 2)  # nothing is shared
+    together, fed = drifted(FedDriftEager(delta=0.1, init_="best"), found, (1, 2))
+    (event,) = together.events
+    assert event.cause["rows"] == 200 and event.cause["wrong"] == independent(44, 32) and event.cause["start"] == "warm"
+    assert fed.asked.count("tournament warm fresh") == 1
+
+
+def family_scene(family: tuple[int, ...], n_clients: int = 4) -> tuple[Models, Floats]:
+    """Models 0, 1, ... with one client each at two time steps; head m is m, the trunk of family f is 10 f."""
+    m = len(family)
+    trunks = [[10.0 * f] for f in dict.fromkeys(family)]
+    params = {"a": np.arange(m, dtype=float)[:, None], "trunk": np.array(trunks)}
+    models = Models(params, tuple(range(m)), family=family, trunk={"a": False, "trunk": True})
+    w = np.zeros((2, n_clients, m))
+    for k in range(m):
+        w[:, k, k] = 1
+    return models, w
+
+
+def merge(family: tuple[int, ...], error: dict[int, float], pair: tuple[int, int], **fed: Any) -> Any:
+    """Merge this pair of models; `error` by id, the average being the one after the last."""
+    models, w = family_scene(family)
+    world = Fake(1, 4, loss=lambda c, i: error[i], **fed)
+    D = np.full((len(family), len(family)), np.inf)
+    D[pair] = D[pair[::-1]] = 0.01
+    merged, united, (event,) = FedDriftTrunk(delta=0.1)._merge(models, w, D, 0.1, world)
+    assert event.cause["into"] == pair[0] and event.model == pair[1]
+    assert united.sum() == w.sum() and united.shape[2] == len(family) - 1
+    return merged, event.cause
+
+
+def test_within_a_family_heads_are_averaged_and_the_trunk_stays() -> None:
+    merged, cause = merge((0, 0, 2), {0: 0.2, 1: 0.2, 2: 0, 3: 0.2}, (0, 1))
+    assert cause["kept"] == "average" and cause["family"] == 0 and merged.family == (0, 2)
+    assert merged.params["a"].tolist() == [[0.5], [2.0]] and merged.params["trunk"].tolist() == [[0.0], [20.0]]
+
+
+def test_an_average_worse_than_a_parent_does_not_stand() -> None:
+    merged, cause = merge((0, 0), {0: 0.2, 1: 0.1, 2: 0.3}, (0, 1))
+    assert cause["kept"] == 1 and merged.params["a"].tolist() == [[1.0]] and merged.ids == (0,)
+
+
+def test_two_models_on_trunks_of_their_own_are_averaged_as_a_whole() -> None:
+    merged, cause = merge((0, 1), {0: 0.2, 1: 0.2, 2: 0.1}, (0, 1))
+    assert cause["kept"] == "average" and merged.family == (0,)
+    assert merged.params["a"].tolist() == [[0.5]] and merged.params["trunk"].tolist() == [[5.0]]
+
+
+def test_a_model_of_its_own_can_join_a_family_by_merging() -> None:
+    """The family's model is kept although a little worse: it is the cheaper one, and delta / 2 is no drift."""
+    merged, cause = merge((0, 0, 2), {0: 0.2, 1: 0.14, 2: 0.1, 3: 0.1}, (1, 2))
+    assert cause["kept"] == 1 and cause["family"] == 0 and merged.family == (0, 0)
+    assert merged.params["trunk"].tolist() == [[0.0]]
+
+
+def test_a_model_can_leave_its_family_by_merging() -> None:
+    merged, cause = merge((0, 0, 2), {0: 0.2, 1: 0.3, 2: 0.1, 3: 0.2}, (1, 2))
+    assert cause["kept"] == 2 and merged.family == (0, 2) and merged.ids == (0, 1)
+    assert merged.params["a"].tolist() == [[0.0], [2.0]] and merged.params["trunk"].tolist() == [[0.0], [20.0]]
+
+
+def test_the_average_of_two_trunks_does_not_disturb_the_rest_of_a_family() -> None:
+    merged, cause = merge((0, 0, 2), {0: 0.2, 1: 0.3, 2: 0.3, 3: 0.1}, (1, 2))
+    assert cause["kept"] == "average" and merged.family == (0, 2)
+    assert merged.params["trunk"].tolist() == [[0.0], [10.0]]  # the mean of 0 and 20, for the merged model alone
+
+
+def test_two_trunks_that_both_serve_others_are_not_averaged() -> None:
+    merged, cause = merge((0, 0, 2, 2), {0: 0.1, 1: 0.3, 2: 0.2, 3: 0.1}, (1, 2))
+    assert cause["kept"] == 2 and merged.family == (0, 2, 2)
+
+
+def test_without_new_data_the_old_must_do() -> None:
+    counts = np.array([[100] * 4, [0] * 4])
+    cross = {(0, 0): 0.3, (1, 1): 0.2, (2, 2): 0.1}
+    merged, cause = merge((0, 0), {0: 0, 1: 0, 2: 1}, (0, 1), counts=counts, cross=lambda i, j: cross.get((i, i), 0.9))
+    assert cause["kept"] == "average" and len(merged) == 1
+
+
+def test_all_that_are_close_merge_one_pair_after_the_other() -> None:
+    models, w = family_scene((0, 0, 0, 3))
+    D = np.full((4, 4), 0.05)
+    np.fill_diagonal(D, np.inf)
+    fed = Fake(1, 4, loss=lambda c, i: 0.1)
+    merged, united, events = FedDriftTrunk(delta=0.1)._merge(models, w, D, 0.1, fed)
+    assert [(e.model, e.cause["into"]) for e in events] == [(1, 0), (2, 0), (3, 0)]
+    assert merged.ids == (0,) and united.shape == (2, 4, 1) and united.all()
+    assert merged.params["a"].tolist() == [[1.5]]  # the mean by the data behind them, not of means
