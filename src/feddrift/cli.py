@@ -163,6 +163,9 @@ def run_(
 @app.command("report")
 def report_(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="a folder of records, or one record")],
+    against: Annotated[
+        str | None, typer.Option(help="an algorithm to compare with, seed by seed: difference and 95 % interval")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
 ) -> None:
     """Summarise records: mean and standard deviation over seeds of each stream, algorithm and settings."""
@@ -170,10 +173,11 @@ def report_(
     summaries, unfinished = report.summarise(records), report.unfinished(records)
     if not summaries:
         raise DataError(f"none of the {len(records)} runs in {folder} is finished yet")
+    gaps = report.compare(records, against) if against else []
     if as_json:
-        print(json.dumps(report.to_json(summaries), indent=2))
+        print(json.dumps(report.to_json(summaries, gaps), indent=2))
     else:
-        out.print(report.table(summaries))
+        out.print(report.table(summaries, gaps))
     if unfinished:
         err.print(f"left out, not finished: {len(unfinished)}", highlight=False)
 
@@ -212,10 +216,11 @@ def _say(text: str) -> None:
 def _line(step: Step, before: Step | None, clients: Sequence[str]) -> str:
     """One time step in one line: accuracy, number of models, and who moved where."""
     told = []
-    born = {e.model for e in step.events if e.kind == "created"}
-    for model in sorted(born):
+    born = {e.model: e.cause for e in step.events if e.kind == "created"}
+    for model, cause in sorted(born.items()):
         users = [name for name, used in zip(clients, step.model, strict=True) if used == model]
-        told.append(f"new model {model}" + (f" for {_few(users)}" if users else ""))
+        trunk = f" on trunk {cause['family']}" if "family" in cause else ""
+        told.append(f"new model {model}{trunk}" + (f" for {_few(users)}" if users else ""))
     merged = {e.model: e.cause["into"] for e in step.events if e.kind == "merged"}
     told += [f"model {gone} merged into {into}" for gone, into in merged.items()]
     was = step.model if before is None else before.model

@@ -12,8 +12,10 @@ import numpy.typing as npt
 from rich import box
 from rich.table import Table
 from rich.text import Text
+from scipy.special import stdtrit
 
 from feddrift import algorithms
+from feddrift.errors import ConfigError
 from feddrift.record import Record, configuration
 from feddrift.types import Bools, Ints
 
@@ -55,6 +57,17 @@ class Summary:
     models_final: float
     false_alarms: float | None
     ari: float | None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How much higher than a baseline's, in points, over the seeds both have: the mean and its 95 % interval."""
+
+    baseline: str
+    seeds: tuple[int, ...]
+    mean: float
+    low: float | None  # one seed has no interval
+    high: float | None
 
 
 def adjusted_rand(a: npt.ArrayLike, b: npt.ArrayLike) -> float:
@@ -135,32 +148,84 @@ def grouped(records: Iterable[Record]) -> list[list[Record]]:
 
 def summarise(records: Iterable[Record]) -> list[Summary]:
     """One summary per configuration of the finished runs: by stream, algorithms in the order of appearance."""
-    groups = grouped(records)
+    return [_summary(group) for group in _in_order(grouped(records))]
+
+
+def compare(records: Iterable[Record], baseline: str) -> list[Difference | None]:
+    """Each configuration, in the order of `summarise`, against an algorithm on the same stream, seed by seed.
+
+    Compared is the accuracy omitting drifts, or including them where drifts are not known. Of several configurations
+    of the baseline the one with its default settings counts.
+    """
+    groups = _in_order(grouped(records))
+    if not any(group[0].header["algorithm"] == baseline for group in groups):
+        have = ", ".join(dict.fromkeys(group[0].header["algorithm"] for group in groups))
+        raise ConfigError(f"no finished runs of '{baseline}' to compare with (there are: {have})")
+    return [_difference(group, _baseline_of(group, groups, baseline), baseline) for group in groups]
+
+
+def _in_order(groups: list[list[Record]]) -> list[list[Record]]:
     order = list(dict.fromkeys(group[0].header["algorithm"] for group in groups))
-    groups.sort(key=lambda group: (group[0].header["stream"], order.index(group[0].header["algorithm"])))
-    return [_summary(group) for group in groups]
+    return sorted(groups, key=lambda group: (group[0].header["stream"], order.index(group[0].header["algorithm"])))
 
 
-def to_json(summaries: Iterable[Summary]) -> list[dict[str, Any]]:
+def _baseline_of(group: list[Record], groups: list[list[Record]], name: str) -> list[Record]:
+    """The runs of the baseline with the same data and training, or none."""
+    header = group[0].header
+    alike = [
+        other for other in groups
+        if other[0].header["algorithm"] == name
+        and all(other[0].header[key] == header[key] for key in ("stream", "overrides"))
+    ]  # fmt: skip
+    plain = [other for other in alike if set(_notable(_summary(other))) <= {"delta"}]
+    best = plain if len(alike) > 1 else alike
+    if len(best) != 1 and alike:
+        raise ConfigError(f"{len(alike)} configurations of '{name}' on {header['stream']}: which one to compare with?")
+    return best[0] if best else []
+
+
+def _difference(group: list[Record], baseline: list[Record], name: str) -> Difference | None:
+    theirs = {record.header["seed"]: scores(record) for record in baseline}
+    pairs = [(r.header["seed"], scores(r), theirs[r.header["seed"]]) for r in group if r.header["seed"] in theirs]
+    gaps = []
+    for _, a, b in pairs:
+        x, y = (a.omitting_drifts, b.omitting_drifts)
+        if x is None or y is None:
+            x, y = a.including_drifts, b.including_drifts
+        gaps.append(np.nan if x is None or y is None else x - y)
+    if not gaps or np.isnan(gaps).any():
+        return None
+    mean, n = float(np.mean(gaps)), len(gaps)
+    half = float(stdtrit(n - 1, 0.975) * np.std(gaps, ddof=1) / np.sqrt(n)) if n > 1 else None
+    seeds = tuple(seed for seed, _, _ in pairs)
+    return Difference(name, seeds, mean, None if half is None else mean - half, None if half is None else mean + half)
+
+
+def to_json(summaries: Sequence[Summary], against: Sequence[Difference | None] = ()) -> list[dict[str, Any]]:
     """Summaries as JSON values; settings hold the overrides, too."""
     objects = []
-    for summary in summaries:
+    for k, summary in enumerate(summaries):
         values = asdict(summary)
         overrides = values.pop("overrides")
         objects.append({**values, "settings": values["settings"] | overrides, "seeds": list(summary.seeds)})
+        if against:
+            gap = against[k]
+            objects[-1]["against"] = None if gap is None else {**asdict(gap), "seeds": list(gap.seeds)}
     return objects
 
 
-def table(summaries: Sequence[Summary]) -> Table:
+def table(summaries: Sequence[Summary], against: Sequence[Difference | None] = ()) -> Table:
     """Summaries for people; sent is relative to Oblivious, models are those at the end, ARI the adjusted Rand index."""
-    grid = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0)  # narrow: eight columns in a terminal of 80
+    grid = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0)  # narrow: nine columns in a terminal of 80
     grid.add_column("stream", overflow="fold", min_width=8)  # these two wrap, numbers are never cut
     grid.add_column("algorithm", overflow="fold", min_width=15)
-    for name in ("seeds", "omitting\ndrifts, %", "including\ndrifts, %", "sent", "models", "false\nalarms", "ARI"):
+    for name in ("seeds", "omitting\ndrifts, %", "including\ndrifts, %", "sent", "models", "false\nalarm", "ARI"):
         grid.add_column(name, justify="right", no_wrap=True)
+    if against:
+        grid.add_column(f"over {next(gap.baseline for gap in against if gap)},\npoints", justify="right", no_wrap=True)
     different = differences([(s.stream, s.algorithm, {**s.settings, **s.overrides}) for s in summaries])
-    for summary, differs in zip(summaries, different, strict=True):
-        cells = (
+    for k, (summary, differs) in enumerate(zip(summaries, different, strict=True)):
+        cells = [
             summary.stream,
             " ".join(
                 filter(None, [summary.algorithm, describe({**_notable(summary), **summary.overrides, **differs})])
@@ -172,9 +237,16 @@ def table(summaries: Sequence[Summary]) -> Table:
             f"{summary.models_final:.3g}",
             "-" if summary.false_alarms is None else f"{summary.false_alarms:.3g}",
             "-" if summary.ari is None else f"{summary.ari:.2f}",
-        )
+            *([_gap(against[k])] if against else []),
+        ]
         grid.add_row(*(Text(cell) for cell in cells))  # as Text: a name may hold [brackets]
     return grid
+
+
+def _gap(gap: Difference | None) -> str:
+    if gap is None:
+        return "-"
+    return f"{gap.mean:+.2f}" + ("" if gap.low is None else f" [{gap.low:+.2f}, {gap.high:+.2f}]")
 
 
 def _notable(summary: Summary) -> dict[str, Any]:

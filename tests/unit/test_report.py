@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from feddrift import report
+from feddrift.errors import ConfigError
 from feddrift.record import Record, read_all
 from feddrift.report import Spread, adjusted_rand, lineage, scores, summarise
 from tests.unit.fake_records import header, make, merged
@@ -201,10 +202,10 @@ def test_json_without_truth_is_null(tmp_path: Path) -> None:
     assert summary["including_drifts"] == {"mean": pytest.approx(90), "std": None}
 
 
-def text(records: list[Record], width: int = 120) -> str:
+def text(records: list[Record], width: int = 120, against: str | None = None) -> str:
     console = Console(width=width, file=io.StringIO())
     with console.capture() as capture:
-        console.print(report.table(summarise(records)))
+        console.print(report.table(summarise(records), report.compare(records, against) if against else []))
     return capture.get()
 
 
@@ -249,3 +250,56 @@ def test_reports_leave_the_records_alone(tmp_path: Path) -> None:
     report.to_json(summarise([record]))
     np.testing.assert_array_equal(record.rows.concept, before[0])
     assert json.dumps(record.header) == before[1]
+
+
+def compared(tmp_path: Path, name: str = "FedDrift") -> dict[str, report.Difference | None]:
+    records = read_all(tmp_path)
+    names = [f"{s.algorithm} {s.settings.get('init', '')}".strip() for s in summarise(records)]
+    return dict(zip(names, report.compare(records, name), strict=True))
+
+
+def test_a_comparison_is_paired_by_seed(tmp_path: Path) -> None:
+    runs(tmp_path, {0: 0.80, 1: 0.50, 2: 0.60})
+    runs(tmp_path, {1: 0.53, 0: 0.82, 7: 0.10}, algorithm="Oblivious", settings={})
+    found = compared(tmp_path)
+    gap = found["Oblivious"]
+    assert gap is not None and gap.seeds == (0, 1) and gap.mean == pytest.approx(2.5)
+    # Student's t at 97.5 % with one degree of freedom is 12.706
+    assert gap.low == pytest.approx(2.5 - 12.7062 * 0.5) and gap.high == pytest.approx(2.5 + 12.7062 * 0.5)
+    own = found["FedDrift warm"]
+    assert own is not None and (own.mean, own.low, own.high) == (0, 0, 0)
+
+
+def test_one_common_seed_has_no_interval_and_none_no_difference(tmp_path: Path) -> None:
+    runs(tmp_path, {0: 0.8, 1: 0.5})
+    runs(tmp_path, {1: 0.6}, algorithm="Oblivious", settings={})
+    runs(tmp_path, {9: 0.6}, algorithm="Window", settings={})
+    runs(tmp_path, {1: 0.6}, algorithm="Oracle", settings={}, overrides={"rounds": 3})  # trained otherwise
+    found = compared(tmp_path)
+    one = found["Oblivious"]
+    assert one is not None and one.mean == pytest.approx(10) and one.low is None and one.high is None
+    assert found["Window"] is None and found["Oracle"] is None
+    shown = text(read_all(tmp_path), against="FedDrift")
+    assert "over FedDrift," in shown and "+10.00" in shown and "+0.00 [+0.00, +0.00]" in shown
+    objects = report.to_json(summarise(read_all(tmp_path)), report.compare(read_all(tmp_path), "FedDrift"))
+    gaps = {o["algorithm"]: o["against"] for o in objects}
+    assert gaps["Window"] is None
+    assert gaps["Oblivious"] == {
+        "baseline": "FedDrift", "seeds": [1], "mean": pytest.approx(10), "low": None, "high": None,
+    }  # fmt: skip
+
+
+def test_of_several_configurations_the_plain_one_is_the_baseline(tmp_path: Path) -> None:
+    runs(tmp_path, {0: 0.8})
+    runs(tmp_path, {0: 0.9}, settings={"delta": 0.1, "init": "fresh"})
+    fresh = compared(tmp_path)["FedDrift fresh"]
+    assert fresh is not None and fresh.mean == pytest.approx(10)
+    runs(tmp_path, {0: 0.7}, settings={"delta": 0.2, "init": "warm"})
+    with pytest.raises(ConfigError, match="3 configurations of 'FedDrift' on sine-2: which one to compare with"):
+        compared(tmp_path)
+
+
+def test_a_baseline_that_did_not_run(tmp_path: Path) -> None:
+    runs(tmp_path, {0: 0.8})
+    with pytest.raises(ConfigError, match=r"no finished runs of 'Oracle' to compare with \(there are: FedDrift\)"):
+        compared(tmp_path, "Oracle")
