@@ -37,9 +37,9 @@ def init(key: Words) -> Any:
     return Net().init(jax.random.wrap_key_data(jax.numpy.stack(key)), stream.x[:1])
 
 
-net = fd.Net(init, Net().apply)
+net = fd.Net(init, Net().apply, trunk=("params/Dense_0",))  # what FedDrift-Trunk may share between concepts
 
 if __name__ == "__main__":
-    for step in fd.run(stream, fd.algorithm("FedDrift", delta=0.1), net=net, local=fd.Local(rounds=10)):
+    for step in fd.run(stream, fd.algorithm("FedDrift-Trunk", delta=0.1), net=net, local=fd.Local(rounds=10)):
         events = [f"{e.kind} model {e.model}" for e in step.events]
         print(f"time {step.tau}: accuracy {np.round(step.accuracy, 2)}, models in use {step.model}", *events)

@@ -66,6 +66,15 @@ def beats(wrong: Ints, a: int, b: int) -> bool:
     return won > lost and bool(bdtr(lost, won + lost, 0.5) <= 0.05)
 
 
+def below(wrong: int, rows: int, limit: float) -> bool:
+    """Whether so many mistakes on so many rows show an error below the limit, at 5 %.
+
+    >>> below(0, 28, 0.1), below(0, 29, 0.1), below(9, 150, 0.1)
+    (False, True, True)
+    """
+    return rows > 0 and bool(bdtr(wrong, rows, limit) <= 0.05)
+
+
 def widen(w: Floats, owners: Sequence[Sequence[int]]) -> Floats:
     """w with one more model per entry of owners, trained by the newest data of those clients."""
     columns = np.zeros((*w.shape[:2], len(owners)))

@@ -120,7 +120,8 @@ def mix(models: Models, A: npt.ArrayLike, ids: Sequence[int], family: Sequence[i
     made = Models(None, names, family=tuple(int(i) for i in family), trunk=models.trunk)
     on_trunks = np.zeros((len(rows), len(models.families)))
     np.add.at(on_trunks.T, models.stands_on, rows.T)
-    return replace(made, params=per_axis(_mixed, models, rows, _agreed(made, np.round(on_trunks, 12))))
+    on_trunks[np.abs(on_trunks - 1) < 1e-12] = 1  # shares of one family add up to its trunk
+    return replace(made, params=per_axis(_mixed, models, rows, _agreed(made, on_trunks)))
 
 
 def take(
@@ -161,22 +162,43 @@ def _mixed(leaf: Any, rows: Floats) -> Any:
 
 
 def join(a: Models, b: Models) -> Models:
-    """The models of a, then those of b; a family of both stands on the trunk it has in a."""
+    """The models of a, then those of b; a family of both must stand on the same trunk."""
     if set(a.ids) & set(b.ids):
         raise ValueError(f"ids are names for life, got {a.ids} and {b.ids}")
     if (a.mask is None) != (b.mask is None):
         raise ValueError("models with and without a mask cannot be joined")
     mask = None if a.mask is None or b.mask is None else np.concatenate([a.mask, b.mask])
     new = np.array([name not in a.families for name in b.families], dtype=bool)
-    params = per_axis(lambda x, y, rows: np.concatenate([x, y[rows]]), a, np.ones(len(b), dtype=bool), new, b.params)
-    return Models(params, a.ids + b.ids, mask, a.family + b.family, a.trunk)
+    old = [a.families.index(name) if name in a.families else -1 for name in b.families]
+
+    def joined(x: Any, y: Any, trunk: bool) -> Any:
+        if trunk and any(k >= 0 and not np.array_equal(x[k], y[f], equal_nan=True) for f, k in enumerate(old)):
+            raise ValueError(f"models of different trunks cannot be one family, got {a.family} and {b.family}")
+        return np.concatenate([x, y[new] if trunk else y])
+
+    return Models(per_axis(joined, a, False, True, b.params), a.ids + b.ids, mask, a.family + b.family, a.trunk)
+
+
+def graft(heads: Models, stock: Models, family: int) -> Models:
+    """Models with their own heads on the trunk that this family has in another stack."""
+    at = [stock.families.index(family)]
+    made = replace(heads, family=(family,) * len(heads))
+    return replace(made, params=per_axis(lambda x, y, trunk: y[at] if trunk else x, heads, False, True, stock.params))
+
+
+def spare(models: Models) -> int:
+    """A name that no model and no family has."""
+    return max(*models.ids, *models.family) + 1
 
 
 def put(models: Models, m: int, other: Models) -> Models:
-    """The model at position m replaced by a single other one, under the old id and on a trunk of its own."""
-    spare = max(models.ids) + 1
+    """The model at position m, alone in its family or not its founder, replaced by a single other one.
+
+    The other gets the old id and stands on a trunk of its own.
+    """
+    free = spare(models)
     order = [len(models) if k == m else k for k in range(len(models))]
-    return take(join(models, take(other, [0], [spare])), order, models.ids)
+    return take(join(models, take(other, [0], [free])), order, models.ids)
 
 
 def averaged(models: Models, updates: Updates) -> Models:

@@ -110,7 +110,11 @@ def scores(record: Record) -> Scores:
     for concept in sorted(record.header["same"], key=int, reverse=True):  # high to low: chains resolve, too
         truth[truth == int(concept)] = record.header["same"][concept]
     known = truth >= 0
-    unchanged = (truth[1:] == truth[:-1]) & known[1:]
+    last = truth.copy()  # [t, c], the concept of the newest data before t
+    for t in range(1, rows.steps):
+        had_data = rows.tested[t - 2] > 0 if t > 1 else np.ones(truth.shape[1], dtype=bool)
+        last[t] = np.where(had_data, truth[t - 1], last[t - 1])
+    unchanged = (truth == last)[1:] & known[1:]
     return Scores(
         omitting_drifts=_percent(record, stable),
         including_drifts=_percent(record, np.ones_like(stable)),
@@ -222,7 +226,9 @@ def table(summaries: Sequence[Summary], against: Sequence[Difference | None] = (
     for name in ("seeds", "omitting\ndrifts, %", "including\ndrifts, %", "sent", "models", "false\nalarm", "ARI"):
         grid.add_column(name, justify="right", no_wrap=True)
     if against:
-        grid.add_column(f"over {next(gap.baseline for gap in against if gap)},\npoints", justify="right", no_wrap=True)
+        grid.add_column(
+            f"over {next((gap.baseline for gap in against if gap), 'it')},\npoints", justify="right", no_wrap=True
+        )
     different = differences([(s.stream, s.algorithm, {**s.settings, **s.overrides}) for s in summaries])
     for k, (summary, differs) in enumerate(zip(summaries, different, strict=True)):
         cells = [

@@ -86,7 +86,11 @@ class Net:
 
     init: Callable[[Words], Params]
     apply: Callable[[Params, Any], Any]
-    trunk: tuple[str, ...] | Callable[[str], bool] = ()
+    trunk: Sequence[str] | Callable[[str], bool] = ()
+
+    def __post_init__(self) -> None:
+        if not callable(self.trunk):  # hashable, as everything that a compiled program depends on
+            object.__setattr__(self, "trunk", (self.trunk,) if isinstance(self.trunk, str) else tuple(self.trunk))
 
 
 @dataclass(frozen=True)
@@ -239,6 +243,8 @@ class Models:
             object.__setattr__(self, "family", self.ids)
         if len(self.family) != len(self.ids):
             raise ValueError(f"{len(self.ids)} models need as many families, got {len(self.family)}")
+        if self.trunk is None and len(set(self.family)) < len(self.family):
+            raise ValueError(f"models of one family must say which arrays are their trunk, got {self.family}")
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -375,8 +381,8 @@ class Federation(Protocol):
 
         Client c takes part if parent[c] is the position of a model, not -1, and it has at least 2 new rows. It trains
         each start on most of them: a copy of its parent (warm), a fresh model, a copy of which only the head learns
-        (head), or a new head whose trunk learns with it and with the other models on that trunk, on the older data
-        w[:tau] that the client has for them (joint). Nothing is averaged and only the counts leave the client.
+        (head), or a copy of its head whose trunk learns with it and with the models that stand on that trunk, on most
+        of the older data w[t < tau] that the client has for these (joint). Only the counts leave the client.
         """
         ...
 

@@ -11,7 +11,7 @@ import pytest
 import feddrift as fd
 from feddrift.engines import ENGINES
 from feddrift.engines.base import JUDGED, Engine
-from feddrift.models import averaged, join, one, take
+from feddrift.models import averaged, graft, join, one, take
 from feddrift.nets import default_net
 from feddrift.sampling import trained_rows
 from feddrift.types import Local, Models, Start, Stream
@@ -28,8 +28,9 @@ def families(fed: Any) -> Models:
     """Four models: three on the trunk of the first, one apart."""
     apart = fed.fresh(4, distinct=True)
     models = take(apart, [0], [0])
-    for m, family in ((1, 0), (2, 0), (3, 3)):
-        models = join(models, take(apart, [m], [m], family=[family]))
+    for m in (1, 2):
+        models = join(models, graft(take(apart, [m], [m]), models, family=0))
+    models = join(models, take(apart, [3], [3]))
     assert models.family == (0, 0, 0, 3) and models.params["W1"].shape[0] == 2 and models.params["W2"].shape[0] == 4
     return models
 
@@ -177,6 +178,32 @@ def test_a_tournament_is_no_part_of_the_run(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_a_clients_trial_is_its_own_affair(name: str) -> None:
+    """Who else holds one makes no difference."""
+    stream = uneven_stream(n_clients=4)
+    w = some_w(2, stream, 4)[:2]
+    fed = make(name, stream).at(2)
+    models = families(fed)
+    everybody = fed.tournament(models, w, np.array([0, 1, 2, 3]), STARTS)
+    for c in range(4):
+        alone = fed.tournament(models, w, np.where(np.arange(4) == c, c, -1), STARTS)
+        assert alone.rows[c] == everybody.rows[c] and alone.wrong[c].tolist() == everybody.wrong[c].tolist()
+
+
+def test_a_trial_is_held_on_whole_cells_and_refuses_what_it_cannot_do() -> None:
+    stream = uneven_stream()
+    fed = make("simulator", stream, replace(LOCAL, bags=True)).at(2)
+    models, w, parent = families(fed), np.ones((2, 4, 4)), np.zeros(4, dtype=np.int64)
+    assert fed.tournament(models, w, parent, STARTS).rows.any()
+    with pytest.raises(ValueError, match=r"needs w of shape \(t, c, m\) = \(2, 4, 4\), got \(3, 4, 4\)"):
+        fed.tournament(models, np.ones((3, 4, 4)), parent, STARTS)
+    with pytest.raises(ValueError, match="different inputs"):
+        fed.tournament(replace(models, mask=np.ones((4, 3))), w, parent, STARTS)
+    fed.reachable = np.array([False, True, True, True])
+    assert fed.tournament(models, w, parent, ("warm",)).rows[0] == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_tournament_is_won_by_who_learns_the_new_concept(name: str) -> None:
     """Swapped labels: after hardly any training a fresh model makes fewer mistakes than one that knew better."""
     draw = np.random.default_rng(0)
@@ -214,14 +241,54 @@ def test_a_head_can_learn_alone(name: str) -> None:
     fed = make(name, stream).at(2)
     models, w = families(fed), np.ones((3, 4, 4))
     trained = fed.train(models, w, local=replace(LOCAL, trains="head"))
-    same([trained.params[k] for k in ("W1", "b1")], [models.params[k] for k in ("W1", "b1")], atol=1e-7)  # averaged
+    same([trained.params[k] for k in ("W1", "b1")], [models.params[k] for k in ("W1", "b1")])
     assert all(differs(trained.params["W2"][m], models.params["W2"][m]) for m in range(4))
+    has = stream.counts[:3].sum(axis=0) > 0
+    np.testing.assert_allclose(fed.sent, 2 * LOCAL.rounds * 4 * 14 / 38 * has)  # only heads travel
 
 
 def test_both_parts_of_a_cell_get_rows() -> None:
     assert trained_rows(np.array([0, 1, 2, 3, 10, 500]), 0.3).tolist() == [0, 1, 1, 2, 7, 350]
     assert trained_rows(np.array([0, 5]), 0.0).tolist() == [0, 5]
     assert trained_rows(np.array([2, 100]), 0.99).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("trunk", ["W1", ["W1"], ("W1",)])
+def test_a_trunk_may_be_given_by_one_path_or_several(trunk: Any) -> None:
+    fed = make("simulator", uneven_stream(), trunk=trunk).at(0)
+    assert fed.fresh().trunk == {"W1": True, "b1": False, "W2": False, "b2": False}
+    fed.evaluate(fed.fresh())
+
+
+def wandering_stream(seed: int) -> Stream:
+    """Three concepts that come and go at random, cells of 0 to 80 rows."""
+    draw = np.random.default_rng(seed)
+    steps, clients = int(draw.integers(4, 7)), int(draw.integers(1, 6))
+
+    def cell(concept: int, n: int) -> Any:
+        x = draw.random((n, 2))
+        y = [x[:, 0] > 0.5, x[:, 0] <= 0.5, x.sum(axis=1) > 1][concept]
+        return (x, y.astype(int)) if n else None
+
+    concepts = draw.integers(0, 3, (steps + 1, clients))
+    sizes = draw.choice([0, 1, 2, 20, 80], (steps + 1, clients))
+    sizes[0, 0] = 20
+    cells = [[cell(k, n) for k, n in zip(ks, ns, strict=True)] for ks, ns in zip(concepts, sizes, strict=True)]
+    return Stream.from_arrays(cells, n_classes=2, concepts=concepts)
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("settings", [{}, {"init": "head"}, {"max_models": 3}], ids=str)
+def test_whole_runs_stay_sound_whatever_the_drifts(seed: int, settings: dict[str, Any]) -> None:
+    """One trunk per family, ids in order, every cell in at most one model, and traffic at every client."""
+    stream = wandering_stream(seed)
+    algorithm = fd.algorithm("FedDrift-Trunk", delta=0.1, **settings)
+    local = Local(rounds=2, steps=20, lr=0.02)
+    for step in fd.run(stream, algorithm, local=local, seed=seed, engine="simulator"):
+        models = step.state.models
+        assert len(models.params["W1"]) == len(models.families) and len(models.params["W2"]) == len(models)
+        assert list(models.ids) == sorted(set(models.ids)) and np.isfinite(step.sent).all()
+        assert (step.state.w.sum(axis=2) <= 1).all() and np.isfinite(models.params["W1"]).all()
 
 
 def test_a_trunk_that_the_net_has_not_is_refused_in_one_sentence() -> None:

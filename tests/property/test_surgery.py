@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feddrift import cluster
-from feddrift.models import averaged, join, mix, one, put, take
+from feddrift.models import averaged, graft, join, mix, one, put, take
 from feddrift.types import Floats, Ints, Models, Updates
 from feddrift.weights import Memory
 
@@ -212,7 +212,42 @@ def test_a_model_put_in_anothers_place_stands_alone_under_the_old_id() -> None:
     assert all(same(placed, m, models, m) for m in range(1, len(models)))
 
 
+@given(SEEDS)
+def test_a_model_put_into_a_family_leaves_the_others_alone(seed: int) -> None:
+    models = kin(seed)
+    m = len(models) - 1
+    other = Models({"a": np.full((1, 3), 7.0), "b": np.full((1, 2, 2), 8.0)}, (0,), trunk=models.trunk)
+    if models.ids[m] in models.family[:m]:
+        with pytest.raises(ValueError, match="different trunks"):
+            put(models, m, other)
+        return
+    placed = put(models, m, other)
+    assert sound(placed) and placed.ids == models.ids and same(placed, m, other, 0)
+    assert all(same(placed, k, models, k) for k in range(m))
+
+
+@given(SEEDS)
+def test_grafted_heads_stand_on_the_other_trunk(seed: int) -> None:
+    models, heads = kin(seed), take(kin(seed + 1), [0], [50])
+    family = models.family[-1]
+    both = join(models, graft(heads, models, family))
+    assert sound(both) and both.families == models.families
+    last, stock, own = one(both, len(models)), one(models, len(models) - 1), one(heads, 0)
+    assert np.array_equal(last["a"], stock["a"]) and np.array_equal(last["b"], own["b"])
+
+
 def test_names_are_for_life() -> None:
     models = kin(1)
     with pytest.raises(ValueError, match="names for life"):
         join(models, models)
+
+
+def test_a_family_has_one_trunk() -> None:
+    models = kin(1)
+    stranger = Models(
+        {"a": np.zeros((1, 3)), "b": np.zeros((1, 2, 2))}, (99,), family=models.family[:1], trunk=models.trunk
+    )
+    with pytest.raises(ValueError, match="different trunks cannot be one family"):
+        join(models, stranger)
+    with pytest.raises(ValueError, match="must say which arrays are their trunk"):
+        Models({"a": np.zeros((2, 3))}, (0, 1), family=(0, 0))

@@ -54,12 +54,37 @@ def test_a_fresh_start_on_swapped_labels_reaches_oracle() -> None:
     np.testing.assert_allclose(fresh.mean(axis=0), oracle.mean(axis=0), atol=0.3)
 
 
-def test_engines_agree_over_a_whole_run() -> None:
+def trunks(stream_name: str, seeds: range) -> set[bool]:
+    """Whether new models of FedDrift-Trunk came to share a trunk in these runs."""
+    found = set()
+    for seed in seeds:
+        stream = fd.stream(stream_name, seed=seed)
+        for step in fd.run(stream, fd.algorithm("FedDrift-Trunk", stream), seed=seed):
+            found |= {"family" in e.cause for e in step.events if e.kind == "created"}
+    return found
+
+
+def test_a_trunk_is_shared_where_it_serves_and_only_there() -> None:
+    """Swapped labels need another head; a second circle needs hidden units of its own."""
+    assert trunks("sine-2", range(3)) == {True}
+    assert trunks("circle-2", range(3)) == {False}
+
+
+def test_trunk_is_no_worse_than_feddrift_and_a_trial_finds_the_better_start() -> None:
+    seeds = range(3)
+    for name in ("sine-2", "circle-2", "sea-2"):
+        ours, theirs = scores(name, "FedDrift-Trunk", seeds)[:, 0], scores(name, "FedDrift", seeds)[:, 0]
+        assert (ours - theirs).mean() > -0.3, name
+    assert (scores("sine-2", "FedDrift", seeds, init="best")[:, 0] > 98.2).all()  # a warm start stalls in two of three
+
+
+@pytest.mark.parametrize("name", ["FedDrift", "FedDrift-Trunk"])
+def test_engines_agree_over_a_whole_run(name: str) -> None:
     """Same ids, same merges, accuracy within 0.2 points, though float32 paths part within a round."""
     stream = fd.stream("sine-2")
     local = fd.Local(rounds=10)
     runs = [
-        list(fd.run(stream, fd.algorithm("FedDrift", stream), local=local, seed=2, engine=engine))
+        list(fd.run(stream, fd.algorithm(name, stream), local=local, seed=2, engine=engine))
         for engine in ("simulator", "reference")
     ]
     for a, b in zip(*runs, strict=True):
@@ -70,10 +95,11 @@ def test_engines_agree_over_a_whole_run() -> None:
 
 
 @pytest.mark.skipif("FEDDRIFT_DATA" not in os.environ, reason="needs FEDDRIFT_DATA, a folder with mnist/*.gz")
-def test_mnist_4_finds_the_four_concepts_with_few_rounds_on_a_cpu() -> None:
+@pytest.mark.parametrize("name", ["FedDrift", "FedDrift-Trunk"])
+def test_mnist_4_finds_the_four_concepts_with_few_rounds_on_a_cpu(name: str) -> None:
     stream = fd.stream("mnist-4")
     local = fd.Local(rounds=4, steps=20, lr=1e-3)
-    steps = list(fd.run(stream, fd.algorithm("FedDrift", stream), local=local, seed=0))
+    steps = list(fd.run(stream, fd.algorithm(name, stream), local=local, seed=0))
     assert stream.concepts is not None
     last = [(int(c), int(m)) for c, m in zip(stream.concepts[9], steps[9].model, strict=True)]
     assert len(set(last)) == 4  # one model per concept, one concept per model

@@ -65,6 +65,14 @@ def test_an_alarm_is_false_where_the_concept_stayed(tmp_path: Path) -> None:
     assert scores(record).false_alarms == 3
 
 
+def test_an_alarm_compares_with_the_last_data_seen(tmp_path: Path) -> None:
+    """Concept 1 came while the client had no data: its alarm one step later is no false one."""
+    truth = {"concepts": [[0], [1], [1], [1], [1]], "same": {}}
+    columns = {"drift": [[False], [False], [True], [True]], "tested": [[0], [9], [9], [9]]}
+    record = make(tmp_path, {**header(4, 1), **truth}, columns)
+    assert scores(record).false_alarms == 1
+
+
 def test_merged_models_are_resolved_through_their_heirs(tmp_path: Path) -> None:
     head = header(4, 3)
     models = [[0, 1, 2], [0, 1, 2], [0, 1, 1], [0, 0, 0]]

@@ -122,12 +122,13 @@ class FedDrift(_Options):
         models, w, best, groups, retired = make_room(self, state.models, state.w, best, alone)
         newborn, created = create(self, models, w, best, lowest, state, groups, fed)  # before anything merges
         w = cluster.assign(w, _unless(groups, best))
-        merged: tuple[Event, ...] = ()
+        D = np.full((len(models) + len(newborn),) * 2, np.inf)  # nobody sees a new model before the next step
         if len(models) > 1:
-            D = cluster.distances(fed.cross_evaluate(models, w, self.metric))
-            limit = self.delta if self.merge_delta is None else self.merge_delta
-            models, w, merged = self._merge(models, w, D, limit, fed)
-        models, w, forgotten = forget(self, join(models, newborn), cluster.widen(w, groups))
+            seen = np.arange(len(models))
+            D[np.ix_(seen, seen)] = cluster.distances(fed.cross_evaluate(models, w, self.metric))
+        limit = self.delta if self.merge_delta is None else self.merge_delta
+        models, w, merged = self._merge(join(models, newborn), cluster.widen(w, groups), D, limit, fed)
+        models, w, forgotten = forget(self, models, w)
         return DriftState(
             fed.train(models, w), w, votes=w[-1], events=dropped + retired + merged + created + forgotten,
             drifted=drifted, reference=_latest(lowest, state.reference), previous=state.reference,
@@ -218,7 +219,7 @@ def choose_starts(
     parent = np.full(fed.n_clients, -1)
     for m, clients in zip(parents, groups, strict=True):
         parent[list(clients)] = m
-    found = fed.tournament(models, w, parent, self.candidates)
+    found = fed.tournament(models, w * self.memory(fed.tau)[:-1, None, None], parent, self.candidates)
     starts, trials = [], []
     for clients in groups:
         rows, wrong = int(found.rows[list(clients)].sum()), found.wrong[list(clients)].sum(axis=0)

@@ -8,7 +8,7 @@ import numpy as np
 
 from feddrift.cluster import assign
 from feddrift.errors import ConfigError
-from feddrift.models import has_trunk, join, take
+from feddrift.models import graft, has_trunk, join, take
 from feddrift.types import Event, Federation, State
 from feddrift.weights import ALL, Memory
 
@@ -43,8 +43,8 @@ class Oracle:
         active = (fed.counts[-1] > 0) & fed.reachable
         events = []
         for concept in [int(k) for k in np.unique(now[active]) if k not in known]:
-            family = models.family[0] if self.share else len(known)
-            models = join(models, take(fed.fresh(), [0], ids=[len(known)], family=[family]))
+            fresh = take(fed.fresh(), [0], ids=[len(known)])
+            models = join(models, graft(fresh, models, models.family[0]) if self.share else fresh)
             events.append(Event("created", len(known), {"concept": concept}))
             known.append(concept)
         cluster = np.where(active, [known.index(k) if k in known else 0 for k in now], state.votes.argmax(axis=1))

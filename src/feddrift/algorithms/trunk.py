@@ -16,7 +16,7 @@ from feddrift import cluster
 from feddrift.algorithms.feddrift import DriftState, FedDrift
 from feddrift.algorithms.options import option
 from feddrift.errors import ConfigError
-from feddrift.models import has_trunk, mix
+from feddrift.models import has_trunk, mix, spare
 from feddrift.types import Event, Federation, Floats, Ints, Models, Start
 from feddrift.weights import pooled
 
@@ -31,10 +31,10 @@ class FedDriftTrunk(FedDrift):
     candidates: ClassVar[tuple[Start, ...]] = ("warm", "head", "joint", "fresh")
 
     def _winner(self, rows: int, wrong: Ints) -> int:
-        """A shared trunk also wins where it leaves little to gain: an error of at most delta / 2 that nobody beats."""
+        """A shared trunk also wins where it leaves no more than delta to gain, and nobody beats it."""
         warm, head, joint, fresh = range(4)
         shared = head if wrong[head, head] <= wrong[joint, joint] else joint
-        little = self.metric == "error" and rows > 0 and wrong[shared, shared] <= self.delta / 2 * rows
+        little = self.metric == "error" and cluster.below(int(wrong[shared, shared]), rows, self.delta)
         if little and not cluster.beats(wrong, warm, shared) and not cluster.beats(wrong, fresh, shared):
             return shared
         return super()._winner(rows, wrong)
@@ -50,14 +50,14 @@ class FedDriftTrunk(FedDrift):
     ) -> tuple[Models, Floats, tuple[Event, ...]]:
         """As FedDrift, pair by pair; the average stands unless a parent is better on the members' new data."""
         events: list[Event] = []
-        spare = max(models.ids) + 1  # names for averages on trial
+        D, name = D.copy(), spare(models)  # names for averages on trial
         while len(models) > 1 and D.min() <= limit + cluster.TOLERANCE:
             i, j = divmod(int(D.argmin()), len(models))  # the first minimum lies above the diagonal: i < j
             rest = np.flatnonzero(np.arange(len(models)) != j)
-            united = w + 0.0
+            united = w.copy()
             united[:, :, i] += w[:, :, j]
             share = np.einsum("tcm,tc->m", w, fed.counts)[[i, j]]
-            kept, row, family = self._merged(models, i, j, share, united[:, :, i], spare + len(events), fed)
+            kept, row, family = self._merged(models, i, j, share, united[:, :, i], name + len(events), fed)
             cause = {"into": models.ids[i], "distance": float(D[i, j]), "kept": kept, "family": family}
             events.append(Event("merged", models.ids[j], cause))
             A = np.eye(len(models))
@@ -70,7 +70,7 @@ class FedDriftTrunk(FedDrift):
         return models, w, tuple(events)
 
     def _merged(
-        self, models: Models, i: int, j: int, share: Floats, data: Floats, spare: int, fed: Federation
+        self, models: Models, i: int, j: int, share: Floats, data: Floats, name: int, fed: Federation
     ) -> tuple[str | int, Floats, int]:
         """What i and j become: their average or one of them, as a row of `mix`, and the family of it.
 
@@ -79,17 +79,19 @@ class FedDriftTrunk(FedDrift):
         own, other = np.eye(len(models))[[i, j]]
         share = share / share.sum() if share.sum() else np.array([0.5, 0.5])
         a, b = models.family[i], models.family[j]
-        kin = {name: models.family.count(name) for name in (a, b)}
+        kin = {family: models.family.count(family) for family in (a, b)}
         ways: list[tuple[str | int, Floats, int]] = [(models.ids[i], own, a), (models.ids[j], other, b)]
+        allowance = [self.delta / 2 if kin[a] > kin[b] else 0.0, self.delta / 2 if kin[b] > kin[a] else 0.0]
         if a == b or min(kin.values()) == 1:  # two trunks that both serve others cannot become one
             alone = a if a == b or kin[a] == 1 else b
-            ways.append(("average", share[0] * own + share[1] * other, alone))
-        names = [spare if kept == "average" else int(kept) for kept, _, _ in ways]
-        rivals = mix(models, [row for _, row, _ in ways], names)
+            ways.insert(0, ("average", share[0] * own + share[1] * other, alone))
+            allowance.insert(0, 0.0)
+        names = [name if kept == "average" else int(kept) for kept, _, _ in ways]
+        families = [name if kept == "average" and a != b else family for kept, _, family in ways]
+        rivals = mix(models, [row for _, row, _ in ways], names, families)
         members = data[-1] > 0
         error = pooled(fed.evaluate(rivals, self.metric)[members], fed.counts[-1, members])
         if np.isnan(error).any():  # nobody among them has new data: what they have must do
             error = fed.cross_evaluate(rivals, np.repeat(data[:, :, None], len(ways), axis=2), self.metric)[:, 0]
-        allowance = np.array([self.delta / 2 if kin[a] > kin[b] else 0, self.delta / 2 if kin[b] > kin[a] else 0, 0])
-        scored = error - allowance[: len(ways)]
-        return ways[-1] if scored[-1] <= scored.min() + cluster.TOLERANCE else ways[int(scored.argmin())]
+        best, _ = cluster.best_models((error - allowance)[None], np.zeros(1, dtype=np.int64))
+        return ways[int(best[0])]

@@ -18,8 +18,9 @@ from feddrift.types import Bools, Floats, Ints, Local, Metric, Models, Net, Star
 # Cross-evaluation looks at a keyed sample of at most so many rows of a stored cell.
 SCORE_ROWS = 512
 
-# A tournament judges on this share of a client's new data.
+# A tournament judges on this share of a client's new data; its lanes have names that no family of a run has.
 JUDGED = 0.3
+TRIAL = 2**31
 
 
 class Engine(ABC):
@@ -145,7 +146,7 @@ class TimeStep(ABC):
         lanes = self._lanes(models, self._checked(w, models))
         if not len(lanes.client):
             return replace(lanes, params=per_axis(lambda leaf, _: leaf[:0], models, None, None))
-        self._count_training(models, lanes, 1)
+        self._count_training(models, lanes, 1, local or self.local)
         trained = self._local_updates(models, lanes, w, local or self.local)
         self.round += 1
         return trained
@@ -156,12 +157,20 @@ class TimeStep(ABC):
         lanes = self._lanes(models, self._checked(w, models))
         if not len(lanes.client) or not rounds:
             return models
-        self._count_training(models, lanes, rounds)
+        self._count_training(models, lanes, rounds, local)
         trained = self._train(models, lanes, w, rounds, local)
         self.round += rounds
+        if local.trains == "head":  # an average of equal trunks may differ in its last bits
+            same = per_axis(lambda new, old, trunk: old if trunk else new, trained, False, True, models.params)
+            return replace(trained, params=same)
         return trained
 
     def tournament(self, models: Models, w: Floats, parent: Ints, starts: Sequence[Start]) -> Tournament:
+        expected = (self.tau, self.n_clients, len(models))
+        if w.shape != expected or parent.shape != (self.n_clients,):
+            raise ValueError(f"a tournament needs w of shape (t, c, m) = {expected}, got {w.shape}, and a parent each")
+        if models.mask is not None:
+            raise ValueError("models that see different inputs hold no tournament")
         found = Tournament.nobody(self.n_clients, len(starts))
         clients = np.flatnonzero((parent >= 0) & (self.counts[self.tau] > 1) & self.reachable)
         if not len(clients):
@@ -174,11 +183,9 @@ class TimeStep(ABC):
         for start in starts:
             contender, given, position = self._contender(models, w, parent, clients, start)
             apart = self._engine.at(self.tau)  # what happens there is no part of the run
-            trained = apart.train(
-                contender,
-                given,
-                local=replace(self.local, hold_out=JUDGED, trains="head" if start == "head" else "all"),
-            )
+            trains: Literal["all", "head"] = "head" if start == "head" else "all"
+            local = replace(self.local, hold_out=JUDGED, bags=False, trains=trains)
+            trained = apart.train(contender, given, local=local)
             wrong = self._engine.per_row(trained, np.concatenate(judged), "error") > 0
             mistakes.append([part[m] for m, part in zip(position, np.split(wrong, ends, axis=1), strict=True)])
         for a, b in np.ndindex(len(starts), len(starts)):
@@ -203,7 +210,7 @@ class TimeStep(ABC):
         if start == "fresh":
             source, blocks = self.fresh(), [[0]] * len(clients)
         first = np.cumsum([0, *(len(block) for block in blocks)])[:-1]
-        family = np.repeat(first, [len(block) for block in blocks])
+        family = np.repeat(TRIAL + clients, [len(block) for block in blocks])  # a client's draws depend on it alone
         positions = [m for block in blocks for m in block]
         return take(source, positions, range(len(positions)), family.tolist()), given, first
 
@@ -273,12 +280,14 @@ class TimeStep(ABC):
                     self._numbers[c] += size
                     self._scored.add((int(c), kind, i))
 
-    def _count_training(self, models: Models, lanes: Updates, rounds: int) -> None:
+    def _count_training(self, models: Models, lanes: Updates, rounds: int, local: Local) -> None:
         trunk, head = self._sizes(models)
-        _, first = np.unique(lanes.lane, return_index=True)
-        np.add.at(self._numbers, lanes.client[first], 2 * rounds * trunk)  # down and up
+        changed = {("head", models.ids[m]) for m in lanes.model}
+        if local.trains == "all":
+            _, first = np.unique(lanes.lane, return_index=True)
+            np.add.at(self._numbers, lanes.client[first], 2 * rounds * trunk)  # down and up
+            changed |= {("trunk", models.family[m]) for m in lanes.model}
         np.add.at(self._numbers, lanes.client, 2 * rounds * head)
-        changed = {("head", models.ids[m]) for m in lanes.model} | {("trunk", models.family[m]) for m in lanes.model}
         self._scored = {(c, kind, i) for c, kind, i in self._scored if (kind, i) not in changed}
 
     def _sizes(self, models: Models) -> tuple[int, int]:
