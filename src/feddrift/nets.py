@@ -36,11 +36,13 @@ def mlp(features: int, hidden: int, classes: int) -> Net:
             params[name] = rng.uniform(leaf_key, shape, -(fan_in**-0.5), fan_in**-0.5)
         return params
 
-    def apply(params: Params, x: Any) -> Any:
-        x = x.reshape(len(x), -1)
-        return relu(x @ params["W1"] + params["b1"]) @ params["W2"] + params["b2"]
+    return Net(init, perceptron, trunk=("W1", "b1"))
 
-    return Net(init, apply, trunk=("W1", "b1"))
+
+def perceptron(params: Params, x: Any) -> Any:
+    """The logits of a net with one hidden layer."""
+    x = x.reshape(len(x), -1)
+    return relu(x @ params["W1"] + params["b1"]) @ params["W2"] + params["b2"]
 
 
 def default_net(stream: Stream) -> Net:

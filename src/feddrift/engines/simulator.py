@@ -1,5 +1,7 @@
 """The default engine: all active lanes at once, rounds and local steps inside one compiled program.
 
+On a CPU, small perceptrons train in `kernel` instead, with the same arguments and results.
+
 A lane is a client at work on one family: a trunk and one or several heads, one of which each local step trains.
 
 Lanes and models are padded to buckets that depend on their number alone, so a changing number of models seldom
@@ -57,6 +59,7 @@ class Simulator(Engine):
     def __init__(self, stream: Stream, net: Net, local: Local, seed: int) -> None:
         super().__init__(stream, net, local, seed)
         self.x, self.y = jnp.asarray(stream.x), jnp.asarray(stream.y)
+        self.native = jax.default_backend() == "cpu"  # whether small perceptrons train in native code
 
     def at(self, tau: int) -> SimulatorStep:
         return SimulatorStep(self, tau)
@@ -163,10 +166,18 @@ class SimulatorStep(TimeStep):
         pair_names: list[Name | None] = [None] * len(described.head_share)
         for c, m, lane, at in zip(lanes.client, lanes.model, lanes.lane, pairs, strict=True):
             lane_names[lane], pair_names[at] = (int(c), models.family[m]), (int(c), models.ids[m])
-        trained, updates, of_trunk, of_head = _rounds(
-            self.engine.net, local, params, mask,
-            self.trunks.recall(lane_names, trunk), self.heads.recall(pair_names, head),
-            described, self.engine.x, self.engine.y, order, np.uint32(self.round), np.uint32(self.round + rounds),
+        engine = self.engine
+        program: Any = _rounds
+        x: Any = engine.x
+        y: Any = engine.y
+        if engine.native:
+            from feddrift.engines import kernel  # here, since numba takes a while to import
+
+            if kernel.applies(engine.net, params):
+                program, x, y, order = kernel.rounds, engine.stream.x, engine.stream.y, np.asarray(order)
+        trained, updates, of_trunk, of_head = program(
+            engine.net, local, params, mask, self.trunks.recall(lane_names, trunk), self.heads.recall(pair_names, head),
+            described, x, y, order, np.uint32(self.round), np.uint32(self.round + rounds),
         )  # fmt: skip
         self.trunks.keep(lane_names, of_trunk)
         self.heads.keep(pair_names, of_head)

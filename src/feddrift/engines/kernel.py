@@ -1,0 +1,308 @@
+"""Algorithm 1 for small perceptrons on the CPU: lane after lane in native code, on all cores.
+
+XLA spends several microseconds on a local step of a net with a few hidden units, most of them between operations; a
+loop that stays in the cache needs about one. numba compiles it once and keeps it on disk. The simulator uses it where
+it applies, with the arguments and results of its own program.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from feddrift import optim
+from feddrift.models import split, trunk_of
+from feddrift.nets import perceptron
+from feddrift.types import Local, Net, Params
+
+try:
+    from numba import njit
+except ImportError:  # the simulator's own program does it, too
+    njit = None  # type: ignore[assignment]
+
+MOST_WEIGHTS = 4096  # in the hidden layer: for larger ones XLA's matrix products are faster
+LEAVES = {"W1", "b1", "W2", "b2"}
+
+
+def applies(net: Net, params: Params) -> bool:
+    """Whether these are small perceptrons whose trunk, if they have one, is the hidden layer."""
+    if njit is None or net.apply is not perceptron or params["W1"][0].size > MOST_WEIGHTS:
+        return False
+    trunk = trunk_of(net, params)
+    return {name for name in LEAVES if trunk[name]} in (set(), {"W1", "b1"})
+
+
+def rounds(
+    net: Net, local: Local, params: Params, mask: Any, of_trunk: Any, of_head: Any, lanes: Any, x: Any, y: Any,
+    order: Any, first: int, last: int,
+) -> tuple[Params, Params, Any, Any]:  # fmt: skip
+    """Algorithm 1 for the rounds first..last-1: the models, the lanes before the last average, their moments."""
+    shape = trunk_of(net, params)
+    n_lanes, n_pairs, n_heads = int(lanes.n_lanes), int(lanes.n_pairs), lanes.model.shape[1]
+    models = {name: np.array(params[name]) for name in LEAVES}
+    heads = lanes.model.reshape(-1)
+    at = {name: lanes.trunk if shape[name] else heads for name in LEAVES}
+    work = {name: models[name][at[name]] for name in LEAVES}
+    held, done = {}, {}
+    for shelf, names in zip((of_trunk, of_head), split({name: name for name in LEAVES}, shape), strict=True):
+        moments, taken = shelf
+        stacks = [[np.array(leaf) for leaf in moments[key]] for key in ("mean", "square", "largest")]
+        taken = np.array(taken)
+        for k, name in enumerate(names):
+            held[name], done[name] = tuple(stack[k] for stack in stacks), taken
+    if not shape["W1"]:
+        done["W1"] = done["W2"].copy()  # both layers count their steps
+    drawn = (lanes.key[0], lanes.key[1], lanes.cumulative, lanes.counts, lanes.starts, order)
+    sees = np.ones((1, 0), dtype=np.float32) if mask is None else mask.reshape(len(mask), -1)
+    how = (
+        local.steps, local.batch, np.float32(local.lr), np.float32(local.weight_decay),
+        local.optimizer == "adam", local.trains == "all" or not shape["W1"],
+    )  # fmt: skip
+    flat = x.reshape(len(x), -1)
+
+    def some(lo: int, hi: int, round: int) -> None:
+        _train(
+            lo, hi, np.uint32(round), n_heads, *(models[k] for k in ("W1", "b1", "W2", "b2")),
+            *(work[k] for k in ("W1", "b1", "W2", "b2")), *(held[k] for k in ("W1", "b1", "W2", "b2")),
+            done["W1"], done["W2"], lanes.trunk if shape["W1"] else heads, heads, drawn, flat, y, sees, how,
+        )  # fmt: skip
+
+    cuts = np.linspace(0, n_lanes, min(_cores(), n_lanes) + 1).astype(int)
+    pieces = list(zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True))
+    every = np.arange(n_lanes, dtype=np.int32)
+    with ThreadPoolExecutor(max(1, len(pieces) - 1)) as pool:
+        for round in range(int(first), int(last)):
+            others = [pool.submit(some, *piece, round) for piece in pieces[1:]]
+            some(*pieces[0], round)
+            for other in others:
+                other.result()
+            for name in LEAVES:
+                own = shape[name]
+                share, parts = (lanes.trunk_share, every) if own else (lanes.head_share, lanes.pair[:n_pairs])
+                _average(_rows(models[name]), _rows(work[name]), at[name], share, parts)
+    kept = []
+    for shelf, names in zip((of_trunk, of_head), split({name: name for name in LEAVES}, shape), strict=True):
+        moments = {key: [held[name][i] for name in names] for i, key in enumerate(("mean", "square", "largest"))}
+        kept.append((moments, done[names[0]] if names else shelf[1]))
+    return models, work, kept[0], kept[1]
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _rows(stack: Any) -> Any:
+    return stack.reshape(len(stack), -1)
+
+
+def _native(**flags: Any) -> Callable[[Callable[..., Any]], Any]:
+    def compiled(function: Callable[..., Any]) -> Any:
+        if njit is None:
+            return function
+        try:
+            return njit(cache=True, nogil=True, error_model="numpy", **flags)(function)
+        except RuntimeError:  # no folder to keep it in
+            return njit(nogil=True, error_model="numpy", **flags)(function)
+
+    return compiled
+
+
+# Sums may be reordered and multiply-adds fused; NaN and infinity stay what they are.
+_loose = _native(fastmath={"reassoc", "contract", "nsz", "arcp"})
+_strict = _native()
+
+
+@_strict
+def _average(models: Any, parts: Any, target: Any, share: Any, order: Any) -> None:
+    """`models.averaged`, to the same bits: products, then sums part by part; in place."""
+    for k in range(len(order)):
+        models[target[order[k]]] = np.float32(0)
+    for k in range(len(order)):
+        i = order[k]
+        for j in range(models.shape[1]):
+            models[target[i], j] += share[i] * parts[i, j]
+
+
+@_strict
+def _turned(x0: Any, x1: Any, by: Any) -> Any:
+    x0 = np.uint32(x0 + x1)
+    return x0, np.uint32((x1 << by) | (x1 >> np.uint32(np.uint32(32) - by))) ^ x0
+
+
+@_strict
+def _threefry(k0: Any, k1: Any, x0: Any, x1: Any) -> Any:
+    """`rng.threefry2x32` of single words."""
+    keys = (k0, k1, np.uint32(k0 ^ k1 ^ np.uint32(0x1BD11BDA)))
+    x0, x1 = np.uint32(x0 + k0), np.uint32(x1 + k1)
+    for block in range(5):
+        odd = block % 2 == 1
+        x0, x1 = _turned(x0, x1, np.uint32(17 if odd else 13))
+        x0, x1 = _turned(x0, x1, np.uint32(29 if odd else 15))
+        x0, x1 = _turned(x0, x1, np.uint32(16 if odd else 26))
+        x0, x1 = _turned(x0, x1, np.uint32(24 if odd else 6))
+        x0 = np.uint32(x0 + keys[(block + 1) % 3])
+        x1 = np.uint32(x1 + keys[(block + 2) % 3] + np.uint32(block + 1))
+    return x0, x1
+
+
+@_loose
+def _corrections(taken: Any, lr: Any) -> Any:
+    """The step size over the first bias, and the root of the second, after so many steps."""
+    rate = np.float32(lr / np.float32(-math.expm1(taken * LOG1)))
+    return rate, np.float32(math.sqrt(np.float32(-math.expm1(taken * LOG2))))
+
+
+@_loose
+def _update(array: Any, grad: Any, held: Any, row: Any, rate: Any, bias: Any, decay: Any, adam: Any) -> None:
+    """`optim.update` of one array, with the moments in this row; in place."""
+    params, grads = array.reshape(-1), grad.reshape(-1)
+    mean, square, largest = held[0][row].reshape(-1), held[1][row].reshape(-1), held[2][row].reshape(-1)
+    if not adam:
+        for i in range(len(params)):
+            params[i] -= rate * (grads[i] + decay * params[i])
+        return
+    for i in range(len(params)):
+        g = grads[i] + decay * params[i]
+        mean[i] = B1 * mean[i] + C1 * g
+        square[i] = B2 * square[i] + C2 * g * g
+        largest[i] = max(largest[i], square[i])
+        params[i] -= rate * mean[i] / (math.sqrt(largest[i]) / bias + EPS)
+
+
+B1, C1 = np.float32(optim.BETA1), np.float32(1 - optim.BETA1)
+B2, C2, EPS = np.float32(optim.BETA2), np.float32(1 - optim.BETA2), np.float32(optim.EPS)
+LOG1, LOG2 = np.float32(math.log(optim.BETA1)), np.float32(math.log(optim.BETA2))
+
+
+@_loose
+def _gradient(W1: Any, b1: Any, W2: Any, b2: Any, x: Any, y: Any, real: Any, room: Any, grads: Any) -> None:
+    """The gradient of `nets.batch_loss` on x[feature, row], of which the first `real` rows count."""
+    hidden, out, top, total, back = room
+    gW1, gb1, gW2, gb2 = grads
+    d, h, k, n = len(W1), len(b1), len(b2), len(y)
+    zero, part = np.float32(0), np.float32(1) / np.float32(real)
+    for j in range(h):  # sums and weights in scalars: what lies in an array might be another array's, for the compiler
+        weight = b1[j]
+        for b in range(n):
+            hidden[j, b] = weight
+        for i in range(d):
+            weight = W1[i, j]
+            for b in range(n):
+                hidden[j, b] += weight * x[i, b]
+        for b in range(n):
+            hidden[j, b] = max(hidden[j, b], zero)
+    for c in range(k):
+        weight = b2[c]
+        for b in range(n):
+            out[c, b] = weight
+        for j in range(h):
+            weight = W2[j, c]
+            for b in range(n):
+                out[c, b] += weight * hidden[j, b]
+    for b in range(n):
+        top[b], total[b] = out[0, b], zero
+    for c in range(1, k):
+        for b in range(n):
+            top[b] = max(top[b], out[c, b])
+    for c in range(k):
+        for b in range(n):
+            out[c, b] = math.exp(out[c, b] - top[b])
+        for b in range(n):
+            total[b] += out[c, b]
+    for b in range(n):
+        total[b] = part / total[b]
+    for b in range(real, n):
+        total[b] = zero
+    for c in range(k):
+        for b in range(n):
+            out[c, b] *= total[b]
+    for b in range(real):
+        out[y[b], b] -= part
+    for c in range(k):
+        for j in range(h):
+            dot = zero
+            for b in range(n):
+                dot += hidden[j, b] * out[c, b]
+            gW2[j, c] = dot
+        dot = zero
+        for b in range(n):
+            dot += out[c, b]
+        gb2[c] = dot
+    for j in range(h):
+        for b in range(n):
+            back[b] = zero
+        for c in range(k):
+            weight = W2[j, c]
+            for b in range(n):
+                back[b] += weight * out[c, b]
+        for b in range(n):
+            back[b] = back[b] if hidden[j, b] > zero else zero
+        dot = zero
+        for b in range(n):
+            dot += back[b]
+        gb1[j] = dot
+        for i in range(d):
+            dot = zero
+            for b in range(n):
+                dot += x[i, b] * back[b]
+            gW1[i, j] = dot
+
+
+@_loose
+def _train(
+    lo: Any, hi: Any, round: Any, n_heads: Any, modelW1: Any, modelb1: Any, modelW2: Any, modelb2: Any,
+    W1: Any, b1: Any, W2: Any, b2: Any, heldW1: Any, heldb1: Any, heldW2: Any, heldb2: Any, trunk_taken: Any,
+    head_taken: Any, trunk: Any, model: Any, drawn: Any, X: Any, Y: Any, sees: Any, how: Any,
+) -> None:  # fmt: skip
+    """The local steps of lanes lo..hi-1 in one round, from the models' parameters; in place."""
+    key0, key1, cumulative, counts, starts, order = drawn
+    steps, batch, lr, decay, adam, all_learn = how
+    d, h, k = W1.shape[1], W1.shape[2], W2.shape[2]
+    x, y = np.empty((d, batch), dtype=np.float32), np.empty(batch, dtype=np.int32)
+    room = (
+        np.empty((h, batch), dtype=np.float32), np.empty((k, batch), dtype=np.float32),
+        np.empty(batch, dtype=np.float32), np.empty(batch, dtype=np.float32), np.empty(batch, dtype=np.float32),
+    )  # fmt: skip
+    grads = (
+        np.empty((d, h), dtype=np.float32), np.empty(h, dtype=np.float32),
+        np.empty((h, k), dtype=np.float32), np.empty(k, dtype=np.float32),
+    )  # fmt: skip
+    for lane in range(lo, hi):
+        W1[lane], b1[lane] = modelW1[trunk[lane]], modelb1[trunk[lane]]
+        for pair in range(lane * n_heads, (lane + 1) * n_heads):
+            W2[pair], b2[pair] = modelW2[model[pair]], modelb2[model[pair]]
+        for step in range(steps):
+            word0, word1 = _threefry(key0[lane], key1[lane], round, np.uint32(step))
+            unit = np.float32(word0 >> np.uint32(8)) * np.float32(2.0**-24)
+            cell = 0
+            while unit >= cumulative[lane, cell]:
+                cell += 1
+            n = counts[lane, cell]
+            row: Any = np.int64(word1 % np.uint32(n))
+            pair = lane * n_heads + cell % n_heads
+            for b in range(batch):
+                at = order[starts[lane, cell] + row]
+                y[b] = Y[at]
+                for i in range(d):
+                    x[i, b] = X[at, i]
+                row = row + 1 if row + 1 < n else 0
+            if sees.shape[1]:
+                for i in range(d):
+                    for b in range(batch):
+                        x[i, b] *= sees[model[pair], i]
+            _gradient(W1[lane], b1[lane], W2[pair], b2[pair], x, y, min(n, batch), room, grads)
+            head_taken[pair] += 1
+            rate, bias = _corrections(head_taken[pair], lr) if adam else (lr, lr)
+            _update(W2[pair], grads[2], heldW2, pair, rate, bias, decay, adam)
+            _update(b2[pair], grads[3], heldb2, pair, rate, bias, decay, adam)
+            if all_learn:
+                trunk_taken[lane] += 1
+                if adam and trunk_taken[lane] != head_taken[pair]:
+                    rate, bias = _corrections(trunk_taken[lane], lr)
+                _update(W1[lane], grads[0], heldW1, lane, rate, bias, decay, adam)
+                _update(b1[lane], grads[1], heldb1, lane, rate, bias, decay, adam)

@@ -1,0 +1,89 @@
+"""The native code for small perceptrons: where it applies, and that the number of cores does not matter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import feddrift as fd
+from feddrift.engines import kernel, simulator
+from feddrift.nets import default_net, perceptron
+from tests.contract.test_engines import LOCAL, make, same, some_w, uneven_stream
+
+pytest.importorskip("numba")
+
+
+def stacked(net: fd.Net) -> Any:
+    return {name: leaf[None] for name, leaf in net.init((np.uint32(1), np.uint32(2))).items()}
+
+
+def test_it_is_for_small_perceptrons_with_the_usual_trunk_or_none() -> None:
+    small = fd.mlp(2, 4, 2)
+    assert kernel.applies(small, stacked(small))
+    assert kernel.applies(replace(small, trunk=()), stacked(small))
+    assert not kernel.applies(replace(small, trunk=("W1",)), stacked(small))
+    assert not kernel.applies(replace(small, apply=lambda params, x: perceptron(params, x)), stacked(small))
+    large = fd.mlp(65, 64, 2)
+    assert not kernel.applies(large, stacked(large))
+
+
+def test_the_simulator_uses_it_and_works_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = uneven_stream()
+    w, calls = some_w(2, stream, 2), []
+    native = kernel.rounds
+
+    def counted(*args: Any) -> Any:
+        calls.append(1)
+        return native(*args)
+
+    monkeypatch.setattr(kernel, "rounds", counted)
+    fed = make("simulator", stream).at(2)
+    with_it = fed.train(fed.fresh(2), w).params
+    assert len(calls) == 1
+    monkeypatch.setattr(kernel, "njit", None)  # as if numba were not installed
+    fed = make("simulator", stream).at(2)
+    same(fed.train(fed.fresh(2), w).params, with_it, atol=1e-5)
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("cores", [1, 3, 64])
+def test_the_number_of_cores_changes_no_bit(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = uneven_stream(n_clients=7)
+    w = some_w(2, stream, 3)
+    results = []
+    for n in (2, cores):
+        monkeypatch.setattr(kernel, "_cores", lambda n=n: n)
+        fed = make("simulator", stream).at(2)
+        results.append(fed.train(fed.fresh(3, distinct=True), w).params)
+    same(*results)
+
+
+def test_one_poisoned_client_spoils_only_what_it_trains() -> None:
+    """NaN stays NaN, and stays where it is."""
+    stream = uneven_stream()
+    poisoned = replace(stream, x=stream.x.copy())
+    for t in range(3):
+        poisoned.x[stream.rows(t, 1)] = np.nan
+    w = np.zeros((3, 4, 2))
+    w[:, 1, 0] = w[:, [0, 2, 3], 1] = 1
+    for name in ("simulator", "compiled"):
+        fed = make(name, poisoned).at(2)
+        trained = fed.train(fed.fresh(2), w).params
+        assert np.isnan(trained["W1"][0]).all() and np.isfinite(trained["W1"][1]).all()
+
+
+def test_a_whole_run_is_the_compiled_programs() -> None:
+    """Same decisions, accuracy within half a point, on a stream whose decisions do not hang by a hair."""
+    stream = fd.stream("sine-2")
+    net = replace(default_net(stream), apply=lambda params, x: perceptron(params, x))
+    runs = [
+        list(fd.run(stream, fd.algorithm("FedDrift", stream), net=n, local=fd.Local(rounds=10), seed=2))
+        for n in (None, net)
+    ]
+    for a, b in zip(*runs, strict=True):
+        assert a.model.tolist() == b.model.tolist() and a.sent.tolist() == b.sent.tolist()
+        assert abs(a.accuracy.mean() - b.accuracy.mean()) < 0.005
+    assert simulator.Simulator(stream, net, LOCAL, 0).native
