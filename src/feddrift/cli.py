@@ -23,7 +23,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from feddrift import __version__, algorithms, engines, plots, record, report, streams
+from feddrift import __version__, algorithms, engines, record, report, streams
 from feddrift.config import RecordedRun, RunConfig
 from feddrift.errors import ConfigError, DataError, FeddriftError
 from feddrift.run import Step
@@ -197,6 +197,8 @@ def plot_(
     algorithm: Annotated[list[str] | None, typer.Option(help="only these algorithms; repeat it for several")] = None,
 ) -> None:
     """Draw a picture of the records in a folder."""
+    from feddrift import plots  # here, since matplotlib takes a while to import
+
     records = [r for r in record.read_all(folder) if not algorithm or r.header["algorithm"] in algorithm]
     if not records:
         raise ConfigError(f"no records of {', '.join(algorithm or [])} in {folder}")

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.cluster.hierarchy import cut_tree, linkage
-from scipy.spatial.distance import squareform
 from scipy.special import bdtr
 
 from feddrift import rng
@@ -107,6 +105,9 @@ def bipartition(similarity: Floats, gamma: float) -> Ints | None:
     >>> bipartition(apart, gamma=0.1), bipartition(apart, gamma=0.95)
     (array([2]), None)
     """
+    from scipy.cluster.hierarchy import cut_tree, linkage  # here, since a third of the start-up time is theirs
+    from scipy.spatial.distance import squareform
+
     apart = np.maximum(1 - similarity, 0)
     tree = linkage(squareform(apart, checks=False), "complete")
     part = cut_tree(tree, [2])[:, 0]
