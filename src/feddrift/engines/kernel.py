@@ -26,7 +26,7 @@ except ImportError:  # the simulator's own program does it, too
     njit = None  # type: ignore[assignment]
 
 MOST_WEIGHTS = 4096  # in the hidden layer: for larger ones XLA's matrix products are faster
-LEAVES = {"W1", "b1", "W2", "b2"}
+LEAVES = ("W1", "b1", "W2", "b2")
 
 
 def applies(net: Net, params: Params) -> bool:
@@ -67,9 +67,8 @@ def rounds(
 
     def some(lo: int, hi: int, round: int) -> None:
         _train(
-            lo, hi, np.uint32(round), n_heads, *(models[k] for k in ("W1", "b1", "W2", "b2")),
-            *(work[k] for k in ("W1", "b1", "W2", "b2")), *(held[k] for k in ("W1", "b1", "W2", "b2")),
-            done["W1"], done["W2"], lanes.trunk if shape["W1"] else heads, heads, drawn, flat, y, sees, how,
+            lo, hi, np.uint32(round), n_heads, *(models[k] for k in LEAVES), *(work[k] for k in LEAVES),
+            *(held[k] for k in LEAVES), done["W1"], done["W2"], at["W1"], heads, drawn, flat, y, sees, how,
         )  # fmt: skip
 
     cuts = np.linspace(0, n_lanes, min(_cores(), n_lanes) + 1).astype(int)
