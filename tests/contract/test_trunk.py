@@ -282,7 +282,7 @@ def wandering_stream(seed: int) -> Stream:
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("settings", [{}, {"init": "head"}, {"max_models": 3}], ids=str)
 def test_whole_runs_stay_sound_whatever_the_drifts(seed: int, settings: dict[str, Any]) -> None:
-    """One trunk per family, ids in order, every cell in at most one model, and traffic at every client."""
+    """One trunk per family, ids in order, every cell in at most one model, and nothing that is not finite."""
     stream = wandering_stream(seed)
     algorithm = fd.algorithm("FedDrift-Trunk", delta=0.1, **settings)
     local = Local(rounds=2, steps=20, lr=0.02)
