@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrift import rng
-from feddrift.types import Bools, Floats, Ints, Local, Metric, Models, Start, Tournament, Updates
+from feddrift.types import Bools, Floats, Ints, Local, Metric, Models, Start, Tournament, Updates, Weights
 
 
 @dataclass
@@ -26,7 +26,7 @@ class FakeFederation:
     concepts: Ints | None = None
     local: Local = Local()
     confusions: Ints = None  # type: ignore[assignment]  # what confusion() answers
-    lanes: Callable[[Models, Floats], Updates] | None = None  # what local_updates() answers
+    lanes: Callable[[Models, Weights], Updates] | None = None  # what local_updates() answers
     trial: Tournament | None = None  # what tournament() answers
     asked: list[str] = field(default_factory=list)
 
@@ -51,23 +51,23 @@ class FakeFederation:
         self.asked.append("confusion")
         return self.confusions[:, : len(models)]
 
-    def cross_evaluate(self, models: Models, w: Floats, metric: Metric = "error") -> Floats:
+    def cross_evaluate(self, models: Models, w: Weights, metric: Metric = "error") -> Floats:
         self.asked.append(f"cross_evaluate {metric}")
         self.crossed = w
         return np.array([[self.cross(i, j) for j in models.ids] for i in models.ids])
 
-    def tournament(self, models: Models, w: Floats, parent: Ints, starts: Sequence[Start]) -> Tournament:
+    def tournament(self, models: Models, w: Weights, parent: Ints, starts: Sequence[Start]) -> Tournament:
         self.asked.append(f"tournament {' '.join(starts)}")
         self.tried = w, parent
         assert self.trial is not None
         return self.trial
 
-    def local_updates(self, models: Models, w: Floats, local: Local | None = None) -> Updates:
+    def local_updates(self, models: Models, w: Weights, local: Local | None = None) -> Updates:
         self.asked.append("local_updates")
         assert self.lanes is not None
         return self.lanes(models, w)
 
-    def train(self, models: Models, w: Floats, rounds: int | None = None, local: Local | None = None) -> Models:
+    def train(self, models: Models, w: Weights, rounds: int | None = None, local: Local | None = None) -> Models:
         self.trained = models, w, local or self.local
         lr = "" if local is None else f" lr={local.lr:g}"
         self.asked.append("train" + ("" if rounds is None else f" rounds={rounds}") + lr)

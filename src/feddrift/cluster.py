@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from scipy.special import bdtr
 
 from feddrift import rng
 from feddrift.models import mix, take
-from feddrift.types import Bools, Event, Floats, Ints, Models
+from feddrift.types import Bools, Clusters, Event, Floats, Ints, Models
 
 # Errors are counts over sizes; two that differ by less than this are the same number of mistakes.
 TOLERANCE = 1e-9
@@ -41,15 +42,23 @@ def rises(lowest: Floats, reference: Floats, delta: float) -> Bools:
         return np.asarray(lowest - reference > delta + TOLERANCE)
 
 
-def assign(w: Floats, cluster: Ints) -> Floats:
+def nobody(n_clients: int, n_models: int = 1) -> Clusters:
+    """w before any data."""
+    return Clusters(np.zeros((0, n_clients), dtype=np.int64), n_models)
+
+
+def assign(w: Clusters, cluster: Ints) -> Clusters:
     """w with one more row: client c's new data train the model at position cluster[c], or none where it is -1.
 
-    Older rows are 0 or 1 again: how strongly they count is for the memory to say, anew at each step.
+    What still counts of the older rows counts fully again: fading is for the memory, anew at each step.
     """
-    row = np.zeros((1, w.shape[1], w.shape[2]))
-    members = np.flatnonzero(cluster >= 0)
-    row[0, members, cluster[members]] = 1
-    return np.concatenate([(w > 0).astype(np.float64), row])
+    known = np.where(w.weight[:, None] > 0, w.model, -1)
+    return Clusters(np.concatenate([known, cluster[None]]), w.n_models)
+
+
+def fade(w: Clusters, memory: Floats) -> Clusters:
+    """w in which time step t counts memory[t] times as much."""
+    return replace(w, weight=w.weight * memory)
 
 
 def beats(wrong: Ints, a: int, b: int) -> bool:
@@ -73,25 +82,39 @@ def below(wrong: int, rows: int, limit: float) -> bool:
     return rows > 0 and bool(bdtr(wrong, rows, limit) <= 0.05)
 
 
-def widen(w: Floats, owners: Sequence[Sequence[int]]) -> Floats:
+def widen(w: Clusters, owners: Sequence[Sequence[int]]) -> Clusters:
     """w with one more model per entry of owners, trained by the newest data of those clients."""
-    columns = np.zeros((*w.shape[:2], len(owners)))
+    model = w.model.copy()
     for k, clients in enumerate(owners):
-        columns[-1, list(clients), k] = 1
-    return np.concatenate([w, columns], axis=2)
+        model[-1, list(clients)] = w.n_models + k
+    return replace(w, model=model, n_models=w.n_models + len(owners))
 
 
-def keep(models: Models, w: Floats, kept: Bools) -> tuple[Models, Floats]:
+def keep(models: Models, w: Clusters, kept: Bools) -> tuple[Models, Clusters]:
     """Only these models; what they alone knew is forgotten."""
     positions = np.flatnonzero(kept)
     if len(positions) == len(models):
         return models, w
-    return take(models, positions, [models.ids[m] for m in positions]), w[:, :, positions]
+    new = np.where(kept, np.cumsum(kept) - 1, -1)
+    return take(models, positions, [models.ids[m] for m in positions]), moved(w, new, len(positions))
 
 
-def least_used(w: Floats, in_use: Bools, n: int) -> Ints:
+def moved(w: Clusters, new: Ints, n_models: int) -> Clusters:
+    """w after the model at position m has gone to new[m], or nowhere where that is -1."""
+    return replace(w, model=np.where(w.model >= 0, new[w.model], -1), n_models=n_models)
+
+
+def mass(w: Clusters, counts: Ints) -> Floats:
+    """The data behind each model: sum over t, c of w[t, c, m] N[t, c]."""
+    used = w.model >= 0
+    return np.bincount(w.model[used], (w.weight[:, None] * counts)[used], w.n_models).astype(np.float64)
+
+
+def least_used(w: Clusters, in_use: Bools, n: int) -> Ints:
     """Up to n models that nobody uses now, the longest unused first."""
-    last = np.where((w > 0).any(axis=1), np.arange(len(w))[:, None], -1).max(axis=0, initial=-1)
+    last = np.full(w.n_models, -1)
+    t, c = np.nonzero((w.model >= 0) & (w.weight[:, None] > 0))
+    np.maximum.at(last, w.model[t, c], t)
     idle = np.flatnonzero(~in_use)
     return idle[np.argsort(last[idle], kind="stable")][:n]
 
@@ -128,30 +151,49 @@ def distances(L: Floats) -> Floats:
     return D
 
 
+class Pairs:
+    """The distances D between groups, closest first; groups unite by complete linkage, into the first of two."""
+
+    def __init__(self, D: Floats) -> None:
+        self.D = D.copy()
+        self._nearest, self._distance = self.D.argmin(axis=1), self.D.min(axis=1)  # of each row
+
+    def closest(self) -> tuple[int, int, float]:
+        """The closest two and their distance, the first in order of several."""
+        i = int(self._distance.argmin())
+        return i, int(self._nearest[i]), float(self._distance[i])
+
+    def unite(self, i: int, j: int) -> None:
+        """j becomes a part of i."""
+        D = self.D
+        D[i] = D[:, i] = np.maximum(D[i], D[j])
+        D[i, i] = D[j, :] = D[:, j] = np.inf
+        stale = np.flatnonzero((self._nearest == i) | (self._nearest == j))  # all others are as near as they were
+        for k in {i, j, *stale.tolist()}:
+            self._nearest[k], self._distance[k] = D[k].argmin(), D[k].min()
+
+
 def merge_closest(
-    models: Models, w: Floats, D: Floats, counts: Ints, delta: float
-) -> tuple[Models, Floats, tuple[Event, ...]]:
+    models: Models, w: Clusters, D: Floats, counts: Ints, delta: float
+) -> tuple[Models, Clusters, tuple[Event, ...]]:
     """Merge the two closest models while they are within delta (complete linkage), into the lower id.
 
     Parameters are averaged by the data behind them, and the data are united (Merge of Algorithm 4).
     """
-    D = D.copy()
-    n = len(models)
-    mass = np.einsum("tcm,tc->m", w, counts)
-    member = np.eye(n)  # member[k, m]: model m is now part of k
+    pairs, into = Pairs(D), np.arange(len(models))
     events = []
-    while np.isfinite(D.min()) and D.min() <= delta + TOLERANCE:
-        i, j = divmod(int(D.argmin()), n)  # the first minimum lies above the diagonal: i < j
-        events.append(Event("merged", models.ids[j], {"into": models.ids[i], "distance": float(D[i, j])}))
-        D[i] = D[:, i] = np.maximum(D[i], D[j])
-        D[i, i] = D[j, :] = D[:, j] = np.inf
-        member[i] += member[j]
-        member[j] = 0
+    while (closest := pairs.closest())[2] <= delta + TOLERANCE:
+        i, j, distance = closest
+        events.append(Event("merged", models.ids[j], {"into": models.ids[i], "distance": distance}))
+        pairs.unite(i, j)
+        into[into == j] = i
     if not events:
         return models, w, ()
-    left = np.flatnonzero(member.any(axis=1))
-    share = member[left] * mass
-    share[share.sum(axis=1) == 0] = member[left][share.sum(axis=1) == 0]  # no data behind any: equal parts
+    left, new = np.unique(into, return_inverse=True)
+    behind = mass(w, counts)
+    member = np.zeros((len(left), len(models)))
+    member[new, np.arange(len(models))] = 1
+    share = member * behind
+    share[share.sum(axis=1) == 0] = member[share.sum(axis=1) == 0]  # no data behind any: equal parts
     share /= share.sum(axis=1, keepdims=True)
-    united = np.einsum("tcm,km->tck", w, member[left])
-    return mix(models, share, [models.ids[k] for k in left]), united, tuple(events)
+    return mix(models, share, [models.ids[k] for k in left]), moved(w, new, len(left)), tuple(events)

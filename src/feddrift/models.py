@@ -206,13 +206,16 @@ def averaged(models: Models, updates: Updates) -> Models:
 
     A trunk becomes the mean of its family's lanes by all the data behind them.
     """
-    heads = shares(updates.model, updates.size, len(models))
     trunk, size = lane_sizes(models, updates)
-    trunks = shares(trunk, size, len(models.families))
+    heads = updates.model, shares(updates.model, updates.size)
+    trunks = trunk, shares(trunk, size)
 
-    def average(old: Any, new: Any, A: Floats) -> Any:
-        idle = ~A.any(axis=1)
-        return _mixed(np.concatenate([old, new]), np.concatenate([np.diag(idle), A], axis=1))
+    def average(old: Any, new: Any, parts: tuple[Ints, Floats]) -> Any:
+        out = old.copy()
+        out[parts[0]] = 0
+        for i, (k, share) in enumerate(zip(*parts, strict=True)):
+            out[k] += out.dtype.type(share) * new[i]
+        return out
 
     return replace(models, params=per_axis(average, models, heads, trunks, updates.params))
 
@@ -225,10 +228,6 @@ def lane_sizes(models: Models, updates: Updates) -> tuple[Ints, Floats]:
     return models.stands_on[updates.model[first]], size
 
 
-def shares(target: Ints, size: Floats, n: int) -> Floats:
-    """A[k, i], the share of part i in the average that is target k: by size; a row of zeros: no part."""
-    A = np.zeros((n, len(size)))
-    A[target, np.arange(len(size))] = size
-    total = A.sum(axis=1, keepdims=True)
-    found: Floats = np.divide(A, total, out=np.zeros_like(A), where=total > 0)
-    return found
+def shares(target: Ints, size: Floats) -> Floats:
+    """The share of each part in the average that it goes to, by size."""
+    return np.asarray(size / np.bincount(target, size)[target])

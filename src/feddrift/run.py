@@ -60,7 +60,7 @@ def lineage(before: State, after: State) -> tuple[Event, ...]:
 
     def used(state: State) -> set[int]:
         ids = np.asarray(state.models.ids)
-        return {int(i) for i in ids[(state.w[-1:] > 0).any(axis=(0, 1))]}
+        return {int(i) for i in ids[(state.w[-1] > 0).any(axis=0)]} if len(state.w) else set()
 
     told = {e.model for e in after.events if e.kind in ("merged", "retired")}
     old, new = set(before.models.ids), set(after.models.ids)
@@ -71,6 +71,6 @@ def lineage(before: State, after: State) -> tuple[Event, ...]:
             reason = "no client uses it" if i in new else "deleted"
             events.append(Event("retired", i, {"reason": reason}))
         for i in sorted((now - was) & old - told):
-            clients = np.flatnonzero(after.w[-1, :, after.models.ids.index(i)])
+            clients = np.flatnonzero(after.w[-1][:, after.models.ids.index(i)])
             events.append(Event("revived", i, {"clients": clients.tolist()}))
     return tuple(events)

@@ -74,6 +74,46 @@ class Local:
             raise ConfigError(f"trains must be all or head, got {self.trains!r}")
 
 
+@dataclass(frozen=True, eq=False)
+class Clusters:
+    """w[t, c, m] where a cell trains one model or none, kept as that model's position: small however many models.
+
+    It reads like the array that it stands for.
+
+    >>> w = Clusters(np.array([[0, 1], [1, -1]]), n_models=2, weight=np.array([1.0, 3.0]))
+    >>> w.shape, w[-1].tolist(), np.asarray(w)[:, :, 1].tolist()
+    ((2, 2, 2), [[0.0, 3.0], [0.0, 0.0]], [[0.0, 1.0], [3.0, 0.0]])
+    """
+
+    model: Ints  # [t, c]; -1: none
+    n_models: int
+    weight: Floats = field(default_factory=lambda: np.ones(0))  # [t], how strongly a time step counts; default: 1
+
+    def __post_init__(self) -> None:
+        if not len(self.weight):
+            object.__setattr__(self, "weight", np.ones(len(self.model)))
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        t, c = self.model.shape
+        return t, c, self.n_models
+
+    def __len__(self) -> int:
+        return len(self.model)
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, int | np.integer):
+            return np.where(self.model[at, :, None] == np.arange(self.n_models), self.weight[at], 0.0)
+        return np.asarray(self)[at]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        dense = np.where(self.model[..., None] == np.arange(self.n_models), self.weight[:, None, None], 0.0)
+        return dense if dtype is None else dense.astype(dtype)
+
+
+Weights = Floats | Clusters  # w[t, c, m]
+
+
 @dataclass(frozen=True)
 class Net:
     """A model's shape: any pair of functions, JAX-traceable.
@@ -306,7 +346,7 @@ class State:
     """What an algorithm carries from one time step to the next; subclass it to carry more."""
 
     models: Models
-    w: Floats  # [t, c, m]
+    w: Weights  # [t, c, m]
     votes: Floats  # [c, m]
     ballot: Ballot = "hard"  # what is weighed by the votes: each model's class, or its probabilities
     events: tuple[Event, ...] = ()  # of this step
@@ -364,19 +404,19 @@ class Federation(Protocol):
         """Counts [c, m, true class, predicted class] on S_c^(tau); zeros where evaluate has NaN."""
         ...
 
-    def cross_evaluate(self, models: Models, w: Floats, metric: Metric = "error") -> Floats:
+    def cross_evaluate(self, models: Models, w: Weights, metric: Metric = "error") -> Floats:
         """L[i, j], model i on a sample of the data that w gives to model j; NaN where there are none."""
         ...
 
-    def local_updates(self, models: Models, w: Floats, local: Local | None = None) -> Updates:
+    def local_updates(self, models: Models, w: Weights, local: Local | None = None) -> Updates:
         """One round of local training, not averaged."""
         ...
 
-    def train(self, models: Models, w: Floats, rounds: int | None = None, local: Local | None = None) -> Models:
+    def train(self, models: Models, w: Weights, rounds: int | None = None, local: Local | None = None) -> Models:
         """Algorithm 1. A family that nobody uses at tau comes back untouched."""
         ...
 
-    def tournament(self, models: Models, w: Floats, parent: Ints, starts: Sequence[Start]) -> Tournament:
+    def tournament(self, models: Models, w: Weights, parent: Ints, starts: Sequence[Start]) -> Tournament:
         """Let clients find out, each on its own new data, how a new model should start.
 
         Client c takes part if parent[c] is the position of a model, not -1, and it has at least 2 new rows. It trains

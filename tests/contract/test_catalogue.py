@@ -153,7 +153,7 @@ def test_state_shapes_and_votes(name: str) -> None:
         state, m = step.state, len(step.state.models)
         assert state.w.shape == (step.tau + 1, 4, m) and state.votes.shape == (4, m)
         assert len(set(state.models.ids)) == m
-        assert (state.w >= 0).all() and (state.votes.sum(axis=1) > 0).all()
+        assert (np.asarray(state.w) >= 0).all() and (state.votes.sum(axis=1) > 0).all()
 
 
 SHAPES = {

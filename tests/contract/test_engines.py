@@ -15,7 +15,7 @@ from feddrift.engines import base as engines_base
 from feddrift.engines.base import Engine
 from feddrift.models import averaged
 from feddrift.nets import default_net, perceptron
-from feddrift.types import Floats, Local, Stream
+from feddrift.types import Clusters, Floats, Local, Stream
 
 LOCAL = Local(rounds=2, steps=2, batch=8, lr=0.01)
 
@@ -90,6 +90,49 @@ def test_all_verbs_agree_between_engines(seed: int, optimizer: Any) -> None:
     for other in results[1:]:
         for verb, value in results[0].items():
             same(value, other[verb], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_clusters_are_the_array_they_stand_for(name: str) -> None:
+    stream = uneven_stream(n_clients=6)
+    draw = np.random.default_rng(5)
+    w = Clusters(draw.integers(-1, 3, (3, 6)), 3, np.array([0.0, 0.5, 2.0]))
+    results = []
+    for given in (w, np.asarray(w)):
+        fed = make(name, stream).at(2)
+        models = fed.fresh(3, distinct=True)
+        before = Clusters(w.model[:2], 3, w.weight[:2]) if given is w else given[:2]
+        trial = fed.tournament(models, before, np.array([0, 1, 2, -1, 0, 1]), ("warm", "joint"))
+        results.append((fed.cross_evaluate(models, given), fed.train(models, given).params, fed.sent, trial.wrong))
+    same(results[0], results[1])
+    np.testing.assert_array_equal(w[-1], np.asarray(w)[-1])
+    np.testing.assert_array_equal(w[:, 2, 1], np.asarray(w)[:, 2, 1])
+    with pytest.raises(ValueError, match="positions of 3 models"):
+        fed.train(models, replace(w, model=w.model + 1))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("room", [1, 40])
+def test_scoring_in_blocks_changes_nothing(name: str, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = uneven_stream(n_clients=5)
+    w = some_w(3, stream, 3)
+    results = []
+    for size in (engines_base.SCORE_ROOM, room):
+        monkeypatch.setattr(engines_base, "SCORE_ROOM", size)
+        fed = make(name, stream).at(3)
+        models = fed.fresh(3, distinct=True)
+        results.append((fed.evaluate(models), fed.cross_evaluate(models, w), fed.confusion(models)))
+    same(results[0], results[1], atol=1e-12)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_row_is_judged_by_the_model_of_its_cell(name: str) -> None:
+    stream = uneven_stream(n_clients=5)
+    engine = make(name, stream)
+    models = engine.at(0).fresh(4, distinct=True)
+    rows, sizes, which = np.arange(12)[::-1], np.array([5, 4, 3]), np.array([3, 0, 3])
+    every = engine.per_row(models, rows, "error")
+    np.testing.assert_array_equal(engine.wrong(models, rows, sizes, which), every[np.repeat(which, sizes), range(12)])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -239,7 +282,7 @@ def test_large_cells_are_sampled_alike_by_all_engines(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("name", NAMES)
 def test_a_w_of_the_wrong_shape_is_refused(name: str) -> None:
     fed = make(name, uneven_stream()).at(2)
-    with pytest.raises(ValueError, match=r"w must have shape \(t, c, m\) = \(3, 4, 1\) at tau = 2"):
+    with pytest.raises(ValueError, match=r"w must have shape \(t, c, m\) = \(3, 4, 1\), got \(2, 4, 1\)"):
         fed.train(fed.fresh(), np.ones((2, 4, 1)))
     with pytest.raises(ValueError, match="finite"):
         fed.train(fed.fresh(), np.full((3, 4, 1), np.nan))
@@ -305,7 +348,7 @@ def test_a_run_compiles_only_when_its_lanes_outgrow_a_bucket() -> None:
     local = Local(rounds=2, steps=50, lr=0.0101)  # unlike any other test's, so that nothing is compiled yet
     seen: list[tuple[int, int]] = []  # lanes, programs
     for step in fd.run(stream, fd.algorithm("FedDrift", stream), net=net, local=local, seed=2):
-        w = step.state.w
+        w = np.asarray(step.state.w)
         lanes = int(((w.sum(axis=0) > 0) & (w[-1].any(axis=0))).sum())
         seen.append((simulator.lane_bucket(lanes), program._cache_size()))
     for (_, programs), (bucket, more), k in zip(seen[1:], seen[2:], range(2, 99), strict=False):

@@ -196,7 +196,7 @@ def test_a_trial_is_held_on_whole_cells_and_refuses_what_it_cannot_do() -> None:
     fed = make("simulator", stream, replace(LOCAL, bags=True)).at(2)
     models, w, parent = families(fed), np.ones((2, 4, 4)), np.zeros(4, dtype=np.int64)
     assert fed.tournament(models, w, parent, STARTS).rows.any()
-    with pytest.raises(ValueError, match=r"needs w of shape \(t, c, m\) = \(2, 4, 4\), got \(3, 4, 4\)"):
+    with pytest.raises(ValueError, match=r"w must have shape \(t, c, m\) = \(2, 4, 4\), got \(3, 4, 4\)"):
         fed.tournament(models, np.ones((3, 4, 4)), parent, STARTS)
     with pytest.raises(ValueError, match="different inputs"):
         fed.tournament(replace(models, mask=np.ones((4, 3))), w, parent, STARTS)
@@ -290,7 +290,7 @@ def test_whole_runs_stay_sound_whatever_the_drifts(seed: int, settings: dict[str
         models = step.state.models
         assert len(models.params["W1"]) == len(models.families) and len(models.params["W2"]) == len(models)
         assert list(models.ids) == sorted(set(models.ids)) and np.isfinite(step.sent).all()
-        assert (step.state.w.sum(axis=2) <= 1).all() and np.isfinite(models.params["W1"]).all()
+        assert (np.asarray(step.state.w).sum(axis=2) <= 1).all() and np.isfinite(models.params["W1"]).all()
 
 
 def test_a_trunk_that_the_net_has_not_is_refused_in_one_sentence() -> None:

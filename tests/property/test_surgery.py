@@ -9,18 +9,17 @@ from hypothesis import strategies as st
 
 from feddrift import cluster
 from feddrift.models import averaged, graft, join, mix, one, put, take
-from feddrift.types import Floats, Ints, Models, Updates
+from feddrift.types import Clusters, Floats, Ints, Models, Updates
 from feddrift.weights import Memory
 
 SEEDS = st.integers(0, 2**31)
 
 
-def scene(seed: int) -> tuple[Models, Floats, Ints, Floats]:
+def scene(seed: int) -> tuple[Models, Clusters, Ints, Floats]:
     """A random clustering of cells, models and cross losses."""
     draw = np.random.default_rng(seed)
     t, c, m = draw.integers(1, 5), draw.integers(1, 6), draw.integers(1, 7)
-    owner = draw.integers(-1, m, (t, c))
-    w = (owner[..., None] == np.arange(m)).astype(float)
+    w = Clusters(draw.integers(-1, m, (t, c)), int(m))
     counts = draw.integers(0, 9, (t, c))
     models = Models({"a": draw.normal(size=(m, 3)), "b": draw.normal(size=(m, 2, 2))}, tuple(range(5, 5 + m)))
     return models, w, counts, draw.random((m, m))
@@ -31,11 +30,11 @@ def test_merging_keeps_data_cells_and_the_weighted_mean(seed: int, delta: float)
     models, w, counts, L = scene(seed)
     L[:, np.einsum("tcm,tc->m", w, counts) == 0] = np.nan
     D = cluster.distances(L)
-    before = [x.copy() for x in (models.params["a"], w, D)]
+    before = [x.copy() for x in (models.params["a"], w.model, D)]
     merged, united, events = cluster.merge_closest(models, w, D, counts, delta)
-    for old, now in zip(before, (models.params["a"], w, D), strict=True):
+    for old, now in zip(before, (models.params["a"], w.model, D), strict=True):
         np.testing.assert_array_equal(old, now)  # inputs are never changed
-    np.testing.assert_array_equal(united.sum(axis=2), w.sum(axis=2))  # each cell stays in one cluster
+    np.testing.assert_array_equal(united.model < 0, w.model < 0)  # each cell stays in one cluster
     mass, new_mass = (np.einsum("tcm,tc->m", x, counts) for x in (w, united))
     assert new_mass.sum() == mass.sum()
     for leaf in ("a", "b"):
@@ -51,7 +50,7 @@ def test_merging_keeps_data_cells_and_the_weighted_mean(seed: int, delta: float)
 def test_no_two_members_of_a_merged_cluster_are_farther_apart_than_delta(seed: int, delta: float) -> None:
     models, w, counts, L = scene(seed)
     counts = counts + 1
-    w[0, 0] = 0
+    w.model[0, 0] = -1
     D = cluster.distances(L)
     _, _, events = cluster.merge_closest(models, w, D, counts, delta)
     group = {i: {i} for i in models.ids}
@@ -65,7 +64,7 @@ def test_no_two_members_of_a_merged_cluster_are_farther_apart_than_delta(seed: i
 def test_merging_stops_at_delta_inclusive_and_prefers_the_closest() -> None:
     D = np.array([[np.inf, 0.3, 0.1], [0.3, np.inf, 0.2], [0.1, 0.2, np.inf]])
     models = Models({"a": np.array([[1.0], [2.0], [4.0]])}, (0, 1, 2))
-    w, counts = np.eye(3)[None], np.array([[3, 1, 1]])
+    w, counts = Clusters(np.array([[0, 1, 2]]), 3), np.array([[3, 1, 1]])
     merged, _, events = cluster.merge_closest(models, w, D, counts, 0.1)
     assert [(e.model, e.cause["into"]) for e in events] == [(2, 0)]
     np.testing.assert_allclose(merged.params["a"], [[(3 * 1 + 4) / 4], [2.0]])
@@ -73,6 +72,23 @@ def test_merging_stops_at_delta_inclusive_and_prefers_the_closest() -> None:
     # complete linkage: {0, 2} and 1 are 0.3 apart, not 0.2
     assert len(cluster.merge_closest(models, w, D, counts, 0.25)[2]) == 1
     assert len(cluster.merge_closest(models, w, D, counts, 0.3)[2]) == 2
+
+
+@given(SEEDS, st.integers(1, 12))
+def test_pairs_unite_as_if_every_distance_were_looked_at_each_time(seed: int, n: int) -> None:
+    """Also where many distances are equal: the first of them in order."""
+    draw = np.random.default_rng(seed)
+    D = np.triu(draw.integers(0, 4, (n, n)) / 10, 1)
+    D = D + D.T
+    np.fill_diagonal(D, np.inf)
+    pairs, slow = cluster.Pairs(D), D.copy()
+    while np.isfinite(slow.min()):
+        i, j = divmod(int(slow.argmin()), n)
+        assert pairs.closest() == (i, j, slow[i, j])
+        slow[i] = slow[:, i] = np.maximum(slow[i], slow[j])
+        slow[i, i] = slow[j, :] = slow[:, j] = np.inf
+        pairs.unite(i, j)
+    assert pairs.closest()[2] == np.inf
 
 
 @given(SEEDS)

@@ -17,7 +17,7 @@ from feddrift.algorithms.cfl import CFL
 from feddrift.algorithms.driftsurf import DriftSurf, SurfState
 from feddrift.algorithms.ifca import IFCA
 from feddrift.algorithms.kue import KUE, cohens_kappa, new_mask
-from feddrift.types import Floats, Local, Models, Updates
+from feddrift.types import Local, Models, Updates, Weights
 from feddrift.weights import ALL, EXPONENTIAL, LINEAR, window
 from tests.fake import FakeFederation, identities
 
@@ -281,7 +281,7 @@ def test_masks_keep_between_one_and_all_features() -> None:
 # CFL
 
 
-def two_camps(models: Models, w: Floats) -> Updates:
+def two_camps(models: Models, w: Weights) -> Updates:
     """Clients 0 and 1 pull up, clients 2 and 3 down, by ten; before that all pull together by twenty."""
     lanes = [(c, m) for m in range(len(models)) for c in range(4) if w[-1, c, m]]
     together = float(models.params["a"][0, 0]) == 0

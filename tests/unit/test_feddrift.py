@@ -35,7 +35,7 @@ QUIET = {"loss": lambda c, i: 0.1}
 
 def test_without_drift_nothing_happens() -> None:
     last = play(FedDrift(delta=0.1), [QUIET] * 4)[-1]
-    assert last.models.ids == (0,) and last.w.shape == (4, 3, 1) and last.w.all()
+    assert last.models.ids == (0,) and last.w.shape == (4, 3, 1) and np.asarray(last.w).all()
     assert not last.events and not last.drifted.any()  # type: ignore[union-attr]
 
 

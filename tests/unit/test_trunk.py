@@ -10,7 +10,7 @@ import pytest
 from feddrift import cluster
 from feddrift.algorithms.feddrift import DriftState, FedDrift, FedDriftEager
 from feddrift.algorithms.trunk import FedDriftTrunk
-from feddrift.types import Floats, Models, Tournament
+from feddrift.types import Clusters, Models, Tournament, Weights
 from tests.fake import FakeFederation, identities
 
 
@@ -21,7 +21,7 @@ class Fake(FakeFederation):
         params = {"a": np.zeros((n, 1)), "trunk": np.zeros((n, 1))}
         return Models(params, tuple(range(n)), trunk={"a": False, "trunk": True})
 
-    def train(self, models: Models, w: Floats, rounds: Any = None, local: Any = None) -> Models:
+    def train(self, models: Models, w: Weights, rounds: Any = None, local: Any = None) -> Models:
         self.trained = models, w, local or self.local
         return models
 
@@ -121,16 +121,14 @@ def test_every_client_decides_alone_with_feddrift_and_all_together_with_eager() 
     assert fed.asked.count("tournament warm fresh") == 1
 
 
-def family_scene(family: tuple[int, ...], n_clients: int = 4) -> tuple[Models, Floats]:
+def family_scene(family: tuple[int, ...], n_clients: int = 4) -> tuple[Models, Clusters]:
     """Models 0, 1, ... with one client each at two time steps; head m is m, the trunk of family f is 10 f."""
     m = len(family)
     trunks = [[10.0 * f] for f in dict.fromkeys(family)]
     params = {"a": np.arange(m, dtype=float)[:, None], "trunk": np.array(trunks)}
     models = Models(params, tuple(range(m)), family=family, trunk={"a": False, "trunk": True})
-    w = np.zeros((2, n_clients, m))
-    for k in range(m):
-        w[:, k, k] = 1
-    return models, w
+    owner = np.where(np.arange(n_clients) < m, np.arange(n_clients), -1)
+    return models, Clusters(np.stack([owner, owner]), m)
 
 
 def merge(family: tuple[int, ...], error: dict[int, float], pair: tuple[int, int], **fed: Any) -> Any:
@@ -141,7 +139,7 @@ def merge(family: tuple[int, ...], error: dict[int, float], pair: tuple[int, int
     D[pair] = D[pair[::-1]] = 0.01
     merged, united, (event,) = FedDriftTrunk(delta=0.1)._merge(models, w, D, 0.1, world)
     assert event.cause["into"] == pair[0] and event.model == pair[1]
-    assert united.sum() == w.sum() and united.shape[2] == len(family) - 1
+    assert np.asarray(united).sum() == np.asarray(w).sum() and united.shape[2] == len(family) - 1
     return merged, event.cause
 
 
@@ -193,7 +191,8 @@ def test_a_family_may_outlive_the_names_of_all_models() -> None:
     merged, _ = merge((0, 1, 2), {0: 0.1, 1: 0.3, 2: 0.1, 3: 0.3}, (1, 2))
     assert merged.ids == (0, 1) and merged.family == (0, 2)
     D = np.array([[np.inf, 0.01], [0.01, np.inf]])
-    again, _, _ = FedDriftTrunk(delta=0.1)._merge(merged, np.ones((2, 4, 2)), D, 0.1, Fake(1, 4, loss=lambda c, i: 0.1))
+    w = Clusters(np.array([[0, 0, 1, 1]] * 2), 2)
+    again, _, _ = FedDriftTrunk(delta=0.1)._merge(merged, w, D, 0.1, Fake(1, 4, loss=lambda c, i: 0.1))
     assert again.ids == (0,) and (D == D.T).all() and np.isinf(D[0, 0])  # what was given is left alone
 
 
@@ -228,5 +227,5 @@ def test_all_that_are_close_merge_one_pair_after_the_other() -> None:
     fed = Fake(1, 4, loss=lambda c, i: 0.1)
     merged, united, events = FedDriftTrunk(delta=0.1)._merge(models, w, D, 0.1, fed)
     assert [(e.model, e.cause["into"]) for e in events] == [(1, 0), (2, 0), (3, 0)]
-    assert merged.ids == (0,) and united.shape == (2, 4, 1) and united.all()
+    assert merged.ids == (0,) and united.shape == (2, 4, 1) and np.asarray(united).all()
     assert merged.params["a"].tolist() == [[1.5]]  # the mean by the data behind them, not of means

@@ -19,7 +19,7 @@ from feddrift import cluster
 from feddrift.algorithms.options import option
 from feddrift.errors import ConfigError
 from feddrift.models import averaged, join, leaves, put, take
-from feddrift.types import Event, Federation, Floats, Ints, Models, State, Updates
+from feddrift.types import Clusters, Event, Federation, Floats, Ints, Models, State, Updates
 from feddrift.weights import ALL, Memory
 
 
@@ -47,7 +47,7 @@ class CFL:
 
     def init(self, fed: Federation) -> CflState:
         votes = np.ones((fed.n_clients, 1))
-        return CflState(fed.fresh(), np.zeros((0, *votes.shape)), votes)
+        return CflState(fed.fresh(), cluster.nobody(fed.n_clients), votes)
 
     def step(self, state: State, fed: Federation) -> CflState:
         assert isinstance(state, CflState)
@@ -82,9 +82,9 @@ class CFL:
         w = self._weights(home, len(models), fed)
         return CflState(models, w, votes=w[-1], events=tuple(events), largest=largest, born=born)
 
-    def _weights(self, home: Ints, n_models: int, fed: Federation) -> Floats:
+    def _weights(self, home: Ints, n_models: int, fed: Federation) -> Clusters:
         """A client's whole remembered history belongs to the cluster it is in now."""
-        return np.eye(n_models)[home][None] * self.memory(fed.tau)[:, None, None]
+        return Clusters(np.tile(home, (fed.tau + 1, 1)), n_models, self.memory(fed.tau))
 
     def _full(self, n: int) -> bool:
         return self.max_models is not None and n >= self.max_models

@@ -24,6 +24,7 @@ PREDICTIVE, OTHER = 0, 1  # positions: the other model is stable or reactive, by
 class SurfState(State):
     """`compared[i]`: accuracies of the predictive and the reactive model at each comparison of a reactive phase."""
 
+    w: Floats
     best: float = 0.0  # the highest accuracy of the predictive model on new data
     reactive: bool = False
     elapsed: int = 0  # training steps of the reactive phase

@@ -17,7 +17,7 @@ from feddrift import cluster, rng
 from feddrift.algorithms.options import option
 from feddrift.errors import ConfigError
 from feddrift.models import join, put, take
-from feddrift.types import Bools, Event, Federation, Floats, Ints, Models, Start, State
+from feddrift.types import Bools, Clusters, Event, Federation, Floats, Ints, Models, Start, State
 from feddrift.weights import ALL, Memory
 
 log = logging.getLogger(__name__)
@@ -33,6 +33,7 @@ def _nobody() -> Floats:
 class DriftState(State):
     """What detection remembers besides the clusters."""
 
+    w: Clusters
     reference: Floats = field(default_factory=_nobody)  # [c], best loss when last scored; NaN: never scored
     previous: Floats = field(default_factory=_nobody)  # [c], the reference before this step
     newborn: tuple[int, ...] = ()  # ids created in this step
@@ -76,7 +77,7 @@ class _Options:
 
     def init(self, fed: Federation) -> DriftState:
         never, votes = np.full(fed.n_clients, np.nan), np.ones((fed.n_clients, 1))
-        return DriftState(fed.fresh(), np.zeros((0, *votes.shape)), votes, reference=never, previous=never)
+        return DriftState(fed.fresh(), cluster.nobody(fed.n_clients), votes, reference=never, previous=never)
 
 
 @dataclass(frozen=True)
@@ -136,8 +137,8 @@ class FedDrift(_Options):
         )  # fmt: skip
 
     def _merge(
-        self, models: Models, w: Floats, D: Floats, limit: float, fed: Federation
-    ) -> tuple[Models, Floats, tuple[Event, ...]]:
+        self, models: Models, w: Clusters, D: Floats, limit: float, fed: Federation
+    ) -> tuple[Models, Clusters, tuple[Event, ...]]:
         return cluster.merge_closest(models, w, D, fed.counts, limit)
 
     def _drop_newborn(self, state: DriftState, fed: Federation) -> tuple[DriftState, tuple[Event, ...]]:
@@ -169,8 +170,8 @@ def detect(self: _Options, state: DriftState, fed: Federation) -> tuple[Ints, Fl
 
 
 def make_room(
-    self: _Options, models: Models, w: Floats, best: Ints, groups: list[list[int]]
-) -> tuple[Models, Floats, Ints, list[list[int]], tuple[Event, ...]]:
+    self: _Options, models: Models, w: Clusters, best: Ints, groups: list[list[int]]
+) -> tuple[Models, Clusters, Ints, list[list[int]], tuple[Event, ...]]:
     """Retire long unused models until all groups can have a new one; groups beyond that go without."""
     if self.max_models is None or len(models) + len(groups) <= self.max_models:
         return models, w, best, groups, ()
@@ -184,7 +185,7 @@ def make_room(
 
 
 def create(
-    self: _Options, models: Models, w: Floats, best: Ints, lowest: Floats, state: DriftState,
+    self: _Options, models: Models, w: Clusters, best: Ints, lowest: Floats, state: DriftState,
     groups: Sequence[Sequence[int]], fed: Federation,
 ) -> tuple[Models, tuple[Event, ...]]:  # fmt: skip
     """One new model per group of clients, each with the event that says why and how it starts."""
@@ -209,8 +210,9 @@ def create(
 
 
 def choose_starts(
-    self: _Options, models: Models, w: Floats, parents: Sequence[int], groups: Sequence[Sequence[int]], fed: Federation
-) -> tuple[list[Start], list[dict[str, Any]]]:
+    self: _Options, models: Models, w: Clusters, parents: Sequence[int], groups: Sequence[Sequence[int]],
+    fed: Federation,
+) -> tuple[list[Start], list[dict[str, Any]]]:  # fmt: skip
     """How each group's new model starts, and what the clients' trials found where they held any."""
     if self.init_ != "best":
         return [self.init_ for _ in groups], [{} for _ in groups]
@@ -219,7 +221,7 @@ def choose_starts(
     parent = np.full(fed.n_clients, -1)
     for m, clients in zip(parents, groups, strict=True):
         parent[list(clients)] = m
-    found = fed.tournament(models, w * self.memory(fed.tau)[:-1, None, None], parent, self.candidates)
+    found = fed.tournament(models, cluster.fade(w, self.memory(fed.tau)[:-1]), parent, self.candidates)
     starts, trials = [], []
     for clients in groups:
         rows, wrong = int(found.rows[list(clients)].sum()), found.wrong[list(clients)].sum(axis=0)
@@ -228,10 +230,10 @@ def choose_starts(
     return starts, trials
 
 
-def forget(self: _Options, models: Models, w: Floats) -> tuple[Models, Floats, tuple[Event, ...]]:
+def forget(self: _Options, models: Models, w: Clusters) -> tuple[Models, Clusters, tuple[Event, ...]]:
     """Let the memory fade; a model without any remembered data is gone."""
-    w = w * self.memory(len(w) - 1)[:, None, None]
-    known = np.asarray(w.any(axis=(0, 1)))
+    w = cluster.fade(w, self.memory(len(w) - 1))
+    known = np.isin(np.arange(w.n_models), w.model[w.weight > 0])
     events = tuple(
         Event("retired", models.ids[m], {"reason": "its data left the window"}) for m in np.flatnonzero(~known)
     )

@@ -14,7 +14,7 @@ import numpy as np
 from feddrift import cluster
 from feddrift.algorithms.options import option
 from feddrift.errors import ConfigError
-from feddrift.types import Event, Federation, Floats, Ints, Models, State
+from feddrift.types import Clusters, Event, Federation, Ints, Models, State
 from feddrift.weights import ALL, Memory
 
 
@@ -33,7 +33,7 @@ class IFCA:
     def init(self, fed: Federation) -> State:
         votes = np.zeros((fed.n_clients, self.n_models))
         votes[:, 0] = 1
-        return State(fed.fresh(self.n_models, distinct=True), np.zeros((0, *votes.shape)), votes)
+        return State(fed.fresh(self.n_models, distinct=True), cluster.nobody(*votes.shape), votes)
 
     def step(self, state: State, fed: Federation) -> State:
         models, home = state.models, state.votes.argmax(axis=1)
@@ -52,5 +52,6 @@ class IFCA:
     def _choose(self, models: Models, home: Ints, fed: Federation) -> Ints:
         return cluster.best_models(fed.evaluate(models), home)[0]
 
-    def _weights(self, state: State, home: Ints, fed: Federation) -> Floats:
-        return cluster.assign(state.w, home) * self.memory(fed.tau)[:, None, None]
+    def _weights(self, state: State, home: Ints, fed: Federation) -> Clusters:
+        assert isinstance(state.w, Clusters)
+        return cluster.fade(cluster.assign(state.w, home), self.memory(fed.tau))

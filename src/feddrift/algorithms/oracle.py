@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from feddrift.cluster import assign
+from feddrift.cluster import assign, fade, nobody
 from feddrift.errors import ConfigError
 from feddrift.models import graft, has_trunk, join, take
-from feddrift.types import Event, Federation, State
+from feddrift.types import Clusters, Event, Federation, State
 from feddrift.weights import ALL, Memory
 
 
@@ -17,6 +17,7 @@ from feddrift.weights import ALL, Memory
 class OracleState(State):
     """`concept[m]` is what model m stands for."""
 
+    w: Clusters
     concept: tuple[int, ...] = ()
 
 
@@ -35,7 +36,7 @@ class Oracle:
         if self.share and not has_trunk(models):
             raise ConfigError("Oracle-Trunk needs a net with a trunk and a head, this one names no trunk")
         votes = np.ones((fed.n_clients, 1))
-        return OracleState(models, w=np.zeros((0, fed.n_clients, 1)), votes=votes, concept=(first,))
+        return OracleState(models, w=nobody(fed.n_clients), votes=votes, concept=(first,))
 
     def step(self, state: State, fed: Federation) -> OracleState:
         assert isinstance(state, OracleState) and fed.concepts is not None
@@ -48,6 +49,5 @@ class Oracle:
             events.append(Event("created", len(known), {"concept": concept}))
             known.append(concept)
         cluster = np.where(active, [known.index(k) if k in known else 0 for k in now], state.votes.argmax(axis=1))
-        w = np.concatenate([state.w, np.zeros((*state.w.shape[:2], len(known) - len(state.concept)))], axis=2)
-        w = assign(w, cluster) * self.memory(fed.tau)[:, None, None]
+        w = fade(assign(replace(state.w, n_models=len(known)), cluster), self.memory(fed.tau))
         return OracleState(fed.train(models, w), w, votes=w[-1], events=tuple(events), concept=tuple(known))

@@ -17,7 +17,7 @@ from feddrift.algorithms.feddrift import DriftState, FedDrift
 from feddrift.algorithms.options import option
 from feddrift.errors import ConfigError
 from feddrift.models import has_trunk, mix, spare
-from feddrift.types import Event, Federation, Floats, Ints, Models, Start
+from feddrift.types import Clusters, Event, Federation, Floats, Ints, Models, Start
 from feddrift.weights import pooled
 
 
@@ -46,27 +46,29 @@ class FedDriftTrunk(FedDrift):
         return state
 
     def _merge(
-        self, models: Models, w: Floats, D: Floats, limit: float, fed: Federation
-    ) -> tuple[Models, Floats, tuple[Event, ...]]:
+        self, models: Models, w: Clusters, D: Floats, limit: float, fed: Federation
+    ) -> tuple[Models, Clusters, tuple[Event, ...]]:
         """As FedDrift, pair by pair; the average stands unless a parent is better on the members' new data."""
         events: list[Event] = []
-        D, name = D.copy(), spare(models)  # names for averages on trial
-        while len(models) > 1 and D.min() <= limit + cluster.TOLERANCE:
-            i, j = divmod(int(D.argmin()), len(models))  # the first minimum lies above the diagonal: i < j
+        pairs, left = cluster.Pairs(D), list(range(len(models)))  # left: what D calls the models that are still there
+        name = spare(models)  # names for averages on trial
+        while (closest := pairs.closest())[2] <= limit + cluster.TOLERANCE:
+            i, j = left.index(closest[0]), left.index(closest[1])
             rest = np.flatnonzero(np.arange(len(models)) != j)
-            united = w.copy()
-            united[:, :, i] += w[:, :, j]
-            share = np.einsum("tcm,tc->m", w, fed.counts)[[i, j]]
-            kept, row, family = self._merged(models, i, j, share, united[:, :, i], name + len(events), fed)
-            cause = {"into": models.ids[i], "distance": float(D[i, j]), "kept": kept, "family": family}
+            data = np.where((w.model == i) | (w.model == j), w.weight[:, None], 0.0)
+            share = cluster.mass(w, fed.counts)[[i, j]]
+            kept, row, family = self._merged(models, i, j, share, data, name + len(events), fed)
+            cause = {"into": models.ids[i], "distance": closest[2], "kept": kept, "family": family}
             events.append(Event("merged", models.ids[j], cause))
             A = np.eye(len(models))
             A[i] = row
             families = [family if m == i else models.family[m] for m in rest]
             models = mix(models, A[rest], [models.ids[m] for m in rest], families)
-            D[i] = D[:, i] = np.maximum(D[i], D[j])
-            D[i, i] = np.inf
-            D, w = D[np.ix_(rest, rest)], united[:, :, rest]
+            new = np.arange(w.n_models) - (np.arange(w.n_models) > j)
+            new[j] = i
+            w = cluster.moved(w, new, len(rest))
+            pairs.unite(closest[0], closest[1])
+            left.pop(j)
         return models, w, tuple(events)
 
     def _merged(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -13,10 +13,26 @@ import numpy.typing as npt
 from feddrift import rng, sampling
 from feddrift.errors import ConfigError
 from feddrift.models import leaves, per_axis, split, take, tree_map, trunk_of
-from feddrift.types import Bools, Floats, Ints, Local, Metric, Models, Net, Start, State, Stream, Tournament, Updates
+from feddrift.types import (
+    Bools,
+    Clusters,
+    Floats,
+    Ints,
+    Local,
+    Metric,
+    Models,
+    Net,
+    Start,
+    State,
+    Stream,
+    Tournament,
+    Updates,
+    Weights,
+)
 
 # Cross-evaluation looks at a keyed sample of at most so many rows of a stored cell.
 SCORE_ROWS = 512
+SCORE_ROOM = 1 << 22  # pairs of a row and a model that are scored at a time
 
 # A tournament judges on this share of a client's new data; its lanes have names that no family of a run has.
 JUDGED = 0.3
@@ -50,6 +66,18 @@ class Engine(ABC):
             found.append(-true if value == "loss" else (1 - np.exp(true)) ** 2)
         return np.concatenate([np.zeros((len(models), 0)), *found], axis=1)
 
+    def sums(self, models: Models, rows: Ints, sizes: Ints, metric: Metric) -> Floats:
+        """[m, cell]: mistakes, or losses added up, over each cell's rows, which lie one cell after the other."""
+        return np.add.reduceat(self.per_row(models, rows, metric), _begins(sizes), axis=1)
+
+    def wrong(self, models: Models, rows: Ints, sizes: Ints, which: Ints) -> Bools:
+        """[row]: whether the model at position which[cell] is mistaken."""
+        found, of_row = np.zeros(len(rows), dtype=bool), np.repeat(which, sizes)
+        for m in np.unique(which):
+            at = np.flatnonzero(of_row == m)
+            found[at] = self.per_row(take(models, [m], [models.ids[m]]), rows[at], "error")[0] > 0
+        return found
+
     def test(self, state: State, t: int) -> tuple[Ints, Ints]:
         """How many of S_c^(t) each client gets right when its models vote, and how many there are."""
         sizes = self.stream.counts[t]
@@ -57,6 +85,9 @@ class Engine(ABC):
         voters = take(state.models, used, [state.models.ids[m] for m in used])
         rows = np.arange(self.stream.starts[t, 0], self.stream.starts[t, 0] + sizes.sum())
         owner = np.repeat(np.arange(len(sizes)), sizes)
+        if ((state.votes > 0).sum(axis=1) == 1).all():  # one model decides
+            which = np.searchsorted(used, state.votes.argmax(axis=1))
+            return sizes - np.bincount(owner, self.wrong(voters, rows, sizes, which), len(sizes)).astype(int), sizes
         right, done = np.zeros_like(sizes), 0
         for logits in self.logits(voters, rows):
             here = slice(done, done + logits.shape[1])
@@ -70,10 +101,57 @@ class Engine(ABC):
         return right, sizes
 
 
+def _begins(sizes: Ints) -> Ints:
+    begins: Ints = np.cumsum(sizes) - sizes
+    return begins
+
+
+def _check(w: Floats) -> None:
+    if not (np.isfinite(w).all() and (w >= 0).all()):
+        raise ValueError("w must be finite and not negative")
+
+
+def _at(t: int, clients: Ints) -> Ints:
+    """The cells [n, (t, c)] of these clients at one time."""
+    return np.stack([np.full_like(clients, t), clients], axis=1)
+
+
 def _log_probabilities(logits: npt.NDArray[np.float32]) -> Floats:
     shifted = logits.astype(np.float64) - logits.max(axis=2, keepdims=True)
     log_probabilities: Floats = shifted - np.log(np.exp(shifted).sum(axis=2, keepdims=True))
     return log_probabilities
+
+
+@dataclass(frozen=True)
+class Entries:
+    """w as the list of its entries above zero: what the engines compute with, however it is written down."""
+
+    t: Ints
+    c: Ints
+    m: Ints
+    value: Floats
+    shape: tuple[int, ...]  # (t, c, m)
+
+    @classmethod
+    def of(cls, w: Weights | Entries, shape: tuple[int, ...]) -> Entries:
+        """The entries of a w that must have this shape."""
+        if w.shape != shape:
+            raise ValueError(f"w must have shape (t, c, m) = {shape}, got {w.shape}")
+        if isinstance(w, Entries):
+            return w
+        if isinstance(w, Clusters):
+            if len(w) and not (w.model.min() >= -1 and w.model.max() < w.n_models):
+                raise ValueError(f"w must name positions of {w.n_models} models")
+            t, c = np.nonzero((w.model >= 0) & (w.weight[:, None] > 0))
+            _check(w.weight)
+            return cls(t, c, w.model[t, c], w.weight[t], shape)
+        _check(w)
+        t, c, m = np.nonzero(w)
+        return cls(t, c, m, w[t, c, m], shape)
+
+    def only(self, which: Bools) -> Entries:
+        """Some of them."""
+        return Entries(self.t[which], self.c[which], self.m[which], self.value[which], self.shape)
 
 
 class TimeStep(ABC):
@@ -94,7 +172,7 @@ class TimeStep(ABC):
         self.round = 0  # rounds trained so far
         self._numbers: Ints = np.zeros(self.n_clients, dtype=np.int64)  # parameters to and from each client so far
         self._model_size = 1  # parameters of a model
-        self._scored: set[tuple[int, str, int]] = set()  # client, and the trunk or head it has for scoring, unchanged
+        self._scored: dict[tuple[str, int], Bools] = {}  # of a trunk or head, unchanged: [c], who has it for scoring
 
     @property
     def sent(self) -> Floats:
@@ -114,61 +192,69 @@ class TimeStep(ABC):
         loss = np.full((self.n_clients, len(models)), np.nan)
         clients = self._new_data()
         self._count_scoring(clients, models)
-        cells = [self._rows(self.tau, int(c)) for c in clients]
-        loss[clients] = (self._sums(models, cells, metric) / self.counts[self.tau, clients]).T
+        for part, rows, sizes in self._blocks(_at(self.tau, clients), len(models)):
+            loss[clients[part]] = (self._sums(models, rows, sizes, metric) / sizes).T
         return loss
 
     def confusion(self, models: Models) -> Ints:
         counts = np.zeros((self.n_clients, len(models), self.n_classes, self.n_classes), dtype=np.int64)
         clients = self._new_data()
         self._count_scoring(clients, models)
-        for c in clients:
-            rows = self._rows(self.tau, int(c))
+        for part, rows, sizes in self._blocks(_at(self.tau, clients), len(models)):
             predicted = self._engine.per_row(models, rows, "class").astype(np.int64)
-            for m in range(len(models)):
-                np.add.at(counts[c, m], (self._engine.stream.y[rows], predicted[m]), 1)
+            owner, of_model = np.repeat(clients[part], sizes), np.arange(len(models))[:, None]
+            np.add.at(counts, (owner, of_model, self._engine.stream.y[rows], predicted), 1)
         return counts
 
-    def cross_evaluate(self, models: Models, w: Floats, metric: Metric = "error") -> Floats:
-        w = self._checked(w, models)
-        used = (w > 0).any(axis=2) & (self.counts > 0) & self.reachable
-        cells = np.argwhere(used)
-        self._count_scoring(np.unique(cells[:, 1]), models)
-        samples = [self._sample(t, c) for t, c in cells]
-        sums = self._sums(models, samples, metric)
-        sizes = np.array([len(s) for s in samples])
-        mass = w[used] * self.counts[used][:, None]  # [cell, j]
+    def cross_evaluate(self, models: Models, w: Weights, metric: Metric = "error") -> Floats:
+        entries = Entries.of(w, (self.tau + 1, self.n_clients, len(models)))
+        entries = entries.only((self.counts[entries.t, entries.c] > 0) & self.reachable[entries.c])
+        of_cell = entries.t * self.n_clients + entries.c
+        names, first = np.unique(of_cell, return_index=True)
+        cells = np.stack([entries.t[first], entries.c[first]], axis=1)
+        self._count_scoring(np.unique(entries.c), models)
+        behind = entries.value * self.counts[entries.t, entries.c]
+        L, total = np.zeros((len(models),) * 2), np.bincount(entries.m, behind, len(models))
+        by_cell = np.argsort(of_cell, kind="stable")
+        for part, rows, sizes in self._blocks(cells, len(models), SCORE_ROWS):
+            mean = self._sums(models, rows, sizes, metric) / sizes  # [m, cell]
+            here = by_cell[slice(*np.searchsorted(of_cell[by_cell], [names[part][0], names[part][-1] + 1]))]
+            here = here[np.argsort(entries.m[here], kind="stable")]
+            theirs, begins = np.unique(entries.m[here], return_index=True)
+            of_entry = mean[:, np.searchsorted(names[part], of_cell[here])] * behind[here]
+            L[:, theirs] += np.add.reduceat(of_entry, begins, axis=1)
         with np.errstate(invalid="ignore"):  # a model without data: 0 / 0
-            L: Floats = ((sums / sizes) @ mass) / mass.sum(axis=0)
-        return L
+            return np.asarray(L / total)
 
-    def local_updates(self, models: Models, w: Floats, local: Local | None = None) -> Updates:
-        lanes = self._lanes(models, self._checked(w, models))
+    def local_updates(self, models: Models, w: Weights, local: Local | None = None) -> Updates:
+        lanes, entries = self._lanes(models, w)
         if not len(lanes.client):
             return replace(lanes, params=per_axis(lambda leaf, _: leaf[:0], models, None, None))
         self._count_training(models, lanes, 1, local or self.local)
-        trained = self._local_updates(models, lanes, w, local or self.local)
+        trained = self._local_updates(models, lanes, entries, local or self.local)
         self.round += 1
         return trained
 
-    def train(self, models: Models, w: Floats, rounds: int | None = None, local: Local | None = None) -> Models:
+    def train(
+        self, models: Models, w: Weights | Entries, rounds: int | None = None, local: Local | None = None
+    ) -> Models:
         local = local or self.local
         rounds = local.rounds if rounds is None else rounds
-        lanes = self._lanes(models, self._checked(w, models))
+        lanes, entries = self._lanes(models, w)
         if not len(lanes.client) or not rounds:
             return models
         self._count_training(models, lanes, rounds, local)
-        trained = self._train(models, lanes, w, rounds, local)
+        trained = self._train(models, lanes, entries, rounds, local)
         self.round += rounds
         if local.trains == "head":  # an average of equal trunks may differ in its last bits
             same = per_axis(lambda new, old, trunk: old if trunk else new, trained, False, True, models.params)
             return replace(trained, params=same)
         return trained
 
-    def tournament(self, models: Models, w: Floats, parent: Ints, starts: Sequence[Start]) -> Tournament:
-        expected = (self.tau, self.n_clients, len(models))
-        if w.shape != expected or parent.shape != (self.n_clients,):
-            raise ValueError(f"a tournament needs w of shape (t, c, m) = {expected}, got {w.shape}, and a parent each")
+    def tournament(self, models: Models, w: Weights, parent: Ints, starts: Sequence[Start]) -> Tournament:
+        entries = Entries.of(w, (self.tau, self.n_clients, len(models)))
+        if parent.shape != (self.n_clients,):
+            raise ValueError(f"a tournament needs a parent for each of {self.n_clients} clients, got {parent.shape}")
         if models.mask is not None:
             raise ValueError("models that see different inputs hold no tournament")
         found = Tournament.nobody(self.n_clients, len(starts))
@@ -177,79 +263,90 @@ class TimeStep(ABC):
             return found
         judged = [self._shuffled(self.tau, int(c)) for c in clients]
         judged = [rows[int(sampling.trained_rows(np.array(len(rows)), JUDGED)) :] for rows in judged]
-        found.rows[clients] = [len(rows) for rows in judged]
-        ends = np.cumsum(found.rows[clients])[:-1]
-        mistakes: list[list[Bools]] = []  # [start][client][row]
+        sizes = np.array([len(rows) for rows in judged])
+        found.rows[clients] = sizes
+        mistakes: list[Bools] = []  # [start][row]
         for start in starts:
-            contender, given, position = self._contender(models, w, parent, clients, start)
+            contender, given, position = self._contender(models, entries, parent, clients, start)
             apart = self._engine.at(self.tau)  # what happens there is no part of the run
             trains: Literal["all", "head"] = "head" if start == "head" else "all"
             local = replace(self.local, hold_out=JUDGED, bags=False, trains=trains)
             trained = apart.train(contender, given, local=local)
-            wrong = self._engine.per_row(trained, np.concatenate(judged), "error") > 0
-            mistakes.append([part[m] for m, part in zip(position, np.split(wrong, ends, axis=1), strict=True)])
+            mistakes.append(self._engine.wrong(trained, np.concatenate(judged), sizes, position))
         for a, b in np.ndindex(len(starts), len(starts)):
-            found.wrong[clients, a, b] = [np.sum(x & y) for x, y in zip(mistakes[a], mistakes[b], strict=True)]
+            found.wrong[clients, a, b] = np.add.reduceat(mistakes[a] & mistakes[b], _begins(sizes), dtype=np.int64)
         return found
 
     def _contender(
-        self, models: Models, w: Floats, parent: Ints, clients: Ints, start: Start
-    ) -> tuple[Models, Floats, Ints]:
+        self, models: Models, w: Entries, parent: Ints, clients: Ints, start: Start
+    ) -> tuple[Models, Entries, Ints]:
         """What each client trains to try a start, on which data, and where the one that it is about stands."""
-        source, blocks, given = models, [], np.zeros((self.tau + 1, self.n_clients, 0))
-        for c in clients:
-            block = [int(parent[c])]  # the new model, a copy of its parent, or a fresh one
-            if start == "joint":  # beside the models on the same trunk that it has data for
-                kin = np.asarray(models.family) == models.family[parent[c]]
-                block += np.flatnonzero(kin & (w[:, c] * self.counts[:-1, c, None] > 0).any(axis=0)).tolist()
-            part = np.zeros((self.tau + 1, self.n_clients, len(block)))
-            part[:-1, c, 1:] = w[:, c, block[1:]]
-            part[-1, c, 0] = 1
-            blocks.append(block)
-            given = np.concatenate([given, part], axis=2)
+        place, family = np.full(self.n_clients, -1), np.asarray(models.family)
+        place[clients] = np.arange(len(clients))
+        kin = np.zeros(len(w.t), dtype=bool)  # data for the models on the same trunk, beside which it learns
+        if start == "joint":
+            kin = (place[w.c] >= 0) & (family[w.m] == family[parent[w.c]]) & (self.counts[w.t, w.c] > 0)
+        old = w.only(kin)
+        # A client's block: the new model, a copy of its parent or a fresh one, then those beside it.
+        width = len(models) + 1
+        old_names, new_names = place[old.c] * width + old.m + 1, np.arange(len(clients)) * width
+        names = np.unique(np.concatenate([new_names, old_names]))
+        owner, within = names // width, names % width
+        source, positions = models, np.where(within == 0, parent[clients[owner]], within - 1)
         if start == "fresh":
-            source, blocks = self.fresh(), [[0]] * len(clients)
-        first = np.cumsum([0, *(len(block) for block in blocks)])[:-1]
-        family = np.repeat(TRIAL + clients, [len(block) for block in blocks])  # a client's draws depend on it alone
-        positions = [m for block in blocks for m in block]
-        return take(source, positions, range(len(positions)), family.tolist()), given, first
+            source, positions = self.fresh(), np.zeros_like(positions)
+        taken = take(source, positions, range(len(names)), (TRIAL + clients[owner]).tolist())
+        now = np.full(len(clients), self.tau)  # a client's draws depend on it alone
+        first = np.searchsorted(names, new_names)
+        given = Entries(
+            np.concatenate([old.t, now]), np.concatenate([old.c, clients]),
+            np.concatenate([np.searchsorted(names, old_names), first]),
+            np.concatenate([old.value, np.ones(len(clients))]), (self.tau + 1, self.n_clients, len(names)),
+        )  # fmt: skip
+        return taken, given, first
 
     @abstractmethod
-    def _local_updates(self, models: Models, lanes: Updates, w: Floats, local: Local) -> Updates: ...
+    def _local_updates(self, models: Models, lanes: Updates, w: Entries, local: Local) -> Updates: ...
 
     @abstractmethod
-    def _train(self, models: Models, lanes: Updates, w: Floats, rounds: int, local: Local) -> Models: ...
+    def _train(self, models: Models, lanes: Updates, w: Entries, rounds: int, local: Local) -> Models: ...
 
     def _new_data(self) -> Ints:
         """The clients that can be scored."""
         return np.flatnonzero(self.reachable & (self.counts[self.tau] > 0))
 
-    def _lanes(self, models: Models, w: Floats) -> Updates:
+    def _lanes(self, models: Models, w: Weights | Entries) -> tuple[Updates, Entries]:
         """The pairs (client, model) with work: the model's family is in use at tau and the client has data for it."""
-        on = models.stands_on
-        used = np.unique(on[(w[self.tau, self.reachable] > 0).any(axis=0)])
-        size = np.einsum("tcm,tc->cm", w, self.counts) * np.isin(on, used) * self.reachable[:, None]
-        m, c = np.nonzero(size.T)  # by model, then client
+        w, on = Entries.of(w, (self.tau + 1, self.n_clients, len(models))), models.stands_on
+        w = w.only(self.reachable[w.c])
+        w = w.only(np.isin(on[w.m], on[w.m[w.t == self.tau]]) & (self.counts[w.t, w.c] > 0))
+        pairs, entry = np.unique(w.m * self.n_clients + w.c, return_inverse=True)  # by model, then client
+        m, c = np.divmod(pairs, self.n_clients)
+        size: Floats = np.bincount(entry, w.value * self.counts[w.t, w.c], len(pairs)).astype(np.float64)
         _, lane = np.unique(on[m] * self.n_clients + c, return_inverse=True)
-        return Updates(None, client=c, model=m, size=size[c, m], lane=lane)
+        return Updates(None, client=c, model=m, size=size, lane=lane), w
 
-    def _checked(self, w: Floats, models: Models) -> Floats:
-        expected = (self.tau + 1, self.n_clients, len(models))
-        if w.shape != expected:
-            raise ValueError(f"w must have shape (t, c, m) = {expected} at tau = {self.tau}, got {w.shape}")
-        if not (np.isfinite(w).all() and (w >= 0).all()):
-            raise ValueError("w must be finite and not negative")
-        return w
+    def _blocks(self, cells: Ints, n_models: int, most: int | None = None) -> Iterator[tuple[slice, Ints, Ints]]:
+        """Cells [n, (t, c)] in blocks that fit into memory: which, their rows (a sample of at most `most`), sizes."""
+        starts, counts = self._engine.stream.starts, self._engine.stream.counts
+        first, n = starts[cells[:, 0], cells[:, 1]], counts[cells[:, 0], cells[:, 1]]
+        sizes = n if most is None else np.minimum(n, most)
+        ends, done = np.cumsum(sizes), 0
+        while done < len(cells):
+            room = (ends[done - 1] if done else 0) + SCORE_ROOM // n_models
+            part = slice(done, max(done + 1, int(np.searchsorted(ends, room, side="right"))))
+            begins = _begins(sizes[part])
+            rows = np.arange(sizes[part].sum()) + np.repeat(first[part] - begins, sizes[part])
+            for k in np.flatnonzero(n[part] > sizes[part]):
+                t, c = cells[done + k].tolist()
+                drawn = rng.permutation(self.key("score", t, c), int(n[done + k]))[:most]
+                rows[begins[k] : begins[k] + most] = first[done + k] + np.sort(drawn)
+            yield part, rows, sizes[part]
+            done = part.stop
 
     def _rows(self, t: int, c: int) -> Ints:
         rows = self._engine.stream.rows(t, c)
         return np.arange(rows.start, rows.stop)
-
-    def _sample(self, t: int, c: int) -> Ints:
-        rows = self._rows(t, c)
-        if len(rows) > SCORE_ROWS:
-            rows = np.sort(rows[rng.permutation(self.key("score", t, c), len(rows))[:SCORE_ROWS]])
-        return rows
 
     def _shuffled(self, t: int, c: int) -> Ints:
         """The rows of a cell in the order of this time step."""
@@ -261,24 +358,18 @@ class TimeStep(ABC):
         rows = self._rows(t, c)
         return rows[sampling.bag(self._engine.seed, self.tau, t, c, model_id, len(rows))]
 
-    def _sums(self, models: Models, cells: Sequence[Ints], metric: Metric) -> Floats:
-        """[m, cell]: mistakes, or losses added up, over the rows of each cell."""
+    def _sums(self, models: Models, rows: Ints, sizes: Ints, metric: Metric) -> Floats:
         if metric not in ("error", "loss", "brier"):
             raise ConfigError(f"metric must be error, loss or brier, got {metric!r}")
-        if not cells:
-            return np.zeros((len(models), 0))
-        values = self._engine.per_row(models, np.concatenate(cells), metric)
-        starts = np.cumsum([0, *(len(rows) for rows in cells[:-1])])
-        return np.add.reduceat(values, starts, axis=1)
+        return self._engine.sums(models, rows, sizes, metric)
 
     def _count_scoring(self, clients: Ints, models: Models) -> None:
         trunk, head = self._sizes(models)
         parts = {("trunk", i): trunk for i in models.families} | {("head", i): head for i in models.ids}
-        for c in clients:
-            for (kind, i), size in parts.items():
-                if (int(c), kind, i) not in self._scored:
-                    self._numbers[c] += size
-                    self._scored.add((int(c), kind, i))
+        for part, size in parts.items():
+            has = self._scored.setdefault(part, np.zeros(self.n_clients, dtype=bool))
+            self._numbers[clients[~has[clients]]] += size
+            has[clients] = True
 
     def _count_training(self, models: Models, lanes: Updates, rounds: int, local: Local) -> None:
         trunk, head = self._sizes(models)
@@ -288,7 +379,7 @@ class TimeStep(ABC):
             np.add.at(self._numbers, lanes.client[first], 2 * rounds * trunk)  # down and up
             changed |= {("trunk", models.family[m]) for m in lanes.model}
         np.add.at(self._numbers, lanes.client, 2 * rounds * head)
-        self._scored = {(c, kind, i) for c, kind, i in self._scored if (kind, i) not in changed}
+        self._scored = {part: has for part, has in self._scored.items() if part not in changed}
 
     def _sizes(self, models: Models) -> tuple[int, int]:
         """How many parameters a trunk has, and a head."""

@@ -7,18 +7,19 @@ it applies, with the arguments and results of its own program.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from feddrift import optim
 from feddrift.models import split, trunk_of
 from feddrift.nets import perceptron
-from feddrift.types import Local, Net, Params
+from feddrift.types import Bools, Ints, Local, Models, Net, Params, Stream
 
 try:
     from numba import njit
@@ -27,6 +28,7 @@ except ImportError:  # the simulator's own program does it, too
 
 MOST_WEIGHTS = 4096  # in the hidden layer: for larger ones XLA's matrix products are faster
 LEAVES = ("W1", "b1", "W2", "b2")
+BLOCK = 64  # rows scored together
 
 
 def applies(net: Net, params: Params) -> bool:
@@ -71,15 +73,10 @@ def rounds(
             *(held[k] for k in LEAVES), done["W1"], done["W2"], at["W1"], heads, drawn, flat, y, sees, how,
         )  # fmt: skip
 
-    cuts = np.linspace(0, n_lanes, min(_cores(), n_lanes) + 1).astype(int)
-    pieces = list(zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True))
     every = np.arange(n_lanes, dtype=np.int32)
-    with ThreadPoolExecutor(max(1, len(pieces) - 1)) as pool:
+    with _Cores(n_lanes) as cores:
         for round in range(int(first), int(last)):
-            others = [pool.submit(some, *piece, round) for piece in pieces[1:]]
-            some(*pieces[0], round)
-            for other in others:
-                other.result()
+            cores.run(some, round)
             for name in LEAVES:
                 own = shape[name]
                 share, parts = (lanes.trunk_share, every) if own else (lanes.head_share, lanes.pair[:n_pairs])
@@ -89,6 +86,57 @@ def rounds(
         moments = {key: [held[name][i] for name in names] for i, key in enumerate(("mean", "square", "largest"))}
         kept.append((moments, done[names[0]] if names else shelf[1]))
     return models, work, kept[0], kept[1]
+
+
+def mistakes(net: Net, models: Models, stream: Stream, rows: Ints, sizes: Ints) -> Ints:
+    """[m, cell]: on how many of each cell's rows, which lie one cell after the other, each model is mistaken."""
+    counts: Ints = np.zeros((len(sizes), len(models)), dtype=np.int64)
+    parts, on, ends = _stacks(models), _positions(net, models), np.cumsum(sizes)
+    flat = stream.x.reshape(len(stream.x), -1)
+    with _Cores(len(sizes)) as cores:
+        cores.run(lambda lo, hi: _count(lo, hi, *parts, on, flat, stream.y, rows, ends, counts))
+    return counts.T
+
+
+def wrong(net: Net, models: Models, stream: Stream, rows: Ints, sizes: Ints, which: Ints) -> Bools:
+    """[row]: whether the model at position which[cell] is mistaken."""
+    flags: Bools = np.zeros(len(rows), dtype=bool)
+    parts, on, ends = _stacks(models), _positions(net, models), np.cumsum(sizes)
+    flat = stream.x.reshape(len(stream.x), -1)
+    with _Cores(len(sizes)) as cores:
+        cores.run(lambda lo, hi: _flag(lo, hi, *parts, on, flat, stream.y, rows, ends, which, flags))
+    return flags
+
+
+def _stacks(models: Models) -> list[Any]:
+    return [np.ascontiguousarray(models.params[name]) for name in LEAVES]
+
+
+def _positions(net: Net, models: Models) -> Ints:
+    """The row of each model in the stack of hidden layers."""
+    return models.stands_on if trunk_of(net, models.params)["W1"] else np.arange(len(models))
+
+
+class _Cores:
+    """Deals n pieces of work to one thread per core."""
+
+    def __init__(self, n: int) -> None:
+        cuts = np.linspace(0, n, min(_cores(), max(n, 1)) + 1).astype(int).tolist()
+        self.pieces = list(itertools.pairwise(cuts))
+
+    def __enter__(self) -> Self:
+        self.pool = ThreadPoolExecutor(max(1, len(self.pieces) - 1))
+        return self
+
+    def run(self, some: Callable[..., None], *more: Any) -> None:
+        """some(lo, hi, ...) for every share of the work; this thread takes the first."""
+        others = [self.pool.submit(some, *piece, *more) for piece in self.pieces[1:]]
+        some(*self.pieces[0], *more)
+        for other in others:
+            other.result()
+
+    def __exit__(self, *_: object) -> None:
+        self.pool.shutdown()
 
 
 def _cores() -> int:
@@ -250,6 +298,89 @@ def _gradient(W1: Any, b1: Any, W2: Any, b2: Any, x: Any, y: Any, real: Any, roo
             for b in range(n):
                 dot += x[i, b] * back[b]
             gW1[i, j] = dot
+
+
+@_loose
+def _predict(W1: Any, b1: Any, W2: Any, b2: Any, x: Any, n: Any, hidden: Any, out: Any, best: Any) -> None:
+    """The class of x[feature, row] for the first n rows: the lowest of those with the highest logit."""
+    top = out[0]
+    for j in range(len(b1)):
+        weight = b1[j]
+        for b in range(n):
+            hidden[j, b] = weight
+        for i in range(len(W1)):
+            weight = W1[i, j]
+            for b in range(n):
+                hidden[j, b] += weight * x[i, b]
+        for b in range(n):
+            hidden[j, b] = max(hidden[j, b], np.float32(0))
+    for c in range(len(b2)):
+        logit = out[1] if c else top
+        weight = b2[c]
+        for b in range(n):
+            logit[b] = weight
+        for j in range(len(b1)):
+            weight = W2[j, c]
+            for b in range(n):
+                logit[b] += weight * hidden[j, b]
+        for b in range(n):
+            higher = c == 0 or logit[b] > top[b] or (math.isnan(logit[b]) and not math.isnan(top[b]))
+            best[b] = c if higher else best[b]
+            top[b] = logit[b] if higher else top[b]
+
+
+@_strict
+def _room(W1: Any, W2: Any) -> Any:
+    """Space for a block of rows: inputs, hidden units, logits, classes."""
+    d, h, n = W1.shape[1], W1.shape[2], BLOCK
+    return (
+        np.empty((d, n), dtype=np.float32), np.empty((h, n), dtype=np.float32), np.empty((2, n), dtype=np.float32),
+        np.empty(n, dtype=np.int64),
+    )  # fmt: skip
+
+
+@_strict
+def _gather(X: Any, rows: Any, begin: Any, end: Any, x: Any) -> Any:
+    """Rows begin.. as x[feature, row], as many as fit; how many those are."""
+    n = min(BLOCK, end - begin)
+    for b in range(n):
+        for i in range(len(x)):
+            x[i, b] = X[rows[begin + b], i]
+    return n
+
+
+@_loose
+def _count(
+    lo: Any, hi: Any, W1: Any, b1: Any, W2: Any, b2: Any, on: Any, X: Any, Y: Any, rows: Any, ends: Any, counts: Any
+) -> None:
+    """counts[cell, m]: how many rows of cells lo..hi-1 each model gets wrong."""
+    x, hidden, out, best = _room(W1, W2)
+    for cell in range(lo, hi):
+        begin = ends[cell - 1] if cell else 0
+        while begin < ends[cell]:
+            n = _gather(X, rows, begin, ends[cell], x)
+            for m in range(len(on)):
+                _predict(W1[on[m]], b1[on[m]], W2[m], b2[m], x, n, hidden, out, best)
+                for b in range(n):
+                    counts[cell, m] += best[b] != Y[rows[begin + b]]
+            begin += n
+
+
+@_loose
+def _flag(
+    lo: Any, hi: Any, W1: Any, b1: Any, W2: Any, b2: Any, on: Any, X: Any, Y: Any, rows: Any, ends: Any, which: Any,
+    flags: Any,
+) -> None:  # fmt: skip
+    """flags[row]: whether model which[cell] gets it wrong, for cells lo..hi-1."""
+    x, hidden, out, best = _room(W1, W2)
+    for cell in range(lo, hi):
+        begin, m = ends[cell - 1] if cell else 0, which[cell]
+        while begin < ends[cell]:
+            n = _gather(X, rows, begin, ends[cell], x)
+            _predict(W1[on[m]], b1[on[m]], W2[m], b2[m], x, n, hidden, out, best)
+            for b in range(n):
+                flags[begin + b] = best[b] != Y[rows[begin + b]]
+            begin += n
 
 
 @_loose

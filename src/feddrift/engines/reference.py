@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrift import optim, rng, sampling
-from feddrift.engines.base import Engine, TimeStep
+from feddrift.engines.base import Engine, Entries, TimeStep
 from feddrift.models import averaged, one, split, tree_map, trunk_of, unsplit
 from feddrift.nets import batch_loss, masked
-from feddrift.types import Floats, Ints, Local, Models, Net, Params, Stream, Updates
+from feddrift.types import Ints, Local, Models, Net, Params, Stream, Updates
 
 
 class Reference(Engine):
@@ -53,15 +53,15 @@ class ReferenceStep(TimeStep):
         # Moments and steps taken, by client, trunk or head, and the id of the family or model.
         self.moments: dict[tuple[int, str, int], tuple[optim.Moments, int]] = {}
 
-    def _train(self, models: Models, lanes: Updates, w: Floats, rounds: int, local: Local) -> Models:
+    def _train(self, models: Models, lanes: Updates, w: Entries, rounds: int, local: Local) -> Models:
         for i in range(rounds):
             models = averaged(models, self._round(models, lanes, w, self.round + i, local))
         return models
 
-    def _local_updates(self, models: Models, lanes: Updates, w: Floats, local: Local) -> Updates:
+    def _local_updates(self, models: Models, lanes: Updates, w: Entries, local: Local) -> Updates:
         return self._round(models, lanes, w, self.round, local)
 
-    def _round(self, models: Models, lanes: Updates, w: Floats, round: int, local: Local) -> Updates:
+    def _round(self, models: Models, lanes: Updates, w: Entries, round: int, local: Local) -> Updates:
         trunks: list[Any] = []  # [lane]
         heads: list[Any] = [None] * len(lanes.client)  # [pair]
         for lane in range(int(lanes.lane.max()) + 1):
@@ -76,7 +76,7 @@ class ReferenceStep(TimeStep):
         return replace(lanes, params=unsplit(trunk, head, trunk_of(self.engine.net, models.params)))
 
     def _local_update(
-        self, models: Models, c: int, members: Ints, w: Floats, round: int, local: Local
+        self, models: Models, c: int, members: Ints, w: Entries, round: int, local: Local
     ) -> tuple[list[Any], list[list[Any]]]:
         """LocalUpdate of Algorithm 1 for the models of one family: K steps, each on data that w gives to one of them.
 
@@ -87,7 +87,9 @@ class ReferenceStep(TimeStep):
         parts = [split(tree_map(np.asarray, one(models, m)), shape) for m in members]
         trunk, heads = parts[0][0], [head for _, head in parts]
         counts = np.repeat(sampling.trained_rows(self.counts[:, c], local.hold_out), len(members))
-        cumulative = sampling.chances(w[:, c, members].reshape(-1), counts)  # over pairs (t, head)
+        given = np.zeros(w.shape[::2])
+        given[w.t[w.c == c], w.m[w.c == c]] = w.value[w.c == c]
+        cumulative = sampling.chances(given[:, members].reshape(-1), counts)  # over pairs (t, head)
         key = rng.derive(self.engine.seed, "batch", self.tau, c, family)
         for step in range(local.steps):
             words = sampling.step_words(key, np.uint32(round), np.uint32(step))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -22,12 +22,13 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrift import optim, rng, sampling
-from feddrift.engines.base import Engine, TimeStep
+from feddrift.engines.base import Engine, Entries, TimeStep
 from feddrift.models import lane_sizes, shares, split, tree_map, trunk_of, unsplit
 from feddrift.nets import batch_loss, masked
-from feddrift.types import Floats, Ints, Local, Models, Net, Params, Stream, Updates
+from feddrift.types import Bools, Floats, Ints, Local, Metric, Models, Net, Params, Stream, Updates
 
 SCORE_BLOCK = 1024  # rows scored by one call of the compiled program
+SHUFFLE_ROWS = 1 << 15  # rows shuffled at a time: as many as stay in the cache
 
 Name = tuple[int, int]  # a client, and the id of a family or model
 _Optimiser = tuple[optim.Moments, Any]  # moments and steps taken, of a stack of trunks or heads
@@ -58,8 +59,20 @@ class Simulator(Engine):
 
     def __init__(self, stream: Stream, net: Net, local: Local, seed: int) -> None:
         super().__init__(stream, net, local, seed)
-        self.x, self.y = jnp.asarray(stream.x), jnp.asarray(stream.y)
-        self.native = jax.default_backend() == "cpu"  # whether small perceptrons train in native code
+        self.native = jax.default_backend() == "cpu"  # whether small perceptrons are left to native code
+
+    @cached_property
+    def data(self) -> tuple[Any, Any]:
+        """x and y on the device."""
+        return jnp.asarray(self.stream.x), jnp.asarray(self.stream.y)
+
+    def kernel(self, params: Params) -> Any:
+        """The native code, where it does for these models."""
+        if not self.native:
+            return None
+        from feddrift.engines import kernel  # here, since numba takes a while to import
+
+        return kernel if kernel.applies(self.net, params) else None
 
     def at(self, tau: int) -> SimulatorStep:
         return SimulatorStep(self, tau)
@@ -71,12 +84,24 @@ class Simulator(Engine):
             block = np.zeros(SCORE_BLOCK, dtype=np.int32)
             part = rows[start : start + SCORE_BLOCK]
             block[: len(part)] = part
-            now = len(part), _logits(self.net, *padded, self.x, block)
+            now = len(part), _logits(self.net, *padded, self.data[0], block)
             if ahead is not None:
                 yield np.asarray(ahead[1])[: len(models), : ahead[0]]
             ahead = now
         if ahead is not None:
             yield np.asarray(ahead[1])[: len(models), : ahead[0]]
+
+    def sums(self, models: Models, rows: Ints, sizes: Ints, metric: Metric) -> Floats:
+        kernel = self.kernel(models.params)
+        if kernel is None or models.mask is not None or metric != "error":
+            return super().sums(models, rows, sizes, metric)
+        return np.asarray(kernel.mistakes(self.net, models, self.stream, rows, sizes))
+
+    def wrong(self, models: Models, rows: Ints, sizes: Ints, which: Ints) -> Bools:
+        kernel = self.kernel(models.params)
+        if kernel is None or models.mask is not None:
+            return super().wrong(models, rows, sizes, which)
+        return np.asarray(kernel.wrong(self.net, models, self.stream, rows, sizes, which))
 
 
 @dataclass(frozen=True)
@@ -143,21 +168,21 @@ class SimulatorStep(TimeStep):
     def __init__(self, engine: Simulator, tau: int) -> None:
         super().__init__(engine, tau)
         self.engine = engine
-        order = np.arange(len(engine.stream.y), dtype=np.int32)
-        for t, c in np.argwhere(self.counts > 0):
-            order[engine.stream.rows(t, c)] = self._shuffled(t, c)
-        self.order = jnp.asarray(order)
+        self.order = np.zeros(len(engine.stream.y), dtype=np.int32)  # each cell's rows, shuffled when first used
+        self.shuffled: Bools = np.zeros(self.counts.shape, dtype=bool)
         self.trunks, self.heads = _Shelf(), _Shelf()
 
-    def _train(self, models: Models, lanes: Updates, w: Floats, rounds: int, local: Local) -> Models:
+    def _train(self, models: Models, lanes: Updates, w: Entries, rounds: int, local: Local) -> Models:
         params, _, _ = self._run(models, lanes, w, rounds, local)
         return replace(models, params=self._fetch(params, len(models.families), len(models)))
 
-    def _local_updates(self, models: Models, lanes: Updates, w: Floats, local: Local) -> Updates:
+    def _local_updates(self, models: Models, lanes: Updates, w: Entries, local: Local) -> Updates:
         _, updates, pairs = self._run(models, lanes, w, 1, local)
         return replace(lanes, params=self._fetch(updates, np.arange(lanes.lane.max() + 1), pairs))
 
-    def _run(self, models: Models, lanes: Updates, w: Floats, rounds: int, local: Local) -> tuple[Params, Params, Ints]:
+    def _run(
+        self, models: Models, lanes: Updates, w: Entries, rounds: int, local: Local
+    ) -> tuple[Params, Params, Ints]:
         """The models after these rounds, the lanes as they were before the last average, and where each pair lies."""
         described, order, pairs = self._describe(models, lanes, w, local)
         params, _, mask = _padded(models)
@@ -166,15 +191,9 @@ class SimulatorStep(TimeStep):
         pair_names: list[Name | None] = [None] * len(described.head_share)
         for c, m, lane, at in zip(lanes.client, lanes.model, lanes.lane, pairs, strict=True):
             lane_names[lane], pair_names[at] = (int(c), models.family[m]), (int(c), models.ids[m])
-        engine = self.engine
-        program: Any = _rounds
-        x: Any = engine.x
-        y: Any = engine.y
-        if engine.native:
-            from feddrift.engines import kernel  # here, since numba takes a while to import
-
-            if kernel.applies(engine.net, params):
-                program, x, y, order = kernel.rounds, engine.stream.x, engine.stream.y, np.asarray(order)
+        engine, kernel = self.engine, self.engine.kernel(params)
+        program: Any = kernel.rounds if kernel else _rounds
+        x, y = (engine.stream.x, engine.stream.y) if kernel else engine.data
         trained, updates, of_trunk, of_head = program(
             engine.net, local, params, mask, self.trunks.recall(lane_names, trunk), self.heads.recall(pair_names, head),
             described, x, y, order, np.uint32(self.round), np.uint32(self.round + rounds),
@@ -183,29 +202,34 @@ class SimulatorStep(TimeStep):
         self.heads.keep(pair_names, of_head)
         return trained, updates, pairs
 
-    def _describe(self, models: Models, lanes: Updates, w: Floats, local: Local) -> tuple[_Lanes, Any, Ints]:
+    def _describe(self, models: Models, lanes: Updates, w: Entries, local: Local) -> tuple[_Lanes, Any, Ints]:
         """The lanes as padded arrays, the order of rows that their starts point into, and where each pair lies."""
         stream, steps = self.engine.stream, self.engine.stream.n_steps
         _, first = np.unique(lanes.lane, return_index=True)
         n, client = len(first), lanes.client[first]
-        slot = np.array([np.sum(lanes.lane[:k] == lane) for k, lane in enumerate(lanes.lane)], dtype=np.int64)
+        by_lane = np.argsort(lanes.lane, kind="stable")
+        slot = np.empty_like(by_lane)
+        slot[by_lane] = np.arange(len(by_lane)) - np.searchsorted(lanes.lane[by_lane], lanes.lane[by_lane])
         size, heads = lane_bucket(n), head_bucket(int(slot.max()) + 1)
         pairs = lanes.lane * heads + slot
         model = np.repeat(lanes.model[first][:, None], heads, axis=1)  # an empty slot repeats the first, never drawn
         model[lanes.lane, slot] = lanes.model
         wide = np.zeros((n, steps, heads))  # the full length of time, so that no step compiles anew
-        wide[lanes.lane, : self.tau + 1, slot] = w[:, lanes.client, lanes.model].T
+        of_pair = lanes.model * self.n_clients + lanes.client  # in order
+        pair = np.searchsorted(of_pair, w.m * self.n_clients + w.c)
+        wide[lanes.lane[pair], w.t, slot[pair]] = w.value
         counts = np.repeat(sampling.trained_rows(stream.counts[:-1, client].T, local.hold_out), heads, axis=1)
         starts: Ints = np.repeat(stream.starts[:-1, client].T, heads, axis=1)
-        order: Any = self.order
         if local.bags:
             starts, order = self._bags(client, np.asarray(models.ids)[model], wide)
+        else:
+            order = self._shuffle(w)
         key = rng.derive(self.engine.seed, "batch", self.tau, client, np.asarray(models.family)[lanes.model[first]])
         trunk, behind = lane_sizes(models, lanes)
         head_share = np.zeros(size * heads, dtype=np.float32)
-        head_share[pairs] = shares(lanes.model, lanes.size, len(models)).sum(axis=0)
-        pair = np.zeros(size * heads, dtype=np.int32)
-        pair[: len(pairs)] = pairs
+        head_share[pairs] = shares(lanes.model, lanes.size)
+        added = np.zeros(size * heads, dtype=np.int32)
+        added[: len(pairs)] = pairs
         pad = partial(_pad_rows, size=size)  # idle lanes repeat the first and are never averaged
         described = _Lanes(
             trunk=pad(trunk.astype(np.int32)),
@@ -214,13 +238,28 @@ class SimulatorStep(TimeStep):
             cumulative=pad(sampling.chances(wide.reshape(n, -1), counts)),
             counts=pad(counts.astype(np.int32)),
             starts=pad(starts.astype(np.int32)),
-            trunk_share=pad(shares(trunk, behind, len(models.families)).sum(axis=0).astype(np.float32)),
+            trunk_share=pad(shares(trunk, behind).astype(np.float32)),
             head_share=head_share,
-            pair=pair,
+            pair=added,
             n_lanes=np.int32(n),
             n_pairs=np.int32(len(pairs)),
         )
         return described, order, pairs
+
+    def _shuffle(self, w: Entries) -> npt.NDArray[np.int32]:
+        """The order of rows, in which all cells that w names are shuffled."""
+        stream, due = self.engine.stream, np.zeros_like(self.shuffled)
+        due[w.t, w.c] = True
+        for n in np.unique(self.counts[due & ~self.shuffled]):
+            t, c = np.nonzero(due & ~self.shuffled & (self.counts == n))
+            together = max(1, SHUFFLE_ROWS // int(n))
+            for some in range(0, len(t), together):
+                here = slice(some, some + together)
+                first = stream.starts[t[here], c[here], None]
+                drawn = sampling.shuffled(self.engine.seed, self.tau, t[here], c[here], int(n))
+                self.order[first + np.arange(n)] = first + drawn
+        self.shuffled |= due
+        return self.order
 
     def _bags(self, client: Ints, ids: Ints, w: Floats) -> tuple[Ints, npt.NDArray[np.int32]]:
         """Where each lane's bootstrap of each cell begins, and all of them in one row."""
