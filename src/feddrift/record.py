@@ -23,6 +23,8 @@ from feddrift.errors import DataError, FeddriftError
 from feddrift.schema import SCHEMA, Status
 from feddrift.types import Bools, Floats, Ints
 
+MANY_CLIENTS = 100  # with more, the rows of a time step are written as one line of columns
+
 
 @dataclass(frozen=True, eq=False)
 class Rows:
@@ -118,7 +120,14 @@ class Writer:
         if len(rows) != n_clients:
             raise DataError(f"{where}: a time step has {n_clients} rows, got {len(rows)}")
         # Events first: once the rows are there, nothing of the step can be missing.
-        lines = [{"kind": "event", **event} for event in events] + [{"kind": "row", **row} for row in rows]
+        lines: list[dict[str, Any]] = [{"kind": "event", **event} for event in events]
+        if n_clients > MANY_CLIENTS:
+            if any((row["t"], row["c"]) != (rows[0]["t"], c) for c, row in enumerate(rows)):
+                raise DataError(f"{where}: rows must be of one time step, in the order of the clients")
+            columns = {name: [row[name] for row in rows] for name in schema.COLUMNS}
+            lines.append({"kind": "columns", "t": rows[0]["t"], **columns})
+        else:
+            lines += [{"kind": "row", **row} for row in rows]
         texts = [schema.dump(line) for line in lines]
         for i, text in enumerate(texts):
             n_rows = self._n_rows + max(0, i - len(events))
@@ -177,7 +186,8 @@ def read(path: str | Path) -> Record:
     header = schema.parse(lines[0], f"{path}, line 1")
     if header["kind"] != "header":
         raise DataError(f"{path}, line 1: a record starts with its header, got {header['kind']!r}")
-    found: dict[str, list[dict[str, Any]]] = {"event": [], "row": [], "end": []}
+    found: dict[str, list[dict[str, Any]]] = {"event": [], "end": []}
+    columns: dict[str, list[Any]] = {name: [] for name in schema.COLUMNS}
     for number, text in enumerate(lines[1:], start=2):
         where = f"{path}, line {number}"
         line = schema.parse(text, where)
@@ -185,9 +195,16 @@ def read(path: str | Path) -> Record:
             raise DataError(f"{where}: a record has one header, got a second")
         if found["end"]:
             raise DataError(f"{where}: nothing may follow the end, got {line['kind']!r}")
-        schema.check_order(line, header, len(found["row"]), where)
-        found[line["kind"]].append(line)
-    rows = _columns(found["row"], header["n_clients"])
+        schema.check_order(line, header, len(columns["model"]), where)
+        if line["kind"] == "row":
+            for name, values in columns.items():
+                values.append(line[name])
+        elif line["kind"] == "columns":
+            for name, values in columns.items():
+                values += line[name]
+        else:
+            found[line["kind"]].append(line)
+    rows = _rows(columns, header["n_clients"])
     events = tuple(event for event in found["event"] if event["t"] < rows.steps)
     return Record(header, rows, events, status=found["end"][0]["status"] if found["end"] else "unfinished")
 
@@ -205,11 +222,10 @@ def read_all(folder: str | Path) -> list[Record]:
     return sorted((read(path) for path in paths), key=lambda r: (configuration(r.header), r.header["seed"]))
 
 
-def _columns(lines: Sequence[Mapping[str, Any]], n_clients: int) -> Rows:
-    whole = lines[: len(lines) - len(lines) % n_clients]
-
+def _rows(columns: Mapping[str, Sequence[Any]], n_clients: int) -> Rows:
     def column(name: str, dtype: type, missing: float = -1) -> Any:
-        values = [missing if line[name] is None else line[name] for line in whole]
+        whole = columns[name][: len(columns[name]) // n_clients * n_clients]
+        values = [missing if value is None else value for value in whole]
         return np.array(values, dtype=dtype).reshape(-1, n_clients)
 
     return Rows(

