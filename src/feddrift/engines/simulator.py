@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from feddrift import optim, rng, sampling
 from feddrift.engines.base import Engine, Entries, TimeStep
@@ -29,6 +30,9 @@ from feddrift.types import Bools, Floats, Ints, Local, Metric, Models, Net, Para
 
 SCORE_BLOCK = 1024  # rows scored by one call of the compiled program
 SHUFFLE_ROWS = 1 << 15  # rows shuffled at a time: as many as stay in the cache
+
+WHOLE: Any = PartitionSpec()  # type: ignore[no-untyped-call]
+DEALT: Any = PartitionSpec("lane")  # type: ignore[no-untyped-call]
 
 Name = tuple[int, int]  # a client, and the id of a family or model
 _Optimiser = tuple[optim.Moments, Any]  # moments and steps taken, of a stack of trunks or heads
@@ -60,11 +64,27 @@ class Simulator(Engine):
     def __init__(self, stream: Stream, net: Net, local: Local, seed: int) -> None:
         super().__init__(stream, net, local, seed)
         self.native = jax.default_backend() == "cpu"  # whether small perceptrons are left to native code
+        self.devices = jax.local_devices()  # lanes, and rows to score, are dealt out evenly to all of them
 
     @cached_property
     def data(self) -> tuple[Any, Any]:
-        """x and y on the device."""
-        return jnp.asarray(self.stream.x), jnp.asarray(self.stream.y)
+        """x and y, on every device."""
+        return self.put(self.stream.x), self.put(self.stream.y)
+
+    @property
+    def mesh(self) -> Mesh | None:
+        return Mesh(np.array(self.devices), ("lane",)) if len(self.devices) > 1 else None
+
+    def put(self, tree: Any, deal: bool = False) -> Any:
+        """Arrays on the device; on several, whole on each or dealt out along their first axis."""
+        if self.mesh is None:
+            return jax.device_put(tree, self.devices[0])
+        whole, dealt = NamedSharding(self.mesh, WHOLE), NamedSharding(self.mesh, DEALT)
+        return jax.tree.map(lambda leaf: jax.device_put(leaf, dealt if deal and np.ndim(leaf) else whole), tree)
+
+    def evenly(self, n: int) -> int:
+        """The next number that all devices can share."""
+        return -(-n // len(self.devices)) * len(self.devices)
 
     def kernel(self, params: Params) -> Any:
         """The native code, where it does for these models."""
@@ -80,11 +100,12 @@ class Simulator(Engine):
     def logits(self, models: Models, rows: Ints) -> Iterator[npt.NDArray[np.float32]]:
         padded = _padded(models)
         ahead = None  # the device works on a block while the host takes in the one before
-        for start in range(0, len(rows), SCORE_BLOCK):
-            block = np.zeros(SCORE_BLOCK, dtype=np.int32)
-            part = rows[start : start + SCORE_BLOCK]
+        size = self.evenly(SCORE_BLOCK)
+        for start in range(0, len(rows), size):
+            block = np.zeros(size, dtype=np.int32)
+            part = rows[start : start + size]
             block[: len(part)] = part
-            now = len(part), _logits(self.net, *padded, self.data[0], block)
+            now = len(part), _logits(self.net, *padded, self.data[0], self.put(block, deal=True))
             if ahead is not None:
                 yield np.asarray(ahead[1])[: len(models), : ahead[0]]
             ahead = now
@@ -192,12 +213,19 @@ class SimulatorStep(TimeStep):
         for c, m, lane, at in zip(lanes.client, lanes.model, lanes.lane, pairs, strict=True):
             lane_names[lane], pair_names[at] = (int(c), models.family[m]), (int(c), models.ids[m])
         engine, kernel = self.engine, self.engine.kernel(params)
-        program: Any = kernel.rounds if kernel else _rounds
-        x, y = (engine.stream.x, engine.stream.y) if kernel else engine.data
-        trained, updates, of_trunk, of_head = program(
-            engine.net, local, params, mask, self.trunks.recall(lane_names, trunk), self.heads.recall(pair_names, head),
-            described, x, y, order, np.uint32(self.round), np.uint32(self.round + rounds),
-        )  # fmt: skip
+        held = self.trunks.recall(lane_names, trunk), self.heads.recall(pair_names, head)
+        limits = np.uint32(self.round), np.uint32(self.round + rounds)
+        if kernel:
+            data = engine.stream.x, engine.stream.y, order
+            trained, updates, of_trunk, of_head = kernel.rounds(
+                engine.net, local, params, mask, *held, described, *data, *limits
+            )
+        else:
+            held, described = engine.put((held, described), deal=True)
+            data = *engine.data, engine.put(order)
+            trained, updates, of_trunk, of_head = _rounds(
+                engine.mesh, engine.net, local, params, mask, *held, described, *data, *limits
+            )
         self.trunks.keep(lane_names, of_trunk)
         self.heads.keep(pair_names, of_head)
         return trained, updates, pairs
@@ -210,7 +238,7 @@ class SimulatorStep(TimeStep):
         by_lane = np.argsort(lanes.lane, kind="stable")
         slot = np.empty_like(by_lane)
         slot[by_lane] = np.arange(len(by_lane)) - np.searchsorted(lanes.lane[by_lane], lanes.lane[by_lane])
-        size, heads = lane_bucket(n), head_bucket(int(slot.max()) + 1)
+        size, heads = self.engine.evenly(lane_bucket(n)), head_bucket(int(slot.max()) + 1)
         pairs = lanes.lane * heads + slot
         model = np.repeat(lanes.model[first][:, None], heads, axis=1)  # an empty slot repeats the first, never drawn
         model[lanes.lane, slot] = lanes.model
@@ -361,10 +389,10 @@ def _local_round(
     return trunks, flat(heads), of_trunk, flat(held)
 
 
-@partial(jax.jit, static_argnums=(0, 1), donate_argnums=(4, 5))
+@partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=(5, 6))
 def _rounds(
-    net: Net, local: Local, params: Params, mask: Any, of_trunk: _Optimiser, of_head: _Optimiser, lanes: _Lanes,
-    x: Any, y: Any, order: Any, first: Any, last: Any,
+    mesh: Mesh | None, net: Net, local: Local, params: Params, mask: Any, of_trunk: _Optimiser, of_head: _Optimiser,
+    lanes: _Lanes, x: Any, y: Any, order: Any, first: Any, last: Any,
 ) -> tuple[Params, Params, _Optimiser, _Optimiser]:  # fmt: skip
     """Algorithm 1 for the rounds first..last-1: the models, the lanes before the last average, their moments."""
     shape = trunk_of(net, params)
@@ -375,8 +403,9 @@ def _rounds(
         trunks, heads, of_trunk, of_head = _local_round(
             net, local, unsplit(trunk, head, shape), mask, of_trunk, of_head, lanes, x, y, order, round
         )
-        trunk = _averaged(trunk, trunks, lanes.trunk, lanes.trunk_share, jnp.arange(len(lanes.trunk)), lanes.n_lanes)
-        head = _averaged(head, heads, lanes.model.reshape(-1), lanes.head_share, lanes.pair, lanes.n_pairs)
+        every = jnp.arange(len(lanes.trunk))
+        trunk = _averaged(mesh, trunk, trunks, lanes.trunk, lanes.trunk_share, every, lanes.n_lanes)
+        head = _averaged(mesh, head, heads, lanes.model.reshape(-1), lanes.head_share, lanes.pair, lanes.n_pairs)
         return trunk, head, trunks, heads, of_trunk, of_head
 
     trunks, heads = [leaf[lanes.trunk] for leaf in trunk], [leaf[lanes.model.reshape(-1)] for leaf in head]
@@ -386,10 +415,13 @@ def _rounds(
     return unsplit(trunk, head, shape), unsplit(trunks, heads, shape), of_trunk, of_head
 
 
-def _averaged(old: list[Any], parts: list[Any], target: Any, share: Any, order: Any, n: Any) -> list[Any]:
+def _averaged(
+    mesh: Mesh | None, old: list[Any], parts: list[Any], target: Any, share: Any, order: Any, n: Any
+) -> list[Any]:
     """`models.averaged`, to the same bits: products first, then sums part by part, which no compiler fuses.
 
-    The k-th part to add, k < n, is order[k], it goes to target[order[k]].
+    The k-th part to add, k < n, is order[k], it goes to target[order[k]]. Several devices send each other all parts, so
+    that their number does not change the order of the sum.
     """
     if not old:
         return old
@@ -400,6 +432,8 @@ def _averaged(old: list[Any], parts: list[Any], target: Any, share: Any, order: 
         return values.reshape(-1, *[1] * (like.ndim - 1))
 
     products = [per_row(share, part) * part for part in parts]
+    if mesh is not None:
+        products = jax.lax.with_sharding_constraint(products, NamedSharding(mesh, WHOLE))  # type: ignore[no-untyped-call]
     begin = [jnp.where(per_row(has_parts, leaf), 0, leaf) for leaf in old]
 
     def add(k: Any, sums: list[Any]) -> list[Any]:
