@@ -9,7 +9,9 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -26,7 +28,9 @@ from rich.table import Table
 from feddrift import __version__, algorithms, engines, record, report, streams
 from feddrift.config import RecordedRun, RunConfig
 from feddrift.errors import ConfigError, DataError, FeddriftError
+from feddrift.estimate import estimate
 from feddrift.run import Step
+from feddrift.types import Stream
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -35,6 +39,7 @@ app = typer.Typer(
     help="Federated learning when the data of different clients drift at different times.",
 )
 MAX_SEEDS = 10_000
+FEW = 12  # events of a kind that the line of a time step tells one by one
 
 out = Console()
 if not out.is_terminal and "COLUMNS" not in os.environ:
@@ -115,6 +120,7 @@ def run_(
     pattern: Annotated[str | None, typer.Option(help=_describe("pattern"))] = None,
     engine: Annotated[str, typer.Option(help=_describe("engine"))] = "simulator",
     label: Annotated[str, typer.Option(help=_describe("label"))] = "label",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what it would cost: work, memory, time")] = False,
 ) -> None:
     """Run algorithms on a stream: train on each time step, test on the next, record all.
 
@@ -140,6 +146,9 @@ def run_(
         f"{stream}: {first.n_clients} clients, {first.n_steps} time steps + 1 to test, "
         f"{int(np.prod(first.x.shape[1:]))} features, {first.n_classes} classes"
     )
+    if dry_run:
+        out.print(_costs(first, configs))
+        return
     paths = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as progress:
@@ -210,6 +219,30 @@ def plot_(
     _say(f"wrote {file}")
 
 
+def _costs(stream: Stream, configs: Sequence[RunConfig]) -> Table:
+    """What each algorithm would cost, by a short rehearsal with its first seed."""
+    table = Table("algorithm", "seeds", "lanes", "local steps", "memory", "time a run", "in all", box=None)
+    total = time.process_time()  # to start up
+    for name in dict.fromkeys(config.algorithm for config in configs):
+        runs = [config for config in configs if config.algorithm == name]
+        with out.status(f"rehearsing {escape(name)}") if out.is_terminal else nullcontext():
+            algorithm, local = runs[0].resolve(stream)
+            cost = estimate(stream, algorithm, engine=runs[0].engine, local=local, seed=runs[0].seed)
+        total += cost.seconds * len(runs)
+        table.add_row(
+            escape(name), str(len(runs)), f"{cost.lanes:.0f}", f"{cost.local_steps:,}", f"{cost.bytes / 1e9:.1f} GB",
+            _duration(cost.seconds), _duration(cost.seconds * len(runs)),
+        )  # fmt: skip
+    table.caption = f"about {_duration(total)} in all; lanes are clients at work on a model in a round"
+    return table
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
 def _say(text: str) -> None:
     """A plain line; a terminal wraps it between words, a pipe or a file has it whole."""
     out.print(text, highlight=False, markup=False, soft_wrap=not out.is_terminal)
@@ -219,12 +252,17 @@ def _line(step: Step, before: Step | None, clients: Sequence[str]) -> str:
     """One time step in one line: accuracy, number of models, and who moved where."""
     told = []
     born = {e.model: e.cause for e in step.events if e.kind == "created"}
-    for model, cause in sorted(born.items()):
+    if len(born) > FEW:
+        told.append(f"{len(born)} new models")
+    for model, cause in sorted(born.items()) if len(born) <= FEW else ():
         users = [name for name, used in zip(clients, step.model, strict=True) if used == model]
         trunk = f" on trunk {cause['family']}" if "family" in cause else ""
         told.append(f"new model {model}{trunk}" + (f" for {_few(users)}" if users else ""))
     merged = {e.model: e.cause["into"] for e in step.events if e.kind == "merged"}
-    told += [f"model {gone} merged into {into}" for gone, into in merged.items()]
+    if len(merged) > FEW:
+        told.append(f"{len(merged)} models merged into others")
+    else:
+        told += [f"model {gone} merged into {into}" for gone, into in merged.items()]
     was = step.model if before is None else before.model
     moves: dict[int, list[str]] = {}
     for c, (old, new) in enumerate(zip(was, step.model, strict=True)):
@@ -232,7 +270,10 @@ def _line(step: Step, before: Step | None, clients: Sequence[str]) -> str:
             old = merged[int(old)]
         if old != new and new not in born:
             moves.setdefault(int(new), []).append(clients[c])
-    told += [f"{_few(movers)} to model {model}" for model, movers in sorted(moves.items())]
+    if len(moves) > FEW:
+        told.append(f"{sum(map(len, moves.values()))} clients to other models")
+    else:
+        told += [f"{_few(movers)} to model {model}" for model, movers in sorted(moves.items())]
     seen = step.tested > 0
     accuracy = f"{100 * step.accuracy[seen].mean():6.2f} %" if seen.any() else "no test data"
     n = len(step.state.models)

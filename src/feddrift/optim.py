@@ -25,11 +25,14 @@ def start(params: Params) -> Moments:
     return {name: tree_map(zeros, params) for name in ("mean", "square", "largest")}
 
 
-def update(local: Local, params: Params, grads: Params, moments: Moments, step: Any) -> tuple[Params, Moments]:
-    """One step; `step` counts from 1 and is an array (0-d float32)."""
+def update(
+    local: Local, params: Params, grads: Params, moments: Moments, step: Any, lr: Any = None
+) -> tuple[Params, Moments]:
+    """One step; `step` counts from 1 and is an array (0-d float32), and so may be the step size."""
+    lr = local.lr if lr is None else lr
     grads = tree_map(lambda g, p: g + local.weight_decay * p, grads, params)
     if local.optimizer == "sgd":
-        return tree_map(lambda p, g: p - local.lr * g, params, grads), moments
+        return tree_map(lambda p, g: p - lr * g, params, grads), moments
     xp = step.__array_namespace__()
     # 1 - beta^step, exact in float32 also for the first steps
     bias1 = -xp.expm1(step * math.log(BETA1))
@@ -37,5 +40,5 @@ def update(local: Local, params: Params, grads: Params, moments: Moments, step: 
     mean = tree_map(lambda m, g: BETA1 * m + (1 - BETA1) * g, moments["mean"], grads)
     square = tree_map(lambda v, g: BETA2 * v + (1 - BETA2) * g * g, moments["square"], grads)
     largest = tree_map(xp.maximum, moments["largest"], square)
-    params = tree_map(lambda p, m, v: p - local.lr / bias1 * m / (xp.sqrt(v) / bias2 + EPS), params, mean, largest)
+    params = tree_map(lambda p, m, v: p - lr / bias1 * m / (xp.sqrt(v) / bias2 + EPS), params, mean, largest)
     return params, {"mean": mean, "square": square, "largest": largest}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from feddrift.engines import engine as find_engine
+from feddrift.engines.base import Engine
 from feddrift.nets import default_net
 from feddrift.types import Algorithm, Bools, Event, Floats, Ints, Local, Net, State, Stream
 
@@ -45,12 +46,16 @@ def run(
     seed: int = 0,
 ) -> Iterator[Step]:
     """Train on the data of tau, test on those of tau + 1, for tau = 0, 1, ...; yields each step as it is done."""
-    clients = find_engine(engine)(stream, net or default_net(stream), local or stream.local, seed)
-    state = algorithm.init(clients.at(0))
-    for tau in range(stream.n_steps):
-        fed = clients.at(tau)
+    yield from steps_on(find_engine(engine)(stream, net or default_net(stream), local or stream.local, seed), algorithm)
+
+
+def steps_on(engine: Engine, algorithm: Algorithm) -> Iterator[Step]:
+    """The same on an engine of your own making."""
+    state = algorithm.init(engine.at(0))
+    for tau in range(engine.stream.n_steps):
+        fed = engine.at(tau)
         before, state = state, algorithm.step(state, fed)
-        right, tested = clients.test(state, tau + 1)
+        right, tested = engine.test(state, tau + 1)
         accuracy = np.divide(right, tested, out=np.full(len(tested), np.nan), where=tested > 0)
         yield Step(tau, state, accuracy, tested, fed.sent, lineage(before, state))
 

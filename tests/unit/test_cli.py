@@ -212,6 +212,17 @@ def test_ctrl_c_leaves_a_valid_record(stop: signal.Signals, tmp_path: Path) -> N
     assert left.status == "interrupted" and left.rows.steps < 10
 
 
+def test_a_dry_run_says_what_it_would_cost_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = ["run", "--stream", "sine-2", "--algorithm", "Oblivious", "--algorithm", "Oracle", "--seeds", "0-2"]
+    code, said, _ = feddrift(
+        capsys, *args, "--rounds", "2", "--steps", "5", "--out", str(tmp_path / "runs"), "--dry-run"
+    )
+    assert code == 0 and "1,000" in said and "1,290" in said and "GB" in said  # Oracle: 129 lanes
+    assert not (tmp_path / "runs").exists()
+
+
 def test_the_same_command_writes_the_same_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def lines(folder: Path) -> list[dict[str, Any]]:
         feddrift(capsys, *RUN, *QUICK, "--seed", "3", "--out", str(folder))

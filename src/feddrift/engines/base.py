@@ -44,6 +44,7 @@ class Engine(ABC):
 
     def __init__(self, stream: Stream, net: Net, local: Local, seed: int) -> None:
         self.stream, self.net, self.local, self.seed = stream, net, local, seed
+        self.lane_rounds = 0  # rounds of all lanes so far, trials included: the work done
 
     @abstractmethod
     def at(self, tau: int) -> TimeStep: ...
@@ -373,6 +374,7 @@ class TimeStep(ABC):
 
     def _count_training(self, models: Models, lanes: Updates, rounds: int, local: Local) -> None:
         trunk, head = self._sizes(models)
+        self._engine.lane_rounds += int(lanes.lane.max() + 1) * rounds
         changed = {("head", models.ids[m]) for m in lanes.model}
         if local.trains == "all":
             _, first = np.unique(lanes.lane, return_index=True)

@@ -6,7 +6,7 @@ A lane is a client at work on one family: a trunk and one or several heads, one 
 
 Lanes and models are padded to buckets that depend on their number alone, so a changing number of models seldom
 compiles anew and a resumed run repeats the bits of an unbroken one. The number of rounds is an argument of the
-program, not a part of it: R calls of one round run the very code of one call of R rounds.
+program, not a part of it: R calls of one round run the very code of one call of R rounds. So is the step size.
 """
 
 from __future__ import annotations
@@ -223,8 +223,9 @@ class SimulatorStep(TimeStep):
         else:
             held, described = engine.put((held, described), deal=True)
             data = *engine.data, engine.put(order)
+            program = replace(local, rounds=1, lr=1.0)  # neither is a part of it
             trained, updates, of_trunk, of_head = _rounds(
-                engine.mesh, engine.net, local, params, mask, *held, described, *data, *limits
+                engine.mesh, engine.net, program, params, mask, *held, described, *data, *limits, np.float32(local.lr)
             )
         self.trunks.keep(lane_names, of_trunk)
         self.heads.keep(pair_names, of_head)
@@ -333,7 +334,7 @@ def _logits(net: Net, params: Params, on: Any, mask: Any, x: Any, rows: Any) -> 
 
 def _local_round(
     net: Net, local: Local, params: Params, mask: Any, of_trunk: _Optimiser, of_head: _Optimiser, lanes: _Lanes,
-    x: Any, y: Any, order: Any, round: Any,
+    x: Any, y: Any, order: Any, round: Any, lr: Any,
 ) -> tuple[list[Any], list[Any], _Optimiser, _Optimiser]:  # fmt: skip
     """K local steps of every lane, from its models' parameters: trunks [lane], heads [lane * head], their moments."""
     shape = trunk_of(net, params)
@@ -366,9 +367,9 @@ def _local_round(
             trunk_grads, head_grads = split(grads, shape)
             if local.trains == "all":
                 trunk_done = trunk_done + 1
-                trunk, trunk_moments = optim.update(local, trunk, trunk_grads, trunk_moments, trunk_done)
+                trunk, trunk_moments = optim.update(local, trunk, trunk_grads, trunk_moments, trunk_done, lr)
             head_done = head_done + 1
-            head, head_moments = optim.update(local, head, head_grads, head_moments, head_done)
+            head, head_moments = optim.update(local, head, head_grads, head_moments, head_done, lr)
             heads, held = tree_map(
                 lambda stack, new: set(stack, new, h), (heads, held), (head, (head_moments, head_done))
             )
@@ -392,7 +393,7 @@ def _local_round(
 @partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=(5, 6))
 def _rounds(
     mesh: Mesh | None, net: Net, local: Local, params: Params, mask: Any, of_trunk: _Optimiser, of_head: _Optimiser,
-    lanes: _Lanes, x: Any, y: Any, order: Any, first: Any, last: Any,
+    lanes: _Lanes, x: Any, y: Any, order: Any, first: Any, last: Any, lr: Any,
 ) -> tuple[Params, Params, _Optimiser, _Optimiser]:  # fmt: skip
     """Algorithm 1 for the rounds first..last-1: the models, the lanes before the last average, their moments."""
     shape = trunk_of(net, params)
@@ -401,7 +402,7 @@ def _rounds(
     def one(round: Any, carry: Any) -> Any:
         trunk, head, _, _, of_trunk, of_head = carry
         trunks, heads, of_trunk, of_head = _local_round(
-            net, local, unsplit(trunk, head, shape), mask, of_trunk, of_head, lanes, x, y, order, round
+            net, local, unsplit(trunk, head, shape), mask, of_trunk, of_head, lanes, x, y, order, round, lr
         )
         every = jnp.arange(len(lanes.trunk))
         trunk = _averaged(mesh, trunk, trunks, lanes.trunk, lanes.trunk_share, every, lanes.n_lanes)

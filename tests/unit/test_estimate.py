@@ -1,0 +1,42 @@
+"""What a run will cost, told before it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import feddrift as fd
+from feddrift.engines import engine
+from feddrift.estimate import estimate
+from feddrift.nets import default_net
+from feddrift.run import steps_on
+
+
+@pytest.mark.parametrize("name", ["Oblivious", "Window", "Oracle", "Oracle-Trunk", "KUE", "AUE", "FedDrift", "IFCA"])
+def test_the_work_is_what_a_run_does(name: str) -> None:
+    """Where clusters are found by learning, they are those of a stream on which nobody errs."""
+    stream = fd.stream("sine-2", pattern="random:every=3,concepts=2,clients=5,steps=6,seed=1")
+    local = replace(stream.local, rounds=6, steps=50)
+    algorithm = fd.algorithm(name, stream)
+    told = estimate(stream, algorithm, engine="simulator", local=local)
+    clients = engine("simulator")(stream, default_net(stream), local, 0)
+    for _ in steps_on(clients, algorithm):
+        pass
+    assert told.local_steps == pytest.approx(clients.lane_rounds * local.steps, rel=0.25)
+    assert told.local_steps == round(told.lanes * stream.n_steps * local.rounds * local.steps)
+    assert told.seconds > 0 and told.bytes > 1e8
+
+
+def test_without_the_truth_a_rehearsal_must_do() -> None:
+    stream = replace(fd.stream("sine-2"), concepts=None)
+    told = estimate(
+        stream, fd.algorithm("FedDrift", stream), engine="reference", local=replace(stream.local, rounds=1, steps=1)
+    )
+    assert told.lanes >= stream.n_clients
+
+
+def test_a_long_rehearsal_is_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("feddrift.estimate.REHEARSAL_SECONDS", 0.0)
+    stream = fd.stream("sine-2")
+    assert estimate(stream, fd.algorithm("Oblivious"), engine="simulator", local=stream.local).lanes == 10
