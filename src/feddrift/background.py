@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TypeVar
 
 T = TypeVar("T")
+NAME = "feddrift-work"
 
 
 def in_background(items: Iterator[T]) -> Iterator[T]:
@@ -29,7 +30,7 @@ def in_background(items: Iterator[T]) -> Iterator[T]:
         except BaseException as error:
             made.put((None, error))
 
-    threading.Thread(target=work, daemon=True).start()
+    threading.Thread(target=work, name=NAME, daemon=True).start()
     try:
         while True:
             item, error = made.get()
@@ -40,3 +41,8 @@ def in_background(items: Iterator[T]) -> Iterator[T]:
             yield item  # type: ignore[misc]  # an item, since there is no error
     finally:
         stopped.set()
+
+
+def busy() -> bool:
+    """Whether such work still goes on."""
+    return any(thread.name == NAME for thread in threading.enumerate())

@@ -8,7 +8,6 @@ import logging
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -26,6 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from feddrift import __version__, algorithms, engines, record, report, streams
+from feddrift.background import busy
 from feddrift.config import RecordedRun, RunConfig
 from feddrift.errors import ConfigError, DataError, FeddriftError
 from feddrift.estimate import estimate
@@ -356,7 +356,7 @@ def main() -> None:
         code = int(stop.code or 0)
     if code == 130:  # Ctrl-C, as typer reports it
         err.print("stopped; the time steps that were done are in the record", highlight=False)
-    if threading.active_count() > 1:  # do not wait for compiled code that still runs
+    if busy():  # do not wait for compiled code that still runs
         os._exit(code)
     sys.exit(code)
 
