@@ -10,6 +10,7 @@ import numpy as np
 from feddrift.algorithms.oracle import Oracle
 from feddrift.engines import engine as find_engine
 from feddrift.engines.base import Engine
+from feddrift.engines.program import COPIES
 from feddrift.models import leaves
 from feddrift.nets import default_net
 from feddrift.run import steps_on
@@ -18,7 +19,6 @@ from feddrift.types import Algorithm, Clusters, Local, Stream
 SAMPLE_SECONDS = 0.5  # of training that is timed
 REHEARSAL_SECONDS = 5.0  # a longer rehearsal stops, and the rest is extrapolated
 ROUNDS = 5  # more of them in a rehearsal that shows what a round costs besides its local steps
-COPIES = 6  # of a lane's parameters: themselves, three moments, a gradient, and one on the way
 PROGRAM_BYTES = 300e6  # Python, NumPy and JAX
 
 

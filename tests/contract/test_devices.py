@@ -8,6 +8,7 @@ import sys
 
 PROGRAM = """
 import jax
+from feddrift.engines.program import Devices
 from feddrift.engines.simulator import Simulator
 from feddrift.nets import default_net
 from tests.contract.test_engines import LOCAL, same, some_w, uneven_stream
@@ -18,7 +19,7 @@ stream = uneven_stream(n_clients=7)
 results = []
 for devices in (jax.devices()[:1], jax.devices()[1:], jax.devices()):
     engine = Simulator(stream, default_net(stream), LOCAL, 3)
-    engine.native, engine.devices = False, devices
+    engine.native, engine.devices = False, Devices(tuple(devices))
     fed = engine.at(2)
     models = families(fed)
     w = some_w(2, stream, len(models))

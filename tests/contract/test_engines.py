@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import feddrift as fd
-from feddrift.engines import ENGINES, simulator
+from feddrift.engines import ENGINES, program, simulator
 from feddrift.engines import base as engines_base
 from feddrift.engines.base import Engine
 from feddrift.models import averaged
@@ -28,7 +28,22 @@ class Compiled(simulator.Simulator):
         self.native = False
 
 
-BUILDS: dict[str, Any] = {name: cls for name, (cls, *_) in ENGINES.items()} | {"compiled": Compiled}
+class Narrow(program.Devices):
+    """Devices with room for three lanes."""
+
+    def room(self, params: Any) -> int:
+        return 3
+
+
+class Chunked(Compiled):
+    """The compiled program on devices too small for all lanes."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.devices = Narrow(self.devices.devices)
+
+
+BUILDS: dict[str, Any] = {name: cls for name, (cls, *_) in ENGINES.items()} | {"compiled": Compiled, "chunked": Chunked}
 NAMES = list(BUILDS)
 
 
@@ -123,6 +138,12 @@ def test_scoring_in_blocks_changes_nothing(name: str, room: int, monkeypatch: py
         models = fed.fresh(3, distinct=True)
         results.append((fed.evaluate(models), fed.cross_evaluate(models, w), fed.confusion(models)))
     same(results[0], results[1], atol=1e-12)
+
+
+def test_room_follows_from_memory_and_the_size_of_a_model() -> None:
+    devices = program.Devices(tuple(jax.local_devices()))
+    small, large = {"a": np.zeros((3, 10), dtype=np.float32)}, {"a": np.zeros((3, 10**10 // 4), dtype=np.int8)}
+    assert devices.room(small) > 10**6 and 1 <= devices.room(large) <= 64
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -344,13 +365,13 @@ def test_a_run_compiles_only_when_its_lanes_outgrow_a_bucket() -> None:
     """A whole FedDrift run: after the second time step a new program means a larger bucket, nothing else."""
     stream = fd.stream("sine-2")
     net = replace(default_net(stream), apply=lambda params, x: perceptron(params, x))  # none that native code knows
-    program: Any = simulator._rounds
+    compiled: Any = program._rounds
     local = Local(rounds=2, steps=50, lr=0.0101)  # unlike any other test's, so that nothing is compiled yet
     seen: list[tuple[int, int]] = []  # lanes, programs
     for step in fd.run(stream, fd.algorithm("FedDrift", stream), net=net, local=local, seed=2):
         w = np.asarray(step.state.w)
         lanes = int(((w.sum(axis=0) > 0) & (w[-1].any(axis=0))).sum())
-        seen.append((simulator.lane_bucket(lanes), program._cache_size()))
+        seen.append((simulator.lane_bucket(lanes), compiled._cache_size()))
     for (_, programs), (bucket, more), k in zip(seen[1:], seen[2:], range(2, 99), strict=False):
         grew = bucket > max(b for b, _ in seen[:k])
         assert more - programs == int(grew), seen
@@ -369,7 +390,7 @@ def test_a_known_bucket_never_compiles_again() -> None:
         fed.evaluate(models)
         fed.cross_evaluate(models, w)
         fed.train(models, w)
-        programs: list[Any] = [simulator._rounds, simulator._logits]
+        programs: list[Any] = [program._rounds, program.logits]
         return programs[0]._cache_size(), programs[1]._cache_size()
 
     train(0, 1, 5)

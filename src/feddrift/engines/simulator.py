@@ -1,4 +1,4 @@
-"""The default engine: all active lanes at once, rounds and local steps inside one compiled program.
+"""The default engine: all active lanes at once, rounds and local steps inside one compiled `program`.
 
 On a CPU, small perceptrons train in `kernel` instead, with the same arguments and results.
 
@@ -12,30 +12,25 @@ program, not a part of it: R calls of one round run the very code of one call of
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from feddrift import optim, rng, sampling
+from feddrift.engines import program
 from feddrift.engines.base import Engine, Entries, TimeStep
-from feddrift.models import lane_sizes, shares, split, tree_map, trunk_of, unsplit
-from feddrift.nets import batch_loss, masked
+from feddrift.engines.program import Devices, Lanes, Optimiser
+from feddrift.models import lane_sizes, shares, split, tree_map, trunk_of
 from feddrift.types import Bools, Floats, Ints, Local, Metric, Models, Net, Params, Stream, Updates
 
 SCORE_BLOCK = 1024  # rows scored by one call of the compiled program
 SHUFFLE_ROWS = 1 << 15  # rows shuffled at a time: as many as stay in the cache
 
-WHOLE: Any = PartitionSpec()  # type: ignore[no-untyped-call]
-DEALT: Any = PartitionSpec("lane")  # type: ignore[no-untyped-call]
-
 Name = tuple[int, int]  # a client, and the id of a family or model
-_Optimiser = tuple[optim.Moments, Any]  # moments and steps taken, of a stack of trunks or heads
 
 
 def lane_bucket(n: int) -> int:
@@ -64,27 +59,12 @@ class Simulator(Engine):
     def __init__(self, stream: Stream, net: Net, local: Local, seed: int) -> None:
         super().__init__(stream, net, local, seed)
         self.native = jax.default_backend() == "cpu"  # whether small perceptrons are left to native code
-        self.devices = jax.local_devices()  # lanes, and rows to score, are dealt out evenly to all of them
+        self.devices = Devices(tuple(jax.local_devices()))
 
     @cached_property
     def data(self) -> tuple[Any, Any]:
         """x and y, on every device."""
-        return self.put(self.stream.x), self.put(self.stream.y)
-
-    @property
-    def mesh(self) -> Mesh | None:
-        return Mesh(np.array(self.devices), ("lane",)) if len(self.devices) > 1 else None
-
-    def put(self, tree: Any, deal: bool = False) -> Any:
-        """Arrays on the device; on several, whole on each or dealt out along their first axis."""
-        if self.mesh is None:
-            return jax.device_put(tree, self.devices[0])
-        whole, dealt = NamedSharding(self.mesh, WHOLE), NamedSharding(self.mesh, DEALT)
-        return jax.tree.map(lambda leaf: jax.device_put(leaf, dealt if deal and np.ndim(leaf) else whole), tree)
-
-    def evenly(self, n: int) -> int:
-        """The next number that all devices can share."""
-        return -(-n // len(self.devices)) * len(self.devices)
+        return self.devices.put(self.stream.x), self.devices.put(self.stream.y)
 
     def kernel(self, params: Params) -> Any:
         """The native code, where it does for these models."""
@@ -100,12 +80,12 @@ class Simulator(Engine):
     def logits(self, models: Models, rows: Ints) -> Iterator[npt.NDArray[np.float32]]:
         padded = _padded(models)
         ahead = None  # the device works on a block while the host takes in the one before
-        size = self.evenly(SCORE_BLOCK)
+        size = self.devices.evenly(SCORE_BLOCK)
         for start in range(0, len(rows), size):
             block = np.zeros(size, dtype=np.int32)
             part = rows[start : start + size]
             block[: len(part)] = part
-            now = len(part), _logits(self.net, *padded, self.data[0], self.put(block, deal=True))
+            now = len(part), program.logits(self.net, *padded, self.data[0], self.devices.put(block, deal=True))
             if ahead is not None:
                 yield np.asarray(ahead[1])[: len(models), : ahead[0]]
             ahead = now
@@ -125,34 +105,14 @@ class Simulator(Engine):
         return np.asarray(kernel.wrong(self.net, models, self.stream, rows, sizes, which))
 
 
-@dataclass(frozen=True)
-class _Lanes:
-    """The arrays that describe padded lanes, and the heads in them, to the compiled program."""
-
-    trunk: Any  # [lane], position of its trunk
-    model: Any  # [lane, head], positions of its models
-    key: rng.Words  # [lane] each
-    cumulative: Any  # [lane, cell], a cell being a pair of t and head, heads innermost
-    counts: Any  # [lane, cell]
-    starts: Any  # [lane, cell], first row of the cell in `order`
-    trunk_share: Any  # [lane], of its trunk's average
-    head_share: Any  # [lane * head], of its model's average
-    pair: Any  # [lane * head], where the k-th pair of client and model lies in the flat heads
-    n_lanes: Any  # how many are real
-    n_pairs: Any
-
-
-jax.tree_util.register_dataclass(_Lanes, data_fields=[f.name for f in fields(_Lanes)], meta_fields=[])
-
-
 class _Shelf:
     """Optimiser moments of everything trained in this time step, as one stack, and where each part lies in it."""
 
     def __init__(self) -> None:
         self.held: dict[Name, int] = {}
-        self.stack: _Optimiser | None = None
+        self.stack: Optimiser | None = None
 
-    def recall(self, names: list[Name | None], like: list[Any]) -> _Optimiser:
+    def recall(self, names: list[Name | None], like: list[Any]) -> Optimiser:
         """The moments of these parts, zero for those that train for the first time in this time step."""
         if self.stack is None:
             zeros = [np.zeros((len(names), *leaf.shape[1:]), dtype=leaf.dtype) for leaf in like]
@@ -169,7 +129,7 @@ class _Shelf:
         moments, taken = self.stack
         return tree_map(gather, moments), gather(taken)
 
-    def keep(self, names: list[Name | None], stack: _Optimiser) -> None:
+    def keep(self, names: list[Name | None], stack: Optimiser) -> None:
         held = {name: k for k, name in enumerate(names) if name}
         rest = [name for name in self.held if name not in held]
         if self.stack is not None and rest:  # parts that rest in this call keep theirs
@@ -216,22 +176,17 @@ class SimulatorStep(TimeStep):
         held = self.trunks.recall(lane_names, trunk), self.heads.recall(pair_names, head)
         limits = np.uint32(self.round), np.uint32(self.round + rounds)
         if kernel:
-            data = engine.stream.x, engine.stream.y, order
-            trained, updates, of_trunk, of_head = kernel.rounds(
-                engine.net, local, params, mask, *held, described, *data, *limits
-            )
+            data, run = (engine.stream.x, engine.stream.y), kernel.rounds
         else:
-            held, described = engine.put((held, described), deal=True)
-            data = *engine.data, engine.put(order)
-            program = replace(local, rounds=1, lr=1.0)  # neither is a part of it
-            trained, updates, of_trunk, of_head = _rounds(
-                engine.mesh, engine.net, program, params, mask, *held, described, *data, *limits, np.float32(local.lr)
-            )
+            data, run = engine.data, partial(program.rounds, engine.devices)
+        trained, updates, of_trunk, of_head = run(
+            engine.net, local, params, mask, *held, described, *data, order, *limits
+        )
         self.trunks.keep(lane_names, of_trunk)
         self.heads.keep(pair_names, of_head)
         return trained, updates, pairs
 
-    def _describe(self, models: Models, lanes: Updates, w: Entries, local: Local) -> tuple[_Lanes, Any, Ints]:
+    def _describe(self, models: Models, lanes: Updates, w: Entries, local: Local) -> tuple[Lanes, Any, Ints]:
         """The lanes as padded arrays, the order of rows that their starts point into, and where each pair lies."""
         stream, steps = self.engine.stream, self.engine.stream.n_steps
         _, first = np.unique(lanes.lane, return_index=True)
@@ -239,7 +194,7 @@ class SimulatorStep(TimeStep):
         by_lane = np.argsort(lanes.lane, kind="stable")
         slot = np.empty_like(by_lane)
         slot[by_lane] = np.arange(len(by_lane)) - np.searchsorted(lanes.lane[by_lane], lanes.lane[by_lane])
-        size, heads = self.engine.evenly(lane_bucket(n)), head_bucket(int(slot.max()) + 1)
+        size, heads = self.engine.devices.evenly(lane_bucket(n)), head_bucket(int(slot.max()) + 1)
         pairs = lanes.lane * heads + slot
         model = np.repeat(lanes.model[first][:, None], heads, axis=1)  # an empty slot repeats the first, never drawn
         model[lanes.lane, slot] = lanes.model
@@ -260,7 +215,7 @@ class SimulatorStep(TimeStep):
         added = np.zeros(size * heads, dtype=np.int32)
         added[: len(pairs)] = pairs
         pad = partial(_pad_rows, size=size)  # idle lanes repeat the first and are never averaged
-        described = _Lanes(
+        described = Lanes(
             trunk=pad(trunk.astype(np.int32)),
             model=pad(model.astype(np.int32)),
             key=(pad(key[0]), pad(key[1])),
@@ -323,123 +278,3 @@ def _padded(models: Models) -> tuple[Params, Any, Any]:
     pad = partial(_pad_rows, size=model_bucket(len(models)))
     mask = None if models.mask is None else pad(models.mask.astype(np.float32))
     return tree_map(pad, models.params), pad(models.stands_on.astype(np.int32)), mask
-
-
-@partial(jax.jit, static_argnums=0)
-def _logits(net: Net, params: Params, on: Any, mask: Any, x: Any, rows: Any) -> Any:
-    full = tree_map(lambda leaf, shared: leaf[on] if shared else leaf, params, trunk_of(net, params))
-    with jax.default_matmul_precision("float32"):
-        return jax.vmap(partial(masked, net), in_axes=(0, None if mask is None else 0, None))(full, mask, x[rows])
-
-
-def _local_round(
-    net: Net, local: Local, params: Params, mask: Any, of_trunk: _Optimiser, of_head: _Optimiser, lanes: _Lanes,
-    x: Any, y: Any, order: Any, round: Any, lr: Any,
-) -> tuple[list[Any], list[Any], _Optimiser, _Optimiser]:  # fmt: skip
-    """K local steps of every lane, from its models' parameters: trunks [lane], heads [lane * head], their moments."""
-    shape = trunk_of(net, params)
-    trunk, head = split(params, shape)
-    n_heads = lanes.model.shape[1]
-    steps = jnp.arange(local.steps, dtype=jnp.uint32)
-    words = sampling.step_words((lanes.key[0][:, None], lanes.key[1][:, None]), round, steps[None])  # [lane, step]
-    cell, first = sampling.pick(words, lanes.cumulative[:, None], lanes.counts[:, None], jnp)
-    n = jnp.take_along_axis(lanes.counts, cell, axis=1)
-    at = (first[..., None] + jnp.arange(local.batch)) % n[..., None]
-    rows = order[jnp.take_along_axis(lanes.starts, cell, axis=1)[..., None] + at]  # [lane, step, B]
-    model = lanes.model[:, 0] if n_heads == 1 else lanes.model  # a single head needs no axis of its own
-    sees = None if mask is None else mask[model]
-    gradient = jax.grad(partial(batch_loss, net))
-
-    def get(stack: Any, h: Any) -> Any:
-        return stack if n_heads == 1 else stack[h]
-
-    def set(stack: Any, new: Any, h: Any) -> Any:
-        chosen = (jnp.arange(n_heads) == h).reshape(-1, *[1] * new.ndim)
-        return new if n_heads == 1 else jnp.where(chosen, new, stack)
-
-    def local_update(begin: Any, sees: Any, drawn: Any) -> Any:
-        def step(carry: Any, drawn: Any) -> Any:
-            trunk, heads, (trunk_moments, trunk_done), held = carry
-            batch, size, h = drawn
-            head, (head_moments, head_done) = tree_map(lambda stack: get(stack, h), (heads, held))
-            full = unsplit(trunk, head, shape)
-            grads = gradient(full, None if sees is None else get(sees, h), x[batch], y[batch], size)
-            trunk_grads, head_grads = split(grads, shape)
-            if local.trains == "all":
-                trunk_done = trunk_done + 1
-                trunk, trunk_moments = optim.update(local, trunk, trunk_grads, trunk_moments, trunk_done, lr)
-            head_done = head_done + 1
-            head, head_moments = optim.update(local, head, head_grads, head_moments, head_done, lr)
-            heads, held = tree_map(
-                lambda stack, new: set(stack, new, h), (heads, held), (head, (head_moments, head_done))
-            )
-            return (trunk, heads, (trunk_moments, trunk_done), held), None
-
-        return jax.lax.scan(step, begin, drawn)[0]
-
-    def by_lane(leaf: Any) -> Any:
-        return leaf.reshape(*model.shape, *leaf.shape[1:])
-
-    begin = (
-        [leaf[lanes.trunk] for leaf in trunk], [leaf[model] for leaf in head], of_trunk, tree_map(by_lane, of_head),
-    )  # fmt: skip
-    with jax.default_matmul_precision("float32"):
-        over_lanes = jax.vmap(local_update, in_axes=(0, None if mask is None else 0, 0))
-        trunks, heads, of_trunk, held = over_lanes(begin, sees, (rows, n, cell % n_heads))
-    flat = partial(tree_map, lambda leaf: leaf.reshape(-1, *leaf.shape[model.ndim :]))
-    return trunks, flat(heads), of_trunk, flat(held)
-
-
-@partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=(5, 6))
-def _rounds(
-    mesh: Mesh | None, net: Net, local: Local, params: Params, mask: Any, of_trunk: _Optimiser, of_head: _Optimiser,
-    lanes: _Lanes, x: Any, y: Any, order: Any, first: Any, last: Any, lr: Any,
-) -> tuple[Params, Params, _Optimiser, _Optimiser]:  # fmt: skip
-    """Algorithm 1 for the rounds first..last-1: the models, the lanes before the last average, their moments."""
-    shape = trunk_of(net, params)
-    trunk, head = split(params, shape)
-
-    def one(round: Any, carry: Any) -> Any:
-        trunk, head, _, _, of_trunk, of_head = carry
-        trunks, heads, of_trunk, of_head = _local_round(
-            net, local, unsplit(trunk, head, shape), mask, of_trunk, of_head, lanes, x, y, order, round, lr
-        )
-        every = jnp.arange(len(lanes.trunk))
-        trunk = _averaged(mesh, trunk, trunks, lanes.trunk, lanes.trunk_share, every, lanes.n_lanes)
-        head = _averaged(mesh, head, heads, lanes.model.reshape(-1), lanes.head_share, lanes.pair, lanes.n_pairs)
-        return trunk, head, trunks, heads, of_trunk, of_head
-
-    trunks, heads = [leaf[lanes.trunk] for leaf in trunk], [leaf[lanes.model.reshape(-1)] for leaf in head]
-    trunk, head, trunks, heads, of_trunk, of_head = jax.lax.fori_loop(
-        first, last, one, (trunk, head, trunks, heads, of_trunk, of_head)
-    )
-    return unsplit(trunk, head, shape), unsplit(trunks, heads, shape), of_trunk, of_head
-
-
-def _averaged(
-    mesh: Mesh | None, old: list[Any], parts: list[Any], target: Any, share: Any, order: Any, n: Any
-) -> list[Any]:
-    """`models.averaged`, to the same bits: products first, then sums part by part, which no compiler fuses.
-
-    The k-th part to add, k < n, is order[k], it goes to target[order[k]]. Several devices send each other all parts, so
-    that their number does not change the order of the sum.
-    """
-    if not old:
-        return old
-    real = jnp.zeros(len(target), dtype=bool).at[order].max(jnp.arange(len(order)) < n)
-    has_parts = jnp.zeros(len(old[0]), dtype=bool).at[target].max(real)
-
-    def per_row(values: Any, like: Any) -> Any:
-        return values.reshape(-1, *[1] * (like.ndim - 1))
-
-    products = [per_row(share, part) * part for part in parts]
-    if mesh is not None:
-        products = jax.lax.with_sharding_constraint(products, NamedSharding(mesh, WHOLE))  # type: ignore[no-untyped-call]
-    begin = [jnp.where(per_row(has_parts, leaf), 0, leaf) for leaf in old]
-
-    def add(k: Any, sums: list[Any]) -> list[Any]:
-        i = order[k]
-        return [s.at[target[i]].add(p[i], mode="promise_in_bounds") for s, p in zip(sums, products, strict=True)]
-
-    result: list[Any] = jax.lax.fori_loop(0, n, add, begin)
-    return result

@@ -1,0 +1,262 @@
+"""The compiled program: K local steps of all lanes at once, their averages, and the rounds around them.
+
+Several devices share the lanes evenly. Lanes that do not fit into a device's memory go through it in chunks, round by
+round, while their moments wait on the host.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from feddrift import optim, rng, sampling
+from feddrift.models import leaves, split, tree_map, trunk_of, unsplit
+from feddrift.nets import batch_loss, masked
+from feddrift.types import Local, Net, Params
+
+COPIES = 6  # of a lane's parameters on a device: themselves, three moments, a gradient, and one on the way
+SHARE = 0.4  # of its memory that lanes may take
+
+WHOLE: Any = PartitionSpec()  # type: ignore[no-untyped-call]
+DEALT: Any = PartitionSpec("lane")  # type: ignore[no-untyped-call]
+
+Optimiser = tuple[optim.Moments, Any]  # moments and steps taken, of a stack of trunks or heads
+
+
+@dataclass(frozen=True)
+class Devices:
+    """The devices of this host; arrays lie whole on each, or are dealt out along their first axis."""
+
+    devices: tuple[Any, ...]
+
+    @cached_property
+    def mesh(self) -> Mesh | None:
+        return Mesh(np.array(self.devices), ("lane",)) if len(self.devices) > 1 else None
+
+    def put(self, tree: Any, deal: bool = False) -> Any:
+        """Arrays on the devices."""
+        if self.mesh is None:
+            return jax.device_put(tree, self.devices[0])
+        whole, dealt = NamedSharding(self.mesh, WHOLE), NamedSharding(self.mesh, DEALT)
+        return jax.tree.map(lambda leaf: jax.device_put(leaf, dealt if deal and np.ndim(leaf) else whole), tree)
+
+    def evenly(self, n: int) -> int:
+        """The next number that all devices can share."""
+        return -(-n // len(self.devices)) * len(self.devices)
+
+    def room(self, params: Params) -> int:
+        """How many lanes of such models fit at a time, a power of two times the number of devices."""
+        told = self.devices[0].memory_stats() or {}
+        memory = told.get("bytes_limit") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / len(self.devices)
+        lane = COPIES * sum(leaf[0].nbytes for leaf in leaves(params))
+        return len(self.devices) << max(0, int(SHARE * memory / lane).bit_length() - 1)
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """The arrays that describe padded lanes, and the heads in them, to the compiled program."""
+
+    trunk: Any  # [lane], position of its trunk
+    model: Any  # [lane, head], positions of its models
+    key: rng.Words  # [lane] each
+    cumulative: Any  # [lane, cell], a cell being a pair of t and head, heads innermost
+    counts: Any  # [lane, cell]
+    starts: Any  # [lane, cell], first row of the cell in `order`
+    trunk_share: Any  # [lane], of its trunk's average
+    head_share: Any  # [lane * head], of its model's average
+    pair: Any  # [lane * head], where the k-th pair of client and model lies in the flat heads
+    n_lanes: Any  # how many are real
+    n_pairs: Any
+
+
+jax.tree_util.register_dataclass(Lanes, data_fields=[f.name for f in fields(Lanes)], meta_fields=[])
+
+
+def rounds(
+    devices: Devices, net: Net, local: Local, params: Params, mask: Any, of_trunk: Optimiser, of_head: Optimiser,
+    lanes: Lanes, x: Any, y: Any, order: Any, first: Any, last: Any,
+) -> tuple[Params, Params, Optimiser, Optimiser]:  # fmt: skip
+    """Algorithm 1 for the rounds first..last-1: the models, the lanes before the last average, their moments."""
+    room = devices.room(params)
+    if int(lanes.n_lanes) > room:
+        return _in_chunks(devices, room, net, local, params, mask, of_trunk, of_head, lanes, x, y, order, first, last)
+    program = replace(local, rounds=1, lr=1.0)  # neither is a part of it
+    of_trunk, of_head, lanes = devices.put((of_trunk, of_head, lanes), deal=True)
+    found: Any = _rounds(
+        devices.mesh, net, program, params, mask, of_trunk, of_head, lanes, x, y, devices.put(order), first, last,
+        np.float32(local.lr),
+    )  # fmt: skip
+    return found  # type: ignore[no-any-return]
+
+
+def _in_chunks(
+    devices: Devices, room: int, net: Net, local: Local, params: Params, mask: Any, of_trunk: Optimiser,
+    of_head: Optimiser, lanes: Lanes, x: Any, y: Any, order: Any, first: Any, last: Any,
+) -> tuple[Params, Params, Optimiser, Optimiser]:  # fmt: skip
+    """`rounds` for more lanes than there is room for: models, lanes and moments stay on the host."""
+    shape, heads, n = trunk_of(net, params), lanes.model.shape[1], int(lanes.n_lanes)
+    models = [[np.array(leaf) for leaf in part] for part in split(params, shape)]
+    at = lanes.trunk, lanes.model.reshape(-1)
+    work = [[leaf[rows] for leaf in part] for part, rows in zip(models, at, strict=True)]
+    held: Any = tree_map(np.array, (of_trunk, of_head))
+    parts = np.arange(n), lanes.pair[: int(lanes.n_pairs)]
+    share, order = (lanes.trunk_share, lanes.head_share), devices.put(order)
+    for round in range(int(first), int(last)):
+        now = unsplit(models[0], models[1], shape)
+        for begin in range(0, n, room):
+            real = min(room, n - begin)
+            here = np.minimum(np.arange(begin, begin + room), n - 1)  # beyond the last: the last again
+            of = here, (here[:, None] * heads + np.arange(heads)).reshape(-1)
+            chunk = replace(
+                lanes, trunk=lanes.trunk[here], model=lanes.model[here], key=(lanes.key[0][here], lanes.key[1][here]),
+                cumulative=lanes.cumulative[here], counts=lanes.counts[here], starts=lanes.starts[here],
+                trunk_share=share[0][here], head_share=share[1][of[1]], pair=of[1],
+            )  # fmt: skip
+            moments = [tree_map(lambda leaf, rows=rows: leaf[rows], part) for part, rows in zip(held, of, strict=True)]
+            moments, chunk = devices.put((moments, chunk), deal=True)
+            program = replace(local, rounds=1, lr=1.0)
+            trained: Any = _chunk(
+                net, program, now, mask, *moments, chunk, x, y, order, np.uint32(round), np.float32(local.lr)
+            )
+            for k, some in enumerate((slice(begin, begin + real), slice(begin * heads, (begin + real) * heads))):
+                m = real * (heads if k else 1)
+                for stack, new in zip(
+                    (*work[k], *leaves(held[k])), (*trained[k], *leaves(trained[2 + k])), strict=True
+                ):
+                    stack[some] = np.asarray(new)[:m]
+        for k in (0, 1):
+            for leaf, new in zip(models[k], work[k], strict=True):
+                leaf[at[k][parts[k]]] = 0
+                for i in parts[k]:
+                    leaf[at[k][i]] += share[k][i] * new[i]
+    return unsplit(models[0], models[1], shape), unsplit(work[0], work[1], shape), held[0], held[1]
+
+
+@partial(jax.jit, static_argnums=0)
+def logits(net: Net, params: Params, on: Any, mask: Any, x: Any, rows: Any) -> Any:
+    full = tree_map(lambda leaf, shared: leaf[on] if shared else leaf, params, trunk_of(net, params))
+    with jax.default_matmul_precision("float32"):
+        return jax.vmap(partial(masked, net), in_axes=(0, None if mask is None else 0, None))(full, mask, x[rows])
+
+
+def _local_round(
+    net: Net, local: Local, params: Params, mask: Any, of_trunk: Optimiser, of_head: Optimiser, lanes: Lanes,
+    x: Any, y: Any, order: Any, round: Any, lr: Any,
+) -> tuple[list[Any], list[Any], Optimiser, Optimiser]:  # fmt: skip
+    """K local steps of every lane, from its models' parameters: trunks [lane], heads [lane * head], their moments."""
+    shape = trunk_of(net, params)
+    trunk, head = split(params, shape)
+    n_heads = lanes.model.shape[1]
+    steps = jnp.arange(local.steps, dtype=jnp.uint32)
+    words = sampling.step_words((lanes.key[0][:, None], lanes.key[1][:, None]), round, steps[None])  # [lane, step]
+    cell, first = sampling.pick(words, lanes.cumulative[:, None], lanes.counts[:, None], jnp)
+    n = jnp.take_along_axis(lanes.counts, cell, axis=1)
+    at = (first[..., None] + jnp.arange(local.batch)) % n[..., None]
+    rows = order[jnp.take_along_axis(lanes.starts, cell, axis=1)[..., None] + at]  # [lane, step, B]
+    model = lanes.model[:, 0] if n_heads == 1 else lanes.model  # a single head needs no axis of its own
+    sees = None if mask is None else mask[model]
+    gradient = jax.grad(partial(batch_loss, net))
+
+    def get(stack: Any, h: Any) -> Any:
+        return stack if n_heads == 1 else stack[h]
+
+    def set(stack: Any, new: Any, h: Any) -> Any:
+        chosen = (jnp.arange(n_heads) == h).reshape(-1, *[1] * new.ndim)
+        return new if n_heads == 1 else jnp.where(chosen, new, stack)
+
+    def local_update(begin: Any, sees: Any, drawn: Any) -> Any:
+        def step(carry: Any, drawn: Any) -> Any:
+            trunk, heads, (trunk_moments, trunk_done), held = carry
+            batch, size, h = drawn
+            head, (head_moments, head_done) = tree_map(lambda stack: get(stack, h), (heads, held))
+            full = unsplit(trunk, head, shape)
+            grads = gradient(full, None if sees is None else get(sees, h), x[batch], y[batch], size)
+            trunk_grads, head_grads = split(grads, shape)
+            if local.trains == "all":
+                trunk_done = trunk_done + 1
+                trunk, trunk_moments = optim.update(local, trunk, trunk_grads, trunk_moments, trunk_done, lr)
+            head_done = head_done + 1
+            head, head_moments = optim.update(local, head, head_grads, head_moments, head_done, lr)
+            heads, held = tree_map(
+                lambda stack, new: set(stack, new, h), (heads, held), (head, (head_moments, head_done))
+            )
+            return (trunk, heads, (trunk_moments, trunk_done), held), None
+
+        return jax.lax.scan(step, begin, drawn)[0]
+
+    def by_lane(leaf: Any) -> Any:
+        return leaf.reshape(*model.shape, *leaf.shape[1:])
+
+    begin = (
+        [leaf[lanes.trunk] for leaf in trunk], [leaf[model] for leaf in head], of_trunk, tree_map(by_lane, of_head),
+    )  # fmt: skip
+    with jax.default_matmul_precision("float32"):
+        over_lanes = jax.vmap(local_update, in_axes=(0, None if mask is None else 0, 0))
+        trunks, heads, of_trunk, held = over_lanes(begin, sees, (rows, n, cell % n_heads))
+    flat = partial(tree_map, lambda leaf: leaf.reshape(-1, *leaf.shape[model.ndim :]))
+    return trunks, flat(heads), of_trunk, flat(held)
+
+
+_chunk = jax.jit(_local_round, static_argnums=(0, 1), donate_argnums=(4, 5))
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=(5, 6))
+def _rounds(
+    mesh: Mesh | None, net: Net, local: Local, params: Params, mask: Any, of_trunk: Optimiser, of_head: Optimiser,
+    lanes: Lanes, x: Any, y: Any, order: Any, first: Any, last: Any, lr: Any,
+) -> tuple[Params, Params, Optimiser, Optimiser]:  # fmt: skip
+    """Algorithm 1 for the rounds first..last-1: the models, the lanes before the last average, their moments."""
+    shape = trunk_of(net, params)
+    trunk, head = split(params, shape)
+
+    def one(round: Any, carry: Any) -> Any:
+        trunk, head, _, _, of_trunk, of_head = carry
+        trunks, heads, of_trunk, of_head = _local_round(
+            net, local, unsplit(trunk, head, shape), mask, of_trunk, of_head, lanes, x, y, order, round, lr
+        )
+        every = jnp.arange(len(lanes.trunk))
+        trunk = _averaged(mesh, trunk, trunks, lanes.trunk, lanes.trunk_share, every, lanes.n_lanes)
+        head = _averaged(mesh, head, heads, lanes.model.reshape(-1), lanes.head_share, lanes.pair, lanes.n_pairs)
+        return trunk, head, trunks, heads, of_trunk, of_head
+
+    trunks, heads = [leaf[lanes.trunk] for leaf in trunk], [leaf[lanes.model.reshape(-1)] for leaf in head]
+    trunk, head, trunks, heads, of_trunk, of_head = jax.lax.fori_loop(
+        first, last, one, (trunk, head, trunks, heads, of_trunk, of_head)
+    )
+    return unsplit(trunk, head, shape), unsplit(trunks, heads, shape), of_trunk, of_head
+
+
+def _averaged(
+    mesh: Mesh | None, old: list[Any], parts: list[Any], target: Any, share: Any, order: Any, n: Any
+) -> list[Any]:
+    """`models.averaged`, to the same bits: products first, then sums part by part, which no compiler fuses.
+
+    The k-th part to add, k < n, is order[k], it goes to target[order[k]]. Several devices send each other all parts, so
+    that their number does not change the order of the sum.
+    """
+    if not old:
+        return old
+    real = jnp.zeros(len(target), dtype=bool).at[order].max(jnp.arange(len(order)) < n)
+    has_parts = jnp.zeros(len(old[0]), dtype=bool).at[target].max(real)
+
+    def per_row(values: Any, like: Any) -> Any:
+        return values.reshape(-1, *[1] * (like.ndim - 1))
+
+    products = [per_row(share, part) * part for part in parts]
+    if mesh is not None:
+        products = jax.lax.with_sharding_constraint(products, NamedSharding(mesh, WHOLE))  # type: ignore[no-untyped-call]
+    begin = [jnp.where(per_row(has_parts, leaf), 0, leaf) for leaf in old]
+
+    def add(k: Any, sums: list[Any]) -> list[Any]:
+        i = order[k]
+        return [s.at[target[i]].add(p[i], mode="promise_in_bounds") for s, p in zip(sums, products, strict=True)]
+
+    result: list[Any] = jax.lax.fori_loop(0, n, add, begin)
+    return result
