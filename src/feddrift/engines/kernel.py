@@ -26,9 +26,10 @@ try:
 except ImportError:  # the simulator's own program does it, too
     njit = None  # type: ignore[assignment]
 
-MOST_WEIGHTS = 4096  # in the hidden layer: for larger ones XLA's matrix products are faster
+MOST_WEIGHTS = 2048  # in the hidden layer: for larger ones XLA's matrix products are faster
 LEAVES = ("W1", "b1", "W2", "b2")
 BLOCK = 64  # rows scored together
+WIDTH = 16  # a minibatch is padded to a multiple of this, so that no loop over its rows has a remainder
 
 
 def applies(net: Net, params: Params) -> bool:
@@ -67,20 +68,19 @@ def rounds(
     )  # fmt: skip
     flat = x.reshape(len(x), -1)
 
-    def some(lo: int, hi: int, round: int) -> None:
-        _train(
-            lo, hi, np.uint32(round), n_heads, *(models[k] for k in LEAVES), *(work[k] for k in LEAVES),
-            *(held[k] for k in LEAVES), done["W1"], done["W2"], at["W1"], heads, drawn, flat, y, sees, how,
-        )  # fmt: skip
-
+    given = (
+        n_heads, *(models[k] for k in LEAVES), *(work[k] for k in LEAVES), *(_rows(work[k]) for k in LEAVES),
+        *(tuple(map(_rows, held[k])) for k in LEAVES), done["W1"], done["W2"], at["W1"], heads, drawn, flat,
+        y, sees, how,
+    )  # fmt: skip
     every = np.arange(n_lanes, dtype=np.int32)
+    average = {True: (lanes.trunk_share, every), False: (lanes.head_share, lanes.pair[:n_pairs])}
+    averages = [(_rows(models[k]), _rows(work[k]), at[k], *average[shape[k]]) for k in LEAVES]
     with _Cores(n_lanes) as cores:
         for round in range(int(first), int(last)):
-            cores.run(some, round)
-            for name in LEAVES:
-                own = shape[name]
-                share, parts = (lanes.trunk_share, every) if own else (lanes.head_share, lanes.pair[:n_pairs])
-                _average(_rows(models[name]), _rows(work[name]), at[name], share, parts)
+            cores.run(_train, np.uint32(round), *given)
+            for one in averages:
+                _average(*one)
     kept = []
     for shelf, names in zip((of_trunk, of_head), split({name: name for name in LEAVES}, shape), strict=True):
         moments = {key: [held[name][i] for name in names] for i, key in enumerate(("mean", "square", "largest"))}
@@ -205,20 +205,35 @@ def _corrections(taken: Any, lr: Any) -> Any:
 
 
 @_loose
-def _update(array: Any, grad: Any, held: Any, row: Any, rate: Any, bias: Any, decay: Any, adam: Any) -> None:
-    """`optim.update` of one array, with the moments in this row; in place."""
-    params, grads = array.reshape(-1), grad.reshape(-1)
-    mean, square, largest = held[0][row].reshape(-1), held[1][row].reshape(-1), held[2][row].reshape(-1)
+def _update(params: Any, grads: Any, held: Any, row: Any, rate: Any, bias: Any, decay: Any, adam: Any) -> None:
+    """`optim.update` of this row of parameters and moments; in place."""
+    mean, square, largest = held
     if not adam:
-        for i in range(len(params)):
-            params[i] -= rate * (grads[i] + decay * params[i])
+        for i in range(len(grads)):
+            params[row, i] -= rate * (grads[i] + decay * params[row, i])
         return
-    for i in range(len(params)):
-        g = grads[i] + decay * params[i]
-        mean[i] = B1 * mean[i] + C1 * g
-        square[i] = B2 * square[i] + C2 * g * g
-        largest[i] = max(largest[i], square[i])
-        params[i] -= rate * mean[i] / (math.sqrt(largest[i]) / bias + EPS)
+    for i in range(len(grads)):
+        g = grads[i] + decay * params[row, i]
+        m = B1 * mean[row, i] + C1 * g
+        v = B2 * square[row, i] + C2 * g * g
+        u = max(largest[row, i], v)
+        mean[row, i], square[row, i], largest[row, i] = m, v, u
+        params[row, i] -= rate * m / (math.sqrt(u) / bias + EPS)
+
+
+@_strict
+def _exp(x: Any) -> Any:
+    """e^x of a float32 from -87 to 0, to a unit in the last place or two; unlike math.exp, in vector registers."""
+    n = np.floor(x * np.float32(1.44269504) + np.float32(0.5))
+    r = (x - n * np.float32(0.693359375)) + n * np.float32(2.12194440e-4)
+    p = np.float32(1.9875691500e-4)
+    p = p * r + np.float32(1.3981999507e-3)
+    p = p * r + np.float32(8.3334519073e-3)
+    p = p * r + np.float32(4.1665795894e-2)
+    p = p * r + np.float32(1.6666665459e-1)
+    p = p * r + np.float32(5.0000001201e-1)
+    p = p * r * r + r + np.float32(1)
+    return p * np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
 
 
 B1, C1 = np.float32(optim.BETA1), np.float32(1 - optim.BETA1)
@@ -231,7 +246,7 @@ def _gradient(W1: Any, b1: Any, W2: Any, b2: Any, x: Any, y: Any, real: Any, roo
     """The gradient of `nets.batch_loss` on x[feature, row], of which the first `real` rows count."""
     hidden, out, top, total, back = room
     gW1, gb1, gW2, gb2 = grads
-    d, h, k, n = len(W1), len(b1), len(b2), len(y)
+    d, h, k, n = len(W1), len(b1), len(b2), len(y) // WIDTH * WIDTH
     zero, part = np.float32(0), np.float32(1) / np.float32(real)
     for j in range(h):  # sums and weights in scalars: what lies in an array might be another array's, for the compiler
         weight = b1[j]
@@ -258,7 +273,7 @@ def _gradient(W1: Any, b1: Any, W2: Any, b2: Any, x: Any, y: Any, real: Any, roo
             top[b] = max(top[b], out[c, b])
     for c in range(k):
         for b in range(n):
-            out[c, b] = math.exp(out[c, b] - top[b])
+            out[c, b] = _exp(max(out[c, b] - top[b], np.float32(-87)))
         for b in range(n):
             total[b] += out[c, b]
     for b in range(n):
@@ -386,22 +401,25 @@ def _flag(
 @_loose
 def _train(
     lo: Any, hi: Any, round: Any, n_heads: Any, modelW1: Any, modelb1: Any, modelW2: Any, modelb2: Any,
-    W1: Any, b1: Any, W2: Any, b2: Any, heldW1: Any, heldb1: Any, heldW2: Any, heldb2: Any, trunk_taken: Any,
-    head_taken: Any, trunk: Any, model: Any, drawn: Any, X: Any, Y: Any, sees: Any, how: Any,
+    W1: Any, b1: Any, W2: Any, b2: Any, flatW1: Any, flatb1: Any, flatW2: Any, flatb2: Any, heldW1: Any, heldb1: Any,
+    heldW2: Any, heldb2: Any, trunk_taken: Any, head_taken: Any, trunk: Any, model: Any, drawn: Any, X: Any, Y: Any,
+    sees: Any, how: Any,
 ) -> None:  # fmt: skip
     """The local steps of lanes lo..hi-1 in one round, from the models' parameters; in place."""
     key0, key1, cumulative, counts, starts, order = drawn
     steps, batch, lr, decay, adam, all_learn = how
     d, h, k = W1.shape[1], W1.shape[2], W2.shape[2]
-    x, y = np.empty((d, batch), dtype=np.float32), np.empty(batch, dtype=np.int32)
+    wide = (batch + WIDTH - 1) // WIDTH * WIDTH  # the rows beyond the batch have no weight
+    x, y = np.zeros((d, wide), dtype=np.float32), np.zeros(wide, dtype=np.int32)
     room = (
-        np.empty((h, batch), dtype=np.float32), np.empty((k, batch), dtype=np.float32),
-        np.empty(batch, dtype=np.float32), np.empty(batch, dtype=np.float32), np.empty(batch, dtype=np.float32),
+        np.empty((h, wide), dtype=np.float32), np.empty((k, wide), dtype=np.float32),
+        np.empty(wide, dtype=np.float32), np.empty(wide, dtype=np.float32), np.empty(wide, dtype=np.float32),
     )  # fmt: skip
     grads = (
         np.empty((d, h), dtype=np.float32), np.empty(h, dtype=np.float32),
         np.empty((h, k), dtype=np.float32), np.empty(k, dtype=np.float32),
     )  # fmt: skip
+    flat = grads[0].reshape(-1), grads[1], grads[2].reshape(-1), grads[3]
     for lane in range(lo, hi):
         W1[lane], b1[lane] = modelW1[trunk[lane]], modelb1[trunk[lane]]
         for pair in range(lane * n_heads, (lane + 1) * n_heads):
@@ -423,16 +441,16 @@ def _train(
                 row = row + 1 if row + 1 < n else 0
             if sees.shape[1]:
                 for i in range(d):
-                    for b in range(batch):
+                    for b in range(wide):
                         x[i, b] *= sees[model[pair], i]
             _gradient(W1[lane], b1[lane], W2[pair], b2[pair], x, y, min(n, batch), room, grads)
             head_taken[pair] += 1
             rate, bias = _corrections(head_taken[pair], lr) if adam else (lr, lr)
-            _update(W2[pair], grads[2], heldW2, pair, rate, bias, decay, adam)
-            _update(b2[pair], grads[3], heldb2, pair, rate, bias, decay, adam)
+            _update(flatW2, flat[2], heldW2, pair, rate, bias, decay, adam)
+            _update(flatb2, flat[3], heldb2, pair, rate, bias, decay, adam)
             if all_learn:
                 trunk_taken[lane] += 1
                 if adam and trunk_taken[lane] != head_taken[pair]:
                     rate, bias = _corrections(trunk_taken[lane], lr)
-                _update(W1[lane], grads[0], heldW1, lane, rate, bias, decay, adam)
-                _update(b1[lane], grads[1], heldb1, lane, rate, bias, decay, adam)
+                _update(flatW1, flat[0], heldW1, lane, rate, bias, decay, adam)
+                _update(flatb1, flat[1], heldb1, lane, rate, bias, decay, adam)

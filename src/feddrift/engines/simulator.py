@@ -78,7 +78,7 @@ class Simulator(Engine):
         return SimulatorStep(self, tau)
 
     def logits(self, models: Models, rows: Ints) -> Iterator[npt.NDArray[np.float32]]:
-        padded = _padded(models)
+        padded = self.devices.put(_padded(models))  # once, not with every block
         ahead = None  # the device works on a block while the host takes in the one before
         size = self.devices.evenly(SCORE_BLOCK)
         for start in range(0, len(rows), size):
