@@ -2,7 +2,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo check check-slow format clean
+.PHONY: demo check check-slow bench format clean
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -22,6 +22,9 @@ check: $(VENV)/ready  ## lint, types and tests
 
 check-slow: $(VENV)/ready  ## the long checks
 	$(BIN)/pytest -m slow
+
+bench: $(VENV)/ready  ## time and memory as ratios, added to benchmarks/history.json
+	$(BIN)/python benchmarks/bench.py
 
 format: $(VENV)/ready
 	$(BIN)/ruff check --fix .
