@@ -17,8 +17,8 @@ from feddrift import rng
 from feddrift.types import Floats, Ints
 
 
-def shuffled(seed: int, tau: int, t: int | Ints, c: int | Ints, n: int) -> Ints:
-    """The order in which time step tau walks through the n rows of cell (t, c); of arrays of such cells, one each."""
+def shuffled(seed: int, tau: int, t: int, c: int, n: int) -> Ints:
+    """The order in which time step tau walks through the n rows of cell (t, c)."""
     return rng.permutation(rng.derive(seed, "shuffle", tau, t, c), n)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import feddrift as fd
+from feddrift import rng
 from feddrift.engines import kernel, simulator
 from feddrift.nets import default_net, perceptron
 from tests.contract.test_engines import LOCAL, make, same, some_w, uneven_stream
@@ -59,6 +60,22 @@ def test_the_number_of_cores_changes_no_bit(cores: int, monkeypatch: pytest.Monk
         fed = make("simulator", stream).at(2)
         results.append(fed.train(fed.fresh(3, distinct=True), w).params)
     same(*results)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 500, 4097])
+def test_cells_are_shuffled_as_the_generator_says(n: int) -> None:
+    keys = rng.derive(3, "shuffle", 5, np.arange(4), 7)
+    starts, order = np.array([0, n, 3 * n, 2 * n]), np.zeros(4 * n, dtype=np.int32)
+    kernel.shuffle(keys, starts, np.full(4, n), order)
+    for k, start in enumerate(starts):
+        expected = start + rng.permutation((keys[0][k], keys[1][k]), n)
+        np.testing.assert_array_equal(order[start : start + n], expected)
+
+
+def test_exponentials_are_right_to_the_last_digits() -> None:
+    x = np.linspace(-87, 0, 5001, dtype=np.float32)
+    found = np.array([kernel._exp(value) for value in x])
+    np.testing.assert_allclose(found, np.exp(x.astype(np.float64)), rtol=2e-7)
 
 
 def test_one_poisoned_client_spoils_only_what_it_trains() -> None:

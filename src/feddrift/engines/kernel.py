@@ -15,8 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
 
-from feddrift import optim
+from feddrift import optim, rng
 from feddrift.models import split, trunk_of
 from feddrift.nets import perceptron
 from feddrift.types import Bools, Ints, Local, Models, Net, Params, Stream
@@ -32,9 +33,14 @@ BLOCK = 64  # rows scored together
 WIDTH = 16  # a minibatch is padded to a multiple of this, so that no loop over its rows has a remainder
 
 
+def ready() -> bool:
+    """Whether there is native code at all."""
+    return njit is not None
+
+
 def applies(net: Net, params: Params) -> bool:
     """Whether these are small perceptrons whose trunk, if they have one, is the hidden layer."""
-    if njit is None or net.apply is not perceptron or params["W1"][0].size > MOST_WEIGHTS:
+    if not ready() or net.apply is not perceptron or params["W1"][0].size > MOST_WEIGHTS:
         return False
     trunk = trunk_of(net, params)
     return {name for name in LEAVES if trunk[name]} in (set(), {"W1", "b1"})
@@ -106,6 +112,12 @@ def wrong(net: Net, models: Models, stream: Stream, rows: Ints, sizes: Ints, whi
     with _Cores(len(sizes)) as cores:
         cores.run(lambda lo, hi: _flag(lo, hi, *parts, on, flat, stream.y, rows, ends, which, flags))
     return flags
+
+
+def shuffle(key: rng.Words, starts: Ints, counts: Ints, order: npt.NDArray[np.int32]) -> None:
+    """order[starts[k]:][:counts[k]] becomes those rows in the `rng.permutation` of key k."""
+    with _Cores(len(counts)) as cores:
+        cores.run(_shuffle, key[0], key[1], starts, counts, order)
 
 
 def _stacks(models: Models) -> list[Any]:
@@ -195,6 +207,41 @@ def _threefry(k0: Any, k1: Any, x0: Any, x1: Any) -> Any:
         x0 = np.uint32(x0 + keys[(block + 1) % 3])
         x1 = np.uint32(x1 + keys[(block + 2) % 3] + np.uint32(block + 1))
     return x0, x1
+
+
+@_strict
+def _shuffle(lo: Any, hi: Any, key0: Any, key1: Any, starts: Any, counts: Any, order: Any) -> None:
+    """Sorts random words, each with its place below it: first into buckets by their top bits, then by insertion."""
+    most = 2
+    for cell in range(lo, hi):
+        most = max(most, counts[cell])
+    bits = 1
+    while (1 << bits) < most:
+        bits += 1
+    words, sorted_ = np.empty(most + 1, dtype=np.uint32), np.empty(most, dtype=np.uint64)
+    ends = np.empty((1 << bits) + 1, dtype=np.int64)
+    shift = np.uint32(32 - bits)
+    for cell in range(lo, hi):
+        n = counts[cell]
+        ends[:] = 0
+        for pair in range((n + 1) // 2):
+            words[2 * pair], words[2 * pair + 1] = _threefry(key0[cell], key1[cell], np.uint32(pair), np.uint32(0))
+        for i in range(n):
+            ends[(words[i] >> shift) + 1] += 1
+        for bucket in range(1 << bits):
+            ends[bucket + 1] += ends[bucket]
+        for i in range(n):
+            bucket = words[i] >> shift
+            sorted_[ends[bucket]] = (np.uint64(words[i]) << np.uint64(32)) | np.uint64(i)
+            ends[bucket] += 1
+        for i in range(1, n):
+            word, at = sorted_[i], i
+            while at > 0 and sorted_[at - 1] > word:
+                sorted_[at] = sorted_[at - 1]
+                at -= 1
+            sorted_[at] = word
+        for i in range(n):
+            order[starts[cell] + i] = starts[cell] + np.int64(sorted_[i] & np.uint64(0xFFFFFFFF))
 
 
 @_loose

@@ -28,7 +28,6 @@ from feddrift.models import lane_sizes, shares, split, tree_map, trunk_of
 from feddrift.types import Bools, Floats, Ints, Local, Metric, Models, Net, Params, Stream, Updates
 
 SCORE_BLOCK = 1024  # rows scored by one call of the compiled program
-SHUFFLE_ROWS = 1 << 15  # rows shuffled at a time: as many as stay in the cache
 
 Name = tuple[int, int]  # a client, and the id of a family or model
 
@@ -66,13 +65,14 @@ class Simulator(Engine):
         """x and y, on every device."""
         return self.devices.put(self.stream.x), self.devices.put(self.stream.y)
 
-    def kernel(self, params: Params) -> Any:
-        """The native code, where it does for these models."""
+    def kernel(self, params: Params = None) -> Any:
+        """The native code, where there is any and it does for these models."""
         if not self.native:
             return None
         from feddrift.engines import kernel  # here, since numba takes a while to import
 
-        return kernel if kernel.applies(self.net, params) else None
+        fits = kernel.ready() if params is None else kernel.applies(self.net, params)
+        return kernel if fits else None
 
     def at(self, tau: int) -> SimulatorStep:
         return SimulatorStep(self, tau)
@@ -234,14 +234,14 @@ class SimulatorStep(TimeStep):
         """The order of rows, in which all cells that w names are shuffled."""
         stream, due = self.engine.stream, np.zeros_like(self.shuffled)
         due[w.t, w.c] = True
-        for n in np.unique(self.counts[due & ~self.shuffled]):
-            t, c = np.nonzero(due & ~self.shuffled & (self.counts == n))
-            together = max(1, SHUFFLE_ROWS // int(n))
-            for some in range(0, len(t), together):
-                here = slice(some, some + together)
-                first = stream.starts[t[here], c[here], None]
-                drawn = sampling.shuffled(self.engine.seed, self.tau, t[here], c[here], int(n))
-                self.order[first + np.arange(n)] = first + drawn
+        t, c = np.nonzero(due & ~self.shuffled)
+        keys = rng.derive(self.engine.seed, "shuffle", self.tau, t, c)
+        kernel = self.engine.kernel()
+        if kernel:
+            kernel.shuffle(keys, stream.starts[t, c], self.counts[t, c], self.order)
+        else:
+            for k, (first, n) in enumerate(zip(stream.starts[t, c], self.counts[t, c], strict=True)):
+                self.order[first : first + n] = first + rng.permutation((keys[0][k], keys[1][k]), int(n))
         self.shuffled |= due
         return self.order
 
