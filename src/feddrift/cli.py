@@ -1,4 +1,4 @@
-"""The command line: list, run, report, plot."""
+"""The command line: list, run, sweep, report, plot."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -24,9 +24,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from feddrift import __version__, algorithms, engines, record, report, streams
+from feddrift import __version__, algorithms, engines, paper, record, report, streams, sweep
 from feddrift.background import busy
-from feddrift.config import RecordedRun, RunConfig
+from feddrift.config import RecordedRun, RunConfig, parse_seeds
 from feddrift.errors import ConfigError, DataError, FeddriftError
 from feddrift.estimate import estimate
 from feddrift.run import Step
@@ -38,7 +38,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Federated learning when the data of different clients drift at different times.",
 )
-MAX_SEEDS = 10_000
 FEW = 12  # events of a kind that the line of a time step tells one by one
 
 out = Console()
@@ -137,7 +136,7 @@ def run_(
             steps=steps, batch=batch, lr=lr, pattern=pattern, engine=engine, data_dir=data_dir, label=label,
         )
         for name in names
-        for s in (_seeds(seeds) if seeds is not None else [seed or 0])
+        for s in (parse_seeds(seeds) if seeds is not None else [seed or 0])
     ]  # fmt: skip
     first = configs[0].load()
     for config in configs:
@@ -169,12 +168,55 @@ def run_(
     _say(f"records in {out_dir}")
 
 
+@app.command("sweep")
+def sweep_(
+    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="tables [[runs]]: streams, algorithms, seeds, ...")],
+    out_dir: Annotated[Path, typer.Option("--out", help="the folder for the records")] = Path("runs"),
+    jobs: Annotated[int | None, typer.Option(min=1, help="processes at a time; default: one per core")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help=_describe("data_dir"))] = None,
+) -> None:
+    """Run a grid of runs in parallel; those that are finished in the folder are skipped.
+
+    Example: feddrift sweep experiments/small.toml --out runs/small
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    configs = sweep.read_grid(file, data_dir)
+    _say(f"{file}: {len(configs)} runs")
+    ended: dict[str, int] = {"done": 0, "skipped": 0, "failed": 0}
+    failures: list[str] = []
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    news = sweep.sweep(configs, out_dir, jobs or len(os.sched_getaffinity(0)))
+    with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as progress, closing(news):
+        task = progress.add_task("runs", total=len(configs))
+        for item in news:
+            if item.kind == "step":
+                progress.advance(task, item.share)
+                continue
+            ended[item.kind] += 1
+            if item.kind == "skipped":  # says nothing about the speed of the others
+                progress.update(task, total=len(configs) - ended["skipped"])
+                continue
+            what = f"{item.config.stream} {item.config.algorithm} seed {item.config.seed}"
+            if item.kind == "failed":
+                failures.append(f"{what}: {item.reason}")
+            _say(f"[{sum(ended.values())}/{len(configs)}] {what}" + (" failed" if item.kind == "failed" else ""))
+    _say(f"{ended['done']} done, {ended['skipped']} were finished before, {ended['failed']} failed; in {out_dir}")
+    for failure in failures:
+        err.print(f"failed: {failure}", highlight=False, markup=False, soft_wrap=True)
+    if failures:
+        raise typer.Exit(1)
+
+
 @app.command("report")
 def report_(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="a folder of records, or one record")],
     against: Annotated[
         str | None, typer.Option(help="an algorithm to compare with, seed by seed: difference and 95 % interval")
     ] = None,
+    beside: Annotated[
+        bool, typer.Option("--paper", help="the paper's numbers beside ours; *: outside its band")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
 ) -> None:
     """Summarise records: mean and standard deviation over seeds of each stream, algorithm and settings."""
@@ -183,10 +225,14 @@ def report_(
     if not summaries:
         raise DataError(f"none of the {len(records)} runs in {folder} is finished yet")
     gaps = report.compare(records, against) if against else []
+    theirs = [paper.published(summary) for summary in summaries] if beside else []
     if as_json:
-        print(json.dumps(report.to_json(summaries, gaps), indent=2))
+        print(json.dumps(report.to_json(summaries, gaps, theirs), indent=2))
     else:
-        out.print(report.table(summaries, gaps))
+        out.print(report.table(summaries, gaps, theirs))
+        told = [flag for cell in theirs if cell for flag in cell.within.values()]
+        if told:
+            _say(f"{sum(told)} of {len(told)} accuracies within max(1.0, twice the paper's deviation) of the paper's")
     if unfinished:
         err.print(f"left out, not finished: {len(unfinished)}", highlight=False)
 
@@ -302,23 +348,6 @@ def _settings(pairs: list[str]) -> dict[str, str]:
             raise ConfigError(f"--set {key.strip()} is given twice")
         found[key.strip()] = value.strip()
     return found
-
-
-def _seeds(text: str) -> list[int]:
-    """Seeds from a range or a list.
-
-    >>> _seeds("0-3"), _seeds("7,2")
-    ([0, 1, 2, 3], [7, 2])
-    """
-    seeds: list[int] = []
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
-            raise ConfigError(f"--seeds takes a range such as 0-4 or a list such as 0,2,5, got '{text}'")
-        if int(last or first) - int(first) >= MAX_SEEDS:
-            raise ConfigError(f"--seeds takes at most {MAX_SEEDS} seeds, got '{text}'")
-        seeds += range(int(first), int(last or first) + 1)
-    return list(dict.fromkeys(seeds))
 
 
 def _once() -> Callable[[logging.LogRecord], bool]:

@@ -22,6 +22,7 @@ from feddrift.run import Step, run
 from feddrift.types import Algorithm, Local, Stream
 
 TRAINING = ("rounds", "steps", "batch", "lr")
+MAX_SEEDS = 10_000
 
 
 class RunConfig(BaseModel):
@@ -88,6 +89,23 @@ class RunConfig(BaseModel):
         if self.engine != "simulator":
             found["engine"] = self.engine
         return found
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Seeds from a range or a list.
+
+    >>> parse_seeds("0-3"), parse_seeds("7,2")
+    ([0, 1, 2, 3], [7, 2])
+    """
+    seeds: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
+            raise ConfigError(f"seeds are a range such as 0-4 or a list such as 0,2,5, got '{text}'")
+        if int(last or first) - int(first) >= MAX_SEEDS:
+            raise ConfigError(f"seeds are at most {MAX_SEEDS}, got '{text}'")
+        seeds += range(int(first), int(last or first) + 1)
+    return list(dict.fromkeys(seeds))
 
 
 class RecordedRun:

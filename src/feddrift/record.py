@@ -143,7 +143,7 @@ class Writer:
             text = schema.dump({"kind": "end", "status": status, "seconds": seconds})
             schema.check_order(schema.parse(text, "end"), self._header, self._n_rows, "end")
             self._write(text)
-            if status == "complete" or not _is_complete(self.path):
+            if status == "complete" or not is_complete(self.path):
                 with _writable(self.path):
                     os.replace(self.part, self.path)
 
@@ -248,7 +248,8 @@ def _writable(path: Path) -> Iterator[None]:
         raise DataError(f"cannot write {path}: {error.strerror or error}") from None
 
 
-def _is_complete(path: Path) -> bool:
+def is_complete(path: Path) -> bool:
+    """Whether there is a record of a whole run."""
     try:
         return read(path).status == "complete"
     except DataError:

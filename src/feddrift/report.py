@@ -70,6 +70,15 @@ class Difference:
     high: float | None
 
 
+@dataclass(frozen=True)
+class Published:
+    """What the paper has for a cell of its tables, and whether ours is within max(1.0, twice its deviation) of it."""
+
+    omitting_drifts: Spread
+    including_drifts: Spread
+    within: dict[str, bool]  # by accuracy
+
+
 def adjusted_rand(a: npt.ArrayLike, b: npt.ArrayLike) -> float:
     """How far two groupings of the same things agree: 1 for the same groups, about 0 for chance.
 
@@ -205,7 +214,9 @@ def _difference(group: list[Record], baseline: list[Record], name: str) -> Diffe
     return Difference(name, seeds, mean, None if half is None else mean - half, None if half is None else mean + half)
 
 
-def to_json(summaries: Sequence[Summary], against: Sequence[Difference | None] = ()) -> list[dict[str, Any]]:
+def to_json(
+    summaries: Sequence[Summary], against: Sequence[Difference | None] = (), paper: Sequence[Published | None] = ()
+) -> list[dict[str, Any]]:
     """Summaries as JSON values; settings hold the overrides, too."""
     objects = []
     for k, summary in enumerate(summaries):
@@ -215,10 +226,16 @@ def to_json(summaries: Sequence[Summary], against: Sequence[Difference | None] =
         if against:
             gap = against[k]
             objects[-1]["against"] = None if gap is None else {**asdict(gap), "seeds": list(gap.seeds)}
+        if paper:
+            cell = paper[k]
+            objects[-1]["paper"] = None if cell is None else {a: asdict(getattr(cell, a)) for a in cell.within}
+            objects[-1]["within"] = None if cell is None else cell.within
     return objects
 
 
-def table(summaries: Sequence[Summary], against: Sequence[Difference | None] = ()) -> Table:
+def table(
+    summaries: Sequence[Summary], against: Sequence[Difference | None] = (), paper: Sequence[Published | None] = ()
+) -> Table:
     """Summaries for people; sent is relative to Oblivious, models are those at the end, ARI the adjusted Rand index."""
     grid = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0)  # narrow: nine columns in a terminal of 80
     grid.add_column("stream", overflow="fold", min_width=8)  # these two wrap, numbers are never cut
@@ -229,6 +246,9 @@ def table(summaries: Sequence[Summary], against: Sequence[Difference | None] = (
         grid.add_column(
             f"over {next((gap.baseline for gap in against if gap), 'it')},\npoints", justify="right", no_wrap=True
         )
+    if paper:
+        for name in ("paper,\nomitting", "ours\nover it", "paper,\nincluding", "ours\nover it"):
+            grid.add_column(name, justify="right", no_wrap=True)
     different = differences([(s.stream, s.algorithm, {**s.settings, **s.overrides}) for s in summaries])
     for k, (summary, differs) in enumerate(zip(summaries, different, strict=True)):
         cells = [
@@ -244,9 +264,22 @@ def table(summaries: Sequence[Summary], against: Sequence[Difference | None] = (
             "-" if summary.false_alarms is None else f"{summary.false_alarms:.3g}",
             "-" if summary.ari is None else f"{summary.ari:.2f}",
             *([_gap(against[k])] if against else []),
+            *(_beside(summary, paper[k]) if paper else []),
         ]
         grid.add_row(*(Text(cell) for cell in cells))  # as Text: a name may hold [brackets]
     return grid
+
+
+def _beside(summary: Summary, theirs: Published | None) -> list[str]:
+    """The paper's two accuracies, each with how far ours is above it; a star: outside its band."""
+    if theirs is None:
+        return ["-"] * 4
+    cells = []
+    for accuracy, within in theirs.within.items():
+        mine, other = getattr(summary, accuracy), getattr(theirs, accuracy)
+        gap = "-" if mine is None else f"{mine.mean - other.mean:+.2f}"
+        cells += [_spread(other), gap + (" " if within else "*")]
+    return cells
 
 
 def _gap(gap: Difference | None) -> str:

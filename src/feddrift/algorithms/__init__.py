@@ -80,13 +80,18 @@ def algorithm(name: str, stream: Stream | None = None, **given: Any) -> Algorith
     >>> algorithm("FedDrift", delta=0.1).delta
     0.1
     """
+    found = entry(name)
+    if stream is not None:
+        given = {**_defaults(found.cls, stream), **given}
+    made: Algorithm = found.cls(**_parsed(name, found.cls, given), **found.fixed)
+    return made
+
+
+def entry(name: str) -> Entry:
+    """What the catalogue has under this name."""
     if name not in ALGORITHMS:
         raise unknown("algorithm", name, ALGORITHMS)
-    entry = ALGORITHMS[name]
-    if stream is not None:
-        given = {**_defaults(entry.cls, stream), **given}
-    made: Algorithm = entry.cls(**_parsed(name, entry.cls, given), **entry.fixed)
-    return made
+    return ALGORITHMS[name]
 
 
 def _defaults(cls: type[Any], stream: Stream) -> dict[str, Any]:
@@ -119,4 +124,4 @@ def _parsed(name: str, cls: type[Any], given: Mapping[str, Any]) -> dict[str, An
     return parsed
 
 
-__all__ = ["ALGORITHMS", "BY_FAMILY", "Entry", "algorithm", "options", "settings"]
+__all__ = ["ALGORITHMS", "BY_FAMILY", "Entry", "algorithm", "entry", "options", "settings"]

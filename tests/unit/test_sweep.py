@@ -1,0 +1,142 @@
+"""Grids of runs from a file, in parallel processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from feddrift import record, sweep
+from feddrift.errors import FeddriftError
+
+GRID = """
+[[runs]]
+stream = "sine-2"
+algorithm = ["FedDrift", "Oblivious"]
+seeds = "0-1"
+rounds = 1
+steps = 2
+pattern = "random:every=1,concepts=2,clients=3,steps=3"
+settings = {delta = [0.1, 0.2]}
+
+[[runs]]
+stream = ["sine-2", "circle-2"]
+algorithm = "Oblivious"
+rounds = 1
+steps = 2
+pattern = "random:every=1,concepts=2,clients=3,steps=3"
+"""
+
+
+def grid(tmp_path: Path, text: str = GRID) -> Path:
+    path = tmp_path / "grid.toml"
+    path.write_text(text)
+    return path
+
+
+def feddrift(*args: object, **options: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "feddrift", *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
+def test_a_grid_is_every_combination_once(tmp_path: Path) -> None:
+    configs = sweep.read_grid(grid(tmp_path))
+    told = [(c.stream, c.algorithm, c.settings.get("delta"), c.seed) for c in configs]
+    assert told == [
+        *[("sine-2", "FedDrift", delta, seed) for delta in (0.1, 0.2) for seed in (0, 1)],
+        *[("sine-2", "Oblivious", None, seed) for seed in (0, 1)],
+        ("circle-2", "Oblivious", None, 0),
+    ]
+    assert all(c.rounds == 1 and c.pattern for c in configs)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "one or more tables"),
+        ("[[runs]", "cannot be read as TOML"),
+        ("runs = 3", "one or more tables"),
+        ("x = 1\n[[runs]]\nstream='sine-2'\nalgorithm='Oracle'", "got \\['x'\\]"),
+        ("[[runs]]\nalgorithm = 'Oracle'", "runs 1: stream is missing"),
+        ("[[runs]]\nstream = 'sine-2'\nalgorithm = []", "at least one value"),
+        ("[[runs]]\nstream = 'sine-2'\nalgorithm = 'Orcale'", "Oracle"),
+        ("[[runs]]\nstream = 'sine-2'\nalgorithm = 'Oracle'\nseed = 1", "unknown key 'seed'"),
+        ("[[runs]]\nstream = 'sine-2'\nalgorithm = 'Oracle'\nseeds = 'x'", "seeds are a range"),
+        ("[[runs]]\nstream = 'sine-2'\nalgorithm = 'Oracle'\nrounds = 0", "rounds"),
+        (
+            "[[runs]]\nstream = 'sine-2'\nalgorithm = 'Oracle'\nsettings = {delta = 1}",
+            "none of Oracle has a setting 'delta'",
+        ),
+        ("[[runs]]\nstream = 'sine-2'\nalgorithm = 'Oracle'\nsettings = 4", "must be a table"),
+    ],
+)
+def test_a_bad_grid_is_one_sentence(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(FeddriftError, match=said):
+        sweep.read_grid(grid(tmp_path, text))
+
+
+def test_a_sweep_skips_what_is_finished_and_tells_what_failed(tmp_path: Path) -> None:
+    out, path = tmp_path / "runs", grid(tmp_path)
+    first = feddrift("sweep", path, "--out", out, "--jobs", 2)
+    assert first.returncode == 0, first.stderr
+    assert "7 done, 0 were finished before, 0 failed" in first.stdout and "[7/7]" in first.stdout
+    assert all(r.status == "complete" for r in record.read_all(out)) and len(list(out.glob("*.jsonl"))) == 7
+    missing = "[[runs]]\nstream = 'mnist-4'\nalgorithm = 'Oracle'\nrounds = 1\n"
+    again = feddrift("sweep", grid(tmp_path, GRID + missing), "--out", out, "--data-dir", tmp_path / "none")
+    assert again.returncode == 1
+    assert "0 done, 7 were finished before, 1 failed" in again.stdout
+    assert again.stderr.count("\n") == 1 and "failed: mnist-4 Oracle seed 0:" in again.stderr
+
+
+def test_a_killed_run_is_told_and_the_others_go_on(tmp_path: Path) -> None:
+    configs = sweep.read_grid(grid(tmp_path, LONG))
+    ended: dict[str, str] = {}
+    for news in sweep.sweep(configs, tmp_path / "runs", jobs=1):
+        if news.kind == "step" and news.config.seed == 0 and not ended:
+            children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+            os.kill(max(map(int, children)), signal.SIGKILL)
+        elif news.kind != "step":
+            ended[str(news.config.seed)] = f"{news.kind} {news.reason}".strip()
+    assert ended == {"0": "failed its process ended with code -9", "1": "done"}
+    (unfinished,) = [r for r in record.read_all(tmp_path / "runs") if r.status != "complete"]
+    assert unfinished.header["seed"] == 0
+
+
+LONG = """
+[[runs]]
+stream = "sine-2"
+algorithm = "Oblivious"
+seeds = "0-1"
+rounds = 20
+pattern = "random:every=3,concepts=2,clients=4,steps=12"
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_a_stopped_sweep_goes_on_where_it_was(tmp_path: Path, how: signal.Signals) -> None:
+    """Records and results are those of a sweep that was never stopped."""
+    path, out = grid(tmp_path, LONG), tmp_path / "runs"
+    command = [sys.executable, "-m", "feddrift", "sweep", str(path), "--out", str(out), "--jobs", "2"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    while process.poll() is None and not any(b'"row"' in p.read_bytes() for p in out.glob("*.part")):
+        time.sleep(0.01)
+    os.kill(process.pid, how)
+    _, said = process.communicate(timeout=60)
+    if how is signal.SIGINT:
+        assert process.returncode == 130 and b"Traceback" not in said
+    begin = time.monotonic()
+    while (status := feddrift("sweep", path, "--out", out)).returncode and time.monotonic() < begin + 60:
+        time.sleep(0.5)  # runs of a killed sweep may still hold their records for a moment
+    assert status.returncode == 0, status.stderr
+    whole = feddrift("sweep", path, "--out", tmp_path / "whole")
+    assert whole.returncode == 0
+    for ours in sorted(out.glob("*.jsonl")):
+        theirs = tmp_path / "whole" / ours.name
+        rows = [[json.loads(line) for line in p.read_text().splitlines()[1:-1]] for p in (ours, theirs)]
+        assert rows[0] == rows[1] and len(rows[0]) >= 48
