@@ -146,6 +146,11 @@ def growth(large: bool = False, **_: Any) -> Numbers:
         "ms per client and time step": "ms_per_client_step", "peak MB": "peak_mb", "MB of it for the run": "own_mb",
         "most models": "models",
     })  # fmt: skip
+    if large:
+        full = {n: measure("drift", clients=n, steps=20, rounds=100) for n in (100, 10_000)}
+        axis("clients (FedDrift, 20 time steps, the paper's 100 rounds of 50 steps)", full, {
+            "ms per client and time step": "ms_per_client_step", "peak MB": "peak_mb",
+        })  # fmt: skip
     many = (1, 4, 16, 64)
     cases = [{"net": NETS["SINE 2-4-2"], "clients": 64, "models": m} for m in many]
     models = dict(zip(many, measure("train", cases=cases), strict=True))
@@ -162,7 +167,8 @@ def growth(large: bool = False, **_: Any) -> Numbers:
     axis("parameters (Algorithm 1, 10 clients)", parameters, {
         "us per lane-step": "us", "us per 1000 parameters": "us_per_1000", "code": "code",
     })  # fmt: skip
-    return {"clients": clients, "models": models, "history": history, "parameters": parameters}
+    found = {"clients": clients, "models": models, "history": history, "parameters": parameters}
+    return found | ({"clients_full": full} if large else {})
 
 
 def axis(name: str, found: dict[int, Numbers], columns: dict[str, str]) -> None:
@@ -251,7 +257,7 @@ SECTIONS: dict[str, Callable[..., Numbers]] = {"step": step, "flower": flower, "
 def main(
     sections: Annotated[list[str] | None, typer.Argument(help=f"of {', '.join(SECTIONS)}; default: all")] = None,
     no_history: Annotated[bool, typer.Option("--no-history", help="only print")] = False,
-    large: Annotated[bool, typer.Option("--large", help="growth: also 10 000 clients")] = False,
+    large: Annotated[bool, typer.Option("--large", help="growth: also 10 000 clients, some 15 minutes more")] = False,
     flower_python: Annotated[
         str | None, typer.Option(envvar="FEDDRIFT_FLOWER_PYTHON", help=f"a Python that has {FLOWER}")
     ] = None,

@@ -128,9 +128,9 @@ def _torch_loop(torch: Any, net: list[int]) -> Callable[[int], None]:
     return rounds
 
 
-def drift(clients: int, steps: int) -> dict[str, float]:
+def drift(clients: int, steps: int, rounds: int = 5) -> dict[str, float]:
     """FedDrift while a second concept starts at one client and spreads evenly over all of them."""
-    local = fd.Local(rounds=5, steps=STEPS)
+    local = fd.Local(rounds=rounds, steps=STEPS)
     small = fd.stream("sine-2")
     for _ in zip(range(4), fd.run(small, fd.algorithm("FedDrift", small), local=local), strict=False):
         pass  # what is compiled is loaded

@@ -242,17 +242,26 @@ class Kind(StrEnum):
 
     clusters = "clusters"
     accuracy = "accuracy"
+    patterns = "patterns"
+    delta = "delta"
+    traffic = "traffic"
 
 
 @app.command("plot")
 def plot_(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="a folder of records, or one record")],
-    kind: Annotated[Kind, typer.Argument(help="clusters: who used which model when; accuracy: over time")],
+    kind: Annotated[
+        Kind,
+        typer.Argument(
+            help="clusters: who used which model when; accuracy: over time; patterns: "
+            "the true concepts; delta, traffic: accuracy against them"
+        ),
+    ],
     file: Annotated[Path, typer.Option("--out", help="the picture: .png, .pdf or .svg")],
     algorithm: Annotated[list[str] | None, typer.Option(help="only these algorithms; repeat it for several")] = None,
 ) -> None:
     """Draw a picture of the records in a folder."""
-    from feddrift import plots  # here, since matplotlib takes a while to import
+    from feddrift import figures, plots  # here, since matplotlib takes a while to import
 
     records = [r for r in record.read_all(folder) if not algorithm or r.header["algorithm"] in algorithm]
     if not records:
@@ -261,7 +270,11 @@ def plot_(
     if kind is Kind.clusters and len(records) > plots.MAX_PANELS >= len(groups):
         records = [group[0] for group in groups]
         err.print("too many runs for one picture: showing the first seed of each", highlight=False)
-    plots.save(plots.clusters(records) if kind is Kind.clusters else plots.accuracy(records), file)
+    draw = {
+        Kind.clusters: plots.clusters, Kind.accuracy: plots.accuracy, Kind.patterns: figures.patterns,
+        Kind.delta: figures.threshold, Kind.traffic: figures.traffic,
+    }  # fmt: skip
+    plots.save(draw[kind](records), file)
     _say(f"wrote {file}")
 
 

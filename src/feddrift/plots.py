@@ -70,14 +70,14 @@ def clusters(records: Sequence[Record]) -> Figure:
     models = sorted(used, key=lambda i: (-used[i], i))
     marks = dict(zip(models, STRONG, strict=False))
     concepts = _names_of_concepts(records)
-    fills = _fills(sorted(concepts))
-    legend: dict[str, Artist] = {concepts[k]: Patch(facecolor=fills[k]) for k in sorted(concepts)}
+    shades = fills(sorted(concepts))
+    legend: dict[str, Artist] = {concepts[k]: Patch(facecolor=shades[k]) for k in sorted(concepts)}
     for ax, record, differs in zip(panels, records, _differences(records), strict=False):
         truth = bool((record.rows.concept >= 0).any())
         if truth:
-            _background(ax, record.rows.concept, fills)
+            background(ax, record.rows.concept, shades)
         elif numbered:
-            _background(ax, record.rows.model, _fills(models))
+            background(ax, record.rows.model, fills(models))
         if numbered:
             for (t, c), model in np.ndenumerate(record.rows.model):
                 ax.text(t + 1, c, str(model), ha="center", va="center", fontsize=font, color=INK)
@@ -91,7 +91,7 @@ def clusters(records: Sequence[Record]) -> Figure:
         legend |= {"other models": Patch(facecolor=OTHER)} if len(models) > len(marks) else {}
     if any(record.rows.drift.any() for record in records):
         legend["drift alarm"] = Line2D([], [], linestyle="", marker="^", markersize=7, color=ALARM)
-    _legend(fig, legend)
+    key(fig, legend)
     return fig
 
 
@@ -121,7 +121,7 @@ def accuracy(records: Sequence[Record]) -> Figure:
             legend[label] = _line(ax, group, styles[label])
         counts = sorted({len(group) for group in lines[stream].values()})
         seeds = "-".join(str(k) for k in sorted({counts[0], counts[-1]})) + (" seeds" if counts[-1] > 1 else " seed")
-        ax.set_title(f"{_short(stream)} ({seeds})", loc="left", fontsize=11)
+        ax.set_title(f"{short(stream)} ({seeds})", loc="left", fontsize=11)
         ax.set_xlabel("time")
         ax.set_ylabel("accuracy on the next time step")
         ax.xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True, min_n_ticks=1))
@@ -131,7 +131,7 @@ def accuracy(records: Sequence[Record]) -> Figure:
         ax.grid(axis="y", color="#E4E4E4")
         ax.set_axisbelow(True)
         ax.spines[["top", "right"]].set_visible(False)
-    _legend(fig, {label: legend[label] for label in styles})
+    key(fig, {label: legend[label] for label in styles})
     return fig
 
 
@@ -158,10 +158,12 @@ def _differences(records: Sequence[Record]) -> list[dict[str, object]]:
     return differences([(h["stream"], h["algorithm"], {**h["settings"], **h["overrides"]}) for h in headers])
 
 
-def _names_of_concepts(records: Sequence[Record]) -> dict[int, str]:
-    def letter(k: int) -> str:
-        return chr(ord("A") + k) if k < 26 else str(k)
+def letter(k: int) -> str:
+    """A, B, C, ... for concepts 0, 1, 2, ..."""
+    return chr(ord("A") + k) if k < 26 else str(k)
 
+
+def _names_of_concepts(records: Sequence[Record]) -> dict[int, str]:
     names = {}
     for record in records:
         same = record.header["same"]
@@ -170,17 +172,19 @@ def _names_of_concepts(records: Sequence[Record]) -> dict[int, str]:
     return names
 
 
-def _fills(ids: Sequence[int]) -> dict[int, str]:
+def fills(ids: Sequence[int]) -> dict[int, str]:
+    """A pale colour for each."""
     if len(ids) <= len(PALE):
         return dict(zip(ids, PALE, strict=False))
     shades = mpl.colormaps["turbo"](np.linspace(0.05, 0.95, len(ids)))
     return {i: to_hex(0.5 + 0.5 * shade[:3]) for i, shade in zip(ids, shades, strict=True)}
 
 
-def _background(ax: Axes, ids: Ints, fills: Mapping[int, str]) -> None:
+def background(ax: Axes, ids: Ints, colour_of: Mapping[int, str]) -> None:
+    """Cells [t, c] in the colours of their ids."""
     steps, clients = ids.shape
     colours = np.ones((clients, steps, 3))
-    for i, fill in fills.items():
+    for i, fill in colour_of.items():
         colours[np.equal(ids.T, i)] = to_rgb(fill)
     x, y = np.arange(steps + 1) + 0.5, np.arange(clients + 1) - 0.5
     ax.pcolormesh(x, y, colours, edgecolors="white", linewidth=min(0.8, 16 / max(ids.shape)))
@@ -203,7 +207,7 @@ def _axes(ax: Axes, record: Record, cell: tuple[float, float]) -> None:
     steps, clients = record.header["n_steps"], record.header["n_clients"]
     every = math.ceil(0.3 / cell[0]), math.ceil(0.13 / cell[1])  # cells between labels
     ax.set_xticks(np.arange(1, steps + 1, every[0]))
-    ax.set_yticks(range(0, clients, every[1]), [_short(name, 14) for name in record.header["clients"][:: every[1]]])
+    ax.set_yticks(range(0, clients, every[1]), [short(name, 14) for name in record.header["clients"][:: every[1]]])
     ax.set(xlim=(0.5, steps + 0.5), ylim=(clients - 0.5, -0.5), xlabel="time", ylabel="client")
     ax.tick_params(length=0, labelsize=8)
     ax.spines[:].set_visible(False)
@@ -211,7 +215,7 @@ def _axes(ax: Axes, record: Record, cell: tuple[float, float]) -> None:
 
 def _title(record: Record, differs: Mapping[str, object]) -> str:
     header, numbers = record.header, scores(record)
-    lines = [f"{_short(header['stream'])} · {header['algorithm']} · seed {header['seed']}"]
+    lines = [f"{short(header['stream'])} · {header['algorithm']} · seed {header['seed']}"]
     if differs:
         lines.append(describe(differs))
     omitting, including = numbers.omitting_drifts, numbers.including_drifts
@@ -246,7 +250,8 @@ def _mean(values: Floats) -> Floats:
     return np.asarray(np.nansum(values, axis=0) / np.where(n > 0, n, np.nan))
 
 
-def _legend(fig: Figure, entries: Mapping[str, Artist]) -> None:
+def key(fig: Figure, entries: Mapping[str, Artist]) -> None:
+    """The legend below a figure."""
     if entries:
         column = 0.066 * max(len(label) for label in entries) + 0.4  # inches
         n_columns = max(1, min(len(entries), int(fig.get_figwidth() / column)))
@@ -254,5 +259,6 @@ def _legend(fig: Figure, entries: Mapping[str, Artist]) -> None:
         fig.legend(list(entries.values()), list(entries), loc="outside lower center", ncols=n_columns, **style)
 
 
-def _short(name: str, length: int = 40) -> str:
+def short(name: str, length: int = 40) -> str:
+    """A long name without its middle."""
     return name if len(name) <= length else f"{name[: length // 2]}…{name[1 - length // 2 :]}"

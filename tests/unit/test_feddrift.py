@@ -33,6 +33,19 @@ def table(rows: dict[int, list[float]]) -> Any:
 QUIET = {"loss": lambda c, i: 0.1}
 
 
+def test_clients_may_start_with_a_model_each_and_merge_from_the_next_step_on() -> None:
+    """Clients 0 and 2 are alike: their models are near each other, and far from that of client 1."""
+    near = {"loss": lambda c, i: 0.1 if c % 2 == i % 2 else 0.8, "cross": lambda i, j: 0.1 if i % 2 == j % 2 else 0.9}
+    first, second = play(FedDrift(delta=0.1, first="each"), [near, near])
+    assert first.models.ids == (0, 1, 2) and identities(first.votes, first.models) == [0, 1, 2]
+    np.testing.assert_array_equal(first.w[0], np.eye(3))
+    assert [(e.kind, e.model) for e in first.events] == [("created", 1), ("created", 2)] and first.born == 3
+    assert [(e.model, e.cause["into"]) for e in second.events if e.kind == "merged"] == [(2, 0)]
+    assert identities(second.votes, second.models) == [0, 1, 0] and not second.drifted.any()  # type: ignore[union-attr]
+    with pytest.raises(ConfigError, match="FedDrift-C starts with one model"):
+        FedDrift(first="each", one_global=True)
+
+
 def test_without_drift_nothing_happens() -> None:
     last = play(FedDrift(delta=0.1), [QUIET] * 4)[-1]
     assert last.models.ids == (0,) and last.w.shape == (4, 3, 1) and np.asarray(last.w).all()

@@ -74,6 +74,15 @@ BY_FAMILY: dict[type[Any], dict[str, dict[str, float]]] = {
 }
 
 
+# How FMoW differs besides: several distributions from the start, and smaller ensembles.
+_CHOOSE = {"n_models": 5, "first": "choose"}
+ON_FMOW: dict[str, dict[str, Any]] = {
+    "FedDrift": {"first": "each"}, "FedDrift-W": {"first": "each"},
+    "IFCA(T)": _CHOOSE, "IFCA": _CHOOSE, "IFCA-W": _CHOOSE, "CFL": {"max_models": 5}, "CFL-W": {"max_models": 5},
+    "AUE": {"n_models": 4}, "AUE-PC": {"n_models": 4}, "KUE": {"n_models": 3},
+}  # fmt: skip
+
+
 def algorithm(name: str, stream: Stream | None = None, **given: Any) -> Algorithm:
     """The algorithm of this name with these settings; thresholds default to what suits the stream.
 
@@ -82,7 +91,7 @@ def algorithm(name: str, stream: Stream | None = None, **given: Any) -> Algorith
     """
     found = entry(name)
     if stream is not None:
-        given = {**_defaults(found.cls, stream), **given}
+        given = {**_defaults(name, found.cls, stream), **given}
     made: Algorithm = found.cls(**_parsed(name, found.cls, given), **found.fixed)
     return made
 
@@ -94,9 +103,11 @@ def entry(name: str) -> Entry:
     return ALGORITHMS[name]
 
 
-def _defaults(cls: type[Any], stream: Stream) -> dict[str, Any]:
+def _defaults(name: str, cls: type[Any], stream: Stream) -> dict[str, Any]:
     by_family = BY_FAMILY.get(cls, {})
     found: dict[str, Any] = {k: v[stream.family] for k, v in by_family.items() if stream.family in v}
+    if stream.family == "fmow":
+        found |= ON_FMOW.get(name, {})
     if cls is IFCA and stream.concepts is not None:
         found["n_models"] = len(set(stream.concepts[:-1].reshape(-1).tolist()))
     return found

@@ -103,6 +103,7 @@ class FedDrift(_Options):
     """Every client that meets a new concept gets its own new model; models that are alike merge (Algorithm 4)."""
 
     merge_delta: float | None = option(None, "models closer than this merge; none: delta")
+    first: Literal["one", "each"] = option("one", "clients start with one model, or each with its own")
     redetect: bool = option(False, "FedDrift-C only: clients whose new model was dropped may raise the alarm again")
     one_global: bool = False  # FedDrift-C: of the models created at one time, one becomes global
 
@@ -110,11 +111,25 @@ class FedDrift(_Options):
         super().__post_init__()
         if self.merge_delta is not None:
             self._check_threshold("merge_delta", self.merge_delta)
+        if self.first == "each" and self.one_global:
+            raise ConfigError("FedDrift-C starts with one model, got first=each")
         if self.redetect and not self.one_global:
             raise ConfigError("FedDrift.redetect is a setting of FedDrift-C only, got true")
 
+    def init(self, fed: Federation) -> DriftState:
+        state, n = super().init(fed), fed.n_clients
+        if self.first == "one":
+            return state
+        models = take(state.models, [0] * n, range(n))
+        return replace(state, models=models, w=cluster.nobody(n, n), votes=np.eye(n), born=n)
+
     def step(self, state: State, fed: Federation) -> DriftState:
         assert isinstance(state, DriftState)
+        if self.first == "each" and not fed.tau:  # nothing to choose between yet
+            w = cluster.assign(state.w, np.arange(fed.n_clients))
+            created = tuple(Event("created", c, {"clients": [c], "reason": "given"}) for c in range(1, fed.n_clients))
+            lowest = fed.evaluate(state.models, self.metric).diagonal()
+            return replace(state, models=fed.train(state.models, w), w=w, reference=lowest, events=created)
         dropped: tuple[Event, ...] = ()
         if self.one_global:
             state, dropped = self._drop_newborn(state, fed)

@@ -8,6 +8,7 @@ first time step all clients start on one model, as the FedDrift paper has it for
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
@@ -23,6 +24,7 @@ class IFCA:
     """Clients choose the best of a number of models that has to be known beforehand."""
 
     n_models: int = option(2, "the number of concepts, which IFCA takes as given; default: the stream's, where known")
+    first: Literal["one", "choose"] = option("one", "at the first time step all clients start on one model, or choose")
     memory: Memory = ALL
     every_round: bool = True  # False: IFCA(T)
 
@@ -38,7 +40,7 @@ class IFCA:
     def step(self, state: State, fed: Federation) -> State:
         models, home = state.models, state.votes.argmax(axis=1)
         given = () if fed.tau else tuple(Event("created", i, {"reason": "given"}) for i in models.ids[1:])
-        if fed.tau:
+        if fed.tau or self.first == "choose":
             home = self._choose(models, home, fed)
         w = self._weights(state, home, fed)
         if not self.every_round:

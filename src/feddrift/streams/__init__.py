@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from feddrift.errors import ConfigError, unknown
-from feddrift.streams import folder, mnist, patterns, synthetic
-from feddrift.types import Ints, Stream
+from feddrift.streams import fmow, folder, mnist, patterns, synthetic
+from feddrift.types import Stream
 
 
 @dataclass(frozen=True)
@@ -18,8 +18,8 @@ class Entry:
     summary: str
     family: str
     n_concepts: int
-    pattern: str  # the paper's; R stands for R0 to R4, turn by turn with the seed
-    make: Callable[[str, Ints, str | Path | None], Stream]  # of name, concepts, data directory
+    pattern: str | None  # the paper's; R stands for R0 to R4, turn by turn with the seed; None: it has its own drift
+    make: Callable[..., Stream]  # of name, concepts (unless it has its own drift), data directory
 
 
 STREAMS: dict[str, Entry] = {
@@ -33,6 +33,7 @@ STREAMS: dict[str, Entry] = {
     "mnist-4": Entry("digits; the labels of 1 and 2, 3 and 4, or 5 and 6 swap", "mnist", 4, "F", mnist.swapped),
     "mnist-r": Entry("mnist-4 with random drifts every 2 steps, by seed", "mnist", 4, "R", mnist.swapped),
     "mnist-l-4": Entry("digits; each concept shows only 2 of them", "mnist", 4, "F", mnist.label_shift),
+    "fmow-labels": Entry("FMoW's real shares of classes over time, shown by clothes", "fmow", 0, None, fmow.labels),
 }
 
 
@@ -57,8 +58,13 @@ def stream(
         return folder.load(directory, label=label)
     if label != "label":
         raise ConfigError(f"label names a column of folder:DIR, so it must be left out for {name}, got {label!r}")
+    entry = _entry(name)
+    if entry.pattern is None:
+        if pattern is not None:
+            raise ConfigError(f"{name} has its own drift: pattern must be left out, got {pattern!r}")
+        return entry.make(name, data_dir)
     spec = default_pattern(name, seed) if pattern is None else pattern
-    entry, concepts = _entry(name), patterns.pattern(spec, seed)
+    concepts = patterns.pattern(spec, seed)
     if concepts.max() >= entry.n_concepts:
         legal = "0 and 1" if entry.n_concepts == 2 else f"0 to {entry.n_concepts - 1}"
         raise ConfigError(f"pattern {spec} uses concept {concepts.max()}, but {entry.family} has concepts {legal}")
@@ -72,6 +78,8 @@ def default_pattern(name: str, seed: int = 0) -> str:
     ('Y', 'R2')
     """
     spec = _entry(name).pattern
+    if spec is None:
+        raise ConfigError(f"{name} has its own drift, no pattern")
     return f"R{seed % 5}" if spec == "R" else spec
 
 

@@ -7,6 +7,7 @@ import math
 import os
 import struct
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +20,17 @@ from feddrift.types import Ints, Local, Stream
 
 SAMPLES = 500  # per cell
 URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"
-FILES: dict[str, tuple[str, tuple[int, ...]]] = {  # MD5 and shape
-    "train-images-idx3-ubyte.gz": ("f68b3c2dcbeaaa9fbdd348bbdeb94873", (60000, 28, 28)),
-    "t10k-images-idx3-ubyte.gz": ("9fb629c4189551a2d022fa330f9573f3", (10000, 28, 28)),
-    "train-labels-idx1-ubyte.gz": ("d53e105ee54ea40749a09fcbcd1e9432", (60000,)),
-    "t10k-labels-idx1-ubyte.gz": ("ec29112dd5afa0611ce80d1b7f02629c", (10000,)),
+SHAPES: dict[str, tuple[int, ...]] = {
+    "train-images-idx3-ubyte.gz": (60000, 28, 28),
+    "t10k-images-idx3-ubyte.gz": (10000, 28, 28),
+    "train-labels-idx1-ubyte.gz": (60000,),
+    "t10k-labels-idx1-ubyte.gz": (10000,),
+}
+MD5 = {
+    "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+    "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
+    "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
+    "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
 }
 
 _MNIST = 2  # its name among the random keys of data
@@ -58,29 +65,33 @@ def load(data_dir: str | Path | None = None) -> tuple[Bytes, Bytes]:
     """All images [n, 784] and digits [n], train then test, from DATA_DIR/mnist, $FEDDRIFT_DATA/mnist or the cache."""
     named = data_dir or os.environ.get("FEDDRIFT_DATA")
     folder = Path(named or pooch.os_cache("feddrift")).expanduser() / "mnist"
-    if named:
-        missing = [file for file in FILES if not (folder / file).is_file()]
-        if missing:
-            raise DataError(f"MNIST is incomplete: put {', '.join(missing)} into {folder}")
-    else:
-        _download(folder)
-    train_x, test_x, train_y, test_y = (_read(folder / file, shape) for file, (_, shape) in FILES.items())
+    return load_idx("MNIST", folder, URL, MD5, download=not named)
+
+
+def load_idx(name: str, folder: Path, url: str, md5: Mapping[str, str], download: bool) -> tuple[Bytes, Bytes]:
+    """Images and classes from four files of MNIST's kind, fetched first where that is wanted."""
+    if download:
+        _download(name, folder, url, md5)
+    missing = [file for file in SHAPES if not (folder / file).is_file()]
+    if missing:
+        raise DataError(f"{name} is incomplete: put {', '.join(missing)} into {folder}")
+    train_x, test_x, train_y, test_y = (_read(folder / file, shape, name) for file, shape in SHAPES.items())
     pixels = np.concatenate([train_x, test_x])
     return pixels.reshape(len(pixels), -1), np.concatenate([train_y, test_y])
 
 
-def _download(folder: Path) -> None:
-    for file, (md5, _) in FILES.items():
+def _download(name: str, folder: Path, url: str, md5: Mapping[str, str]) -> None:
+    for file, known in md5.items():
         try:
-            pooch.retrieve(URL + file, known_hash=f"md5:{md5}", fname=file, path=folder)
+            pooch.retrieve(url + file, known_hash=f"md5:{known}", fname=file, path=folder)
         except (OSError, ValueError) as error:  # out of reach, or not what the checksum says
             raise DataError(
-                f"MNIST cannot be downloaded from {URL} ({type(error).__name__}): put {', '.join(FILES)} into {folder},"
-                " or into DIR/mnist and name DIR as the data directory"
+                f"{name} cannot be downloaded from {url} ({type(error).__name__}): put {', '.join(SHAPES)} into"
+                f" {folder}, or into DIR/{folder.name} and name DIR as the data directory"
             ) from error
 
 
-def _read(path: Path, shape: tuple[int, ...]) -> Bytes:
+def _read(path: Path, shape: tuple[int, ...], name: str) -> Bytes:
     """An idx file of bytes: two zero bytes, the type (8), the number of axes, their lengths, the data."""
     try:
         with gzip.open(path) as file:
@@ -89,7 +100,7 @@ def _read(path: Path, shape: tuple[int, ...]) -> Bytes:
         raise DataError(f"{path} is not a whole gzip file ({error}): replace it") from error
     header = struct.pack(f">HBB{len(shape)}I", 0, 8, len(shape), *shape)
     if not raw.startswith(header) or len(raw) != len(header) + math.prod(shape):
-        raise DataError(f"{path} is not MNIST's: expected an idx file of bytes of shape {shape}, replace it")
+        raise DataError(f"{path} is not {name}'s: expected an idx file of bytes of shape {shape}, replace it")
     return np.frombuffer(raw, dtype=np.uint8, offset=len(header)).reshape(shape)
 
 
@@ -98,7 +109,7 @@ def _order(n: int) -> Ints:
 
 
 def _stream(name: str, concepts: Ints, pixels: Bytes, rows: Ints, labels: npt.NDArray[np.integer]) -> Stream:
-    mean, std = _moments(pixels)
+    mean, std = moments(pixels)
     x = np.empty((rows.size, pixels.shape[1]), dtype=np.float32)
     for cell, chosen in enumerate(rows):  # cell by cell: the whole in float64 would take 350 MB
         x[cell * SAMPLES : (cell + 1) * SAMPLES] = (pixels[chosen] - mean) / (std + 0.001)
@@ -114,7 +125,7 @@ def _stream(name: str, concepts: Ints, pixels: Bytes, rows: Ints, labels: npt.ND
     )
 
 
-def _moments(pixels: Bytes) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+def moments(pixels: Bytes) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Mean and standard deviation of each pixel over all images, from exact integer sums."""
     n = len(pixels)
     total = squares = np.zeros(pixels.shape[1], dtype=np.int64)

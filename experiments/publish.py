@@ -1,0 +1,49 @@
+"""Copy finished records into results/, compactly: `python experiments/publish.py RUNS results/tables`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from feddrift import algorithms, record, schema
+
+
+def compact(text: str) -> list[dict[str, Any]]:
+    """The lines of a record, its rows as columns; a setting that did not exist yet has its default."""
+    lines: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
+    n_clients = 0
+    for line in map(json.loads, text.splitlines()):
+        if line["kind"] == "header":
+            options = algorithms.options(algorithms.entry(line["algorithm"]).cls)
+            line["settings"] = {name: field.default for name, field in options.items()} | line["settings"]
+        if line["kind"] == "row":
+            rows.append(line)
+        if rows and (line["kind"] != "row" or len(rows) == n_clients):
+            columns = {name: [row[name] for row in rows] for name in schema.COLUMNS}
+            lines.append({"kind": "columns", "t": rows[0]["t"], **columns})
+            rows = []
+        if line["kind"] != "row":
+            lines.append(line)
+            n_clients = line.get("n_clients", n_clients)
+    return lines
+
+
+def main(source: Path, target: Path) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    paths = [path for path in sorted(source.glob("*.jsonl")) if record.is_complete(path)]
+    for path in paths:
+        lines = compact(path.read_text())
+        copy = target / f"{record.file_name(lines[0])}.jsonl"
+        copy.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
+        assert record.is_complete(copy)
+        if target == source and copy != path:
+            path.unlink()
+    size = sum(path.stat().st_size for path in target.glob("*.jsonl"))
+    print(f"{len(paths)} records to {target}, {size / 1e6:.1f} MB in all")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
