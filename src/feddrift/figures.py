@@ -20,6 +20,7 @@ from feddrift.errors import ConfigError, DataError
 from feddrift.plots import DPI, MARKERS, MAX_PANELS, STRONG, background, fills, key, letter, short
 from feddrift.record import Record
 from feddrift.report import Summary, summarise
+from feddrift.streams.fmow import REGIONS, class_counts
 
 
 def patterns(records: Sequence[Record]) -> Figure:
@@ -95,6 +96,23 @@ def traffic(records: Sequence[Record]) -> Figure:
         _accuracy(ax, short(stream), "models sent, relative to one per client and round")
     fig.colorbar(ScalarMappable(scale, colormaps["viridis"]), ax=panels[: len(streams)], label="delta")
     key(fig, legend)
+    return fig
+
+
+def classes() -> Figure:
+    """FMoW's classes over time, all regions together and Africa alone, as shares."""
+    counts, names = class_counts()
+    fig, panels = _panels(2, (5.6, 3.6))
+    shades = colormaps["tab10"](np.arange(10))
+    years = ["2002-09", *(str(year) for year in range(2010, 2018)), "2017 test"]
+    africa = REGIONS.index("Africa")
+    for ax, title, seen in zip(panels, ("all regions", "Africa"), (counts.sum(axis=1), counts[:, africa]), strict=True):
+        share = 100 * seen / seen.sum(axis=1, keepdims=True)
+        ax.stackplot(range(len(years)), share.T, colors=shades)
+        ax.set_xticks(range(len(years)), years, rotation=60, fontsize=8)
+        ax.set(xlim=(0, len(years) - 1), ylim=(0, 100), ylabel="share of images, %")
+        ax.set_title(title, loc="left", fontsize=11)
+    key(fig, {name.replace("_", " "): Patch(facecolor=shades[k]) for k, name in enumerate(names)})
     return fig
 
 

@@ -190,7 +190,7 @@ def _baseline_of(group: list[Record], groups: list[list[Record]], name: str) -> 
         if other[0].header["algorithm"] == name
         and all(other[0].header[key] == header[key] for key in ("stream", "overrides"))
     ]  # fmt: skip
-    plain = [other for other in alike if set(_notable(_summary(other))) <= {"delta"}]
+    plain = [other for other in alike if set(notable(_summary(other))) <= {"delta"}]
     best = plain if len(alike) > 1 else alike
     if len(best) != 1 and alike:
         raise ConfigError(f"{len(alike)} configurations of '{name}' on {header['stream']}: which one to compare with?")
@@ -253,12 +253,10 @@ def table(
     for k, (summary, differs) in enumerate(zip(summaries, different, strict=True)):
         cells = [
             summary.stream,
-            " ".join(
-                filter(None, [summary.algorithm, describe({**_notable(summary), **summary.overrides, **differs})])
-            ),
-            _ranges(summary.seeds),
-            _spread(summary.omitting_drifts),
-            _spread(summary.including_drifts),
+            " ".join(filter(None, [summary.algorithm, describe({**notable(summary), **summary.overrides, **differs})])),
+            ranges(summary.seeds),
+            spread(summary.omitting_drifts),
+            spread(summary.including_drifts),
             f"{summary.models_sent_ratio:.2f}x",
             f"{summary.models_final:.3g}",
             "-" if summary.false_alarms is None else f"{summary.false_alarms:.3g}",
@@ -278,7 +276,7 @@ def _beside(summary: Summary, theirs: Published | None) -> list[str]:
     for accuracy, within in theirs.within.items():
         mine, other = getattr(summary, accuracy), getattr(theirs, accuracy)
         gap = "-" if mine is None else f"{mine.mean - other.mean:+.2f}"
-        cells += [_spread(other), gap + (" " if within else "*")]
+        cells += [spread(other), gap + (" " if within else "*")]
     return cells
 
 
@@ -288,7 +286,7 @@ def _gap(gap: Difference | None) -> str:
     return f"{gap.mean:+.2f}" + ("" if gap.low is None else f" [{gap.low:+.2f}, {gap.high:+.2f}]")
 
 
-def _notable(summary: Summary) -> dict[str, Any]:
+def notable(summary: Summary) -> dict[str, Any]:
     """The settings that are not the algorithm's own defaults."""
     entry = algorithms.ALGORITHMS.get(summary.algorithm)
     defaults = {name: field.default for name, field in algorithms.options(entry.cls).items()} if entry else {}
@@ -329,7 +327,7 @@ def _started(record: Record) -> float:
 def _summary(group: Sequence[Record]) -> Summary:
     header, runs = group[0].header, [scores(record) for record in group]
 
-    def spread(name: str) -> Spread | None:
+    def over_seeds(name: str) -> Spread | None:
         values = [value for run in runs if (value := getattr(run, name)) is not None]
         if not values:
             return None
@@ -338,15 +336,15 @@ def _summary(group: Sequence[Record]) -> Summary:
     def mean(name: str) -> float:
         return float(np.mean([getattr(run, name) for run in runs]))
 
-    ari, alarms = spread("ari"), spread("false_alarms")
+    ari, alarms = over_seeds("ari"), over_seeds("false_alarms")
     return Summary(
         stream=header["stream"],
         algorithm=header["algorithm"],
         settings=header["settings"],
         overrides=header["overrides"],
         seeds=tuple(record.header["seed"] for record in group),
-        omitting_drifts=spread("omitting_drifts"),
-        including_drifts=spread("including_drifts"),
+        omitting_drifts=over_seeds("omitting_drifts"),
+        including_drifts=over_seeds("including_drifts"),
         models_sent=mean("models_sent"),
         models_sent_ratio=mean("models_sent_ratio"),
         models_final=mean("models_final"),
@@ -355,13 +353,14 @@ def _summary(group: Sequence[Record]) -> Summary:
     )
 
 
-def _spread(value: Spread | None) -> str:
+def spread(value: Spread | None) -> str:
+    """A mean and its deviation as text."""
     if value is None:
         return "-"
     return f"{value.mean:.2f}" + ("" if value.std is None else f" ± {value.std:.2f}")
 
 
-def _ranges(seeds: Sequence[int]) -> str:
+def ranges(seeds: Sequence[int]) -> str:
     """0, 1, 2, 5 as 0-2, 5."""
     runs: list[list[int]] = []
     for seed in seeds:

@@ -1,0 +1,72 @@
+"""Figures of patterns, thresholds and traffic, from records alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.collections import PathCollection
+
+from feddrift import figures
+from feddrift.errors import ConfigError, DataError
+from feddrift.record import Record
+from tests.unit.fake_records import header, make
+
+CONCEPTS = [[0, 0], [0, 1], [1, 1]]
+
+
+def sweep(tmp_path: Path, **changes: Any) -> list[Record]:
+    """FedDrift and Eager at three thresholds, two seeds; accuracy falls and traffic grows with delta."""
+    records = []
+    for name in ("FedDrift", "FedDrift-Eager"):
+        for delta in (0.2, 0.05, 0.1):
+            for seed in (0, 1):
+                head = header(2, 2, algorithm=name, settings={"delta": delta}, seed=seed, concepts=CONCEPTS, **changes)
+                columns = {"accuracy": [[0.9 - delta] * 2] * 2, "models_sent": [[100 * (1 + delta)] * 2] * 2}
+                records.append(make(tmp_path, head, columns))
+    return records
+
+
+def test_a_line_per_algorithm_over_the_thresholds(tmp_path: Path) -> None:
+    fig = figures.threshold(sweep(tmp_path) + sweep(tmp_path, stream="sea-4"))
+    assert [ax.get_title(loc="left") for ax in fig.axes] == ["sea-4", "sine-2"]
+    for ax in fig.axes:
+        assert len(ax.lines) == 2
+        for line in ax.lines:
+            assert np.asarray(line.get_xdata()).tolist() == [0.05, 0.1, 0.2]
+            assert np.asarray(line.get_ydata()).tolist() == pytest.approx([85, 80, 70])
+
+
+def test_a_point_per_run_against_traffic(tmp_path: Path) -> None:
+    fig = figures.traffic(sweep(tmp_path))
+    points = [c for c in fig.axes[0].collections if isinstance(c, PathCollection)]
+    assert len(points) == 2
+    offsets: Any = points[0].get_offsets()
+    assert offsets[:, 0].tolist() == pytest.approx([10.5, 11, 12]) and offsets[:, 1].tolist() == pytest.approx(
+        [85, 80, 70]
+    )
+
+
+def test_each_pattern_once(tmp_path: Path) -> None:
+    records = sweep(tmp_path) + sweep(tmp_path, stream="sea-4")
+    assert len(figures.patterns(records).axes) == 1
+    letters = [text.get_text() for text in figures.patterns(records).axes[0].texts]
+    assert sorted(letters) == ["A", "A", "A", "B", "B", "B"]
+
+
+def test_nothing_to_draw_is_one_sentence(tmp_path: Path) -> None:
+    blind = [make(tmp_path, header(2, 2), {})]
+    for draw in (figures.patterns, figures.threshold, figures.traffic):
+        with pytest.raises(DataError, match="to draw"):
+            draw(blind)
+    many = [make(tmp_path, header(1, 1, seed=k, concepts=[[k], [0]]), {}) for k in range(13)]
+    with pytest.raises(ConfigError, match="room for 1 to 12 patterns"):
+        figures.patterns(many)
+
+
+def test_fmows_classes_fill_the_picture() -> None:
+    fig = figures.classes()
+    assert [ax.get_title(loc="left") for ax in fig.axes] == ["all regions", "Africa"]
+    assert all(len(ax.collections) == 10 for ax in fig.axes)
