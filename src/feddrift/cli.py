@@ -119,6 +119,7 @@ def run_(
     pattern: Annotated[str | None, typer.Option(help=_describe("pattern"))] = None,
     engine: Annotated[str, typer.Option(help=_describe("engine"))] = "simulator",
     label: Annotated[str, typer.Option(help=_describe("label"))] = "label",
+    weights: Annotated[Path | None, typer.Option(help=_describe("weights"))] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what it would cost: work, memory, time")] = False,
 ) -> None:
     """Run algorithms on a stream: train on each time step, test on the next, record all.
@@ -134,6 +135,7 @@ def run_(
         RunConfig.checked(
             stream=stream, algorithm=name, settings=_settings_of(name, names, settings), seed=s, rounds=rounds,
             steps=steps, batch=batch, lr=lr, pattern=pattern, engine=engine, data_dir=data_dir, label=label,
+            weights=weights,
         )
         for name in names
         for s in (parse_seeds(seeds) if seeds is not None else [seed or 0])

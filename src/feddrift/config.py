@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from feddrift import __version__, algorithms, engines, streams
 from feddrift.background import in_background
 from feddrift.errors import ConfigError
+from feddrift.nets import default_net
 from feddrift.record import Writer, file_name
 from feddrift.run import Step, run
 from feddrift.types import Algorithm, Local, Stream
@@ -44,6 +45,9 @@ class RunConfig(BaseModel):
     )
     engine: str = Field(default="simulator", description="simulator, or reference")
     data_dir: Path | None = Field(default=None, description="where data files lie; else $FEDDRIFT_DATA, else a cache")
+    weights: Path | None = Field(
+        default=None, description="of a ResNet-18, for streams of pictures: torchvision's file"
+    )
     label: str = Field(default="label", description="the label column of folder:DIR")
 
     @classmethod
@@ -86,6 +90,11 @@ class RunConfig(BaseModel):
             found["data"] = hashlib.sha256(stream.x.tobytes() + stream.y.tobytes()).hexdigest()[:8]
             if self.label != "label":
                 found["label"] = self.label
+        if self.weights is not None:
+            try:
+                found["weights"] = hashlib.sha256(self.weights.read_bytes()).hexdigest()[:8]
+            except OSError as error:
+                raise ConfigError(f"cannot read the weights {self.weights}: {error.strerror or error}") from None
         if self.engine != "simulator":
             found["engine"] = self.engine
         return found
@@ -115,13 +124,17 @@ class RecordedRun:
         self.config = config
         self.stream = config.load()
         self.algorithm, self.local = config.resolve(self.stream)
+        self.net = default_net(self.stream, config.weights)
         self.header = _header(config, self.stream, self.algorithm, self.local)
         self.out, self.path = out, out / f"{file_name(self.header)}.jsonl"
 
     def __iter__(self) -> Iterator[Step]:
         """Each time step once it is trained, tested and written."""
         with Writer(self.out, self.header) as writer:
-            steps = run(self.stream, self.algorithm, engine=self.config.engine, local=self.local, seed=self.config.seed)
+            steps = run(
+                self.stream, self.algorithm, net=self.net, engine=self.config.engine, local=self.local,
+                seed=self.config.seed,
+            )  # fmt: skip
             for step in in_background(steps):
                 writer.step(*_lines(step, self.stream))
                 yield step

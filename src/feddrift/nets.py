@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import numpy as np
 from jax.nn import logsumexp, relu
 
 from feddrift import rng
+from feddrift.errors import ConfigError
 from feddrift.types import Net, Params, Stream
 
 
@@ -45,8 +47,14 @@ def perceptron(params: Params, x: Any) -> Any:
     return relu(x @ params["W1"] + params["b1"]) @ params["W2"] + params["b2"]
 
 
-def default_net(stream: Stream) -> Net:
-    """The paper's d-2d-C perceptron for this stream."""
+def default_net(stream: Stream, weights: str | Path | None = None) -> Net:
+    """The paper's net for this stream: a ResNet-18 for pictures, from these weights, else a d-2d-C perceptron."""
+    if stream.x.ndim == 4:
+        from feddrift.resnet import resnet18  # here: few need it
+
+        return resnet18(stream.n_classes, weights)
+    if weights is not None:
+        raise ConfigError(f"weights are for streams of pictures, {stream.name} has none")
     d = int(np.prod(stream.x.shape[1:]))
     return mlp(d, 2 * d, stream.n_classes)
 

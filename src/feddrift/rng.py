@@ -62,6 +62,14 @@ def uniform(key: Words, shape: tuple[int, ...], low: float = 0.0, high: float = 
     return np.asarray(np.float32(low) + np.float32(high - low) * u, dtype=np.float32)
 
 
+def normal(key: Words, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+    """Standard normal float32, by Box and Muller."""
+    n = int(np.prod(shape, dtype=int))
+    u = uniform(key, (2, n)).astype(np.float64)
+    drawn = np.sqrt(-2 * np.log1p(-u[0])) * np.cos(2 * np.pi * u[1])
+    return np.asarray(drawn.reshape(shape), dtype=np.float32)
+
+
 def permutation(key: Words, n: int) -> npt.NDArray[np.int64]:
     """A random order of 0..n-1; from an array of keys, one each."""
     place = np.arange(n, dtype=np.uint64)

@@ -141,7 +141,7 @@ class Stream:
     """
 
     name: str
-    x: npt.NDArray[np.float32]
+    x: npt.NDArray[Any]  # float32, or bytes for pictures
     y: npt.NDArray[np.int32]
     counts: Ints  # [T + 1, c], zero is legal
     n_classes: int

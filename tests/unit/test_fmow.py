@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import feddrift as fd
+from feddrift import resnet, run
+from feddrift.config import RecordedRun, RunConfig
 from feddrift.errors import ConfigError, DataError
+from feddrift.nets import default_net
 from feddrift.streams import fmow
+from tests.golden.make_torch_resnet import weights as golden
 
 
 def write_fashion(folder: Path, n: int = 70000) -> Path:
@@ -48,6 +53,101 @@ def test_what_fmow_is_run_with(tmp_path: Path) -> None:
         fd.stream("fmow-labels", pattern="Y", data_dir=tmp_path)
     with pytest.raises(ConfigError, match="true concepts"):
         fd.algorithm("Oracle", s).init(fd.engines.engine("simulator")(s, fd.mlp(784, 2, 10), s.local, 0).at(0))
+
+
+def write_folder(folder: Path, per_cell: int = 6, size: int = 32) -> Path:
+    """A small FMoW-WILDS: twelve classes, two of them rare, five regions and one that is none, withheld lines."""
+    from PIL import Image
+
+    root = folder / "fmow_v1.1"
+    (root / "images").mkdir(parents=True)
+    countries = {"CHN": "Asia", "FRA": "Europe", "KEN": "Africa", "BRA": "Americas", "AUS": "Oceania", "ATA": "Other"}
+    (root / "country_code_mapping.csv").write_text(
+        "name,alpha-3,region\n" + "".join(f"x,{code},{region}\n" for code, region in countries.items())
+    )
+    lines, shown = ["split,country_code,timestamp,category"], 0
+    draw = np.random.default_rng(0)
+    for year in range(2002, 2018):
+        for code in countries:
+            for k in range(per_cell):
+                if k == 2:
+                    lines.append(f"seq,{code},{year}-05-01T00:00:00Z,withheld")
+                rare = year == 2005 and code == "KEN" and k < 2
+                lines.append(f"train,{code},{year}-05-01T00:00:00Z,{f'rare{k}' if rare else f'class{k % 10}'}")
+                pixels = draw.integers(0, 256, (size, size, 3)).astype(np.uint8)
+                pixels[0, 0] = (year - 2000, list(countries).index(code), k)
+                Image.fromarray(pixels).save(root / "images" / f"rgb_img_{shown}.png")
+                shown += 1
+    (root / "rgb_metadata.csv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def test_the_rule_on_a_folder_of_the_same_format(tmp_path: Path) -> None:
+    s = fd.stream("fmow-rule", data_dir=write_folder(tmp_path, per_cell=12))
+    assert s.x.dtype == np.uint8 and s.x.shape[1:] == (32, 32, 3) and s.n_classes == 10 and s.clients == fmow.REGIONS
+    africa = 8 * 12 - 2  # eight years in one, without the rare classes
+    assert s.counts.tolist() == [[96, 96, africa, 96, 96]] + [[12] * 5] * 7 + [[6] * 5] * 2
+    for t, c in np.ndindex(s.counts.shape):
+        year, code, k = s.cell(t, c)[0][:, 0, 0].T
+        assert (code == c).all() and (year <= 9).all() if t == 0 else (year == min(t, 8) + 9).all()
+        assert (s.cell(t, c)[1] == k % 10).all()
+    seen, again = s.cell(8, 0)[0][:, 0, 0], s.cell(9, 0)[0][:, 0, 0]
+    assert not {tuple(p) for p in seen} & {tuple(p) for p in again}  # the test is another sample
+    assert s.local.batch == 32 and s.local.lr == 1e-4
+
+
+def test_the_papers_partition_needs_the_whole_folder(tmp_path: Path) -> None:
+    cells = fmow.partition_d()
+    counts, _ = fmow.class_counts()
+    assert [[len(index) for index in row] for row in cells] == counts.sum(axis=2).tolist()
+    with pytest.raises(DataError, match="lists 576 images, partition D needs number"):
+        fd.stream("fmow", data_dir=write_folder(tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["simulator", "reference"])
+def test_a_whole_run_on_pictures_with_a_resnet(tmp_path: Path, engine: str) -> None:
+    """From a folder and a file of weights to the first two time steps."""
+    write_folder(tmp_path, per_cell=2, size=16)
+    weights = tmp_path / "resnet18.npz"
+    np.savez(weights, **golden(resnet._shapes(1000) | resnet._statistics()))
+    config = RunConfig.checked(
+        stream="fmow-rule", algorithm="FedDrift", rounds=1, steps=1, batch=2, engine=engine, data_dir=tmp_path,
+        weights=weights,
+    )  # fmt: skip
+    recorded = RecordedRun(config, tmp_path / "runs")
+    assert recorded.header["overrides"]["weights"] and recorded.header["settings"]["first"] == "each"
+    steps = list(
+        run(cut(recorded.stream, 2), recorded.algorithm, net=recorded.net, engine=engine, local=recorded.local)
+    )
+    assert len(steps) == 2 and all(np.isfinite(step.accuracy).all() for step in steps)
+    assert len(steps[0].state.models) == 5  # a model each
+
+
+def cut(stream: fd.Stream, steps: int) -> fd.Stream:
+    """Its first time steps only."""
+    rows = int(stream.counts[: steps + 1].sum())
+    return replace(stream, x=stream.x[:rows], y=stream.y[:rows], counts=stream.counts[: steps + 1])
+
+
+def test_bad_folders_are_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"rgb_metadata.csv: No such file"):
+        fd.stream("fmow", data_dir=tmp_path)
+    root = write_folder(tmp_path, per_cell=3) / "fmow_v1.1"
+    (root / "images" / "rgb_img_3.png").write_bytes(b"no picture")
+    with pytest.raises(DataError, match=r"rgb_img_3.png"):
+        fd.stream("fmow-rule", data_dir=tmp_path)
+    (root / "images" / "rgb_img_3.png").unlink()
+    with pytest.raises(DataError, match=r"rgb_img_3.png: No such file"):
+        fd.stream("fmow-rule", data_dir=tmp_path)
+    (root / "rgb_metadata.csv").write_text("split,country_code,timestamp,category\ntrain,CHN,soon,zoo\n")
+    with pytest.raises(DataError, match="begins with its year, got 'soon'"):
+        fd.stream("fmow-rule", data_dir=tmp_path)
+    (root / "rgb_metadata.csv").write_text("split,country_code\ntrain,CHN\n")
+    with pytest.raises(DataError, match="has no column 'timestamp'"):
+        fd.stream("fmow-rule", data_dir=tmp_path)
+    with pytest.raises(ConfigError, match="weights are for streams of pictures"):
+        default_net(fd.stream("sine-2"), "resnet18.npz")
 
 
 def test_bad_files_are_one_sentence(tmp_path: Path) -> None:

@@ -27,7 +27,8 @@ from feddrift.engines.program import Devices, Lanes, Optimiser
 from feddrift.models import lane_sizes, shares, split, tree_map, trunk_of
 from feddrift.types import Bools, Floats, Ints, Local, Metric, Models, Net, Params, Stream, Updates
 
-SCORE_BLOCK = 1024  # rows scored by one call of the compiled program
+SCORE_VALUES = 1 << 20  # inputs that one call of the compiled program scores: 1024 rows of 784 features or fewer,
+SCORE_BLOCK = 32, 1024  # but so many rows at least, and at most
 
 Name = tuple[int, int]  # a client, and the id of a family or model
 
@@ -45,6 +46,11 @@ def lane_bucket(n: int) -> int:
 def model_bucket(n: int) -> int:
     """The padded number of models: 8, 16, 32, ...; coarse, since a model without lanes costs next to nothing."""
     return max(8, 1 << (n - 1).bit_length())
+
+
+def score_bucket(n: int) -> int:
+    """The padded number of models that are scored, each of which costs its share: 1, 2, 4, 8, ..."""
+    return 1 << (n - 1).bit_length()
 
 
 def head_bucket(n: int) -> int:
@@ -78,9 +84,11 @@ class Simulator(Engine):
         return SimulatorStep(self, tau)
 
     def logits(self, models: Models, rows: Ints) -> Iterator[npt.NDArray[np.float32]]:
-        padded = self.devices.put(_padded(models))  # once, not with every block
+        padded = self.devices.put(_padded(models, score_bucket(len(models))))  # once, not with every block
         ahead = None  # the device works on a block while the host takes in the one before
-        size = self.devices.evenly(SCORE_BLOCK)
+        least, most = SCORE_BLOCK
+        fits = SCORE_VALUES // max(1, int(np.prod(self.stream.x.shape[1:])))
+        size = self.devices.evenly(min(most, max(least, 1 << max(0, fits.bit_length() - 1))))
         for start in range(0, len(rows), size):
             block = np.zeros(size, dtype=np.int32)
             part = rows[start : start + size]
@@ -166,7 +174,7 @@ class SimulatorStep(TimeStep):
     ) -> tuple[Params, Params, Ints]:
         """The models after these rounds, the lanes as they were before the last average, and where each pair lies."""
         described, order, pairs = self._describe(models, lanes, w, local)
-        params, _, mask = _padded(models)
+        params, _, mask = _padded(models, model_bucket(len(models)))
         trunk, head = split(params, trunk_of(self.engine.net, params))
         lane_names: list[Name | None] = [None] * len(described.trunk)
         pair_names: list[Name | None] = [None] * len(described.head_share)
@@ -273,8 +281,8 @@ def _pad_rows(rows: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
     return np.concatenate([rows, np.repeat(rows[:1], size - len(rows), axis=0)])
 
 
-def _padded(models: Models) -> tuple[Params, Any, Any]:
+def _padded(models: Models, size: int) -> tuple[Params, Any, Any]:
     """Parameters, the trunk each model stands on, and masks, with copies of the first row behind them."""
-    pad = partial(_pad_rows, size=model_bucket(len(models)))
+    pad = partial(_pad_rows, size=size)
     mask = None if models.mask is None else pad(models.mask.astype(np.float32))
     return tree_map(pad, models.params), pad(models.stands_on.astype(np.int32)), mask

@@ -33,6 +33,10 @@ STREAMS: dict[str, Entry] = {
     "mnist-4": Entry("digits; the labels of 1 and 2, 3 and 4, or 5 and 6 swap", "mnist", 4, "F", mnist.swapped),
     "mnist-r": Entry("mnist-4 with random drifts every 2 steps, by seed", "mnist", 4, "R", mnist.swapped),
     "mnist-l-4": Entry("digits; each concept shows only 2 of them", "mnist", 4, "F", mnist.label_shift),
+    "fmow": Entry(
+        "satellite images of five regions, 2002 to 2017; the paper's partition", "fmow", 0, None, fmow.images
+    ),
+    "fmow-rule": Entry("the same by its rule, from what the folder has", "fmow", 0, None, fmow.images),
     "fmow-labels": Entry("FMoW's real shares of classes over time, shown by clothes", "fmow", 0, None, fmow.labels),
 }
 

@@ -1,15 +1,20 @@
 """Functional Map of the World: five regions, ten classes of buildings and land, 2002 to 2017.
 
-The shares of the classes, which drift, ship with the package (the paper's partition D). `fmow-labels` lays them over
-the images of Fashion-MNIST, for those who have not got the satellite's.
+`fmow` reads the folder of FMoW-WILDS v1.1: the images of the paper's partition D, whose numbers ship with the package;
+`fmow-rule` draws its own by the same rule. `fmow-labels` lays partition D's classes over the images of Fashion-MNIST,
+for those who have not got the satellite's.
 """
 
 from __future__ import annotations
 
 import csv
+import gzip
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +34,9 @@ MD5 = {
     "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
 }
 
-_FASHION = 3  # its name among the random keys of data
+CELL = 1000  # images of a client in a time step, at most
+
+_FASHION, _FMOW = 3, 4  # names among the random keys of data
 
 
 def class_counts() -> tuple[Ints, tuple[str, ...]]:
@@ -45,6 +52,120 @@ def class_counts() -> tuple[Ints, tuple[str, ...]]:
     for client, _, step, _, _, *numbers in rows[1:]:
         counts[int(step), int(client)] = [int(number) for number in numbers]
     return counts, tuple(rows[0][5:])
+
+
+@dataclass(frozen=True)
+class Folder:
+    """FMoW-WILDS on disk: image i is images/rgb_img_<i>.png, and the i-th line of the metadata that is not withheld."""
+
+    root: Path
+    category: npt.NDArray[np.str_]
+    region: Ints  # a position in REGIONS; -1: none of them
+    step: Ints  # 0: 2002 to 2009, 1: 2010, ..., 8: 2017; -1: another year
+
+
+def read_folder(data_dir: str | Path | None = None) -> Folder:
+    """The metadata of DIR/fmow_v1.1, DIR being the data directory or $FEDDRIFT_DATA."""
+    named = data_dir or os.environ.get("FEDDRIFT_DATA")
+    root = Path(named or pooch.os_cache("feddrift")).expanduser() / "fmow_v1.1"
+    lines = _lines(root / "rgb_metadata.csv", ("split", "country_code", "timestamp", "category"))
+    regions = {
+        row["alpha-3"]: row["region"] for row in _lines(root / "country_code_mapping.csv", ("alpha-3", "region"))
+    }
+    shown = [row for row in lines if row["split"] != "seq"]
+    place = {name: c for c, name in enumerate(REGIONS)}
+    years = []
+    for row in shown:
+        if not row["timestamp"][:4].isdecimal():
+            raise DataError(f"{root / 'rgb_metadata.csv'}: a timestamp begins with its year, got {row['timestamp']!r}")
+        years.append(int(row["timestamp"][:4]))
+    year = np.array(years, dtype=np.int64)
+    return Folder(
+        root=root,
+        category=np.array([row["category"] for row in shown]),
+        region=np.array([place.get(regions.get(row["country_code"], ""), -1) for row in shown], dtype=np.int64),
+        step=np.where((year >= 2002) & (year <= 2017), np.maximum(year - 2009, 0), -1),
+    )
+
+
+def _lines(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"FMoW cannot be read: {path}: {getattr(error, 'strerror', None) or error}") from None
+    missing = [name for name in columns if rows and rows[0].get(name) is None]
+    if not rows or missing:
+        raise DataError(f"FMoW cannot be read: {path} has no column '{missing[0] if missing else columns[0]}'")
+    return rows
+
+
+def partition_d() -> list[list[Ints]]:
+    """The images of the paper's partition D: [t][c], the last time only tests."""
+    packed = resources.files("feddrift").joinpath("data", "fmow_partition_D.csv.gz").read_bytes()
+    rows = np.loadtxt(gzip.decompress(packed).decode().splitlines(), delimiter=",", skiprows=1, dtype=np.int64)
+    client, step, index = rows.T
+    return [[index[(step == t) & (client == c)] for c in range(len(REGIONS))] for t in range(10)]
+
+
+def by_rule(folder: Folder, seed: int = 0) -> list[list[Ints]]:
+    """Partition D's rule: ten most common classes, at most 1000 images a cell, and as many of 2017 again to test."""
+    names, counts = np.unique(folder.category[folder.region >= 0], return_counts=True)
+    common = names[np.lexsort((names, -counts))[:10]]
+    usable = np.isin(folder.category, common)
+    cells: list[list[Ints]] = [[np.zeros(0, dtype=np.int64)] * len(REGIONS) for _ in range(10)]
+    for t in range(9):
+        for c in range(len(REGIONS)):
+            here = np.flatnonzero(usable & (folder.region == c) & (folder.step == t))
+            here = here[rng.permutation(rng.derive(seed, "data", _FMOW, t, c), len(here))]
+            most = min(CELL, len(here) if t < 8 else len(here) // 2)  # the last year serves twice
+            cells[t][c] = np.sort(here[:most])
+            if t == 8:
+                cells[9][c] = np.sort(here[most : 2 * most])
+    return cells
+
+
+def images(name: str, data_dir: str | Path | None = None) -> Stream:
+    """The pictures [n, 224, 224, 3] as bytes, of partition D or by its rule; a cell's classes are those of FMoW."""
+    folder = read_folder(data_dir)
+    cells = partition_d() if name == "fmow" else by_rule(folder)
+    chosen = np.concatenate([index for row in cells for index in row])
+    if not len(chosen):
+        raise DataError(f"{folder.root} has no images of these regions and years")
+    if chosen.max() >= len(folder.category):
+        raise DataError(
+            f"{folder.root} lists {len(folder.category)} images, partition D needs number {chosen.max()}: it is not"
+            " FMoW-WILDS v1.1 as a whole (fmow-rule takes what is there)"
+        )
+    classes, y = np.unique(folder.category[chosen], return_inverse=True)
+    if len(classes) > 10:
+        raise DataError(f"{folder.root} is not FMoW-WILDS v1.1: partition D has ten classes there, got {len(classes)}")
+    return Stream(
+        name=name, x=_pictures(folder.root, chosen), y=y.astype(np.int32), n_classes=max(2, len(classes)),
+        counts=np.array([[len(index) for index in row] for row in cells]), clients=REGIONS, family="fmow",
+        local=Local(rounds=10, batch=32, lr=1e-4),
+    )  # fmt: skip
+
+
+def _pictures(root: Path, numbers: Ints) -> npt.NDArray[Any]:
+    try:
+        from PIL import Image
+    except ImportError:
+        raise DataError("reading FMoW's images needs Pillow: pip install 'feddrift[vision]'") from None
+    found: npt.NDArray[np.uint8] | None = None
+    for k, i in enumerate(numbers.tolist()):
+        path = root / "images" / f"rgb_img_{i}.png"
+        try:
+            with Image.open(path) as image:
+                pixels = np.asarray(image.convert("RGB"))
+        except (OSError, ValueError) as error:
+            raise DataError(f"FMoW cannot be read: {path}: {getattr(error, 'strerror', None) or error}") from None
+        if found is None:
+            found = np.empty((len(numbers), *pixels.shape), dtype=np.uint8)
+        if pixels.shape != found.shape[1:]:
+            raise DataError(f"FMoW cannot be read: {path} has shape {pixels.shape}, others {found.shape[1:]}")
+        found[k] = pixels
+    return np.zeros((0, 224, 224, 3), dtype=np.uint8) if found is None else found
 
 
 def labels(name: str, data_dir: str | Path | None = None) -> Stream:
