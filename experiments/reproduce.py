@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 RESULTS, DOCS = ROOT / "results", ROOT / "docs"
 STREAMS = ("sine-2", "circle-2", "sea-2", "sea-4", "mnist-2", "mnist-4", "mnist-r", "mnist-l-4")
 APART = "mnist-l-4"  # its construction is not published
-SHOWN = ["Oblivious", "DriftSurf", "AUE", "CFL-W", "IFCA-W", "FedDrift-Eager", "FedDrift", "FedDrift-Trunk", "Oracle"]
+SHOWN = ["Oblivious", "DriftSurf", "CFL-W", "IFCA-W", "FedDrift-Eager", "FedDrift", "FedDrift-Trunk", "Oracle"]
 NOTES = tomllib.loads((Path(__file__).parent / "notes.toml").read_text())
 
 Cell = tuple[Summary, Published | None]
