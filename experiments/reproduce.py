@@ -6,6 +6,7 @@ import tomllib
 from pathlib import Path
 
 from feddrift import algorithms, figures, paper, plots, record, report
+from feddrift.algorithms.ifca import IFCA
 from feddrift.report import Published, Spread, Summary
 
 ROOT = Path(__file__).parent.parent
@@ -41,7 +42,7 @@ are ours: the paper has no cell for them.
 def score(cells: list[Cell]) -> str:
     lines = ["| | cells run | accuracies within their band |", "|---|---|---|"]
     for name, chosen in (("seven streams", [s for s in STREAMS if s != APART]), (APART, [APART])):
-        flags = [flag for s, p in cells if p and s.stream in chosen for flag in p.within.values()]
+        flags = [flag for s, p in cells if p and s.stream in chosen for flag in p.within.values() if flag is not None]
         if flags:
             share = 100 * sum(flags) / len(flags)
             lines.append(f"| {name} | {len(flags) // 2} | {sum(flags)} of {len(flags)} ({share:.1f} %) |")
@@ -71,7 +72,7 @@ def beside(mine: Spread, theirs: Published | None, name: str) -> list[str]:
     if theirs is None:
         return ["-", "-"]
     other: Spread = getattr(theirs, name)
-    return [report.spread(other), f"{mine.mean - other.mean:+.2f}" + ("" if theirs.within[name] else " \\*")]
+    return [report.spread(other), f"{mine.mean - other.mean:+.2f}" + (" \\*" if theirs.within[name] is False else "")]
 
 
 def command(summary: Summary) -> str:
@@ -79,7 +80,8 @@ def command(summary: Summary) -> str:
     given = {k: v for k, v in report.notable(summary).items() if not default(summary, k, v)}
     settings = "".join(f" --set {k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in given.items())
     name = f'"{summary.algorithm}"' if "(" in summary.algorithm else summary.algorithm
-    return f"feddrift run --stream {summary.stream} --algorithm {name}{settings} --seeds {report.ranges(summary.seeds)}"
+    seeds = report.ranges(summary.seeds).replace(" ", "")
+    return f"feddrift run --stream {summary.stream} --algorithm {name}{settings} --seeds {seeds}"
 
 
 def default(summary: Summary, setting: str, value: object) -> bool:
@@ -90,7 +92,8 @@ def default(summary: Summary, setting: str, value: object) -> bool:
     known = algorithms.BY_FAMILY.get(cls, {}).get(setting, {}).get(family, options[setting].default)
     if family == "fmow":
         known = algorithms.ON_FMOW.get(summary.algorithm, {}).get(setting, known)
-    return bool(known == value) or (setting == "n_models" and family != "fmow")  # IFCA's is the stream's
+    by_stream = setting == "n_models" and cls is IFCA and family != "fmow"
+    return bool(known == value) or by_stream
 
 
 def orders(cells: list[Cell]) -> str:
@@ -112,8 +115,8 @@ def orders(cells: list[Cell]) -> str:
 def outside(cells: list[Cell]) -> str:
     lines = ["## Cells outside their band", ""]
     for summary, theirs in cells:
-        if theirs and not all(theirs.within.values()):
-            which = " and ".join(k.replace("_", " ") for k, flag in theirs.within.items() if not flag)
+        if theirs and False in theirs.within.values():
+            which = " and ".join(k.replace("_", " ") for k, flag in theirs.within.items() if flag is False)
             note = NOTES.get(summary.stream, {}).get(summary.algorithm, "Open.")
             lines.append(f"- **{summary.stream}, {summary.algorithm}** ({which}). {note}")
     return "\n".join(lines if len(lines) > 2 else [*lines, "None."]) + "\n"

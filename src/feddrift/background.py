@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Iterator
@@ -41,6 +42,11 @@ def in_background(items: Iterator[T]) -> Iterator[T]:
             yield item  # type: ignore[misc]  # an item, since there is no error
     finally:
         stopped.set()
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def busy() -> bool:

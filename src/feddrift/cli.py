@@ -25,7 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from feddrift import __version__, algorithms, engines, paper, record, report, streams, sweep
-from feddrift.background import busy
+from feddrift.background import busy, cores
 from feddrift.config import RecordedRun, RunConfig, parse_seeds
 from feddrift.errors import ConfigError, DataError, FeddriftError
 from feddrift.estimate import estimate
@@ -179,16 +179,17 @@ def sweep_(
 ) -> None:
     """Run a grid of runs in parallel; those that are finished in the folder are skipped.
 
-    Example: feddrift sweep experiments/small.toml --out runs/small
+    Example: feddrift sweep experiments/tables-small.toml --out runs/tables
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     configs = sweep.read_grid(file, data_dir)
+    record.check_folder(out_dir)
     _say(f"{file}: {len(configs)} runs")
     ended: dict[str, int] = {"done": 0, "skipped": 0, "failed": 0}
     failures: list[str] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    news = sweep.sweep(configs, out_dir, jobs or len(os.sched_getaffinity(0)))
+    news = sweep.sweep(configs, out_dir, jobs or cores())
     with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as progress, closing(news):
         task = progress.add_task("runs", total=len(configs))
         for item in news:
@@ -232,7 +233,7 @@ def report_(
         print(json.dumps(report.to_json(summaries, gaps, theirs), indent=2))
     else:
         out.print(report.table(summaries, gaps, theirs))
-        told = [flag for cell in theirs if cell for flag in cell.within.values()]
+        told = [flag for cell in theirs if cell for flag in cell.within.values() if flag is not None]
         if told:
             _say(f"{sum(told)} of {len(told)} accuracies within max(1.0, twice the paper's deviation) of the paper's")
     if unfinished:

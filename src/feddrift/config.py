@@ -164,6 +164,7 @@ def _lines(step: Step, stream: Stream) -> tuple[list[dict[str, Any]], list[dict[
     def concept(t: int, c: int) -> int | None:
         return None if stream.concepts is None else int(stream.concepts[t, c])
 
+    model, drifted = step.model.tolist(), step.drifted.tolist()
     rows = [
         {
             "t": step.tau,
@@ -172,9 +173,9 @@ def _lines(step: Step, stream: Stream) -> tuple[list[dict[str, Any]], list[dict[
             "tested": int(step.tested[c]),
             "concept": concept(step.tau, c),
             "next_concept": concept(step.tau + 1, c),
-            "model": int(step.model[c]),
+            "model": model[c],
             "n_models": len(step.state.models),
-            "drift": bool(step.drifted[c]),
+            "drift": drifted[c],
             "models_sent": int(step.sent[c]) if step.sent[c].is_integer() else round(float(step.sent[c]), 6),
         }
         for c in range(stream.n_clients)

@@ -18,6 +18,10 @@ class DataError(FeddriftError):
     """A file or array that cannot be used; the message names it and says what is wrong."""
 
 
+class BusyError(DataError):
+    """A record that another run is writing just now."""
+
+
 def unknown(what: str, name: object, legal: Iterable[object]) -> ConfigError:
     """An error that names the legal set and suggests the nearest name.
 

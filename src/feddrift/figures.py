@@ -19,7 +19,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from feddrift.errors import ConfigError, DataError
 from feddrift.plots import DPI, MARKERS, MAX_PANELS, STRONG, background, fills, key, letter, short
 from feddrift.record import Record
-from feddrift.report import Summary, summarise
+from feddrift.report import Summary, describe, differences, summarise
 from feddrift.streams.fmow import REGIONS, class_counts
 
 
@@ -117,11 +117,14 @@ def classes() -> Figure:
 
 
 def _by_delta(records: Sequence[Record]) -> dict[tuple[str, str], list[Summary]]:
-    """The summaries of each stream and algorithm that has a delta, by its value."""
+    """The summaries of each stream and algorithm (with what else it is set to) that has a delta, by its value."""
     found: dict[tuple[str, str], list[Summary]] = {}
-    for summary in summarise(records):
-        if "delta" in summary.settings and summary.omitting_drifts is not None:
-            found.setdefault((summary.stream, summary.algorithm), []).append(summary)
+    known = [s for s in summarise(records) if "delta" in s.settings and s.omitting_drifts is not None]
+    others = [{k: v for k, v in {**s.settings, **s.overrides}.items() if k != "delta"} for s in known]
+    differs = differences([(s.stream, s.algorithm, other) for s, other in zip(known, others, strict=True)])
+    for summary, own in zip(known, differs, strict=True):
+        label = summary.algorithm + (f" ({describe(own)})" if own else "")
+        found.setdefault((summary.stream, label), []).append(summary)
     if not found:
         raise DataError("nothing to draw: no finished runs of an algorithm with a delta on a stream with known drifts")
     return {name: sorted(some, key=lambda s: float(s.settings["delta"])) for name, some in found.items()}

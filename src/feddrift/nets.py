@@ -49,7 +49,7 @@ def perceptron(params: Params, x: Any) -> Any:
 
 def default_net(stream: Stream, weights: str | Path | None = None) -> Net:
     """The paper's net for this stream: a ResNet-18 for pictures, from these weights, else a d-2d-C perceptron."""
-    if stream.x.ndim == 4:
+    if stream.family == "fmow" and stream.x.ndim == 4:
         from feddrift.resnet import resnet18  # here: few need it
 
         return resnet18(stream.n_classes, weights)

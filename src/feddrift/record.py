@@ -19,7 +19,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from feddrift import schema
-from feddrift.errors import DataError, FeddriftError
+from feddrift.errors import BusyError, DataError, FeddriftError
 from feddrift.schema import SCHEMA, Status
 from feddrift.types import Bools, Floats, Ints
 
@@ -85,10 +85,8 @@ class Writer:
         self._n_rows = 0
         text = schema.dump({"kind": "header", "schema": SCHEMA, **header})
         self._header = schema.parse(text, "header")
-        if self.part.parent.exists() and not self.part.parent.is_dir():
-            raise DataError(f"cannot write records into {self.part.parent}: it is a file, not a folder")
+        check_folder(self.part.parent)
         with _writable(self.part):
-            self.part.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._locked()
             self._file.truncate(0)
         try:
@@ -107,7 +105,7 @@ class Writer:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 file.close()
-                raise DataError(f"another run is writing {self.part}: wait for it, or choose another folder") from None
+                raise BusyError(f"another run is writing {self.part}: wait for it, or choose another folder") from None
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(file.fileno()), os.stat(self.part)):
                     return file
@@ -171,6 +169,16 @@ class Writer:
                 with suppress(OSError):
                     self._file.truncate(size)  # no half a step on a full disk
                 raise
+
+
+def check_folder(folder: Path) -> None:
+    """Make the folder, or say why records cannot be written there."""
+    if folder.exists() and not folder.is_dir():
+        raise DataError(f"cannot write records into {folder}: it is a file, not a folder")
+    with _writable(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise DataError(f"cannot write records into {folder}: permission denied")
 
 
 def read(path: str | Path) -> Record:

@@ -76,7 +76,7 @@ class Published:
 
     omitting_drifts: Spread
     including_drifts: Spread
-    within: dict[str, bool]  # by accuracy
+    within: dict[str, bool | None]  # by accuracy; None: ours was not measured
 
 
 def adjusted_rand(a: npt.ArrayLike, b: npt.ArrayLike) -> float:
@@ -276,7 +276,7 @@ def _beside(summary: Summary, theirs: Published | None) -> list[str]:
     for accuracy, within in theirs.within.items():
         mine, other = getattr(summary, accuracy), getattr(theirs, accuracy)
         gap = "-" if mine is None else f"{mine.mean - other.mean:+.2f}"
-        cells += [spread(other), gap + (" " if within else "*")]
+        cells += [spread(other), gap + ("*" if within is False else " ")]
     return cells
 
 

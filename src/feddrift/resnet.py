@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrift import rng
-from feddrift.errors import DataError
+from feddrift.errors import DataError, FeddriftError
 from feddrift.types import Net, Params
 
 STAGES = (64, 128, 256, 512)  # channels; two blocks each, all but the first stage halve the picture
@@ -146,8 +146,10 @@ def read_weights(path: Path) -> Arrays:
             found = load_file(path)
         else:
             found = _from_pytorch(path)
-    except (OSError, ValueError, ImportError) as error:
-        raise DataError(f"cannot read the weights in {path}: {error}") from None
+    except FeddriftError:
+        raise
+    except Exception as error:  # whatever three libraries say of a broken file
+        raise DataError(f"cannot read the weights in {path}: {type(error).__name__}: {error}") from None
     expected = {n: s for n, s in (_shapes(1) | _statistics()).items() if not n.startswith("fc.")}
     for name, shape in expected.items():
         if name not in found:

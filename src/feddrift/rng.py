@@ -45,10 +45,9 @@ def derive(seed: int, purpose: str, *names: npt.ArrayLike) -> Words:
 
 
 def bits(key: Words, n: int) -> npt.NDArray[np.uint32]:
-    """n words from one key; from an array of keys, n each."""
+    """n words from one key."""
     pairs = np.arange((n + 1) // 2, dtype=np.uint32)
-    words = threefry2x32((key[0][..., None], key[1][..., None]), (pairs, np.zeros_like(pairs)))
-    return np.stack(words, axis=-1).reshape(*np.shape(key[0]), -1)[..., :n]
+    return np.stack(threefry2x32(key, (pairs, np.zeros_like(pairs))), axis=1).reshape(-1)[:n]
 
 
 def unit(words: Any) -> Any:
@@ -71,7 +70,7 @@ def normal(key: Words, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
 
 
 def permutation(key: Words, n: int) -> npt.NDArray[np.int64]:
-    """A random order of 0..n-1; from an array of keys, one each."""
+    """A random order of 0..n-1."""
     place = np.arange(n, dtype=np.uint64)
     drawn = np.sort((bits(key, n).astype(np.uint64) << np.uint64(32)) | place)  # equal words stay in order
     return (drawn & np.uint64(0xFFFFFFFF)).astype(np.int64)

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import multiprocessing
 import os
 import signal
 import tomllib
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Literal
 
-from feddrift import algorithms, record
+from feddrift import algorithms, record, streams
 from feddrift.config import RecordedRun, RunConfig, parse_seeds
-from feddrift.errors import ConfigError, DataError, FeddriftError
+from feddrift.errors import BusyError, ConfigError, DataError, FeddriftError
 
-LISTS = ("stream", "algorithm", "pattern", "rounds", "steps", "batch", "lr")  # one value, or several to combine
+NAMES = ("stream", "algorithm", "pattern", "weights")
+LISTS = (*NAMES, "rounds", "steps", "batch", "lr")  # one value, or several to combine
+PATIENCE = 20.0  # seconds that a stopped run has to close its record
 
 
 def read_grid(path: Path, data_dir: Path | None = None) -> list[RunConfig]:
-    """All runs of a TOML file, in its order, none twice.
+    """All runs of a TOML file, in its order; of the same lines only one.
 
     Each table ``[[runs]]`` is a grid: every combination of its streams, algorithms, seeds, run options and settings. A
     setting goes to those of its algorithms that know it.
@@ -58,11 +62,14 @@ def _combinations(table: Mapping[str, Any], data_dir: Path | None) -> Iterator[R
     for key in settings:
         if not any(key in known for known in knows.values()):
             raise ConfigError(f"none of {', '.join(knows)} has a setting {key!r}")
-    seeds = parse_seeds(str(table.get("seeds", "0")))
+    for name in options["stream"]:
+        streams.check(name)
+    seeds = parse_seeds(",".join(map(str, _listed("seeds", table.get("seeds", 0)))))
     for chosen in itertools.product(*options.values()):
         values = dict(zip(options, chosen, strict=True))
         own = {key: _listed(key, value) for key, value in settings.items() if key in knows[values["algorithm"]]}
         for picked in itertools.product(*own.values()):
+            algorithms.algorithm(values["algorithm"], **dict(zip(own, picked, strict=True)))  # a bad value shows now
             for seed in seeds:
                 yield RunConfig.checked(
                     **values, settings=dict(zip(own, picked, strict=True)), seed=seed, data_dir=data_dir
@@ -73,6 +80,9 @@ def _listed(name: str, value: Any) -> list[Any]:
     values = value if isinstance(value, list) else [value]
     if not values:
         raise ConfigError(f"{name} must have at least one value, got none")
+    for item in values:
+        if name in NAMES and not isinstance(item, str):
+            raise ConfigError(f"{name} must be a name, or several, got {item!r}")
     return values
 
 
@@ -91,7 +101,7 @@ def sweep(configs: Sequence[RunConfig], out: Path, jobs: int) -> Generator[Progr
 
     Closing the iterator stops the runs; what they have done of a record stays, unfinished.
     """
-    waiting = list(configs)[::-1]
+    waiting, jobs = list(configs)[::-1], max(1, min(jobs, len(configs)))
     context = multiprocessing.get_context("spawn")
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     workers: dict[Connection, _Worker] = {}
@@ -99,9 +109,8 @@ def sweep(configs: Sequence[RunConfig], out: Path, jobs: int) -> Generator[Progr
     try:
         while waiting or workers:
             while waiting and free:
-                worker = _Worker(context, free.pop(0), jobs, cores, out)
+                worker = _Worker(context, free.pop(0), jobs, cores, out, waiting.pop())
                 workers[worker.pipe] = worker
-                worker.give(waiting.pop())
             for pipe in wait(list(workers)):
                 worker = workers[pipe]  # type: ignore[index]
                 try:
@@ -115,37 +124,50 @@ def sweep(configs: Sequence[RunConfig], out: Path, jobs: int) -> Generator[Progr
                     continue
                 yield news
                 if news.kind != "step":
-                    if waiting:
-                        worker.give(waiting.pop())
-                    else:
+                    if waiting and worker.give(waiting[-1]):
+                        waiting.pop()
+                    else:  # nothing left, or the worker is gone and another takes its place
                         worker.stop()
                         del workers[worker.pipe]
+                        free.append(worker.number)
     finally:
         for worker in workers.values():
             worker.interrupt()
         for worker in workers.values():
-            worker.process.join()
+            worker.process.join(PATIENCE)
+            worker.process.kill()
 
 
 class _Worker:
     """A process that does one run after the other."""
 
-    def __init__(self, context: Any, number: int, jobs: int, cores: list[int], out: Path) -> None:
-        self.number = number
+    def __init__(self, context: Any, number: int, jobs: int, cores: list[int], out: Path, config: RunConfig) -> None:
+        self.number, self.config = number, config
         self.pipe, theirs = context.Pipe()
         share = cores[number::jobs] if jobs <= len(cores) else cores
         self.process = context.Process(target=_work, args=(theirs, share, out), daemon=True)
-        self.process.start()
+        heard = signal.signal(signal.SIGINT, signal.SIG_IGN)  # until it is ready to close a record
+        try:
+            self.process.start()
+        finally:
+            signal.signal(signal.SIGINT, heard)
         theirs.close()
-        self.config: RunConfig
+        self.give(config)
 
-    def give(self, config: RunConfig) -> None:
+    def give(self, config: RunConfig) -> bool:
+        """Whether the worker is there to take it."""
+        try:
+            self.pipe.send(config)
+        except OSError:
+            return False
         self.config = config
-        self.pipe.send(config)
+        return True
 
     def stop(self) -> None:
-        self.pipe.send(None)
-        self.process.join()
+        with suppress(OSError):
+            self.pipe.send(None)
+        self.process.join(PATIENCE)
+        self.process.kill()
 
     def interrupt(self) -> None:
         if self.process.is_alive():
@@ -156,6 +178,7 @@ def _work(pipe: Connection, cores: list[int], out: Path) -> None:
     """Do what comes through the pipe, telling how it goes."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    logging.disable(logging.WARNING)  # a thousand runs would say the same thing a thousand times
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several processes share a GPU
     if cores:
         os.sched_setaffinity(0, set(cores))
@@ -175,6 +198,9 @@ def _one(config: RunConfig, out: Path, pipe: Connection) -> Progress:
     recorded = RecordedRun(config, out)
     if record.is_complete(recorded.path):
         return Progress(config, "skipped")
-    for _ in recorded:
-        pipe.send(Progress(config, "step", share=1 / recorded.stream.n_steps))
+    try:
+        for _ in recorded:
+            pipe.send(Progress(config, "step", share=1 / recorded.stream.n_steps))
+    except BusyError:  # the same run under other words, in this sweep or another
+        return Progress(config, "skipped")
     return Progress(config, "done")

@@ -78,7 +78,7 @@ class Local:
 class Clusters:
     """w[t, c, m] where a cell trains one model or none, kept as that model's position: small however many models.
 
-    It reads like the array that it stands for.
+    `np.asarray(w)` is the array that it stands for; indexing and `shape` are those of that array.
 
     >>> w = Clusters(np.array([[0, 1], [1, -1]]), n_models=2, weight=np.array([1.0, 3.0]))
     >>> w.shape, w[-1].tolist(), np.asarray(w)[:, :, 1].tolist()
@@ -92,6 +92,8 @@ class Clusters:
     def __post_init__(self) -> None:
         if not len(self.weight):
             object.__setattr__(self, "weight", np.ones(len(self.model)))
+        if self.weight.shape != (len(self.model),):
+            raise ValueError(f"{len(self.model)} time steps need as many weights, got {self.weight.shape}")
 
     @property
     def shape(self) -> tuple[int, int, int]:

@@ -397,6 +397,6 @@ def test_a_known_bucket_never_compiles_again() -> None:
     start = train(1, 1, 5)
     assert [train(tau, 1, 5) for tau in (2, 3, 4, 7)] == [start] * 4  # later steps, longer histories
     grown = train(5, 3, 5)
-    assert grown == (start[0] + 1, start[1])  # more lanes, one new program
+    assert grown == (start[0] + 1, start[1] + 1)  # more lanes and more models to score, a new program each
     assert [train(tau, 3, n) for tau, n in ((6, 5), (7, 5), (7, 5))] == [grown] * 3
     assert train(6, 1, 5) == grown  # and back

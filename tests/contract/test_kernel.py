@@ -56,7 +56,7 @@ def test_the_number_of_cores_changes_no_bit(cores: int, monkeypatch: pytest.Monk
     w = some_w(2, stream, 3)
     results = []
     for n in (2, cores):
-        monkeypatch.setattr(kernel, "_cores", lambda n=n: n)
+        monkeypatch.setattr(kernel, "cores", lambda n=n: n)
         fed = make("simulator", stream).at(2)
         results.append(fed.train(fed.fresh(3, distinct=True), w).params)
     same(*results)

@@ -39,6 +39,13 @@ def test_a_line_per_algorithm_over_the_thresholds(tmp_path: Path) -> None:
             assert np.asarray(line.get_ydata()).tolist() == pytest.approx([85, 80, 70])
 
 
+def test_other_settings_make_another_line(tmp_path: Path) -> None:
+    fig = figures.threshold(sweep(tmp_path) + sweep(tmp_path, overrides={"rounds": 9}))
+    assert len(fig.axes[0].lines) == 4
+    names = [text.get_text() for text in fig.legends[0].get_texts()]
+    assert "FedDrift (rounds=9)" in names
+
+
 def test_a_point_per_run_against_traffic(tmp_path: Path) -> None:
     fig = figures.traffic(sweep(tmp_path))
     points = [c for c in fig.axes[0].collections if isinstance(c, PathCollection)]

@@ -66,6 +66,9 @@ def test_a_grid_is_every_combination_once(tmp_path: Path) -> None:
         ("[[runs]]\nalgorithm = 'Oracle'", "runs 1: stream is missing"),
         ("[[runs]]\nstream = 'sine-2'\nalgorithm = []", "at least one value"),
         ("[[runs]]\nstream = 'sine-2'\nalgorithm = 'Orcale'", "Oracle"),
+        ("[[runs]]\nstream = 'sine2'\nalgorithm = 'Oracle'", "did you mean 'sine-2'"),
+        ("[[runs]]\nstream = 'sine-2'\nalgorithm = [['Oracle']]", "algorithm must be a name"),
+        ("[[runs]]\nstream = 'sine-2'\nalgorithm = 'FedDrift'\nsettings = {delta = -3}", "delta must be"),
         ("[[runs]]\nstream = 'sine-2'\nalgorithm = 'Oracle'\nseed = 1", "unknown key 'seed'"),
         ("[[runs]]\nstream = 'sine-2'\nalgorithm = 'Oracle'\nseeds = 'x'", "seeds are a range"),
         ("[[runs]]\nstream = 'sine-2'\nalgorithm = 'Oracle'\nrounds = 0", "rounds"),
@@ -92,6 +95,34 @@ def test_a_sweep_skips_what_is_finished_and_tells_what_failed(tmp_path: Path) ->
     assert again.returncode == 1
     assert "0 done, 7 were finished before, 1 failed" in again.stdout
     assert again.stderr.count("\n") == 1 and "failed: mnist-4 Oracle seed 0:" in again.stderr
+
+
+def test_the_same_run_in_other_words_is_done_once(tmp_path: Path) -> None:
+    quick = "rounds = 1\nsteps = 2\nseeds = [0, 1]\npattern = 'random:every=1,concepts=2,clients=3,steps=3'\n"
+    words = ("", "settings = {delta = [0.05, 0.1]}\n")  # 0.1 is the default there
+    text = "".join(f"[[runs]]\nstream = 'sine-2'\nalgorithm = 'FedDrift'\n{quick}{more}" for more in words)
+    told = feddrift("sweep", grid(tmp_path, text), "--out", tmp_path / "runs", "--jobs", 3)
+    assert told.returncode == 0 and "0 failed" in told.stdout, told.stderr
+    assert len(list((tmp_path / "runs").glob("*.jsonl"))) == 4
+
+
+def test_a_worker_lost_between_two_runs_is_replaced(tmp_path: Path) -> None:
+    configs = sweep.read_grid(grid(tmp_path))
+    ended: list[str] = []
+    for news in sweep.sweep(configs, tmp_path / "runs", jobs=1):
+        if news.kind == "done" and not ended:
+            children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+            os.kill(max(map(int, children)), signal.SIGKILL)
+            time.sleep(0.2)
+        if news.kind != "step":
+            ended.append(news.kind)
+    assert sorted(ended) in (["done"] * 7, ["done"] * 6 + ["failed"])
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("in the way")
+    told = feddrift("sweep", grid(tmp_path), "--out", tmp_path / "runs")
+    assert told.returncode == 2 and "it is a file, not a folder" in told.stderr and told.stderr.count("\n") == 1
 
 
 def test_a_killed_run_is_told_and_the_others_go_on(tmp_path: Path) -> None:

@@ -135,4 +135,4 @@ def _parsed(name: str, cls: type[Any], given: Mapping[str, Any]) -> dict[str, An
     return parsed
 
 
-__all__ = ["ALGORITHMS", "BY_FAMILY", "Entry", "algorithm", "entry", "options", "settings"]
+__all__ = ["ALGORITHMS", "BY_FAMILY", "ON_FMOW", "Entry", "algorithm", "entry", "options", "settings"]

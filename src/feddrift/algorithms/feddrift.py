@@ -120,6 +120,8 @@ class FedDrift(_Options):
         state, n = super().init(fed), fed.n_clients
         if self.first == "one":
             return state
+        if self.max_models is not None and self.max_models < n:
+            raise ConfigError(f"first=each makes {n} models, one per client, but max_models is {self.max_models}")
         models = take(state.models, [0] * n, range(n))
         return replace(state, models=models, w=cluster.nobody(n, n), votes=np.eye(n), born=n)
 
@@ -128,7 +130,7 @@ class FedDrift(_Options):
         if self.first == "each" and not fed.tau:  # nothing to choose between yet
             w = cluster.assign(state.w, np.arange(fed.n_clients))
             created = tuple(Event("created", c, {"clients": [c], "reason": "given"}) for c in range(1, fed.n_clients))
-            lowest = fed.evaluate(state.models, self.metric).diagonal()
+            lowest = fed.evaluate(take(state.models, [0], [0]), self.metric)[:, 0]  # all alike
             return replace(state, models=fed.train(state.models, w), w=w, reference=lowest, events=created)
         dropped: tuple[Event, ...] = ()
         if self.one_global:

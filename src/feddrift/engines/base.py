@@ -79,6 +79,13 @@ class Engine(ABC):
             found[at] = self.per_row(take(models, [m], [models.ids[m]]), rows[at], "error")[0] > 0
         return found
 
+    def shuffle(self, keys: rng.Words, counts: Ints, order: npt.NDArray[np.int32], starts: Ints | None = None) -> Ints:
+        """order[starts[k]:][:counts[k]] becomes those rows in the permutation of key k; by default cell after cell."""
+        starts = _begins(counts) if starts is None else starts
+        for k, (first, n) in enumerate(zip(starts.tolist(), counts.tolist(), strict=True)):
+            order[first : first + n] = first + rng.permutation((keys[0][k], keys[1][k]), n)
+        return starts
+
     def test(self, state: State, t: int) -> tuple[Ints, Ints]:
         """How many of S_c^(t) each client gets right when its models vote, and how many there are."""
         sizes = self.stream.counts[t]
@@ -180,7 +187,7 @@ class TimeStep(ABC):
         """[c], models to and from each client so far; a trunk or a head alone is the part of a model that it is."""
         return self._numbers / self._model_size
 
-    def key(self, purpose: str, *names: int) -> rng.Words:
+    def key(self, purpose: str, *names: int | Ints) -> rng.Words:
         return rng.derive(self._engine.seed, purpose, self.tau, *names)
 
     def fresh(self, n: int = 1, distinct: bool = False) -> Models:
@@ -338,10 +345,11 @@ class TimeStep(ABC):
             part = slice(done, max(done + 1, int(np.searchsorted(ends, room, side="right"))))
             begins = _begins(sizes[part])
             rows = np.arange(sizes[part].sum()) + np.repeat(first[part] - begins, sizes[part])
-            for k in np.flatnonzero(n[part] > sizes[part]):
-                t, c = cells[done + k].tolist()
-                drawn = rng.permutation(self.key("score", t, c), int(n[done + k]))[:most]
-                rows[begins[k] : begins[k] + most] = first[done + k] + np.sort(drawn)
+            large = np.flatnonzero(n[part] > sizes[part])
+            keys = self.key("score", cells[done + large, 0], cells[done + large, 1])
+            ordered = np.zeros(n[done + large].sum(), dtype=np.int32)
+            for k, at in zip(large, self._engine.shuffle(keys, n[done + large], ordered), strict=True):
+                rows[begins[k] : begins[k] + most] = first[done + k] + np.sort(ordered[at : at + most] - at)
             yield part, rows, sizes[part]
             done = part.stop
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
@@ -18,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrift import optim, rng
+from feddrift.background import cores
 from feddrift.models import split, trunk_of
 from feddrift.nets import perceptron
 from feddrift.types import Bools, Ints, Local, Models, Net, Params, Stream
@@ -82,9 +82,9 @@ def rounds(
     every = np.arange(n_lanes, dtype=np.int32)
     average = {True: (lanes.trunk_share, every), False: (lanes.head_share, lanes.pair[:n_pairs])}
     averages = [(_rows(models[k]), _rows(work[k]), at[k], *average[shape[k]]) for k in LEAVES]
-    with _Cores(n_lanes) as cores:
+    with _Cores(n_lanes) as team:
         for round in range(int(first), int(last)):
-            cores.run(_train, np.uint32(round), *given)
+            team.run(_train, np.uint32(round), *given)
             for one in averages:
                 _average(*one)
     kept = []
@@ -99,8 +99,8 @@ def mistakes(net: Net, models: Models, stream: Stream, rows: Ints, sizes: Ints) 
     counts: Ints = np.zeros((len(sizes), len(models)), dtype=np.int64)
     parts, on, ends = _stacks(models), _positions(net, models), np.cumsum(sizes)
     flat = stream.x.reshape(len(stream.x), -1)
-    with _Cores(len(sizes)) as cores:
-        cores.run(lambda lo, hi: _count(lo, hi, *parts, on, flat, stream.y, rows, ends, counts))
+    with _Cores(len(sizes)) as team:
+        team.run(lambda lo, hi: _count(lo, hi, *parts, on, flat, stream.y, rows, ends, counts))
     return counts.T
 
 
@@ -109,15 +109,15 @@ def wrong(net: Net, models: Models, stream: Stream, rows: Ints, sizes: Ints, whi
     flags: Bools = np.zeros(len(rows), dtype=bool)
     parts, on, ends = _stacks(models), _positions(net, models), np.cumsum(sizes)
     flat = stream.x.reshape(len(stream.x), -1)
-    with _Cores(len(sizes)) as cores:
-        cores.run(lambda lo, hi: _flag(lo, hi, *parts, on, flat, stream.y, rows, ends, which, flags))
+    with _Cores(len(sizes)) as team:
+        team.run(lambda lo, hi: _flag(lo, hi, *parts, on, flat, stream.y, rows, ends, which, flags))
     return flags
 
 
 def shuffle(key: rng.Words, starts: Ints, counts: Ints, order: npt.NDArray[np.int32]) -> None:
     """order[starts[k]:][:counts[k]] becomes those rows in the `rng.permutation` of key k."""
-    with _Cores(len(counts)) as cores:
-        cores.run(_shuffle, key[0], key[1], starts, counts, order)
+    with _Cores(len(counts)) as team:
+        team.run(_shuffle, key[0], key[1], starts, counts, order)
 
 
 def _stacks(models: Models) -> list[Any]:
@@ -133,7 +133,7 @@ class _Cores:
     """Deals n pieces of work to one thread per core."""
 
     def __init__(self, n: int) -> None:
-        cuts = np.linspace(0, n, min(_cores(), max(n, 1)) + 1).astype(int).tolist()
+        cuts = np.linspace(0, n, min(cores(), max(n, 1)) + 1).astype(int).tolist()
         self.pieces = list(itertools.pairwise(cuts))
 
     def __enter__(self) -> Self:
@@ -149,10 +149,6 @@ class _Cores:
 
     def __exit__(self, *_: object) -> None:
         self.pool.shutdown()
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _rows(stack: Any) -> Any:
@@ -215,15 +211,14 @@ def _shuffle(lo: Any, hi: Any, key0: Any, key1: Any, starts: Any, counts: Any, o
     most = 2
     for cell in range(lo, hi):
         most = max(most, counts[cell])
-    bits = 1
-    while (1 << bits) < most:
-        bits += 1
     words, sorted_ = np.empty(most + 1, dtype=np.uint32), np.empty(most, dtype=np.uint64)
-    ends = np.empty((1 << bits) + 1, dtype=np.int64)
-    shift = np.uint32(32 - bits)
+    ends = np.empty(2 * most + 1, dtype=np.int64)
     for cell in range(lo, hi):
-        n = counts[cell]
-        ends[:] = 0
+        n, bits = counts[cell], 1
+        while (1 << bits) < n:
+            bits += 1
+        shift = np.uint32(32 - bits)
+        ends[: (1 << bits) + 1] = 0
         for pair in range((n + 1) // 2):
             words[2 * pair], words[2 * pair + 1] = _threefry(key0[cell], key1[cell], np.uint32(pair), np.uint32(0))
         for i in range(n):

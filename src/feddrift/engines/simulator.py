@@ -27,7 +27,7 @@ from feddrift.engines.program import Devices, Lanes, Optimiser
 from feddrift.models import lane_sizes, shares, split, tree_map, trunk_of
 from feddrift.types import Bools, Floats, Ints, Local, Metric, Models, Net, Params, Stream, Updates
 
-SCORE_VALUES = 1 << 20  # inputs that one call of the compiled program scores: 1024 rows of 784 features or fewer,
+SCORE_VALUES = 1 << 23  # inputs times models that one call of the compiled program scores,
 SCORE_BLOCK = 32, 1024  # but so many rows at least, and at most
 
 Name = tuple[int, int]  # a client, and the id of a family or model
@@ -71,14 +71,22 @@ class Simulator(Engine):
         """x and y, on every device."""
         return self.devices.put(self.stream.x), self.devices.put(self.stream.y)
 
-    def kernel(self, params: Params = None) -> Any:
-        """The native code, where there is any and it does for these models."""
+    def kernel(self, params: Params) -> Any:
+        """The native code, where it does for these models."""
         if not self.native:
             return None
         from feddrift.engines import kernel  # here, since numba takes a while to import
 
-        fits = kernel.ready() if params is None else kernel.applies(self.net, params)
-        return kernel if fits else None
+        return kernel if kernel.applies(self.net, params) else None
+
+    def shuffle(self, keys: rng.Words, counts: Ints, order: npt.NDArray[np.int32], starts: Ints | None = None) -> Ints:
+        from feddrift.engines import kernel
+
+        if not kernel.ready():
+            return super().shuffle(keys, counts, order, starts)
+        starts = np.cumsum(counts) - counts if starts is None else starts
+        kernel.shuffle(keys, starts, counts, order)
+        return starts
 
     def at(self, tau: int) -> SimulatorStep:
         return SimulatorStep(self, tau)
@@ -87,7 +95,7 @@ class Simulator(Engine):
         padded = self.devices.put(_padded(models, score_bucket(len(models))))  # once, not with every block
         ahead = None  # the device works on a block while the host takes in the one before
         least, most = SCORE_BLOCK
-        fits = SCORE_VALUES // max(1, int(np.prod(self.stream.x.shape[1:])))
+        fits = SCORE_VALUES // (max(1, int(np.prod(self.stream.x.shape[1:]))) * score_bucket(len(models)))
         size = self.devices.evenly(min(most, max(least, 1 << max(0, fits.bit_length() - 1))))
         for start in range(0, len(rows), size):
             block = np.zeros(size, dtype=np.int32)
@@ -244,12 +252,7 @@ class SimulatorStep(TimeStep):
         due[w.t, w.c] = True
         t, c = np.nonzero(due & ~self.shuffled)
         keys = rng.derive(self.engine.seed, "shuffle", self.tau, t, c)
-        kernel = self.engine.kernel()
-        if kernel:
-            kernel.shuffle(keys, stream.starts[t, c], self.counts[t, c], self.order)
-        else:
-            for k, (first, n) in enumerate(zip(stream.starts[t, c], self.counts[t, c], strict=True)):
-                self.order[first : first + n] = first + rng.permutation((keys[0][k], keys[1][k]), int(n))
+        self.engine.shuffle(keys, self.counts[t, c], self.order, stream.starts[t, c])
         self.shuffled |= due
         return self.order
 

@@ -75,6 +75,12 @@ def stream(
     return entry.make(name, concepts, data_dir)
 
 
+def check(name: str) -> None:
+    """Refuse a name that no stream has; a folder is looked at when it is read."""
+    if not name.startswith("folder:"):
+        _entry(name)
+
+
 def default_pattern(name: str, seed: int = 0) -> str:
     """The pattern the paper runs this stream with.
 
@@ -93,4 +99,4 @@ def _entry(name: str) -> Entry:
     return STREAMS[name]
 
 
-__all__ = ["STREAMS", "Entry", "default_pattern", "stream"]
+__all__ = ["STREAMS", "Entry", "check", "default_pattern", "stream"]

@@ -23,6 +23,7 @@ import pooch
 from feddrift import rng
 from feddrift.errors import DataError
 from feddrift.streams import mnist
+from feddrift.streams.folder import BROKEN_NPZ
 from feddrift.types import Ints, Local, Stream
 
 REGIONS = ("Asia", "Europe", "Africa", "Americas", "Oceania")
@@ -43,7 +44,7 @@ def class_counts() -> tuple[Ints, tuple[str, ...]]:
     """How many images of each class each client sees at each time step [t, c, class], and the names of the classes.
 
     >>> counts, names = class_counts()
-    >>> counts.shape, counts[0, 0].sum(), names[0]
+    >>> counts.shape, int(counts[0, 0].sum()), names[0]
     ((10, 5, 10), 1000, 'crop_field')
     """
     text = resources.files("feddrift").joinpath("data", "fmow_classes.csv").read_text()
@@ -94,7 +95,7 @@ def _lines(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
             rows = list(csv.DictReader(file))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"FMoW cannot be read: {path}: {getattr(error, 'strerror', None) or error}") from None
-    missing = [name for name in columns if rows and rows[0].get(name) is None]
+    missing = [name for name in columns if any(row.get(name) is None for row in rows)]
     if not rows or missing:
         raise DataError(f"FMoW cannot be read: {path} has no column '{missing[0] if missing else columns[0]}'")
     return rows
@@ -203,8 +204,14 @@ def fashion(data_dir: str | Path | None = None) -> tuple[npt.NDArray[np.uint8], 
     try:
         with np.load(whole) as arrays:
             x, y = arrays["x"], arrays["y"]
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, *BROKEN_NPZ) as error:
         raise DataError(f"{whole} is not an archive of x and y ({error}): replace it") from None
-    if x.shape != (70000, 28, 28) or y.shape != (70000,) or x.dtype != np.uint8 or y.max(initial=0) > 9:
+    if (
+        x.shape != (70000, 28, 28)
+        or y.shape != (70000,)
+        or x.dtype != np.uint8
+        or y.dtype != np.uint8
+        or y.max(initial=0) > 9
+    ):
         raise DataError(f"{whole} is not Fashion-MNIST: expected 70000 images of 28 x 28 bytes, got {x.shape}")
     return x.reshape(len(x), -1), y.astype(np.uint8)

@@ -147,11 +147,15 @@ def _read_csv(path: Path, label: str, first: _File | None) -> _File:
     return _File(path, columns, x, [row[target].strip() for _, row in numbered], [line for line, _ in numbered])
 
 
+# What np.load may say of a file that is no archive, or not a whole one.
+BROKEN_NPZ = (KeyError, TypeError, ValueError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error)
+
+
 def _read_npz(path: Path, first: _File | None) -> _File:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:  # np.load alone leaves it open
             x, y = arrays["x"], arrays["y"]
-    except (KeyError, TypeError, ValueError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except BROKEN_NPZ as error:
         raise DataError(f"{path}: expected an .npz of two plain arrays x and y, without pickled objects") from error
     if x.ndim < 2 or y.shape != x.shape[:1] or x.dtype.kind not in "biuf" or y.dtype.kind not in "biufU":
         raise DataError(
