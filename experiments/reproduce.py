@@ -166,6 +166,8 @@ The images (54 GB) and ImageNet's weights were not to be had, so FMoW itself has
 class shown by one class of Fashion-MNIST, with the paper's perceptron instead of a ResNet. Only the shares of the
 classes drift there, never what a class looks like, so one model can serve all regions, and clusters have little to
 win: the numbers say how much they cost. No true clustering is known, so there is no Oracle, and every moment counts.
+As in the paper, FedDrift and FedDrift-W start with a model per region and IFCA with a choice of five; FedDrift-C,
+Eager and FedDrift-Trunk start with one, which is all they need here.
 """
 
 

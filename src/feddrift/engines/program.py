@@ -108,6 +108,7 @@ def _in_chunks(
     held: Any = tree_map(np.array, (of_trunk, of_head))
     parts = np.arange(n), lanes.pair[: int(lanes.n_pairs)]
     share, order = (lanes.trunk_share, lanes.head_share), devices.put(order)
+    program = replace(local, rounds=1, lr=1.0)
     for round in range(int(first), int(last)):
         now = unsplit(models[0], models[1], shape)
         for begin in range(0, n, room):
@@ -121,7 +122,6 @@ def _in_chunks(
             )  # fmt: skip
             moments = [tree_map(lambda leaf, rows=rows: leaf[rows], part) for part, rows in zip(held, of, strict=True)]
             moments, chunk = devices.put((moments, chunk), deal=True)
-            program = replace(local, rounds=1, lr=1.0)
             trained: Any = _chunk(
                 net, program, now, mask, *moments, chunk, x, y, order, np.uint32(round), np.float32(local.lr)
             )
