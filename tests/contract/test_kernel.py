@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -76,6 +77,20 @@ def test_exponentials_are_right_to_the_last_digits() -> None:
     x = np.linspace(-87, 0, 5001, dtype=np.float32)
     found = np.array([kernel._exp(value) for value in x])
     np.testing.assert_allclose(found, np.exp(x.astype(np.float64)), rtol=2e-7)
+
+
+def test_data_may_lie_in_a_file(tmp_path: Path) -> None:
+    stream = uneven_stream()
+    for name in ("x", "y"):
+        np.save(tmp_path / f"{name}.npy", getattr(stream, name))
+    mapped = replace(stream, **{name: np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in ("x", "y")})
+    results = []
+    for each in (stream, mapped):
+        fed = make("simulator", each).at(2)
+        models = fed.fresh(2, distinct=True)
+        w = some_w(2, stream, 2)
+        results.append((fed.train(models, w).params, fed.evaluate(models), fed.cross_evaluate(models, w)))
+    same(results[0], results[1])
 
 
 def test_one_poisoned_client_spoils_only_what_it_trains() -> None:
