@@ -20,11 +20,16 @@ Cell = tuple[Summary, Published | None]
 
 
 def main() -> None:
+    (DOCS / "reproduce.md").write_text(page())
+    draw()
+
+
+def page() -> str:
+    """The whole text."""
     cells = [(summary, paper.published(summary)) for summary in report.summarise(record.read_all(RESULTS / "tables"))]
     fmow = report.summarise(record.read_all(RESULTS / "fmow-labels"))
     parts = [HEAD, score(cells), *(table(stream, cells) for stream in STREAMS), orders(cells), outside(cells)]
-    parts += [pictures(), fmow_table(fmow)]
-    (DOCS / "reproduce.md").write_text("\n".join(parts))
+    return "\n".join([*parts, pictures(), fmow_table(fmow)])
 
 
 HEAD = """# The paper, cell by cell
@@ -122,32 +127,41 @@ def outside(cells: list[Cell]) -> str:
     return "\n".join(lines if len(lines) > 2 else [*lines, "None."]) + "\n"
 
 
+PICTURES = {  # title, and what draws it
+    "patterns": ("Drift patterns", "results/tables patterns"),
+    "accuracy": ("Accuracy over time", "results/tables accuracy " + " ".join(f"--algorithm {name}" for name in SHOWN)),
+    "clusters": ("Learned clusterings", "results/figure-clusters clusters"),
+    "delta": ("Accuracy against delta", "results/figure-delta delta"),
+    "traffic": ("Accuracy against traffic", "results/figure-delta traffic"),
+}
+
+
 def pictures() -> str:
-    small = [r for r in record.read_all(RESULTS / "tables") if r.header["stream"] != APART]
-    drawn = {
-        "patterns": (figures.patterns(small), "Drift patterns", "results/tables patterns"),
-        "accuracy": (plots.accuracy([r for r in small if r.header["algorithm"] in SHOWN]), "Accuracy over time",
-                     "results/tables accuracy " + " ".join(f"--algorithm {name}" for name in SHOWN)),
-        "clusters": (plots.clusters(record.read_all(RESULTS / "figure-clusters")), "Learned clusterings",
-                     "results/figure-clusters clusters"),
-        "delta": (figures.threshold(record.read_all(RESULTS / "figure-delta")), "Accuracy against delta",
-                  "results/figure-delta delta"),
-        "traffic": (figures.traffic(record.read_all(RESULTS / "figure-delta")), "Accuracy against traffic",
-                    "results/figure-delta traffic"),
-    }  # fmt: skip
     text = ["## Figures", ""]
-    for name, (fig, title, how) in drawn.items():
-        plots.save(fig, DOCS / "figures" / f"paper-{name}.png")
+    for name, (title, how) in PICTURES.items():
         text += [
             f"**{title}**: `feddrift plot {how} --out {name}.png`",
             "",
             f"![{title}](figures/paper-{name}.png)",
             "",
         ]
-    plots.save(figures.classes(), DOCS / "figures" / "paper-classes.png")
-    text += ["**FMoW's classes over time**, from the counts that ship with the package", "",
-             "![Shares of FMoW's classes](figures/paper-classes.png)", ""]  # fmt: skip
-    return "\n".join(text)
+    text += ["**FMoW's classes over time**, from the counts that ship with the package", ""]
+    return "\n".join([*text, "![Shares of FMoW's classes](figures/paper-classes.png)", ""])
+
+
+def draw() -> None:
+    """The pictures that the text shows."""
+    tables, delta = record.read_all(RESULTS / "tables"), record.read_all(RESULTS / "figure-delta")
+    drawn = {
+        "patterns": figures.patterns(tables),
+        "accuracy": plots.accuracy([r for r in tables if r.header["algorithm"] in SHOWN]),
+        "clusters": plots.clusters(record.read_all(RESULTS / "figure-clusters")),
+        "delta": figures.threshold(delta),
+        "traffic": figures.traffic(delta),
+        "classes": figures.classes(),
+    }
+    for name, fig in drawn.items():
+        plots.save(fig, DOCS / "figures" / f"paper-{name}.png")
 
 
 def fmow_table(summaries: list[Summary]) -> str:

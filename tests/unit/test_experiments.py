@@ -1,0 +1,57 @@
+"""The grids of the paper's tables and figures, and the page made from the committed records."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feddrift import paper, record, report, sweep
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "experiments").glob("*.toml")), ids=lambda path: path.stem)
+def test_every_grid_is_legal(path: Path) -> None:
+    if path.stem != "notes":
+        assert len(sweep.read_grid(path)) >= 3
+
+
+def script(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "experiments" / f"{name}.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_is_what_the_records_say() -> None:
+    assert (ROOT / "docs" / "reproduce.md").read_text() == script("reproduce").page()
+
+
+def test_the_committed_cells_keep_to_the_paper() -> None:
+    """At least 92 % within their band, MNIST-L-4 apart; FedDrift above all baselines where the paper says so."""
+    summaries = report.summarise(record.read_all(ROOT / "results" / "tables"))
+    configurations = [(s.stream, s.algorithm) for s in summaries]
+    assert len(set(configurations)) == len(configurations)  # one setting each
+    cells = [paper.published(s) for s in summaries if s.stream != "mnist-l-4"]
+    flags = [flag for cell in cells if cell for flag in cell.within.values()]
+    assert len(flags) >= 200 and sum(map(bool, flags)) / len(flags) >= 0.92
+    mean = {(s.stream, s.algorithm): s.omitting_drifts.mean for s in summaries if s.omitting_drifts}
+    for stream in ("mnist-4", "sea-4", "mnist-r"):
+        best = mean[stream, "FedDrift"]
+        assert best > mean[stream, "Oracle"] - 1
+        assert all(best > m for (s, a), m in mean.items() if s == stream and not a.startswith(("FedDrift", "Oracle")))
+        assert mean[stream, "Oblivious"] < mean[stream, "FedDrift-Eager"] < best
+
+
+def test_a_compact_record_says_the_same(tmp_path: Path) -> None:
+    from tests.unit.fake_records import header, make
+
+    made = make(tmp_path, header(3, 2, seed=5), {"accuracy": [[0.1, 0.2], [0.3, None], [0.5, 0.6]]})
+    script("publish").main(tmp_path, tmp_path / "out")
+    (copy,) = record.read_all(tmp_path / "out")
+    assert copy.status == "complete" and copy.header["settings"]["first"] == "one"
+    assert report.scores(copy) == report.scores(made)
