@@ -209,15 +209,17 @@ def averaged(models: Models, updates: Updates) -> Models:
     trunk, size = lane_sizes(models, updates)
     heads = updates.model, shares(updates.model, updates.size)
     trunks = trunk, shares(trunk, size)
+    params = per_axis(lambda old, new, parts: average(old, new, *parts), models, heads, trunks, updates.params)
+    return replace(models, params=params)
 
-    def average(old: Any, new: Any, parts: tuple[Ints, Floats]) -> Any:
-        out = old.copy()
-        out[parts[0]] = 0
-        for i, (k, share) in enumerate(zip(*parts, strict=True)):
-            out[k] += out.dtype.type(share) * new[i]
-        return out
 
-    return replace(models, params=per_axis(average, models, heads, trunks, updates.params))
+def average(old: Any, new: Any, target: Ints, share: Floats, order: Ints | None = None) -> Any:
+    """old, where row target[i] becomes the sum of share[i] new[i] over i, added up in this order."""
+    out, every = old.copy(), range(len(target)) if order is None else order
+    out[target if order is None else target[order]] = 0
+    for i in every:
+        out[target[i]] += out.dtype.type(share[i]) * new[i]
+    return out
 
 
 def lane_sizes(models: Models, updates: Updates) -> tuple[Ints, Floats]:

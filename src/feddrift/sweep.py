@@ -69,11 +69,10 @@ def _combinations(table: Mapping[str, Any], data_dir: Path | None) -> Iterator[R
         values = dict(zip(options, chosen, strict=True))
         own = {key: _listed(key, value) for key, value in settings.items() if key in knows[values["algorithm"]]}
         for picked in itertools.product(*own.values()):
-            algorithms.algorithm(values["algorithm"], **dict(zip(own, picked, strict=True)))  # a bad value shows now
+            given = dict(zip(own, picked, strict=True))
+            algorithms.algorithm(values["algorithm"], **given)  # a bad value shows now
             for seed in seeds:
-                yield RunConfig.checked(
-                    **values, settings=dict(zip(own, picked, strict=True)), seed=seed, data_dir=data_dir
-                )
+                yield RunConfig.checked(**values, settings=given, seed=seed, data_dir=data_dir)
 
 
 def _listed(name: str, value: Any) -> list[Any]:

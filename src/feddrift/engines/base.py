@@ -79,12 +79,10 @@ class Engine(ABC):
             found[at] = self.per_row(take(models, [m], [models.ids[m]]), rows[at], "error")[0] > 0
         return found
 
-    def shuffle(self, keys: rng.Words, counts: Ints, order: npt.NDArray[np.int32], starts: Ints | None = None) -> Ints:
-        """order[starts[k]:][:counts[k]] becomes those rows in the permutation of key k; by default cell after cell."""
-        starts = _begins(counts) if starts is None else starts
+    def shuffle(self, keys: rng.Words, starts: Ints, counts: Ints, order: npt.NDArray[np.int32]) -> None:
+        """order[starts[k]:][:counts[k]] becomes those rows in the permutation of key k."""
         for k, (first, n) in enumerate(zip(starts.tolist(), counts.tolist(), strict=True)):
             order[first : first + n] = first + rng.permutation((keys[0][k], keys[1][k]), n)
-        return starts
 
     def test(self, state: State, t: int) -> tuple[Ints, Ints]:
         """How many of S_c^(t) each client gets right when its models vote, and how many there are."""
@@ -347,8 +345,9 @@ class TimeStep(ABC):
             rows = np.arange(sizes[part].sum()) + np.repeat(first[part] - begins, sizes[part])
             large = np.flatnonzero(n[part] > sizes[part])
             keys = self.key("score", cells[done + large, 0], cells[done + large, 1])
-            ordered = np.zeros(n[done + large].sum(), dtype=np.int32)
-            for k, at in zip(large, self._engine.shuffle(keys, n[done + large], ordered), strict=True):
+            ordered, places = np.zeros(n[done + large].sum(), dtype=np.int32), _begins(n[done + large])
+            self._engine.shuffle(keys, places, n[done + large], ordered)
+            for k, at in zip(large, places, strict=True):
                 rows[begins[k] : begins[k] + most] = first[done + k] + np.sort(ordered[at : at + most] - at)
             yield part, rows, sizes[part]
             done = part.stop

@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from feddrift import optim, rng, sampling
-from feddrift.models import leaves, split, tree_map, trunk_of, unsplit
+from feddrift.models import average, leaves, split, tree_map, trunk_of, unsplit
 from feddrift.nets import batch_loss, masked
 from feddrift.types import Local, Net, Params
 
@@ -131,11 +131,10 @@ def _in_chunks(
                     (*work[k], *leaves(held[k])), (*trained[k], *leaves(trained[2 + k])), strict=True
                 ):
                     stack[some] = np.asarray(new)[:m]
-        for k in (0, 1):
-            for leaf, new in zip(models[k], work[k], strict=True):
-                leaf[at[k][parts[k]]] = 0
-                for i in parts[k]:
-                    leaf[at[k][i]] += share[k][i] * new[i]
+        models = [
+            [average(old, new, at[k], share[k], parts[k]) for old, new in zip(models[k], work[k], strict=True)]
+            for k in (0, 1)
+        ]
     return unsplit(models[0], models[1], shape), unsplit(work[0], work[1], shape), held[0], held[1]
 
 

@@ -79,14 +79,10 @@ class Simulator(Engine):
 
         return kernel if kernel.applies(self.net, params) else None
 
-    def shuffle(self, keys: rng.Words, counts: Ints, order: npt.NDArray[np.int32], starts: Ints | None = None) -> Ints:
+    def shuffle(self, keys: rng.Words, starts: Ints, counts: Ints, order: npt.NDArray[np.int32]) -> None:
         from feddrift.engines import kernel
 
-        if not kernel.ready():
-            return super().shuffle(keys, counts, order, starts)
-        starts = np.cumsum(counts) - counts if starts is None else starts
-        kernel.shuffle(keys, starts, counts, order)
-        return starts
+        (kernel.shuffle if kernel.ready() else super().shuffle)(keys, starts, counts, order)
 
     def at(self, tau: int) -> SimulatorStep:
         return SimulatorStep(self, tau)
@@ -252,7 +248,7 @@ class SimulatorStep(TimeStep):
         due[w.t, w.c] = True
         t, c = np.nonzero(due & ~self.shuffled)
         keys = rng.derive(self.engine.seed, "shuffle", self.tau, t, c)
-        self.engine.shuffle(keys, self.counts[t, c], self.order, stream.starts[t, c])
+        self.engine.shuffle(keys, stream.starts[t, c], self.counts[t, c], self.order)
         self.shuffled |= due
         return self.order
 
