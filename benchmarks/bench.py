@@ -1,4 +1,4 @@
-"""The benchmarks: `python benchmarks/bench.py [step] [flower] [growth] [start]`, see README.md."""
+"""The benchmarks: `python benchmarks/bench.py [SECTION ...]`, see README.md."""
 
 from __future__ import annotations
 
@@ -179,6 +179,15 @@ def axis(name: str, found: dict[int, Numbers], columns: dict[str, str]) -> None:
     show(f"growth with {name}", [name.partition(" (")[0], *columns, "relative"], rows)
 
 
+def server(**_: Any) -> Numbers:
+    """What the server itself does: merging, and everything between the verbs."""
+    found: Numbers = {f"merge {n}": measure("merge", models=n)["seconds"] for n in (1000, 5000)}
+    found["between verbs, %"] = measure("between")["percent"]
+    title = "the server: seconds to merge models into five; share of a SINE-2 run between the verbs"
+    show(title, list(found), [list(found.values())])
+    return found
+
+
 def start(**_: Any) -> Numbers:
     """Seconds from the shell to a first result."""
     with tempfile.TemporaryDirectory() as folder:
@@ -251,7 +260,9 @@ def past() -> list[Any]:
     return entries if isinstance(entries, list) else fail(f"{HISTORY} is no JSON list: repair it, or --no-history")
 
 
-SECTIONS: dict[str, Callable[..., Numbers]] = {"step": step, "flower": flower, "growth": growth, "start": start}
+SECTIONS: dict[str, Callable[..., Numbers]] = {
+    "step": step, "flower": flower, "growth": growth, "server": server, "start": start,
+}  # fmt: skip
 
 
 def main(
