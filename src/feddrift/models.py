@@ -50,7 +50,7 @@ def trunk_of(net: Net, params: Params) -> Params:
             if not any(_within(path, name) for path in paths):
                 raise ConfigError(f"the net has no parameters '{name}' for its trunk (there are: {', '.join(paths)})")
         found = [any(_within(path, name) for name in net.trunk) for path in paths]
-    return _refill(params, iter(found))
+    return refill(params, iter(found))
 
 
 def has_trunk(models: Models) -> bool:
@@ -71,16 +71,16 @@ def split(params: Params, trunk: Params) -> tuple[list[Any], list[Any]]:
 def unsplit(trunk_leaves: Sequence[Any], head_leaves: Sequence[Any], trunk: Params) -> Params:
     """The parameters whose `split` these are."""
     of_trunk, of_head = iter(trunk_leaves), iter(head_leaves)
-    return _refill(trunk, (next(of_trunk if shared else of_head) for shared in leaves(trunk)))
+    return refill(trunk, (next(of_trunk if shared else of_head) for shared in leaves(trunk)))
 
 
-def _refill(tree: Params, values: Iterator[Any]) -> Params:
+def refill(tree: Params, values: Iterator[Any]) -> Params:
     """A tree of the same shape with these leaves, in the order of `leaves`."""
     if isinstance(tree, dict):
-        filled = {key: _refill(tree[key], values) for key in sorted(tree)}
+        filled = {key: refill(tree[key], values) for key in sorted(tree)}
         return {key: filled[key] for key in tree}
     if isinstance(tree, list | tuple):
-        branches = [_refill(branch, values) for branch in tree]
+        branches = [refill(branch, values) for branch in tree]
         return type(tree)(*branches) if hasattr(tree, "_fields") else type(tree)(branches)
     return next(values)
 

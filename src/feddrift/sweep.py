@@ -194,7 +194,7 @@ def _work(pipe: Connection, cores: list[int], out: Path) -> None:
 
 
 def _one(config: RunConfig, out: Path, pipe: Connection) -> Progress:
-    recorded = RecordedRun(config, out)
+    recorded = RecordedRun(config, out, resume=True)
     if record.is_complete(recorded.path):
         return Progress(config, "skipped")
     try:
@@ -202,4 +202,5 @@ def _one(config: RunConfig, out: Path, pipe: Connection) -> Progress:
             pipe.send(Progress(config, "step", share=1 / recorded.stream.n_steps))
     except BusyError:  # the same run under other words, in this sweep or another
         return Progress(config, "skipped")
+    recorded.checkpoints.clear()  # a sweep is run for its records
     return Progress(config, "done")

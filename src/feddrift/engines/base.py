@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -310,6 +310,26 @@ class TimeStep(ABC):
             np.concatenate([old.value, np.ones(len(clients))]), (self.tau + 1, self.n_clients, len(names)),
         )  # fmt: skip
         return taken, given, first
+
+    def progress(self) -> dict[str, Any]:
+        """What the rest of this time step depends on, for a checkpoint: `restore` is the way back."""
+        scored = [(*part, has) for part, has in self._scored.items()]
+        own = {"round": self.round, "numbers": self._numbers, "model_size": self._model_size, "scored": scored}
+        return own | {"moments": self._moments()}
+
+    def restore(self, progress: dict[str, Any]) -> None:
+        """Go on where a time step stood."""
+        self.round, self._numbers = progress["round"], progress["numbers"]
+        self._model_size = progress["model_size"]
+        self._scored = {(kind, i): has for kind, i, has in progress["scored"]}
+        self._recall(progress["moments"])
+
+    @abstractmethod
+    def _moments(self) -> Any:
+        """All optimiser moments of this time step."""
+
+    @abstractmethod
+    def _recall(self, moments: Any) -> None: ...
 
     @abstractmethod
     def _local_updates(self, models: Models, lanes: Updates, w: Entries, local: Local) -> Updates: ...

@@ -53,6 +53,12 @@ class ReferenceStep(TimeStep):
         # Moments and steps taken, by client, trunk or head, and the id of the family or model.
         self.moments: dict[tuple[int, str, int], tuple[optim.Moments, int]] = {}
 
+    def _moments(self) -> Any:
+        return self.moments
+
+    def _recall(self, moments: Any) -> None:
+        self.moments = dict(moments)
+
     def _train(self, models: Models, lanes: Updates, w: Entries, rounds: int, local: Local) -> Models:
         for i in range(rounds):
             models = averaged(models, self._round(models, lanes, w, self.round + i, local))

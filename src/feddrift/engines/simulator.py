@@ -154,6 +154,15 @@ class _Shelf:
             stack = tree_map(joined, stack[0], self.stack[0]), joined(stack[1], self.stack[1])
         self.held, self.stack = held, stack
 
+    def saved(self) -> tuple[list[tuple[Name, int]], Optimiser | None]:
+        return list(self.held.items()), self.stack
+
+    @classmethod
+    def of(cls, saved: tuple[list[tuple[Name, int]], Optimiser | None]) -> _Shelf:
+        shelf = cls()
+        shelf.held, shelf.stack = dict(saved[0]), saved[1]
+        return shelf
+
 
 class SimulatorStep(TimeStep):
     """One time step of the simulator."""
@@ -164,6 +173,12 @@ class SimulatorStep(TimeStep):
         self.order = np.zeros(len(engine.stream.y), dtype=np.int32)  # each cell's rows, shuffled when first used
         self.shuffled: Bools = np.zeros(self.counts.shape, dtype=bool)
         self.trunks, self.heads = _Shelf(), _Shelf()
+
+    def _moments(self) -> Any:
+        return self.trunks.saved(), self.heads.saved()
+
+    def _recall(self, moments: Any) -> None:
+        self.trunks, self.heads = map(_Shelf.of, moments)
 
     def _train(self, models: Models, lanes: Updates, w: Entries, rounds: int, local: Local) -> Models:
         params, _, _ = self._run(models, lanes, w, rounds, local)
