@@ -117,6 +117,11 @@ def run_(
     batch: Annotated[int | None, typer.Option(help=_describe("batch"))] = None,
     lr: Annotated[float | None, typer.Option(help=_describe("lr"))] = None,
     pattern: Annotated[str | None, typer.Option(help=_describe("pattern"))] = None,
+    average: Annotated[str | None, typer.Option(help=_describe("average"))] = None,
+    participation: Annotated[float, typer.Option(help=_describe("participation"))] = 1.0,
+    dropout: Annotated[float, typer.Option(help=_describe("dropout"))] = 0.0,
+    trace: Annotated[Path | None, typer.Option(help=_describe("trace"))] = None,
+    poison: Annotated[str | None, typer.Option(help=_describe("poison"))] = None,
     engine: Annotated[str, typer.Option(help=_describe("engine"))] = "simulator",
     label: Annotated[str, typer.Option(help=_describe("label"))] = "label",
     weights: Annotated[Path | None, typer.Option(help=_describe("weights"))] = None,
@@ -137,8 +142,8 @@ def run_(
     configs = [
         RunConfig.checked(
             stream=stream, algorithm=name, settings=_settings_of(name, names, settings), seed=s, rounds=rounds,
-            steps=steps, batch=batch, lr=lr, pattern=pattern, engine=engine, data_dir=data_dir, label=label,
-            weights=weights,
+            steps=steps, batch=batch, lr=lr, average=average, participation=participation, dropout=dropout, trace=trace,
+            poison=poison, pattern=pattern, engine=engine, data_dir=data_dir, label=label, weights=weights,
         )
         for name in names
         for s in (parse_seeds(seeds) if seeds is not None else [seed or 0])
@@ -146,6 +151,7 @@ def run_(
     first = configs[0].load()
     for config in configs:
         config.resolve(first)  # a wrong name or setting shows now, not after the first hour
+        config.conditions(first)
     _say(
         f"{stream}: {first.n_clients} clients, {first.n_steps} time steps + 1 to test, "
         f"{int(np.prod(first.x.shape[1:]))} features, {first.n_classes} classes"

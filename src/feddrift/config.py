@@ -18,17 +18,18 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from feddrift import __version__, algorithms, checkpoint, engines, rng, streams
 from feddrift.background import in_background
+from feddrift.conditions import Conditions, flipped, read_poison, read_trace
 from feddrift.engines.base import TimeStep
 from feddrift.errors import ConfigError, DataError
 from feddrift.journal import Inside, Journal
 from feddrift.nets import default_net
 from feddrift.record import Writer, beginning, file_name, is_complete, part_of
 from feddrift.run import Step, steps_on
-from feddrift.types import Algorithm, Local, Params, State, Stream
+from feddrift.types import Algorithm, Average, Local, Params, State, Stream
 
 log = logging.getLogger(__name__)
 
-TRAINING = ("rounds", "steps", "batch", "lr")
+TRAINING = ("rounds", "steps", "batch", "lr", "average")
 MAX_SEEDS = 10_000
 
 
@@ -45,6 +46,19 @@ class RunConfig(BaseModel):
     steps: int | None = Field(default=None, ge=1, le=1_000_000, description="K, local steps per round")
     batch: int | None = Field(default=None, ge=1, le=100_000, description="B, minibatch size")
     lr: float | None = Field(default=None, gt=0, le=1e6, description="eta, step size")
+    average: Average | None = Field(
+        default=None, description="how updates become one model: mean, or against liars median, trimmed, clipped"
+    )
+    participation: float = Field(default=1.0, gt=0, le=1, description="the share of clients that train in a round")
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="the chance of a client to miss a time step")
+    trace: Path | None = Field(
+        default=None,
+        description="a file of who is in reach: a row of 1 and 0 per time step, a column per client",
+    )
+    poison: str | None = Field(
+        default=None,
+        description="clients that do harm: flip:0,3 (wrong labels) or garbage:0,3 (noise for models)",
+    )
     pattern: str | None = Field(
         default=None,
         description="drift pattern: a name (Y, F, R0..R4), a file of integers, or random:every=2,concepts=4",
@@ -70,9 +84,24 @@ class RunConfig(BaseModel):
         """The stream."""
         engines.engine(self.engine)  # wrong names first: data may take a while
         algorithms.algorithm(self.algorithm, **self.settings)
-        return streams.stream(
+        found = streams.stream(
             self.stream, seed=self.seed, pattern=self.pattern, data_dir=self.data_dir, label=self.label
         )
+        harm, clients = self._poison(found)
+        return flipped(found, clients) if harm == "flip" else found
+
+    def conditions(self, stream: Stream) -> Conditions:
+        """Who is in reach, takes part and lies."""
+        harm, clients = self._poison(stream)
+        made = Conditions(
+            self.participation, self.dropout, None if self.trace is None else read_trace(self.trace),
+            clients if harm == "garbage" else (),
+        )  # fmt: skip
+        made.in_reach(stream.counts[:-1], self.seed)  # a trace that does not fit shows now
+        return made
+
+    def _poison(self, stream: Stream) -> tuple[str, tuple[int, ...]]:
+        return ("", ()) if self.poison is None else read_poison(self.poison, stream.n_clients)
 
     def resolve(self, stream: Stream) -> tuple[Algorithm, Local]:
         """The algorithm and training settings that the names stand for on this stream."""
@@ -101,6 +130,15 @@ class RunConfig(BaseModel):
                 found["weights"] = hashlib.sha256(self.weights.read_bytes()).hexdigest()[:8]
             except OSError as error:
                 raise ConfigError(f"cannot read the weights {self.weights}: {error.strerror or error}") from None
+        for name in ("participation", "dropout"):
+            if getattr(self, name) != RunConfig.model_fields[name].default:
+                found[name] = getattr(self, name)
+        if self.trace is not None:
+            digest = hashlib.sha256(read_trace(self.trace).tobytes()).hexdigest()[:8]
+            found["trace"] = f"{self.trace.name}@{digest}"
+        if self.poison is not None:
+            harm, clients = self._poison(stream)
+            found["poison"] = f"{harm}:{','.join(map(str, clients))}"
         if self.engine != "simulator":
             found["engine"] = self.engine
         return found
@@ -135,6 +173,7 @@ class RecordedRun:
         self._cwd = Path.cwd()  # what its paths are meant from
         self.stream = config.load()
         self.algorithm, self.local = config.resolve(self.stream)
+        self.conditions = config.conditions(self.stream)
         self.net = default_net(self.stream, config.weights)
         self.header = _header(config, self.stream, self.algorithm, self.local)
         self.out, self.path = out, out / f"{file_name(self.header)}.jsonl"
@@ -154,7 +193,9 @@ class RecordedRun:
 
                 return Journal(fed, self.every, save, start.inside if fed.tau == start.done else None)
 
-            engine = engines.engine(self.config.engine)(self.stream, self.net, self.local, self.config.seed)
+            engine = engines.engine(self.config.engine)(
+                self.stream, self.net, self.local, self.config.seed, self.conditions
+            )
             steps = steps_on(
                 engine, self.algorithm, done=start.done, state=start.state, watch=watch if self.every else None
             )
