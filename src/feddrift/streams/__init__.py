@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from feddrift.errors import ConfigError, unknown
-from feddrift.streams import fmow, folder, mnist, patterns, synthetic
+from feddrift.streams import air, fmow, folder, mnist, patterns, synthetic
 from feddrift.types import Stream
 
 
@@ -38,6 +38,8 @@ STREAMS: dict[str, Entry] = {
     ),
     "fmow-rule": Entry("the same by its rule, from what the folder has", "fmow", 0, None, fmow.images),
     "fmow-labels": Entry("FMoW's real shares of classes over time, shown by clothes", "fmow", 0, None, fmow.labels),
+    "air-quality": Entry("dust in five Chinese cities by the quarter: real drift", "air", 0, None, air.five_cities),
+    "air-beijing": Entry("dust at 12 stations that drift together: nothing to cluster", "air", 0, None, air.beijing),
 }
 
 
