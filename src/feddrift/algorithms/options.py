@@ -6,9 +6,12 @@ import dataclasses
 from typing import Any
 
 
-def option(default: Any, help: str) -> Any:
-    """A dataclass field that users may set."""
-    return dataclasses.field(default=default, metadata={"help": help})
+def option(default: Any, help: str, quiet: bool = False) -> Any:
+    """A dataclass field that users may set; a quiet one is recorded where it is not the default.
+
+    Settings that are younger than records are quiet, so that older records keep their names.
+    """
+    return dataclasses.field(default=default, metadata={"help": help, "quiet": quiet})
 
 
 def options(algorithm: Any) -> dict[str, dataclasses.Field[Any]]:
@@ -20,4 +23,5 @@ def options(algorithm: Any) -> dict[str, dataclasses.Field[Any]]:
 
 def settings(algorithm: Any) -> dict[str, Any]:
     """The resolved hyper-parameters of an algorithm, for the record."""
-    return {name: getattr(algorithm, f.name) for name, f in options(algorithm).items()}
+    found = {name: (f, getattr(algorithm, f.name)) for name, f in options(algorithm).items()}
+    return {name: value for name, (f, value) in found.items() if not f.metadata.get("quiet") or value != f.default}
