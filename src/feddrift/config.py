@@ -17,10 +17,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from feddrift import __version__, algorithms, engines, streams
 from feddrift.background import in_background
 from feddrift.errors import ConfigError
-from feddrift.nets import default_net
+from feddrift.nets import default_net, own_net
 from feddrift.record import Writer, file_name
 from feddrift.run import Step, run
-from feddrift.types import Algorithm, Local, Stream
+from feddrift.types import Algorithm, Local, Net, Stream
 
 TRAINING = ("rounds", "steps", "batch", "lr")
 MAX_SEEDS = 10_000
@@ -31,8 +31,8 @@ class RunConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    stream: str = Field(description="a name from `feddrift list`, or folder:DIR for your own data")
-    algorithm: str = Field(description="a name from `feddrift list`")
+    stream: str = Field(description="a name from `feddrift list`, folder:DIR, or your own package.module:make")
+    algorithm: str = Field(description="a name from `feddrift list`, or your own package.module:Name")
     settings: dict[str, Any] = Field(default={}, description="hyper-parameters of the algorithm, e.g. delta=0.1")
     seed: int = Field(default=0, ge=0, lt=2**63, description="of initial models and minibatches")
     rounds: int | None = Field(default=None, ge=1, le=1_000_000, description="R, communication rounds per time step")
@@ -48,6 +48,7 @@ class RunConfig(BaseModel):
     weights: Path | None = Field(
         default=None, description="of a ResNet-18, for streams of pictures: torchvision's file"
     )
+    net: str | None = Field(default=None, description="your own net, package.module:make; else the stream's")
     label: str = Field(default="label", description="the label column of folder:DIR")
 
     @classmethod
@@ -77,6 +78,12 @@ class RunConfig(BaseModel):
         given = {name: getattr(self, name) for name in TRAINING if getattr(self, name) is not None}
         return algorithm, replace(stream.local, **given)
 
+    def find_net(self, stream: Stream) -> Net:
+        """The net, the stream's own unless another is named."""
+        if self.net is not None and self.weights is not None:
+            raise ConfigError(f"weights are for the net of a stream of pictures: leave out net={self.net}")
+        return own_net(self.net, stream) if self.net else default_net(stream, self.weights)
+
     def overrides(self, stream: Stream) -> dict[str, Any]:
         """The run options that differ from the stream's own."""
         given = {name: getattr(self, name) for name in TRAINING}
@@ -86,7 +93,7 @@ class RunConfig(BaseModel):
             if Path(self.pattern).is_file():  # two files may share a name
                 digest = hashlib.sha256(Path(self.pattern).read_bytes()).hexdigest()[:8]
                 found["pattern"] = f"{Path(self.pattern).name}@{digest}"
-        if self.stream.startswith("folder:"):  # what the files held may change under the same name
+        if self.stream not in streams.STREAMS:  # what the files held may change under the same name
             found["data"] = hashlib.sha256(stream.x.tobytes() + stream.y.tobytes()).hexdigest()[:8]
             if self.label != "label":
                 found["label"] = self.label
@@ -95,6 +102,8 @@ class RunConfig(BaseModel):
                 found["weights"] = hashlib.sha256(self.weights.read_bytes()).hexdigest()[:8]
             except OSError as error:
                 raise ConfigError(f"cannot read the weights {self.weights}: {error.strerror or error}") from None
+        if self.net is not None:
+            found["net"] = self.net
         if self.engine != "simulator":
             found["engine"] = self.engine
         return found
@@ -124,7 +133,7 @@ class RecordedRun:
         self.config = config
         self.stream = config.load()
         self.algorithm, self.local = config.resolve(self.stream)
-        self.net = default_net(self.stream, config.weights)
+        self.net = config.find_net(self.stream)
         self.header = _header(config, self.stream, self.algorithm, self.local)
         self.out, self.path = out, out / f"{file_name(self.header)}.jsonl"
 

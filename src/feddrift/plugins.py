@@ -50,6 +50,13 @@ def load(what: str, name: str) -> Any:
     return found
 
 
-def installed(group: str) -> dict[str, importlib.metadata.EntryPoint]:
-    """The entry points of installed packages in this group, by name; nothing is imported."""
-    return {point.name: point for point in importlib.metadata.entry_points(group=group)}
+def installed(what: str) -> dict[str, str]:
+    """Path by name of what installed packages offer in the group ``feddrift.algorithms``, ``.streams`` or ``.nets``."""
+    points = importlib.metadata.entry_points(group=f"feddrift.{what}s")
+    return {point.name: f"{point.module}:{point.attr}" for point in points}
+
+
+def find(what: str, name: str) -> Any | None:
+    """What an installed package offers under this name, or what lies at this path; None if it is neither."""
+    path = installed(what).get(name, name)
+    return load(what, path) if is_path(path) else None
