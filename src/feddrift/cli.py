@@ -107,10 +107,22 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="for programs")] 
     out.print(table)
 
 
+def _streams(typed: str) -> list[str]:
+    """For shells that complete names."""
+    return [name for name in (*streams.STREAMS, "folder:") if name.startswith(typed)]
+
+
+def _algorithms(typed: str) -> list[str]:
+    return [name for name in algorithms.ALGORITHMS if name.startswith(typed)]
+
+
 @app.command("run")
 def run_(
-    stream: Annotated[str, typer.Option(help=_describe("stream"))],
-    algorithm: Annotated[list[str], typer.Option(help=_describe("algorithm") + "; repeat it to compare several")],
+    stream: Annotated[str, typer.Option(help=_describe("stream"), autocompletion=_streams)],
+    algorithm: Annotated[
+        list[str],
+        typer.Option(help=_describe("algorithm") + "; repeat it to compare several", autocompletion=_algorithms),
+    ],
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help=_describe("settings"))] = None,
     seed: Annotated[int | None, typer.Option(help=_describe("seed") + " (default 0)")] = None,
     seeds: Annotated[str | None, typer.Option(help="several seeds: 0-4, or 0,2,5")] = None,

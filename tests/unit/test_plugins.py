@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -160,3 +161,13 @@ def test_what_an_installed_package_offers(
     listed = json.loads(feddrift(capsys, "list", "--json")[1])
     assert {"name": "Mean", "summary": "installed: people_own:Mean"} in listed["algorithms"]
     assert "six" in [entry["name"] for entry in listed["streams"]]
+
+
+def test_the_drift_test_of_the_docs(folder: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "extend.md").read_text()
+    (snippet,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    (folder / "people_test.py").write_text(snippet)
+    steps = list(
+        fd.run(fd.stream("sine-2"), fd.algorithm("FedDrift", test="people_test:doubled"), local=fd.Local(rounds=5))
+    )
+    assert 0 < sum(int(step.drifted.sum()) for step in steps) < 30
