@@ -22,10 +22,10 @@ from feddrift.conditions import Conditions, flipped, read_poison, read_trace
 from feddrift.engines.base import TimeStep
 from feddrift.errors import ConfigError, DataError
 from feddrift.journal import Inside, Journal
-from feddrift.nets import default_net
+from feddrift.nets import default_net, own_net
 from feddrift.record import Writer, beginning, file_name, is_complete, part_of
 from feddrift.run import Step, steps_on
-from feddrift.types import Algorithm, Average, Local, Params, State, Stream
+from feddrift.types import Algorithm, Average, Local, Net, Params, State, Stream
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +38,8 @@ class RunConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    stream: str = Field(description="a name from `feddrift list`, or folder:DIR for your own data")
-    algorithm: str = Field(description="a name from `feddrift list`")
+    stream: str = Field(description="a name from `feddrift list`, folder:DIR, or your own package.module:make")
+    algorithm: str = Field(description="a name from `feddrift list`, or your own package.module:Name")
     settings: dict[str, Any] = Field(default={}, description="hyper-parameters of the algorithm, e.g. delta=0.1")
     seed: int = Field(default=0, ge=0, lt=2**63, description="of initial models and minibatches")
     rounds: int | None = Field(default=None, ge=1, le=1_000_000, description="R, communication rounds per time step")
@@ -68,6 +68,7 @@ class RunConfig(BaseModel):
     weights: Path | None = Field(
         default=None, description="of a ResNet-18, for streams of pictures: torchvision's file"
     )
+    net: str | None = Field(default=None, description="your own net, package.module:make; else the stream's")
     label: str = Field(default="label", description="the label column of folder:DIR")
 
     @classmethod
@@ -112,6 +113,12 @@ class RunConfig(BaseModel):
         given = {name: getattr(self, name) for name in TRAINING if getattr(self, name) is not None}
         return algorithm, replace(stream.local, **given)
 
+    def find_net(self, stream: Stream) -> Net:
+        """The net, the stream's own unless another is named."""
+        if self.net is not None and self.weights is not None:
+            raise ConfigError(f"weights are for the net of a stream of pictures: leave out net={self.net}")
+        return own_net(self.net, stream) if self.net else default_net(stream, self.weights)
+
     def overrides(self, stream: Stream) -> dict[str, Any]:
         """The run options that differ from the stream's own."""
         given = {name: getattr(self, name) for name in TRAINING}
@@ -121,7 +128,7 @@ class RunConfig(BaseModel):
             if Path(self.pattern).is_file():  # two files may share a name
                 digest = hashlib.sha256(Path(self.pattern).read_bytes()).hexdigest()[:8]
                 found["pattern"] = f"{Path(self.pattern).name}@{digest}"
-        if self.stream.startswith("folder:"):  # what the files held may change under the same name
+        if self.stream not in streams.STREAMS:  # what the files held may change under the same name
             found["data"] = hashlib.sha256(stream.x.tobytes() + stream.y.tobytes()).hexdigest()[:8]
             if self.label != "label":
                 found["label"] = self.label
@@ -130,6 +137,8 @@ class RunConfig(BaseModel):
                 found["weights"] = hashlib.sha256(self.weights.read_bytes()).hexdigest()[:8]
             except OSError as error:
                 raise ConfigError(f"cannot read the weights {self.weights}: {error.strerror or error}") from None
+        if self.net is not None:
+            found["net"] = self.net
         for name in ("participation", "dropout"):
             if getattr(self, name) != RunConfig.model_fields[name].default:
                 found[name] = getattr(self, name)
@@ -174,7 +183,7 @@ class RecordedRun:
         self.stream = config.load()
         self.algorithm, self.local = config.resolve(self.stream)
         self.conditions = config.conditions(self.stream)
-        self.net = default_net(self.stream, config.weights)
+        self.net = config.find_net(self.stream)
         self.header = _header(config, self.stream, self.algorithm, self.local)
         self.out, self.path = out, out / f"{file_name(self.header)}.jsonl"
         self.checkpoints = checkpoint.Folder(out / f"{file_name(self.header)}.state")
