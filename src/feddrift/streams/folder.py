@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import logging
 import math
+import os
 import re
 import zipfile
 import zlib
@@ -48,8 +49,8 @@ class _Label(NamedTuple):
 
 def load(directory: str | Path, label: str = "label") -> Stream:
     """The stream of DIR/client_<name>/step_<t>.csv or .npz; its last time step only tests."""
-    root = Path(directory).expanduser()
-    if not str(directory) or not root.is_dir():
+    root = Path(os.path.expanduser(directory))  # unlike Path's, it leaves a home that nobody has as it is
+    if not str(directory) or not os.path.isdir(root):
         raise DataError(f"'{directory}' is not a directory, expected one with files client_<name>/step_<t>.csv or .npz")
     try:
         clients = {path: _steps(path) for path in sorted(root.glob("client_?*"), key=_natural) if path.is_dir()}
