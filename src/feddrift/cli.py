@@ -27,7 +27,7 @@ from rich.table import Table
 from feddrift import __version__, algorithms, engines, paper, plugins, record, report, streams, sweep
 from feddrift.background import busy, cores
 from feddrift.config import RecordedRun, RunConfig, parse_seeds, unfinished
-from feddrift.errors import ConfigError, DataError, FeddriftError
+from feddrift.errors import ConfigError, DataError, FeddriftError, one_line
 from feddrift.estimate import estimate
 from feddrift.run import Step
 from feddrift.types import Stream
@@ -464,7 +464,7 @@ def main() -> None:
 
 def _fail(sentence: str) -> int:
     if sentence:  # the bare command prints its help and has nothing to add
-        err.print(f"Error: {sentence}", highlight=False, markup=False, soft_wrap=True)
+        err.print(f"Error: {one_line(sentence)}", highlight=False, markup=False, soft_wrap=True)
     return 2
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import logging
+import os
 import platform
 from collections.abc import Iterator
 from contextlib import chdir, nullcontext
@@ -14,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from feddrift import __version__, algorithms, checkpoint, engines, rng, streams
 from feddrift.background import in_background
 from feddrift.conditions import Conditions, flipped, read_poison, read_trace
 from feddrift.engines.base import TimeStep
-from feddrift.errors import ConfigError, DataError
+from feddrift.errors import ConfigError, DataError, shown
 from feddrift.journal import Inside, Journal
 from feddrift.nets import default_net, own_net
 from feddrift.record import Writer, beginning, file_name, is_complete, part_of
@@ -71,6 +72,13 @@ class RunConfig(BaseModel):
     net: str | None = Field(default=None, description="your own net, package.module:make; else the stream's")
     label: str = Field(default="label", description="the label column of folder:DIR")
 
+    @field_validator("seed", *TRAINING, mode="before")
+    @classmethod
+    def _is_no_bool(cls, value: Any) -> Any:
+        if isinstance(value, bool):  # Python would take true for 1
+            raise ValueError("input should be a number")
+        return value
+
     @classmethod
     def checked(cls, **values: Any) -> RunConfig:
         """The configuration, or one sentence that says which value is not legal."""
@@ -79,7 +87,8 @@ class RunConfig(BaseModel):
         except ValidationError as error:
             first = error.errors()[0]
             name = ".".join(str(part) for part in first["loc"])
-            raise ConfigError(f"{name}: {first['msg'][0].lower()}{first['msg'][1:]}, got {first['input']!r}") from None
+            reason = first["msg"].removeprefix("Value error, ")
+            raise ConfigError(f"{name}: {reason[0].lower()}{reason[1:]}, got {shown(first['input'])}") from None
 
     def load(self) -> Stream:
         """The stream."""
@@ -125,7 +134,7 @@ class RunConfig(BaseModel):
         found = {k: v for k, v in given.items() if v is not None and v != getattr(stream.local, k)}
         if self.pattern is not None and self.pattern != streams.STREAMS[self.stream].pattern:
             found["pattern"] = self.pattern
-            if Path(self.pattern).is_file():  # two files may share a name
+            if os.path.isfile(self.pattern):  # two files may share a name
                 digest = hashlib.sha256(Path(self.pattern).read_bytes()).hexdigest()[:8]
                 found["pattern"] = f"{Path(self.pattern).name}@{digest}"
         if self.stream not in streams.STREAMS:  # what the files held may change under the same name
@@ -135,8 +144,9 @@ class RunConfig(BaseModel):
         if self.weights is not None:
             try:
                 found["weights"] = hashlib.sha256(self.weights.read_bytes()).hexdigest()[:8]
-            except OSError as error:
-                raise ConfigError(f"cannot read the weights {self.weights}: {error.strerror or error}") from None
+            except (OSError, ValueError) as error:  # or a name that no file can have
+                reason = getattr(error, "strerror", None) or error
+                raise ConfigError(f"cannot read the weights {self.weights}: {reason}") from None
         if self.net is not None:
             found["net"] = self.net
         for name in ("participation", "dropout"):
@@ -162,11 +172,12 @@ def parse_seeds(text: str) -> list[int]:
     seeds: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
+        ends = (first, last if dash else first)
+        if not all(end.isdecimal() and len(end) < 20 for end in ends) or int(ends[1]) < int(ends[0]):
             raise ConfigError(f"seeds are a range such as 0-4 or a list such as 0,2,5, got '{text}'")
-        if int(last or first) - int(first) >= MAX_SEEDS:
+        if len(seeds) + int(ends[1]) - int(ends[0]) >= MAX_SEEDS:
             raise ConfigError(f"seeds are at most {MAX_SEEDS}, got '{text}'")
-        seeds += range(int(first), int(last or first) + 1)
+        seeds += range(int(ends[0]), int(ends[1]) + 1)
     return list(dict.fromkeys(seeds))
 
 

@@ -21,7 +21,7 @@ from feddrift.algorithms.options import options, settings
 from feddrift.algorithms.oracle import Oracle
 from feddrift.algorithms.single import Single
 from feddrift.algorithms.trunk import FedDriftTrunk
-from feddrift.errors import ConfigError, unknown
+from feddrift.errors import ConfigError, shown, unknown
 from feddrift.types import Algorithm, Stream
 from feddrift.weights import EXPONENTIAL, LINEAR, window
 
@@ -64,6 +64,8 @@ ALGORITHMS: dict[str, Entry] = {
     "Oracle-Trunk": Entry(Oracle, {"share": True}, "one head per true concept on one trunk"),
 }
 
+MOST = 1_000_000  # models, or time steps, that a setting may speak of
+
 # Settings that go with the paper's data, by class, setting and family of stream; elsewhere the class's own default.
 _DELTA = {"sine": 0.10, "circle": 0.04, "sea": 0.04, "mnist": 0.10, "fmow": 0.06}
 BY_FAMILY: dict[type[Any], dict[str, dict[str, float]]] = {
@@ -84,7 +86,7 @@ ON_FMOW: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def algorithm(name: str, stream: Stream | None = None, **given: Any) -> Algorithm:
+def algorithm(name: str, stream: Stream | None = None, /, **given: Any) -> Algorithm:
     """The algorithm of this name with these settings; thresholds default to what suits the stream.
 
     >>> algorithm("FedDrift", delta=0.1).delta
@@ -152,7 +154,12 @@ def _parsed(name: str, cls: type[Any], given: Mapping[str, Any]) -> dict[str, An
                 parsed[field.name] = adapter.validate_python(None if isinstance(value, str) else value)
         except ValidationError as error:
             problem = error.errors()[0]["msg"]
-            raise ConfigError(f"{name}.{key}: {problem[0].lower()}{problem[1:]}, got '{value}'") from None
+            raise ConfigError(f"{name}.{key}: {problem[0].lower()}{problem[1:]}, got {shown(value)}") from None
+        made = parsed[field.name]
+        if isinstance(value, bool) and not isinstance(made, bool):
+            raise ConfigError(f"{name}.{key}: input should be a number, got {value}")
+        if isinstance(made, int) and abs(made) > MOST:
+            raise ConfigError(f"{name}.{key}: input should be at most {MOST}, got {shown(value)}")
     return parsed
 
 
