@@ -95,14 +95,12 @@ def speakable(record: Record) -> Bools:
 def switches(record: Record) -> Bools:
     """[t, c], where a client uses another model than before; that its model was merged is no switch."""
     model = record.rows.model
-    moved = np.zeros(model.shape, dtype=bool)
-    for t in range(1, len(model)):
-        before = model[t - 1].copy()
-        for event in record.events:  # in order: a merge into what is merged next is followed
-            if event["event"] == "merged" and event["t"] == t:
-                before[before == event["model"]] = event["cause"]["into"]
-        moved[t] = before != model[t]
-    return moved
+    before = np.concatenate([model[:1], model[:-1]])
+    for event in record.events:  # in order: a merge into what is merged next is followed
+        if event["event"] == "merged":
+            past = before[event["t"]]
+            past[past == event["model"]] = event["cause"]["into"]
+    return before != model
 
 
 def delays(alarms: Bools, changed: Bools, cells: Bools, within: int = WITHIN) -> Ints:

@@ -75,6 +75,8 @@ def _stream(groups: list[list[Record]], shown: set[int]) -> dict[str, Any]:
     different = differences([(h["stream"], h["algorithm"], h["settings"]) for h in heads])
     return {
         "name": header["stream"] + (f" ({describe(header['overrides'])})" if header["overrides"] else ""),
+        "short": header["stream"],
+        "options": describe(header["overrides"]),
         "clients": header["clients"],
         "groups": [_group(group, differs, oracles, shown) for group, differs in zip(groups, different, strict=True)],
     }

@@ -1,5 +1,5 @@
 // Line, bar and step charts as SVG, all with the same quiet axes.
-function ticks(low, high, n = 5) {
+function ticks(low, high, n = 6) {
   const raw = (high - low) / n || 1;
   const base = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 5, 10].map((m) => m * base).find((m) => m >= raw);
@@ -27,7 +27,9 @@ function axes(f, { xs, ys, xlabel, show = (v) => v, showX = (v) => v }) {
   for (const v of xs) {
     f.svg.append(s("text", { x: f.at.x(v), y: f.height - f.bottom + 18, "text-anchor": "middle" }, String(showX(v))));
   }
-  if (xlabel) f.svg.append(s("text", { x: f.width - f.right, y: f.height - 2, "text-anchor": "end" }, xlabel));
+  const beside = xlabel && xlabel.length < 6; // a word fits before the first number, a sentence goes below
+  const place = beside ? { x: f.left - 12, y: f.height - f.bottom + 18, "text-anchor": "end" } : { x: f.left, y: f.height - 1 };
+  if (xlabel) f.svg.append(s("text", place, xlabel));
 }
 
 // Times 1..n with room for their numbers.

@@ -17,7 +17,8 @@ function load() {
 
 // The client to begin with: the first that drifted or moved, else the one served worst.
 function firstOf(run) {
-  const first = [...(run.drifts || []), ...run.false].sort((a, b) => a[0] - b[0])[0];
+  const told = run.false.filter((f) => run.drifts || f[2] & 1), moves = [...(run.drifts || []), ...(told.length ? told : run.false)];
+  const first = moves.sort((a, b) => a[0] - b[0])[0];
   return first ? [first[0], first[1]] : run.worst.length ? [run.worst[0][2], run.worst[0][0]] : [0, 0];
 }
 
@@ -48,8 +49,8 @@ function lead() {
   const { run, stream, group, data } = view;
   const status = run.status === "complete" ? "complete" : `${run.status === "unfinished" ? "unfinished" : run.status}: ${run.steps} of ${run.n_steps} time steps`;
   const n = sum(data.streams.flatMap((x) => x.groups.map((g) => g.runs.length)));
-  fill("eyebrow", [data.name, count(n, "run"), `seed ${run.seed}`, count(stream.clients.length, "client"), count(run.n_steps, "time step"), status, run.started.slice(0, 16).replace("T", " ")].join("  ·  "));
-  fill("headline", `${group.label} on ${stream.name}`);
+  fill("eyebrow", [data.name, count(n, "run"), stream.options, `seed ${run.seed}`, count(stream.clients.length, "client"), count(run.n_steps, "time step"), status, run.started.slice(0, 16).replace("T", " ")].filter(Boolean).join("  ·  "));
+  fill("headline", `${group.label} on ${stream.short}`);
   fill("gist", gist(view));
   fill("tiles", tiles(view));
 }
@@ -93,7 +94,7 @@ function maps() {
   found.draw($("map"), view);
   const lineage = lineageChart(found, { width: $("lineage").getBoundingClientRect().width || 536, left: found.names });
   fill("lineage", lineage.svg);
-  fill("lineage-note", `${count(lineage.all, "model")} ever. A ring is a birth, with a thread from its parent; a curve into another row a merge; thickness the share of clients.` + (lineage.hidden ? ` ${count(lineage.hidden, "model")} that fewest clients used ${lineage.hidden === 1 ? "is" : "are"} not drawn.` : ""));
+  fill("lineage-note", `${count(lineage.all, "model")} ever. A ring is a birth, with a thread from its parent; a curve into another row a merge; thickness the share of clients.` + (lineage.folded ? " Models born together and merged together share a row, +n." : "") + (lineage.hidden ? ` ${count(lineage.hidden, "model")} that fewest clients used ${lineage.hidden === 1 ? "is" : "are"} not drawn.` : ""));
   found.select(...view.chosen);
   fill("story", story(view));
 }

@@ -83,11 +83,8 @@ class Maps {
     g.textAlign = "center"; g.textBaseline = "top";
     for (const t of times(this.T, width - this.names, 30)) g.fillText(t + 1, this.names + wide * (t + 0.5), top + this.tall * this.n + 8);
     g.textAlign = "right"; g.textBaseline = "middle";
-    const every = Math.max(1, Math.ceil(14 / this.tall));
-    this.rows.forEach((c, i) => {
-      if (this.tall >= 11) g.fillText(shorten(this.stream.clients[c], 15), this.names - 10, top + this.tall * (i + 0.5));
-      else if (i % (every * 4) === 0 && i + every < this.n) g.fillText(i + 1, this.names - 10, top + this.tall * (i + 0.5) + 3);
-    });
+    if (this.tall >= 11) this.rows.forEach((c, i) => g.fillText(shorten(this.stream.clients[c], 15), this.names - 10, top + this.tall * (i + 0.5)));
+    else for (const k of ticks(0, this.n, 8)) g.fillText(k || "", this.names - 10, top + this.tall * k);
   }
 
   paintCells(p, g) {
@@ -110,8 +107,10 @@ class Maps {
         if (this.changes.has(k)) g.fillRect(x, y, Math.min(3, w / 3), tall);
         if (this.alarms.has(k)) {
           const size = Math.min(9, tall * 0.5, w * 0.6);
-          g.fillStyle = colour("alarm");
-          g.beginPath(); g.moveTo(x + w - size, y); g.lineTo(x + w, y); g.lineTo(x + w, y + size); g.fill();
+          for (const [fill, edge] of [["paper", 2.5], ["alarm", 0]]) { // a rim, for whatever colour it lies on
+            g.fillStyle = colour(fill);
+            g.beginPath(); g.moveTo(x + w - size - edge, y); g.lineTo(x + w, y); g.lineTo(x + w, y + size + edge); g.fill();
+          }
         }
       });
     }
@@ -119,12 +118,13 @@ class Maps {
 
   // Too many clients for cells: a picture of a pixel a row, with the edges of a cell for a change and an alarm.
   paintDense(p, g) {
-    const per = 12, image = new ImageData(this.T * per, this.n), ink = rgb(colour("ink")), red = rgb(colour("alarm"));
+    const per = Math.max(4, Math.round(p.wide * (devicePixelRatio || 1))), edge = Math.max(1, Math.round(per / 14));
+    const image = new ImageData(this.T * per, this.n), ink = rgb(colour("ink")), red = rgb(colour("alarm"));
     this.rows.forEach((c, i) => {
       for (let t = 0; t < this.T; t++) {
         const k = this.at(t, c), shade = p.fillOf(k);
         for (let x = 0; x < per; x++) {
-          const of = p.marks && x === 0 && this.changes.has(k) ? ink : p.marks && x === per - 1 && this.alarms.has(k) ? red : shade;
+          const of = p.marks && x < edge && this.changes.has(k) ? ink : p.marks && x >= per - 2 * edge && this.alarms.has(k) ? red : shade;
           image.data.set([...of, 255], 4 * (i * image.width + t * per + x));
         }
       }
@@ -167,7 +167,6 @@ class Maps {
     const k = this.at(t, c), { model, accuracy, concept } = this.cells;
     const pairs = [["model", model[k]], ["accuracy next", accuracy[k] < 0 ? "no test data" : `${(accuracy[k] / 10).toFixed(1)} %`]];
     if (concept) pairs.push(["concept", letter(concept[k]) + (this.changes.has(k) ? ", new here" : "")]);
-    if (this.alarms.has(k)) pairs.push(["alarm", "yes"]);
     const why = reasons(this, t, c);
     return [
       h("b", {}, `${nameOf(this.stream, c)}, time ${t + 1}`),
@@ -226,11 +225,11 @@ function reasons(maps, t, c) {
   const events = maps.run.events.filter((e) => e.t === t);
   for (const e of events) {
     const mine = e.clients ? e.clients.includes(c) : e.model === model;
-    if (e.kind === "created" && mine) told.push(`New model ${e.model}: ${e.why}.`);
+    if (e.kind === "created" && mine) told.push(`${maps.alarms.has(k) ? "Alarm" : `New model ${e.model}`}: ${e.why}.`);
     if (e.kind === "merged" && e.model === before) told.push(sentence(e.why));
   }
   const born = events.some((e) => e.kind === "created" && e.model === model);
-  if (maps.alarms.has(k) && !events.some((e) => e.kind === "created" && (e.clients || []).includes(c)) && !born) told.push("Alarm, but no new model for this client.");
+  if (maps.alarms.has(k) && !told.some((text) => text.startsWith("Alarm"))) told.push("Alarm, but no new model for this client.");
   if (maps.switches.has(k) && !born) told.push(`Moved from model ${before} to model ${model}, which was there before.`);
   return told;
 }

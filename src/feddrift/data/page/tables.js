@@ -32,7 +32,7 @@ function gist(view) {
     told.push(alarms.length ? `${count(alarms.length, "alarm")} at ${count(who.size, "client")}. The true concepts are not known.` : "No alarm was raised. The true concepts are not known.");
   }
   const used = run.used[run.steps - 1], concepts = run.concepts && run.concepts[run.steps - 1];
-  told.push(`At the end the clients used ${count(used, "model")}${concepts ? ` for ${count(concepts, "concept")}` : ""}.`);
+  told.push(`${run.steps < run.n_steps ? "So far the clients use" : "At the end the clients used"} ${count(used, "model")}${concepts ? ` for ${count(concepts, "concept")}` : ""}.`);
   const others = ["Oracle", "Oblivious"].filter((name) => name !== group.algorithm).map((name) => [name, peer(stream, name, run.seed)]).filter(([, r]) => r && r.steps === run.steps);
   told.push(`Mean accuracy ${percent(run.numbers.mean)} %` + others.map(([name, r]) => `; ${name} ${percent(r.numbers.mean)} %`).join("") + ".");
   return told.join(" ");
@@ -43,12 +43,12 @@ function tiles(view) {
   const tile = (name, value, unit, aside) => h("div", {}, h("dt", {}, name), h("dd", {}, h("div", { class: "value" }, value, unit ? h("span", { class: "unit" }, unit) : null), h("div", { class: "aside" }, aside || " ")));
   found.push(tile("Mean accuracy", percent(x.mean), "%", known(x.omitting) ? `${percent(x.omitting)} % omitting drifts` : "over clients and times"));
   const worst = run.worst[0];
-  found.push(tile("Worst client", percent(x.worst), "%", worst ? `${nameOf(view.stream, worst[0])}; a tenth below ${percent(x.tenth)} %` : ""));
+  found.push(tile("Worst client", percent(x.worst), "%", worst ? `${nameOf(view.stream, worst[0])}; 10th pct. ${percent(x.tenth)} %` : ""));
   if (d) {
     found.push(tile("Drifts noticed", `${d.hits}`, `of ${d.changes}`, known(d.delay) ? `mean delay ${number(d.delay)} steps` : ""));
     found.push(tile("False moves", `${d.alarms - d.hits}`, "", known(d.precision) ? `precision ${number(d.precision)}` : "nothing was said"));
   } else found.push(tile("Alarms", String(run.false.filter((f) => f[2] & 1).length), "", "concepts unknown"));
-  found.push(tile("Models at the end", run.steps ? String(run.exist[run.steps - 1]) : "–", "", run.steps ? `${run.used[run.steps - 1]} in use${run.concepts ? `, ${count(run.concepts[run.steps - 1], "concept")}` : ""}` : ""));
+  found.push(tile(run.steps < run.n_steps ? "Models now" : "Models at the end", run.steps ? String(run.exist[run.steps - 1]) : "–", "", run.steps ? `${run.used[run.steps - 1]} in use${run.concepts ? `, ${count(run.concepts[run.steps - 1], "concept")}` : ""}` : ""));
   found.push(tile("Models sent", number(x.sent), "×", "what one model costs"));
   return found;
 }
@@ -73,11 +73,11 @@ function driftRows(view) {
   const reason = (t, c) => (view.maps ? reasons(view.maps, t, c).join(" ") : eventsOf(run, t, c));
   for (const [t, c, from, to, delay, how] of run.drifts || []) {
     const tag = delay < 0 ? h("span", { class: "tag bad" }, "missed") : h("span", { class: `tag ${delay ? "late" : "good"}` }, delay ? `${count(delay, "step")} late` : "at once");
-    rows.push({ t, c, kind: delay < 0 ? "missed" : delay ? "late" : "at once", values: [`${letter(from)} → ${letter(to)}`, tag, delay < 0 ? "–" : HOW[how], delay < 0 ? "" : reason(t + delay, c)] });
+    rows.push({ t, c, kind: delay < 0 ? "missed" : delay ? "late" : "at once", values: () => [`${letter(from)} → ${letter(to)}`, tag, delay < 0 ? "–" : HOW[how], delay < 0 ? "" : reason(t + delay, c)] });
   }
   for (const [t, c, how] of run.false) {
     const tag = run.drifts ? h("span", { class: "tag bad" }, "false") : "";
-    rows.push({ t, c, kind: run.drifts ? "false" : HOW[how], values: [run.drifts ? "no change" : "unknown", tag, HOW[how], reason(t, c)] });
+    rows.push({ t, c, kind: run.drifts ? "false" : HOW[how], values: () => [run.drifts ? "no change" : "unknown", tag, HOW[how], reason(t, c)] });
   }
   return rows.sort((a, b) => a.t - b.t || a.c - b.c);
 }
@@ -91,13 +91,13 @@ function driftList(view, show = 12, only = "all") {
   if (!all.length) return [h("p", { class: "note" }, "No drift, no alarm, no switch.")];
   const open = (r) => h("button", { type: "button", class: "link", onclick: () => view.choose(r.t, r.c, true) }, nameOf(view.stream, r.c));
   const head = [["time", "text"], ["client", "text"], ["concept", "text"], ["noticed", "text"], ["by", "text"], ["why", "text"]];
-  const kind = ["text", "text", "text", "text", "text", "text"];
+  const kind = ["text", "text tight", "text tight", "text tight", "text tight", "text wide"];
   const again = (n, what) => fill("drifts-list", driftList(view, n, what));
   const filter = h("div", { class: "segments" }, ["all", ...kinds].map((what) => h("button", { type: "button", "aria-pressed": String(what === only), onclick: () => again(show, what) },
     `${what} ${what === "all" ? all.length : all.filter((r) => r.kind === what).length}`)));
   return [
     kinds.length > 1 ? h("div", { class: "controls" }, filter) : null,
-    table(head, rows.slice(0, show).map((r) => h("tr", {}, cells([r.t + 1, open(r), ...r.values], kind)))),
+    table(head, rows.slice(0, show).map((r) => h("tr", {}, cells([r.t + 1, open(r), ...r.values()], kind)))),
     rows.length > show ? h("div", { class: "more" }, h("button", { type: "button", onclick: () => again(show * 4, only) }, "Show more"), `${show} of ${rows.length}`) : null,
   ];
 }
@@ -134,7 +134,6 @@ function story(view) {
     const drift = (run.drifts || []).find((d) => d[0] === t && d[1] === c);
     if (drift) lines.push(`Its data changed from concept ${letter(drift[2])} to ${letter(drift[3])}` + (drift[4] < 0 ? "; nothing noticed it." : drift[4] ? `; noticed ${count(drift[4], "step")} later.` : "; noticed at once."));
     else if (run.drifts && run.false.some((f) => f[0] === t && f[1] === c)) lines.push("Its data had not changed: a false move.");
-    if (maps.alarms.has(k)) lines.push("Alarm.");
     lines.push(...reasons(maps, t, c));
     if (t === now && !lines.length) lines.push(t ? `It kept model ${maps.cells.model[k]}.` : `It began with model ${maps.cells.model[k]}.`);
     if (t === now) lines.push(`Tested next: ${maps.cells.accuracy[k] < 0 ? "no data" : (maps.cells.accuracy[k] / 10).toFixed(1) + " %"}.`);
