@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -19,16 +19,18 @@ import click
 import numpy as np
 import typer
 from rich.console import Console
+from rich.live import Live
 from rich.logging import RichHandler
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from feddrift import __version__, algorithms, engines, paper, record, report, streams, sweep
+from feddrift import __version__, algorithms, engines, page, paper, record, report, streams, sweep
 from feddrift.background import busy, cores
 from feddrift.config import RecordedRun, RunConfig, parse_seeds
 from feddrift.errors import ConfigError, DataError, FeddriftError
 from feddrift.estimate import estimate
+from feddrift.live import Board
 from feddrift.run import Step
 from feddrift.types import Stream
 
@@ -151,19 +153,20 @@ def run_(
         out.print(_costs(first, configs))
         return
     paths = []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as progress:
-        task = progress.add_task("", total=None)
-        for k, config in enumerate(configs):
+    board = Board(len(configs))
+    with Live(board, console=out) if out.is_terminal else nullcontext():  # a pipe has lines instead
+        for config in configs:
             recorded = RecordedRun(config, out_dir)
-            n_steps = recorded.stream.n_steps
             what = f"{config.algorithm} seed {config.seed}"
-            progress.update(task, description=what, completed=k * n_steps, total=len(configs) * n_steps)
-            out.print(f"[bold]{escape(what)}[/]", highlight=False)
+            board.begin(what, recorded.stream.n_steps)
+            if not out.is_terminal:
+                out.print(f"[bold]{escape(what)}[/]", highlight=False)
             before: Step | None = None
             for step in recorded:
-                _say(_line(step, before, recorded.stream.clients))
-                progress.advance(task)
+                line = _line(step, before, recorded.stream.clients)
+                board.step(step, line)
+                if not out.is_terminal:
+                    _say(line)
                 before = step
             paths.append(recorded.path)
     out.print(report.table(report.summarise([record.read(path) for path in paths])))
@@ -221,9 +224,23 @@ def report_(
         bool, typer.Option("--paper", help="the paper's numbers beside ours; *: outside its band")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="write a page to look at in a browser, of unfinished runs, too")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="with --html: write it again every 5 s until stopped")
+    ] = False,
 ) -> None:
     """Summarise records: mean and standard deviation over seeds of each stream, algorithm and settings."""
     records = record.read_all(folder)
+    if html is not None:
+        page.write(records, html, folder.resolve().name)
+        _say(f"wrote {html}")
+        while follow:
+            time.sleep(5)
+            with suppress(DataError):  # a run that ends while its record is read: next time
+                page.write(record.read_all(folder), html, folder.resolve().name)
+        return
     summaries, unfinished = report.summarise(records), report.unfinished(records)
     if not summaries:
         raise DataError(f"none of the {len(records)} runs in {folder} is finished yet")

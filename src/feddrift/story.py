@@ -45,7 +45,8 @@ def _created(model: int, rest: dict[str, Any]) -> list[str]:
     if "concept" in rest:
         told.append(f"Oracle was told of concept {letter(int(rest.pop('concept')))}")
     if "round" in rest and "from" in rest:
-        told.append(f"in round {rest.pop('round')} the updates of model {rest['from']}'s clients pointed apart")
+        told.append(f"in round {rest.pop('round')} the updates of model {rest.pop('from')}'s clients pointed apart")
+        told.append("both halves start over")
     if "reason" in rest:
         told.append(str(rest.pop("reason")))
     if "start" in rest and "starts" in rest:
@@ -86,7 +87,8 @@ def command(header: Mapping[str, Any]) -> tuple[str, list[str]]:
     words = ["feddrift", "run", "--stream", header["stream"], "--algorithm", header["algorithm"]]
     entry, notes = algorithms.ALGORITHMS.get(header["algorithm"]), []
     defaults = {name: field.default for name, field in algorithms.options(entry.cls).items()} if entry else {}
-    varies = {"n_models", *algorithms.ON_FMOW.get(header["algorithm"], {})}
+    on_fmow = algorithms.ON_FMOW.get(header["algorithm"], {}) if header["stream"].startswith("fmow") else {}
+    varies = {"n_models", *on_fmow}
     varies |= set(algorithms.BY_FAMILY.get(entry.cls, {})) if entry else set()
     for key, value in header["settings"].items():
         if key not in defaults or value != defaults[key] or key in varies:

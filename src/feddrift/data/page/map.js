@@ -41,7 +41,7 @@ class Maps {
     this.rows = this.ordered(order);
     this.place = new Map(this.rows.map((c, i) => [c, i]));
     this.tall = Math.min(26, Math.max(ROOM / this.n, 0.05));
-    this.names = this.tall >= 11 ? Math.min(120, 10 + 7 * Math.max(...this.stream.clients.map((x) => Math.min(x.length, 15)))) : 46;
+    this.names = this.tall >= 11 ? Math.min(120, 14 + 7 * this.stream.clients.reduce((most, x) => Math.max(most, Math.min(x.length, 15)), 0)) : 46;
     const heat = ramp(this.low, this.high), { model, accuracy, concept } = this.cells;
     const of = by === "concept" && concept ? (i) => this.shade.concept(concept[i]) : (i) => this.shade.model(model[i]);
     const text = by === "concept" && concept ? (i) => letter(concept[i]) : (i) => String(model[i]);
@@ -119,19 +119,21 @@ class Maps {
   // Too many clients for cells: a picture of a pixel a row, with the edges of a cell for a change and an alarm.
   paintDense(p, g) {
     const per = Math.max(4, Math.round(p.wide * (devicePixelRatio || 1))), edge = Math.max(1, Math.round(per / 14));
-    const image = new ImageData(this.T * per, this.n), ink = rgb(colour("ink")), red = rgb(colour("alarm"));
-    this.rows.forEach((c, i) => {
+    const image = new ImageData(this.T * per, Math.min(this.n, 4000)), pixels = new Uint32Array(image.data.buffer);
+    const word = ([r, g, b]) => ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0, ink = word(rgb(colour("ink"))), red = word(rgb(colour("alarm")));
+    for (let i = 0; i < image.height; i++) {
+      const c = this.rows[Math.floor(((i + 0.5) * this.n) / image.height)]; // beyond 4000 clients, a sample of them
       for (let t = 0; t < this.T; t++) {
-        const k = this.at(t, c), shade = p.fillOf(k);
-        for (let x = 0; x < per; x++) {
-          const of = p.marks && x < edge && this.changes.has(k) ? ink : p.marks && x >= per - 2 * edge && this.alarms.has(k) ? red : shade;
-          image.data.set([...of, 255], 4 * (i * image.width + t * per + x));
-        }
+        const k = this.at(t, c), from = i * image.width + t * per;
+        pixels.fill(word(p.fillOf(k)), from, from + per);
+        if (p.marks && this.changes.has(k)) pixels.fill(ink, from, from + edge);
+        if (p.marks && this.alarms.has(k)) pixels.fill(red, from + per - 2 * edge, from + per);
       }
-    });
+    }
     const small = h("canvas", { width: image.width, height: image.height });
     small.getContext("2d").putImageData(image, 0, 0);
     g.imageSmoothingEnabled = this.tall < 1;
+    g.imageSmoothingQuality = "high";
     g.drawImage(small, this.names, p.top, p.wide * this.T, this.tall * this.n);
   }
 

@@ -1,5 +1,5 @@
 "use strict";
-// Elements, numbers and colours. Text only ever becomes text nodes: a client may be called <script>.
+// Elements, numbers and colours. Text only ever becomes text nodes: a client may be called anything.
 const $ = (id) => document.getElementById(id);
 
 function element(make, tag, attributes, children) {
