@@ -19,16 +19,18 @@ import click
 import numpy as np
 import typer
 from rich.console import Console
+from rich.live import Live
 from rich.logging import RichHandler
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from feddrift import __version__, algorithms, engines, paper, plugins, record, report, streams, sweep
+from feddrift import __version__, algorithms, engines, page, paper, plugins, record, report, streams, sweep
 from feddrift.background import busy, cores
-from feddrift.config import RecordedRun, RunConfig, parse_seeds, unfinished
+from feddrift.config import RecordedRun, RunConfig, parse_seeds, reopened, stopped
 from feddrift.errors import ConfigError, DataError, FeddriftError, one_line
 from feddrift.estimate import estimate
+from feddrift.live import Board
 from feddrift.run import Step
 from feddrift.types import Stream
 
@@ -193,30 +195,32 @@ def resume_(
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if not folder.is_dir():
         raise DataError(f"{folder} is no folder of records")
-    if not _follow(unfinished(folder)):
+    states = stopped(folder)
+    if not states:
         _say(f"nothing to resume in {folder}: no run there was stopped before its end")
+        return
+    _follow(map(reopened, states), len(states))
 
 
-def _follow(runs: Iterable[RecordedRun], n: int | None = None) -> int:
-    """Run them one after the other, telling each time step; how many there were."""
+def _follow(runs: Iterable[RecordedRun], n: int) -> None:
+    """Run so many one after the other, telling each time step."""
     paths = []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as progress:
-        task = progress.add_task("", total=None)
-        for k, recorded in enumerate(runs):
-            n_steps = recorded.stream.n_steps
+    board = Board(n)
+    with Live(board, console=out) if out.is_terminal else nullcontext():  # a pipe has lines instead
+        for recorded in runs:
             what = f"{recorded.config.algorithm} seed {recorded.config.seed}"
-            out.print(f"[bold]{escape(what)}[/]", highlight=False)
+            board.begin(what, recorded.stream.n_steps)
+            if not out.is_terminal:
+                out.print(f"[bold]{escape(what)}[/]", highlight=False)
             before: Step | None = None
             for step in recorded:
-                done, total = (k * n_steps, n * n_steps) if n else (0, n_steps)
-                progress.update(task, description=what, completed=done + step.tau + 1, total=total)
-                _say(_line(step, before, recorded.stream.clients))
+                line = _line(step, before, recorded.stream.clients)
+                board.step(step, line)
+                if not out.is_terminal:
+                    _say(line)
                 before = step
             paths.append(recorded.path)
-    if paths:
-        out.print(report.table(report.summarise([record.read(path) for path in paths])))
-    return len(paths)
+    out.print(report.table(report.summarise([record.read(path) for path in paths])))
 
 
 @app.command("sweep")
@@ -270,9 +274,23 @@ def report_(
         bool, typer.Option("--paper", help="the paper's numbers beside ours; *: outside its band")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="write a page to look at in a browser, of unfinished runs, too")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="with --html: write it again every 5 s until stopped")
+    ] = False,
 ) -> None:
     """Summarise records: mean and standard deviation over seeds of each stream, algorithm and settings."""
     records = record.read_all(folder)
+    if html is not None:
+        page.write(records, html, folder.resolve().name)
+        _say(f"wrote {html}")
+        while follow:
+            time.sleep(5)
+            with suppress(DataError):  # a run that ends while its record is read: next time
+                page.write(record.read_all(folder), html, folder.resolve().name)
+        return
     summaries, unfinished = report.summarise(records), report.unfinished(records)
     if not summaries:
         raise DataError(f"none of the {len(records)} runs in {folder} is finished yet")

@@ -272,22 +272,24 @@ class _Start:
     seconds: float = 0.0
 
 
-def unfinished(folder: Path) -> Iterator[RecordedRun]:
-    """The runs below a folder that were stopped before their end, ready to go on."""
-    for state in sorted(folder.resolve().rglob("*.state")):
-        if is_complete(state.with_suffix(".jsonl")):
-            continue
-        found = list(checkpoint.Folder(state).newest_first())
-        whole = [c for c in found if isinstance(c, checkpoint.Checkpoint)]
-        if not whole:
-            why = found[0] if found else "it has none"
-            raise DataError(f"cannot resume {state.stem}: no checkpoint is whole ({why}); run it again")
-        config, cwd = whole[0].about.get("config"), str(whole[0].about.get("cwd"))
-        if not isinstance(config, dict):
-            raise DataError(f"{whole[0].path} is no checkpoint of a run: it has no configuration")
-        with chdir(cwd) if Path(cwd).is_dir() else nullcontext():
-            run = RecordedRun(RunConfig.checked(**config), state.parent, resume=True)
-        yield run
+def stopped(folder: Path) -> list[Path]:
+    """The checkpoint folders of the runs below a folder that ended before their end."""
+    states = sorted(folder.resolve().rglob("*.state"))
+    return [state for state in states if not is_complete(state.with_suffix(".jsonl"))]
+
+
+def reopened(state: Path) -> RecordedRun:
+    """The run of a checkpoint folder, ready to go on."""
+    found = list(checkpoint.Folder(state).newest_first())
+    whole = [c for c in found if isinstance(c, checkpoint.Checkpoint)]
+    if not whole:
+        why = found[0] if found else "there is none"
+        raise DataError(f"cannot resume {state.stem}: no checkpoint is whole ({why}); run it again")
+    config, cwd = whole[0].about.get("config"), str(whole[0].about.get("cwd"))
+    if not isinstance(config, dict):
+        raise DataError(f"{whole[0].path} is no checkpoint of a run: it has no configuration")
+    with chdir(cwd) if Path(cwd).is_dir() else nullcontext():
+        return RecordedRun(RunConfig.checked(**config), state.parent, resume=True)
 
 
 def _header(config: RunConfig, stream: Stream, algorithm: Algorithm, local: Local) -> dict[str, Any]:
