@@ -30,6 +30,7 @@ from feddrift.background import busy, cores
 from feddrift.config import RecordedRun, RunConfig, parse_seeds, reopened, stopped
 from feddrift.errors import ConfigError, DataError, FeddriftError, one_line
 from feddrift.estimate import estimate
+from feddrift.export import export
 from feddrift.live import Board
 from feddrift.run import Step
 from feddrift.types import Stream
@@ -221,6 +222,24 @@ def _follow(runs: Iterable[RecordedRun], n: int) -> None:
                 before = step
             paths.append(recorded.path)
     out.print(report.table(report.summarise([record.read(path) for path in paths])))
+
+
+@app.command("export")
+def export_(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="a folder of records")] = Path("runs"),
+    to: Annotated[Path, typer.Option("--out", help="the folder for the models")] = Path("models"),
+) -> None:
+    """Write the current models of a run, who uses which, and their lineage, to predict with.
+
+    Example: feddrift export runs --out models
+    """
+    states = sorted(folder.resolve().rglob("*.state"))
+    if not states:
+        raise DataError(f"no run below {folder} has checkpoints: a sweep keeps none of a finished run")
+    for state in states:
+        target = to if len(states) == 1 else to / state.stem
+        steps = export(reopened(state), target)
+        _say(f"wrote {target}: the models after {steps} time steps")
 
 
 @app.command("sweep")

@@ -100,7 +100,7 @@ def switches(record: Record) -> Bools:
         if event["event"] == "merged":
             past = before[event["t"]]
             past[past == event["model"]] = event["cause"]["into"]
-    return before != model
+    return np.asarray(before != model)
 
 
 def delays(alarms: Bools, changed: Bools, cells: Bools, within: int = WITHIN) -> Ints:

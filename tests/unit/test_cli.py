@@ -244,7 +244,7 @@ def test_the_same_command_writes_the_same_rows(tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [
-        ("feddrift re", ["report"]),
+        ("feddrift rep", ["report"]),
         ("feddrift run --stream ci", ["circle-2"]),
         ("feddrift run --algorithm FedDrift-E", ["FedDrift-Eager", "FedDrift-Eager-W"]),
     ],

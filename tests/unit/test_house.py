@@ -43,6 +43,6 @@ def test_the_pure_core_knows_no_engine() -> None:
 def test_public_names() -> None:
     assert sorted(feddrift.__all__) == [
         "ConfigError", "DataError", "Event", "FeddriftError", "Local", "Models", "Net", "State", "Step", "Stream",
-        "algorithm", "mlp", "run", "stream",
+        "algorithm", "load", "mlp", "run", "stream",
     ]  # fmt: skip
     assert all(getattr(feddrift, name).__doc__ for name in feddrift.__all__)
