@@ -42,7 +42,7 @@ def test_a_proportional_rise() -> None:
 
 def test_two_samples_by_fishers_exact_test() -> None:
     seen = evidence([[0.10, 0.10, 0.10, np.nan], [0.13, 0.20, 0.02, 0.9]])
-    assert TwoSample(0.999)(seen).tolist() == [False, True, False, False]
+    assert TwoSample()(seen).tolist() == [False, True, False, False]
     assert TwoSample(0.9)(seen).tolist() == [True, True, False, False]
     assert not TwoSample(0.999)(evidence([[0.10], [0.20]], n=50)).any()  # as large a rise, too few examples
     for before, now, n, m in [(0, 3, 7, 5), (2, 2, 4, 6), (1, 5, 9, 5), (0, 0, 3, 3)]:

@@ -1,4 +1,4 @@
-"""Variants of air-quality for docs/air-quality.md, by path: `--stream experiments.air_streams:by_city`."""
+"""Variants of streams for the docs, named from the root of the repository: `experiments.variants:by_city`."""
 
 from __future__ import annotations
 
@@ -24,3 +24,26 @@ def without_date(data_dir: str | Path | None = None) -> fd.Stream:
     stream = fd.stream("air-quality", data_dir=data_dir)
     kept = [k for k, name in enumerate(FEATURES) if not name.startswith("date")]
     return replace(stream, name="without-date", x=np.ascontiguousarray(stream.x[:, kept]))
+
+
+def sine_100() -> fd.Stream:
+    """sine-2 with a fifth of the examples."""
+    return _thin("sine-2")
+
+
+def circle_100() -> fd.Stream:
+    """circle-2 with a fifth of the examples."""
+    return _thin("circle-2")
+
+
+def sea_100() -> fd.Stream:
+    """sea-4 with a fifth of the examples."""
+    return _thin("sea-4")
+
+
+def _thin(name: str, rows: int = 100) -> fd.Stream:
+    """The first so many rows of each cell."""
+    stream = fd.stream(name)
+    kept = np.concatenate([start + np.arange(rows) for start in stream.starts.reshape(-1)])
+    counts = np.full_like(stream.counts, rows)
+    return replace(stream, name=f"{name} of {rows}", x=stream.x[kept], y=stream.y[kept], counts=counts)
