@@ -12,28 +12,26 @@ T = TypeVar("T")
 NAME = "feddrift-work"
 
 
-def in_background(items: Iterator[T]) -> Iterator[T]:
-    """The items, made in another thread while this one can be interrupted.
+def in_background(items: Iterator[T], ahead: int = 2) -> Iterator[T]:
+    """The items, made in another thread while this one can be interrupted, so many of them before they are asked for.
 
     >>> list(in_background(iter([1, 2])))
     [1, 2]
     """
-    made: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(maxsize=1)
-    stopped = threading.Event()
+    made: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue()
+    stopped, asked = threading.Event(), threading.Semaphore(ahead)
 
     def work() -> None:
         try:
-            for item in items:
-                made.put((item, None))
-                if stopped.is_set():
-                    return
-            made.put((None, StopIteration()))
+            while asked.acquire() and not stopped.is_set():
+                made.put((next(items), None))
         except BaseException as error:
             made.put((None, error))
 
     threading.Thread(target=work, name=NAME, daemon=True).start()
     try:
         while True:
+            asked.release()
             item, error = made.get()
             if isinstance(error, StopIteration):
                 return
@@ -42,6 +40,7 @@ def in_background(items: Iterator[T]) -> Iterator[T]:
             yield item  # type: ignore[misc]  # an item, since there is no error
     finally:
         stopped.set()
+        asked.release()
 
 
 def cores() -> int:

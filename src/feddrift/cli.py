@@ -1,4 +1,4 @@
-"""The command line: list, run, sweep, report, plot."""
+"""The command line: list, run, resume, sweep, report, plot."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, nullcontext
 from enum import StrEnum
 from pathlib import Path
@@ -26,7 +26,7 @@ from rich.table import Table
 
 from feddrift import __version__, algorithms, engines, paper, record, report, streams, sweep
 from feddrift.background import busy, cores
-from feddrift.config import RecordedRun, RunConfig, parse_seeds
+from feddrift.config import RecordedRun, RunConfig, parse_seeds, unfinished
 from feddrift.errors import ConfigError, DataError, FeddriftError, one_line
 from feddrift.estimate import estimate
 from feddrift.run import Step
@@ -117,9 +117,17 @@ def run_(
     batch: Annotated[int | None, typer.Option(help=_describe("batch"))] = None,
     lr: Annotated[float | None, typer.Option(help=_describe("lr"))] = None,
     pattern: Annotated[str | None, typer.Option(help=_describe("pattern"))] = None,
+    average: Annotated[str | None, typer.Option(help=_describe("average"))] = None,
+    participation: Annotated[float, typer.Option(help=_describe("participation"))] = 1.0,
+    dropout: Annotated[float, typer.Option(help=_describe("dropout"))] = 0.0,
+    trace: Annotated[Path | None, typer.Option(help=_describe("trace"))] = None,
+    poison: Annotated[str | None, typer.Option(help=_describe("poison"))] = None,
     engine: Annotated[str, typer.Option(help=_describe("engine"))] = "simulator",
     label: Annotated[str, typer.Option(help=_describe("label"))] = "label",
     weights: Annotated[Path | None, typer.Option(help=_describe("weights"))] = None,
+    checkpoint_every: Annotated[
+        int, typer.Option(min=0, help="also save inside a time step, after every so many rounds; 0: between them only")
+    ] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what it would cost: work, memory, time")] = False,
 ) -> None:
     """Run algorithms on a stream: train on each time step, test on the next, record all.
@@ -134,8 +142,8 @@ def run_(
     configs = [
         RunConfig.checked(
             stream=stream, algorithm=name, settings=_settings_of(name, names, settings), seed=s, rounds=rounds,
-            steps=steps, batch=batch, lr=lr, pattern=pattern, engine=engine, data_dir=data_dir, label=label,
-            weights=weights,
+            steps=steps, batch=batch, lr=lr, average=average, participation=participation, dropout=dropout, trace=trace,
+            poison=poison, pattern=pattern, engine=engine, data_dir=data_dir, label=label, weights=weights,
         )
         for name in names
         for s in (parse_seeds(seeds) if seeds is not None else [seed or 0])
@@ -143,6 +151,7 @@ def run_(
     first = configs[0].load()
     for config in configs:
         config.resolve(first)  # a wrong name or setting shows now, not after the first hour
+        config.conditions(first)
     _say(
         f"{stream}: {first.n_clients} clients, {first.n_steps} time steps + 1 to test, "
         f"{int(np.prod(first.x.shape[1:]))} features, {first.n_classes} classes"
@@ -150,24 +159,46 @@ def run_(
     if dry_run:
         out.print(_costs(first, configs))
         return
+    _follow((RecordedRun(config, out_dir, every=checkpoint_every) for config in configs), len(configs))
+    _say(f"records in {out_dir}")
+
+
+@app.command("resume")
+def resume_(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="a folder of records")] = Path("runs"),
+) -> None:
+    """Go on with the runs below a folder that were stopped or killed, as if nothing had happened.
+
+    Example: feddrift resume runs
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if not folder.is_dir():
+        raise DataError(f"{folder} is no folder of records")
+    if not _follow(unfinished(folder)):
+        _say(f"nothing to resume in {folder}: no run there was stopped before its end")
+
+
+def _follow(runs: Iterable[RecordedRun], n: int | None = None) -> int:
+    """Run them one after the other, telling each time step; how many there were."""
     paths = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as progress:
         task = progress.add_task("", total=None)
-        for k, config in enumerate(configs):
-            recorded = RecordedRun(config, out_dir)
+        for k, recorded in enumerate(runs):
             n_steps = recorded.stream.n_steps
-            what = f"{config.algorithm} seed {config.seed}"
-            progress.update(task, description=what, completed=k * n_steps, total=len(configs) * n_steps)
+            what = f"{recorded.config.algorithm} seed {recorded.config.seed}"
             out.print(f"[bold]{escape(what)}[/]", highlight=False)
             before: Step | None = None
             for step in recorded:
+                done, total = (k * n_steps, n * n_steps) if n else (0, n_steps)
+                progress.update(task, description=what, completed=done + step.tau + 1, total=total)
                 _say(_line(step, before, recorded.stream.clients))
-                progress.advance(task)
                 before = step
             paths.append(recorded.path)
-    out.print(report.table(report.summarise([record.read(path) for path in paths])))
-    _say(f"records in {out_dir}")
+    if paths:
+        out.print(report.table(report.summarise([record.read(path) for path in paths])))
+    return len(paths)
 
 
 @app.command("sweep")
@@ -400,7 +431,9 @@ def main() -> None:
     except SystemExit as stop:  # the console's way to say that its pipe is gone
         code = int(stop.code or 0)
     if code == 130:  # Ctrl-C, as typer reports it
-        err.print("stopped; the time steps that were done are in the record", highlight=False)
+        err.print(
+            "stopped; the time steps that were done are in the record, `feddrift resume` goes on", highlight=False
+        )
     if busy():  # do not wait for compiled code that still runs
         os._exit(code)
     sys.exit(code)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import logging
 import os
 import platform
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from contextlib import chdir, nullcontext
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,15 +17,20 @@ from typing import Any
 import jax
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from feddrift import __version__, algorithms, engines, streams
+from feddrift import __version__, algorithms, checkpoint, engines, rng, streams
 from feddrift.background import in_background
-from feddrift.errors import ConfigError, shown
+from feddrift.conditions import Conditions, flipped, read_poison, read_trace
+from feddrift.engines.base import TimeStep
+from feddrift.errors import ConfigError, DataError, shown
+from feddrift.journal import Inside, Journal
 from feddrift.nets import default_net
-from feddrift.record import Writer, file_name
-from feddrift.run import Step, run
-from feddrift.types import Algorithm, Local, Stream
+from feddrift.record import Writer, beginning, file_name, is_complete, part_of
+from feddrift.run import Step, steps_on
+from feddrift.types import Algorithm, Average, Local, Params, State, Stream
 
-TRAINING = ("rounds", "steps", "batch", "lr")
+log = logging.getLogger(__name__)
+
+TRAINING = ("rounds", "steps", "batch", "lr", "average")
 MAX_SEEDS = 10_000
 
 
@@ -40,6 +47,19 @@ class RunConfig(BaseModel):
     steps: int | None = Field(default=None, ge=1, le=1_000_000, description="K, local steps per round")
     batch: int | None = Field(default=None, ge=1, le=100_000, description="B, minibatch size")
     lr: float | None = Field(default=None, gt=0, le=1e6, description="eta, step size")
+    average: Average | None = Field(
+        default=None, description="how updates become one model: mean, or against liars median, trimmed, clipped"
+    )
+    participation: float = Field(default=1.0, gt=0, le=1, description="the share of clients that train in a round")
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="the chance of a client to miss a time step")
+    trace: Path | None = Field(
+        default=None,
+        description="a file of who is in reach: a row of 1 and 0 per time step, a column per client",
+    )
+    poison: str | None = Field(
+        default=None,
+        description="clients that do harm: flip:0,3 (wrong labels) or garbage:0,3 (noise for models)",
+    )
     pattern: str | None = Field(
         default=None,
         description="drift pattern: a name (Y, F, R0..R4), a file of integers, or random:every=2,concepts=4",
@@ -51,7 +71,7 @@ class RunConfig(BaseModel):
     )
     label: str = Field(default="label", description="the label column of folder:DIR")
 
-    @field_validator("seed", *TRAINING, mode="before")
+    @field_validator("seed", "rounds", "steps", "batch", "lr", "participation", "dropout", mode="before")
     @classmethod
     def _is_no_bool(cls, value: Any) -> Any:
         if isinstance(value, bool):  # Python would take true for 1
@@ -73,9 +93,24 @@ class RunConfig(BaseModel):
         """The stream."""
         engines.engine(self.engine)  # wrong names first: data may take a while
         algorithms.algorithm(self.algorithm, **self.settings)
-        return streams.stream(
+        found = streams.stream(
             self.stream, seed=self.seed, pattern=self.pattern, data_dir=self.data_dir, label=self.label
         )
+        harm, clients = self._poison(found)
+        return flipped(found, clients) if harm == "flip" else found
+
+    def conditions(self, stream: Stream) -> Conditions:
+        """Who is in reach, takes part and lies."""
+        harm, clients = self._poison(stream)
+        made = Conditions(
+            self.participation, self.dropout, None if self.trace is None else read_trace(self.trace),
+            clients if harm == "garbage" else (),
+        )  # fmt: skip
+        made.in_reach(stream.counts[:-1], self.seed)  # a trace that does not fit shows now
+        return made
+
+    def _poison(self, stream: Stream) -> tuple[str, tuple[int, ...]]:
+        return ("", ()) if self.poison is None else read_poison(self.poison, stream.n_clients)
 
     def resolve(self, stream: Stream) -> tuple[Algorithm, Local]:
         """The algorithm and training settings that the names stand for on this stream."""
@@ -105,6 +140,15 @@ class RunConfig(BaseModel):
             except (OSError, ValueError) as error:  # or a name that no file can have
                 reason = getattr(error, "strerror", None) or error
                 raise ConfigError(f"cannot read the weights {self.weights}: {reason}") from None
+        for name in ("participation", "dropout"):
+            if getattr(self, name) != RunConfig.model_fields[name].default:
+                found[name] = getattr(self, name)
+        if self.trace is not None:
+            digest = hashlib.sha256(read_trace(self.trace).tobytes()).hexdigest()[:8]
+            found["trace"] = f"{self.trace.name}@{digest}"
+        if self.poison is not None:
+            harm, clients = self._poison(stream)
+            found["poison"] = f"{harm}:{','.join(map(str, clients))}"
         if self.engine != "simulator":
             found["engine"] = self.engine
         return found
@@ -129,26 +173,112 @@ def parse_seeds(text: str) -> list[int]:
 
 
 class RecordedRun:
-    """A run with its record below `out`: iterate over it to run; `path` is the record once it is done."""
+    """A run with its record below `out`: iterate over it to run; `path` is the record once it is done.
 
-    def __init__(self, config: RunConfig, out: Path) -> None:
-        self.config = config
+    After each time step, and inside one after every so many rounds where `every` is above 0, a checkpoint is written
+    beside the record. With `resume` a run that was stopped goes on from the last one that is whole.
+    """
+
+    def __init__(self, config: RunConfig, out: Path, *, resume: bool = False, every: int = 0) -> None:
+        self.config, self.resumes, self.every = config, resume, every
+        self._cwd = Path.cwd()  # what its paths are meant from
         self.stream = config.load()
         self.algorithm, self.local = config.resolve(self.stream)
+        self.conditions = config.conditions(self.stream)
         self.net = default_net(self.stream, config.weights)
         self.header = _header(config, self.stream, self.algorithm, self.local)
         self.out, self.path = out, out / f"{file_name(self.header)}.jsonl"
+        self.checkpoints = checkpoint.Folder(out / f"{file_name(self.header)}.state")
 
     def __iter__(self) -> Iterator[Step]:
         """Each time step once it is trained, tested and written."""
-        with Writer(self.out, self.header) as writer:
-            steps = run(
-                self.stream, self.algorithm, net=self.net, engine=self.config.engine, local=self.local,
-                seed=self.config.seed,
-            )  # fmt: skip
-            for step in in_background(steps):
+        start = self._last() if self.resumes else _Start()
+        with Writer(self.out, self.header, start.done, start.seconds) as writer:
+            if not start.done and start.inside is None:
+                self.checkpoints.clear()
+                self._save(writer, 0, None)
+
+            def watch(state: State, fed: TimeStep) -> Journal:
+                def save(inside: Inside) -> None:
+                    self._save(writer, fed.tau, state, inside)
+
+                return Journal(fed, self.every, save, start.inside if fed.tau == start.done else None)
+
+            engine = engines.engine(self.config.engine)(
+                self.stream, self.net, self.local, self.config.seed, self.conditions
+            )
+            steps = steps_on(
+                engine, self.algorithm, done=start.done, state=start.state, watch=watch if self.every else None
+            )
+            # A checkpoint inside a time step must not come before the record of the one that precedes it.
+            for step in in_background(steps, ahead=0 if self.every else 2):
                 writer.step(*_lines(step, self.stream))
+                self._save(writer, step.tau + 1, step.state)
                 yield step
+
+    def _save(self, writer: Writer, done: int, state: State | None, inside: Inside | None = None) -> None:
+        about = {
+            "run": file_name(self.header), "local": self.header["local"], "every": self.every, "cwd": str(self._cwd),
+            "config": self.config.model_dump(mode="json"), "seconds": writer.seconds, "feddrift": __version__,
+        }  # fmt: skip
+        rounds = 0 if inside is None else inside.rounds
+        self.checkpoints.write(done, rounds, about, (state, inside and inside.plain()))
+
+    def _last(self) -> _Start:
+        """Where the last whole checkpoint of this run, whose record is there, lets it begin."""
+        like = self.net.init(rng.derive(self.config.seed, "init", 0))
+        for found in self.checkpoints.newest_first():
+            try:
+                return self._start(found, like)
+            except DataError as error:
+                log.warning("%s", error)
+        return _Start()
+
+    def _start(self, found: checkpoint.Checkpoint | DataError, like: Params) -> _Start:
+        if isinstance(found, DataError):
+            raise found
+        about = found.about
+        if about.get("run") != file_name(self.header) or about.get("local") != self.header["local"]:
+            raise DataError(f"{found.path} belongs to another run: {about.get('run')}")
+        try:
+            (state, inside), done, seconds = found.value(like), int(about["steps"]), float(about["seconds"])
+            self.every = int(about["every"])
+            inside = None if inside is None else Inside(*inside)
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{found.path} is no checkpoint of a run: {error!r}") from None
+        if about.get("feddrift") != __version__:
+            log.warning("%s was written by feddrift %s, this is %s", found.path, about.get("feddrift"), __version__)
+        if done and all(beginning(path, done) is None for path in (part_of(self.path), self.path)):
+            raise DataError(f"{found.path}: the record of its {done} time steps is missing")
+        return _Start(done, state, inside, seconds)
+
+
+@dataclass(frozen=True)
+class _Start:
+    """Where a run begins: after so many time steps, or inside the next."""
+
+    done: int = 0
+    state: State | None = None
+    inside: Inside | None = None
+    seconds: float = 0.0
+
+
+def unfinished(folder: Path) -> Iterator[RecordedRun]:
+    """The runs below a folder that were stopped before their end, ready to go on."""
+    for state in sorted(folder.resolve().rglob("*.state")):
+        if is_complete(state.with_suffix(".jsonl")):
+            continue
+        found = list(checkpoint.Folder(state).newest_first())
+        whole = [c for c in found if isinstance(c, checkpoint.Checkpoint)]
+        if not whole:
+            why = found[0] if found else "it has none"
+            raise DataError(f"cannot resume {state.stem}: no checkpoint is whole ({why}); run it again")
+        config, cwd = whole[0].about.get("config"), str(whole[0].about.get("cwd"))
+        if not isinstance(config, dict):
+            raise DataError(f"{whole[0].path} is no checkpoint of a run: it has no configuration")
+        with chdir(cwd) if Path(cwd).is_dir() else nullcontext():
+            run = RecordedRun(RunConfig.checked(**config), state.parent, resume=True)
+        yield run
 
 
 def _header(config: RunConfig, stream: Stream, algorithm: Algorithm, local: Local) -> dict[str, Any]:

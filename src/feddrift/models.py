@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from feddrift.errors import ConfigError
-from feddrift.types import Floats, Ints, Models, Net, Params, Updates
+from feddrift.types import Average, Bools, Floats, Ints, Models, Net, Params, Updates
+
+TRIM = 0.3  # of the clients at each end
 
 
 def tree_map(f: Callable[..., Any], tree: Params, *others: Params) -> Params:
@@ -50,7 +53,7 @@ def trunk_of(net: Net, params: Params) -> Params:
             if not any(_within(path, name) for path in paths):
                 raise ConfigError(f"the net has no parameters '{name}' for its trunk (there are: {', '.join(paths)})")
         found = [any(_within(path, name) for name in net.trunk) for path in paths]
-    return _refill(params, iter(found))
+    return refill(params, iter(found))
 
 
 def has_trunk(models: Models) -> bool:
@@ -71,16 +74,16 @@ def split(params: Params, trunk: Params) -> tuple[list[Any], list[Any]]:
 def unsplit(trunk_leaves: Sequence[Any], head_leaves: Sequence[Any], trunk: Params) -> Params:
     """The parameters whose `split` these are."""
     of_trunk, of_head = iter(trunk_leaves), iter(head_leaves)
-    return _refill(trunk, (next(of_trunk if shared else of_head) for shared in leaves(trunk)))
+    return refill(trunk, (next(of_trunk if shared else of_head) for shared in leaves(trunk)))
 
 
-def _refill(tree: Params, values: Iterator[Any]) -> Params:
+def refill(tree: Params, values: Iterator[Any]) -> Params:
     """A tree of the same shape with these leaves, in the order of `leaves`."""
     if isinstance(tree, dict):
-        filled = {key: _refill(tree[key], values) for key in sorted(tree)}
+        filled = {key: refill(tree[key], values) for key in sorted(tree)}
         return {key: filled[key] for key in tree}
     if isinstance(tree, list | tuple):
-        branches = [_refill(branch, values) for branch in tree]
+        branches = [refill(branch, values) for branch in tree]
         return type(tree)(*branches) if hasattr(tree, "_fields") else type(tree)(branches)
     return next(values)
 
@@ -201,16 +204,85 @@ def put(models: Models, m: int, other: Models) -> Models:
     return take(join(models, take(other, [0], [free])), order, models.ids)
 
 
-def averaged(models: Models, updates: Updates) -> Models:
+def averaged(models: Models, updates: Updates, rule: Average = "mean") -> Models:
     """Algorithm 1's average: each model becomes the mean of its pairs by the data behind them, or stays as it is.
 
-    A trunk becomes the mean of its family's lanes by all the data behind them.
+    A trunk becomes the mean of its family's lanes by all the data behind them. A lane that is not finite is left out.
+    The other rules bound what a few clients can do: the `median` of each parameter; its mean without the TRIM lowest
+    and highest share (`trimmed`), both whatever the data behind; or the mean of updates no longer than the median one
+    (`clipped`).
     """
+    if len(updates.client) and not (sound := finite(models, updates)).all():
+        updates = _only(models, updates, sound)
+    if not len(updates.client):
+        return models
     trunk, size = lane_sizes(models, updates)
+    if rule in ("median", "trimmed"):
+        middle = partial(_middle, rule=rule)
+        return replace(models, params=per_axis(middle, models, updates.model, trunk, updates.params))
+    if rule == "clipped":
+        updates = replace(updates, params=_clipped(models, updates, trunk))
     heads = updates.model, shares(updates.model, updates.size)
     trunks = trunk, shares(trunk, size)
     params = per_axis(lambda old, new, parts: average(old, new, *parts), models, heads, trunks, updates.params)
     return replace(models, params=params)
+
+
+def finite(models: Models, updates: Updates) -> Bools:
+    """[lane], whether all that it trained are numbers."""
+    _, first = np.unique(updates.lane, return_index=True)
+    sound = np.ones(len(first), dtype=bool)
+
+    def look(_: Any, new: Any, lane: Ints) -> None:
+        sound[lane[~np.isfinite(new.reshape(len(new), -1)).all(axis=1)]] = False
+
+    per_axis(look, models, updates.lane, np.arange(len(first)), updates.params)
+    return sound
+
+
+def sound_parts(share: Floats, order: Ints, target: Ints, sound: Bools) -> tuple[Floats, Ints]:
+    """The shares in an average, and the parts to add, when of those to add in this order only some are sound."""
+    order = order[sound]
+    left = share.copy()
+    total = np.bincount(target[order], share[order], int(target.max()) + 1)
+    left[order] = share[order] / total[target[order]]
+    return left, order
+
+
+def _only(models: Models, updates: Updates, kept: Bools) -> Updates:
+    """The updates of these lanes."""
+    pairs = kept[updates.lane]
+    return Updates(
+        per_axis(lambda _, new, which: new[which], models, pairs, kept, updates.params), updates.client[pairs],
+        updates.model[pairs], updates.size[pairs], (np.cumsum(kept) - 1)[updates.lane[pairs]],
+    )  # fmt: skip
+
+
+def _middle(old: Any, new: Any, target: Ints, rule: Average) -> Any:
+    out = old.copy()
+    for m in np.unique(target):
+        parts = np.sort(new[target == m], axis=0)
+        cut = (len(parts) - 1) // 2 if rule == "median" else int(TRIM * len(parts))
+        out[m] = parts[cut : len(parts) - cut].mean(axis=0)
+    return out
+
+
+def _clipped(models: Models, updates: Updates, trunk: Ints) -> Params:
+    """Updates shortened to the median length of those to the same head or trunk."""
+    squares = np.zeros(len(updates.model)), np.zeros(len(trunk))
+
+    def measure(old: Any, new: Any, axis: int) -> None:
+        target = trunk if axis else updates.model
+        squares[axis][:] += ((new - old[target]).reshape(len(new), -1).astype(np.float64) ** 2).sum(axis=1)
+
+    def scaled(old: Any, new: Any, axis: int) -> Any:
+        target, length = (trunk if axis else updates.model), np.sqrt(squares[axis])
+        bound = np.array([np.median(length[target == m]) for m in target])
+        scale = np.minimum(1, np.divide(bound, length, out=np.ones_like(length), where=length > 0)).astype(new.dtype)
+        return old[target] + scale.reshape(-1, *[1] * (new.ndim - 1)) * (new - old[target])
+
+    per_axis(measure, models, 0, 1, updates.params)
+    return per_axis(scaled, models, 0, 1, updates.params)
 
 
 def average(old: Any, new: Any, target: Ints, share: Floats, order: Ints | None = None) -> Any:

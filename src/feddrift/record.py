@@ -75,26 +75,48 @@ def file_name(header: Mapping[str, Any]) -> str:
 class Writer:
     """Writes a record step by step to ``<name>.jsonl.part`` and moves it to ``<name>.jsonl`` when closed.
 
-    As a context manager it closes itself: complete after all time steps, else interrupted or failed.
+    As a context manager it closes itself: complete after all time steps, else interrupted or failed. With `done` it
+    goes on after so many time steps of a record that is there already, which took so many seconds.
     """
 
-    def __init__(self, out: str | Path, header: Mapping[str, Any]) -> None:
+    def __init__(self, out: str | Path, header: Mapping[str, Any], done: int = 0, seconds: float = 0.0) -> None:
         self.path = Path(out) / f"{file_name(header)}.jsonl"
-        self.part = self.path.with_name(f"{self.path.name}.part")
-        self._start = time.monotonic()
+        self.part = part_of(self.path)
+        self._start = time.monotonic() - seconds
         self._n_rows = 0
         text = schema.dump({"kind": "header", "schema": SCHEMA, **header})
         self._header = schema.parse(text, "header")
         check_folder(self.part.parent)
         with _writable(self.part):
             self._file = self._locked()
-            self._file.truncate(0)
         try:
+            if done:
+                self._go_on(done)
+                return
+            with _writable(self.part):
+                self._file.truncate(0)
             self._write(text)
         except FeddriftError:
             self._file.close()
-            self.part.unlink(missing_ok=True)
+            if not done:
+                self.part.unlink(missing_ok=True)
             raise
+
+    def _go_on(self, done: int) -> None:
+        """Keep the first time steps of the part, or of a record that was closed before its end."""
+        kept = beginning(self.part, done)
+        if kept is None:
+            kept = beginning(self.path, done)
+            if kept is None:
+                raise DataError(f"cannot go on after {done} time steps: {self.path} has not so many")
+            with _writable(self.part):
+                self._file.truncate(0)
+            self._write(kept.decode())
+        else:
+            with _writable(self.part):
+                self._file.truncate(len(kept))
+        self._header = schema.parse(kept.partition(b"\n")[0], f"{self.part}, line 1")
+        self._n_rows = done * self._header["n_clients"]
 
     def _locked(self) -> io.FileIO:
         """The part, held by this run alone for as long as it is open."""
@@ -145,13 +167,18 @@ class Writer:
                 with _writable(self.path):
                     os.replace(self.part, self.path)
 
+    @property
+    def seconds(self) -> float:
+        """How long the run has taken so far."""
+        return time.monotonic() - self._start
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        seconds = time.monotonic() - self._start
+        seconds = self.seconds
         if error is None:
             whole = self._n_rows == self._header["n_steps"] * self._header["n_clients"]
             self.close("complete" if whole else "interrupted", seconds)
@@ -169,6 +196,31 @@ class Writer:
                 with suppress(OSError):
                     self._file.truncate(size)  # no half a step on a full disk
                 raise
+
+
+def part_of(path: Path) -> Path:
+    """Where a record is written before it has its final name."""
+    return path.with_name(f"{path.name}.part")
+
+
+def beginning(path: Path, steps: int) -> bytes | None:
+    """The header and the first whole time steps of a record as they were written, or None if it has not so many."""
+    try:
+        whole = path.read_bytes()
+    except OSError:
+        return None
+    end, rows, n_clients = 0, 0, 0
+    for line in whole.splitlines(keepends=True):
+        end += len(line)
+        if not line.endswith(b"\n"):
+            break
+        found = schema.parse(line, str(path))
+        if found["kind"] == "header":
+            n_clients = found["n_clients"]
+        rows += 1 if found["kind"] == "row" else n_clients if found["kind"] == "columns" else 0
+        if n_clients and rows == steps * n_clients:
+            return whole[:end]
+    return None
 
 
 def check_folder(folder: Path) -> None:

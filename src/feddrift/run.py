@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
+from feddrift.conditions import IDEAL, Conditions, grown
 from feddrift.engines import engine as find_engine
-from feddrift.engines.base import Engine
+from feddrift.engines.base import Engine, TimeStep
 from feddrift.nets import default_net
-from feddrift.types import Algorithm, Bools, Event, Floats, Ints, Local, Net, State, Stream
+from feddrift.types import Algorithm, Bools, Event, Federation, Floats, Ints, Local, Net, State, Stream
+
+Watch = Callable[[State, TimeStep], Federation]
 
 
 @dataclass(frozen=True)
@@ -44,17 +47,26 @@ def run(
     engine: str = "simulator",
     local: Local | None = None,
     seed: int = 0,
+    conditions: Conditions = IDEAL,
 ) -> Iterator[Step]:
     """Train on the data of tau, test on those of tau + 1, for tau = 0, 1, ...; yields each step as it is done."""
-    yield from steps_on(find_engine(engine)(stream, net or default_net(stream), local or stream.local, seed), algorithm)
+    made = find_engine(engine)(stream, net or default_net(stream), local or stream.local, seed, conditions)
+    yield from steps_on(made, algorithm)
 
 
-def steps_on(engine: Engine, algorithm: Algorithm) -> Iterator[Step]:
-    """The same on an engine of your own making."""
-    state = algorithm.init(engine.at(0))
-    for tau in range(engine.stream.n_steps):
+def steps_on(
+    engine: Engine, algorithm: Algorithm, *, done: int = 0, state: State | None = None, watch: Watch | None = None
+) -> Iterator[Step]:
+    """The same on an engine of your own making, or from the state after so many time steps.
+
+    `watch` may put something between the algorithm and the federation of a time step, such as a journal.
+    """
+    if state is None:
+        state = algorithm.init(engine.at(0))
+    for tau in range(done, engine.stream.n_steps):
         fed = engine.at(tau)
-        before, state = state, algorithm.step(state, fed)
+        state = grown(state, fed.n_clients)
+        before, state = state, algorithm.step(state, watch(state, fed) if watch else fed)
         right, tested = engine.test(state, tau + 1)
         accuracy = np.divide(right, tested, out=np.full(len(tested), np.nan), where=tested > 0)
         yield Step(tau, state, accuracy, tested, fed.sent, lineage(before, state))

@@ -20,8 +20,8 @@ from feddrift import algorithms, record, streams
 from feddrift.config import RecordedRun, RunConfig, parse_seeds
 from feddrift.errors import BusyError, ConfigError, DataError, FeddriftError, shown
 
-NAMES = ("stream", "algorithm", "pattern", "weights")
-LISTS = (*NAMES, "rounds", "steps", "batch", "lr")  # one value, or several to combine
+NAMES = ("stream", "algorithm", "pattern", "weights", "average", "trace", "poison")
+LISTS = (*NAMES, "rounds", "steps", "batch", "lr", "participation", "dropout")  # one value, or several to combine
 MAX_RUNS = 100_000
 PATIENCE = 20.0  # seconds that a stopped run has to close its record
 
@@ -200,7 +200,7 @@ def _work(pipe: Connection, cores: list[int], out: Path) -> None:
 
 
 def _one(config: RunConfig, out: Path, pipe: Connection) -> Progress:
-    recorded = RecordedRun(config, out)
+    recorded = RecordedRun(config, out, resume=True)
     if record.is_complete(recorded.path):
         return Progress(config, "skipped")
     try:
@@ -208,4 +208,5 @@ def _one(config: RunConfig, out: Path, pipe: Connection) -> Progress:
             pipe.send(Progress(config, "step", share=1 / recorded.stream.n_steps))
     except BusyError:  # the same run under other words, in this sweep or another
         return Progress(config, "skipped")
+    recorded.checkpoints.clear()  # a sweep is run for its records
     return Progress(config, "done")

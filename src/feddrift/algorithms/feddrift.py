@@ -25,6 +25,9 @@ log = logging.getLogger(__name__)
 SHARED: tuple[Start, ...] = ("head", "joint")  # a new model that starts so stands on its parent's trunk
 
 
+UNSCORED = {"newcomer": np.nan}  # what a client that has never been scored has
+
+
 def _nobody() -> Floats:
     return np.zeros(0)
 
@@ -34,10 +37,11 @@ class DriftState(State):
     """What detection remembers besides the clusters."""
 
     w: Clusters
-    reference: Floats = field(default_factory=_nobody)  # [c], best loss when last scored; NaN: never scored
-    previous: Floats = field(default_factory=_nobody)  # [c], the reference before this step
+    reference: Floats = field(default_factory=_nobody, metadata=UNSCORED)  # [c], best loss when last scored
+    previous: Floats = field(default_factory=_nobody, metadata=UNSCORED)  # [c], the reference before this step
     newborn: tuple[int, ...] = ()  # ids created in this step
     born: int = 1  # how many ids have been given so far
+    waiting: tuple[int, ...] = ()  # ids of models in quarantine
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,9 @@ class _Options:
     )
     max_models: int | None = option(None, "at most so many models, the longest unused makes room; none: no limit")
     ties: Literal["lowest", "random"] = option("lowest", "which of equally good models a client joins")
+    quarantine: bool = option(
+        False, "a model that one client alone founded serves no other until that client's next data confirm it"
+    )
     memory: Memory = ALL
     candidates: ClassVar[tuple[Start, ...]] = ("warm", "fresh")  # of init=best
 
@@ -86,6 +93,7 @@ class FedDriftEager(_Options):
 
     def step(self, state: State, fed: Federation) -> DriftState:
         assert isinstance(state, DriftState)
+        state, dismissed = review(self, state, fed)
         best, lowest, drifted = detect(self, state, fed)
         together = [np.flatnonzero(drifted).tolist()] if drifted.any() else []
         models, w, best, groups, retired = make_room(self, state.models, state.w, best, together)
@@ -93,8 +101,9 @@ class FedDriftEager(_Options):
         w = cluster.widen(cluster.assign(w, _unless(groups, best)), groups)
         models, w, forgotten = forget(self, join(models, newborn), w)
         return DriftState(
-            fed.train(models, w), w, votes=w[-1], events=retired + created + forgotten, drifted=drifted,
+            fed.train(models, w), w, votes=w[-1], events=dismissed + retired + created + forgotten, drifted=drifted,
             reference=_latest(lowest, state.reference), born=state.born + len(newborn),
+            waiting=waiting(self, state, groups, newborn),
         )  # fmt: skip
 
 
@@ -132,9 +141,10 @@ class FedDrift(_Options):
             created = tuple(Event("created", c, {"clients": [c], "reason": "given"}) for c in range(1, fed.n_clients))
             lowest = fed.evaluate(take(state.models, [0], [0]), self.metric)[:, 0]  # all alike
             return replace(state, models=fed.train(state.models, w), w=w, reference=lowest, events=created)
-        dropped: tuple[Event, ...] = ()
+        state, dropped = review(self, state, fed)
         if self.one_global:
-            state, dropped = self._drop_newborn(state, fed)
+            state, others = self._drop_newborn(state, fed)
+            dropped += others
         best, lowest, drifted = detect(self, state, fed)
         alone = [[int(c)] for c in np.flatnonzero(drifted)]
         models, w, best, groups, retired = make_room(self, state.models, state.w, best, alone)
@@ -144,13 +154,15 @@ class FedDrift(_Options):
         if len(models) > 1:
             seen = np.arange(len(models))
             D[np.ix_(seen, seen)] = cluster.distances(fed.cross_evaluate(models, w, self.metric))
+            apart = np.isin(models.ids, state.waiting)
+            D[: len(models)][apart] = D[:, : len(models)][:, apart] = np.inf
         limit = self.delta if self.merge_delta is None else self.merge_delta
         models, w, merged = self._merge(join(models, newborn), cluster.widen(w, groups), D, limit, fed)
         models, w, forgotten = forget(self, models, w)
         return DriftState(
             fed.train(models, w), w, votes=w[-1], events=dropped + retired + merged + created + forgotten,
             drifted=drifted, reference=_latest(lowest, state.reference), previous=state.reference,
-            newborn=newborn.ids, born=state.born + len(newborn),
+            newborn=newborn.ids, born=state.born + len(newborn), waiting=waiting(self, state, groups, newborn),
         )  # fmt: skip
 
     def _merge(
@@ -176,9 +188,39 @@ class FedDrift(_Options):
         return replace(state, models=models, w=w, votes=votes, reference=reference), events
 
 
+def review(self: _Options, state: DriftState, fed: Federation) -> tuple[DriftState, tuple[Event, ...]]:
+    """End quarantines: a model that its client's new data choose is there for all, any other goes with its data.
+
+    A client without new data lets its model wait.
+    """
+    if not state.waiting:
+        return state, ()
+    loss, ids = fed.evaluate(state.models, self.metric), state.models.ids
+    chosen, lowest = cluster.best_models(loss, state.votes.argmax(axis=1))
+    owner = {i: int(np.flatnonzero((state.w.model == ids.index(i)).any(axis=0))[0]) for i in state.waiting if i in ids}
+    still = tuple(i for i, c in owner.items() if np.isnan(lowest[c]))
+    gone = [i for i, c in owner.items() if i not in still and ids[chosen[c]] != i]
+    kept = ~np.isin(ids, gone)
+    models, w = cluster.keep(state.models, state.w, kept)
+    votes = state.votes[:, kept]
+    for i in gone:  # it comes back to the best of the others
+        others = np.where(kept, loss[owner[i]], np.inf)
+        votes[owner[i]] = np.arange(len(ids))[kept] == np.nanargmin(others)
+    events = tuple(Event("retired", i, {"reason": "not confirmed", "client": owner[i]}) for i in gone)
+    newborn = tuple(i for i in state.newborn if i not in gone)
+    return replace(state, models=models, w=w, votes=votes, waiting=still, newborn=newborn), events
+
+
+def waiting(self: _Options, state: DriftState, groups: Sequence[Sequence[int]], newborn: Models) -> tuple[int, ...]:
+    """The models in quarantine after this step."""
+    alone = (i for i, clients in zip(newborn.ids, groups, strict=True) if len(clients) == 1)
+    return (*state.waiting, *alone) if self.quarantine else ()
+
+
 def detect(self: _Options, state: DriftState, fed: Federation) -> tuple[Ints, Floats, Bools]:
     """Score all models on the new data: each client's best (eq. 2), its loss, and whether that is a drift (eq. 4)."""
     loss = fed.evaluate(state.models, self.metric)
+    loss[:, np.isin(state.models.ids, state.waiting)] = np.nan
     keys = [fed.key("ties", c) for c in range(fed.n_clients)] if self.ties == "random" else None
     best, lowest = cluster.best_models(loss, state.votes.argmax(axis=1), keys)
     if fed.tau and self.metric == "error" and not fed.counts[1:-1].any():  # the first scores of a trained model

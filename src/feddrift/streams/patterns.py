@@ -40,21 +40,26 @@ def pattern(spec: str, seed: int = 0) -> Ints:
 
 
 def _parse(text: str, file: str) -> Ints:
+    rows = table(text, f"pattern file {file}", "concepts, whole numbers from 0")
+    if len(rows) < 2:
+        raise DataError(f"pattern file {file}: needs at least 2 rows, one to train and one to test, got {len(rows)}")
+    return rows
+
+
+def table(text: str, where: str, legal: str) -> Ints:
+    """Whole numbers [t, c]: a line per time step, a column per client, `#` begins a comment."""
     rows: list[list[int]] = []
     for number, line in enumerate(text.splitlines(), start=1):
         tokens = line.partition("#")[0].replace(",", " ").split()
         for token in tokens:
             if not (token.isdecimal() and len(token) < 10):  # ten digits may not fit an array
-                raise DataError(f"pattern file {file}, line {number}: concepts are whole numbers from 0, got {token!r}")
+                raise DataError(f"{where}, line {number}: expected {legal}, got {token!r}")
         if tokens and rows and len(tokens) != len(rows[0]):
             raise DataError(
-                f"pattern file {file}, line {number}: expected {len(rows[0])} clients as in the first row,"
-                f" got {len(tokens)}"
+                f"{where}, line {number}: expected {len(rows[0])} clients as in the first row, got {len(tokens)}"
             )
         if tokens:
             rows.append([int(token) for token in tokens])
-    if len(rows) < 2:
-        raise DataError(f"pattern file {file}: needs at least 2 rows, one to train and one to test, got {len(rows)}")
     return np.array(rows, dtype=np.int64)
 
 

@@ -1,0 +1,199 @@
+"""A run on disk, to go on from after anything: the state after a time step, or inside one. Never a pickle.
+
+A checkpoint is one line of JSON (what it is, its schema and checksum) and a safetensors file of all arrays, whose
+metadata hold the rest as JSON. It appears under its name only when it is whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors.numpy import load as load_arrays
+from safetensors.numpy import save as save_arrays
+
+from feddrift.errors import DataError
+from feddrift.models import leaves, refill
+from feddrift.types import Clusters, Event, Models, Params, State, Tournament, Updates
+
+SCHEMA = 1
+KEPT = 2  # should the last one be damaged, there is the one before
+MAX_LINE = 4096  # bytes of the first line
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A file whose checksum is right. `about` is plain JSON; `value` rebuilds what was saved."""
+
+    path: Path
+    about: dict[str, Any]
+    _tree: Any
+    _arrays: Arrays
+
+    def value(self, like: Params) -> Any:
+        """What was saved; `like` is a tree of parameters of the run's net, for the shape of all others."""
+        try:
+            return _decoded(self._tree, self._arrays, like)
+        except (KeyError, TypeError, ValueError, IndexError, StopIteration, RuntimeError) as error:
+            raise DataError(f"{self.path} does not fit this run: {type(error).__name__}: {error}") from None
+
+
+def write(path: Path, about: Mapping[str, Any], value: Any) -> None:
+    """Save any state, with what to know about it, whole or not at all."""
+    arrays: Arrays = {}
+    tree = {"about": dict(about), "value": _encoded(value, arrays)}
+    payload = save_arrays(arrays, {"tree": json.dumps(tree)})
+    first = {"feddrift": "checkpoint", "schema": SCHEMA, "sha256": hashlib.sha256(payload).hexdigest()}
+    part = path.with_name(f"{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(part, "wb") as file:
+            file.write(json.dumps(first).encode() + b"\n" + payload)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+        _sync(path.parent)
+    except OSError as error:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise DataError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def _sync(folder: Path) -> None:
+    """Make a new name in the folder outlast a power cut, where the system can."""
+    with suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def read(path: Path) -> Checkpoint:
+    """A checkpoint, or one sentence that says what is wrong with the file."""
+    try:
+        line, _, payload = path.read_bytes().partition(b"\n")
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from None
+    first = _json(line[:MAX_LINE])
+    if not isinstance(first, dict) or first.get("feddrift") != "checkpoint":
+        raise DataError(f"{path} is no checkpoint")
+    if first.get("schema") != SCHEMA:
+        raise DataError(f"{path} is a checkpoint of schema {first.get('schema')!r}, this feddrift reads {SCHEMA}")
+    if first.get("sha256") != hashlib.sha256(payload).hexdigest():
+        raise DataError(f"{path} is damaged: its checksum is wrong")
+    try:
+        arrays, size = load_arrays(payload), int.from_bytes(payload[:8], "little")
+        tree = json.loads(json.loads(payload[8 : 8 + size])["__metadata__"]["tree"])
+        return Checkpoint(path, dict(tree["about"]), tree["value"], arrays)
+    except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise DataError(f"{path} is no checkpoint: {type(error).__name__}: {error}") from None
+
+
+def _json(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+class Folder:
+    """The checkpoints of one run, the last two of them: `<steps done>-<rounds done in the next>.ckpt`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write(self, steps: int, rounds: int, about: Mapping[str, Any], value: Any) -> None:
+        """Save where the run stands, and let older ones go."""
+        write(self.path / f"{steps:06d}-{rounds:06d}.ckpt", {**about, "steps": steps, "rounds": rounds}, value)
+        for old in self._files()[KEPT:]:
+            old.unlink(missing_ok=True)
+
+    def newest_first(self) -> Iterator[Checkpoint | DataError]:
+        """Every checkpoint, or what is wrong with it."""
+        for path in self._files():
+            try:
+                yield read(path)
+            except DataError as error:
+                yield error
+
+    def clear(self) -> None:
+        """Forget all."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def _files(self) -> list[Path]:
+        return sorted(self.path.glob("*.ckpt"), reverse=True)
+
+
+def _known() -> dict[str, type[Any]]:
+    """The classes that a checkpoint may name: those of the contract, and the states of all imported algorithms."""
+    found: list[type[Any]] = [Models, Clusters, Event, Tournament, Updates, State]
+    for cls in found:
+        found += [sub for sub in cls.__subclasses__() if sub not in found]
+    return {f"{cls.__module__}.{cls.__qualname__}": cls for cls in found}
+
+
+def _encoded(value: Any, arrays: Arrays) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, np.generic):
+        return value.item()
+    if dataclasses.is_dataclass(value):
+        name = f"{type(value).__module__}.{type(value).__qualname__}"
+        if name not in _known():
+            raise DataError(f"a checkpoint cannot hold a {name}: it is neither a State nor a part of the contract")
+        fields = {}
+        for field in dataclasses.fields(value):
+            part = getattr(value, field.name)
+            if isinstance(value, Models | Updates) and field.name in ("params", "trunk") and part is not None:
+                fields[field.name] = {"tree": [_encoded(leaf, arrays) for leaf in leaves(part)]}
+            else:
+                fields[field.name] = _encoded(part, arrays)
+        return {"is": name, "fields": fields}
+    if isinstance(value, Mapping):
+        return {"dict": [[_encoded(k, arrays), _encoded(v, arrays)] for k, v in value.items()]}
+    if isinstance(value, list | tuple):
+        kind = "list" if isinstance(value, list) else "tuple"
+        return {kind: [_encoded(item, arrays) for item in value]}
+    if hasattr(value, "__array__"):
+        name = str(len(arrays))
+        arrays[name] = np.array(value, order="C")
+        return {"array": name}
+    raise DataError(f"a checkpoint cannot hold a {type(value).__name__}")
+
+
+def _decoded(tree: Any, arrays: Arrays, like: Params) -> Any:
+    if tree is None or isinstance(tree, bool | int | float | str):
+        return tree
+    if "is" in tree:
+        known = _known()
+        if tree["is"] not in known:
+            raise TypeError(f"it holds a {tree['is']}, which this program does not know")
+        fields = {name: _decoded(part, arrays, like) for name, part in tree["fields"].items()}
+        return known[tree["is"]](**fields)
+    (kind, parts), *rest = tree.items()
+    if rest or kind not in ("array", "tree", "dict", "list", "tuple"):
+        raise TypeError(f"it holds an unknown {kind!r}")
+    if kind == "array":
+        return arrays[parts]
+    if kind == "dict":
+        return {_decoded(k, arrays, like): _decoded(v, arrays, like) for k, v in parts}
+    items = [_decoded(item, arrays, like) for item in parts]
+    if kind == "tree":
+        if len(items) != len(leaves(like)):
+            raise ValueError(f"its models have {len(items)} arrays, those of this run {len(leaves(like))}")
+        return refill(like, iter(items))
+    return items if kind == "list" else tuple(items)

@@ -1,0 +1,120 @@
+"""A time step that can be interrupted: a federation that remembers its answers.
+
+An algorithm is a function of what its verbs return. So a step that was killed is taken again from its beginning, with
+the answers that are known already, up to the very round where it stopped; from there on clients work again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any, Protocol, TypeVar
+
+from feddrift.errors import DataError
+from feddrift.types import Federation, Floats, Ints, Local, Metric, Models, Start, Tournament, Updates, Weights
+
+T = TypeVar("T")
+
+
+class Resumable(Federation, Protocol):
+    """A federation whose time step can be taken up again."""
+
+    def progress(self) -> Any:
+        """What the rest of the step depends on: moments, counters; arrays, numbers and texts in lists and dicts."""
+        ...
+
+    def restore(self, progress: Any) -> None: ...
+
+
+@dataclass(frozen=True)
+class Inside:
+    """How far a time step has come."""
+
+    rounds: int = 0  # trained in this step so far
+    answers: tuple[tuple[str, Any], ...] = ()  # what was asked, and the answer, in order
+    models: Models | None = None  # as far as they have come, where a call of train is under way,
+    trained: int = 0  # after so many of its rounds
+    progress: Any = None  # what the engine needs to go on: moments, counters
+
+    def plain(self) -> tuple[Any, ...]:
+        """As a tuple, for a checkpoint; `Inside(*plain)` is the way back."""
+        return self.rounds, self.answers, self.models, self.trained, self.progress
+
+
+class Journal:
+    """A Federation that asks `fed` and calls `save` with how far the step has come, after every so many rounds."""
+
+    def __init__(
+        self, fed: Resumable, every: int, save: Callable[[Inside], None], before: Inside | None = None
+    ) -> None:
+        self._fed, self._every, self._save = fed, every, save
+        self._before = before or Inside()
+        self._answers: list[tuple[str, Any]] = []
+        self._rounds = self._saved = self._before.rounds
+        if before is not None:
+            fed.restore(before.progress)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._fed, name)  # what is no question to the clients
+
+    def evaluate(self, models: Models, metric: Metric = "error") -> Floats:
+        return self._asked(f"evaluate {models.ids} {metric}", lambda: self._fed.evaluate(models, metric))
+
+    def confusion(self, models: Models) -> Ints:
+        return self._asked(f"confusion {models.ids}", lambda: self._fed.confusion(models))
+
+    def cross_evaluate(self, models: Models, w: Weights, metric: Metric = "error") -> Floats:
+        question = f"cross_evaluate {models.ids} {w.shape} {metric}"
+        return self._asked(question, lambda: self._fed.cross_evaluate(models, w, metric))
+
+    def tournament(self, models: Models, w: Weights, parent: Ints, starts: Sequence[Start]) -> Tournament:
+        question = f"tournament {models.ids} {w.shape} {parent.tolist()} {starts}"
+        return self._asked(question, lambda: self._fed.tournament(models, w, parent, starts))
+
+    def local_updates(self, models: Models, w: Weights, local: Local | None = None) -> Updates:
+        def ask() -> Updates:
+            updates = self._fed.local_updates(models, w, local)
+            self._rounds += 1
+            return updates
+
+        question = f"local_updates {models.ids} {w.shape} {local and astuple(local)}"
+        return self._asked(question, ask, then_save=True)
+
+    def train(self, models: Models, w: Weights, rounds: int | None = None, local: Local | None = None) -> Models:
+        total = (local or self._fed.local).rounds if rounds is None else rounds
+
+        def ask() -> Models:
+            now, done, past = models, 0, self._before
+            if past.models is not None and len(self._answers) == len(past.answers):  # this call was under way
+                now, done = past.models, past.trained
+            while done < total:
+                some = min(total - done, max(1, self._saved + self._every - self._rounds))
+                now = self._fed.train(now, w, some, local)
+                done, self._rounds = done + some, self._rounds + some
+                if done < total:
+                    self._save_if_due(now, done)
+            return now
+
+        question = f"train {models.ids} {w.shape} {total} {local and astuple(local)}"
+        return self._asked(question, ask, then_save=True)
+
+    def _asked(self, question: str, ask: Callable[[], T], then_save: bool = False) -> T:
+        known, k = self._before.answers, len(self._answers)
+        if k < len(known):
+            if known[k][0] != question:
+                raise DataError(
+                    "cannot go on inside this time step: the algorithm, or its settings, are not what they were "
+                    f"(it asks '{question}', it asked '{known[k][0]}')"
+                )
+            answer: T = known[k][1]
+        else:
+            answer = ask()
+        self._answers.append((question, answer))
+        if then_save and k >= len(known):
+            self._save_if_due(None, 0)
+        return answer
+
+    def _save_if_due(self, models: Models | None, trained: int) -> None:
+        if self._rounds >= self._saved + self._every:
+            self._saved = self._rounds
+            self._save(Inside(self._rounds, tuple(self._answers), models, trained, self._fed.progress()))

@@ -1,0 +1,264 @@
+"""Checkpoints: written whole or not at all, read back to the same bits, and a run killed anywhere goes on from them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+import feddrift as fd
+from feddrift import algorithms, checkpoint, record
+from feddrift.config import RecordedRun, RunConfig, unfinished
+from feddrift.errors import DataError
+from feddrift.types import Event, Models, State
+
+PATTERN = "0 0\n0 1\n1 1\n1 0\n"
+
+
+def same(a: Any, b: Any) -> None:
+    """Equal to the last bit, and of one type."""
+    if is_dataclass(a) and not isinstance(a, type):
+        assert type(a) is type(b)
+        for field in fields(a):
+            same(getattr(a, field.name), getattr(b, field.name))
+    elif isinstance(a, dict):
+        assert list(a) == list(b)
+        for key in a:
+            same(a[key], b[key])
+    elif isinstance(a, list | tuple):
+        assert type(a) is type(b) and len(a) == len(b)
+        for x, y in zip(a, b, strict=True):
+            same(x, y)
+    elif isinstance(a, np.ndarray):
+        assert a.dtype == b.dtype
+        assert_array_equal(a, b)
+    else:
+        assert a == b or (a != a and b != b)
+
+
+@pytest.fixture
+def pattern(tmp_path: Path) -> Path:
+    path = tmp_path / "pattern.txt"
+    path.write_text(PATTERN)
+    return path
+
+
+@pytest.mark.parametrize("name", algorithms.ALGORITHMS)
+def test_every_algorithms_state_comes_back_to_the_bit(name: str, tmp_path: Path, pattern: Path) -> None:
+    s = fd.stream("sine-2", pattern=str(pattern))
+    local = fd.Local(rounds=2, steps=2)
+    *_, last = fd.run(s, fd.algorithm(name, s), local=local)
+    checkpoint.write(tmp_path / "a.ckpt", {"n": 1}, last.state)
+    found = checkpoint.read(tmp_path / "a.ckpt")
+    assert found.about == {"n": 1}
+    same(last.state, found.value({"W1": 0, "b1": 0, "W2": 0, "b2": 0}))
+
+
+class Layer(NamedTuple):
+    W: Any
+    b: Any
+
+
+def test_parameters_keep_the_shape_of_their_tree(tmp_path: Path) -> None:
+    params = {"z": Layer(np.ones((1, 2)), np.zeros(1)), "a": [np.full((1, 3), 7.0)]}
+    state = State(
+        Models(params, (4,)), np.zeros((0, 1, 1)), np.ones((1, 1)), events=(Event("created", 4, {"k": None}),)
+    )
+    checkpoint.write(tmp_path / "a.ckpt", {}, state)
+    like = {"z": Layer(0, 0), "a": [0]}
+    found = checkpoint.read(tmp_path / "a.ckpt").value(like)
+    same(state, found)
+    with pytest.raises(DataError, match="its models have 3 arrays, those of this run 2"):
+        checkpoint.read(tmp_path / "a.ckpt").value({"z": Layer(0, 0)})
+
+
+def test_a_checkpoint_names_no_class_that_it_may_not(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"cannot hold a pathlib\.PosixPath|cannot hold a PosixPath"):
+        checkpoint.write(tmp_path / "a.ckpt", {}, [tmp_path])
+    checkpoint.write(tmp_path / "a.ckpt", {}, Event("created", 4, {}))
+    path = tmp_path / "a.ckpt"
+    first, payload = path.read_bytes().split(b"\n", 1)
+    payload = payload.replace(b"feddrift.types.Event", b"feddrift.types.Evens")
+    line = json.loads(first) | {"sha256": hashlib.sha256(payload).hexdigest()}
+    path.write_bytes(json.dumps(line).encode() + b"\n" + payload)
+    with pytest.raises(DataError, match=r"feddrift\.types\.Evens, which this program does not know"):
+        checkpoint.read(path).value({})
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (lambda b: b"", "is no checkpoint"),
+        (lambda b: b"\x80\x04K.", "is no checkpoint"),
+        (lambda b: b[:-1], "damaged"),
+        (lambda b: b[:-9] + bytes([b[-9] ^ 1]) + b[-8:], "damaged"),
+        (lambda b: b.replace(b'"schema": 1', b'"schema": 9'), "schema 9, this feddrift reads 1"),
+        (lambda b: b.split(b"\n", 1)[0], "damaged"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, spoil: Callable[[bytes], bytes], why: str) -> None:
+    path = tmp_path / "a.ckpt"
+    checkpoint.write(path, {}, [np.arange(10)])
+    path.write_bytes(spoil(path.read_bytes()))
+    with pytest.raises(DataError, match=why) as error:
+        checkpoint.read(path)
+    assert str(path) in str(error.value)
+
+
+def configured(pattern: Path, algorithm: str = "FedDrift", engine: str = "simulator") -> RunConfig:
+    return RunConfig.checked(
+        stream="sine-2", algorithm=algorithm, rounds=3, steps=2, pattern=str(pattern), engine=engine,
+        settings={"delta": 0.02} if algorithm == "FedDrift" else {},
+    )  # fmt: skip
+
+
+def told(path: Path) -> list[dict[str, Any]]:
+    """A record without what a clock has written."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k not in ("started", "seconds")} for line in lines]
+
+
+def final(recorded: RecordedRun) -> Any:
+    newest = next(recorded.checkpoints.newest_first())
+    assert isinstance(newest, checkpoint.Checkpoint) and newest.about["steps"] == recorded.stream.n_steps
+    return newest.value({"W1": 0, "b1": 0, "W2": 0, "b2": 0})
+
+
+class Killed(BaseException):
+    """Nobody is left to clean up."""
+
+
+@pytest.fixture
+def deadly(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Dies before the n-th change of the disk: a write, a new name, a name removed, a cut."""
+    left = [10**9]
+
+    def counted(real: Callable[..., Any]) -> Callable[..., Any]:
+        def act(*args: Any, **kwargs: Any) -> Any:
+            left[0] -= 1
+            if left[0] < 0:
+                raise Killed
+            return real(*args, **kwargs)
+
+        return act
+
+    def gone(self: record.Writer, kind: Any, error: Any, trace: Any) -> None:
+        if kind is not None:
+            self._file.close()  # as the system does for the dead
+        else:
+            leave(self, kind, error, trace)
+
+    leave = record.Writer.__exit__
+    monkeypatch.setattr(record.Writer, "__exit__", gone)
+    for owner, name in ((os, "replace"), (os, "fsync"), (Path, "unlink"), (record.Writer, "_write")):
+        monkeypatch.setattr(owner, name, counted(getattr(owner, name)))
+    return lambda n: left.__setitem__(0, n)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the dead close no files
+@pytest.mark.parametrize(
+    ("algorithm", "every"), [("FedDrift", 0), ("FedDrift", 1), ("IFCA", 1), ("CFL", 2), ("KUE", 2)]
+)
+def test_killed_before_any_change_of_the_disk_a_run_goes_on_to_the_same_bits(
+    tmp_path: Path, pattern: Path, deadly: Callable[[int], None], algorithm: str, every: int
+) -> None:
+    config = configured(pattern, algorithm)
+    unbroken = RecordedRun(config, tmp_path / "unbroken")
+    list(unbroken)
+    expected, n = told(unbroken.path), 0
+    while True:
+        out = tmp_path / str(n)
+        deadly(n)
+        try:
+            list(RecordedRun(config, out, every=every))
+        except Killed:
+            pass
+        else:
+            break
+        deadly(10**9)
+        again = RecordedRun(config, out, resume=True, every=every)
+        list(again)
+        assert told(again.path) == expected
+        same(final(unbroken), final(again))
+        assert not list(out.glob("*.part"))
+        n += 1 if n < 12 else 5
+    assert n > 20
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
+    tmp_path: Path, pattern: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = configured(pattern)
+    unbroken = RecordedRun(config, tmp_path / "unbroken")
+    list(unbroken)
+    first = RecordedRun(config, tmp_path / "b")
+    steps = iter(first)
+    next(steps), next(steps)
+    steps.close()  # type: ignore[attr-defined]  # as Ctrl-C does
+    newest = max(first.checkpoints.path.glob("*.ckpt"))
+    newest.write_bytes(newest.read_bytes()[:-3])
+    again = RecordedRun(config, tmp_path / "b", resume=True)
+    assert [step.tau for step in again] == [1, 2]
+    assert f"{newest} is damaged" in caplog.text
+    assert told(again.path) == told(unbroken.path)
+    same(final(unbroken), final(again))
+
+
+def test_a_foreign_checkpoint_is_named_and_not_used(
+    tmp_path: Path, pattern: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    theirs = RecordedRun(configured(pattern, "Oblivious"), tmp_path)
+    list(theirs)
+    ours = RecordedRun(configured(pattern), tmp_path, resume=True)
+    theirs.checkpoints.path.rename(ours.checkpoints.path)
+    assert [step.tau for step in ours] == [0, 1, 2]
+    assert "belongs to another run: sine-2_Oblivious" in caplog.text
+
+
+def test_unfinished_runs_are_found_with_their_configuration(
+    tmp_path: Path, pattern: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(pattern.parent)
+    config = configured(Path(pattern.name))
+    steps = iter(RecordedRun(config, tmp_path / "runs"))
+    next(steps)
+    steps.close()  # type: ignore[attr-defined]
+    monkeypatch.chdir("/")  # the pattern was named from another folder
+    (found,) = unfinished(tmp_path / "runs")
+    assert found.config == config and [step.tau for step in found] == [1, 2]
+    assert not list(unfinished(tmp_path / "runs"))
+
+
+def test_without_any_whole_checkpoint_it_says_so(tmp_path: Path, pattern: Path) -> None:
+    recorded = RecordedRun(configured(pattern), tmp_path)
+    steps = iter(recorded)
+    next(steps)
+    steps.close()  # type: ignore[attr-defined]
+    for path in recorded.checkpoints.path.glob("*.ckpt"):
+        path.write_bytes(b"?")
+    with pytest.raises(DataError, match="no checkpoint is whole .*run it again"):
+        list(unfinished(tmp_path))
+
+
+def test_only_the_last_two_are_kept(tmp_path: Path, pattern: Path) -> None:
+    recorded = RecordedRun(configured(pattern), tmp_path, every=1)
+    list(recorded)
+    assert sorted(p.name for p in recorded.checkpoints.path.iterdir()) == ["000002-000003.ckpt", "000003-000000.ckpt"]
+
+
+def test_a_changed_algorithm_cannot_go_on_inside_a_time_step(tmp_path: Path, pattern: Path) -> None:
+    from feddrift.journal import Inside, Journal
+
+    s = fd.stream("sine-2", pattern=str(pattern))
+    fed = fd.engines.engine("simulator")(s, fd.mlp(2, 4, 2), fd.Local(rounds=1, steps=1), 0).at(0)
+    known = Inside(1, (("evaluate (0,) loss", None),), progress=fed.progress())
+    with pytest.raises(DataError, match=r"it asks 'evaluate \(0,\) error', it asked 'evaluate \(0,\) loss'"):
+        Journal(fed, 1, lambda inside: None, known).evaluate(fed.fresh())
