@@ -173,8 +173,6 @@ def resume_(
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    if not folder.is_dir():
-        raise DataError(f"{folder} is no folder of records")
     if not _follow(unfinished(folder)):
         _say(f"nothing to resume in {folder}: no run there was stopped before its end")
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import logging
+import math
 import os
 import platform
 from collections.abc import Iterator
 from contextlib import chdir, nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -241,11 +243,16 @@ class RecordedRun:
         if about.get("run") != file_name(self.header) or about.get("local") != self.header["local"]:
             raise DataError(f"{found.path} belongs to another run: {about.get('run')}")
         try:
-            (state, inside), done, seconds = found.value(like), int(about["steps"]), float(about["seconds"])
-            self.every = int(about["every"])
+            (state, inside), done, seconds = found.value(like), index(about["steps"]), float(about["seconds"])
+            every = index(about["every"])
             inside = None if inside is None else Inside(*inside)
-        except (KeyError, TypeError, ValueError) as error:
+            if min(done, every) < 0 or not 0 <= seconds < math.inf:
+                raise ValueError(f"{done} steps, {seconds} seconds, every {every}")
+            if not (isinstance(state, State) or (state is None and done == 0)):
+                raise TypeError(f"{type(state).__name__} is no state after {done} time steps")
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise DataError(f"{found.path} is no checkpoint of a run: {error!r}") from None
+        self.every = every
         if about.get("feddrift") != __version__:
             log.warning("%s was written by feddrift %s, this is %s", found.path, about.get("feddrift"), __version__)
         if done and all(beginning(path, done) is None for path in (part_of(self.path), self.path)):
@@ -265,6 +272,8 @@ class _Start:
 
 def unfinished(folder: Path) -> Iterator[RecordedRun]:
     """The runs below a folder that were stopped before their end, ready to go on."""
+    if not os.path.isdir(folder):
+        raise DataError(f"{folder} is no folder of records")
     for state in sorted(folder.resolve().rglob("*.state")):
         if is_complete(state.with_suffix(".jsonl")):
             continue
@@ -276,7 +285,7 @@ def unfinished(folder: Path) -> Iterator[RecordedRun]:
         config, cwd = whole[0].about.get("config"), str(whole[0].about.get("cwd"))
         if not isinstance(config, dict):
             raise DataError(f"{whole[0].path} is no checkpoint of a run: it has no configuration")
-        with chdir(cwd) if Path(cwd).is_dir() else nullcontext():
+        with chdir(cwd) if os.path.isdir(cwd) else nullcontext():
             run = RecordedRun(RunConfig.checked(**config), state.parent, resume=True)
         yield run
 
