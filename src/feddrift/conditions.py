@@ -125,8 +125,8 @@ def read_trace(path: str | Path) -> Bools:
 def grown(state: S, n_clients: int) -> S:
     """The state with room for clients that have joined since.
 
-    They bring no history, and until they are scored use what most others use. A field of your own State with one value
-    per client names the value of a newcomer in its metadata: ``field(metadata={"newcomer": np.nan})``.
+    They bring no history, and until they are scored use what most others use. A field of your own State whose last axis
+    is that of clients names the value of a newcomer in its metadata: ``field(metadata={"newcomer": np.nan})``.
     """
     more = n_clients - len(state.votes)
     if more < 0:
@@ -138,11 +138,12 @@ def grown(state: S, n_clients: int) -> S:
         w = replace(w, model=np.pad(w.model, ((0, 0), (0, more)), constant_values=-1))
     else:
         w = np.pad(w, ((0, 0), (0, more), (0, 0)))
-    changes: dict[str, Any] = {
-        f.name: np.concatenate([getattr(state, f.name), np.full(more, f.metadata["newcomer"])])
-        for f in fields(state)
-        if "newcomer" in f.metadata and len(getattr(state, f.name))
-    }
+    changes: dict[str, Any] = {}
+    for f in fields(state):
+        value = getattr(state, f.name)
+        if "newcomer" in f.metadata and value.shape[-1] == len(state.votes):
+            room = np.full((*value.shape[:-1], more), f.metadata["newcomer"], dtype=value.dtype)
+            changes[f.name] = np.concatenate([value, room], axis=-1)
     if drifted is not None:
         changes["drifted"] = np.concatenate([drifted, np.zeros(more, dtype=bool)])
     votes = np.concatenate([state.votes, np.repeat(_usual(state.votes)[None], more, axis=0)])

@@ -25,10 +25,10 @@ from feddrift.conditions import Conditions, flipped, read_poison, read_trace
 from feddrift.engines.base import TimeStep
 from feddrift.errors import ConfigError, DataError, shown
 from feddrift.journal import Inside, Journal
-from feddrift.nets import default_net
+from feddrift.nets import default_net, own_net
 from feddrift.record import Writer, beginning, file_name, is_complete, part_of
 from feddrift.run import Step, steps_on
-from feddrift.types import Algorithm, Average, Local, Params, State, Stream
+from feddrift.types import Algorithm, Average, Local, Net, Params, State, Stream
 
 log = logging.getLogger(__name__)
 
@@ -41,8 +41,8 @@ class RunConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    stream: str = Field(description="a name from `feddrift list`, or folder:DIR for your own data")
-    algorithm: str = Field(description="a name from `feddrift list`")
+    stream: str = Field(description="a name from `feddrift list`, folder:DIR, or your own package.module:make")
+    algorithm: str = Field(description="a name from `feddrift list`, or your own package.module:Name")
     settings: dict[str, Any] = Field(default={}, description="hyper-parameters of the algorithm, e.g. delta=0.1")
     seed: int = Field(default=0, ge=0, lt=2**63, description="of initial models and minibatches")
     rounds: int | None = Field(default=None, ge=1, le=1_000_000, description="R, communication rounds per time step")
@@ -71,6 +71,7 @@ class RunConfig(BaseModel):
     weights: Path | None = Field(
         default=None, description="of a ResNet-18, for streams of pictures: torchvision's file"
     )
+    net: str | None = Field(default=None, description="your own net, package.module:make; else the stream's")
     label: str = Field(default="label", description="the label column of folder:DIR")
 
     @field_validator("seed", "rounds", "steps", "batch", "lr", "participation", "dropout", mode="before")
@@ -123,6 +124,12 @@ class RunConfig(BaseModel):
         given = {name: getattr(self, name) for name in TRAINING if getattr(self, name) is not None}
         return algorithm, replace(stream.local, **given)
 
+    def find_net(self, stream: Stream) -> Net:
+        """The net, the stream's own unless another is named."""
+        if self.net is not None and self.weights is not None:
+            raise ConfigError(f"weights are for the net of a stream of pictures: leave out net={self.net}")
+        return own_net(self.net, stream) if self.net else default_net(stream, self.weights)
+
     def overrides(self, stream: Stream) -> dict[str, Any]:
         """The run options that differ from the stream's own."""
         given = {name: getattr(self, name) for name in TRAINING}
@@ -132,7 +139,7 @@ class RunConfig(BaseModel):
             if os.path.isfile(self.pattern):  # two files may share a name
                 digest = hashlib.sha256(Path(self.pattern).read_bytes()).hexdigest()[:8]
                 found["pattern"] = f"{Path(self.pattern).name}@{digest}"
-        if self.stream.startswith("folder:"):  # what the files held may change under the same name
+        if self.stream not in streams.STREAMS:  # what the files held may change under the same name
             found["data"] = hashlib.sha256(stream.x.tobytes() + stream.y.tobytes()).hexdigest()[:8]
             if self.label != "label":
                 found["label"] = self.label
@@ -142,6 +149,8 @@ class RunConfig(BaseModel):
             except (OSError, ValueError) as error:  # or a name that no file can have
                 reason = getattr(error, "strerror", None) or error
                 raise ConfigError(f"cannot read the weights {self.weights}: {reason}") from None
+        if self.net is not None:
+            found["net"] = self.net
         for name in ("participation", "dropout"):
             if getattr(self, name) != RunConfig.model_fields[name].default:
                 found[name] = getattr(self, name)
@@ -187,7 +196,7 @@ class RecordedRun:
         self.stream = config.load()
         self.algorithm, self.local = config.resolve(self.stream)
         self.conditions = config.conditions(self.stream)
-        self.net = default_net(self.stream, config.weights)
+        self.net = config.find_net(self.stream)
         self.header = _header(config, self.stream, self.algorithm, self.local)
         self.out, self.path = out, out / f"{file_name(self.header)}.jsonl"
         self.checkpoints = checkpoint.Folder(out / f"{file_name(self.header)}.state")
@@ -270,24 +279,30 @@ class _Start:
     seconds: float = 0.0
 
 
-def unfinished(folder: Path) -> Iterator[RecordedRun]:
-    """The runs below a folder that were stopped before their end, ready to go on."""
+def states(folder: Path) -> list[Path]:
+    """The checkpoint folders of the runs below a folder."""
     if not os.path.isdir(folder):
         raise DataError(f"{folder} is no folder of records")
-    for state in sorted(folder.resolve().rglob("*.state")):
-        if is_complete(state.with_suffix(".jsonl")):
-            continue
-        found = list(checkpoint.Folder(state).newest_first())
-        whole = [c for c in found if isinstance(c, checkpoint.Checkpoint)]
-        if not whole:
-            why = found[0] if found else "it has none"
-            raise DataError(f"cannot resume {state.stem}: no checkpoint is whole ({why}); run it again")
-        config, cwd = whole[0].about.get("config"), str(whole[0].about.get("cwd"))
-        if not isinstance(config, dict):
-            raise DataError(f"{whole[0].path} is no checkpoint of a run: it has no configuration")
-        with chdir(cwd) if os.path.isdir(cwd) else nullcontext():
-            run = RecordedRun(RunConfig.checked(**config), state.parent, resume=True)
-        yield run
+    return sorted(folder.resolve().rglob("*.state"))
+
+
+def stopped(folder: Path) -> list[Path]:
+    """The checkpoint folders of the runs below a folder that ended before their end."""
+    return [state for state in states(folder) if not is_complete(state.with_suffix(".jsonl"))]
+
+
+def reopened(state: Path) -> RecordedRun:
+    """The run of a checkpoint folder, ready to go on."""
+    found = list(checkpoint.Folder(state).newest_first())
+    whole = [c for c in found if isinstance(c, checkpoint.Checkpoint)]
+    if not whole:
+        why = found[0] if found else "there is none"
+        raise DataError(f"cannot resume {state.stem}: no checkpoint is whole ({why}); run it again")
+    config, cwd = whole[0].about.get("config"), str(whole[0].about.get("cwd"))
+    if not isinstance(config, dict):
+        raise DataError(f"{whole[0].path} is no checkpoint of a run: it has no configuration")
+    with chdir(cwd) if os.path.isdir(cwd) else nullcontext():
+        return RecordedRun(RunConfig.checked(**config), state.parent, resume=True)
 
 
 def _header(config: RunConfig, stream: Stream, algorithm: Algorithm, local: Local) -> dict[str, Any]:

@@ -17,9 +17,10 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from feddrift.errors import ConfigError, DataError
-from feddrift.plots import DPI, MARKERS, MAX_PANELS, STRONG, background, fills, key, letter, short
+from feddrift.plots import DPI, MARKERS, MAX_PANELS, STRONG, background, fills, key, short
 from feddrift.record import Record
 from feddrift.report import Summary, describe, differences, summarise
+from feddrift.story import letter
 from feddrift.streams.fmow import REGIONS, class_counts
 
 

@@ -28,31 +28,32 @@ def tree_map(f: Callable[..., Any], tree: Params, *others: Params) -> Params:
 
 def leaves(tree: Params) -> list[Any]:
     """The arrays of a tree, dictionaries in the order of their keys."""
-    return [leaf for _, leaf in _paths(tree)]
+    return [leaf for _, leaf in paths(tree)]
 
 
-def _paths(tree: Params, path: str = "") -> Iterator[tuple[str, Any]]:
+def paths(tree: Params, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The arrays of a tree with their paths, such as "params/Dense_0/kernel", in the order of `leaves`."""
     below = path + "/" if path else ""
     if isinstance(tree, dict):
         for key in sorted(tree):
-            yield from _paths(tree[key], f"{below}{key}")
+            yield from paths(tree[key], f"{below}{key}")
     elif isinstance(tree, list | tuple):
         for i, branch in enumerate(tree):
-            yield from _paths(branch, f"{below}{i}")
+            yield from paths(branch, f"{below}{i}")
     else:
         yield path, tree
 
 
 def trunk_of(net: Net, params: Params) -> Params:
     """A tree like params: True where an array belongs to the net's trunk."""
-    paths = [path for path, _ in _paths(params)]
+    names = [path for path, _ in paths(params)]
     if callable(net.trunk):
-        found = [bool(net.trunk(path)) for path in paths]
+        found = [bool(net.trunk(path)) for path in names]
     else:
         for name in net.trunk:
-            if not any(_within(path, name) for path in paths):
-                raise ConfigError(f"the net has no parameters '{name}' for its trunk (there are: {', '.join(paths)})")
-        found = [any(_within(path, name) for name in net.trunk) for path in paths]
+            if not any(_within(path, name) for path in names):
+                raise ConfigError(f"the net has no parameters '{name}' for its trunk (there are: {', '.join(names)})")
+        found = [any(_within(path, name) for name in net.trunk) for path in names]
     return refill(params, iter(found))
 
 

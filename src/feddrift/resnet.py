@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from feddrift import rng
 from feddrift.errors import DataError, FeddriftError
+from feddrift.models import paths
 from feddrift.types import Net, Params
 
 STAGES = (64, 128, 256, 512)  # channels; two blocks each, all but the first stage halve the picture
@@ -132,6 +133,13 @@ def _convolved(x: Any, kernel: Any, stride: int, pad: int) -> Any:
     return jax.lax.conv_general_dilated(
         x, kernel, (stride, stride), ((pad, pad), (pad, pad)), dimension_numbers=("NHWC", "OIHW", "NHWC")
     )
+
+
+def torchvision_names(net: Net, params: Params) -> dict[str, npt.NDArray[np.float32]]:
+    """A model of `resnet18` and the statistics of its BatchNorm, by the names that `read_weights` reads."""
+    fixed: Arrays = net.apply.args[0]  # type: ignore[attr-defined]  # a partial
+    found = {path.replace("/", "."): np.ascontiguousarray(leaf) for path, leaf in paths(params)}
+    return found | {name: np.ascontiguousarray(values) for name, values in fixed.items()}
 
 
 def read_weights(path: Path) -> Arrays:

@@ -20,7 +20,7 @@ from feddrift import algorithms, record, streams
 from feddrift.config import RecordedRun, RunConfig, parse_seeds
 from feddrift.errors import BusyError, ConfigError, DataError, FeddriftError, shown
 
-NAMES = ("stream", "algorithm", "pattern", "weights", "average", "trace", "poison")
+NAMES = ("stream", "algorithm", "pattern", "weights", "net", "average", "trace", "poison")
 LISTS = (*NAMES, "rounds", "steps", "batch", "lr", "participation", "dropout")  # one value, or several to combine
 MAX_RUNS = 100_000
 PATIENCE = 20.0  # seconds that a stopped run has to close its record

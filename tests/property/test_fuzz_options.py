@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from feddrift import algorithms, cli, sweep
 from feddrift.conditions import Conditions, read_poison, read_trace
-from feddrift.config import MAX_SEEDS, RunConfig, parse_seeds, unfinished
+from feddrift.config import MAX_SEEDS, RunConfig, parse_seeds, stopped
 from feddrift.errors import LONGEST, FeddriftError
 from feddrift.streams import patterns
 from feddrift.types import Algorithm
@@ -228,7 +228,7 @@ def test_odd_values_everywhere(value: Any) -> None:
         accepted(lambda: parse_seeds(value))
         accepted(lambda: read_poison(f"flip:{value}", 10))
         accepted(lambda: read_trace(value))
-        accepted(lambda: list(unfinished(Path(value) / "nowhere")))
+        accepted(lambda: stopped(Path(value) / "nowhere"))
         for text in (
             value,
             f"random:{value}",

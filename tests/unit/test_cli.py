@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -238,3 +239,20 @@ def test_the_same_command_writes_the_same_rows(tmp_path: Path, capsys: pytest.Ca
         return [line for line in map(json.loads, path.read_text().splitlines()) if line["kind"] in ("row", "event")]
 
     assert lines(tmp_path / "a") == lines(tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("feddrift rep", ["report"]),
+        ("feddrift run --stream ci", ["circle-2"]),
+        ("feddrift run --algorithm FedDrift-E", ["FedDrift-Eager", "FedDrift-Eager-W"]),
+    ],
+)
+def test_a_shell_completes_commands_and_names(typed: str, expected: list[str]) -> None:
+    words = {"COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" ")), "_FEDDRIFT_COMPLETE": "complete_bash"}
+    code = "import sys; sys.argv = ['feddrift']; from feddrift.cli import main; main()"
+    told = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **words}, capture_output=True, text=True, check=True
+    )
+    assert told.stdout.split() == expected

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from feddrift import plugins
 from feddrift.algorithms.adaptive import AdaptiveFedAvg
 from feddrift.algorithms.aue import AUE
 from feddrift.algorithms.cfl import CFL
@@ -94,19 +95,39 @@ def algorithm(name: str, stream: Stream | None = None, /, **given: Any) -> Algor
     found = entry(name)
     if stream is not None:
         given = {**_defaults(name, found.cls, stream), **given}
-    made: Algorithm = found.cls(**_parsed(name, found.cls, given), **found.fixed)
+    settings = _parsed(name, found.cls, given)
+    try:
+        made: Algorithm = found.cls(**settings, **found.fixed)
+    except TypeError as error:
+        if name in ALGORITHMS:
+            raise
+        raise ConfigError(f"algorithm '{name}' cannot be made: {error}") from error
+    _check(name, made)
     return made
 
 
 def entry(name: str) -> Entry:
-    """What the catalogue has under this name."""
-    if name not in ALGORITHMS:
-        raise unknown("algorithm", name, ALGORITHMS)
-    return ALGORITHMS[name]
+    """What the catalogue has under this name, an installed package offers, or lies at ``package.module:Name``."""
+    if name in ALGORITHMS:
+        return ALGORITHMS[name]
+    found = plugins.find("algorithm", name)
+    if found is None:
+        raise unknown("algorithm", name, [*ALGORITHMS, *plugins.installed("algorithm"), "package.module:Name"])
+    if isinstance(found, type):
+        _check(name, found)
+    elif not callable(found):
+        raise ConfigError(f"algorithm '{name}' must be a class or a function that makes one, got {found!r}")
+    return Entry(found, {}, (found.__doc__ or "").partition("\n")[0])
+
+
+def _check(name: str, made: Any) -> None:
+    for method in ("init", "step"):
+        if not callable(getattr(made, method, None)):
+            raise ConfigError(f"'{name}' is no algorithm: it needs init(fed) and step(state, fed), got no {method}")
 
 
 def _defaults(name: str, cls: type[Any], stream: Stream) -> dict[str, Any]:
-    by_family = BY_FAMILY.get(cls, {})
+    by_family = next((BY_FAMILY[base] for base in getattr(cls, "__mro__", ()) if base in BY_FAMILY), {})
     found: dict[str, Any] = {k: v[stream.family] for k, v in by_family.items() if stream.family in v}
     if stream.family == "fmow":
         found |= ON_FMOW.get(name, {})

@@ -15,6 +15,7 @@ import numpy as np
 
 from feddrift import cluster, rng
 from feddrift.algorithms.options import option
+from feddrift.detect import Evidence, Sequential, drift_test
 from feddrift.errors import ConfigError
 from feddrift.models import join, put, take
 from feddrift.types import Bools, Clusters, Event, Federation, Floats, Ints, Models, Start, State
@@ -32,6 +33,14 @@ def _nobody() -> Floats:
     return np.zeros(0)
 
 
+def _never() -> Floats:
+    return np.zeros((0, 0))
+
+
+def _at_once() -> Ints:
+    return np.zeros(0, dtype=np.int64)
+
+
 @dataclass(frozen=True)
 class DriftState(State):
     """What detection remembers besides the clusters."""
@@ -39,6 +48,8 @@ class DriftState(State):
     w: Clusters
     reference: Floats = field(default_factory=_nobody, metadata=UNSCORED)  # [c], best loss when last scored
     previous: Floats = field(default_factory=_nobody, metadata=UNSCORED)  # [c], the reference before this step
+    observed: Floats = field(default_factory=_never, metadata=UNSCORED)  # [t, c], the best loss at each time
+    since: Ints = field(default_factory=_at_once, metadata={"newcomer": 0})  # [c], the first time after an alarm
     newborn: tuple[int, ...] = ()  # ids created in this step
     born: int = 1  # how many ids have been given so far
     waiting: tuple[int, ...] = ()  # ids of models in quarantine
@@ -55,6 +66,12 @@ class _Options:
     metric: Literal["error", "loss"] = option(
         "error", "what choice, detection and distances compare: error, or cross-entropy (loss)"
     )
+    test: str = option(
+        "threshold",
+        "what a drift is: threshold (delta), proportional, two-sample, river's adwin, page-hinkley, kswin, hddm-a, "
+        "hddm-w, or your own package.module:name; with parameters: proportional:ratio=0.3",
+        quiet=True,
+    )
     max_models: int | None = option(None, "at most so many models, the longest unused makes room; none: no limit")
     ties: Literal["lowest", "random"] = option("lowest", "which of equally good models a client joins")
     quarantine: bool = option(
@@ -65,6 +82,7 @@ class _Options:
 
     def __post_init__(self) -> None:
         self._check_threshold("delta", self.delta)
+        drift_test(self.test, self.delta, self.metric)
         if self.max_models is not None and self.max_models < 1:
             raise ConfigError(f"{type(self).__name__}.max_models must be at least 1 or none, got {self.max_models}")
 
@@ -84,7 +102,10 @@ class _Options:
 
     def init(self, fed: Federation) -> DriftState:
         never, votes = np.full(fed.n_clients, np.nan), np.ones((fed.n_clients, 1))
-        return DriftState(fed.fresh(), cluster.nobody(fed.n_clients), votes, reference=never, previous=never)
+        return DriftState(
+            fed.fresh(), cluster.nobody(fed.n_clients), votes, reference=never, previous=never,
+            observed=np.zeros((0, fed.n_clients)), since=np.ones(fed.n_clients, dtype=np.int64),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -104,6 +125,7 @@ class FedDriftEager(_Options):
             fed.train(models, w), w, votes=w[-1], events=dismissed + retired + created + forgotten, drifted=drifted,
             reference=_latest(lowest, state.reference), born=state.born + len(newborn),
             waiting=waiting(self, state, groups, newborn),
+            observed=_more(state.observed, lowest), since=np.where(drifted, fed.tau + 1, state.since),
         )  # fmt: skip
 
 
@@ -124,6 +146,8 @@ class FedDrift(_Options):
             raise ConfigError("FedDrift-C starts with one model, got first=each")
         if self.redetect and not self.one_global:
             raise ConfigError("FedDrift.redetect is a setting of FedDrift-C only, got true")
+        if self.redetect and isinstance(drift_test(self.test, self.delta), Sequential):
+            raise ConfigError(f"FedDrift.redetect needs a test that compares two scores, got test={self.test}")
 
     def init(self, fed: Federation) -> DriftState:
         state, n = super().init(fed), fed.n_clients
@@ -140,7 +164,10 @@ class FedDrift(_Options):
             w = cluster.assign(state.w, np.arange(fed.n_clients))
             created = tuple(Event("created", c, {"clients": [c], "reason": "given"}) for c in range(1, fed.n_clients))
             lowest = fed.evaluate(take(state.models, [0], [0]), self.metric)[:, 0]  # all alike
-            return replace(state, models=fed.train(state.models, w), w=w, reference=lowest, events=created)
+            return replace(
+                state, models=fed.train(state.models, w), w=w, reference=lowest, events=created,
+                observed=_more(state.observed, lowest),
+            )  # fmt: skip
         state, dropped = review(self, state, fed)
         if self.one_global:
             state, others = self._drop_newborn(state, fed)
@@ -162,7 +189,8 @@ class FedDrift(_Options):
         return DriftState(
             fed.train(models, w), w, votes=w[-1], events=dropped + retired + merged + created + forgotten,
             drifted=drifted, reference=_latest(lowest, state.reference), previous=state.reference,
-            newborn=newborn.ids, born=state.born + len(newborn), waiting=waiting(self, state, groups, newborn),
+            newborn=newborn.ids, born=state.born + len(newborn), observed=_more(state.observed, lowest),
+            since=np.where(drifted, fed.tau + 1, state.since), waiting=waiting(self, state, groups, newborn),
         )  # fmt: skip
 
     def _merge(
@@ -180,12 +208,15 @@ class FedDrift(_Options):
         models, w = cluster.keep(state.models, state.w, kept)
         votes = state.votes[:, kept]
         votes[orphans, 0] = 1  # should one bring no new data now, it falls back on the oldest model
-        reference = np.where(orphans & self.redetect, state.previous, state.reference)
+        again = orphans & self.redetect
+        reference = np.where(again, state.previous, state.reference)
+        observed = state.observed.copy()
+        observed[-1, again] = np.nan  # as if they had not been scored
         events = tuple(
             Event("retired", i, {"reason": "another new model was drawn", "kept": survivor})
             for i in state.newborn if i != survivor
         )  # fmt: skip
-        return replace(state, models=models, w=w, votes=votes, reference=reference), events
+        return replace(state, models=models, w=w, votes=votes, reference=reference, observed=observed), events
 
 
 def review(self: _Options, state: DriftState, fed: Federation) -> tuple[DriftState, tuple[Event, ...]]:
@@ -223,9 +254,12 @@ def detect(self: _Options, state: DriftState, fed: Federation) -> tuple[Ints, Fl
     loss[:, np.isin(state.models.ids, state.waiting)] = np.nan
     keys = [fed.key("ties", c) for c in range(fed.n_clients)] if self.ties == "random" else None
     best, lowest = cluster.best_models(loss, state.votes.argmax(axis=1), keys)
-    if fed.tau and self.metric == "error" and not fed.counts[1:-1].any():  # the first scores of a trained model
+    if (
+        fed.tau and self.test == "threshold" and self.metric == "error" and not fed.counts[1:-1].any()
+    ):  # the first scores of a trained model
         _warn_if_noisy(self.delta, lowest, fed.counts[-1])
-    return best, lowest, cluster.rises(lowest, state.reference, self.delta)
+    seen = Evidence(_more(state.observed, lowest), fed.counts, state.since, state.reference)
+    return best, lowest, drift_test(self.test, self.delta, self.metric)(seen)
 
 
 def make_room(
@@ -259,7 +293,8 @@ def create(
             newborn = put(newborn, k, fed.fresh())
         cause = {
             "clients": list(clients), self.metric: float(lowest[clients[0]]),
-            "reference": float(state.reference[clients[0]]), "delta": self.delta,
+            "reference": float(state.reference[clients[0]]),
+            **({"delta": self.delta} if self.test == "threshold" else {"test": self.test}),
             "from": None if starts[k] == "fresh" else models.ids[parents[k]],
         }  # fmt: skip
         if starts[k] in SHARED:
@@ -305,6 +340,11 @@ def _unless(groups: Sequence[Sequence[int]], best: Ints) -> Ints:
     for clients in groups:
         chosen[list(clients)] = -1
     return chosen
+
+
+def _more(observed: Floats, lowest: Floats) -> Floats:
+    """What was observed, with the newest."""
+    return np.concatenate([observed, lowest[None]])
 
 
 def _latest(lowest: Floats, reference: Floats) -> Floats:
