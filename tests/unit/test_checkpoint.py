@@ -115,6 +115,45 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, spoil: Callable[[byte
     assert str(path) in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("tree", "why"),
+    [
+        ([1], "AttributeError"),
+        ({"is": "feddrift.types.Models", "fields": {"params": {"tree": []}, "ids": 3, "family": "ab"}}, "TypeError"),
+        ({"array": "99"}, "KeyError"),
+        ({}, "ValueError"),
+    ],
+)
+def test_a_state_that_is_none_is_one_sentence(tmp_path: Path, tree: Any, why: str) -> None:
+    found = checkpoint.Checkpoint(tmp_path / "a.ckpt", {}, tree, {})
+    with pytest.raises(DataError, match=f"a.ckpt does not fit this run: {why}"):
+        found.value({})
+
+
+@pytest.mark.parametrize(
+    "about", [{"steps": float("inf")}, {"steps": 1.5}, {"seconds": float("nan")}, {"every": -1}, {"steps": -1}]
+)
+def test_a_checkpoint_without_sense_is_named_and_not_used(
+    tmp_path: Path, pattern: Path, caplog: pytest.LogCaptureFixture, about: dict[str, Any]
+) -> None:
+    recorded = RecordedRun(configured(pattern), tmp_path)
+    steps = iter(recorded)
+    next(steps)
+    steps.close()  # type: ignore[attr-defined]
+    for path in recorded.checkpoints.path.glob("*.ckpt"):
+        found = checkpoint.read(path)
+        value = found.value({"W1": 0, "b1": 0, "W2": 0, "b2": 0})
+        checkpoint.write(path, {**found.about, **about}, value)
+    again = RecordedRun(configured(pattern), tmp_path, resume=True)
+    assert again._last().done == 0 and caplog.text.count("is no checkpoint of a run") == 2
+
+
+def test_a_folder_that_cannot_be_is_named() -> None:
+    for name in ("nowhere", "a" * 300, "a\0b"):
+        with pytest.raises(DataError, match="is no folder of records"):
+            stopped(Path(name))
+
+
 def configured(pattern: Path, algorithm: str = "FedDrift", engine: str = "simulator") -> RunConfig:
     return RunConfig.checked(
         stream="sine-2", algorithm=algorithm, rounds=3, steps=2, pattern=str(pattern), engine=engine,
