@@ -67,7 +67,7 @@ function spread(labels, gap, low, high) {
 }
 
 // lines: {name, values, low?, high?, stroke, dash?, strong, point?}; x counts from 0.
-function lineChart(lines, { width, height, label, xlabel, show, showX, xs, floor = null, ceiling = null, right = 150, marks = null }) {
+function lineChart(lines, { width, height, label, xlabel, show, showX, xs, floor = null, ceiling = null, right = 150, marks = null, whole = false }) {
   const all = lines.flatMap((l) => [...l.values, ...(l.strong ? [...(l.low || []), ...(l.high || [])] : [])]).filter(known);
   if (!all.length) return h("p", { class: "note" }, "Nothing to draw yet.");
   let [low, high] = [Math.min(...all), Math.max(...all)];
@@ -76,7 +76,7 @@ function lineChart(lines, { width, height, label, xlabel, show, showX, xs, floor
   high = known(ceiling) ? Math.min(high + pad, ceiling) : high + pad;
   const n = Math.max(2, ...lines.map((l) => l.values.length));
   const f = frame({ width, height, x: [0, n - 1], y: [low, high], label, right });
-  axes(f, { xs: xs || times(n, width - f.left - right), ys: ticks(low, high), xlabel, show, showX: showX || ((t) => t + 1) });
+  axes(f, { xs: xs || times(n, width - f.left - right), ys: ticks(low, high).filter((v) => !whole || Number.isInteger(v)), xlabel, show, showX: showX || ((t) => t + 1) });
   if (known(marks)) f.svg.append(s("line", { x1: f.at.x(marks), x2: f.at.x(marks), y1: f.top, y2: height - f.bottom, stroke: "var(--faint)", "stroke-dasharray": "2 3" }));
   for (const l of lines.slice().sort((a, b) => a.strong - b.strong)) {
     if (l.low && l.strong) f.svg.append(s("path", { d: band(l.low, l.high, f.at), fill: l.stroke, opacity: 0.14 }));

@@ -27,7 +27,8 @@ view.choose = (t, c, scroll = false) => {
   state.write({ client: view.stream.clients[c], time: t + 1 });
   if (view.maps) view.maps.select(t, c);
   fill("story", story(view));
-  document.querySelector(".story [aria-current]")?.scrollIntoView({ block: "nearest" });
+  const now = document.querySelector(".story [aria-current]"); // in its own list: the page stays where it is
+  if (now) now.parentNode.scrollTop = now.offsetTop - now.parentNode.offsetTop - 40;
   if (scroll) $("h-map").scrollIntoView();
 };
 view.open = (group) => { state.write({ algorithm: group.label, seed: null, client: null, time: null }); show(); $("headline").scrollIntoView({ block: "center" }); };
@@ -119,7 +120,7 @@ function recovery() {
   const { stream, group, data } = view;
   const chosen = stream.groups.filter((g) => g.around && (g === group || ["Oracle", "Oblivious"].includes(g.algorithm)));
   fill("worst", worstTable(view));
-  fill("worst-note", "By mean accuracy over time; the whole height of a line is 100 %.");
+  fill("worst-note", "By mean accuracy over time. All lines have one scale, that of the map's colours.");
   if (!group.around) {
     fill("recovery-note", view.run.truth ? "No drift yet." : "Recovery is measured from true drifts, which are not known here.");
     fill("recovery");
@@ -138,12 +139,12 @@ function resources() {
   const { run, group } = view, x = run.numbers;
   const lines = [{ name: "in use", values: run.used, stroke: "var(--m0)", strong: true }, { name: "in existence", values: run.exist, stroke: "var(--m5)", dash: "2 4", strong: true }];
   if (run.concepts) lines.push({ name: "concepts", values: run.concepts, stroke: "var(--ink)", dash: "5 4", strong: true });
-  fill("models", lineChart(lines, { width: 536, height: 230, right: 100, label: "Models over time", xlabel: "time", floor: 0, show: (v) => (Number.isInteger(v) ? v : "") }));
+  fill("models", lineChart(lines, { width: 536, height: 230, right: 100, label: "Models over time", xlabel: "time", floor: 0, whole: true }));
   fill("models-note", known(x.spare) ? `On average ${number(Math.abs(x.spare))} ${x.spare < 0 ? "fewer" : "more"} in use than concepts alive.` : "Models that at least one client uses, and all that the server keeps.");
   fill("sent", barChart([{ name: "", values: run.sent, fill: "var(--m0)" }], { width: 536, height: 230, label: "Models sent", xlabel: "time", show: (v) => number(v, 1) + "×", line: 1 }));
   const phases = [["first", "first step"], ["drift", "steps with an alarm, a birth or a merge"], ["quiet", "quiet steps"]].filter(([p]) => known(x[`sent ${p}`]));
   fill("sent-note", `Relative to one model trained by all (dashed). ${phases.map(([p, text]) => `${text}: ${number(x[`sent ${p}`])}×`).join("; ")}.`);
-  fill("compare-note", "All algorithms that were run on these data, means over seeds. Precision, recall and delay are of alarms and switches together.");
+  fill("compare-note", "All algorithms that were run on these data, means over seeds. Precision, recall and delay are of alarms and switches together. What is always bad has little to lose: read lost per drift beside lost to Oracle.");
   fill("compare", comparison(view));
   fill("command", run.command);
   fill("command-notes", run.notes.map((note) => h("li", {}, note)));

@@ -43,7 +43,7 @@ function tiles(view) {
   const tile = (name, value, unit, aside) => h("div", {}, h("dt", {}, name), h("dd", {}, h("div", { class: "value" }, value, unit ? h("span", { class: "unit" }, unit) : null), h("div", { class: "aside" }, aside || " ")));
   found.push(tile("Mean accuracy", percent(x.mean), "%", known(x.omitting) ? `${percent(x.omitting)} % omitting drifts` : "over clients and times"));
   const worst = run.worst[0];
-  found.push(tile("Worst client", percent(x.worst), "%", worst ? `${nameOf(view.stream, worst[0])}; 10th pct. ${percent(x.tenth)} %` : ""));
+  found.push(tile("Worst client", percent(x.worst), "%", worst ? `${nameOf(view.stream, worst[0])}; 10th pct. ${percent(x.tenth)}` : ""));
   if (d) {
     found.push(tile("Drifts noticed", `${d.hits}`, `of ${d.changes}`, known(d.delay) ? `mean delay ${number(d.delay)} steps` : ""));
     found.push(tile("False moves", `${d.alarms - d.hits}`, "", known(d.precision) ? `precision ${number(d.precision)}` : "nothing was said"));
@@ -58,22 +58,22 @@ function detectionTable(view) {
   const head = [["", "text"], ["precision"], ["recall"], ["delay", "", `mean steps; missed counts as ${within + 1}`], ["moves"], ["false"], ["missed"]];
   const exact = (x) => (Number.isInteger(x) ? String(x) : x.toFixed(1));
   const line = (name, v, kind) => h("tr", { class: kind }, cells([name, number(v.precision), number(v.recall), number(v.delay), exact(v.alarms), exact(v.alarms - v.hits), exact(v.changes - v.hits)]));
-  const rows = [line(`${group.algorithm}: alarms or switches`, d.noticed, "self"), line("alarms alone", d.alarms), line("switches alone", d.switches)];
+  const rows = [line(group.algorithm, d.noticed, "self"), line("its alarms alone", d.alarms, "dummy"), line("its switches alone", d.switches, "dummy")];
   for (const name of ["Oracle", "Oblivious"]) {
     const other = name === group.algorithm ? null : peer(stream, name, run.seed);
-    if (other && other.detection.noticed) rows.push(line(`${name}: alarms or switches`, other.detection.noticed));
+    if (other && other.detection.noticed) rows.push(line(name, other.detection.noticed));
   }
-  rows.push(line("dummy: a coin, as often", d.chance, "dummy"), line("dummy: always", d.always, "dummy"), line("dummy: never", d.never, "dummy"));
+  rows.push(line("Dummy: a coin, as often", d.chance), line("Dummy: always", d.always), line("Dummy: never", d.never));
   return table(head, rows);
 }
 
-// Every drift and every false move, newest question first: who, when, noticed how, and why.
+// Every drift and every false move in the order of time: who, when, noticed how, and why.
 function driftRows(view) {
   const { run } = view, rows = [];
   const reason = (t, c) => (view.maps ? reasons(view.maps, t, c).join(" ") : eventsOf(run, t, c));
   for (const [t, c, from, to, delay, how] of run.drifts || []) {
     const tag = delay < 0 ? h("span", { class: "tag bad" }, "missed") : h("span", { class: `tag ${delay ? "late" : "good"}` }, delay ? `${count(delay, "step")} late` : "at once");
-    rows.push({ t, c, kind: delay < 0 ? "missed" : delay ? "late" : "at once", values: () => [`${letter(from)} → ${letter(to)}`, tag, delay < 0 ? "–" : HOW[how], delay < 0 ? "" : reason(t + delay, c)] });
+    rows.push({ t, c, kind: delay < 0 ? "missed" : delay ? "late" : "at once", values: () => [`${letter(from)} → ${letter(to)}`, tag, delay < 0 ? "–" : HOW[how], delay >= 0 ? reason(t + delay, c) : view.maps ? `It kept model ${view.maps.cells.model[view.maps.at(t, c)]}.` : ""] });
   }
   for (const [t, c, how] of run.false) {
     const tag = run.drifts ? h("span", { class: "tag bad" }, "false") : "";
@@ -118,9 +118,9 @@ function worstTable(view) {
 
 function spark(maps, c, width = 150, height = 22) {
   const svg = s("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "accuracy over time" });
-  const x = (t) => 2 + (t / Math.max(1, maps.T - 1)) * (width - 4), y = (v) => height - 3 - (v / 1000) * (height - 6);
+  const x = (t) => 2 + (t / Math.max(1, maps.T - 1)) * (width - 4), y = (v) => height - 3 - ((v - maps.low) / Math.max(1, maps.high - maps.low)) * (height - 6);
   const points = range(maps.T).map((t) => [t, maps.cells.accuracy[maps.at(t, c)]]).map(([t, v]) => [t, v < 0 ? null : v]);
-  svg.append(s("line", { class: "axis", x1: 0, x2: width, y1: y(1000), y2: y(1000) }), s("path", { d: path(points, { x, y }), fill: "none", stroke: "var(--ink)", "stroke-width": 1.4 }));
+  svg.append(s("line", { class: "axis", x1: 0, x2: width, y1: y(maps.high), y2: y(maps.high) }), s("path", { d: path(points, { x, y }), fill: "none", stroke: "var(--ink)", "stroke-width": 1.4 }));
   return svg;
 }
 
@@ -151,7 +151,7 @@ function story(view) {
 const COLUMNS = [
   ["accuracy, %", "mean", percent, "mean over clients and times"], ["omitting drifts", "omitting", percent, "without the rows that a drift strikes"],
   ["worst client", "worst", percent], ["10th pct.", "tenth", percent, "10th percentile over clients"], ["precision", "noticed precision", number], ["recall", "noticed recall", number],
-  ["delay", "noticed delay", number], ["lost per drift", "lost", number, "accuracy times steps, against the level before"], ["lost to Oracle", "lost_to_oracle", number],
+  ["delay", "noticed delay", number], ["lost to Oracle", "lost_to_oracle", number, "per drift, accuracy times steps"], ["lost per drift", "lost", number, "accuracy times steps, against the client's own level before"],
   ["ARI", "ari", number], ["NMI", "nmi", number], ["spare models", "spare", number, "in use beyond the concepts alive"], ["sent", "sent", number, "relative to one model"],
 ];
 
@@ -162,5 +162,7 @@ function comparison(view) {
     g === group ? g.label : h("button", { type: "button", class: "link", onclick: () => view.open(g) }, g.label), g.runs.length,
     ...columns.map(([, name, show]) => (name === "mean" ? both(g.numbers[name], show) : show((g.numbers[name] || [null])[0]))),
   ])));
+  const d = view.run.detection, dummy = (name, v) => h("tr", { class: "dummy" }, cells([name, "", ...columns.map(([, key]) => (key.startsWith("noticed ") ? number(v[key.slice(8)]) : ""))]));
+  if (d.noticed) rows.push(dummy("Dummy: always", d.always), dummy("Dummy: never", d.never));
   return table([["", "text"], ["seeds"], ...columns.map(([text, , , title]) => [text, "", title])], rows);
 }
