@@ -25,7 +25,7 @@ function gist(view) {
   if (d && d.changes) {
     const lateness = run.drifts.filter((x) => x[4] > 0).length;
     const when = d.hits === 0 ? "" : lateness === 0 ? ", each in the step in which it happened" : `, ${lateness} of them late`;
-    told.push(`${d.hits} of ${count(d.changes, "drift")} noticed${when}; ${d.alarms - d.hits === 0 ? "no false move" : count(d.alarms - d.hits, "false move")}.`);
+    told.push(`${d.hits.toLocaleString("en")} of ${count(d.changes, "drift")} noticed${when}; ${d.alarms - d.hits === 0 ? "no false move" : count(d.alarms - d.hits, "false move")}.`);
   } else if (d) told.push(`No client's concept changed; ${d.alarms === 0 ? "no false move" : count(d.alarms, "false move")}.`);
   else {
     const alarms = run.false.filter((f) => f[2] & 1), who = new Set(alarms.map((f) => f[1]));
