@@ -216,8 +216,10 @@ def _newest_before(record: Record, concepts: Ints) -> Ints:
 def _event(event: Mapping[str, Any]) -> dict[str, Any]:
     cause = event["cause"]
     found = {"t": event["t"], "kind": event["event"], "model": event["model"], "why": why(event)}
-    named = {"clients": cause.get("clients"), "from": cause.get("from"), "into": cause.get("into")}
-    return found | {key: value for key, value in named.items() if value is not None}
+    named = {key: cause[key] for key in ("from", "into") if isinstance(cause.get(key), int)}
+    if isinstance(cause.get("clients"), list):
+        named["clients"] = cause["clients"]
+    return found | named
 
 
 def _cells(record: Record) -> dict[str, Any]:
