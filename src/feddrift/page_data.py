@@ -17,7 +17,7 @@ from feddrift.story import command, letter, why
 from feddrift.types import Floats, Ints
 
 MAX_CELLS = 600_000  # of all runs together that are shown cell by cell; beyond, a run has its curves only
-MAX_LISTED = 3000  # drifts and alarms of a run in its list
+MAX_LISTED = 30_000  # drifts and alarms of a run in its list
 WORST = 12
 BEFORE, AFTER = 2, 4  # rows around a drift
 

@@ -71,7 +71,7 @@ function lineChart(lines, { width, height, label, xlabel, show, showX, xs, floor
   const all = lines.flatMap((l) => [...l.values, ...(l.strong ? [...(l.low || []), ...(l.high || [])] : [])]).filter(known);
   if (!all.length) return h("p", { class: "note" }, "Nothing to draw yet.");
   let [low, high] = [Math.min(...all), Math.max(...all)];
-  const pad = Math.max((high - low) * 0.06, 1e-3);
+  const pad = Math.max((high - low) * 0.06, whole ? 0.6 : 0.015);
   low = known(floor) ? Math.max(low - pad, floor) : low - pad;
   high = known(ceiling) ? Math.min(high + pad, ceiling) : high + pad;
   const n = Math.max(2, ...lines.map((l) => l.values.length));

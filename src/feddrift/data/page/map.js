@@ -8,8 +8,8 @@ class Maps {
     this.alarms = flags("alarms"); this.switches = flags("switches"); this.changes = flags("changes");
     this.shade = shades(run);
     const seen = this.cells.accuracy.filter((v) => v >= 0).sort((a, b) => a - b);
-    this.low = Math.min(seen[Math.floor(seen.length * 0.01)] ?? 0, 950);
     this.high = seen.length ? seen[seen.length - 1] : 1000;
+    this.low = Math.max(0, Math.min(seen[Math.floor(seen.length * 0.01)] ?? 0, this.high - 50));
   }
   at(t, c) { return t * this.n + c; }
 

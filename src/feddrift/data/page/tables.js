@@ -23,7 +23,7 @@ function gist(view) {
   const { run, stream, group } = view, d = run.detection.noticed, told = [];
   if (!run.steps) return "No time step is done yet.";
   if (d && d.changes) {
-    const lateness = run.drifts.filter((x) => x[4] > 0).length;
+    const lateness = sum(run.by_time.late);
     const when = d.hits === 0 ? "" : lateness === 0 ? ", each in the step in which it happened" : `, ${lateness} of them late`;
     told.push(`${d.hits.toLocaleString("en")} of ${count(d.changes, "drift")} noticed${when}; ${d.alarms - d.hits === 0 ? "no false move" : count(d.alarms - d.hits, "false move")}.`);
   } else if (d) told.push(`No client's concept changed; ${d.alarms === 0 ? "no false move" : count(d.alarms, "false move")}.`);
@@ -43,7 +43,7 @@ function tiles(view) {
   const tile = (name, value, unit, aside) => h("div", {}, h("dt", {}, name), h("dd", {}, h("div", { class: "value" }, value, unit ? h("span", { class: "unit" }, unit) : null), h("div", { class: "aside" }, aside || " ")));
   found.push(tile("Mean accuracy", percent(x.mean), "%", known(x.omitting) ? `${percent(x.omitting)} % omitting drifts` : "over clients and times"));
   const worst = run.worst[0];
-  found.push(tile("Worst client", percent(x.worst), "%", worst ? `${nameOf(view.stream, worst[0])}; 10th pct. ${percent(x.tenth)}` : ""));
+  found.push(tile("Worst client", percent(x.worst), "%", worst ? `${shorten(nameOf(view.stream, worst[0]), 20)}; 10th pct. ${percent(x.tenth)}` : ""));
   if (d) {
     found.push(tile("Drifts noticed", `${d.hits}`, `of ${d.changes}`, known(d.delay) ? `mean delay ${number(d.delay)} steps` : ""));
     found.push(tile("False moves", `${d.alarms - d.hits}`, "", known(d.precision) ? `precision ${number(d.precision)}` : "nothing was said"));
@@ -86,6 +86,7 @@ function eventsOf(run, t, c) {
 }
 
 function driftList(view, show = 12, only = "all") {
+  const cut = (view.run.n_drifts || 0) > (view.run.drifts || []).length || view.run.n_false > view.run.false.length;
   const all = driftRows(view), kinds = [...new Set(all.map((r) => r.kind))];
   const rows = all.filter((r) => only === "all" || r.kind === only);
   if (!all.length) return [h("p", { class: "note" }, "No drift, no alarm, no switch.")];
@@ -98,6 +99,7 @@ function driftList(view, show = 12, only = "all") {
   return [
     kinds.length > 1 ? h("div", { class: "controls" }, filter) : null,
     table(head, rows.slice(0, show).map((r) => h("tr", {}, cells([r.t + 1, open(r), ...r.values()], kind)))),
+    cut ? h("p", { class: "note" }, `The list ends after ${count(view.run.drifts ? view.run.drifts.length : 0, "drift")} and ${count(view.run.false.length, "other move")}.`) : null,
     rows.length > show ? h("div", { class: "more" }, h("button", { type: "button", onclick: () => again(show * 4, only) }, "Show more"), `${show} of ${rows.length}`) : null,
   ];
 }
