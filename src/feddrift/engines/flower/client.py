@@ -5,10 +5,8 @@ Every handler computes first and commits last, so a question that comes twice ge
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
-import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,8 +20,10 @@ from flwr.clientapp import ClientApp
 from feddrift.engines import base
 from feddrift.engines.base import Engine, Entries, TimeStep
 from feddrift.engines.flower import messages
-from feddrift.engines.flower.messages import VERSION, Body, Part, Refused
-from feddrift.engines.flower.own import Own, OwnModel, net_of
+from feddrift.engines.flower import parts as model_parts
+from feddrift.engines.flower.messages import VERSION, Refused
+from feddrift.engines.flower.own import Own, OwnModel, imported, net_of
+from feddrift.engines.flower.parts import Body, Part
 from feddrift.engines.flower.store import Load, Store, checked_name, from_folder
 from feddrift.engines.simulator import Simulator
 from feddrift.errors import ConfigError
@@ -209,7 +209,7 @@ class Client:
     ) -> tuple[Models, dict[str, Part]]:
         """The models of a message, and those of their parts that came with it."""
         net = self.net(task)
-        expected = messages.expected(net, specs, task.features)
+        expected = model_parts.expected(net, specs, task.features)
         missing = [name for name in expected if name not in raw and not store.has(name)]
         if missing:
             raise Missing(*missing)
@@ -218,14 +218,14 @@ class Client:
             if name not in expected:
                 raise Refused("it brings parts that no model of it has")
             new[name] = messages.arrays(part, expected[name], "a part of a model")
-            if messages.digest(new[name]) != name:
+            if model_parts.digest(new[name]) != name:
                 raise Refused("a part of a model is not what its name says")
-        return messages.assembled(net, specs, lambda name: new[name] if name in new else store.part(name)), new
+        return model_parts.assembled(net, specs, lambda name: new[name] if name in new else store.part(name)), new
 
     def _forget(self, store: Store, specs: list[Body]) -> None:
         """Keep the parts that the last message named, and those of the models in use."""
         serving = store.serving
-        store.keep_parts(messages.named(specs) | messages.named(serving["models"] if serving else []))
+        store.keep_parts(model_parts.named(specs) | model_parts.named(serving["models"] if serving else []))
 
 
 def _sums(fed: TimeStep, models: Models, cells: Any, metric: Any, most: int | None) -> list[tuple[int, list[float]]]:
@@ -287,19 +287,6 @@ def from_toml(folder: Path) -> Client:
     model = imported(settings["model"], folder) if "model" in settings else None
     limits = {key: settings.get(key) for key in ("max_rows", "max_age")}
     return Client(settings["name"], folder / "store", load, model, **limits)
-
-
-def imported(name: str, folder: Path) -> Any:
-    """What "module:object" names; the module may lie in this folder."""
-    module, colon, attribute = name.partition(":")
-    if not colon:
-        raise ConfigError(f"expected 'module:object', got {name!r}")
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"cannot import {name!r}: {error}") from None
 
 
 def _from_context(context: Context) -> Client:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,7 +14,9 @@ import numpy.typing as npt
 
 from feddrift import rng, sampling
 from feddrift.engines.base import Engine, Entries, TimeStep
+from feddrift.errors import ConfigError
 from feddrift.models import averaged, one
+from feddrift.nets import mlp
 from feddrift.types import Ints, Local, Models, Net, Stream, Updates
 
 Arrays = list[npt.NDArray[Any]]
@@ -39,6 +44,28 @@ def net_of(model: OwnModel) -> Net:
         lambda key: [np.asarray(array) for array in model.init(int(key[0]) % 2**31)],
         lambda params, x: model.logits(params, x),
     )
+
+
+def imported(name: str, folder: Path) -> Any:
+    """What "module:object" names; the module may lie in this folder."""
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        raise ConfigError(f"expected 'module:object', got {name!r}")
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"cannot import {name!r}: {error}") from None
+
+
+def imported_net(name: str | None, folder: Path, features: tuple[int, ...], n_classes: int) -> Net:
+    """The net, or the model of your own, of this name; by default a perceptron with one hidden layer."""
+    if name is None:
+        d = int(np.prod(features))
+        return mlp(d, 2 * d, n_classes)
+    found = imported(name, folder)
+    return found if isinstance(found, Net) else net_of(found)
 
 
 class Own(Engine):
