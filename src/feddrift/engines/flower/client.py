@@ -124,7 +124,7 @@ class Client:
                 | {"features": list(task.features), "n_classes": task.n_classes}
             )
             self._forget(store, serve["models"])
-        return {"cells": [[t, n] for t, n in cells.items()]} | reply, {}
+        return {"cells": [[t, n] for t, n in cells.items() if t <= task.tau]} | reply, {}
 
     def _evaluate(self, task: Task, body: Body, raw: Mapping[str, list[Array]]) -> tuple[Body, dict[str, Part]]:
         store = self.store(task.experiment)
