@@ -1,4 +1,7 @@
-"""Your own algorithm in 20 lines: FedAvg that starts over when the whole federation does badly."""
+"""Your own algorithm in 20 lines: FedAvg that starts over when the whole federation does badly.
+
+On the command line: feddrift run --stream sine-2 --algorithm own_algorithm:Restart --set limit=0.2
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from feddrift.types import Federation
 class Restart:
     """One model on the newest data; a fresh one when its mean error on them is above `limit`."""
 
-    limit: float = 0.1
+    limit: float = 0.1  # a plain field is a setting
 
     def init(self, fed: Federation) -> fd.State:
         return fd.State(fed.fresh(), w=np.zeros((0, fed.n_clients, 1)), votes=np.ones((fed.n_clients, 1)))

@@ -18,7 +18,8 @@ def compact(text: str) -> list[dict[str, Any]]:
     for line in map(json.loads, text.splitlines()):
         if line["kind"] == "header":
             options = algorithms.options(algorithms.entry(line["algorithm"]).cls)
-            line["settings"] = {name: field.default for name, field in options.items()} | line["settings"]
+            known = {name: field.default for name, field in options.items() if not field.metadata.get("quiet")}
+            line["settings"] = known | line["settings"]
         if line["kind"] == "row":
             rows.append(line)
         if rows and (line["kind"] != "row" or len(rows) == n_clients):

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -19,17 +19,20 @@ import click
 import numpy as np
 import typer
 from rich.console import Console
+from rich.live import Live
 from rich.logging import RichHandler
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from feddrift import __version__, algorithms, engines, paper, record, report, streams, sweep
+from feddrift import __version__, algorithms, engines, page, paper, plugins, record, report, streams, sweep
 from feddrift.background import busy, cores
-from feddrift.config import RecordedRun, RunConfig, parse_seeds, unfinished
+from feddrift.config import RecordedRun, RunConfig, parse_seeds, reopened, stopped
 from feddrift.deploy.commands import deploy
-from feddrift.errors import ConfigError, DataError, FeddriftError
+from feddrift.errors import ConfigError, DataError, FeddriftError, one_line
 from feddrift.estimate import estimate
+from feddrift.export import export
+from feddrift.live import Board
 from feddrift.run import Step
 from feddrift.types import Stream
 
@@ -73,6 +76,8 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="for programs")] 
         "streams": {name: entry.summary for name, entry in streams.STREAMS.items()},
         "engines": {name: summary for name, (_, summary) in engines.ENGINES.items()},
     }
+    for kind in ("algorithm", "stream"):
+        catalogue[f"{kind}s"] |= {name: f"installed: {path}" for name, path in plugins.installed(kind).items()}
     if as_json:
         named = {k: [{"name": n, "summary": s} for n, s in v.items()] for k, v in catalogue.items()}
         print(json.dumps(named, indent=2))
@@ -84,6 +89,8 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="for programs")] 
         "random:every=2,concepts=4": "each client draws a concept every 2 steps, by seed; also clients=, steps=, seed=",
     }
     catalogue["streams"]["folder:DIR"] = "your own data: DIR/client_<name>/step_<t>.csv (or .npz with x, y)"
+    catalogue["algorithms"]["package.module:Name"] = "your own: a class with init(fed) and step(state, fed)"
+    catalogue["streams"]["package.module:make"] = "your own: a function that makes a Stream; also for --net"
     for kind, entries in catalogue.items():
         table = Table(title=kind, title_justify="left", title_style="bold", box=None, show_header=False)
         for name, summary in entries.items():
@@ -105,10 +112,22 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="for programs")] 
     out.print(table)
 
 
+def _streams(typed: str) -> list[str]:
+    """For shells that complete names."""
+    return [name for name in (*streams.STREAMS, "folder:") if name.startswith(typed)]
+
+
+def _algorithms(typed: str) -> list[str]:
+    return [name for name in algorithms.ALGORITHMS if name.startswith(typed)]
+
+
 @app.command("run")
 def run_(
-    stream: Annotated[str, typer.Option(help=_describe("stream"))],
-    algorithm: Annotated[list[str], typer.Option(help=_describe("algorithm") + "; repeat it to compare several")],
+    stream: Annotated[str, typer.Option(help=_describe("stream"), autocompletion=_streams)],
+    algorithm: Annotated[
+        list[str],
+        typer.Option(help=_describe("algorithm") + "; repeat it to compare several", autocompletion=_algorithms),
+    ],
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help=_describe("settings"))] = None,
     seed: Annotated[int | None, typer.Option(help=_describe("seed") + " (default 0)")] = None,
     seeds: Annotated[str | None, typer.Option(help="several seeds: 0-4, or 0,2,5")] = None,
@@ -119,9 +138,15 @@ def run_(
     batch: Annotated[int | None, typer.Option(help=_describe("batch"))] = None,
     lr: Annotated[float | None, typer.Option(help=_describe("lr"))] = None,
     pattern: Annotated[str | None, typer.Option(help=_describe("pattern"))] = None,
+    average: Annotated[str | None, typer.Option(help=_describe("average"))] = None,
+    participation: Annotated[float, typer.Option(help=_describe("participation"))] = 1.0,
+    dropout: Annotated[float, typer.Option(help=_describe("dropout"))] = 0.0,
+    trace: Annotated[Path | None, typer.Option(help=_describe("trace"))] = None,
+    poison: Annotated[str | None, typer.Option(help=_describe("poison"))] = None,
     engine: Annotated[str, typer.Option(help=_describe("engine"))] = "simulator",
     label: Annotated[str, typer.Option(help=_describe("label"))] = "label",
     weights: Annotated[Path | None, typer.Option(help=_describe("weights"))] = None,
+    net: Annotated[str | None, typer.Option(help=_describe("net"))] = None,
     checkpoint_every: Annotated[
         int, typer.Option(min=0, help="also save inside a time step, after every so many rounds; 0: between them only")
     ] = 0,
@@ -139,8 +164,8 @@ def run_(
     configs = [
         RunConfig.checked(
             stream=stream, algorithm=name, settings=_settings_of(name, names, settings), seed=s, rounds=rounds,
-            steps=steps, batch=batch, lr=lr, pattern=pattern, engine=engine, data_dir=data_dir, label=label,
-            weights=weights,
+            steps=steps, batch=batch, lr=lr, average=average, participation=participation, dropout=dropout, trace=trace,
+            poison=poison, pattern=pattern, engine=engine, data_dir=data_dir, label=label, weights=weights, net=net,
         )
         for name in names
         for s in (parse_seeds(seeds) if seeds is not None else [seed or 0])
@@ -148,6 +173,8 @@ def run_(
     first = configs[0].load()
     for config in configs:
         config.resolve(first)  # a wrong name or setting shows now, not after the first hour
+        config.conditions(first)
+    configs[0].find_net(first)
     _say(
         f"{stream}: {first.n_clients} clients, {first.n_steps} time steps + 1 to test, "
         f"{int(np.prod(first.x.shape[1:]))} features, {first.n_classes} classes"
@@ -171,30 +198,50 @@ def resume_(
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if not folder.is_dir():
         raise DataError(f"{folder} is no folder of records")
-    if not _follow(unfinished(folder)):
+    states = stopped(folder)
+    if not states:
         _say(f"nothing to resume in {folder}: no run there was stopped before its end")
+        return
+    _follow(map(reopened, states), len(states))
 
 
-def _follow(runs: Iterable[RecordedRun], n: int | None = None) -> int:
-    """Run them one after the other, telling each time step; how many there were."""
+def _follow(runs: Iterable[RecordedRun], n: int) -> None:
+    """Run so many one after the other, telling each time step."""
     paths = []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as progress:
-        task = progress.add_task("", total=None)
-        for k, recorded in enumerate(runs):
-            n_steps = recorded.stream.n_steps
+    board = Board(n)
+    with Live(board, console=out) if out.is_terminal else nullcontext():  # a pipe has lines instead
+        for recorded in runs:
             what = f"{recorded.config.algorithm} seed {recorded.config.seed}"
-            out.print(f"[bold]{escape(what)}[/]", highlight=False)
+            board.begin(what, recorded.stream.n_steps)
+            if not out.is_terminal:
+                out.print(f"[bold]{escape(what)}[/]", highlight=False)
             before: Step | None = None
             for step in recorded:
-                done, total = (k * n_steps, n * n_steps) if n else (0, n_steps)
-                progress.update(task, description=what, completed=done + step.tau + 1, total=total)
-                _say(_line(step, before, recorded.stream.clients))
+                line = _line(step, before, recorded.stream.clients)
+                board.step(step, line)
+                if not out.is_terminal:
+                    _say(line)
                 before = step
             paths.append(recorded.path)
-    if paths:
-        out.print(report.table(report.summarise([record.read(path) for path in paths])))
-    return len(paths)
+    out.print(report.table(report.summarise([record.read(path) for path in paths])))
+
+
+@app.command("export")
+def export_(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="a folder of records")] = Path("runs"),
+    to: Annotated[Path, typer.Option("--out", help="the folder for the models")] = Path("models"),
+) -> None:
+    """Write the current models of a run, who uses which, and their lineage, to predict with.
+
+    Example: feddrift export runs --out models
+    """
+    states = sorted(folder.resolve().rglob("*.state"))
+    if not states:
+        raise DataError(f"no run below {folder} has checkpoints: a sweep keeps none of a finished run")
+    for state in states:
+        target = to if len(states) == 1 else to / state.stem
+        steps = export(reopened(state), target)
+        _say(f"wrote {target}: the models after {steps} time steps")
 
 
 @app.command("sweep")
@@ -248,9 +295,23 @@ def report_(
         bool, typer.Option("--paper", help="the paper's numbers beside ours; *: outside its band")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="write a page to look at in a browser, of unfinished runs, too")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="with --html: write it again every 5 s until stopped")
+    ] = False,
 ) -> None:
     """Summarise records: mean and standard deviation over seeds of each stream, algorithm and settings."""
     records = record.read_all(folder)
+    if html is not None:
+        page.write(records, html, folder.resolve().name)
+        _say(f"wrote {html}")
+        while follow:
+            time.sleep(5)
+            with suppress(DataError):  # a run that ends while its record is read: next time
+                page.write(record.read_all(folder), html, folder.resolve().name)
+        return
     summaries, unfinished = report.summarise(records), report.unfinished(records)
     if not summaries:
         raise DataError(f"none of the {len(records)} runs in {folder} is finished yet")
@@ -316,7 +377,9 @@ def _costs(stream: Stream, configs: Sequence[RunConfig]) -> Table:
         runs = [config for config in configs if config.algorithm == name]
         with out.status(f"rehearsing {escape(name)}") if out.is_terminal else nullcontext():
             algorithm, local = runs[0].resolve(stream)
-            cost = estimate(stream, algorithm, engine=runs[0].engine, local=local, seed=runs[0].seed)
+            cost = estimate(
+                stream, algorithm, engine=runs[0].engine, local=local, seed=runs[0].seed, net=runs[0].find_net(stream)
+            )
         total += cost.seconds * len(runs)
         table.add_row(
             escape(name), str(len(runs)), f"{cost.lanes:.0f}", f"{cost.local_steps:,}", f"{cost.bytes / 1e9:.1f} GB",
@@ -376,7 +439,10 @@ def _few(names: Sequence[str]) -> str:
 
 def _settings_of(name: str, names: Sequence[str], settings: dict[str, str]) -> dict[str, str]:
     """The settings that this one of several algorithms knows; one that none of them knows is left for it to refuse."""
-    legal = {n: algorithms.options(algorithms.ALGORITHMS[n].cls) for n in names if n in algorithms.ALGORITHMS}
+    legal = {}
+    for n in names:
+        with suppress(ConfigError):  # told when the run is made
+            legal[n] = algorithms.options(algorithms.entry(n).cls)
     known = {key for options in legal.values() for key in options}
     return {k: v for k, v in settings.items() if k in legal.get(name, settings) or k not in known}
 
@@ -437,7 +503,7 @@ def main() -> None:
 
 def _fail(sentence: str) -> int:
     if sentence:  # the bare command prints its help and has nothing to add
-        err.print(f"Error: {sentence}", highlight=False, markup=False, soft_wrap=True)
+        err.print(f"Error: {one_line(sentence)}", highlight=False, markup=False, soft_wrap=True)
     return 2
 
 

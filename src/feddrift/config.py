@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import logging
+import os
 import platform
 from collections.abc import Iterator
 from contextlib import chdir, nullcontext
@@ -14,21 +15,22 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from feddrift import __version__, algorithms, checkpoint, engines, rng, streams
 from feddrift.background import in_background
+from feddrift.conditions import Conditions, flipped, read_poison, read_trace
 from feddrift.engines.base import TimeStep
-from feddrift.errors import ConfigError, DataError
+from feddrift.errors import ConfigError, DataError, shown
 from feddrift.journal import Inside, Journal
-from feddrift.nets import default_net
+from feddrift.nets import default_net, own_net
 from feddrift.record import Writer, beginning, file_name, is_complete, part_of
 from feddrift.run import Step, steps_on
-from feddrift.types import Algorithm, Local, Params, State, Stream
+from feddrift.types import Algorithm, Average, Local, Net, Params, State, Stream
 
 log = logging.getLogger(__name__)
 
-TRAINING = ("rounds", "steps", "batch", "lr")
+TRAINING = ("rounds", "steps", "batch", "lr", "average")
 MAX_SEEDS = 10_000
 
 
@@ -37,14 +39,27 @@ class RunConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    stream: str = Field(description="a name from `feddrift list`, or folder:DIR for your own data")
-    algorithm: str = Field(description="a name from `feddrift list`")
+    stream: str = Field(description="a name from `feddrift list`, folder:DIR, or your own package.module:make")
+    algorithm: str = Field(description="a name from `feddrift list`, or your own package.module:Name")
     settings: dict[str, Any] = Field(default={}, description="hyper-parameters of the algorithm, e.g. delta=0.1")
     seed: int = Field(default=0, ge=0, lt=2**63, description="of initial models and minibatches")
     rounds: int | None = Field(default=None, ge=1, le=1_000_000, description="R, communication rounds per time step")
     steps: int | None = Field(default=None, ge=1, le=1_000_000, description="K, local steps per round")
     batch: int | None = Field(default=None, ge=1, le=100_000, description="B, minibatch size")
     lr: float | None = Field(default=None, gt=0, le=1e6, description="eta, step size")
+    average: Average | None = Field(
+        default=None, description="how updates become one model: mean, or against liars median, trimmed, clipped"
+    )
+    participation: float = Field(default=1.0, gt=0, le=1, description="the share of clients that train in a round")
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="the chance of a client to miss a time step")
+    trace: Path | None = Field(
+        default=None,
+        description="a file of who is in reach: a row of 1 and 0 per time step, a column per client",
+    )
+    poison: str | None = Field(
+        default=None,
+        description="clients that do harm: flip:0,3 (wrong labels) or garbage:0,3 (noise for models)",
+    )
     pattern: str | None = Field(
         default=None,
         description="drift pattern: a name (Y, F, R0..R4), a file of integers, or random:every=2,concepts=4",
@@ -54,7 +69,15 @@ class RunConfig(BaseModel):
     weights: Path | None = Field(
         default=None, description="of a ResNet-18, for streams of pictures: torchvision's file"
     )
+    net: str | None = Field(default=None, description="your own net, package.module:make; else the stream's")
     label: str = Field(default="label", description="the label column of folder:DIR")
+
+    @field_validator("seed", *TRAINING, mode="before")
+    @classmethod
+    def _is_no_bool(cls, value: Any) -> Any:
+        if isinstance(value, bool):  # Python would take true for 1
+            raise ValueError("input should be a number")
+        return value
 
     @classmethod
     def checked(cls, **values: Any) -> RunConfig:
@@ -64,15 +87,31 @@ class RunConfig(BaseModel):
         except ValidationError as error:
             first = error.errors()[0]
             name = ".".join(str(part) for part in first["loc"])
-            raise ConfigError(f"{name}: {first['msg'][0].lower()}{first['msg'][1:]}, got {first['input']!r}") from None
+            reason = first["msg"].removeprefix("Value error, ")
+            raise ConfigError(f"{name}: {reason[0].lower()}{reason[1:]}, got {shown(first['input'])}") from None
 
     def load(self) -> Stream:
         """The stream."""
         engines.engine(self.engine)  # wrong names first: data may take a while
         algorithms.algorithm(self.algorithm, **self.settings)
-        return streams.stream(
+        found = streams.stream(
             self.stream, seed=self.seed, pattern=self.pattern, data_dir=self.data_dir, label=self.label
         )
+        harm, clients = self._poison(found)
+        return flipped(found, clients) if harm == "flip" else found
+
+    def conditions(self, stream: Stream) -> Conditions:
+        """Who is in reach, takes part and lies."""
+        harm, clients = self._poison(stream)
+        made = Conditions(
+            self.participation, self.dropout, None if self.trace is None else read_trace(self.trace),
+            clients if harm == "garbage" else (),
+        )  # fmt: skip
+        made.in_reach(stream.counts[:-1], self.seed)  # a trace that does not fit shows now
+        return made
+
+    def _poison(self, stream: Stream) -> tuple[str, tuple[int, ...]]:
+        return ("", ()) if self.poison is None else read_poison(self.poison, stream.n_clients)
 
     def resolve(self, stream: Stream) -> tuple[Algorithm, Local]:
         """The algorithm and training settings that the names stand for on this stream."""
@@ -83,24 +122,42 @@ class RunConfig(BaseModel):
         given = {name: getattr(self, name) for name in TRAINING if getattr(self, name) is not None}
         return algorithm, replace(stream.local, **given)
 
+    def find_net(self, stream: Stream) -> Net:
+        """The net, the stream's own unless another is named."""
+        if self.net is not None and self.weights is not None:
+            raise ConfigError(f"weights are for the net of a stream of pictures: leave out net={self.net}")
+        return own_net(self.net, stream) if self.net else default_net(stream, self.weights)
+
     def overrides(self, stream: Stream) -> dict[str, Any]:
         """The run options that differ from the stream's own."""
         given = {name: getattr(self, name) for name in TRAINING}
         found = {k: v for k, v in given.items() if v is not None and v != getattr(stream.local, k)}
         if self.pattern is not None and self.pattern != streams.STREAMS[self.stream].pattern:
             found["pattern"] = self.pattern
-            if Path(self.pattern).is_file():  # two files may share a name
+            if os.path.isfile(self.pattern):  # two files may share a name
                 digest = hashlib.sha256(Path(self.pattern).read_bytes()).hexdigest()[:8]
                 found["pattern"] = f"{Path(self.pattern).name}@{digest}"
-        if self.stream.startswith("folder:"):  # what the files held may change under the same name
+        if self.stream not in streams.STREAMS:  # what the files held may change under the same name
             found["data"] = hashlib.sha256(stream.x.tobytes() + stream.y.tobytes()).hexdigest()[:8]
             if self.label != "label":
                 found["label"] = self.label
         if self.weights is not None:
             try:
                 found["weights"] = hashlib.sha256(self.weights.read_bytes()).hexdigest()[:8]
-            except OSError as error:
-                raise ConfigError(f"cannot read the weights {self.weights}: {error.strerror or error}") from None
+            except (OSError, ValueError) as error:  # or a name that no file can have
+                reason = getattr(error, "strerror", None) or error
+                raise ConfigError(f"cannot read the weights {self.weights}: {reason}") from None
+        if self.net is not None:
+            found["net"] = self.net
+        for name in ("participation", "dropout"):
+            if getattr(self, name) != RunConfig.model_fields[name].default:
+                found[name] = getattr(self, name)
+        if self.trace is not None:
+            digest = hashlib.sha256(read_trace(self.trace).tobytes()).hexdigest()[:8]
+            found["trace"] = f"{self.trace.name}@{digest}"
+        if self.poison is not None:
+            harm, clients = self._poison(stream)
+            found["poison"] = f"{harm}:{','.join(map(str, clients))}"
         if self.engine != "simulator":
             found["engine"] = self.engine
         return found
@@ -115,11 +172,12 @@ def parse_seeds(text: str) -> list[int]:
     seeds: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
+        ends = (first, last if dash else first)
+        if not all(end.isdecimal() and len(end) < 20 for end in ends) or int(ends[1]) < int(ends[0]):
             raise ConfigError(f"seeds are a range such as 0-4 or a list such as 0,2,5, got '{text}'")
-        if int(last or first) - int(first) >= MAX_SEEDS:
+        if len(seeds) + int(ends[1]) - int(ends[0]) >= MAX_SEEDS:
             raise ConfigError(f"seeds are at most {MAX_SEEDS}, got '{text}'")
-        seeds += range(int(first), int(last or first) + 1)
+        seeds += range(int(ends[0]), int(ends[1]) + 1)
     return list(dict.fromkeys(seeds))
 
 
@@ -135,7 +193,8 @@ class RecordedRun:
         self._cwd = Path.cwd()  # what its paths are meant from
         self.stream = config.load()
         self.algorithm, self.local = config.resolve(self.stream)
-        self.net = default_net(self.stream, config.weights)
+        self.conditions = config.conditions(self.stream)
+        self.net = config.find_net(self.stream)
         self.header = _header(config, self.stream, self.algorithm, self.local)
         self.out, self.path = out, out / f"{file_name(self.header)}.jsonl"
         self.checkpoints = checkpoint.Folder(out / f"{file_name(self.header)}.state")
@@ -154,7 +213,9 @@ class RecordedRun:
 
                 return Journal(fed, self.every, save, start.inside if fed.tau == start.done else None)
 
-            engine = engines.engine(self.config.engine)(self.stream, self.net, self.local, self.config.seed)
+            engine = engines.engine(self.config.engine)(
+                self.stream, self.net, self.local, self.config.seed, self.conditions
+            )
             steps = steps_on(
                 engine, self.algorithm, done=start.done, state=start.state, watch=watch if self.every else None
             )
@@ -211,22 +272,24 @@ class _Start:
     seconds: float = 0.0
 
 
-def unfinished(folder: Path) -> Iterator[RecordedRun]:
-    """The runs below a folder that were stopped before their end, ready to go on."""
-    for state in sorted(folder.resolve().rglob("*.state")):
-        if is_complete(state.with_suffix(".jsonl")):
-            continue
-        found = list(checkpoint.Folder(state).newest_first())
-        whole = [c for c in found if isinstance(c, checkpoint.Checkpoint)]
-        if not whole:
-            why = found[0] if found else "it has none"
-            raise DataError(f"cannot resume {state.stem}: no checkpoint is whole ({why}); run it again")
-        config, cwd = whole[0].about.get("config"), str(whole[0].about.get("cwd"))
-        if not isinstance(config, dict):
-            raise DataError(f"{whole[0].path} is no checkpoint of a run: it has no configuration")
-        with chdir(cwd) if Path(cwd).is_dir() else nullcontext():
-            run = RecordedRun(RunConfig.checked(**config), state.parent, resume=True)
-        yield run
+def stopped(folder: Path) -> list[Path]:
+    """The checkpoint folders of the runs below a folder that ended before their end."""
+    states = sorted(folder.resolve().rglob("*.state"))
+    return [state for state in states if not is_complete(state.with_suffix(".jsonl"))]
+
+
+def reopened(state: Path) -> RecordedRun:
+    """The run of a checkpoint folder, ready to go on."""
+    found = list(checkpoint.Folder(state).newest_first())
+    whole = [c for c in found if isinstance(c, checkpoint.Checkpoint)]
+    if not whole:
+        why = found[0] if found else "there is none"
+        raise DataError(f"cannot resume {state.stem}: no checkpoint is whole ({why}); run it again")
+    config, cwd = whole[0].about.get("config"), str(whole[0].about.get("cwd"))
+    if not isinstance(config, dict):
+        raise DataError(f"{whole[0].path} is no checkpoint of a run: it has no configuration")
+    with chdir(cwd) if Path(cwd).is_dir() else nullcontext():
+        return RecordedRun(RunConfig.checked(**config), state.parent, resume=True)
 
 
 def _header(config: RunConfig, stream: Stream, algorithm: Algorithm, local: Local) -> dict[str, Any]:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+LONGEST = 1000  # characters of a message
 
 
 class FeddriftError(Exception):
     """Anything the user can mend; the command line prints it and exits with code 2."""
+
+    def __str__(self) -> str:
+        return one_line(super().__str__())
 
 
 class ConfigError(FeddriftError):
@@ -20,6 +26,25 @@ class DataError(FeddriftError):
 
 class BusyError(DataError):
     """A record that another run is writing just now."""
+
+
+def one_line(text: str) -> str:
+    """A message as one line, whatever names and values are in it: what cannot be printed is escaped, what is long cut.
+
+    >>> one_line("unknown stream 'a\\nb'")
+    "unknown stream 'a\\\\nb'"
+    """
+    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    line = re.sub(r"(\S{100})\S{100,}(\S{100})", r"\1...\2", line)  # a word first: the rest says what is legal
+    return line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} ... {line[5 - LONGEST // 2 :]}"
+
+
+def shown(value: object) -> str:
+    """A value for a message, also a number of more digits than Python writes."""
+    try:
+        return repr(value)
+    except ValueError:
+        return "a number of thousands of digits"
 
 
 def unknown(what: str, name: object, legal: Iterable[object]) -> ConfigError:

@@ -14,7 +14,7 @@ from feddrift.engines.program import COPIES
 from feddrift.models import leaves
 from feddrift.nets import default_net
 from feddrift.run import steps_on
-from feddrift.types import Algorithm, Clusters, Local, Stream
+from feddrift.types import Algorithm, Clusters, Local, Net, Stream
 
 SAMPLE_SECONDS = 0.5  # of training that is timed
 REHEARSAL_SECONDS = 5.0  # a longer rehearsal stops, and the rest is extrapolated
@@ -32,13 +32,15 @@ class Estimate:
     bytes: float  # of memory at the peak
 
 
-def estimate(stream: Stream, algorithm: Algorithm, *, engine: str, local: Local, seed: int = 0) -> Estimate:
+def estimate(
+    stream: Stream, algorithm: Algorithm, *, engine: str, local: Local, seed: int = 0, net: Net | None = None
+) -> Estimate:
     """Lanes, local steps, time and memory of a run.
 
     How many models there will be is not known before. Where the true concepts are, clusters are taken to be the true
     ones; otherwise what barely trained models lead to stands for it, which may be too few.
     """
-    net = default_net(stream)
+    net = net or default_net(stream)
 
     def on_engine(rounds: int, steps: int) -> Engine:
         return find_engine(engine)(stream, net, replace(local, rounds=rounds, steps=steps), seed)

@@ -17,9 +17,10 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from feddrift.errors import ConfigError, DataError
-from feddrift.plots import DPI, MARKERS, MAX_PANELS, STRONG, background, fills, key, letter, short
+from feddrift.plots import DPI, MARKERS, MAX_PANELS, STRONG, background, fills, key, short
 from feddrift.record import Record
 from feddrift.report import Summary, describe, differences, summarise
+from feddrift.story import letter
 from feddrift.streams.fmow import REGIONS, class_counts
 
 
@@ -119,7 +120,7 @@ def classes() -> Figure:
 def _by_delta(records: Sequence[Record]) -> dict[tuple[str, str], list[Summary]]:
     """The summaries of each stream and algorithm (with what else it is set to) that has a delta, by its value."""
     found: dict[tuple[str, str], list[Summary]] = {}
-    known = [s for s in summarise(records) if "delta" in s.settings and s.omitting_drifts is not None]
+    known = [s for s in summarise(records) if _is_threshold(s.settings.get("delta")) and s.omitting_drifts is not None]
     others = [{k: v for k, v in {**s.settings, **s.overrides}.items() if k != "delta"} for s in known]
     differs = differences([(s.stream, s.algorithm, other) for s, other in zip(known, others, strict=True)])
     for summary, own in zip(known, differs, strict=True):
@@ -128,6 +129,10 @@ def _by_delta(records: Sequence[Record]) -> dict[tuple[str, str], list[Summary]]
     if not found:
         raise DataError("nothing to draw: no finished runs of an algorithm with a delta on a stream with known drifts")
     return {name: sorted(some, key=lambda s: float(s.settings["delta"])) for name, some in found.items()}
+
+
+def _is_threshold(delta: object) -> bool:
+    return isinstance(delta, int | float) and 0 <= delta <= 1e6  # a record of another program may hold anything
 
 
 def _panels(n: int, size: tuple[float, float]) -> tuple[Figure, list[Axes]]:

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.nn import logsumexp, relu
 
-from feddrift import rng
-from feddrift.errors import ConfigError
+from feddrift import plugins, rng
+from feddrift.errors import ConfigError, unknown
 from feddrift.types import Net, Params, Stream
 
 
@@ -57,6 +57,19 @@ def default_net(stream: Stream, weights: str | Path | None = None) -> Net:
         raise ConfigError(f"weights are for streams of pictures, {stream.name} has none")
     d = int(np.prod(stream.x.shape[1:]))
     return mlp(d, 2 * d, stream.n_classes)
+
+
+def own_net(name: str, stream: Stream) -> Net:
+    """The net at ``package.module:make``, or of an installed package: a Net, or a function of the stream."""
+    found = plugins.find("net", name)
+    if found is None:
+        raise unknown("net", name, [*plugins.installed("net"), "package.module:make"])
+    made = found(stream) if callable(found) else found
+    if not isinstance(made, Net):
+        raise ConfigError(
+            f"'{name}' must be a Net or a function of the stream that makes one, got {type(made).__name__}"
+        )
+    return made
 
 
 def cross_entropy(logits: Any, y: Any) -> Any:

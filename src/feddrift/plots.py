@@ -22,6 +22,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from feddrift.errors import ConfigError, DataError
 from feddrift.record import Record
 from feddrift.report import describe, differences, grouped, scores
+from feddrift.story import letter
 from feddrift.types import Bools, Floats, Ints
 
 MAX_PANELS = 12
@@ -156,11 +157,6 @@ def save(fig: Figure, path: str | Path) -> None:
 def _differences(records: Sequence[Record]) -> list[dict[str, object]]:
     headers = [record.header for record in records]
     return differences([(h["stream"], h["algorithm"], {**h["settings"], **h["overrides"]}) for h in headers])
-
-
-def letter(k: int) -> str:
-    """A, B, C, ... for concepts 0, 1, 2, ..."""
-    return chr(ord("A") + k) if k < 26 else str(k)
 
 
 def _names_of_concepts(records: Sequence[Record]) -> dict[int, str]:

@@ -225,7 +225,7 @@ def beginning(path: Path, steps: int) -> bytes | None:
 
 def check_folder(folder: Path) -> None:
     """Make the folder, or say why records cannot be written there."""
-    if folder.exists() and not folder.is_dir():
+    if os.path.exists(folder) and not os.path.isdir(folder):
         raise DataError(f"cannot write records into {folder}: it is a file, not a folder")
     with _writable(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -271,9 +271,9 @@ def read(path: str | Path) -> Record:
 
 def read_all(folder: str | Path) -> list[Record]:
     """All records below a folder, by configuration and seed, or the one of a file; finished parts are ignored."""
-    if Path(folder).is_file():
+    if os.path.isfile(folder):  # unlike Path's, it takes any string
         return [read(folder)]
-    if not Path(folder).is_dir():
+    if not os.path.isdir(folder):
         raise DataError(f"{folder} is neither a folder of records nor a record")
     paths = sorted(Path(folder).rglob("*.jsonl"))
     paths += [part for part in sorted(Path(folder).rglob("*.jsonl.part")) if not part.with_suffix("").exists()]

@@ -109,29 +109,46 @@ def lineage(record: Record) -> Ints:
     return ids
 
 
+def truth(record: Record, of_tests: bool = False) -> Ints:
+    """The concept of each training cell [t, c], or of each test cell, equal ones under one id; -1 where unknown."""
+    concepts = (record.rows.next_concept if of_tests else record.rows.concept).copy()
+    for concept in sorted(record.header["same"], key=int, reverse=True):  # high to low: chains resolve, too
+        concepts[concepts == int(concept)] = record.header["same"][concept]
+    return concepts
+
+
+def with_data(record: Record) -> Bools:
+    """[t, c], whether the client received anything; the record does not say it of the first step, so yes there."""
+    return np.concatenate([np.ones_like(record.rows.tested[:1], dtype=bool), record.rows.tested[:-1] > 0])
+
+
+def changes(record: Record) -> Bools:
+    """[t, c], where a client's new data are of another concept than the newest it had before."""
+    concepts, received = truth(record), with_data(record)
+    changed, newest = np.zeros(concepts.shape, dtype=bool), np.full(concepts.shape[1], -1)
+    for t, (now, some) in enumerate(zip(concepts, received, strict=True)):
+        some = some & (now >= 0)
+        changed[t] = some & (newest >= 0) & (now != newest)
+        newest = np.where(some, now, newest)
+    return changed
+
+
 def scores(record: Record) -> Scores:
     """The numbers of one run, over the time steps it has."""
     rows = record.rows
     stable = (rows.concept == rows.next_concept) & (rows.concept >= 0)
     sent = float(rows.models_sent.sum())
     oblivious = 2 * record.header["local"]["rounds"] * rows.models_sent.size
-    truth = rows.concept.copy()
-    for concept in sorted(record.header["same"], key=int, reverse=True):  # high to low: chains resolve, too
-        truth[truth == int(concept)] = record.header["same"][concept]
-    known = truth >= 0
-    last = truth.copy()  # [t, c], the concept of the newest data before t
-    for t in range(1, rows.steps):
-        had_data = rows.tested[t - 2] > 0 if t > 1 else np.ones(truth.shape[1], dtype=bool)
-        last[t] = np.where(had_data, truth[t - 1], last[t - 1])
-    unchanged = (truth == last)[1:] & known[1:]
+    real = truth(record)
+    known = real >= 0
     return Scores(
         omitting_drifts=_percent(record, stable),
         including_drifts=_percent(record, np.ones_like(stable)),
         models_sent=sent,
         models_sent_ratio=sent / oblivious if oblivious else None,
         models_final=int(rows.n_models[-1].max()) if rows.steps else None,
-        false_alarms=int((rows.drift[1:] & unchanged).sum()) if known.any() else None,
-        ari=adjusted_rand(lineage(record)[known], truth[known]) if known.any() else None,
+        false_alarms=int((rows.drift & known & ~changes(record))[1:].sum()) if known.any() else None,
+        ari=adjusted_rand(lineage(record)[known], real[known]) if known.any() else None,
     )
 
 

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from feddrift import rng
 from feddrift.errors import DataError, FeddriftError
+from feddrift.models import paths
 from feddrift.types import Net, Params
 
 STAGES = (64, 128, 256, 512)  # channels; two blocks each, all but the first stage halve the picture
@@ -134,11 +135,18 @@ def _convolved(x: Any, kernel: Any, stride: int, pad: int) -> Any:
     )
 
 
+def torchvision_names(net: Net, params: Params) -> dict[str, npt.NDArray[np.float32]]:
+    """A model of `resnet18` and the statistics of its BatchNorm, by the names that `read_weights` reads."""
+    fixed: Arrays = net.apply.args[0]  # type: ignore[attr-defined]  # a partial
+    found = {path.replace("/", "."): np.ascontiguousarray(leaf) for path, leaf in paths(params)}
+    return found | {name: np.ascontiguousarray(values) for name, values in fixed.items()}
+
+
 def read_weights(path: Path) -> Arrays:
     """The arrays of a file of torchvision's resnet18, checked for names and shapes."""
     try:
         if path.suffix == ".npz":
-            with np.load(path) as arrays:
+            with path.open("rb") as file, np.load(file) as arrays:  # np.load alone leaves it open
                 found = {name: arrays[name] for name in arrays.files}
         elif path.suffix == ".safetensors":
             from safetensors.numpy import load_file
@@ -156,7 +164,18 @@ def read_weights(path: Path) -> Arrays:
             raise DataError(f"{path} is no ResNet-18: it has no '{name}'")
         if found[name].shape != shape:
             raise DataError(f"{path} is no ResNet-18: '{name}' has shape {found[name].shape}, not {shape}")
-    return found
+    used = [*expected, *(name for name in found if name.startswith("fc."))]
+    return {name: _checked(path, name, found[name]) for name in used}
+
+
+def _checked(path: Path, name: str, array: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    if array.dtype.kind != "f":
+        raise DataError(f"{path}: '{name}' must hold floating-point numbers, got {array.dtype}")
+    with np.errstate(over="ignore"):
+        weights = np.asarray(array, dtype=np.float32)
+    if not np.isfinite(weights).all() or (name.endswith("running_var") and (weights < 0).any()):
+        raise DataError(f"{path}: '{name}' must hold finite numbers, and no variance below 0")
+    return weights
 
 
 def _from_pytorch(path: Path) -> dict[str, Any]:

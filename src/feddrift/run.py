@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from feddrift.conditions import IDEAL, Conditions, grown
 from feddrift.engines import engine as find_engine
 from feddrift.engines.base import Engine, TimeStep
 from feddrift.nets import default_net
@@ -46,9 +47,11 @@ def run(
     engine: str = "simulator",
     local: Local | None = None,
     seed: int = 0,
+    conditions: Conditions = IDEAL,
 ) -> Iterator[Step]:
     """Train on the data of tau, test on those of tau + 1, for tau = 0, 1, ...; yields each step as it is done."""
-    yield from steps_on(find_engine(engine)(stream, net or default_net(stream), local or stream.local, seed), algorithm)
+    made = find_engine(engine)(stream, net or default_net(stream), local or stream.local, seed, conditions)
+    yield from steps_on(made, algorithm)
 
 
 def steps_on(
@@ -62,6 +65,7 @@ def steps_on(
         state = algorithm.init(engine.at(0))
     for tau in range(done, engine.stream.n_steps):
         fed = engine.at(tau)
+        state = grown(state, fed.n_clients)
         before, state = state, algorithm.step(state, watch(state, fed) if watch else fed)
         right, tested = engine.test(state, tau + 1)
         accuracy = np.divide(right, tested, out=np.full(len(tested), np.nan), where=tested > 0)

@@ -50,14 +50,19 @@ class HeaderLine:
     started: str  # ISO time
 
     def __post_init__(self) -> None:
-        datetime.fromisoformat(self.started)
-        if type(self.local.get("rounds")) is not int or self.local["rounds"] < 1:
+        if not 1970 <= datetime.fromisoformat(self.started).year < 9999:  # others have no timestamp in every time zone
+            raise ValueError("started must be a time since 1970")
+        if type(self.local.get("rounds")) is not int or not 1 <= self.local["rounds"] < 2**63:
             raise ValueError("local must say its rounds, at least 1")
-        if not all(concept.isdecimal() for concept in self.same):
-            raise ValueError("same must map concept ids")
+        if not all(k.isdecimal() and len(k) < 20 and v < int(k) for k, v in self.same.items()):
+            raise ValueError("same must map concept ids to lower ones")
+        for name in ("settings", "overrides", "local"):
+            _check_finite(name, getattr(self, name))
         if len(self.clients) != self.n_clients:
             raise ValueError(f"clients must be {self.n_clients} names")
-        if self.concepts is not None and [len(r) for r in self.concepts] != [self.n_clients] * (self.n_steps + 1):
+        if self.concepts is not None and (
+            len(self.concepts) != self.n_steps + 1 or any(len(row) != self.n_clients for row in self.concepts)
+        ):
             raise ValueError(f"concepts must be {self.n_steps + 1} rows of {self.n_clients} clients")
 
 
@@ -73,7 +78,9 @@ class EventLine:
 
     def __post_init__(self) -> None:
         into, distance = self.cause.get("into"), self.cause.get("distance")
-        if self.event == "merged" and not (type(into) is int and type(distance) in (int, float)):
+        _check_finite("cause", self.cause)
+        known = type(into) is int and 0 <= into < 2**63 and type(distance) in (int, float)
+        if self.event == "merged" and not known:
             raise ValueError("the cause of a merge must say into which model and at what distance")
 
 
@@ -149,6 +156,11 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _check_finite(name: str, values: Mapping[str, Any]) -> None:
+    if plain(values) != values:
+        raise ValueError(f"{name} must hold finite numbers")
 
 
 def parse(text: str | bytes, where: str) -> dict[str, Any]:

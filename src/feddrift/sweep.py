@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import multiprocessing
 import os
 import signal
@@ -17,10 +18,11 @@ from typing import Any, Literal
 
 from feddrift import algorithms, record, streams
 from feddrift.config import RecordedRun, RunConfig, parse_seeds
-from feddrift.errors import BusyError, ConfigError, DataError, FeddriftError
+from feddrift.errors import BusyError, ConfigError, DataError, FeddriftError, shown
 
-NAMES = ("stream", "algorithm", "pattern", "weights")
-LISTS = (*NAMES, "rounds", "steps", "batch", "lr")  # one value, or several to combine
+NAMES = ("stream", "algorithm", "pattern", "weights", "net", "average", "trace", "poison")
+LISTS = (*NAMES, "rounds", "steps", "batch", "lr", "participation", "dropout")  # one value, or several to combine
+MAX_RUNS = 100_000
 PATIENCE = 20.0  # seconds that a stopped run has to close its record
 
 
@@ -32,7 +34,7 @@ def read_grid(path: Path, data_dir: Path | None = None) -> list[RunConfig]:
     """
     try:
         grids = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # not text, not TOML, or a number or list beyond Python
         raise DataError(f"{path} cannot be read as TOML: {getattr(error, 'strerror', None) or error}") from None
     tables = grids.pop("runs", None)
     if grids or not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables) or not tables:
@@ -56,7 +58,7 @@ def _combinations(table: Mapping[str, Any], data_dir: Path | None) -> Iterator[R
             raise ConfigError(f"{name} is missing")
     settings = table.get("settings", {})
     if not isinstance(settings, dict):
-        raise ConfigError(f"settings must be a table such as {{delta = 0.1}}, got {settings!r}")
+        raise ConfigError(f"settings must be a table such as {{delta = 0.1}}, got {shown(settings)}")
     options = {name: _listed(name, table[name]) for name in LISTS if name in table}
     knows = {name: algorithms.options(algorithms.entry(name).cls) for name in options["algorithm"]}
     for key in settings:
@@ -64,7 +66,11 @@ def _combinations(table: Mapping[str, Any], data_dir: Path | None) -> Iterator[R
             raise ConfigError(f"none of {', '.join(knows)} has a setting {key!r}")
     for name in options["stream"]:
         streams.check(name)
-    seeds = parse_seeds(",".join(map(str, _listed("seeds", table.get("seeds", 0)))))
+    listed = _listed("seeds", table.get("seeds", 0))
+    seeds = parse_seeds(",".join(item if isinstance(item, str) else shown(item) for item in listed))
+    some = [len(_listed(key, value)) for key, value in settings.items()]
+    if (n := math.prod([*map(len, options.values()), *some, len(seeds)])) > MAX_RUNS:
+        raise ConfigError(f"a grid is at most {MAX_RUNS} runs, got {n}")
     for chosen in itertools.product(*options.values()):
         values = dict(zip(options, chosen, strict=True))
         own = {key: _listed(key, value) for key, value in settings.items() if key in knows[values["algorithm"]]}
@@ -81,7 +87,7 @@ def _listed(name: str, value: Any) -> list[Any]:
         raise ConfigError(f"{name} must have at least one value, got none")
     for item in values:
         if name in NAMES and not isinstance(item, str):
-            raise ConfigError(f"{name} must be a name, or several, got {item!r}")
+            raise ConfigError(f"{name} must be a name, or several, got {shown(item)}")
     return values
 
 

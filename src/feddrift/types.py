@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +40,7 @@ Cell = tuple[npt.ArrayLike, npt.ArrayLike]  # x[n, ...], y[n]
 Metric = Literal["error", "loss", "brier"]
 Ballot = Literal["hard", "soft"]
 Start = Literal["warm", "fresh", "head", "joint"]
+Average = Literal["mean", "median", "trimmed", "clipped"]
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class Local:
     bags: bool = False  # each lane trains on its own bootstrap of every cell: Poisson(1) weights, then n rows by weight
     hold_out: float = 0.0  # the share of every cell that is not trained on, drawn anew at each time step
     trains: Literal["all", "head"] = "all"  # head: the trunk stays as it is
+    average: Average = "mean"  # how the server makes one model of its clients' updates: see models.averaged
 
     def __post_init__(self) -> None:
         for name in ("rounds", "steps", "batch"):
@@ -72,6 +74,8 @@ class Local:
             raise ConfigError("bags draw from whole cells: hold_out must be 0 with them")
         if self.trains not in ("all", "head"):
             raise ConfigError(f"trains must be all or head, got {self.trains!r}")
+        if self.average not in get_args(Average):
+            raise ConfigError(f"average must be one of {', '.join(get_args(Average))}, got {self.average!r}")
 
 
 @dataclass(frozen=True, eq=False)

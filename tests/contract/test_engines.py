@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import feddrift as fd
+from feddrift.conditions import IDEAL, Conditions
 from feddrift.engines import ENGINES, program, simulator
 from feddrift.engines import base as engines_base
 from feddrift.engines.base import Engine
@@ -66,8 +67,8 @@ def uneven_stream(seed: int = 0, n_clients: int = 4, n_steps: int = 4) -> Stream
     return Stream.from_arrays([[cell(n) for n in row] for row in sizes], n_classes=2)
 
 
-def make(name: str, stream: Stream, local: Local = LOCAL, seed: int = 3) -> Engine:
-    engine: Engine = BUILDS[name](stream, default_net(stream), local, seed)
+def make(name: str, stream: Stream, local: Local = LOCAL, seed: int = 3, conditions: Conditions = IDEAL) -> Engine:
+    engine: Engine = BUILDS[name](stream, default_net(stream), local, seed, conditions)
     return engine
 
 

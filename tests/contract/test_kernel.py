@@ -93,20 +93,6 @@ def test_data_may_lie_in_a_file(tmp_path: Path) -> None:
     same(results[0], results[1])
 
 
-def test_one_poisoned_client_spoils_only_what_it_trains() -> None:
-    """NaN stays NaN, and stays where it is."""
-    stream = uneven_stream()
-    poisoned = replace(stream, x=stream.x.copy())
-    for t in range(3):
-        poisoned.x[stream.rows(t, 1)] = np.nan
-    w = np.zeros((3, 4, 2))
-    w[:, 1, 0] = w[:, [0, 2, 3], 1] = 1
-    for name in ("simulator", "compiled"):
-        fed = make(name, poisoned).at(2)
-        trained = fed.train(fed.fresh(2), w).params
-        assert np.isnan(trained["W1"][0]).all() and np.isfinite(trained["W1"][1]).all()
-
-
 def test_a_whole_run_is_the_compiled_programs() -> None:
     """Same decisions, accuracy within half a point, on a stream whose decisions do not hang by a hair."""
     stream = fd.stream("sine-2")

@@ -58,6 +58,10 @@ def test_random_weights_have_the_spread_of_kaiming(file: Path) -> None:
     [
         ({"bn1.running_var": None}, "has no 'bn1.running_var'"),
         ({"conv1.weight": np.zeros((1, 2))}, "not \\(64, 3, 7, 7\\)"),
+        ({"conv1.weight": np.full((64, 3, 7, 7), np.nan)}, "'conv1.weight' must hold finite numbers"),
+        ({"conv1.weight": np.full((64, 3, 7, 7), 1e300)}, "'conv1.weight' must hold finite numbers"),
+        ({"bn1.running_var": np.full(64, -1.0)}, "no variance below 0"),
+        ({"fc.bias": np.full(1000, "x")}, "'fc.bias' must hold floating-point numbers, got <U1"),
     ],
 )
 def test_other_files_are_refused_in_one_sentence(file: Path, tmp_path: Path, change: dict[str, Any], said: str) -> None:

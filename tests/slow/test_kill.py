@@ -51,7 +51,8 @@ def test_a_run_killed_at_random_moments_ends_as_one_that_was_not(
     words = ["run", "--stream", "sine-2", "--algorithm", algorithm, "--engine", engine, *size]
     words += ["--checkpoint-every", str(every)]
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    whole.mkdir(), broken.mkdir()
+    for folder in (whole, broken):
+        folder.mkdir()
     begin = time.monotonic()
     assert feddrift(whole, *words).wait() == 0
     usual = time.monotonic() - begin

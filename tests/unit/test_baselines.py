@@ -360,9 +360,28 @@ def test_ifca_w_learns_the_true_clustering_of_sine() -> None:
         (lambda: CFL(max_models=0), "CFL.max_models must be at least 1 or none, got 0"),
         (lambda: IFCA(n_models=0), "IFCA.n_models must be at least 1, got 0"),
         (lambda: DriftSurf(delta=-1), r"DriftSurf.delta must be in \[0, 1\], got -1"),
-        (lambda: AdaptiveFedAvg(lr=0), "AdaptiveFedAvg.lr must be above 0, got 0"),
+        (lambda: AdaptiveFedAvg(lr=0), "AdaptiveFedAvg.lr must be above 0 and at most 1e6, got 0"),
+        (lambda: AdaptiveFedAvg(lr=1e300), "AdaptiveFedAvg.lr must be above 0 and at most 1e6, got 1e\\+300"),
     ],
 )
 def test_settings_out_of_range(make: Any, sentence: str) -> None:
     with pytest.raises(fd.ConfigError, match=sentence):
         make()
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "sentence"),
+    [
+        ("FedDrift", {"name": "x"}, "unknown setting of FedDrift 'name'"),  # a TypeError before
+        ("FedDrift", {"stream": "x"}, "unknown setting of FedDrift 'stream'"),  # an AttributeError
+        ("Oracle", {"name": "x"}, "Oracle has no settings, got 'name'"),
+        ("FedDrift", {"max_models": True}, "FedDrift.max_models: input should be a number, got True"),  # taken for 1
+        ("DriftSurf", {"delta": False}, "DriftSurf.delta: input should be a number, got False"),
+        ("IFCA", {"n_models": "9" * 19}, "IFCA.n_models: input should be at most 1000000, got '9"),
+        ("KUE", {"n_models": 10**5000}, "at most 1000000, got a number of thousands of digits"),  # a ValueError
+        ("CFL", {"gamma": -(10**5000)}, "CFL.gamma: .*, got a number of thousands of digits"),
+    ],
+)
+def test_settings_that_mean_nothing(name: str, given: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(fd.ConfigError, match=sentence):
+        fd.algorithm(name, **given)

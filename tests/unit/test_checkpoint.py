@@ -16,7 +16,7 @@ from numpy.testing import assert_array_equal
 
 import feddrift as fd
 from feddrift import algorithms, checkpoint, record
-from feddrift.config import RecordedRun, RunConfig, unfinished
+from feddrift.config import RecordedRun, RunConfig, reopened, stopped
 from feddrift.errors import DataError
 from feddrift.types import Event, Models, State
 
@@ -232,9 +232,10 @@ def test_unfinished_runs_are_found_with_their_configuration(
     next(steps)
     steps.close()  # type: ignore[attr-defined]
     monkeypatch.chdir("/")  # the pattern was named from another folder
-    (found,) = unfinished(tmp_path / "runs")
+    (state,) = stopped(tmp_path / "runs")
+    found = reopened(state)
     assert found.config == config and [step.tau for step in found] == [1, 2]
-    assert not list(unfinished(tmp_path / "runs"))
+    assert not stopped(tmp_path / "runs")
 
 
 def test_without_any_whole_checkpoint_it_says_so(tmp_path: Path, pattern: Path) -> None:
@@ -245,7 +246,7 @@ def test_without_any_whole_checkpoint_it_says_so(tmp_path: Path, pattern: Path) 
     for path in recorded.checkpoints.path.glob("*.ckpt"):
         path.write_bytes(b"?")
     with pytest.raises(DataError, match="no checkpoint is whole .*run it again"):
-        list(unfinished(tmp_path))
+        reopened(recorded.checkpoints.path)
 
 
 def test_only_the_last_two_are_kept(tmp_path: Path, pattern: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -79,6 +80,14 @@ WRONG: list[tuple[list[str], str]] = [
     ([*RUN, "--seed", "1", "--seeds", "0-1"], "give either --seed or --seeds, not both"),
     ([*RUN, "--seed", "-1"], "seed: input should be greater than or equal to 0, got -1"),
     ([*RUN, "--seeds", "0-99999999"], "seeds are at most 10000"),
+    ([*RUN, "--seeds", "0-9999,20000-29999"], "seeds are at most 10000"),  # together
+    ([*RUN, "--seeds", "9" * 5000], "seeds are a range such as 0-4"),  # more digits than Python reads
+    ([*RUN, "--set", "name=x"], "unknown setting of FedDrift 'name'"),
+    (["run", "--stream", "a\nb\x1b[31m", "--algorithm", "FedDrift"], "unknown stream 'a\\nb\\x1b[31m'"),
+    ([*RUN, "--pattern", "random:every=2,concepts=2,clients=999999999,steps=999999999"], "must be at most 1000000"),
+    (["run", "--stream", "folder:" + "a" * 300, "--algorithm", "FedDrift"], "is not a directory"),
+    (["run", "--stream", "folder:~nobody-of-this-name", "--algorithm", "FedDrift"], "is not a directory"),
+    (["report", "a" * 300], "is neither a folder of records nor a record"),
     ([*RUN, "--rounds", "0"], "rounds: input should be greater than or equal to 1, got 0"),
     ([*RUN, "--rounds", "99999999999"], "rounds: input should be less than or equal to 1000000"),
     ([*RUN, "--set", "delta=0.1", "--set", "delta=0.2"], "--set delta is given twice"),
@@ -230,3 +239,20 @@ def test_the_same_command_writes_the_same_rows(tmp_path: Path, capsys: pytest.Ca
         return [line for line in map(json.loads, path.read_text().splitlines()) if line["kind"] in ("row", "event")]
 
     assert lines(tmp_path / "a") == lines(tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("feddrift rep", ["report"]),
+        ("feddrift run --stream ci", ["circle-2"]),
+        ("feddrift run --algorithm FedDrift-E", ["FedDrift-Eager", "FedDrift-Eager-W"]),
+    ],
+)
+def test_a_shell_completes_commands_and_names(typed: str, expected: list[str]) -> None:
+    words = {"COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" ")), "_FEDDRIFT_COMPLETE": "complete_bash"}
+    code = "import sys; sys.argv = ['feddrift']; from feddrift.cli import main; main()"
+    told = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **words}, capture_output=True, text=True, check=True
+    )
+    assert told.stdout.split() == expected

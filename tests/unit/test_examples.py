@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
+import signal
 from pathlib import Path
 
 import pytest
+
+from feddrift import record
+from feddrift.cli import app
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -15,9 +20,26 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: str(path.stem))
 def test_example_runs_and_is_short(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(path.read_text().splitlines()) < 60
+    if path.stem == "own_net":
+        pytest.importorskip("flax", reason="flax is not installed")
     runpy.run_path(str(path), run_name="__main__")
     told = capsys.readouterr().out
-    assert {"own_algorithm": "FedDrift 8", "own_data_and_net": "created model 1"}[path.stem] in told
+    expected = {"own_algorithm": "FedDrift 8", "own_stream": "created model 1", "own_net": "created model 1"}
+    assert {**expected, "tour": "alarms (time, client): [[3, 1], [3, 7]"}[path.stem] in told
+
+
+@pytest.mark.parametrize("path", [p for p in EXAMPLES if p.stem != "tour"], ids=lambda path: str(path.stem))
+def test_its_command_runs_in_its_folder(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command line of its docstring, as people type it beside the file."""
+    (command,) = re.findall(r"On the command line: feddrift (.*)", path.read_text())
+    if path.stem == "own_net":
+        pytest.importorskip("flax", reason="flax is not installed")
+    monkeypatch.chdir(path.parent)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    args = [*command.split(), "--out", str(tmp_path), "--rounds", "1", "--steps", "1"]
+    assert not app(args, standalone_mode=False)
+    (found,) = record.read_all(tmp_path)
+    assert f"{path.stem}:" in json.dumps(found.header)
 
 
 def test_the_readme_snippet_runs(capsys: pytest.CaptureFixture[str]) -> None:

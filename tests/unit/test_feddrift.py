@@ -69,6 +69,44 @@ def test_drifted_clients_are_isolated_by_feddrift_and_share_a_model_with_eager()
     assert together.events[0].cause == {"clients": [1, 2], "error": 0.5, "reference": 0.1, "delta": 0.1, "from": 0}
 
 
+OUTLIER = {"loss": table({0: [0.1, 0.1, 0.6]})}
+
+
+@pytest.mark.parametrize("algorithm", [FedDrift, FedDriftEager])
+def test_in_quarantine_an_outlier_leaves_no_model_behind(algorithm: Any) -> None:
+    after = {"loss": table({0: [0.1, 0.1, 0.1], 1: [0.05, 0.4, 0.4]})}
+    plain, careful = (play(algorithm(delta=0.1, quarantine=q), [QUIET, OUTLIER, after]) for q in (False, True))
+    assert plain[1].models.ids == careful[1].models.ids == (0, 1) and careful[1].waiting == (1,)
+    assert identities(careful[1].votes, careful[1].models) == [0, 0, 1]  # its own client may use it at once
+    assert identities(plain[2].votes, plain[2].models) == [1, 0, 0]  # somebody else took to it
+    last = careful[2]
+    assert last.models.ids == (0,) and identities(last.votes, last.models) == [0, 0, 0] and last.waiting == ()
+    assert [(e.kind, e.model, e.cause["reason"]) for e in last.events] == [("retired", 1, "not confirmed")]
+    assert last.w.model[1].tolist() == [0, 0, -1]  # the outlier trains nothing
+
+
+@pytest.mark.parametrize("algorithm", [FedDrift, FedDriftEager])
+def test_in_quarantine_a_drift_is_confirmed_by_the_next_data(algorithm: Any) -> None:
+    after = {"loss": table({0: [0.1, 0.6, 0.6], 1: [0.6, 0.1, 0.1]})}
+    last = play(algorithm(delta=0.1, quarantine=True), [QUIET, OUTLIER, after])[-1]
+    assert last.models.ids == (0, 1) and identities(last.votes, last.models) == [0, 1, 1] and last.waiting == ()
+
+
+def test_a_model_in_quarantine_waits_for_its_client_alone() -> None:
+    """Its client has no news: nobody else may use it, nothing merges with it, it stays."""
+    counts = np.full((3, 3), 100)
+    counts[2, 2] = 0
+    silent = {"loss": table({0: [0.2] * 3, 1: [0.1] * 3}), "counts": counts, "cross": lambda i, j: 0.0}
+    last = play(FedDrift(delta=0.3, quarantine=True), [QUIET, OUTLIER, silent])[-1]
+    assert last.models.ids == (0, 1) and identities(last.votes, last.models) == [0, 0, 1] and last.waiting == (1,)
+
+
+def test_a_model_of_several_clients_needs_no_quarantine() -> None:
+    worlds = [QUIET, {"loss": table({0: [0.1, 0.5, 0.5]})}]
+    assert play(FedDriftEager(delta=0.1, quarantine=True), worlds)[-1].waiting == ()
+    assert play(FedDrift(delta=0.1, quarantine=True), worlds)[-1].waiting == (1, 2)
+
+
 def test_a_new_model_copies_the_best_or_starts_anew() -> None:
     worlds = [QUIET, {"loss": table({0: [0.1, 0.5, 0.1]})}]
     warm, fresh = (play(FedDrift(delta=0.1, init_=i), worlds)[-1] for i in ("warm", "fresh"))

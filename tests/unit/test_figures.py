@@ -68,6 +68,11 @@ def test_nothing_to_draw_is_one_sentence(tmp_path: Path) -> None:
     for draw in (figures.patterns, figures.threshold, figures.traffic):
         with pytest.raises(DataError, match="to draw"):
             draw(blind)
+    odd_deltas: list[object] = ["high", None, [], 1e308, 10**400]  # of a record of another program
+    for delta in odd_deltas:
+        odd = make(tmp_path, header(1, 1, concepts=[[0], [0]], settings={"delta": delta}), {})
+        with pytest.raises(DataError, match="nothing to draw"):
+            figures.threshold([odd])
     many = [make(tmp_path, header(1, 1, seed=k, concepts=[[k], [0]]), {}) for k in range(13)]
     with pytest.raises(ConfigError, match="room for 1 to 12 patterns"):
         figures.patterns(many)

@@ -143,6 +143,13 @@ def test_bad_folders_are_one_sentence(tmp_path: Path) -> None:
     (root / "rgb_metadata.csv").write_text("split,country_code,timestamp,category\ntrain,CHN,soon,zoo\n")
     with pytest.raises(DataError, match="begins with its year, got 'soon'"):
         fd.stream("fmow-rule", data_dir=tmp_path)
+    (root / "rgb_metadata.csv").write_text('split,country_code,timestamp,category\ntrain,CHN,"2004,zoo\n')
+    with pytest.raises(DataError, match="unexpected end of data"):  # a quote that nobody closes
+        fd.stream("fmow-rule", data_dir=tmp_path)
+    for name in ("~nobody-of-this-name", "a" * 300, "a\0b"):
+        for stream in ("fmow", "fmow-labels"):
+            with pytest.raises(DataError, match="cannot be read|incomplete"):
+                fd.stream(stream, data_dir=name)
     (root / "rgb_metadata.csv").write_text("split,country_code\ntrain,CHN\n")
     with pytest.raises(DataError, match="has no column 'timestamp'"):
         fd.stream("fmow-rule", data_dir=tmp_path)

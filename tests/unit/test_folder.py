@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +181,9 @@ def test_well_scaled_features_do_not_warn(tmp_path: Path, caplog: pytest.LogCapt
         ("a,b,label\n1,2, \n", "step_1.csv, line 2: the label is empty"),
         ("a,b,label\n1,2,NaN\n", "step_1.csv, line 2: the label is empty"),
         ("a,b,label\n1,2,0.5\n", "step_1.csv, line 2: labels are whole numbers or words, got 0.5"),
+        (f"a,b,label\n1,2,{'9' * 5000}\n", "step_1.csv, line 2: a label that is a number has less than 20 digits"),
+        ('a,b,label\n1,2,"0\n1,2,1\n', "step_1.csv cannot be read: unexpected end of data"),  # was one long label
+        ("a,b,label\n1,2,cat\0\n", "step_1.csv, line 2: a label is text without NUL bytes"),
     ],
 )
 def test_wrong_csv(tmp_path: Path, second: str, message: str) -> None:
@@ -264,6 +269,7 @@ X = np.zeros((2, 3))
         ({"x": X, "y": [0, np.nan]}, "example 1: the label is empty"),
         ({"x": X, "y": [0, 0.5]}, "example 1: labels are whole numbers or words, got 0.5"),
         ({"x": X, "y": ["0", "a"]}, "example 1: label 'a' is a word"),
+        ({"x": X[:, :0], "y": [0, 1]}, r"expected at least one feature, got x of shape \(2, 0\)"),
     ],
 )
 def test_wrong_npz(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
@@ -284,6 +290,33 @@ def test_npz_that_is_none(tmp_path: Path) -> None:
         np.save(file, X)
     with pytest.raises(DataError, match=r"step_1.npz: expected an .npz of two plain arrays"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("shape", ["(99999999999,)", "(9999999999999999999999, 2)", "(" * 500])
+def test_npz_whose_header_lies(tmp_path: Path, shape: str) -> None:
+    """More than memory or a number of 64 bits holds, or no header at all, which crashed in NumPy."""
+    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    save(tmp_path, "client_a/step_0.npz", x=X, y=[0, 1])
+    with zipfile.ZipFile(tmp_path / "client_a" / "step_1.npz", "w") as archive:
+        archive.writestr("x.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+    with pytest.raises(DataError, match=r"step_1.npz: expected an .npz of two plain arrays"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["client_a/step_1.csv", "classes.txt"])
+def test_a_pipe_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    write(tmp_path, {"client_a/step_0.csv": ROWS, "client_b/step_1.csv": ROWS})
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(DataError, match=f"{name} is not a file"):
+        load(tmp_path)
+
+
+def test_a_client_that_is_no_folder_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(tmp_path, {f"client_a/step_{t}.csv": ROWS for t in (0, 1)})
+    (tmp_path / "client_b").symlink_to("nowhere")
+    with caplog.at_level(logging.WARNING, logger="feddrift"):
+        assert load(tmp_path).clients == ("a",)
+    assert "left out client_b" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["folder:", "folder:no/such/place"])

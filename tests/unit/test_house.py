@@ -9,7 +9,7 @@ import feddrift
 
 SOURCE = Path(feddrift.__file__).parent
 PURE = {"numpy", "feddrift.types", "feddrift.models", "feddrift.weights", "feddrift.cluster", "feddrift.rng",
-        "feddrift.errors", "feddrift.algorithms.options"}  # fmt: skip
+        "feddrift.errors", "feddrift.detect", "feddrift.algorithms.options"}  # fmt: skip
 STANDARD = {"__future__", "collections.abc", "dataclasses", "typing", "logging", "math"}
 
 
@@ -36,13 +36,13 @@ def test_algorithms_import_numpy_and_pure_modules_only() -> None:
 
 
 def test_the_pure_core_knows_no_engine() -> None:
-    for name in ("types", "models", "weights", "cluster", "rng", "sampling"):
+    for name in ("types", "models", "weights", "cluster", "detect", "rng", "sampling"):
         assert not {i for i in imports(SOURCE / f"{name}.py") if i.startswith(("jax", "feddrift.engines"))}, name
 
 
 def test_public_names() -> None:
     assert sorted(feddrift.__all__) == [
         "ConfigError", "DataError", "Event", "FeddriftError", "Local", "Models", "Net", "State", "Step", "Stream",
-        "algorithm", "mlp", "run", "stream",
+        "algorithm", "load", "mlp", "run", "stream",
     ]  # fmt: skip
     assert all(getattr(feddrift, name).__doc__ for name in feddrift.__all__)

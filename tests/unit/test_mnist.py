@@ -150,6 +150,21 @@ def test_corrupt_files_are_named(tiny: Path, content: bytes, message: str) -> No
         stream("mnist-4", data_dir=tiny)
 
 
+@pytest.mark.parametrize(("digits", "got"), [(GOOD, "[0]"), (np.arange(TRAIN) % 11, "9, 10]")])
+def test_labels_that_are_no_digits_are_named(tiny: Path, digits: npt.NDArray[np.uint8], got: str) -> None:
+    """A tenth class was an IndexError, a class without images was shown by the first image."""
+    for file, n in ((LABELS, TRAIN), ("t10k-labels-idx1-ubyte.gz", TEST)):
+        (tiny / "mnist" / file).write_bytes(gzip.compress(idx(digits[:n].astype(np.uint8))))
+    with pytest.raises(DataError, match=f"labels must be all of 0 to 9, got .*{re.escape(got)}"):
+        stream("mnist-l-4", data_dir=tiny)
+
+
+@pytest.mark.parametrize("name", ["~nobody-of-this-name", "a" * 300, "a\0b"])
+def test_a_directory_that_cannot_be_is_named(name: str) -> None:
+    with pytest.raises(DataError, match="MNIST is incomplete"):
+        mnist.load(name)
+
+
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("FEDDRIFT_DATA", raising=False)

@@ -164,6 +164,12 @@ def test_a_record_cut_anywhere_still_holds_its_whole_steps(tmp_path: Path) -> No
         (1, {"started": "yesterday"}, "yesterday"),
         (1, {"local": {}}, "rounds"),
         (1, {"same": {"D": 1}}, "same must map concept ids"),
+        (1, {"same": {"1": 3}}, "same must map concept ids to lower ones"),
+        (1, {"same": {"9" * 5000: 0}}, "same must map concept ids"),  # more digits than Python reads
+        (1, {"local": {"rounds": 10**400}}, "rounds"),  # more than a float holds
+        (1, {"n_steps": 2**62, "concepts": [[0, 0]]}, "concepts must be"),  # more than memory holds
+        (1, {"settings": {"delta": float("nan")}}, "settings must hold finite numbers"),
+        (1, {"started": "0001-01-01"}, "started must be a time since 1970"),  # no timestamp
         (1, {"kind": "row"}, "missing|required"),
         (2, {"accuracy": 1.01}, "accuracy.*got 1.01"),
         (2, {"accuracy": "0.5"}, "accuracy.*got '0.5'"),
@@ -174,6 +180,9 @@ def test_a_record_cut_anywhere_still_holds_its_whole_steps(tmp_path: Path) -> No
         (3, {"c": 0}, "expected time 0, client 1 .* got the row of time 0, client 0"),
         (4, {"event": "died"}, "event.*got 'died'"),
         (4, {"event": "merged"}, "into which model"),
+        (4, {"event": "merged", "cause": {"into": 2**63, "distance": 0.1}}, "into which model"),
+        (4, {"event": "merged", "cause": {"into": -1, "distance": 0.1}}, "into which model"),
+        (4, {"event": "merged", "cause": {"into": 0, "distance": float("inf")}}, "cause must hold finite numbers"),
         (4, {"t": 0}, "expected time 1, client 0"),
         (5, {"t": 2}, "expected time 1, client 0 .* got the row of time 2, client 0"),
         (7, {"status": "done"}, "status.*got 'done'"),

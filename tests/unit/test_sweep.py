@@ -77,6 +77,16 @@ def test_a_grid_is_every_combination_once(tmp_path: Path) -> None:
             "none of Oracle has a setting 'delta'",
         ),
         ("[[runs]]\nstream = 'sine-2'\nalgorithm = 'Oracle'\nsettings = 4", "must be a table"),
+        ("[[runs]]\nstream = 'sine-2'\nalgorithm = 'Oracle'\nrounds = true", "rounds: input should be a number"),
+        (f"x = {'9' * 5000}", "cannot be read as TOML"),  # more digits than Python reads
+        (f"x = {'[' * 3000}", "cannot be read as TOML"),  # deeper than Python goes
+        (f"[[runs]]\nstream = 0x{'f' * 5000}\nalgorithm = 'Oracle'", "got a number of thousands of digits"),
+        (f"[[runs]]\nstream = 'sine-2'\nalgorithm = 'Oracle'\nseeds = 0x{'f' * 5000}", "seeds are a range"),
+        (f"[[runs]]\nstream = 'sine-2'\nalgorithm = 'Oracle'\nrounds = 0x{'f' * 5000}", "thousands of digits"),
+        (
+            f"[[runs]]\nstream = 'sine-2'\nalgorithm = 'Oracle'\nrounds = {list(range(1, 1001))}\nseeds = '0-999'",
+            "a grid is at most 100000 runs, got 1000000",
+        ),
     ],
 )
 def test_a_bad_grid_is_one_sentence(tmp_path: Path, text: str, said: str) -> None:

@@ -200,8 +200,9 @@ def test_a_newborn_head_keeps_the_trunk_its_client_tried_it_on() -> None:
     """Its parent merges with a model of another family in the same step."""
     models, w = family_scene((0, 1))
     state = DriftState(
-        models, w, votes=np.eye(2)[[0, 1, 0, 1]], reference=np.full(4, 0.3), previous=np.full(4, 0.3), born=2
-    )
+        models, w, votes=np.eye(2)[[0, 1, 0, 1]], reference=np.full(4, 0.3), previous=np.full(4, 0.3), born=2,
+        observed=np.full((2, 4), 0.3), since=np.ones(4, dtype=np.int64),
+    )  # fmt: skip
     found = trial(4, c2=independent(30, 12, 30, 30))
     error = {0: 0.3, 1: 0.3, 3: 0.1}  # their average, on trial under the name 3, is much better
     fed = Fake(2, 4, loss=lambda c, i: 0.6 if c == 2 else error[i], cross=lambda i, j: 0.1, trial=found)

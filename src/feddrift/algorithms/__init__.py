@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from feddrift import plugins
 from feddrift.algorithms.adaptive import AdaptiveFedAvg
 from feddrift.algorithms.aue import AUE
 from feddrift.algorithms.cfl import CFL
@@ -20,7 +21,7 @@ from feddrift.algorithms.options import options, settings
 from feddrift.algorithms.oracle import Oracle
 from feddrift.algorithms.single import Single
 from feddrift.algorithms.trunk import FedDriftTrunk
-from feddrift.errors import ConfigError, unknown
+from feddrift.errors import ConfigError, shown, unknown
 from feddrift.types import Algorithm, Stream
 from feddrift.weights import EXPONENTIAL, LINEAR, window
 
@@ -63,6 +64,8 @@ ALGORITHMS: dict[str, Entry] = {
     "Oracle-Trunk": Entry(Oracle, {"share": True}, "one head per true concept on one trunk"),
 }
 
+MOST = 1_000_000  # models, or time steps, that a setting may speak of
+
 # Settings that go with the paper's data, by class, setting and family of stream; elsewhere the class's own default.
 _DELTA = {"sine": 0.10, "circle": 0.04, "sea": 0.04, "mnist": 0.10, "fmow": 0.06}
 BY_FAMILY: dict[type[Any], dict[str, dict[str, float]]] = {
@@ -83,7 +86,7 @@ ON_FMOW: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def algorithm(name: str, stream: Stream | None = None, **given: Any) -> Algorithm:
+def algorithm(name: str, stream: Stream | None = None, /, **given: Any) -> Algorithm:
     """The algorithm of this name with these settings; thresholds default to what suits the stream.
 
     >>> algorithm("FedDrift", delta=0.1).delta
@@ -92,19 +95,39 @@ def algorithm(name: str, stream: Stream | None = None, **given: Any) -> Algorith
     found = entry(name)
     if stream is not None:
         given = {**_defaults(name, found.cls, stream), **given}
-    made: Algorithm = found.cls(**_parsed(name, found.cls, given), **found.fixed)
+    settings = _parsed(name, found.cls, given)
+    try:
+        made: Algorithm = found.cls(**settings, **found.fixed)
+    except TypeError as error:
+        if name in ALGORITHMS:
+            raise
+        raise ConfigError(f"algorithm '{name}' cannot be made: {error}") from error
+    _check(name, made)
     return made
 
 
 def entry(name: str) -> Entry:
-    """What the catalogue has under this name."""
-    if name not in ALGORITHMS:
-        raise unknown("algorithm", name, ALGORITHMS)
-    return ALGORITHMS[name]
+    """What the catalogue has under this name, an installed package offers, or lies at ``package.module:Name``."""
+    if name in ALGORITHMS:
+        return ALGORITHMS[name]
+    found = plugins.find("algorithm", name)
+    if found is None:
+        raise unknown("algorithm", name, [*ALGORITHMS, *plugins.installed("algorithm"), "package.module:Name"])
+    if isinstance(found, type):
+        _check(name, found)
+    elif not callable(found):
+        raise ConfigError(f"algorithm '{name}' must be a class or a function that makes one, got {found!r}")
+    return Entry(found, {}, (found.__doc__ or "").partition("\n")[0])
+
+
+def _check(name: str, made: Any) -> None:
+    for method in ("init", "step"):
+        if not callable(getattr(made, method, None)):
+            raise ConfigError(f"'{name}' is no algorithm: it needs init(fed) and step(state, fed), got no {method}")
 
 
 def _defaults(name: str, cls: type[Any], stream: Stream) -> dict[str, Any]:
-    by_family = BY_FAMILY.get(cls, {})
+    by_family = next((BY_FAMILY[base] for base in getattr(cls, "__mro__", ()) if base in BY_FAMILY), {})
     found: dict[str, Any] = {k: v[stream.family] for k, v in by_family.items() if stream.family in v}
     if stream.family == "fmow":
         found |= ON_FMOW.get(name, {})
@@ -131,7 +154,12 @@ def _parsed(name: str, cls: type[Any], given: Mapping[str, Any]) -> dict[str, An
                 parsed[field.name] = adapter.validate_python(None if isinstance(value, str) else value)
         except ValidationError as error:
             problem = error.errors()[0]["msg"]
-            raise ConfigError(f"{name}.{key}: {problem[0].lower()}{problem[1:]}, got '{value}'") from None
+            raise ConfigError(f"{name}.{key}: {problem[0].lower()}{problem[1:]}, got {shown(value)}") from None
+        made = parsed[field.name]
+        if isinstance(value, bool) and not isinstance(made, bool):
+            raise ConfigError(f"{name}.{key}: input should be a number, got {value}")
+        if isinstance(made, int) and abs(made) > MOST:
+            raise ConfigError(f"{name}.{key}: input should be at most {MOST}, got {shown(value)}")
     return parsed
 
 

@@ -57,8 +57,8 @@ class AdaptiveFedAvg:
     lr: float = option(0.01, "the initial learning rate of SGD, and its upper bound")
 
     def __post_init__(self) -> None:
-        if not 0 < self.lr < np.inf:
-            raise ConfigError(f"AdaptiveFedAvg.lr must be above 0, got {self.lr}")
+        if not 0 < self.lr <= 1e6:
+            raise ConfigError(f"AdaptiveFedAvg.lr must be above 0 and at most 1e6, got {self.lr}")
 
     def init(self, fed: Federation) -> AdaptiveState:
         votes = np.ones((fed.n_clients, 1))

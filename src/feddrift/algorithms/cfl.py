@@ -71,7 +71,7 @@ class CFL:
                     if part is not None and not self._full(len(models) + len(splits)):
                         splits.append((m, updates.client[lanes[part]]))
             if not splits:
-                models = averaged(models, updates)
+                models = averaged(models, updates, fed.local.average)
                 continue
             for m, leavers in splits:  # both halves start over; no cluster is averaged in such a round
                 cause = {"from": models.ids[m], "clients": leavers.tolist(), "round": i}

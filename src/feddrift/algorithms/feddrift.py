@@ -15,6 +15,7 @@ import numpy as np
 
 from feddrift import cluster, rng
 from feddrift.algorithms.options import option
+from feddrift.detect import Evidence, Sequential, drift_test
 from feddrift.errors import ConfigError
 from feddrift.models import join, put, take
 from feddrift.types import Bools, Clusters, Event, Federation, Floats, Ints, Models, Start, State
@@ -25,8 +26,19 @@ log = logging.getLogger(__name__)
 SHARED: tuple[Start, ...] = ("head", "joint")  # a new model that starts so stands on its parent's trunk
 
 
+UNSCORED = {"newcomer": np.nan}  # what a client that has never been scored has
+
+
 def _nobody() -> Floats:
     return np.zeros(0)
+
+
+def _never() -> Floats:
+    return np.zeros((0, 0))
+
+
+def _at_once() -> Ints:
+    return np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -34,10 +46,13 @@ class DriftState(State):
     """What detection remembers besides the clusters."""
 
     w: Clusters
-    reference: Floats = field(default_factory=_nobody)  # [c], best loss when last scored; NaN: never scored
-    previous: Floats = field(default_factory=_nobody)  # [c], the reference before this step
+    reference: Floats = field(default_factory=_nobody, metadata=UNSCORED)  # [c], best loss when last scored
+    previous: Floats = field(default_factory=_nobody, metadata=UNSCORED)  # [c], the reference before this step
+    observed: Floats = field(default_factory=_never, metadata=UNSCORED)  # [t, c], the best loss at each time
+    since: Ints = field(default_factory=_at_once, metadata={"newcomer": 0})  # [c], the first time after an alarm
     newborn: tuple[int, ...] = ()  # ids created in this step
     born: int = 1  # how many ids have been given so far
+    waiting: tuple[int, ...] = ()  # ids of models in quarantine
 
 
 @dataclass(frozen=True)
@@ -51,13 +66,23 @@ class _Options:
     metric: Literal["error", "loss"] = option(
         "error", "what choice, detection and distances compare: error, or cross-entropy (loss)"
     )
+    test: str = option(
+        "threshold",
+        "what a drift is: threshold (delta), proportional, two-sample, river's adwin, page-hinkley, kswin, hddm-a, "
+        "hddm-w, or your own package.module:name; with parameters: proportional:ratio=0.3",
+        quiet=True,
+    )
     max_models: int | None = option(None, "at most so many models, the longest unused makes room; none: no limit")
     ties: Literal["lowest", "random"] = option("lowest", "which of equally good models a client joins")
+    quarantine: bool = option(
+        False, "a model that one client alone founded serves no other until that client's next data confirm it"
+    )
     memory: Memory = ALL
     candidates: ClassVar[tuple[Start, ...]] = ("warm", "fresh")  # of init=best
 
     def __post_init__(self) -> None:
         self._check_threshold("delta", self.delta)
+        drift_test(self.test, self.delta, self.metric)
         if self.max_models is not None and self.max_models < 1:
             raise ConfigError(f"{type(self).__name__}.max_models must be at least 1 or none, got {self.max_models}")
 
@@ -77,7 +102,10 @@ class _Options:
 
     def init(self, fed: Federation) -> DriftState:
         never, votes = np.full(fed.n_clients, np.nan), np.ones((fed.n_clients, 1))
-        return DriftState(fed.fresh(), cluster.nobody(fed.n_clients), votes, reference=never, previous=never)
+        return DriftState(
+            fed.fresh(), cluster.nobody(fed.n_clients), votes, reference=never, previous=never,
+            observed=np.zeros((0, fed.n_clients)), since=np.ones(fed.n_clients, dtype=np.int64),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -86,6 +114,7 @@ class FedDriftEager(_Options):
 
     def step(self, state: State, fed: Federation) -> DriftState:
         assert isinstance(state, DriftState)
+        state, dismissed = review(self, state, fed)
         best, lowest, drifted = detect(self, state, fed)
         together = [np.flatnonzero(drifted).tolist()] if drifted.any() else []
         models, w, best, groups, retired = make_room(self, state.models, state.w, best, together)
@@ -93,8 +122,10 @@ class FedDriftEager(_Options):
         w = cluster.widen(cluster.assign(w, _unless(groups, best)), groups)
         models, w, forgotten = forget(self, join(models, newborn), w)
         return DriftState(
-            fed.train(models, w), w, votes=w[-1], events=retired + created + forgotten, drifted=drifted,
+            fed.train(models, w), w, votes=w[-1], events=dismissed + retired + created + forgotten, drifted=drifted,
             reference=_latest(lowest, state.reference), born=state.born + len(newborn),
+            waiting=waiting(self, state, groups, newborn),
+            observed=_more(state.observed, lowest), since=np.where(drifted, fed.tau + 1, state.since),
         )  # fmt: skip
 
 
@@ -115,6 +146,8 @@ class FedDrift(_Options):
             raise ConfigError("FedDrift-C starts with one model, got first=each")
         if self.redetect and not self.one_global:
             raise ConfigError("FedDrift.redetect is a setting of FedDrift-C only, got true")
+        if self.redetect and isinstance(drift_test(self.test, self.delta), Sequential):
+            raise ConfigError(f"FedDrift.redetect needs a test that compares two scores, got test={self.test}")
 
     def init(self, fed: Federation) -> DriftState:
         state, n = super().init(fed), fed.n_clients
@@ -131,10 +164,14 @@ class FedDrift(_Options):
             w = cluster.assign(state.w, np.arange(fed.n_clients))
             created = tuple(Event("created", c, {"clients": [c], "reason": "given"}) for c in range(1, fed.n_clients))
             lowest = fed.evaluate(take(state.models, [0], [0]), self.metric)[:, 0]  # all alike
-            return replace(state, models=fed.train(state.models, w), w=w, reference=lowest, events=created)
-        dropped: tuple[Event, ...] = ()
+            return replace(
+                state, models=fed.train(state.models, w), w=w, reference=lowest, events=created,
+                observed=_more(state.observed, lowest),
+            )  # fmt: skip
+        state, dropped = review(self, state, fed)
         if self.one_global:
-            state, dropped = self._drop_newborn(state, fed)
+            state, others = self._drop_newborn(state, fed)
+            dropped += others
         best, lowest, drifted = detect(self, state, fed)
         alone = [[int(c)] for c in np.flatnonzero(drifted)]
         models, w, best, groups, retired = make_room(self, state.models, state.w, best, alone)
@@ -144,13 +181,16 @@ class FedDrift(_Options):
         if len(models) > 1:
             seen = np.arange(len(models))
             D[np.ix_(seen, seen)] = cluster.distances(fed.cross_evaluate(models, w, self.metric))
+            apart = np.isin(models.ids, state.waiting)
+            D[: len(models)][apart] = D[:, : len(models)][:, apart] = np.inf
         limit = self.delta if self.merge_delta is None else self.merge_delta
         models, w, merged = self._merge(join(models, newborn), cluster.widen(w, groups), D, limit, fed)
         models, w, forgotten = forget(self, models, w)
         return DriftState(
             fed.train(models, w), w, votes=w[-1], events=dropped + retired + merged + created + forgotten,
             drifted=drifted, reference=_latest(lowest, state.reference), previous=state.reference,
-            newborn=newborn.ids, born=state.born + len(newborn),
+            newborn=newborn.ids, born=state.born + len(newborn), observed=_more(state.observed, lowest),
+            since=np.where(drifted, fed.tau + 1, state.since), waiting=waiting(self, state, groups, newborn),
         )  # fmt: skip
 
     def _merge(
@@ -168,22 +208,58 @@ class FedDrift(_Options):
         models, w = cluster.keep(state.models, state.w, kept)
         votes = state.votes[:, kept]
         votes[orphans, 0] = 1  # should one bring no new data now, it falls back on the oldest model
-        reference = np.where(orphans & self.redetect, state.previous, state.reference)
+        again = orphans & self.redetect
+        reference = np.where(again, state.previous, state.reference)
+        observed = state.observed.copy()
+        observed[-1, again] = np.nan  # as if they had not been scored
         events = tuple(
             Event("retired", i, {"reason": "another new model was drawn", "kept": survivor})
             for i in state.newborn if i != survivor
         )  # fmt: skip
-        return replace(state, models=models, w=w, votes=votes, reference=reference), events
+        return replace(state, models=models, w=w, votes=votes, reference=reference, observed=observed), events
+
+
+def review(self: _Options, state: DriftState, fed: Federation) -> tuple[DriftState, tuple[Event, ...]]:
+    """End quarantines: a model that its client's new data choose is there for all, any other goes with its data.
+
+    A client without new data lets its model wait.
+    """
+    if not state.waiting:
+        return state, ()
+    loss, ids = fed.evaluate(state.models, self.metric), state.models.ids
+    chosen, lowest = cluster.best_models(loss, state.votes.argmax(axis=1))
+    owner = {i: int(np.flatnonzero((state.w.model == ids.index(i)).any(axis=0))[0]) for i in state.waiting if i in ids}
+    still = tuple(i for i, c in owner.items() if np.isnan(lowest[c]))
+    gone = [i for i, c in owner.items() if i not in still and ids[chosen[c]] != i]
+    kept = ~np.isin(ids, gone)
+    models, w = cluster.keep(state.models, state.w, kept)
+    votes = state.votes[:, kept]
+    for i in gone:  # it comes back to the best of the others
+        others = np.where(kept, loss[owner[i]], np.inf)
+        votes[owner[i]] = np.arange(len(ids))[kept] == np.nanargmin(others)
+    events = tuple(Event("retired", i, {"reason": "not confirmed", "client": owner[i]}) for i in gone)
+    newborn = tuple(i for i in state.newborn if i not in gone)
+    return replace(state, models=models, w=w, votes=votes, waiting=still, newborn=newborn), events
+
+
+def waiting(self: _Options, state: DriftState, groups: Sequence[Sequence[int]], newborn: Models) -> tuple[int, ...]:
+    """The models in quarantine after this step."""
+    alone = (i for i, clients in zip(newborn.ids, groups, strict=True) if len(clients) == 1)
+    return (*state.waiting, *alone) if self.quarantine else ()
 
 
 def detect(self: _Options, state: DriftState, fed: Federation) -> tuple[Ints, Floats, Bools]:
     """Score all models on the new data: each client's best (eq. 2), its loss, and whether that is a drift (eq. 4)."""
     loss = fed.evaluate(state.models, self.metric)
+    loss[:, np.isin(state.models.ids, state.waiting)] = np.nan
     keys = [fed.key("ties", c) for c in range(fed.n_clients)] if self.ties == "random" else None
     best, lowest = cluster.best_models(loss, state.votes.argmax(axis=1), keys)
-    if fed.tau and self.metric == "error" and not fed.counts[1:-1].any():  # the first scores of a trained model
+    if (
+        fed.tau and self.test == "threshold" and self.metric == "error" and not fed.counts[1:-1].any()
+    ):  # the first scores of a trained model
         _warn_if_noisy(self.delta, lowest, fed.counts[-1])
-    return best, lowest, cluster.rises(lowest, state.reference, self.delta)
+    seen = Evidence(_more(state.observed, lowest), fed.counts, state.since, state.reference)
+    return best, lowest, drift_test(self.test, self.delta, self.metric)(seen)
 
 
 def make_room(
@@ -217,7 +293,8 @@ def create(
             newborn = put(newborn, k, fed.fresh())
         cause = {
             "clients": list(clients), self.metric: float(lowest[clients[0]]),
-            "reference": float(state.reference[clients[0]]), "delta": self.delta,
+            "reference": float(state.reference[clients[0]]),
+            **({"delta": self.delta} if self.test == "threshold" else {"test": self.test}),
             "from": None if starts[k] == "fresh" else models.ids[parents[k]],
         }  # fmt: skip
         if starts[k] in SHARED:
@@ -263,6 +340,11 @@ def _unless(groups: Sequence[Sequence[int]], best: Ints) -> Ints:
     for clients in groups:
         chosen[list(clients)] = -1
     return chosen
+
+
+def _more(observed: Floats, lowest: Floats) -> Floats:
+    """What was observed, with the newest."""
+    return np.concatenate([observed, lowest[None]])
 
 
 def _latest(lowest: Floats, reference: Floats) -> Floats:

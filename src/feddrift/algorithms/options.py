@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from typing import Any
 
 
-def option(default: Any, help: str) -> Any:
-    """A dataclass field that users may set."""
-    return dataclasses.field(default=default, metadata={"help": help})
+def option(default: Any, help: str, quiet: bool = False) -> Any:
+    """A dataclass field that users may set; a quiet one is recorded where it is not the default.
+
+    Settings that are younger than records are quiet, so that older records keep their names.
+    """
+    return dataclasses.field(default=default, metadata={"help": help, "quiet": quiet})
 
 
 def options(algorithm: Any) -> dict[str, dataclasses.Field[Any]]:
-    """The settable fields of an algorithm class or object; the field `init_` is called init."""
+    """The settable fields of an algorithm class or object; the field `init_` is called init.
+
+    Those are the fields with a help text; of a class from elsewhere also its own plain ones.
+    """
     if not dataclasses.is_dataclass(algorithm):
         return {}
-    return {f.name.rstrip("_"): f for f in dataclasses.fields(algorithm) if "help" in f.metadata}
+    return {f.name.rstrip("_"): f for f in dataclasses.fields(algorithm) if "help" in f.metadata or _own(algorithm, f)}
+
+
+def _own(algorithm: Any, f: dataclasses.Field[Any]) -> bool:
+    cls = algorithm if isinstance(algorithm, type) else type(algorithm)
+    declared = next(base for base in cls.__mro__ if f.name in inspect.get_annotations(base))
+    plain = f.default is dataclasses.MISSING or isinstance(f.default, str | int | float | None)
+    return f.init and plain and declared.__module__.partition(".")[0] != "feddrift"
 
 
 def settings(algorithm: Any) -> dict[str, Any]:
     """The resolved hyper-parameters of an algorithm, for the record."""
-    return {name: getattr(algorithm, f.name) for name, f in options(algorithm).items()}
+    found = {name: (f, getattr(algorithm, f.name)) for name, f in options(algorithm).items()}
+    return {name: value for name, (f, value) in found.items() if not f.metadata.get("quiet") or value != f.default}

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from feddrift import rng, sampling
+from feddrift.conditions import IDEAL, Conditions
 from feddrift.errors import ConfigError
-from feddrift.models import leaves, per_axis, split, take, tree_map, trunk_of
+from feddrift.models import averaged, finite, leaves, per_axis, split, take, tree_map, trunk_of
 from feddrift.types import (
     Bools,
     Clusters,
@@ -30,6 +33,8 @@ from feddrift.types import (
     Weights,
 )
 
+log = logging.getLogger(__name__)
+
 # Cross-evaluation looks at a keyed sample of at most so many rows of a stored cell.
 SCORE_ROWS = 512
 SCORE_ROOM = 1 << 22  # pairs of a row and a model that are scored at a time
@@ -42,8 +47,9 @@ TRIAL = 2**31
 class Engine(ABC):
     """Holds the clients' data and does their work; `at(tau)` is the federation of one time step."""
 
-    def __init__(self, stream: Stream, net: Net, local: Local, seed: int) -> None:
-        self.stream, self.net, self.local, self.seed = stream, net, local, seed
+    def __init__(self, stream: Stream, net: Net, local: Local, seed: int, conditions: Conditions = IDEAL) -> None:
+        self.stream, self.net, self.local, self.seed, self.conditions = stream, net, local, seed, conditions
+        self.in_reach = conditions.in_reach(stream.counts[:-1], seed)
         self.lane_rounds = 0  # rounds of all lanes so far, trials included: the work done
 
     @abstractmethod
@@ -171,10 +177,10 @@ class TimeStep(ABC):
         self.tau = tau
         self.n_clients, self.n_classes = stream.n_clients, stream.n_classes
         self.features: tuple[int, ...] = stream.x.shape[1:]
-        self.counts: Ints = stream.counts[: tau + 1]
-        self.reachable: Bools = np.ones(self.n_clients, dtype=bool)
+        self.counts: Ints = np.where(engine.in_reach, stream.counts[:-1], 0)[: tau + 1]
+        self.reachable: Bools = engine.in_reach[tau]
         self.concepts: Ints | None = None if stream.concepts is None else stream.concepts[: tau + 1]
-        self.local = engine.local
+        self.local, self.conditions = engine.local, engine.conditions
         self.round = 0  # rounds trained so far
         self._numbers: Ints = np.zeros(self.n_clients, dtype=np.int64)  # parameters to and from each client so far
         self._model_size = 1  # parameters of a model
@@ -200,7 +206,7 @@ class TimeStep(ABC):
         self._count_scoring(clients, models)
         for part, rows, sizes in self._blocks(_at(self.tau, clients), len(models)):
             loss[clients[part]] = (self._sums(models, rows, sizes, metric) / sizes).T
-        return loss
+        return np.where(np.isfinite(loss), loss, np.nan)
 
     def confusion(self, models: Models) -> Ints:
         counts = np.zeros((self.n_clients, len(models), self.n_classes, self.n_classes), dtype=np.int64)
@@ -232,30 +238,66 @@ class TimeStep(ABC):
         with np.errstate(invalid="ignore"):  # a model without data: 0 / 0
             return np.asarray(L / total)
 
-    def local_updates(self, models: Models, w: Weights, local: Local | None = None) -> Updates:
-        lanes, entries = self._lanes(models, w)
-        if not len(lanes.client):
-            return replace(lanes, params=per_axis(lambda leaf, _: leaf[:0], models, None, None))
-        self._count_training(models, lanes, 1, local or self.local)
-        trained = self._local_updates(models, lanes, entries, local or self.local)
-        self.round += 1
-        return trained
+    def local_updates(self, models: Models, w: Weights | Entries, local: Local | None = None) -> Updates:
+        used, local = self._in_use(models, w), local or self.local
+        entries = self._drawn(used)
+        lanes = self._lanes(models, entries)
+        if len(lanes.client):
+            self._count_training(models, lanes, 1, local)
+            updates = self._local_updates(models, lanes, entries, local)
+            updates = self.conditions.received(models, updates, partial(self.key, "garbage", self.round))
+        else:
+            updates = replace(lanes, params=per_axis(lambda leaf, _: leaf[:0], models, None, None))
+        self.round += len(used.t) > 0
+        return updates
 
     def train(
         self, models: Models, w: Weights | Entries, rounds: int | None = None, local: Local | None = None
     ) -> Models:
         local = local or self.local
         rounds = local.rounds if rounds is None else rounds
-        lanes, entries = self._lanes(models, w)
-        if not len(lanes.client) or not rounds:
+        entries = self._in_use(models, w)
+        if not len(entries.t) or not rounds:
             return models
-        self._count_training(models, lanes, rounds, local)
-        trained = self._train(models, lanes, entries, rounds, local)
-        self.round += rounds
+        trained = models
+        if local.average != "mean" or self.conditions.garbage:  # the server looks at every update
+            for _ in range(rounds):
+                updates = self.local_updates(trained, entries, local)
+                self._tell(trained, updates, (~finite(trained, updates)).astype(int))
+                trained = averaged(trained, updates, local.average)
+        elif self.conditions.participation < 1:
+            for _ in range(rounds):
+                trained = self._trained(trained, self._drawn(entries), 1, local)
+        else:
+            trained = self._trained(trained, entries, rounds, local)
         if local.trains == "head":  # an average of equal trunks may differ in its last bits
             same = per_axis(lambda new, old, trunk: old if trunk else new, trained, False, True, models.params)
             return replace(trained, params=same)
         return trained
+
+    def _trained(self, models: Models, entries: Entries, rounds: int, local: Local) -> Models:
+        lanes = self._lanes(models, entries)
+        if len(lanes.client):
+            self._count_training(models, lanes, rounds, local)
+            models = self._train(models, lanes, entries, rounds, local)
+        self.round += rounds
+        return models
+
+    def _tell(self, models: Models, lanes: Updates, refused: Ints) -> None:
+        """Say whose updates were no numbers, in how many rounds."""
+        for lane in np.flatnonzero(refused):
+            pairs = np.flatnonzero(lanes.lane == lane)
+            log.warning(
+                "time %d: client %s sent updates of model %s that are not finite, left out of %d rounds",
+                self.tau, self._engine.stream.clients[lanes.client[pairs[0]]],
+                ", ".join(str(models.ids[m]) for m in lanes.model[pairs]), refused[lane],
+            )  # fmt: skip
+
+    def _drawn(self, entries: Entries) -> Entries:
+        """Those of the clients that take part in the next round."""
+        if self.conditions.participation == 1:
+            return entries
+        return entries.only(self.conditions.drawn(self.reachable, self.key("participation", self.round))[entries.c])
 
     def tournament(self, models: Models, w: Weights, parent: Ints, starts: Sequence[Start]) -> Tournament:
         entries = Entries.of(w, (self.tau, self.n_clients, len(models)))
@@ -274,7 +316,8 @@ class TimeStep(ABC):
         mistakes: list[Bools] = []  # [start][row]
         for start in starts:
             contender, given, position = self._contender(models, entries, parent, clients, start)
-            apart = self._engine.at(self.tau)  # what happens there is no part of the run
+            apart = self._engine.at(self.tau)  # what happens there is no part of the run, and each client's own
+            apart.conditions = IDEAL
             trains: Literal["all", "head"] = "head" if start == "head" else "all"
             local = replace(self.local, hold_out=JUDGED, bags=False, trains=trains)
             trained = apart.train(contender, given, local=local)
@@ -341,16 +384,20 @@ class TimeStep(ABC):
         """The clients that can be scored."""
         return np.flatnonzero(self.reachable & (self.counts[self.tau] > 0))
 
-    def _lanes(self, models: Models, w: Weights | Entries) -> tuple[Updates, Entries]:
-        """The pairs (client, model) with work: the model's family is in use at tau and the client has data for it."""
+    def _in_use(self, models: Models, w: Weights | Entries) -> Entries:
+        """The data in reach for models whose family is in use at tau."""
         w, on = Entries.of(w, (self.tau + 1, self.n_clients, len(models))), models.stands_on
         w = w.only(self.reachable[w.c])
-        w = w.only(np.isin(on[w.m], on[w.m[w.t == self.tau]]) & (self.counts[w.t, w.c] > 0))
+        return w.only(np.isin(on[w.m], on[w.m[w.t == self.tau]]) & (self.counts[w.t, w.c] > 0))
+
+    def _lanes(self, models: Models, w: Entries) -> Updates:
+        """The pairs (client, model) with work."""
+        on = models.stands_on
         pairs, entry = np.unique(w.m * self.n_clients + w.c, return_inverse=True)  # by model, then client
         m, c = np.divmod(pairs, self.n_clients)
         size: Floats = np.bincount(entry, w.value * self.counts[w.t, w.c], len(pairs)).astype(np.float64)
         _, lane = np.unique(on[m] * self.n_clients + c, return_inverse=True)
-        return Updates(None, client=c, model=m, size=size, lane=lane), w
+        return Updates(None, client=c, model=m, size=size, lane=lane)
 
     def _blocks(self, cells: Ints, n_models: int, most: int | None = None) -> Iterator[tuple[slice, Ints, Ints]]:
         """Cells [n, (t, c)] in blocks that fit into memory: which, their rows (a sample of at most `most`), sizes."""

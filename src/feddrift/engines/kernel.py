@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from feddrift import optim, rng
 from feddrift.background import cores
-from feddrift.models import split, trunk_of
+from feddrift.models import sound_parts, split, trunk_of
 from feddrift.nets import perceptron
 from feddrift.types import Bools, Ints, Local, Models, Net, Params, Stream
 
@@ -49,8 +49,8 @@ def applies(net: Net, params: Params) -> bool:
 def rounds(
     net: Net, local: Local, params: Params, mask: Any, of_trunk: Any, of_head: Any, lanes: Any, x: Any, y: Any,
     order: Any, first: int, last: int,
-) -> tuple[Params, Params, Any, Any]:  # fmt: skip
-    """Algorithm 1 for the rounds first..last-1: the models, the lanes before the last average, their moments."""
+) -> tuple[Params, Params, Any, Any, Any]:  # fmt: skip
+    """As `program.rounds`."""
     shape = trunk_of(net, params)
     n_lanes, n_pairs, n_heads = int(lanes.n_lanes), int(lanes.n_pairs), lanes.model.shape[1]
     models = {name: np.array(params[name]) for name in LEAVES}
@@ -73,25 +73,32 @@ def rounds(
         local.optimizer == "adam", local.trains == "all" or not shape["W1"],
     )  # fmt: skip
     flat = x.reshape(len(x), -1)
-
+    sound, refused = np.ones(n_lanes, dtype=bool), np.zeros(n_lanes, dtype=np.int32)
     given = (
         n_heads, *(models[k] for k in LEAVES), *(work[k] for k in LEAVES), *(_rows(work[k]) for k in LEAVES),
         *(tuple(map(_rows, held[k])) for k in LEAVES), done["W1"], done["W2"], at["W1"], heads, drawn, flat,
-        y, sees, how,
+        y, sees, how, sound,
     )  # fmt: skip
     every = np.arange(n_lanes, dtype=np.int32)
-    average = {True: (lanes.trunk_share, every), False: (lanes.head_share, lanes.pair[:n_pairs])}
-    averages = [(_rows(models[k]), _rows(work[k]), at[k], *average[shape[k]]) for k in LEAVES]
+    parts = {True: (lanes.trunk_share, every), False: (lanes.head_share, lanes.pair[:n_pairs])}
+    places = [(_rows(models[k]), _rows(work[k]), at[k]) for k in LEAVES]
+    average = [parts[shape[k]] for k in LEAVES]
     with _Cores(n_lanes) as team:
         for round in range(int(first), int(last)):
             team.run(_train, np.uint32(round), *given)
-            for one in averages:
-                _average(*one)
+            taken = average
+            if not sound.all():
+                refused += ~sound
+                lane_of = {True: every, False: lanes.pair[:n_pairs] // n_heads}
+                left = {trunk: sound_parts(*parts[trunk], at[k], sound[lane_of[trunk]]) for k, trunk in shape.items()}
+                taken = [left[shape[k]] for k in LEAVES]
+            for place, some in zip(places, taken, strict=True):
+                _average(*place, *some)
     kept = []
     for shelf, names in zip((of_trunk, of_head), split({name: name for name in LEAVES}, shape), strict=True):
         moments = {key: [held[name][i] for name in names] for i, key in enumerate(("mean", "square", "largest"))}
         kept.append((moments, done[names[0]] if names else shelf[1]))
-    return models, work, kept[0], kept[1]
+    return models, work, kept[0], kept[1], refused
 
 
 def mistakes(net: Net, models: Models, stream: Stream, rows: Ints, sizes: Ints) -> Ints:
@@ -443,12 +450,20 @@ def _flag(
             begin += n
 
 
+@_strict
+def _finite(values: Any) -> Any:
+    sound = True
+    for value in values:
+        sound = sound and math.isfinite(value)
+    return sound
+
+
 @_loose
 def _train(
     lo: Any, hi: Any, round: Any, n_heads: Any, modelW1: Any, modelb1: Any, modelW2: Any, modelb2: Any,
     W1: Any, b1: Any, W2: Any, b2: Any, flatW1: Any, flatb1: Any, flatW2: Any, flatb2: Any, heldW1: Any, heldb1: Any,
     heldW2: Any, heldb2: Any, trunk_taken: Any, head_taken: Any, trunk: Any, model: Any, drawn: Any, X: Any, Y: Any,
-    sees: Any, how: Any,
+    sees: Any, how: Any, sound: Any,
 ) -> None:  # fmt: skip
     """The local steps of lanes lo..hi-1 in one round, from the models' parameters; in place."""
     key0, key1, cumulative, counts, starts, order = drawn
@@ -499,3 +514,6 @@ def _train(
                     rate, bias = _corrections(trunk_taken[lane], lr)
                 _update(flatW1, flat[0], heldW1, lane, rate, bias, decay, adam)
                 _update(flatb1, flat[1], heldb1, lane, rate, bias, decay, adam)
+        sound[lane] = _finite(flatW1[lane]) and _finite(flatb1[lane])
+        for pair in range(lane * n_heads, (lane + 1) * n_heads):
+            sound[lane] = sound[lane] and _finite(flatW2[pair]) and _finite(flatb2[pair])

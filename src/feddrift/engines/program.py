@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from feddrift import optim, rng, sampling
-from feddrift.models import average, leaves, split, tree_map, trunk_of, unsplit
+from feddrift.models import average, leaves, sound_parts, split, tree_map, trunk_of, unsplit
 from feddrift.nets import batch_loss, masked
 from feddrift.types import Local, Net, Params
 
@@ -82,12 +82,13 @@ jax.tree_util.register_dataclass(Lanes, data_fields=[f.name for f in fields(Lane
 def rounds(
     devices: Devices, net: Net, local: Local, params: Params, mask: Any, of_trunk: Optimiser, of_head: Optimiser,
     lanes: Lanes, x: Any, y: Any, order: Any, first: Any, last: Any,
-) -> tuple[Params, Params, Optimiser, Optimiser]:  # fmt: skip
-    """Algorithm 1 for the rounds first..last-1: the models, the lanes before the last average, their moments."""
+) -> tuple[Params, Params, Optimiser, Optimiser, Any]:  # fmt: skip
+    """Algorithm 1 for the rounds first..last-1: the models, the lanes before the last average, their
+    moments, and in how many rounds each lane was left out of the average since not all in it were numbers."""
     room = devices.room(params)
     if int(lanes.n_lanes) > room:
         return _in_chunks(devices, room, net, local, params, mask, of_trunk, of_head, lanes, x, y, order, first, last)
-    program = replace(local, rounds=1, lr=1.0)  # neither is a part of it
+    program = replace(local, rounds=1, lr=1.0, average="mean")  # neither is a part of it
     of_trunk, of_head, lanes = devices.put((of_trunk, of_head, lanes), deal=True)
     found: Any = _rounds(
         devices.mesh, net, program, params, mask, of_trunk, of_head, lanes, x, y, devices.put(order), first, last,
@@ -99,7 +100,7 @@ def rounds(
 def _in_chunks(
     devices: Devices, room: int, net: Net, local: Local, params: Params, mask: Any, of_trunk: Optimiser,
     of_head: Optimiser, lanes: Lanes, x: Any, y: Any, order: Any, first: Any, last: Any,
-) -> tuple[Params, Params, Optimiser, Optimiser]:  # fmt: skip
+) -> tuple[Params, Params, Optimiser, Optimiser, Any]:  # fmt: skip
     """`rounds` for more lanes than there is room for: models, lanes and moments stay on the host."""
     shape, heads, n = trunk_of(net, params), lanes.model.shape[1], int(lanes.n_lanes)
     models = [[np.array(leaf) for leaf in part] for part in split(params, shape)]
@@ -108,7 +109,8 @@ def _in_chunks(
     held: Any = tree_map(np.array, (of_trunk, of_head))
     parts = np.arange(n), lanes.pair[: int(lanes.n_pairs)]
     share, order = (lanes.trunk_share, lanes.head_share), devices.put(order)
-    program = replace(local, rounds=1, lr=1.0)
+    program = replace(local, rounds=1, lr=1.0, average="mean")
+    refused = np.zeros(n, dtype=np.int32)
     for round in range(int(first), int(last)):
         now = unsplit(models[0], models[1], shape)
         for begin in range(0, n, room):
@@ -131,11 +133,18 @@ def _in_chunks(
                     (*work[k], *leaves(held[k])), (*trained[k], *leaves(trained[2 + k])), strict=True
                 ):
                     stack[some] = np.asarray(new)[:m]
+        sound = np.ones(n, dtype=bool)
+        for leaf in (*work[0], *work[1]):
+            sound &= np.isfinite(leaf).reshape(len(share[0]), -1).all(axis=1)[:n]
+        added = list(zip(share, parts, strict=True))
+        if not sound.all():
+            refused += ~sound
+            lane_of = np.arange(n), parts[1] // heads
+            added = [sound_parts(*added[k], at[k], sound[lane_of[k]]) for k in (0, 1)]
         models = [
-            [average(old, new, at[k], share[k], parts[k]) for old, new in zip(models[k], work[k], strict=True)]
-            for k in (0, 1)
+            [average(old, new, at[k], *added[k]) for old, new in zip(models[k], work[k], strict=True)] for k in (0, 1)
         ]
-    return unsplit(models[0], models[1], shape), unsplit(work[0], work[1], shape), held[0], held[1]
+    return unsplit(models[0], models[1], shape), unsplit(work[0], work[1], shape), held[0], held[1], refused
 
 
 @partial(jax.jit, static_argnums=0)
@@ -210,45 +219,61 @@ _chunk = jax.jit(_local_round, static_argnums=(0, 1), donate_argnums=(4, 5))
 def _rounds(
     mesh: Mesh | None, net: Net, local: Local, params: Params, mask: Any, of_trunk: Optimiser, of_head: Optimiser,
     lanes: Lanes, x: Any, y: Any, order: Any, first: Any, last: Any, lr: Any,
-) -> tuple[Params, Params, Optimiser, Optimiser]:  # fmt: skip
-    """Algorithm 1 for the rounds first..last-1: the models, the lanes before the last average, their moments."""
+) -> tuple[Params, Params, Optimiser, Optimiser, Any]:  # fmt: skip
+    """Algorithm 1 for the rounds first..last-1: the models, the lanes before the last average, their
+    moments, and in how many rounds each lane was left out of the average since not all in it were numbers."""
     shape = trunk_of(net, params)
     trunk, head = split(params, shape)
 
     def one(round: Any, carry: Any) -> Any:
-        trunk, head, _, _, of_trunk, of_head = carry
+        trunk, head, _, _, of_trunk, of_head, refused = carry
         trunks, heads, of_trunk, of_head = _local_round(
             net, local, unsplit(trunk, head, shape), mask, of_trunk, of_head, lanes, x, y, order, round, lr
         )
-        every = jnp.arange(len(lanes.trunk))
-        trunk = _averaged(mesh, trunk, trunks, lanes.trunk, lanes.trunk_share, every, lanes.n_lanes)
-        head = _averaged(mesh, head, heads, lanes.model.reshape(-1), lanes.head_share, lanes.pair, lanes.n_pairs)
-        return trunk, head, trunks, heads, of_trunk, of_head
+        every, sound = jnp.arange(len(lanes.trunk)), _finite(trunks, heads, len(lanes.trunk))
+        of_pair = jnp.repeat(sound, lanes.model.shape[1])
+        trunk = _averaged(mesh, trunk, trunks, lanes.trunk, lanes.trunk_share, every, lanes.n_lanes, sound)
+        head = _averaged(
+            mesh, head, heads, lanes.model.reshape(-1), lanes.head_share, lanes.pair, lanes.n_pairs, of_pair
+        )
+        return trunk, head, trunks, heads, of_trunk, of_head, refused + ~sound
 
     trunks, heads = [leaf[lanes.trunk] for leaf in trunk], [leaf[lanes.model.reshape(-1)] for leaf in head]
-    trunk, head, trunks, heads, of_trunk, of_head = jax.lax.fori_loop(
-        first, last, one, (trunk, head, trunks, heads, of_trunk, of_head)
+    never = jnp.zeros(len(lanes.trunk), dtype=jnp.int32)
+    trunk, head, trunks, heads, of_trunk, of_head, refused = jax.lax.fori_loop(
+        first, last, one, (trunk, head, trunks, heads, of_trunk, of_head, never)
     )
-    return unsplit(trunk, head, shape), unsplit(trunks, heads, shape), of_trunk, of_head
+    return unsplit(trunk, head, shape), unsplit(trunks, heads, shape), of_trunk, of_head, refused
+
+
+def _finite(trunks: list[Any], heads: list[Any], n_lanes: int) -> Any:
+    """[lane], whether all that it trained are numbers."""
+    sound = jnp.ones(n_lanes, dtype=bool)
+    for leaf in (*trunks, *heads):
+        sound &= jnp.isfinite(leaf).reshape(n_lanes, -1).all(axis=1)
+    return sound
 
 
 def _averaged(
-    mesh: Mesh | None, old: list[Any], parts: list[Any], target: Any, share: Any, order: Any, n: Any
+    mesh: Mesh | None, old: list[Any], parts: list[Any], target: Any, share: Any, order: Any, n: Any, sound: Any
 ) -> list[Any]:
     """`models.averaged`, to the same bits: products first, then sums part by part, which no compiler fuses.
 
     The k-th part to add, k < n, is order[k], it goes to target[order[k]]. Several devices send each other all parts, so
-    that their number does not change the order of the sum.
+    that their number does not change the order of the sum. Parts that are not sound are left out.
     """
     if not old:
         return old
     real = jnp.zeros(len(target), dtype=bool).at[order].max(jnp.arange(len(order)) < n)
+    total = jnp.zeros(len(old[0])).at[target].add(jnp.where(real & sound, share, 0))
+    share = jnp.where((real & ~sound).any(), share / total[target], share)  # the others have more of it
+    real &= sound
     has_parts = jnp.zeros(len(old[0]), dtype=bool).at[target].max(real)
 
     def per_row(values: Any, like: Any) -> Any:
         return values.reshape(-1, *[1] * (like.ndim - 1))
 
-    products = [per_row(share, part) * part for part in parts]
+    products = [jnp.where(per_row(sound, part), per_row(share, part) * part, 0) for part in parts]
     if mesh is not None:
         products = jax.lax.with_sharding_constraint(products, NamedSharding(mesh, WHOLE))  # type: ignore[no-untyped-call]
     begin = [jnp.where(per_row(has_parts, leaf), 0, leaf) for leaf in old]

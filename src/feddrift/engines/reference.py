@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrift import optim, rng, sampling
+from feddrift.conditions import IDEAL, Conditions
 from feddrift.engines.base import Engine, Entries, TimeStep
-from feddrift.models import averaged, one, split, tree_map, trunk_of, unsplit
+from feddrift.models import averaged, finite, one, split, tree_map, trunk_of, unsplit
 from feddrift.nets import batch_loss, masked
 from feddrift.types import Ints, Local, Models, Net, Params, Stream, Updates
 
@@ -20,8 +21,8 @@ from feddrift.types import Ints, Local, Models, Net, Params, Stream, Updates
 class Reference(Engine):
     """Obvious and slow; what the simulator must agree with."""
 
-    def __init__(self, stream: Stream, net: Net, local: Local, seed: int) -> None:
-        super().__init__(stream, net, local, seed)
+    def __init__(self, stream: Stream, net: Net, local: Local, seed: int, conditions: Conditions = IDEAL) -> None:
+        super().__init__(stream, net, local, seed, conditions)
 
         def loss(params: Params, mask: Any, x: Any, y: Any, n: Any) -> Any:
             with jax.default_matmul_precision("float32"):
@@ -61,7 +62,9 @@ class ReferenceStep(TimeStep):
 
     def _train(self, models: Models, lanes: Updates, w: Entries, rounds: int, local: Local) -> Models:
         for i in range(rounds):
-            models = averaged(models, self._round(models, lanes, w, self.round + i, local))
+            updates = self._round(models, lanes, w, self.round + i, local)
+            self._tell(models, updates, (~finite(models, updates)).astype(int))
+            models = averaged(models, updates)
         return models
 
     def _local_updates(self, models: Models, lanes: Updates, w: Entries, local: Local) -> Updates:

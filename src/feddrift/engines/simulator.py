@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrift import optim, rng, sampling
+from feddrift.conditions import IDEAL, Conditions
 from feddrift.engines import program
 from feddrift.engines.base import Engine, Entries, TimeStep
 from feddrift.engines.program import Devices, Lanes, Optimiser
@@ -61,8 +62,8 @@ def head_bucket(n: int) -> int:
 class Simulator(Engine):
     """Vectorised over lanes with JAX, on the CPU or a GPU."""
 
-    def __init__(self, stream: Stream, net: Net, local: Local, seed: int) -> None:
-        super().__init__(stream, net, local, seed)
+    def __init__(self, stream: Stream, net: Net, local: Local, seed: int, conditions: Conditions = IDEAL) -> None:
+        super().__init__(stream, net, local, seed, conditions)
         self.native = jax.default_backend() == "cpu"  # whether small perceptrons are left to native code
         self.devices = Devices(tuple(jax.local_devices()))
 
@@ -206,9 +207,10 @@ class SimulatorStep(TimeStep):
             data, run = (engine.stream.x, engine.stream.y), kernel.rounds
         else:
             data, run = engine.data, partial(program.rounds, engine.devices)
-        trained, updates, of_trunk, of_head = run(
+        trained, updates, of_trunk, of_head, refused = run(
             engine.net, local, params, mask, *held, described, *data, order, *limits
         )
+        self._tell(models, lanes, np.asarray(refused)[: int(described.n_lanes)])
         self.trunks.keep(lane_names, of_trunk)
         self.heads.keep(pair_names, of_head)
         return trained, updates, pairs

@@ -1,13 +1,15 @@
-"""Streams by name: the paper's, or a folder of your own files."""
+"""Streams by name: the paper's, a folder of your own files, or a function of your own."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from feddrift import plugins
 from feddrift.errors import ConfigError, unknown
-from feddrift.streams import fmow, folder, mnist, patterns, synthetic
+from feddrift.streams import air, fmow, folder, mnist, patterns, synthetic
 from feddrift.types import Stream
 
 
@@ -38,6 +40,8 @@ STREAMS: dict[str, Entry] = {
     ),
     "fmow-rule": Entry("the same by its rule, from what the folder has", "fmow", 0, None, fmow.images),
     "fmow-labels": Entry("FMoW's real shares of classes over time, shown by clothes", "fmow", 0, None, fmow.labels),
+    "air-quality": Entry("dust in five Chinese cities by the quarter: real drift", "air", 0, None, air.five_cities),
+    "air-beijing": Entry("dust at 12 stations that drift together: nothing to cluster", "air", 0, None, air.beijing),
 }
 
 
@@ -49,7 +53,7 @@ def stream(
     data_dir: str | Path | None = None,
     label: str = "label",
 ) -> Stream:
-    """The stream called `name`, or the CSV or NPZ files under DIR for ``folder:DIR``.
+    """The stream called `name`, the files under DIR for ``folder:DIR``, or what ``package.module:make`` makes.
 
     >>> s = stream("sine-2")
     >>> s.n_steps, s.n_clients, s.cell(0, 0)[0].shape
@@ -62,6 +66,10 @@ def stream(
         return folder.load(directory, label=label)
     if label != "label":
         raise ConfigError(f"label names a column of folder:DIR, so it must be left out for {name}, got {label!r}")
+    if name not in STREAMS and (make := plugins.find("stream", name)) is not None:
+        if pattern is not None:
+            raise ConfigError(f"{name} brings its own drift: pattern must be left out, got {pattern!r}")
+        return _made(name, make, data_dir)
     entry = _entry(name)
     if entry.pattern is None:
         if pattern is not None:
@@ -75,9 +83,19 @@ def stream(
     return entry.make(name, concepts, data_dir)
 
 
+def _made(name: str, make: object, data_dir: str | Path | None) -> Stream:
+    """The stream that a function makes, told the data directory if it wants to know."""
+    if callable(make):
+        wants = "data_dir" in inspect.signature(make).parameters
+        make = make(data_dir=data_dir) if wants else make()
+    if not isinstance(make, Stream):
+        raise ConfigError(f"'{name}' must be a Stream or a function that makes one, got a {type(make).__name__}")
+    return make
+
+
 def check(name: str) -> None:
     """Refuse a name that no stream has; a folder is looked at when it is read."""
-    if not name.startswith("folder:"):
+    if not name.startswith("folder:") and (name in STREAMS or plugins.find("stream", name) is None):
         _entry(name)
 
 
@@ -95,7 +113,7 @@ def default_pattern(name: str, seed: int = 0) -> str:
 
 def _entry(name: str) -> Entry:
     if name not in STREAMS:
-        raise unknown("stream", name, [*STREAMS, "folder:DIR"])
+        raise unknown("stream", name, [*STREAMS, *plugins.installed("stream"), "folder:DIR", "package.module:make"])
     return STREAMS[name]
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import csv
 import logging
 import math
+import os
 import re
-import zipfile
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -48,12 +47,13 @@ class _Label(NamedTuple):
 
 def load(directory: str | Path, label: str = "label") -> Stream:
     """The stream of DIR/client_<name>/step_<t>.csv or .npz; its last time step only tests."""
-    root = Path(directory).expanduser()
-    if not str(directory) or not root.is_dir():
+    root = Path(os.path.expanduser(directory))  # unlike Path's, it leaves a home that nobody has as it is
+    if not str(directory) or not os.path.isdir(root):
         raise DataError(f"'{directory}' is not a directory, expected one with files client_<name>/step_<t>.csv or .npz")
     try:
         clients = {path: _steps(path) for path in sorted(root.glob("client_?*"), key=_natural) if path.is_dir()}
-        strays = [path.name for path in root.iterdir() if path.is_dir() and path not in clients]
+        rest = [path for path in root.iterdir() if path not in clients]
+        strays = [path.name for path in rest if path.is_dir() or path.name.startswith("client_")]
     except OSError as error:
         raise DataError(f"{root} cannot be read: {error}") from None
     if not clients:
@@ -98,10 +98,17 @@ def _steps(client: Path) -> dict[int, Path]:
         match = _STEP.fullmatch(path.name)
         if match is None:
             raise DataError(f"{path}: expected a name like step_<number>.csv or step_<number>.npz")
+        _check_file(path)
         other = steps.setdefault(int(match[1]), path)
         if other != path:
             raise DataError(f"{other} and {path.name} are the same time step, keep one of them")
     return steps
+
+
+def _check_file(path: Path) -> None:
+    """Refuse folders, links that lead nowhere, and pipes, which would be waited for."""
+    if not os.path.isfile(path):
+        raise DataError(f"{path} is not a file")
 
 
 def _read(path: Path, label: str, first: _File | None) -> _File:
@@ -115,7 +122,7 @@ def _read(path: Path, label: str, first: _File | None) -> _File:
 
 def _read_csv(path: Path, label: str, first: _File | None) -> _File:
     with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.reader(file)
+        reader = csv.reader(file, strict=True)  # a quote that nobody closes would swallow the rest
         header = [name.strip() for name in next(reader, [])]
         if not header:
             raise DataError(f"{path} is empty, expected a header line with a column '{label}'")
@@ -147,20 +154,20 @@ def _read_csv(path: Path, label: str, first: _File | None) -> _File:
     return _File(path, columns, x, [row[target].strip() for _, row in numbered], [line for line, _ in numbered])
 
 
-# What np.load may say of a file that is no archive, or not a whole one.
-BROKEN_NPZ = (KeyError, TypeError, ValueError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error)
-
-
 def _read_npz(path: Path, first: _File | None) -> _File:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:  # np.load alone leaves it open
             x, y = arrays["x"], arrays["y"]
-    except BROKEN_NPZ as error:
+    except OSError:
+        raise
+    except Exception as error:  # whatever NumPy, zipfile and zlib say of a broken file
         raise DataError(f"{path}: expected an .npz of two plain arrays x and y, without pickled objects") from error
     if x.ndim < 2 or y.shape != x.shape[:1] or x.dtype.kind not in "biuf" or y.dtype.kind not in "biufU":
         raise DataError(
             f"{path}: expected numbers x[n, features] and labels y[n], got {x.dtype} {x.shape} and {y.dtype} {y.shape}"
         )
+    if not math.prod(x.shape[1:]):
+        raise DataError(f"{path}: expected at least one feature, got x of shape {x.shape}")
     if first and x.shape[1:] != first.x.shape[1:]:
         raise DataError(f"{path}: features of shape {x.shape[1:]}, but {first.path} has {first.x.shape[1:]}")
     with np.errstate(over="ignore"):
@@ -180,7 +187,8 @@ def _number(text: str) -> float:
 def _classes(path: Path, files: Iterable[_File]) -> tuple[int, dict[str, int]]:
     """How many classes there are, and the class of each label as written."""
     found = [label for file in files for label in _distinct(file.labels, file.place)]
-    if path.exists():
+    if os.path.lexists(path):
+        _check_file(path)
         order = listed(path)
     else:
         _check_kind(found)
@@ -218,7 +226,11 @@ def _distinct(texts: Iterable[str], place: Callable[[int], str]) -> list[_Label]
 def _value(text: str, place: str) -> int | str:
     whole = _WHOLE.fullmatch(text)
     if whole:
+        if len(whole[1]) >= 20:
+            raise DataError(f"{place}: a label that is a number has less than 20 digits, got {text}")
         return int(whole[1])
+    if "\0" in text:
+        raise DataError(f"{place}: a label is text without NUL bytes, got {text!r}")
     if text.lower() in ("", "nan"):
         raise DataError(f"{place}: the label is empty")
     if not math.isnan(_number(text)):

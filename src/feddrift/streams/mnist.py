@@ -64,7 +64,7 @@ def label_shift(name: str, concepts: Ints, data_dir: str | Path | None = None) -
 def load(data_dir: str | Path | None = None) -> tuple[Bytes, Bytes]:
     """All images [n, 784] and digits [n], train then test, from DATA_DIR/mnist, $FEDDRIFT_DATA/mnist or the cache."""
     named = data_dir or os.environ.get("FEDDRIFT_DATA")
-    folder = Path(named or pooch.os_cache("feddrift")).expanduser() / "mnist"
+    folder = Path(os.path.expanduser(named or pooch.os_cache("feddrift"))) / "mnist"
     return load_idx("MNIST", folder, URL, MD5, download=not named)
 
 
@@ -72,12 +72,19 @@ def load_idx(name: str, folder: Path, url: str, md5: Mapping[str, str], download
     """Images and classes from four files of MNIST's kind, fetched first where that is wanted."""
     if download:
         _download(name, folder, url, md5)
-    missing = [file for file in SHAPES if not (folder / file).is_file()]
+    missing = [file for file in SHAPES if not os.path.isfile(folder / file)]
     if missing:
         raise DataError(f"{name} is incomplete: put {', '.join(missing)} into {folder}")
     train_x, test_x, train_y, test_y = (_read(folder / file, shape, name) for file, shape in SHAPES.items())
     pixels = np.concatenate([train_x, test_x])
-    return pixels.reshape(len(pixels), -1), np.concatenate([train_y, test_y])
+    return pixels.reshape(len(pixels), -1), ten_classes(np.concatenate([train_y, test_y]), folder)
+
+
+def ten_classes(labels: Bytes, where: Path) -> Bytes:
+    """The labels, all of 0 to 9 and no other: a stream may ask for any of them."""
+    if (found := np.unique(labels).tolist()) != list(range(10)):
+        raise DataError(f"{where}: labels must be all of 0 to 9, got {found}")
+    return labels
 
 
 def _download(name: str, folder: Path, url: str, md5: Mapping[str, str]) -> None:
@@ -93,12 +100,12 @@ def _download(name: str, folder: Path, url: str, md5: Mapping[str, str]) -> None
 
 def _read(path: Path, shape: tuple[int, ...], name: str) -> Bytes:
     """An idx file of bytes: two zero bytes, the type (8), the number of axes, their lengths, the data."""
+    header = struct.pack(f">HBB{len(shape)}I", 0, 8, len(shape), *shape)
     try:
         with gzip.open(path) as file:
-            raw = file.read()
+            raw = file.read(len(header) + math.prod(shape) + 1)  # one too many shows that it is longer
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} is not a whole gzip file ({error}): replace it") from error
-    header = struct.pack(f">HBB{len(shape)}I", 0, 8, len(shape), *shape)
     if not raw.startswith(header) or len(raw) != len(header) + math.prod(shape):
         raise DataError(f"{path} is not {name}'s: expected an idx file of bytes of shape {shape}, replace it")
     return np.frombuffer(raw, dtype=np.uint8, offset=len(header)).reshape(shape)

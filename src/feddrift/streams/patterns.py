@@ -13,6 +13,7 @@ from feddrift.errors import ConfigError, DataError, unknown
 from feddrift.types import Ints
 
 SHIPPED = ("Y", "F", "R0", "R1", "R2", "R3", "R4")  # the paper's
+MAX_CELLS = 1_000_000  # of a random pattern: more are no stream that fits into memory
 
 
 def pattern(spec: str, seed: int = 0) -> Ints:
@@ -39,21 +40,26 @@ def pattern(spec: str, seed: int = 0) -> Ints:
 
 
 def _parse(text: str, file: str) -> Ints:
+    rows = table(text, f"pattern file {file}", "concepts, whole numbers from 0")
+    if len(rows) < 2:
+        raise DataError(f"pattern file {file}: needs at least 2 rows, one to train and one to test, got {len(rows)}")
+    return rows
+
+
+def table(text: str, where: str, legal: str) -> Ints:
+    """Whole numbers [t, c]: a line per time step, a column per client, `#` begins a comment."""
     rows: list[list[int]] = []
     for number, line in enumerate(text.splitlines(), start=1):
         tokens = line.partition("#")[0].replace(",", " ").split()
         for token in tokens:
             if not (token.isdecimal() and len(token) < 10):  # ten digits may not fit an array
-                raise DataError(f"pattern file {file}, line {number}: concepts are whole numbers from 0, got {token!r}")
+                raise DataError(f"{where}, line {number}: expected {legal}, got {token!r}")
         if tokens and rows and len(tokens) != len(rows[0]):
             raise DataError(
-                f"pattern file {file}, line {number}: expected {len(rows[0])} clients as in the first row,"
-                f" got {len(tokens)}"
+                f"{where}, line {number}: expected {len(rows[0])} clients as in the first row, got {len(tokens)}"
             )
         if tokens:
             rows.append([int(token) for token in tokens])
-    if len(rows) < 2:
-        raise DataError(f"pattern file {file}: needs at least 2 rows, one to train and one to test, got {len(rows)}")
     return np.array(rows, dtype=np.int64)
 
 
@@ -67,13 +73,16 @@ def _random(spec: str, options: str, seed: int) -> Ints:
             raise unknown("option of a random pattern", key, least)
         if key in given:
             raise ConfigError(f"pattern {spec}: {key} is given twice")
-        if not text.isdecimal() or int(text) < least[key]:
+        if not (text.isdecimal() and len(text) < 19) or int(text) < least[key]:  # more digits may not fit an array
             raise ConfigError(f"pattern {spec}: {key} must be a whole number from {least[key]}, got {text!r}")
         given.add(key)
         values[key] = int(text)
     for key in ("every", "concepts"):
         if key not in given:
             raise ConfigError(f"pattern {spec}: {key} is missing, as in random:every=2,concepts=4")
+    if values["clients"] * values["steps"] > MAX_CELLS:
+        got = f"{values['clients']} clients in {values['steps']} steps"
+        raise ConfigError(f"pattern {spec}: clients times steps must be at most {MAX_CELLS}, got {got}")
     block = np.arange(values["steps"]) // values["every"]
     words, _ = rng.derive(values["seed"], "pattern", np.arange(block[-1] + 1)[:, None], np.arange(values["clients"]))
     drawn = (rng.unit(words) * values["concepts"]).astype(np.int64)

@@ -1,0 +1,79 @@
+"use strict";
+// Elements, numbers and colours. Text only ever becomes text nodes: a client may be called anything.
+const $ = (id) => document.getElementById(id);
+
+function element(make, tag, attributes, children) {
+  const node = make(tag);
+  for (const [key, value] of Object.entries(attributes || {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
+    else node.setAttribute(key, value === true ? "" : value);
+  }
+  node.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  return node;
+}
+const h = (tag, attributes, ...children) => element((t) => document.createElement(t), tag, attributes, children);
+const s = (tag, attributes, ...children) =>
+  element((t) => document.createElementNS("http://www.w3.org/2000/svg", t), tag, attributes, children);
+
+function fill(id, ...children) {
+  $(id).replaceChildren(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+}
+
+const known = (x) => x !== null && x !== undefined;
+const percent = (x, digits = 1) => (known(x) ? (100 * x).toFixed(digits) : "–");
+const number = (x, digits = 2) => (known(x) ? x.toFixed(digits).replace(/^-(0(\.0*)?)$/, "$1") : "–");
+const count = (n, one, many = one + "s") => `${n.toLocaleString("en")} ${n === 1 ? one : many}`;
+const range = (n) => Array.from({ length: n }, (_, i) => i);
+const sum = (values) => values.reduce((a, b) => a + b, 0);
+
+function letter(k) { return k < 26 ? String.fromCharCode(65 + k) : String(k); }
+
+// A colour of the theme as the page has it now; canvases need the value, not the name.
+function colour(name) { return getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim(); }
+const PALETTE = 8;
+const paint = (k) => (k >= 0 && k < PALETTE ? `var(--m${k})` : "var(--other)");
+
+function rgb(hex) {
+  const n = parseInt(hex.slice(1), 16);
+  return [(n >> 16) & 255, (n >> 8) & 255, n & 255];
+}
+function light([r, g, b]) { return 0.299 * r + 0.587 * g + 0.114 * b > 150; }
+
+// Low accuracy is ink, high accuracy is paper: what went wrong stands out in both themes.
+function ramp(low, high) {
+  const dark = document.documentElement.dataset.theme === "dark";
+  const stops = (dark
+    ? ["#ffd9a8", "#ff9d5c", "#d9622b", "#94431f", "#56331f", "#2c2a28"]
+    : ["#5e1a05", "#a33c12", "#d9702f", "#f0a96c", "#f8d9b8", "#f6f2ec"]).map(rgb);
+  return (value) => {
+    const x = (stops.length - 1) * Math.min(1, Math.max(0, (value - low) / Math.max(high - low, 1e-9)));
+    const k = Math.min(stops.length - 2, Math.floor(x));
+    return stops[k].map((from, i) => Math.round(from + (x - k) * (stops[k + 1][i] - from)));
+  };
+}
+
+async function unpack(text) {
+  const bytes = Uint8Array.from(atob(text.trim()), (c) => c.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return JSON.parse(await new Response(stream).text());
+}
+
+// What is chosen lives in the address, so that a reload, a link and a bookmark keep it.
+const state = { read() { return Object.fromEntries(new URLSearchParams(location.hash.slice(1))); } };
+state.write = (changes) => {
+  const now = { ...state.read(), ...changes };
+  for (const key of Object.keys(now)) if (now[key] === null) delete now[key];
+  history.replaceState(null, "", "#" + new URLSearchParams(now));
+};
+
+function tip(event, ...children) {
+  const box = $("tip");
+  if (!children.length) { box.hidden = true; return; }
+  box.replaceChildren(...children);
+  box.hidden = false;
+  const { width, height } = box.getBoundingClientRect();
+  const x = event.clientX + 16 + width > innerWidth ? event.clientX - width - 12 : event.clientX + 16;
+  box.style.left = Math.max(8, x) + "px";
+  box.style.top = Math.max(8, Math.min(event.clientY + 16, innerHeight - height - 8)) + "px";
+}

@@ -1,0 +1,140 @@
+"""The models of a run in a folder of their own, to predict with: safetensors, and who uses which as JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from feddrift import __version__, checkpoint, record, rng
+from feddrift.config import RecordedRun
+from feddrift.errors import DataError, unknown
+from feddrift.models import leaves, one, paths, refill
+from feddrift.nets import masked, mlp
+from feddrift.resnet import resnet18, torchvision_names
+from feddrift.types import Ballot, Floats, Ints, Net, Params, State
+
+MODELS, ABOUT, RESNET = "models.safetensors", "models.json", "resnet18.safetensors"
+MASK = "mask"  # the name of what a model sees of its inputs, beside its parameters
+
+
+def export(run: RecordedRun, folder: Path) -> int:
+    """Write the models of a run as they stand now; how many time steps they have seen."""
+    like = run.net.init(rng.derive(run.config.seed, "init", 0))
+    found = next((c for c in run.checkpoints.newest_first() if isinstance(c, checkpoint.Checkpoint)), None)
+    state = None if found is None else found.value(like)[0]
+    if found is None or state is None:
+        raise DataError(f"{run.checkpoints.path} has no whole checkpoint of a time step to export")
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    for m, i in enumerate(state.models.ids):
+        parts = dict(paths(one(state.models, m)))
+        if state.models.mask is not None:
+            parts[MASK] = state.models.mask[m]
+        arrays |= {f"{i}/{path}": np.ascontiguousarray(leaf) for path, leaf in parts.items()}
+    net = _described(run)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(arrays, folder / MODELS)
+        if net["kind"] == "resnet18":
+            save_file(torchvision_names(run.net, one(state.models, 0)), folder / RESNET)
+        about = _about(run, state, int(found.about["steps"])) | {"net": net}
+        (folder / ABOUT).write_text(json.dumps(about, indent=2, allow_nan=False) + "\n")
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"cannot write models into {folder}: {getattr(error, 'strerror', None) or error}") from None
+    return int(found.about["steps"])
+
+
+def _described(run: RecordedRun) -> dict[str, Any]:
+    """What a reader needs to make the net again."""
+    classes, shape = run.stream.n_classes, list(run.stream.x.shape[1:])
+    if run.config.net is not None:
+        return {"kind": "own", "name": run.config.net, "features": shape, "classes": classes}
+    if len(shape) == 3 and run.stream.family == "fmow":
+        return {"kind": "resnet18", "features": shape, "classes": classes}
+    hidden = run.net.init(rng.derive(0, "init", 0))["W1"].shape[1]
+    return {"kind": "perceptron", "features": shape, "hidden": hidden, "classes": classes}
+
+
+def _about(run: RecordedRun, state: State, steps: int) -> dict[str, Any]:
+    known = record.read(run.path if run.path.exists() else record.part_of(run.path))
+    ids = state.models.ids
+    clients = {
+        name: {str(ids[m]): float(votes[m]) for m in np.flatnonzero(votes)}
+        for name, votes in zip(run.stream.clients, state.votes, strict=True)
+    }
+    return {
+        "feddrift": __version__,
+        "stream": run.config.stream,
+        "algorithm": run.config.algorithm,
+        "seed": run.config.seed,
+        "time_steps": steps,
+        "ballot": state.ballot,
+        "models": {str(i): {"family": state.models.family[m]} for m, i in enumerate(ids)},
+        "clients": clients,
+        "lineage": [{k: v for k, v in event.items() if k != "kind"} for event in known.events if event["t"] < steps],
+    }
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The models of a folder, each client's own choice of them, and their lineage."""
+
+    about: dict[str, Any]
+    net: Net
+    params: dict[int, Params]
+    masks: dict[int, Floats]
+
+    def predict(self, client: str, x: npt.ArrayLike) -> Ints:
+        """The classes of inputs x[n, ...] by the models that this client uses."""
+        votes = self.about["clients"].get(str(client))
+        if votes is None:
+            raise unknown("client", client, self.about["clients"])
+        inputs, features = np.asarray(x), tuple(self.about["net"]["features"])
+        if inputs.ndim < 1 or inputs.shape[1:] != features:
+            raise DataError(f"inputs must have shape [n, {', '.join(map(str, features))}], got {inputs.shape}")
+        ballot: Ballot = self.about["ballot"]
+        total = np.zeros((len(inputs), self.about["net"]["classes"]))
+        for i, weight in votes.items():
+            logits = np.asarray(masked(self.net, self.params[int(i)], self.masks.get(int(i)), inputs), dtype=np.float64)
+            shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
+            soft = shifted / shifted.sum(axis=1, keepdims=True)
+            total += weight * (np.eye(total.shape[1])[logits.argmax(axis=1)] if ballot == "hard" else soft)
+        return np.asarray(total.argmax(axis=1))
+
+
+def load(folder: str | Path, net: Net | None = None) -> Exported:
+    """Exported models; a net of your own has to be given again."""
+    folder = Path(folder)
+    try:
+        about = json.loads((folder / ABOUT).read_text())
+        arrays = load_file(folder / MODELS)
+        made = net or _net(about["net"], folder)
+        like = made.init(rng.derive(0, "init", 0))
+        names, ids = [path for path, _ in paths(like)], [int(i) for i in about["models"]]
+        params = {i: refill(like, iter([arrays[f"{i}/{name}"] for name in names])) for i in ids}
+        for i in ids:
+            for name, expected, leaf in zip(names, leaves(like), leaves(params[i]), strict=True):
+                if expected.shape != leaf.shape:
+                    raise DataError(f"{folder}: '{i}/{name}' has shape {leaf.shape}, the net needs {expected.shape}")
+        masks = {i: arrays[f"{i}/{MASK}"] for i in ids if f"{i}/{MASK}" in arrays}
+        if not {int(i) for votes in about["clients"].values() for i in votes} <= set(ids):
+            raise DataError(f"{folder}: a client uses a model that is not there")
+        return Exported(about, made, params, masks)
+    except OSError as error:
+        raise DataError(f"cannot read the models in {folder}: {error.strerror or error}") from None
+    except (SafetensorError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise DataError(f"{folder} holds no exported models: {type(error).__name__}: {error}") from None
+
+
+def _net(about: dict[str, Any], folder: Path) -> Net:
+    if about["kind"] == "perceptron":
+        return mlp(int(np.prod(about["features"])), int(about["hidden"]), int(about["classes"]))
+    if about["kind"] == "resnet18":
+        return resnet18(int(about["classes"]), folder / RESNET)
+    raise DataError(f"{folder} was made with a net of its own, '{about['name']}': load(folder, net=...)")

@@ -1,0 +1,62 @@
+"""Your own parts by name: ``package.module:Name`` or ``package.module.Name``, or what an installed package offers."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import sys
+from pathlib import Path
+from typing import Any
+
+from feddrift.errors import ConfigError
+
+
+def is_path(name: str) -> bool:
+    """Whether a name says where to import from.
+
+    >>> is_path("mypkg.methods:Mine"), is_path("mypkg.Mine"), is_path("FedDrift-C")
+    (True, True, False)
+    """
+    module, _, attribute = name.partition(":") if ":" in name else name.rpartition(".")
+    return all(part.isidentifier() for part in (*module.split("."), *attribute.split(".")))
+
+
+def load(what: str, name: str) -> Any:
+    """The object that a path names; the working directory is looked through as well.
+
+    >>> load("algorithm", "collections:Counter")
+    <class 'collections.Counter'>
+    """
+    module, _, attribute = name.partition(":") if ":" in name else name.rpartition(".")
+    here = str(Path.cwd())
+    added = here not in sys.path  # a console script does not look there, and people's files lie there
+    if added:
+        sys.path.append(here)
+    try:
+        found: Any = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise ConfigError(f"{what} '{name}': importing {module} failed: {error}") from error
+        raise ConfigError(f"{what} '{name}': there is no module '{error.name}' here or installed") from None
+    except Exception as error:  # whatever their module does when it is imported
+        raise ConfigError(f"{what} '{name}': importing {module} failed: {type(error).__name__}: {error}") from error
+    finally:
+        if added:
+            sys.path.remove(here)
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise ConfigError(f"{what} '{name}': {module} has no '{attribute}'")
+        found = getattr(found, part)
+    return found
+
+
+def installed(what: str) -> dict[str, str]:
+    """Path by name of what installed packages offer in the group ``feddrift.algorithms``, ``.streams`` or ``.nets``."""
+    points = importlib.metadata.entry_points(group=f"feddrift.{what}s")
+    return {point.name: f"{point.module}:{point.attr}" for point in points}
+
+
+def find(what: str, name: str) -> Any | None:
+    """What an installed package offers under this name, or what lies at this path; None if it is neither."""
+    path = installed(what).get(name, name)
+    return load(what, path) if is_path(path) else None

@@ -1,0 +1,305 @@
+"""Clients that are away, take turns, join later, diverge or lie: on every engine, for every algorithm."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import feddrift as fd
+from feddrift import algorithms, models
+from feddrift.algorithms.feddrift import DriftState
+from feddrift.conditions import Conditions, flipped, grown, read_poison, read_trace
+from feddrift.errors import ConfigError, DataError
+from feddrift.run import steps_on
+from feddrift.types import Clusters, Local, Models, State, Updates
+from tests.contract.test_engines import LOCAL, NAMES, make, same, some_w, uneven_stream
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rounds_with_a_draw_are_the_same_one_by_one(name: str) -> None:
+    stream, conditions = uneven_stream(), Conditions(participation=0.5)
+    at_once, one_by_one = (make(name, stream, conditions=conditions).at(2) for _ in range(2))
+    w, trained = some_w(2, stream, 2), one_by_one.fresh(2)
+    for _ in range(3):
+        trained = one_by_one.train(trained, w, rounds=1)
+    same(at_once.train(at_once.fresh(2), w, rounds=3).params, trained.params)
+    np.testing.assert_array_equal(at_once.sent, one_by_one.sent)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_who_takes_part_trains_as_if_alone(name: str) -> None:
+    stream = uneven_stream()
+    some, everybody = make(name, stream, conditions=Conditions(participation=0.5)).at(2), make(name, stream).at(2)
+    w = np.ones((3, 4, 1))
+    a, b = some.local_updates(some.fresh(), w), everybody.local_updates(everybody.fresh(), w)
+    assert len(a.client) == 2 and len(b.client) == 4
+    for x, y in zip(jax.tree.leaves(a.params), jax.tree.leaves(b.params), strict=True):
+        np.testing.assert_allclose(x, y[a.client], atol=1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_client_that_diverges_spoils_nothing(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The others' average is what it would be without it; what it alone trains stays as it was."""
+    stream = uneven_stream()
+    poisoned = replace(stream, x=stream.x.copy())
+    for t in range(3):
+        poisoned.x[stream.rows(t, 1)] = np.nan
+    w = np.zeros((3, 4, 2))
+    w[:, 1, 0] = w[:, :, 1] = 1
+    sick, well = make(name, poisoned).at(2), make(name, stream).at(2)
+    trained = sick.train(sick.fresh(2), w)
+    same(jax.tree.map(lambda leaf: leaf[0], trained.params), jax.tree.map(lambda leaf: leaf[0], sick.fresh(2).params))
+    w[:, 1] = 0
+    expected = well.train(well.fresh(2), w)
+    for x, y in zip(jax.tree.leaves(trained.params), jax.tree.leaves(expected.params), strict=True):
+        np.testing.assert_allclose(x[1], y[1], atol=1e-6)
+    assert "client 1 sent updates of model 0 that are not finite" in caplog.text
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("rule", ["median", "trimmed", "clipped"])
+def test_robust_rules_hold_against_one_in_four(name: str, rule: Any) -> None:
+    stream = uneven_stream()
+    w, size = np.ones((3, 4, 1)), []
+    for conditions in (Conditions(), Conditions(garbage=(2,))):
+        fed = make(name, stream, replace(LOCAL, average=rule), conditions=conditions).at(2)
+        size.append(max(abs(leaf).max() for leaf in jax.tree.leaves(fed.train(fed.fresh(), w, rounds=3).params)))
+    plain = make(name, stream, conditions=Conditions(garbage=(2,))).at(2)
+    spoilt = max(abs(leaf).max() for leaf in jax.tree.leaves(plain.train(plain.fresh(), w, rounds=3).params))
+    assert size[1] < 2 * size[0] < spoilt
+
+
+def one_parameter(values: list[float], size: list[float]) -> tuple[Models, Updates]:
+    n = len(values)
+    stack = Models({"b": np.zeros((1, 1), dtype=np.float32)}, ids=(0,))
+    params = {"b": np.array(values, dtype=np.float32)[:, None]}
+    return stack, Updates(params, np.arange(n), np.zeros(n, dtype=np.int64), np.array(size))
+
+
+@pytest.mark.parametrize(
+    ("rule", "values", "expected"),
+    [
+        ("mean", [1, 2, 6], 3.0),
+        ("mean", [1, np.nan, 5], 3.0),
+        ("median", [1, 2, 60], 2.0),
+        ("median", [1, 2, 4, 60], 3.0),
+        ("trimmed", [-50, 1, 3, 70], 2.0),
+        ("trimmed", [1, 2, 6], 3.0),  # too few to leave any out
+        ("clipped", [1, -3, 90], (1 - 3 + 3) / 3),  # none longer than the median, 3
+        ("mean", [np.inf, np.nan], 0.0),  # nothing to average: as it was
+        ("median", [np.nan, 7], 7.0),
+    ],
+)
+def test_averages_by_hand(rule: Any, values: list[float], expected: float) -> None:
+    stack, updates = one_parameter(values, [1.0] * len(values))
+    assert models.averaged(stack, updates, rule).params["b"].item() == pytest.approx(expected)
+
+
+@given(st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=9))
+def test_robust_averages_stay_within_what_was_sent(values: list[float]) -> None:
+    stack, updates = one_parameter(values, [1.0] * len(values))
+    for rule in ("median", "trimmed"):
+        found = models.averaged(stack, updates, rule).params["b"].item()
+        assert min(values) - 1e-4 <= found <= max(values) + 1e-4
+    clipped = models.averaged(stack, updates, "clipped").params["b"].item()
+    assert abs(clipped) <= np.median(np.abs(values)) + 1e-3
+
+
+def late_stream() -> fd.Stream:
+    """Five clients; the fourth joins at time 1, the fifth at time 2, and the second is without news at time 2."""
+    draw = np.random.default_rng(1)
+
+    def cell(t: int, c: int) -> Any:
+        if t < (c - 2) or (t, c) == (2, 1):
+            return None
+        x = draw.random((40, 2))
+        return x, (x[:, 0] > x[:, 1]).astype(int) ^ int(t >= 2 and c > 2)
+
+    return fd.Stream.from_arrays([[cell(t, c) for c in range(5)] for t in range(5)], n_classes=2)
+
+
+class Growing(fd.engines.engine("reference")):  # type: ignore[misc]
+    """Shows only the clients that have joined."""
+
+    def at(self, tau: int) -> Any:
+        fed = super().at(tau)
+        n = self.axis(tau)
+        fed.n_clients, fed.counts, fed.reachable = n, fed.counts[:, :n], fed.reachable[:n]
+        fed._numbers = fed._numbers[:n]
+        return fed
+
+    def axis(self, tau: int) -> int:
+        return int(np.flatnonzero(self.stream.counts[: tau + 1].any(axis=0))[-1]) + 1
+
+    def test(self, state: State, t: int) -> Any:
+        return super().test(grown(state, self.stream.n_clients), t)
+
+
+def without_truth(names: Any) -> list[str]:
+    return [name for name in names if not name.startswith("Oracle")]
+
+
+@pytest.mark.parametrize("name", without_truth(algorithms.ALGORITHMS))
+def test_a_client_that_joins_later_is_one_that_was_out_of_reach(name: str) -> None:
+    """The axis of clients grows; decisions and parameters are those of the full axis."""
+    stream, local = late_stream(), Local(rounds=2, steps=3)
+    net = fd.mlp(2, 4, 2)
+    results = []
+    for cls in (fd.engines.engine("reference"), Growing):
+        steps = list(
+            steps_on(
+                cls(stream, net, local, 0), fd.algorithm(name, delta=0.05) if "Drift" in name else fd.algorithm(name)
+            )
+        )
+        results.append(steps)
+    for full, short in zip(*results, strict=True):
+        n = len(short.state.votes)
+        assert n == (3, 4, 5, 5)[full.tau]
+        same(full.state.models.params, short.state.models.params, atol=1e-6)
+        assert full.state.models.ids == short.state.models.ids
+        joined = stream.counts[: full.tau + 1, :n].any(axis=0)
+        np.testing.assert_array_equal(full.state.votes[:n][joined], short.state.votes[joined])
+
+
+def test_a_newcomer_is_scored_by_all_models() -> None:
+    stream = late_stream()
+    fed = fd.engines.engine("simulator")(stream, fd.mlp(2, 4, 2), LOCAL, 0).at(2)
+    assert fed.reachable.all() and np.isnan(fed.evaluate(fed.fresh(3, distinct=True))).any(axis=1).tolist() == [
+        False, True, False, False, False,
+    ]  # fmt: skip
+
+
+def test_growing_keeps_what_is_known() -> None:
+    w = Clusters(np.array([[0, 1, 1]]), 2)
+    state = DriftState(
+        Models({"b": np.zeros((2, 1))}, (0, 1)), w, w[-1], drifted=np.array([True, False, False]),
+        reference=np.array([0.1, 0.2, 0.3]), previous=np.full(3, np.nan),
+    )  # fmt: skip
+    more = grown(state, 5)
+    assert more.w.model.tolist() == [[0, 1, 1, -1, -1]] and more.votes[3:].tolist() == [[0, 1], [0, 1]]
+    assert np.isnan(more.reference[3:]).all() and more.reference[:3].tolist() == [0.1, 0.2, 0.3]
+    assert more.drifted is not None and more.drifted.tolist() == [True, False, False, False, False]
+    assert grown(state, 3) is state
+    with pytest.raises(ValueError, match="clients never leave"):
+        grown(state, 2)
+
+
+def test_every_field_with_a_value_per_client_can_grow() -> None:
+    """A state whose arrays have as many entries as there are clients says what a newcomer has."""
+    stream, local = late_stream(), Local(rounds=1, steps=1)
+    for name in without_truth(algorithms.ALGORITHMS):
+        *_, last = fd.run(stream, fd.algorithm(name), local=local)
+        for field in fields(last.state):
+            value = getattr(last.state, field.name)
+            if field.name not in ("w", "votes", "drifted", "models") and isinstance(value, np.ndarray):
+                assert value.shape[:1] != (5,) or "newcomer" in field.metadata, (name, field.name)
+
+
+@pytest.mark.parametrize("name", algorithms.ALGORITHMS)
+@settings(max_examples=4, deadline=None)
+@given(st.data())
+def test_who_is_away_keeps_identity_and_reference(name: str, data: Any) -> None:
+    """Whatever the trace: a client out of reach uses the model it used, or what that became; nothing of it trains."""
+    stream = fd.stream("sine-2", pattern="random:every=1,concepts=2,clients=4,steps=4")
+    trace = np.array(data.draw(st.lists(st.lists(st.booleans(), min_size=4, max_size=4), min_size=4, max_size=4)))
+    engine = fd.engines.engine("simulator")(
+        stream, fd.mlp(2, 4, 2), Local(rounds=2, steps=3), 0, Conditions(trace=trace)
+    )
+    made = fd.algorithm(name, stream)
+    before: Any = None
+    for step in steps_on(engine, made):
+        away = np.flatnonzero(~engine.in_reach[step.tau])
+        assert (step.sent[away] == 0).all()
+        assert not step.drifted[away].any()
+        assert np.isfinite(step.state.votes).all() and (step.state.votes.sum(axis=1) > 0).all()
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(step.state.models.params))
+        if before is not None and isinstance(step.state, DriftState):
+            np.testing.assert_array_equal(step.state.reference[away], before.state.reference[away])
+            into = {e.model: e.cause["into"] for e in step.events if e.kind == "merged"}
+            gone = {e.model for e in step.events if e.kind == "retired"}
+            for c in away:
+                was = int(before.model[c])
+                while was in into:
+                    was = into[was]
+                assert was in gone or int(step.model[c]) == was
+        before = step
+
+
+def test_absent_clients_stop_no_merge() -> None:
+    """Two models of one concept merge while a client with old data of theirs is away."""
+    stream = fd.stream("sine-2", pattern="random:every=9,concepts=1,clients=4,steps=4")
+    trace = np.ones((4, 4), dtype=bool)
+    trace[2, 3] = False
+    merged = []
+    for conditions in (Conditions(), Conditions(trace=trace)):
+        engine = fd.engines.engine("simulator")(stream, fd.mlp(2, 4, 2), Local(rounds=30), 0, conditions)
+        steps = list(steps_on(engine, fd.algorithm("FedDrift", first="each", delta=0.1)))
+        merged.append([len(step.state.models) for step in steps])
+    assert merged[0][0] == 4 and merged[0][-1] == merged[1][-1] == 1
+    assert merged[1][2] <= 2  # those in reach have become one
+
+
+def test_the_draw_of_a_round() -> None:
+    conditions, reachable = Conditions(participation=0.34), np.array([True, False, True, True])
+    key = fd.rng.derive(0, "participation")
+    drawn = conditions.drawn(reachable, key)
+    assert drawn.sum() == 2 and not drawn[1]
+    assert Conditions(participation=0.01).drawn(reachable, key).sum() == 1
+    assert Conditions(participation=0.5).drawn(np.zeros(4, dtype=bool), key).sum() == 0
+
+
+def test_dropout_has_the_rate_that_was_asked_for() -> None:
+    there = Conditions(dropout=0.3).in_reach(np.ones((100, 100), dtype=np.int64), seed=0)
+    assert there.mean() == pytest.approx(0.7, abs=0.02)
+    assert (there != Conditions(dropout=0.3).in_reach(np.ones((100, 100), dtype=np.int64), seed=1)).any()
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "needs a row per time step, got none"),
+        ("1 0\n1\n", "expected 2 clients"),
+        ("1 2\n", "got '2'"),
+        ("a\n", "got 'a'"),
+    ],
+)
+def test_a_wrong_trace_is_told(tmp_path: Path, text: str, why: str) -> None:
+    (tmp_path / "trace").write_text(text)
+    with pytest.raises(DataError, match=why):
+        read_trace(tmp_path / "trace")
+
+
+def test_a_trace_is_for_as_many_clients(tmp_path: Path) -> None:
+    (tmp_path / "trace").write_text("1 0 1\n")
+    conditions = Conditions(trace=read_trace(tmp_path / "trace"))
+    assert conditions.in_reach(np.ones((2, 3), dtype=np.int64), 0).tolist() == [[True, False, True], [True] * 3]
+    with pytest.raises(DataError, match="for 3 clients, the stream has 4"):
+        conditions.in_reach(np.ones((2, 4), dtype=np.int64), 0)
+
+
+@pytest.mark.parametrize("text", ["flip", "flip:", "flip:a", "bite:1", "garbage:99"])
+def test_wrong_poison_is_told(text: str) -> None:
+    with pytest.raises(ConfigError, match="poison"):
+        read_poison(text, 10)
+
+
+def test_flipped_labels_are_those_of_some_clients_only() -> None:
+    stream = fd.stream("sea-2")
+    changed = flipped(stream, [3])
+    for c in (2, 3):
+        assert (changed.cell(4, c)[1] == (1 - stream.cell(4, c)[1] if c == 3 else stream.cell(4, c)[1])).all()
+
+
+@pytest.mark.parametrize(
+    "values", [{"participation": 0.0}, {"participation": 1.1}, {"dropout": 1.0}, {"dropout": -0.1}]
+)
+def test_wrong_conditions_are_told(values: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match="must be"):
+        Conditions(**values)  # type: ignore[arg-type]

@@ -1,0 +1,141 @@
+"""Digits, clothes, satellite images and weights: whole files with accidents."""
+
+from __future__ import annotations
+
+import gzip
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feddrift import resnet
+from feddrift.streams import fmow, mnist
+from tests.property.fuzz import accepted, mutated, tries
+from tests.property.test_fuzz_data import check_stream, headers, npz, zipped
+from tests.unit.test_fmow import write_folder
+from tests.unit.test_mnist import TEST, TRAIN, idx, tiny  # noqa: F401
+
+IMAGES, DIGITS = np.arange(TRAIN * 6, dtype=np.uint8).reshape(TRAIN, 2, 3), (np.arange(TRAIN) % 10).astype(np.uint8)
+FLAT = np.zeros((3, 2), dtype=np.int64)
+
+
+@pytest.fixture
+def digits(request: pytest.FixtureRequest) -> Path:
+    return request.getfixturevalue("tiny") / "mnist"  # type: ignore[no-any-return]
+
+
+@tries(120)
+@given(
+    st.sampled_from([("train-images-idx3-ubyte.gz", IMAGES), ("train-labels-idx1-ubyte.gz", DIGITS)]),
+    st.booleans(),
+    st.data(),
+)
+def test_digits(digits: Path, file: tuple[str, Any], inside: bool, data: st.DataObject) -> None:
+    name, array = file
+    before = (digits / name).read_bytes()
+    raw = idx(array)
+    content = gzip.compress(data.draw(mutated(raw)), 1) if inside else data.draw(mutated(gzip.compress(raw)))
+    (digits / name).write_bytes(content)
+    try:
+        for make in (mnist.swapped, mnist.label_shift):
+            check_stream(lambda make=make: make("mnist-4", FLAT, digits.parent))  # type: ignore[misc]
+    finally:
+        (digits / name).write_bytes(before)
+
+
+def test_a_bomb_is_not_unpacked(digits: Path) -> None:
+    (digits / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx(DIGITS) + bytes(10**7)))
+    assert accepted(lambda: mnist.load(digits.parent)) is None
+
+
+SMALL = npz(x=np.zeros((3, 28, 28), np.uint8), y=np.zeros(3, np.uint8))
+
+
+@tries(60)
+@given(st.binary(max_size=40) | mutated(SMALL) | headers | st.builds(lambda h: zipped(x=h, y=h), headers))
+def test_clothes(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "fashion_mnist").mkdir(exist_ok=True)
+    (tmp_path / "fashion_mnist" / "fashion_mnist_70k.npz").write_bytes(content)
+    assert accepted(lambda: fmow.fashion(tmp_path)) is None
+
+
+@pytest.fixture(scope="module")
+def satellite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_folder(tmp_path_factory.mktemp("fmow"), per_cell=2, size=8)
+
+
+@tries(60)
+@given(name=st.sampled_from(["rgb_metadata.csv", "country_code_mapping.csv"]), data=st.data())
+def test_metadata(satellite: Path, name: str, data: st.DataObject) -> None:
+    path = satellite / "fmow_v1.1" / name
+    before = path.read_bytes()
+    short = b"\n".join(before.split(b"\n")[: data.draw(st.sampled_from([3, 40, 200]))])
+    path.write_bytes(data.draw(mutated(short)))
+    try:
+        check_stream(lambda: fmow.images("fmow-rule", satellite))
+    finally:
+        path.write_bytes(before)
+
+
+@tries(60)
+@given(data=st.data())
+def test_pictures(satellite: Path, data: st.DataObject) -> None:
+    path = satellite / "fmow_v1.1" / "images" / "rgb_img_0.png"
+    before = path.read_bytes()
+    path.write_bytes(data.draw(mutated(before)))
+    try:
+        pixels = accepted(lambda: fmow._pictures(satellite / "fmow_v1.1", np.array([0, 1])))
+        assert pixels is None or pixels.shape == (2, 8, 8, 3)
+    finally:
+        path.write_bytes(before)
+
+
+@pytest.fixture(scope="module")
+def weights() -> dict[str, Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(resnet, "STAGES", (1, 1, 1, 1))
+        return {
+            name: np.full(shape, 0.5, dtype=np.float32)
+            for name, shape in (resnet._shapes(2) | resnet._statistics()).items()
+        }
+
+
+@tries(60)
+@given(kind=st.sampled_from(["npz", "safetensors", "pth"]), data=st.data())
+def test_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: dict[str, Any], kind: str, data: st.DataObject
+) -> None:
+    name = data.draw(st.sampled_from(sorted(weights)))
+    wrong = data.draw(
+        st.sampled_from([
+            weights[name] * np.nan, weights[name] * -1, weights[name][..., :0], weights[name].astype(np.int64),
+            weights[name].astype(np.float64) * 1e300, weights[name].astype(np.float16),
+            weights[name] > 0, np.float32(1),
+        ])
+    )  # fmt: skip
+    arrays = {**weights, name: np.asarray(wrong)} if data.draw(st.booleans()) else weights
+    path = tmp_path / f"weights.{kind}"
+    whole = _written(arrays, kind)
+    path.write_bytes(whole if arrays is not weights else data.draw(mutated(whole)))
+    monkeypatch.setattr(resnet, "STAGES", (1, 1, 1, 1))
+    found = accepted(lambda: resnet.read_weights(path))
+    for key, array in (found or {}).items():
+        assert array.dtype == np.float32 and np.isfinite(array).all()
+        assert not key.endswith("running_var") or (array >= 0).all()
+
+
+def _written(arrays: dict[str, Any], kind: str) -> bytes:
+    if kind == "npz":
+        return npz(**arrays)
+    if kind == "safetensors":
+        from safetensors.numpy import save
+
+        return bytes(save(arrays))
+    torch = pytest.importorskip("torch")
+    out = io.BytesIO()
+    torch.save({name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}, out)
+    return out.getvalue()

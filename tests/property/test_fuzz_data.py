@@ -1,0 +1,201 @@
+"""Data files: folders, archives, metadata, pictures and weights, at random and with accidents."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feddrift import resnet
+from feddrift.streams import fmow, folder, mnist
+from feddrift.types import Stream
+from tests.property.fuzz import ODD_WORDS, accepted, mutated, tries, words
+
+CSV = 'a,"b, c",label\n1,2,cat\n-3.5,4e1,dog\n\n"5",6,cat\n'
+
+
+def check_stream(load: Callable[[], Stream]) -> None:
+    """A stream that is accepted can be trained on."""
+    s = accepted(load)
+    if s is not None:
+        assert s.x.size and np.isfinite(s.x).all() and s.counts.sum() == len(s.x) == len(s.y)
+        assert s.n_classes >= 1 and s.y.min() >= 0 and s.y.max() < s.n_classes
+        assert len(s.clients) == s.n_clients == len(set(s.clients))
+
+
+def put(root: Path, name: str, content: bytes) -> None:
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).write_bytes(content)
+
+
+@pytest.fixture
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("ERROR", logger="feddrift")
+
+
+cells = words | st.sampled_from(
+    ["1", "2.5", "-3e4", "1e39", "cat", "nan", "inf", "1,5", "٣", "0x1p3", "1e5", "7.0", "+2"]
+)
+tables = st.lists(st.lists(cells.map(lambda c: c.replace(",", " ")), min_size=1, max_size=4).map(",".join), max_size=4)
+
+
+@tries(250)
+@given(
+    st.binary(max_size=60)
+    | mutated(CSV.encode())
+    | tables.map(lambda rows: "\n".join(["a,b,label", *rows]).encode(errors="surrogatepass")),
+    words,
+)
+def test_csv(tmp_path: Path, quiet: None, content: bytes, label: str) -> None:
+    put(tmp_path, "client_a/step_0.csv", content)
+    put(tmp_path, "client_a/step_1.csv", CSV.encode())
+    check_stream(lambda: folder.load(tmp_path))
+    put(tmp_path, "client_a/step_1.csv", content)
+    check_stream(lambda: folder.load(tmp_path))
+    accepted(lambda: folder.load(tmp_path, label=label))
+
+
+@tries(80)
+@given(
+    st.binary(max_size=30)
+    | mutated(b"dog\ncat\nemu\n")
+    | st.lists(words).map(lambda w: "\n".join(w).encode(errors="ignore"))
+)
+def test_classes(tmp_path: Path, quiet: None, content: bytes) -> None:
+    for t in range(2):
+        put(tmp_path, f"client_a/step_{t}.csv", CSV.encode())
+    put(tmp_path, "classes.txt", content)
+    check_stream(lambda: folder.load(tmp_path))
+
+
+class Bomb:
+    """What must never be unpickled."""
+
+    def __reduce__(self) -> Any:
+        return os._exit, (77,)
+
+
+def npz(**arrays: Any) -> bytes:
+    out = io.BytesIO()
+    np.savez(out, **arrays)
+    return out.getvalue()
+
+
+def npy(header: bytes, data: bytes = b"") -> bytes:
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + data
+
+
+def zipped(**files: bytes) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(f"{name}.npy", content)
+    return out.getvalue()
+
+
+X, Y = np.arange(8, dtype=np.float32).reshape(4, 2), np.array([0, 1, 1, 0])
+dtypes = st.sampled_from(["f4", "f8", "f2", "i8", "u1", "?", "c8", "U3", "S3", "M8[s]", "O", ">f4", "i4,f4", "f16"])
+shapes = st.lists(st.integers(0, 3), max_size=3).map(tuple) | st.sampled_from([(4, 2), (4,), (4, 0), (0, 2), (4, 2, 2)])
+arrays = st.builds(np.zeros, shapes, dtypes)
+labels = st.sampled_from(
+    [Y, Y.astype(str), Y / 2, Y * np.nan, Y * 1e300, Y > 0, np.array(["", "a", "1", "b"]), Y * (2**62)]
+)
+archives = st.builds(lambda x, y: npz(x=x, y=y), arrays | st.just(X), arrays | labels)
+descr = st.sampled_from(
+    ["'<f4'", "'|O'", "'<f999999999999'", "'<U99999999999'", "[" * 500, "'<M8[zz]'", "[('a', '<f4')]", "5"]
+)
+headers = st.builds(
+    lambda d, s, end: npy(f"{{'descr': {d}, 'fortran_order': False, 'shape': {s}, }}{end}\n".encode()),
+    descr,
+    st.sampled_from(
+        ["(4, 2)", "(99999999999,)", "(10**9,)", "(-1,)", "()", "(4.5,)", "(" * 500, "(9999999999999999999999, 2)", "4"]
+    ),
+    st.sampled_from(["", " " * 20, "#", "\x00", "x"]),
+)
+
+
+@tries(250)
+@given(
+    st.binary(max_size=60)
+    | mutated(npz(x=X, y=Y))
+    | archives
+    | st.builds(lambda h: zipped(x=h, y=npy(b"")), headers)
+    | headers
+    | st.sampled_from(
+        [
+            pickle.dumps(Bomb()),
+            npz(x=np.array([[Bomb()]]), y=np.array([0])),
+            npz(x=X, y=np.array([Bomb()] * 4)),
+            npz(x=X),
+            b"",
+        ]
+    )
+)
+def test_npz(tmp_path: Path, quiet: None, content: bytes) -> None:
+    put(tmp_path, "client_a/step_0.npz", npz(x=X, y=Y))
+    put(tmp_path, "client_a/step_1.npz", content)
+    check_stream(lambda: folder.load(tmp_path))
+    put(tmp_path, "client_a/step_0.npz", content)
+    check_stream(lambda: folder.load(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["x.csv", "step_0.txt", "step_-1.csv", "step_" + "9" * 200 + ".csv", "step_00.csv", "step_٣.csv", "step_.npz"],
+)
+def test_names_of_steps(tmp_path: Path, quiet: None, name: str) -> None:
+    put(tmp_path, "client_a/step_0.csv", CSV.encode())
+    put(tmp_path, f"client_a/{name}", CSV.encode())
+    check_stream(lambda: folder.load(tmp_path))
+
+
+@tries(60)
+@given(
+    st.lists(
+        words.filter(lambda w: not set(w) & {"/", "\x00"} and 0 < len(w.encode(errors="replace")) < 200), max_size=3
+    )
+)
+def test_names_of_clients(tmp_path_factory: pytest.TempPathFactory, quiet: None, names: list[str]) -> None:
+    root = tmp_path_factory.mktemp("folder")
+    for name in names:
+        for t in range(2):
+            put(root, os.fsdecode(f"client_{name}".encode("utf-8", "replace")) + f"/step_{t}.csv", CSV.encode())
+    check_stream(lambda: folder.load(root))
+
+
+@pytest.mark.parametrize("where", ["client_a", "client_a/step_1.csv", "classes.txt", "client_b"])
+@pytest.mark.parametrize("kind", ["loop", "nowhere", "folder", "pipe", "zero"])
+def test_no_files(tmp_path: Path, quiet: None, where: str, kind: str) -> None:
+    """Links that lead nowhere or round in circles, folders in the place of files, pipes that nobody writes to."""
+    path = tmp_path / where
+    if where != "client_a":
+        put(tmp_path, "client_a/step_0.csv", CSV.encode())
+    if kind == "folder":
+        path.mkdir(parents=True)
+    elif kind == "pipe":
+        path.parent.mkdir(exist_ok=True)
+        os.mkfifo(path)
+    else:
+        path.symlink_to({"loop": path.name, "nowhere": "nowhere", "zero": "/dev/zero"}[kind])
+    if "step_1" not in where:
+        accepted(lambda: put(tmp_path, "client_c/step_1.csv", CSV.encode()))
+    accepted(lambda: folder.load(tmp_path))
+
+
+@pytest.mark.parametrize("word", ODD_WORDS, ids=range(len(ODD_WORDS)))
+def test_names_of_folders(word: str) -> None:
+    for load in (folder.load, mnist.load, fmow.fashion, fmow.read_folder):
+        if word or load is folder.load:  # without a name the others look elsewhere
+            assert accepted(lambda load=load: load(word)) is None  # type: ignore[misc]
+    accepted(lambda: resnet.read_weights(Path(word)))
+    accepted(lambda: resnet.read_weights(Path(word + ".npz")))
+    accepted(lambda: resnet.read_weights(Path(word + ".safetensors")))

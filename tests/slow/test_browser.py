@@ -1,0 +1,143 @@
+"""The HTML report in a real browser: what it shows, that nothing breaks it, and that it is not blank."""
+
+from __future__ import annotations
+
+import html
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from feddrift import page, record
+from feddrift.record import Writer
+from tests.unit.fake_records import header, make, merged, rows
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+RESULTS = Path(__file__).parents[2] / "results"
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(BROWSER is None, reason="needs Chromium: apt-get install chromium"),
+]
+
+
+def browse(file: Path, *options: str, chosen: str = "") -> str:
+    """What the browser prints of a page with this choice in its address; fails when a script complains."""
+    assert BROWSER is not None
+    command = [
+        BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=8000",
+        "--enable-logging=stderr", f"--user-data-dir={file.parent / 'profile'}", *options, f"{file.as_uri()}#{chosen}",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert not [line for line in done.stderr.splitlines() if ":CONSOLE" in line], done.stderr
+    return done.stdout
+
+
+def text_of(file: Path, chosen: str = "") -> tuple[str, str]:
+    """The page's markup after its scripts ran, and its text alone."""
+    markup = browse(file, "--dump-dom", chosen=chosen)
+    assert 'data-ready="yes"' in markup
+    body = re.sub(r"<(script|style)\b.*?</\1>", "", markup, flags=re.S)
+    return markup, re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", " ", body)))
+
+
+def picture(file: Path, chosen: str, size: str = "1280,1400") -> Any:
+    """A screenshot as an array [y, x, rgb]."""
+    shot = file.parent / "shot.png"
+    browse(file, f"--screenshot={shot}", f"--window-size={size}", chosen=chosen)
+    return imread(shot)[..., :3]
+
+
+@pytest.fixture(scope="module")
+def sine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page of committed records: FedDrift, Oblivious and Oracle on sine-2, ten seeds each."""
+    names = [f"sine-2_{name}_*.jsonl" for name in ("FedDrift", "Oblivious", "Oracle")]
+    records = [record.read(path) for name in names for path in sorted((RESULTS / "tables").glob(name))]
+    file = tmp_path_factory.mktemp("sine") / "report.html"
+    page.write(records, file, "tables")
+    return file
+
+
+def test_a_newcomer_can_name_who_drifted_when(sine: Path) -> None:
+    _, text = text_of(sine, "client=7&time=4")
+    assert "FedDrift on sine-2" in text and "10 of 10 drifts noticed, each in the step in which it happened" in text
+    told = text[text.index("Client 7 Mean accuracy") :]
+    assert "time 4 Its data changed from concept A to B; noticed at once." in told
+    assert "Alarm: the best model's error rose from 0.020 to 0.990, by more than delta 0.1; model 2" in told
+    assert "time 5 Model 2 merged into model 1" in told
+    assert "feddrift run --stream sine-2 --algorithm FedDrift --set delta=0.1 --seed 0" in text
+    assert "dummy: always 0.11 1.00 0.00 90 80 0" in text  # precision, recall, delay, moves, false, missed
+
+
+def test_another_run_is_chosen_by_the_address(sine: Path) -> None:
+    markup, text = text_of(sine, "algorithm=Oblivious&seed=3")
+    assert "Oblivious on sine-2" in text and "0 of 10 drifts noticed" in text and "seed 3" in text
+    assert markup.count("<canvas") == 2 and "missed" in text
+
+
+def test_light_and_dark_and_not_blank(sine: Path) -> None:
+    day, night = (picture(sine, f"theme={theme}") for theme in ("light", "dark"))
+    assert day[700:, 5].mean() > 0.9 and night[700:, 5].mean() < 0.2  # the margin
+    for shot in (day, night):
+        assert len(np.unique((shot[::3, ::3] * 32).astype(int).reshape(-1, 3), axis=0)) > 60  # many colours
+
+
+def test_names_are_text_whatever_they_are(tmp_path: Path) -> None:
+    evil = "<img src=x onerror=\"document.title='pwned'\"><script>document.title='pwned'</script>"
+    head = header(3, 2, clients=[evil, "</script>"], stream=f"folder:{evil}", algorithm="<b>Mine</b>")
+    columns = {"model": [[0, 0], [1, 0], [1, 0]], "drift": [[False, False], [True, False], [False, False]]}
+    cause = {"clients": [0], "reason": "<i>because</i>"}
+    make(tmp_path / "runs", head, columns, [{"t": 1, "event": "created", "model": 1, "cause": cause}])
+    page.write(record.read_all(tmp_path / "runs"), tmp_path / "report.html", "<u>runs</u>")
+    markup, text = text_of(tmp_path / "report.html")
+    assert "<title>&lt;u&gt;runs&lt;/u&gt; · feddrift report</title>" in markup
+    assert "<img" not in markup and "<b>Mine" not in markup and "<i>because" not in markup
+    assert "&lt;img src=x onerror=" in markup  # as text
+    assert "1 alarm at 1 client. The true concepts are not known." in text and "because" in text
+
+
+def test_an_unfinished_run_is_shown_and_can_be_followed(tmp_path: Path) -> None:
+    head = header(6, 3, concepts=[[0, 0, 0]] * 3 + [[1, 0, 0]] * 4)
+    with Writer(tmp_path / "runs", head) as writer:
+        for t in range(3):
+            writer.step(rows(head, t))
+        page.write(record.read_all(tmp_path / "runs"), tmp_path / "report.html", "runs")
+    markup, text = text_of(tmp_path / "report.html")
+    assert "unfinished: 3 of 6 time steps" in text and "So far the clients use 1 model" in text
+    assert re.search(r'<button[^>]*id="live"(?![^>]*hidden)', markup)
+
+
+def test_a_run_before_its_first_step(tmp_path: Path) -> None:
+    make(tmp_path / "runs", header(3, 2), steps=0)
+    page.write(record.read_all(tmp_path / "runs"), tmp_path / "report.html", "runs")
+    assert "No time step is done yet." in text_of(tmp_path / "report.html")[1]
+
+
+def test_a_thousand_clients(tmp_path: Path) -> None:
+    n, steps, draw = 1000, 20, np.random.default_rng(0)
+    when = draw.integers(3, steps + 5, n)
+    concepts = (np.arange(steps + 1)[:, None] >= when).astype(int)
+    model = np.where(concepts[:-1] == 1, 1, 0)
+    first = np.flatnonzero(when == 3)
+    model[3, first] = 1 + np.arange(len(first))  # each its own, merged in the next step
+    drift = np.zeros(model.shape, dtype=bool)
+    drift[3, first] = True
+    events = [
+        {"t": 3, "event": "created", "model": 1 + k, "cause": {"clients": [int(c)], "from": 0}}
+        for k, c in enumerate(first)
+    ] + [merged(4, 1 + k, 1) for k in range(1, len(first))]
+    accuracy = np.where(concepts[1:] == concepts[:-1], 0.9, 0.2)
+    columns = {"model": model.tolist(), "drift": drift.tolist(), "accuracy": accuracy.tolist()}
+    make(tmp_path / "runs", header(steps, n, concepts=concepts.tolist()), columns, events)
+    file = tmp_path / "report.html"
+    page.write(record.read_all(tmp_path / "runs"), file, "runs")
+    assert file.stat().st_size < 300_000
+    drifted = int(((when >= 1) & (when < steps)).sum())
+    text = text_of(file, "client=17")[1]
+    assert f"{drifted} of {drifted} drifts noticed" in text and "Client 17" in text and f"12 of {drifted}" in text
+    shot = picture(file, "theme=light", "1280,2000")
+    assert len(np.unique((shot[::3, ::3] * 32).astype(int).reshape(-1, 3), axis=0)) > 60

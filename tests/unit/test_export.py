@@ -1,0 +1,89 @@
+"""Models exported from a run predict as the run itself does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import feddrift as fd
+from feddrift import resnet, rng
+from feddrift.config import RecordedRun, RunConfig
+from feddrift.errors import ConfigError, DataError
+from feddrift.export import export
+from feddrift.nets import mlp
+from tests.unit.test_cli import feddrift
+
+
+def recorded(folder: Path, algorithm: str, **more: Any) -> tuple[RecordedRun, Any]:
+    config = RunConfig.checked(stream="sine-2", algorithm=algorithm, rounds=5, **more)
+    run = RecordedRun(config, folder / "runs")
+    *_, last = run
+    return run, last
+
+
+@pytest.mark.parametrize("algorithm", ["FedDrift", "FedDrift-Trunk", "KUE", "AUE-PC", "IFCA"])
+def test_each_client_predicts_as_in_the_run(tmp_path: Path, algorithm: str) -> None:
+    run, last = recorded(tmp_path, algorithm)
+    assert export(run, tmp_path / "models") == 10
+    models = fd.load(tmp_path / "models")
+    for c, name in enumerate(run.stream.clients):
+        x, y = run.stream.cell(10, c)
+        assert (models.predict(name, x) == y).mean() == pytest.approx(last.accuracy[c], abs=0.003)  # ties of floats
+
+
+def test_who_uses_which_and_the_lineage_are_told(tmp_path: Path) -> None:
+    run, last = recorded(tmp_path, "FedDrift")
+    export(run, tmp_path / "models")
+    about = json.loads((tmp_path / "models" / "models.json").read_text())
+    assert {name: [int(i) for i in votes] for name, votes in about["clients"].items()} == {
+        str(c): [int(i)] for c, i in enumerate(last.model)
+    }
+    assert about["time_steps"] == 10 and about["net"] == {
+        "kind": "perceptron", "features": [2], "hidden": 4, "classes": 2,
+    }  # fmt: skip
+    assert {event["event"] for event in about["lineage"]} >= {"created", "merged"}
+    arrays = load_file(tmp_path / "models" / "models.safetensors")
+    assert {name.split("/")[0] for name in arrays} == {str(i) for i in last.state.models.ids}
+
+
+def test_a_run_that_was_stopped_exports_what_it_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = RunConfig.checked(stream="sine-2", algorithm="Oblivious", rounds=1)
+    steps = iter(RecordedRun(config, tmp_path / "runs"))
+    next(steps), next(steps)
+    steps.close()  # type: ignore[attr-defined]
+    code, told, _ = feddrift(capsys, "export", str(tmp_path / "runs"), "--out", str(tmp_path / "models"))
+    assert code == 0 and "the models after 2 time steps" in told
+    assert len(fd.load(tmp_path / "models").predict("3", np.zeros((7, 2)))) == 7
+
+
+def test_wrong_inputs_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, _ = recorded(tmp_path, "Oblivious")
+    export(run, tmp_path / "models")
+    models = fd.load(tmp_path / "models")
+    with pytest.raises(ConfigError, match="unknown client 'x'"):
+        models.predict("x", np.zeros((1, 2)))
+    with pytest.raises(DataError, match=r"shape \[n, 2\], got \(3, 5\)"):
+        models.predict("0", np.zeros((3, 5)))
+    with pytest.raises(DataError, match="cannot read the models in"):
+        fd.load(tmp_path / "nowhere")
+    with pytest.raises(DataError, match=r"the net needs \(2, 9\)"):
+        fd.load(tmp_path / "models", net=mlp(2, 9, 2))
+    (tmp_path / "models" / "models.json").write_text("[]")
+    with pytest.raises(DataError, match="holds no exported models"):
+        fd.load(tmp_path / "models")
+    code, _, told = feddrift(capsys, "export", str(tmp_path / "nothing"))
+    assert code == 2 and "has checkpoints" in told
+
+
+def test_a_resnets_statistics_travel_with_it(tmp_path: Path) -> None:
+    net = resnet.resnet18(3)
+    params = net.init(rng.derive(0, "init", 0))
+    save_file(resnet.torchvision_names(net, params), tmp_path / "w.safetensors")
+    again = resnet.resnet18(3, tmp_path / "w.safetensors")
+    x = np.random.default_rng(0).integers(0, 255, (2, 32, 32, 3)).astype(np.uint8)
+    np.testing.assert_array_equal(net.apply(params, x), again.apply(again.init(rng.derive(9, "init", 0)), x))

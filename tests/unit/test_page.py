@@ -1,0 +1,150 @@
+"""The HTML report: its numbers, its budget, and that no name can break out of it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feddrift import page, page_data
+from feddrift.errors import DataError
+from feddrift.page_data import collect
+from feddrift.record import Record
+from tests.unit.fake_records import header, make, merged
+
+CONCEPTS = [[0, 0, 0], [0, 0, 0], [1, 0, 1], [1, 0, 1], [1, 1, 1]]
+RISE = {"error": 0.9, "reference": 0.1, "delta": 0.1, "from": 0}
+EVENTS: list[dict[str, Any]] = [
+    {"t": 2, "event": "created", "model": 1, "cause": {"clients": [0], **RISE}},
+    {"t": 2, "event": "created", "model": 2, "cause": {"clients": [1], **RISE}},
+    merged(3, 2, 0),
+]
+COLUMNS: dict[str, Any] = {
+    "model": [[0, 0, 0], [0, 0, 0], [1, 2, 0], [1, 0, 1]],
+    "drift": [[False] * 3, [False] * 3, [True, True, False], [False] * 3],
+    "accuracy": [[0.9, 0.9, 0.9], [0.1, 0.9, 0.1], [0.8, 0.7, None], [0.9, 0.1, 0.9]],
+    "tested": [[5, 5, 5], [5, 5, 5], [5, 5, 0], [5, 5, 5]],
+    "n_models": [[1] * 3, [1] * 3, [3] * 3, [2] * 3],
+}
+
+
+def one(out: Path, **changes: Any) -> Record:
+    """Client 0 is noticed at once, client 1 falsely; client 2 moves a step late, when it has no data."""
+    return make(out, header(4, 3, concepts=CONCEPTS, **changes), COLUMNS, EVENTS)
+
+
+def only(records: list[Record]) -> dict[str, Any]:
+    (stream,) = collect(records, "runs")["streams"]
+    (group,) = stream["groups"]
+    (run,) = group["runs"]
+    found: dict[str, Any] = run
+    return found
+
+
+def test_drifts_and_false_moves(tmp_path: Path) -> None:
+    run = only([one(tmp_path)])
+    assert run["drifts"] == [[2, 0, 0, 1, 0, 3], [2, 2, 0, 1, -1, 0]]
+    assert run["false"] == [[2, 1, 3]]
+    assert run["by_time"] == {"at once": [0, 0, 1, 0], "late": [0] * 4, "missed": [0, 0, 1, 0], "false": [0, 0, 1, 0]}
+    assert run["detection"]["noticed"]["recall"] == 0.5 and run["detection"]["noticed"]["precision"] == 0.5
+    assert run["detection"]["always"]["recall"] == 1.0 and run["detection"]["never"]["hits"] == 0
+    assert run["concepts"] == [1, 1, 2, 2] and run["used"] == [1, 1, 3, 2] and run["exist"] == [1, 1, 3, 2]
+    assert run["worst"][0] == [2, 0.6333, 1]
+
+
+def test_a_cell_can_be_told(tmp_path: Path) -> None:
+    cells = only([one(tmp_path)])["cells"]
+    assert cells["model"][6:9] == [1, 2, 0] and cells["accuracy"][8] == -1 and cells["accuracy"][6] == 800
+    assert cells["alarms"] == [6, 7] and cells["switches"] == [6, 7, 11] and cells["changes"] == [6, 8]
+    assert cells["roots"] == {"2": 0} and cells["concepts"] == {0: "A", 1: "B"}
+    events = only([one(tmp_path)])["events"]
+    assert events[0]["clients"] == [0] and events[0]["from"] == 0 and "rose from 0.100 to 0.900" in events[0]["why"]
+    assert events[2] == {"t": 3, "kind": "merged", "model": 2, "into": 0, "why": events[2]["why"]}
+
+
+def test_without_truth_all_moves_are_listed(tmp_path: Path) -> None:
+    run = only([make(tmp_path, header(4, 3), COLUMNS, EVENTS)])
+    assert run["drifts"] is None and not run["truth"] and run["detection"] == {} and run["concepts"] is None
+    assert run["false"] == [[2, 0, 3], [2, 1, 3], [3, 2, 2]] and "concept" not in run["cells"]
+
+
+def test_seeds_settings_and_streams_are_kept_apart(tmp_path: Path) -> None:
+    runs = [one(tmp_path / str(seed), seed=seed) for seed in (0, 1)]
+    runs += [one(tmp_path / "b", settings={"delta": 0.2, "init": "warm"}), one(tmp_path / "c", overrides={"rounds": 9})]
+    runs += [one(tmp_path / name, algorithm=name) for name in ("Oracle", "Oblivious", "KUE")]
+    sine, other = sorted(collect(runs, "runs")["streams"], key=lambda s: len(s["groups"]), reverse=True)
+    labels = [group["label"] for group in sine["groups"]]
+    assert labels == ["FedDrift (delta=0.1)", "FedDrift (delta=0.2)", "KUE", "Oblivious", "Oracle"]
+    assert other["name"] == "sine-2 (rounds=9)" and [run["seed"] for run in sine["groups"][0]["runs"]] == [0, 1]
+    assert sine["groups"][0]["mean"][0] == pytest.approx(0.9) and sine["groups"][0]["std"] == [0.0] * 4
+    assert sine["groups"][0]["numbers"]["lost_to_oracle"] == [0.0, None]  # Oracle has seed 0 only
+    assert sine["groups"][1]["std"] is None and other["groups"][0]["numbers"]["lost_to_oracle"][0] is None
+
+
+def test_the_newest_run_counts_but_a_complete_one_first(tmp_path: Path) -> None:
+    old = one(tmp_path / "old")
+    new = replace(old, header=old.header | {"started": "2026-02-01T00:00:00+00:00"})
+    broken = replace(new, header=new.header | {"started": "2026-03-01T00:00:00+00:00"}, status="unfinished")
+    assert page_data.newest([new, old, broken]) == [new] and page_data.newest([broken]) == [broken]
+
+
+def test_unfinished_runs_are_shown(tmp_path: Path) -> None:
+    head = header(4, 3, concepts=CONCEPTS)
+    run = only([make(tmp_path / "a", head, {name: rows[:3] for name, rows in COLUMNS.items()}, EVENTS[:2], steps=3)])
+    assert (run["status"], run["steps"], run["n_steps"]) == ("interrupted", 3, 4) and len(run["drifts"]) == 2
+    assert only([make(tmp_path / "b", head, steps=0)])["steps"] == 0
+
+
+def test_cells_beyond_the_budget_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [one(tmp_path / f"{name}{seed}", algorithm=name, seed=seed) for name in ("KUE", "AUE") for seed in (0, 1)]
+    monkeypatch.setattr(page_data, "MAX_CELLS", 30)  # two runs of twelve: the first seed of each
+    (stream,) = collect(runs, "runs")["streams"]
+    assert [[bool(run["cells"]) for run in group["runs"]] for group in stream["groups"]] == [[True, False]] * 2
+    monkeypatch.setattr(page_data, "MAX_CELLS", 5)
+    (stream,) = collect(runs[:1], "runs")["streams"]
+    assert stream["groups"][0]["runs"][0]["cells"]  # one always is
+
+
+def unpacked(text: str) -> dict[str, Any]:
+    (packed,) = re.findall(r'<script type="application/octet-stream" id="data">([^<]*)</script>', text)
+    found: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(packed)))
+    return found
+
+
+def test_the_page_is_one_file_that_loads_nothing(tmp_path: Path) -> None:
+    page.write([one(tmp_path)], tmp_path / "deep" / "report.html", "runs")
+    text = (tmp_path / "deep" / "report.html").read_text()
+    assert set(re.findall(r"https?://[^\s\"']+", text)) == {"http://www.w3.org/2000/svg"}  # the name of SVG
+    assert "default-src 'none'" in text and "<!--" not in text and not re.search(r"<(link|img|iframe)\b", text)
+    assert unpacked(text)["streams"][0]["name"] == "sine-2"
+    assert not list((tmp_path / "deep").glob("*.part"))
+
+
+def test_no_name_becomes_markup(tmp_path: Path) -> None:
+    evil = "</script><script>alert(1)</script>"
+    record = one(tmp_path, clients=[evil, "<b>", "&"], stream=f"folder:{evil}", algorithm=evil)
+    text = page.page(collect([record], evil))
+    assert evil not in text and "&lt;/script&gt;" in text  # the title
+    assert text.count("<script") == 2 and text.count("</script>") == 2
+    (stream,) = unpacked(text)["streams"]
+    assert stream["clients"][0] == evil and stream["groups"][0]["algorithm"] == evil  # whole, as data
+
+
+def test_scripts_write_text_never_markup() -> None:
+    for name in page.SCRIPTS:
+        source = page._part(name)
+        assert not re.search(
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|fetch\(|XMLHttp", source
+        ), name
+
+
+def test_a_page_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(DataError, match="cannot write"):
+        page.write([one(tmp_path / "runs")], tmp_path / "file" / "report.html", "runs")

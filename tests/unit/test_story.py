@@ -1,0 +1,126 @@
+"""Records told in words: every cause there is, and commands that make the same run again."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import feddrift as fd
+from feddrift import algorithms, record
+from feddrift.config import RunConfig
+from feddrift.story import command, why
+from tests.unit.fake_records import header
+
+RESULTS = Path(__file__).parents[2] / "results"
+CAUSES: list[tuple[str, dict[str, Any], str]] = [
+    (
+        "created",
+        {"error": 0.5, "reference": 0.1, "delta": 0.05, "from": None},
+        "0.100 to 0.500, by more than delta 0.05; model 3 starts afresh",
+    ),
+    (
+        "created",
+        {"loss": 2.0, "reference": 1.0, "delta": 0.5, "from": 1, "family": 0},
+        "2.000, by more than delta 0.5; model 3 starts as a copy of model 1 on trunk 0",
+    ),
+    (
+        "created",
+        {"error": 0.5, "reference": None, "delta": 0.05, "from": 0},
+        "model 3 starts as a copy of model 0 (error=0.5, reference=none, delta=0.05)",
+    ),
+    (
+        "created",
+        {"error": 0.5, "reference": 0.1, "p": 0.001, "from": 0},
+        "model 3 starts as a copy of model 0 (p=0.001)",
+    ),
+    ("created", {"concept": 1}, "Oracle was told of concept B"),
+    ("created", {"clients": [1], "reason": "given"}, "given"),
+    (
+        "created",
+        {"from": 0, "clients": [1, 2], "round": 7},
+        "in round 7 the updates of model 0's clients pointed apart; both halves start over",
+    ),
+    (
+        "created",
+        {"reason": "reactive phase", "accuracy": 0.5, "best": 0.9, "delta": 0.1},
+        "accuracy 0.500 fell below the best so far, 0.900, by more than delta 0.1",
+    ),
+    (
+        "created",
+        {
+            "error": 1.0,
+            "reference": 0.0,
+            "delta": 0.1,
+            "from": 0,
+            "start": "warm",
+            "starts": ["warm", "fresh"],
+            "rows": 9,
+            "wrong": [],
+        },
+        "of warm, fresh a trial on the client's own data chose warm",
+    ),
+    (
+        "merged",
+        {"into": 1, "distance": 0.0312},
+        "model 3 merged into model 1: on each other's data they are 0.031 apart",
+    ),
+    (
+        "merged",
+        {"into": 1, "distance": 0, "kept": "average", "family": 0},
+        "into model 1 on trunk 0: on each other's data they are 0.000 apart; average was kept",
+    ),
+    ("retired", {"reason": "no client uses it"}, "no client uses it"),
+    ("revived", {"clients": [4]}, ""),
+    ("created", {}, ""),
+]
+
+
+@pytest.mark.parametrize(("kind", "cause", "sentence"), CAUSES)
+def test_every_cause_is_told(kind: str, cause: dict[str, Any], sentence: str) -> None:
+    told = why({"event": kind, "model": 3, "cause": cause})
+    assert sentence in told and bool(told) == bool(sentence)
+    assert "clients=" not in told  # they are told elsewhere
+
+
+def test_the_records_of_the_docs_leave_nothing_untold() -> None:
+    events = [event for run in record.read_all(RESULTS / "fmow-labels") for event in run.events]
+    assert len(events) > 100
+    assert not [event for event in events if "=" in why(event) and "kappa" not in event["cause"]]
+
+
+def given(words: list[str]) -> dict[str, Any]:
+    """The configuration that a command line stands for."""
+    assert words[:2] == ["feddrift", "run"]
+    options = list(zip(words[2::2], words[3::2], strict=True))
+    settings = dict(value.split("=", 1) for name, value in options if name == "--set")
+    return {name[2:].replace("-", "_"): value for name, value in options if name != "--set"} | {"settings": settings}
+
+
+@pytest.mark.parametrize("name", algorithms.ALGORITHMS)
+def test_the_command_makes_the_same_run(name: str) -> None:
+    stream = fd.stream("sea-4")
+    fields = algorithms.options(algorithms.ALGORITHMS[name].cls)
+    odd = {"delta": 0.25, "init": "fresh", "max_models": 7, "redetect": name == "FedDrift-C"}
+    for changes in ({}, {key: value for key, value in odd.items() if key in fields}):
+        made = algorithms.settings(algorithms.algorithm(name, stream, **changes))
+        head = header(stream="sea-4", algorithm=name, settings=made, seed=3, overrides={"rounds": 2, "lr": 0.5})
+        text, notes = command(head)
+        config = RunConfig.checked(**given(shlex.split(text)))
+        algorithm, local = config.resolve(stream)
+        assert algorithms.settings(algorithm) == made and not notes
+        assert (config.seed, local.rounds, local.lr) == (3, 2, 0.5)
+
+
+def test_what_only_digests_are_known_of_is_said() -> None:
+    overrides = {"data": "0123abcd", "pattern": "my drift.txt@89ab", "label": "sold", "weights": "77"}
+    text, notes = command(header(stream="folder:my data", overrides=overrides))
+    assert "--stream 'folder:my data'" in text and "--pattern 'my drift.txt'" in text and "--label sold" in text
+    assert len(notes) == 3 and "0123abcd" in notes[0] and "89ab" in notes[1] and "--weights FILE" in notes[2]
+
+
+def test_an_algorithm_of_your_own_keeps_all_its_settings() -> None:
+    text, _ = command(header(algorithm="mine.Method", settings={"delta": 0.1, "deep": True, "most": None}))
+    assert "--algorithm mine.Method --set delta=0.1 --set deep=true --set most=none" in text
