@@ -28,7 +28,7 @@ bench: $(VENV)/ready  ## time and memory as ratios, added to benchmarks/history.
 
 docs: $(VENV)/ready  ## the documentation as a site; open site/index.html
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 format: $(VENV)/ready
 	$(BIN)/ruff check --fix .
