@@ -28,6 +28,7 @@ from rich.table import Table
 from feddrift import __version__, algorithms, engines, page, paper, plugins, record, report, streams, sweep
 from feddrift.background import busy, cores
 from feddrift.config import RecordedRun, RunConfig, parse_seeds, reopened, states, stopped
+from feddrift.deploy.commands import deploy
 from feddrift.errors import ConfigError, DataError, FeddriftError, one_line
 from feddrift.estimate import estimate
 from feddrift.export import export
@@ -41,6 +42,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Federated learning when the data of different clients drift at different times.",
 )
+app.add_typer(deploy, name="deploy")
 FEW = 12  # events of a kind that the line of a time step tells one by one
 
 out = Console()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import replace
 from typing import Any
 
@@ -45,6 +46,11 @@ class Chunked(Compiled):
 
 
 BUILDS: dict[str, Any] = {name: cls for name, (cls, *_) in ENGINES.items()} | {"compiled": Compiled, "chunked": Chunked}
+HERE = list(BUILDS)  # the engines that hold the data themselves
+if importlib.util.find_spec("flwr"):
+    from tests.flower import OverFlower
+
+    BUILDS["flower"] = OverFlower
 NAMES = list(BUILDS)
 
 
@@ -147,7 +153,7 @@ def test_room_follows_from_memory_and_the_size_of_a_model() -> None:
     assert devices.room(small) > 10**6 and 1 <= devices.room(large) <= 64
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", HERE)
 def test_each_row_is_judged_by_the_model_of_its_cell(name: str) -> None:
     stream = uneven_stream(n_clients=5)
     engine = make(name, stream)

@@ -189,7 +189,7 @@ def _classes(path: Path, files: Iterable[_File]) -> tuple[int, dict[str, int]]:
     found = [label for file in files for label in _distinct(file.labels, file.place)]
     if os.path.lexists(path):
         _check_file(path)
-        order = _listed(path)
+        order = listed(path)
     else:
         _check_kind(found)
         order = sorted({label.value for label in found})
@@ -201,7 +201,8 @@ def _classes(path: Path, files: Iterable[_File]) -> tuple[int, dict[str, int]]:
     return len(order), {label.text: index[label.value] for label in found}
 
 
-def _listed(path: Path) -> list[int | str]:
+def listed(path: Path) -> list[int | str]:
+    """The classes that classes.txt names, in its order."""
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").rstrip().splitlines()]
     except (OSError, UnicodeDecodeError) as error:

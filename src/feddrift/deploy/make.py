@@ -1,0 +1,249 @@
+"""`feddrift deploy init`: certificates, keys, settings, proxy and service units of a new federation."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from feddrift.engines.flower.settings import Settings
+from feddrift.engines.flower.store import checked_name
+from feddrift.errors import ConfigError
+
+CA_DAYS, SERVER_DAYS = 3650, 397
+MAX_REQUEST = "16m"  # Flower sends large objects in pieces of 5 MB
+
+NGINX = """\
+# Clients reach this proxy only, and of the SuperLink only the fleet path: its control path has no authentication.
+daemon off;
+worker_processes auto;
+pid {state}/nginx.pid;
+error_log {state}/nginx.log warn;
+events {{ worker_connections 1024; }}
+http {{
+  access_log off;
+  server_tokens off;
+  client_body_temp_path {state}/nginx-body;
+  proxy_temp_path {state}/nginx-proxy;
+  fastcgi_temp_path {state}/nginx-fastcgi;
+  uwsgi_temp_path {state}/nginx-uwsgi;
+  scgi_temp_path {state}/nginx-scgi;
+  limit_conn_zone $binary_remote_addr zone=from:1m;
+  server {{
+    listen {port} ssl;
+    ssl_certificate {server}/server.crt;
+    ssl_certificate_key {server}/server.key;
+    ssl_protocols TLSv1.2 TLSv1.3;
+    client_max_body_size {max_request};
+    limit_conn from 64;
+    location /v1/fleet/ {{
+      proxy_pass https://127.0.0.1:{inner};
+      proxy_http_version 1.1;
+      proxy_ssl_verify on;
+      proxy_ssl_trusted_certificate {server}/ca.crt;
+      proxy_ssl_name localhost;
+      proxy_read_timeout 300s;
+    }}
+    location / {{ return 403; }}
+  }}
+}}
+"""
+
+UNIT = """\
+[Unit]
+Description=feddrift {what}
+After=network-online.target{after}
+Wants=network-online.target
+StartLimitIntervalSec=0
+
+[Service]
+ExecStart={python} -m feddrift deploy {command} {folder}
+Restart={restart}
+RestartSec={seconds}
+Environment=FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
+NoNewPrivileges=yes
+PrivateTmp=yes
+ProtectSystem=strict
+ReadWritePaths={folder}
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+APP = """\
+[project]
+name = "feddrift-app"
+version = "0.1.0"
+description = "feddrift over Flower"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "feddrift"
+
+[tool.flwr.app.components]
+serverapp = "feddrift_server:app"
+clientapp = "feddrift_client:app"
+
+[tool.flwr.app.config]
+folder = ""
+"""
+
+
+def init(
+    folder: Path, clients: Sequence[str], features: Sequence[int], classes: Sequence[str], *,
+    host: str = "localhost", port: int = 9443, inner: int = 9444, experiment: str = "first",
+) -> None:  # fmt: skip
+    """Write a new federation to a folder that is not there yet: a part for the server and one for each client."""
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigError(f"{folder} is not empty, a new federation needs a folder of its own")
+    values: dict[str, Any] = {
+        "experiment": experiment, "clients": [checked_name(name, "a client") for name in clients],
+        "features": list(features), "classes": list(classes),
+    }  # fmt: skip
+    Settings.checked(values, "the options")
+    server = (folder / "server").resolve()
+    for path in (folder, server, server / "keys", server / "state", server / "app", server / "flwr"):
+        path.mkdir(parents=True, exist_ok=True)
+        path.chmod(0o700)
+    authority = _authority(server)
+    _server_certificate(server, authority, host)
+    _write(server / "federation.toml", _settings_text(values))
+    words = {"state": server / "state", "server": server, "port": port, "inner": inner, "max_request": MAX_REQUEST}
+    _write(server / "nginx.conf", NGINX.format(**words))
+    _write(server / "app" / "pyproject.toml", APP)
+    _write(
+        server / "app" / "feddrift_server.py", "from feddrift.engines.flower.server import app\n\n__all__ = ['app']\n"
+    )
+    _write(
+        server / "app" / "feddrift_client.py", "from feddrift.engines.flower.client import app\n\n__all__ = ['app']\n"
+    )
+    link = f'address = "127.0.0.1:{inner}"\nroot-certificates = {json.dumps(str(server / "ca.crt"))}\n'
+    _write(server / "flwr" / "config.toml", f'[superlink]\ndefault = "local"\n\n[superlink.local]\n{link}')
+    _unit(server / "feddrift-server.service", "server", server, "SuperLink and proxy", "always", 10)
+    _unit(server / "feddrift-run.service", "run", server, "federation", "on-failure", 30, " feddrift-server.service")
+    for name in clients:
+        _client(folder.resolve() / "clients" / name, server, name, f"{host}:{port}", classes)
+
+
+def _client(folder: Path, server: Path, name: str, address: str, classes: Sequence[str]) -> None:
+    """What is carried to a client's machine; its private key is nowhere else."""
+    (folder / "data").mkdir(parents=True)
+    folder.chmod(0o700)
+    key = ec.generate_private_key(ec.SECP384R1())
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode() + f" {name}\n"
+    _write(folder / "key", key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()).decode(), secret=True)
+    _write(folder / "key.pub", public)
+    _write(server / "keys" / f"{name}.pub", public)
+    _write(folder / "ca.crt", (server / "ca.crt").read_text())
+    _write(folder / "data" / "classes.txt", "".join(f"{label}\n" for label in classes))
+    _write(
+        folder / "client.toml",
+        f"name = {json.dumps(name)}\nserver = {json.dumps(address)}\n"
+        '# data = "data"             # new time steps: data/step_<t>.csv or .npz, moved there when they are whole\n'
+        '# label = "label"           # the column of the labels\n'
+        '# load = "mine:load"        # or a function load(t) of mine.py in this folder: (x, y), or None\n'
+        '# model = "mine:model"      # a Net, or a model of your own; the server must name the same\n'
+        "# max_rows = 100000         # how much history is kept, in rows\n"
+        "# max_age = 50              # and in time steps\n",
+    )
+    _unit(folder / "feddrift-client.service", "client", folder, f"client {name}", "always", 20)
+
+
+def _settings_text(values: Mapping[str, object]) -> str:
+    """federation.toml with every setting there is, the defaults as comments."""
+    lines = []
+    for name, field in Settings.model_fields.items():
+        about = f"  # {field.description}" if field.description else ""
+        if name in values:
+            lines.append(f"{name} = {json.dumps(values[name])}{about}")
+        elif name != "settings":
+            example = {"time_steps": 100, "model": "mine:model"}.get(name, field.default)
+            lines.append(f"# {name} = {json.dumps(example)}{about}")
+    return "\n".join([*lines, "", "[settings]  # of the algorithm", "# delta = 0.1", ""])
+
+
+def _unit(path: Path, command: str, folder: Path, what: str, restart: str, seconds: int, after: str = "") -> None:
+    words = {"what": what, "after": after, "python": sys.executable, "command": command, "folder": folder}
+    _write(path, UNIT.format(**words, restart=restart, seconds=seconds))
+
+
+def _write(path: Path, text: str, secret: bool = False) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)
+    with open(handle, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> str:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
+
+
+Authority = tuple[x509.Certificate, ec.EllipticCurvePrivateKey]
+
+
+def _authority(server: Path) -> Authority:
+    """A certificate authority of this federation alone."""
+    key, name = ec.generate_private_key(ec.SECP256R1()), _name("feddrift authority")
+    usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
+    made = (
+        _builder(name, name, key, CA_DAYS)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    _write(server / "ca.key", _pem(key), secret=True)
+    _write(server / "ca.crt", made.public_bytes(Encoding.PEM).decode())
+    return made, key
+
+
+def _server_certificate(server: Path, authority: Authority, host: str) -> None:
+    issuer, signer = authority
+    key = ec.generate_private_key(ec.SECP256R1())
+    names: list[x509.GeneralName] = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    try:
+        names.append(x509.IPAddress(ipaddress.ip_address(host)))
+    except ValueError:
+        names.append(x509.DNSName(host))
+    usage = x509.KeyUsage(True, False, False, False, False, False, False, False, False)
+    made = (
+        _builder(_name(host), issuer.subject, key, SERVER_DAYS)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(dict.fromkeys(names)), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+        .sign(signer, hashes.SHA256())
+    )
+    _write(server / "server.key", _pem(key), secret=True)
+    _write(server / "server.crt", made.public_bytes(Encoding.PEM).decode())
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int
+) -> x509.CertificateBuilder:
+    now = datetime.now(UTC) - timedelta(minutes=5)  # clocks differ
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now)
+        .not_valid_after(now + timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])

@@ -1,0 +1,234 @@
+"""The processes of a federation: SuperLink and proxy, a client's SuperNode, and the run itself."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from feddrift.errors import ConfigError, DataError
+
+BACKOFF = 5.0, 30.0  # seconds until a client tries again, at first and at most: a server takes a minute to miss it
+PATIENCE = 60.0  # seconds until a server's processes must answer
+
+_log = logging.getLogger("feddrift")
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Flower's own settings: nothing phones home or is installed at run time, and its files stay in the folder."""
+    return os.environ | {
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "FLWR_HOME": str(folder / "flwr"),
+    }
+
+
+def program(name: str) -> str:
+    """A command of Flower's, from this very environment."""
+    path = Path(sys.executable).parent / name
+    if not path.exists():
+        raise ConfigError(f"{path} is missing, install the extra: pip install 'feddrift[flower]'")
+    return str(path)
+
+
+def part(folder: Path, name: str) -> Path:
+    """The folder's own part for the server, whether it is given itself or the one around it."""
+    found = folder.resolve() if (folder / "federation.toml").exists() else (folder / name).resolve()
+    if not (found / "federation.toml").exists():
+        raise ConfigError(f"{folder} has no federation.toml, `feddrift deploy init` makes one")
+    return found
+
+
+def ports(server: Path) -> tuple[int, int]:
+    """The port that clients reach, and the SuperLink's own behind it."""
+    text = (server / "nginx.conf").read_text()
+    outer = re.search(r"listen ([0-9]+) ssl;", text)
+    inner = re.search(r"proxy_pass https://127\.0\.0\.1:([0-9]+);", text)
+    if outer is None or inner is None:
+        raise ConfigError(f"{server / 'nginx.conf'} must listen on a port with ssl and pass to one of 127.0.0.1")
+    return int(outer[1]), int(inner[1])
+
+
+def superlink(server: Path) -> list[str]:
+    """The command that starts the SuperLink, on this machine's loopback only."""
+    return [
+        program("flower-superlink"), "--host", "127.0.0.1", "--port", str(ports(server)[1]),
+        "--ssl-certfile", str(server / "server.crt"), "--ssl-keyfile", str(server / "server.key"),
+        "--ssl-ca-certfile", str(server / "ca.crt"), "--enable-supernode-auth",
+        "--disable-runtime-dependency-installation", "--database", str(server / "state" / "superlink.db"),
+    ]  # fmt: skip
+
+
+def supernode(folder: Path, address: str | None = None) -> list[str]:
+    """The command that starts a client."""
+    try:
+        settings = tomllib.loads((folder / "client.toml").read_text())
+        server = address or settings["server"]
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"cannot read {folder / 'client.toml'}: {error!r}") from None
+    return [
+        program("flower-supernode"), "--superlink", server, "--root-certificates", str(folder / "ca.crt"),
+        "--auth-supernode-private-key", str(folder / "key"), "--host", "127.0.0.1", "--port", str(free_port()),
+        "--node-config", f"folder={json.dumps(str(folder))}",
+    ]  # fmt: skip
+
+
+def free_port() -> int:
+    """A port of this machine's loopback that nobody uses."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def serve(folder: Path, proxy: bool = True) -> None:
+    """Run the SuperLink and, in front of it, nginx; returns when one of them ends or this process is told to."""
+    server = part(folder, "server")
+    outer, inner = ports(server)
+    commands = [superlink(server)]
+    nginx = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
+    if proxy and nginx is None:
+        raise ConfigError("nginx is not installed; without it (--no-proxy) only clients on this machine can connect")
+    if proxy and nginx is not None:
+        commands.append([nginx, "-p", str(server), "-c", str(server / "nginx.conf")])
+    with _children(commands, environment(server)) as children:
+        _until(lambda: _listens(inner), "the SuperLink to listen", children)
+        register(server)
+        if proxy:
+            _until(lambda: _listens(outer), "nginx to listen", children)
+        _log.info("clients can connect to port %d", outer if proxy else inner)
+        while all(child.poll() is None for child in children):
+            time.sleep(0.5)
+    raise DataError("a process of the server has ended, see its output")
+
+
+def register(server: Path) -> None:
+    """Make the clients' keys, and no others, known to the SuperLink."""
+    known = {node.get("name") for node in flwr(server, "supernode", "list").get("nodes", [])}
+    for path in sorted((server / "keys").glob("*.pub")):
+        if path.stem not in known:
+            told = flwr(server, "supernode", "register", str(path), "--name", path.stem)
+            if not told.get("success") and "already" not in str(told):
+                raise DataError(f"the SuperLink does not take the key of client {path.stem}: {told}")
+
+
+def client(folder: Path, address: str | None = None) -> None:
+    """Run a client, again and again: a server that takes it to be connected still refuses it for a minute."""
+    folder, wait = folder.resolve(), BACKOFF[0]
+    (folder / "flwr").mkdir(exist_ok=True)
+    while True:
+        began = time.monotonic()
+        with _children([supernode(folder, address)], environment(folder)) as children:
+            children[0].wait()
+        if time.monotonic() - began > 120:
+            wait = BACKOFF[0]
+        _log.warning("the client ended with code %d, it starts again in %g s", children[0].returncode, wait)
+        time.sleep(wait)
+        wait = min(2 * wait, BACKOFF[1])
+
+
+def run(folder: Path) -> Iterator[dict[str, Any]]:
+    """Start the federation, or follow it where it runs; its time steps as they are done."""
+    server = part(folder, "server")
+    seen = len(history(server))
+    active = [run for run in flwr(server, "list").get("runs", []) if not str(run["status"]).startswith("finished")]
+    if active:
+        name = str(active[0]["run-id"])
+    else:
+        config = f"folder={json.dumps(str(server))}"
+        told = flwr(server, "run", str(server / "app"), "local", "--run-config", config, link=False)
+        if "run-id" not in told:
+            raise DataError(f"Flower did not start the run: {told}")
+        name = str(told["run-id"])
+    while True:
+        runs = flwr(server, "list", "--run-id", name).get("runs", [])
+        lines = history(server)
+        yield from lines[seen:]
+        seen = len(lines)
+        status = str(runs[0]["status"]) if runs else "finished:lost"
+        if status.startswith("finished"):
+            if status != "finished:completed":
+                raise DataError(f"the run has ended ({status}): {_last_line(server / 'state' / 'server.log')}")
+            return
+        time.sleep(2)
+
+
+def history(server: Path) -> list[dict[str, Any]]:
+    """The time steps that are done; of one that was told twice, as after a kill, the last."""
+    path, found = server / "state" / "history.jsonl", dict[int, dict[str, Any]]()
+    if path.exists():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            with suppress(ValueError):  # the last line of a server that was killed
+                step = json.loads(line)
+                found[int(step["t"])] = step
+    return [found[t] for t in sorted(found)]
+
+
+def flwr(server: Path, *words: str, link: bool = True) -> dict[str, Any]:
+    """What a command of Flower's says, about the SuperLink of this server."""
+    command = [program("flwr"), *words, *(["local"] if link else []), "--format", "json"]
+    done = subprocess.run(command, env=environment(server), capture_output=True, text=True, timeout=120)
+    try:
+        return dict(json.loads(done.stdout[done.stdout.index("{") :]))
+    except ValueError:
+        raise DataError(f"{' '.join(words[:2])} failed: {(done.stderr or done.stdout).strip()[-400:]}") from None
+
+
+def _last_line(path: Path) -> str:
+    lines = path.read_text(errors="replace").strip().splitlines() if path.exists() else []
+    return lines[-1] if lines else "it wrote no log"
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as found:
+        found.settimeout(1)
+        return found.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _until(true: Callable[[], bool], what: str, children: Sequence[subprocess.Popen[bytes]]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not true():
+        if time.monotonic() > end or any(child.poll() is not None for child in children):
+            raise DataError(f"waited for {what}: it does not, see the output")
+        time.sleep(0.2)
+
+
+@contextmanager
+def _children(commands: Sequence[list[str]], env: dict[str, str]) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Run these, each in a group of its own, and end them and all that they started when this ends."""
+
+    def stop(*_: object) -> None:
+        raise SystemExit(0)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    children: list[subprocess.Popen[bytes]] = []
+    try:
+        children += (subprocess.Popen(command, env=env, start_new_session=True) for command in commands)
+        yield children
+    finally:
+        for child in children:
+            _end(child)
+        signal.signal(signal.SIGTERM, before)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Ask a group of processes to end, and make it."""
+    for how, seconds in ((signal.SIGTERM, 15), (signal.SIGKILL, 5)):
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, how)
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(seconds)
+    with suppress(ProcessLookupError):  # what outlived its parent
+        os.killpg(child.pid, signal.SIGKILL)

@@ -1,0 +1,132 @@
+"""Bring your own model: any framework, as long as its parameters are a list of arrays."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from feddrift import rng, sampling
+from feddrift.engines.base import Engine, Entries, TimeStep
+from feddrift.errors import ConfigError
+from feddrift.models import averaged, one
+from feddrift.nets import mlp
+from feddrift.types import Ints, Local, Models, Net, Stream, Updates
+
+Arrays = list[npt.NDArray[Any]]
+
+
+class OwnModel(Protocol):
+    """What a framework must do."""
+
+    def init(self, seed: int) -> Arrays:
+        """New parameters."""
+        ...
+
+    def logits(self, params: Arrays, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Scores [n, class]; the highest is the prediction, and their softmax the probabilities."""
+        ...
+
+    def fit(self, params: Arrays, batches: Iterable[tuple[Any, Any]], lr: float) -> Arrays:
+        """The parameters after a step on each of these minibatches (x, y); what it is given must stay as it is."""
+        ...
+
+
+def net_of(model: OwnModel) -> Net:
+    """The same as a Net, for a server: it has no trunk, and nothing in it needs to be JAX."""
+    return Net(
+        lambda key: [np.asarray(array) for array in model.init(int(key[0]) % 2**31)],
+        lambda params, x: model.logits(params, x),
+    )
+
+
+def imported(name: str, folder: Path) -> Any:
+    """What "module:object" names; the module may lie in this folder."""
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        raise ConfigError(f"expected 'module:object', got {name!r}")
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"cannot import {name!r}: {error}") from None
+
+
+def imported_net(name: str | None, folder: Path, features: tuple[int, ...], n_classes: int) -> Net:
+    """The net, or the model of your own, of this name; by default a perceptron with one hidden layer."""
+    if name is None:
+        d = int(np.prod(features))
+        return mlp(d, 2 * d, n_classes)
+    found = imported(name, folder)
+    return found if isinstance(found, Net) else net_of(found)
+
+
+class Own(Engine):
+    """Trains and scores with a model of your own; minibatches are drawn as everywhere."""
+
+    def __init__(self, stream: Stream, model: OwnModel, local: Local, seed: int) -> None:
+        super().__init__(stream, net_of(model), local, seed)
+        self.model = model
+
+    def at(self, tau: int) -> OwnStep:
+        return OwnStep(self, tau)
+
+    def logits(self, models: Models, rows: Ints) -> Iterator[npt.NDArray[np.float32]]:
+        if len(rows):
+            x = self.stream.x[rows]
+            found = [np.asarray(self.model.logits(one(models, m), x)) for m in range(len(models))]
+            yield np.stack(found).astype(np.float32)
+
+
+class OwnStep(TimeStep):
+    """One time step; the optimiser's memory, if any, is the model's own affair and lasts for a round."""
+
+    def __init__(self, engine: Own, tau: int) -> None:
+        super().__init__(engine, tau)
+        self.engine = engine
+
+    def _moments(self) -> Any:
+        return None
+
+    def _recall(self, moments: Any) -> None:
+        pass
+
+    def _train(self, models: Models, lanes: Updates, w: Entries, rounds: int, local: Local) -> Models:
+        for i in range(rounds):
+            models = averaged(models, self._round(models, lanes, w, self.round + i, local))
+        return models
+
+    def _local_updates(self, models: Models, lanes: Updates, w: Entries, local: Local) -> Updates:
+        return self._round(models, lanes, w, self.round, local)
+
+    def _round(self, models: Models, lanes: Updates, w: Entries, round: int, local: Local) -> Updates:
+        trained = []
+        for c, m in zip(lanes.client.tolist(), lanes.model.tolist(), strict=True):
+            batches = self._batches(c, m, models, w, round, local)
+            after = self.engine.model.fit([np.array(array) for array in one(models, m)], batches, local.lr)
+            trained.append([np.asarray(array) for array in after])
+        return replace(lanes, params=[np.stack(arrays) for arrays in zip(*trained, strict=True)])
+
+    def _batches(
+        self, c: int, m: int, models: Models, w: Entries, round: int, local: Local
+    ) -> Iterator[tuple[Any, Any]]:
+        """K minibatches of the data that w gives to this model."""
+        counts = sampling.trained_rows(self.counts[:, c], local.hold_out)
+        given, here = np.zeros(len(counts)), (w.c == c) & (w.m == m)
+        given[w.t[here]] = w.value[here]
+        cumulative = sampling.chances(given, counts)
+        key = rng.derive(self.engine.seed, "batch", self.tau, c, models.family[m])
+        for step in range(local.steps):
+            words = sampling.step_words(key, np.uint32(round), np.uint32(step))
+            t, first = (int(drawn) for drawn in sampling.pick(words, cumulative, counts, np))
+            rows = self._bag(t, c, models.ids[m]) if local.bags else self._shuffled(t, c)
+            n = int(counts[t])
+            batch = rows[(first + np.arange(min(local.batch, n))) % n]
+            yield self.engine.stream.x[batch], self.engine.stream.y[batch]

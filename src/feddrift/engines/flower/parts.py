@@ -1,0 +1,84 @@
+"""Models in parts, a trunk and a head each, named by a digest of their content: who has one is not sent it again."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from feddrift import rng
+from feddrift.models import leaves, one, split, trunk_of, unsplit
+from feddrift.types import Models, Net, Params
+
+Part = list[npt.NDArray[Any]]
+Body = dict[str, Any]
+Shapes = Sequence[tuple[tuple[int, ...], np.dtype[Any]]]
+
+
+def shapes(part: Iterable[Any]) -> Shapes:
+    """What `messages.arrays` must find where a part like this one is expected."""
+    return [(tuple(np.shape(array)), np.asarray(array).dtype) for array in part]
+
+
+def digest(part: Part) -> str:
+    """A part's name: the same for the same numbers."""
+    found = hashlib.sha256()
+    for array in part:
+        found.update(f"{array.dtype.str} {array.shape};".encode())
+        found.update(np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()[:32]
+
+
+def like(net: Net) -> Params:
+    """Parameters of this net, for their shapes."""
+    return net.init(rng.derive(0, "init", 0))
+
+
+def described(net: Net, models: Models) -> tuple[list[Body], dict[str, Part]]:
+    """Each model as the names of its parts, and all parts by name."""
+    specs: list[Body] = []
+    parts: dict[str, Part] = {}
+    for m in range(len(models)):
+        params = one(models, m)
+        trunk, head = split(params, trunk_of(net, params))
+        mask = [] if models.mask is None else [np.asarray(models.mask[m], dtype=np.float32)]
+        spec: Body = {"id": models.ids[m], "family": models.family[m]}
+        for kind, part in (("trunk", trunk), ("head", head), ("mask", mask)):
+            part = [np.array(array, order="C") for array in part]
+            spec[kind] = digest(part) if part else ""
+            if part:
+                parts[spec[kind]] = part
+        specs.append(spec)
+    return specs, parts
+
+
+def named(specs: Iterable[Body]) -> set[str]:
+    """The parts that these models are made of."""
+    return {spec[kind] for spec in specs for kind in ("trunk", "head", "mask")} - {""}
+
+
+def expected(net: Net, specs: Iterable[Body], features: Sequence[int]) -> dict[str, Shapes]:
+    """The shapes of every part that these models are made of."""
+    params = like(net)
+    trunk, head = split(params, trunk_of(net, params))
+    of_kind = {
+        "trunk": shapes(trunk), "head": shapes(head), "mask": [(tuple(features), np.dtype(np.float32))],
+    }  # fmt: skip
+    return {spec[kind]: found for spec in specs for kind, found in of_kind.items() if spec[kind]}
+
+
+def assembled(net: Net, specs: Sequence[Body], part: Callable[[str], Part]) -> Models:
+    """The models whose description this is."""
+    shape = trunk_of(net, like(net))
+    ids, family = tuple(spec["id"] for spec in specs), tuple(spec["family"] for spec in specs)
+    founders = [specs[family.index(name)] for name in dict.fromkeys(family)]
+    stacked = {
+        kind: [np.stack(rows) for rows in zip(*(part(s[kind]) if s[kind] else [] for s in some), strict=True)]
+        for kind, some in (("trunk", founders), ("head", specs))
+    }
+    mask = np.stack([part(spec["mask"])[0] for spec in specs]) if specs[0]["mask"] else None
+    assert len(leaves(shape)) == len(stacked["trunk"]) + len(stacked["head"])
+    return Models(unsplit(stacked["trunk"], stacked["head"], shape), ids, mask, family, shape)

@@ -1,0 +1,108 @@
+"""What the server of a deployment is told: one TOML file, checked."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from feddrift import algorithms
+from feddrift.engines.flower.exchange import Rules
+from feddrift.engines.flower.federation import Roster
+from feddrift.engines.flower.own import imported_net
+from feddrift.engines.flower.store import checked_name
+from feddrift.errors import ConfigError
+from feddrift.types import Local, Net
+
+
+class Settings(BaseModel):
+    """The federation, its algorithm, and how long the server waits for whom."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    experiment: str = Field(description="its name; clients keep what belongs to different ones apart")
+    clients: tuple[str, ...] = Field(min_length=1, description="all who may ever take part; places may stay empty")
+    features: tuple[int, ...] = Field(min_length=1, description="the shape of one input")
+    classes: tuple[str | int, ...] = Field(min_length=2, description="the labels, in the same order at all clients")
+    algorithm: str = Field(default="FedDrift", description="a name from `feddrift list`")
+    settings: dict[str, Any] = Field(default={}, description="of the algorithm, e.g. delta = 0.1")
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    time_steps: int | None = Field(default=None, ge=1, description="how many; none: on and on")
+    rounds: int = Field(default=10, ge=1, description="R; each costs one exchange of several seconds")
+    steps: int = Field(default=100, ge=1, description="K, local steps per round")
+    batch: int = Field(default=50, ge=1)
+    lr: float = Field(default=1e-2, gt=0)
+    model: str | None = Field(default=None, description="module:object, a Net or a model of your own")
+    start: float | Literal["data"] = Field(default="data", description="when new data are there, or every so many s")
+    quorum: int = Field(default=1, ge=1, description="clients; with fewer the server waits, then says so and stops")
+    patience: float = Field(default=600.0, gt=0, description="how long it waits, in seconds")
+    grace: float = Field(default=60.0, gt=0, description="once a quorum has new data, how long others are waited for")
+    hello: float = Field(default=60.0, gt=0, description="deadlines of an exchange, in seconds")
+    evaluate: float = Field(default=300.0, gt=0)
+    train: float = Field(default=600.0, gt=0)
+    look: float = Field(default=10.0, gt=0, description="how often clients are asked for new data, in seconds")
+
+    @field_validator("clients")
+    @classmethod
+    def _distinct(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(names)) < len(names):
+            raise ValueError("clients must have different names")
+        return tuple(checked_name(name, "a client") for name in names)
+
+    @classmethod
+    def read(cls, path: Path) -> Settings:
+        """From a TOML file, or one sentence that says what is wrong with it."""
+        try:
+            return cls.checked(tomllib.loads(path.read_text(encoding="utf-8")), str(path))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"cannot read {path}: {error}") from None
+
+    @classmethod
+    def checked(cls, values: dict[str, Any], where: str) -> Settings:
+        """From a dictionary."""
+        try:
+            made = cls(**values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = ".".join(str(part) for part in first["loc"])
+            raise ConfigError(f"{where}, {name}: {first['msg']}, got {first['input']!r}") from None
+        checked_name(made.experiment, "an experiment")
+        found = algorithms.algorithm(made.algorithm, **made.settings)
+        if getattr(found, "needs_truth", False):
+            raise ConfigError(f"{where}: {made.algorithm} needs the true concepts, which nobody knows here")
+        if made.quorum > len(made.clients):
+            raise ConfigError(f"{where}: quorum must be in 1..{len(made.clients)}, got {made.quorum}")
+        return made
+
+    @property
+    def local(self) -> Local:
+        """How clients train."""
+        return Local(self.rounds, self.steps, self.batch, self.lr)
+
+    @property
+    def rules(self) -> Rules:
+        """How long the server waits, and for whom."""
+        names = ("quorum", "patience", "hello", "evaluate", "train", "start", "grace", "look")
+        return Rules(**{name: getattr(self, name) for name in names})
+
+    def net(self, folder: Path) -> Net:
+        """The net all clients train; by default a perceptron with one hidden layer."""
+        return imported_net(self.model, folder, self.features, len(self.classes))
+
+    def roster(self, keys: Path) -> Roster:
+        """Who takes part: the folder has a public key KEYS/<client>.pub for each."""
+        from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
+
+        found: dict[bytes, str] = {}
+        for name in self.clients:
+            path = keys / f"{name}.pub"
+            try:
+                key = load_ssh_public_key(path.read_bytes())
+            except (OSError, ValueError) as error:
+                raise ConfigError(f"cannot read the key of client {name}, {path}: {error}") from None
+            found[key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)] = name
+        if len(found) < len(self.clients):
+            raise ConfigError(f"{keys}: every client needs a key of its own")
+        return Roster(self.experiment, self.clients, found, self.features, len(self.classes))

@@ -1,0 +1,50 @@
+"""A whole federation over Flower in one process: a stream's clients, each with its own folder."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
+
+from feddrift.engines.flower.client import Client
+from feddrift.engines.flower.exchange import Rules
+from feddrift.engines.flower.federation import Flower, Roster
+from feddrift.engines.flower.local_grid import LocalGrid
+from feddrift.types import Cell, Local, Net, Stream
+
+QUICK = Rules(start=0, hello=0.05, evaluate=0.05, train=0.05, poll=0.01, patience=0.05, look=0.01, grace=0.01)
+MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # every file of a store is synced: slow on a disk
+
+
+def load_of(stream: Stream, c: int) -> Any:
+    """What client c of a stream receives at time t."""
+
+    def load(t: int) -> Cell | None:
+        return stream.cell(t, c) if t < len(stream.counts) and stream.counts[t, c] else None
+
+    return load
+
+
+def clients_of(stream: Stream, root: Path, model: Any) -> dict[str, Client]:
+    return {name: Client(name, root, load_of(stream, c), model) for c, name in enumerate(stream.clients)}
+
+
+class OverFlower(Flower):
+    """The Flower engine with the clients of a stream, made as the other engines are."""
+
+    def __init__(
+        self, stream: Stream, net: Net, local: Local, seed: int, rules: Rules = QUICK, root: Path | None = None,
+    ) -> None:  # fmt: skip
+        if root is None:
+            root = Path(tempfile.mkdtemp(dir=MEMORY))
+            weakref.finalize(self, shutil.rmtree, root)
+        self.local_grid = LocalGrid(clients_of(stream, root, net))
+        keys = {name.encode(): name for name in stream.clients}
+        roster = Roster("test", stream.clients, keys, stream.x.shape[1:], stream.n_classes)
+        super().__init__(self.local_grid, roster, net, local, seed, rules)

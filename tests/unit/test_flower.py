@@ -1,0 +1,573 @@
+"""The Flower engine over the in-process grid: what it does when all goes well, and when it does not."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+
+import feddrift as fd
+from feddrift.algorithms import ALGORITHMS
+from feddrift.checkpoint import Folder
+from feddrift.engines.flower import messages
+from feddrift.engines.flower.client import Client, from_toml
+from feddrift.engines.flower.exchange import QuorumError
+from feddrift.engines.flower.federation import Flower
+from feddrift.engines.flower.messages import VERSION
+from feddrift.engines.flower.parts import described
+from feddrift.engines.flower.serve import current
+from feddrift.engines.flower.server import federate
+from feddrift.errors import ConfigError, DataError
+from feddrift.models import averaged, leaves
+from feddrift.nets import default_net
+from feddrift.run import Step
+from feddrift.types import Local, Stream
+from tests.flower import QUICK, OverFlower, load_of
+
+LOCAL = Local(rounds=2, steps=2, batch=8, lr=0.05)
+LEARN = Local(rounds=2, steps=50, batch=20, lr=0.05)
+
+
+def swapping(n_clients: int = 3, n_steps: int = 4, n: int = 60) -> Stream:
+    """Clients whose labels swap: the last one at time 2, the others never."""
+    draw = np.random.default_rng(3)
+    concepts = np.zeros((n_steps + 1, n_clients), dtype=int)
+    concepts[2:, -1] = 1
+    cells = []
+    for row in concepts:
+        xs = [draw.random((n, 2)).astype(np.float32) for _ in row]
+        cells.append([(x, ((x[:, 0] > 0.5) != bool(k)).astype(int)) for x, k in zip(xs, row, strict=True)])
+    names = [chr(ord("a") + c) for c in range(n_clients)]
+    return Stream.from_arrays(cells, n_classes=2, clients=names, concepts=concepts)
+
+
+def over(stream: Stream, local: Local = LOCAL, **kwargs: Any) -> OverFlower:
+    return OverFlower(stream, default_net(stream), local, 0, **kwargs)
+
+
+def taken(engine: Flower, algorithm: Any, n_steps: int, folder: Path) -> list[Step]:
+    return list(federate(engine, algorithm, folder, n_steps))
+
+
+def same(a: Any, b: Any) -> None:
+    for x, y in zip(leaves(a), leaves(b), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_feddrift_decides_as_on_the_simulator(tmp_path: Path) -> None:
+    """SINE-2, ten clients, drifts at several times: ids, merges and accuracies."""
+    stream = fd.stream("sine-2")
+    local, algorithm = replace(stream.local, rounds=2), fd.algorithm("FedDrift", stream)
+    engine = over(stream, local)
+    here = list(fd.run(stream, algorithm, local=local, seed=0))
+    there = taken(engine, algorithm, stream.n_steps, tmp_path)
+    assert [s.state.models.ids for s in there] == [s.state.models.ids for s in here]
+    assert [[(e.kind, e.model) for e in s.events] for s in there] == [
+        [(e.kind, e.model) for e in s.events] for s in here
+    ]
+    assert any(e.kind == "merged" for s in here for e in s.events)
+    for a, b in zip(here, there, strict=True):
+        np.testing.assert_array_equal(a.model, b.model)
+        np.testing.assert_allclose(a.accuracy, b.accuracy, atol=0.002)
+        np.testing.assert_array_equal(a.sent, b.sent)
+
+
+@pytest.mark.parametrize("name", [name for name, entry in ALGORITHMS.items() if not hasattr(entry.cls, "needs_truth")])
+def test_every_algorithm_runs_unchanged(name: str, tmp_path: Path) -> None:
+    stream = swapping(n_steps=3, n=20)
+    algorithm = fd.algorithm(name, stream)
+    here = list(fd.run(stream, algorithm, local=LOCAL, seed=0))
+    there = taken(over(stream), algorithm, stream.n_steps, tmp_path)
+    for a, b in zip(here, there, strict=True):
+        assert a.state.models.ids == b.state.models.ids
+        np.testing.assert_allclose(a.state.votes, b.state.votes, atol=1e-5)
+        for x, y in zip(leaves(a.state.models.params), leaves(b.state.models.params), strict=True):
+            np.testing.assert_allclose(x, y, atol=1e-4)
+
+
+def test_a_time_step_of_feddrift_takes_one_exchange_and_one_per_round(tmp_path: Path) -> None:
+    stream, per_step = swapping(), []
+    engine = over(stream, LEARN)
+    algorithm = fd.algorithm("FedDrift", delta=0.2)
+    state = algorithm.init(engine.at(0))
+    for tau in range(stream.n_steps):
+        fed, before = engine.at(tau), engine.exchanges
+        state = algorithm.step(state, fed)
+        per_step.append(engine.exchanges - before)
+        engine.test(state, tau + 1)
+    assert per_step == [1 + LOCAL.rounds] * stream.n_steps and len(state.models) > 1
+
+
+def test_a_model_that_did_not_change_is_not_sent_again() -> None:
+    engine = over(swapping())
+    fed = engine.at(0)
+    models, w = fed.fresh(), np.ones((1, 3, 1))
+    fed.evaluate(models)
+    assert {size for _, kind, size in engine.local_grid.log if kind == "evaluate"} != {0}
+    fed.train(models, w, rounds=1)
+    assert {size for _, kind, size in engine.local_grid.log if kind == "train"} == {0}
+
+
+def test_a_client_that_lost_its_models_is_sent_them_again() -> None:
+    engine = over(swapping())
+    fed = engine.at(0)
+    models, w = fed.fresh(), np.ones((1, 3, 1))
+    fed.evaluate(models)
+    store = engine.local_grid.clients["b"].store("test")
+    store.keep_parts([])
+    trained = fed.train(models, w, rounds=1)
+    assert fed.reachable.all()
+    same(trained.params, over(swapping()).at(0).train(models, w, rounds=1).params)
+
+
+# Failures: a reply that does not come.
+
+
+def drop(message: Message) -> None:
+    return None
+
+
+def error_of_flower(message: Message) -> Message:
+    """Code 5, sent by the server's own node id whoever failed."""
+    return Message(Error(5, "node unavailable"), reply_to=message)
+
+
+@pytest.mark.parametrize("fault", [drop, error_of_flower])
+def test_a_missing_evaluation_carries_the_identity_over_and_makes_no_model(fault: Any, tmp_path: Path) -> None:
+    stream = swapping()
+    engine = over(stream, LEARN)
+    algorithm = fd.algorithm("FedDrift", delta=0.2)
+    state = algorithm.init(engine.at(0))
+    for tau in range(2):
+        state = algorithm.step(state, engine.at(tau))
+    reference = state.reference  # type: ignore[attr-defined]
+    engine.local_grid.faults["c", "evaluate"] = fault
+    fed = engine.at(2)
+    loss = fed.evaluate(state.models)
+    assert np.isnan(loss[2]).all() and not np.isnan(loss[:2]).any()
+    assert fed.reachable.tolist() == [True, True, False]
+    after = algorithm.step(state, engine.at(2))
+    assert len(after.models) == 1 and not after.drifted.any()  # type: ignore[union-attr]
+    assert after.votes[2].argmax() == state.votes[2].argmax()
+    assert after.reference[2] == reference[2]  # type: ignore[attr-defined]
+    engine.local_grid.faults.clear()
+    assert len(algorithm.step(state, engine.at(2)).models) == 2  # what it would have found
+
+
+@pytest.mark.parametrize("fault", [drop, error_of_flower])
+def test_a_missing_update_renormalises_the_average(fault: Any) -> None:
+    stream = swapping()
+    models, w = over(stream).at(0).fresh(), np.ones((1, 3, 1))
+    every = over(stream).at(0).local_updates(models, w)
+    others = replace(every, params={k: v[:2] for k, v in every.params.items()}, client=every.client[:2],
+                     model=every.model[:2], size=every.size[:2], lane=every.lane[:2])  # fmt: skip
+    engine = over(stream)
+    engine.local_grid.faults["c", "train"] = fault
+    same(engine.at(0).train(models, w, rounds=1).params, averaged(models, others).params)
+    assert list(engine.trouble) == ["c"]
+
+
+def test_a_cluster_without_any_reply_keeps_its_model() -> None:
+    engine = over(swapping())
+    engine.local_grid.faults["c", "train"] = drop
+    fed = engine.at(0)
+    models, w = fed.fresh(2, distinct=True), np.zeros((1, 3, 2))
+    w[0, :2, 0] = w[0, 2, 1] = 1
+    trained = fed.train(models, w)
+    for old, new in zip(leaves(models.params), leaves(trained.params), strict=True):
+        np.testing.assert_array_equal(old[1], new[1])
+        assert not np.array_equal(old[0], new[0])
+
+
+def test_a_client_that_failed_is_not_asked_again_in_this_time_step_but_in_the_next() -> None:
+    engine = over(swapping())
+    engine.local_grid.faults["b", "train"] = drop
+    fed = engine.at(0)
+    fed.train(fed.fresh(), np.ones((1, 3, 1)), rounds=3)
+    assert [kind for name, kind, _ in engine.local_grid.log if name == "b"].count("train") == 1
+    assert engine.at(1).reachable.all()
+
+
+def test_without_a_quorum_the_step_waits_and_then_says_so() -> None:
+    engine = over(swapping(), rules=replace(QUICK, quorum=2))
+    fed = engine.at(0)
+    models, w = fed.fresh(), np.ones((1, 3, 1))
+    engine.local_grid.offline |= {"b", "c"}
+    with pytest.raises(
+        QuorumError, match=r"time 0, train of round 0: waited .* quorum of 2 out of 3 .* here is a \(b:"
+    ):
+        fed.train(models, w)
+    with pytest.raises(QuorumError, match="to start with"):
+        engine.at(1)
+
+
+def test_a_client_that_comes_back_completes_the_quorum() -> None:
+    stream = swapping()
+    engine = over(stream, rules=replace(QUICK, quorum=3, patience=5))
+    fed = engine.at(0)
+    models, w = fed.fresh(), np.ones((1, 3, 1))
+
+    def once(message: Message) -> None:
+        del engine.local_grid.faults["b", "train"]
+
+    engine.local_grid.faults["b", "train"] = once
+    trained = fed.train(models, w)
+    same(trained.params, over(stream).at(0).train(models, w).params)
+
+
+def test_a_client_joins_later_and_takes_its_history_along() -> None:
+    stream = swapping()
+    engine = over(stream)
+    engine.local_grid.offline.add("c")
+    algorithm = fd.algorithm("FedDrift", delta=0.2)
+    state = algorithm.init(engine.at(0))
+    for tau in range(3):
+        if tau == 2:
+            engine.local_grid.offline.clear()
+        fed = engine.at(tau)
+        assert (fed.counts[:, 2] > 0).tolist() == [tau == 2] * (tau + 1)
+        state = algorithm.step(state, fed)
+    assert fed.reachable.all() and fed.sent[2] > 0
+
+
+# Failures: a reply that is wrong.
+
+
+def edited(change: Callable[[dict[str, Any]], Any]) -> Callable[[RecordDict], RecordDict]:
+    def tamper(content: RecordDict) -> RecordDict:
+        body = json.loads(str(content.config_records["body"]["json"]))
+        text = change(body)
+        content["body"] = ConfigRecord({"json": text if isinstance(text, str) else json.dumps(body)})
+        return content
+
+    return tamper
+
+
+def arrays(change: Callable[[Any], Any]) -> Callable[[RecordDict], RecordDict]:
+    def tamper(content: RecordDict) -> RecordDict:
+        for name, record in list(content.array_records.items()):
+            content[name] = ArrayRecord([change(array.numpy()) for array in record.values()])
+        return content
+
+    return tamper
+
+
+def raw(data: Callable[[Any], bytes], stype: str = "numpy.ndarray") -> Callable[[RecordDict], RecordDict]:
+    def tamper(content: RecordDict) -> RecordDict:
+        for name, record in list(content.array_records.items()):
+            made = {k: Array(a.dtype, a.shape, stype, data(a.numpy())) for k, a in record.items()}
+            content[name] = ArrayRecord(made)
+        return content
+
+    return tamper
+
+
+def object_array(_: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    return file.getvalue()
+
+
+def extra(content: RecordDict) -> RecordDict:
+    content["head-99"] = ArrayRecord([np.zeros(3)])
+    return content
+
+
+def fewer(content: RecordDict) -> RecordDict:
+    for name, record in list(content.array_records.items()):
+        content[name] = ArrayRecord([a.numpy() for a in record.values()][:-1])
+    return content
+
+
+TRAIN_LIES: dict[str, tuple[Any, str]] = {
+    "nan": (arrays(lambda a: np.full_like(a, np.nan)), "not finite"),
+    "infinite": (arrays(lambda a: np.full_like(a, np.inf)), "not finite"),
+    "shape": (arrays(lambda a: a[:1]), "expected float32"),
+    "dtype": (arrays(lambda a: a.astype(np.float16)), "expected float32"),
+    "far too many bytes": (arrays(lambda a: np.zeros(10_000_000, dtype=np.float32)), "bytes where at most"),
+    "fewer arrays": (fewer, "arrays, expected"),
+    "an extra part": (extra, "parts of models, expected"),
+    "a pickle": (raw(lambda a: pickle.dumps([1, 2])), "pickles are never read"),
+    "an array of objects": (raw(object_array), "pickles are never read"),
+    "another kind": (raw(lambda a: b"\x80", "pickle"), "of kind 'pickle'"),
+    "another round": (edited(lambda body: body.update(round=7)), "whole number in 0..0, got 7"),
+    "an old version": (edited(lambda body: body.update(version="0.0.1/0")), "has version '0.0.1/0'"),
+    "another's name": (edited(lambda body: body.update(client="a")), "claims to be from client 'a'"),
+    "no JSON": (edited(lambda body: "{"), "no JSON"),
+    "a list": (edited(lambda body: "[1]"), "no JSON object"),
+    "nothing": (edited(lambda body: "{}"), "has version None"),
+}
+EVALUATE_LIES: dict[str, tuple[Any, str]] = {
+    "NaN": (edited(lambda body: json.dumps(body | {"new": [float("nan")]})), "no JSON of finite numbers"),
+    "below zero": (edited(lambda body: body.update(new=[-1])), "got -1"),
+    "more mistakes than rows": (edited(lambda body: body.update(new=[61])), "0..60, got 61"),
+    "half a mistake": (edited(lambda body: body.update(new=[0.5])), "count of mistakes"),
+    "a word": (edited(lambda body: body.update(new=["1"])), "got 1"),
+    "too many": (edited(lambda body: body.update(new=[1, 1])), "expected 1 numbers"),
+    "no history": (edited(lambda body: body.update(stored=[])), "every stored time step"),
+    "another size": (edited(lambda body: body.update(stored=[[0, 59, [1]]])), "60..60, got 59"),
+    "malformed": (edited(lambda body: body.update(stored=[7])), "malformed"),
+    "missing": (edited(lambda body: body.pop("new")), "malformed"),
+}
+
+
+@pytest.mark.parametrize("lie", TRAIN_LIES)
+def test_a_bad_update_is_refused_by_name_and_harms_nobody(lie: str, caplog: pytest.LogCaptureFixture) -> None:
+    stream = swapping()
+    models, w = over(stream).at(0).fresh(), np.ones((1, 3, 1))
+    dropped, lying = over(stream), over(stream)
+    dropped.local_grid.faults["b", "train"] = drop
+    lying.local_grid.tamper["b", "train"], sentence = TRAIN_LIES[lie]
+    expected = dropped.at(0).train(models, w).params
+    caplog.clear()
+    same(lying.at(0).train(models, w).params, expected)
+    told = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    assert len(told) == 1 and told[0].startswith("client b, train at time 0, round 0:") and sentence in told[0], told
+
+
+@pytest.mark.parametrize("lie", EVALUATE_LIES)
+def test_a_bad_evaluation_is_refused_by_name_and_harms_nobody(lie: str, caplog: pytest.LogCaptureFixture) -> None:
+    engine = over(swapping())
+    engine.local_grid.tamper["b", "evaluate"], sentence = EVALUATE_LIES[lie]
+    loss = engine.at(0).evaluate(engine.at(0).fresh())
+    np.testing.assert_array_equal(np.isnan(loss[:, 0]), [False, True, False])
+    told = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    assert len(told) == 1 and told[0].startswith("client b, evaluate at time 0:") and sentence in told[0], told
+
+
+@pytest.mark.parametrize(
+    "cells", [[[0, -5]], [[0, 10**12]], [[7, 5]], [[-1, 5]], [[0, 5], [0, 6]], [["0", 5]], [[0, 1.5]], [0], None]
+)
+def test_a_bad_hello_is_refused(cells: Any) -> None:
+    engine = over(swapping())
+    engine.local_grid.tamper["b", "hello"] = edited(lambda body: body.update(cells=cells))
+    fed = engine.at(0)
+    assert fed.reachable.tolist() == [True, False, True] and fed.counts[:, 1].tolist() == [0]
+    assert "hello at time 0" in engine.trouble["b"]
+
+
+def test_a_node_with_an_unknown_key_is_not_even_asked() -> None:
+    engine = over(swapping())
+    keys = {key: name for key, name in engine.roster.keys.items() if name != "c"}
+    engine.roster = replace(engine.roster, keys=keys)
+    assert engine.at(0).reachable.tolist() == [True, True, False]
+    assert {name for name, *_ in engine.local_grid.log} == {"a", "b"}
+
+
+# The client.
+
+
+def question(engine: Flower, kind: str, body: dict[str, Any], c: int = 0, tau: int = 0, **about: Any) -> RecordDict:
+    head = {"version": VERSION, "about": engine._about(c, tau) | about}
+    return messages.pack(head | body)
+
+
+def reply_of(client: Client, kind: str, content: RecordDict) -> dict[str, Any]:
+    return messages.unpack(client.answer(kind, content))[0]
+
+
+def test_a_question_asked_twice_gets_the_same_answer_twice() -> None:
+    engine = over(swapping())
+    seen: list[tuple[str, RecordDict]] = []
+    client = engine.local_grid.clients["a"]
+    real = client.answer
+    client.answer = lambda kind, content: seen.append((kind, content)) or real(kind, content)  # type: ignore[method-assign, func-returns-value]
+    fed = engine.at(0)
+    fed.train(fed.fresh(), np.ones((1, 3, 1)), rounds=3)
+    kind, last = seen[-1]
+    answers = [messages.unpack(real(kind, last)) for _ in range(2)]
+    for part in answers[0][1]:
+        for x, y in zip(answers[0][1][part], answers[1][1][part], strict=True):
+            np.testing.assert_array_equal(x.numpy(), y.numpy())
+    assert kind == "train" and answers[0][0] == answers[1][0]
+
+
+def test_a_client_refuses_another_version_another_client_and_broken_messages(caplog: pytest.LogCaptureFixture) -> None:
+    engine = over(swapping())
+    client = engine.local_grid.clients["a"]
+    old = messages.pack({"version": "0.0.1/0", "about": engine._about(0, 0)})
+    told = reply_of(client, "hello", old)
+    assert told["version"] == VERSION and "the server has version '0.0.1/0', this client" in told["failed"]
+    assert "for client 'b'" in reply_of(client, "hello", question(engine, "hello", {}, c=1))["failed"]
+    assert "what federation" in reply_of(client, "hello", messages.pack({"version": VERSION}))["failed"]
+    assert "ConfigError" in reply_of(client, "hello", question(engine, "hello", {}, experiment="../../etc"))["failed"]
+    assert not list(client.root.parent.glob("etc"))
+
+
+def test_what_goes_wrong_with_data_is_told_at_home_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "classes.txt").write_text("0\n1\n")
+    (data / "step_0.csv").write_text("x,y,label\nsecret,1,0\n")
+    (tmp_path / "client.toml").write_text('name = "a"\n')
+    told = reply_of(from_toml(tmp_path), "hello", question(over(swapping()), "hello", {}))
+    assert "secret" not in str(told) and "DataError" in told["failed"]
+    assert "secret" in caplog.text
+
+
+def test_files_arrive_in_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "classes.txt").write_text("no\nyes\n")
+    (tmp_path / "client.toml").write_text('name = "a"\nmax_age = 2\n')
+    client, engine = from_toml(tmp_path), over(swapping())
+
+    def cells(tau: int) -> Any:
+        return reply_of(client, "hello", question(engine, "hello", {}, tau=tau))["cells"]
+
+    assert cells(0) == []
+    (tmp_path / "data" / "step_0.csv").write_text("x,y,label\n1,2,yes\n3,4,no\n")
+    assert cells(0) == [[0, 2]]
+    (tmp_path / "data" / "step_0.csv").unlink()  # the store has its own copy
+    np.savez(tmp_path / "data" / "step_1.npz", x=np.zeros((3, 2)), y=np.array(["yes", "no", "no"]))
+    (tmp_path / "data" / "step_3.csv").write_text("x,y,label\n1,2,yes\n")
+    assert cells(1) == [[0, 2], [1, 3]]
+    assert cells(3) == [[3, 1]]  # at most two time steps old
+    assert client.store("test").cell(3)[1].tolist() == [1]
+    assert cells(3) == [[3, 1]]
+
+
+def test_a_store_forgets_the_oldest_and_never_takes_them_in_again(tmp_path: Path) -> None:
+    stream = swapping(n_steps=5)
+    client = Client("a", tmp_path, load_of(stream, 0), max_rows=130)
+    engine = over(stream)
+    told = [reply_of(client, "hello", question(engine, "hello", {}, tau=tau))["cells"] for tau in range(5)]
+    assert told[-1] == [[3, 60], [4, 60]] and told[1] == [[0, 60], [1, 60]]
+
+
+def test_experiments_do_not_leak_into_each_other(tmp_path: Path) -> None:
+    client, engine = Client("a", tmp_path, load_of(swapping(), 0)), over(swapping())
+    reply_of(client, "hello", question(engine, "hello", {}, tau=1))
+    assert client.store("test").cells() and not client.store("other").cells()
+
+
+def test_a_load_function_with_wrong_data_is_refused(tmp_path: Path) -> None:
+    engine = over(swapping())
+    for wrong in (lambda t: (np.zeros((3, 5)), [0, 1, 0]), lambda t: (np.zeros((3, 2)), [0, 1, 9])):
+        client = Client("a", tmp_path, wrong)
+        assert "DataError" in reply_of(client, "hello", question(engine, "hello", {}))["failed"]
+
+
+def test_a_model_that_was_tampered_with_on_its_way_is_refused() -> None:
+    engine = over(swapping())
+    client = engine.local_grid.clients["a"]
+    client.answer("hello", question(engine, "hello", {}))
+    specs, parts = described(engine.net, engine.at(0).fresh())
+    name = specs[0]["head"]
+    head = {"version": VERSION, "about": engine._about(0, 0), "metric": "error", "models": specs}
+    other = parts | {name: [array + 1 for array in parts[name]]}
+    assert "not what its name says" in reply_of(client, "evaluate", messages.pack(head, other))["failed"]
+
+
+# The server.
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("name", ["FedDrift", "IFCA", "KUE", "CFL"])
+def test_a_killed_server_resumes_at_the_round_where_it_stopped(name: str, tmp_path: Path) -> None:
+    stream = swapping()
+    algorithm = fd.algorithm(name, stream)
+    whole = taken(over(stream, replace(LOCAL, rounds=3)), algorithm, 4, tmp_path / "whole")
+    engine = over(stream, replace(LOCAL, rounds=3), root=tmp_path / "clients")
+    clients = engine.local_grid.clients
+    kills, steps = 0, dict[int, Step]()
+    while True:
+        left = [7]  # exchanges until the next kill
+
+        def push(sent: Any, left: list[int] = left, engine: OverFlower = engine) -> Any:
+            left[0] -= 1
+            if left[0] < 0:
+                raise Killed
+            return type(engine.local_grid).push_messages(engine.local_grid, sent)
+
+        engine.local_grid.push_messages = push  # type: ignore[method-assign, assignment]
+        try:
+            for step in federate(engine, algorithm, tmp_path / "server", 4):
+                steps[step.tau] = step
+            break
+        except Killed:
+            kills += 1
+        assert kills < 40
+        engine = over(stream, replace(LOCAL, rounds=3), root=tmp_path / "clients")
+        engine.local_grid.clients = clients
+    assert kills >= 2 and sorted(steps) == [0, 1, 2, 3]
+    for a in whole:
+        b = steps[a.tau]
+        assert a.state.models.ids == b.state.models.ids
+        same(a.state.models.params, b.state.models.params)
+        np.testing.assert_array_equal(a.state.votes, b.state.votes)
+        np.testing.assert_array_equal(a.accuracy, b.accuracy)
+        assert [e.kind for e in a.events] == [e.kind for e in b.events]
+
+
+def test_a_checkpoint_of_other_settings_is_refused(tmp_path: Path) -> None:
+    stream = swapping()
+    list(federate(over(stream), fd.algorithm("FedDrift"), tmp_path, 1, {"experiment": "a"}))
+    assert any(Folder(tmp_path / "checkpoints").newest_first())
+    with pytest.raises(DataError, match="other settings"):
+        list(federate(over(stream), fd.algorithm("FedDrift"), tmp_path, 1, {"experiment": "b"}))
+
+
+def test_a_time_step_starts_when_new_data_are_there(tmp_path: Path) -> None:
+    stream = swapping()
+    engine = over(stream, rules=replace(QUICK, start="data", quorum=3, patience=5, look=0.01))
+    here = set[int]()
+    looks = 0
+
+    def load(t: int) -> Any:
+        nonlocal looks
+        looks += t == 1
+        if looks > 5:
+            here.add(1)
+        return stream.cell(t, 0) if t == 0 or t in here else None
+
+    engine.local_grid.clients["a"].load = load
+    algorithm = fd.algorithm("FedDrift")
+    state = algorithm.step(algorithm.init(engine.at(0)), engine.at(0))
+    _, tested = engine.test(state, 1)
+    assert looks > 5 and tested.tolist() == [60, 60, 60]
+
+
+# Serving.
+
+
+def test_a_client_predicts_offline_with_the_model_it_uses(tmp_path: Path) -> None:
+    stream = swapping()
+    engine = over(stream, Local(rounds=3, steps=50, lr=0.05), root=tmp_path / "store")
+    (tmp_path / "client.toml").write_text('name = "c"\n')
+    with pytest.raises(DataError, match="no model yet"):
+        current(tmp_path)
+    steps = taken(engine, fd.algorithm("FedDrift", delta=0.2), 4, tmp_path / "server")
+    model = current(tmp_path)
+    assert model.models.ids == (steps[-1].model[2],) and model.tau == 3
+    x, y = stream.cell(4, 2)
+    assert (model.predict(x) == y).mean() == steps[-1].accuracy[2] > 0.8
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "classes.txt").write_text("no\nyes\n")
+    assert set(current(tmp_path).predict(x)) == {"no", "yes"}
+    with pytest.raises(ConfigError, match="cannot read"):
+        current(tmp_path / "nowhere")
+
+
+def test_an_ensemble_votes_offline_as_in_the_run(tmp_path: Path) -> None:
+    stream = swapping()
+    engine = over(stream, root=tmp_path / "store")
+    (tmp_path / "client.toml").write_text('name = "b"\n')
+    steps = taken(engine, fd.algorithm("KUE"), 3, tmp_path / "server")
+    x, y = stream.cell(3, 1)
+    model = current(tmp_path)
+    assert len(model.votes) > 1 and (model.predict(x) == y).mean() == steps[-1].accuracy[1]
