@@ -127,8 +127,8 @@ def load(folder: str | Path, net: Net | None = None) -> Exported:
         if not {int(i) for votes in about["clients"].values() for i in votes} <= set(ids):
             raise DataError(f"{folder}: a client uses a model that is not there")
         weights = [weight for votes in about["clients"].values() for weight in votes.values()]
-        if not all(type(weight) in (int, float) and 0 <= weight < math.inf for weight in weights):
-            raise DataError(f"{folder}: a client's votes must be finite numbers from 0")
+        if not all(type(weight) in (int, float) and 0 <= weight <= 1e100 for weight in weights):
+            raise DataError(f"{folder}: a client's votes must be numbers from 0 to 1e100")
         if about["ballot"] not in get_args(Ballot):
             raise DataError(f"{folder}: the ballot must be one of {get_args(Ballot)}, got {about['ballot']!r}")
         if list(about["net"]["features"]) != [n for n in about["net"]["features"] if type(n) is int and n > 0]:

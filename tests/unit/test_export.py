@@ -85,8 +85,9 @@ def test_wrong_inputs_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("where", "value", "said"),
     [
-        (("clients", "0", "0"), None, "votes must be finite numbers from 0"),
-        (("clients", "0", "0"), float("nan"), "votes must be finite numbers from 0"),
+        (("clients", "0", "0"), None, "votes must be numbers from 0"),
+        (("clients", "0", "0"), float("nan"), "votes must be numbers from 0"),
+        (("clients", "0", "0"), 10**400, "votes must be numbers from 0"),  # more than a float holds
         (("ballot",), "x", "the ballot must be one of"),
         (("net", "hidden"), 2**40, "a net of .* does not fit"),  # a MemoryError before
         (("net", "features"), [2.0], "a net of .* does not fit"),
