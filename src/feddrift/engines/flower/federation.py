@@ -73,6 +73,7 @@ class Flower(Engine):
         if self._greeted != tau:
             self.hello(tau)
         self.stream = self._stream(tau)
+        self.in_reach = np.ones((tau + 1, len(self.roster.clients)), dtype=bool)  # who is, a time step finds out
         self._started = time.monotonic()
         return FlowerStep(self, tau)
 
@@ -186,20 +187,19 @@ class Flower(Engine):
                 break
         return dict(sorted(found.items()))
 
-    def wait_for(self, tau: int, reachable: set[int], where: str) -> set[int]:
-        """Wait until a quorum can be reached again; who has come back."""
+    def wait_for(self, tau: int, reachable: set[int], where: str, end: float) -> set[int]:
+        """Wait until a quorum can be reached again, or time is up; who has come back."""
         back: set[int] = set()
-        end = time.monotonic() + self.rules.patience
         _log.warning(
             "%s: %d clients can be reached, the quorum is %d; waiting", where, len(reachable), self.rules.quorum
         )
         while True:
+            if time.monotonic() > end:  # also where clients come back only to fail again
+                self._give_up(tau, reachable | back, where)
             rest = [c for c in range(len(self.roster.clients)) if c not in reachable | back]
             back |= self._greet(tau, rest)
             if len(reachable | back) >= self.rules.quorum:
                 return back
-            if time.monotonic() > end:
-                self._give_up(tau, reachable | back, where)
             time.sleep(self.rules.look)
 
     def _give_up(self, tau: int, present: set[int], where: str) -> NoReturn:
