@@ -32,7 +32,10 @@ def test_example_runs_and_is_short(path: Path, capsys: pytest.CaptureFixture[str
     assert {**expected, "tour": "alarms (time, client): [[3, 1], [3, 7]"}[path.stem] in told
 
 
-@pytest.mark.parametrize("path", [p for p in EXAMPLES if p.stem not in ("tour", "own_model")], ids=lambda path: str(path.stem))
+COMMANDS = [path for path in EXAMPLES if path.stem not in ("tour", "own_model")]
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=lambda path: str(path.stem))
 def test_its_command_runs_in_its_folder(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command line of its docstring, as people type it beside the file."""
     (command,) = re.findall(r"On the command line: feddrift (.*)", path.read_text())

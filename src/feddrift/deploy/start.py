@@ -117,12 +117,10 @@ def serve(folder: Path, proxy: bool = True) -> None:
 
 def register(server: Path) -> None:
     """Make the clients' keys, and no others, known to the SuperLink."""
-    known = {node.get("name") for node in flwr(server, "supernode", "list").get("nodes", [])}
     for path in sorted((server / "keys").glob("*.pub")):
-        if path.stem not in known:
-            told = flwr(server, "supernode", "register", str(path), "--name", path.stem)
-            if not told.get("success") and "already" not in str(told):
-                raise DataError(f"the SuperLink does not take the key of client {path.stem}: {told}")
+        told = flwr(server, "supernode", "register", str(path), "--name", path.stem)
+        if not told.get("success") and "already in use" not in str(told):
+            raise DataError(f"the SuperLink does not take the key of client {path.stem}: {told}")
 
 
 def client(folder: Path, address: str | None = None) -> None:
