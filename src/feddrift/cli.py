@@ -27,7 +27,7 @@ from rich.table import Table
 
 from feddrift import __version__, algorithms, engines, page, paper, plugins, record, report, streams, sweep
 from feddrift.background import busy, cores
-from feddrift.config import RecordedRun, RunConfig, parse_seeds, reopened, stopped
+from feddrift.config import RecordedRun, RunConfig, parse_seeds, reopened, states, stopped
 from feddrift.deploy.commands import deploy
 from feddrift.errors import ConfigError, DataError, FeddriftError, one_line
 from feddrift.estimate import estimate
@@ -196,13 +196,11 @@ def resume_(
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    if not folder.is_dir():
-        raise DataError(f"{folder} is no folder of records")
-    states = stopped(folder)
-    if not states:
+    found = stopped(folder)
+    if not found:
         _say(f"nothing to resume in {folder}: no run there was stopped before its end")
         return
-    _follow(map(reopened, states), len(states))
+    _follow(map(reopened, found), len(found))
 
 
 def _follow(runs: Iterable[RecordedRun], n: int) -> None:
@@ -235,11 +233,11 @@ def export_(
 
     Example: feddrift export runs --out models
     """
-    states = sorted(folder.resolve().rglob("*.state"))
-    if not states:
+    found = states(folder)
+    if not found:
         raise DataError(f"no run below {folder} has checkpoints: a sweep keeps none of a finished run")
-    for state in states:
-        target = to if len(states) == 1 else to / state.stem
+    for state in found:
+        target = to if len(found) == 1 else to / state.stem
         steps = export(reopened(state), target)
         _say(f"wrote {target}: the models after {steps} time steps")
 

@@ -101,7 +101,7 @@ def read_poison(text: str, n_clients: int) -> tuple[Literal["flip", "garbage"], 
     """
     kind, _, names = text.partition(":")
     clients = [name.strip() for name in names.split(",")]
-    if kind not in ("flip", "garbage") or not all(name.isdecimal() for name in clients):
+    if kind not in ("flip", "garbage") or not all(name.isdecimal() and len(name) < 20 for name in clients):
         raise ConfigError(f"poison is flip: or garbage: and the numbers of clients, such as flip:0,3, got '{text}'")
     numbers = tuple(sorted({int(name) for name in clients}))
     if numbers[-1] >= n_clients:
@@ -113,7 +113,7 @@ def read_trace(path: str | Path) -> Bools:
     """A file of 1 (in reach) and 0: a row per time step, a column per client."""
     try:
         rows = table(Path(path).read_text(encoding="utf-8-sig"), f"trace {path}", "1 for in reach or 0")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # not there, or not text
         raise DataError(f"trace {path} cannot be read as text: {error}") from None
     if not len(rows):
         raise DataError(f"trace {path}: needs a row per time step, got none")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import logging
+import math
 import os
 import platform
 from collections.abc import Iterator
 from contextlib import chdir, nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +74,7 @@ class RunConfig(BaseModel):
     net: str | None = Field(default=None, description="your own net, package.module:make; else the stream's")
     label: str = Field(default="label", description="the label column of folder:DIR")
 
-    @field_validator("seed", *TRAINING, mode="before")
+    @field_validator("seed", "rounds", "steps", "batch", "lr", "participation", "dropout", mode="before")
     @classmethod
     def _is_no_bool(cls, value: Any) -> Any:
         if isinstance(value, bool):  # Python would take true for 1
@@ -250,11 +252,16 @@ class RecordedRun:
         if about.get("run") != file_name(self.header) or about.get("local") != self.header["local"]:
             raise DataError(f"{found.path} belongs to another run: {about.get('run')}")
         try:
-            (state, inside), done, seconds = found.value(like), int(about["steps"]), float(about["seconds"])
-            self.every = int(about["every"])
+            (state, inside), done, seconds = found.value(like), index(about["steps"]), float(about["seconds"])
+            every = index(about["every"])
             inside = None if inside is None else Inside(*inside)
-        except (KeyError, TypeError, ValueError) as error:
+            if min(done, every) < 0 or not 0 <= seconds < math.inf:
+                raise ValueError(f"{done} steps, {seconds} seconds, every {every}")
+            if not (isinstance(state, State) or (state is None and done == 0)):
+                raise TypeError(f"{type(state).__name__} is no state after {done} time steps")
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise DataError(f"{found.path} is no checkpoint of a run: {error!r}") from None
+        self.every = every
         if about.get("feddrift") != __version__:
             log.warning("%s was written by feddrift %s, this is %s", found.path, about.get("feddrift"), __version__)
         if done and all(beginning(path, done) is None for path in (part_of(self.path), self.path)):
@@ -272,10 +279,16 @@ class _Start:
     seconds: float = 0.0
 
 
+def states(folder: Path) -> list[Path]:
+    """The checkpoint folders of the runs below a folder."""
+    if not os.path.isdir(folder):
+        raise DataError(f"{folder} is no folder of records")
+    return sorted(folder.resolve().rglob("*.state"))
+
+
 def stopped(folder: Path) -> list[Path]:
     """The checkpoint folders of the runs below a folder that ended before their end."""
-    states = sorted(folder.resolve().rglob("*.state"))
-    return [state for state in states if not is_complete(state.with_suffix(".jsonl"))]
+    return [state for state in states(folder) if not is_complete(state.with_suffix(".jsonl"))]
 
 
 def reopened(state: Path) -> RecordedRun:
@@ -288,7 +301,7 @@ def reopened(state: Path) -> RecordedRun:
     config, cwd = whole[0].about.get("config"), str(whole[0].about.get("cwd"))
     if not isinstance(config, dict):
         raise DataError(f"{whole[0].path} is no checkpoint of a run: it has no configuration")
-    with chdir(cwd) if Path(cwd).is_dir() else nullcontext():
+    with chdir(cwd) if os.path.isdir(cwd) else nullcontext():
         return RecordedRun(RunConfig.checked(**config), state.parent, resume=True)
 
 

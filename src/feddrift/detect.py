@@ -67,7 +67,7 @@ class Proportional:
 class TwoSample:
     """Fisher's exact test, one-sided: more mistakes than the batch before lets one expect."""
 
-    confidence: float = 0.999
+    confidence: float = 0.99
 
     def __post_init__(self) -> None:
         if not 0 < self.confidence < 1:
@@ -171,7 +171,7 @@ def _river() -> Mapping[str, tuple[Any, dict[str, Any]]]:
 TESTS: dict[str, str] = {
     "threshold": "a rise by more than delta, as the paper has it",
     "proportional": "a rise by more than a share of the score before (ratio=0.5)",
-    "two-sample": "more mistakes than the last batch lets one expect, by Fisher's exact test (confidence=0.999)",
+    "two-sample": "more mistakes than the last batch lets one expect, by Fisher's exact test (confidence=0.99)",
     "adwin": "river's ADWIN on the sequence of mistakes",
     "page-hinkley": "river's Page-Hinkley test on it",
     "kswin": "river's KSWIN on it; slow",

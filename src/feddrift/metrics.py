@@ -100,7 +100,9 @@ def switches(record: Record) -> Bools:
         if event["event"] == "merged":
             past = before[event["t"]]
             past[past == event["model"]] = event["cause"]["into"]
-    return np.asarray(before != model)
+    moved: Bools = before != model
+    moved[:1] = False
+    return moved
 
 
 def delays(alarms: Bools, changed: Bools, cells: Bools, within: int = WITHIN) -> Ints:

@@ -16,7 +16,7 @@ from feddrift.page_data import collect
 from feddrift.record import Record
 from feddrift.schema import plain
 
-SCRIPTS = ("tools.js", "charts.js", "map.js", "lineage.js", "tables.js", "main.js")
+SCRIPTS = ("tools.js", "charts.js", "map.js", "lineage.js", "words.js", "tables.js", "sections.js", "main.js")
 
 
 def write(records: Sequence[Record], path: Path, name: str) -> None:

@@ -17,7 +17,7 @@ from feddrift.story import command, letter, why
 from feddrift.types import Floats, Ints
 
 MAX_CELLS = 600_000  # of all runs together that are shown cell by cell; beyond, a run has its curves only
-MAX_LISTED = 3000  # drifts and alarms of a run in its list
+MAX_LISTED = 30_000  # drifts and alarms of a run in its list
 WORST = 12
 BEFORE, AFTER = 2, 4  # rows around a drift
 
@@ -216,8 +216,10 @@ def _newest_before(record: Record, concepts: Ints) -> Ints:
 def _event(event: Mapping[str, Any]) -> dict[str, Any]:
     cause = event["cause"]
     found = {"t": event["t"], "kind": event["event"], "model": event["model"], "why": why(event)}
-    named = {"clients": cause.get("clients"), "from": cause.get("from"), "into": cause.get("into")}
-    return found | {key: value for key, value in named.items() if value is not None}
+    named = {key: cause[key] for key in ("from", "into") if isinstance(cause.get(key), int)}
+    if isinstance(cause.get("clients"), list):
+        named["clients"] = cause["clients"]
+    return found | named
 
 
 def _cells(record: Record) -> dict[str, Any]:

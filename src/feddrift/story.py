@@ -42,14 +42,14 @@ def _created(model: int, rest: dict[str, Any]) -> list[str]:
     if rest.get("reason") == "reactive phase" and _numbers(rest, "accuracy", "best", "delta"):
         fell = f"accuracy {rest.pop('accuracy'):.3f} fell below the best so far, {rest.pop('best'):.3f}"
         told.append(f"{fell}, by more than delta {rest.pop('delta'):g}")
-    if "concept" in rest:
-        told.append(f"Oracle was told of concept {letter(int(rest.pop('concept')))}")
-    if "round" in rest and "from" in rest:
+    if isinstance(rest.get("concept"), int):
+        told.append(f"Oracle was told of concept {letter(rest.pop('concept'))}")
+    if "round" in rest and rest.get("from") is not None:
         told.append(f"in round {rest.pop('round')} the updates of model {rest.pop('from')}'s clients pointed apart")
         told.append("both halves start over")
     if "reason" in rest:
         told.append(str(rest.pop("reason")))
-    if "start" in rest and "starts" in rest:
+    if "start" in rest and isinstance(rest.get("starts"), list):
         told.append(
             f"of {', '.join(map(str, rest.pop('starts')))} a trial on the client's own data chose {rest['start']}"
         )

@@ -276,6 +276,12 @@ def test_a_wrong_trace_is_told(tmp_path: Path, text: str, why: str) -> None:
         read_trace(tmp_path / "trace")
 
 
+@pytest.mark.parametrize("name", ["nowhere", "a" * 300, "a\0b"])
+def test_a_trace_that_is_no_file_is_told(name: str) -> None:
+    with pytest.raises(DataError, match="cannot be read as text"):
+        read_trace(name)
+
+
 def test_a_trace_is_for_as_many_clients(tmp_path: Path) -> None:
     (tmp_path / "trace").write_text("1 0 1\n")
     conditions = Conditions(trace=read_trace(tmp_path / "trace"))
@@ -284,7 +290,7 @@ def test_a_trace_is_for_as_many_clients(tmp_path: Path) -> None:
         conditions.in_reach(np.ones((2, 4), dtype=np.int64), 0)
 
 
-@pytest.mark.parametrize("text", ["flip", "flip:", "flip:a", "bite:1", "garbage:99"])
+@pytest.mark.parametrize("text", ["flip", "flip:", "flip:a", "bite:1", "garbage:99", "flip:" + "9" * 5000])
 def test_wrong_poison_is_told(text: str) -> None:
     with pytest.raises(ConfigError, match="poison"):
         read_poison(text, 10)

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from feddrift import algorithms, cli, sweep
-from feddrift.config import MAX_SEEDS, TRAINING, RunConfig, parse_seeds
+from feddrift.conditions import Conditions, read_poison, read_trace
+from feddrift.config import MAX_SEEDS, RunConfig, parse_seeds, stopped
 from feddrift.errors import LONGEST, FeddriftError
 from feddrift.streams import patterns
 from feddrift.types import Algorithm
@@ -22,6 +24,7 @@ from tests.fake import FakeFederation
 from tests.property.fuzz import ODD_WORDS, accepted, mutated, tries, values, words
 from tests.unit.test_sweep import GRID
 
+NUMBERS = ("rounds", "steps", "batch", "lr", "participation", "dropout")
 SMALL = "random:every=1,concepts=2,clients=2,steps=2"
 ALL_SETTINGS = sorted({key for entry in algorithms.ALGORITHMS.values() for key in algorithms.options(entry.cls)})
 
@@ -32,9 +35,12 @@ def test_run_options(given_: dict[str, Any]) -> None:
     config = accepted(lambda: RunConfig.checked(**{"stream": "sine-2", "algorithm": "Oblivious", **given_}))
     if config is None:
         return
-    assert 0 <= config.seed < 2**63 and all(type(getattr(config, name)) is not bool for name in TRAINING)
+    assert 0 <= config.seed < 2**63 and all(type(getattr(config, name)) is not bool for name in NUMBERS)
     if config.pattern is None:
-        accepted(lambda: config.resolve(config.model_copy(update={"pattern": SMALL}).load()))
+        s = accepted(config.model_copy(update={"pattern": SMALL}).load)
+        if s is not None:
+            accepted(lambda: config.resolve(s))
+            accepted(lambda: config.conditions(s))
 
 
 @tries(150)
@@ -98,8 +104,31 @@ def test_pattern_files(tmp_path: Path, content: bytes) -> None:
     _check_pattern(str(path))
 
 
+@tries(150)
+@given(
+    words | st.tuples(st.sampled_from(["flip", "garbage", "lie"]), count, count).map(lambda o: f"{o[0]}:{o[1]},{o[2]}")
+)
+def test_poison(text: str) -> None:
+    found = accepted(lambda: read_poison(text, 10))
+    if found is not None:
+        assert found[0] in ("flip", "garbage") and found[1] and set(found[1]) <= set(range(10))
+
+
+@tries(100)
+@given(st.binary(max_size=60) | mutated(b"1 0 1\n1, 1, 1\n# then\n0 0 0\n"))
+def test_traces(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "trace.txt"
+    path.write_bytes(content)
+    trace = accepted(lambda: read_trace(path))
+    if trace is not None:
+        assert trace.ndim == 2 and trace.size and trace.dtype == bool
+        accepted(lambda: Conditions(trace=trace).in_reach(np.ones((4, 3), dtype=np.int64), 0))
+
+
 toml = st.none().flatmap(
-    lambda _: st.sampled_from(["stream", "algorithm", "seeds", "rounds", "lr", "weights", "settings"])
+    lambda _: st.sampled_from(
+        ["stream", "algorithm", "seeds", "rounds", "lr", "weights", "settings", "dropout", "trace", "poison", "average"]
+    )
 )
 literals = st.sampled_from([
     "1", "-1", "0", "1.5", "nan", "inf", "true", "[]", "[[]]", "[1, 1]", "[true]", "{}", "{delta = nan}",
@@ -127,7 +156,8 @@ def test_grids(tmp_path: Path, content: bytes | list[tuple[str, str]]) -> None:
 
 
 RUN = ["--stream", "--algorithm", "--set", "--seed", "--seeds", "--data-dir", "--rounds", "--steps", "--batch", "--lr"]
-RUN += ["--pattern", "--engine", "--label", "--weights"]
+RUN += ["--pattern", "--engine", "--label", "--weights", "--participation", "--dropout", "--trace", "--poison"]
+RUN += ["--average"]
 likely = st.sampled_from(
     ["sine-2", "sea-4", "FedDrift", "IFCA", "Oracle", "delta=0.1", "n_models=3", "0-3", "reference"]
 )
@@ -167,7 +197,7 @@ def test_run_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: l
 
 
 @tries(100)
-@given(st.sampled_from(["report", "plot", "sweep", "list"]), st.lists(typed, max_size=3), st.data())
+@given(st.sampled_from(["report", "plot", "sweep", "resume", "list"]), st.lists(typed, max_size=3), st.data())
 def test_other_commands(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str, args: list[str], data: st.DataObject
 ) -> None:
@@ -196,6 +226,9 @@ def test_odd_values_everywhere(value: Any) -> None:
                 _check_meaning(made, {key: value})
     if isinstance(value, str):
         accepted(lambda: parse_seeds(value))
+        accepted(lambda: read_poison(f"flip:{value}", 10))
+        accepted(lambda: read_trace(value))
+        accepted(lambda: stopped(Path(value) / "nowhere"))
         for text in (
             value,
             f"random:{value}",

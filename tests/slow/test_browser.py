@@ -70,7 +70,27 @@ def test_a_newcomer_can_name_who_drifted_when(sine: Path) -> None:
     assert "Alarm: the best model's error rose from 0.020 to 0.990, by more than delta 0.1; model 2" in told
     assert "time 5 Model 2 merged into model 1" in told
     assert "feddrift run --stream sine-2 --algorithm FedDrift --set delta=0.1 --seed 0" in text
-    assert "dummy: always 0.11 1.00 0.00 90 80 0" in text  # precision, recall, delay, moves, false, missed
+    assert "Dummy: always 0.11 1.00 0.00 90 80 0" in text  # precision, recall, delay, moves, false, missed
+
+
+def test_pointing_at_a_cell_and_walking_with_arrow_keys(sine: Path) -> None:
+    act = """<script>
+      const wait = setInterval(() => {
+        if (document.documentElement.dataset.ready !== "yes") return;
+        clearInterval(wait);
+        const map = document.querySelector(".map"), { left, top } = map.querySelector("canvas").getBoundingClientRect();
+        for (const key of ["ArrowDown", "ArrowDown", "ArrowRight", "ArrowUp"])
+          map.dispatchEvent(new KeyboardEvent("keydown", { key }));
+        const x = left + view.maps.names + view.maps.panels[0].wide * 4.5, y = top + 4 + view.maps.tall * 5.5;
+        map.dispatchEvent(new MouseEvent("mousemove", { clientX: x, clientY: y, bubbles: true }));
+      }, 20);
+    </script>"""
+    file = sine.with_name("act.html")
+    file.write_text(sine.read_text().replace("</body>", f"{act}</body>"))
+    _, text = text_of(file, "client=1&time=4")
+    assert "Client 2 Mean accuracy" in text and "time 5 Its data changed" in text  # two down, one up, one right
+    told = text[text.index("Client 5, time 5") :]
+    assert told.startswith("Client 5, time 5 model 5 accuracy next 99.2 % concept B, new here Alarm: the best model's")
 
 
 def test_another_run_is_chosen_by_the_address(sine: Path) -> None:

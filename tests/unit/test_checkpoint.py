@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -111,6 +113,45 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, spoil: Callable[[byte
     with pytest.raises(DataError, match=why) as error:
         checkpoint.read(path)
     assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("tree", "why"),
+    [
+        ([1], "AttributeError"),
+        ({"is": "feddrift.types.Models", "fields": {"params": {"tree": []}, "ids": 3, "family": "ab"}}, "TypeError"),
+        ({"array": "99"}, "KeyError"),
+        ({}, "ValueError"),
+    ],
+)
+def test_a_state_that_is_none_is_one_sentence(tmp_path: Path, tree: Any, why: str) -> None:
+    found = checkpoint.Checkpoint(tmp_path / "a.ckpt", {}, tree, {})
+    with pytest.raises(DataError, match=f"a.ckpt does not fit this run: {why}"):
+        found.value({})
+
+
+@pytest.mark.parametrize(
+    "about", [{"steps": float("inf")}, {"steps": 1.5}, {"seconds": float("nan")}, {"every": -1}, {"steps": -1}]
+)
+def test_a_checkpoint_without_sense_is_named_and_not_used(
+    tmp_path: Path, pattern: Path, caplog: pytest.LogCaptureFixture, about: dict[str, Any]
+) -> None:
+    recorded = RecordedRun(configured(pattern), tmp_path)
+    steps = iter(recorded)
+    next(steps)
+    steps.close()  # type: ignore[attr-defined]
+    for path in recorded.checkpoints.path.glob("*.ckpt"):
+        found = checkpoint.read(path)
+        value = found.value({"W1": 0, "b1": 0, "W2": 0, "b2": 0})
+        checkpoint.write(path, {**found.about, **about}, value)
+    again = RecordedRun(configured(pattern), tmp_path, resume=True)
+    assert again._last().done == 0 and caplog.text.count("is no checkpoint of a run") == 2
+
+
+def test_a_folder_that_cannot_be_is_named() -> None:
+    for name in ("nowhere", "a" * 300, "a\0b"):
+        with pytest.raises(DataError, match="is no folder of records"):
+            stopped(Path(name))
 
 
 def configured(pattern: Path, algorithm: str = "FedDrift", engine: str = "simulator") -> RunConfig:
@@ -263,3 +304,44 @@ def test_a_changed_algorithm_cannot_go_on_inside_a_time_step(tmp_path: Path, pat
     known = Inside(1, (("evaluate (0,) loss", None),), progress=fed.progress())
     with pytest.raises(DataError, match=r"it asks 'evaluate \(0,\) error', it asked 'evaluate \(0,\) loss'"):
         Journal(fed, 1, lambda inside: None, known).evaluate(fed.fresh())
+
+
+def limited(folder: Path, size: int, *words: str) -> tuple[int, str]:
+    """The command where no file may grow beyond a size, as on a full disk."""
+    limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))"
+    code = f"{limit}; from feddrift.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code, *words], cwd=folder, capture_output=True, text=True)
+    return done.returncode, done.stderr
+
+
+def test_on_a_full_disk_a_run_ends_with_one_sentence_and_goes_on_when_there_is_room(
+    tmp_path: Path, pattern: Path
+) -> None:
+    words = f"run --stream sine-2 --algorithm FedDrift --rounds 3 --steps 2 --pattern {pattern}".split()
+    whole = RecordedRun(configured(pattern, "FedDrift").model_copy(update={"settings": {}}), tmp_path / "whole")
+    list(whole)
+    sizes = [path.stat().st_size for path in whole.checkpoints.path.iterdir()]
+    for size in (200, whole.path.stat().st_size - 500, min(sizes) - 100):  # no header, not all rows, no checkpoint
+        out = tmp_path / str(size)
+        code, said = limited(tmp_path, size, *words, "--out", str(out))
+        assert code == 2 and said.count("\n") == 1 and said.startswith("Error: cannot write"), said
+        assert "File too large" in said
+        for state in stopped(out):
+            list(reopened(state))
+        for path in out.glob("*.jsonl"):
+            assert record.is_complete(path) and told(path) == told(whole.path)
+
+
+def test_a_folder_that_may_not_be_written_is_told_and_what_is_there_stays(tmp_path: Path, pattern: Path) -> None:
+    recorded = RecordedRun(configured(pattern), tmp_path / "runs")
+    list(recorded)
+    before = recorded.path.read_bytes()
+    if os.access("/proc/1/mem", os.W_OK):
+        pytest.skip("root may write everywhere")
+    (tmp_path / "runs").chmod(0o555)
+    try:
+        with pytest.raises(DataError, match="permission denied"):
+            list(RecordedRun(configured(pattern, "Oblivious"), tmp_path / "runs"))
+    finally:
+        (tmp_path / "runs").chmod(0o755)
+    assert recorded.path.read_bytes() == before

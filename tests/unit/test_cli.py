@@ -55,6 +55,21 @@ def test_run_report_and_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_report_as_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs, page = str(tmp_path / "runs"), tmp_path / "new" / "report.html"
+    feddrift(capsys, "run", "--stream", "sine-2", "--algorithm", "FedDrift", "--out", runs, *QUICK)
+    code, out, err = feddrift(capsys, "report", runs, "--html", str(page))
+    assert code == 0 and f"wrote {page}" in out and not err
+    assert "<title>runs · feddrift report</title>" in page.read_text()
+    (path,) = (tmp_path / "runs").glob("*.jsonl")
+    path.rename(path.with_suffix(".jsonl.part"))  # as if it still ran
+    lines = path.with_suffix(".jsonl.part").read_text().splitlines(keepends=True)
+    path.with_suffix(".jsonl.part").write_text("".join(lines[:-2]))
+    assert feddrift(capsys, "report", runs, "--html", str(page))[0] == 0
+    code, _, err = feddrift(capsys, "report", str(tmp_path / "nowhere"), "--html", str(page))
+    assert code == 2 and len(err.splitlines()) == 1
+
+
 def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = feddrift(capsys, "list", "--json")
     listed: dict[str, list[dict[str, str]]] = json.loads(out)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import sys
 from dataclasses import FrozenInstanceError
 from math import comb
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import feddrift as fd
-from feddrift import algorithms
+from feddrift import algorithms, record
 from feddrift.algorithms.feddrift import FedDrift, FedDriftEager
 from feddrift.detect import TESTS, Evidence, Proportional, Sequential, TwoSample, drift_test, exceeds
 from feddrift.errors import ConfigError
+from tests.unit.test_cli import QUICK, feddrift
 from tests.unit.test_feddrift import QUIET, play, table
 
 RIVER = [name for name in TESTS if name not in ("threshold", "proportional", "two-sample")]
@@ -40,7 +42,7 @@ def test_a_proportional_rise() -> None:
 
 def test_two_samples_by_fishers_exact_test() -> None:
     seen = evidence([[0.10, 0.10, 0.10, np.nan], [0.13, 0.20, 0.02, 0.9]])
-    assert TwoSample(0.999)(seen).tolist() == [False, True, False, False]
+    assert TwoSample()(seen).tolist() == [False, True, False, False]
     assert TwoSample(0.9)(seen).tolist() == [True, True, False, False]
     assert not TwoSample(0.999)(evidence([[0.10], [0.20]], n=50)).any()  # as large a rise, too few examples
     for before, now, n, m in [(0, 3, 7, 5), (2, 2, 4, 6), (1, 5, 9, 5), (0, 0, 3, 3)]:
@@ -156,6 +158,15 @@ def test_a_client_that_may_raise_the_alarm_again_compares_with_the_score_before(
 def test_only_a_test_that_is_not_the_default_is_recorded() -> None:
     assert "test" not in algorithms.settings(FedDrift())
     assert algorithms.settings(FedDrift(test="proportional"))["test"] == "proportional"
+
+
+def test_the_command_line_takes_it_and_the_record_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = ("run", "--stream", "sine-2", "--algorithm", "FedDrift", "--out", str(tmp_path), *QUICK)
+    assert feddrift(capsys, *base, "--set", "test=two-sample:confidence=0.9")[0] == 0
+    (run,) = record.read_all(tmp_path)
+    assert run.header["settings"]["test"] == "two-sample:confidence=0.9"
+    code, _, err = feddrift(capsys, *base, "--set", "test=two-sided")
+    assert code == 2 and "unknown test 'two-sided', did you mean 'two-sample'?" in err.replace("\n", " ")
 
 
 def every(seen: Evidence) -> Any:

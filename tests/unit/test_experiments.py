@@ -14,7 +14,8 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "experiments").glob("*.toml")), ids=lambda path: path.stem)
-def test_every_grid_is_legal(path: Path) -> None:
+def test_every_grid_is_legal(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
     if path.stem != "notes":
         assert len(sweep.read_grid(path)) >= 3
 

@@ -46,3 +46,12 @@ def test_public_names() -> None:
         "algorithm", "load", "mlp", "run", "stream",
     ]  # fmt: skip
     assert all(getattr(feddrift, name).__doc__ for name in feddrift.__all__)
+
+
+def test_one_version_everywhere() -> None:
+    root = Path(__file__).parents[2]
+    for file, line in {
+        "pyproject.toml": f'version = "{feddrift.__version__}"',
+        "CITATION.cff": f"version: {feddrift.__version__}",
+    }.items():
+        assert line in (root / file).read_text().splitlines(), file

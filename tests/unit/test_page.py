@@ -5,12 +5,15 @@ from __future__ import annotations
 import base64
 import json
 import re
+import tempfile
 import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from feddrift import page, page_data
 from feddrift.errors import DataError
@@ -109,6 +112,27 @@ def test_cells_beyond_the_budget_are_left_out(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(page_data, "MAX_CELLS", 5)
     (stream,) = collect(runs[:1], "runs")["streams"]
     assert stream["groups"][0]["runs"][0]["cells"]  # one always is
+
+
+@given(st.data(), st.integers(1, 5), st.integers(1, 4), st.booleans())
+def test_any_record_becomes_data_without_gaps_in_json(data: st.DataObject, steps: int, n: int, known: bool) -> None:
+    def cells(kind: st.SearchStrategy[Any], length: int = steps) -> Any:
+        return data.draw(st.lists(st.lists(kind, min_size=n, max_size=n), min_size=length, max_size=length))
+
+    tested, columns = cells(st.integers(0, 2)), {"model": cells(st.integers(0, 3)), "drift": cells(st.booleans())}
+    accuracy = [[None if not k else data.draw(st.floats(0, 1)) for k in row] for row in tested]
+    merges = [merged(t, 3, 1) for t in data.draw(st.sets(st.integers(0, steps - 1)))]
+    head = header(steps, n, concepts=cells(st.integers(0, 2), steps + 1) if known else None, same={"2": 0})
+    with tempfile.TemporaryDirectory() as out:
+        record = make(Path(out), head, columns | {"tested": tested, "accuracy": accuracy}, merges)
+    run = only([record])
+    json.dumps(run, allow_nan=False)
+    assert run["truth"] == known and len(run["cells"]["model"]) == steps * n
+    if known:
+        noticed = run["detection"]["noticed"]
+        assert noticed["alarms"] - noticed["hits"] == run["n_false"] and noticed["changes"] == run["n_drifts"]
+        assert sum(delay >= 0 for _, _, _, _, delay, _ in run["drifts"]) == noticed["hits"]
+        assert all(old != new for _, _, old, new, _, _ in run["drifts"])
 
 
 def unpacked(text: str) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import feddrift as fd
 from feddrift import algorithms, record
@@ -85,13 +87,29 @@ def test_every_cause_is_told(kind: str, cause: dict[str, Any], sentence: str) ->
     assert "clients=" not in told  # they are told elsewhere
 
 
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=4,
+)
+NAMES = [
+    "clients", "error", "loss", "reference", "delta", "from", "family", "start", "starts", "rows", "wrong", "concept",
+    "reason", "round", "accuracy", "best", "kept", "odd",
+]  # fmt: skip
+
+
+@given(st.sampled_from(["created", "retired", "revived"]), st.dictionaries(st.sampled_from(NAMES), json_values))
+def test_any_cause_is_told_somehow(kind: str, cause: dict[str, Any]) -> None:
+    assert isinstance(why({"event": kind, "model": 1, "cause": cause}), str)
+
+
 def test_the_records_of_the_docs_leave_nothing_untold() -> None:
     events = [event for run in record.read_all(RESULTS / "fmow-labels") for event in run.events]
     assert len(events) > 100
     assert not [event for event in events if "=" in why(event) and "kappa" not in event["cause"]]
 
 
-def given(words: list[str]) -> dict[str, Any]:
+def parsed(words: list[str]) -> dict[str, Any]:
     """The configuration that a command line stands for."""
     assert words[:2] == ["feddrift", "run"]
     options = list(zip(words[2::2], words[3::2], strict=True))
@@ -108,7 +126,7 @@ def test_the_command_makes_the_same_run(name: str) -> None:
         made = algorithms.settings(algorithms.algorithm(name, stream, **changes))
         head = header(stream="sea-4", algorithm=name, settings=made, seed=3, overrides={"rounds": 2, "lr": 0.5})
         text, notes = command(head)
-        config = RunConfig.checked(**given(shlex.split(text)))
+        config = RunConfig.checked(**parsed(shlex.split(text)))
         algorithm, local = config.resolve(stream)
         assert algorithms.settings(algorithm) == made and not notes
         assert (config.seed, local.rounds, local.lr) == (3, 2, 0.5)

@@ -75,7 +75,9 @@ class _Options:
     max_models: int | None = option(None, "at most so many models, the longest unused makes room; none: no limit")
     ties: Literal["lowest", "random"] = option("lowest", "which of equally good models a client joins")
     quarantine: bool = option(
-        False, "a model that one client alone founded serves no other until that client's next data confirm it"
+        False,
+        "a model that one client alone founded serves no other until that client's next data confirm it",
+        quiet=True,
     )
     memory: Memory = ALL
     candidates: ClassVar[tuple[Start, ...]] = ("warm", "fresh")  # of init=best

@@ -13,7 +13,7 @@ import math
 import os
 import re
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,7 +46,7 @@ Table = Mapping[str, Sequence[str]]
 def five_cities(name: str, data_dir: str | Path | None = None) -> Stream:
     """Clients are the posts of DIR/five_cities_pm25/<City>PM*.csv; a post that repeats another is left out."""
     clients: dict[str, list[Cell | None]] = {}
-    for city, table in _tables(data_dir, "five_cities_pm25", r"([A-Za-z]+)PM[0-9_]*\.csv", "UCI 394").items():
+    for city, table in _tables(data_dir, "five_cities_pm25", r"([A-Za-z]+)PM[0-9_]*\.csv", "UCI 394"):
         x = _features(city, table, "Iws", "precipitation", "cbwd")
         step = _quarter(city, table, 2013, 1)
         seen: list[Floats] = []
@@ -61,7 +61,7 @@ def five_cities(name: str, data_dir: str | Path | None = None) -> Stream:
 def beijing(name: str, data_dir: str | Path | None = None) -> Stream:
     """Clients are the stations of DIR/beijing_air/PRSA_Data_<Station>_*.csv."""
     clients: dict[str, list[Cell | None]] = {}
-    for station, table in _tables(data_dir, "beijing_air", r"PRSA_Data_([A-Za-z]+)_[0-9-]*\.csv", "UCI 501").items():
+    for station, table in _tables(data_dir, "beijing_air", r"PRSA_Data_([A-Za-z]+)_[0-9-]*\.csv", "UCI 501"):
         x = _features(station, table, "WSPM", "RAIN", "wd")
         clients[station] = _cells(x, _numbers(station, table, "PM2.5"), _quarter(station, table, 2013, 3))
     return _stream(name, clients)
@@ -75,7 +75,7 @@ def _stream(name: str, clients: Mapping[str, list[Cell | None]]) -> Stream:
     return replace(Stream.from_arrays(rows, name=name, n_classes=2, clients=list(clients), local=LOCAL), family="air")
 
 
-def _tables(data_dir: str | Path | None, folder: str, pattern: str, source: str) -> dict[str, Table]:
+def _tables(data_dir: str | Path | None, folder: str, pattern: str, source: str) -> Iterator[tuple[str, Table]]:
     """The files of a folder by the name in their names, from .csv files or a .tar.xz of them."""
     named = data_dir or os.environ.get("FEDDRIFT_DATA")
     root = Path(named or pooch.os_cache("feddrift")).expanduser() / folder
@@ -93,7 +93,8 @@ def _tables(data_dir: str | Path | None, folder: str, pattern: str, source: str)
     found = {match[1]: texts[file] for file in sorted(texts) if (match := re.fullmatch(pattern, file))}
     if not found:
         raise DataError(f"{root} has no such files: put the .csv files of {source}, or a .tar.xz of them, there")
-    return {key: _table(key, text) for key, text in found.items()}
+    for key, text in found.items():  # one at a time: as text a table takes fifty megabytes
+        yield key, _table(key, text)
 
 
 def _table(where: str, text: str) -> Table:

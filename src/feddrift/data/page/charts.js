@@ -28,7 +28,9 @@ function axes(f, { xs, ys, xlabel, show = (v) => v, showX = (v) => v }) {
     f.svg.append(s("text", { x: f.at.x(v), y: f.height - f.bottom + 18, "text-anchor": "middle" }, String(showX(v))));
   }
   const beside = xlabel && xlabel.length < 6; // a word fits before the first number, a sentence goes below
-  const place = beside ? { x: f.left - 12, y: f.height - f.bottom + 18, "text-anchor": "end" } : { x: f.left, y: f.height - 1 };
+  const place = beside
+    ? { x: f.left - 12, y: f.height - f.bottom + 18, "text-anchor": "end" }
+    : { x: f.left, y: f.height - 1 };
   if (xlabel) f.svg.append(s("text", place, xlabel));
 }
 
@@ -39,9 +41,13 @@ function times(n, room, each = 26) {
 }
 
 function path(points, at) {
-  let text = "", pen = "M";
+  let text = "",
+    pen = "M";
   for (const [x, y] of points) {
-    if (!known(y)) { pen = "M"; continue; }
+    if (!known(y)) {
+      pen = "M";
+      continue;
+    }
     text += `${pen}${at.x(x).toFixed(1)},${at.y(y).toFixed(1)}`;
     pen = "L";
   }
@@ -51,15 +57,29 @@ function path(points, at) {
 function band(low, high, at) {
   const runs = [[]];
   low.forEach((v, i) => (known(v) && known(high[i]) ? runs[runs.length - 1].push(i) : runs.push([])));
-  return runs.filter((run) => run.length > 1).map((run) =>
-    "M" + run.map((i) => `${at.x(i).toFixed(1)},${at.y(high[i]).toFixed(1)}`).join("L") +
-    "L" + run.slice().reverse().map((i) => `${at.x(i).toFixed(1)},${at.y(low[i]).toFixed(1)}`).join("L") + "Z").join("");
+  return runs
+    .filter((run) => run.length > 1)
+    .map(
+      (run) =>
+        "M" +
+        run.map((i) => `${at.x(i).toFixed(1)},${at.y(high[i]).toFixed(1)}`).join("L") +
+        "L" +
+        run
+          .slice()
+          .reverse()
+          .map((i) => `${at.x(i).toFixed(1)},${at.y(low[i]).toFixed(1)}`)
+          .join("L") +
+        "Z",
+    )
+    .join("");
 }
 
 // Labels at the ends of lines, pushed apart until none overlaps.
 function spread(labels, gap, low, high) {
   const placed = labels.slice().sort((a, b) => a.y - b.y);
-  placed.forEach((l, i) => { l.y = Math.max(l.y, i ? placed[i - 1].y + gap : low); });
+  placed.forEach((l, i) => {
+    l.y = Math.max(l.y, i ? placed[i - 1].y + gap : low);
+  });
   for (let i = placed.length - 1; i >= 0; i--) {
     placed[i].y = Math.min(placed[i].y, i === placed.length - 1 ? high : placed[i + 1].y - gap);
   }
@@ -67,35 +87,90 @@ function spread(labels, gap, low, high) {
 }
 
 // lines: {name, values, low?, high?, stroke, dash?, strong, point?}; x counts from 0.
-function lineChart(lines, { width, height, label, xlabel, show, showX, xs, floor = null, ceiling = null, right = 150, marks = null }) {
-  const all = lines.flatMap((l) => [...l.values, ...(l.strong ? [...(l.low || []), ...(l.high || [])] : [])]).filter(known);
+function lineChart(
+  lines,
+  {
+    width,
+    height,
+    label,
+    xlabel,
+    show,
+    showX,
+    xs,
+    floor = null,
+    ceiling = null,
+    right = 150,
+    marks = null,
+    whole = false,
+  },
+) {
+  const all = lines
+    .flatMap((l) => [...l.values, ...(l.strong ? [...(l.low || []), ...(l.high || [])] : [])])
+    .filter(known);
   if (!all.length) return h("p", { class: "note" }, "Nothing to draw yet.");
   let [low, high] = [Math.min(...all), Math.max(...all)];
-  const pad = Math.max((high - low) * 0.06, 1e-3);
+  const pad = Math.max((high - low) * 0.06, whole ? 0.6 : 0.015);
   low = known(floor) ? Math.max(low - pad, floor) : low - pad;
   high = known(ceiling) ? Math.min(high + pad, ceiling) : high + pad;
   const n = Math.max(2, ...lines.map((l) => l.values.length));
   const f = frame({ width, height, x: [0, n - 1], y: [low, high], label, right });
-  axes(f, { xs: xs || times(n, width - f.left - right), ys: ticks(low, high), xlabel, show, showX: showX || ((t) => t + 1) });
-  if (known(marks)) f.svg.append(s("line", { x1: f.at.x(marks), x2: f.at.x(marks), y1: f.top, y2: height - f.bottom, stroke: "var(--faint)", "stroke-dasharray": "2 3" }));
+  axes(f, {
+    xs: xs || times(n, width - f.left - right),
+    ys: ticks(low, high).filter((v) => !whole || Number.isInteger(v)),
+    xlabel,
+    show,
+    showX: showX || ((t) => t + 1),
+  });
+  if (known(marks))
+    f.svg.append(
+      s("line", {
+        x1: f.at.x(marks),
+        x2: f.at.x(marks),
+        y1: f.top,
+        y2: height - f.bottom,
+        stroke: "var(--faint)",
+        "stroke-dasharray": "2 3",
+      }),
+    );
   for (const l of lines.slice().sort((a, b) => a.strong - b.strong)) {
     if (l.low && l.strong) f.svg.append(s("path", { d: band(l.low, l.high, f.at), fill: l.stroke, opacity: 0.14 }));
-    f.svg.append(s("path", {
-      d: path(l.values.map((v, i) => [i, v]), f.at), fill: "none", stroke: l.stroke, "stroke-width": l.strong ? 2.2 : 1.2,
-      "stroke-dasharray": l.dash, opacity: l.strong ? 1 : 0.45, "stroke-linejoin": "round", "stroke-linecap": "round",
-    }, s("title", {}, l.name)));
+    f.svg.append(
+      s(
+        "path",
+        {
+          d: path(
+            l.values.map((v, i) => [i, v]),
+            f.at,
+          ),
+          fill: "none",
+          stroke: l.stroke,
+          "stroke-width": l.strong ? 2.2 : 1.2,
+          "stroke-dasharray": l.dash,
+          opacity: l.strong ? 1 : 0.45,
+          "stroke-linejoin": "round",
+          "stroke-linecap": "round",
+        },
+        s("title", {}, l.name),
+      ),
+    );
     if (l.strong && n <= 40) {
-      l.values.forEach((v, i) => known(v) && f.svg.append(s("circle", { cx: f.at.x(i), cy: f.at.y(v), r: 2.6, fill: l.stroke })));
+      l.values.forEach(
+        (v, i) => known(v) && f.svg.append(s("circle", { cx: f.at.x(i), cy: f.at.y(v), r: 2.6, fill: l.stroke })),
+      );
     }
   }
-  const ends = lines.filter((l) => l.strong && l.values.some(known)).map((l) => {
-    const i = l.values.findLastIndex(known);
-    return { text: l.name, stroke: l.stroke, from: f.at.y(l.values[i]), y: f.at.y(l.values[i]), x: f.at.x(i) };
-  });
+  const ends = lines
+    .filter((l) => l.strong && l.values.some(known))
+    .map((l) => {
+      const i = l.values.findLastIndex(known);
+      return { text: l.name, stroke: l.stroke, from: f.at.y(l.values[i]), y: f.at.y(l.values[i]), x: f.at.x(i) };
+    });
   for (const l of spread(ends, 16, f.top + 2, height - f.bottom)) {
     const x = width - right + 14;
     if (Math.abs(l.y - l.from) > 3 || l.x < width - right - 1) {
-      f.svg.append(s("path", { d: `M${l.x + 4},${l.from}L${x - 3},${l.y}`, stroke: l.stroke, opacity: 0.5, fill: "none" }));
+      f.svg.append(
+        s("path", { d: `M${l.x + 4},${l.from}L${x - 3},${l.y}`, stroke: l.stroke, opacity: 0.5, fill: "none" }),
+      );
     }
     f.svg.append(s("text", { class: "name", x, y: l.y + 4, style: `fill:${l.stroke}` }, l.text));
   }
@@ -109,7 +184,13 @@ function barChart(series, { width, height, label, xlabel, show, line = null }) {
   const down = range(n).map((t) => sum(series.map((b) => Math.min(0, b.values[t] || 0))));
   const y = [Math.min(0, ...down), Math.max(1, line || 0, ...up) * 1.06];
   const f = frame({ width, height, x: [-0.5, n - 0.5], y, label });
-  axes(f, { xs: times(n, width - f.left), ys: ticks(y[0], y[1], 4).filter((v) => show || Number.isInteger(v)), xlabel, show: show || Math.abs, showX: (t) => t + 1 });
+  axes(f, {
+    xs: times(n, width - f.left),
+    ys: ticks(y[0], y[1], 4).filter((v) => show || Number.isInteger(v)),
+    xlabel,
+    show: show || Math.abs,
+    showX: (t) => t + 1,
+  });
   const w = Math.min(34, ((width - f.left - f.right) / n) * 0.66);
   for (const t of range(n)) {
     let [above, below] = [0, 0];
@@ -117,18 +198,42 @@ function barChart(series, { width, height, label, xlabel, show, line = null }) {
       const v = b.values[t] || 0;
       if (!v) continue;
       const [from, to] = v > 0 ? [above, (above += v)] : [below, (below += v)];
-      f.svg.append(s("rect", {
-        x: f.at.x(t) - w / 2, width: w, y: Math.min(f.at.y(from), f.at.y(to)), height: Math.max(1, Math.abs(f.at.y(from) - f.at.y(to)) - 1),
-        fill: b.fill, rx: 1.5,
-      }, s("title", {}, `time ${t + 1}: ${show ? show(v) : Math.abs(v)} ${b.name}`)));
+      f.svg.append(
+        s(
+          "rect",
+          {
+            x: f.at.x(t) - w / 2,
+            width: w,
+            y: Math.min(f.at.y(from), f.at.y(to)),
+            height: Math.max(1, Math.abs(f.at.y(from) - f.at.y(to)) - 1),
+            fill: b.fill,
+            rx: 1.5,
+          },
+          s("title", {}, `time ${t + 1}: ${show ? show(v) : Math.abs(v)} ${b.name}`),
+        ),
+      );
     }
   }
-  if (y[0] < 0) f.svg.append(s("line", { class: "axis ink", x1: f.left, x2: width - f.right, y1: f.at.y(0), y2: f.at.y(0) }));
-  if (known(line)) f.svg.append(s("line", { x1: f.left, x2: width - f.right, y1: f.at.y(line), y2: f.at.y(line), stroke: "var(--ink)", "stroke-dasharray": "3 3" }));
+  if (y[0] < 0)
+    f.svg.append(s("line", { class: "axis ink", x1: f.left, x2: width - f.right, y1: f.at.y(0), y2: f.at.y(0) }));
+  if (known(line))
+    f.svg.append(
+      s("line", {
+        x1: f.left,
+        x2: width - f.right,
+        y1: f.at.y(line),
+        y2: f.at.y(line),
+        stroke: "var(--ink)",
+        "stroke-dasharray": "3 3",
+      }),
+    );
   return f.svg;
 }
 
 function key(entries) {
-  return h("div", { class: "key" }, entries.map(([text, fill]) =>
-    h("span", {}, h("i", { class: "swatch", style: `background:${fill}` }), text)));
+  return h(
+    "div",
+    { class: "key" },
+    entries.map(([text, fill]) => h("span", {}, h("i", { class: "swatch", style: `background:${fill}` }), text)),
+  );
 }

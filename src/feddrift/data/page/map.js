@@ -5,17 +5,22 @@ class Maps {
   constructor(stream, run, choose) {
     Object.assign(this, { stream, run, choose, cells: run.cells, n: stream.clients.length, T: run.steps });
     const flags = (name) => new Set(this.cells[name]);
-    this.alarms = flags("alarms"); this.switches = flags("switches"); this.changes = flags("changes");
+    this.alarms = flags("alarms");
+    this.switches = flags("switches");
+    this.changes = flags("changes");
     this.shade = shades(run);
     const seen = this.cells.accuracy.filter((v) => v >= 0).sort((a, b) => a - b);
-    this.low = Math.min(seen[Math.floor(seen.length * 0.01)] ?? 0, 950);
     this.high = seen.length ? seen[seen.length - 1] : 1000;
+    this.low = Math.max(0, Math.min(seen[Math.floor(seen.length * 0.01)] ?? 0, this.high - 50));
   }
-  at(t, c) { return t * this.n + c; }
+  at(t, c) {
+    return t * this.n + c;
+  }
 
   // The clients from top to bottom.
   ordered(order) {
-    const c = range(this.n), { model, accuracy } = this.cells;
+    const c = range(this.n),
+      { model, accuracy } = this.cells;
     if (order === "similar") {
       const root = (i) => this.cells.roots[model[i]] ?? model[i];
       const compare = (a, b) => {
@@ -29,7 +34,9 @@ class Maps {
     }
     if (order === "worst") {
       const mean = c.map((k) => {
-        const values = range(this.T).map((t) => accuracy[this.at(t, k)]).filter((v) => v >= 0);
+        const values = range(this.T)
+          .map((t) => accuracy[this.at(t, k)])
+          .filter((v) => v >= 0);
         return values.length ? sum(values) / values.length : 2000;
       });
       return c.sort((a, b) => mean[a] - mean[b] || a - b);
@@ -41,14 +48,23 @@ class Maps {
     this.rows = this.ordered(order);
     this.place = new Map(this.rows.map((c, i) => [c, i]));
     this.tall = Math.min(26, Math.max(ROOM / this.n, 0.05));
-    this.names = this.tall >= 11 ? Math.min(120, 14 + 7 * this.stream.clients.reduce((most, x) => Math.max(most, Math.min(x.length, 15)), 0)) : 46;
-    const heat = ramp(this.low, this.high), { model, accuracy, concept } = this.cells;
+    this.names =
+      this.tall >= 11
+        ? Math.min(120, 14 + 7 * this.stream.clients.reduce((most, x) => Math.max(most, Math.min(x.length, 15)), 0))
+        : 46;
+    const heat = ramp(this.low, this.high),
+      { model, accuracy, concept } = this.cells;
     const of = by === "concept" && concept ? (i) => this.shade.concept(concept[i]) : (i) => this.shade.model(model[i]);
     const text = by === "concept" && concept ? (i) => letter(concept[i]) : (i) => String(model[i]);
     const blank = rgb(colour("wash"));
     this.panels = [
       this.panel("Model in use", of, text, true),
-      this.panel("Accuracy on the next time step", (i) => (accuracy[i] < 0 ? blank : heat(accuracy[i])), (i) => (accuracy[i] < 0 ? "" : Math.round(accuracy[i] / 10)), false),
+      this.panel(
+        "Accuracy on the next time step",
+        (i) => (accuracy[i] < 0 ? blank : heat(accuracy[i])),
+        (i) => (accuracy[i] < 0 ? "" : Math.round(accuracy[i] / 10)),
+        false,
+      ),
     ];
     into.replaceChildren(...this.panels.map((p) => p.box));
     for (const p of this.panels) this.paint(p);
@@ -57,46 +73,94 @@ class Maps {
 
   panel(title, fillOf, textOf, marks) {
     const canvas = h("canvas", { "aria-hidden": "true" });
-    const row = h("div", { class: "cursor row", hidden: true }), cursor = h("div", { class: "cursor", hidden: true });
-    const map = h("div", {
-      class: "map", tabindex: marks ? 0 : null, role: marks ? "application" : null,
-      "aria-label": marks ? `${title}: ${count(this.n, "client")} by ${count(this.T, "time step")}. Arrow keys move from cell to cell; what they find is told beside the map.` : null,
-      onkeydown: (e) => this.key(e),
-    }, canvas, row, cursor);
+    const row = h("div", { class: "cursor row", hidden: true }),
+      cursor = h("div", { class: "cursor", hidden: true });
+    const map = h(
+      "div",
+      {
+        class: "map",
+        tabindex: marks ? 0 : null,
+        role: marks ? "application" : null,
+        "aria-label": marks
+          ? `${title}: ${count(this.n, "client")} by ${count(this.T, "time step")}. ` +
+            "Arrow keys move from cell to cell; what they find is told below."
+          : null,
+        onkeydown: (e) => this.key(e),
+      },
+      canvas,
+      row,
+      cursor,
+    );
     map.addEventListener("mousemove", (e) => this.hover(e, canvas));
-    map.addEventListener("mouseleave", () => { tip(); this.point(this.chosen); });
-    map.addEventListener("click", (e) => { const hit = this.hit(e, canvas); if (hit) this.choose(...hit); });
-    return { box: h("div", {}, h("h3", {}, title), map, h("div", { class: "legend-of" })), map, canvas, row, cursor, fillOf, textOf, marks };
+    map.addEventListener("mouseleave", () => {
+      tip();
+      this.point(this.chosen);
+    });
+    map.addEventListener("click", (e) => {
+      const hit = this.hit(e, canvas);
+      if (hit) this.choose(...hit);
+    });
+    return {
+      box: h("div", {}, h("h3", {}, title), map, h("div", { class: "legend-of" })),
+      map,
+      canvas,
+      row,
+      cursor,
+      fillOf,
+      textOf,
+      marks,
+    };
   }
 
   paint(p) {
-    const width = Math.floor(p.box.getBoundingClientRect().width || 540), top = 4, bottom = 24;
-    const wide = (width - this.names) / this.T, height = top + this.tall * this.n + bottom, scale = devicePixelRatio || 1;
+    const width = Math.floor(p.box.getBoundingClientRect().width || 540),
+      top = 4,
+      bottom = 24;
+    const wide = (width - this.names) / this.T,
+      height = top + this.tall * this.n + bottom,
+      scale = devicePixelRatio || 1;
     Object.assign(p, { wide, top });
-    p.canvas.width = width * scale; p.canvas.height = height * scale;
-    p.canvas.style.width = width + "px"; p.canvas.style.height = height + "px";
+    p.canvas.width = width * scale;
+    p.canvas.height = height * scale;
+    p.canvas.style.width = width + "px";
+    p.canvas.style.height = height + "px";
     const g = p.canvas.getContext("2d");
     g.scale(scale, scale);
-    if (this.tall >= 7) this.paintCells(p, g); else this.paintDense(p, g);
+    if (this.tall >= 7) this.paintCells(p, g);
+    else this.paintDense(p, g);
     g.fillStyle = colour("soft");
     g.font = `12px ${getComputedStyle(document.body).fontFamily}`;
-    g.textAlign = "center"; g.textBaseline = "top";
-    for (const t of times(this.T, width - this.names, 30)) g.fillText(t + 1, this.names + wide * (t + 0.5), top + this.tall * this.n + 8);
-    g.textAlign = "right"; g.textBaseline = "middle";
-    if (this.tall >= 11) this.rows.forEach((c, i) => g.fillText(shorten(this.stream.clients[c], 15), this.names - 10, top + this.tall * (i + 0.5)));
+    g.textAlign = "center";
+    g.textBaseline = "top";
+    for (const t of times(this.T, width - this.names, 30))
+      g.fillText(t + 1, this.names + wide * (t + 0.5), top + this.tall * this.n + 8);
+    g.textAlign = "right";
+    g.textBaseline = "middle";
+    if (this.tall >= 11)
+      this.rows.forEach((c, i) =>
+        g.fillText(shorten(this.stream.clients[c], 15), this.names - 10, top + this.tall * (i + 0.5)),
+      );
     else for (const k of ticks(0, this.n, 8)) g.fillText(k || "", this.names - 10, top + this.tall * k);
   }
 
   paintCells(p, g) {
-    const gap = this.tall > 14 ? 2 : 1, font = Math.min(12, this.tall * 0.55);
+    const gap = this.tall > 14 ? 2 : 1,
+      font = Math.min(12, this.tall * 0.55);
     const labels = p.wide > 22 && this.tall >= 14;
-    g.textAlign = "center"; g.textBaseline = "middle";
+    g.textAlign = "center";
+    g.textBaseline = "middle";
     for (let t = 0; t < this.T; t++) {
       this.rows.forEach((c, i) => {
-        const k = this.at(t, c), x = this.names + p.wide * t, y = p.top + this.tall * i, shade = p.fillOf(k);
-        const w = Math.max(1, p.wide - (p.wide > 6 ? gap : 0)), tall = this.tall - gap;
+        const k = this.at(t, c),
+          x = this.names + p.wide * t,
+          y = p.top + this.tall * i,
+          shade = p.fillOf(k);
+        const w = Math.max(1, p.wide - (p.wide > 6 ? gap : 0)),
+          tall = this.tall - gap;
         g.fillStyle = `rgb(${shade})`;
-        g.beginPath(); g.roundRect(x, y, w, tall, Math.min(3, w / 4)); g.fill();
+        g.beginPath();
+        g.roundRect(x, y, w, tall, Math.min(3, w / 4));
+        g.fill();
         if (labels) {
           g.fillStyle = light(shade) ? "rgba(20,22,25,0.86)" : "rgba(255,255,255,0.94)";
           g.font = `500 ${font}px ${getComputedStyle(document.body).fontFamily}`;
@@ -107,9 +171,17 @@ class Maps {
         if (this.changes.has(k)) g.fillRect(x, y, Math.min(3, w / 3), tall);
         if (this.alarms.has(k)) {
           const size = Math.min(9, tall * 0.5, w * 0.6);
-          for (const [fill, edge] of [["paper", 2.5], ["alarm", 0]]) { // a rim, for whatever colour it lies on
+          for (const [fill, edge] of [
+            ["paper", 2.5],
+            ["alarm", 0],
+          ]) {
+            // a rim, for whatever colour it lies on
             g.fillStyle = colour(fill);
-            g.beginPath(); g.moveTo(x + w - size - edge, y); g.lineTo(x + w, y); g.lineTo(x + w, y + size + edge); g.fill();
+            g.beginPath();
+            g.moveTo(x + w - size - edge, y);
+            g.lineTo(x + w, y);
+            g.lineTo(x + w, y + size + edge);
+            g.fill();
           }
         }
       });
@@ -118,13 +190,18 @@ class Maps {
 
   // Too many clients for cells: a picture of a pixel a row, with the edges of a cell for a change and an alarm.
   paintDense(p, g) {
-    const per = Math.max(4, Math.round(p.wide * (devicePixelRatio || 1))), edge = Math.max(1, Math.round(per / 14));
-    const image = new ImageData(this.T * per, Math.min(this.n, 4000)), pixels = new Uint32Array(image.data.buffer);
-    const word = ([r, g, b]) => ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0, ink = word(rgb(colour("ink"))), red = word(rgb(colour("alarm")));
+    const per = Math.max(4, Math.round(p.wide * (devicePixelRatio || 1))),
+      edge = Math.max(1, Math.round(per / 14));
+    const image = new ImageData(this.T * per, Math.min(this.n, 4000)),
+      pixels = new Uint32Array(image.data.buffer);
+    const word = ([r, g, b]) => ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0,
+      ink = word(rgb(colour("ink"))),
+      red = word(rgb(colour("alarm")));
     for (let i = 0; i < image.height; i++) {
       const c = this.rows[Math.floor(((i + 0.5) * this.n) / image.height)]; // beyond 4000 clients, a sample of them
       for (let t = 0; t < this.T; t++) {
-        const k = this.at(t, c), from = i * image.width + t * per;
+        const k = this.at(t, c),
+          from = i * image.width + t * per;
         pixels.fill(word(p.fillOf(k)), from, from + per);
         if (p.marks && this.changes.has(k)) pixels.fill(ink, from, from + edge);
         if (p.marks && this.alarms.has(k)) pixels.fill(red, from + per - 2 * edge, from + per);
@@ -138,41 +215,89 @@ class Maps {
   }
 
   legends(by) {
-    const { concept, concepts } = this.cells, [left, right] = this.panels.map((p) => p.box.lastChild);
-    const what = by === "concept" && concept
-      ? Object.entries(concepts).map(([k, name]) => [`concept ${name}`, `rgb(${this.shade.concept(+k)})`])
-      : this.shade.named.map(([name, fill]) => [name, fill]);
-    left.replaceChildren(h("div", { class: "key" },
-      what.map(([text, fill]) => h("span", {}, h("i", { class: "swatch", style: `background:${fill}` }), text)),
-      this.changes.size ? h("span", {}, h("i", { class: "swatch", style: "width:3px;border-radius:0;background:var(--ink)" }), "concept changed") : null,
-      this.alarms.size ? h("span", {}, h("i", { class: "swatch", style: "background:var(--alarm);clip-path:polygon(0 0,100% 0,100% 100%)" }), "alarm") : null));
-    const heat = ramp(0, 5), stops = range(6).map((k) => `rgb(${heat(k)})`).join(",");
-    right.replaceChildren(h("div", { class: "key" }, h("span", {},
-      `${percent(this.low / 1000, 0)} %${this.low > 0 ? " or less" : ""}`, h("i", { class: "ramp", style: `background:linear-gradient(90deg,${stops})` }), `${percent(this.high / 1000, 0)} %`)));
+    const { concept, concepts } = this.cells,
+      [left, right] = this.panels.map((p) => p.box.lastChild);
+    const what =
+      by === "concept" && concept
+        ? Object.entries(concepts).map(([k, name]) => [`concept ${name}`, `rgb(${this.shade.concept(+k)})`])
+        : this.shade.named.map(([name, fill]) => [name, fill]);
+    left.replaceChildren(
+      h(
+        "div",
+        { class: "key" },
+        what.map(([text, fill]) => h("span", {}, h("i", { class: "swatch", style: `background:${fill}` }), text)),
+        this.changes.size
+          ? h(
+              "span",
+              {},
+              h("i", { class: "swatch", style: "width:3px;border-radius:0;background:var(--ink)" }),
+              "concept changed",
+            )
+          : null,
+        this.alarms.size
+          ? h(
+              "span",
+              {},
+              h("i", { class: "swatch", style: "background:var(--alarm);clip-path:polygon(0 0,100% 0,100% 100%)" }),
+              "alarm",
+            )
+          : null,
+      ),
+    );
+    const heat = ramp(0, 5),
+      stops = range(6)
+        .map((k) => `rgb(${heat(k)})`)
+        .join(",");
+    right.replaceChildren(
+      h(
+        "div",
+        { class: "key" },
+        h(
+          "span",
+          {},
+          `${percent(this.low / 1000, 0)} %${this.low > 0 ? " or less" : ""}`,
+          h("i", { class: "ramp", style: `background:linear-gradient(90deg,${stops})` }),
+          `${percent(this.high / 1000, 0)} %`,
+        ),
+      ),
+    );
   }
 
   hit(event, canvas) {
-    const box = canvas.getBoundingClientRect(), p = this.panels[0];
-    const t = Math.floor((event.clientX - box.left - this.names) / p.wide), i = Math.floor((event.clientY - box.top - p.top) / this.tall);
+    const box = canvas.getBoundingClientRect(),
+      p = this.panels[0];
+    const t = Math.floor((event.clientX - box.left - this.names) / p.wide),
+      i = Math.floor((event.clientY - box.top - p.top) / this.tall);
     return t >= 0 && t < this.T && i >= 0 && i < this.n ? [t, this.rows[i]] : null;
   }
 
   hover(event, canvas) {
     const hit = this.hit(event, canvas);
-    if (!hit) { tip(); return; }
+    if (!hit) {
+      tip();
+      return;
+    }
     this.point(hit);
     tip(event, ...this.told(...hit));
   }
 
   // What a cell says, for the tip.
   told(t, c) {
-    const k = this.at(t, c), { model, accuracy, concept } = this.cells;
-    const pairs = [["model", model[k]], ["accuracy next", accuracy[k] < 0 ? "no test data" : `${(accuracy[k] / 10).toFixed(1)} %`]];
+    const k = this.at(t, c),
+      { model, accuracy, concept } = this.cells;
+    const pairs = [
+      ["model", model[k]],
+      ["accuracy next", accuracy[k] < 0 ? "no test data" : `${(accuracy[k] / 10).toFixed(1)} %`],
+    ];
     if (concept) pairs.push(["concept", letter(concept[k]) + (this.changes.has(k) ? ", new here" : "")]);
     const why = reasons(this, t, c);
     return [
       h("b", {}, `${nameOf(this.stream, c)}, time ${t + 1}`),
-      h("div", { class: "pairs" }, pairs.flatMap(([a, b]) => [h("span", {}, a), h("span", {}, String(b))])),
+      h(
+        "div",
+        { class: "pairs" },
+        pairs.flatMap(([a, b]) => [h("span", {}, a), h("span", {}, String(b))]),
+      ),
       ...why.map((text) => h("p", {}, text)),
     ];
   }
@@ -181,58 +306,26 @@ class Maps {
     for (const p of this.panels) {
       p.row.hidden = p.cursor.hidden = !hit;
       if (!hit) continue;
-      const [t, c] = hit, y = p.top + this.tall * this.place.get(c), tall = Math.max(this.tall, 3);
+      const [t, c] = hit,
+        y = p.top + this.tall * this.place.get(c),
+        tall = Math.max(this.tall, 3);
       p.row.style.cssText = `left:${this.names}px;width:${p.wide * this.T}px;top:${y - 1}px;height:${tall + 1}px`;
-      p.cursor.style.cssText = `left:${this.names + p.wide * t - 2}px;width:${p.wide + 2}px;top:${y - 2}px;height:${tall + 2}px`;
+      const x = this.names + p.wide * t;
+      p.cursor.style.cssText = `left:${x - 2}px;width:${p.wide + 2}px;top:${y - 2}px;height:${tall + 2}px`;
     }
   }
 
-  select(t, c) { this.chosen = [t, c]; this.point(this.chosen); }
+  select(t, c) {
+    this.chosen = [t, c];
+    this.point(this.chosen);
+  }
 
   key(event) {
     const step = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
     if (!step) return;
     event.preventDefault();
-    const [t, c] = this.chosen || [0, this.rows[0]], i = this.place.get(c) + step[1];
+    const [t, c] = this.chosen || [0, this.rows[0]],
+      i = this.place.get(c) + step[1];
     this.choose(Math.min(this.T - 1, Math.max(0, t + step[0])), this.rows[Math.min(this.n - 1, Math.max(0, i))]);
   }
 }
-
-function shorten(name, length) { return name.length <= length ? name : name.slice(0, length - 1) + "…"; }
-function nameOf(stream, c) { return /^\d+$/.test(stream.clients[c]) ? `Client ${stream.clients[c]}` : stream.clients[c]; }
-
-// One colour for a model and all that merged into it; the most used have colours of their own.
-function shades(run) {
-  const { model, roots } = run.cells, used = new Map();
-  const root = (m) => roots[m] ?? m;
-  for (const m of model) used.set(root(m), (used.get(root(m)) || 0) + 1);
-  const ranked = [...used].sort((a, b) => b[1] - a[1] || a[0] - b[0]).slice(0, PALETTE).map(([m]) => m).sort((a, b) => a - b);
-  const slot = new Map(ranked.map((m, i) => [m, i]));
-  const values = range(PALETTE).map((i) => rgb(colour("m" + i))), rest = rgb(colour("other"));
-  const part = [...new Set(model)].filter((m) => root(m) !== m);
-  const named = ranked.map((m) => {
-    const parts = part.filter((p) => root(p) === m);
-    return [`model ${m}` + (parts.length && parts.length <= 4 ? ` and ${parts.join(", ")}, merged into it` : parts.length ? ` and ${parts.length} merged into it` : ""), paint(slot.get(m))];
-  });
-  if (used.size > PALETTE) named.push([`${used.size - PALETTE} others`, "var(--other)"]);
-  return {
-    model: (m) => values[slot.get(root(m))] || rest, concept: (k) => values[k] || rest, slot: (m) => slot.get(root(m)) ?? -1, named,
-  };
-}
-
-// Why a client has the model that it has: the events of this time that touch it.
-function reasons(maps, t, c) {
-  const k = maps.at(t, c), model = maps.cells.model[k], told = [];
-  const before = t ? maps.cells.model[maps.at(t - 1, c)] : null;
-  const events = maps.run.events.filter((e) => e.t === t);
-  for (const e of events) {
-    const mine = e.clients ? e.clients.includes(c) : e.model === model;
-    if (e.kind === "created" && mine) told.push(`${maps.alarms.has(k) ? "Alarm" : `New model ${e.model}`}: ${e.why}.`);
-    if (e.kind === "merged" && e.model === before) told.push(sentence(e.why));
-  }
-  const born = events.some((e) => e.kind === "created" && e.model === model);
-  if (maps.alarms.has(k) && !told.some((text) => text.startsWith("Alarm"))) told.push("Alarm, but no new model for this client.");
-  if (maps.switches.has(k) && !born) told.push(`Moved from model ${before} to model ${model}, which was there before.`);
-  return told;
-}
-function sentence(text) { return text.charAt(0).toUpperCase() + text.slice(1) + (text.endsWith(".") ? "" : "."); }

@@ -27,10 +27,16 @@ const count = (n, one, many = one + "s") => `${n.toLocaleString("en")} ${n === 1
 const range = (n) => Array.from({ length: n }, (_, i) => i);
 const sum = (values) => values.reduce((a, b) => a + b, 0);
 
-function letter(k) { return k < 26 ? String.fromCharCode(65 + k) : String(k); }
+function letter(k) {
+  return k < 26 ? String.fromCharCode(65 + k) : String(k);
+}
 
 // A colour of the theme as the page has it now; canvases need the value, not the name.
-function colour(name) { return getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim(); }
+function colour(name) {
+  return getComputedStyle(document.documentElement)
+    .getPropertyValue("--" + name)
+    .trim();
+}
 const PALETTE = 8;
 const paint = (k) => (k >= 0 && k < PALETTE ? `var(--m${k})` : "var(--other)");
 
@@ -38,14 +44,18 @@ function rgb(hex) {
   const n = parseInt(hex.slice(1), 16);
   return [(n >> 16) & 255, (n >> 8) & 255, n & 255];
 }
-function light([r, g, b]) { return 0.299 * r + 0.587 * g + 0.114 * b > 150; }
+function light([r, g, b]) {
+  return 0.299 * r + 0.587 * g + 0.114 * b > 150;
+}
 
 // Low accuracy is ink, high accuracy is paper: what went wrong stands out in both themes.
 function ramp(low, high) {
   const dark = document.documentElement.dataset.theme === "dark";
-  const stops = (dark
-    ? ["#ffd9a8", "#ff9d5c", "#d9622b", "#94431f", "#56331f", "#2c2a28"]
-    : ["#5e1a05", "#a33c12", "#d9702f", "#f0a96c", "#f8d9b8", "#f6f2ec"]).map(rgb);
+  const stops = (
+    dark
+      ? ["#ffd9a8", "#ff9d5c", "#d9622b", "#94431f", "#56331f", "#2c2a28"]
+      : ["#5e1a05", "#a33c12", "#d9702f", "#f0a96c", "#f8d9b8", "#f6f2ec"]
+  ).map(rgb);
   return (value) => {
     const x = (stops.length - 1) * Math.min(1, Math.max(0, (value - low) / Math.max(high - low, 1e-9)));
     const k = Math.min(stops.length - 2, Math.floor(x));
@@ -60,7 +70,11 @@ async function unpack(text) {
 }
 
 // What is chosen lives in the address, so that a reload, a link and a bookmark keep it.
-const state = { read() { return Object.fromEntries(new URLSearchParams(location.hash.slice(1))); } };
+const state = {
+  read() {
+    return Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
+  },
+};
 state.write = (changes) => {
   const now = { ...state.read(), ...changes };
   for (const key of Object.keys(now)) if (now[key] === null) delete now[key];
@@ -69,7 +83,10 @@ state.write = (changes) => {
 
 function tip(event, ...children) {
   const box = $("tip");
-  if (!children.length) { box.hidden = true; return; }
+  if (!children.length) {
+    box.hidden = true;
+    return;
+  }
   box.replaceChildren(...children);
   box.hidden = false;
   const { width, height } = box.getBoundingClientRect();

@@ -1,0 +1,225 @@
+// What is told in words: the run in a sentence, a client in a story, a cell in a reason.
+
+function gist(view) {
+  const { run, stream, group } = view,
+    d = run.detection.noticed,
+    told = [];
+  if (!run.steps) return "No time step is done yet.";
+  if (d && d.changes) {
+    const lateness = sum(run.by_time.late);
+    const when =
+      d.hits === 0 ? "" : lateness === 0 ? ", each in the step in which it happened" : `, ${lateness} of them late`;
+    told.push(
+      `${d.hits.toLocaleString("en")} of ${count(d.changes, "drift")} noticed${when}; ` +
+        `${d.alarms === d.hits ? "no false move" : count(d.alarms - d.hits, "false move")}.`,
+    );
+  } else if (d)
+    told.push(`No client's concept changed; ${d.alarms === 0 ? "no false move" : count(d.alarms, "false move")}.`);
+  else {
+    const alarms = run.false.filter((f) => f[2] & 1),
+      who = new Set(alarms.map((f) => f[1]));
+    told.push(
+      alarms.length
+        ? `${count(alarms.length, "alarm")} at ${count(who.size, "client")}. The true concepts are not known.`
+        : "No alarm was raised. The true concepts are not known.",
+    );
+  }
+  const used = run.used[run.steps - 1],
+    concepts = run.concepts && run.concepts[run.steps - 1];
+  told.push(
+    (run.steps < run.n_steps ? "So far the clients use " : "At the end the clients used ") +
+      `${count(used, "model")}${concepts ? ` for ${count(concepts, "concept")}` : ""}.`,
+  );
+  const others = ["Oracle", "Oblivious"]
+    .filter((name) => name !== group.algorithm)
+    .map((name) => [name, peer(stream, name, run.seed)])
+    .filter(([, r]) => r && r.steps === run.steps);
+  told.push(
+    `Mean accuracy ${percent(run.numbers.mean)} %` +
+      others.map(([name, r]) => `; ${name} ${percent(r.numbers.mean)} %`).join("") +
+      ".",
+  );
+  return told.join(" ");
+}
+
+function tiles(view) {
+  const { run } = view,
+    x = run.numbers,
+    d = run.detection.noticed,
+    found = [];
+  const tile = (name, value, unit, aside) =>
+    h(
+      "div",
+      {},
+      h("dt", {}, name),
+      h(
+        "dd",
+        {},
+        h("div", { class: "value" }, value, unit ? h("span", { class: "unit" }, unit) : null),
+        h("div", { class: "aside" }, aside || " "),
+      ),
+    );
+  found.push(
+    tile(
+      "Mean accuracy",
+      percent(x.mean),
+      "%",
+      known(x.omitting) ? `${percent(x.omitting)} % omitting drifts` : "over clients and times",
+    ),
+  );
+  const worst = run.worst[0];
+  found.push(
+    tile(
+      "Worst client",
+      percent(x.worst),
+      "%",
+      worst ? `${shorten(nameOf(view.stream, worst[0]), 20)}; 10th pct. ${percent(x.tenth)}` : "",
+    ),
+  );
+  if (d) {
+    found.push(
+      tile(
+        "Drifts noticed",
+        `${d.hits}`,
+        `of ${d.changes}`,
+        known(d.delay) ? `mean delay ${number(d.delay)} steps` : "",
+      ),
+    );
+    found.push(
+      tile(
+        "False moves",
+        `${d.alarms - d.hits}`,
+        "",
+        known(d.precision) ? `precision ${number(d.precision)}` : "nothing was said",
+      ),
+    );
+  } else found.push(tile("Alarms", String(run.false.filter((f) => f[2] & 1).length), "", "concepts unknown"));
+  found.push(
+    tile(
+      run.steps < run.n_steps ? "Models now" : "Models at the end",
+      run.steps ? String(run.exist[run.steps - 1]) : "–",
+      "",
+      run.steps
+        ? `${run.used[run.steps - 1]} in use${run.concepts ? `, ${count(run.concepts[run.steps - 1], "concept")}` : ""}`
+        : "",
+    ),
+  );
+  found.push(tile("Models sent", number(x.sent), "×", "what one model costs"));
+  return found;
+}
+
+// One client's story: what changed, what the algorithm noticed, and why, time by time.
+function story(view) {
+  const { maps, stream, run, chosen } = view;
+  if (!maps || !chosen) return [h("p", { class: "note" }, "Choose a client in the map.")];
+  const [now, c] = chosen,
+    told = [];
+  for (const t of range(maps.T)) {
+    const k = maps.at(t, c),
+      lines = [];
+    const drift = (run.drifts || []).find((d) => d[0] === t && d[1] === c);
+    if (drift)
+      lines.push(
+        `Its data changed from concept ${letter(drift[2])} to ${letter(drift[3])}` +
+          (drift[4] < 0
+            ? "; nothing noticed it."
+            : drift[4]
+              ? `; noticed ${count(drift[4], "step")} later.`
+              : "; noticed at once."),
+      );
+    else if (run.drifts && run.false.some((f) => f[0] === t && f[1] === c))
+      lines.push("Its data had not changed: a false move.");
+    lines.push(...reasons(maps, t, c));
+    if (t === now && !lines.length)
+      lines.push(t ? `It kept model ${maps.cells.model[k]}.` : `It began with model ${maps.cells.model[k]}.`);
+    if (t === now)
+      lines.push(
+        `Tested next: ${maps.cells.accuracy[k] < 0 ? "no data" : (maps.cells.accuracy[k] / 10).toFixed(1) + " %"}.`,
+      );
+    if (lines.length)
+      told.push(
+        h(
+          "li",
+          { "aria-current": t === now ? "step" : null },
+          h("span", { class: "when" }, t === now ? h("b", {}, `time ${t + 1}`) : `time ${t + 1}`),
+          h(
+            "div",
+            {},
+            lines.map((line) => h("p", {}, line)),
+          ),
+        ),
+      );
+  }
+  const values = range(maps.T)
+    .map((t) => maps.cells.accuracy[maps.at(t, c)])
+    .filter((v) => v >= 0);
+  return [
+    h("h3", {}, nameOf(stream, c)),
+    h(
+      "p",
+      { class: "note" },
+      values.length ? `Mean accuracy ${percent(sum(values) / values.length / 1000)} %.` : "Never tested.",
+      " Click a cell, or use the arrow keys on the map, for another.",
+    ),
+    h("div", { class: "strip" }, spark(maps, c, 300, 34)),
+    h("ol", {}, told),
+  ];
+}
+
+function spark(maps, c, width = 150, height = 22) {
+  const svg = s("svg", {
+    width,
+    height,
+    viewBox: `0 0 ${width} ${height}`,
+    role: "img",
+    "aria-label": "accuracy over time",
+  });
+  const x = (t) => 2 + (t / Math.max(1, maps.T - 1)) * (width - 4),
+    y = (v) => height - 3 - ((v - maps.low) / Math.max(1, maps.high - maps.low)) * (height - 6);
+  const points = range(maps.T)
+    .map((t) => [t, maps.cells.accuracy[maps.at(t, c)]])
+    .map(([t, v]) => [t, v < 0 ? null : v]);
+  svg.append(
+    s("line", { class: "axis", x1: 0, x2: width, y1: y(maps.high), y2: y(maps.high) }),
+    s("path", { d: path(points, { x, y }), fill: "none", stroke: "var(--ink)", "stroke-width": 1.4 }),
+  );
+  return svg;
+}
+
+// Why a client has the model that it has: the events of this time that touch it.
+function reasons(maps, t, c) {
+  const k = maps.at(t, c),
+    model = maps.cells.model[k],
+    told = [];
+  const before = t ? maps.cells.model[maps.at(t - 1, c)] : null;
+  const events = maps.run.events.filter((e) => e.t === t);
+  for (const e of events) {
+    const mine = e.clients ? e.clients.includes(c) : e.model === model;
+    if (e.kind === "created" && mine) told.push(`${maps.alarms.has(k) ? "Alarm" : `New model ${e.model}`}: ${e.why}.`);
+    if (e.kind === "merged" && e.model === before) told.push(sentence(e.why));
+  }
+  const born = events.some((e) => e.kind === "created" && e.model === model);
+  if (maps.alarms.has(k) && !told.some((text) => text.startsWith("Alarm")))
+    told.push("Alarm, but no new model for this client.");
+  if (maps.switches.has(k) && !born) told.push(`Moved from model ${before} to model ${model}, which was there before.`);
+  return told;
+}
+
+function sentence(text) {
+  return text.charAt(0).toUpperCase() + text.slice(1) + (text.endsWith(".") ? "" : ".");
+}
+
+function shorten(name, length) {
+  return name.length <= length ? name : name.slice(0, length - 1) + "…";
+}
+
+function nameOf(stream, c) {
+  return /^\d+$/.test(stream.clients[c]) ? `Client ${stream.clients[c]}` : stream.clients[c];
+}
+
+function eventsOf(run, t, c) {
+  return run.events
+    .filter((e) => e.t === t && (e.clients || []).includes(c))
+    .map((e) => sentence(e.why))
+    .join(" ");
+}

@@ -1,0 +1,139 @@
+"""Checkpoints: with accidents never taken for whole; forged with a right checksum, still one sentence."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import load, save
+
+from feddrift import checkpoint, rng
+from feddrift.config import RecordedRun, RunConfig, reopened
+from feddrift.types import State
+from tests.property.fuzz import LONG, accepted, mutated, paths, placed, tries
+from tests.property.test_fuzz_records import ODD, json_values
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> RecordedRun:
+    """A run that was stopped inside its second time step."""
+    root = tmp_path_factory.mktemp("stopped")
+    (root / "pattern.txt").write_text("0 0\n0 1\n1 1\n")
+    config = RunConfig.checked(
+        stream="sine-2", algorithm="FedDrift", rounds=2, steps=1, pattern=str(root / "pattern.txt"), engine="reference"
+    )
+    steps = iter(RecordedRun(config, root / "runs", every=1))
+    next(steps)
+    steps.close()  # type: ignore[attr-defined]
+    return RecordedRun(config, root / "runs", resume=True)
+
+
+@pytest.fixture(scope="module")
+def wholes(stopped: RecordedRun) -> list[bytes]:
+    """After a time step, and inside one."""
+    files = sorted(stopped.checkpoints.path.glob("*.ckpt"))
+    assert len(files) == 2 and accepted(lambda: checkpoint.read(files[0])) is not None
+    return [path.read_bytes() for path in files]
+
+
+def forged(payload: bytes) -> bytes:
+    first = {"feddrift": "checkpoint", "schema": checkpoint.SCHEMA, "sha256": hashlib.sha256(payload).hexdigest()}
+    return json.dumps(first).encode() + b"\n" + payload
+
+
+def tree_of(whole: bytes) -> Any:
+    payload = whole.partition(b"\n")[2]
+    return json.loads(json.loads(payload[8 : 8 + int.from_bytes(payload[:8], "little")])["__metadata__"]["tree"])
+
+
+def with_tree(whole: bytes, tree: Any) -> bytes:
+    return forged(save(load(whole.partition(b"\n")[2]), {"tree": json.dumps(tree)}))
+
+
+def check(stopped: RecordedRun, path: Path, content: bytes) -> checkpoint.Checkpoint | None:
+    """Read it and begin with it, as a run that goes on does."""
+    path.write_bytes(content)
+    found = accepted(lambda: checkpoint.read(path))
+    if found is not None:
+        like = stopped.net.init(rng.derive(0, "init", 0))
+        accepted(lambda: found.value(like))
+        start = accepted(lambda: stopped._start(found, like))
+        if start is not None:
+            assert start.done in (0, 1) and start.seconds >= 0 and stopped.every >= 0
+            assert isinstance(start.state, State) or (start.state is None and not start.done)
+    return found
+
+
+@tries(200)
+@given(data=st.data())
+def test_accidents(stopped: RecordedRun, wholes: list[bytes], tmp_path: Path, data: st.DataObject) -> None:
+    whole = data.draw(st.sampled_from(wholes))
+    found = check(stopped, tmp_path / "a.ckpt", data.draw(mutated(whole)))
+    if found is not None:  # nothing but its first line has changed, and that says the same
+        assert found.path.read_bytes().partition(b"\n")[2] == whole.partition(b"\n")[2]
+
+
+def test_cut_anywhere(wholes: list[bytes], tmp_path: Path) -> None:
+    path = tmp_path / "a.ckpt"
+    for whole in wholes:
+        for end in range(0, len(whole), 1 if LONG else 13):
+            path.write_bytes(whole[:end])
+            assert accepted(lambda: checkpoint.read(path)) is None
+
+
+@tries(100)
+@given(st.binary(max_size=80))
+def test_bytes_at_random(stopped: RecordedRun, tmp_path: Path, content: bytes) -> None:
+    assert check(stopped, tmp_path / "a.ckpt", content) is None
+    check(stopped, tmp_path / "a.ckpt", forged(content))
+
+
+@tries(100)
+@given(data=st.data())
+def test_accidents_before_the_checksum(
+    stopped: RecordedRun, wholes: list[bytes], tmp_path: Path, data: st.DataObject
+) -> None:
+    payload = data.draw(st.sampled_from(wholes)).partition(b"\n")[2]
+    check(stopped, tmp_path / "a.ckpt", forged(data.draw(mutated(payload))))
+
+
+@tries(60)
+@given(data=st.data())
+def test_values_replaced(stopped: RecordedRun, wholes: list[bytes], tmp_path: Path, data: st.DataObject) -> None:
+    whole = data.draw(st.sampled_from(wholes))
+    tree = tree_of(whole)
+    for _ in range(data.draw(st.integers(1, 2))):
+        tree = placed(tree, data.draw(st.sampled_from(paths(tree))), data.draw(json_values))
+    check(stopped, tmp_path / "a.ckpt", with_tree(whole, tree))
+
+
+def test_every_value_in_turn(stopped: RecordedRun, wholes: list[bytes], tmp_path: Path) -> None:
+    for whole in wholes if LONG else wholes[:1]:
+        tree = tree_of(whole)
+        for k, path in enumerate(paths(tree)):
+            for value in ODD if LONG else ODD[k % 7 :: 7]:
+                check(stopped, tmp_path / "a.ckpt", with_tree(whole, placed(tree, path, value)))
+
+
+@tries(8)
+@given(data=st.data())
+def test_runs_to_resume(stopped: RecordedRun, wholes: list[bytes], tmp_path: Path, data: st.DataObject) -> None:
+    """A folder of runs whose checkpoints say something else about the run."""
+    tree = tree_of(wholes[0])
+    inner = [path for path in paths(tree["about"]) if path]
+    about = placed(tree["about"], data.draw(st.sampled_from(inner)), data.draw(st.sampled_from(ODD) | json_values))
+    out = tmp_path / "runs"
+    shutil.rmtree(out, ignore_errors=True)
+    shutil.copytree(stopped.out, out)
+    (state,) = out.glob("*.state")
+    for path in state.glob("*.ckpt"):
+        path.write_bytes(with_tree(wholes[0], {**tree, "about": about}))
+    run = accepted(lambda: reopened(state))
+    if run is not None and run.stream.n_steps == 2 and run.local.rounds <= 2:  # still small
+        accepted(lambda: [step.tau for step in run])
