@@ -159,8 +159,11 @@ class Flower(Engine):
                     contents[node[c]] = messages.pack(head | body, new)
                 elif absent_is_news:
                     self._complain(c, when, "it is not connected")
-            self.exchanges += 1
+            self.exchanges, began = self.exchanges + 1, time.monotonic()
             replies = exchange(self.grid, kind, contents, getattr(self.rules, _deadline(kind)), self.rules.poll)
+            answered = sum(not isinstance(reply, str) for reply in replies.values())
+            seconds = time.monotonic() - began
+            _log.info("%s: %d of %d clients answered in %.1f s", when, answered, len(contents), seconds)
             again = {}
             for c, request in sorted(waiting.items()):
                 if c not in node:
