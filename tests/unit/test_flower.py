@@ -23,7 +23,7 @@ from feddrift.algorithms import ALGORITHMS
 from feddrift.checkpoint import Folder
 from feddrift.engines.flower import messages
 from feddrift.engines.flower.client import Client, from_toml
-from feddrift.engines.flower.exchange import QuorumError
+from feddrift.engines.flower.exchange import LATE, QuorumError
 from feddrift.engines.flower.federation import Flower
 from feddrift.engines.flower.messages import VERSION
 from feddrift.engines.flower.parts import described
@@ -575,6 +575,29 @@ def test_two_servers_do_not_work_on_one_federation(tmp_path: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(DataError, match="another server"):
             run(engine.local_grid, settings, engine.roster, tmp_path)
+
+
+def test_those_who_were_there_are_waited_for_a_while(tmp_path: Path) -> None:
+    engine = over(swapping(), rules=replace(QUICK, start="data", grace=0.2, patience=5))
+    engine.local_grid.offline.add("c")
+
+    def hellos(tau: int) -> int:
+        before = len(engine.local_grid.log)
+        engine.at(tau)
+        return sum(name == "a" for name, *_ in engine.local_grid.log[before:])
+
+    assert hellos(0) > 1  # it may come yet,
+    assert hellos(1) == 1  # but has not been there lately
+    engine.local_grid.offline.clear()
+    assert hellos(2) == 1 and engine.at(2).reachable.all()
+
+
+def test_messages_do_not_outlive_their_deadline() -> None:
+    engine, seen = over(swapping()), list[Message]()
+    engine.local_grid.faults["a", "evaluate"] = lambda message: seen.append(message)
+    fed = engine.at(0)
+    fed.evaluate(fed.fresh())
+    assert seen[0].metadata.ttl == pytest.approx(QUICK.evaluate + LATE)
 
 
 # Serving.

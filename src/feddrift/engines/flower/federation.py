@@ -92,11 +92,12 @@ class Flower(Engine):
         """Find out who is there and what has arrived; returns when time step tau can start."""
         began = time.monotonic()
         quorum_since, told = np.inf, False
-        self._right, self.present = {}, set()
+        expected = self.present if self._greeted >= 0 else set(range(len(self.roster.clients)))
+        self._right = {}
         while True:
-            self._greet(tau, range(len(self.roster.clients)), state)
+            self.present = self._greet(tau, range(len(self.roster.clients)), state)
             self._greeted, now = tau, time.monotonic()
-            fresh = sum(self.counts[tau, c] > 0 for c in self.present)
+            fresh = {c for c in self.present if self.counts[tau, c]}
             if len(self.present) < self.rules.quorum:
                 if now - began > self.rules.patience:
                     self._give_up(tau, self.present, "to start with")
@@ -106,12 +107,12 @@ class Flower(Engine):
                 if now >= self._started + float(self.rules.start):
                     return
             else:
-                quorum_since = min(quorum_since, now) if fresh >= self.rules.quorum else np.inf
-                if fresh == len(self.present) or now - quorum_since > self.rules.grace:
+                quorum_since = min(quorum_since, now) if len(fresh) >= self.rules.quorum else np.inf
+                if now >= quorum_since and (fresh >= expected | self.present or now - quorum_since > self.rules.grace):
                     return
             if not told:
                 _log.info("time %d: %d of %d clients are here, %d with new data; waiting",
-                          tau, len(self.present), len(self.roster.clients), fresh)  # fmt: skip
+                          tau, len(self.present), len(self.roster.clients), len(fresh))  # fmt: skip
                 told = True
             time.sleep(self.rules.look)
 
@@ -139,7 +140,6 @@ class Flower(Engine):
                 self._right[c] = right
             if state is not None:
                 self._has[c] = self._serves[c] = set(requests[c][1])
-        self.present |= set(found)
         return set(found)
 
     def ask(
@@ -201,6 +201,7 @@ class Flower(Engine):
                 self._give_up(tau, reachable | back, where)
             rest = [c for c in range(len(self.roster.clients)) if c not in reachable | back]
             back |= self._greet(tau, rest)
+            self.present |= back
             if len(reachable | back) >= self.rules.quorum:
                 return back
             time.sleep(self.rules.look)
