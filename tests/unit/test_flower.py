@@ -23,7 +23,7 @@ from feddrift.algorithms import ALGORITHMS
 from feddrift.checkpoint import Folder
 from feddrift.engines.flower import messages
 from feddrift.engines.flower.client import Client, from_toml
-from feddrift.engines.flower.exchange import QuorumError
+from feddrift.engines.flower.exchange import LATE, QuorumError
 from feddrift.engines.flower.federation import Flower
 from feddrift.engines.flower.messages import VERSION
 from feddrift.engines.flower.parts import described
@@ -212,6 +212,14 @@ def test_without_a_quorum_the_step_waits_and_then_says_so() -> None:
         fed.train(models, w)
     with pytest.raises(QuorumError, match="to start with"):
         engine.at(1)
+
+
+def test_a_client_that_comes_back_only_to_fail_again_is_given_up() -> None:
+    engine = over(swapping(), rules=replace(QUICK, quorum=3))
+    engine.local_grid.faults["b", "train"] = drop
+    fed = engine.at(0)
+    with pytest.raises(QuorumError, match=r"\(b: train at time 0, round 0: no reply"):
+        fed.train(fed.fresh(), np.ones((1, 3, 1)))
 
 
 def test_a_client_that_comes_back_completes_the_quorum() -> None:
@@ -548,6 +556,56 @@ def test_a_time_step_starts_when_new_data_are_there(tmp_path: Path) -> None:
     state = algorithm.step(algorithm.init(engine.at(0)), engine.at(0))
     _, tested = engine.test(state, 1)
     assert looks > 5 and tested.tolist() == [60, 60, 60]
+
+
+def test_a_place_added_later_joins_a_federation_that_runs(tmp_path: Path) -> None:
+    stream, algorithm = swapping(), fd.algorithm("FedDrift", delta=0.2)
+    two = Stream.from_arrays(
+        [[stream.cell(t, c) for c in range(2)] for t in range(5)], n_classes=2, clients=stream.clients[:2]
+    )
+    list(federate(over(two, LEARN, root=tmp_path / "clients"), algorithm, tmp_path / "server", 2))
+    steps = taken(over(stream, LEARN, root=tmp_path / "clients"), algorithm, 4, tmp_path / "server")
+    assert steps[-1].tau == 3 and steps[-1].state.votes.shape[0] == 3
+    assert [step.sent[2] > 0 for step in steps[-2:]] == [True, True] and steps[-1].tested[2] > 0
+    with pytest.raises(DataError, match="only be added behind"):
+        taken(over(two), algorithm, 4, tmp_path / "server")
+
+
+def test_two_servers_do_not_work_on_one_federation(tmp_path: Path) -> None:
+    import fcntl
+
+    from feddrift.engines.flower.server import HISTORY, run
+    from feddrift.engines.flower.settings import Settings
+
+    engine = over(swapping())
+    settings = Settings(experiment="x", clients=("a", "b", "c"), features=(2,), classes=(0, 1), time_steps=1)
+    with open(tmp_path / HISTORY, "a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(DataError, match="another server"):
+            run(engine.local_grid, settings, engine.roster, tmp_path)
+
+
+def test_those_who_were_there_are_waited_for_a_while(tmp_path: Path) -> None:
+    engine = over(swapping(), rules=replace(QUICK, start="data", grace=0.2, patience=5))
+    engine.local_grid.offline.add("c")
+
+    def hellos(tau: int) -> int:
+        before = len(engine.local_grid.log)
+        engine.at(tau)
+        return sum(name == "a" for name, *_ in engine.local_grid.log[before:])
+
+    assert hellos(0) > 1  # it may come yet,
+    assert hellos(1) == 1  # but has not been there lately
+    engine.local_grid.offline.clear()
+    assert hellos(2) == 1 and engine.at(2).reachable.all()
+
+
+def test_messages_do_not_outlive_their_deadline() -> None:
+    engine, seen = over(swapping()), list[Message]()
+    engine.local_grid.faults["a", "evaluate"] = lambda message: seen.append(message)
+    fed = engine.at(0)
+    fed.evaluate(fed.fresh())
+    assert seen[0].metadata.ttl == pytest.approx(QUICK.evaluate + LATE)
 
 
 # Serving.

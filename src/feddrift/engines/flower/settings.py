@@ -14,7 +14,7 @@ from feddrift.engines.flower.federation import Roster
 from feddrift.engines.flower.own import imported_net
 from feddrift.engines.flower.store import checked_name
 from feddrift.errors import ConfigError, shown
-from feddrift.types import Local, Net
+from feddrift.types import Average, Local, Net
 
 
 class Settings(BaseModel):
@@ -36,6 +36,9 @@ class Settings(BaseModel):
     steps: int = Field(default=100, ge=1, description="K, local steps per round")
     batch: int = Field(default=50, ge=1)
     lr: float = Field(default=1e-2, gt=0)
+    average: Average = Field(
+        default="mean", description="or median, trimmed, clipped: bounds what a few clients can do"
+    )
     model: str | None = Field(default=None, description="module:object, a Net or a model of your own")
     start: float | Literal["data"] = Field(default="data", description="when new data are there, or every so many s")
     quorum: int = Field(default=1, ge=1, description="clients; with fewer the server waits, then says so and stops")
@@ -89,7 +92,7 @@ class Settings(BaseModel):
     @property
     def local(self) -> Local:
         """How clients train."""
-        return Local(self.rounds, self.steps, self.batch, self.lr)
+        return Local(self.rounds, self.steps, self.batch, self.lr, average=self.average)
 
     @property
     def rules(self) -> Rules:
