@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,flower]"
 	@touch $@
 
 demo: $(VENV)/ready  ## FedDrift on a drifting federation, beside the floor and the ceiling, with a picture

@@ -46,6 +46,8 @@ class Block:
         lines = self.text.replace("\\\n", " ").splitlines()
         if not any(line.split(" ")[0] in COMMANDS for line in lines):
             return []
+        if self.why:  # perhaps more than lines of commands
+            lines = [line for line in lines if line.startswith("feddrift ")]
         return [words for line in lines if (words := shlex.split(line, comments=True))]
 
 

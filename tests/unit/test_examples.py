@@ -22,13 +22,20 @@ def test_example_runs_and_is_short(path: Path, capsys: pytest.CaptureFixture[str
     assert len(path.read_text().splitlines()) < 60
     if path.stem == "own_net":
         pytest.importorskip("flax", reason="flax is not installed")
+    if path.stem == "own_model":
+        pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
+        pytest.importorskip("sklearn", reason="scikit-learn is not installed")
     runpy.run_path(str(path), run_name="__main__")
     told = capsys.readouterr().out
     expected = {"own_algorithm": "FedDrift 8", "own_stream": "created model 1", "own_net": "created model 1"}
+    expected["own_model"] = "models [0 1]"
     assert {**expected, "tour": "alarms (time, client): [[3, 1], [3, 7]"}[path.stem] in told
 
 
-@pytest.mark.parametrize("path", [p for p in EXAMPLES if p.stem != "tour"], ids=lambda path: str(path.stem))
+COMMANDS = [path for path in EXAMPLES if path.stem not in ("tour", "own_model")]
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=lambda path: str(path.stem))
 def test_its_command_runs_in_its_folder(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command line of its docstring, as people type it beside the file."""
     (command,) = re.findall(r"On the command line: feddrift (.*)", path.read_text())

@@ -23,12 +23,13 @@ from feddrift.algorithms import ALGORITHMS
 from feddrift.checkpoint import Folder
 from feddrift.engines.flower import messages
 from feddrift.engines.flower.client import Client, from_toml
-from feddrift.engines.flower.exchange import QuorumError
+from feddrift.engines.flower.exchange import LATE, QuorumError
 from feddrift.engines.flower.federation import Flower
 from feddrift.engines.flower.messages import VERSION
 from feddrift.engines.flower.parts import described
 from feddrift.engines.flower.serve import current
 from feddrift.engines.flower.server import federate
+from feddrift.engines.flower.settings import Settings
 from feddrift.errors import ConfigError, DataError
 from feddrift.models import averaged, leaves
 from feddrift.nets import default_net
@@ -213,6 +214,14 @@ def test_without_a_quorum_the_step_waits_and_then_says_so() -> None:
         engine.at(1)
 
 
+def test_a_client_that_comes_back_only_to_fail_again_is_given_up() -> None:
+    engine = over(swapping(), rules=replace(QUICK, quorum=3))
+    engine.local_grid.faults["b", "train"] = drop
+    fed = engine.at(0)
+    with pytest.raises(QuorumError, match=r"\(b: train at time 0, round 0: no reply"):
+        fed.train(fed.fresh(), np.ones((1, 3, 1)))
+
+
 def test_a_client_that_comes_back_completes_the_quorum() -> None:
     stream = swapping()
     engine = over(stream, rules=replace(QUICK, quorum=3, patience=5))
@@ -280,6 +289,11 @@ def object_array(_: Any) -> bytes:
     return file.getvalue()
 
 
+def claiming(shape: str) -> bytes:
+    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+
+
 def extra(content: RecordDict) -> RecordDict:
     content["head-99"] = ArrayRecord([np.zeros(3)])
     return content
@@ -301,6 +315,8 @@ TRAIN_LIES: dict[str, tuple[Any, str]] = {
     "an extra part": (extra, "parts of models, expected"),
     "a pickle": (raw(lambda a: pickle.dumps([1, 2])), "pickles are never read"),
     "an array of objects": (raw(object_array), "pickles are never read"),
+    "an endless array": (raw(lambda a: claiming("(99999999999,)")), "is no plain array"),  # a MemoryError before
+    "a broken header": (raw(lambda a: claiming("(" * 500)), "is no plain array"),  # a TokenError
     "another kind": (raw(lambda a: b"\x80", "pickle"), "of kind 'pickle'"),
     "another round": (edited(lambda body: body.update(round=7)), "whole number in 0..0, got 7"),
     "an old version": (edited(lambda body: body.update(version="0.0.1/0")), "has version '0.0.1/0'"),
@@ -542,6 +558,56 @@ def test_a_time_step_starts_when_new_data_are_there(tmp_path: Path) -> None:
     assert looks > 5 and tested.tolist() == [60, 60, 60]
 
 
+def test_a_place_added_later_joins_a_federation_that_runs(tmp_path: Path) -> None:
+    stream, algorithm = swapping(), fd.algorithm("FedDrift", delta=0.2)
+    two = Stream.from_arrays(
+        [[stream.cell(t, c) for c in range(2)] for t in range(5)], n_classes=2, clients=stream.clients[:2]
+    )
+    list(federate(over(two, LEARN, root=tmp_path / "clients"), algorithm, tmp_path / "server", 2))
+    steps = taken(over(stream, LEARN, root=tmp_path / "clients"), algorithm, 4, tmp_path / "server")
+    assert steps[-1].tau == 3 and steps[-1].state.votes.shape[0] == 3
+    assert [step.sent[2] > 0 for step in steps[-2:]] == [True, True] and steps[-1].tested[2] > 0
+    with pytest.raises(DataError, match="only be added behind"):
+        taken(over(two), algorithm, 4, tmp_path / "server")
+
+
+def test_two_servers_do_not_work_on_one_federation(tmp_path: Path) -> None:
+    import fcntl
+
+    from feddrift.engines.flower.server import HISTORY, run
+    from feddrift.engines.flower.settings import Settings
+
+    engine = over(swapping())
+    settings = Settings(experiment="x", clients=("a", "b", "c"), features=(2,), classes=(0, 1), time_steps=1)
+    with open(tmp_path / HISTORY, "a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(DataError, match="another server"):
+            run(engine.local_grid, settings, engine.roster, tmp_path)
+
+
+def test_those_who_were_there_are_waited_for_a_while(tmp_path: Path) -> None:
+    engine = over(swapping(), rules=replace(QUICK, start="data", grace=0.2, patience=5))
+    engine.local_grid.offline.add("c")
+
+    def hellos(tau: int) -> int:
+        before = len(engine.local_grid.log)
+        engine.at(tau)
+        return sum(name == "a" for name, *_ in engine.local_grid.log[before:])
+
+    assert hellos(0) > 1  # it may come yet,
+    assert hellos(1) == 1  # but has not been there lately
+    engine.local_grid.offline.clear()
+    assert hellos(2) == 1 and engine.at(2).reachable.all()
+
+
+def test_messages_do_not_outlive_their_deadline() -> None:
+    engine, seen = over(swapping()), list[Message]()
+    engine.local_grid.faults["a", "evaluate"] = lambda message: seen.append(message)
+    fed = engine.at(0)
+    fed.evaluate(fed.fresh())
+    assert seen[0].metadata.ttl == pytest.approx(QUICK.evaluate + LATE)
+
+
 # Serving.
 
 
@@ -571,3 +637,23 @@ def test_an_ensemble_votes_offline_as_in_the_run(tmp_path: Path) -> None:
     x, y = stream.cell(3, 1)
     model = current(tmp_path)
     assert len(model.votes) > 1 and (model.predict(x) == y).mean() == steps[-1].accuracy[1]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("features = [0]", "greater than or equal to 1, got 0"),
+        ("classes = ['a', 'a']", "every class must be named once"),
+        (f"seed = 0x{'f' * 5000}", "got a number of thousands of digits"),  # a ValueError before
+        (f"seed = {'[' * 3000}", "cannot read"),  # a RecursionError
+        ("lr = inf", "lr must be above 0"),  # told when the run had begun
+        ("start = nan", "start must be 'data' or a number of seconds"),
+    ],
+)
+def test_a_server_file_that_makes_no_sense_is_one_sentence(tmp_path: Path, line: str, said: str) -> None:
+    good = {"experiment": "'x'", "clients": "['a']", "features": "[2]", "classes": "['no', 'yes']"}
+    key, _, value = line.partition(" = ")
+    text = "\n".join(f"{name} = {what}" for name, what in {**good, key: value}.items())
+    (tmp_path / "federation.toml").write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        Settings.read(tmp_path / "federation.toml")

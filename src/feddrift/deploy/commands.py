@@ -52,6 +52,15 @@ def init(
 
 
 @deploy.command()
+def add(folder: Folder, name: Annotated[str, typer.Argument(help="of the new client")]) -> None:
+    """Make a place for one more client, with its own key; start server and run again to take it in."""
+    from feddrift.deploy import make
+
+    make.add(folder, name)
+    _say(f"{folder / 'clients' / name} goes to client {name}")
+
+
+@deploy.command()
 def check(folder: Folder) -> None:
     """Say what is wrong with a deployment."""
     from feddrift.deploy import check as checks

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+import re
 import sys
+import tomllib
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -135,6 +137,24 @@ def init(
     _unit(server / "feddrift-run.service", "run", server, "federation", "on-failure", 30, " feddrift-server.service")
     for name in clients:
         _client(folder.resolve() / "clients" / name, server, name, f"{host}:{port}", classes)
+
+
+def add(folder: Path, name: str) -> None:
+    """A place for one more client, behind those there are; a federation that runs takes it in when it is run anew."""
+    server, path = (folder / "server").resolve(), folder / "server" / "federation.toml"
+    settings = Settings.read(path)
+    if checked_name(name, "a client") in settings.clients:
+        raise ConfigError(f"{path} has a client {name} already")
+    others = list((folder.resolve() / "clients").glob("*"))
+    if not others:
+        raise ConfigError(f"{folder / 'clients'} has no client whose server and classes a new one could take over")
+    known = tomllib.loads((others[0] / "client.toml").read_text())["server"]
+    line = f"clients = {json.dumps([*settings.clients, name])}"
+    changed, found = re.subn(r"(?m)^clients *= *\[[^]]*\]", line, path.read_text())
+    if not found:
+        raise ConfigError(f"{path}: add {name!r} to its clients by hand")
+    _client(folder.resolve() / "clients" / name, server, name, known, [str(label) for label in settings.classes])
+    path.write_text(changed)
 
 
 def _client(folder: Path, server: Path, name: str, address: str, classes: Sequence[str]) -> None:

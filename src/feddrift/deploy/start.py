@@ -21,6 +21,7 @@ from typing import Any
 from feddrift.errors import ConfigError, DataError
 
 BACKOFF = 5.0, 30.0  # seconds until a client tries again, at first and at most: a server takes a minute to miss it
+LOOKS = 15  # seconds between questions after the state of a run
 PATIENCE = 60.0  # seconds until a server's processes must answer
 
 _log = logging.getLogger("feddrift")
@@ -116,12 +117,10 @@ def serve(folder: Path, proxy: bool = True) -> None:
 
 def register(server: Path) -> None:
     """Make the clients' keys, and no others, known to the SuperLink."""
-    known = {node.get("name") for node in flwr(server, "supernode", "list").get("nodes", [])}
     for path in sorted((server / "keys").glob("*.pub")):
-        if path.stem not in known:
-            told = flwr(server, "supernode", "register", str(path), "--name", path.stem)
-            if not told.get("success") and "already" not in str(told):
-                raise DataError(f"the SuperLink does not take the key of client {path.stem}: {told}")
+        told = flwr(server, "supernode", "register", str(path), "--name", path.stem)
+        if not told.get("success") and "already in use" not in str(told):
+            raise DataError(f"the SuperLink does not take the key of client {path.stem}: {told}")
 
 
 def client(folder: Path, address: str | None = None) -> None:
@@ -152,17 +151,18 @@ def run(folder: Path) -> Iterator[dict[str, Any]]:
         if "run-id" not in told:
             raise DataError(f"Flower did not start the run: {told}")
         name = str(told["run-id"])
-    while True:
+    status = ""
+    while not status.startswith("finished"):
+        for _ in range(LOOKS):  # Flower's command takes seconds of a core, a look at the file does not
+            time.sleep(1)
+            lines = history(server)
+            yield from lines[seen:]
+            seen = len(lines)
         runs = flwr(server, "list", "--run-id", name).get("runs", [])
-        lines = history(server)
-        yield from lines[seen:]
-        seen = len(lines)
         status = str(runs[0]["status"]) if runs else "finished:lost"
-        if status.startswith("finished"):
-            if status != "finished:completed":
-                raise DataError(f"the run has ended ({status}): {_last_line(server / 'state' / 'server.log')}")
-            return
-        time.sleep(2)
+    yield from history(server)[seen:]
+    if status != "finished:completed":
+        raise DataError(f"the run has ended ({status}): {_last_line(server / 'state' / 'server.log')}")
 
 
 def history(server: Path) -> list[dict[str, Any]]:

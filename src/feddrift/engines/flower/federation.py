@@ -73,6 +73,7 @@ class Flower(Engine):
         if self._greeted != tau:
             self.hello(tau)
         self.stream = self._stream(tau)
+        self.in_reach = np.ones((tau + 1, len(self.roster.clients)), dtype=bool)  # who is, a time step finds out
         self._started = time.monotonic()
         return FlowerStep(self, tau)
 
@@ -91,11 +92,12 @@ class Flower(Engine):
         """Find out who is there and what has arrived; returns when time step tau can start."""
         began = time.monotonic()
         quorum_since, told = np.inf, False
-        self._right, self.present = {}, set()
+        expected = self.present if self._greeted >= 0 else set(range(len(self.roster.clients)))
+        self._right = {}
         while True:
-            self._greet(tau, range(len(self.roster.clients)), state)
+            self.present = self._greet(tau, range(len(self.roster.clients)), state)
             self._greeted, now = tau, time.monotonic()
-            fresh = sum(self.counts[tau, c] > 0 for c in self.present)
+            fresh = {c for c in self.present if self.counts[tau, c]}
             if len(self.present) < self.rules.quorum:
                 if now - began > self.rules.patience:
                     self._give_up(tau, self.present, "to start with")
@@ -105,12 +107,12 @@ class Flower(Engine):
                 if now >= self._started + float(self.rules.start):
                     return
             else:
-                quorum_since = min(quorum_since, now) if fresh >= self.rules.quorum else np.inf
-                if fresh == len(self.present) or now - quorum_since > self.rules.grace:
+                quorum_since = min(quorum_since, now) if len(fresh) >= self.rules.quorum else np.inf
+                if now >= quorum_since and (fresh >= expected | self.present or now - quorum_since > self.rules.grace):
                     return
             if not told:
                 _log.info("time %d: %d of %d clients are here, %d with new data; waiting",
-                          tau, len(self.present), len(self.roster.clients), fresh)  # fmt: skip
+                          tau, len(self.present), len(self.roster.clients), len(fresh))  # fmt: skip
                 told = True
             time.sleep(self.rules.look)
 
@@ -138,7 +140,6 @@ class Flower(Engine):
                 self._right[c] = right
             if state is not None:
                 self._has[c] = self._serves[c] = set(requests[c][1])
-        self.present |= set(found)
         return set(found)
 
     def ask(
@@ -158,8 +159,11 @@ class Flower(Engine):
                     contents[node[c]] = messages.pack(head | body, new)
                 elif absent_is_news:
                     self._complain(c, when, "it is not connected")
-            self.exchanges += 1
+            self.exchanges, began = self.exchanges + 1, time.monotonic()
             replies = exchange(self.grid, kind, contents, getattr(self.rules, _deadline(kind)), self.rules.poll)
+            answered = sum(not isinstance(reply, str) for reply in replies.values())
+            seconds = time.monotonic() - began
+            _log.info("%s: %d of %d clients answered in %.1f s", when, answered, len(contents), seconds)
             again = {}
             for c, request in sorted(waiting.items()):
                 if c not in node:
@@ -186,20 +190,20 @@ class Flower(Engine):
                 break
         return dict(sorted(found.items()))
 
-    def wait_for(self, tau: int, reachable: set[int], where: str) -> set[int]:
-        """Wait until a quorum can be reached again; who has come back."""
+    def wait_for(self, tau: int, reachable: set[int], where: str, end: float) -> set[int]:
+        """Wait until a quorum can be reached again, or time is up; who has come back."""
         back: set[int] = set()
-        end = time.monotonic() + self.rules.patience
         _log.warning(
             "%s: %d clients can be reached, the quorum is %d; waiting", where, len(reachable), self.rules.quorum
         )
         while True:
+            if time.monotonic() > end:  # also where clients come back only to fail again
+                self._give_up(tau, reachable | back, where)
             rest = [c for c in range(len(self.roster.clients)) if c not in reachable | back]
             back |= self._greet(tau, rest)
+            self.present |= back
             if len(reachable | back) >= self.rules.quorum:
                 return back
-            if time.monotonic() > end:
-                self._give_up(tau, reachable | back, where)
             time.sleep(self.rules.look)
 
     def _give_up(self, tau: int, present: set[int], where: str) -> NoReturn:

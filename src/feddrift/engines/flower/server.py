@@ -6,6 +6,7 @@ that it has, at the round where it stopped.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from feddrift import __version__, algorithms, checkpoint
+from feddrift.conditions import grown
 from feddrift.engines.flower import parts as model_parts
 from feddrift.engines.flower.federation import Flower, Roster
 from feddrift.engines.flower.settings import Settings
@@ -52,7 +54,10 @@ def federate(
     def save(now: _Saved) -> None:
         rounds = 0 if now.inside is None else now.inside.rounds
         value = now.state, now.inside and now.inside.plain(), now.events, now.sent, engine.counts
-        checkpoints.write(now.done, rounds, {"federation": about, "feddrift": __version__}, value)
+        clients = list(engine.roster.clients)
+        checkpoints.write(
+            now.done, rounds, {"federation": about, "clients": clients, "feddrift": __version__}, value
+        )  # fmt: skip
 
     now = _last(checkpoints, engine, about)
     if now.state is None:
@@ -63,9 +68,9 @@ def federate(
         _log.info("going on after %d time steps", now.done)
         yield _tested(engine, now, n_steps)
     while n_steps is None or now.done < n_steps:
-        state = now.state
-        assert state is not None
+        assert now.state is not None
         fed = engine.at(now.done)
+        state = grown(now.state, fed.n_clients)
         if now.inside is not None:
             _log.info("going on at time %d, after %d rounds", now.done, now.inside.rounds)
 
@@ -95,7 +100,18 @@ def _last(checkpoints: checkpoint.Folder, engine: Flower, about: dict[str, Any])
             raise DataError(
                 f"{found.path} is of a federation with other settings: {found.about.get('federation')}, this is {about}"
             )
-        state, inside, events, sent, engine.counts = found.value(model_parts.like(engine.net))
+        known, clients = found.about.get("clients", []), list(engine.roster.clients)
+        if clients[: len(known)] != known:
+            raise DataError(f"{found.path} is of clients {known}: others can only be added behind them, got {clients}")
+        more = len(clients) - len(known)
+        state, inside, events, sent, counts = found.value(model_parts.like(engine.net))
+        engine.counts = np.pad(counts, ((0, 0), (0, more)))
+        if more:  # with them the time step starts anew
+            state, inside, sent = (
+                state and grown(state, len(clients)),
+                None,
+                sent if sent is None else np.pad(sent, (0, more)),
+            )
         return _Saved(int(found.about["steps"]), state, None if inside is None else Inside(*inside), events, sent)
     return _Saved()
 
@@ -130,11 +146,14 @@ def run(grid: Grid, settings: Settings, roster: Roster, folder: Path) -> None:
     algorithm = algorithms.algorithm(settings.algorithm, **settings.settings)
     about = {
         "experiment": settings.experiment, "algorithm": settings.algorithm, "seed": settings.seed,
-        "settings": json.loads(json.dumps(settings.settings)), "clients": list(roster.clients),
-        "local": asdict(settings.local),
+        "settings": json.loads(json.dumps(settings.settings)), "local": asdict(settings.local),
     }  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / HISTORY, "a", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise DataError(f"another server is at work on {folder}") from None
         for step in federate(engine, algorithm, folder, settings.time_steps, about):
             line = history_line(step, engine)
             file.write(json.dumps(line) + "\n")

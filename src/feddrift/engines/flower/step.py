@@ -6,6 +6,7 @@ its identity is carried over, averages are formed without it, and a model withou
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
@@ -249,7 +250,7 @@ class FlowerStep(TimeStep):
     ) -> dict[int, Any]:
         """An exchange; who fails in it is out of reach until the next time step, unless a quorum needs it back."""
         found: dict[int, Any] = {}
-        waiting = dict(requests)
+        waiting, end = dict(requests), 0.0
         while waiting:
             found |= self.engine.ask(kind, self.tau, waiting, check, round)
             lost = [c for c in waiting if c not in found]
@@ -257,7 +258,9 @@ class FlowerStep(TimeStep):
             if not lost or self.reachable.sum() >= self.engine.rules.quorum:
                 break
             where = f"{kind}" + ("" if round is None else f" of round {round}")
-            back = self.engine.wait_for(self.tau, set(np.flatnonzero(self.reachable).tolist()), where)
+            here = set(np.flatnonzero(self.reachable).tolist())
+            end = end or time.monotonic() + self.engine.rules.patience
+            back = self.engine.wait_for(self.tau, here, where, end)
             self.reachable[list(back)] = True
             waiting = {c: requests[c] for c in back if c in requests}
         return dict(sorted(found.items()))

@@ -1,0 +1,308 @@
+"""A real deployment on loopback: processes, TLS, keys, kills, and attacks that must fail."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
+
+from feddrift.deploy import make, start
+from feddrift.engines.flower.serve import current
+from feddrift.errors import DataError
+
+pytestmark = pytest.mark.slow
+
+NGINX = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
+NAMES = ("a", "b", "c")
+SETTINGS = """\
+time_steps = 5
+rounds = 2
+steps = 50
+lr = 0.05
+quorum = 2
+patience = 240
+grace = 40
+look = 2
+hello = 60
+evaluate = 100
+train = 100
+"""
+
+
+class Deployment:
+    """Its processes, ended one by one by their ids."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.server = folder, folder / "server"
+        self.port, self.inner = start.free_port(), start.free_port()
+        make.init(folder, NAMES, [2], ["0", "1"], port=self.port, inner=self.inner, experiment="loopback")
+        settings = self.server / "federation.toml"
+        settings.write_text(SETTINGS + settings.read_text() + "delta = 0.2\n")
+        self.children: dict[str, subprocess.Popen[bytes]] = {}
+
+    def run(self, name: str, *words: str) -> None:
+        with open(self.folder / f"{name}.out", "ab") as out:
+            command = [sys.executable, "-m", "feddrift", "deploy", *words]
+            self.children[name] = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
+
+    def start_server(self) -> None:
+        self.run("server", "server", str(self.folder), *([] if NGINX else ["--no-proxy"]))
+        until(lambda: nodes(self) == len(NAMES), 120, self)
+
+    def start_client(self, name: str) -> None:
+        address = f"localhost:{self.port if NGINX else self.inner}"
+        self.run(name, "client", str(self.folder / "clients" / name), "--server", address)
+
+    def end(self, name: str) -> None:
+        """Ask a part to end; it ends what it started."""
+        child = self.children.pop(name)
+        child.terminate()
+        try:
+            child.wait(60)
+        except subprocess.TimeoutExpired:
+            self.kill_tree(child.pid)
+            child.wait(10)
+
+    def kill_tree(self, pid: int) -> None:
+        """SIGKILL a process and all below it: it has no chance to say goodbye."""
+        for child in [*below(pid), pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+
+    def deliver(self, t: int) -> None:
+        """New data for all: from time 2 on the labels of c are swapped."""
+        draw = np.random.default_rng(t)
+        for name in NAMES:
+            x = draw.random((200, 2))
+            y = ((x[:, 0] > 0.5) != (name == "c" and t >= 2)).astype(int)
+            rows = "".join(f"{a:.5f},{b:.5f},{label}\n" for (a, b), label in zip(x, y, strict=True))
+            part = self.folder / "clients" / name / "data" / f".step_{t}"
+            part.write_text("u,v,label\n" + rows)
+            part.rename(part.with_name(f"step_{t}.csv"))
+
+    def told(self) -> str:
+        """The ends of all logs, for when something goes wrong."""
+        logs = [*self.folder.glob("*.out"), self.server / "state" / "server.log"]
+        return "\n".join(f"--- {log.name}\n{log.read_text(errors='replace')[-2500:]}" for log in logs if log.exists())
+
+
+def below(pid: int) -> list[int]:
+    """All processes that descend from one."""
+    parent: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+        except (OSError, IndexError, ValueError):
+            continue
+    found = [pid]
+    for one in found:
+        found += [child for child, of in parent.items() if of == one]
+    return found[1:]
+
+
+def command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return ""
+
+
+def until(true: Callable[[], Any], seconds: float, deployment: Deployment | None = None) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, deployment.told() if deployment else "waited too long"
+        time.sleep(0.5)
+
+
+def nodes(deployment: Deployment, *status: str) -> int:
+    """How many nodes the SuperLink knows, of this status if one is named."""
+    try:
+        found = start.flwr(deployment.server, "supernode", "list").get("nodes", [])
+    except DataError:  # it does not listen yet
+        return 0
+    return sum(not status or node["status"] in status for node in found)
+
+
+@pytest.fixture
+def deployment(tmp_path: Path) -> Iterator[Deployment]:
+    made = Deployment(tmp_path / "fed")
+    try:
+        yield made
+    finally:
+        for name in list(made.children):
+            made.end(name)
+
+
+def steps(deployment: Deployment) -> int:
+    return len(start.history(deployment.server))
+
+
+def rounds_done(deployment: Deployment) -> list[str]:
+    return sorted(path.stem for path in (deployment.server / "state" / "checkpoints").glob("*.ckpt"))
+
+
+def test_a_federation_survives_kills_and_finds_the_clusters(deployment: Deployment) -> None:
+    """A drift at one of three clients; a client killed in mid-run, and the server in the middle of a time step."""
+    deployment.start_server()
+    for name in NAMES:
+        deployment.start_client(name)
+    deployment.deliver(0)
+    deployment.deliver(1)
+    deployment.run("run", "run", str(deployment.folder))
+    until(lambda: "000001-000001" in rounds_done(deployment), 240, deployment)  # inside time 1
+
+    # The server dies in the middle of a time step; a new run goes on at the round where it stopped.
+    server = deployment.children["server"].pid
+    (app,) = [pid for pid in below(server) if "flwr-serverapp" in command_of(pid)][:1]
+    os.kill(app, signal.SIGKILL)
+    until(lambda: deployment.children["run"].poll() is not None, 180, deployment)
+    assert deployment.children.pop("run").returncode == 2  # it says so
+    deployment.run("run", "run", str(deployment.folder))
+
+    # A client dies, misses the drift of its neighbour, and comes back under its key.
+    until(lambda: steps(deployment) >= 1, 240, deployment)
+    victim = deployment.children.pop("b")
+    deployment.kill_tree(victim.pid)
+    victim.wait(10)
+    deployment.deliver(2)
+    until(lambda: steps(deployment) >= 2, 300, deployment)
+    deployment.start_client("b")
+    for t in (3, 4, 5):
+        deployment.deliver(t)
+    until(lambda: steps(deployment) >= 5, 600, deployment)
+    assert deployment.children.pop("run").wait(120) == 0, deployment.told()
+
+    log = (deployment.server / "state" / "server.log").read_text()
+    assert "going on at time 1, after 1 rounds" in log, log
+    history = start.history(deployment.server)
+    assert [step["t"] for step in history] == [0, 1, 2, 3, 4]
+    last = history[-1]["clients"]
+    assert last["a"]["model"] == last["b"]["model"] != last["c"]["model"], history
+    assert all(row["here"] and row["accuracy"] > 0.9 for row in last.values()), history
+    created = [event for step in history for event in step["events"] if event["event"] == "created"]
+    assert [event["cause"]["clients"] for event in created] == [[2]]
+    # Three lines, and neither server nor network.
+    for name in list(deployment.children):
+        deployment.end(name)
+    model = current(deployment.folder / "clients" / "c")
+    x = np.random.default_rng(9).random((200, 2))
+    assert (model.predict(x) == (x[:, 0] <= 0.5)).mean() > 0.9
+
+
+def supernode(deployment: Deployment, folder: Path, *, drop: tuple[str, ...] = (), address: str | None = None) -> str:
+    """What a SuperNode says that must not get in; it is given 40 seconds."""
+    command = start.supernode(folder, address or f"localhost:{deployment.port if NGINX else deployment.inner}")
+    for word in drop:
+        at = command.index(word)
+        del command[at : at + 2]
+    command += ["--max-retries", "2", "--max-wait-time", "10"]
+    env = start.environment(folder)
+    try:
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=40, start_new_session=True)
+    except subprocess.TimeoutExpired as late:
+        return f"{late.stdout!r} {late.stderr!r} still trying"
+    assert done.returncode != 0, done
+    return done.stdout + done.stderr
+
+
+def test_attacks_are_refused(deployment: Deployment, tmp_path: Path) -> None:
+    deployment.start_server()
+    other = tmp_path / "other"
+    make.init(other, ["a", "eve"], [2], ["0", "1"], port=deployment.port)
+    ours = deployment.folder / "clients"
+    eve = other / "clients" / "eve"
+    shutil.copy(ours / "a" / "ca.crt", eve / "ca.crt")
+    supernode(deployment, eve)  # a key that nobody registered
+    supernode(deployment, ours / "a", drop=("--auth-supernode-private-key",))  # no key at all
+    told = supernode(deployment, other / "clients" / "a")  # it trusts another authority: our server is not its own
+    assert "certificate" in told.lower(), told
+    assert nodes(deployment, "online") == 0 and nodes(deployment) == len(NAMES)
+
+    for port in {deployment.port, deployment.inner} if NGINX else {deployment.inner}:  # plain text
+        assert b" 200 " not in plain(port, b"GET /v1/fleet/ HTTP/1.1\r\nHost: localhost\r\n\r\n").split(b"\r\n")[0]
+    assert not reachable_from_outside(deployment.inner)  # the SuperLink listens on loopback only
+
+    if NGINX is None:
+        pytest.skip("nginx is not installed: the control path through the proxy was not tried")
+    for path in ("/v1/control/", "/v1/runtime/", "/", "/v1/fleet/../control/", "/v1/fleet/%2e%2e/control/",
+                 "/v1/fleet/..%2fcontrol/", "//v1/control/", "/V1/CONTROL/"):  # fmt: skip
+        status = over_tls(deployment, f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n")
+        assert status in (403, 400), (path, status)
+    home = tmp_path / "attacker"
+    (home / "flwr").mkdir(parents=True)
+    (home / "flwr" / "config.toml").write_text(
+        f'[superlink.local]\naddress = "localhost:{deployment.port}"\n'
+        f"root-certificates = {json.dumps(str(ours / 'a' / 'ca.crt'))}\n"
+    )
+    for words in (["supernode", "register", str(eve / "key.pub"), "local"], ["list", "local"],
+                  ["run", str(deployment.server / "app"), "local"]):  # fmt: skip
+        done = subprocess.run(
+            [start.program("flwr"), *words], env=start.environment(home), capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode != 0, (words, done.stdout, done.stderr)
+    assert nodes(deployment) == len(NAMES)
+    big = f"POST /v1/fleet/x HTTP/1.1\r\nHost: localhost\r\nContent-Length: {10**9}\r\n\r\n"
+    assert over_tls(deployment, big) == 413
+
+
+def test_a_node_that_claims_anothers_id_is_refused(deployment: Deployment) -> None:
+    """The client with b's key says that it is a."""
+    deployment.start_server()
+    toml = deployment.folder / "clients" / "b" / "client.toml"
+    toml.write_text(toml.read_text().replace('name = "b"', 'name = "a"'))
+    for name in NAMES:
+        deployment.start_client(name)
+    deployment.deliver(0)
+    deployment.deliver(1)
+    deployment.run("run", "run", str(deployment.folder))
+    until(lambda: steps(deployment) >= 1, 300, deployment)
+    first = start.history(deployment.server)[0]["clients"]
+    assert not first["b"]["here"] and first["a"]["here"] and first["c"]["here"], deployment.told()
+    assert "client b, hello at time 0: its reply is refused: it claims to be from client 'a'" in deployment.told()
+
+
+def plain(port: int, text: bytes) -> bytes:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as line:
+        line.sendall(text)
+        try:
+            return line.recv(4096)
+        except OSError:
+            return b""
+
+
+def over_tls(deployment: Deployment, text: str) -> int:
+    trusts = ssl.create_default_context(cafile=str(deployment.server / "ca.crt"))
+    line = socket.create_connection(("127.0.0.1", deployment.port), timeout=10)
+    with trusts.wrap_socket(line, server_hostname="localhost") as tls:
+        tls.sendall(text.encode())
+        return int(tls.recv(4096).split()[1])
+
+
+def reachable_from_outside(port: int) -> bool:
+    """Whether the port answers on an address of this machine that is not loopback."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing: it only chooses an address
+            address = probe.getsockname()[0]
+        except OSError:
+            return False
+    if address.startswith("127."):
+        return False
+    with socket.socket() as line:
+        line.settimeout(3)
+        return line.connect_ex((address, port)) == 0
