@@ -48,7 +48,7 @@ def configurations(draw: st.DrawFn, trace: Path) -> dict[str, Any]:
     return {"algorithm": name, "settings": {key: draw(st.sampled_from(SETTINGS[key])) for key in chosen}, **given_}
 
 
-@tries(12, long=40)
+@tries(6, long=80)
 @given(data=st.data())
 def test_what_is_accepted_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture, data: st.DataObject) -> None:
     caplog.set_level(logging.ERROR)
