@@ -175,7 +175,7 @@ def test_a_federation_survives_kills_and_finds_the_clusters(deployment: Deployme
     deployment.run("run", "run", str(deployment.folder))
 
     # A client dies, misses the drift of its neighbour, and comes back under its key.
-    until(lambda: steps(deployment) >= 1, 240, deployment)
+    until(lambda: "000002-000000" in rounds_done(deployment), 300, deployment)
     victim = deployment.children.pop("b")
     deployment.kill_tree(victim.pid)
     victim.wait(10)
