@@ -37,22 +37,17 @@ def alarms(run: record.Record) -> tuple[int, int, int, int]:
 
 
 def line(name: str, streams: Sequence[str], groups: Sequence[Sequence[record.Record]]) -> str:
-    """One row: for each stream accuracy, precision, recall and models."""
-    cells = [name]
+    """One row: accuracy, precision and recall, each on every stream."""
+    accuracy, right, seen = [], [], []
     for stream in streams:
-        runs = next((group for group in groups if group[0].header["stream"] == stream), None)
-        if runs is None:
-            cells += ["", "", "", ""]
-            continue
-        scores = [report.scores(run) for run in runs]
-        accuracy = [score.omitting_drifts for score in scores if score.omitting_drifts is not None]
-        raised, right, fresh, found = np.sum([alarms(run) for run in runs], axis=0)
-        cells.append(f"{np.mean(accuracy):.2f} ± {np.std(accuracy, ddof=1):.2f}")
+        (runs,) = (group for group in groups if group[0].header["stream"] == stream)
+        percent = [score for run in runs if (score := report.scores(run).omitting_drifts) is not None]
+        raised, true, fresh, found = np.sum([alarms(run) for run in runs], axis=0)
         told = "delta" in runs[0].header["settings"]
-        cells.append(f"{right} of {raised}" if told else "")
-        cells.append(f"{found} of {fresh}" if told else "")
-        cells.append(f"{np.mean([score.models_final for score in scores if score.models_final is not None]):.1f}")
-    return "| " + " | ".join(cells) + " |"
+        accuracy.append(f"{np.mean(percent):.2f} ± {np.std(percent, ddof=1):.2f}")
+        right.append(f"{true} of {raised}" if told else "")
+        seen.append(f"{found} of {fresh}" if told else "")
+    return "| " + " | ".join([name, *accuracy, *right, *seen]) + " |"
 
 
 def named(header: Mapping[str, Any]) -> str:
@@ -72,8 +67,10 @@ def table(folder: Path, streams: Sequence[str]) -> str:
     for group in sorted(report.grouped(records), key=lambda group: str(group[0].header["started"])):
         if group[0].header["stream"] in streams:
             rows.setdefault(named(group[0].header), []).append(group)
-    head = "| | " + " | ".join(f"{s.rpartition(':')[2]}, % | right alarms | new seen | models" for s in streams) + " |"
-    return "\n".join([head, "|---" * (1 + 4 * len(streams)) + "|", *(line(name, streams, rows[name]) for name in rows)])
+    short = [stream.rpartition(":")[2] for stream in streams]
+    head = [f"{kind}{name}" for kind in ("", "right alarms, ", "new seen, ") for name in short]
+    lines = [line(name, streams, rows[name]) for name in rows]
+    return "\n".join(["| | " + " | ".join(head) + " |", "|---" * (1 + len(head)) + "|", *lines])
 
 
 if __name__ == "__main__":

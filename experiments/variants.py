@@ -26,6 +26,12 @@ def without_date(data_dir: str | Path | None = None) -> fd.Stream:
     return replace(stream, name="without-date", x=np.ascontiguousarray(stream.x[:, kept]))
 
 
+def by_city_without_date(data_dir: str | Path | None = None) -> fd.Stream:
+    """Both."""
+    plain, told = without_date(data_dir), by_city(data_dir)
+    return replace(plain, name="by-city-without-date", concepts=told.concepts)
+
+
 def sine_100() -> fd.Stream:
     """sine-2 with a fifth of the examples."""
     return _thin("sine-2")

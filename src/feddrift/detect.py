@@ -190,7 +190,7 @@ def drift_test(spec: str, delta: float, metric: str = "error") -> DriftTest:
     name, _, text = spec.partition(":")
     if name not in TESTS and plugins.is_path(spec):
         found = plugins.load("test", spec)
-        found = found() if isinstance(found, type) else found
+        found = plugins.called("test", spec, found) if isinstance(found, type) else found
         if not callable(found):
             raise ConfigError(f"test '{spec}' must be a function of Evidence, got {found!r}")
         return found  # type: ignore[no-any-return]

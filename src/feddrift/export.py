@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -114,7 +115,7 @@ def load(folder: str | Path, net: Net | None = None) -> Exported:
     try:
         about = json.loads((folder / ABOUT).read_text())
         arrays = load_file(folder / MODELS)
-        made = net or _net(about["net"], folder)
+        made = net or _net(about["net"], folder, sum(array.size for array in arrays.values()))
         like = made.init(rng.derive(0, "init", 0))
         names, ids = [path for path, _ in paths(like)], [int(i) for i in about["models"]]
         params = {i: refill(like, iter([arrays[f"{i}/{name}"] for name in names])) for i in ids}
@@ -125,6 +126,13 @@ def load(folder: str | Path, net: Net | None = None) -> Exported:
         masks = {i: arrays[f"{i}/{MASK}"] for i in ids if f"{i}/{MASK}" in arrays}
         if not {int(i) for votes in about["clients"].values() for i in votes} <= set(ids):
             raise DataError(f"{folder}: a client uses a model that is not there")
+        weights = [weight for votes in about["clients"].values() for weight in votes.values()]
+        if not all(type(weight) in (int, float) and 0 <= weight <= 1e100 for weight in weights):
+            raise DataError(f"{folder}: a client's votes must be numbers from 0 to 1e100")
+        if about["ballot"] not in get_args(Ballot):
+            raise DataError(f"{folder}: the ballot must be one of {get_args(Ballot)}, got {about['ballot']!r}")
+        if list(about["net"]["features"]) != [n for n in about["net"]["features"] if type(n) is int and n > 0]:
+            raise DataError(f"{folder}: features must be whole numbers from 1, got {about['net']['features']}")
         return Exported(about, made, params, masks)
     except OSError as error:
         raise DataError(f"cannot read the models in {folder}: {error.strerror or error}") from None
@@ -132,9 +140,12 @@ def load(folder: str | Path, net: Net | None = None) -> Exported:
         raise DataError(f"{folder} holds no exported models: {type(error).__name__}: {error}") from None
 
 
-def _net(about: dict[str, Any], folder: Path) -> Net:
+def _net(about: dict[str, Any], folder: Path, most: int) -> Net:
     if about["kind"] == "perceptron":
-        return mlp(int(np.prod(about["features"])), int(about["hidden"]), int(about["classes"]))
+        sizes = [math.prod(about["features"]), about["hidden"], about["classes"]]
+        if not all(type(n) is int and 1 <= n <= most for n in sizes):  # before memory is asked for
+            raise DataError(f"{folder}: a net of {sizes} does not fit the {most} numbers that are there")
+        return mlp(*sizes)
     if about["kind"] == "resnet18":
         return resnet18(int(about["classes"]), folder / RESNET)
     raise DataError(f"{folder} was made with a net of its own, '{about['name']}': load(folder, net=...)")

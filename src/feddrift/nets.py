@@ -64,7 +64,7 @@ def own_net(name: str, stream: Stream) -> Net:
     found = plugins.find("net", name)
     if found is None:
         raise unknown("net", name, [*plugins.installed("net"), "package.module:make"])
-    made = found(stream) if callable(found) else found
+    made = plugins.called("net", name, found, stream) if callable(found) else found
     if not isinstance(made, Net):
         raise ConfigError(
             f"'{name}' must be a Net or a function of the stream that makes one, got {type(made).__name__}"

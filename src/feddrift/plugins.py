@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from feddrift.errors import ConfigError
+from feddrift.errors import ConfigError, FeddriftError
 
 
 def is_path(name: str) -> bool:
@@ -48,6 +49,16 @@ def load(what: str, name: str) -> Any:
             raise ConfigError(f"{what} '{name}': {module} has no '{attribute}'")
         found = getattr(found, part)
     return found
+
+
+def called(what: str, name: str, make: Callable[..., Any], *args: Any) -> Any:
+    """What their function makes; what goes wrong in it is one sentence, with its traceback as the cause."""
+    try:
+        return make(*args)
+    except FeddriftError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{what} '{name}' failed: {type(error).__name__}: {error}") from error
 
 
 def installed(what: str) -> dict[str, str]:

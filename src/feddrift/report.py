@@ -304,9 +304,11 @@ def _gap(gap: Difference | None) -> str:
 
 
 def notable(summary: Summary) -> dict[str, Any]:
-    """The settings that are not the algorithm's own defaults."""
+    """The settings that are not the algorithm's own defaults; all of one from elsewhere."""
     entry = algorithms.ALGORITHMS.get(summary.algorithm)
-    defaults = {name: field.default for name, field in algorithms.options(entry.cls).items()} if entry else {}
+    if entry is None:
+        return dict(summary.settings)
+    defaults = {name: field.default for name, field in algorithms.options(entry.cls).items()}
     return {k: v for k, v in summary.settings.items() if k == "delta" or (k in defaults and v != defaults[k])}
 
 

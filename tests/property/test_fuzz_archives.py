@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gzip
 import io
+import struct
+import tarfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feddrift import resnet
-from feddrift.streams import fmow, mnist
-from tests.property.fuzz import accepted, mutated, tries
+from feddrift.streams import air, fmow, mnist
+from tests.property.fuzz import TOKENS, accepted, mutated, tries
 from tests.property.test_fuzz_data import check_stream, headers, npz, zipped
+from tests.unit.test_air import HOURS, city
 from tests.unit.test_fmow import write_folder
 from tests.unit.test_mnist import TEST, TRAIN, idx, tiny  # noqa: F401
 
@@ -86,12 +90,52 @@ def test_metadata(satellite: Path, name: str, data: st.DataObject) -> None:
 def test_pictures(satellite: Path, data: st.DataObject) -> None:
     path = satellite / "fmow_v1.1" / "images" / "rgb_img_0.png"
     before = path.read_bytes()
-    path.write_bytes(data.draw(mutated(before)))
+    size = st.sampled_from([0, 1, 8, 9, 2**14, 2**16, 2**31 - 1, 2**31, 2**32 - 1])
+    header = (
+        b"IHDR"
+        + struct.pack(">II", data.draw(size), data.draw(size))
+        + bytes(data.draw(st.binary(min_size=5, max_size=5)))
+    )
+    lying = before[:12] + header + struct.pack(">I", zlib.crc32(header)) + before[33:]  # its checksum is right
+    path.write_bytes(lying if data.draw(st.booleans()) else data.draw(mutated(before)))
     try:
         pixels = accepted(lambda: fmow._pictures(satellite / "fmow_v1.1", np.array([0, 1])))
         assert pixels is None or pixels.shape == (2, 8, 8, 3)
     finally:
         path.write_bytes(before)
+
+
+@tries(100)
+@given(data=st.data())
+def test_air(tmp_path: Path, data: st.DataObject) -> None:
+    city(tmp_path, "Oslo", {"North": ["80"] * len(HOURS)})
+    (path,) = (tmp_path / "five_cities_pm25").glob("*.csv")
+    lines = path.read_bytes().splitlines(keepends=True)
+    start = len(lines) // 2
+    content = b"".join([lines[0], *lines[start : start + 3], *lines[-3:]])
+    if data.draw(st.booleans()):  # one value of the table
+        rows = [line.split(b",") for line in content.splitlines()]
+        t, k = data.draw(st.integers(1, len(rows) - 1)), data.draw(st.integers(0, len(rows[0]) - 1))
+        rows[t][k] = data.draw(st.sampled_from([token for token in TOKENS if b"," not in token and b"\n" not in token]))
+        content = b"\n".join(b",".join(row) for row in rows)
+    else:
+        content = data.draw(mutated(content))
+    path.write_bytes(content)
+    check_stream(lambda: air.five_cities("air-quality", tmp_path))
+
+
+@tries(40)
+@given(data=st.data())
+def test_air_in_an_archive(tmp_path: Path, data: st.DataObject) -> None:
+    city(tmp_path, "Oslo", {"North": ["80"] * len(HOURS)})
+    (path,) = (tmp_path / "five_cities_pm25").glob("*.csv")
+    content, out, info = path.read_bytes(), io.BytesIO(), tarfile.TarInfo(path.name)
+    info.size = len(content)
+    with tarfile.open(fileobj=out, mode="w:xz", preset=0) as packed:
+        packed.addfile(info, io.BytesIO(content))
+    path.unlink()
+    (path.parent / "all.tar.xz").write_bytes(data.draw(mutated(out.getvalue())))
+    check_stream(lambda: air.five_cities("air-quality", tmp_path))
 
 
 @pytest.fixture(scope="module")

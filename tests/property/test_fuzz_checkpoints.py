@@ -1,4 +1,4 @@
-"""Checkpoints: with accidents never taken for whole; forged with a right checksum, still one sentence."""
+"""Checkpoints: with accidents never taken for whole; forged with a right checksum, still one sentence. And exports."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +16,8 @@ from safetensors.numpy import load, save
 
 from feddrift import checkpoint, rng
 from feddrift.config import RecordedRun, RunConfig, reopened
+from feddrift.export import ABOUT, MODELS, export
+from feddrift.export import load as load_models
 from feddrift.types import State
 from tests.property.fuzz import LONG, accepted, mutated, paths, placed, tries
 from tests.property.test_fuzz_records import ODD, json_values
@@ -137,3 +140,43 @@ def test_runs_to_resume(stopped: RecordedRun, wholes: list[bytes], tmp_path: Pat
     run = accepted(lambda: reopened(state))
     if run is not None and run.stream.n_steps == 2 and run.local.rounds <= 2:  # still small
         accepted(lambda: [step.tau for step in run])
+
+
+@pytest.fixture(scope="module")
+def exported(stopped: RecordedRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    assert export(stopped, folder) == 1
+    return folder
+
+
+@tries(120)
+@given(name=st.sampled_from([ABOUT, MODELS]), data=st.data())
+def test_exported_models(exported: Path, tmp_path: Path, name: str, data: st.DataObject) -> None:
+    shutil.copytree(exported, tmp_path, dirs_exist_ok=True)
+    content = (exported / name).read_bytes()
+    if name == ABOUT and data.draw(st.booleans()):
+        about = json.loads(content)
+        path = data.draw(st.sampled_from(paths(about)))
+        content = json.dumps(placed(about, path, data.draw(st.sampled_from(ODD) | json_values))).encode()
+    else:
+        content = data.draw(mutated(content))
+    (tmp_path / name).write_bytes(content)
+    check_models(tmp_path)
+
+
+def test_every_word_about_exported_models(exported: Path, tmp_path: Path) -> None:
+    shutil.copytree(exported, tmp_path, dirs_exist_ok=True)
+    about = json.loads((exported / ABOUT).read_text())
+    for k, path in enumerate(paths(about)):
+        for value in ODD if LONG else ODD[k % 3 :: 3]:
+            (tmp_path / ABOUT).write_text(json.dumps(placed(about, path, value)))
+            check_models(tmp_path)
+
+
+def check_models(folder: Path) -> None:
+    """Models that are accepted can predict."""
+    models = accepted(lambda: load_models(folder))
+    if models is not None:
+        for client in models.about["clients"]:
+            found = accepted(lambda client=client: models.predict(client, np.zeros((3, 2), dtype=np.float32)))  # type: ignore[misc]
+            assert found is None or (found.shape == (3,) and set(found.tolist()) <= {0, 1})

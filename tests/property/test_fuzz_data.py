@@ -7,6 +7,7 @@ import os
 import pickle
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feddrift import resnet
-from feddrift.streams import fmow, folder, mnist
+from feddrift.streams import air, fmow, folder, mnist
 from feddrift.types import Stream
 from tests.property.fuzz import ODD_WORDS, accepted, mutated, tries, words
 
+AIR = tuple(partial(make, "air") for make in (air.five_cities, air.beijing))
 CSV = 'a,"b, c",label\n1,2,cat\n-3.5,4e1,dog\n\n"5",6,cat\n'
 
 
@@ -193,7 +195,7 @@ def test_no_files(tmp_path: Path, quiet: None, where: str, kind: str) -> None:
 
 @pytest.mark.parametrize("word", ODD_WORDS, ids=range(len(ODD_WORDS)))
 def test_names_of_folders(word: str) -> None:
-    for load in (folder.load, mnist.load, fmow.fashion, fmow.read_folder):
+    for load in (folder.load, mnist.load, fmow.fashion, fmow.read_folder, *AIR):
         if word or load is folder.load:  # without a name the others look elsewhere
             assert accepted(lambda load=load: load(word)) is None  # type: ignore[misc]
     accepted(lambda: resnet.read_weights(Path(word)))

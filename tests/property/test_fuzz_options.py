@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from feddrift import algorithms, cli, sweep
 from feddrift.conditions import Conditions, read_poison, read_trace
 from feddrift.config import MAX_SEEDS, RunConfig, parse_seeds, stopped
+from feddrift.detect import TESTS, Evidence, drift_test
 from feddrift.errors import LONGEST, FeddriftError
 from feddrift.streams import patterns
 from feddrift.types import Algorithm
@@ -125,6 +126,25 @@ def test_traces(tmp_path: Path, content: bytes) -> None:
         accepted(lambda: Conditions(trace=trace).in_reach(np.ones((4, 3), dtype=np.int64), 0))
 
 
+parameters = st.sampled_from(["ratio", "confidence", "delta", "threshold", "alpha", "window_size", "grace_period", "x"])
+pairs = st.lists(
+    st.tuples(parameters, words | st.floats().map(str) | st.integers(-3, 300).map(str)).map("=".join), max_size=2
+)
+tests = st.tuples(st.sampled_from([*TESTS, "x"]), pairs).map(lambda o: f"{o[0]}:{','.join(o[1])}")
+EVIDENCE = Evidence(
+    np.array([[0.5, 0.5, 0.1], [0.1, 0.3, np.nan], [0.1, 0.9, 0.3]]), np.full((3, 3), 60), np.array([1, 2, 1]),
+    np.array([0.1, 0.3, 0.1]),
+)  # fmt: skip
+
+
+@tries(150)
+@given(words | tests)
+def test_drift_tests(spec: str) -> None:
+    test = accepted(lambda: drift_test(spec, 0.05))
+    if test is not None:
+        assert test(EVIDENCE).shape == (3,)
+
+
 toml = st.none().flatmap(
     lambda _: st.sampled_from(
         ["stream", "algorithm", "seeds", "rounds", "lr", "weights", "settings", "dropout", "trace", "poison", "average"]
@@ -197,7 +217,7 @@ def test_run_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: l
 
 
 @tries(100)
-@given(st.sampled_from(["report", "plot", "sweep", "resume", "list"]), st.lists(typed, max_size=3), st.data())
+@given(st.sampled_from(["report", "plot", "sweep", "resume", "export", "list"]), st.lists(typed, max_size=3), st.data())
 def test_other_commands(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str, args: list[str], data: st.DataObject
 ) -> None:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from feddrift import figures, paper, plots, record, report
+from feddrift import figures, page, page_data, paper, plots, record, report
 from feddrift import record as record_module
 from tests.property.fuzz import LONG, TOKENS, accepted, mutated, paths, placed, tries
 from tests.unit.fake_records import header, make, merged
@@ -94,6 +94,8 @@ def check(path: Path, content: bytes, draw_plots: bool = False) -> bool:
     gaps = accepted(lambda: report.compare(records, head["algorithm"]))
     theirs = [paper.published(summary) for summary in summaries]
     Console(file=io.StringIO(), width=100).print(report.table(summaries, gaps or [], theirs))
+    if summaries:
+        page.page(page_data.collect(records, path.name))
     if draw_plots:
         for draw in (plots.clusters, plots.accuracy, figures.patterns, figures.threshold, figures.traffic):
             _draw(draw, records, path)

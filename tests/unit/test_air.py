@@ -100,6 +100,34 @@ def test_a_broken_file_is_named(tmp_path: Path, text: str, sentence: str) -> Non
         fd.stream("air-quality", data_dir=tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("column", "value", "said"),
+    [
+        ("year", "1e9", "expected 1900 to 2100, got 1e\\+09"),  # more quarters than memory holds
+        ("month", "NA", "expected 1 to 12, got nan"),
+        ("hour", "24", "expected 0 to 23, got 24"),
+        ("PM_North", "1e999", "expected finite numbers or NA"),
+        ("cbwd", '"cv', "is no table: unexpected end of data"),
+        ("TEMP", "1" * 140_000, "is no table: field larger than field limit"),
+    ],
+)
+def test_values_that_cannot_be_are_named(tmp_path: Path, column: str, value: str, said: str) -> None:
+    city(tmp_path, "Oslo", {"North": ["80"] * len(HOURS)})
+    (path,) = (tmp_path / "five_cities_pm25").glob("*.csv")
+    header, *lines = path.read_text().splitlines()
+    row = lines[-1].split(",")
+    row[header.split(",").index(column)] = value
+    path.write_text("\n".join([header, *lines[:-1], ",".join(row)]))
+    with pytest.raises(DataError, match=f"Oslo.*{said}"):
+        fd.stream("air-quality", data_dir=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["~nobody-of-this-name", "a" * 300, "a\0b"])
+def test_a_directory_that_cannot_be_is_named(name: str) -> None:
+    with pytest.raises(DataError, match="cannot be read|has no such files"):
+        fd.stream("air-quality", data_dir=name)
+
+
 def test_odd_values_are_named(tmp_path: Path) -> None:
     city(tmp_path, "Oslo", {"North": ["much"] * len(HOURS)})
     with pytest.raises(DataError, match="Oslo, column 'PM_North'.*'much'"):

@@ -32,6 +32,12 @@ def test_the_page_is_what_the_records_say() -> None:
     assert (ROOT / "docs" / "reproduce.md").read_text() == script("reproduce").page()
 
 
+def test_the_tables_of_drift_tests_are_what_the_records_say() -> None:
+    page, detectors = (ROOT / "docs" / "drift-tests.md").read_text(), script("detectors")
+    for streams in detectors.STREAMS:
+        assert detectors.table(ROOT / "results" / "detectors", streams) in page
+
+
 def test_the_committed_cells_keep_to_the_paper() -> None:
     """At least 92 % within their band, MNIST-L-4 apart; FedDrift above all baselines where the paper says so."""
     summaries = report.summarise(record.read_all(ROOT / "results" / "tables"))

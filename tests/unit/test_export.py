@@ -77,7 +77,36 @@ def test_wrong_inputs_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str
     with pytest.raises(DataError, match="holds no exported models"):
         fd.load(tmp_path / "models")
     code, _, told = feddrift(capsys, "export", str(tmp_path / "nothing"))
+    assert code == 2 and "nothing is no folder of records" in told
+    code, _, told = feddrift(capsys, "export", str(tmp_path / "models"))
     assert code == 2 and "has checkpoints" in told
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "said"),
+    [
+        (("clients", "0", "0"), None, "votes must be numbers from 0"),
+        (("clients", "0", "0"), float("nan"), "votes must be numbers from 0"),
+        (("clients", "0", "0"), 10**400, "votes must be numbers from 0"),  # more than a float holds
+        (("ballot",), "x", "the ballot must be one of"),
+        (("net", "hidden"), 2**40, "a net of .* does not fit"),  # a MemoryError before
+        (("net", "features"), [2.0], "a net of .* does not fit"),
+        (("clients", "0"), {"9": 1.0}, "a client uses a model that is not there"),
+    ],
+)
+def test_words_that_do_not_fit_the_models_are_told(
+    tmp_path: Path, where: tuple[str, ...], value: Any, said: str
+) -> None:
+    run, _ = recorded(tmp_path, "Oblivious", engine="reference", pattern="random:every=1,concepts=2,clients=2,steps=2")
+    export(run, tmp_path / "models")
+    about = json.loads((tmp_path / "models" / "models.json").read_text())
+    inner = about
+    for key in where[:-1]:
+        inner = inner[key]
+    inner[where[-1]] = value
+    (tmp_path / "models" / "models.json").write_text(json.dumps(about))
+    with pytest.raises(DataError, match=said):
+        fd.load(tmp_path / "models")
 
 
 def test_a_resnets_statistics_travel_with_it(tmp_path: Path) -> None:

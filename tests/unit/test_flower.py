@@ -29,6 +29,7 @@ from feddrift.engines.flower.messages import VERSION
 from feddrift.engines.flower.parts import described
 from feddrift.engines.flower.serve import current
 from feddrift.engines.flower.server import federate
+from feddrift.engines.flower.settings import Settings
 from feddrift.errors import ConfigError, DataError
 from feddrift.models import averaged, leaves
 from feddrift.nets import default_net
@@ -288,6 +289,11 @@ def object_array(_: Any) -> bytes:
     return file.getvalue()
 
 
+def claiming(shape: str) -> bytes:
+    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+
+
 def extra(content: RecordDict) -> RecordDict:
     content["head-99"] = ArrayRecord([np.zeros(3)])
     return content
@@ -309,6 +315,8 @@ TRAIN_LIES: dict[str, tuple[Any, str]] = {
     "an extra part": (extra, "parts of models, expected"),
     "a pickle": (raw(lambda a: pickle.dumps([1, 2])), "pickles are never read"),
     "an array of objects": (raw(object_array), "pickles are never read"),
+    "an endless array": (raw(lambda a: claiming("(99999999999,)")), "is no plain array"),  # a MemoryError before
+    "a broken header": (raw(lambda a: claiming("(" * 500)), "is no plain array"),  # a TokenError
     "another kind": (raw(lambda a: b"\x80", "pickle"), "of kind 'pickle'"),
     "another round": (edited(lambda body: body.update(round=7)), "whole number in 0..0, got 7"),
     "an old version": (edited(lambda body: body.update(version="0.0.1/0")), "has version '0.0.1/0'"),
@@ -629,3 +637,23 @@ def test_an_ensemble_votes_offline_as_in_the_run(tmp_path: Path) -> None:
     x, y = stream.cell(3, 1)
     model = current(tmp_path)
     assert len(model.votes) > 1 and (model.predict(x) == y).mean() == steps[-1].accuracy[1]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("features = [0]", "greater than or equal to 1, got 0"),
+        ("classes = ['a', 'a']", "every class must be named once"),
+        (f"seed = 0x{'f' * 5000}", "got a number of thousands of digits"),  # a ValueError before
+        (f"seed = {'[' * 3000}", "cannot read"),  # a RecursionError
+        ("lr = inf", "lr must be above 0"),  # told when the run had begun
+        ("start = nan", "start must be 'data' or a number of seconds"),
+    ],
+)
+def test_a_server_file_that_makes_no_sense_is_one_sentence(tmp_path: Path, line: str, said: str) -> None:
+    good = {"experiment": "'x'", "clients": "['a']", "features": "[2]", "classes": "['no', 'yes']"}
+    key, _, value = line.partition(" = ")
+    text = "\n".join(f"{name} = {what}" for name, what in {**good, key: value}.items())
+    (tmp_path / "federation.toml").write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        Settings.read(tmp_path / "federation.toml")

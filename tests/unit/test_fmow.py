@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -136,6 +138,12 @@ def test_bad_folders_are_one_sentence(tmp_path: Path) -> None:
     root = write_folder(tmp_path, per_cell=3) / "fmow_v1.1"
     (root / "images" / "rgb_img_3.png").write_bytes(b"no picture")
     with pytest.raises(DataError, match=r"rgb_img_3.png"):
+        fd.stream("fmow-rule", data_dir=tmp_path)
+    picture = (root / "images" / "rgb_img_4.png").read_bytes()
+    header = b"IHDR" + struct.pack(">IIBBBBB", 2**16, 2**16, 8, 2, 0, 0, 0)  # it says that it is endless
+    lying = picture[:12] + header + struct.pack(">I", zlib.crc32(header)) + picture[33:]
+    (root / "images" / "rgb_img_3.png").write_bytes(lying)
+    with pytest.raises(DataError, match=r"rgb_img_3.png: Image size"):
         fd.stream("fmow-rule", data_dir=tmp_path)
     (root / "images" / "rgb_img_3.png").unlink()
     with pytest.raises(DataError, match=r"rgb_img_3.png: No such file"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import feddrift as fd
 from feddrift import algorithms, record, report, streams, sweep
 from feddrift.config import RecordedRun, RunConfig
 from feddrift.errors import ConfigError
+from feddrift.nets import own_net
 from tests.unit.test_cli import feddrift
 
 MINE = '''
@@ -171,3 +173,17 @@ def test_the_drift_test_of_the_docs(folder: Path) -> None:
         fd.run(fd.stream("sine-2"), fd.algorithm("FedDrift", test="people_test:doubled"), local=fd.Local(rounds=5))
     )
     assert 0 < sum(int(step.drifted.sum()) for step in steps) < 30
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: fd.stream("json:loads"), "stream 'json:loads' failed: TypeError"),
+        (lambda: fd.stream("builtins:dict"), "stream 'builtins:dict' failed: ValueError"),  # it tells no parameters
+        (lambda: own_net("os:getcwd", fd.stream("sine-2")), "net 'os:getcwd' failed: TypeError"),
+        (lambda: fd.algorithm("FedDrift", test="enum:Enum"), "test 'enum:Enum' failed: TypeError"),
+    ],
+)
+def test_a_function_that_fails_is_one_sentence(make: Callable[[], object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        make()

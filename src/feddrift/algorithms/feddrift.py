@@ -256,9 +256,8 @@ def detect(self: _Options, state: DriftState, fed: Federation) -> tuple[Ints, Fl
     loss[:, np.isin(state.models.ids, state.waiting)] = np.nan
     keys = [fed.key("ties", c) for c in range(fed.n_clients)] if self.ties == "random" else None
     best, lowest = cluster.best_models(loss, state.votes.argmax(axis=1), keys)
-    if (
-        fed.tau and self.test == "threshold" and self.metric == "error" and not fed.counts[1:-1].any()
-    ):  # the first scores of a trained model
+    first = fed.tau and not fed.counts[1:-1].any()  # the first scores of a trained model
+    if first and self.test == "threshold" and self.metric == "error":
         _warn_if_noisy(self.delta, lowest, fed.counts[-1])
     seen = Evidence(_more(state.observed, lowest), fed.counts, state.since, state.reference)
     return best, lowest, drift_test(self.test, self.delta, self.metric)(seen)

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from feddrift import plugins
 from feddrift.errors import ConfigError, unknown
@@ -86,11 +87,14 @@ def stream(
 def _made(name: str, make: object, data_dir: str | Path | None) -> Stream:
     """The stream that a function makes, told the data directory if it wants to know."""
     if callable(make):
-        wants = "data_dir" in inspect.signature(make).parameters
-        make = make(data_dir=data_dir) if wants else make()
+        make = plugins.called("stream", name, _told_where, make, data_dir)
     if not isinstance(make, Stream):
         raise ConfigError(f"'{name}' must be a Stream or a function that makes one, got a {type(make).__name__}")
     return make
+
+
+def _told_where(make: Callable[..., Any], data_dir: str | Path | None) -> Any:
+    return make(data_dir=data_dir) if "data_dir" in inspect.signature(make).parameters else make()
 
 
 def check(name: str) -> None:

@@ -34,6 +34,7 @@ LOCAL = Local(rounds=20)
 
 # Values beyond are slips of the keyboard or codes for missing: -9999 and 999990 occur.
 _LEGAL = {"DEWP": (-60, 40), "PRES": (900, 1100), "TEMP": (-60, 60), "wind": (0, 2000), "rain": (0, 500)}
+_TIMES = {"year": (1900, 2100), "month": (1, 12), "day": (1, 31), "hour": (0, 23)}
 # (centre, spread): round numbers of the climate rather than moments of the data, so that no client tells its own and
 # nothing of the future is in them.
 _SCALE = {"DEWP": (5, 15), "PRES": (1010, 10), "TEMP": (15, 12)}
@@ -78,7 +79,7 @@ def _stream(name: str, clients: Mapping[str, list[Cell | None]]) -> Stream:
 def _tables(data_dir: str | Path | None, folder: str, pattern: str, source: str) -> Iterator[tuple[str, Table]]:
     """The files of a folder by the name in their names, from .csv files or a .tar.xz of them."""
     named = data_dir or os.environ.get("FEDDRIFT_DATA")
-    root = Path(named or pooch.os_cache("feddrift")).expanduser() / folder
+    root = Path(os.path.expanduser(named or pooch.os_cache("feddrift"))) / folder
     texts: dict[str, str] = {}
     try:
         for archive in sorted(root.glob("*.tar.xz")):
@@ -88,7 +89,7 @@ def _tables(data_dir: str | Path | None, folder: str, pattern: str, source: str)
                     if file is not None:
                         texts[Path(member.name).name] = file.read().decode("utf-8-sig")
         texts |= {path.name: path.read_text(encoding="utf-8-sig") for path in sorted(root.glob("*.csv"))}
-    except (OSError, EOFError, tarfile.TarError, lzma.LZMAError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, tarfile.TarError, lzma.LZMAError, ValueError) as error:  # not there, broken, no text
         raise DataError(f"{root} cannot be read: {error}") from None
     found = {match[1]: texts[file] for file in sorted(texts) if (match := re.fullmatch(pattern, file))}
     if not found:
@@ -98,7 +99,10 @@ def _tables(data_dir: str | Path | None, folder: str, pattern: str, source: str)
 
 
 def _table(where: str, text: str) -> Table:
-    rows = [row for row in csv.reader(text.splitlines()) if row]
+    try:
+        rows = [row for row in csv.reader(text.splitlines(), strict=True) if row]
+    except csv.Error as error:
+        raise DataError(f"{where} is no table: {error}") from None
     if len({len(row) for row in rows}) != 1:
         raise DataError(f"{where}: every line needs as many values as the header")
     header, *body = rows
@@ -110,14 +114,24 @@ def _numbers(where: str, table: Table, column: str) -> Floats:
     if column not in table:
         raise DataError(f"{where}: no column '{column}' among {', '.join(table)}")
     try:
-        return np.array([math.nan if text == "NA" else float(text) for text in table[column]])
+        values = np.array([math.nan if text == "NA" else float(text) for text in table[column]])
     except ValueError as error:
         raise DataError(f"{where}, column '{column}': {error}") from None
+    if np.isinf(values).any():
+        raise DataError(f"{where}, column '{column}': expected finite numbers or NA, got inf")
+    return values
+
+
+def _time(where: str, table: Table, column: str) -> Floats:
+    values, (low, high) = _numbers(where, table, column), _TIMES[column]
+    for bad in values[~((values >= low) & (values <= high))][:1]:
+        raise DataError(f"{where}, column '{column}': expected {low} to {high}, got {bad:g}")
+    return values
 
 
 def _quarter(where: str, table: Table, year: int, month: int) -> npt.NDArray[np.int64]:
     """How many quarters after this month each line lies; below 0: before it."""
-    months = (_numbers(where, table, "year") - year) * 12 + _numbers(where, table, "month") - month
+    months = (_time(where, table, "year") - year) * 12 + _time(where, table, "month") - month
     return np.floor_divide(months, 3).astype(np.int64)
 
 
@@ -129,7 +143,7 @@ def _features(where: str, table: Table, wind: str, rain: str, direction: str) ->
         for values, (low, high) in [(_numbers(where, table, column), _LEGAL[key])]
     }
     north, east = _directions(where, table, direction)
-    hour, day, month = (_numbers(where, table, column) for column in ("hour", "day", "month"))
+    hour, day, month = (_time(where, table, column) for column in ("hour", "day", "month"))
     hour, date = 2 * np.pi * hour / 24, 2 * np.pi * (month - 1 + (day - 1) / 31) / 12
     columns = [
         *((_filled(known[key]) - centre) / spread for key, (centre, spread) in _SCALE.items()),

@@ -158,7 +158,7 @@ def _pictures(root: Path, numbers: Ints) -> npt.NDArray[Any]:
         try:
             with Image.open(path) as image:
                 pixels = np.asarray(image.convert("RGB"))
-        except (OSError, ValueError) as error:
+        except Exception as error:  # whatever Pillow says of a broken or an endless picture
             raise DataError(f"FMoW cannot be read: {path}: {getattr(error, 'strerror', None) or error}") from None
         if found is None:
             found = np.empty((len(numbers), *pixels.shape), dtype=np.uint8)

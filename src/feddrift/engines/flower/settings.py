@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -13,7 +13,7 @@ from feddrift.engines.flower.exchange import Rules
 from feddrift.engines.flower.federation import Roster
 from feddrift.engines.flower.own import imported_net
 from feddrift.engines.flower.store import checked_name
-from feddrift.errors import ConfigError
+from feddrift.errors import ConfigError, shown
 from feddrift.types import Average, Local, Net
 
 
@@ -24,7 +24,9 @@ class Settings(BaseModel):
 
     experiment: str = Field(description="its name; clients keep what belongs to different ones apart")
     clients: tuple[str, ...] = Field(min_length=1, description="all who may ever take part; places may stay empty")
-    features: tuple[int, ...] = Field(min_length=1, description="the shape of one input")
+    features: tuple[Annotated[int, Field(ge=1, le=1_000_000)], ...] = Field(
+        min_length=1, description="the shape of one input"
+    )
     classes: tuple[str | int, ...] = Field(min_length=2, description="the labels, in the same order at all clients")
     algorithm: str = Field(default="FedDrift", description="a name from `feddrift list`")
     settings: dict[str, Any] = Field(default={}, description="of the algorithm, e.g. delta = 0.1")
@@ -54,12 +56,19 @@ class Settings(BaseModel):
             raise ValueError("clients must have different names")
         return tuple(checked_name(name, "a client") for name in names)
 
+    @field_validator("classes")
+    @classmethod
+    def _once_each(cls, labels: tuple[str | int, ...]) -> tuple[str | int, ...]:
+        if len(set(labels)) < len(labels):
+            raise ValueError("every class must be named once")
+        return labels
+
     @classmethod
     def read(cls, path: Path) -> Settings:
         """From a TOML file, or one sentence that says what is wrong with it."""
         try:
             return cls.checked(tomllib.loads(path.read_text(encoding="utf-8")), str(path))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:  # not there, not TOML, or beyond what Python reads
             raise ConfigError(f"cannot read {path}: {error}") from None
 
     @classmethod
@@ -70,13 +79,14 @@ class Settings(BaseModel):
         except ValidationError as error:
             first = error.errors()[0]
             name = ".".join(str(part) for part in first["loc"])
-            raise ConfigError(f"{where}, {name}: {first['msg']}, got {first['input']!r}") from None
+            raise ConfigError(f"{where}, {name}: {first['msg']}, got {shown(first['input'])}") from None
         checked_name(made.experiment, "an experiment")
         found = algorithms.algorithm(made.algorithm, **made.settings)
         if getattr(found, "needs_truth", False):
             raise ConfigError(f"{where}: {made.algorithm} needs the true concepts, which nobody knows here")
         if made.quorum > len(made.clients):
             raise ConfigError(f"{where}: quorum must be in 1..{len(made.clients)}, got {made.quorum}")
+        _ = made.rules, made.local  # what they refuse shows now
         return made
 
     @property

@@ -1,0 +1,138 @@
+"""Messages of the Flower engine and the file of its server: what a client or a person may get wrong."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from feddrift.engines.flower import messages
+from feddrift.engines.flower.settings import Settings
+from feddrift.errors import LONGEST
+from feddrift.models import leaves
+from tests.property.fuzz import accepted, mutated, paths, placed, tries
+from tests.property.test_fuzz_data import headers
+from tests.property.test_fuzz_records import ODD, json_values
+from tests.unit.test_flower import over, swapping
+
+
+@st.composite
+def tampers(draw: st.DrawFn) -> Callable[[RecordDict], RecordDict]:
+    """A change of a message, drawn before the message is there."""
+    kind = draw(st.sampled_from(["value", "value", "text", "array", "header", "records"]))
+    at, value = draw(st.integers(0, 10**6)), draw(st.sampled_from(ODD) | json_values)
+    cut, token = draw(st.integers(0, 10**6)), draw(st.binary(max_size=6))
+    header = draw(headers)
+
+    def spoilt(data: bytes) -> bytes:
+        place = cut % (len(data) + 1)
+        return data[:place] + token + data[place + at % 3 :]
+
+    def tamper(content: RecordDict) -> RecordDict:
+        text = str(content.config_records["body"]["json"])
+        if kind == "value":
+            body = json.loads(text)
+            where = paths(body)
+            content["body"] = ConfigRecord({"json": json.dumps(placed(body, where[at % len(where)], value))})
+        elif kind == "text":
+            content["body"] = ConfigRecord({"json": spoilt(text.encode()).decode(errors="replace")})
+        elif kind == "records":
+            content[f"head-{at % 3}"] = ArrayRecord([np.zeros(at % 5)])
+        else:
+            for name, record in list(content.array_records.items()):
+                changed = {}
+                for key, array in record.items():
+                    data = header if kind == "header" else spoilt(array.data)
+                    changed[key] = Array(array.dtype, array.shape, array.stype, data)
+                content[name] = ArrayRecord(changed)
+        return content
+
+    return tamper
+
+
+@tries(60)
+@given(verb=st.sampled_from(["train", "evaluate", "hello"]), tamper=tampers())
+def test_replies(caplog: pytest.LogCaptureFixture, verb: str, tamper: Any) -> None:
+    """One client answers anything at all: it is named in one line, and the others go on."""
+    caplog.clear()
+    engine = over(swapping(n_steps=1))
+    engine.local_grid.tamper["b", verb] = tamper
+    fed = engine.at(0)
+    models, w = fed.fresh(), np.ones((1, 3, 1))
+    loss, trained = fed.evaluate(models), fed.train(models, w)
+    assert np.isfinite(loss[[0, 2]]).all() and all(np.isfinite(leaf).all() for leaf in leaves(trained.params))
+    for line in caplog.records:
+        told = line.getMessage()
+        assert line.levelno < logging.ERROR and told.isprintable() and len(told) < LONGEST, told
+
+
+@tries(60)
+@given(kind=st.sampled_from(["hello", "evaluate", "train"]), tamper=tampers())
+def test_requests(kind: str, tamper: Any) -> None:
+    """A client that is asked anything at all answers, and never with its own data."""
+    client = over(swapping(n_steps=1)).local_grid.clients["b"]
+    about = {
+        "experiment": "x", "client": "b", "index": 1, "tau": 0, "n_clients": 3, "n_classes": 2, "features": [2],
+        "seed": 0,
+    }  # fmt: skip
+    asked = messages.pack({"version": messages.VERSION, "about": about}, {"head-0": [np.zeros(2, dtype=np.float32)]})
+    logging.disable(logging.CRITICAL)
+    try:
+        body, _ = messages.unpack(client.answer(kind, tamper(asked)))
+    finally:
+        logging.disable(logging.NOTSET)
+    assert body["client"] == "b" and body["version"] == messages.VERSION
+    if "failed" in body:
+        assert body["failed"].isprintable() and len(body["failed"]) < LONGEST
+
+
+TOML = """experiment = "x"
+clients = ["a", "b"]
+features = [2]
+classes = ["no", "yes"]
+algorithm = "FedDrift"
+settings = {delta = 0.1}
+rounds = 5
+lr = 0.01
+quorum = 2
+patience = 10.0
+start = "data"
+"""
+literals = st.sampled_from(
+    ["nan", "inf", "-1", "0", "1e300", "true", "[]", "[0]", "[1, 1]", "['a', 'a']", "''", "'../x'", "[''  ]", "{}", "5",
+     "0x" + "f" * 5000, "9" * 5000, "[" * 3000, '"a\\nb"', "{name = 1}", "99999999999999999999", "1979-05-27"]
+)  # fmt: skip
+
+
+@tries(100)
+@given(mutated(TOML.encode()) | st.tuples(st.integers(0, TOML.count("\n") - 1), literals))
+def test_settings(tmp_path: Path, content: bytes | tuple[int, str]) -> None:
+    path = tmp_path / "federation.toml"
+    if isinstance(content, tuple):
+        lines = TOML.splitlines()
+        lines[content[0]] = f"{lines[content[0]].partition(' =')[0]} = {content[1]}"
+        content = "\n".join(lines).encode()
+    path.write_bytes(content)
+    found = accepted(lambda: Settings.read(path))
+    if found is not None:
+        assert all(0 < n < 10**7 for n in found.features) and len(set(found.classes)) == len(found.classes)
+        assert math.isfinite(found.lr) and found.patience > 0 and found.rules and found.local
+        assert found.start == "data" or found.start >= 0
+
+
+def test_settings_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "federation.toml"
+    path.write_text(TOML)
+    assert Settings.read(path).quorum == 2
