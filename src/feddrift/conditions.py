@@ -57,7 +57,7 @@ class Conditions:
     def drawn(self, reachable: Bools, key: rng.Words) -> Bools:
         """[c], who takes part in a round: at least one of those in reach."""
         clients = np.flatnonzero(reachable)
-        n = math.ceil(self.participation * len(clients) - 1e-9)
+        n = max(1, math.ceil(self.participation * len(clients) - 1e-9))
         found = np.zeros_like(reachable)
         found[clients[rng.permutation(key, len(clients))[:n]]] = True
         return found

@@ -49,6 +49,7 @@ http {{
     ssl_protocols TLSv1.2 TLSv1.3;
     client_max_body_size {max_request};
     limit_conn from 64;
+    client_body_buffer_size 64k;
     location /v1/fleet/ {{
       proxy_pass https://127.0.0.1:{inner};
       proxy_http_version 1.1;
@@ -56,6 +57,8 @@ http {{
       proxy_ssl_trusted_certificate {server}/ca.crt;
       proxy_ssl_name localhost;
       proxy_read_timeout 300s;
+      proxy_request_buffering off;  # nothing goes by way of a file: workers may not enter this folder
+      proxy_max_temp_file_size 0;
     }}
     location / {{ return 403; }}
   }}
@@ -74,6 +77,7 @@ ExecStart={python} -m feddrift deploy {command} {folder}
 Restart={restart}
 RestartSec={seconds}
 Environment=FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
+Environment=NUMBA_CACHE_DIR={folder}/cache
 NoNewPrivileges=yes
 PrivateTmp=yes
 ProtectSystem=strict
