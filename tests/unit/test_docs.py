@@ -191,4 +191,5 @@ def test_code_beside_pseudo_code_is_there() -> None:
 
 def test_the_site_has_every_page() -> None:
     told = (ROOT / "mkdocs.yml").read_text()
-    assert [page for page in PAGES[1:] if page.removeprefix("docs/") not in told] == []
+    pages = [page.removeprefix("docs/") for page in PAGES[1:]]
+    assert [page for page in pages if page not in told and not page.startswith("decisions/")] == []
