@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import doctest
+import importlib.util
 import re
-import runpy
 import signal
 import sys
 import tomllib
@@ -22,7 +23,10 @@ from feddrift.types import Stream
 from tests.docs import COMMANDS, PAGES, ROOT, blocks, furnish, mentioned
 
 COMMAND = typer.main.get_command(cli.app)
-HOOKS = runpy.run_path(str(ROOT / "docs" / "site_hooks.py"))
+SPEC = importlib.util.spec_from_file_location("site_hooks", ROOT / "docs" / "site_hooks.py")
+assert SPEC and SPEC.loader
+HOOKS: Any = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(HOOKS)
 
 
 @pytest.fixture
@@ -179,14 +183,19 @@ def test_few_blocks_are_not_run() -> None:
 )
 def test_links_lead_somewhere(page: str) -> None:
     """On GitHub, which has no strict build."""
-    assert [target for target in HOOKS["linked"](page) if not (ROOT / target).exists()] == []
+    assert [target for target in HOOKS.linked(page) if not (ROOT / target).exists()] == []
+
+
+def test_the_hooks_do_what_they_say() -> None:
+    found = doctest.testmod(HOOKS)
+    assert found.attempted >= 2 and not found.failed
 
 
 def test_code_beside_pseudo_code_is_there() -> None:
-    found = [match for page in PAGES for match in HOOKS["CODE"].findall((ROOT / page).read_text())]
+    found = [match for page in PAGES for match in HOOKS.CODE.findall((ROOT / page).read_text())]
     assert len(found) >= 5
     for path, name in found:
-        assert f"def {name.rpartition('.')[2]}(" in HOOKS["code"](path, name)
+        assert f"def {name.rpartition('.')[2]}(" in HOOKS.code(path, name)
 
 
 def test_the_site_has_every_page() -> None:
