@@ -2,7 +2,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo check check-slow bench format clean
+.PHONY: demo check check-slow bench docs format clean
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -26,9 +26,13 @@ check-slow: $(VENV)/ready  ## the long checks
 bench: $(VENV)/ready  ## time and memory as ratios, added to benchmarks/history.json
 	$(BIN)/python benchmarks/bench.py
 
+docs: $(VENV)/ready  ## the documentation as a site; open site/index.html
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 format: $(VENV)/ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) runs/demo .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) runs/demo site .mypy_cache .pytest_cache .ruff_cache

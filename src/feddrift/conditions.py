@@ -57,7 +57,7 @@ class Conditions:
     def drawn(self, reachable: Bools, key: rng.Words) -> Bools:
         """[c], who takes part in a round: at least one of those in reach."""
         clients = np.flatnonzero(reachable)
-        n = math.ceil(self.participation * len(clients) - 1e-9)
+        n = max(1, math.ceil(self.participation * len(clients) - 1e-9))
         found = np.zeros_like(reachable)
         found[clients[rng.permutation(key, len(clients))[:n]]] = True
         return found
@@ -112,7 +112,7 @@ def read_poison(text: str, n_clients: int) -> tuple[Literal["flip", "garbage"], 
 def read_trace(path: str | Path) -> Bools:
     """A file of 1 (in reach) and 0: a row per time step, a column per client."""
     try:
-        rows = table(Path(path).read_text(encoding="utf-8-sig"), f"trace {path}", "1 for in reach or 0")
+        rows = table(Path(path).read_text(encoding="utf-8-sig"), f"trace {path}", "expected 1 for in reach or 0")
     except (OSError, ValueError) as error:  # not there, or not text
         raise DataError(f"trace {path} cannot be read as text: {error}") from None
     if not len(rows):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -235,7 +236,7 @@ def finite(models: Models, updates: Updates) -> Bools:
     sound = np.ones(len(first), dtype=bool)
 
     def look(_: Any, new: Any, lane: Ints) -> None:
-        sound[lane[~np.isfinite(new.reshape(len(new), -1)).all(axis=1)]] = False
+        sound[lane[~np.isfinite(new.reshape(len(new), math.prod(new.shape[1:]))).all(axis=1)]] = False
 
     per_axis(look, models, updates.lane, np.arange(len(first)), updates.params)
     return sound

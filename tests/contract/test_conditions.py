@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import feddrift as fd
-from feddrift import algorithms, models
+from feddrift import algorithms, models, rng
 from feddrift.algorithms.feddrift import DriftState
 from feddrift.conditions import Conditions, flipped, grown, read_poison, read_trace
 from feddrift.errors import ConfigError, DataError
@@ -309,3 +309,19 @@ def test_flipped_labels_are_those_of_some_clients_only() -> None:
 def test_wrong_conditions_are_told(values: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="must be"):
         Conditions(**values)  # type: ignore[arg-type]
+
+
+def test_a_share_as_small_as_can_be_is_one_client() -> None:
+    for share in (1e-300, 1e-10):
+        assert Conditions(share).drawn(np.ones(10, dtype=bool), rng.derive(0, "participation")).sum() == 1
+
+
+@pytest.mark.parametrize("average", ["median", "trimmed", "clipped"])
+def test_a_round_without_anybody_who_has_data_changes_nothing(average: Any) -> None:
+    """The one client that is drawn has nothing to train on, which crashed where the server looks at every update."""
+    x, y = np.zeros((4, 2)), [0, 1, 0, 1]
+    s = fd.Stream.from_arrays([[(x, y), (x, y)], [(x, y), None], [(x, y), (x, y)]], n_classes=2)
+    local = Local(rounds=3, steps=1, batch=4, average=average)
+    for seed in range(3):
+        engine = fd.engines.engine("reference")(s, fd.mlp(2, 2, 2), local, seed, Conditions(participation=0.5))
+        assert len(list(steps_on(engine, fd.algorithm("Window")))) == 2

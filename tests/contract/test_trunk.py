@@ -232,7 +232,7 @@ def test_held_out_rows_are_not_trained_on(name: str) -> None:
         fed.train(fed.fresh(), w, local=local).params,
         make(name, poisoned).at(2).train(fed.fresh(), w, local=local).params,
     )
-    whole = make(name, poisoned).at(2).train(fed.fresh(), w)
+    whole = make(name, poisoned).at(2).local_updates(fed.fresh(), w)
     assert np.isnan(whole.params["W1"]).any()
 
 

@@ -120,11 +120,11 @@ def test_every_value_in_turn(stopped: RecordedRun, wholes: list[bytes], tmp_path
     for whole in wholes if LONG else wholes[:1]:
         tree = tree_of(whole)
         for k, path in enumerate(paths(tree)):
-            for value in ODD if LONG else ODD[k % 7 :: 7]:
+            for value in ODD if LONG else ODD[k % 13 :: 13]:
                 check(stopped, tmp_path / "a.ckpt", with_tree(whole, placed(tree, path, value)))
 
 
-@tries(8)
+@tries(5, long=32)
 @given(data=st.data())
 def test_runs_to_resume(stopped: RecordedRun, wholes: list[bytes], tmp_path: Path, data: st.DataObject) -> None:
     """A folder of runs whose checkpoints say something else about the run."""

@@ -64,7 +64,7 @@ def test_settings_of_algorithms(name: str, data: st.DataObject) -> None:
 
 
 def _check_meaning(made: Algorithm, given_: dict[str, Any]) -> None:
-    told = algorithms.settings(made)
+    told = {name: getattr(made, f.name) for name, f in algorithms.options(made).items()}
     assert set(given_) <= set(told)
     for key, value in told.items():
         assert not isinstance(value, float) or (math.isfinite(value) and value >= 0), (key, value)

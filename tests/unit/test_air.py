@@ -153,3 +153,11 @@ def test_the_real_files(name: str, folder: str, shape: tuple[int, int]) -> None:
     s = fd.stream(name)
     assert s.counts.shape == shape and (s.counts > 0).sum() >= s.counts.size - 1 and s.counts.max() <= 2208
     assert np.abs(s.x).max() < 6 and (np.abs(s.x.mean(axis=0)) < 1).all() and 0.2 < s.y.mean() < 0.5
+
+
+def test_a_header_alone_is_one_sentence(tmp_path: Path) -> None:
+    city(tmp_path, "Oslo", {"North": ["80"] * len(HOURS)})
+    (path,) = (tmp_path / "five_cities_pm25").glob("*.csv")
+    path.write_text(path.read_text().splitlines()[0])
+    with pytest.raises(DataError, match="Oslo: a header alone"):  # an IndexError before
+        fd.stream("air-quality", data_dir=tmp_path)

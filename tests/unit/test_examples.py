@@ -47,10 +47,3 @@ def test_its_command_runs_in_its_folder(path: Path, tmp_path: Path, monkeypatch:
     assert not app(args, standalone_mode=False)
     (found,) = record.read_all(tmp_path)
     assert f"{path.stem}:" in json.dumps(found.header)
-
-
-def test_the_readme_snippet_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    (snippet,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    exec(compile(snippet, "README.md", "exec"), {})
-    told = capsys.readouterr().out
-    assert "created 1" in told and len(re.findall(r"^\d ", told, re.M)) == 10

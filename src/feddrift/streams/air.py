@@ -106,7 +106,9 @@ def _table(where: str, text: str) -> Table:
     if len({len(row) for row in rows}) != 1:
         raise DataError(f"{where}: every line needs as many values as the header")
     header, *body = rows
-    return dict(zip(header, zip(*body, strict=True), strict=True)) if body else dict.fromkeys(header, ())
+    if not body:
+        raise DataError(f"{where}: a header alone, expected a line per hour below it")
+    return dict(zip(header, zip(*body, strict=True), strict=True))
 
 
 def _numbers(where: str, table: Table, column: str) -> Floats:

@@ -40,7 +40,7 @@ def pattern(spec: str, seed: int = 0) -> Ints:
 
 
 def _parse(text: str, file: str) -> Ints:
-    rows = table(text, f"pattern file {file}", "concepts, whole numbers from 0")
+    rows = table(text, f"pattern file {file}", "concepts are whole numbers from 0")
     if len(rows) < 2:
         raise DataError(f"pattern file {file}: needs at least 2 rows, one to train and one to test, got {len(rows)}")
     return rows
@@ -53,7 +53,7 @@ def table(text: str, where: str, legal: str) -> Ints:
         tokens = line.partition("#")[0].replace(",", " ").split()
         for token in tokens:
             if not (token.isdecimal() and len(token) < 10):  # ten digits may not fit an array
-                raise DataError(f"{where}, line {number}: expected {legal}, got {token!r}")
+                raise DataError(f"{where}, line {number}: {legal}, got {token!r}")
         if tokens and rows and len(tokens) != len(rows[0]):
             raise DataError(
                 f"{where}, line {number}: expected {len(rows[0])} clients as in the first row, got {len(tokens)}"

@@ -1,0 +1,87 @@
+"""Configurations that are accepted run to their end, however odd: small ones, on every engine."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feddrift import algorithms, record, report
+from feddrift.conditions import Conditions
+from feddrift.config import RecordedRun, RunConfig
+from feddrift.errors import ConfigError
+from tests.property.fuzz import accepted, tries
+
+TRACES = ["1 1 1\n1 1 1\n1 1 1\n", "0 0 0\n0 0 0\n0 0 0\n", "0 0 0\n1 0 1\n", "1 0 0\n0 1 0\n0 0 1\n1 1 1\n1 1 1\n"]
+SETTINGS: dict[str, list[Any]] = {
+    "delta": [0, 1e-12, 0.05, 1], "merge_delta": [None, 0, 1], "init": ["warm", "fresh", "best", "head"],
+    "metric": ["error", "loss"], "max_models": [None, 1, 2, 1_000_000], "ties": ["lowest", "random"],
+    "first": ["one", "each", "choose"], "redetect": [True], "n_models": [1, 3], "gamma": [0, 0.1, 1],
+    "lr": [1e-30, 0.1, 1e6], "reactive_steps": [2, 1_000_000], "window": [1, 1_000_000], "as_released": [True, False],
+    "quarantine": [True], "test": ["threshold", "proportional:ratio=0", "two-sample:confidence=0.5"],
+}  # fmt: skip
+
+
+@st.composite
+def configurations(draw: st.DrawFn, trace: Path) -> dict[str, Any]:
+    """Anything that each option allows, extremes included; whether they go together is for feddrift to say."""
+    name = draw(st.sampled_from(sorted(algorithms.ALGORITHMS)))
+    legal = [key for key in algorithms.options(algorithms.entry(name).cls) if key in SETTINGS]
+    chosen = draw(st.lists(st.sampled_from(legal), unique=True, max_size=3)) if legal else []
+    trace.write_text(draw(st.sampled_from(TRACES)))
+    options: dict[str, st.SearchStrategy[Any]] = {
+        "lr": st.sampled_from([1e-30, 1e-3, 1e6]), "batch": st.sampled_from([1, 7, 100_000]),
+        "participation": st.sampled_from([1e-300, 1e-10, 0.4, 1.0]),
+        "dropout": st.sampled_from([0.0, 1e-300, 0.5, 0.999]),
+        "average": st.sampled_from(["mean", "median", "trimmed", "clipped"]), "trace": st.just(trace),
+        "poison": st.sampled_from(["flip:0", "garbage:0", "garbage:0,1,2", "flip:0,1,2"]),
+        "seed": st.sampled_from([0, 2**32, 2**63 - 1]), "engine": st.sampled_from(["reference", "simulator"]),
+    }  # fmt: skip
+    given_ = {
+        key: draw(options[key]) for key in draw(st.lists(st.sampled_from(sorted(options)), unique=True, max_size=4))
+    }
+    return {"algorithm": name, "settings": {key: draw(st.sampled_from(SETTINGS[key])) for key in chosen}, **given_}
+
+
+@tries(6, long=80)
+@given(data=st.data())
+def test_what_is_accepted_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture, data: st.DataObject) -> None:
+    caplog.set_level(logging.ERROR)
+    small = {"stream": data.draw(st.sampled_from(["sine-2", "sea-4"])), "rounds": 2, "steps": 2, "engine": "reference"}
+    small["pattern"] = data.draw(
+        st.sampled_from(["random:every=1,concepts=2,clients=3,steps=3", "random:every=9,concepts=1,clients=3,steps=1"])
+    )
+    values = {**small, **data.draw(configurations(tmp_path / "trace.txt"))}
+    run = accepted(lambda: RecordedRun(RunConfig.checked(**values), tmp_path / "runs"))
+    if run is None or accepted(lambda: list(run)) is None:
+        return
+    found = record.read(run.path)
+    assert found.status == "complete" and np.isfinite(found.rows.accuracy).all()
+    assert all(np.isfinite(leaf).all() for leaf in _parameters(run))
+    report.summarise([found])
+
+
+def _parameters(run: RecordedRun) -> list[Any]:
+    from feddrift import checkpoint, rng
+    from feddrift.models import leaves
+
+    newest = next(run.checkpoints.newest_first())
+    assert isinstance(newest, checkpoint.Checkpoint)
+    state, _ = newest.value(run.net.init(rng.derive(0, "init", 0)))
+    return leaves(state.models.params)
+
+
+@tries(100)
+@given(st.floats(), st.lists(st.booleans(), min_size=1, max_size=20))
+def test_somebody_takes_part_in_every_round(share: float, reachable: list[bool]) -> None:
+    try:
+        conditions = Conditions(participation=share)
+    except ConfigError:
+        return
+    drawn = conditions.drawn(np.array(reachable), (np.uint32(1), np.uint32(2)))
+    assert drawn.sum() >= min(1, sum(reachable)) and not (drawn & ~np.array(reachable)).any()

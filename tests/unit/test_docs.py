@@ -1,0 +1,196 @@
+"""What the documentation shows, works: code runs, and every command is one that there is."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import signal
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import typer
+
+from feddrift import algorithms, cli, streams, sweep
+from feddrift.config import RunConfig, parse_seeds
+from feddrift.types import Stream
+from tests.docs import COMMANDS, PAGES, ROOT, blocks, furnish, mentioned
+
+COMMAND = typer.main.get_command(cli.app)
+HOOKS = runpy.run_path(str(ROOT / "docs" / "site_hooks.py"))
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder to work in, with what a reader has; modules found in it are forgotten afterwards."""
+    furnish(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", None)).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def write_files(page: str, folder: Path) -> None:
+    for block in blocks(page):
+        if block.file:
+            (folder / block.file).write_text(block.text)
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if any(b.language == "python" and not b.why for b in blocks(p))])
+def test_python_runs(page: str, desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the order of the page, as in one session."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for block in blocks(page):
+        if block.language != "python" or block.why:
+            continue
+        if "fd.load(" in block.text:  # what the command before it leaves
+            quick = ["--stream", "sine-2", "--algorithm", "FedDrift", "--rounds", "1", "--steps", "1"]
+            cli.app(["run", *quick], standalone_mode=False)
+            cli.app(["export", "runs", "--out", "models"], standalone_mode=False)
+        exec(compile("\n" * block.line + block.text, page, "exec"), names)
+    if page == "README.md":
+        told = capsys.readouterr().out
+        assert "created 1" in told and len(re.findall(r"^\d ", told, re.M)) == 10
+    if page == "docs/faults.md":
+        assert names["classes"].shape == (500,)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_are_ones_that_there_are(page: str, desk: Path) -> None:
+    write_files(page, desk)
+    for block in blocks(page):
+        here = desk
+        for words in block.commands:
+            assert words[0] in COMMANDS, f"{page}:{block.line}: {words[0]} is a command that no test knows"
+            if words[0] == "cd":
+                here = desk / words[1]
+                assert here.is_dir()
+            elif words[0] == "feddrift":
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.chdir(here)
+                    check(words[1:], whole=not block.why)
+            else:
+                check_other(words)
+    for words in mentioned(page):
+        check(words[1:], whole=False)
+
+
+def check(words: list[str], whole: bool) -> None:
+    """The options exist and what they name exists; only a whole command must leave nothing out."""
+    command: Any = COMMAND
+    while isinstance(command, click.Group) and words and words[0] in command.commands:
+        command, words = command.commands[words[0]], words[1:]
+    options = {name for param in command.params for name in param.opts} | {"--help", "-h"}
+    assert {word for word in words if word.startswith("--")} <= options, words
+    if isinstance(command, click.Group):
+        assert not [word for word in words if not word.startswith("-")], f"no command: {words}"
+        return
+    if "--help" in words:
+        return
+    try:
+        given = command.make_context(command.name, list(words)).params
+    except click.MissingParameter:
+        assert not whole, words
+        return
+    if command.name == "run" and "stream" in given:
+        check_run(given)
+    if command.name == "sweep" and given["file"] != "FILE.toml":
+        assert sweep.read_grid(Path(given["file"]))
+
+
+def check_run(given: dict[str, Any]) -> None:
+    settings = {key: value for key, _, value in (pair.partition("=") for pair in given["set_"] or ())}
+    known = {key for name in given["algorithm"] for key in algorithms.options(algorithms.entry(name).cls)}
+    assert set(settings) <= known, f"no setting of {given['algorithm']}: {set(settings) - known}"
+    for name in given["algorithm"]:
+        legal = algorithms.options(algorithms.entry(name).cls)
+        algorithms.algorithm(name, **{k: v for k, v in settings.items() if k in legal})
+    fields = {k: v for k, v in given.items() if k in RunConfig.model_fields and k != "algorithm"}
+    config = RunConfig.checked(algorithm=given["algorithm"][0], **{k: v for k, v in fields.items() if v is not None})
+    parse_seeds(given["seeds"] or "0")
+    if config.stream in streams.STREAMS and not config.stream.startswith(("sine", "circle", "sea")):
+        return  # its data may be missing here
+    if config.pattern is not None and not config.pattern.startswith("random:") and config.pattern.endswith(".txt"):
+        return  # a file that the page makes
+    if config.stream.startswith("folder:") and not Path(config.stream.removeprefix("folder:")).exists():
+        raise AssertionError(f"{config.stream} is not what docs/data.md makes")
+    made = loaded(config.stream, config.pattern) if config.stream in streams.STREAMS else load(config)
+    config.conditions(made)
+
+
+def load(config: RunConfig) -> Stream:
+    return streams.stream(config.stream, label=config.label)
+
+
+@cache
+def loaded(name: str, pattern: str | None) -> Stream:
+    return streams.stream(name, pattern=pattern)
+
+
+def check_other(words: list[str]) -> None:
+    if words[0] == "make":
+        assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.M), words
+    elif words[0] == "python":
+        assert words[1] == "-m" or (ROOT / words[1]).is_file(), words
+    elif words[0] == "pip":
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        assert words[1] == "install"
+        for name in re.findall(r"feddrift\[(\w+)\]", " ".join(words)):
+            assert name in extras, words
+    else:
+        assert words == [".", ".venv/bin/activate"], words
+
+
+def test_extras_in_the_text_exist() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = {name for page in PAGES for name in re.findall(r"feddrift\[(\w+)\]", (ROOT / page).read_text())}
+    assert named and named <= set(extras)
+
+
+def test_grids_are_grids(desk: Path) -> None:
+    found = [block for page in PAGES for block in blocks(page) if block.language == "toml"]
+    assert len(found) >= 3
+    for block in found:
+        if "[[runs]]" in block.text:
+            (desk / "grid.toml").write_text(block.text)
+            assert sweep.read_grid(desk / "grid.toml")
+        else:
+            tomllib.loads(block.text)
+
+
+def test_few_blocks_are_not_run() -> None:
+    """Each with its reason."""
+    reasons = {f"{b.page}:{b.line}": b.why for page in PAGES for b in blocks(page) if b.why}
+    assert len(reasons) <= 8 and all(len(why) > 10 for why in reasons.values()), reasons
+    runnable = [b for page in PAGES for b in blocks(page) if b.commands or b.language == "python"]
+    assert len(runnable) > 6 * len(reasons)
+    marks = sum((ROOT / page).read_text().count("<!-- not run") for page in PAGES)
+    assert marks == len(reasons), "a mark stands directly before its block"
+
+
+@pytest.mark.parametrize(
+    "page", [*PAGES, "CHANGELOG.md", "CONTRIBUTING.md", "results/README.md", "benchmarks/README.md"]
+)
+def test_links_lead_somewhere(page: str) -> None:
+    """On GitHub, which has no strict build."""
+    assert [target for target in HOOKS["linked"](page) if not (ROOT / target).exists()] == []
+
+
+def test_code_beside_pseudo_code_is_there() -> None:
+    found = [match for page in PAGES for match in HOOKS["CODE"].findall((ROOT / page).read_text())]
+    assert len(found) >= 5
+    for path, name in found:
+        assert f"def {name.rpartition('.')[2]}(" in HOOKS["code"](path, name)
+
+
+def test_the_site_has_every_page() -> None:
+    told = (ROOT / "mkdocs.yml").read_text()
+    assert [page for page in PAGES[1:] if page.removeprefix("docs/") not in told] == []
