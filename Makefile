@@ -26,7 +26,7 @@ check-slow: $(VENV)/ready  ## the long checks
 bench: $(VENV)/ready  ## time and memory as ratios, added to benchmarks/history.json
 	$(BIN)/python benchmarks/bench.py
 
-docs: $(VENV)/ready  ## the documentation as a site; open site/index.html
+docs: $(VENV)/ready  ## the documentation as a site: open site/index.html (its search needs python -m http.server -d site)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 

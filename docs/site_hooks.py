@@ -20,7 +20,7 @@ OUTSIDE = "repository/"
 
 
 def on_config(config: Any) -> Any:
-    """Let Markdown know the doctests of docstrings, which it would take for quotations."""
+    """List the decisions, and let Markdown know the doctests of docstrings, which it would take for quotations."""
     from markdown.extensions import Extension
     from markdown.preprocessors import Preprocessor
 
@@ -33,6 +33,8 @@ def on_config(config: Any) -> Any:
             md.preprocessors.register(Doctests(md), "doctests", 40)  # before code in fences is taken out
 
     config.markdown_extensions.append(WithDoctests())
+    decisions = sorted(f"decisions/{path.name}" for path in (ROOT / "docs" / "decisions").glob("*.md"))
+    config.nav[-1]["Design"].append({"Decisions": decisions})
     return config
 
 
