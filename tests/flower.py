@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 
+from feddrift.conditions import IDEAL, Conditions
 from feddrift.engines.flower.client import Client
 from feddrift.engines.flower.exchange import Rules
 from feddrift.engines.flower.federation import Flower, Roster
@@ -39,7 +40,8 @@ class OverFlower(Flower):
     """The Flower engine with the clients of a stream, made as the other engines are."""
 
     def __init__(
-        self, stream: Stream, net: Net, local: Local, seed: int, rules: Rules = QUICK, root: Path | None = None,
+        self, stream: Stream, net: Net, local: Local, seed: int, conditions: Conditions = IDEAL, rules: Rules = QUICK,
+        root: Path | None = None,
     ) -> None:  # fmt: skip
         if root is None:
             root = Path(tempfile.mkdtemp(dir=MEMORY))
@@ -47,4 +49,4 @@ class OverFlower(Flower):
         self.local_grid = LocalGrid(clients_of(stream, root, net))
         keys = {name.encode(): name for name in stream.clients}
         roster = Roster("test", stream.clients, keys, stream.x.shape[1:], stream.n_classes)
-        super().__init__(self.local_grid, roster, net, local, seed, rules)
+        super().__init__(self.local_grid, roster, net, local, seed, rules, conditions)

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from flwr.serverapp import Grid
 
+from feddrift.conditions import IDEAL, Conditions
 from feddrift.engines.base import Engine
 from feddrift.engines.flower import messages
 from feddrift.engines.flower import parts as model_parts
@@ -42,12 +43,15 @@ class Roster:
 class Flower(Engine):
     """Real clients, reached through a Grid."""
 
-    def __init__(self, grid: Grid, roster: Roster, net: Net, local: Local, seed: int, rules: Rules) -> None:
+    def __init__(
+        self, grid: Grid, roster: Roster, net: Net, local: Local, seed: int, rules: Rules,
+        conditions: Conditions = IDEAL,
+    ) -> None:  # fmt: skip
         if not 1 <= rules.quorum <= len(roster.clients):
             raise ConfigError(f"quorum must be in 1..{len(roster.clients)}, got {rules.quorum}")
         self.grid, self.roster, self.rules = grid, roster, rules
         self.counts: Ints = np.zeros((2, len(roster.clients)), dtype=np.int64)  # N[t, c] as the clients said
-        super().__init__(self._stream(0), net, local, seed)
+        super().__init__(self._stream(0), net, local, seed, conditions)
         self.present: set[int] = set()  # who answered the last hello
         self.exchanges = 0
         self.trouble: dict[str, str] = {}  # by client, what went wrong last

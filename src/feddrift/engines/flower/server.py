@@ -20,7 +20,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from feddrift import __version__, algorithms, checkpoint
-from feddrift.conditions import grown
+from feddrift.conditions import Conditions, grown
 from feddrift.engines.flower import parts as model_parts
 from feddrift.engines.flower.federation import Flower, Roster
 from feddrift.engines.flower.settings import Settings
@@ -142,11 +142,13 @@ def history_line(step: Step, engine: Flower) -> dict[str, Any]:
 def run(grid: Grid, settings: Settings, roster: Roster, folder: Path) -> None:
     """The server of a deployment, from beginning or checkpoint to the end."""
     net = settings.net(folder)
-    engine = Flower(grid, roster, net, settings.local, settings.seed, settings.rules)
+    some = Conditions(participation=settings.participation)
+    engine = Flower(grid, roster, net, settings.local, settings.seed, settings.rules, some)
     algorithm = algorithms.algorithm(settings.algorithm, **settings.settings)
     about = {
         "experiment": settings.experiment, "algorithm": settings.algorithm, "seed": settings.seed,
         "settings": json.loads(json.dumps(settings.settings)), "local": asdict(settings.local),
+        "participation": settings.participation,
     }  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / HISTORY, "a", encoding="utf-8") as file:

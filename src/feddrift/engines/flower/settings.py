@@ -39,6 +39,7 @@ class Settings(BaseModel):
     average: Average = Field(
         default="mean", description="or median, trimmed, clipped: bounds what a few clients can do"
     )
+    participation: float = Field(default=1.0, gt=0, le=1, description="the share of the clients that train in a round")
     model: str | None = Field(default=None, description="module:object, a Net or a model of your own")
     start: float | Literal["data"] = Field(default="data", description="when new data are there, or every so many s")
     quorum: int = Field(default=1, ge=1, description="clients; with fewer the server waits, then says so and stops")
