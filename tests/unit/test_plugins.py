@@ -167,7 +167,7 @@ def test_what_an_installed_package_offers(
 
 def test_the_drift_test_of_the_docs(folder: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "extend.md").read_text()
-    (snippet,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    (snippet,) = re.findall(r"```python\n(# mytest.py\n.*?)```", page, re.S)
     (folder / "people_test.py").write_text(snippet)
     steps = list(
         fd.run(fd.stream("sine-2"), fd.algorithm("FedDrift", test="people_test:doubled"), local=fd.Local(rounds=5))
