@@ -38,6 +38,11 @@ def test_the_tables_of_drift_tests_are_what_the_records_say() -> None:
         assert detectors.table(ROOT / "results" / "detectors", streams) in page
 
 
+def test_the_tables_of_faults_are_what_the_records_say() -> None:
+    faults = script("faults")
+    assert faults.PAGE.read_text().endswith(faults.measured())
+
+
 def test_the_committed_cells_keep_to_the_paper() -> None:
     """At least 92 % within their band, MNIST-L-4 apart; FedDrift above all baselines where the paper says so."""
     summaries = report.summarise(record.read_all(ROOT / "results" / "tables"))
