@@ -19,7 +19,7 @@ from feddrift.errors import DataError, unknown
 from feddrift.models import leaves, one, paths, refill
 from feddrift.nets import masked, mlp
 from feddrift.resnet import resnet18, torchvision_names
-from feddrift.types import Ballot, Floats, Ints, Net, Params, State
+from feddrift.types import Ballot, Floats, Net, Params, State
 
 MODELS, ABOUT, RESNET = "models.safetensors", "models.json", "resnet18.safetensors"
 MASK = "mask"  # the name of what a model sees of its inputs, beside its parameters
@@ -76,6 +76,7 @@ def _about(run: RecordedRun, state: State, steps: int) -> dict[str, Any]:
         "seed": run.config.seed,
         "time_steps": steps,
         "ballot": state.ballot,
+        "classes": list(run.stream.classes or range(run.stream.n_classes)),
         "models": {str(i): {"family": state.models.family[m]} for m, i in enumerate(ids)},
         "clients": clients,
         "lineage": [{k: v for k, v in event.items() if k != "kind"} for event in known.events if event["t"] < steps],
@@ -91,14 +92,16 @@ class Exported:
     params: dict[int, Params]
     masks: dict[int, Floats]
 
-    def predict(self, client: str, x: npt.ArrayLike) -> Ints:
-        """The classes of inputs x[n, ...] by the models that this client uses."""
+    def predict(self, client: str, x: npt.ArrayLike) -> npt.NDArray[Any]:
+        """The classes of inputs x[n, ...] by the models that this client uses, as they are called in the data."""
         votes = self.about["clients"].get(str(client))
         if votes is None:
             raise unknown("client", client, self.about["clients"])
         inputs, features = np.asarray(x), tuple(self.about["net"]["features"])
         if inputs.ndim < 1 or inputs.shape[1:] != features:
             raise DataError(f"inputs must have shape [n, {', '.join(map(str, features))}], got {inputs.shape}")
+        if not np.isfinite(inputs).all():
+            raise DataError("inputs must be finite numbers, got NaN or infinity")
         ballot: Ballot = self.about["ballot"]
         total = np.zeros((len(inputs), self.about["net"]["classes"]))
         for i, weight in votes.items():
@@ -106,7 +109,7 @@ class Exported:
             shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
             soft = shifted / shifted.sum(axis=1, keepdims=True)
             total += weight * (np.eye(total.shape[1])[logits.argmax(axis=1)] if ballot == "hard" else soft)
-        return np.asarray(total.argmax(axis=1))
+        return np.asarray(np.array(self.about["classes"])[total.argmax(axis=1)])
 
 
 def load(folder: str | Path, net: Net | None = None) -> Exported:
@@ -123,6 +126,10 @@ def load(folder: str | Path, net: Net | None = None) -> Exported:
             for name, expected, leaf in zip(names, leaves(like), leaves(params[i]), strict=True):
                 if expected.shape != leaf.shape:
                     raise DataError(f"{folder}: '{i}/{name}' has shape {leaf.shape}, the net needs {expected.shape}")
+        if len(about["classes"]) != about["net"]["classes"] or not all(
+            isinstance(c, int | str) for c in about["classes"]
+        ):
+            raise DataError(f"{folder}: expected {about['net']['classes']} names of classes, got {about['classes']}")
         masks = {i: arrays[f"{i}/{MASK}"] for i in ids if f"{i}/{MASK}" in arrays}
         if not {int(i) for votes in about["clients"].values() for i in votes} <= set(ids):
             raise DataError(f"{folder}: a client uses a model that is not there")
@@ -135,7 +142,9 @@ def load(folder: str | Path, net: Net | None = None) -> Exported:
             raise DataError(f"{folder}: features must be whole numbers from 1, got {about['net']['features']}")
         return Exported(about, made, params, masks)
     except OSError as error:
-        raise DataError(f"cannot read the models in {folder}: {error.strerror or error}") from None
+        several = sorted(path.parent.name for path in folder.glob(f"*/{ABOUT}"))
+        hint = f" (of several runs, choose one: {', '.join(several)})" if several else ""
+        raise DataError(f"cannot read the models in {folder}: {error.strerror or error}{hint}") from None
     except (SafetensorError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise DataError(f"{folder} holds no exported models: {type(error).__name__}: {error}") from None
 

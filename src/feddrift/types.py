@@ -154,6 +154,7 @@ class Stream:
     concepts: Ints | None = None  # [T + 1, c], the truth: only Oracle and reports may read it
     same: Mapping[int, int] = field(default_factory=dict)  # concept -> the lower id it is equal to
     clients: tuple[str, ...] = ()  # names, for people
+    classes: tuple[int | str, ...] = ()  # what the classes are called, where that is not 0, 1, 2, ...
     family: str = "own"  # which defaults apply: sine, circle, sea, mnist, ...
     local: Local = Local()  # the training settings its numbers are published with
 

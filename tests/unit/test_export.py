@@ -109,6 +109,23 @@ def test_words_that_do_not_fit_the_models_are_told(
         fd.load(tmp_path / "models")
 
 
+def test_classes_are_called_what_they_are_called_in_the_data(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    for client in ("a", "b"):
+        (tmp_path / "data" / f"client_{client}").mkdir(parents=True)
+        for t in range(3):
+            x = draw.random((60, 2))
+            rows = "".join(f"{p},{q},{'good' if p > q else 'bad'}\n" for p, q in x)
+            (tmp_path / "data" / f"client_{client}" / f"step_{t}.csv").write_text("p,q,label\n" + rows)
+    run = RecordedRun(RunConfig.checked(stream=f"folder:{tmp_path / 'data'}", algorithm="Oblivious"), tmp_path / "runs")
+    list(run)
+    export(run, tmp_path / "models")
+    models = fd.load(tmp_path / "models")
+    assert models.predict("a", [[0.9, 0.1], [0.1, 0.9]]).tolist() == ["good", "bad"]
+    with pytest.raises(DataError, match="finite"):
+        models.predict("a", [[np.nan, 0.1]])
+
+
 def test_a_resnets_statistics_travel_with_it(tmp_path: Path) -> None:
     net = resnet.resnet18(3)
     params = net.init(rng.derive(0, "init", 0))

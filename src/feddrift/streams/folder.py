@@ -9,7 +9,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,15 +74,16 @@ def load(directory: str | Path, label: str = "label") -> Stream:
     if largest > LARGE:
         _log.warning("%s: features reach %g; scale them to about -1 to 1, or training may fail", root, largest)
     classes, index = _classes(root / "classes.txt", files.values())
-    if classes < 2:
+    if len(classes) < 2:
         _log.warning("%s: all labels are the same, there is nothing to learn", root)
     cells = {key: (file.x, [index[text] for text in file.labels]) for key, file in files.items()}
-    return Stream.from_arrays(
+    stream = Stream.from_arrays(
         [[cells.get((t, client)) for client in clients] for t in times],
         name=f"folder:{root.resolve().name}",
-        n_classes=classes,
+        n_classes=len(classes),
         clients=[client.name.removeprefix("client_") for client in clients],
     )
+    return replace(stream, classes=tuple(classes))
 
 
 def _natural(path: Path) -> tuple[list[str | int], str]:
@@ -184,8 +185,8 @@ def _number(text: str) -> float:
         return math.nan
 
 
-def _classes(path: Path, files: Iterable[_File]) -> tuple[int, dict[str, int]]:
-    """How many classes there are, and the class of each label as written."""
+def _classes(path: Path, files: Iterable[_File]) -> tuple[list[int | str], dict[str, int]]:
+    """The classes in their order, and the position of each label as written."""
     found = [label for file in files for label in _distinct(file.labels, file.place)]
     if os.path.lexists(path):
         _check_file(path)
@@ -198,7 +199,7 @@ def _classes(path: Path, files: Iterable[_File]) -> tuple[int, dict[str, int]]:
         if label.value not in index:
             legal = ", ".join(map(str, order[:10])) + (", ..." if len(order) > 10 else "")
             raise DataError(f"{label.place}: unknown label {label.text!r}, legal by {path.name} are {legal}")
-    return len(order), {label.text: index[label.value] for label in found}
+    return order, {label.text: index[label.value] for label in found}
 
 
 def listed(path: Path) -> list[int | str]:
