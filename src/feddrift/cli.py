@@ -200,7 +200,18 @@ def resume_(
     if not found:
         _say(f"nothing to resume in {folder}: no run there was stopped before its end")
         return
-    _follow(map(reopened, found), len(found))
+    failed = 0
+    for state in found:  # what is wrong with one is no reason to leave the others
+        try:
+            _follow([reopened(state)], 1)
+        except FeddriftError as error:
+            _fail(f"{state.stem}: {error}")
+            failed += 1
+        except Exception as error:
+            _fail(f"{state.stem}: {type(error).__name__}: {error}")
+            failed += 1
+    if failed:
+        raise typer.Exit(1)
 
 
 def _follow(runs: Iterable[RecordedRun], n: int) -> None:
@@ -492,7 +503,7 @@ def main() -> None:
         code = int(stop.code or 0)
     if code == 130:  # Ctrl-C, as typer reports it
         err.print(
-            "stopped; the time steps that were done are in the record, `feddrift resume` goes on", highlight=False
+            "stopped; the time steps that were done are in the record, `feddrift resume DIR` goes on", highlight=False
         )
     if busy():  # do not wait for compiled code that still runs
         os._exit(code)

@@ -204,6 +204,8 @@ class RecordedRun:
     def __iter__(self) -> Iterator[Step]:
         """Each time step once it is trained, tested and written."""
         start = self._last() if self.resumes else _Start()
+        if not self.resumes and self.checkpoints.path.is_dir() and not is_complete(self.path):
+            log.warning("%s was stopped before its end: this starts it over, resume would go on", self.path.stem)
         with Writer(self.out, self.header, start.done, start.seconds) as writer:
             if not start.done and start.inside is None:
                 self.checkpoints.clear()
@@ -302,7 +304,13 @@ def reopened(state: Path) -> RecordedRun:
     if not isinstance(config, dict):
         raise DataError(f"{whole[0].path} is no checkpoint of a run: it has no configuration")
     with chdir(cwd) if os.path.isdir(cwd) else nullcontext():
-        return RecordedRun(RunConfig.checked(**config), state.parent, resume=True)
+        run = RecordedRun(RunConfig.checked(**config), state.parent, resume=True)
+    if run.checkpoints.path != state:
+        raise DataError(
+            f"cannot resume {state.stem}: its data, or the defaults of its method, have changed since; it would be "
+            f"{run.path.stem} now: run it again"
+        )
+    return run
 
 
 def _header(config: RunConfig, stream: Stream, algorithm: Algorithm, local: Local) -> dict[str, Any]:

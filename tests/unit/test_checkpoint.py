@@ -21,6 +21,7 @@ from feddrift import algorithms, checkpoint, record
 from feddrift.config import RecordedRun, RunConfig, reopened, stopped
 from feddrift.errors import DataError
 from feddrift.types import Event, Models, State
+from tests.unit.test_cli import feddrift
 
 PATTERN = "0 0\n0 1\n1 1\n1 0\n"
 
@@ -277,6 +278,36 @@ def test_unfinished_runs_are_found_with_their_configuration(
     found = reopened(state)
     assert found.config == config and [step.tau for step in found] == [1, 2]
     assert not stopped(tmp_path / "runs")
+
+
+def test_a_run_whose_data_have_changed_does_not_go_on(
+    tmp_path: Path, pattern: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And what is wrong with one run keeps no other from going on."""
+    for algorithm in ("FedDrift", "Oblivious"):
+        steps = iter(RecordedRun(configured(pattern, algorithm), tmp_path / "runs"))
+        next(steps)
+        steps.close()  # type: ignore[attr-defined]
+        if algorithm == "FedDrift":
+            first = configured(pattern, algorithm)
+    assert first.pattern is not None
+    other = tmp_path / "other.txt"
+    other.write_text(PATTERN)
+    steps = iter(RecordedRun(first.model_copy(update={"pattern": str(other)}), tmp_path / "runs"))
+    next(steps)
+    steps.close()  # type: ignore[attr-defined]
+    other.write_text(PATTERN.replace("0", "1"))
+    code, _, told = feddrift(capsys, "resume", str(tmp_path / "runs"))
+    assert code == 1 and told.count("have changed since") == 1 and "Traceback" not in told
+    assert len(stopped(tmp_path / "runs")) == 1  # the other two are done
+
+
+def test_starting_over_is_told(tmp_path: Path, pattern: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        steps = iter(RecordedRun(configured(pattern), tmp_path))
+        next(steps)
+        steps.close()  # type: ignore[attr-defined]
+    assert caplog.text.count("this starts it over, resume would go on") == 1
 
 
 def test_without_any_whole_checkpoint_it_says_so(tmp_path: Path, pattern: Path) -> None:
