@@ -10,6 +10,7 @@ import numpy as np
 from feddrift.conditions import IDEAL, Conditions, grown
 from feddrift.engines import engine as find_engine
 from feddrift.engines.base import Engine, TimeStep
+from feddrift.errors import ConfigError
 from feddrift.nets import default_net
 from feddrift.types import Algorithm, Bools, Event, Federation, Floats, Ints, Local, Net, State, Stream
 
@@ -67,9 +68,20 @@ def steps_on(
         fed = engine.at(tau)
         state = grown(state, fed.n_clients)
         before, state = state, algorithm.step(state, watch(state, fed) if watch else fed)
+        _check(state, fed, f"{type(algorithm).__name__}.step at time {tau}")
         right, tested = engine.test(state, tau + 1)
         accuracy = np.divide(right, tested, out=np.full(len(tested), np.nan), where=tested > 0)
         yield Step(tau, state, accuracy, tested, fed.sent, lineage(before, state))
+
+
+def _check(state: State, fed: TimeStep, where: str) -> None:
+    """Say what is wrong with a state before anything trips over it."""
+    if not isinstance(state, State):
+        raise ConfigError(f"{where} must return a State, got {type(state).__name__}")
+    c, m = fed.n_clients, len(state.models)
+    for name, found, shape in (("w", state.w.shape, (fed.tau + 1, c, m)), ("votes", state.votes.shape, (c, m))):
+        if found != shape:
+            raise ConfigError(f"{where}: {name} must have shape {shape} for {c} clients and {m} models, got {found}")
 
 
 def lineage(before: State, after: State) -> tuple[Event, ...]:

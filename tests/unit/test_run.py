@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import replace
+from typing import Any
 
+import numpy as np
+import pytest
+
+import feddrift as fd
+from feddrift.errors import ConfigError
 from feddrift.run import lineage
-from feddrift.types import Event, Models, State
+from feddrift.types import Event, Local, Models, State
 
 
 def state(ids: tuple[int, ...], used: list[int], events: tuple[Event, ...] = ()) -> State:
@@ -42,3 +48,23 @@ def test_a_model_is_not_born_twice() -> None:
     assert kinds(state((0,), [0, 0]), state((0, 1), [0, 1], (created,))) == [("created", 1)]
     told = Event("retired", 0, {"reason": "its own"})
     assert lineage(state((0, 1), [0, 1]), state((1,), [1, 1], (told,))) == (told,)
+
+
+@pytest.mark.parametrize(
+    ("state", "why"),
+    [
+        (lambda s: None, "Wrong.step at time 0 must return a State, got NoneType"),
+        (lambda s: replace(s, votes=np.ones((10, 3))), r"votes must have shape \(10, 1\) .* got \(10, 3\)"),
+        (lambda s: replace(s, w=np.ones((4, 10, 1))), r"w must have shape \(1, 10, 1\) .* got \(4, 10, 1\)"),
+    ],
+)
+def test_a_method_of_ones_own_that_returns_nonsense_is_told_so(state: Any, why: str) -> None:
+    class Wrong:
+        def init(self, fed: Any) -> State:
+            return State(fed.fresh(), w=np.zeros((0, fed.n_clients, 1)), votes=np.ones((fed.n_clients, 1)))
+
+        def step(self, before: State, fed: Any) -> Any:
+            return state(replace(before, w=np.ones((fed.tau + 1, fed.n_clients, 1))))
+
+    with pytest.raises(ConfigError, match=why):
+        next(fd.run(fd.stream("sine-2"), Wrong(), local=Local(rounds=1, steps=1)))
