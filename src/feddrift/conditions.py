@@ -32,7 +32,7 @@ class Conditions:
 
     participation: float = 1.0  # the share of the clients in reach that train in a round, drawn anew for each
     dropout: float = 0.0  # the chance that a client is out of reach for a whole time step
-    trace: Bools | None = None  # [t, c], who is in reach; beyond its end everybody is
+    trace: Bools | None = None  # [t, c], who is in reach
     garbage: tuple[int, ...] = ()  # clients that send noise in place of what they trained
 
     def __post_init__(self) -> None:
@@ -47,8 +47,11 @@ class Conditions:
         if self.trace is not None:
             if self.trace.shape[1] != counts.shape[1]:
                 raise DataError(f"the trace is for {self.trace.shape[1]} clients, the stream has {counts.shape[1]}")
-            n = min(len(self.trace), len(counts))
-            there[:n] &= self.trace[:n]
+            if len(self.trace) < len(counts):
+                raise DataError(
+                    f"the trace has {len(self.trace)} rows, the stream {len(counts)} time steps to train in"
+                )
+            there &= self.trace[: len(counts)]
         if self.dropout:
             t, c = np.ogrid[: counts.shape[0], : counts.shape[1]]
             there &= rng.unit(rng.derive(seed, "dropout", t, c)[0]) >= self.dropout

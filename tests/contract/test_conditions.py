@@ -283,9 +283,11 @@ def test_a_trace_that_is_no_file_is_told(name: str) -> None:
 
 
 def test_a_trace_is_for_as_many_clients(tmp_path: Path) -> None:
-    (tmp_path / "trace").write_text("1 0 1\n")
+    (tmp_path / "trace").write_text("1 0 1\n1 1 1\n")
     conditions = Conditions(trace=read_trace(tmp_path / "trace"))
     assert conditions.in_reach(np.ones((2, 3), dtype=np.int64), 0).tolist() == [[True, False, True], [True] * 3]
+    with pytest.raises(DataError, match="has 2 rows, the stream 3 time steps"):
+        conditions.in_reach(np.ones((3, 3), dtype=np.int64), 0)
     with pytest.raises(DataError, match="for 3 clients, the stream has 4"):
         conditions.in_reach(np.ones((2, 4), dtype=np.int64), 0)
 
