@@ -117,7 +117,7 @@ def read_trace(path: str | Path) -> Bools:
     try:
         rows = table(Path(path).read_text(encoding="utf-8-sig"), f"trace {path}", "expected 1 for in reach or 0")
     except (OSError, ValueError) as error:  # not there, or not text
-        raise DataError(f"trace {path} cannot be read as text: {error}") from None
+        raise DataError(f"trace {path} cannot be read as text: {getattr(error, 'strerror', None) or error}") from None
     if not len(rows):
         raise DataError(f"trace {path}: needs a row per time step, got none")
     if rows.max() > 1:

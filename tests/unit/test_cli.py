@@ -132,6 +132,16 @@ def test_bad_input_is_one_sentence_and_exit_code_2(
     assert not list(tmp_path.rglob("*"))  # nothing half-written
 
 
+def test_a_folder_named_as_a_stream_is_recognised(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shops").mkdir()
+    for label in ([], ["--label", "sold"]):
+        code, _, told = feddrift(capsys, "run", "--stream", "shops", "--algorithm", "FedDrift", *label)
+        assert code == 2 and "did you mean 'folder:shops'?" in told
+
+
 def test_help_is_worth_reading(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = feddrift(capsys, "run", "--help")
     assert code == 0

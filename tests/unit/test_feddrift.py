@@ -309,7 +309,7 @@ def test_a_delta_within_the_noise_warns_once(caplog: pytest.LogCaptureFixture) -
     with caplog.at_level(logging.WARNING):
         play(FedDrift(delta=0.02), [QUIET] * 4)
     assert [r.getMessage() for r in caplog.records] == [
-        "delta=0.02 is below two standard errors (0.060) of an error measured on 100 examples: expect false alarms"
+        "delta=0.02 is below two standard errors (0.0600) of an error measured on 100 examples: expect false alarms"
     ]
     caplog.clear()
     play(FedDrift(delta=0.07), [QUIET] * 4)

@@ -361,6 +361,6 @@ def _warn_if_noisy(delta: float, error: Floats, counts: Ints) -> None:
     noise = float(np.median(2 * np.sqrt(error[seen] * (1 - error[seen]) / counts[seen])))
     if delta < noise:
         log.warning(
-            "delta=%g is below two standard errors (%.3f) of an error measured on %d examples: expect false alarms",
+            "delta=%g is below two standard errors (%.4f) of an error measured on %d examples: expect false alarms",
             delta, noise, int(np.median(counts[seen])),
         )  # fmt: skip

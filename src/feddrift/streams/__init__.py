@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,7 +66,7 @@ def stream(
         if pattern is not None:
             raise ConfigError(f"{name} brings its own drift: pattern must be left out, got {pattern!r}")
         return folder.load(directory, label=label)
-    if label != "label":
+    if label != "label" and name in STREAMS:
         raise ConfigError(f"label names a column of folder:DIR, so it must be left out for {name}, got {label!r}")
     if name not in STREAMS and (make := plugins.find("stream", name)) is not None:
         if pattern is not None:
@@ -117,6 +118,8 @@ def default_pattern(name: str, seed: int = 0) -> str:
 
 def _entry(name: str) -> Entry:
     if name not in STREAMS:
+        if os.path.isdir(name):
+            raise ConfigError(f"unknown stream '{name}'; it is a folder: did you mean 'folder:{name}'?")
         raise unknown("stream", name, [*STREAMS, *plugins.installed("stream"), "folder:DIR", "package.module:make"])
     return STREAMS[name]
 
