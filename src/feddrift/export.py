@@ -126,10 +126,11 @@ def load(folder: str | Path, net: Net | None = None) -> Exported:
             for name, expected, leaf in zip(names, leaves(like), leaves(params[i]), strict=True):
                 if expected.shape != leaf.shape:
                     raise DataError(f"{folder}: '{i}/{name}' has shape {leaf.shape}, the net needs {expected.shape}")
-        if len(about["classes"]) != about["net"]["classes"] or not all(
-            isinstance(c, int | str) for c in about["classes"]
-        ):
-            raise DataError(f"{folder}: expected {about['net']['classes']} names of classes, got {about['classes']}")
+        kinds, n_classes = {type(name) for name in about["classes"]}, about["net"]["classes"]
+        if kinds not in ({int}, {str}) or len(set(about["classes"])) != n_classes or len(about["classes"]) != n_classes:
+            raise DataError(f"{folder}: expected {n_classes} different numbers or names of classes")
+        if kinds == {int} and max(map(abs, about["classes"])) >= 2**63:
+            raise DataError(f"{folder}: classes that are numbers must fit 64 bits")
         masks = {i: arrays[f"{i}/{MASK}"] for i in ids if f"{i}/{MASK}" in arrays}
         if not {int(i) for votes in about["clients"].values() for i in votes} <= set(ids):
             raise DataError(f"{folder}: a client uses a model that is not there")

@@ -161,3 +161,9 @@ def test_a_header_alone_is_one_sentence(tmp_path: Path) -> None:
     path.write_text(path.read_text().splitlines()[0])
     with pytest.raises(DataError, match="Oslo: a header alone"):  # an IndexError before
         fd.stream("air-quality", data_dir=tmp_path)
+
+
+def test_a_table_without_any_post_is_told(tmp_path: Path) -> None:
+    city(tmp_path, "Nowhere", {})
+    with pytest.raises(DataError, match="no table has a column of fine dust"):
+        air.five_cities("air-quality", tmp_path)

@@ -69,6 +69,8 @@ def beijing(name: str, data_dir: str | Path | None = None) -> Stream:
 
 
 def _stream(name: str, clients: Mapping[str, list[Cell | None]]) -> Stream:
+    if not clients:
+        raise DataError(f"{name}: no table has a column of fine dust, PM_<post>")
     steps = max(len(cells) for cells in clients.values())
     if steps < 2:
         raise DataError(f"{name}: needs at least 2 quarters of data, got {steps}")
