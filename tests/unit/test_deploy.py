@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import stat
+import sys
 from pathlib import Path
 
 import pytest
@@ -164,3 +166,11 @@ def test_the_commands(tmp_path: Path) -> None:
     told = run.invoke(app, ["deploy", "status", str(fed)])
     assert "models 0, 1" in told.output and "50.0 %" in told.output and "it is out" in told.output
     assert json.loads(run.invoke(app, ["deploy", "status", str(fed), "--json"]).output) == [step]
+
+
+def test_flowers_programs_are_found_without_an_activated_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    found = shutil.which("flower-superexec", path=start.environment(tmp_path)["PATH"])
+    assert found is not None and Path(found).parent == Path(sys.executable).parent
