@@ -17,7 +17,7 @@ from feddrift import __version__, checkpoint, record, rng
 from feddrift.config import RecordedRun
 from feddrift.errors import DataError, unknown
 from feddrift.models import leaves, one, paths, refill
-from feddrift.nets import masked, mlp
+from feddrift.nets import mlp, poll
 from feddrift.resnet import resnet18, torchvision_names
 from feddrift.types import Ballot, Floats, Net, Params, State
 
@@ -102,13 +102,8 @@ class Exported:
             raise DataError(f"inputs must have shape [n, {', '.join(map(str, features))}], got {inputs.shape}")
         if not np.isfinite(inputs).all():
             raise DataError("inputs must be finite numbers, got NaN or infinity")
-        ballot: Ballot = self.about["ballot"]
-        total = np.zeros((len(inputs), self.about["net"]["classes"]))
-        for i, weight in votes.items():
-            logits = np.asarray(masked(self.net, self.params[int(i)], self.masks.get(int(i)), inputs), dtype=np.float64)
-            shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
-            soft = shifted / shifted.sum(axis=1, keepdims=True)
-            total += weight * (np.eye(total.shape[1])[logits.argmax(axis=1)] if ballot == "hard" else soft)
+        voters = ((weight, self.params[int(i)], self.masks.get(int(i))) for i, weight in votes.items())
+        total = poll(self.net, voters, self.about["ballot"], inputs)
         return np.asarray(np.array(self.about["classes"])[total.argmax(axis=1)])
 
 

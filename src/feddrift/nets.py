@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from jax.nn import logsumexp, relu
 
 from feddrift import plugins, rng
 from feddrift.errors import ConfigError, unknown
-from feddrift.types import Net, Params, Stream
+from feddrift.types import Ballot, Floats, Net, Params, Stream
 
 
 @cache  # one net, one compiled program, however many runs a process makes
@@ -80,6 +81,17 @@ def cross_entropy(logits: Any, y: Any) -> Any:
 def masked(net: Net, params: Params, mask: Any, x: Any) -> Any:
     """Logits from what the model sees of its inputs."""
     return net.apply(params, x if mask is None else x * mask)
+
+
+def poll(net: Net, voters: Iterable[tuple[float, Params, Any]], ballot: Ballot, x: Any) -> Floats:
+    """The votes [n, class] that models, each with its weight, parameters and mask, cast on inputs x[n, ...]."""
+    total: Any = 0.0
+    for weight, params, mask in voters:
+        logits = np.asarray(masked(net, params, mask, x), dtype=np.float64)
+        shares = np.exp(logits - logits.max(axis=1, keepdims=True))
+        shares /= shares.sum(axis=1, keepdims=True)
+        total = total + weight * (np.eye(logits.shape[1])[logits.argmax(axis=1)] if ballot == "hard" else shares)
+    return np.asarray(total)
 
 
 def batch_loss(net: Net, params: Params, mask: Any, x: Any, y: Any, n: Any) -> Any:

@@ -20,9 +20,9 @@ from feddrift.engines.flower.own import imported_net
 from feddrift.engines.flower.store import Store
 from feddrift.errors import ConfigError, DataError
 from feddrift.models import one
-from feddrift.nets import masked
+from feddrift.nets import poll
 from feddrift.streams.folder import listed
-from feddrift.types import Models, Net
+from feddrift.types import Ballot, Models, Net
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Serving:
     tau: int  # the time step they were trained in last
     models: Models
     votes: tuple[float, ...]  # [m]
-    ballot: str
+    ballot: Ballot
     net: Net
     classes: tuple[int | str, ...]
 
@@ -42,14 +42,9 @@ class Serving:
 
     def scores(self, x: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """The votes [n, class]: shares of the classes, or probabilities where the models vote with these."""
-        inputs, total = np.asarray(x, dtype=np.float32), np.zeros((len(np.asarray(x)), len(self.classes)))
-        for m, vote in enumerate(self.votes):
-            mask = None if self.models.mask is None else self.models.mask[m]
-            logits = np.asarray(masked(self.net, one(self.models, m), mask, inputs), dtype=np.float64)
-            shares = np.exp(logits - logits.max(axis=1, keepdims=True))
-            shares /= shares.sum(axis=1, keepdims=True)
-            total += vote * (np.eye(logits.shape[1])[logits.argmax(axis=1)] if self.ballot == "hard" else shares)
-        return np.asarray(total / sum(self.votes))
+        masks = [None] * len(self.votes) if self.models.mask is None else self.models.mask
+        voters = ((vote, one(self.models, m), masks[m]) for m, vote in enumerate(self.votes))
+        return poll(self.net, voters, self.ballot, np.asarray(x, dtype=np.float32)) / sum(self.votes)
 
 
 def current(folder: str | Path, experiment: str | None = None) -> Serving:
