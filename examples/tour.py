@@ -10,7 +10,8 @@ import numpy as np
 
 import feddrift as fd
 from feddrift import record, report
-from feddrift.config import RecordedRun, RunConfig
+from feddrift.config import RunConfig
+from feddrift.recorded import RecordedRun
 
 stream = fd.stream("sine-2")
 x, y = stream.cell(0, 0)  # what client 0 received at time 0

@@ -27,12 +27,13 @@ from rich.table import Table
 
 from feddrift import __version__, algorithms, engines, page, paper, plugins, record, report, streams, sweep
 from feddrift.background import busy, cores
-from feddrift.config import RecordedRun, RunConfig, parse_seeds, reopened, states, stopped
+from feddrift.config import RunConfig, parse_seeds
 from feddrift.deploy.commands import deploy
 from feddrift.errors import ConfigError, DataError, FeddriftError, one_line
 from feddrift.estimate import estimate
 from feddrift.export import export
 from feddrift.live import Board
+from feddrift.recorded import RecordedRun, reopened, states, stopped
 from feddrift.run import Step
 from feddrift.types import Stream
 

@@ -14,10 +14,10 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from feddrift import __version__, checkpoint, record, rng
-from feddrift.config import RecordedRun
 from feddrift.errors import DataError, unknown
 from feddrift.models import leaves, one, paths, refill
 from feddrift.nets import mlp, poll
+from feddrift.recorded import RecordedRun
 from feddrift.resnet import resnet18, torchvision_names
 from feddrift.types import Ballot, Floats, Net, Params, State
 

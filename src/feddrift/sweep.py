@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from feddrift import algorithms, record, streams
-from feddrift.config import RecordedRun, RunConfig, parse_seeds
+from feddrift.config import RunConfig, parse_seeds
 from feddrift.errors import BusyError, ConfigError, DataError, FeddriftError, shown
+from feddrift.recorded import RecordedRun
 
 NAMES = ("stream", "algorithm", "pattern", "weights", "net", "average", "trace", "poison")
 LISTS = (*NAMES, "rounds", "steps", "batch", "lr", "participation", "dropout")  # one value, or several to combine

@@ -16,9 +16,10 @@ from typer.testing import CliRunner
 
 from feddrift import algorithms, cli, sweep
 from feddrift.conditions import Conditions, read_poison, read_trace
-from feddrift.config import MAX_SEEDS, RunConfig, parse_seeds, stopped
+from feddrift.config import MAX_SEEDS, RunConfig, parse_seeds
 from feddrift.detect import TESTS, Evidence, drift_test
 from feddrift.errors import LONGEST, FeddriftError
+from feddrift.recorded import stopped
 from feddrift.streams import patterns
 from feddrift.types import Algorithm
 from tests.fake import FakeFederation

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from feddrift import algorithms, record, report
 from feddrift.conditions import Conditions
-from feddrift.config import RecordedRun, RunConfig
+from feddrift.config import RunConfig
 from feddrift.errors import ConfigError
+from feddrift.recorded import RecordedRun
 from tests.property.fuzz import accepted, tries
 
 TRACES = ["1 1 1\n1 1 1\n1 1 1\n", "0 0 0\n0 0 0\n0 0 0\n", "0 0 0\n1 0 1\n", "1 0 0\n0 1 0\n0 0 1\n1 1 1\n1 1 1\n"]

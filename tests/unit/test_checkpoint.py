@@ -18,8 +18,9 @@ from numpy.testing import assert_array_equal
 
 import feddrift as fd
 from feddrift import algorithms, checkpoint, record
-from feddrift.config import RecordedRun, RunConfig, reopened, stopped
+from feddrift.config import RunConfig
 from feddrift.errors import DataError
+from feddrift.recorded import RecordedRun, reopened, stopped
 from feddrift.types import Event, Models, State
 from tests.unit.test_cli import feddrift
 

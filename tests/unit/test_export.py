@@ -12,10 +12,11 @@ from safetensors.numpy import load_file, save_file
 
 import feddrift as fd
 from feddrift import resnet, rng
-from feddrift.config import RecordedRun, RunConfig
+from feddrift.config import RunConfig
 from feddrift.errors import ConfigError, DataError
 from feddrift.export import export
 from feddrift.nets import mlp
+from feddrift.recorded import RecordedRun
 from tests.unit.test_cli import feddrift
 
 

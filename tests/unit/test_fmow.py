@@ -12,9 +12,10 @@ import pytest
 
 import feddrift as fd
 from feddrift import resnet, run
-from feddrift.config import RecordedRun, RunConfig
+from feddrift.config import RunConfig
 from feddrift.errors import ConfigError, DataError
 from feddrift.nets import default_net
+from feddrift.recorded import RecordedRun
 from feddrift.streams import fmow
 from tests.golden.make_torch_resnet import weights as golden
 

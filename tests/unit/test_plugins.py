@@ -11,9 +11,10 @@ import pytest
 
 import feddrift as fd
 from feddrift import algorithms, record, report, streams, sweep
-from feddrift.config import RecordedRun, RunConfig
+from feddrift.config import RunConfig
 from feddrift.errors import ConfigError
 from feddrift.nets import own_net
+from feddrift.recorded import RecordedRun
 from tests.unit.test_cli import feddrift
 
 MINE = '''
