@@ -12,6 +12,7 @@ mean update seen so far and eps_2 six times that. Clusters are never united.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -63,10 +64,10 @@ class CFL:
                 if not len(lanes):
                     continue
                 moves = _moves(models, updates, m, lanes)
-                mean = float(np.linalg.norm(moves.mean(axis=0)))
+                mean = float(_lengths([move.mean(axis=0, dtype=float, keepdims=True) for move in moves])[0])
                 if mean > largest:
                     largest = mean
-                elif mean < largest / 10 and np.linalg.norm(moves, axis=1).max() > 6 * largest / 10 and len(lanes) > 1:
+                elif mean < largest / 10 and _lengths(moves).max() > 6 * largest / 10 and len(lanes) > 1:
                     part = cluster.bipartition(_cosines(moves), self.gamma)
                     if part is not None and not self._full(len(models) + len(splits)):
                         splits.append((m, updates.client[lanes[part]]))
@@ -90,15 +91,20 @@ class CFL:
         return self.max_models is not None and n >= self.max_models
 
 
-def _moves(models: Models, updates: Updates, m: int, lanes: Ints) -> Floats:
-    """[lane, parameter]: how each client moved model m."""
+def _moves(models: Models, updates: Updates, m: int, lanes: Ints) -> list[Any]:
+    """[lane, parameter], of each array: how each client moved model m."""
     pairs = zip(leaves(models.params), leaves(updates.params), strict=True)
-    return np.concatenate([(new[lanes] - old[m]).reshape(len(lanes), -1) for old, new in pairs], axis=1, dtype=float)
+    return [(new[lanes] - old[m]).reshape(len(lanes), -1) for old, new in pairs]
 
 
-def _cosines(moves: Floats) -> Floats:
-    norms = np.maximum(np.linalg.norm(moves, axis=1, keepdims=True), 1e-30)
-    return np.asarray((moves / norms) @ (moves / norms).T)
+def _lengths(moves: list[Any]) -> Floats:
+    return np.asarray(np.sqrt(sum(np.einsum("ij,ij->i", move, move, dtype=float) for move in moves)))
+
+
+def _cosines(moves: list[Any]) -> Floats:
+    products = sum(wide @ wide.T for wide in (move.astype(float) for move in moves))
+    lengths = np.maximum(np.sqrt(np.diag(products)), 1e-30)
+    return np.asarray(products / lengths / lengths[:, None])
 
 
 def _restart(models: Models, m: int, new_id: int, fed: Federation) -> Models:

@@ -17,6 +17,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
@@ -133,26 +134,20 @@ class _Shelf:
         if self.held == {name: k for k, name in enumerate(names) if name} and len(self.stack[1]) == len(names):
             return self.stack
         known = np.array([self.held.get(name, -1) if name else -1 for name in names])
+        found: Optimiser = _rows(self.stack, known)
+        return found
 
-        def gather(leaf: Any) -> Any:  # on the host: lanes come and go in many shapes
-            rows = np.asarray(leaf)[np.maximum(known, 0)]
-            rows[known < 0] = 0
-            return rows
-
-        moments, taken = self.stack
-        return tree_map(gather, moments), gather(taken)
-
-    def keep(self, names: list[Name | None], stack: Optimiser) -> None:
+    def keep(self, names: list[Name | None], stack: Optimiser, room: int) -> None:
+        """Take in the moments of these parts; more than `room` parts lie on the host, else where they were made."""
         held = {name: k for k, name in enumerate(names) if name}
         rest = [name for name in self.held if name not in held]
         if self.stack is not None and rest:  # parts that rest in this call keep theirs
-            at = np.array([self.held[name] for name in rest])
-
-            def joined(new: Any, old: Any) -> Any:
-                return np.concatenate([np.asarray(new), np.asarray(old)[at]])
-
+            at = np.full(lane_bucket(len(rest)), -1)  # few shapes, few compilations
+            at[: len(rest)] = [self.held[name] for name in rest]
+            if len(names) + len(at) > room:
+                stack, self.stack = tree_map(np.asarray, (stack, self.stack))
+            stack = _joined(stack, _rows(self.stack, at))
             held |= {name: len(names) + k for k, name in enumerate(rest)}
-            stack = tree_map(joined, stack[0], self.stack[0]), joined(stack[1], self.stack[1])
         self.held, self.stack = held, stack
 
     def saved(self) -> tuple[list[tuple[Name, int]], Optimiser | None]:
@@ -163,6 +158,38 @@ class _Shelf:
         shelf = cls()
         shelf.held, shelf.stack = dict(saved[0]), saved[1]
         return shelf
+
+
+def _rows(stack: Any, at: Ints) -> Any:
+    """The rows at these places, zeros where it is below 0; on the device if the stack is there."""
+    if isinstance(stack[1], jax.Array):
+        return _rows_there(stack, at.astype(np.int32))
+
+    def rows(leaf: Any) -> Any:
+        found = leaf[np.maximum(at, 0)]
+        found[at < 0] = 0
+        return found
+
+    return tree_map(rows, stack)
+
+
+@jax.jit
+def _rows_there(stack: Any, at: Any) -> Any:
+    def rows(leaf: Any) -> Any:
+        return jnp.where((at < 0).reshape(-1, *[1] * (leaf.ndim - 1)), 0, leaf[jnp.maximum(at, 0)])
+
+    return tree_map(rows, stack)
+
+
+def _joined(a: Any, b: Any) -> Any:
+    if isinstance(a[1], jax.Array):
+        return _joined_there(a, b)
+    return tree_map(lambda x, y: np.concatenate([x, y]), a, b)
+
+
+@jax.jit
+def _joined_there(a: Any, b: Any) -> Any:
+    return tree_map(lambda x, y: jnp.concatenate([x, y]), a, b)
 
 
 class SimulatorStep(TimeStep):
@@ -211,8 +238,9 @@ class SimulatorStep(TimeStep):
             engine.net, local, params, mask, *held, described, *data, order, *limits
         )
         self._tell(models, lanes, np.asarray(refused)[: int(described.n_lanes)])
-        self.trunks.keep(lane_names, of_trunk)
-        self.heads.keep(pair_names, of_head)
+        room = engine.devices.room(params)
+        self.trunks.keep(lane_names, of_trunk, room)
+        self.heads.keep(pair_names, of_head, room)
         return trained, updates, pairs
 
     def _describe(self, models: Models, lanes: Updates, w: Entries, local: Local) -> tuple[Lanes, Any, Ints]:
