@@ -23,7 +23,7 @@ def compact(text: str) -> list[dict[str, Any]]:
         if line["kind"] == "row":
             rows.append(line)
         if rows and (line["kind"] != "row" or len(rows) == n_clients):
-            columns = {name: [row[name] for row in rows] for name in schema.COLUMNS}
+            columns = {name: [row[name] for row in rows] for name in schema.COLUMNS if name in rows[0]}
             lines.append({"kind": "columns", "t": rows[0]["t"], **columns})
             rows = []
         if line["kind"] != "row":

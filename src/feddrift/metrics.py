@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrift.record import Record
-from feddrift.report import adjusted_rand, changes, lineage, truth, with_data
+from feddrift.report import adjusted_rand, changes, joined, lineage, truth, with_data
 from feddrift.types import Bools, Floats, Ints
 
 WITHIN = 2  # an alarm counts for a change up to so many time steps after it
@@ -56,6 +56,7 @@ class Metrics:
     nmi: float | None
     spare: float | None  # models in use beyond the concepts alive, mean over time
     sent: Mapping[str, float]  # by phase, relative to what one model costs in its time steps
+    bytes_sent: Mapping[str, float]  # by purpose: training, scoring; empty where an older record does not say
 
 
 def measure(record: Record, oracle: Record | None = None) -> Metrics:
@@ -82,6 +83,7 @@ def measure(record: Record, oracle: Record | None = None) -> Metrics:
         nmi=mutual_information(lineage(record)[known], concepts[known]) if there else None,
         spare=_mean(spare.astype(float)),
         sent=sent_by_phase(record),
+        bytes_sent=bytes_by_purpose(record),
     )
 
 
@@ -219,15 +221,29 @@ def concepts_alive(record: Record) -> Ints:
 
 
 def sent_by_phase(record: Record) -> dict[str, float]:
-    """Models sent in the first step, in steps with an alarm, a birth or a merge, and in quiet ones, over 2 R P each."""
+    """`sent_over_time` in the first step, in steps with an alarm, a birth or a merge, and in quiet ones."""
     busy: Bools = np.asarray(record.rows.drift.any(axis=1))
     for event in record.events:
         busy[event["t"]] |= event["event"] in ("created", "merged")
     first = np.arange(record.rows.steps) == 0
-    one = 2 * record.header["local"]["rounds"] * record.header["n_clients"]
-    per_step = record.rows.models_sent.sum(axis=1) / one
+    per_step = sent_over_time(record)
     phases = {"first": first, "drift": busy & ~first, "quiet": ~busy & ~first}
     return {name: float(per_step[rows].mean()) for name, rows in phases.items() if rows.any()}
+
+
+def sent_over_time(record: Record) -> Floats:
+    """[t], models sent relative to one model trained by all clients that have joined."""
+    one = 2 * record.header["local"]["rounds"] * joined(record).sum(axis=1)
+    return np.asarray(record.rows.models_sent.sum(axis=1) / np.maximum(one, 1))
+
+
+def bytes_by_purpose(record: Record) -> dict[str, float]:
+    """Bytes of parameters to and from all clients, for training and for scoring."""
+    size, rows = record.header.get("model_bytes"), record.rows
+    if size is None or np.isnan(rows.sent_scoring).any():
+        return {}
+    scoring = float(rows.sent_scoring.sum())
+    return {"training": size * (float(rows.models_sent.sum()) - scoring), "scoring": size * scoring}
 
 
 def mutual_information(a: npt.ArrayLike, b: npt.ArrayLike) -> float:

@@ -12,7 +12,7 @@ import numpy as np
 
 from feddrift import __version__, algorithms, metrics
 from feddrift.record import Record, configuration
-from feddrift.report import changes, describe, differences, lineage, scores, truth
+from feddrift.report import changes, describe, differences, joined, lineage, scores, truth, with_data
 from feddrift.story import command, letter, why
 from feddrift.types import Floats, Ints
 
@@ -78,6 +78,7 @@ def _stream(groups: list[list[Record]], shown: set[int]) -> dict[str, Any]:
         "short": header["stream"],
         "options": describe(header["overrides"]),
         "clients": header["clients"],
+        "times": header.get("times", []),
         "groups": [_group(group, differs, oracles, shown) for group, differs in zip(groups, different, strict=True)],
     }
 
@@ -115,7 +116,6 @@ def _run(record: Record, oracle: Record | None, with_cells: bool) -> dict[str, A
     found, numbers = metrics.measure(record, oracle), scores(record)
     rerun, notes = command(header)
     concepts = metrics.concepts_alive(record)
-    one = 2 * header["local"]["rounds"] * header["n_clients"]
     detections = {"alarms": found.alarms, "switches": found.switches, "noticed": found.noticed, **found.dummies}
     config = {
         **{f"setting {key}": value for key, value in header["settings"].items()},
@@ -130,12 +130,14 @@ def _run(record: Record, oracle: Record | None, with_cells: bool) -> dict[str, A
         "n_steps": header["n_steps"],
         "started": header["started"],
         "truth": bool((rows.concept >= 0).any()),
+        "metric": str(header["settings"].get("metric", "error")),
         "numbers": {
             "omitting": _share(numbers.omitting_drifts), "mean": found.mean, "worst": found.worst,
             "tenth": found.tenth, "lost": found.lost, "lost_to_oracle": found.lost_to_oracle, "ari": found.ari,
             "nmi": found.nmi, "spare": found.spare, "sent": numbers.models_sent_ratio if rows.steps else None,
             "models": float(numbers.models_final) if numbers.models_final is not None else None,
             **{f"sent {phase}": value for phase, value in found.sent.items()},
+            **{f"bytes {purpose}": value for purpose, value in found.bytes_sent.items()},
             **{
                 f"{name} {what}": getattr(found.noticed, what) if name == "noticed" else getattr(found.alarms, what)
                 for name in ("noticed", "alarms") for what in ("precision", "recall", "delay") if found.noticed
@@ -147,7 +149,7 @@ def _run(record: Record, oracle: Record | None, with_cells: bool) -> dict[str, A
         "used": metrics.in_use(record).tolist(),
         "exist": rows.n_models.max(axis=1).tolist() if rows.steps else [],
         "concepts": concepts.tolist() if concepts.any() else None,
-        "sent": _rounded(rows.models_sent.sum(axis=1) / one),
+        "sent": _rounded(metrics.sent_over_time(record)),
         "events": [_event(event) for event in record.events],
         "cells": _cells(record) if with_cells else None,
         "command": rerun,
@@ -232,6 +234,9 @@ def _cells(record: Record) -> dict[str, Any]:
         "alarms": np.flatnonzero(rows.drift).tolist(),
         "switches": np.flatnonzero(metrics.switches(record)).tolist(),
         "changes": np.flatnonzero(changes(record)).tolist(),
+        "nothing": np.flatnonzero(rows.received == 0 if (rows.received >= 0).all() else ~with_data(record)).tolist(),
+        "absent": np.flatnonzero(~joined(record)).tolist(),
+        "loss": [None if np.isnan(loss) else round(float(loss), 3) for loss in rows.loss.reshape(-1)],
     }
     became, roots = lineage(record), {}
     for model, root in zip(rows.model.reshape(-1).tolist(), became.reshape(-1).tolist(), strict=True):

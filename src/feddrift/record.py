@@ -38,6 +38,9 @@ class Rows:
     n_models: Ints
     drift: Bools
     models_sent: Floats
+    sent_scoring: Floats  # NaN where unknown
+    received: Ints  # -1 where unknown
+    loss: Floats  # NaN where unknown
 
     @property
     def steps(self) -> int:
@@ -144,7 +147,7 @@ class Writer:
         if n_clients > MANY_CLIENTS:
             if any((row["t"], row["c"]) != (rows[0]["t"], c) for c, row in enumerate(rows)):
                 raise DataError(f"{where}: rows must be of one time step, in the order of the clients")
-            columns = {name: [row[name] for row in rows] for name in schema.COLUMNS}
+            columns = {name: [row[name] for row in rows] for name in schema.COLUMNS if name in rows[0]}
             lines.append({"kind": "columns", "t": rows[0]["t"], **columns})
         else:
             lines += [{"kind": "row", **row} for row in rows]
@@ -258,10 +261,10 @@ def read(path: str | Path) -> Record:
         schema.check_order(line, header, len(columns["model"]), where)
         if line["kind"] == "row":
             for name, values in columns.items():
-                values.append(line[name])
+                values.append(line.get(name))
         elif line["kind"] == "columns":
             for name, values in columns.items():
-                values += line[name]
+                values += line.get(name) or [None] * header["n_clients"]
         else:
             found[line["kind"]].append(line)
     rows = _rows(columns, header["n_clients"])
@@ -297,6 +300,9 @@ def _rows(columns: Mapping[str, Sequence[Any]], n_clients: int) -> Rows:
         n_models=column("n_models", np.int64),
         drift=column("drift", np.bool_),
         models_sent=column("models_sent", np.float64),
+        sent_scoring=column("sent_scoring", np.float64, np.nan),
+        received=column("received", np.int64),
+        loss=column("loss", np.float64, np.nan),
     )
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from feddrift import __version__, algorithms, checkpoint, engines, rng
 from feddrift.background import in_background
@@ -23,9 +24,10 @@ from feddrift.config import RunConfig
 from feddrift.engines.base import TimeStep
 from feddrift.errors import DataError
 from feddrift.journal import Inside, Journal
+from feddrift.models import leaves
 from feddrift.record import Writer, beginning, file_name, is_complete, part_of
 from feddrift.run import Step, steps_on
-from feddrift.types import Algorithm, Local, Params, State, Stream
+from feddrift.types import Algorithm, Local, Net, Params, State, Stream
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +46,7 @@ class RecordedRun:
         self.algorithm, self.local = config.resolve(self.stream)
         self.conditions = config.conditions(self.stream)
         self.net = config.find_net(self.stream)
-        self.header = _header(config, self.stream, self.algorithm, self.local)
+        self.header = _header(config, self.stream, self.algorithm, self.local, self.net)
         self.out, self.path = out, out / f"{file_name(self.header)}.jsonl"
         self.checkpoints = checkpoint.Folder(out / f"{file_name(self.header)}.state")
 
@@ -160,7 +162,8 @@ def reopened(state: Path) -> RecordedRun:
     return run
 
 
-def _header(config: RunConfig, stream: Stream, algorithm: Algorithm, local: Local) -> dict[str, Any]:
+def _header(config: RunConfig, stream: Stream, algorithm: Algorithm, local: Local, net: Net) -> dict[str, Any]:
+    model = leaves(net.init(rng.derive(config.seed, "init", 0)))
     return {
         "stream": config.stream,
         "algorithm": config.algorithm,
@@ -177,6 +180,8 @@ def _header(config: RunConfig, stream: Stream, algorithm: Algorithm, local: Loca
         "versions": _versions(),
         "device": str(jax.devices()[0].device_kind),
         "started": datetime.now(UTC).isoformat(),
+        "times": list(stream.times),
+        "model_bytes": sum(int(leaf.nbytes) for leaf in model),
     }
 
 
@@ -196,12 +201,19 @@ def _lines(step: Step, stream: Stream) -> tuple[list[dict[str, Any]], list[dict[
             "model": model[c],
             "n_models": len(step.state.models),
             "drift": drifted[c],
-            "models_sent": int(step.sent[c]) if step.sent[c].is_integer() else round(float(step.sent[c]), 6),
+            "models_sent": _short(step.sent[c]),
+            "sent_scoring": _short(step.sent_scoring[c]),
+            "received": int(step.received[c]),
+            "loss": None if np.isnan(step.loss[c]) else round(float(step.loss[c]), 6),
         }
         for c in range(stream.n_clients)
     ]
     events = [{"t": step.tau, "event": e.kind, "model": e.model, "cause": dict(e.cause)} for e in step.events]
     return rows, events
+
+
+def _short(models: np.float64) -> float:
+    return int(models) if models.is_integer() else round(float(models), 6)
 
 
 def _versions() -> dict[str, str]:

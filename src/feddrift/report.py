@@ -27,7 +27,7 @@ class Scores:
     omitting_drifts: float | None
     including_drifts: float | None
     models_sent: float
-    models_sent_ratio: float | None  # relative to Oblivious, 2 R P T
+    models_sent_ratio: float | None  # relative to Oblivious: 2 R for each client and time step since it joined
     models_final: int | None
     false_alarms: int | None  # alarms where the concept had not changed since the step before
     ari: float | None
@@ -118,8 +118,14 @@ def truth(record: Record, of_tests: bool = False) -> Ints:
 
 
 def with_data(record: Record) -> Bools:
-    """[t, c], whether the client received anything; the record does not say it of the first step, so yes there."""
-    return np.concatenate([np.ones_like(record.rows.tested[:1], dtype=bool), record.rows.tested[:-1] > 0])
+    """[t, c], whether there was anything new for the client; an older record does not say it of the first step: yes."""
+    rows = record.rows
+    return np.concatenate([rows.received[:1] != 0, rows.tested[:-1] > 0])
+
+
+def joined(record: Record) -> Bools:
+    """[t, c], whether the client has received anything by then."""
+    return np.asarray(np.logical_or.accumulate(with_data(record), axis=0))
 
 
 def changes(record: Record) -> Bools:
@@ -138,14 +144,14 @@ def scores(record: Record) -> Scores:
     rows = record.rows
     stable = (rows.concept == rows.next_concept) & (rows.concept >= 0)
     sent = float(rows.models_sent.sum())
-    oblivious = 2 * record.header["local"]["rounds"] * rows.models_sent.size
+    oblivious = 2 * record.header["local"]["rounds"] * int(joined(record).sum())
     real = truth(record)
     known = real >= 0
     return Scores(
         omitting_drifts=_percent(record, stable),
         including_drifts=_percent(record, np.ones_like(stable)),
         models_sent=sent,
-        models_sent_ratio=sent / oblivious if oblivious else None,
+        models_sent_ratio=sent / max(1, oblivious) if rows.steps else None,
         models_final=int(rows.n_models[-1].max()) if rows.steps else None,
         false_alarms=int((rows.drift & known & ~changes(record))[1:].sum()) if known.any() else None,
         ari=adjusted_rand(lineage(record)[known], real[known]) if known.any() else None,

@@ -14,6 +14,7 @@ from feddrift.errors import ConfigError
 from feddrift.nets import default_net
 from feddrift.types import Algorithm, Bools, Event, Federation, Floats, Ints, Local, Net, State, Stream
 
+Work = tuple[Ints, Floats, Floats, Floats]  # the fields of a Step from received to sent_scoring
 Watch = Callable[[State, TimeStep], Federation]
 
 
@@ -25,14 +26,16 @@ class Step:
     state: State
     accuracy: Floats  # [c], on the data of tau + 1; NaN without any
     tested: Ints  # [c], how many examples that was
+    received: Ints  # [c], new examples of each client that is in reach
+    loss: Floats  # [c], how its model scored on them when it was last asked; NaN where it was not
     sent: Floats  # [c], models to and from each client, parts of models counted as parts
+    sent_scoring: Floats  # [c], those of them that were only scored
     events: tuple[Event, ...]
 
     @property
     def model(self) -> Ints:
         """[c], the id of the model each client uses (the heaviest vote)."""
-        used: Ints = np.asarray(self.state.models.ids)[self.state.votes.argmax(axis=1)]
-        return used
+        return _in_use(self.state)
 
     @property
     def drifted(self) -> Bools:
@@ -71,7 +74,17 @@ def steps_on(
         _check(state, fed, f"{type(algorithm).__name__}.step at time {tau}")
         right, tested = engine.test(state, tau + 1)
         accuracy = np.divide(right, tested, out=np.full(len(tested), np.nan), where=tested > 0)
-        yield Step(tau, state, accuracy, tested, fed.sent, lineage(before, state))
+        yield Step(tau, state, accuracy, tested, *work(fed, state), lineage(before, state))
+
+
+def work(fed: TimeStep, state: State) -> Work:
+    """What a time step's clients received, how their models did on it, and what was sent."""
+    return fed.counts[fed.tau], fed.losses(_in_use(state)), fed.sent, fed.sent_scoring
+
+
+def _in_use(state: State) -> Ints:
+    used: Ints = np.asarray(state.models.ids)[state.votes.argmax(axis=1)]
+    return used
 
 
 def _check(state: State, fed: TimeStep, where: str) -> None:

@@ -9,7 +9,7 @@ import json
 import math
 import reprlib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -24,6 +24,7 @@ Status = Literal["complete", "interrupted", "failed"]
 Whole = Annotated[int, Field(ge=0, lt=2**63)]
 Positive = Annotated[int, Field(ge=1, lt=2**63)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -48,6 +49,8 @@ class HeaderLine:
     versions: dict[str, str]
     device: str
     started: str  # ISO time
+    times: list[str] = field(default_factory=list)  # [T + 1], what the time steps are called, if they have names
+    model_bytes: Positive | None = None  # of one model's parameters
 
     def __post_init__(self) -> None:
         if not 1970 <= datetime.fromisoformat(self.started).year < 9999:  # others have no timestamp in every time zone
@@ -60,6 +63,8 @@ class HeaderLine:
             _check_finite(name, getattr(self, name))
         if len(self.clients) != self.n_clients:
             raise ValueError(f"clients must be {self.n_clients} names")
+        if self.times and len(self.times) != self.n_steps + 1:
+            raise ValueError(f"times must be {self.n_steps + 1} names")
         if self.concepts is not None and (
             len(self.concepts) != self.n_steps + 1 or any(len(row) != self.n_clients for row in self.concepts)
         ):
@@ -99,6 +104,10 @@ class RowLine:
     n_models: Whole
     drift: bool  # an alarm was raised
     models_sent: Amount  # to and from this client during this step; a trunk or head alone is a part of a model
+    # Older records say nothing of these.
+    sent_scoring: Amount | None = None  # the part of models_sent that was scored and not trained
+    received: Whole | None = None  # new examples, none if it was out of reach
+    loss: Finite | None = None  # how its model scored on them when it was last asked
 
 
 @dataclass(frozen=True)
@@ -115,13 +124,16 @@ class ColumnsLine:
     n_models: list[Whole]
     drift: list[bool]
     models_sent: list[Amount]
+    sent_scoring: list[Amount] | None = None
+    received: list[Whole] | None = None
+    loss: list[Finite | None] | None = None
 
     def __post_init__(self) -> None:
-        if len({len(getattr(self, name)) for name in COLUMNS}) != 1:
+        if len({len(column) for name in COLUMNS if (column := getattr(self, name)) is not None}) != 1:
             raise ValueError("all columns must have the same length")
 
 
-COLUMNS = tuple(field.name for field in fields(RowLine) if field.name not in ("kind", "t", "c"))
+COLUMNS = tuple(column.name for column in fields(RowLine) if column.name not in ("kind", "t", "c"))
 
 
 @dataclass(frozen=True)

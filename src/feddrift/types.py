@@ -154,6 +154,7 @@ class Stream:
     concepts: Ints | None = None  # [T + 1, c], the truth: only Oracle and reports may read it
     same: Mapping[int, int] = field(default_factory=dict)  # concept -> the lower id it is equal to
     clients: tuple[str, ...] = ()  # names, for people
+    times: tuple[str, ...] = ()  # [T + 1], what the time steps are called, where they have names
     classes: tuple[int | str, ...] = ()  # what the classes are called, where that is not 0, 1, 2, ...
     family: str = "own"  # which defaults apply: sine, circle, sea, mnist, ...
     local: Local = Local()  # the training settings its numbers are published with
@@ -169,6 +170,10 @@ class Stream:
             )
         if self.clients and len(self.clients) != self.n_clients:
             raise DataError(f"stream {self.name}: {self.n_clients} clients need as many names, got {len(self.clients)}")
+        if self.times and len(self.times) != len(self.counts):
+            raise DataError(
+                f"stream {self.name}: {len(self.counts)} time steps need as many names, got {len(self.times)}"
+            )
         if not self.clients:
             object.__setattr__(self, "clients", tuple(str(c) for c in range(self.n_clients)))
         ends = np.cumsum(self.counts.reshape(-1))
@@ -209,6 +214,7 @@ class Stream:
         n_classes: int | None = None,
         concepts: npt.ArrayLike | None = None,
         clients: Sequence[str] = (),
+        times: Sequence[str] = (),
         local: Local | None = None,
     ) -> Stream:
         """Your own data: ``cells[t][c]`` is a pair (x, y), or None where client c received nothing at time t.
@@ -249,6 +255,7 @@ class Stream:
             n_classes=n_classes if n_classes is not None else int(y_all.max()) + 1,
             concepts=None if concepts is None else np.asarray(concepts, dtype=np.int64),
             clients=tuple(clients),
+            times=tuple(times),
             local=local or Local(),
         )
 

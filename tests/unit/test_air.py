@@ -42,6 +42,7 @@ def test_posts_are_clients_and_quarters_time_steps(tmp_path: Path) -> None:
     assert s.clients == ("Oslo North", "Oslo South", "Rome US Post")  # Oslo's US Post repeats the first
     assert s.counts.tolist() == [[12, 12, 0], [12, 12, 12], [12, 12, 12], [12, 12, 12]]  # 2012 is before the start
     assert s.cell(1, 0)[1].tolist() == [0] * 8 + [1] * 4 and s.cell(0, 1)[1].all() and not s.cell(3, 2)[1].any()
+    assert s.times == ("2013 Q1", "2013 Q2", "2013 Q3", "2013 Q4")
     assert s.n_classes == 2 and s.concepts is None and s.family == "air" and s.x.shape[1] == len(air.FEATURES)
 
 
@@ -79,6 +80,7 @@ def test_beijing_reads_an_archive_and_starts_in_march(tmp_path: Path) -> None:
     with tarfile.open(folder / "data.csv.tar.xz", "w:xz") as archive:
         archive.add(file, file.name)
     s = fd.stream("air-beijing", data_dir=tmp_path)
+    assert s.times == ("Mar 2013", "Jun 2013")
     assert s.clients == ("X",) and s.counts.tolist() == [[3], [1]] and s.y.tolist() == [1, 1, 1, 1]
     assert s.x[:, air.FEATURES.index("from east")].tolist() == pytest.approx([-1, -1, -1, -1])
 

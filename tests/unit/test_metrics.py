@@ -179,3 +179,22 @@ def test_mutual_information_does_not_depend_on_names_or_order(pairs: list[tuple[
     assert metrics.mutual_information(a, a) == pytest.approx(1)
     if len(np.unique(a)) > 1:
         assert metrics.mutual_information(a, np.zeros_like(a)) == pytest.approx(0)
+
+
+def test_bytes_are_told_by_purpose(tmp_path: Path) -> None:
+    columns = {"models_sent": [[10, 12], [10, 14]], "sent_scoring": [[0, 2], [0, 4]]}
+    found = metrics.measure(make(tmp_path, header(2, 2, model_bytes=100), columns))
+    assert found.bytes_sent == {"training": 4000.0, "scoring": 600.0}
+    assert metrics.measure(make(tmp_path / "older", header(2, 2))).bytes_sent == {}
+
+
+def test_traffic_is_relative_to_those_who_joined(tmp_path: Path) -> None:
+    columns = {
+        "received": [[5, 0], [5, 0], [5, 5]],
+        "tested": [[5, 0], [5, 5], [5, 5]],
+        "models_sent": [[10, 0], [10, 0], [10, 10]],
+    }
+    record = make(tmp_path, header(3, 2), columns)
+    assert metrics.sent_over_time(record).tolist() == [1, 1, 1]
+    assert report.scores(record).models_sent_ratio == 1
+    assert report.joined(record).tolist() == [[True, False], [True, False], [True, True]]

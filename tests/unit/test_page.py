@@ -172,3 +172,16 @@ def test_a_page_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(DataError, match="cannot write"):
         page.write([one(tmp_path / "runs")], tmp_path / "file" / "report.html", "runs")
+
+
+def test_who_was_there_and_what_a_model_scored_is_told(tmp_path: Path) -> None:
+    columns = {
+        "received": [[5, 0], [5, 5], [0, 5]], "tested": [[5, 5], [0, 5], [5, 5]],
+        "loss": [[None, None], [0.25, None], [None, 0.1234]], "sent_scoring": [[0, 0]] * 3,
+    }  # fmt: skip
+    record = make(tmp_path, header(3, 2, times=["a", "b", "c", "d"], model_bytes=8), columns)
+    (stream,) = collect([record], "runs")["streams"]
+    run = stream["groups"][0]["runs"][0]
+    assert stream["times"] == ["a", "b", "c", "d"] and run["numbers"]["bytes training"] == 480
+    assert run["cells"]["absent"] == [1] and run["cells"]["nothing"] == [1, 4]
+    assert run["cells"]["loss"] == [None, None, 0.25, None, None, 0.123]

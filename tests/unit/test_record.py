@@ -72,11 +72,12 @@ def test_what_is_written_is_read(
 
 def test_many_clients_are_one_line_of_columns_per_time_step(tmp_path: Path) -> None:
     head = header(2, 1000)
-    made = make(tmp_path, head, {"model": [range(1000), [5] * 1000]})
+    made = make(tmp_path, head, {"model": [range(1000), [5] * 1000], "loss": [[None] * 1000, [0.5] * 1000]})
     (path,) = tmp_path.glob("*.jsonl")
     kinds = [json.loads(line)["kind"] for line in path.read_text().splitlines()]
     assert kinds == ["header", "columns", "columns", "end"]
     assert made.status == "complete" and made.rows.model[0].tolist() == list(range(1000))
+    assert np.isnan(made.rows.loss[0]).all() and (made.rows.loss[1] == 0.5).all() and (made.rows.received == -1).all()
     lines = path.read_text().splitlines()
     short = json.loads(lines[1])
     short["model"].pop()
@@ -381,3 +382,8 @@ def test_a_second_run_into_the_same_record_is_refused_at_once(tmp_path: Path) ->
     first.close("interrupted", 1.0)
     Writer(tmp_path, header()).close("interrupted", 1.0)
     assert [r.status for r in read_all(tmp_path)] == ["interrupted"]
+
+
+def test_times_need_a_name_each(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="times must be 3 names"):
+        Writer(tmp_path, header(2, 2, times=["a", "b"]))

@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 
 import feddrift as fd
+from feddrift.conditions import Conditions
+from feddrift.engines import engine as find_engine
 from feddrift.errors import ConfigError
-from feddrift.run import lineage
+from feddrift.nets import default_net
+from feddrift.run import lineage, steps_on
 from feddrift.types import Event, Local, Models, State
 
 
@@ -68,3 +71,32 @@ def test_a_method_of_ones_own_that_returns_nonsense_is_told_so(state: Any, why: 
 
     with pytest.raises(ConfigError, match=why):
         next(fd.run(fd.stream("sine-2"), Wrong(), local=Local(rounds=1, steps=1)))
+
+
+@pytest.mark.parametrize("engine", ["simulator", "reference"])
+def test_a_step_says_what_came_how_it_scored_and_what_that_cost(engine: str) -> None:
+    stream, local = fd.stream("sine-2", pattern="random:every=2,concepts=2,clients=4,steps=4"), Local(rounds=2, steps=5)
+    one_out = Conditions(trace=np.array([[True] * 4, [True, True, False, True], [True] * 4, [True] * 4]))
+    made = find_engine(engine)(stream, default_net(stream), local, 0, one_out)
+    method = fd.algorithm("FedDrift")
+    before = method.init(made.at(0))
+    for step in steps_on(made, method):
+        expected = stream.counts[step.tau].copy()
+        if step.tau == 1:
+            expected[2] = 0
+            assert np.isnan(step.loss[2]) and step.sent[2] == 0
+        assert step.received.tolist() == expected.tolist()
+        here, ids = np.flatnonzero(step.received), before.models.ids
+        scored = made.at(step.tau).evaluate(before.models)
+        for c in here:
+            known = step.model[c] in ids
+            assert step.loss[c] == scored[c, ids.index(step.model[c])] if known else np.isnan(step.loss[c])
+        assert (step.sent_scoring[here] >= len(ids)).all()
+        lanes = (np.asarray(step.state.w)[:, here].sum(axis=0) > 0).sum(axis=1)
+        assert ((step.sent - step.sent_scoring)[here] == 2 * local.rounds * lanes).all()
+        before = step.state
+
+
+def test_what_never_scores_has_no_loss() -> None:
+    (first, *_) = fd.run(fd.stream("sine-2"), fd.algorithm("Oblivious"), local=Local(rounds=1, steps=1))
+    assert np.isnan(first.loss).all() and (first.sent_scoring == 0).all() and (first.sent == 2).all()

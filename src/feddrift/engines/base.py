@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 SCORE_ROWS = 512
 SCORE_ROOM = 1 << 22  # pairs of a row and a model that are scored at a time
 
+SCORING, TRAINING = 0, 1  # what models are sent for
+
 # A tournament judges on this share of a client's new data; its lanes have names that no family of a run has.
 JUDGED = 0.3
 TRIAL = 2**31
@@ -182,14 +184,27 @@ class TimeStep(ABC):
         self.concepts: Ints | None = None if stream.concepts is None else stream.concepts[: tau + 1]
         self.local, self.conditions = engine.local, engine.conditions
         self.round = 0  # rounds trained so far
-        self._numbers: Ints = np.zeros(self.n_clients, dtype=np.int64)  # parameters to and from each client so far
+        self._numbers: Ints = np.zeros(
+            (2, self.n_clients), dtype=np.int64
+        )  # parameters to and from clients, by purpose
         self._model_size = 1  # parameters of a model
         self._scored: dict[tuple[str, int], Bools] = {}  # of a trunk or head, unchanged: [c], who has it for scoring
+        self._losses: dict[int, Floats] = {}  # by the id of a model: [c], what its clients said of it last
 
     @property
     def sent(self) -> Floats:
         """[c], models to and from each client so far; a trunk or a head alone is the part of a model that it is."""
-        return self._numbers / self._model_size
+        return np.asarray(self._numbers.sum(axis=0) / self._model_size)
+
+    @property
+    def sent_scoring(self) -> Floats:
+        """[c], the part of `sent` that was scored and not trained."""
+        return np.asarray(self._numbers[SCORING] / self._model_size)
+
+    def losses(self, ids: Ints) -> Floats:
+        """[c], how the model with this id scored on the client's new data when it was last asked; NaN if never."""
+        known = [self._losses.get(int(i)) for i in ids]
+        return np.array([np.nan if loss is None else loss[c] for c, loss in enumerate(known)])
 
     def key(self, purpose: str, *names: int | Ints) -> rng.Words:
         return rng.derive(self._engine.seed, purpose, self.tau, *names)
@@ -201,6 +216,11 @@ class TimeStep(ABC):
         return Models(params, tuple(range(n)), trunk=trunk_of(self._engine.net, params))
 
     def evaluate(self, models: Models, metric: Metric = "error") -> Floats:
+        loss = self._evaluate(models, metric)
+        self._losses |= dict(zip(models.ids, loss.T.copy(), strict=True))
+        return loss
+
+    def _evaluate(self, models: Models, metric: Metric) -> Floats:
         loss = np.full((self.n_clients, len(models)), np.nan)
         clients = self._new_data()
         self._count_scoring(clients, models)
@@ -358,6 +378,7 @@ class TimeStep(ABC):
         """What the rest of this time step depends on, for a checkpoint: `restore` is the way back."""
         scored = [(*part, has) for part, has in self._scored.items()]
         own = {"round": self.round, "numbers": self._numbers, "model_size": self._model_size, "scored": scored}
+        own |= {"losses": list(self._losses.items())}
         return own | {"moments": self._moments()}
 
     def restore(self, progress: dict[str, Any]) -> None:
@@ -365,6 +386,7 @@ class TimeStep(ABC):
         self.round, self._numbers = progress["round"], progress["numbers"]
         self._model_size = progress["model_size"]
         self._scored = {(kind, i): has for kind, i, has in progress["scored"]}
+        self._losses = dict(progress["losses"])
         self._recall(progress["moments"])
 
     @abstractmethod
@@ -443,7 +465,7 @@ class TimeStep(ABC):
         parts = {("trunk", i): trunk for i in models.families} | {("head", i): head for i in models.ids}
         for part, size in parts.items():
             has = self._scored.setdefault(part, np.zeros(self.n_clients, dtype=bool))
-            self._numbers[clients[~has[clients]]] += size
+            self._numbers[SCORING, clients[~has[clients]]] += size
             has[clients] = True
 
     def _count_training(self, models: Models, lanes: Updates, rounds: int, local: Local) -> None:
@@ -452,9 +474,9 @@ class TimeStep(ABC):
         changed = {("head", models.ids[m]) for m in lanes.model}
         if local.trains == "all":
             _, first = np.unique(lanes.lane, return_index=True)
-            np.add.at(self._numbers, lanes.client[first], 2 * rounds * trunk)  # down and up
+            np.add.at(self._numbers[TRAINING], lanes.client[first], 2 * rounds * trunk)  # down and up
             changed |= {("trunk", models.family[m]) for m in lanes.model}
-        np.add.at(self._numbers, lanes.client, 2 * rounds * head)
+        np.add.at(self._numbers[TRAINING], lanes.client, 2 * rounds * head)
         self._scored = {part: has for part, has in self._scored.items() if part not in changed}
 
     def _sizes(self, models: Models) -> tuple[int, int]:

@@ -56,7 +56,7 @@ def five_cities(name: str, data_dir: str | Path | None = None) -> Stream:
             if not any(np.array_equal(pm, other, equal_nan=True) for other in seen):
                 clients[f"{city} {column.removeprefix('PM_')}"] = _cells(x, pm, step)
                 seen.append(pm)
-    return _stream(name, clients)
+    return _stream(name, clients, [f"{2013 + t // 4} Q{t % 4 + 1}" for t in range(_steps(clients))])
 
 
 def beijing(name: str, data_dir: str | Path | None = None) -> Stream:
@@ -65,17 +65,22 @@ def beijing(name: str, data_dir: str | Path | None = None) -> Stream:
     for station, table in _tables(data_dir, "beijing_air", r"PRSA_Data_([A-Za-z]+)_[0-9-]*\.csv", "UCI 501"):
         x = _features(station, table, "WSPM", "RAIN", "wd")
         clients[station] = _cells(x, _numbers(station, table, "PM2.5"), _quarter(station, table, 2013, 3))
-    return _stream(name, clients)
+    begins = ("Mar", "Jun", "Sep", "Dec")
+    return _stream(name, clients, [f"{begins[t % 4]} {2013 + t // 4}" for t in range(_steps(clients))])
 
 
-def _stream(name: str, clients: Mapping[str, list[Cell | None]]) -> Stream:
+def _steps(clients: Mapping[str, list[Cell | None]]) -> int:
+    return max((len(cells) for cells in clients.values()), default=0)
+
+
+def _stream(name: str, clients: Mapping[str, list[Cell | None]], times: Sequence[str]) -> Stream:
     if not clients:
         raise DataError(f"{name}: no table has a column of fine dust, PM_<post>")
-    steps = max(len(cells) for cells in clients.values())
-    if steps < 2:
-        raise DataError(f"{name}: needs at least 2 quarters of data, got {steps}")
-    rows = [[cells[t] if t < len(cells) else None for cells in clients.values()] for t in range(steps)]
-    return replace(Stream.from_arrays(rows, name=name, n_classes=2, clients=list(clients), local=LOCAL), family="air")
+    if len(times) < 2:
+        raise DataError(f"{name}: needs at least 2 quarters of data, got {len(times)}")
+    rows = [[cells[t] if t < len(cells) else None for cells in clients.values()] for t in range(len(times))]
+    stream = Stream.from_arrays(rows, name=name, n_classes=2, clients=list(clients), times=times, local=LOCAL)
+    return replace(stream, family="air")
 
 
 def _tables(data_dir: str | Path | None, folder: str, pattern: str, source: str) -> Iterator[tuple[str, Table]]:

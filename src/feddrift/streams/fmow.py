@@ -26,6 +26,7 @@ from feddrift.streams import mnist
 from feddrift.types import Ints, Local, Stream
 
 REGIONS = ("Asia", "Europe", "Africa", "Americas", "Oceania")
+TIMES = ("2002 to 2009", *map(str, range(2010, 2018)), "2017, the rest")
 URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 MD5 = {
     "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
@@ -142,7 +143,7 @@ def images(name: str, data_dir: str | Path | None = None) -> Stream:
         raise DataError(f"{folder.root} is not FMoW-WILDS v1.1: partition D has ten classes there, got {len(classes)}")
     return Stream(
         name=name, x=_pictures(folder.root, chosen), y=y.astype(np.int32), n_classes=max(2, len(classes)),
-        counts=np.array([[len(index) for index in row] for row in cells]), clients=REGIONS, family="fmow",
+        counts=np.array([[len(index) for index in row] for row in cells]), clients=REGIONS, times=TIMES, family="fmow",
         local=Local(rounds=10, batch=32, lr=1e-4),
     )  # fmt: skip
 
@@ -184,7 +185,7 @@ def labels(name: str, data_dir: str | Path | None = None) -> Stream:
     mean, std = mnist.moments(pixels)
     return Stream(
         name=name, x=((pixels[chosen] - mean) / (std + 0.001)).astype(np.float32), y=classes[chosen].astype(np.int32),
-        counts=counts.sum(axis=2), n_classes=10, clients=REGIONS, family="fmow",
+        counts=counts.sum(axis=2), n_classes=10, clients=REGIONS, times=TIMES, family="fmow",
         local=Local(rounds=10, batch=32, lr=1e-3),
     )  # fmt: skip
 

@@ -82,6 +82,7 @@ def load(directory: str | Path, label: str = "label") -> Stream:
         name=f"folder:{root.resolve().name}",
         n_classes=len(classes),
         clients=[client.name.removeprefix("client_") for client in clients],
+        times=[f"step_{t}" for t in times],
     )
     return replace(stream, classes=tuple(classes))
 

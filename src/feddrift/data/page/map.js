@@ -8,6 +8,8 @@ class Maps {
     this.alarms = flags("alarms");
     this.switches = flags("switches");
     this.changes = flags("changes");
+    this.nothing = flags("nothing");
+    this.absent = flags("absent");
     this.shade = shades(run);
     const seen = this.cells.accuracy.filter((v) => v >= 0).sort((a, b) => a - b);
     this.high = seen.length ? seen[seen.length - 1] : 1000;
@@ -54,9 +56,12 @@ class Maps {
         : 46;
     const heat = ramp(this.low, this.high),
       { model, accuracy, concept } = this.cells;
-    const of = by === "concept" && concept ? (i) => this.shade.concept(concept[i]) : (i) => this.shade.model(model[i]);
-    const text = by === "concept" && concept ? (i) => letter(concept[i]) : (i) => String(model[i]);
-    const blank = rgb(colour("wash"));
+    const byConcept = by === "concept" && concept,
+      blank = rgb(colour("wash"));
+    const shade = (i) => (byConcept ? this.shade.concept(concept[i]) : this.shade.model(model[i]));
+    const pale = (full) => full.map((part, k) => Math.round(0.35 * part + 0.65 * blank[k])); // nothing new came
+    const of = (i) => (this.absent.has(i) ? blank : this.nothing.has(i) ? pale(shade(i)) : shade(i));
+    const text = (i) => (this.absent.has(i) ? "" : byConcept ? letter(concept[i]) : String(model[i]));
     this.panels = [
       this.panel("Model in use", of, text, true),
       this.panel(
@@ -234,6 +239,10 @@ class Maps {
               "concept changed",
             )
           : null,
+        this.absent.size
+          ? h("span", {}, h("i", { class: "swatch", style: "background:var(--wash)" }), "not yet there")
+          : null,
+        this.nothing.size > this.absent.size ? h("span", {}, "pale: no new data") : null,
         this.alarms.size
           ? h(
               "span",
@@ -284,15 +293,16 @@ class Maps {
   // What a cell says, for the tip.
   told(t, c) {
     const k = this.at(t, c),
-      { model, accuracy, concept } = this.cells;
+      { model, accuracy, concept, loss } = this.cells;
     const pairs = [
       ["model", model[k]],
       ["accuracy next", accuracy[k] < 0 ? "no test data" : `${(accuracy[k] / 10).toFixed(1)} %`],
     ];
+    if (known(loss[k])) pairs.push([`${this.run.metric} before training`, loss[k].toFixed(3)]);
     if (concept) pairs.push(["concept", letter(concept[k]) + (this.changes.has(k) ? ", new here" : "")]);
     const why = reasons(this, t, c);
     return [
-      h("b", {}, `${nameOf(this.stream, c)}, time ${t + 1}`),
+      h("b", {}, `${nameOf(this.stream, c)}, ${timeOf(this.stream, t)}`),
       h(
         "div",
         { class: "pairs" },

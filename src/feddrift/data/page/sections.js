@@ -315,7 +315,10 @@ function resources() {
     "sent-note",
     "Relative to one model trained by all (dashed): " +
       phases.map(([p, text]) => `${text} ${number(x[`sent ${p}`])}×`).join(", ") +
-      ".",
+      "." +
+      (known(x["bytes training"])
+        ? ` In all ${megabytes(x["bytes training"])} MB for training and ${megabytes(x["bytes scoring"])} MB for scoring.`
+        : ""),
   );
   fill(
     "compare-note",

@@ -133,6 +133,8 @@ function driftList(view, show = 12, only = "all") {
     ["why", "text"],
   ];
   const kind = ["text", "text tight", "text tight", "text tight", "text tight", "text wide"];
+  const { times } = view.stream,
+    when = (t) => (times.length ? `${t + 1} · ${times[t]}` : t + 1);
   const again = (n, what) => fill("drifts-list", driftList(view, n, what));
   const filter = h(
     "div",
@@ -149,7 +151,7 @@ function driftList(view, show = 12, only = "all") {
     kinds.length > 1 ? h("div", { class: "controls" }, filter) : null,
     table(
       head,
-      rows.slice(0, show).map((r) => h("tr", {}, cells([r.t + 1, open(r), ...r.values()], kind))),
+      rows.slice(0, show).map((r) => h("tr", {}, cells([when(r.t), open(r), ...r.values()], kind))),
     ),
     cut
       ? h(
@@ -222,6 +224,8 @@ const COLUMNS = [
   ["NMI", "nmi", number],
   ["spare models", "spare", number, "in use beyond the concepts alive"],
   ["sent", "sent", number, "relative to one model"],
+  ["MB trained", "bytes training", megabytes, "parameters to and from clients for training, in all"],
+  ["MB scored", "bytes scoring", megabytes, "parameters to clients to be scored, in all"],
 ];
 
 function comparison(view) {

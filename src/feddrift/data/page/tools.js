@@ -24,11 +24,17 @@ const known = (x) => x !== null && x !== undefined;
 const percent = (x, digits = 1) => (known(x) ? (100 * x).toFixed(digits) : "–");
 const number = (x, digits = 2) => (known(x) ? x.toFixed(digits).replace(/^-(0(\.0*)?)$/, "$1") : "–");
 const count = (n, one, many = one + "s") => `${n.toLocaleString("en")} ${n === 1 ? one : many}`;
+const megabytes = (x) => (known(x) ? (x / 1e6).toFixed(x < 1e6 ? 3 : x < 1e8 ? 1 : 0) : "–");
 const range = (n) => Array.from({ length: n }, (_, i) => i);
 const sum = (values) => values.reduce((a, b) => a + b, 0);
 
 function letter(k) {
   return k < 26 ? String.fromCharCode(65 + k) : String(k);
+}
+
+// A time step, and what it is called where it has a name.
+function timeOf(stream, t) {
+  return stream.times.length ? `time ${t + 1} (${stream.times[t]})` : `time ${t + 1}`;
 }
 
 // A colour of the theme as the page has it now; canvases need the value, not the name.

@@ -104,7 +104,10 @@ function tiles(view) {
         : "",
     ),
   );
-  found.push(tile("Models sent", number(x.sent), "×", "what one model costs"));
+  const all = known(x["bytes training"]) ? x["bytes training"] + x["bytes scoring"] : null;
+  found.push(
+    tile("Models sent", number(x.sent), "×", `what one model costs${known(all) ? `; ${megabytes(all)} MB` : ""}`),
+  );
   return found;
 }
 
@@ -114,6 +117,7 @@ function story(view) {
   if (!maps || !chosen) return [h("p", { class: "note" }, "Choose a client in the map.")];
   const [now, c] = chosen,
     told = [];
+  const name = (t) => (stream.times.length ? h("span", { class: "called" }, stream.times[t]) : null);
   for (const t of range(maps.T)) {
     const k = maps.at(t, c),
       lines = [];
@@ -129,8 +133,18 @@ function story(view) {
       );
     else if (run.drifts && run.false.some((f) => f[0] === t && f[1] === c))
       lines.push("Its data had not changed: a false move.");
+    const gap = (t) => t < maps.T && maps.nothing.has(maps.at(t, c));
+    if (t && !maps.absent.has(k) && maps.absent.has(maps.at(t - 1, c))) lines.push("It joined: its first data.");
+    else if (!maps.absent.has(k) && gap(t) && !(t && gap(t - 1))) {
+      let back = t;
+      while (gap(back)) back++;
+      lines.push(
+        `No new data reached the server${back < maps.T ? ` until ${timeOf(stream, back)}` : " from here on"}.`,
+      );
+    }
     lines.push(...reasons(maps, t, c));
-    if (t === now && !lines.length)
+    if (t === now && maps.absent.has(k)) lines.push("It had not joined yet.");
+    else if (t === now && !lines.length)
       lines.push(t ? `It kept model ${maps.cells.model[k]}.` : `It began with model ${maps.cells.model[k]}.`);
     if (t === now)
       lines.push(
@@ -141,7 +155,7 @@ function story(view) {
         h(
           "li",
           { "aria-current": t === now ? "step" : null },
-          h("span", { class: "when" }, t === now ? h("b", {}, `time ${t + 1}`) : `time ${t + 1}`),
+          h("span", { class: "when" }, t === now ? h("b", {}, `time ${t + 1}`) : `time ${t + 1}`, name(t)),
           h(
             "div",
             {},

@@ -26,8 +26,8 @@ from feddrift.engines.flower.federation import Flower, Roster
 from feddrift.engines.flower.settings import Settings
 from feddrift.errors import DataError
 from feddrift.journal import Inside, Journal
-from feddrift.run import Step, lineage
-from feddrift.types import Algorithm, Event, Floats, State
+from feddrift.run import Step, Work, lineage, work
+from feddrift.types import Algorithm, Event, State
 
 HISTORY = "history.jsonl"
 
@@ -42,7 +42,7 @@ class _Saved:
     state: State | None = None
     inside: Inside | None = None
     events: tuple[Event, ...] = ()  # of the last time step that is done,
-    sent: Floats | None = None  # and what it sent
+    work: Work | None = None  # and what its clients received and sent
 
 
 def federate(
@@ -53,7 +53,7 @@ def federate(
 
     def save(now: _Saved) -> None:
         rounds = 0 if now.inside is None else now.inside.rounds
-        value = now.state, now.inside and now.inside.plain(), now.events, now.sent, engine.counts
+        value = now.state, now.inside and now.inside.plain(), now.events, now.work, engine.counts
         clients = list(engine.roster.clients)
         checkpoints.write(
             now.done, rounds, {"federation": about, "clients": clients, "feddrift": __version__}, value
@@ -75,20 +75,20 @@ def federate(
             _log.info("going on at time %d, after %d rounds", now.done, now.inside.rounds)
 
         def save_inside(inside: Inside, now: _Saved = now) -> None:
-            save(_Saved(now.done, now.state, inside, now.events, now.sent))
+            save(_Saved(now.done, now.state, inside, now.events, now.work))
 
         after = algorithm.step(state, Journal(fed, 1, save_inside, now.inside))
-        now = _Saved(now.done + 1, after, None, lineage(state, after), fed.sent)
+        now = _Saved(now.done + 1, after, None, lineage(state, after), work(fed, after))
         save(now)
         yield _tested(engine, now, n_steps)
 
 
 def _tested(engine: Flower, now: _Saved, n_steps: int | None) -> Step:
     """Tell the clients which models they use; the last time step waits for no new data."""
-    assert now.state is not None and now.sent is not None
+    assert now.state is not None and now.work is not None
     right, tested = engine.test(now.state, now.done, wait=n_steps is None or now.done < n_steps)
     accuracy = np.divide(right, tested, out=np.full(len(tested), np.nan), where=tested > 0)
-    return Step(now.done - 1, now.state, accuracy, tested, now.sent, now.events)
+    return Step(now.done - 1, now.state, accuracy, tested, *now.work, now.events)
 
 
 def _last(checkpoints: checkpoint.Folder, engine: Flower, about: dict[str, Any]) -> _Saved:
@@ -104,15 +104,12 @@ def _last(checkpoints: checkpoint.Folder, engine: Flower, about: dict[str, Any])
         if clients[: len(known)] != known:
             raise DataError(f"{found.path} is of clients {known}: others can only be added behind them, got {clients}")
         more = len(clients) - len(known)
-        state, inside, events, sent, counts = found.value(model_parts.like(engine.net))
+        state, inside, events, work, counts = found.value(model_parts.like(engine.net))
         engine.counts = np.pad(counts, ((0, 0), (0, more)))
         if more:  # with them the time step starts anew
-            state, inside, sent = (
-                state and grown(state, len(clients)),
-                None,
-                sent if sent is None else np.pad(sent, (0, more)),
-            )
-        return _Saved(int(found.about["steps"]), state, None if inside is None else Inside(*inside), events, sent)
+            state, inside = state and grown(state, len(clients)), None
+            work = work and tuple(np.pad(values, (0, more)) for values in work)
+        return _Saved(int(found.about["steps"]), state, None if inside is None else Inside(*inside), events, work)
     return _Saved()
 
 

@@ -56,7 +56,7 @@ class FlowerStep(TimeStep):
     def _recall(self, moments: Any) -> None:
         pass
 
-    def evaluate(self, models: Models, metric: Metric = "error") -> Floats:
+    def _evaluate(self, models: Models, metric: Metric) -> Floats:
         if metric not in ("error", "loss", "brier"):
             raise ConfigError(f"metric must be error, loss or brier, got {metric!r}")
         clients = self._new_data()
