@@ -108,11 +108,11 @@ def site_path(target: str) -> str:
 
 
 def as_page(path: str) -> str:
-    """A file as Markdown: its text, or its code under its name."""
+    """A file as Markdown: its text, or its code under its name, which a search for words leaves out."""
     text = (ROOT / path).read_text()
     if path.endswith(".md"):
         return text
-    return f"# {path}\n\n```{Path(path).suffix[1:].replace('py', 'python')}\n{text}```\n"
+    return f"---\nsearch:\n  exclude: true\n---\n\n# {path}\n\n```{Path(path).suffix[1:].replace('py', 'python')}\n{text}```\n"
 
 
 def code(path: str, name: str) -> str:

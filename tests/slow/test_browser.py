@@ -161,3 +161,31 @@ def test_a_thousand_clients(tmp_path: Path) -> None:
     assert f"{drifted} of {drifted} drifts noticed" in text and "Client 17" in text and f"12 of {drifted}" in text
     shot = picture(file, "theme=light", "1280,2000")
     assert len(np.unique((shot[::3, ::3] * 32).astype(int).reshape(-1, 3), axis=0)) > 60
+
+
+def test_who_was_not_there_and_what_time_it_was(tmp_path: Path) -> None:
+    columns = {
+        "received": [[5, 0], [5, 5], [0, 5], [5, 5]], "tested": [[5, 5], [0, 5], [5, 5], [5, 5]],
+        "loss": [[0.5, None], [0.25, 0.125], [None, 0.1], [0.1, 0.1]], "sent_scoring": [[1, 0], [1, 1], [0, 1], [1, 1]],
+    }  # fmt: skip
+    head = header(4, 2, clients=["old", "new"], times=[f"week {k}" for k in range(5)], model_bytes=10**6)
+    page.write([make(tmp_path, head, columns)], tmp_path / "report.html", "runs")
+    _, text = text_of(tmp_path / "report.html", "client=new&time=1")
+    assert "time 1 week 0 It had not joined yet." in text and "time 2 week 1 It joined: its first data." in text
+    assert "not yet there" in text and "pale: no new data" in text
+    assert "In all 74.0 MB for training and 6.0 MB for scoring." in text
+    _, text = text_of(tmp_path / "report.html", "client=old&time=2")
+    assert "time 3 week 2 No new data reached the server until time 4 (week 3)." in text
+    act = """<script>
+      const wait = setInterval(() => {
+        if (document.documentElement.dataset.ready !== "yes") return;
+        clearInterval(wait);
+        const map = document.querySelector(".map"), { left, top } = map.querySelector("canvas").getBoundingClientRect();
+        const x = left + view.maps.names + view.maps.panels[0].wide * 1.5, y = top + 4 + view.maps.tall * 1.5;
+        map.dispatchEvent(new MouseEvent("mousemove", { clientX: x, clientY: y, bubbles: true }));
+      }, 20);
+    </script>"""
+    file = tmp_path / "act.html"
+    file.write_text((tmp_path / "report.html").read_text().replace("</body>", f"{act}</body>"))
+    _, text = text_of(file)
+    assert "new, time 2 (week 1)" in text and "error before training 0.125" in text

@@ -38,6 +38,11 @@ def test_the_tables_of_drift_tests_are_what_the_records_say() -> None:
         assert detectors.table(ROOT / "results" / "detectors", streams) in page
 
 
+def test_the_tables_of_air_quality_are_what_the_records_say() -> None:
+    air = script("air")
+    assert air.PAGE.read_text() == air.rendered(air.PAGE.read_text())
+
+
 def test_the_tables_of_faults_are_what_the_records_say() -> None:
     faults = script("faults")
     assert faults.PAGE.read_text().endswith(faults.measured())

@@ -1,0 +1,121 @@
+"""Write the tables of docs/air-quality.md from the records in results/air: `python experiments/air.py`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from feddrift import record, report
+from feddrift.record import Record
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "air-quality.md"
+WITH, CONTROL, WITHOUT = "air-quality", "air-beijing", "experiments.variants:without_date"
+BY_CITY = {WITH: "experiments.variants:by_city", WITHOUT: "experiments.variants:by_city_without_date"}
+WINTERS = ("2013 Q4", "2014 Q4")
+
+
+def main() -> None:
+    PAGE.write_text(rendered(PAGE.read_text()))
+
+
+def rendered(text: str) -> str:
+    """The page, with what stands between its marks made anew."""
+    records = record.read_all(ROOT / "results" / "air")
+    for name, made in (("accuracy", accuracy), ("clusters", clusters), ("without-date", without_date)):
+        begin, end = f"<!-- {name}: written by experiments/air.py -->\n", f"<!-- end of {name} -->"
+        assert begin in text and end in text, name
+        text = re.sub(f"(?s){re.escape(begin)}.*{re.escape(end)}", lambda _: f"{begin}\n{made(records)}\n{end}", text)  # noqa: B023
+    return text
+
+
+def accuracy(records: Sequence[Record]) -> str:
+    """Accuracy on the next quarter, on both streams."""
+    rows: dict[str, dict[str, list[str]]] = {}
+    for stream in (WITH, CONTROL):
+        for name, summary, gap in _compared(records, stream):
+            cells = [report.spread(summary.including_drifts), gap]
+            if stream == WITH:
+                cells += [f"{summary.models_final:.1f}", f"{summary.models_sent_ratio:.2f}"]
+            rows.setdefault(name, {})[stream] = cells
+    lines = [_row([name, *found[WITH], *found.get(CONTROL, ["", ""])]) for name, found in rows.items()]
+    head = [
+        "", f"`{WITH}`", "over Oblivious", "models at the end", "sent", f"`{CONTROL}`", "over Oblivious",
+    ]  # fmt: skip
+    return "\n".join([_row(head), "|---" * len(head) + "|", *lines, _row([*_by_city(records, WITH), "", ""])])
+
+
+def clusters(records: Sequence[Record]) -> str:
+    """Alarms, and how far clusters are cities."""
+    lines = []
+    for group in _groups(records, WITH):
+        alarms = np.array([run.rows.drift.sum(axis=1) for run in group])  # [seed, t]
+        shares = [share for run in group for share in _agreement(run)]
+        if not shares:
+            continue
+        at = [group[0].header["times"].index(time) for time in WINTERS]
+        told = [f"{alarms.sum(axis=1).mean():.1f}", *(f"{alarms[:, t].mean():.1f}" for t in at)]
+        lines.append(_row([_name(group[0]), *told, f"{100 * np.mean(shares):.0f} %"]))
+    head = ["", "alarms in a run", *(f"of them {time}" for time in WINTERS), "cities with one model"]
+    return "\n".join([_row(head), "|---" * len(head) + "|", *lines])
+
+
+def without_date(records: Sequence[Record]) -> str:
+    """Accuracy where models are not told the season."""
+    lines = [
+        _row([name, report.spread(summary.including_drifts), gap]) for name, summary, gap in _compared(records, WITHOUT)
+    ]
+    head = ["without the date", "accuracy", "over Oblivious"]
+    return "\n".join([_row(head), "|---" * 3 + "|", *lines, _row(_by_city(records, WITHOUT)[:3])])
+
+
+def _groups(records: Sequence[Record], stream: str) -> list[list[Record]]:
+    groups = report.grouped(run for run in records if run.header["stream"] == stream)
+    return sorted(groups, key=lambda group: str(min(run.header["started"] for run in group)))
+
+
+def _compared(records: Sequence[Record], stream: str) -> list[tuple[str, report.Summary, str]]:
+    found, groups = [], _groups(records, stream)
+    oblivious = next(group for group in groups if group[0].header["algorithm"] == "Oblivious")
+    for group in groups:
+        (summary,) = report.summarise(group)
+        gap = None if group is oblivious else report.compare([*oblivious, *group], "Oblivious")
+        differences = [g for g in gap or [] if g is not None and g.mean != 0]
+        text = " ".join(f"{g.mean:+.2f} [{g.low:+.2f}, {g.high:+.2f}]" for g in differences if g.low is not None)
+        found.append((_name(group[0]), summary, text or ("" if gap is None else "0")))
+    return found
+
+
+def _by_city(records: Sequence[Record], stream: str) -> list[str]:
+    """Oracle, told the cities as concepts."""
+    (summary,) = report.summarise(run for run in records if run.header["stream"] == BY_CITY[stream])
+    numbers = f"{summary.models_final:.1f}", f"{summary.models_sent_ratio:.2f}"
+    return ["one model per city, which is told", report.spread(summary.including_drifts), "", *numbers]
+
+
+def _name(run: Record) -> str:
+    settings = run.header["settings"]
+    told = {key: settings[key] for key in ("test", "first", "n_models", "delta") if settings.get(key) is not None}
+    if told.get("first") == "one":
+        del told["first"]
+    if "test" in told:
+        told.pop("delta", None)
+    return str(run.header["algorithm"]) + (f" ({report.describe(told)})" if told else "")
+
+
+def _agreement(run: Record) -> list[bool]:
+    """Of each city and quarter with more than one model in use, whether the city's posts use the same."""
+    cities = np.array([name.split()[0] for name in run.header["clients"]])
+    quarters = [row for row in run.rows.model if len(np.unique(row)) > 1]
+    return [len(np.unique(row[cities == city])) == 1 for row in quarters for city in np.unique(cities)]
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    main()
