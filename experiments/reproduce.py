@@ -137,7 +137,13 @@ PICTURES = {  # title, and what draws it
 
 
 def pictures() -> str:
-    text = ["## Figures", ""]
+    text = [
+        "## Figures",
+        "",
+        "The runs behind them are those of the tables and of `experiments/figure-clusters.toml`, `figure-delta.toml`",
+        "and, on MNIST-4 with one seed, `figure-delta-mnist.toml`.",
+        "",
+    ]
     for name, (title, how) in PICTURES.items():
         text += [
             f"**{title}**: `feddrift plot {how} --out {name}.png`",
