@@ -112,7 +112,8 @@ def as_page(path: str) -> str:
     text = (ROOT / path).read_text()
     if path.endswith(".md"):
         return text
-    return f"---\nsearch:\n  exclude: true\n---\n\n# {path}\n\n```{Path(path).suffix[1:].replace('py', 'python')}\n{text}```\n"
+    language = Path(path).suffix[1:].replace("py", "python")
+    return f"---\nsearch:\n  exclude: true\n---\n\n# {path}\n\n```{language}\n{text}```\n"
 
 
 def code(path: str, name: str) -> str:
