@@ -25,7 +25,20 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from feddrift import __version__, algorithms, engines, page, paper, plugins, record, report, streams, sweep
+from feddrift import (
+    __version__,
+    algorithms,
+    engines,
+    metrics,
+    page,
+    paper,
+    plugins,
+    record,
+    report,
+    streams,
+    sweep,
+    tables,
+)
 from feddrift.background import busy, cores
 from feddrift.config import RunConfig, parse_seeds
 from feddrift.deploy.commands import deploy
@@ -233,7 +246,7 @@ def _follow(runs: Iterable[RecordedRun], n: int) -> None:
                     _say(line)
                 before = step
             paths.append(recorded.path)
-    out.print(report.table(report.summarise([record.read(path) for path in paths])))
+    out.print(tables.table(report.summarise([record.read(path) for path in paths])))
 
 
 @app.command("export")
@@ -304,6 +317,9 @@ def report_(
     beside: Annotated[
         bool, typer.Option("--paper", help="the paper's numbers beside ours; *: outside its band")
     ] = False,
+    measured: Annotated[
+        bool, typer.Option("--metrics", help="how drifts were noticed and got over, clients, clusters, traffic")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="write a page to look at in a browser, of unfinished runs, too")
@@ -327,10 +343,16 @@ def report_(
         raise DataError(f"none of the {len(records)} runs in {folder} is finished yet")
     gaps = report.compare(records, against) if against else []
     theirs = [paper.published(summary) for summary in summaries] if beside else []
+    found = metrics.summarise(records) if measured else []
     if as_json:
-        print(json.dumps(report.to_json(summaries, gaps, theirs), indent=2))
+        print(json.dumps(tables.to_json(summaries, gaps, theirs, found), indent=2))
+    elif measured:
+        drifts, rest = tables.metrics_tables(summaries, found)
+        out.print(drifts)
+        out.print()
+        out.print(rest)
     else:
-        out.print(report.table(summaries, gaps, theirs))
+        out.print(tables.table(summaries, gaps, theirs))
         told = [flag for cell in theirs if cell for flag in cell.within.values() if flag is not None]
         if told:
             _say(f"{sum(told)} of {len(told)} accuracies within max(1.0, twice the paper's deviation) of the paper's")

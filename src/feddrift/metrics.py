@@ -5,14 +5,25 @@ No number stands alone: beside every detector stand dummies that know nothing, c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from feddrift.record import Record
-from feddrift.report import adjusted_rand, changes, joined, lineage, truth, with_data
+from feddrift.report import (
+    Spread,
+    adjusted_rand,
+    changes,
+    configurations,
+    joined,
+    lineage,
+    spread_of,
+    truth,
+    with_data,
+)
 from feddrift.types import Bools, Floats, Ints
 
 WITHIN = 2  # an alarm counts for a change up to so many time steps after it
@@ -85,6 +96,42 @@ def measure(record: Record, oracle: Record | None = None) -> Metrics:
         sent=sent_by_phase(record),
         bytes_sent=bytes_by_purpose(record),
     )
+
+
+def numbers(found: Metrics) -> dict[str, float | None]:
+    """All of it as single numbers by name, those of the dummies, too."""
+    plain = ("mean", "worst", "tenth", "lost", "lost_to_oracle", "ari", "nmi", "spare")
+    detectors = {"noticed": found.noticed, "alarms": found.alarms, "switches": found.switches, **found.dummies}
+    return {
+        **{name: getattr(found, name) for name in plain},
+        **{
+            f"{name} {what}": getattr(value, what)
+            for name, value in detectors.items() if value is not None for what in ("precision", "recall", "delay")
+        },
+        **{f"sent {phase}": value for phase, value in found.sent.items()},
+        **{f"bytes {purpose}": value for purpose, value in found.bytes_sent.items()},
+    }  # fmt: skip
+
+
+def summarise(records: Iterable[Record]) -> list[dict[str, Spread | None]]:
+    """The numbers of each configuration over its seeds, in the order of `report.summarise`."""
+    groups = configurations(records)
+    oracles = {_data(run): run for group in groups for run in group if run.header["algorithm"] == "Oracle"}
+    return [over_seeds([numbers(measure(run, oracles.get(_data(run)))) for run in group]) for group in groups]
+
+
+def over_seeds(runs: Sequence[Mapping[str, float | None]]) -> dict[str, Spread | None]:
+    """The mean and deviation of each number over the runs that have it."""
+    found: dict[str, Spread | None] = {}
+    for name in dict.fromkeys(name for run in runs for name in run):
+        values = [value for run in runs if (value := run.get(name)) is not None]
+        found[name] = spread_of(values)
+    return found
+
+
+def _data(run: Record) -> str:
+    """What an Oracle must share with a run to be compared with."""
+    return json.dumps([run.header[key] for key in ("stream", "overrides", "seed")], sort_keys=True)
 
 
 def speakable(record: Record) -> Bools:

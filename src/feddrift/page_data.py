@@ -105,7 +105,10 @@ def _group(
         "summary": entry.summary if entry else "",
         "mean": _rounded(_over_clients(curves.T)),
         "std": _rounded(_deviation(curves)) if len(group) > 1 else None,
-        "numbers": _spreads([run["numbers"] for run in runs]),
+        "numbers": {
+            name: [None, None] if value is None else [value.mean, value.std]
+            for name, value in metrics.over_seeds([run["numbers"] for run in runs]).items()
+        },
         "around": _around(group),
         "runs": runs,
     }
@@ -113,7 +116,7 @@ def _group(
 
 def _run(record: Record, oracle: Record | None, with_cells: bool) -> dict[str, Any]:
     header, rows = record.header, record.rows
-    found, numbers = metrics.measure(record, oracle), scores(record)
+    found, total = metrics.measure(record, oracle), scores(record)
     rerun, notes = command(header)
     concepts = metrics.concepts_alive(record)
     detections = {"alarms": found.alarms, "switches": found.switches, "noticed": found.noticed, **found.dummies}
@@ -132,16 +135,8 @@ def _run(record: Record, oracle: Record | None, with_cells: bool) -> dict[str, A
         "truth": bool((rows.concept >= 0).any()),
         "metric": str(header["settings"].get("metric", "error")),
         "numbers": {
-            "omitting": _share(numbers.omitting_drifts), "mean": found.mean, "worst": found.worst,
-            "tenth": found.tenth, "lost": found.lost, "lost_to_oracle": found.lost_to_oracle, "ari": found.ari,
-            "nmi": found.nmi, "spare": found.spare, "sent": numbers.models_sent_ratio if rows.steps else None,
-            "models": float(numbers.models_final) if numbers.models_final is not None else None,
-            **{f"sent {phase}": value for phase, value in found.sent.items()},
-            **{f"bytes {purpose}": value for purpose, value in found.bytes_sent.items()},
-            **{
-                f"{name} {what}": getattr(found.noticed, what) if name == "noticed" else getattr(found.alarms, what)
-                for name in ("noticed", "alarms") for what in ("precision", "recall", "delay") if found.noticed
-            },
+            **metrics.numbers(found), "omitting": _share(total.omitting_drifts), "sent": total.models_sent_ratio,
+            "models": None if total.models_final is None else float(total.models_final),
         },
         "detection": {name: _detection(value) for name, value in detections.items() if value is not None},
         "worst": _worst(record),
@@ -255,16 +250,6 @@ def _around(group: Sequence[Record]) -> list[float | None] | None:
     """Mean accuracy from BEFORE rows ahead of a drift to AFTER rows behind, over all drifts of all seeds."""
     found = [metrics.around(run.rows.accuracy, run, BEFORE, AFTER) for run in group if changes(run).any()]
     return _rounded(_over_clients(np.concatenate(found).T)) if found else None
-
-
-def _spreads(runs: Sequence[Mapping[str, float | None]]) -> dict[str, list[float | None]]:
-    """[mean, standard deviation] over the seeds that have a number."""
-    found: dict[str, list[float | None]] = {}
-    for name in dict.fromkeys(name for run in runs for name in run):
-        values = [value for run in runs if (value := run.get(name)) is not None]
-        deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
-        found[name] = [float(np.mean(values)) if values else None, deviation]
-    return found
 
 
 def _over_clients(values: Floats) -> Floats:

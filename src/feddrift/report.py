@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from rich import box
-from rich.table import Table
-from rich.text import Text
 from scipy.special import stdtrit
 
 from feddrift import algorithms
@@ -184,7 +181,7 @@ def grouped(records: Iterable[Record]) -> list[list[Record]]:
 
 def summarise(records: Iterable[Record]) -> list[Summary]:
     """One summary per configuration of the finished runs: by stream, algorithms in the order of appearance."""
-    return [_summary(group) for group in _in_order(grouped(records))]
+    return [_summary(group) for group in configurations(records)]
 
 
 def compare(records: Iterable[Record], baseline: str) -> list[Difference | None]:
@@ -193,14 +190,16 @@ def compare(records: Iterable[Record], baseline: str) -> list[Difference | None]
     Compared is the accuracy omitting drifts, or including them where drifts are not known. Of several configurations
     of the baseline the one with its default settings counts.
     """
-    groups = _in_order(grouped(records))
+    groups = configurations(records)
     if not any(group[0].header["algorithm"] == baseline for group in groups):
         have = ", ".join(dict.fromkeys(group[0].header["algorithm"] for group in groups))
         raise ConfigError(f"no finished runs of '{baseline}' to compare with (there are: {have})")
     return [_difference(group, _baseline_of(group, groups, baseline), baseline) for group in groups]
 
 
-def _in_order(groups: list[list[Record]]) -> list[list[Record]]:
+def configurations(records: Iterable[Record]) -> list[list[Record]]:
+    """The finished runs of each configuration: by stream, algorithms in the order of appearance."""
+    groups = grouped(records)
     order = list(dict.fromkeys(group[0].header["algorithm"] for group in groups))
     return sorted(groups, key=lambda group: (group[0].header["stream"], order.index(group[0].header["algorithm"])))
 
@@ -235,78 +234,6 @@ def _difference(group: list[Record], baseline: list[Record], name: str) -> Diffe
     half = float(stdtrit(n - 1, 0.975) * np.std(gaps, ddof=1) / np.sqrt(n)) if n > 1 else None
     seeds = tuple(seed for seed, _, _ in pairs)
     return Difference(name, seeds, mean, None if half is None else mean - half, None if half is None else mean + half)
-
-
-def to_json(
-    summaries: Sequence[Summary], against: Sequence[Difference | None] = (), paper: Sequence[Published | None] = ()
-) -> list[dict[str, Any]]:
-    """Summaries as JSON values; settings hold the overrides, too."""
-    objects = []
-    for k, summary in enumerate(summaries):
-        values = asdict(summary)
-        overrides = values.pop("overrides")
-        objects.append({**values, "settings": values["settings"] | overrides, "seeds": list(summary.seeds)})
-        if against:
-            gap = against[k]
-            objects[-1]["against"] = None if gap is None else {**asdict(gap), "seeds": list(gap.seeds)}
-        if paper:
-            cell = paper[k]
-            objects[-1]["paper"] = None if cell is None else {a: asdict(getattr(cell, a)) for a in cell.within}
-            objects[-1]["within"] = None if cell is None else cell.within
-    return objects
-
-
-def table(
-    summaries: Sequence[Summary], against: Sequence[Difference | None] = (), paper: Sequence[Published | None] = ()
-) -> Table:
-    """Summaries for people; sent is relative to Oblivious, models are those at the end, ARI the adjusted Rand index."""
-    grid = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0)  # narrow: nine columns in a terminal of 80
-    grid.add_column("stream", overflow="fold", min_width=8)  # these two wrap, numbers are never cut
-    grid.add_column("algorithm", overflow="fold", min_width=15)
-    for name in ("seeds", "omitting\ndrifts, %", "including\ndrifts, %", "sent", "models", "false\nalarm", "ARI"):
-        grid.add_column(name, justify="right", no_wrap=True)
-    if against:
-        grid.add_column(
-            f"over {next((gap.baseline for gap in against if gap), 'it')},\npoints", justify="right", no_wrap=True
-        )
-    if paper:
-        for name in ("paper,\nomitting", "ours\nover it", "paper,\nincluding", "ours\nover it"):
-            grid.add_column(name, justify="right", no_wrap=True)
-    different = differences([(s.stream, s.algorithm, {**s.settings, **s.overrides}) for s in summaries])
-    for k, (summary, differs) in enumerate(zip(summaries, different, strict=True)):
-        cells = [
-            summary.stream,
-            " ".join(filter(None, [summary.algorithm, describe({**notable(summary), **summary.overrides, **differs})])),
-            ranges(summary.seeds),
-            spread(summary.omitting_drifts),
-            spread(summary.including_drifts),
-            f"{summary.models_sent_ratio:.2f}x",
-            f"{summary.models_final:.3g}",
-            "-" if summary.false_alarms is None else f"{summary.false_alarms:.3g}",
-            "-" if summary.ari is None else f"{summary.ari:.2f}",
-            *([_gap(against[k])] if against else []),
-            *(_beside(summary, paper[k]) if paper else []),
-        ]
-        grid.add_row(*(Text(cell) for cell in cells))  # as Text: a name may hold [brackets]
-    return grid
-
-
-def _beside(summary: Summary, theirs: Published | None) -> list[str]:
-    """The paper's two accuracies, each with how far ours is above it; a star: outside its band."""
-    if theirs is None:
-        return ["-"] * 4
-    cells = []
-    for accuracy, within in theirs.within.items():
-        mine, other = getattr(summary, accuracy), getattr(theirs, accuracy)
-        gap = "-" if mine is None else f"{mine.mean - other.mean:+.2f}"
-        cells += [spread(other), gap + ("*" if within is False else " ")]
-    return cells
-
-
-def _gap(gap: Difference | None) -> str:
-    if gap is None:
-        return "-"
-    return f"{gap.mean:+.2f}" + ("" if gap.low is None else f" [{gap.low:+.2f}, {gap.high:+.2f}]")
 
 
 def notable(summary: Summary) -> dict[str, Any]:
@@ -353,10 +280,7 @@ def _summary(group: Sequence[Record]) -> Summary:
     header, runs = group[0].header, [scores(record) for record in group]
 
     def over_seeds(name: str) -> Spread | None:
-        values = [value for run in runs if (value := getattr(run, name)) is not None]
-        if not values:
-            return None
-        return Spread(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None)
+        return spread_of([value for run in runs if (value := getattr(run, name)) is not None])
 
     def mean(name: str) -> float:
         return float(np.mean([getattr(run, name) for run in runs]))
@@ -376,6 +300,13 @@ def _summary(group: Sequence[Record]) -> Summary:
         false_alarms=alarms.mean if alarms else None,
         ari=ari.mean if ari else None,
     )
+
+
+def spread_of(values: Sequence[float]) -> Spread | None:
+    """Mean and deviation; None of nothing."""
+    if not values:
+        return None
+    return Spread(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None)
 
 
 def spread(value: Spread | None) -> str:

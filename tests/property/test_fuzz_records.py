@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from feddrift import figures, page, page_data, paper, plots, record, report
+from feddrift import figures, metrics, page, page_data, paper, plots, record, report, tables
 from feddrift import record as record_module
 from tests.property.fuzz import LONG, TOKENS, accepted, mutated, paths, placed, tries
 from tests.unit.fake_records import header, make, merged
@@ -90,10 +90,12 @@ def check(path: Path, content: bytes, draw_plots: bool = False) -> bool:
     records = [found, *record.read_all(path)]
     summaries = report.summarise(records)
     assert bool(summaries) == (found.status == "complete")
-    json.dumps(report.to_json(summaries), allow_nan=False)
+    measured = metrics.summarise(records)
+    json.dumps(tables.to_json(summaries, metrics=measured), allow_nan=False)
     gaps = accepted(lambda: report.compare(records, head["algorithm"]))
     theirs = [paper.published(summary) for summary in summaries]
-    Console(file=io.StringIO(), width=100).print(report.table(summaries, gaps or [], theirs))
+    Console(file=io.StringIO(), width=100).print(tables.table(summaries, gaps or [], theirs))
+    Console(file=io.StringIO(), width=100).print(*tables.metrics_tables(summaries, measured))
     if summaries:
         page.page(page_data.collect(records, path.name))
     if draw_plots:

@@ -49,6 +49,12 @@ def test_run_report_and_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     for key in ("omitting_drifts", "including_drifts"):
         assert 0 <= feddrift_[key]["mean"] <= 100 and feddrift_[key]["std"] >= 0
     assert oracle["ari"] == 1.0 and oracle["models_final"] == 2 and oracle["models_sent_ratio"] >= 1
+    code, out, _ = feddrift(capsys, "report", runs, "--metrics")
+    assert code == 0 and "precision" in out and "MB" in out and out.count("Oracle") == 3  # a column, and two rows
+    told = json.loads(feddrift(capsys, "report", runs, "--metrics", "--json")[1])
+    told = {o["algorithm"]: o["metrics"] for o in told}
+    assert told["Oracle"]["noticed recall"]["mean"] == 1 and told["Oracle"]["lost_to_oracle"]["mean"] == 0
+    assert told["FedDrift"]["always recall"]["mean"] == 1 and told["FedDrift"]["bytes scoring"]["mean"] > 0
     for kind in ("clusters", "accuracy"):
         picture = tmp_path / f"{kind}.png"
         assert feddrift(capsys, "plot", runs, kind, "--out", str(picture))[0] == 0

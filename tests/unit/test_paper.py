@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from feddrift import algorithms, paper, report, streams
+from feddrift import algorithms, paper, report, streams, tables
 from tests.unit.fake_records import header, make
 
 
@@ -21,7 +21,7 @@ def test_the_band_is_one_point_or_twice_the_deviation(tmp_path: Path, accuracy: 
     (cell,) = cells = [paper.published(summary) for summary in summaries]
     assert cell is not None and cell.omitting_drifts == report.Spread(98.45, 0.03)
     assert cell.within["omitting_drifts"] is within
-    (told,) = report.to_json(summaries, paper=cells)
+    (told,) = tables.to_json(summaries, paper=cells)
     assert told["paper"]["omitting_drifts"] == {"mean": 98.45, "std": 0.03} and told["paper"]["including_drifts"]
     assert told["within"] == {"omitting_drifts": within, "including_drifts": False}
 
@@ -39,8 +39,8 @@ def test_a_wide_deviation_widens_the_band(tmp_path: Path) -> None:
 def test_other_runs_have_no_cell(tmp_path: Path, changes: dict[str, object]) -> None:
     (summary,) = report.summarise([make(tmp_path, header(2, 2, **changes), {})])
     assert paper.published(summary) is None
-    assert report.to_json([summary], paper=[None])[0]["paper"] is None
-    assert report.table([summary], paper=[None]).row_count == 1
+    assert tables.to_json([summary], paper=[None])[0]["paper"] is None
+    assert tables.table([summary], paper=[None]).row_count == 1
 
 
 def test_every_cell_of_the_paper_belongs_to_something_we_have() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from feddrift import report
+from feddrift import report, tables
 from feddrift.errors import ConfigError
 from feddrift.record import Record, read_all
 from feddrift.report import Spread, adjusted_rand, lineage, scores, summarise
@@ -187,7 +187,7 @@ def test_unfinished_runs_are_left_out_and_listed(tmp_path: Path) -> None:
 
 
 def test_json_has_the_promised_keys(tmp_path: Path) -> None:
-    (summary,) = report.to_json(summarise(runs(tmp_path, {0: 0.5, 1: 0.75}, overrides={"rounds": 3})))
+    (summary,) = tables.to_json(summarise(runs(tmp_path, {0: 0.5, 1: 0.75}, overrides={"rounds": 3})))
     assert json.loads(json.dumps(summary)) == {
         "stream": "sine-2",
         "algorithm": "FedDrift",
@@ -204,7 +204,7 @@ def test_json_has_the_promised_keys(tmp_path: Path) -> None:
 
 
 def test_json_without_truth_is_null(tmp_path: Path) -> None:
-    (summary,) = report.to_json(summarise([make(tmp_path, header())]))
+    (summary,) = tables.to_json(summarise([make(tmp_path, header())]))
     assert summary["omitting_drifts"] is None
     assert summary["ari"] is None and summary["false_alarms"] is None
     assert summary["including_drifts"] == {"mean": pytest.approx(90), "std": None}
@@ -213,7 +213,7 @@ def test_json_without_truth_is_null(tmp_path: Path) -> None:
 def text(records: list[Record], width: int = 120, against: str | None = None) -> str:
     console = Console(width=width, file=io.StringIO())
     with console.capture() as capture:
-        console.print(report.table(summarise(records), report.compare(records, against) if against else []))
+        console.print(tables.table(summarise(records), report.compare(records, against) if against else []))
     return capture.get()
 
 
@@ -255,7 +255,7 @@ def test_settings_that_only_some_have_are_differences() -> None:
 def test_reports_leave_the_records_alone(tmp_path: Path) -> None:
     (record,) = runs(tmp_path, {0: 0.9}, same={"1": 0})
     before = record.rows.concept.copy(), json.dumps(record.header)
-    report.to_json(summarise([record]))
+    tables.to_json(summarise([record]))
     np.testing.assert_array_equal(record.rows.concept, before[0])
     assert json.dumps(record.header) == before[1]
 
@@ -289,7 +289,7 @@ def test_one_common_seed_has_no_interval_and_none_no_difference(tmp_path: Path) 
     assert found["Window"] is None and found["Oracle"] is None
     shown = text(read_all(tmp_path), against="FedDrift")
     assert "over FedDrift," in shown and "+10.00" in shown and "+0.00 [+0.00, +0.00]" in shown
-    objects = report.to_json(summarise(read_all(tmp_path)), report.compare(read_all(tmp_path), "FedDrift"))
+    objects = tables.to_json(summarise(read_all(tmp_path)), report.compare(read_all(tmp_path), "FedDrift"))
     gaps = {o["algorithm"]: o["against"] for o in objects}
     assert gaps["Window"] is None
     assert gaps["Oblivious"] == {
