@@ -16,6 +16,7 @@ PAGE = ROOT / "docs" / "air-quality.md"
 WITH, CONTROL, WITHOUT = "air-quality", "air-beijing", "experiments.variants:without_date"
 BY_CITY = {WITH: "experiments.variants:by_city", WITHOUT: "experiments.variants:by_city_without_date"}
 WINTERS = ("2013 Q4", "2014 Q4")
+ORDER = ("Oblivious", "Window", "FedDrift", "FedDrift-Eager", "FedDrift-Trunk", "IFCA")
 
 
 def main() -> None:
@@ -74,7 +75,7 @@ def without_date(records: Sequence[Record]) -> str:
 
 def _groups(records: Sequence[Record], stream: str) -> list[list[Record]]:
     groups = report.grouped(run for run in records if run.header["stream"] == stream)
-    return sorted(groups, key=lambda group: str(min(run.header["started"] for run in group)))
+    return sorted(groups, key=lambda group: (ORDER.index(group[0].header["algorithm"]), _name(group[0])))
 
 
 def _compared(records: Sequence[Record], stream: str) -> list[tuple[str, report.Summary, str]]:
@@ -82,11 +83,16 @@ def _compared(records: Sequence[Record], stream: str) -> list[tuple[str, report.
     oblivious = next(group for group in groups if group[0].header["algorithm"] == "Oblivious")
     for group in groups:
         (summary,) = report.summarise(group)
-        gap = None if group is oblivious else report.compare([*oblivious, *group], "Oblivious")
-        differences = [g for g in gap or [] if g is not None and g.mean != 0]
-        text = " ".join(f"{g.mean:+.2f} [{g.low:+.2f}, {g.high:+.2f}]" for g in differences if g.low is not None)
-        found.append((_name(group[0]), summary, text or ("" if gap is None else "0")))
+        gaps = [] if group is oblivious else report.compare([*oblivious, *group], "Oblivious")
+        own = [gap for gap, of in zip(gaps, report.configurations([*oblivious, *group]), strict=False) if of == group]
+        found.append((_name(group[0]), summary, "" if group is oblivious else _gap(own[0])))
     return found
+
+
+def _gap(gap: report.Difference | None) -> str:
+    if gap is None or gap.low is None or gap.high is None:  # no seeds in common, or one
+        return "-" if gap is None else f"{gap.mean:+.2f}"
+    return "0" if gap.low == gap.high == 0 else f"{gap.mean:+.2f} [{gap.low:+.2f}, {gap.high:+.2f}]"
 
 
 def _by_city(records: Sequence[Record], stream: str) -> list[str]:

@@ -27,7 +27,7 @@ from feddrift.errors import DataError
 from feddrift.models import leaves, refill
 from feddrift.types import Clusters, Event, Models, Params, State, Tournament, Updates
 
-SCHEMA = 1
+SCHEMA = 2  # what runs and servers keep in them is a part of it
 KEPT = 2  # should the last one be damaged, there is the one before
 MAX_LINE = 4096  # bytes of the first line
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from feddrift import __version__, algorithms, metrics
 from feddrift.record import Record, configuration
-from feddrift.report import changes, describe, differences, joined, lineage, scores, truth, with_data
+from feddrift.report import changes, describe, differences, joined, lineage, reached, scores, truth
 from feddrift.story import command, letter, why
 from feddrift.types import Floats, Ints
 
@@ -78,7 +78,6 @@ def _stream(groups: list[list[Record]], shown: set[int]) -> dict[str, Any]:
         "short": header["stream"],
         "options": describe(header["overrides"]),
         "clients": header["clients"],
-        "times": header.get("times", []),
         "groups": [_group(group, differs, oracles, shown) for group, differs in zip(groups, different, strict=True)],
     }
 
@@ -132,8 +131,9 @@ def _run(record: Record, oracle: Record | None, with_cells: bool) -> dict[str, A
         "steps": rows.steps,
         "n_steps": header["n_steps"],
         "started": header["started"],
+        "times": header.get("times", []),
         "truth": bool((rows.concept >= 0).any()),
-        "metric": str(header["settings"].get("metric", "error")),
+        "metric": str(header["settings"].get("metric", "loss")),
         "numbers": {
             **metrics.numbers(found), "omitting": _share(total.omitting_drifts), "sent": total.models_sent_ratio,
             "models": None if total.models_final is None else float(total.models_final),
@@ -229,10 +229,11 @@ def _cells(record: Record) -> dict[str, Any]:
         "alarms": np.flatnonzero(rows.drift).tolist(),
         "switches": np.flatnonzero(metrics.switches(record)).tolist(),
         "changes": np.flatnonzero(changes(record)).tolist(),
-        "nothing": np.flatnonzero(rows.received == 0 if (rows.received >= 0).all() else ~with_data(record)).tolist(),
+        "nothing": np.flatnonzero(~reached(record)).tolist(),
         "absent": np.flatnonzero(~joined(record)).tolist(),
-        "loss": [None if np.isnan(loss) else round(float(loss), 3) for loss in rows.loss.reshape(-1)],
     }
+    if not np.isnan(rows.loss).all():
+        flat["loss"] = [None if np.isnan(loss) else round(float(loss), 3) for loss in rows.loss.reshape(-1)]
     became, roots = lineage(record), {}
     for model, root in zip(rows.model.reshape(-1).tolist(), became.reshape(-1).tolist(), strict=True):
         if model != root:

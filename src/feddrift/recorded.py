@@ -27,7 +27,7 @@ from feddrift.journal import Inside, Journal
 from feddrift.models import leaves
 from feddrift.record import Writer, beginning, file_name, is_complete, part_of
 from feddrift.run import Step, steps_on
-from feddrift.types import Algorithm, Local, Net, Params, State, Stream
+from feddrift.types import Algorithm, Local, Params, State, Stream
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,8 @@ class RecordedRun:
         self.algorithm, self.local = config.resolve(self.stream)
         self.conditions = config.conditions(self.stream)
         self.net = config.find_net(self.stream)
-        self.header = _header(config, self.stream, self.algorithm, self.local, self.net)
+        self._like = self.net.init(rng.derive(config.seed, "init", 0))
+        self.header = _header(config, self.stream, self.algorithm, self.local, self._like)
         self.out, self.path = out, out / f"{file_name(self.header)}.jsonl"
         self.checkpoints = checkpoint.Folder(out / f"{file_name(self.header)}.state")
 
@@ -88,10 +89,9 @@ class RecordedRun:
 
     def _last(self) -> _Start:
         """Where the last whole checkpoint of this run, whose record is there, lets it begin."""
-        like = self.net.init(rng.derive(self.config.seed, "init", 0))
         for found in self.checkpoints.newest_first():
             try:
-                return self._start(found, like)
+                return self._start(found, self._like)
             except DataError as error:
                 log.warning("%s", error)
         return _Start()
@@ -162,8 +162,7 @@ def reopened(state: Path) -> RecordedRun:
     return run
 
 
-def _header(config: RunConfig, stream: Stream, algorithm: Algorithm, local: Local, net: Net) -> dict[str, Any]:
-    model = leaves(net.init(rng.derive(config.seed, "init", 0)))
+def _header(config: RunConfig, stream: Stream, algorithm: Algorithm, local: Local, model: Params) -> dict[str, Any]:
     return {
         "stream": config.stream,
         "algorithm": config.algorithm,
@@ -181,7 +180,7 @@ def _header(config: RunConfig, stream: Stream, algorithm: Algorithm, local: Loca
         "device": str(jax.devices()[0].device_kind),
         "started": datetime.now(UTC).isoformat(),
         "times": list(stream.times),
-        "model_bytes": sum(int(leaf.nbytes) for leaf in model),
+        "model_bytes": sum(int(np.asarray(leaf).nbytes) for leaf in leaves(model)),
     }
 
 

@@ -115,14 +115,19 @@ def truth(record: Record, of_tests: bool = False) -> Ints:
 
 
 def with_data(record: Record) -> Bools:
-    """[t, c], whether there was anything new for the client; an older record does not say it of the first step: yes."""
-    rows = record.rows
-    return np.concatenate([rows.received[:1] != 0, rows.tested[:-1] > 0])
+    """[t, c], whether there was anything new at the client, in reach or not; of the first step nobody knows, so yes."""
+    return np.concatenate([np.ones_like(record.rows.tested[:1], dtype=bool), record.rows.tested[:-1] > 0])
+
+
+def reached(record: Record) -> Bools:
+    """[t, c], whether anything new at the client could be used; an older record says only whether there was."""
+    received = record.rows.received
+    return received > 0 if (received >= 0).all() else with_data(record)
 
 
 def joined(record: Record) -> Bools:
-    """[t, c], whether the client has received anything by then."""
-    return np.asarray(np.logical_or.accumulate(with_data(record), axis=0))
+    """[t, c], whether anything of the client could be used by then."""
+    return np.asarray(np.logical_or.accumulate(reached(record), axis=0))
 
 
 def changes(record: Record) -> Bools:

@@ -27,7 +27,7 @@ class Step:
     accuracy: Floats  # [c], on the data of tau + 1; NaN without any
     tested: Ints  # [c], how many examples that was
     received: Ints  # [c], new examples of each client that is in reach
-    loss: Floats  # [c], how its model scored on them when it was last asked; NaN where it was not
+    loss: Floats  # [c], how the model of this id scored on them before training and merging; NaN where not asked
     sent: Floats  # [c], models to and from each client, parts of models counted as parts
     sent_scoring: Floats  # [c], those of them that were only scored
     events: tuple[Event, ...]

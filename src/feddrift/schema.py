@@ -107,7 +107,7 @@ class RowLine:
     # Older records say nothing of these.
     sent_scoring: Amount | None = None  # the part of models_sent that was scored and not trained
     received: Whole | None = None  # new examples, none if it was out of reach
-    loss: Finite | None = None  # how its model scored on them when it was last asked
+    loss: Finite | None = None  # how the model of this id scored on them before training and merging, if asked
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,8 @@ class ColumnsLine:
     n_models: list[Whole]
     drift: list[bool]
     models_sent: list[Amount]
-    sent_scoring: list[Amount] | None = None
-    received: list[Whole] | None = None
+    sent_scoring: list[Amount | None] | None = None
+    received: list[Whole | None] | None = None
     loss: list[Finite | None] | None = None
 
     def __post_init__(self) -> None:

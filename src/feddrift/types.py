@@ -255,7 +255,7 @@ class Stream:
             n_classes=n_classes if n_classes is not None else int(y_all.max()) + 1,
             concepts=None if concepts is None else np.asarray(concepts, dtype=np.int64),
             clients=tuple(clients),
-            times=tuple(times),
+            times=tuple(str(time) for time in times),
             local=local or Local(),
         )
 

@@ -188,4 +188,4 @@ def test_who_was_not_there_and_what_time_it_was(tmp_path: Path) -> None:
     file = tmp_path / "act.html"
     file.write_text((tmp_path / "report.html").read_text().replace("</body>", f"{act}</body>"))
     _, text = text_of(file)
-    assert "new, time 2 (week 1)" in text and "error before training 0.125" in text
+    assert "new, time 2 (week 1)" in text and "loss before training 0.125" in text

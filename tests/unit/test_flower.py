@@ -567,6 +567,7 @@ def test_a_place_added_later_joins_a_federation_that_runs(tmp_path: Path) -> Non
     steps = taken(over(stream, LEARN, root=tmp_path / "clients"), algorithm, 4, tmp_path / "server")
     assert steps[-1].tau == 3 and steps[-1].state.votes.shape[0] == 3
     assert [step.sent[2] > 0 for step in steps[-2:]] == [True, True] and steps[-1].tested[2] > 0
+    assert steps[0].tau == 1 and np.isnan(steps[0].loss[2]) and steps[0].received[2] == 0  # told again, without the new
     with pytest.raises(DataError, match="only be added behind"):
         taken(over(two), algorithm, 4, tmp_path / "server")
 

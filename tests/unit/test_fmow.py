@@ -130,7 +130,8 @@ def test_a_whole_run_on_pictures_with_a_resnet(tmp_path: Path, engine: str) -> N
 def cut(stream: fd.Stream, steps: int) -> fd.Stream:
     """Its first time steps only."""
     rows = int(stream.counts[: steps + 1].sum())
-    return replace(stream, x=stream.x[:rows], y=stream.y[:rows], counts=stream.counts[: steps + 1])
+    times = stream.times[: steps + 1]
+    return replace(stream, x=stream.x[:rows], y=stream.y[:rows], counts=stream.counts[: steps + 1], times=times)
 
 
 def test_bad_folders_are_one_sentence(tmp_path: Path) -> None:

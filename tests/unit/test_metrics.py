@@ -198,3 +198,11 @@ def test_traffic_is_relative_to_those_who_joined(tmp_path: Path) -> None:
     assert metrics.sent_over_time(record).tolist() == [1, 1, 1]
     assert report.scores(record).models_sent_ratio == 1
     assert report.joined(record).tolist() == [[True, False], [True, False], [True, True]]
+
+
+def test_a_client_out_of_reach_at_first_had_its_concept_all_the_same(tmp_path: Path) -> None:
+    """Its change counts; traffic counts it from when it could first be used."""
+    columns = {"received": [[5, 0], [5, 0], [5, 5]], "models_sent": [[10, 0], [10, 0], [10, 10]]}
+    record = run(tmp_path, [[0, 0], [0, 1], [0, 1], [0, 1]], columns)
+    assert report.changes(record).tolist() == [[False, False], [False, True], [False, False]]
+    assert metrics.sent_over_time(record).tolist() == [1, 1, 1]

@@ -182,6 +182,6 @@ def test_who_was_there_and_what_a_model_scored_is_told(tmp_path: Path) -> None:
     record = make(tmp_path, header(3, 2, times=["a", "b", "c", "d"], model_bytes=8), columns)
     (stream,) = collect([record], "runs")["streams"]
     run = stream["groups"][0]["runs"][0]
-    assert stream["times"] == ["a", "b", "c", "d"] and run["numbers"]["bytes training"] == 480
+    assert run["times"] == ["a", "b", "c", "d"] and run["numbers"]["bytes training"] == 480
     assert run["cells"]["absent"] == [1] and run["cells"]["nothing"] == [1, 4]
     assert run["cells"]["loss"] == [None, None, 0.25, None, None, 0.123]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,12 @@ import pytest
 
 import feddrift as fd
 from feddrift.conditions import Conditions
+from feddrift.config import RunConfig
 from feddrift.engines import engine as find_engine
 from feddrift.errors import ConfigError
 from feddrift.nets import default_net
+from feddrift.record import read
+from feddrift.recorded import RecordedRun
 from feddrift.run import lineage, steps_on
 from feddrift.types import Event, Local, Models, State
 
@@ -100,3 +104,37 @@ def test_a_step_says_what_came_how_it_scored_and_what_that_cost(engine: str) -> 
 def test_what_never_scores_has_no_loss() -> None:
     (first, *_) = fd.run(fd.stream("sine-2"), fd.algorithm("Oblivious"), local=Local(rounds=1, steps=1))
     assert np.isnan(first.loss).all() and (first.sent_scoring == 0).all() and (first.sent == 2).all()
+
+
+def test_the_loss_is_that_before_training() -> None:
+    stream, local = fd.stream("sine-2"), Local(rounds=2, steps=20)
+    method = fd.algorithm("IFCA")  # chooses after every round
+    made = find_engine("simulator")(stream, default_net(stream), local, 0)
+    before = method.init(made.at(0))
+    for step in steps_on(made, method):
+        if step.tau:
+            scored = made.at(step.tau).evaluate(before.models)
+            assert step.loss.tolist() == [scored[c, before.models.ids.index(m)] for c, m in enumerate(step.model)]
+        before = step.state
+    first = next(iter(fd.run(stream, fd.algorithm("AUE"), local=local)))  # which scores what it has trained
+    assert np.isnan(first.loss).all()
+
+
+def test_a_record_says_what_a_step_says(tmp_path: Path) -> None:
+    x, y = np.random.default_rng(0).random((40, 2)), np.tile([0, 1], 20)
+    (tmp_path / "data").mkdir()
+    for name, first in (("a", 0), ("b", 1)):
+        (tmp_path / "data" / f"client_{name}").mkdir()
+        for t in range(first, 4):
+            np.savez(tmp_path / "data" / f"client_{name}" / f"step_{t + 5}.npz", x=x[: 30 + t], y=y[: 30 + t])
+    config = RunConfig.checked(stream=f"folder:{tmp_path / 'data'}", algorithm="FedDrift", rounds=1, steps=1)
+    recorded = RecordedRun(config, tmp_path / "runs")
+    steps = list(recorded)
+    found = read(recorded.path)
+    assert found.header["times"] == ["step_5", "step_6", "step_7", "step_8"] and found.header["model_bytes"] == 4 * 22
+    for name in ("received", "loss", "sent_scoring"):
+        assert np.allclose(
+            getattr(found.rows, name), [getattr(step, name) for step in steps], atol=1e-6, equal_nan=True
+        )
+    assert found.rows.received.tolist() == [[30, 0], [31, 31], [32, 32]]
+    assert np.isnan(found.rows.loss[0, 1]) and not np.isnan(found.rows.loss[2]).any()

@@ -189,7 +189,7 @@ class TimeStep(ABC):
         )  # parameters to and from clients, by purpose
         self._model_size = 1  # parameters of a model
         self._scored: dict[tuple[str, int], Bools] = {}  # of a trunk or head, unchanged: [c], who has it for scoring
-        self._losses: dict[int, Floats] = {}  # by the id of a model: [c], what its clients said of it last
+        self._losses: dict[int, Floats] = {}  # by the id of a model: [c], how it did before anything was trained
 
     @property
     def sent(self) -> Floats:
@@ -202,7 +202,7 @@ class TimeStep(ABC):
         return np.asarray(self._numbers[SCORING] / self._model_size)
 
     def losses(self, ids: Ints) -> Floats:
-        """[c], how the model with this id scored on the client's new data when it was last asked; NaN if never."""
+        """[c], how the model with this id scored on the client's new data before any training; NaN if not asked."""
         known = [self._losses.get(int(i)) for i in ids]
         return np.array([np.nan if loss is None else loss[c] for c, loss in enumerate(known)])
 
@@ -217,7 +217,8 @@ class TimeStep(ABC):
 
     def evaluate(self, models: Models, metric: Metric = "error") -> Floats:
         loss = self._evaluate(models, metric)
-        self._losses |= dict(zip(models.ids, loss.T.copy(), strict=True))
+        if self.round == 0:
+            self._losses = dict(zip(models.ids, loss.T.copy(), strict=True)) | self._losses
         return loss
 
     def _evaluate(self, models: Models, metric: Metric) -> Floats:

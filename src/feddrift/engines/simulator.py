@@ -26,11 +26,13 @@ from feddrift.conditions import IDEAL, Conditions
 from feddrift.engines import program
 from feddrift.engines.base import Engine, Entries, TimeStep
 from feddrift.engines.program import Devices, Lanes, Optimiser
-from feddrift.models import lane_sizes, shares, split, tree_map, trunk_of
+from feddrift.models import lane_sizes, leaves, shares, split, tree_map, trunk_of
 from feddrift.types import Bools, Floats, Ints, Local, Metric, Models, Net, Params, Stream, Updates
 
 SCORE_VALUES = 1 << 23  # inputs times models that one call of the compiled program scores,
 SCORE_BLOCK = 32, 1024  # but so many rows at least, and at most
+
+LARGE = 1 << 25  # bytes of moments that are not carried to the host and back in every round
 
 Name = tuple[int, int]  # a client, and the id of a family or model
 
@@ -122,7 +124,8 @@ class Simulator(Engine):
 class _Shelf:
     """Optimiser moments of everything trained in this time step, as one stack, and where each part lies in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, devices: Devices) -> None:
+        self.devices = devices
         self.held: dict[Name, int] = {}
         self.stack: Optimiser | None = None
 
@@ -134,17 +137,16 @@ class _Shelf:
         if self.held == {name: k for k, name in enumerate(names) if name} and len(self.stack[1]) == len(names):
             return self.stack
         known = np.array([self.held.get(name, -1) if name else -1 for name in names])
-        found: Optimiser = _rows(self.stack, known)
-        return found
+        return _rows(self.stack, known)
 
     def keep(self, names: list[Name | None], stack: Optimiser, room: int) -> None:
-        """Take in the moments of these parts; more than `room` parts lie on the host, else where they were made."""
+        """Take in the moments of these parts. What rests lies with them, on the device if it is large and fits."""
         held = {name: k for k, name in enumerate(names) if name}
         rest = [name for name in self.held if name not in held]
         if self.stack is not None and rest:  # parts that rest in this call keep theirs
-            at = np.full(lane_bucket(len(rest)), -1)  # few shapes, few compilations
+            at = np.full(self.devices.evenly(score_bucket(len(rest))), -1)  # padded: few shapes, few compilations
             at[: len(rest)] = [self.held[name] for name in rest]
-            if len(names) + len(at) > room:
+            if _bytes(stack) < LARGE or len(names) + len(at) > room:
                 stack, self.stack = tree_map(np.asarray, (stack, self.stack))
             stack = _joined(stack, _rows(self.stack, at))
             held |= {name: len(names) + k for k, name in enumerate(rest)}
@@ -153,42 +155,46 @@ class _Shelf:
     def saved(self) -> tuple[list[tuple[Name, int]], Optimiser | None]:
         return list(self.held.items()), self.stack
 
-    @classmethod
-    def of(cls, saved: tuple[list[tuple[Name, int]], Optimiser | None]) -> _Shelf:
-        shelf = cls()
-        shelf.held, shelf.stack = dict(saved[0]), saved[1]
-        return shelf
+    def restore(self, saved: tuple[list[tuple[Name, int]], Optimiser | None]) -> None:
+        """The way back from `saved`."""
+        self.held, self.stack = dict(saved[0]), saved[1]
 
 
-def _rows(stack: Any, at: Ints) -> Any:
-    """The rows at these places, zeros where it is below 0; on the device if the stack is there."""
-    if isinstance(stack[1], jax.Array):
-        return _rows_there(stack, at.astype(np.int32))
+def _bytes(stack: Optimiser) -> int:
+    return sum(int(leaf.nbytes) for leaf in leaves(stack))
 
-    def rows(leaf: Any) -> Any:
-        found = leaf[np.maximum(at, 0)]
-        found[at < 0] = 0
+
+def _rows(stack: Optimiser, at: Ints) -> Optimiser:
+    """The rows at these places, zeros where it is below 0: on the host, which compiles nothing, or where they are."""
+    if isinstance(stack[1], jax.Array) and _bytes(stack) >= LARGE:
+        found: Optimiser = _rows_there(stack, at.astype(np.int32))
         return found
 
-    return tree_map(rows, stack)
+    def rows(leaf: Any) -> Any:
+        taken = np.asarray(leaf)[np.maximum(at, 0)]
+        taken[at < 0] = 0
+        return taken
+
+    return tree_map(rows, stack)  # type: ignore[no-any-return]
 
 
 @jax.jit
-def _rows_there(stack: Any, at: Any) -> Any:
+def _rows_there(stack: Optimiser, at: Any) -> Any:
     def rows(leaf: Any) -> Any:
         return jnp.where((at < 0).reshape(-1, *[1] * (leaf.ndim - 1)), 0, leaf[jnp.maximum(at, 0)])
 
     return tree_map(rows, stack)
 
 
-def _joined(a: Any, b: Any) -> Any:
+def _joined(a: Optimiser, b: Optimiser) -> Optimiser:
     if isinstance(a[1], jax.Array):
-        return _joined_there(a, b)
-    return tree_map(lambda x, y: np.concatenate([x, y]), a, b)
+        there: Optimiser = _joined_there(a, b)
+        return there
+    return tree_map(lambda x, y: np.concatenate([x, y]), a, b)  # type: ignore[no-any-return]
 
 
 @jax.jit
-def _joined_there(a: Any, b: Any) -> Any:
+def _joined_there(a: Optimiser, b: Optimiser) -> Any:
     return tree_map(lambda x, y: jnp.concatenate([x, y]), a, b)
 
 
@@ -200,13 +206,14 @@ class SimulatorStep(TimeStep):
         self.engine = engine
         self.order = np.zeros(len(engine.stream.y), dtype=np.int32)  # each cell's rows, shuffled when first used
         self.shuffled: Bools = np.zeros(self.counts.shape, dtype=bool)
-        self.trunks, self.heads = _Shelf(), _Shelf()
+        self.trunks, self.heads = _Shelf(engine.devices), _Shelf(engine.devices)
 
     def _moments(self) -> Any:
         return self.trunks.saved(), self.heads.saved()
 
     def _recall(self, moments: Any) -> None:
-        self.trunks, self.heads = map(_Shelf.of, moments)
+        self.trunks.restore(moments[0])
+        self.heads.restore(moments[1])
 
     def _train(self, models: Models, lanes: Updates, w: Entries, rounds: int, local: Local) -> Models:
         params, _, _ = self._run(models, lanes, w, rounds, local)
@@ -238,7 +245,7 @@ class SimulatorStep(TimeStep):
             engine.net, local, params, mask, *held, described, *data, order, *limits
         )
         self._tell(models, lanes, np.asarray(refused)[: int(described.n_lanes)])
-        room = engine.devices.room(params)
+        room = engine.devices.room(params) // 2  # training needs the rest
         self.trunks.keep(lane_names, of_trunk, room)
         self.heads.keep(pair_names, of_head, room)
         return trained, updates, pairs

@@ -298,11 +298,12 @@ class Maps {
       ["model", model[k]],
       ["accuracy next", accuracy[k] < 0 ? "no test data" : `${(accuracy[k] / 10).toFixed(1)} %`],
     ];
-    if (known(loss[k])) pairs.push([`${this.run.metric} before training`, loss[k].toFixed(3)]);
+    if (this.absent.has(k)) pairs.splice(0, 1, ["", "had not joined yet"]);
+    if (loss && known(loss[k])) pairs.push([`${this.run.metric} before training`, loss[k].toFixed(3)]);
     if (concept) pairs.push(["concept", letter(concept[k]) + (this.changes.has(k) ? ", new here" : "")]);
     const why = reasons(this, t, c);
     return [
-      h("b", {}, `${nameOf(this.stream, c)}, ${timeOf(this.stream, t)}`),
+      h("b", {}, `${nameOf(this.stream, c)}, ${timeOf(this.run, t)}`),
       h(
         "div",
         { class: "pairs" },

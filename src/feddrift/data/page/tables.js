@@ -133,8 +133,8 @@ function driftList(view, show = 12, only = "all") {
     ["why", "text"],
   ];
   const kind = ["text", "text tight", "text tight", "text tight", "text tight", "text wide"];
-  const { times } = view.stream,
-    when = (t) => (times.length ? `${t + 1} · ${times[t]}` : t + 1);
+  const { times } = view.run,
+    when = (t) => (times[t] ? `${t + 1} · ${times[t]}` : t + 1);
   const again = (n, what) => fill("drifts-list", driftList(view, n, what));
   const filter = h(
     "div",

@@ -33,8 +33,8 @@ function letter(k) {
 }
 
 // A time step, and what it is called where it has a name.
-function timeOf(stream, t) {
-  return stream.times.length ? `time ${t + 1} (${stream.times[t]})` : `time ${t + 1}`;
+function timeOf(run, t) {
+  return run.times[t] ? `time ${t + 1} (${run.times[t]})` : `time ${t + 1}`;
 }
 
 // A colour of the theme as the page has it now; canvases need the value, not the name.

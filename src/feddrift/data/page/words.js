@@ -117,7 +117,7 @@ function story(view) {
   if (!maps || !chosen) return [h("p", { class: "note" }, "Choose a client in the map.")];
   const [now, c] = chosen,
     told = [];
-  const name = (t) => (stream.times.length ? h("span", { class: "called" }, stream.times[t]) : null);
+  const name = (t) => (run.times[t] ? h("span", { class: "called" }, run.times[t]) : null);
   for (const t of range(maps.T)) {
     const k = maps.at(t, c),
       lines = [];
@@ -138,9 +138,7 @@ function story(view) {
     else if (!maps.absent.has(k) && gap(t) && !(t && gap(t - 1))) {
       let back = t;
       while (gap(back)) back++;
-      lines.push(
-        `No new data reached the server${back < maps.T ? ` until ${timeOf(stream, back)}` : " from here on"}.`,
-      );
+      lines.push(`No new data reached the server${back < maps.T ? ` until ${timeOf(run, back)}` : " from here on"}.`);
     }
     lines.push(...reasons(maps, t, c));
     if (t === now && maps.absent.has(k)) lines.push("It had not joined yet.");

@@ -108,7 +108,8 @@ def _last(checkpoints: checkpoint.Folder, engine: Flower, about: dict[str, Any])
         engine.counts = np.pad(counts, ((0, 0), (0, more)))
         if more:  # with them the time step starts anew
             state, inside = state and grown(state, len(clients)), None
-            work = work and tuple(np.pad(values, (0, more)) for values in work)
+            if work is not None:  # nobody asked the new ones
+                work = tuple(np.append(v, np.full(more, np.nan if v is work[1] else 0, v.dtype)) for v in work)
         return _Saved(int(found.about["steps"]), state, None if inside is None else Inside(*inside), events, work)
     return _Saved()
 

@@ -1,0 +1,53 @@
+"""Where optimiser moments wait between calls: what is put away comes back, on the host or on the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import feddrift as fd
+from feddrift.engines import simulator
+from feddrift.engines.program import Devices
+from feddrift.types import Local
+
+
+@pytest.mark.parametrize("large", [0, 1 << 40])
+@pytest.mark.parametrize("room", [6, 1000])
+def test_what_is_put_away_comes_back(monkeypatch: pytest.MonkeyPatch, large: int, room: int) -> None:
+    monkeypatch.setattr(simulator, "LARGE", large)
+    shelf, known, draw = (
+        simulator._Shelf(Devices(tuple(jax.local_devices()))),
+        dict[Any, float](),
+        np.random.default_rng(0),
+    )
+    on_device = 0
+    for k in range(30):
+        size = int(draw.integers(1, 6))
+        names: list[Any] = [(int(c), 0) for c in draw.choice(12, size, replace=False)]
+        names += [None] * int(draw.integers(0, 2))  # padding
+        moments, taken = shelf.recall(names, [np.zeros((1, 3), dtype=np.float32)])
+        expected = [known.get(name, 0.0) for name in names]
+        assert np.asarray(taken).tolist() == expected
+        assert all(np.asarray(leaf)[:, 1].tolist() == expected for stacks in moments.values() for leaf in stacks)
+        values = np.arange(len(names), dtype=np.float32) + 100 * k + 1
+        stack = {key: [jnp.asarray(np.repeat(values[:, None], 3, axis=1))] for key in moments}
+        shelf.keep(names, (stack, jnp.asarray(values)), room)
+        known |= {name: float(value) for name, value in zip(names, values, strict=True) if name}
+        assert shelf.stack is not None
+        on_device += isinstance(shelf.stack[1], jax.Array)
+    assert (on_device > 20) == (large == 0 and room == 1000)  # a few calls leave nothing to rest
+
+
+def test_where_moments_wait_moves_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, local = fd.stream("sine-2"), Local(rounds=4, steps=3)
+    found = []
+    for large in (0, 1 << 40):
+        monkeypatch.setattr(simulator, "LARGE", large)
+        monkeypatch.setattr(simulator.Simulator, "kernel", lambda *_: None)
+        steps = list(fd.run(stream, fd.algorithm("IFCA", first="choose"), local=local))
+        found.append([np.asarray(step.state.models.params["W1"]) for step in steps])
+    assert all(np.array_equal(a, b) for a, b in zip(*found, strict=True))
