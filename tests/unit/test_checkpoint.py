@@ -104,7 +104,7 @@ def test_a_checkpoint_names_no_class_that_it_may_not(tmp_path: Path) -> None:
         (lambda b: b"\x80\x04K.", "is no checkpoint"),
         (lambda b: b[:-1], "damaged"),
         (lambda b: b[:-9] + bytes([b[-9] ^ 1]) + b[-8:], "damaged"),
-        (lambda b: b.replace(b'"schema": 1', b'"schema": 9'), "schema 9, this feddrift reads 1"),
+        (lambda b: b.replace(b'"schema": 2', b'"schema": 9'), "schema 9, this feddrift reads 2"),
         (lambda b: b.split(b"\n", 1)[0], "damaged"),
     ],
 )
