@@ -24,6 +24,7 @@ pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 from feddrift.deploy import make, start
 from feddrift.engines.flower.serve import current
 from feddrift.errors import DataError
+from tests.docs import blocks
 
 pytestmark = pytest.mark.slow
 
@@ -276,6 +277,34 @@ def test_a_node_that_claims_anothers_id_is_refused(deployment: Deployment) -> No
     first = start.history(deployment.server)[0]["clients"]
     assert not first["b"]["here"] and first["a"]["here"] and first["c"]["here"], deployment.told()
     assert "client b, hello at time 0: its reply is refused: it claims to be from client 'a'" in deployment.told()
+
+
+def test_the_walk_through_of_the_docs_is_true(tmp_path: Path) -> None:
+    """Both terminals of docs/deploy.md, line by line, but on ports that are free and without installing anything."""
+    first, second, *_ = (block.text for block in blocks("docs/deploy.md"))
+    outer, inner = start.free_port(), start.free_port()
+    first = first.replace("pip install '.[flower]'\n", "")
+    first = first.replace("deploy init fed", f"deploy init fed --port {outer} --inner {inner}")
+    if NGINX is None:  # as the page says
+        first = first.replace("deploy server fed", "deploy server fed --no-proxy")
+        second = second.replace("fed/clients/$name", f"fed/clients/$name --server localhost:{inner}")
+    env = os.environ | {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
+    log = tmp_path / "terminal1"
+    with open(log, "wb") as out:
+        server = subprocess.Popen(["bash", "-ec", first], cwd=tmp_path, env=env, stdout=out, stderr=out)
+    try:
+        until(lambda: "clients can connect" in log.read_text() or server.poll() is not None, 120)
+        done = subprocess.run(
+            ["bash", "-ec", second], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=600
+        )
+        told = log.read_text() + done.stdout + done.stderr
+        assert "nothing is wrong" in log.read_text() and done.returncode == 0, told
+        assert "time 3: model 1 created" in done.stdout and done.stdout.rstrip().endswith("[0 1]"), told
+    finally:
+        for pid in (*below(server.pid), server.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        server.wait(60)
 
 
 def plain(port: int, text: bytes) -> bytes:
