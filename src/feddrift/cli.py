@@ -6,6 +6,8 @@ import io
 import json
 import logging
 import os
+import re
+import shlex
 import signal
 import sys
 import time
@@ -48,7 +50,7 @@ from feddrift.export import export
 from feddrift.live import Board
 from feddrift.recorded import RecordedRun, reopened, states, stopped
 from feddrift.run import Step
-from feddrift.types import Stream
+from feddrift.types import Ints, Stream
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -211,6 +213,8 @@ def resume_(
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     found = stopped(folder)
+    if not found and not states(folder):
+        raise DataError(f"no run below {folder} has checkpoints to go on from")
     if not found:
         _say(f"nothing to resume in {folder}: no run there was stopped before its end")
         return
@@ -232,26 +236,35 @@ def _follow(runs: Iterable[RecordedRun], n: int) -> None:
     """Run so many one after the other, telling each time step."""
     paths = []
     board = Board(n)
-    with Live(board, console=out) if out.is_terminal else nullcontext():  # a pipe has lines instead
-        for recorded in runs:
-            what = f"{recorded.config.algorithm} seed {recorded.config.seed}"
-            board.begin(what, recorded.stream.n_steps)
-            if not out.is_terminal:
-                out.print(f"[bold]{escape(what)}[/]", highlight=False)
-            before: Step | None = None
-            for step in recorded:
-                line = _line(step, before, recorded.stream.clients)
-                board.step(step, line)
+    try:
+        with Live(board, console=out) if out.is_terminal else nullcontext():  # a pipe has lines instead
+            for recorded in runs:
+                what = f"{recorded.config.algorithm} seed {recorded.config.seed}"
+                board.begin(what, recorded.stream.n_steps)
                 if not out.is_terminal:
-                    _say(line)
-                before = step
-            paths.append(recorded.path)
+                    out.print(f"[bold]{escape(what)}[/]", highlight=False)
+                before: Ints | None = None
+                for step in recorded:
+                    line = _line(step, recorded.before if before is None else before, recorded.stream.clients)
+                    board.step(step, line)
+                    if not out.is_terminal:
+                        _say(line)
+                    before = step.model
+                paths.append(recorded.path)
+    except KeyboardInterrupt:
+        if board.runs:
+            rest = n - len(board.runs)
+            _tell(
+                f"`feddrift resume {shlex.quote(str(recorded.out))}` goes on with {what}"
+                + (f"; {rest} more of this command had not begun" if rest else "")
+            )
+        raise
     out.print(tables.table(report.summarise([record.read(path) for path in paths])))
 
 
 @app.command("export")
 def export_(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="a folder of records")] = Path("runs"),
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="a folder of records, or one record")] = Path("runs"),
     to: Annotated[Path, typer.Option("--out", help="the folder for the models")] = Path("models"),
 ) -> None:
     """Write the current models of a run, who uses which, and their lineage, to predict with.
@@ -329,6 +342,10 @@ def report_(
     ] = False,
 ) -> None:
     """Summarise records: mean and standard deviation over seeds of each stream, algorithm and settings."""
+    if follow and html is None:
+        raise ConfigError("--follow writes a page again and again: it needs --html FILE")
+    if html is not None and (as_json or measured or beside or against):
+        raise ConfigError("--html writes a page of all there is: leave out --json, --metrics, --paper and --against")
     records = record.read_all(folder)
     if html is not None:
         page.write(records, html, folder.resolve().name)
@@ -340,17 +357,16 @@ def report_(
         return
     summaries, unfinished = report.summarise(records), report.unfinished(records)
     if not summaries:
-        raise DataError(f"none of the {len(records)} runs in {folder} is finished yet")
+        what = "the run" if len(records) == 1 else f"none of the {len(records)} runs"
+        raise DataError(f"{what} in {folder} is {'not ' * (len(records) == 1)}finished yet: `feddrift resume` goes on")
     gaps = report.compare(records, against) if against else []
     theirs = [paper.published(summary) for summary in summaries] if beside else []
     found = metrics.summarise(records) if measured else []
     if as_json:
         print(json.dumps(tables.to_json(summaries, gaps, theirs, found), indent=2))
     elif measured:
-        drifts, rest = tables.metrics_tables(summaries, found)
-        out.print(drifts)
-        out.print()
-        out.print(rest)
+        for k, table in enumerate(tables.metrics_tables(summaries, found)):
+            out.print(*[""] * bool(k), table, sep="\n")
     else:
         out.print(tables.table(summaries, gaps, theirs))
         told = [flag for cell in theirs if cell for flag in cell.within.values() if flag is not None]
@@ -432,7 +448,7 @@ def _say(text: str) -> None:
     out.print(text, highlight=False, markup=False, soft_wrap=not out.is_terminal)
 
 
-def _line(step: Step, before: Step | None, clients: Sequence[str]) -> str:
+def _line(step: Step, before: Ints | None, clients: Sequence[str]) -> str:
     """One time step in one line: accuracy, number of models, and who moved where."""
     told = []
     born = {e.model: e.cause for e in step.events if e.kind == "created"}
@@ -447,7 +463,7 @@ def _line(step: Step, before: Step | None, clients: Sequence[str]) -> str:
         told.append(f"{len(merged)} models merged into others")
     else:
         told += [f"model {gone} merged into {into}" for gone, into in merged.items()]
-    was = step.model if before is None else before.model
+    was = step.model if before is None or len(before) != len(step.model) else before
     moves: dict[int, list[str]] = {}
     for c, (old, new) in enumerate(zip(was, step.model, strict=True)):
         while int(old) in merged:
@@ -517,7 +533,7 @@ def main() -> None:
     except FeddriftError as error:
         code = _fail(str(error))
     except click.ClickException as error:
-        code = _fail(error.format_message())
+        code = _fail(re.sub(r"( Did you mean [^?]+\?)\1", r"\1", error.format_message()))  # typer and click both ask
     except BrokenPipeError:
         code = 141  # as if SIGPIPE had ended it
     except OSError as error:
@@ -525,12 +541,14 @@ def main() -> None:
     except SystemExit as stop:  # the console's way to say that its pipe is gone
         code = int(stop.code or 0)
     if code == 130:  # Ctrl-C, as typer reports it
-        err.print(
-            "stopped; the time steps that were done are in the record, `feddrift resume DIR` goes on", highlight=False
-        )
+        _tell("stopped; what was done is on disk")
     if busy():  # do not wait for compiled code that still runs
         os._exit(code)
     sys.exit(code)
+
+
+def _tell(sentence: str) -> None:
+    err.print(sentence, highlight=False, markup=False, soft_wrap=True)
 
 
 def _fail(sentence: str) -> int:

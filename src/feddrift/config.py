@@ -32,7 +32,7 @@ class RunConfig(BaseModel):
     rounds: int | None = Field(default=None, ge=1, le=1_000_000, description="R, communication rounds per time step")
     steps: int | None = Field(default=None, ge=1, le=1_000_000, description="K, local steps per round")
     batch: int | None = Field(default=None, ge=1, le=100_000, description="B, minibatch size")
-    lr: float | None = Field(default=None, gt=0, le=1e6, description="eta, step size")
+    lr: float | None = Field(default=None, gt=0, le=1e6, allow_inf_nan=False, description="eta, step size")
     average: Average | None = Field(
         default=None, description="how updates become one model: mean, or against liars median, trimmed, clipped"
     )

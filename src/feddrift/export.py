@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -77,6 +78,7 @@ def _about(run: RecordedRun, state: State, steps: int) -> dict[str, Any]:
         "time_steps": steps,
         "ballot": state.ballot,
         "classes": list(run.stream.classes or range(run.stream.n_classes)),
+        "columns": list(run.stream.columns),
         "models": {str(i): {"family": state.models.family[m]} for m, i in enumerate(ids)},
         "clients": clients,
         "lineage": [{k: v for k, v in event.items() if k != "kind"} for event in known.events if event["t"] < steps],
@@ -92,12 +94,28 @@ class Exported:
     params: dict[int, Params]
     masks: dict[int, Floats]
 
-    def predict(self, client: str, x: npt.ArrayLike) -> npt.NDArray[Any]:
-        """The classes of inputs x[n, ...] by the models that this client uses, as they are called in the data."""
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """What the features are called, in the order of x; nothing where they have no names."""
+        return tuple(self.about.get("columns", ()))
+
+    def predict(self, client: str, x: npt.ArrayLike | Mapping[str, npt.ArrayLike]) -> npt.NDArray[Any]:
+        """The classes of inputs x[n, ...] by the models that this client uses, as they are called in the data.
+
+        Where features have names, x may be a table of columns, in any order: a dictionary, or a data frame.
+        """
         votes = self.about["clients"].get(str(client))
         if votes is None:
             raise unknown("client", client, self.about["clients"])
-        inputs, features = np.asarray(x), tuple(self.about["net"]["features"])
+        if isinstance(x, Mapping) or hasattr(x, "columns"):
+            x = self._in_order(x)
+        features = tuple(self.about["net"]["features"])
+        try:
+            inputs = np.asarray(x)
+        except ValueError:  # rows of different lengths
+            raise DataError(f"inputs must have shape [n, {', '.join(map(str, features))}]") from None
+        if inputs.dtype.kind not in "biuf":
+            raise DataError(f"inputs must be numbers, got {inputs.dtype}")
         if inputs.ndim < 1 or inputs.shape[1:] != features:
             raise DataError(f"inputs must have shape [n, {', '.join(map(str, features))}], got {inputs.shape}")
         if not np.isfinite(inputs).all():
@@ -105,6 +123,16 @@ class Exported:
         voters = ((weight, self.params[int(i)], self.masks.get(int(i))) for i, weight in votes.items())
         total = poll(self.net, voters, self.about["ballot"], inputs)
         return np.asarray(np.array(self.about["classes"])[total.argmax(axis=1)])
+
+    def _in_order(self, table: Any) -> npt.NDArray[Any]:
+        missing = [name for name in self.columns if name not in table]
+        if not self.columns or missing:
+            why = f"got no column '{missing[0]}'" if missing else "the features have no names"
+            raise DataError(f"inputs by name need the columns {', '.join(self.columns)}: {why}")
+        try:
+            return np.stack([np.asarray(table[name], dtype=np.float64) for name in self.columns], axis=1)
+        except (TypeError, ValueError):
+            raise DataError("inputs must be columns of numbers, all of the same length") from None
 
 
 def load(folder: str | Path, net: Net | None = None) -> Exported:
@@ -121,6 +149,10 @@ def load(folder: str | Path, net: Net | None = None) -> Exported:
             for name, expected, leaf in zip(names, leaves(like), leaves(params[i]), strict=True):
                 if expected.shape != leaf.shape:
                     raise DataError(f"{folder}: '{i}/{name}' has shape {leaf.shape}, the net needs {expected.shape}")
+        width = math.prod(about["net"]["features"])
+        columns = about.get("columns") or [""] * width
+        if len(columns) != width or any(type(name) is not str for name in columns):
+            raise DataError(f"{folder}: expected a name for each of {about['net']['features']} features")
         kinds, n_classes = {type(name) for name in about["classes"]}, about["net"]["classes"]
         if kinds not in ({int}, {str}) or len(set(about["classes"])) != n_classes or len(about["classes"]) != n_classes:
             raise DataError(f"{folder}: expected {n_classes} different numbers or names of classes")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
@@ -22,6 +24,8 @@ from feddrift.record import Record
 from feddrift.report import Summary, describe, differences, summarise
 from feddrift.story import letter
 from feddrift.streams.fmow import REGIONS, class_counts
+
+_log = logging.getLogger("feddrift")
 
 
 def patterns(records: Sequence[Record]) -> Figure:
@@ -57,6 +61,10 @@ def patterns(records: Sequence[Record]) -> Figure:
 def threshold(records: Sequence[Record]) -> Figure:
     """Accuracy omitting drifts against delta, a line per algorithm, one panel per stream."""
     lines = _by_delta(records)
+    if not lines:
+        raise DataError("nothing to draw: no finished runs of an algorithm with a delta on a stream with known drifts")
+    if rest := dict.fromkeys(name for _, name in _without_delta(records)):
+        _log.warning("left out, since they have no delta: %s", ", ".join(rest))
     streams = sorted({stream for stream, _ in lines})
     names = list(dict.fromkeys(name for _, name in lines))
     fig, panels = _panels(len(streams), (4.6, 3.4))
@@ -78,24 +86,29 @@ def threshold(records: Sequence[Record]) -> Figure:
 
 def traffic(records: Sequence[Record]) -> Figure:
     """Accuracy omitting drifts against models sent, a point per algorithm and delta, one panel per stream."""
-    lines = _by_delta(records)
+    lines = _by_delta(records) | _without_delta(records)
+    if not lines:
+        raise DataError("nothing to draw: no finished runs on a stream with known drifts")
     streams = sorted({stream for stream, _ in lines})
     names = list(dict.fromkeys(name for _, name in lines))
-    deltas = [float(summary.settings["delta"]) for points in lines.values() for summary in points]
-    scale = Normalize(min(deltas), max(deltas) if max(deltas) > min(deltas) else min(deltas) + 0.01)
+    known = [delta for points in lines.values() for summary in points if (delta := _delta(summary)) is not None]
+    low, high = min(known, default=0.0), max(known, default=0.0)
+    scale = Normalize(low, high if high > low else low + 0.01)
     fig, panels = _panels(len(streams), (5.4, 3.8))
     legend: dict[str, Artist] = {}
     for ax, stream in zip(panels, streams, strict=False):
         for k, name in enumerate(names):
-            points = [summary for summary in lines.get((stream, name), []) if summary.omitting_drifts]
+            points = lines.get((stream, name), [])
             x = [summary.models_sent_ratio for summary in points]
             y = [summary.omitting_drifts.mean for summary in points if summary.omitting_drifts]
-            c = [float(summary.settings["delta"]) for summary in points]
+            deltas = [_delta(summary) for summary in points]
+            shades = ["#CCCCCC" if delta is None else colormaps["viridis"](scale(delta)) for delta in deltas]
             mark = MARKERS[k % len(MARKERS)]
-            ax.scatter(x, y, c=c, cmap="viridis", norm=scale, marker=mark, s=45, edgecolors="#222222", linewidths=0.5)
+            ax.scatter(x, y, color=shades, marker=mark, s=45, edgecolors="#222222", linewidths=0.5)
             legend[name] = Line2D([], [], linestyle="", marker=mark, color="#555555")
         _accuracy(ax, short(stream), "models sent, relative to one per client and round")
-    fig.colorbar(ScalarMappable(scale, colormaps["viridis"]), ax=panels[: len(streams)], label="delta")
+    if known:
+        fig.colorbar(ScalarMappable(scale, colormaps["viridis"]), ax=panels[: len(streams)], label="delta")
     key(fig, legend)
     return fig
 
@@ -120,15 +133,25 @@ def classes() -> Figure:
 def _by_delta(records: Sequence[Record]) -> dict[tuple[str, str], list[Summary]]:
     """The summaries of each stream and algorithm (with what else it is set to) that has a delta, by its value."""
     found: dict[tuple[str, str], list[Summary]] = {}
-    known = [s for s in summarise(records) if _is_threshold(s.settings.get("delta")) and s.omitting_drifts is not None]
+    known = [s for s in summarise(records) if _delta(s) is not None and s.omitting_drifts is not None]
     others = [{k: v for k, v in {**s.settings, **s.overrides}.items() if k != "delta"} for s in known]
     differs = differences([(s.stream, s.algorithm, other) for s, other in zip(known, others, strict=True)])
     for summary, own in zip(known, differs, strict=True):
         label = summary.algorithm + (f" ({describe(own)})" if own else "")
         found.setdefault((summary.stream, label), []).append(summary)
-    if not found:
-        raise DataError("nothing to draw: no finished runs of an algorithm with a delta on a stream with known drifts")
     return {name: sorted(some, key=lambda s: float(s.settings["delta"])) for name, some in found.items()}
+
+
+def _without_delta(records: Sequence[Record]) -> dict[tuple[str, str], list[Summary]]:
+    rest = [s for s in summarise(records) if _delta(s) is None and s.omitting_drifts is not None]
+    differs = differences([(s.stream, s.algorithm, {**s.settings, **s.overrides}) for s in rest])
+    names = [s.algorithm + (f" ({describe(own)})" if own else "") for s, own in zip(rest, differs, strict=True)]
+    return {(s.stream, name): [s] for s, name in zip(rest, names, strict=True)}
+
+
+def _delta(summary: Summary) -> float | None:
+    delta: Any = summary.settings.get("delta")
+    return float(delta) if _is_threshold(delta) else None
 
 
 def _is_threshold(delta: object) -> bool:

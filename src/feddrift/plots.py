@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,8 @@ DPI = 150
 
 # Okabe and Ito's palette, which the colour-blind can tell apart; a grey for its yellow, too pale for a line.
 STRONG = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
+LAYERS = {"Oblivious": 0, "Oracle": 0, "FedDrift": 2}  # the later lies above
+KNOWN = {"FedDrift": 2, "Oblivious": 6, "Oracle": 7}  # green, black, grey
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "--", ":", "-.")
 # Blue, green, yellow and orange as in the paper's figure, then more.
@@ -107,7 +110,7 @@ def accuracy(records: Sequence[Record]) -> Figure:
         label = header["algorithm"] + (f" ({describe(differs)})" if differs else "")
         lines.setdefault(header["stream"], {}).setdefault(label, []).extend(group)
     streams = sorted(lines)
-    styles = {label: i for i, label in enumerate(dict.fromkeys(label for s in streams for label in lines[s]))}
+    styles = _styles(list(dict.fromkeys(label for s in streams for label in lines[s])))
     n_columns = min(len(streams), 3 if len(streams) != 4 else 2)
     n_rows = math.ceil(len(streams) / n_columns)
     width, height = (7.0, 4.2) if len(streams) == 1 else (4.8, 3.4)
@@ -118,7 +121,8 @@ def accuracy(records: Sequence[Record]) -> Figure:
 
     legend: dict[str, Artist] = {}
     for ax, stream in zip(panels, streams, strict=False):
-        for label, group in lines[stream].items():
+        layered = sorted(lines[stream].items(), key=lambda line: LAYERS.get(line[0], 1))
+        for label, group in layered:
             legend[label] = _line(ax, group, styles[label])
         counts = sorted({len(group) for group in lines[stream].values()})
         seeds = "-".join(str(k) for k in sorted({counts[0], counts[-1]})) + (" seeds" if counts[-1] > 1 else " seed")
@@ -134,6 +138,17 @@ def accuracy(records: Sequence[Record]) -> Figure:
         ax.spines[["top", "right"]].set_visible(False)
     key(fig, {label: legend[label] for label in styles})
     return fig
+
+
+def _styles(labels: Sequence[str]) -> dict[str, int]:
+    """The style of each line: some algorithms look the same in all pictures, the others take what is left.
+
+    >>> _styles(["CFL", "FedDrift", "IFCA", "KUE", "Oracle"])
+    {'CFL': 0, 'FedDrift': 2, 'IFCA': 1, 'KUE': 3, 'Oracle': 7}
+    """
+    taken = {KNOWN[label] for label in labels if label in KNOWN}
+    free = (style for style in itertools.count() if style not in taken)
+    return {label: KNOWN[label] if label in KNOWN else next(free) for label in labels}
 
 
 def save(fig: Figure, path: str | Path) -> None:

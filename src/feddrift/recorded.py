@@ -26,8 +26,8 @@ from feddrift.errors import DataError
 from feddrift.journal import Inside, Journal
 from feddrift.models import leaves
 from feddrift.record import Writer, beginning, file_name, is_complete, part_of
-from feddrift.run import Step, steps_on
-from feddrift.types import Algorithm, Local, Params, State, Stream
+from feddrift.run import Step, in_use, steps_on
+from feddrift.types import Algorithm, Ints, Local, Params, State, Stream
 
 log = logging.getLogger(__name__)
 
@@ -50,10 +50,12 @@ class RecordedRun:
         self.header = _header(config, self.stream, self.algorithm, self.local, self._like)
         self.out, self.path = out, out / f"{file_name(self.header)}.jsonl"
         self.checkpoints = checkpoint.Folder(out / f"{file_name(self.header)}.state")
+        self.before: Ints | None = None  # [c], the models in use before the first time step that is yielded
 
     def __iter__(self) -> Iterator[Step]:
         """Each time step once it is trained, tested and written."""
         start = self._last() if self.resumes else _Start()
+        self.before = None if start.state is None else in_use(start.state)
         if not self.resumes and self.checkpoints.path.is_dir() and not is_complete(self.path):
             log.warning("%s was stopped before its end: this starts it over, resume would go on", self.path.stem)
         with Writer(self.out, self.header, start.done, start.seconds) as writer:
@@ -131,7 +133,9 @@ class _Start:
 
 
 def states(folder: Path) -> list[Path]:
-    """The checkpoint folders of the runs below a folder."""
+    """The checkpoint folders of the runs below a folder, or of one record."""
+    if os.path.isfile(folder):
+        return [state for state in [folder.resolve().with_suffix(".state")] if state.is_dir()]
     if not os.path.isdir(folder):
         raise DataError(f"{folder} is no folder of records")
     return sorted(folder.resolve().rglob("*.state"))

@@ -35,7 +35,7 @@ class Step:
     @property
     def model(self) -> Ints:
         """[c], the id of the model each client uses (the heaviest vote)."""
-        return _in_use(self.state)
+        return in_use(self.state)
 
     @property
     def drifted(self) -> Bools:
@@ -79,10 +79,11 @@ def steps_on(
 
 def work(fed: TimeStep, state: State) -> Work:
     """What a time step's clients received, how their models did on it, and what was sent."""
-    return fed.counts[fed.tau], fed.losses(_in_use(state)), fed.sent, fed.sent_scoring
+    return fed.counts[fed.tau], fed.losses(in_use(state)), fed.sent, fed.sent_scoring
 
 
-def _in_use(state: State) -> Ints:
+def in_use(state: State) -> Ints:
+    """[c], the id of the model each client uses: the heaviest vote."""
     used: Ints = np.asarray(state.models.ids)[state.votes.argmax(axis=1)]
     return used
 

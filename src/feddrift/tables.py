@@ -50,8 +50,24 @@ def to_json(
             objects[-1]["paper"] = None if cell is None else {a: asdict(getattr(cell, a)) for a in cell.within}
             objects[-1]["within"] = None if cell is None else cell.within
         if metrics:
-            objects[-1]["metrics"] = {name: value and asdict(value) for name, value in metrics[k].items()}
+            objects[-1]["metrics"] = _nested({name: value and asdict(value) for name, value in metrics[k].items()})
     return objects
+
+
+def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """ "noticed recall" as the entry "recall" of "noticed".
+
+    >>> _nested({"ari": 1, "noticed recall": 2, "noticed delay": 3})
+    {'ari': 1, 'noticed': {'recall': 2, 'delay': 3}}
+    """
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        outer, _, inner = name.partition(" ")
+        if inner:
+            found.setdefault(outer, {})[inner] = value
+        else:
+            found[outer] = value
+    return found
 
 
 def table(
@@ -87,8 +103,10 @@ def table(
 
 
 def metrics_tables(summaries: Sequence[Summary], metrics: Sequence[Mapping[str, Spread | None]]) -> list[Table]:
-    """Two tables, of drifts and of the rest, as docs/metrics.md defines them: each fits a terminal of 80."""
-    return [_metrics_table(summaries, metrics, columns) for columns in (DRIFTS, REST)]
+    """Tables of drifts and of the rest, as docs/metrics.md defines them, where known: each fits a terminal of 80."""
+    known = {name for found in metrics for name, value in found.items() if value is not None}
+    told = [{title: how for title, how in columns.items() if how[0] in known} for columns in (DRIFTS, REST)]
+    return [_metrics_table(summaries, metrics, columns) for columns in told if columns]
 
 
 def _metrics_table(
@@ -106,7 +124,8 @@ def _metrics_table(
 
 def _measured(found: Mapping[str, Spread | None], name: str, dummy: str | None, factor: float) -> str:
     value, beside = found.get(name), found.get(dummy) if dummy else None
-    text = "-" if value is None else f"{factor * value.mean:.3g}" if factor < 1 else f"{factor * value.mean:.2f}"
+    number = 0.0 if value is None else factor * value.mean
+    text = "-" if value is None else f"{number:.3g}" if factor < 1 else f"{number:.2f}".replace("-0.00", "0.00")
     return text + (f" ({beside.mean:.2f})" if beside else "")
 
 

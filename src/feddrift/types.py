@@ -156,6 +156,7 @@ class Stream:
     clients: tuple[str, ...] = ()  # names, for people
     times: tuple[str, ...] = ()  # [T + 1], what the time steps are called, where they have names
     classes: tuple[int | str, ...] = ()  # what the classes are called, where that is not 0, 1, 2, ...
+    columns: tuple[str, ...] = ()  # what the features are called, in their order, where they have names
     family: str = "own"  # which defaults apply: sine, circle, sea, mnist, ...
     local: Local = Local()  # the training settings its numbers are published with
 

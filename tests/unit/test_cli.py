@@ -53,8 +53,14 @@ def test_run_report_and_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert code == 0 and "precision" in out and "MB" in out and out.count("Oracle") == 3  # a column, and two rows
     told = json.loads(feddrift(capsys, "report", runs, "--metrics", "--json")[1])
     told = {o["algorithm"]: o["metrics"] for o in told}
-    assert told["Oracle"]["noticed recall"]["mean"] == 1 and told["Oracle"]["lost_to_oracle"]["mean"] == 0
-    assert told["FedDrift"]["always recall"]["mean"] == 1 and told["FedDrift"]["bytes scoring"]["mean"] > 0
+    assert told["Oracle"]["noticed"]["recall"]["mean"] == 1 and told["Oracle"]["lost_to_oracle"]["mean"] == 0
+    assert told["FedDrift"]["always"]["recall"]["mean"] == 1 and told["FedDrift"]["bytes"]["scoring"]["mean"] > 0
+    for words, why in (
+        (["--follow"], "needs --html"),
+        (["--html", str(tmp_path / "x.html"), "--json"], "leave out --json"),
+    ):
+        code, _, err = feddrift(capsys, "report", runs, *words)
+        assert code == 2 and why in err and not (tmp_path / "x.html").exists()
     for kind in ("clusters", "accuracy"):
         picture = tmp_path / f"{kind}.png"
         assert feddrift(capsys, "plot", runs, kind, "--out", str(picture))[0] == 0
@@ -199,7 +205,7 @@ def test_a_report_of_unfinished_runs_says_so(tmp_path: Path, capsys: pytest.Capt
     (path,) = tmp_path.glob("*.jsonl")
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
     code, _, err = feddrift(capsys, "report", str(path))
-    assert code == 2 and f"none of the 1 runs in {path} is finished yet" in err
+    assert code == 2 and f"the run in {path} is not finished yet: `feddrift resume` goes on" in err
 
 
 def test_a_closed_pipe_ends_the_command_quietly(tmp_path: Path) -> None:

@@ -134,3 +134,33 @@ def test_a_resnets_statistics_travel_with_it(tmp_path: Path) -> None:
     again = resnet.resnet18(3, tmp_path / "w.safetensors")
     x = np.random.default_rng(0).integers(0, 255, (2, 32, 32, 3)).astype(np.uint8)
     np.testing.assert_array_equal(net.apply(params, x), again.apply(again.init(rng.derive(9, "init", 0)), x))
+
+
+def test_inputs_go_by_name_whatever_their_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    draw = np.random.default_rng(0)
+    for client, header in (("a", "traffic,label,price"), ("b", "price,traffic,label")):
+        (tmp_path / "shops" / f"client_{client}").mkdir(parents=True)
+        for t in range(3):
+            rows = [
+                {"price": p, "traffic": q, "label": "yes" if p > 0 else "no"} for p, q in draw.normal(size=(100, 2))
+            ]
+            lines = [",".join(str(row[name]) for name in header.split(",")) for row in rows]
+            (tmp_path / "shops" / f"client_{client}" / f"step_{t}.csv").write_text("\n".join([header, *lines]))
+    runs, models = str(tmp_path / "runs"), str(tmp_path / "models")
+    words = ["--stream", f"folder:{tmp_path / 'shops'}", "--rounds", "5", "--out", runs]
+    assert feddrift(capsys, "run", *words, "--algorithm", "Oblivious", "--algorithm", "FedDrift")[0] == 0
+    (one,) = Path(runs).glob("*FedDrift*.jsonl")
+    assert feddrift(capsys, "export", str(one), "--out", models)[0] == 0
+    found = fd.load(models)
+    assert found.columns == ("traffic", "price") and found.about["algorithm"] == "FedDrift"
+    x = draw.normal(size=(200, 2))
+    told = found.predict("b", {"price": x[:, 1], "colour": ["red"] * 200, "traffic": x[:, 0]})
+    assert (told == found.predict("b", x)).all() and ((told == "yes") == (x[:, 1] > 0)).mean() > 0.9
+    for wrong, why in (
+        ({"price": [1.0]}, "no column 'traffic'"),
+        ({"price": [1.0], "traffic": [1.0, 2.0]}, "same length"),
+        ([["a", "b"]], "must be numbers"),
+        ([[1.0], [1.0, 2.0]], "must have shape"),
+    ):
+        with pytest.raises(DataError, match=why):
+            found.predict("b", wrong)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib.collections import PathCollection
+from matplotlib.colors import to_rgba
 
 from feddrift import figures
 from feddrift.errors import ConfigError, DataError
@@ -54,6 +55,16 @@ def test_a_point_per_run_against_traffic(tmp_path: Path) -> None:
     assert offsets[:, 0].tolist() == pytest.approx([10.5, 11, 12]) and offsets[:, 1].tolist() == pytest.approx(
         [85, 80, 70]
     )
+
+
+def test_algorithms_without_a_delta_are_drawn_in_grey(tmp_path: Path) -> None:
+    plain = make(tmp_path, header(2, 2, algorithm="Oblivious", settings={}, concepts=[[0, 0]] * 3))
+    fig = figures.traffic([*sweep(tmp_path), plain])
+    points = [c for c in fig.axes[0].collections if isinstance(c, PathCollection)]
+    assert len(points) == 3 and to_rgba("#CCCCCC") in map(tuple, np.asarray(points[2].get_facecolor()))
+    assert [ax.get_ylabel() for ax in figures.traffic([plain]).axes] == [
+        "accuracy omitting drifts"
+    ]  # no scale of delta
 
 
 def test_each_pattern_once(tmp_path: Path) -> None:

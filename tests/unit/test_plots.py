@@ -186,7 +186,9 @@ def test_lines_are_named_by_what_differs(tmp_path: Path) -> None:
     assert legend(fig) == ["Oracle", "FedDrift (init=warm)", "FedDrift (init=fresh)"]
     circle, sine = fig.axes
     assert len(lines(sine)) == 3
-    assert lines(circle)[0].get_color() == lines(sine)[2].get_color(), "an algorithm keeps its colour"
+    assert lines(circle)[0].get_color() == lines(sine)[0].get_color() == plots.STRONG[7], (
+        "an algorithm keeps its colour"
+    )
     assert len({line.get_color() for line in lines(sine)}) == 3
 
 

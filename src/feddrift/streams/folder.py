@@ -74,6 +74,10 @@ def load(directory: str | Path, label: str = "label") -> Stream:
     if largest > LARGE:
         _log.warning("%s: features reach %g; scale them to about -1 to 1, or training may fail", root, largest)
     classes, index = _classes(root / "classes.txt", files.values())
+    alike = Counter(str(name).lower() for name in classes)
+    if len(alike) < len(classes):
+        same = [str(name) for name in classes if alike[str(name).lower()] > 1]
+        _log.warning("%s: the labels %s differ in upper and lower case only, and are classes of their own", root, same)
     if len(classes) < 2:
         _log.warning("%s: all labels are the same, there is nothing to learn", root)
     cells = {key: (file.x, [index[text] for text in file.labels]) for key, file in files.items()}
@@ -84,7 +88,7 @@ def load(directory: str | Path, label: str = "label") -> Stream:
         clients=[client.name.removeprefix("client_") for client in clients],
         times=[f"step_{t}" for t in times],
     )
-    return replace(stream, classes=tuple(classes))
+    return replace(stream, classes=tuple(classes), columns=first.columns if first else ())
 
 
 def _natural(path: Path) -> tuple[list[str | int], str]:

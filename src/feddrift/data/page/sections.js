@@ -222,11 +222,9 @@ function recovery() {
   );
   fill("worst", worstTable(view));
   fill("worst-note", "By mean accuracy over time. All lines have one scale, that of the map's colours.");
+  $("recovery-part").hidden = !view.run.truth; // it is measured from true drifts
   if (!group.around) {
-    fill(
-      "recovery-note",
-      view.run.truth ? "No drift yet." : "Recovery is measured from true drifts, which are not known here.",
-    );
+    fill("recovery-note", "No drift yet.");
     fill("recovery");
     return;
   }
@@ -322,8 +320,11 @@ function resources() {
   );
   fill(
     "compare-note",
-    "All algorithms that were run on these data, means over seeds. Precision, recall and delay are of alarms and " +
-      "switches together. What is always bad has little to lose: read lost per drift beside lost to Oracle.",
+    "All algorithms that were run on these data, means over seeds." +
+      (run.truth
+        ? " Precision, recall and delay are of alarms and switches together. What is always bad has little to lose: " +
+          "read lost per drift beside lost to Oracle."
+        : ""),
   );
   fill("compare", comparison(view));
   fill("command", run.command);

@@ -101,12 +101,12 @@ function driftRows(view) {
     });
   }
   for (const [t, c, how] of run.false) {
-    const tag = run.drifts ? h("span", { class: "tag bad" }, "false") : "";
+    const tag = h("span", { class: "tag bad" }, "false");
     rows.push({
       t,
       c,
       kind: run.drifts ? "false" : HOW[how],
-      values: () => [run.drifts ? "no change" : "unknown", tag, HOW[how], reason(t, c)],
+      values: () => [...(run.drifts ? ["no change", tag] : []), HOW[how], reason(t, c)],
     });
   }
   return rows.sort((a, b) => a.t - b.t || a.c - b.c);
@@ -127,12 +127,16 @@ function driftList(view, show = 12, only = "all") {
   const head = [
     ["time", "text"],
     ["client", "text"],
-    ["concept", "text"],
-    ["noticed", "text"],
+    ...(view.run.drifts
+      ? [
+          ["concept", "text"],
+          ["noticed", "text"],
+        ]
+      : []),
     ["by", "text"],
     ["why", "text"],
   ];
-  const kind = ["text", "text tight", "text tight", "text tight", "text tight", "text wide"];
+  const kind = [...head.slice(0, -1).map(() => "text tight"), "text wide"];
   const { times } = view.run,
     when = (t) => (times[t] ? `${t + 1} · ${times[t]}` : t + 1);
   const again = (n, what) => fill("drifts-list", driftList(view, n, what));

@@ -16,12 +16,17 @@ function gist(view) {
   } else if (d)
     told.push(`No client's concept changed; ${d.alarms === 0 ? "no false move" : count(d.alarms, "false move")}.`);
   else {
-    const alarms = run.false.filter((f) => f[2] & 1),
-      who = new Set(alarms.map((f) => f[1]));
+    const [alarms, switches] = moves(run),
+      said = [
+        alarms && count(alarms, "alarm"),
+        switches && `${count(switches, "switch", "switches")} to another model`,
+      ];
+    const who = run.false.map(([t, c]) => `${nameOf(stream, c)} at ${timeOf(run, t)}`);
     told.push(
-      alarms.length
-        ? `${count(alarms.length, "alarm")} at ${count(who.size, "client")}. The true concepts are not known.`
-        : "No alarm was raised. The true concepts are not known.",
+      who.length
+        ? `${said.filter(Boolean).join(" and ")}: ${who.slice(0, 4).join(", ")}` +
+            `${who.length > 4 ? ` and ${who.length - 4} more` : ""}. The true concepts are not known.`
+        : "No alarm and no switch. The true concepts are not known.",
     );
   }
   const used = run.used[run.steps - 1],
@@ -40,6 +45,12 @@ function gist(view) {
       ".",
   );
   return told.join(" ");
+}
+
+// Alarms, and switches to another model without one, where nobody knows which were right.
+function moves(run) {
+  const alarms = run.false.filter((f) => f[2] & 1).length;
+  return [alarms, run.false.length - alarms];
 }
 
 function tiles(view) {
@@ -93,7 +104,10 @@ function tiles(view) {
         known(d.precision) ? `precision ${number(d.precision)}` : "nothing was said",
       ),
     );
-  } else found.push(tile("Alarms", String(run.false.filter((f) => f[2] & 1).length), "", "concepts unknown"));
+  } else {
+    const [alarms, switches] = moves(run);
+    found.push(tile("Alarms", String(alarms), "", `and ${count(switches, "switch", "switches")} without one`));
+  }
   found.push(
     tile(
       run.steps < run.n_steps ? "Models now" : "Models at the end",
