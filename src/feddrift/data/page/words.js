@@ -21,7 +21,7 @@ function gist(view) {
         alarms && count(alarms, "alarm"),
         switches && `${count(switches, "switch", "switches")} to another model`,
       ];
-    const who = run.false.map(([t, c]) => `${nameOf(stream, c)} at ${timeOf(run, t)}`);
+    const who = run.false.map(([t, c]) => `${shorten(nameOf(stream, c), 24)} at ${timeOf(run, t)}`);
     told.push(
       who.length
         ? `${said.filter(Boolean).join(" and ")}: ${who.slice(0, 4).join(", ")}` +
