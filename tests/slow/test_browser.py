@@ -117,7 +117,8 @@ def test_names_are_text_whatever_they_are(tmp_path: Path) -> None:
     assert "<title>&lt;u&gt;runs&lt;/u&gt; · feddrift report</title>" in markup
     assert "<img" not in markup and "<b>Mine" not in markup and "<i>because" not in markup
     assert "&lt;img src=x onerror=" in markup  # as text
-    assert "1 alarm: <img src=x onerror=\"docu… at time 2. The true concepts are not known." in text and "because" in text
+    assert re.search(r"1 alarm: <img src=x [^.]+… at time 2\. The true concepts are not known\.", text)
+    assert "because" in text
 
 
 def test_an_unfinished_run_is_shown_and_can_be_followed(tmp_path: Path) -> None:
