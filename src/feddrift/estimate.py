@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -64,12 +67,24 @@ def estimate(
 def _rehearse(engine: Engine, algorithm: Algorithm) -> tuple[float, float, bool]:
     """Lanes over all time steps, seconds for everything but training, and whether each client is in a cluster."""
     begin, done, clusters = time.perf_counter(), 0, False
-    for step in steps_on(engine, algorithm):
-        done, clusters = done + 1, isinstance(step.state.w, Clusters)
-        if time.perf_counter() - begin > REHEARSAL_SECONDS:
-            break
+    with _quiet(logging.getLogger("feddrift.algorithms")):
+        for step in steps_on(engine, algorithm):
+            done, clusters = done + 1, isinstance(step.state.w, Clusters)
+            if time.perf_counter() - begin > REHEARSAL_SECONDS:
+                break
     more = engine.stream.n_steps / done
     return engine.lane_rounds * more, (time.perf_counter() - begin) * more, clusters
+
+
+@contextmanager
+def _quiet(log: logging.Logger) -> Iterator[None]:
+    """What is said of barely trained models is not true of the run."""
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 def _sample(engine: Engine, local: Local) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -81,8 +81,16 @@ def _about(run: RecordedRun, state: State, steps: int) -> dict[str, Any]:
         "columns": list(run.stream.columns),
         "models": {str(i): {"family": state.models.family[m]} for m, i in enumerate(ids)},
         "clients": clients,
-        "lineage": [{k: v for k, v in event.items() if k != "kind"} for event in known.events if event["t"] < steps],
+        "lineage": [_told(event, run.stream.clients) for event in known.events if event["t"] < steps],
     }
+
+
+def _told(event: Mapping[str, Any], clients: Sequence[str]) -> dict[str, Any]:
+    """An event for people: time counts from 1, clients have their names."""
+    cause = dict(event["cause"])
+    if isinstance(cause.get("clients"), list):
+        cause["clients"] = [clients[c] for c in cause["clients"]]
+    return {"time": event["t"] + 1, "event": event["event"], "model": event["model"], "cause": cause}
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,14 @@ def test_run_report_and_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_rehearsal_warns_of_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    words = ["run", "--stream", "sea-4", "--algorithm", "FedDrift", "--set", "delta=0.001", "--out", str(tmp_path)]
+    code, out, err = feddrift(capsys, *words, "--pattern", "random:clients=3,steps=3,every=2,concepts=2", "--dry-run")
+    assert code == 0 and "FedDrift" in out and not err and not caplog.records
+
+
 def test_report_as_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs, page = str(tmp_path / "runs"), tmp_path / "new" / "report.html"
     feddrift(capsys, "run", "--stream", "sine-2", "--algorithm", "FedDrift", "--out", runs, *QUICK)

@@ -48,6 +48,8 @@ def test_who_uses_which_and_the_lineage_are_told(tmp_path: Path) -> None:
         "kind": "perceptron", "features": [2], "hidden": 4, "classes": 2,
     }  # fmt: skip
     assert {event["event"] for event in about["lineage"]} >= {"created", "merged"}
+    first = next(event for event in about["lineage"] if event["event"] == "created")
+    assert first["time"] == 4 and first["cause"]["clients"] == ["1"]  # client 1 is the first that drifts
     arrays = load_file(tmp_path / "models" / "models.safetensors")
     assert {name.split("/")[0] for name in arrays} == {str(i) for i in last.state.models.ids}
 
