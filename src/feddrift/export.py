@@ -169,6 +169,8 @@ def load(folder: str | Path, net: Net | None = None) -> Exported:
         masks = {i: arrays[f"{i}/{MASK}"] for i in ids if f"{i}/{MASK}" in arrays}
         if not {int(i) for votes in about["clients"].values() for i in votes} <= set(ids):
             raise DataError(f"{folder}: a client uses a model that is not there")
+        if not all(about["clients"].values()):
+            raise DataError(f"{folder}: every client must use a model")
         weights = [weight for votes in about["clients"].values() for weight in votes.values()]
         if not all(type(weight) in (int, float) and 0 <= weight <= 1e100 for weight in weights):
             raise DataError(f"{folder}: a client's votes must be numbers from 0 to 1e100")
