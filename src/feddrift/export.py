@@ -157,6 +157,9 @@ def load(folder: str | Path, net: Net | None = None) -> Exported:
             for name, expected, leaf in zip(names, leaves(like), leaves(params[i]), strict=True):
                 if expected.shape != leaf.shape:
                     raise DataError(f"{folder}: '{i}/{name}' has shape {leaf.shape}, the net needs {expected.shape}")
+        for key in ("classes", "columns"):
+            if not isinstance(about.get(key, []), list):
+                raise DataError(f"{folder}: {key} must be a list, got {type(about[key]).__name__}")
         width = math.prod(about["net"]["features"])
         columns = about.get("columns") or [""] * width
         if len(columns) != width or any(type(name) is not str for name in columns):
