@@ -280,7 +280,7 @@ def sent_by_phase(record: Record) -> dict[str, float]:
 
 def sent_over_time(record: Record) -> Floats:
     """[t], models sent relative to one model trained by all clients that have joined."""
-    one = 2 * record.header["local"]["rounds"] * joined(record).sum(axis=1)
+    one = 2.0 * record.header["local"]["rounds"] * joined(record).sum(axis=1)
     return np.asarray(record.rows.models_sent.sum(axis=1) / np.maximum(one, 1))
 
 

@@ -24,8 +24,8 @@ Status = Literal["complete", "interrupted", "failed"]
 Whole = Annotated[int, Field(ge=0, lt=2**63)]
 Positive = Annotated[int, Field(ge=1, lt=2**63)]
 Share = Annotated[float, Field(ge=0, le=1)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Finite = Annotated[float, Field(ge=-1e15, le=1e15)]
+Amount = Annotated[float, Field(ge=0, le=1e15)]  # sums of them stay numbers
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,8 @@ class EventLine:
     def __post_init__(self) -> None:
         into, distance = self.cause.get("into"), self.cause.get("distance")
         _check_finite("cause", self.cause)
-        known = type(into) is int and 0 <= into < 2**63 and type(distance) in (int, float)
+        near = isinstance(distance, int | float) and not isinstance(distance, bool) and abs(distance) <= 1e15
+        known = type(into) is int and 0 <= into < 2**63 and near
         if self.event == "merged" and not known:
             raise ValueError("the cause of a merge must say into which model and at what distance")
 

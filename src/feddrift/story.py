@@ -76,7 +76,7 @@ def _turned(model: int, rest: dict[str, Any]) -> list[str]:
 
 
 def _numbers(cause: Mapping[str, Any], *names: str) -> bool:
-    return all(isinstance(cause.get(name), int | float) for name in names)
+    return all(isinstance(value := cause.get(name), int | float) and abs(value) <= 1e15 for name in names)
 
 
 def command(header: Mapping[str, Any]) -> tuple[str, list[str]]:
