@@ -107,7 +107,7 @@ def traffic(records: Sequence[Record]) -> Figure:
             ax.scatter(x, y, color=shades, marker=mark, s=45, edgecolors="#222222", linewidths=0.5)
             legend[name] = Line2D([], [], linestyle="", marker=mark, color="#555555")
         _accuracy(ax, short(stream), "models sent, relative to one per client and round")
-    if known:
+    if high > low:
         fig.colorbar(ScalarMappable(scale, colormaps["viridis"]), ax=panels[: len(streams)], label="delta")
     key(fig, legend)
     return fig
