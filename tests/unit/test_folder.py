@@ -335,3 +335,13 @@ def test_a_folder_takes_no_pattern(tmp_path: Path) -> None:
     write(tmp_path, {f"client_a/step_{t}.csv": ROWS for t in (0, 1)})
     with pytest.raises(ConfigError, match="brings its own drift: pattern must be left out, got 'Y'"):
         load(tmp_path, pattern="Y")
+
+
+def test_labels_that_differ_in_case_only_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(tmp_path, {
+        "client_a/step_0.csv": "x,label\n1,yes\n0,no\n",
+        "client_b/step_0.csv": "x,label\n1,Yes\n0,no\n",
+        "client_a/step_1.csv": "x,label\n1,yes\n",
+    })  # fmt: skip
+    assert load(tmp_path).classes == ("Yes", "no", "yes")
+    assert "the labels ['Yes', 'yes'] differ in upper and lower case only" in caplog.text
