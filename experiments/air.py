@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from feddrift import record, report
+from feddrift import record, report, tables
 from feddrift.record import Record
 
 ROOT = Path(__file__).parent.parent
@@ -37,11 +37,11 @@ def accuracy(records: Sequence[Record]) -> str:
     """Accuracy on the next quarter, on both streams."""
     rows: dict[str, dict[str, list[str]]] = {}
     for stream in (WITH, CONTROL):
-        for name, summary, gap in _compared(records, stream):
+        for _, summary, gap in _compared(records, stream):
             cells = [report.spread(summary.including_drifts), gap]
             if stream == WITH:
                 cells += [f"{summary.models_final:.1f}", f"{summary.models_sent_ratio:.2f}"]
-            rows.setdefault(name, {})[stream] = cells
+            rows.setdefault(_name(summary), {})[stream] = cells
     lines = [_row([name, *found[WITH], *found.get(CONTROL, ["", ""])]) for name, found in rows.items()]
     head = [
         "", f"`{WITH}`", "over Oblivious", "models at the end", "sent", f"`{CONTROL}`", "over Oblivious",
@@ -52,14 +52,14 @@ def accuracy(records: Sequence[Record]) -> str:
 def clusters(records: Sequence[Record]) -> str:
     """Alarms, and how far clusters are cities."""
     lines = []
-    for group in _groups(records, WITH):
+    for group, summary, _ in _compared(records, WITH):
         alarms = np.array([run.rows.drift.sum(axis=1) for run in group])  # [seed, t]
         shares = [share for run in group for share in _agreement(run)]
         if not shares:
             continue
         at = [group[0].header["times"].index(time) for time in WINTERS]
         told = [f"{alarms.sum(axis=1).mean():.1f}", *(f"{alarms[:, t].mean():.1f}" for t in at)]
-        lines.append(_row([_name(group[0]), *told, f"{100 * np.mean(shares):.0f} %"]))
+        lines.append(_row([_name(summary), *told, f"{100 * np.mean(shares):.0f} %"]))
     head = ["", "alarms in a run", *(f"of them {time}" for time in WINTERS), "cities with one model"]
     return "\n".join([_row(head), "|---" * len(head) + "|", *lines])
 
@@ -67,32 +67,19 @@ def clusters(records: Sequence[Record]) -> str:
 def without_date(records: Sequence[Record]) -> str:
     """Accuracy where models are not told the season."""
     lines = [
-        _row([name, report.spread(summary.including_drifts), gap]) for name, summary, gap in _compared(records, WITHOUT)
+        _row([_name(summary), report.spread(summary.including_drifts), gap])
+        for _, summary, gap in _compared(records, WITHOUT)
     ]
     head = ["without the date", "accuracy", "over Oblivious"]
     return "\n".join([_row(head), "|---" * 3 + "|", *lines, _row(_by_city(records, WITHOUT)[:3])])
 
 
-def _groups(records: Sequence[Record], stream: str) -> list[list[Record]]:
-    groups = report.grouped(run for run in records if run.header["stream"] == stream)
-    return sorted(groups, key=lambda group: (ORDER.index(group[0].header["algorithm"]), _name(group[0])))
-
-
-def _compared(records: Sequence[Record], stream: str) -> list[tuple[str, report.Summary, str]]:
-    found, groups = [], _groups(records, stream)
-    oblivious = next(group for group in groups if group[0].header["algorithm"] == "Oblivious")
-    for group in groups:
-        (summary,) = report.summarise(group)
-        gaps = [] if group is oblivious else report.compare([*oblivious, *group], "Oblivious")
-        own = [gap for gap, of in zip(gaps, report.configurations([*oblivious, *group]), strict=False) if of == group]
-        found.append((_name(group[0]), summary, "" if group is oblivious else _gap(own[0])))
-    return found
-
-
-def _gap(gap: report.Difference | None) -> str:
-    if gap is None or gap.low is None or gap.high is None:  # no seeds in common, or one
-        return "-" if gap is None else f"{gap.mean:+.2f}"
-    return "0" if gap.low == gap.high == 0 else f"{gap.mean:+.2f} [{gap.low:+.2f}, {gap.high:+.2f}]"
+def _compared(records: Sequence[Record], stream: str) -> list[tuple[list[Record], report.Summary, str]]:
+    """The runs of each configuration on a stream, their summary, and how far they are above Oblivious."""
+    runs = [run for run in records if run.header["stream"] == stream]
+    gaps = [tables.difference(gap) for gap in report.compare(runs, "Oblivious")]
+    found = list(zip(report.configurations(runs), report.summarise(runs), gaps, strict=True))
+    return sorted(found, key=lambda row: (ORDER.index(row[1].algorithm), _name(row[1])))
 
 
 def _by_city(records: Sequence[Record], stream: str) -> list[str]:
@@ -102,14 +89,14 @@ def _by_city(records: Sequence[Record], stream: str) -> list[str]:
     return ["one model per city, which is told", report.spread(summary.including_drifts), "", *numbers]
 
 
-def _name(run: Record) -> str:
-    settings = run.header["settings"]
+def _name(summary: report.Summary) -> str:
+    settings = summary.settings
     told = {key: settings[key] for key in ("test", "first", "n_models", "delta") if settings.get(key) is not None}
     if told.get("first") == "one":
         del told["first"]
     if "test" in told:
         told.pop("delta", None)
-    return str(run.header["algorithm"]) + (f" ({report.describe(told)})" if told else "")
+    return summary.algorithm + (f" ({report.describe(told)})" if told else "")
 
 
 def _agreement(run: Record) -> list[bool]:

@@ -47,9 +47,8 @@ from feddrift.deploy.commands import deploy
 from feddrift.errors import ConfigError, DataError, FeddriftError, one_line
 from feddrift.estimate import estimate
 from feddrift.export import export
-from feddrift.live import Board
+from feddrift.live import Board, told
 from feddrift.recorded import RecordedRun, reopened, states, stopped
-from feddrift.run import Step
 from feddrift.types import Ints, Stream
 
 app = typer.Typer(
@@ -59,7 +58,6 @@ app = typer.Typer(
     help="Federated learning when the data of different clients drift at different times.",
 )
 app.add_typer(deploy, name="deploy")
-FEW = 12  # events of a kind that the line of a time step tells one by one
 
 out = Console()
 if not out.is_terminal and "COLUMNS" not in os.environ:
@@ -245,7 +243,7 @@ def _follow(runs: Iterable[RecordedRun], n: int) -> None:
                     out.print(f"[bold]{escape(what)}[/]", highlight=False)
                 before: Ints | None = None
                 for step in recorded:
-                    line = _line(step, recorded.before if before is None else before, recorded.stream.clients)
+                    line = told(step, recorded.before if before is None else before, recorded.stream.clients)
                     board.step(step, line)
                     if not out.is_terminal:
                         _say(line)
@@ -316,7 +314,7 @@ def sweep_(
             _say(f"[{sum(ended.values())}/{len(configs)}] {what}" + (" failed" if item.kind == "failed" else ""))
     _say(f"{ended['done']} done, {ended['skipped']} were finished before, {ended['failed']} failed; in {out_dir}")
     for failure in failures:
-        err.print(f"failed: {failure}", highlight=False, markup=False, soft_wrap=True)
+        _tell(f"failed: {failure}")
     if failures:
         raise typer.Exit(1)
 
@@ -373,7 +371,7 @@ def report_(
         if told:
             _say(f"{sum(told)} of {len(told)} accuracies within max(1.0, twice the paper's deviation) of the paper's")
     if unfinished:
-        err.print(f"left out, not finished: {len(unfinished)}", highlight=False)
+        _tell(f"left out, not finished: {len(unfinished)}")
 
 
 class Kind(StrEnum):
@@ -408,7 +406,7 @@ def plot_(
     groups = report.grouped(records)
     if kind is Kind.clusters and len(records) > plots.MAX_PANELS >= len(groups):
         records = [group[0] for group in groups]
-        err.print("too many runs for one picture: showing the first seed of each", highlight=False)
+        _tell("too many runs for one picture: showing the first seed of each")
     draw = {
         Kind.clusters: plots.clusters, Kind.accuracy: plots.accuracy, Kind.patterns: figures.patterns,
         Kind.delta: figures.threshold, Kind.traffic: figures.traffic,
@@ -446,43 +444,6 @@ def _duration(seconds: float) -> str:
 def _say(text: str) -> None:
     """A plain line; a terminal wraps it between words, a pipe or a file has it whole."""
     out.print(text, highlight=False, markup=False, soft_wrap=not out.is_terminal)
-
-
-def _line(step: Step, before: Ints | None, clients: Sequence[str]) -> str:
-    """One time step in one line: accuracy, number of models, and who moved where."""
-    told = []
-    born = {e.model: e.cause for e in step.events if e.kind == "created"}
-    if len(born) > FEW:
-        told.append(f"{len(born)} new models")
-    for model, cause in sorted(born.items()) if len(born) <= FEW else ():
-        users = [name for name, used in zip(clients, step.model, strict=True) if used == model]
-        trunk = f" on trunk {cause['family']}" if "family" in cause else ""
-        told.append(f"new model {model}{trunk}" + (f" for {_few(users)}" if users else ""))
-    merged = {e.model: e.cause["into"] for e in step.events if e.kind == "merged"}
-    if len(merged) > FEW:
-        told.append(f"{len(merged)} models merged into others")
-    else:
-        told += [f"model {gone} merged into {into}" for gone, into in merged.items()]
-    was = step.model if before is None or len(before) != len(step.model) else before
-    moves: dict[int, list[str]] = {}
-    for c, (old, new) in enumerate(zip(was, step.model, strict=True)):
-        while int(old) in merged:
-            old = merged[int(old)]
-        if old != new and new not in born:
-            moves.setdefault(int(new), []).append(clients[c])
-    if len(moves) > FEW:
-        told.append(f"{sum(map(len, moves.values()))} clients to other models")
-    else:
-        told += [f"{_few(movers)} to model {model}" for model, movers in sorted(moves.items())]
-    seen = step.tested > 0
-    accuracy = f"{100 * step.accuracy[seen].mean():6.2f} %" if seen.any() else "no test data"
-    n = len(step.state.models)
-    return f"  time {step.tau + 1:3d}   {accuracy}   {n} model{'s' if n > 1 else ' '}   {'; '.join(told)}".rstrip()
-
-
-def _few(names: Sequence[str]) -> str:
-    some = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-    return f"client{'s' if len(names) > 1 else ''} {some}"
 
 
 def _settings_of(name: str, names: Sequence[str], settings: dict[str, str]) -> dict[str, str]:
@@ -548,12 +509,13 @@ def main() -> None:
 
 
 def _tell(sentence: str) -> None:
+    """A plain line beside the output."""
     err.print(sentence, highlight=False, markup=False, soft_wrap=True)
 
 
 def _fail(sentence: str) -> int:
     if sentence:  # the bare command prints its help and has nothing to add
-        err.print(f"Error: {one_line(sentence)}", highlight=False, markup=False, soft_wrap=True)
+        _tell(f"Error: {one_line(sentence)}")
     return 2
 
 

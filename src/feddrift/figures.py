@@ -23,7 +23,7 @@ from feddrift.plots import DPI, MARKERS, MAX_PANELS, STRONG, background, fills, 
 from feddrift.record import Record
 from feddrift.report import Summary, describe, differences, summarise
 from feddrift.story import letter
-from feddrift.streams.fmow import REGIONS, class_counts
+from feddrift.streams.fmow import REGIONS, TIMES, class_counts
 
 _log = logging.getLogger("feddrift")
 
@@ -60,10 +60,13 @@ def patterns(records: Sequence[Record]) -> Figure:
 
 def threshold(records: Sequence[Record]) -> Figure:
     """Accuracy omitting drifts against delta, a line per algorithm, one panel per stream."""
-    lines = _by_delta(records)
+    every = _points(records)
+    known = {name: [summary for summary in some if _delta(summary) is not None] for name, some in every.items()}
+    lines = {name: some for name, some in known.items() if some}
     if not lines:
         raise DataError("nothing to draw: no finished runs of an algorithm with a delta on a stream with known drifts")
-    if rest := dict.fromkeys(name for _, name in _without_delta(records)):
+    if len(lines) < len(every):
+        rest = dict.fromkeys(algorithm for stream, algorithm in every if (stream, algorithm) not in lines)
         _log.warning("left out, since they have no delta: %s", ", ".join(rest))
     streams = sorted({stream for stream, _ in lines})
     names = list(dict.fromkeys(name for _, name in lines))
@@ -86,7 +89,7 @@ def threshold(records: Sequence[Record]) -> Figure:
 
 def traffic(records: Sequence[Record]) -> Figure:
     """Accuracy omitting drifts against models sent, a point per algorithm and delta, one panel per stream."""
-    lines = _by_delta(records) | _without_delta(records)
+    lines = _points(records)
     if not lines:
         raise DataError("nothing to draw: no finished runs on a stream with known drifts")
     streams = sorted({stream for stream, _ in lines})
@@ -118,44 +121,32 @@ def classes() -> Figure:
     counts, names = class_counts()
     fig, panels = _panels(2, (5.6, 3.6))
     shades = colormaps["tab10"](np.arange(10))
-    years = ["2002-09", *(str(year) for year in range(2010, 2018)), "2017 test"]
     africa = REGIONS.index("Africa")
     for ax, title, seen in zip(panels, ("all regions", "Africa"), (counts.sum(axis=1), counts[:, africa]), strict=True):
         share = 100 * seen / seen.sum(axis=1, keepdims=True)
-        ax.stackplot(range(len(years)), share.T, colors=shades)
-        ax.set_xticks(range(len(years)), years, rotation=60, fontsize=8)
-        ax.set(xlim=(0, len(years) - 1), ylim=(0, 100), ylabel="share of images, %")
+        ax.stackplot(range(len(TIMES)), share.T, colors=shades)
+        ax.set_xticks(range(len(TIMES)), TIMES, rotation=60, fontsize=8)
+        ax.set(xlim=(0, len(TIMES) - 1), ylim=(0, 100), ylabel="share of images, %")
         ax.set_title(title, loc="left", fontsize=11)
     key(fig, {name.replace("_", " "): Patch(facecolor=shades[k]) for k, name in enumerate(names)})
     return fig
 
 
-def _by_delta(records: Sequence[Record]) -> dict[tuple[str, str], list[Summary]]:
-    """The summaries of each stream and algorithm (with what else it is set to) that has a delta, by its value."""
+def _points(records: Sequence[Record]) -> dict[tuple[str, str], list[Summary]]:
+    """The summaries of each stream and algorithm (with what else it is set to), by their delta where they have one."""
     found: dict[tuple[str, str], list[Summary]] = {}
-    known = [s for s in summarise(records) if _delta(s) is not None and s.omitting_drifts is not None]
+    known = [summary for summary in summarise(records) if summary.omitting_drifts is not None]
     others = [{k: v for k, v in {**s.settings, **s.overrides}.items() if k != "delta"} for s in known]
     differs = differences([(s.stream, s.algorithm, other) for s, other in zip(known, others, strict=True)])
     for summary, own in zip(known, differs, strict=True):
         label = summary.algorithm + (f" ({describe(own)})" if own else "")
         found.setdefault((summary.stream, label), []).append(summary)
-    return {name: sorted(some, key=lambda s: float(s.settings["delta"])) for name, some in found.items()}
-
-
-def _without_delta(records: Sequence[Record]) -> dict[tuple[str, str], list[Summary]]:
-    rest = [s for s in summarise(records) if _delta(s) is None and s.omitting_drifts is not None]
-    differs = differences([(s.stream, s.algorithm, {**s.settings, **s.overrides}) for s in rest])
-    names = [s.algorithm + (f" ({describe(own)})" if own else "") for s, own in zip(rest, differs, strict=True)]
-    return {(s.stream, name): [s] for s, name in zip(rest, names, strict=True)}
+    return {name: sorted(some, key=lambda summary: _delta(summary) or 0.0) for name, some in found.items()}
 
 
 def _delta(summary: Summary) -> float | None:
-    delta: Any = summary.settings.get("delta")
-    return float(delta) if _is_threshold(delta) else None
-
-
-def _is_threshold(delta: object) -> bool:
-    return isinstance(delta, int | float) and 0 <= delta <= 1e6  # a record of another program may hold anything
+    delta: Any = summary.settings.get("delta")  # a record of another program may hold anything
+    return float(delta) if isinstance(delta, int | float) and 0 <= delta <= 1e6 else None
 
 
 def _panels(n: int, size: tuple[float, float]) -> tuple[Figure, list[Axes]]:

@@ -1,8 +1,9 @@
-"""A small table in the terminal that follows runs while they go on."""
+"""What a terminal shows of runs while they go on: a small table, and a line for each time step."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,8 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from feddrift.run import Step
+from feddrift.types import Ints
 
 SHOWN = 8  # runs in the table: the newest
+FEW = 12  # events of a kind that the line of a time step tells one by one
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 
@@ -83,3 +86,40 @@ def spark(shares: list[float], width: int = 24) -> str:
     """
     top = len(BLOCKS) - 1
     return "".join(" " if np.isnan(a) else BLOCKS[min(top, int(a * len(BLOCKS)))] for a in shares[-width:])
+
+
+def told(step: Step, before: Ints | None, clients: Sequence[str]) -> str:
+    """One time step in one line: accuracy, number of models, and who moved where."""
+    news = []
+    born = {e.model: e.cause for e in step.events if e.kind == "created"}
+    if len(born) > FEW:
+        news.append(f"{len(born)} new models")
+    for model, cause in sorted(born.items()) if len(born) <= FEW else ():
+        users = [name for name, used in zip(clients, step.model, strict=True) if used == model]
+        trunk = f" on trunk {cause['family']}" if "family" in cause else ""
+        news.append(f"new model {model}{trunk}" + (f" for {_few(users)}" if users else ""))
+    merged = {e.model: e.cause["into"] for e in step.events if e.kind == "merged"}
+    if len(merged) > FEW:
+        news.append(f"{len(merged)} models merged into others")
+    else:
+        news += [f"model {gone} merged into {into}" for gone, into in merged.items()]
+    was = step.model if before is None or len(before) != len(step.model) else before
+    moves: dict[int, list[str]] = {}
+    for c, (old, new) in enumerate(zip(was, step.model, strict=True)):
+        while int(old) in merged:
+            old = merged[int(old)]
+        if old != new and new not in born:
+            moves.setdefault(int(new), []).append(clients[c])
+    if len(moves) > FEW:
+        news.append(f"{sum(map(len, moves.values()))} clients to other models")
+    else:
+        news += [f"{_few(movers)} to model {model}" for model, movers in sorted(moves.items())]
+    seen = step.tested > 0
+    accuracy = f"{100 * step.accuracy[seen].mean():6.2f} %" if seen.any() else "no test data"
+    n = len(step.state.models)
+    return f"  time {step.tau + 1:3d}   {accuracy}   {n} model{'s' if n > 1 else ' '}   {'; '.join(news)}".rstrip()
+
+
+def _few(names: Sequence[str]) -> str:
+    some = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    return f"client{'s' if len(names) > 1 else ''} {some}"

@@ -24,7 +24,7 @@ Status = Literal["complete", "interrupted", "failed"]
 Whole = Annotated[int, Field(ge=0, lt=2**63)]
 Positive = Annotated[int, Field(ge=1, lt=2**63)]
 Share = Annotated[float, Field(ge=0, le=1)]
-Finite = Annotated[float, Field(ge=-1e15, le=1e15)]
+Number = Annotated[float, Field(ge=-1e15, le=1e15)]
 Amount = Annotated[float, Field(ge=0, le=1e15)]  # sums of them stay numbers
 
 
@@ -108,7 +108,7 @@ class RowLine:
     # Older records say nothing of these.
     sent_scoring: Amount | None = None  # the part of models_sent that was scored and not trained
     received: Whole | None = None  # new examples, none if it was out of reach
-    loss: Finite | None = None  # how the model of this id scored on them before training and merging, if asked
+    loss: Number | None = None  # how the model of this id scored on them before training and merging, if asked
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class ColumnsLine:
     models_sent: list[Amount]
     sent_scoring: list[Amount | None] | None = None
     received: list[Whole | None] | None = None
-    loss: list[Finite | None] | None = None
+    loss: list[Number | None] | None = None
 
     def __post_init__(self) -> None:
         if len({len(column) for name in COLUMNS if (column := getattr(self, name)) is not None}) != 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -74,18 +74,12 @@ def table(
     summaries: Sequence[Summary], against: Sequence[Difference | None] = (), paper: Sequence[Published | None] = ()
 ) -> Table:
     """Summaries for people; sent is relative to Oblivious, models are those at the end, ARI the adjusted Rand index."""
-    grid = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0)  # narrow: nine columns in a terminal of 80
-    grid.add_column("stream", overflow="fold", min_width=8)  # these two wrap, numbers are never cut
-    grid.add_column("algorithm", overflow="fold", min_width=15)
-    for name in ("seeds", "omitting\ndrifts, %", "including\ndrifts, %", "sent", "models", "false\nalarm", "ARI"):
-        grid.add_column(name, justify="right", no_wrap=True)
+    columns = ["omitting\ndrifts, %", "including\ndrifts, %", "sent", "models", "false\nalarm", "ARI"]
     if against:
-        grid.add_column(
-            f"over {next((gap.baseline for gap in against if gap), 'it')},\npoints", justify="right", no_wrap=True
-        )
+        columns.append(f"over {next((gap.baseline for gap in against if gap), 'it')},\npoints")
     if paper:
-        for name in ("paper,\nomitting", "ours\nover it", "paper,\nincluding", "ours\nover it"):
-            grid.add_column(name, justify="right", no_wrap=True)
+        columns += ["paper,\nomitting", "ours\nover it", "paper,\nincluding", "ours\nover it"]
+    grid = _grid(columns, 15)
     for k, (summary, names) in enumerate(zip(summaries, _names(summaries), strict=True)):
         cells = [
             *names,
@@ -95,7 +89,7 @@ def table(
             f"{summary.models_final:.3g}",
             "-" if summary.false_alarms is None else f"{summary.false_alarms:.3g}",
             "-" if summary.ari is None else f"{summary.ari:.2f}",
-            *([_gap(against[k])] if against else []),
+            *([difference(against[k])] if against else []),
             *(_beside(summary, paper[k]) if paper else []),
         ]
         grid.add_row(*(Text(cell) for cell in cells))  # as Text: a name may hold [brackets]
@@ -112,13 +106,19 @@ def metrics_tables(summaries: Sequence[Summary], metrics: Sequence[Mapping[str, 
 def _metrics_table(
     summaries: Sequence[Summary], metrics: Sequence[Mapping[str, Spread | None]], columns: Mapping[str, Column]
 ) -> Table:
-    grid = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0)
-    grid.add_column("stream", overflow="fold", min_width=8)
-    grid.add_column("algorithm", overflow="fold", min_width=10)
-    for name in ("seeds", *columns):
-        grid.add_column(name, justify="right", no_wrap=True)
+    grid = _grid(columns, 10)
     for found, names in zip(metrics, _names(summaries), strict=True):
         grid.add_row(*(Text(text) for text in (*names, *(_measured(found, *how) for how in columns.values()))))
+    return grid
+
+
+def _grid(columns: Iterable[str], width: int) -> Table:
+    """Narrow: nine columns in a terminal of 80. The first two wrap, numbers are never cut."""
+    grid = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0)
+    grid.add_column("stream", overflow="fold", min_width=8)
+    grid.add_column("algorithm", overflow="fold", min_width=width)
+    for name in ("seeds", *columns):
+        grid.add_column(name, justify="right", no_wrap=True)
     return grid
 
 
@@ -150,7 +150,8 @@ def _beside(summary: Summary, theirs: Published | None) -> list[str]:
     return cells
 
 
-def _gap(gap: Difference | None) -> str:
+def difference(gap: Difference | None) -> str:
+    """A difference and its interval as text."""
     if gap is None:
         return "-"
     return f"{gap.mean:+.2f}" + ("" if gap.low is None else f" [{gap.low:+.2f}, {gap.high:+.2f}]")

@@ -26,7 +26,7 @@ from feddrift.streams import mnist
 from feddrift.types import Ints, Local, Stream
 
 REGIONS = ("Asia", "Europe", "Africa", "Americas", "Oceania")
-TIMES = ("2002 to 2009", *map(str, range(2010, 2018)), "2017, the rest")
+TIMES = ("2002-09", *map(str, range(2010, 2018)), "2017 test")
 URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 MD5 = {
     "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",

@@ -109,7 +109,8 @@ def _last(checkpoints: checkpoint.Folder, engine: Flower, about: dict[str, Any])
         if more:  # with them the time step starts anew
             state, inside = state and grown(state, len(clients)), None
             if work is not None:  # nobody asked the new ones
-                work = tuple(np.append(v, np.full(more, np.nan if v is work[1] else 0, v.dtype)) for v in work)
+                nothing = 0, np.nan, 0, 0
+                work = tuple(np.append(v, np.full(more, of, v.dtype)) for v, of in zip(work, nothing, strict=True))
         return _Saved(int(found.about["steps"]), state, None if inside is None else Inside(*inside), events, work)
     return _Saved()
 
