@@ -250,7 +250,7 @@ def test_ctrl_c_leaves_a_valid_record(stop: signal.Signals, tmp_path: Path) -> N
     begin = (
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from feddrift import cli; cli.main()"
     )
-    command = [sys.executable, "-c", begin, *RUN, "--out", str(tmp_path), "--rounds", "20000"]
+    command = [sys.executable, "-c", begin, *RUN, "--out", str(tmp_path), "--rounds", "20000", "--seeds", "0-1"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         for _ in range(600):  # the header is written once the data are there and training begins
             if list(tmp_path.glob("*.part")):
@@ -262,6 +262,7 @@ def test_ctrl_c_leaves_a_valid_record(stop: signal.Signals, tmp_path: Path) -> N
         finally:
             process.kill()
     assert process.returncode == 130 and "stopped" in err and "Traceback" not in err
+    assert f"`feddrift resume {tmp_path}` goes on with" in err and "seed 0; 1 more of this command had not begun" in err
     (left,) = record.read_all(tmp_path)
     assert left.status == "interrupted" and left.rows.steps < 10
 

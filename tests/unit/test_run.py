@@ -138,3 +138,15 @@ def test_a_record_says_what_a_step_says(tmp_path: Path) -> None:
         )
     assert found.rows.received.tolist() == [[30, 0], [31, 31], [32, 32]]
     assert np.isnan(found.rows.loss[0, 1]) and not np.isnan(found.rows.loss[2]).any()
+
+
+def test_a_run_that_goes_on_knows_which_models_were_in_use(tmp_path: Path) -> None:
+    config = RunConfig.checked(stream="sine-2", algorithm="FedDrift", rounds=2, steps=20)
+    whole = list(RecordedRun(config, tmp_path / "whole"))
+    begun = iter(RecordedRun(config, tmp_path / "parts"))
+    for _ in range(5):
+        next(begun)
+    begun.close()  # type: ignore[attr-defined]
+    again = RecordedRun(config, tmp_path / "parts", resume=True)
+    first = next(iter(again))
+    assert again.before is not None and again.before.tolist() == whole[first.tau - 1].model.tolist()
