@@ -27,7 +27,8 @@ from feddrift.errors import DataError
 from feddrift.models import leaves, refill
 from feddrift.types import Clusters, Event, Models, Params, State, Tournament, Updates
 
-SCHEMA = 2  # what runs and servers keep in them is a part of it
+SCHEMA = 3  # what runs and servers keep in them is a part of it
+READABLE = (2, SCHEMA)  # 2 named classes with the module that they lay in
 KEPT = 2  # should the last one be damaged, there is the one before
 MAX_LINE = 4096  # bytes of the first line
 
@@ -91,8 +92,9 @@ def read(path: Path) -> Checkpoint:
     first = _json(line[:MAX_LINE])
     if not isinstance(first, dict) or first.get("feddrift") != "checkpoint":
         raise DataError(f"{path} is no checkpoint")
-    if first.get("schema") != SCHEMA:
-        raise DataError(f"{path} is a checkpoint of schema {first.get('schema')!r}, this feddrift reads {SCHEMA}")
+    if first.get("schema") not in READABLE:
+        known = " and ".join(map(str, READABLE))
+        raise DataError(f"{path} is a checkpoint of schema {first.get('schema')!r}, this feddrift reads {known}")
     if first.get("sha256") != hashlib.sha256(payload).hexdigest():
         raise DataError(f"{path} is damaged: its checksum is wrong")
     try:
@@ -139,11 +141,37 @@ class Folder:
 
 
 def _known() -> dict[str, type[Any]]:
-    """The classes that a checkpoint may name: those of the contract, and the states of all imported algorithms."""
+    """The classes that a checkpoint may hold: those of the contract, and the states of all imported algorithms.
+
+    They go by their names; where several have the same, all but the first, ours, go by their modules, too.
+    """
     found: list[type[Any]] = [Models, Clusters, Event, Tournament, Updates, State]
     for cls in found:
         found += [sub for sub in cls.__subclasses__() if sub not in found]
-    return {f"{cls.__module__}.{cls.__qualname__}": cls for cls in found}
+    at_path = {_path(cls): cls for cls in sorted(found, key=lambda cls: not _ours(cls))}  # the last definition counts
+    known: dict[str, type[Any]] = {}
+    for path, cls in at_path.items():
+        known[cls.__qualname__ if cls.__qualname__ not in known else path] = cls
+    return known
+
+
+def _named(name: str) -> type[Any]:
+    """The class of this name, or of this path, which is what schema 2 has: ours may have moved since, theirs not."""
+    known, last = _known(), name.rpartition(".")[2]
+    if name not in known and name.startswith("feddrift.") and last in known and _ours(known[last]):
+        name = last
+    found = known.get(name) or next((cls for cls in known.values() if _path(cls) == name), None)
+    if found is None:
+        raise TypeError(f"it holds a {name}, which this program does not know")
+    return found
+
+
+def _ours(cls: type[Any]) -> bool:
+    return cls.__module__.partition(".")[0] == "feddrift"
+
+
+def _path(cls: type[Any]) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def _encoded(value: Any, arrays: Arrays) -> Any:
@@ -152,9 +180,10 @@ def _encoded(value: Any, arrays: Arrays) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if dataclasses.is_dataclass(value):
-        name = f"{type(value).__module__}.{type(value).__qualname__}"
-        if name not in _known():
-            raise DataError(f"a checkpoint cannot hold a {name}: it is neither a State nor a part of the contract")
+        path = _path(type(value))
+        name = next((name for name, cls in _known().items() if _path(cls) == path), None)
+        if name is None:
+            raise DataError(f"a checkpoint cannot hold a {path}: it is neither a State nor a part of the contract")
         fields = {}
         for field in dataclasses.fields(value):
             part = getattr(value, field.name)
@@ -179,11 +208,8 @@ def _decoded(tree: Any, arrays: Arrays, like: Params) -> Any:
     if tree is None or isinstance(tree, bool | int | float | str):
         return tree
     if "is" in tree:
-        known = _known()
-        if tree["is"] not in known:
-            raise TypeError(f"it holds a {tree['is']}, which this program does not know")
         fields = {name: _decoded(part, arrays, like) for name, part in tree["fields"].items()}
-        return known[tree["is"]](**fields)
+        return _named(tree["is"])(**fields)
     (kind, parts), *rest = tree.items()
     if rest or kind not in ("array", "tree", "dict", "list", "tuple"):
         raise TypeError(f"it holds an unknown {kind!r}")

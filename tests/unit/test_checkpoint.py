@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from numpy.testing import assert_array_equal
 
 import feddrift as fd
 from feddrift import algorithms, checkpoint, record
+from feddrift.algorithms.feddrift import DriftState
 from feddrift.config import RunConfig
 from feddrift.errors import DataError
 from feddrift.recorded import RecordedRun, reopened, stopped
@@ -90,11 +91,38 @@ def test_a_checkpoint_names_no_class_that_it_may_not(tmp_path: Path) -> None:
     checkpoint.write(tmp_path / "a.ckpt", {}, Event("created", 4, {}))
     path = tmp_path / "a.ckpt"
     first, payload = path.read_bytes().split(b"\n", 1)
-    payload = payload.replace(b"feddrift.types.Event", b"feddrift.types.Evens")
+    payload = payload.replace(b'\\"Event\\"', b'\\"Evens\\"')
     line = json.loads(first) | {"sha256": hashlib.sha256(payload).hexdigest()}
     path.write_bytes(json.dumps(line).encode() + b"\n" + payload)
-    with pytest.raises(DataError, match=r"feddrift\.types\.Evens, which this program does not know"):
+    with pytest.raises(DataError, match=r"a Evens, which this program does not know"):
         checkpoint.read(path).value({})
+
+
+def test_classes_go_by_their_names_wherever_they_lie(tmp_path: Path) -> None:
+    """Ours may move to other modules; a State of somebody's that has the name of one of ours is told apart from it."""
+
+    @dataclass(frozen=True)
+    class Mine(State):
+        more: int = 0
+
+    Mine.__qualname__ = "Mine"
+    theirs = dataclass(frozen=True)(type("DriftState", (State,), {"__module__": "elsewhere", "__annotations__": {}}))
+    models = Models([np.zeros((1, 2))], (0,))
+    path = tmp_path / "a.ckpt"
+    for cls, name in (
+        (DriftState, b"DriftState"),
+        (theirs, b"elsewhere.DriftState"),
+        (Mine, b"Mine"),
+        (State, b"State"),
+    ):
+        value = cls(models, np.zeros((0, 1, 1)), np.ones((1, 1)))
+        checkpoint.write(path, {}, value)
+        assert b'\\"is\\": \\"' + name + b'\\"' in path.read_bytes() and b"feddrift." not in path.read_bytes()
+        assert type(checkpoint.read(path).value([0])) is cls
+    for old, found in (("feddrift.algorithms.feddrift.DriftState", DriftState), ("elsewhere.DriftState", theirs)):
+        assert checkpoint._named(old) is found
+    with pytest.raises(TypeError, match="nowhere.DriftState"):
+        checkpoint._named("nowhere.DriftState")
 
 
 @pytest.mark.parametrize(
@@ -104,7 +132,7 @@ def test_a_checkpoint_names_no_class_that_it_may_not(tmp_path: Path) -> None:
         (lambda b: b"\x80\x04K.", "is no checkpoint"),
         (lambda b: b[:-1], "damaged"),
         (lambda b: b[:-9] + bytes([b[-9] ^ 1]) + b[-8:], "damaged"),
-        (lambda b: b.replace(b'"schema": 2', b'"schema": 9'), "schema 9, this feddrift reads 2"),
+        (lambda b: b.replace(b'"schema": 3', b'"schema": 9'), "schema 9, this feddrift reads 2 and 3"),
         (lambda b: b.split(b"\n", 1)[0], "damaged"),
     ],
 )
@@ -121,7 +149,7 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, spoil: Callable[[byte
     ("tree", "why"),
     [
         ([1], "AttributeError"),
-        ({"is": "feddrift.types.Models", "fields": {"params": {"tree": []}, "ids": 3, "family": "ab"}}, "TypeError"),
+        ({"is": "Models", "fields": {"params": {"tree": []}, "ids": 3, "family": "ab"}}, "TypeError"),
         ({"array": "99"}, "KeyError"),
         ({}, "ValueError"),
     ],
