@@ -18,6 +18,7 @@ check: $(VENV)/ready  ## lint, types and tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/pytest -n 2
 
 check-slow: $(VENV)/ready  ## the long checks

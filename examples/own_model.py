@@ -11,12 +11,12 @@ import numpy as np
 from sklearn.linear_model import SGDClassifier
 
 import feddrift as fd
+from feddrift.deploy.server import federate
 from feddrift.engines.flower.client import Client
 from feddrift.engines.flower.exchange import Rules
 from feddrift.engines.flower.federation import Flower, Roster
 from feddrift.engines.flower.local_grid import LocalGrid
 from feddrift.engines.flower.own import net_of
-from feddrift.engines.flower.server import federate
 
 
 class Logistic:

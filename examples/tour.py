@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 
 import feddrift as fd
-from feddrift import record, report
-from feddrift.config import RunConfig
-from feddrift.recorded import RecordedRun
+from feddrift.reports.summary import summarise
+from feddrift.runs.config import RunConfig
+from feddrift.runs.record import read_all
+from feddrift.runs.recorded import RecordedRun
 
 stream = fd.stream("sine-2")
 x, y = stream.cell(0, 0)  # what client 0 received at time 0
@@ -45,5 +46,5 @@ print("alarms (time, client):", np.argwhere(alarms).tolist())
 with tempfile.TemporaryDirectory() as folder:
     for _ in RecordedRun(RunConfig(stream="sine-2", algorithm="FedDrift", rounds=10), Path(folder)):
         pass
-    (summary,) = report.summarise(record.read_all(folder))
+    (summary,) = summarise(read_all(folder))
 print(f"omitting drifts {summary.omitting_drifts.mean:.2f} %, ARI {summary.ari:.2f}")  # type: ignore[union-attr]

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from feddrift import record, report, tables
-from feddrift.record import Record
+from feddrift.reports import summary as report
+from feddrift.reports import tables, words
+from feddrift.runs import record
+from feddrift.runs.record import Record
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "air-quality.md"
@@ -38,7 +40,7 @@ def accuracy(records: Sequence[Record]) -> str:
     rows: dict[str, dict[str, list[str]]] = {}
     for stream in (WITH, CONTROL):
         for _, summary, gap in _compared(records, stream):
-            cells = [report.spread(summary.including_drifts), gap]
+            cells = [tables.spread(summary.including_drifts), gap]
             if stream == WITH:
                 cells += [f"{summary.models_final:.1f}", f"{summary.models_sent_ratio:.2f}"]
             rows.setdefault(_name(summary), {})[stream] = cells
@@ -67,7 +69,7 @@ def clusters(records: Sequence[Record]) -> str:
 def without_date(records: Sequence[Record]) -> str:
     """Accuracy where models are not told the season."""
     lines = [
-        _row([_name(summary), report.spread(summary.including_drifts), gap])
+        _row([_name(summary), tables.spread(summary.including_drifts), gap])
         for _, summary, gap in _compared(records, WITHOUT)
     ]
     head = ["without the date", "accuracy", "over Oblivious"]
@@ -86,7 +88,7 @@ def _by_city(records: Sequence[Record], stream: str) -> list[str]:
     """Oracle, told the cities as concepts."""
     (summary,) = report.summarise(run for run in records if run.header["stream"] == BY_CITY[stream])
     numbers = f"{summary.models_final:.1f}", f"{summary.models_sent_ratio:.2f}"
-    return ["one model per city, which is told", report.spread(summary.including_drifts), "", *numbers]
+    return ["one model per city, which is told", tables.spread(summary.including_drifts), "", *numbers]
 
 
 def _name(summary: report.Summary) -> str:
@@ -96,7 +98,7 @@ def _name(summary: report.Summary) -> str:
         del told["first"]
     if "test" in told:
         told.pop("delta", None)
-    return summary.algorithm + (f" ({report.describe(told)})" if told else "")
+    return summary.algorithm + (f" ({words.describe(told)})" if told else "")
 
 
 def _agreement(run: Record) -> list[bool]:

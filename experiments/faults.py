@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from feddrift import record, report
-from feddrift.record import Record
+from feddrift.reports import summary
+from feddrift.runs import record
+from feddrift.runs.record import Record
 
 ROOT = Path(__file__).parent.parent
 PAGE, MARK = ROOT / "docs" / "faults.md", "<!-- measured: written by experiments/faults.py -->\n"
@@ -44,7 +45,7 @@ def presence(stream: str, records: Iterable[Record]) -> str:
     for share, dropout in sorted({key[:2] for key in groups}, key=lambda k: (k[1], -k[0])):
         cells = []
         for name in ORDER:
-            scores = [report.scores(r) for r in groups.get((share, dropout, name), [])]
+            scores = [summary.scores(r) for r in groups.get((share, dropout, name), [])]
             accuracy = np.mean([s.omitting_drifts for s in scores if s.omitting_drifts is not None])
             index = np.mean([s.ari for s in scores if s.ari is not None])
             cells.append(f"{accuracy:.1f}" + (f" ({index:.2f})" if name.startswith("FedDrift") else ""))

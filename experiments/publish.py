@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from feddrift import algorithms, record, schema
+from feddrift import algorithms
+from feddrift.runs import record, schema
 
 
 def compact(text: str) -> list[dict[str, Any]]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-from feddrift import algorithms, figures, paper, plots, record, report
+from feddrift import algorithms
 from feddrift.algorithms.ifca import IFCA
-from feddrift.report import Published, Spread, Summary
+from feddrift.reports import paper, pictures, tables, words
+from feddrift.reports import summary as report
+from feddrift.reports.summary import Published, Spread, Summary
+from feddrift.runs import record
 
 ROOT = Path(__file__).parent.parent
 RESULTS, DOCS = ROOT / "results", ROOT / "docs"
@@ -29,7 +32,7 @@ def page() -> str:
     cells = [(summary, paper.published(summary)) for summary in report.summarise(record.read_all(RESULTS / "tables"))]
     fmow = report.summarise(record.read_all(RESULTS / "fmow-labels"))
     parts = [HEAD, score(cells), *(table(stream, cells) for stream in STREAMS), orders(cells), outside(cells)]
-    return "\n".join([*parts, pictures(), fmow_table(fmow)])
+    return "\n".join([*parts, figures(), fmow_table(fmow)])
 
 
 HEAD = """# The paper, cell by cell
@@ -65,10 +68,10 @@ def table(stream: str, cells: list[Cell]) -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]  # fmt: skip
     for summary, theirs in rows:
-        line = [summary.algorithm, report.ranges(summary.seeds)]
+        line = [summary.algorithm, words.ranges(summary.seeds)]
         for name in paper.ACCURACIES:
             mine: Spread = getattr(summary, name)
-            line += [report.spread(mine), *beside(mine, theirs, name)]
+            line += [tables.spread(mine), *beside(mine, theirs, name)]
         lines.append(f"| {' | '.join(line)} | `{command(summary)}` |")
     return "\n".join(lines) + "\n"
 
@@ -77,15 +80,15 @@ def beside(mine: Spread, theirs: Published | None, name: str) -> list[str]:
     if theirs is None:
         return ["-", "-"]
     other: Spread = getattr(theirs, name)
-    return [report.spread(other), f"{mine.mean - other.mean:+.2f}" + (" \\*" if theirs.within[name] is False else "")]
+    return [tables.spread(other), f"{mine.mean - other.mean:+.2f}" + (" \\*" if theirs.within[name] is False else "")]
 
 
 def command(summary: Summary) -> str:
     """What a person types to make these runs again."""
-    given = {k: v for k, v in report.notable(summary).items() if not default(summary, k, v)}
+    given = {k: v for k, v in words.notable(summary.algorithm, summary.settings).items() if not default(summary, k, v)}
     settings = "".join(f" --set {k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in given.items())
     name = f'"{summary.algorithm}"' if "(" in summary.algorithm else summary.algorithm
-    seeds = report.ranges(summary.seeds).replace(" ", "")
+    seeds = words.ranges(summary.seeds).replace(" ", "")
     return f"feddrift run --stream {summary.stream} --algorithm {name}{settings} --seeds {seeds}"
 
 
@@ -136,7 +139,7 @@ PICTURES = {  # title, and what draws it
 }
 
 
-def pictures() -> str:
+def figures() -> str:
     text = [
         "## Figures",
         "",
@@ -157,24 +160,24 @@ def pictures() -> str:
 
 def draw() -> None:
     """The pictures that the text shows."""
-    tables, delta = record.read_all(RESULTS / "tables"), record.read_all(RESULTS / "figure-delta")
+    runs, delta = record.read_all(RESULTS / "tables"), record.read_all(RESULTS / "figure-delta")
     drawn = {
-        "patterns": figures.patterns(tables),
-        "accuracy": plots.accuracy([r for r in tables if r.header["algorithm"] in SHOWN]),
-        "clusters": plots.clusters(record.read_all(RESULTS / "figure-clusters")),
-        "delta": figures.threshold(delta),
-        "traffic": figures.traffic(delta),
-        "classes": figures.classes(),
+        "patterns": pictures.patterns(runs),
+        "accuracy": pictures.accuracy([r for r in runs if r.header["algorithm"] in SHOWN]),
+        "clusters": pictures.clusters(record.read_all(RESULTS / "figure-clusters")),
+        "delta": pictures.threshold(delta),
+        "traffic": pictures.traffic(delta),
+        "classes": pictures.classes(),
     }
     for name, fig in drawn.items():
-        plots.save(fig, DOCS / "figures" / f"paper-{name}.png")
+        pictures.save(fig, DOCS / "figures" / f"paper-{name}.png")
 
 
 def fmow_table(summaries: list[Summary]) -> str:
     order = list(algorithms.ALGORITHMS)
     lines = [FMOW, "| algorithm | seeds | accuracy | sent | models | again |", "|---|---|---|---|---|---|"]
     for s in sorted(summaries, key=lambda s: order.index(s.algorithm)):
-        told = [s.algorithm, report.ranges(s.seeds), report.spread(s.including_drifts), f"{s.models_sent_ratio:.2f}"]
+        told = [s.algorithm, words.ranges(s.seeds), tables.spread(s.including_drifts), f"{s.models_sent_ratio:.2f}"]
         lines.append(f"| {' | '.join(told)} | {s.models_final:.3g} | `{command(s)}` |")
     return "\n".join(lines) + "\n"
 

@@ -12,12 +12,13 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 
-from feddrift.conditions import IDEAL, Conditions
+from feddrift.data import Cell, Stream
+from feddrift.engines.conditions import IDEAL, Conditions
 from feddrift.engines.flower.client import Client
 from feddrift.engines.flower.exchange import Rules
 from feddrift.engines.flower.federation import Flower, Roster
 from feddrift.engines.flower.local_grid import LocalGrid
-from feddrift.types import Cell, Local, Net, Stream
+from feddrift.types import Local, Net
 
 QUICK = Rules(start=0, hello=0.05, evaluate=0.05, train=0.05, poll=0.01, patience=0.05, look=0.01, grace=0.01)
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # every file of a store is synced: slow on a disk

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-__version__ = "0.1.0"  # first: what is imported below records it
-
+from feddrift import _moved
+from feddrift._version import __version__ as __version__
 from feddrift.algorithms import algorithm
+from feddrift.data import Stream
 from feddrift.errors import ConfigError, DataError, FeddriftError
-from feddrift.export import load
-from feddrift.nets import mlp
+from feddrift.exported import load
+from feddrift.nets.perceptron import mlp
 from feddrift.run import Step, run
 from feddrift.streams import stream
-from feddrift.types import Event, Local, Models, Net, State, Stream
+from feddrift.types import Event, Local, Models, Net, State
 
 __all__ = [
     "ConfigError", "DataError", "Event", "FeddriftError", "Local", "Models", "Net", "State", "Step", "Stream",
     "algorithm", "load", "mlp", "run", "stream",
 ]  # fmt: skip
+
+_moved.install()

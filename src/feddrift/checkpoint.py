@@ -9,10 +9,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,8 @@ from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 
 from feddrift.errors import DataError
-from feddrift.models import leaves, refill
+from feddrift.system import write_whole
+from feddrift.trees import leaves, refill
 from feddrift.types import Clusters, Event, Models, Params, State, Tournament, Updates
 
 SCHEMA = 3  # what runs and servers keep in them is a part of it
@@ -58,29 +57,7 @@ def write(path: Path, about: Mapping[str, Any], value: Any) -> None:
     tree = {"about": dict(about), "value": _encoded(value, arrays)}
     payload = save_arrays(arrays, {"tree": json.dumps(tree)})
     first = {"feddrift": "checkpoint", "schema": SCHEMA, "sha256": hashlib.sha256(payload).hexdigest()}
-    part = path.with_name(f"{path.name}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(part, "wb") as file:
-            file.write(json.dumps(first).encode() + b"\n" + payload)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-        _sync(path.parent)
-    except OSError as error:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
-        raise DataError(f"cannot write {path}: {error.strerror or error}") from None
-
-
-def _sync(folder: Path) -> None:
-    """Make a new name in the folder outlast a power cut, where the system can."""
-    with suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    write_whole(path, json.dumps(first).encode() + b"\n" + payload)
 
 
 def read(path: Path) -> Checkpoint:

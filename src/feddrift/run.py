@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 
-from feddrift.conditions import IDEAL, Conditions, grown
+from feddrift.data import Stream
 from feddrift.engines import engine as find_engine
 from feddrift.engines.base import Engine, TimeStep
+from feddrift.engines.conditions import IDEAL, Conditions, S
 from feddrift.errors import ConfigError
 from feddrift.nets import default_net
-from feddrift.types import Algorithm, Bools, Event, Federation, Floats, Ints, Local, Net, State, Stream
+from feddrift.types import (
+    Algorithm,
+    Bools,
+    Clusters,
+    Event,
+    Federation,
+    Floats,
+    Ints,
+    Local,
+    Net,
+    State,
+)
 
 Work = tuple[Ints, Floats, Floats, Floats]  # the fields of a Step from received to sent_scoring
 Watch = Callable[[State, TimeStep], Federation]
@@ -117,3 +130,39 @@ def lineage(before: State, after: State) -> tuple[Event, ...]:
             clients = np.flatnonzero(after.w[-1][:, after.models.ids.index(i)])
             events.append(Event("revived", i, {"clients": clients.tolist()}))
     return tuple(events)
+
+
+def grown(state: S, n_clients: int) -> S:
+    """The state with room for clients that have joined since.
+
+    They bring no history, and until they are scored use what most others use. A field of your own State whose last axis
+    is that of clients names the value of a newcomer in its metadata: ``field(metadata={"newcomer": np.nan})``.
+    """
+    more = n_clients - len(state.votes)
+    if more < 0:
+        raise ValueError(f"clients never leave the axis: {len(state.votes)} are known, got {n_clients}")
+    if not more:
+        return state
+    w, drifted = state.w, state.drifted
+    if isinstance(w, Clusters):
+        w = replace(w, model=np.pad(w.model, ((0, 0), (0, more)), constant_values=-1))
+    else:
+        w = np.pad(w, ((0, 0), (0, more), (0, 0)))
+    changes: dict[str, Any] = {}
+    for f in fields(state):
+        value = getattr(state, f.name)
+        if "newcomer" in f.metadata and value.shape[-1] == len(state.votes):
+            room = np.full((*value.shape[:-1], more), f.metadata["newcomer"], dtype=value.dtype)
+            changes[f.name] = np.concatenate([value, room], axis=-1)
+    if drifted is not None:
+        changes["drifted"] = np.concatenate([drifted, np.zeros(more, dtype=bool)])
+    votes = np.concatenate([state.votes, np.repeat(_usual(state.votes)[None], more, axis=0)])
+    return replace(state, w=w, votes=votes, **changes)
+
+
+def _usual(votes: Floats) -> Floats:
+    """The model that most clients use, or where models vote together the mean of the votes."""
+    mean: Floats = votes.mean(axis=0)
+    if ((votes > 0).sum(axis=1) > 1).any():
+        return mean
+    return np.asarray(np.arange(len(mean)) == mean.argmax(), dtype=np.float64)

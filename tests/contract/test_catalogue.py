@@ -11,9 +11,10 @@ import pytest
 
 import feddrift as fd
 from feddrift.algorithms import ALGORITHMS
+from feddrift.data import Stream
 from feddrift.engines import ENGINES
 from feddrift.nets import default_net
-from feddrift.types import Ints, Local, Stream
+from feddrift.types import Ints, Local
 
 LOCAL = Local(rounds=4, steps=8, batch=10, lr=0.05)
 NAMES = list(ALGORITHMS)

@@ -13,11 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import feddrift as fd
-from feddrift import algorithms, models, rng
+from feddrift import algorithms, rng
 from feddrift.algorithms.feddrift import DriftState
-from feddrift.conditions import Conditions, flipped, grown, read_poison, read_trace
+from feddrift.averaging import averaged
+from feddrift.engines.conditions import Conditions
 from feddrift.errors import ConfigError, DataError
-from feddrift.run import steps_on
+from feddrift.run import grown, steps_on
+from feddrift.runs.config import flipped, read_poison, read_trace
 from feddrift.types import Clusters, Local, Models, State, Updates
 from tests.contract.test_engines import HERE, LOCAL, NAMES, make, same, some_w, uneven_stream
 
@@ -99,16 +101,16 @@ def one_parameter(values: list[float], size: list[float]) -> tuple[Models, Updat
 )
 def test_averages_by_hand(rule: Any, values: list[float], expected: float) -> None:
     stack, updates = one_parameter(values, [1.0] * len(values))
-    assert models.averaged(stack, updates, rule).params["b"].item() == pytest.approx(expected)
+    assert averaged(stack, updates, rule).params["b"].item() == pytest.approx(expected)
 
 
 @given(st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=9))
 def test_robust_averages_stay_within_what_was_sent(values: list[float]) -> None:
     stack, updates = one_parameter(values, [1.0] * len(values))
     for rule in ("median", "trimmed"):
-        found = models.averaged(stack, updates, rule).params["b"].item()
+        found = averaged(stack, updates, rule).params["b"].item()
         assert min(values) - 1e-4 <= found <= max(values) + 1e-4
-    clipped = models.averaged(stack, updates, "clipped").params["b"].item()
+    clipped = averaged(stack, updates, "clipped").params["b"].item()
     assert abs(clipped) <= np.median(np.abs(values)) + 1e-3
 
 

@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 
 import feddrift as fd
-from feddrift.conditions import IDEAL, Conditions
+from feddrift.averaging import averaged
+from feddrift.data import Stream
 from feddrift.engines import ENGINES, program, simulator
 from feddrift.engines import base as engines_base
 from feddrift.engines.base import Engine
-from feddrift.models import averaged
-from feddrift.nets import default_net, perceptron
-from feddrift.types import Clusters, Floats, Local, Stream
+from feddrift.engines.conditions import IDEAL, Conditions
+from feddrift.nets import default_net
+from feddrift.nets.perceptron import perceptron
+from feddrift.types import Clusters, Floats, Local
 
 LOCAL = Local(rounds=2, steps=2, batch=8, lr=0.01)
 

@@ -9,8 +9,8 @@ import pytest
 
 import feddrift as fd
 from feddrift.algorithms.single import Single
+from feddrift.memory import window
 from feddrift.types import Local
-from feddrift.weights import window
 
 LOCAL = Local(rounds=2, steps=5, batch=20, lr=0.01)
 

@@ -11,8 +11,9 @@ import pytest
 
 import feddrift as fd
 from feddrift import rng
-from feddrift.engines import kernel, simulator
-from feddrift.nets import default_net, perceptron
+from feddrift.engines import kernel, kernel_loops, simulator
+from feddrift.nets import default_net
+from feddrift.nets.perceptron import perceptron
 from tests.contract.test_engines import LOCAL, make, same, some_w, uneven_stream
 
 pytest.importorskip("numba")
@@ -45,7 +46,7 @@ def test_the_simulator_uses_it_and_works_without(monkeypatch: pytest.MonkeyPatch
     fed = make("simulator", stream).at(2)
     with_it = fed.train(fed.fresh(2), w).params
     assert len(calls) == 1
-    monkeypatch.setattr(kernel, "njit", None)  # as if numba were not installed
+    monkeypatch.setattr(kernel_loops, "COMPILED", False)  # as if numba were not installed
     fed = make("simulator", stream).at(2)
     same(fed.train(fed.fresh(2), w).params, with_it, atol=1e-5)
     assert len(calls) == 1
@@ -75,7 +76,7 @@ def test_cells_are_shuffled_as_the_generator_says(n: int) -> None:
 
 def test_exponentials_are_right_to_the_last_digits() -> None:
     x = np.linspace(-87, 0, 5001, dtype=np.float32)
-    found = np.array([kernel._exp(value) for value in x])
+    found = np.array([kernel_loops._exp(value) for value in x])
     np.testing.assert_allclose(found, np.exp(x.astype(np.float64)), rtol=2e-7)
 
 

@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 
 import feddrift as fd
-from feddrift.engines.base import JUDGED, Engine
-from feddrift.models import averaged, graft, join, one, take
+from feddrift.averaging import averaged
+from feddrift.data import Stream
+from feddrift.engines.base import Engine
+from feddrift.engines.sampling import trained_rows
+from feddrift.engines.trials import HELD_OUT_SHARE
+from feddrift.models import graft, join, one, take
 from feddrift.nets import default_net
-from feddrift.sampling import trained_rows
-from feddrift.types import Local, Models, Start, Stream
+from feddrift.types import Local, Models, Start
 from tests.contract.test_engines import BUILDS, HERE, LOCAL, NAMES, differs, same, some_w, uneven_stream
 
 STARTS: tuple[Start, ...] = ("warm", "head", "joint", "fresh")
@@ -174,7 +177,9 @@ def test_a_tournament_is_no_part_of_the_run(name: str) -> None:
     assert quiet.sent.tolist() == busy.sent.tolist()
     assert found.rows[2] == 0 and not found.wrong[2].any()
     took_part = [c for c in (0, 1, 3) if stream.counts[2, c] > 1]
-    assert (found.rows[took_part] == (stream.counts[2] - trained_rows(stream.counts[2], JUDGED))[took_part]).all()
+    assert (
+        found.rows[took_part] == (stream.counts[2] - trained_rows(stream.counts[2], HELD_OUT_SHARE))[took_part]
+    ).all()
     assert (np.diagonal(found.wrong, axis1=1, axis2=2) <= found.rows[:, None]).all()
 
 

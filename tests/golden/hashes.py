@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 
 from feddrift import algorithms, checkpoint
-from feddrift.config import RunConfig
-from feddrift.models import leaves
-from feddrift.recorded import RecordedRun, reopened
 from feddrift.run import Step
+from feddrift.runs.config import RunConfig
+from feddrift.runs.recorded import RecordedRun, reopened
+from feddrift.trees import leaves
 from feddrift.types import State
 from tests.golden import world
 
@@ -178,8 +178,8 @@ def over_flower(
     """A federation over Flower's in-process grid; after so many exchanges killed and started again, or stopped."""
     from dataclasses import replace
 
+    from feddrift.deploy.server import federate
     from feddrift.engines.flower.own import net_of
-    from feddrift.engines.flower.server import federate
     from feddrift.nets import default_net
     from feddrift.types import Net
     from tests.flower import OverFlower

@@ -13,8 +13,9 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from feddrift.export import export, load
-from feddrift.recorded import RecordedRun
+from feddrift.exported import load
+from feddrift.runs.export import export
+from feddrift.runs.recorded import RecordedRun
 from tests.golden import hashes, world
 
 EXPORTED = ("FedDrift", "FedDrift-Trunk", "KUE")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from feddrift.export import load
-from feddrift.recorded import reopened
+from feddrift.exported import load
+from feddrift.runs.recorded import reopened
 from tests.golden import hashes, world
 from tests.golden.test_hashes import same_machine
 

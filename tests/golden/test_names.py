@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from feddrift import algorithms
-from feddrift.record import file_name
+from feddrift.runs.record import file_name
 
 RESULTS = Path(__file__).parents[2] / "results"
 # Settings that a few early records say or leave out unlike those made today: they keep their names all the same.

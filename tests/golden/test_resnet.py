@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from feddrift import resnet, rng
+from feddrift import rng
 from feddrift.errors import DataError
-from feddrift.models import leaves, trunk_of
+from feddrift.nets import resnet
+from feddrift.trees import leaves, trunk_of
 from tests.golden.make_torch_resnet import pictures, told, weights
 
 GOLDEN: dict[str, Any] = json.loads(Path(__file__).with_name("torch_resnet.json").read_text())

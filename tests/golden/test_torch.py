@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from feddrift import optim
-from feddrift.nets import batch_loss, mlp
+from feddrift.engines import optim
+from feddrift.nets.losses import batch_loss
+from feddrift.nets.perceptron import mlp
 from feddrift.types import Local
 
 GOLDEN = json.loads(Path(__file__).with_name("torch_adam.json").read_text())

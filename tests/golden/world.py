@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from feddrift.types import Local, Net, Stream
+from feddrift.data import Stream
+from feddrift.types import Local, Net
 
 CONCEPTS = """0 0 0 0 0
               0 0 0 0 0

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feddrift import resnet
+from feddrift.nets import resnet
 from feddrift.streams import air, fmow, mnist
 from tests.property.fuzz import TOKENS, accepted, mutated, tries
 from tests.property.test_fuzz_data import check_stream, headers, npz, zipped

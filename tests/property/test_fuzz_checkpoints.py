@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from safetensors.numpy import load, save
 
 from feddrift import checkpoint, rng
-from feddrift.config import RunConfig
-from feddrift.export import ABOUT, MODELS, export
-from feddrift.export import load as load_models
-from feddrift.recorded import RecordedRun, reopened
+from feddrift.exported import ABOUT, MODELS
+from feddrift.exported import load as load_models
+from feddrift.runs.config import RunConfig
+from feddrift.runs.export import export
+from feddrift.runs.recorded import RecordedRun, reopened
 from feddrift.types import State
 from tests.property.fuzz import LONG, accepted, mutated, paths, placed, tries
 from tests.property.test_fuzz_records import ODD, json_values

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feddrift import resnet
+from feddrift.data import Stream
+from feddrift.nets import resnet
 from feddrift.streams import air, fmow, folder, mnist
-from feddrift.types import Stream
 from tests.property.fuzz import ODD_WORDS, accepted, mutated, tries, words
 
 AIR = tuple(partial(make, "air") for make in (air.five_cities, air.beijing))

@@ -18,10 +18,10 @@ pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
+from feddrift.deploy.settings import Settings
 from feddrift.engines.flower import messages
-from feddrift.engines.flower.settings import Settings
 from feddrift.errors import LONGEST
-from feddrift.models import leaves
+from feddrift.trees import leaves
 from tests.property.fuzz import accepted, mutated, paths, placed, tries
 from tests.property.test_fuzz_data import headers
 from tests.property.test_fuzz_records import ODD, json_values

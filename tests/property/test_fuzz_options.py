@@ -14,12 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from feddrift import algorithms, cli, sweep
-from feddrift.conditions import Conditions, read_poison, read_trace
-from feddrift.config import MAX_SEEDS, RunConfig, parse_seeds
-from feddrift.detect import TESTS, Evidence, drift_test
+from feddrift import algorithms, cli
+from feddrift.algorithms.drift_tests import TESTS, Evidence, drift_test
+from feddrift.engines.conditions import Conditions
 from feddrift.errors import LONGEST, FeddriftError
-from feddrift.recorded import stopped
+from feddrift.runs import sweep
+from feddrift.runs.config import MAX_SEEDS, RunConfig, parse_seeds, read_poison, read_trace
+from feddrift.runs.recorded import stopped
 from feddrift.streams import patterns
 from feddrift.types import Algorithm
 from tests.fake import FakeFederation

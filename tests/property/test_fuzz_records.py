@@ -14,8 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from feddrift import figures, metrics, page, page_data, paper, plots, record, report, tables
-from feddrift import record as record_module
+from feddrift.reports import metrics, page, paper, pictures, summary, tables
+from feddrift.reports.page import data
+from feddrift.runs import record
+from feddrift.runs import record as record_module
 from tests.property.fuzz import LONG, TOKENS, accepted, mutated, paths, placed, tries
 from tests.unit.fake_records import header, make, merged
 
@@ -88,18 +90,18 @@ def check(path: Path, content: bytes, draw_plots: bool = False) -> bool:
     assert found.status != "complete" or rows.steps == head["n_steps"]
     assert all(event["t"] < rows.steps for event in found.events)
     records = [found, *record.read_all(path)]
-    summaries = report.summarise(records)
+    summaries = summary.summarise(records)
     assert bool(summaries) == (found.status == "complete")
     measured = metrics.summarise(records)
     json.dumps(tables.to_json(summaries, metrics=measured), allow_nan=False)
-    gaps = accepted(lambda: report.compare(records, head["algorithm"]))
+    gaps = accepted(lambda: summary.compare(records, head["algorithm"]))
     theirs = [paper.published(summary) for summary in summaries]
     Console(file=io.StringIO(), width=100).print(tables.table(summaries, gaps or [], theirs))
     Console(file=io.StringIO(), width=100).print(*tables.metrics_tables(summaries, measured))
     if summaries:
-        page.page(page_data.collect(records, path.name))
+        page.page(data.collect(records, path.name))
     if draw_plots:
-        for draw in (plots.clusters, plots.accuracy, figures.patterns, figures.threshold, figures.traffic):
+        for draw in (pictures.clusters, pictures.accuracy, pictures.patterns, pictures.threshold, pictures.traffic):
             _draw(draw, records, path)
     return True
 
@@ -108,7 +110,7 @@ def _draw(draw: Any, records: list[record.Record], path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a glyph that no font has, an axis without width
         warnings.simplefilter("ignore", RuntimeWarning)
-        accepted(lambda: plots.save(draw(records), path.with_suffix(".png")))
+        accepted(lambda: pictures.save(draw(records), path.with_suffix(".png")))
 
 
 @tries(200)

@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feddrift import algorithms, record, report
-from feddrift.conditions import Conditions
-from feddrift.config import RunConfig
+from feddrift import algorithms
+from feddrift.engines.conditions import Conditions
 from feddrift.errors import ConfigError
-from feddrift.recorded import RecordedRun
+from feddrift.reports import summary
+from feddrift.runs import record
+from feddrift.runs.config import RunConfig
+from feddrift.runs.recorded import RecordedRun
 from tests.property.fuzz import accepted, tries
 
 TRACES = ["1 1 1\n1 1 1\n1 1 1\n", "0 0 0\n0 0 0\n0 0 0\n", "0 0 0\n1 0 1\n", "1 0 0\n0 1 0\n0 0 1\n1 1 1\n1 1 1\n"]
@@ -64,12 +66,12 @@ def test_what_is_accepted_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture,
     found = record.read(run.path)
     assert found.status == "complete" and np.isfinite(found.rows.accuracy).all()
     assert all(np.isfinite(leaf).all() for leaf in _parameters(run))
-    report.summarise([found])
+    summary.summarise([found])
 
 
 def _parameters(run: RecordedRun) -> list[Any]:
     from feddrift import checkpoint, rng
-    from feddrift.models import leaves
+    from feddrift.trees import leaves
 
     newest = next(run.checkpoints.newest_first())
     assert isinstance(newest, checkpoint.Checkpoint)

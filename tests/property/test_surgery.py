@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feddrift import cluster
-from feddrift.models import averaged, graft, join, mix, one, put, take
+from feddrift.averaging import averaged
+from feddrift.memory import Memory
+from feddrift.models import graft, join, mix, one, put, take
 from feddrift.types import Clusters, Floats, Ints, Models, Updates
-from feddrift.weights import Memory
 
 SEEDS = st.integers(0, 2**31)
 

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from feddrift import page, record
-from feddrift.record import Writer
+from feddrift.reports import page
+from feddrift.runs import record
+from feddrift.runs.record import Writer
 from tests.unit.fake_records import header, make, merged, rows
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from feddrift import cli, sweep
-from feddrift.config import RunConfig
+from feddrift import cli
+from feddrift.runs import sweep
+from feddrift.runs.config import RunConfig
 from tests.docs import PAGES, ROOT, blocks, furnish
 
 pytestmark = pytest.mark.slow

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from feddrift.record import Record, Writer, read
+from feddrift.runs.record import Record, Writer, read
 
 
 def header(n_steps: int = 2, n_clients: int = 2, **changes: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import feddrift as fd
-from feddrift import cluster, sampling
+from feddrift import cluster
 from feddrift.algorithms import ALGORITHMS
 from feddrift.algorithms.adaptive import AdaptiveFedAvg, AdaptiveState
 from feddrift.algorithms.aue import AUE
@@ -17,8 +17,9 @@ from feddrift.algorithms.cfl import CFL
 from feddrift.algorithms.driftsurf import DriftSurf, SurfState
 from feddrift.algorithms.ifca import IFCA
 from feddrift.algorithms.kue import KUE, cohens_kappa, new_mask
+from feddrift.engines import sampling
+from feddrift.memory import ALL, EXPONENTIAL, LINEAR, window
 from feddrift.types import Local, Models, Updates, Weights
-from feddrift.weights import ALL, EXPONENTIAL, LINEAR, window
 from tests.fake import FakeFederation, identities
 
 

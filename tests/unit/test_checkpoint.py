@@ -17,11 +17,12 @@ import pytest
 from numpy.testing import assert_array_equal
 
 import feddrift as fd
-from feddrift import algorithms, checkpoint, record
+from feddrift import algorithms, checkpoint
 from feddrift.algorithms.feddrift import DriftState
-from feddrift.config import RunConfig
 from feddrift.errors import DataError
-from feddrift.recorded import RecordedRun, reopened, stopped
+from feddrift.runs import record
+from feddrift.runs.config import RunConfig
+from feddrift.runs.recorded import RecordedRun, reopened, stopped
 from feddrift.types import Event, Models, State
 from tests.unit.test_cli import feddrift
 
@@ -106,7 +107,9 @@ def test_classes_go_by_their_names_wherever_they_lie(tmp_path: Path) -> None:
         more: int = 0
 
     Mine.__qualname__ = "Mine"
-    theirs = dataclass(frozen=True)(type("DriftState", (State,), {"__module__": "elsewhere", "__annotations__": {}}))
+    theirs: Any = dataclass(frozen=True)(
+        type("DriftState", (State,), {"__module__": "elsewhere", "__annotations__": {}})
+    )
     models = Models([np.zeros((1, 2))], (0,))
     path = tmp_path / "a.ckpt"
     for cls, name in (
@@ -115,7 +118,7 @@ def test_classes_go_by_their_names_wherever_they_lie(tmp_path: Path) -> None:
         (Mine, b"Mine"),
         (State, b"State"),
     ):
-        value = cls(models, np.zeros((0, 1, 1)), np.ones((1, 1)))
+        value = cls(models, np.zeros((0, 1, 1)), np.ones((1, 1)))  # type: ignore[arg-type]
         checkpoint.write(path, {}, value)
         assert b'\\"is\\": \\"' + name + b'\\"' in path.read_bytes() and b"feddrift." not in path.read_bytes()
         assert type(checkpoint.read(path).value([0])) is cls
@@ -357,7 +360,7 @@ def test_only_the_last_two_are_kept(tmp_path: Path, pattern: Path) -> None:
 
 
 def test_a_changed_algorithm_cannot_go_on_inside_a_time_step(tmp_path: Path, pattern: Path) -> None:
-    from feddrift.journal import Inside, Journal
+    from feddrift.runs.journal import Inside, Journal
 
     s = fd.stream("sine-2", pattern=str(pattern))
     fed = fd.engines.engine("simulator")(s, fd.mlp(2, 4, 2), fd.Local(rounds=1, steps=1), 0).at(0)

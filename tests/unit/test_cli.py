@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from feddrift import cli, record
+from feddrift import cli
 from feddrift.algorithms import ALGORITHMS
+from feddrift.runs import record
 
 QUICK = ["--rounds", "1", "--steps", "2", "--pattern", "random:every=1,concepts=2,clients=3,steps=3"]
 

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from feddrift.cli import app
 from feddrift.deploy import make, start
 from feddrift.deploy.check import problems
-from feddrift.engines.flower.settings import Settings
+from feddrift.deploy.settings import Settings
 from feddrift.errors import ConfigError
 
 OPTIONS = ["--clients", "a,b", "--features", "2", "--classes", "no,yes"]

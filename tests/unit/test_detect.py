@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 import feddrift as fd
-from feddrift import algorithms, record
+from feddrift import algorithms
+from feddrift.algorithms.drift_tests import TESTS, Evidence, Proportional, Sequential, TwoSample, drift_test, exceeds
 from feddrift.algorithms.feddrift import FedDrift, FedDriftEager
-from feddrift.detect import TESTS, Evidence, Proportional, Sequential, TwoSample, drift_test, exceeds
 from feddrift.errors import ConfigError
+from feddrift.runs import record
 from tests.unit.test_cli import QUICK, feddrift
 from tests.unit.test_feddrift import QUIET, play, table
 

@@ -17,9 +17,10 @@ import click
 import pytest
 import typer
 
-from feddrift import algorithms, cli, plugins, streams, sweep
-from feddrift.config import RunConfig, parse_seeds
-from feddrift.types import Stream
+from feddrift import algorithms, cli, plugins, streams
+from feddrift.data import Stream
+from feddrift.runs import sweep
+from feddrift.runs.config import RunConfig, parse_seeds
 from tests.docs import COMMANDS, PAGES, ROOT, blocks, furnish, mentioned
 
 COMMAND = typer.main.get_command(cli.app)

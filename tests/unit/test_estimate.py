@@ -8,9 +8,9 @@ import pytest
 
 import feddrift as fd
 from feddrift.engines import engine
-from feddrift.estimate import estimate
 from feddrift.nets import default_net
 from feddrift.run import steps_on
+from feddrift.runs.estimate import estimate
 
 
 @pytest.mark.parametrize("name", ["Oblivious", "Window", "Oracle", "Oracle-Trunk", "KUE", "AUE", "FedDrift", "IFCA"])

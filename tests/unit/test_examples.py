@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from feddrift import record
 from feddrift.cli import app
+from feddrift.runs import record
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from feddrift import paper, record, report, sweep
+from feddrift.reports import paper, summary
+from feddrift.runs import record, sweep
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,7 +51,7 @@ def test_the_tables_of_faults_are_what_the_records_say() -> None:
 
 def test_the_committed_cells_keep_to_the_paper() -> None:
     """At least 92 % within their band, MNIST-L-4 apart; FedDrift above all baselines where the paper says so."""
-    summaries = report.summarise(record.read_all(ROOT / "results" / "tables"))
+    summaries = summary.summarise(record.read_all(ROOT / "results" / "tables"))
     configurations = [(s.stream, s.algorithm) for s in summaries]
     assert len(set(configurations)) == len(configurations)  # one setting each
     cells = [paper.published(s) for s in summaries if s.stream != "mnist-l-4"]
@@ -71,4 +72,4 @@ def test_a_compact_record_says_the_same(tmp_path: Path) -> None:
     script("publish").main(tmp_path, tmp_path / "out")
     (copy,) = record.read_all(tmp_path / "out")
     assert copy.status == "complete" and copy.header["settings"]["first"] == "one"
-    assert report.scores(copy) == report.scores(made)
+    assert summary.scores(copy) == summary.scores(made)

@@ -11,12 +11,13 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import feddrift as fd
-from feddrift import resnet, rng
-from feddrift.config import RunConfig
+from feddrift import rng
 from feddrift.errors import ConfigError, DataError
-from feddrift.export import export
-from feddrift.nets import mlp
-from feddrift.recorded import RecordedRun
+from feddrift.nets import resnet
+from feddrift.nets.perceptron import mlp
+from feddrift.runs.config import RunConfig
+from feddrift.runs.export import export
+from feddrift.runs.recorded import RecordedRun
 from tests.unit.test_cli import feddrift
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from feddrift.algorithms.feddrift import DriftState, FedDrift, FedDriftEager
 from feddrift.errors import ConfigError
-from feddrift.weights import LINEAR, window
+from feddrift.memory import LINEAR, window
 from tests.fake import FakeFederation, identities
 
 

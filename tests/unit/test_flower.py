@@ -20,7 +20,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDic
 
 import feddrift as fd
 from feddrift.algorithms import ALGORITHMS
+from feddrift.averaging import averaged
 from feddrift.checkpoint import Folder
+from feddrift.data import Stream
+from feddrift.deploy.server import federate
+from feddrift.deploy.settings import Settings
 from feddrift.engines.flower import messages
 from feddrift.engines.flower.client import Client, from_toml
 from feddrift.engines.flower.exchange import LATE, QuorumError
@@ -28,13 +32,11 @@ from feddrift.engines.flower.federation import Flower
 from feddrift.engines.flower.messages import VERSION
 from feddrift.engines.flower.parts import described
 from feddrift.engines.flower.serve import current
-from feddrift.engines.flower.server import federate
-from feddrift.engines.flower.settings import Settings
 from feddrift.errors import ConfigError, DataError
-from feddrift.models import averaged, leaves
 from feddrift.nets import default_net
 from feddrift.run import Step
-from feddrift.types import Local, Stream
+from feddrift.trees import leaves
+from feddrift.types import Local
 from tests.flower import QUICK, OverFlower, load_of
 
 LOCAL = Local(rounds=2, steps=2, batch=8, lr=0.05)
@@ -575,8 +577,8 @@ def test_a_place_added_later_joins_a_federation_that_runs(tmp_path: Path) -> Non
 def test_two_servers_do_not_work_on_one_federation(tmp_path: Path) -> None:
     import fcntl
 
-    from feddrift.engines.flower.server import HISTORY, run
-    from feddrift.engines.flower.settings import Settings
+    from feddrift.deploy.server import HISTORY, run
+    from feddrift.deploy.settings import Settings
 
     engine = over(swapping())
     settings = Settings(experiment="x", clients=("a", "b", "c"), features=(2,), classes=(0, 1), time_steps=1)

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import feddrift as fd
-from feddrift import resnet, run
-from feddrift.config import RunConfig
+from feddrift import run
 from feddrift.errors import ConfigError, DataError
-from feddrift.nets import default_net
-from feddrift.recorded import RecordedRun
+from feddrift.nets import default_net, resnet
+from feddrift.runs.config import RunConfig
+from feddrift.runs.recorded import RecordedRun
 from feddrift.streams import fmow
 from tests.golden.make_torch_resnet import weights as golden
 

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from feddrift.data import Stream
 from feddrift.errors import ConfigError, DataError
 from feddrift.streams import stream
-from feddrift.types import Local, Stream
+from feddrift.types import Local
 
 ROWS = "a,b,label\n1,2,0\n3,4,1\n"
 

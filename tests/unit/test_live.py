@@ -11,7 +11,7 @@ from rich.console import Console
 
 import feddrift as fd
 from feddrift import cli
-from feddrift.live import Board
+from feddrift.cli.live import Board
 from feddrift.types import Local
 
 

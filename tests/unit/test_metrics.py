@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from feddrift import metrics, report
-from feddrift.record import Record
+from feddrift.reports import metrics, summary
+from feddrift.runs.record import Record
 from tests.unit.fake_records import header, make, merged
 
 Cells = npt.NDArray[np.bool_]
@@ -103,7 +103,7 @@ def test_recovery_is_what_is_lost_from_the_strike_on(tmp_path: Path) -> None:
     concepts = [[0, 0]] * 3 + [[1, 0]] * 4
     accuracy = [[0.8, 0.5], [0.9, 0.5], [0.2, 0.5], [0.6, 0.5], [0.85, 0.5], [0.95, 0.5]]
     record = run(tmp_path / "run", concepts, {"accuracy": accuracy})
-    assert report.changes(record)[3].tolist() == [True, False] and report.changes(record).sum() == 1
+    assert summary.changes(record)[3].tolist() == [True, False] and summary.changes(record).sum() == 1
     (own,) = metrics.around(record.rows.accuracy, record, 3, 3)
     np.testing.assert_allclose(own, [np.nan, 0.8, 0.9, 0.2, 0.6, 0.85, 0.95])
     assert metrics.areas(record) == pytest.approx([0.65 + 0.25 + 0 - 0.1])  # the level before is 0.85
@@ -125,13 +125,13 @@ def test_a_second_change_ends_the_recovery_of_the_first(tmp_path: Path) -> None:
 def test_changes_show_when_data_come(tmp_path: Path) -> None:
     concepts, tested = [[0], [0], [1], [1], [1]], [[5], [0], [5], [5]]  # nothing at time 2, when the concept changes
     record = run(tmp_path, concepts, {"tested": tested, "accuracy": [[0.9], [None], [0.9], [0.9]]})
-    assert report.changes(record)[:, 0].tolist() == [False, False, False, True]
+    assert summary.changes(record)[:, 0].tolist() == [False, False, False, True]
     assert metrics.speakable(record)[:, 0].tolist() == [False, True, False, True]
 
 
 def test_equal_concepts_are_no_change(tmp_path: Path) -> None:
     record = run(tmp_path, [[0], [2], [1], [1]], {}, same={"2": 0})
-    assert report.changes(record)[:, 0].tolist() == [False, False, True]
+    assert summary.changes(record)[:, 0].tolist() == [False, False, True]
     assert metrics.concepts_alive(record).tolist() == [1, 1, 1]
 
 
@@ -196,13 +196,13 @@ def test_traffic_is_relative_to_those_who_joined(tmp_path: Path) -> None:
     }
     record = make(tmp_path, header(3, 2), columns)
     assert metrics.sent_over_time(record).tolist() == [1, 1, 1]
-    assert report.scores(record).models_sent_ratio == 1
-    assert report.joined(record).tolist() == [[True, False], [True, False], [True, True]]
+    assert summary.scores(record).models_sent_ratio == 1
+    assert summary.joined(record).tolist() == [[True, False], [True, False], [True, True]]
 
 
 def test_a_client_out_of_reach_at_first_had_its_concept_all_the_same(tmp_path: Path) -> None:
     """Its change counts; traffic counts it from when it could first be used."""
     columns = {"received": [[5, 0], [5, 0], [5, 5]], "models_sent": [[10, 0], [10, 0], [10, 10]]}
     record = run(tmp_path, [[0, 0], [0, 1], [0, 1], [0, 1]], columns)
-    assert report.changes(record).tolist() == [[False, False], [False, True], [False, False]]
+    assert summary.changes(record).tolist() == [[False, False], [False, True], [False, False]]
     assert metrics.sent_over_time(record).tolist() == [1, 1, 1]

@@ -15,10 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feddrift import page, page_data
 from feddrift.errors import DataError
-from feddrift.page_data import collect
-from feddrift.record import Record
+from feddrift.reports import page
+from feddrift.reports.page import data
+from feddrift.reports.page.data import collect
+from feddrift.runs.record import Record
 from tests.unit.fake_records import header, make, merged
 
 CONCEPTS = [[0, 0, 0], [0, 0, 0], [1, 0, 1], [1, 0, 1], [1, 1, 1]]
@@ -94,7 +95,7 @@ def test_the_newest_run_counts_but_a_complete_one_first(tmp_path: Path) -> None:
     old = one(tmp_path / "old")
     new = replace(old, header=old.header | {"started": "2026-02-01T00:00:00+00:00"})
     broken = replace(new, header=new.header | {"started": "2026-03-01T00:00:00+00:00"}, status="unfinished")
-    assert page_data.newest([new, old, broken]) == [new] and page_data.newest([broken]) == [broken]
+    assert data.newest([new, old, broken]) == [new] and data.newest([broken]) == [broken]
 
 
 def test_unfinished_runs_are_shown(tmp_path: Path) -> None:
@@ -106,10 +107,10 @@ def test_unfinished_runs_are_shown(tmp_path: Path) -> None:
 
 def test_cells_beyond_the_budget_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [one(tmp_path / f"{name}{seed}", algorithm=name, seed=seed) for name in ("KUE", "AUE") for seed in (0, 1)]
-    monkeypatch.setattr(page_data, "MAX_CELLS", 30)  # two runs of twelve: the first seed of each
+    monkeypatch.setattr(data, "MAX_CELLS", 30)  # two runs of twelve: the first seed of each
     (stream,) = collect(runs, "runs")["streams"]
     assert [[bool(run["cells"]) for run in group["runs"]] for group in stream["groups"]] == [[True, False]] * 2
-    monkeypatch.setattr(page_data, "MAX_CELLS", 5)
+    monkeypatch.setattr(data, "MAX_CELLS", 5)
     (stream,) = collect(runs[:1], "runs")["streams"]
     assert stream["groups"][0]["runs"][0]["cells"]  # one always is
 

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from feddrift import algorithms, paper, report, streams, tables
+from feddrift import algorithms, streams
+from feddrift.reports import paper, tables
+from feddrift.reports import summary as report
 from tests.unit.fake_records import header, make
 
 

@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 import feddrift as fd
-from feddrift import algorithms, record, report, streams, sweep
-from feddrift.config import RunConfig
+from feddrift import algorithms, streams
 from feddrift.errors import ConfigError
 from feddrift.nets import own_net
-from feddrift.recorded import RecordedRun
+from feddrift.reports import summary
+from feddrift.runs import record, sweep
+from feddrift.runs.config import RunConfig
+from feddrift.runs.recorded import RecordedRun
 from tests.unit.test_cli import feddrift
 
 MINE = '''
@@ -131,7 +133,7 @@ def test_they_run_and_are_recorded_by_name(folder: Path, capsys: pytest.CaptureF
     header = next(r.header for r in records if r.header["algorithm"] == "people_own:Mean")
     assert header["stream"] == "people_own:data" and header["settings"] == {"strength": 0.9}
     assert header["overrides"]["net"] == "people_own:net" and len(header["overrides"]["data"]) == 8
-    assert len(report.summarise(records)) == 2  # seeds belong together
+    assert len(summary.summarise(records)) == 2  # seeds belong together
     code, _, err = feddrift(capsys, "run", "--stream", "sine-2", "--algorithm", "people_own:Mode")
     assert code == 2 and err.count("\n") == 1 and "people_own has no 'Mode'" in err
 

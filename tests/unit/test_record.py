@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from feddrift import record as record_module
 from feddrift.errors import DataError
-from feddrift.record import Writer, file_name, read, read_all
+from feddrift.runs import record as record_module
+from feddrift.runs.record import Writer, file_name, read, read_all
 from tests.unit.fake_records import header, make, merged, rows
 
 CREATED = {"t": 1, "event": "created", "model": 1, "cause": {"client": 0}}

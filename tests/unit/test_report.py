@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from feddrift import report, tables
 from feddrift.errors import ConfigError
-from feddrift.record import Record, read_all
-from feddrift.report import Spread, adjusted_rand, lineage, scores, summarise
+from feddrift.reports import summary, tables
+from feddrift.reports.summary import Spread, adjusted_rand, lineage, scores, summarise
+from feddrift.reports.words import differences
+from feddrift.runs.record import Record, read_all
 from tests.unit.fake_records import header, make, merged
 
 CONCEPTS = [[0, 0], [0, 1], [1, 1]]
@@ -54,7 +55,7 @@ def test_nothing_is_said_without_test_data_or_truth(tmp_path: Path) -> None:
 
 def test_a_run_stopped_before_its_first_step_has_no_numbers(tmp_path: Path) -> None:
     got = scores(make(tmp_path, header(), steps=0))
-    assert got == report.Scores(None, None, 0, None, None, None, None)
+    assert got == summary.Scores(None, None, 0, None, None, None, None)
 
 
 def test_an_alarm_is_false_where_the_concept_stayed(tmp_path: Path) -> None:
@@ -182,7 +183,7 @@ def test_unfinished_runs_are_left_out_and_listed(tmp_path: Path) -> None:
     stopped = make(tmp_path, header(concepts=CONCEPTS, seed=1), steps=1)
     records = read_all(tmp_path)
     assert [s.seeds for s in summarise(records)] == [(0,)]
-    assert [r.header["seed"] for r in report.unfinished(records)] == [stopped.header["seed"]]
+    assert [r.header["seed"] for r in summary.unfinished(records)] == [stopped.header["seed"]]
     assert summarise([stopped]) == []
 
 
@@ -213,7 +214,7 @@ def test_json_without_truth_is_null(tmp_path: Path) -> None:
 def text(records: list[Record], width: int = 120, against: str | None = None) -> str:
     console = Console(width=width, file=io.StringIO())
     with console.capture() as capture:
-        console.print(tables.table(summarise(records), report.compare(records, against) if against else []))
+        console.print(tables.table(summarise(records), summary.compare(records, against) if against else []))
     return capture.get()
 
 
@@ -248,7 +249,7 @@ def test_the_table_fits_a_narrow_terminal(tmp_path: Path) -> None:
 
 
 def test_settings_that_only_some_have_are_differences() -> None:
-    found = report.differences([("s", "A", {"x": 1, "y": 2}), ("s", "A", {"x": 1}), ("s", "B", {"x": 3})])
+    found = differences([("s", "A", {"x": 1, "y": 2}), ("s", "A", {"x": 1}), ("s", "B", {"x": 3})])
     assert found == [{"y": 2}, {}, {}]
 
 
@@ -260,10 +261,10 @@ def test_reports_leave_the_records_alone(tmp_path: Path) -> None:
     assert json.dumps(record.header) == before[1]
 
 
-def compared(tmp_path: Path, name: str = "FedDrift") -> dict[str, report.Difference | None]:
+def compared(tmp_path: Path, name: str = "FedDrift") -> dict[str, summary.Difference | None]:
     records = read_all(tmp_path)
     names = [f"{s.algorithm} {s.settings.get('init', '')}".strip() for s in summarise(records)]
-    return dict(zip(names, report.compare(records, name), strict=True))
+    return dict(zip(names, summary.compare(records, name), strict=True))
 
 
 def test_a_comparison_is_paired_by_seed(tmp_path: Path) -> None:
@@ -289,7 +290,7 @@ def test_one_common_seed_has_no_interval_and_none_no_difference(tmp_path: Path) 
     assert found["Window"] is None and found["Oracle"] is None
     shown = text(read_all(tmp_path), against="FedDrift")
     assert "over FedDrift," in shown and "+10.00" in shown and "+0.00 [+0.00, +0.00]" in shown
-    objects = tables.to_json(summarise(read_all(tmp_path)), report.compare(read_all(tmp_path), "FedDrift"))
+    objects = tables.to_json(summarise(read_all(tmp_path)), summary.compare(read_all(tmp_path), "FedDrift"))
     gaps = {o["algorithm"]: o["against"] for o in objects}
     assert gaps["Window"] is None
     assert gaps["Oblivious"] == {

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 import feddrift as fd
-from feddrift.conditions import Conditions
-from feddrift.config import RunConfig
 from feddrift.engines import engine as find_engine
+from feddrift.engines.conditions import Conditions
 from feddrift.errors import ConfigError
 from feddrift.nets import default_net
-from feddrift.record import read
-from feddrift.recorded import RecordedRun
 from feddrift.run import lineage, steps_on
+from feddrift.runs.config import RunConfig
+from feddrift.runs.record import read
+from feddrift.runs.recorded import RecordedRun
 from feddrift.types import Event, Local, Models, State
 
 

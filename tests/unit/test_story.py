@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import feddrift as fd
-from feddrift import algorithms, record
-from feddrift.config import RunConfig
-from feddrift.story import command, why
+from feddrift import algorithms
+from feddrift.reports.story import command, why
+from feddrift.runs import record
+from feddrift.runs.config import RunConfig
 from tests.unit.fake_records import header
 
 RESULTS = Path(__file__).parents[2] / "results"

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from feddrift import record, sweep
 from feddrift.errors import FeddriftError
+from feddrift.runs import record, sweep
 
 GRID = """
 [[runs]]

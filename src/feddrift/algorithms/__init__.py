@@ -21,9 +21,10 @@ from feddrift.algorithms.options import options, settings
 from feddrift.algorithms.oracle import Oracle
 from feddrift.algorithms.single import Single
 from feddrift.algorithms.trunk import FedDriftTrunk
+from feddrift.data import Stream
 from feddrift.errors import ConfigError, shown, unknown
-from feddrift.types import Algorithm, Stream
-from feddrift.weights import EXPONENTIAL, LINEAR, window
+from feddrift.memory import EXPONENTIAL, LINEAR, window
+from feddrift.types import Algorithm
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ import numpy as np
 
 from feddrift.algorithms.options import option
 from feddrift.errors import ConfigError
-from feddrift.models import leaves
+from feddrift.memory import window
+from feddrift.trees import leaves
 from feddrift.types import Federation, Floats, Models, State
-from feddrift.weights import window
 
 BETA = 0.5
 LAST = 4  # rounds of a time step that already use the new rate

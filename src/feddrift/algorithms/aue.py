@@ -17,9 +17,9 @@ import numpy as np
 
 from feddrift.algorithms.options import option
 from feddrift.errors import ConfigError
+from feddrift.memory import pooled
 from feddrift.models import join, take
 from feddrift.types import Event, Federation, Floats, State
-from feddrift.weights import pooled
 
 
 @dataclass(frozen=True)

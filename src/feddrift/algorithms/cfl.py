@@ -18,10 +18,12 @@ import numpy as np
 
 from feddrift import cluster
 from feddrift.algorithms.options import option
+from feddrift.averaging import averaged
 from feddrift.errors import ConfigError
-from feddrift.models import averaged, join, leaves, put, take
+from feddrift.memory import ALL, Memory
+from feddrift.models import join, put, take
+from feddrift.trees import leaves
 from feddrift.types import Clusters, Event, Federation, Floats, Ints, Models, State, Updates
-from feddrift.weights import ALL, Memory
 
 
 @dataclass(frozen=True)

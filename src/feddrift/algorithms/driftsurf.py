@@ -13,9 +13,9 @@ import numpy as np
 
 from feddrift.algorithms.options import option
 from feddrift.errors import ConfigError
+from feddrift.memory import pooled, window
 from feddrift.models import join, take
 from feddrift.types import Event, Federation, Floats, State
-from feddrift.weights import pooled, window
 
 PREDICTIVE, OTHER = 0, 1  # positions: the other model is stable or reactive, by the phase
 

@@ -14,12 +14,12 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from feddrift import cluster, rng
+from feddrift.algorithms.drift_tests import Evidence, Sequential, drift_test
 from feddrift.algorithms.options import option
-from feddrift.detect import Evidence, Sequential, drift_test
 from feddrift.errors import ConfigError
+from feddrift.memory import ALL, Memory
 from feddrift.models import join, put, take
 from feddrift.types import Bools, Clusters, Event, Federation, Floats, Ints, Models, Start, State
-from feddrift.weights import ALL, Memory
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ import numpy as np
 from feddrift import cluster
 from feddrift.algorithms.options import option
 from feddrift.errors import ConfigError
+from feddrift.memory import ALL, Memory
 from feddrift.types import Clusters, Event, Federation, Ints, Models, State
-from feddrift.weights import ALL, Memory
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ import numpy as np
 from feddrift import rng
 from feddrift.algorithms.options import option
 from feddrift.errors import ConfigError
+from feddrift.memory import window
 from feddrift.models import join, put, take
 from feddrift.types import Event, Federation, Floats, Ints, Models, State
-from feddrift.weights import window
 
 
 @dataclass(frozen=True)

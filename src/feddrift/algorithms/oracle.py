@@ -8,9 +8,10 @@ import numpy as np
 
 from feddrift.cluster import assign, fade, nobody
 from feddrift.errors import ConfigError
-from feddrift.models import graft, has_trunk, join, take
+from feddrift.memory import ALL, Memory
+from feddrift.models import graft, join, take
+from feddrift.trees import has_trunk
 from feddrift.types import Clusters, Event, Federation, State
-from feddrift.weights import ALL, Memory
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from feddrift.memory import ALL, Memory
 from feddrift.types import Federation, State
-from feddrift.weights import ALL, Memory
 
 
 @dataclass(frozen=True)

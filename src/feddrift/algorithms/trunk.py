@@ -16,9 +16,10 @@ from feddrift import cluster
 from feddrift.algorithms.feddrift import DriftState, FedDrift
 from feddrift.algorithms.options import option
 from feddrift.errors import ConfigError
-from feddrift.models import has_trunk, mix, spare
+from feddrift.memory import pooled
+from feddrift.models import mix, spare
+from feddrift.trees import has_trunk
 from feddrift.types import Clusters, Event, Federation, Floats, Ints, Models, Start
-from feddrift.weights import pooled
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from feddrift.deploy import start
+from feddrift.deploy.settings import Settings
 from feddrift.engines.flower.client import from_toml
-from feddrift.engines.flower.settings import Settings
 from feddrift.errors import FeddriftError
 from feddrift.streams.folder import listed
 

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from feddrift.engines.flower.settings import Settings
+from feddrift.deploy.settings import Settings
 from feddrift.engines.flower.store import checked_name
 from feddrift.errors import ConfigError
 

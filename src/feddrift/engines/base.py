@@ -5,20 +5,24 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from feddrift import rng, sampling
-from feddrift.conditions import IDEAL, Conditions
+from feddrift import rng
+from feddrift.averaging import averaged, finite
+from feddrift.data import Stream
+from feddrift.engines import sampling, trials
+from feddrift.engines.conditions import IDEAL, Conditions
+from feddrift.engines.entries import Entries, begins_of
 from feddrift.errors import ConfigError
-from feddrift.models import averaged, finite, leaves, per_axis, split, take, tree_map, trunk_of
+from feddrift.models import take
+from feddrift.trees import leaves, per_axis, split, tree_map, trunk_of
 from feddrift.types import (
     Bools,
-    Clusters,
     Floats,
     Ints,
     Local,
@@ -27,7 +31,6 @@ from feddrift.types import (
     Net,
     Start,
     State,
-    Stream,
     Tournament,
     Updates,
     Weights,
@@ -40,10 +43,6 @@ SCORE_ROWS = 512
 SCORE_ROOM = 1 << 22  # pairs of a row and a model that are scored at a time
 
 SCORING, TRAINING = 0, 1  # what models are sent for
-
-# A tournament judges on this share of a client's new data; its lanes have names that no family of a run has.
-JUDGED = 0.3
-TRIAL = 2**31
 
 
 class Engine(ABC):
@@ -77,7 +76,7 @@ class Engine(ABC):
 
     def sums(self, models: Models, rows: Ints, sizes: Ints, metric: Metric) -> Floats:
         """[m, cell]: mistakes, or losses added up, over each cell's rows, which lie one cell after the other."""
-        return np.add.reduceat(self.per_row(models, rows, metric), _begins(sizes), axis=1)
+        return np.add.reduceat(self.per_row(models, rows, metric), begins_of(sizes), axis=1)
 
     def wrong(self, models: Models, rows: Ints, sizes: Ints, which: Ints) -> Bools:
         """[row]: whether the model at position which[cell] is mistaken."""
@@ -115,16 +114,6 @@ class Engine(ABC):
         return right, sizes
 
 
-def _begins(sizes: Ints) -> Ints:
-    begins: Ints = np.cumsum(sizes) - sizes
-    return begins
-
-
-def _check(w: Floats) -> None:
-    if not (np.isfinite(w).all() and (w >= 0).all()):
-        raise ValueError("w must be finite and not negative")
-
-
 def _at(t: int, clients: Ints) -> Ints:
     """The cells [n, (t, c)] of these clients at one time."""
     return np.stack([np.full_like(clients, t), clients], axis=1)
@@ -134,38 +123,6 @@ def _log_probabilities(logits: npt.NDArray[np.float32]) -> Floats:
     shifted = logits.astype(np.float64) - logits.max(axis=2, keepdims=True)
     log_probabilities: Floats = shifted - np.log(np.exp(shifted).sum(axis=2, keepdims=True))
     return log_probabilities
-
-
-@dataclass(frozen=True)
-class Entries:
-    """w as the list of its entries above zero: what the engines compute with, however it is written down."""
-
-    t: Ints
-    c: Ints
-    m: Ints
-    value: Floats
-    shape: tuple[int, ...]  # (t, c, m)
-
-    @classmethod
-    def of(cls, w: Weights | Entries, shape: tuple[int, ...]) -> Entries:
-        """The entries of a w that must have this shape."""
-        if w.shape != shape:
-            raise ValueError(f"w must have shape (t, c, m) = {shape}, got {w.shape}")
-        if isinstance(w, Entries):
-            return w
-        if isinstance(w, Clusters):
-            if len(w) and not (w.model.min() >= -1 and w.model.max() < w.n_models):
-                raise ValueError(f"w must name positions of {w.n_models} models")
-            t, c = np.nonzero((w.model >= 0) & (w.weight[:, None] > 0))
-            _check(w.weight)
-            return cls(t, c, w.model[t, c], w.weight[t], shape)
-        _check(w)
-        t, c, m = np.nonzero(w)
-        return cls(t, c, m, w[t, c, m], shape)
-
-    def only(self, which: Bools) -> Entries:
-        """Some of them."""
-        return Entries(self.t[which], self.c[which], self.m[which], self.value[which], self.shape)
 
 
 class TimeStep(ABC):
@@ -321,59 +278,7 @@ class TimeStep(ABC):
         return entries.only(self.conditions.drawn(self.reachable, self.key("participation", self.round))[entries.c])
 
     def tournament(self, models: Models, w: Weights, parent: Ints, starts: Sequence[Start]) -> Tournament:
-        entries = Entries.of(w, (self.tau, self.n_clients, len(models)))
-        if parent.shape != (self.n_clients,):
-            raise ValueError(f"a tournament needs a parent for each of {self.n_clients} clients, got {parent.shape}")
-        if models.mask is not None:
-            raise ValueError("models that see different inputs hold no tournament")
-        found = Tournament.nobody(self.n_clients, len(starts))
-        clients = np.flatnonzero((parent >= 0) & (self.counts[self.tau] > 1) & self.reachable)
-        if not len(clients):
-            return found
-        judged = [self._shuffled(self.tau, int(c)) for c in clients]
-        judged = [rows[int(sampling.trained_rows(np.array(len(rows)), JUDGED)) :] for rows in judged]
-        sizes = np.array([len(rows) for rows in judged])
-        found.rows[clients] = sizes
-        mistakes: list[Bools] = []  # [start][row]
-        for start in starts:
-            contender, given, position = self._contender(models, entries, parent, clients, start)
-            apart = self._engine.at(self.tau)  # what happens there is no part of the run, and each client's own
-            apart.conditions = IDEAL
-            trains: Literal["all", "head"] = "head" if start == "head" else "all"
-            local = replace(self.local, hold_out=JUDGED, bags=False, trains=trains)
-            trained = apart.train(contender, given, local=local)
-            mistakes.append(self._engine.wrong(trained, np.concatenate(judged), sizes, position))
-        for a, b in np.ndindex(len(starts), len(starts)):
-            found.wrong[clients, a, b] = np.add.reduceat(mistakes[a] & mistakes[b], _begins(sizes), dtype=np.int64)
-        return found
-
-    def _contender(
-        self, models: Models, w: Entries, parent: Ints, clients: Ints, start: Start
-    ) -> tuple[Models, Entries, Ints]:
-        """What each client trains to try a start, on which data, and where the one that it is about stands."""
-        place, family = np.full(self.n_clients, -1), np.asarray(models.family)
-        place[clients] = np.arange(len(clients))
-        kin = np.zeros(len(w.t), dtype=bool)  # data for the models on the same trunk, beside which it learns
-        if start == "joint":
-            kin = (place[w.c] >= 0) & (family[w.m] == family[parent[w.c]]) & (self.counts[w.t, w.c] > 0)
-        old = w.only(kin)
-        # A client's block: the new model, a copy of its parent or a fresh one, then those beside it.
-        width = len(models) + 1
-        old_names, new_names = place[old.c] * width + old.m + 1, np.arange(len(clients)) * width
-        names = np.unique(np.concatenate([new_names, old_names]))
-        owner, within = names // width, names % width
-        source, positions = models, np.where(within == 0, parent[clients[owner]], within - 1)
-        if start == "fresh":
-            source, positions = self.fresh(), np.zeros_like(positions)
-        taken = take(source, positions, range(len(names)), (TRIAL + clients[owner]).tolist())
-        now = np.full(len(clients), self.tau)  # a client's draws depend on it alone
-        first = np.searchsorted(names, new_names)
-        given = Entries(
-            np.concatenate([old.t, now]), np.concatenate([old.c, clients]),
-            np.concatenate([np.searchsorted(names, old_names), first]),
-            np.concatenate([old.value, np.ones(len(clients))]), (self.tau + 1, self.n_clients, len(names)),
-        )  # fmt: skip
-        return taken, given, first
+        return trials.tournament(self, models, w, parent, starts)
 
     def progress(self) -> dict[str, Any]:
         """What the rest of this time step depends on, for a checkpoint: `restore` is the way back."""
@@ -431,11 +336,11 @@ class TimeStep(ABC):
         while done < len(cells):
             room = (ends[done - 1] if done else 0) + SCORE_ROOM // n_models
             part = slice(done, max(done + 1, int(np.searchsorted(ends, room, side="right"))))
-            begins = _begins(sizes[part])
+            begins = begins_of(sizes[part])
             rows = np.arange(sizes[part].sum()) + np.repeat(first[part] - begins, sizes[part])
             large = np.flatnonzero(n[part] > sizes[part])
             keys = self.key("score", cells[done + large, 0], cells[done + large, 1])
-            ordered, places = np.zeros(n[done + large].sum(), dtype=np.int32), _begins(n[done + large])
+            ordered, places = np.zeros(n[done + large].sum(), dtype=np.int32), begins_of(n[done + large])
             self._engine.shuffle(keys, places, n[done + large], ordered)
             for k, at in zip(large, places, strict=True):
                 rows[begins[k] : begins[k] + most] = first[done + k] + np.sort(ordered[at : at + most] - at)

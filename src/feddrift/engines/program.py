@@ -16,9 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from feddrift import optim, rng, sampling
-from feddrift.models import average, leaves, sound_parts, split, tree_map, trunk_of, unsplit
-from feddrift.nets import batch_loss, masked
+from feddrift import rng
+from feddrift.averaging import average, sound_parts
+from feddrift.engines import optim, sampling
+from feddrift.nets.losses import batch_loss, masked
+from feddrift.trees import leaves, split, tree_map, trunk_of, unsplit
 from feddrift.types import Local, Net, Params
 
 COPIES = 6  # of a lane's parameters on a device: themselves, three moments, a gradient, and one on the way

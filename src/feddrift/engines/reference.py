@@ -10,12 +10,17 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from feddrift import optim, rng, sampling
-from feddrift.conditions import IDEAL, Conditions
-from feddrift.engines.base import Engine, Entries, TimeStep
-from feddrift.models import averaged, finite, one, split, tree_map, trunk_of, unsplit
-from feddrift.nets import batch_loss, masked
-from feddrift.types import Ints, Local, Models, Net, Params, Stream, Updates
+from feddrift import rng
+from feddrift.averaging import averaged, finite
+from feddrift.data import Stream
+from feddrift.engines import optim, sampling
+from feddrift.engines.base import Engine, TimeStep
+from feddrift.engines.conditions import IDEAL, Conditions
+from feddrift.engines.entries import Entries
+from feddrift.models import one
+from feddrift.nets.losses import batch_loss, masked
+from feddrift.trees import split, tree_map, trunk_of, unsplit
+from feddrift.types import Ints, Local, Models, Net, Params, Updates
 
 
 class Reference(Engine):

@@ -21,13 +21,16 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from feddrift import optim, rng, sampling
-from feddrift.conditions import IDEAL, Conditions
-from feddrift.engines import program
-from feddrift.engines.base import Engine, Entries, TimeStep
+from feddrift import rng
+from feddrift.averaging import lane_sizes, shares
+from feddrift.data import Stream
+from feddrift.engines import optim, program, sampling
+from feddrift.engines.base import Engine, TimeStep
+from feddrift.engines.conditions import IDEAL, Conditions
+from feddrift.engines.entries import Entries
 from feddrift.engines.program import Devices, Lanes, Optimiser
-from feddrift.models import lane_sizes, leaves, shares, split, tree_map, trunk_of
-from feddrift.types import Bools, Floats, Ints, Local, Metric, Models, Net, Params, Stream, Updates
+from feddrift.trees import leaves, split, tree_map, trunk_of
+from feddrift.types import Bools, Floats, Ints, Local, Metric, Models, Net, Params, Updates
 
 SCORE_VALUES = 1 << 23  # inputs times models that one call of the compiled program scores,
 SCORE_BLOCK = 32, 1024  # but so many rows at least, and at most

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from feddrift import plugins
+from feddrift.data import Stream
 from feddrift.errors import ConfigError, unknown
 from feddrift.streams import air, fmow, folder, mnist, patterns, synthetic
-from feddrift.types import Stream
 
 
 @dataclass(frozen=True)

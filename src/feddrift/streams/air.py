@@ -21,8 +21,9 @@ import numpy as np
 import numpy.typing as npt
 import pooch
 
+from feddrift.data import Cell, Stream
 from feddrift.errors import DataError
-from feddrift.types import Cell, Floats, Local, Stream
+from feddrift.types import Floats, Local
 
 LIMIT = 75.0  # ug/m3, the 24-hour limit of China's standard: above it the label is 1
 PATIENCE = 6  # hours for which a weather value that is missing is the last one known

@@ -21,9 +21,10 @@ import numpy.typing as npt
 import pooch
 
 from feddrift import rng
+from feddrift.data import Stream
 from feddrift.errors import DataError
 from feddrift.streams import mnist
-from feddrift.types import Ints, Local, Stream
+from feddrift.types import Ints, Local
 
 REGIONS = ("Asia", "Europe", "Africa", "Americas", "Oceania")
 TIMES = ("2002-09", *map(str, range(2010, 2018)), "2017 test")
@@ -47,7 +48,7 @@ def class_counts() -> tuple[Ints, tuple[str, ...]]:
     >>> counts.shape, int(counts[0, 0].sum()), names[0]
     ((10, 5, 10), 1000, 'crop_field')
     """
-    text = resources.files("feddrift").joinpath("data", "fmow_classes.csv").read_text()
+    text = resources.files("feddrift.streams").joinpath("fmow_classes.csv").read_text()
     rows = list(csv.reader(text.splitlines()))
     counts = np.zeros((10, len(REGIONS), 10), dtype=np.int64)
     for client, _, step, _, _, *numbers in rows[1:]:
@@ -103,7 +104,7 @@ def _lines(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
 
 def partition_d() -> list[list[Ints]]:
     """The images of the paper's partition D: [t][c], the last time only tests."""
-    packed = resources.files("feddrift").joinpath("data", "fmow_partition_D.csv.gz").read_bytes()
+    packed = resources.files("feddrift.streams").joinpath("fmow_partition_D.csv.gz").read_bytes()
     rows = np.loadtxt(gzip.decompress(packed).decode().splitlines(), delimiter=",", skiprows=1, dtype=np.int64)
     client, step, index = rows.T
     return [[index[(step == t) & (client == c)] for c in range(len(REGIONS))] for t in range(10)]

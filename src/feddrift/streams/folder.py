@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from feddrift.data import Stream
 from feddrift.errors import DataError
-from feddrift.types import Stream
 
 LARGE = 100.0  # features beyond it hardly train with the usual step sizes
 

@@ -15,8 +15,9 @@ import numpy.typing as npt
 import pooch
 
 from feddrift import rng
+from feddrift.data import Stream
 from feddrift.errors import DataError
-from feddrift.types import Ints, Local, Stream
+from feddrift.types import Ints, Local
 
 SAMPLES = 500  # per cell
 URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"

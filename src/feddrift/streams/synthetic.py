@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrift import rng
-from feddrift.types import Ints, Local, Stream
+from feddrift.data import Stream
+from feddrift.types import Ints, Local
 
 SAMPLES = 500  # per cell
 NOISE = 0.1  # how often a SEA label is flipped

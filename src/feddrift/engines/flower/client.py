@@ -17,8 +17,10 @@ import numpy as np
 from flwr.app import Array, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from feddrift.data import Stream
 from feddrift.engines import base
-from feddrift.engines.base import Engine, Entries, TimeStep
+from feddrift.engines.base import Engine, TimeStep
+from feddrift.engines.entries import Entries
 from feddrift.engines.flower import messages
 from feddrift.engines.flower import parts as model_parts
 from feddrift.engines.flower.messages import VERSION, Refused
@@ -27,9 +29,9 @@ from feddrift.engines.flower.parts import Body, Part
 from feddrift.engines.flower.store import Load, Store, checked_name, from_folder
 from feddrift.engines.simulator import Simulator
 from feddrift.errors import ConfigError
-from feddrift.models import split, trunk_of
-from feddrift.nets import mlp
-from feddrift.types import Floats, Local, Models, Net, State, Stream, Updates
+from feddrift.nets.perceptron import mlp
+from feddrift.trees import split, trunk_of
+from feddrift.types import Floats, Local, Models, Net, State, Updates
 
 _log = logging.getLogger("feddrift")
 

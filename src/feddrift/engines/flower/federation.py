@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 from flwr.serverapp import Grid
 
-from feddrift.conditions import IDEAL, Conditions
+from feddrift.data import Stream
 from feddrift.engines.base import Engine
+from feddrift.engines.conditions import IDEAL, Conditions
 from feddrift.engines.flower import messages
 from feddrift.engines.flower import parts as model_parts
 from feddrift.engines.flower.exchange import QuorumError, Rules, exchange
@@ -22,7 +23,7 @@ from feddrift.engines.flower.parts import Body, Part
 from feddrift.engines.flower.step import Check, FlowerStep, Request
 from feddrift.errors import ConfigError
 from feddrift.models import take
-from feddrift.types import Ints, Local, Models, Net, State, Stream
+from feddrift.types import Ints, Local, Models, Net, State
 
 MAX_ROWS = 10**9  # of a cell
 

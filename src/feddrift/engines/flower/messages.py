@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from feddrift import __version__
+from feddrift._version import __version__
 from feddrift.engines.flower.parts import Body, Part, Shapes
 from feddrift.errors import FeddriftError
 

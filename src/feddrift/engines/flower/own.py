@@ -12,12 +12,16 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from feddrift import rng, sampling
-from feddrift.engines.base import Engine, Entries, TimeStep
+from feddrift import rng
+from feddrift.averaging import averaged
+from feddrift.data import Stream
+from feddrift.engines import sampling
+from feddrift.engines.base import Engine, TimeStep
+from feddrift.engines.entries import Entries
 from feddrift.errors import ConfigError
-from feddrift.models import averaged, one
-from feddrift.nets import mlp
-from feddrift.types import Ints, Local, Models, Net, Stream, Updates
+from feddrift.models import one
+from feddrift.nets.perceptron import mlp
+from feddrift.types import Ints, Local, Models, Net, Updates
 
 Arrays = list[npt.NDArray[Any]]
 

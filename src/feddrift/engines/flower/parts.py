@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrift import rng
-from feddrift.models import leaves, one, split, trunk_of, unsplit
+from feddrift.models import one
+from feddrift.trees import leaves, split, trunk_of, unsplit
 from feddrift.types import Models, Net, Params
 
 Part = list[npt.NDArray[Any]]

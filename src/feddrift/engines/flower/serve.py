@@ -20,7 +20,7 @@ from feddrift.engines.flower.own import imported_net
 from feddrift.engines.flower.store import Store
 from feddrift.errors import ConfigError, DataError
 from feddrift.models import one
-from feddrift.nets import poll
+from feddrift.nets.voting import poll
 from feddrift.streams.folder import listed
 from feddrift.types import Ballot, Models, Net
 

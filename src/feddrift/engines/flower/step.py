@@ -14,14 +14,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from flwr.app import Array
 
+from feddrift.averaging import averaged
 from feddrift.engines import base
-from feddrift.engines.base import Entries, TimeStep
+from feddrift.engines.base import TimeStep
+from feddrift.engines.entries import Entries
 from feddrift.engines.flower import messages
 from feddrift.engines.flower import parts as model_parts
 from feddrift.engines.flower.messages import Refused, numbers, whole
 from feddrift.engines.flower.parts import Body, Part
 from feddrift.errors import ConfigError
-from feddrift.models import averaged, one, per_axis, split, trunk_of, unsplit
+from feddrift.models import one
+from feddrift.trees import per_axis, split, trunk_of, unsplit
 from feddrift.types import Floats, Ints, Local, Metric, Models, Start, Tournament, Updates, Weights
 
 if TYPE_CHECKING:

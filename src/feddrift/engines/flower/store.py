@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrift import checkpoint
+from feddrift.data import Cell, Stream
 from feddrift.errors import ConfigError, DataError
 from feddrift.streams import folder
-from feddrift.types import Cell, Stream
 
 Load = Callable[[int], Cell | None]  # what a client received at time t; None: nothing, or not yet
 

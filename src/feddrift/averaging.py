@@ -1,0 +1,118 @@
+"""How the server makes one model of its clients' updates."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from feddrift.trees import per_axis
+from feddrift.types import Average, Bools, Floats, Ints, Models, Params, Updates
+
+TRIM = 0.3  # of the clients at each end
+
+
+def averaged(models: Models, updates: Updates, rule: Average = "mean") -> Models:
+    """Algorithm 1's average: each model becomes the mean of its pairs by the data behind them, or stays as it is.
+
+    A trunk becomes the mean of its family's lanes by all the data behind them. A lane that is not finite is left out.
+    The other rules bound what a few clients can do: the `median` of each parameter; its mean without the TRIM lowest
+    and highest share (`trimmed`), both whatever the data behind; or the mean of updates no longer than the median one
+    (`clipped`).
+    """
+    if len(updates.client) and not (sound := finite(models, updates)).all():
+        updates = _only(models, updates, sound)
+    if not len(updates.client):
+        return models
+    trunk, size = lane_sizes(models, updates)
+    if rule in ("median", "trimmed"):
+        middle = partial(_middle, rule=rule)
+        return replace(models, params=per_axis(middle, models, updates.model, trunk, updates.params))
+    if rule == "clipped":
+        updates = replace(updates, params=_clipped(models, updates, trunk))
+    heads = updates.model, shares(updates.model, updates.size)
+    trunks = trunk, shares(trunk, size)
+    params = per_axis(lambda old, new, parts: average(old, new, *parts), models, heads, trunks, updates.params)
+    return replace(models, params=params)
+
+
+def finite(models: Models, updates: Updates) -> Bools:
+    """[lane], whether all that it trained are numbers."""
+    _, first = np.unique(updates.lane, return_index=True)
+    sound = np.ones(len(first), dtype=bool)
+
+    def look(_: Any, new: Any, lane: Ints) -> None:
+        sound[lane[~np.isfinite(new.reshape(len(new), math.prod(new.shape[1:]))).all(axis=1)]] = False
+
+    per_axis(look, models, updates.lane, np.arange(len(first)), updates.params)
+    return sound
+
+
+def sound_parts(share: Floats, order: Ints, target: Ints, sound: Bools) -> tuple[Floats, Ints]:
+    """The shares in an average, and the parts to add, when of those to add in this order only some are sound."""
+    order = order[sound]
+    left = share.copy()
+    total = np.bincount(target[order], share[order], int(target.max()) + 1)
+    left[order] = share[order] / total[target[order]]
+    return left, order
+
+
+def _only(models: Models, updates: Updates, kept: Bools) -> Updates:
+    """The updates of these lanes."""
+    pairs = kept[updates.lane]
+    return Updates(
+        per_axis(lambda _, new, which: new[which], models, pairs, kept, updates.params), updates.client[pairs],
+        updates.model[pairs], updates.size[pairs], (np.cumsum(kept) - 1)[updates.lane[pairs]],
+    )  # fmt: skip
+
+
+def _middle(old: Any, new: Any, target: Ints, rule: Average) -> Any:
+    out = old.copy()
+    for m in np.unique(target):
+        parts = np.sort(new[target == m], axis=0)
+        cut = (len(parts) - 1) // 2 if rule == "median" else int(TRIM * len(parts))
+        out[m] = parts[cut : len(parts) - cut].mean(axis=0)
+    return out
+
+
+def _clipped(models: Models, updates: Updates, trunk: Ints) -> Params:
+    """Updates shortened to the median length of those to the same head or trunk."""
+    squares = np.zeros(len(updates.model)), np.zeros(len(trunk))
+
+    def measure(old: Any, new: Any, axis: int) -> None:
+        target = trunk if axis else updates.model
+        squares[axis][:] += ((new - old[target]).reshape(len(new), -1).astype(np.float64) ** 2).sum(axis=1)
+
+    def scaled(old: Any, new: Any, axis: int) -> Any:
+        target, length = (trunk if axis else updates.model), np.sqrt(squares[axis])
+        bound = np.array([np.median(length[target == m]) for m in target])
+        scale = np.minimum(1, np.divide(bound, length, out=np.ones_like(length), where=length > 0)).astype(new.dtype)
+        return old[target] + scale.reshape(-1, *[1] * (new.ndim - 1)) * (new - old[target])
+
+    per_axis(measure, models, 0, 1, updates.params)
+    return per_axis(scaled, models, 0, 1, updates.params)
+
+
+def average(old: Any, new: Any, target: Ints, share: Floats, order: Ints | None = None) -> Any:
+    """old, where row target[i] becomes the sum of share[i] new[i] over i, added up in this order."""
+    out, every = old.copy(), range(len(target)) if order is None else order
+    out[target if order is None else target[order]] = 0
+    for i in every:
+        out[target[i]] += out.dtype.type(share[i]) * new[i]
+    return out
+
+
+def lane_sizes(models: Models, updates: Updates) -> tuple[Ints, Floats]:
+    """The position of each lane's trunk, and the data behind the lane."""
+    _, first = np.unique(updates.lane, return_index=True)
+    size: Floats = np.zeros(len(first))
+    np.add.at(size, updates.lane, updates.size)
+    return models.stands_on[updates.model[first]], size
+
+
+def shares(target: Ints, size: Floats) -> Floats:
+    """The share of each part in the average that it goes to, by size."""
+    return np.asarray(size / np.bincount(target, size)[target])

@@ -1,0 +1,55 @@
+"""`feddrift list`: what there is by name."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from feddrift import algorithms, engines, plugins, streams
+from feddrift.cli.console import out
+
+
+def list_(as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False) -> None:
+    """Show the algorithms, streams and engines there are, one line each."""
+    catalogue = {
+        "algorithms": {name: entry.summary for name, entry in algorithms.ALGORITHMS.items()},
+        "streams": {name: entry.summary for name, entry in streams.STREAMS.items()},
+        "engines": {name: summary for name, (_, summary) in engines.ENGINES.items()},
+    }
+    for kind in ("algorithm", "stream"):
+        catalogue[f"{kind}s"] |= {name: f"installed: {path}" for name, path in plugins.installed(kind).items()}
+    if as_json:
+        named = {k: [{"name": n, "summary": s} for n, s in v.items()] for k, v in catalogue.items()}
+        print(json.dumps(named, indent=2))
+        return
+    catalogue["patterns"] = {
+        "Y, F": "the paper's drifts with 2 and with 4 concepts",
+        "R0 .. R4": "the paper's random drifts",
+        "FILE": "whole numbers: a row per time step, a column per client; the last row only tests",
+        "random:every=2,concepts=4": "each client draws a concept every 2 steps, by seed; also clients=, steps=, seed=",
+    }
+    catalogue["streams"]["folder:DIR"] = "your own data: DIR/client_<name>/step_<t>.csv (or .npz with x, y)"
+    catalogue["algorithms"]["package.module:Name"] = "your own: a class with init(fed) and step(state, fed)"
+    catalogue["streams"]["package.module:make"] = "your own: a function that makes a Stream; also for --net"
+    for kind, entries in catalogue.items():
+        table = Table(title=kind, title_justify="left", title_style="bold", box=None, show_header=False)
+        for name, summary in entries.items():
+            table.add_row(f"[cyan]{name}[/]", summary)
+        out.print(table, "")
+    table = Table(
+        title="settings (--set), with their defaults off the paper's streams",
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        show_header=False,
+    )
+    for cls in dict.fromkeys(entry.cls for entry in algorithms.ALGORITHMS.values()):
+        names = [name for name, entry in algorithms.ALGORITHMS.items() if entry.cls is cls]
+        for k, (setting, field) in enumerate(algorithms.options(cls).items()):
+            default = "none" if field.default is None else field.default
+            text = f"{field.metadata['help']} [dim]({default})[/]"
+            table.add_row(", ".join(names) if k == 0 else "", f"[cyan]{setting}[/]", text)
+    out.print(table)

@@ -1,0 +1,37 @@
+"""Where the commands write: results to the output, all else beside it."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from rich.console import Console
+
+from feddrift.errors import one_line
+
+out = Console()
+if not out.is_terminal and "COLUMNS" not in os.environ:
+    out = Console(width=160)  # a pipe or a file has no edge
+err = Console(stderr=True)
+
+
+def say(text: str) -> None:
+    """A plain line; a terminal wraps it between words, a pipe or a file has it whole."""
+    out.print(text, highlight=False, markup=False, soft_wrap=not out.is_terminal)
+
+
+def tell(sentence: str) -> None:
+    """A plain line beside the output."""
+    err.print(sentence, highlight=False, markup=False, soft_wrap=True)
+
+
+def fail(sentence: str) -> int:
+    if sentence:  # the bare command prints its help and has nothing to add
+        tell(f"Error: {one_line(sentence)}")
+    return 2
+
+
+def can_be_stopped() -> None:
+    """Let Ctrl-C and SIGTERM end this command as an exception does: a run closes its record."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -1,0 +1,113 @@
+"""`feddrift report` and `plot`."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import suppress
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from feddrift.cli.console import out, say, tell
+from feddrift.errors import ConfigError, DataError
+from feddrift.reports import metrics, page, paper, tables
+from feddrift.reports.summary import compare, grouped, summarise, unfinished
+from feddrift.runs import record
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="a folder of records, or one record")],
+    against: Annotated[
+        str | None, typer.Option(help="an algorithm to compare with, seed by seed: difference and 95 % interval")
+    ] = None,
+    beside: Annotated[
+        bool, typer.Option("--paper", help="the paper's numbers beside ours; *: outside its band")
+    ] = False,
+    measured: Annotated[
+        bool, typer.Option("--metrics", help="how drifts were noticed and got over, clients, clusters, traffic")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="write a page to look at in a browser, of unfinished runs, too")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="with --html: write it again every 5 s until stopped")
+    ] = False,
+) -> None:
+    """Summarise records: mean and standard deviation over seeds of each stream, algorithm and settings."""
+    if follow and html is None:
+        raise ConfigError("--follow writes a page again and again: it needs --html FILE")
+    if html is not None and (as_json or measured or beside or against):
+        raise ConfigError("--html writes a page of all there is: leave out --json, --metrics, --paper and --against")
+    records = record.read_all(folder)
+    if html is not None:
+        page.write(records, html, folder.resolve().name)
+        say(f"wrote {html}")
+        while follow:
+            time.sleep(5)
+            with suppress(DataError):  # a run that ends while its record is read: next time
+                page.write(record.read_all(folder), html, folder.resolve().name)
+        return
+    summaries, left_out = summarise(records), unfinished(records)
+    if not summaries:
+        what = "the run" if len(records) == 1 else f"none of the {len(records)} runs"
+        raise DataError(f"{what} in {folder} is {'not ' * (len(records) == 1)}finished yet: `feddrift resume` goes on")
+    gaps = compare(records, against) if against else []
+    theirs = [paper.published(summary) for summary in summaries] if beside else []
+    found = metrics.summarise(records) if measured else []
+    if as_json:
+        print(json.dumps(tables.to_json(summaries, gaps, theirs, found), indent=2))
+    elif measured:
+        for k, table in enumerate(tables.metrics_tables(summaries, found)):
+            out.print(*[""] * bool(k), table, sep="\n")
+    else:
+        out.print(tables.table(summaries, gaps, theirs))
+        told = [flag for cell in theirs if cell for flag in cell.within.values() if flag is not None]
+        if told:
+            say(f"{sum(told)} of {len(told)} accuracies within max(1.0, twice the paper's deviation) of the paper's")
+    if left_out:
+        tell(f"left out, not finished: {len(left_out)}")
+
+
+class Kind(StrEnum):
+    """What can be plotted."""
+
+    clusters = "clusters"
+    accuracy = "accuracy"
+    patterns = "patterns"
+    delta = "delta"
+    traffic = "traffic"
+
+
+def plot(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="a folder of records, or one record")],
+    kind: Annotated[
+        Kind,
+        typer.Argument(
+            help="clusters: who used which model when; accuracy: over time; patterns: "
+            "the true concepts; delta, traffic: accuracy against them"
+        ),
+    ],
+    file: Annotated[Path, typer.Option("--out", help="the picture: .png, .pdf or .svg")],
+    algorithm: Annotated[list[str] | None, typer.Option(help="only these algorithms; repeat it for several")] = None,
+) -> None:
+    """Draw a picture of the records in a folder."""
+    from feddrift.reports import pictures  # here, since matplotlib takes a while to import
+    from feddrift.reports.pictures.style import MAX_PANELS
+
+    records = [r for r in record.read_all(folder) if not algorithm or r.header["algorithm"] in algorithm]
+    if not records:
+        raise ConfigError(f"no records of {', '.join(algorithm or [])} in {folder}")
+    groups = grouped(records)
+    if kind is Kind.clusters and len(records) > MAX_PANELS >= len(groups):
+        records = [group[0] for group in groups]
+        tell("too many runs for one picture: showing the first seed of each")
+    draw = {
+        Kind.clusters: pictures.clusters, Kind.accuracy: pictures.accuracy, Kind.patterns: pictures.patterns,
+        Kind.delta: pictures.threshold, Kind.traffic: pictures.traffic,
+    }  # fmt: skip
+    pictures.save(draw[kind](records), file)
+    say(f"wrote {file}")

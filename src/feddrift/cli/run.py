@@ -1,0 +1,269 @@
+"""`feddrift run`, `resume`, `sweep` and `export`."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import closing, nullcontext, suppress
+from pathlib import Path
+from typing import Annotated
+
+import click
+import numpy as np
+import typer
+from rich.live import Live
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from feddrift import algorithms, streams
+from feddrift.cli.console import can_be_stopped, fail, out, say, tell
+from feddrift.cli.live import Board, told
+from feddrift.data import Stream
+from feddrift.errors import ConfigError, DataError, FeddriftError
+from feddrift.reports import tables
+from feddrift.reports.summary import summarise
+from feddrift.runs import record, sweep
+from feddrift.runs.config import RunConfig, parse_seeds
+from feddrift.runs.estimate import estimate
+from feddrift.runs.export import export
+from feddrift.runs.recorded import RecordedRun, reopened, states, stopped
+from feddrift.system import cores
+from feddrift.types import Ints
+
+
+def _describe(name: str) -> str:
+    return RunConfig.model_fields[name].description or ""
+
+
+def _streams(typed: str) -> list[str]:
+    """For shells that complete names."""
+    return [name for name in (*streams.STREAMS, "folder:") if name.startswith(typed)]
+
+
+def _algorithms(typed: str) -> list[str]:
+    return [name for name in algorithms.ALGORITHMS if name.startswith(typed)]
+
+
+def run_(
+    stream: Annotated[str, typer.Option(help=_describe("stream"), autocompletion=_streams)],
+    algorithm: Annotated[
+        list[str],
+        typer.Option(help=_describe("algorithm") + "; repeat it to compare several", autocompletion=_algorithms),
+    ],
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help=_describe("settings"))] = None,
+    seed: Annotated[int | None, typer.Option(help=_describe("seed") + " (default 0)")] = None,
+    seeds: Annotated[str | None, typer.Option(help="several seeds: 0-4, or 0,2,5")] = None,
+    out_dir: Annotated[Path, typer.Option("--out", help="the folder for the records")] = Path("runs"),
+    data_dir: Annotated[Path | None, typer.Option(help=_describe("data_dir"))] = None,
+    rounds: Annotated[int | None, typer.Option(help=_describe("rounds"))] = None,
+    steps: Annotated[int | None, typer.Option(help=_describe("steps"))] = None,
+    batch: Annotated[int | None, typer.Option(help=_describe("batch"))] = None,
+    lr: Annotated[float | None, typer.Option(help=_describe("lr"))] = None,
+    pattern: Annotated[str | None, typer.Option(help=_describe("pattern"))] = None,
+    average: Annotated[str | None, typer.Option(help=_describe("average"))] = None,
+    participation: Annotated[float, typer.Option(help=_describe("participation"))] = 1.0,
+    dropout: Annotated[float, typer.Option(help=_describe("dropout"))] = 0.0,
+    trace: Annotated[Path | None, typer.Option(help=_describe("trace"))] = None,
+    poison: Annotated[str | None, typer.Option(help=_describe("poison"))] = None,
+    engine: Annotated[str, typer.Option(help=_describe("engine"))] = "simulator",
+    label: Annotated[str, typer.Option(help=_describe("label"))] = "label",
+    weights: Annotated[Path | None, typer.Option(help=_describe("weights"))] = None,
+    net: Annotated[str | None, typer.Option(help=_describe("net"))] = None,
+    checkpoint_every: Annotated[
+        int, typer.Option(min=0, help="also save inside a time step, after every so many rounds; 0: between them only")
+    ] = 0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what it would cost: work, memory, time")] = False,
+) -> None:
+    """Run algorithms on a stream: train on each time step, test on the next, record all.
+
+    Example: feddrift run --stream sine-2 --algorithm FedDrift --set delta=0.1 --seeds 0-4
+    """
+    can_be_stopped()
+    if seed is not None and seeds is not None:
+        raise ConfigError("give either --seed or --seeds, not both")
+    names, settings = list(dict.fromkeys(algorithm)), _settings(set_ or [])
+    options = click.get_current_context().params  # by name: those of a RunConfig, and a few of this command alone
+    common = {name: options[name] for name in RunConfig.model_fields.keys() & options.keys()}
+    configs = [
+        RunConfig.checked(**common | {"algorithm": name, "settings": _settings_of(name, names, settings), "seed": s})
+        for name in names
+        for s in (parse_seeds(seeds) if seeds is not None else [seed or 0])
+    ]
+    first = configs[0].load()
+    for config in configs:
+        config.resolve(first)  # a wrong name or setting shows now, not after the first hour
+        config.conditions(first)
+    configs[0].find_net(first)
+    say(
+        f"{stream}: {first.n_clients} clients, {first.n_steps} time steps + 1 to test, "
+        f"{int(np.prod(first.x.shape[1:]))} features, {first.n_classes} classes"
+    )
+    if dry_run:
+        out.print(_costs(first, configs))
+        return
+    _follow((RecordedRun(config, out_dir, every=checkpoint_every) for config in configs), len(configs))
+    say(f"records in {out_dir}")
+
+
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="a folder of records")] = Path("runs"),
+) -> None:
+    """Go on with the runs below a folder that were stopped or killed, as if nothing had happened.
+
+    Example: feddrift resume runs
+    """
+    can_be_stopped()
+    found = stopped(folder)
+    if not found and not states(folder):
+        raise DataError(f"no run below {folder} has checkpoints to go on from")
+    if not found:
+        say(f"nothing to resume in {folder}: no run there was stopped before its end")
+        return
+    failed = 0
+    for state in found:  # what is wrong with one is no reason to leave the others
+        try:
+            _follow([reopened(state)], 1)
+        except FeddriftError as error:
+            fail(f"{state.stem}: {error}")
+            failed += 1
+        except Exception as error:
+            fail(f"{state.stem}: {type(error).__name__}: {error}")
+            failed += 1
+    if failed:
+        raise typer.Exit(1)
+
+
+def _follow(runs: Iterable[RecordedRun], n: int) -> None:
+    """Run so many one after the other, telling each time step."""
+    paths = []
+    board = Board(n)
+    try:
+        with Live(board, console=out) if out.is_terminal else nullcontext():  # a pipe has lines instead
+            for recorded in runs:
+                what = f"{recorded.config.algorithm} seed {recorded.config.seed}"
+                board.begin(what, recorded.stream.n_steps)
+                if not out.is_terminal:
+                    out.print(f"[bold]{escape(what)}[/]", highlight=False)
+                before: Ints | None = None
+                for step in recorded:
+                    line = told(step, recorded.before if before is None else before, recorded.stream.clients)
+                    board.step(step, line)
+                    if not out.is_terminal:
+                        say(line)
+                    before = step.model
+                paths.append(recorded.path)
+    except KeyboardInterrupt:
+        if board.runs:
+            rest = n - len(board.runs)
+            tell(
+                f"`feddrift resume {shlex.quote(str(recorded.out))}` goes on with {what}"
+                + (f"; {rest} more of this command had not begun" if rest else "")
+            )
+        raise
+    out.print(tables.table(summarise([record.read(path) for path in paths])))
+
+
+def export_(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="a folder of records, or one record")] = Path("runs"),
+    to: Annotated[Path, typer.Option("--out", help="the folder for the models")] = Path("models"),
+) -> None:
+    """Write the current models of a run, who uses which, and their lineage, to predict with.
+
+    Example: feddrift export runs --out models
+    """
+    found = states(folder)
+    if not found:
+        raise DataError(f"no run below {folder} has checkpoints: a sweep keeps none of a finished run")
+    for state in found:
+        target = to if len(found) == 1 else to / state.stem
+        steps = export(reopened(state), target)
+        say(f"wrote {target}: the models after {steps} time steps")
+
+
+def sweep_(
+    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="tables [[runs]]: streams, algorithms, seeds, ...")],
+    out_dir: Annotated[Path, typer.Option("--out", help="the folder for the records")] = Path("runs"),
+    jobs: Annotated[int | None, typer.Option(min=1, help="processes at a time; default: one per core")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help=_describe("data_dir"))] = None,
+) -> None:
+    """Run a grid of runs in parallel; those that are finished in the folder are skipped.
+
+    Example: feddrift sweep experiments/tables-small.toml --out runs/tables
+    """
+    can_be_stopped()
+    configs = sweep.read_grid(file, data_dir)
+    record.check_folder(out_dir)
+    say(f"{file}: {len(configs)} runs")
+    ended: dict[str, int] = {"done": 0, "skipped": 0, "failed": 0}
+    failures: list[str] = []
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    news = sweep.sweep(configs, out_dir, jobs or cores())
+    with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as progress, closing(news):
+        task = progress.add_task("runs", total=len(configs))
+        for item in news:
+            if item.kind == "step":
+                progress.advance(task, item.share)
+                continue
+            ended[item.kind] += 1
+            if item.kind == "skipped":  # says nothing about the speed of the others
+                progress.update(task, total=len(configs) - ended["skipped"])
+                continue
+            what = f"{item.config.stream} {item.config.algorithm} seed {item.config.seed}"
+            if item.kind == "failed":
+                failures.append(f"{what}: {item.reason}")
+            say(f"[{sum(ended.values())}/{len(configs)}] {what}" + (" failed" if item.kind == "failed" else ""))
+    say(f"{ended['done']} done, {ended['skipped']} were finished before, {ended['failed']} failed; in {out_dir}")
+    for failure in failures:
+        tell(f"failed: {failure}")
+    if failures:
+        raise typer.Exit(1)
+
+
+def _costs(stream: Stream, configs: Sequence[RunConfig]) -> Table:
+    """What each algorithm would cost, by a short rehearsal with its first seed."""
+    table = Table("algorithm", "seeds", "lanes", "local steps", "memory", "time a run", "in all", box=None)
+    total = time.process_time()  # to start up
+    for name in dict.fromkeys(config.algorithm for config in configs):
+        runs = [config for config in configs if config.algorithm == name]
+        with out.status(f"rehearsing {escape(name)}") if out.is_terminal else nullcontext():
+            algorithm, local = runs[0].resolve(stream)
+            cost = estimate(
+                stream, algorithm, engine=runs[0].engine, local=local, seed=runs[0].seed, net=runs[0].find_net(stream)
+            )
+        total += cost.seconds * len(runs)
+        table.add_row(
+            escape(name), str(len(runs)), f"{cost.lanes:.0f}", f"{cost.local_steps:,}", f"{cost.bytes / 1e9:.1f} GB",
+            _duration(cost.seconds), _duration(cost.seconds * len(runs)),
+        )  # fmt: skip
+    table.caption = f"about {_duration(total)} in all; lanes are clients at work on a model in a round"
+    return table
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _settings_of(name: str, names: Sequence[str], settings: dict[str, str]) -> dict[str, str]:
+    """The settings that this one of several algorithms knows; one that none of them knows is left for it to refuse."""
+    legal = {}
+    for n in names:
+        with suppress(ConfigError):  # told when the run is made
+            legal[n] = algorithms.options(algorithms.entry(n).cls)
+    known = {key for options in legal.values() for key in options}
+    return {k: v for k, v in settings.items() if k in legal.get(name, settings) or k not in known}
+
+
+def _settings(pairs: list[str]) -> dict[str, str]:
+    found = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"--set takes KEY=VALUE, such as delta=0.1, got '{pair}'")
+        if key.strip() in found:
+            raise ConfigError(f"--set {key.strip()} is given twice")
+        found[key.strip()] = value.strip()
+    return found

@@ -1,0 +1,154 @@
+"""What every client receives over time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from feddrift.errors import DataError
+from feddrift.types import Ints, Local
+
+Cell = tuple[npt.ArrayLike, npt.ArrayLike]  # x[n, ...], y[n]
+
+
+@dataclass(frozen=True)
+class Stream:
+    """What every client receives over time: T training steps, and one last row that only tests.
+
+    Cells are stored one after the other, time outer, client inner, so that ``x[rows(t, c)]`` is S_c^(t).
+    """
+
+    name: str
+    x: npt.NDArray[Any]  # float32, or bytes for pictures
+    y: npt.NDArray[np.int32]
+    counts: Ints  # [T + 1, c], zero is legal
+    n_classes: int
+    concepts: Ints | None = None  # [T + 1, c], the truth: only Oracle and reports may read it
+    same: Mapping[int, int] = field(default_factory=dict)  # concept -> the lower id it is equal to
+    clients: tuple[str, ...] = ()  # names, for people
+    times: tuple[str, ...] = ()  # [T + 1], what the time steps are called, where they have names
+    classes: tuple[int | str, ...] = ()  # what the classes are called, where that is not 0, 1, 2, ...
+    columns: tuple[str, ...] = ()  # what the features are called, in their order, where they have names
+    family: str = "own"  # which defaults apply: sine, circle, sea, mnist, ...
+    local: Local = Local()  # the training settings its numbers are published with
+
+    def __post_init__(self) -> None:
+        if self.counts.ndim != 2 or len(self.counts) < 2 or self.counts.shape[1] < 1:
+            raise DataError(f"stream {self.name}: needs at least 2 time steps and 1 client, got {self.counts.shape}")
+        if self.counts.sum() != len(self.x) or len(self.x) != len(self.y):
+            raise DataError(f"stream {self.name}: counts, x and y disagree on the number of examples")
+        if self.concepts is not None and self.concepts.shape != self.counts.shape:
+            raise DataError(
+                f"stream {self.name}: concepts must have shape {self.counts.shape}, got {self.concepts.shape}"
+            )
+        if self.clients and len(self.clients) != self.n_clients:
+            raise DataError(f"stream {self.name}: {self.n_clients} clients need as many names, got {len(self.clients)}")
+        if self.times and len(self.times) != len(self.counts):
+            raise DataError(
+                f"stream {self.name}: {len(self.counts)} time steps need as many names, got {len(self.times)}"
+            )
+        if not self.clients:
+            object.__setattr__(self, "clients", tuple(str(c) for c in range(self.n_clients)))
+        ends = np.cumsum(self.counts.reshape(-1))
+        object.__setattr__(self, "_starts", (ends - self.counts.reshape(-1)).reshape(self.counts.shape))
+
+    @property
+    def n_steps(self) -> int:
+        """T, the number of training steps."""
+        return len(self.counts) - 1
+
+    @property
+    def n_clients(self) -> int:
+        """P."""
+        return int(self.counts.shape[1])
+
+    @property
+    def starts(self) -> Ints:
+        """The first row of each cell."""
+        starts: Ints = self.__dict__["_starts"]
+        return starts
+
+    def rows(self, t: int, c: int) -> slice:
+        """Where S_c^(t) lies in x and y."""
+        start = int(self.starts[t, c])
+        return slice(start, start + int(self.counts[t, c]))
+
+    def cell(self, t: int, c: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]:
+        """S_c^(t)."""
+        rows = self.rows(t, c)
+        return self.x[rows], self.y[rows]
+
+    @classmethod
+    def from_arrays(
+        cls,
+        cells: Sequence[Sequence[Cell | None]],
+        *,
+        name: str = "arrays",
+        n_classes: int | None = None,
+        concepts: npt.ArrayLike | None = None,
+        clients: Sequence[str] = (),
+        times: Sequence[str] = (),
+        local: Local | None = None,
+    ) -> Stream:
+        """Your own data: ``cells[t][c]`` is a pair (x, y), or None where client c received nothing at time t.
+
+        >>> x, y = np.zeros((4, 2)), [0, 1, 1, 0]
+        >>> Stream.from_arrays([[(x, y), None], [(x, y), (x, y)]]).counts.tolist()
+        [[4, 0], [4, 4]]
+        """
+        width = {len(row) for row in cells}
+        if len(width) != 1:
+            raise DataError(f"stream {name}: every time step needs the same clients, got {sorted(width)} of them")
+        if clients and len(clients) not in width:
+            raise DataError(f"stream {name}: {width.pop()} clients need as many names, got {len(clients)}")
+        xs: list[npt.NDArray[np.float32]] = []
+        ys: list[npt.NDArray[np.int32]] = []
+        counts = np.zeros((len(cells), width.pop()), dtype=np.int64)
+        for t, row in enumerate(cells):
+            for c, cell in enumerate(row):
+                if cell is None:
+                    continue
+                where = f"stream {name}, time {t}, client {clients[c] if clients else c}"
+                x, y = _checked(cell, where)
+                if xs and x.shape[1:] != xs[0].shape[1:]:
+                    raise DataError(f"{where}: features of shape {x.shape[1:]}, elsewhere {xs[0].shape[1:]}")
+                if n_classes is not None and len(y) and y.max() >= n_classes:
+                    raise DataError(f"{where}: unknown label {int(y.max())}, legal are 0 to {n_classes - 1}")
+                xs.append(x)
+                ys.append(y)
+                counts[t, c] = len(x)
+        if not counts.sum():
+            raise DataError(f"stream {name}: no examples at all")
+        y_all = np.concatenate(ys)
+        return cls(
+            name=name,
+            x=np.concatenate(xs),
+            y=y_all,
+            counts=counts,
+            n_classes=n_classes if n_classes is not None else int(y_all.max()) + 1,
+            concepts=None if concepts is None else np.asarray(concepts, dtype=np.int64),
+            clients=tuple(clients),
+            times=tuple(str(time) for time in times),
+            local=local or Local(),
+        )
+
+
+def _checked(cell: Cell, where: str) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]:
+    try:
+        x, labels = np.asarray(cell[0], dtype=np.float32), np.asarray(cell[1], dtype=np.float64)
+    except (TypeError, ValueError):
+        raise DataError(f"{where}: features and labels must be numbers") from None
+    if x.ndim < 2 or labels.shape != x.shape[:1]:
+        raise DataError(
+            f"{where}: expected x of shape [n, features] and y of shape [n], got {x.shape} and {labels.shape}"
+        )
+    if not np.isfinite(x).all():
+        raise DataError(f"{where}: example {int(np.argwhere(~np.isfinite(x))[0][0])} has a missing or infinite feature")
+    whole = np.isfinite(labels) & (labels >= 0) & (labels < 2**31) & (labels == np.floor(labels))
+    if not whole.all():
+        raise DataError(f"{where}: unknown label {labels[~whole][0]:g}, labels are whole numbers from 0")
+    return x, labels.astype(np.int32)

@@ -1,0 +1,85 @@
+"""Under which conditions clients work: who is in reach, who takes part in a round, who joins later, who lies.
+
+Absence has two kinds. A client without new data keeps its identity and still trains on its history; one out of reach
+keeps its identity, too, but is neither scored nor trained, and the data that it received meanwhile were seen by no
+model and train none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+
+from feddrift import rng
+from feddrift.errors import ConfigError, DataError
+from feddrift.trees import per_axis
+from feddrift.types import Bools, Ints, Models, State, Updates
+
+S = TypeVar("S", bound=State)
+NOISE = 10.0  # the standard deviation of garbage
+
+
+@dataclass(frozen=True, eq=False)
+class Conditions:
+    """By default everybody is always there, and honest."""
+
+    participation: float = 1.0  # the share of the clients in reach that train in a round, drawn anew for each
+    dropout: float = 0.0  # the chance that a client is out of reach for a whole time step
+    trace: Bools | None = None  # [t, c], who is in reach
+    garbage: tuple[int, ...] = ()  # clients that send noise in place of what they trained
+
+    def __post_init__(self) -> None:
+        if not 0 < self.participation <= 1:
+            raise ConfigError(f"participation must be above 0 and at most 1, got {self.participation}")
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(f"dropout must be at least 0 and below 1, got {self.dropout}")
+
+    def in_reach(self, counts: Ints, seed: int) -> Bools:
+        """[t, c] for data of these counts [t, c]: a client is there from its first data on, unless it drops out."""
+        there: Bools = np.logical_or.accumulate(counts > 0, axis=0)
+        if self.trace is not None:
+            if self.trace.shape[1] != counts.shape[1]:
+                raise DataError(f"the trace is for {self.trace.shape[1]} clients, the stream has {counts.shape[1]}")
+            if len(self.trace) < len(counts):
+                raise DataError(
+                    f"the trace has {len(self.trace)} rows, the stream {len(counts)} time steps to train in"
+                )
+            there &= self.trace[: len(counts)]
+        if self.dropout:
+            t, c = np.ogrid[: counts.shape[0], : counts.shape[1]]
+            there &= rng.unit(rng.derive(seed, "dropout", t, c)[0]) >= self.dropout
+        return there
+
+    def drawn(self, reachable: Bools, key: rng.Words) -> Bools:
+        """[c], who takes part in a round: at least one of those in reach."""
+        clients = np.flatnonzero(reachable)
+        n = max(1, math.ceil(self.participation * len(clients) - 1e-9))
+        found = np.zeros_like(reachable)
+        found[clients[rng.permutation(key, len(clients))[:n]]] = True
+        return found
+
+    def received(self, models: Models, updates: Updates, key: Callable[[int], rng.Words]) -> Updates:
+        """What reaches the server of these updates."""
+        liars = [c for c in self.garbage if c in updates.client]
+        if not liars:
+            return updates
+        _, first = np.unique(updates.lane, return_index=True)
+        params = per_axis(lambda _, new, __: np.array(new), models, None, None, updates.params)
+        for c in liars:
+            rows = np.flatnonzero(updates.client == c), np.flatnonzero(updates.client[first] == c)
+
+            params = per_axis(partial(_spoilt, key(c)), models, *rows, params)
+        return replace(updates, params=params)
+
+
+def _spoilt(key: rng.Words, _: Any, leaf: Any, rows: Ints) -> Any:
+    leaf[rows] = NOISE * rng.normal(key, leaf[rows].shape)
+    return leaf
+
+
+IDEAL = Conditions()

@@ -1,0 +1,57 @@
+"""w as the list of its entries above zero: what engines compute with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from feddrift.types import (
+    Bools,
+    Clusters,
+    Floats,
+    Ints,
+    Weights,
+)
+
+
+def begins_of(sizes: Ints) -> Ints:
+    begins: Ints = np.cumsum(sizes) - sizes
+    return begins
+
+
+def _check(w: Floats) -> None:
+    if not (np.isfinite(w).all() and (w >= 0).all()):
+        raise ValueError("w must be finite and not negative")
+
+
+@dataclass(frozen=True)
+class Entries:
+    """w as the list of its entries above zero: what the engines compute with, however it is written down."""
+
+    t: Ints
+    c: Ints
+    m: Ints
+    value: Floats
+    shape: tuple[int, ...]  # (t, c, m)
+
+    @classmethod
+    def of(cls, w: Weights | Entries, shape: tuple[int, ...]) -> Entries:
+        """The entries of a w that must have this shape."""
+        if w.shape != shape:
+            raise ValueError(f"w must have shape (t, c, m) = {shape}, got {w.shape}")
+        if isinstance(w, Entries):
+            return w
+        if isinstance(w, Clusters):
+            if len(w) and not (w.model.min() >= -1 and w.model.max() < w.n_models):
+                raise ValueError(f"w must name positions of {w.n_models} models")
+            t, c = np.nonzero((w.model >= 0) & (w.weight[:, None] > 0))
+            _check(w.weight)
+            return cls(t, c, w.model[t, c], w.weight[t], shape)
+        _check(w)
+        t, c, m = np.nonzero(w)
+        return cls(t, c, m, w[t, c, m], shape)
+
+    def only(self, which: Bools) -> Entries:
+        """Some of them."""
+        return Entries(self.t[which], self.c[which], self.m[which], self.value[which], self.shape)

@@ -1,0 +1,44 @@
+"""The optimisers of local training, for NumPy and JAX arrays alike.
+
+Adam with amsgrad is PyTorch's: L2 is added to the gradient and the maximum is taken before bias correction.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from feddrift.trees import tree_map
+from feddrift.types import Local, Params
+
+BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
+
+Moments = dict[str, Params]  # mean, square, largest square
+
+
+def start(params: Params) -> Moments:
+    """The moments before the first step."""
+
+    def zeros(p: Any) -> Any:
+        return p.__array_namespace__().zeros_like(p)
+
+    return {name: tree_map(zeros, params) for name in ("mean", "square", "largest")}
+
+
+def update(
+    local: Local, params: Params, grads: Params, moments: Moments, step: Any, lr: Any = None
+) -> tuple[Params, Moments]:
+    """One step; `step` counts from 1 and is an array (0-d float32), and so may be the step size."""
+    lr = local.lr if lr is None else lr
+    grads = tree_map(lambda g, p: g + local.weight_decay * p, grads, params)
+    if local.optimizer == "sgd":
+        return tree_map(lambda p, g: p - lr * g, params, grads), moments
+    xp = step.__array_namespace__()
+    # 1 - beta^step, exact in float32 also for the first steps
+    bias1 = -xp.expm1(step * math.log(BETA1))
+    bias2 = xp.sqrt(-xp.expm1(step * math.log(BETA2)))
+    mean = tree_map(lambda m, g: BETA1 * m + (1 - BETA1) * g, moments["mean"], grads)
+    square = tree_map(lambda v, g: BETA2 * v + (1 - BETA2) * g * g, moments["square"], grads)
+    largest = tree_map(xp.maximum, moments["largest"], square)
+    params = tree_map(lambda p, m, v: p - lr / bias1 * m / (xp.sqrt(v) / bias2 + EPS), params, mean, largest)
+    return params, {"mean": mean, "square": square, "largest": largest}

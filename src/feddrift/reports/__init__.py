@@ -1,0 +1,1 @@
+"""What records say: numbers, tables, pictures and a page."""

@@ -1,0 +1,276 @@
+"""What the HTML report draws, as plain JSON values: computed here and tested, only shown there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from feddrift import algorithms
+from feddrift._version import __version__
+from feddrift.reports import metrics
+from feddrift.reports.story import command, letter, why
+from feddrift.reports.summary import changes, joined, lineage, reached, scores, truth
+from feddrift.reports.words import describe, differences
+from feddrift.runs.record import Record, configuration
+from feddrift.types import Floats, Ints
+
+MAX_CELLS = 600_000  # of all runs together that are shown cell by cell; beyond, a run has its curves only
+MAX_LISTED = 30_000  # drifts and alarms of a run in its list
+WORST = 12
+BEFORE, AFTER = 2, 4  # rows around a drift
+
+
+def collect(records: Sequence[Record], name: str) -> dict[str, Any]:
+    """All runs, the newest of each, by stream and configuration."""
+    by_stream: dict[str, dict[str, list[Record]]] = {}
+    for record in newest(records):
+        data = json.dumps([record.header["stream"], record.header["overrides"]], sort_keys=True)
+        by_stream.setdefault(data, {}).setdefault(configuration(record.header), []).append(record)
+    shown = _with_cells(by_stream)
+    return {
+        "name": name,
+        "version": __version__,
+        "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "within": metrics.WITHIN,
+        "before": BEFORE,
+        "streams": [_stream(list(groups.values()), shown) for _, groups in sorted(by_stream.items())],
+    }
+
+
+def newest(records: Sequence[Record]) -> list[Record]:
+    """Of each configuration and seed the run started last, a complete one before any other."""
+    found: dict[tuple[str, int], Record] = {}
+    for record in records:
+        key = configuration(record.header), record.header["seed"]
+        if key not in found or _rank(record) >= _rank(found[key]):
+            found[key] = record
+    return list(found.values())
+
+
+def _rank(record: Record) -> tuple[bool, float]:
+    return record.status == "complete", datetime.fromisoformat(record.header["started"]).timestamp()
+
+
+def _with_cells(by_stream: Mapping[str, Mapping[str, Sequence[Record]]]) -> set[int]:
+    """The runs, by identity, that fit: the first seed of every configuration before the second of any."""
+    groups = [group for of_stream in by_stream.values() for group in of_stream.values()]
+    ranked = sorted(((k, g, run) for g, group in enumerate(groups) for k, run in enumerate(group)), key=lambda r: r[:2])
+    fit: set[int] = set()
+    room = MAX_CELLS
+    for _, _, record in ranked:
+        if record.rows.model.size <= room or not fit:
+            fit.add(id(record))
+            room -= record.rows.model.size
+    return fit
+
+
+def _stream(groups: list[list[Record]], shown: set[int]) -> dict[str, Any]:
+    header = groups[0][0].header
+    order = list(algorithms.ALGORITHMS)
+    groups.sort(key=lambda group: _place(group[0].header["algorithm"], order))
+    oracles = {run.header["seed"]: run for group in groups for run in group if run.header["algorithm"] == "Oracle"}
+    heads = [group[0].header for group in groups]
+    different = differences([(h["stream"], h["algorithm"], h["settings"]) for h in heads])
+    return {
+        "name": header["stream"] + (f" ({describe(header['overrides'])})" if header["overrides"] else ""),
+        "short": header["stream"],
+        "options": describe(header["overrides"]),
+        "clients": header["clients"],
+        "groups": [_group(group, differs, oracles, shown) for group, differs in zip(groups, different, strict=True)],
+    }
+
+
+def _place(name: str, order: Sequence[str]) -> tuple[int, str]:
+    """FedDrift's family first, what it is compared with after it, then the floor and the ceiling."""
+    ends = {"Oblivious": 3, "Oracle": 4}
+    family = 0 if name == "FedDrift" else 1 if name.startswith("FedDrift") or name not in order else 2
+    return ends.get(name, family), f"{order.index(name):03d}" if name in order else name
+
+
+def _group(
+    group: Sequence[Record], differs: Mapping[str, Any], oracles: Mapping[int, Record], shown: set[int]
+) -> dict[str, Any]:
+    header = group[0].header
+    entry = algorithms.ALGORITHMS.get(header["algorithm"])
+    runs = [_run(run, oracles.get(run.header["seed"]), id(run) in shown) for run in group]
+    curves = np.full((len(group), max(run.rows.steps for run in group)), np.nan)
+    for curve, run in zip(curves, group, strict=True):
+        curve[: run.rows.steps] = _over_clients(run.rows.accuracy)
+    return {
+        "algorithm": header["algorithm"],
+        "label": header["algorithm"] + (f" ({describe(differs)})" if differs else ""),
+        "summary": entry.summary if entry else "",
+        "mean": _rounded(_over_clients(curves.T)),
+        "std": _rounded(_deviation(curves)) if len(group) > 1 else None,
+        "numbers": {
+            name: [None, None] if value is None else [value.mean, value.std]
+            for name, value in metrics.over_seeds([run["numbers"] for run in runs]).items()
+        },
+        "around": _around(group),
+        "runs": runs,
+    }
+
+
+def _run(record: Record, oracle: Record | None, with_cells: bool) -> dict[str, Any]:
+    header, rows = record.header, record.rows
+    found, total = metrics.measure(record, oracle), scores(record)
+    rerun, notes = command(header)
+    concepts = metrics.concepts_alive(record)
+    detections = {"alarms": found.alarms, "switches": found.switches, "noticed": found.noticed, **found.dummies}
+    config = {
+        **{f"setting {key}": value for key, value in header["settings"].items()},
+        **{f"local {key}": value for key, value in header["local"].items()},
+        "engine": header["engine"], "device": header["device"], "started": header["started"],
+        **{f"{key} version": value for key, value in header["versions"].items()},
+    }  # fmt: skip
+    return {
+        "seed": header["seed"],
+        "status": record.status,
+        "steps": rows.steps,
+        "n_steps": header["n_steps"],
+        "started": header["started"],
+        "times": header.get("times", []),
+        "truth": bool((rows.concept >= 0).any()),
+        "metric": str(header["settings"].get("metric", "loss")),
+        "numbers": {
+            **metrics.numbers(found), "omitting": _share(total.omitting_drifts), "sent": total.models_sent_ratio,
+            "models": None if total.models_final is None else float(total.models_final),
+        },
+        "detection": {name: _detection(value) for name, value in detections.items() if value is not None},
+        "worst": _worst(record),
+        **_moves(record),
+        "used": metrics.in_use(record).tolist(),
+        "exist": rows.n_models.max(axis=1).tolist() if rows.steps else [],
+        "concepts": concepts.tolist() if concepts.any() else None,
+        "sent": _rounded(metrics.sent_over_time(record)),
+        "events": [_event(event) for event in record.events],
+        "cells": _cells(record) if with_cells else None,
+        "command": rerun,
+        "notes": notes,
+        "config": {key: "none" if value is None else str(value) for key, value in config.items()},
+    }  # fmt: skip
+
+
+def _detection(value: metrics.Detection) -> dict[str, Any]:
+    return {**asdict(value), "precision": value.precision, "recall": value.recall}
+
+
+def _worst(record: Record) -> list[list[Any]]:
+    """[client, its mean, the time of its lowest accuracy] of the worst, worst first."""
+    mean = metrics.by_client(record)
+    seen = [int(c) for c in np.argsort(mean, kind="stable") if not np.isnan(mean[c])][:WORST]
+    return [[c, round(float(mean[c]), 4), int(np.nanargmin(record.rows.accuracy[:, c]))] for c in seen]
+
+
+def _moves(record: Record) -> dict[str, Any]:
+    """The true changes with how long they waited (-1: missed), and the alarms and switches that answer none.
+
+    A change is [t, c, from, to, delay, how], a false move [t, c, how]; how adds 1 for an alarm and 2 for a switch.
+    """
+    drift, moved, cells = record.rows.drift, metrics.switches(record), metrics.speakable(record)
+    how = drift * 1 + moved * 2
+    changed = changes(record)
+    if not (record.rows.concept >= 0).any():
+        loose = np.argwhere(how > 0).tolist()
+        return {"drifts": None, "false": [[t, c, int(how[t, c])] for t, c in loose[:MAX_LISTED]], "n_false": len(loose)}
+    waited, concepts = metrics.delays(drift | moved, changed, cells), truth(record)
+    before = _newest_before(record, concepts)
+    drifts, answered = [], np.zeros_like(changed)
+    for (t, c), delay in zip(np.argwhere(changed).tolist(), waited.tolist(), strict=True):
+        at = t + max(delay, 0)
+        answered[at, c] |= delay >= 0
+        drifts.append([t, c, int(before[t, c]), int(concepts[t, c]), delay, int(how[at, c]) if delay >= 0 else 0])
+    loose = np.argwhere((how > 0) & cells & ~answered).tolist()
+    return {
+        "drifts": drifts[:MAX_LISTED],
+        "n_drifts": len(drifts),
+        "false": [[t, c, int(how[t, c])] for t, c in loose[:MAX_LISTED]],
+        "n_false": len(loose),
+        "by_time": _by_time(record.rows.steps, drifts, loose),
+    }
+
+
+def _by_time(steps: int, drifts: Sequence[Sequence[int]], loose: Sequence[Sequence[int]]) -> dict[str, list[int]]:
+    """How many clients changed at each time, of these noticed at once, late or never; and the false moves."""
+    found = {kind: [0] * steps for kind in ("at once", "late", "missed", "false")}
+    for t, _, _, _, delay, _ in drifts:
+        found["at once" if delay == 0 else "late" if delay > 0 else "missed"][t] += 1
+    for t, _ in loose:
+        found["false"][t] += 1
+    return found
+
+
+def _newest_before(record: Record, concepts: Ints) -> Ints:
+    """[t, c], the concept of the data that the client had before t."""
+    before, received = concepts.copy(), np.concatenate([[concepts[0] >= 0], record.rows.tested[:-1] > 0])
+    for t in range(1, len(concepts)):
+        before[t] = np.where(received[t - 1], concepts[t - 1], before[t - 1])
+    return before
+
+
+def _event(event: Mapping[str, Any]) -> dict[str, Any]:
+    cause = event["cause"]
+    found = {"t": event["t"], "kind": event["event"], "model": event["model"], "why": why(event)}
+    named = {key: cause[key] for key in ("from", "into") if isinstance(cause.get(key), int)}
+    if isinstance(cause.get("clients"), list):
+        named["clients"] = cause["clients"]
+    return found | named
+
+
+def _cells(record: Record) -> dict[str, Any]:
+    """What a cell shows, one time step after the other; accuracy in thousandths, -1 without test data."""
+    rows = record.rows
+    accuracy = np.where(np.isnan(rows.accuracy), -1, np.round(1000 * np.nan_to_num(rows.accuracy)))
+    flat: dict[str, Any] = {
+        "model": rows.model.reshape(-1).tolist(),
+        "accuracy": accuracy.astype(int).reshape(-1).tolist(),
+        "alarms": np.flatnonzero(rows.drift).tolist(),
+        "switches": np.flatnonzero(metrics.switches(record)).tolist(),
+        "changes": np.flatnonzero(changes(record)).tolist(),
+        "nothing": np.flatnonzero(~reached(record)).tolist(),
+        "absent": np.flatnonzero(~joined(record)).tolist(),
+    }
+    if not np.isnan(rows.loss).all():
+        flat["loss"] = [None if np.isnan(loss) else round(float(loss), 3) for loss in rows.loss.reshape(-1)]
+    became, roots = lineage(record), {}
+    for model, root in zip(rows.model.reshape(-1).tolist(), became.reshape(-1).tolist(), strict=True):
+        if model != root:
+            roots[str(model)] = root
+    flat["roots"] = roots
+    if (rows.concept >= 0).any():
+        flat["concept"] = rows.concept.reshape(-1).tolist()
+        same = record.header["same"]
+        names = {int(k): letter(int(k)) for k in np.unique(rows.concept[rows.concept >= 0])}
+        flat["concepts"] = {k: n + (f" (= {letter(same[str(k)])})" if str(k) in same else "") for k, n in names.items()}
+    return flat
+
+
+def _around(group: Sequence[Record]) -> list[float | None] | None:
+    """Mean accuracy from BEFORE rows ahead of a drift to AFTER rows behind, over all drifts of all seeds."""
+    found = [metrics.around(run.rows.accuracy, run, BEFORE, AFTER) for run in group if changes(run).any()]
+    return _rounded(_over_clients(np.concatenate(found).T)) if found else None
+
+
+def _over_clients(values: Floats) -> Floats:
+    n = (~np.isnan(values)).sum(axis=1)
+    return np.asarray(np.nansum(values, axis=1) / np.where(n > 0, n, np.nan))
+
+
+def _deviation(values: Floats) -> Floats:
+    """Sample standard deviation over the first axis; NaN where fewer than two are known."""
+    n = (~np.isnan(values)).sum(axis=0)
+    squares = np.nansum((values - _over_clients(values.T)) ** 2, axis=0)
+    return np.asarray(np.sqrt(squares / np.where(n > 1, n - 1, np.nan)))
+
+
+def _rounded(values: Floats) -> list[float | None]:
+    return [None if np.isnan(v) else round(float(v), 4) for v in values]
+
+
+def _share(percent: float | None) -> float | None:
+    return None if percent is None else percent / 100

@@ -1,0 +1,11 @@
+"""Pictures, drawn from records alone."""
+
+from __future__ import annotations
+
+from feddrift.reports.pictures.accuracy import accuracy
+from feddrift.reports.pictures.clusters import clusters
+from feddrift.reports.pictures.patterns import classes, patterns
+from feddrift.reports.pictures.style import save
+from feddrift.reports.pictures.tradeoffs import threshold, traffic
+
+__all__ = ["accuracy", "classes", "clusters", "patterns", "save", "threshold", "traffic"]

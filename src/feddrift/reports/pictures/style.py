@@ -1,0 +1,87 @@
+"""What all pictures share: colours, marks, panels, a legend, and how they are saved."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure
+
+from feddrift.errors import ConfigError
+from feddrift.reports.words import differences
+from feddrift.runs.record import Record
+from feddrift.system import write_whole
+from feddrift.types import Ints
+
+MAX_PANELS = 12
+FORMATS = (".pdf", ".png", ".svg")
+DPI = 150
+# Okabe and Ito's palette, which the colour-blind can tell apart; a grey for its yellow, too pale for a line.
+STRONG = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+# Blue, green, yellow and orange as in the paper's figure, then more.
+PALE = ("#B5D3EE", "#A5D6A0", "#FFF2A8", "#F7B98B", "#E3C4E8", "#D4D4D4", "#A2E4E4", "#F2B3BE")
+INK, ALARM, OTHER = "#222222", "#B00020", "#A8A8A8"
+
+
+def save(fig: Figure, path: str | Path) -> None:
+    """Write a figure as png, pdf or svg, by the ending of the path."""
+    if Path(path).suffix.lower() not in FORMATS:
+        raise ConfigError(f"a figure's file must end in {', '.join(FORMATS)}, got '{path}'")
+    drawn = io.BytesIO()
+    fig.savefig(drawn, format=Path(path).suffix[1:].lower())
+    write_whole(Path(path), drawn.getvalue())
+
+
+def settings_apart(records: Sequence[Record]) -> list[dict[str, object]]:
+    headers = [record.header for record in records]
+    return differences([(h["stream"], h["algorithm"], {**h["settings"], **h["overrides"]}) for h in headers])
+
+
+def fills(ids: Sequence[int]) -> dict[int, str]:
+    """A pale colour for each."""
+    if len(ids) <= len(PALE):
+        return dict(zip(ids, PALE, strict=False))
+    shades = mpl.colormaps["turbo"](np.linspace(0.05, 0.95, len(ids)))
+    return {i: to_hex(0.5 + 0.5 * shade[:3]) for i, shade in zip(ids, shades, strict=True)}
+
+
+def background(ax: Axes, ids: Ints, colour_of: Mapping[int, str]) -> None:
+    """Cells [t, c] in the colours of their ids."""
+    steps, clients = ids.shape
+    colours = np.ones((clients, steps, 3))
+    for i, fill in colour_of.items():
+        colours[np.equal(ids.T, i)] = to_rgb(fill)
+    x, y = np.arange(steps + 1) + 0.5, np.arange(clients + 1) - 0.5
+    ax.pcolormesh(x, y, colours, edgecolors="white", linewidth=min(0.8, 16 / max(ids.shape)))
+
+
+def key(fig: Figure, entries: Mapping[str, Artist]) -> None:
+    """The legend below a figure."""
+    if entries:
+        column = 0.066 * max(len(label) for label in entries) + 0.4  # inches
+        n_columns = max(1, min(len(entries), int(fig.get_figwidth() / column)))
+        style = {"frameon": False, "fontsize": 9, "handlelength": 1.6, "columnspacing": 1.2, "handletextpad": 0.5}
+        fig.legend(list(entries.values()), list(entries), loc="outside lower center", ncols=n_columns, **style)
+
+
+def short(name: str, length: int = 40) -> str:
+    """A long name without its middle."""
+    return name if len(name) <= length else f"{name[: length // 2]}…{name[1 - length // 2 :]}"
+
+
+def panels_of(n: int, size: tuple[float, float]) -> tuple[Figure, list[Axes]]:
+    n_columns = n if n <= 3 else 2 if n == 4 else 3
+    n_rows = math.ceil(n / n_columns)
+    fig = Figure(figsize=(n_columns * size[0], n_rows * size[1] + 0.4), dpi=DPI, layout="constrained")
+    panels = list(fig.subplots(n_rows, n_columns, squeeze=False).flat)
+    for ax in panels[n:]:
+        ax.remove()
+    return fig, panels[:n]

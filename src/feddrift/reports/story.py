@@ -1,0 +1,112 @@
+"""A record told in words: why a model was born, merged or left, and which command made the run."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from feddrift import algorithms
+from feddrift.reports.words import describe
+
+
+def letter(k: int) -> str:
+    """A, B, C, ... for concepts 0, 1, 2, ...
+
+    >>> letter(2), letter(26)
+    ('C', '26')
+    """
+    return chr(ord("A") + k) if k < 26 else str(k)
+
+
+def why(event: Mapping[str, Any]) -> str:
+    """The cause of an event as a sentence; what it says beyond the usual follows in brackets.
+
+    >>> cause = {"clients": [7], "error": 0.86, "reference": 0.12, "delta": 0.1, "from": 0}
+    >>> why({"event": "created", "model": 2, "cause": cause})
+    "the best model's error rose from 0.120 to 0.860, by more than delta 0.1; model 2 starts as a copy of model 0"
+    """
+    rest = {key: value for key, value in event["cause"].items() if key != "clients"}
+    told = {"created": _created, "merged": _merged}.get(event["event"], _turned)(event["model"], rest)
+    sentence = "; ".join(part for part in told if part)
+    return f"{sentence} ({describe(rest)})" if sentence and rest else sentence or describe(rest)
+
+
+def _created(model: int, rest: dict[str, Any]) -> list[str]:
+    """Sentences of a birth; what they use is taken out of rest."""
+    told = []
+    metric = next((name for name in ("error", "loss") if name in rest), None)
+    if metric and _numbers(rest, metric, "reference"):
+        rise = f"the best model's {metric} rose from {rest.pop('reference'):.3f} to {rest.pop(metric):.3f}"
+        told.append(rise + (f", by more than delta {rest.pop('delta'):g}" if _numbers(rest, "delta") else ""))
+    if rest.get("reason") == "reactive phase" and _numbers(rest, "accuracy", "best", "delta"):
+        fell = f"accuracy {rest.pop('accuracy'):.3f} fell below the best so far, {rest.pop('best'):.3f}"
+        told.append(f"{fell}, by more than delta {rest.pop('delta'):g}")
+    if isinstance(rest.get("concept"), int):
+        told.append(f"Oracle was told of concept {letter(rest.pop('concept'))}")
+    if "round" in rest and rest.get("from") is not None:
+        told.append(f"in round {rest.pop('round')} the updates of model {rest.pop('from')}'s clients pointed apart")
+        told.append("both halves start over")
+    if "reason" in rest:
+        told.append(str(rest.pop("reason")))
+    if "start" in rest and isinstance(rest.get("starts"), list):
+        told.append(
+            f"of {', '.join(map(str, rest.pop('starts')))} a trial on the client's own data chose {rest['start']}"
+        )
+        for key in ("rows", "wrong", "wins"):
+            rest.pop(key, None)
+    parent, start, family = rest.pop("from", None), rest.pop("start", None), rest.pop("family", None)
+    if parent is not None:
+        on = f" on trunk {family}" if family is not None else ""
+        told.append(f"model {model} starts as a copy of model {parent}{on}")
+    elif start == "fresh" or metric:
+        told.append(f"model {model} starts afresh")
+    return told
+
+
+def _merged(model: int, rest: dict[str, Any]) -> list[str]:
+    into, distance, kept, family = (rest.pop(key, None) for key in ("into", "distance", "kept", "family"))
+    on = f" on trunk {family}" if family is not None else ""
+    of = f"; {kept} was kept" if kept is not None else ""
+    return [f"model {model} merged into model {into}{on}: on each other's data they are {distance:.3f} apart{of}"]
+
+
+def _turned(model: int, rest: dict[str, Any]) -> list[str]:
+    return [str(rest.pop("reason", ""))]
+
+
+def _numbers(cause: Mapping[str, Any], *names: str) -> bool:
+    return all(isinstance(value := cause.get(name), int | float) and abs(value) <= 1e15 for name in names)
+
+
+def command(header: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """The command that runs it again, and what the record knows by a digest only.
+
+    Settings are spelt out where they differ from the algorithm's own default or where a stream may bring another.
+    """
+    words = ["feddrift", "run", "--stream", header["stream"], "--algorithm", header["algorithm"]]
+    entry, notes = algorithms.ALGORITHMS.get(header["algorithm"]), []
+    defaults = {name: field.default for name, field in algorithms.options(entry.cls).items()} if entry else {}
+    on_fmow = algorithms.ON_FMOW.get(header["algorithm"], {}) if header["stream"].startswith("fmow") else {}
+    varies = {"n_models", *on_fmow}
+    varies |= set(algorithms.BY_FAMILY.get(entry.cls, {})) if entry else set()
+    for key, value in header["settings"].items():
+        if key not in defaults or value != defaults[key] or key in varies:
+            words += ["--set", f"{key}={_word(value)}"]
+    for key, value in header["overrides"].items():
+        if key == "data":
+            notes.append(f"the data had the digest {value}")
+        elif key == "weights":
+            notes.append(f"add --weights FILE, whose digest was {value}")
+        elif key == "pattern" and "@" in str(value):
+            name, _, digest = str(value).partition("@")
+            words += ["--pattern", name]
+            notes.append(f"the pattern file {name} had the digest {digest}")
+        else:
+            words += [f"--{key.replace('_', '-')}", _word(value)]
+    words += ["--seed", str(header["seed"])]
+    return shlex.join(words), notes
+
+
+def _word(value: Any) -> str:
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,168 @@
+"""Reports for people and for programs: summaries as tables and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from feddrift.reports.summary import Difference, Published, Spread, Summary
+from feddrift.reports.words import describe, differences, notable, ranges
+
+Column = tuple[str, str | None, float]  # what is measured, the dummy's that stands behind it in brackets, a factor
+DRIFTS: dict[str, Column] = {
+    "precision\n(coin's)": ("noticed precision", "chance precision", 1.0),
+    "recall\n(coin's)": ("noticed recall", "chance recall", 1.0),
+    "delay\n(coin's)": ("noticed delay", "chance delay", 1.0),
+    "lost to\nOracle": ("lost_to_oracle", None, 1.0),
+    "lost": ("lost", None, 1.0),
+}
+REST: dict[str, Column] = {
+    "worst\nclient, %": ("worst", None, 100.0),
+    "10th\npct., %": ("tenth", None, 100.0),
+    "NMI": ("nmi", None, 1.0),
+    "spare\nmodels": ("spare", None, 1.0),
+    "MB\ntrained": ("bytes training", None, 1e-6),
+    "MB\nscored": ("bytes scoring", None, 1e-6),
+}
+
+
+def to_json(
+    summaries: Sequence[Summary],
+    against: Sequence[Difference | None] = (),
+    paper: Sequence[Published | None] = (),
+    metrics: Sequence[Mapping[str, Spread | None]] = (),
+) -> list[dict[str, Any]]:
+    """Summaries as JSON values; settings hold the overrides, too."""
+    objects = []
+    for k, summary in enumerate(summaries):
+        values = asdict(summary)
+        overrides = values.pop("overrides")
+        objects.append({**values, "settings": values["settings"] | overrides, "seeds": list(summary.seeds)})
+        if against:
+            gap = against[k]
+            objects[-1]["against"] = None if gap is None else {**asdict(gap), "seeds": list(gap.seeds)}
+        if paper:
+            cell = paper[k]
+            objects[-1]["paper"] = None if cell is None else {a: asdict(getattr(cell, a)) for a in cell.within}
+            objects[-1]["within"] = None if cell is None else cell.within
+        if metrics:
+            objects[-1]["metrics"] = _nested({name: value and asdict(value) for name, value in metrics[k].items()})
+    return objects
+
+
+def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """ "noticed recall" as the entry "recall" of "noticed".
+
+    >>> _nested({"ari": 1, "noticed recall": 2, "noticed delay": 3})
+    {'ari': 1, 'noticed': {'recall': 2, 'delay': 3}}
+    """
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        outer, _, inner = name.partition(" ")
+        if inner:
+            found.setdefault(outer, {})[inner] = value
+        else:
+            found[outer] = value
+    return found
+
+
+def table(
+    summaries: Sequence[Summary], against: Sequence[Difference | None] = (), paper: Sequence[Published | None] = ()
+) -> Table:
+    """Summaries for people; sent is relative to Oblivious, models are those at the end, ARI the adjusted Rand index."""
+    columns = ["omitting\ndrifts, %", "including\ndrifts, %", "sent", "models", "false\nalarm", "ARI"]
+    if against:
+        columns.append(f"over {next((gap.baseline for gap in against if gap), 'it')},\npoints")
+    if paper:
+        columns += ["paper,\nomitting", "ours\nover it", "paper,\nincluding", "ours\nover it"]
+    grid = _grid(columns, 15)
+    for k, (summary, names) in enumerate(zip(summaries, _names(summaries), strict=True)):
+        cells = [
+            *names,
+            spread(summary.omitting_drifts),
+            spread(summary.including_drifts),
+            f"{summary.models_sent_ratio:.2f}x",
+            f"{summary.models_final:.3g}",
+            "-" if summary.false_alarms is None else f"{summary.false_alarms:.3g}",
+            "-" if summary.ari is None else f"{summary.ari:.2f}",
+            *([difference(against[k])] if against else []),
+            *(_beside(summary, paper[k]) if paper else []),
+        ]
+        grid.add_row(*(Text(cell) for cell in cells))  # as Text: a name may hold [brackets]
+    return grid
+
+
+def metrics_tables(summaries: Sequence[Summary], metrics: Sequence[Mapping[str, Spread | None]]) -> list[Table]:
+    """Tables of drifts and of the rest, as docs/metrics.md defines them, where known: each fits a terminal of 80."""
+    known = {name for found in metrics for name, value in found.items() if value is not None}
+    told = [{title: how for title, how in columns.items() if how[0] in known} for columns in (DRIFTS, REST)]
+    return [_metrics_table(summaries, metrics, columns) for columns in told if columns]
+
+
+def _metrics_table(
+    summaries: Sequence[Summary], metrics: Sequence[Mapping[str, Spread | None]], columns: Mapping[str, Column]
+) -> Table:
+    grid = _grid(columns, 10)
+    for found, names in zip(metrics, _names(summaries), strict=True):
+        grid.add_row(*(Text(text) for text in (*names, *(_measured(found, *how) for how in columns.values()))))
+    return grid
+
+
+def _grid(columns: Iterable[str], width: int) -> Table:
+    """Narrow: nine columns in a terminal of 80. The first two wrap, numbers are never cut."""
+    grid = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0)
+    grid.add_column("stream", overflow="fold", min_width=8)
+    grid.add_column("algorithm", overflow="fold", min_width=width)
+    for name in ("seeds", *columns):
+        grid.add_column(name, justify="right", no_wrap=True)
+    return grid
+
+
+def _measured(found: Mapping[str, Spread | None], name: str, dummy: str | None, factor: float) -> str:
+    value, beside = found.get(name), found.get(dummy) if dummy else None
+    number = 0.0 if value is None else factor * value.mean
+    text = "-" if value is None else f"{number:.3g}" if factor < 1 else f"{number:.2f}".replace("-0.00", "0.00")
+    return text + (f" ({beside.mean:.2f})" if beside else "")
+
+
+def _names(summaries: Sequence[Summary]) -> list[tuple[str, str, str]]:
+    """Stream, algorithm with what sets it apart, and seeds, as texts."""
+    different = differences([(s.stream, s.algorithm, {**s.settings, **s.overrides}) for s in summaries])
+    told = [
+        describe({**notable(s.algorithm, s.settings), **s.overrides, **differs})
+        for s, differs in zip(summaries, different, strict=True)
+    ]
+    return [
+        (s.stream, f"{s.algorithm} {words}".strip(), ranges(s.seeds)) for s, words in zip(summaries, told, strict=True)
+    ]
+
+
+def _beside(summary: Summary, theirs: Published | None) -> list[str]:
+    """The paper's two accuracies, each with how far ours is above it; a star: outside its band."""
+    if theirs is None:
+        return ["-"] * 4
+    cells = []
+    for accuracy, within in theirs.within.items():
+        mine, other = getattr(summary, accuracy), getattr(theirs, accuracy)
+        gap = "-" if mine is None else f"{mine.mean - other.mean:+.2f}"
+        cells += [spread(other), gap + ("*" if within is False else " ")]
+    return cells
+
+
+def spread(value: Spread | None) -> str:
+    """A mean and its deviation as text."""
+    if value is None:
+        return "-"
+    return f"{value.mean:.2f}" + ("" if value.std is None else f" ± {value.std:.2f}")
+
+
+def difference(gap: Difference | None) -> str:
+    """A difference and its interval as text."""
+    if gap is None:
+        return "-"
+    return f"{gap.mean:+.2f}" + ("" if gap.low is None else f" [{gap.low:+.2f}, {gap.high:+.2f}]")

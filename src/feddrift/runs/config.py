@@ -1,0 +1,219 @@
+"""One frozen configuration per run: from names to a stream, an algorithm and the conditions of its clients."""
+
+from __future__ import annotations
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+import numpy as np
+from feddrift import rng
+from feddrift.errors import ConfigError, DataError
+from feddrift.trees import per_axis
+from feddrift.streams.patterns import table
+from feddrift.types import Bools, Clusters, Floats, Ints, Models, State, Updates
+from feddrift.data import Stream
+
+import hashlib
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from feddrift import algorithms, engines, streams
+from feddrift.engines.conditions import Conditions
+from feddrift.errors import ConfigError, shown
+from feddrift.nets import default_net, own_net
+from feddrift.types import Algorithm, Average, Local, Net
+from feddrift.data import Stream
+
+TRAINING = ("rounds", "steps", "batch", "lr", "average")
+MAX_SEEDS = 10_000
+
+
+class RunConfig(BaseModel):
+    """What to run; what is left out is the stream's own setting, which for the paper's streams is the paper's."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    stream: str = Field(description="a name from `feddrift list`, folder:DIR, or your own package.module:make")
+    algorithm: str = Field(description="a name from `feddrift list`, or your own package.module:Name")
+    settings: dict[str, Any] = Field(default={}, description="hyper-parameters of the algorithm, e.g. delta=0.1")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="of initial models and minibatches")
+    rounds: int | None = Field(default=None, ge=1, le=1_000_000, description="R, communication rounds per time step")
+    steps: int | None = Field(default=None, ge=1, le=1_000_000, description="K, local steps per round")
+    batch: int | None = Field(default=None, ge=1, le=100_000, description="B, minibatch size")
+    lr: float | None = Field(default=None, gt=0, le=1e6, allow_inf_nan=False, description="eta, step size")
+    average: Average | None = Field(
+        default=None, description="how updates become one model: mean, or against liars median, trimmed, clipped"
+    )
+    participation: float = Field(default=1.0, gt=0, le=1, description="the share of clients that train in a round")
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="the chance of a client to miss a time step")
+    trace: Path | None = Field(
+        default=None,
+        description="a file of who is in reach: a row of 1 and 0 per time step, a column per client",
+    )
+    poison: str | None = Field(
+        default=None,
+        description="clients that do harm: flip:0,3 (wrong labels) or garbage:0,3 (noise for models)",
+    )
+    pattern: str | None = Field(
+        default=None,
+        description="drift pattern: a name (Y, F, R0..R4), a file of integers, or random:every=2,concepts=4",
+    )
+    engine: str = Field(default="simulator", description="simulator, or reference")
+    data_dir: Path | None = Field(default=None, description="where data files lie; else $FEDDRIFT_DATA, else a cache")
+    weights: Path | None = Field(
+        default=None, description="of a ResNet-18, for streams of pictures: torchvision's file"
+    )
+    net: str | None = Field(default=None, description="your own net, package.module:make; else the stream's")
+    label: str = Field(default="label", description="the label column of folder:DIR")
+
+    @field_validator("seed", "rounds", "steps", "batch", "lr", "participation", "dropout", mode="before")
+    @classmethod
+    def _is_no_bool(cls, value: Any) -> Any:
+        if isinstance(value, bool):  # Python would take true for 1
+            raise ValueError("input should be a number")
+        return value
+
+    @classmethod
+    def checked(cls, **values: Any) -> RunConfig:
+        """The configuration, or one sentence that says which value is not legal."""
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = ".".join(str(part) for part in first["loc"])
+            reason = first["msg"].removeprefix("Value error, ")
+            raise ConfigError(f"{name}: {reason[0].lower()}{reason[1:]}, got {shown(first['input'])}") from None
+
+    def load(self) -> Stream:
+        """The stream."""
+        engines.engine(self.engine)  # wrong names first: data may take a while
+        algorithms.algorithm(self.algorithm, **self.settings)
+        found = streams.stream(
+            self.stream, seed=self.seed, pattern=self.pattern, data_dir=self.data_dir, label=self.label
+        )
+        harm, clients = self._poison(found)
+        return flipped(found, clients) if harm == "flip" else found
+
+    def conditions(self, stream: Stream) -> Conditions:
+        """Who is in reach, takes part and lies."""
+        harm, clients = self._poison(stream)
+        made = Conditions(
+            self.participation, self.dropout, None if self.trace is None else read_trace(self.trace),
+            clients if harm == "garbage" else (),
+        )  # fmt: skip
+        made.in_reach(stream.counts[:-1], self.seed)  # a trace that does not fit shows now
+        return made
+
+    def _poison(self, stream: Stream) -> tuple[str, tuple[int, ...]]:
+        return ("", ()) if self.poison is None else read_poison(self.poison, stream.n_clients)
+
+    def resolve(self, stream: Stream) -> tuple[Algorithm, Local]:
+        """The algorithm and training settings that the names stand for on this stream."""
+        engines.engine(self.engine)
+        algorithm = algorithms.algorithm(self.algorithm, stream, **self.settings)
+        if getattr(algorithm, "needs_truth", False) and stream.concepts is None:
+            raise ConfigError(f"{self.algorithm} needs a stream whose true concepts are known, {self.stream} has none")
+        given = {name: getattr(self, name) for name in TRAINING if getattr(self, name) is not None}
+        return algorithm, replace(stream.local, **given)
+
+    def find_net(self, stream: Stream) -> Net:
+        """The net, the stream's own unless another is named."""
+        if self.net is not None and self.weights is not None:
+            raise ConfigError(f"weights are for the net of a stream of pictures: leave out net={self.net}")
+        return own_net(self.net, stream) if self.net else default_net(stream, self.weights)
+
+    def overrides(self, stream: Stream) -> dict[str, Any]:
+        """The run options that differ from the stream's own."""
+        given = {name: getattr(self, name) for name in TRAINING}
+        found = {k: v for k, v in given.items() if v is not None and v != getattr(stream.local, k)}
+        if self.pattern is not None and self.pattern != streams.STREAMS[self.stream].pattern:
+            found["pattern"] = self.pattern
+            if os.path.isfile(self.pattern):  # two files may share a name
+                digest = hashlib.sha256(Path(self.pattern).read_bytes()).hexdigest()[:8]
+                found["pattern"] = f"{Path(self.pattern).name}@{digest}"
+        if self.stream not in streams.STREAMS:  # what the files held may change under the same name
+            found["data"] = hashlib.sha256(stream.x.tobytes() + stream.y.tobytes()).hexdigest()[:8]
+            if self.label != "label":
+                found["label"] = self.label
+        if self.weights is not None:
+            try:
+                found["weights"] = hashlib.sha256(self.weights.read_bytes()).hexdigest()[:8]
+            except (OSError, ValueError) as error:  # or a name that no file can have
+                reason = getattr(error, "strerror", None) or error
+                raise ConfigError(f"cannot read the weights {self.weights}: {reason}") from None
+        if self.net is not None:
+            found["net"] = self.net
+        for name in ("participation", "dropout"):
+            if getattr(self, name) != RunConfig.model_fields[name].default:
+                found[name] = getattr(self, name)
+        if self.trace is not None:
+            digest = hashlib.sha256(read_trace(self.trace).tobytes()).hexdigest()[:8]
+            found["trace"] = f"{self.trace.name}@{digest}"
+        if self.poison is not None:
+            harm, clients = self._poison(stream)
+            found["poison"] = f"{harm}:{','.join(map(str, clients))}"
+        if self.engine != "simulator":
+            found["engine"] = self.engine
+        return found
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Seeds from a range or a list.
+
+    >>> parse_seeds("0-3"), parse_seeds("7,2")
+    ([0, 1, 2, 3], [7, 2])
+    """
+    seeds: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        ends = (first, last if dash else first)
+        if not all(end.isdecimal() and len(end) < 20 for end in ends) or int(ends[1]) < int(ends[0]):
+            raise ConfigError(f"seeds are a range such as 0-4 or a list such as 0,2,5, got '{text}'")
+        if len(seeds) + int(ends[1]) - int(ends[0]) >= MAX_SEEDS:
+            raise ConfigError(f"seeds are at most {MAX_SEEDS}, got '{text}'")
+        seeds += range(int(ends[0]), int(ends[1]) + 1)
+    return list(dict.fromkeys(seeds))
+
+
+def flipped(stream: Stream, clients: Sequence[int]) -> Stream:
+    """The stream in which these clients call every class by the name of its opposite: the first the last, and so on."""
+    y = stream.y.copy()
+    for c in clients:
+        for t in range(stream.n_steps + 1):
+            y[stream.rows(t, c)] = stream.n_classes - 1 - y[stream.rows(t, c)]
+    return replace(stream, y=y)
+
+
+def read_poison(text: str, n_clients: int) -> tuple[Literal["flip", "garbage"], tuple[int, ...]]:
+    """What some clients do, and which.
+
+    >>> read_poison("flip:0,3", n_clients=10)
+    ('flip', (0, 3))
+    """
+    kind, _, names = text.partition(":")
+    clients = [name.strip() for name in names.split(",")]
+    if kind not in ("flip", "garbage") or not all(name.isdecimal() and len(name) < 20 for name in clients):
+        raise ConfigError(f"poison is flip: or garbage: and the numbers of clients, such as flip:0,3, got '{text}'")
+    numbers = tuple(sorted({int(name) for name in clients}))
+    if numbers[-1] >= n_clients:
+        raise ConfigError(f"poison: clients are 0 to {n_clients - 1}, got {numbers[-1]}")
+    return ("flip" if kind == "flip" else "garbage"), numbers
+
+
+def read_trace(path: str | Path) -> Bools:
+    """A file of 1 (in reach) and 0: a row per time step, a column per client."""
+    try:
+        rows = table(Path(path).read_text(encoding="utf-8-sig"), f"trace {path}", "expected 1 for in reach or 0")
+    except (OSError, ValueError) as error:  # not there, or not text
+        raise DataError(f"trace {path} cannot be read as text: {getattr(error, 'strerror', None) or error}") from None
+    if not len(rows):
+        raise DataError(f"trace {path}: needs a row per time step, got none")
+    if rows.max() > 1:
+        raise DataError(f"trace {path}: expected 1 for in reach or 0, got '{rows.max()}'")
+    return rows.astype(bool)

@@ -1,0 +1,226 @@
+"""A run with its record and checkpoints: from a configuration to files, and on from there after anything."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import math
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import chdir, nullcontext
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from operator import index
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from feddrift import algorithms, checkpoint, engines, rng
+from feddrift._version import __version__
+from feddrift.runs.background import in_background
+from feddrift.runs.config import RunConfig
+from feddrift.engines.base import TimeStep
+from feddrift.errors import DataError
+from feddrift.runs.journal import Inside, Journal
+from feddrift.trees import leaves
+from feddrift.runs.record import Writer, beginning, file_name, is_complete, part_of
+from feddrift.run import Step, in_use, steps_on
+from feddrift.types import Algorithm, Ints, Local, Params, State
+from feddrift.data import Stream
+
+log = logging.getLogger(__name__)
+
+
+class RecordedRun:
+    """A run with its record below `out`: iterate over it to run; `path` is the record once it is done.
+
+    After each time step, and inside one after every so many rounds where `every` is above 0, a checkpoint is written
+    beside the record. With `resume` a run that was stopped goes on from the last one that is whole.
+    """
+
+    def __init__(self, config: RunConfig, out: Path, *, resume: bool = False, every: int = 0) -> None:
+        self.config, self.resumes, self.every = config, resume, every
+        self._cwd = Path.cwd()  # what its paths are meant from
+        self.stream = config.load()
+        self.algorithm, self.local = config.resolve(self.stream)
+        self.conditions = config.conditions(self.stream)
+        self.net = config.find_net(self.stream)
+        self._like = self.net.init(rng.derive(config.seed, "init", 0))
+        self.header = _header(config, self.stream, self.algorithm, self.local, self._like)
+        self.out, self.path = out, out / f"{file_name(self.header)}.jsonl"
+        self.checkpoints = checkpoint.Folder(out / f"{file_name(self.header)}.state")
+        self.before: Ints | None = None  # [c], the models in use before the first time step that is yielded
+
+    def __iter__(self) -> Iterator[Step]:
+        """Each time step once it is trained, tested and written."""
+        start = self._last() if self.resumes else _Start()
+        self.before = None if start.state is None else in_use(start.state)
+        if not self.resumes and self.checkpoints.path.is_dir() and not is_complete(self.path):
+            log.warning("%s was stopped before its end: this starts it over, resume would go on", self.path.stem)
+        with Writer(self.out, self.header, start.done, start.seconds) as writer:
+            if not start.done and start.inside is None:
+                self.checkpoints.clear()
+                self._save(writer, 0, None)
+
+            def watch(state: State, fed: TimeStep) -> Journal:
+                def save(inside: Inside) -> None:
+                    self._save(writer, fed.tau, state, inside)
+
+                return Journal(fed, self.every, save, start.inside if fed.tau == start.done else None)
+
+            engine = engines.engine(self.config.engine)(
+                self.stream, self.net, self.local, self.config.seed, self.conditions
+            )
+            steps = steps_on(
+                engine, self.algorithm, done=start.done, state=start.state, watch=watch if self.every else None
+            )
+            # A checkpoint inside a time step must not come before the record of the one that precedes it.
+            for step in in_background(steps, ahead=0 if self.every else 2):
+                writer.step(*_lines(step, self.stream))
+                self._save(writer, step.tau + 1, step.state)
+                yield step
+
+    def _save(self, writer: Writer, done: int, state: State | None, inside: Inside | None = None) -> None:
+        about = {
+            "run": file_name(self.header), "local": self.header["local"], "every": self.every, "cwd": str(self._cwd),
+            "config": self.config.model_dump(mode="json"), "seconds": writer.seconds, "feddrift": __version__,
+        }  # fmt: skip
+        rounds = 0 if inside is None else inside.rounds
+        self.checkpoints.write(done, rounds, about, (state, inside and inside.plain()))
+
+    def _last(self) -> _Start:
+        """Where the last whole checkpoint of this run, whose record is there, lets it begin."""
+        for found in self.checkpoints.newest_first():
+            try:
+                return self._start(found, self._like)
+            except DataError as error:
+                log.warning("%s", error)
+        return _Start()
+
+    def _start(self, found: checkpoint.Checkpoint | DataError, like: Params) -> _Start:
+        if isinstance(found, DataError):
+            raise found
+        about = found.about
+        if about.get("run") != file_name(self.header) or about.get("local") != self.header["local"]:
+            raise DataError(f"{found.path} belongs to another run: {about.get('run')}")
+        try:
+            (state, inside), done, seconds = found.value(like), index(about["steps"]), float(about["seconds"])
+            every = index(about["every"])
+            inside = None if inside is None else Inside(*inside)
+            if min(done, every) < 0 or not 0 <= seconds < math.inf:
+                raise ValueError(f"{done} steps, {seconds} seconds, every {every}")
+            if not (isinstance(state, State) or (state is None and done == 0)):
+                raise TypeError(f"{type(state).__name__} is no state after {done} time steps")
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise DataError(f"{found.path} is no checkpoint of a run: {error!r}") from None
+        self.every = every
+        if about.get("feddrift") != __version__:
+            log.warning("%s was written by feddrift %s, this is %s", found.path, about.get("feddrift"), __version__)
+        if done and all(beginning(path, done) is None for path in (part_of(self.path), self.path)):
+            raise DataError(f"{found.path}: the record of its {done} time steps is missing")
+        return _Start(done, state, inside, seconds)
+
+
+@dataclass(frozen=True)
+class _Start:
+    """Where a run begins: after so many time steps, or inside the next."""
+
+    done: int = 0
+    state: State | None = None
+    inside: Inside | None = None
+    seconds: float = 0.0
+
+
+def states(folder: Path) -> list[Path]:
+    """The checkpoint folders of the runs below a folder, or of one record."""
+    if os.path.isfile(folder):
+        return [state for state in [folder.resolve().with_suffix(".state")] if state.is_dir()]
+    if not os.path.isdir(folder):
+        raise DataError(f"{folder} is no folder of records")
+    return sorted(folder.resolve().rglob("*.state"))
+
+
+def stopped(folder: Path) -> list[Path]:
+    """The checkpoint folders of the runs below a folder that ended before their end."""
+    return [state for state in states(folder) if not is_complete(state.with_suffix(".jsonl"))]
+
+
+def reopened(state: Path) -> RecordedRun:
+    """The run of a checkpoint folder, ready to go on."""
+    found = list(checkpoint.Folder(state).newest_first())
+    whole = [c for c in found if isinstance(c, checkpoint.Checkpoint)]
+    if not whole:
+        why = found[0] if found else "there is none"
+        raise DataError(f"cannot resume {state.stem}: no checkpoint is whole ({why}); run it again")
+    config, cwd = whole[0].about.get("config"), str(whole[0].about.get("cwd"))
+    if not isinstance(config, dict):
+        raise DataError(f"{whole[0].path} is no checkpoint of a run: it has no configuration")
+    with chdir(cwd) if os.path.isdir(cwd) else nullcontext():
+        run = RecordedRun(RunConfig.checked(**config), state.parent, resume=True)
+    if run.checkpoints.path != state:
+        raise DataError(
+            f"cannot resume {state.stem}: its data, or the defaults of its method, have changed since; it would be "
+            f"{run.path.stem} now: run it again"
+        )
+    return run
+
+
+def _header(config: RunConfig, stream: Stream, algorithm: Algorithm, local: Local, model: Params) -> dict[str, Any]:
+    return {
+        "stream": config.stream,
+        "algorithm": config.algorithm,
+        "settings": algorithms.settings(algorithm),
+        "overrides": config.overrides(stream),
+        "seed": config.seed,
+        "local": asdict(local),
+        "engine": config.engine,
+        "n_steps": stream.n_steps,
+        "n_clients": stream.n_clients,
+        "clients": list(stream.clients),
+        "concepts": None if stream.concepts is None else stream.concepts.tolist(),
+        "same": {str(k): v for k, v in stream.same.items()},
+        "versions": _versions(),
+        "device": str(jax.devices()[0].device_kind),
+        "started": datetime.now(UTC).isoformat(),
+        "times": list(stream.times),
+        "model_bytes": sum(int(np.asarray(leaf).nbytes) for leaf in leaves(model)),
+    }
+
+
+def _lines(step: Step, stream: Stream) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    def concept(t: int, c: int) -> int | None:
+        return None if stream.concepts is None else int(stream.concepts[t, c])
+
+    model, drifted = step.model.tolist(), step.drifted.tolist()
+    rows = [
+        {
+            "t": step.tau,
+            "c": c,
+            "accuracy": float(step.accuracy[c]) if step.tested[c] else None,
+            "tested": int(step.tested[c]),
+            "concept": concept(step.tau, c),
+            "next_concept": concept(step.tau + 1, c),
+            "model": model[c],
+            "n_models": len(step.state.models),
+            "drift": drifted[c],
+            "models_sent": _short(step.sent[c]),
+            "sent_scoring": _short(step.sent_scoring[c]),
+            "received": int(step.received[c]),
+            "loss": None if np.isnan(step.loss[c]) else round(float(step.loss[c]), 6),
+        }
+        for c in range(stream.n_clients)
+    ]
+    events = [{"t": step.tau, "event": e.kind, "model": e.model, "cause": dict(e.cause)} for e in step.events]
+    return rows, events
+
+
+def _short(models: np.float64) -> float:
+    return int(models) if models.is_integer() else round(float(models), 6)
+
+
+def _versions() -> dict[str, str]:
+    packages = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "numpy", "scipy")}
+    return {"feddrift": __version__, "python": platform.python_version(), **packages}
