@@ -97,7 +97,7 @@ def default(summary: Summary, setting: str, value: object) -> bool:
     cls = algorithms.entry(summary.algorithm).cls
     family = summary.stream.split("-")[0]
     options = algorithms.options(cls)
-    known = algorithms.BY_FAMILY.get(cls, {}).get(setting, {}).get(family, options[setting].default)
+    known = algorithms.by_family(cls).get(setting, {}).get(family, options[setting].default)
     if family == "fmow":
         known = algorithms.ON_FMOW.get(summary.algorithm, {}).get(setting, known)
     by_stream = setting == "n_models" and cls is IFCA and family != "fmow"

@@ -2,18 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.special import bdtr
 
 from feddrift import rng
-from feddrift.models import mix, take
+from feddrift.models import join, mix, take
 from feddrift.types import Bools, Clusters, Event, Floats, Ints, Models
 
 # Errors are counts over sizes; two that differ by less than this are the same number of mistakes.
 TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True)
+class Clustering:
+    """Models, the data that train them (w), and what has happened to them in this time step."""
+
+    models: Models
+    w: Clusters
+    events: tuple[Event, ...] = ()
+
+    def tell(self, events: Sequence[Event]) -> Clustering:
+        """The same, with more to tell."""
+        return replace(self, events=(*self.events, *events))
+
+    def assign(self, home: Ints) -> Clustering:
+        """Client c's new data train the model at position home[c], or none where it is -1."""
+        return replace(self, w=assign(self.w, home))
+
+    def add(self, models: Models, owners: Sequence[Sequence[int]]) -> Clustering:
+        """More models, each trained by the newest data of its owners."""
+        return replace(self, models=join(self.models, models), w=widen(self.w, owners))
+
+    def drop(self, leaving: Ints, reason: str) -> Clustering:
+        """Without the models at these positions, and the data that they alone knew."""
+        gone = [Event("retired", self.models.ids[m], {"reason": reason}) for m in leaving]
+        models, w = keep(self.models, self.w, ~np.isin(np.arange(len(self.models)), leaving))
+        return Clustering(models, w, self.events).tell(gone)
+
+    def forget(self, memory: Callable[[int], Floats]) -> Clustering:
+        """Let the memory fade; a model without any remembered data is gone."""
+        w = fade(self.w, memory(len(self.w) - 1))
+        forgotten = np.setdiff1d(np.arange(w.n_models), w.model[w.weight > 0])
+        return replace(self, w=w).drop(forgotten, "its data left the window")
 
 
 def best_models(loss: Floats, current: Ints, tie_keys: Sequence[rng.Words] | None = None) -> tuple[Ints, Floats]:
@@ -37,7 +70,7 @@ def best_models(loss: Floats, current: Ints, tie_keys: Sequence[rng.Words] | Non
 
 
 def rises(lowest: Floats, reference: Floats, delta: float) -> Bools:
-    """Eq. 3: the best model's loss is above the last one by more than delta; never where either is missing."""
+    """Eq. 4: the best model's loss is above the last one by more than delta; never where either is missing."""
     with np.errstate(invalid="ignore"):  # inf - inf
         return np.asarray(lowest - reference > delta + TOLERANCE)
 

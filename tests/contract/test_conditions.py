@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import feddrift as fd
 from feddrift import algorithms, rng
-from feddrift.algorithms.feddrift import DriftState
+from feddrift.algorithms.detection import DriftState
 from feddrift.averaging import averaged
 from feddrift.engines.conditions import Conditions
 from feddrift.errors import ConfigError, DataError

@@ -18,7 +18,7 @@ from numpy.testing import assert_array_equal
 
 import feddrift as fd
 from feddrift import algorithms, checkpoint
-from feddrift.algorithms.feddrift import DriftState
+from feddrift.algorithms.detection import DriftState
 from feddrift.errors import DataError
 from feddrift.runs import record
 from feddrift.runs.config import RunConfig

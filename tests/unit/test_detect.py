@@ -15,6 +15,7 @@ import feddrift as fd
 from feddrift import algorithms
 from feddrift.algorithms.drift_tests import TESTS, Evidence, Proportional, Sequential, TwoSample, drift_test, exceeds
 from feddrift.algorithms.feddrift import FedDrift, FedDriftEager
+from feddrift.algorithms.feddrift_c import FedDriftC
 from feddrift.errors import ConfigError
 from feddrift.runs import record
 from tests.unit.test_cli import QUICK, feddrift
@@ -98,7 +99,7 @@ def test_rivers_detectors_read_what_they_would_have_read_live(name: str) -> None
         ("threshold:delta=0.1", "the setting delta"),
         ("no.such.module:test", "test 'no.such.module:test': there is no module 'no'"),
         ("feddrift.errors:none", "feddrift.errors has no 'none'"),
-        ("feddrift.detect:TESTS", "must be a function of Evidence"),
+        ("feddrift.algorithms.drift_tests:TESTS", "must be a function of Evidence"),
     ],
 )
 def test_what_is_no_test_is_refused_in_one_sentence(test: str, sentence: str) -> None:
@@ -118,7 +119,7 @@ def test_a_parameter_that_river_does_not_know() -> None:
     with pytest.raises(ConfigError, match="adwin: .*'detla'"):
         FedDrift(test="adwin:detla=0.1")
     with pytest.raises(ConfigError, match="redetect needs a test that compares two scores, got test=adwin"):
-        FedDrift(one_global=True, redetect=True, test="adwin")
+        FedDriftC(redetect=True, test="adwin")
     with pytest.raises(FrozenInstanceError):
         Sequential("adwin").name = "kswin"  # type: ignore[misc]
 
@@ -150,8 +151,8 @@ def test_the_algorithms_ask_their_test(algorithm: Any) -> None:
 def test_a_client_that_may_raise_the_alarm_again_compares_with_the_score_before() -> None:
     """FedDrift-C drops one of two new models; with redetect its client is as if it had not been scored."""
     worst = {"loss": table({0: [0.1, 0.5, 0.5]})}
-    options = {"one_global": True, "redetect": True, "test": "two-sample"}
-    states = play(FedDrift(delta=0.1, **options), [QUIET, QUIET, worst, worst])  # type: ignore[arg-type]
+    method = FedDriftC(delta=0.1, redetect=True, test="two-sample")
+    states = play(method, [QUIET, QUIET, worst, worst])
     assert states[2].drifted.sum() == 2 and states[3].drifted.sum() == 1  # type: ignore[union-attr]
     assert np.isnan(states[3].observed[2]).sum() == 1
 

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from feddrift.algorithms.feddrift import DriftState, FedDrift, FedDriftEager
+from feddrift.algorithms.detection import DriftState
+from feddrift.algorithms.feddrift import FedDrift, FedDriftEager
+from feddrift.algorithms.feddrift_c import FedDriftC
 from feddrift.errors import ConfigError
 from feddrift.memory import LINEAR, window
 from tests.fake import FakeFederation, identities
@@ -43,7 +45,7 @@ def test_clients_may_start_with_a_model_each_and_merge_from_the_next_step_on() -
     assert [(e.model, e.cause["into"]) for e in second.events if e.kind == "merged"] == [(2, 0)]
     assert identities(second.votes, second.models) == [0, 1, 0] and not second.drifted.any()  # type: ignore[union-attr]
     with pytest.raises(ConfigError, match="FedDrift-C starts with one model"):
-        FedDrift(first="each", one_global=True)
+        FedDriftC(first="each")
 
 
 def test_without_drift_nothing_happens() -> None:
@@ -204,7 +206,7 @@ def test_window_forgets_data_and_models_that_nobody_used_just_now() -> None:
 
 def test_feddrift_c_keeps_one_of_the_new_models_and_forgets_the_others_data() -> None:
     worlds = [QUIET, {"loss": table({0: [0.1, 0.5, 0.5]})}, {"loss": lambda c, i: 0.5}]
-    states = play(FedDrift(delta=0.1, one_global=True), worlds)
+    states = play(FedDriftC(delta=0.1), worlds)
     assert states[1].models.ids == (0, 1, 2) and identities(states[1].votes, states[1].models) == [0, 1, 2]
     gone = ({1, 2} - set(states[2].models.ids)).pop()
     kept = 3 - gone
@@ -214,7 +216,7 @@ def test_feddrift_c_keeps_one_of_the_new_models_and_forgets_the_others_data() ->
     assert states[2].w[1].sum(axis=1).tolist() == [1.0] + [float(c == kept) for c in (1, 2)]
     # client 0 rises from 0.1 to 0.5; the other two were already there, and only redetect compares with 0.1
     assert states[2].drifted.tolist() == [True, False, False]  # type: ignore[union-attr]
-    again = play(FedDrift(delta=0.1, one_global=True, redetect=True), worlds)[2]
+    again = play(FedDriftC(delta=0.1, redetect=True), worlds)[2]
     assert again.drifted.tolist() == [True, gone == 1, gone == 2]  # type: ignore[union-attr]
 
 
@@ -264,7 +266,7 @@ def test_feddrift_c_draws_among_the_new_models() -> None:
     for tau in range(1, 12):  # the draw is keyed by time
         quiet = [QUIET] * tau
         worlds = [*quiet, {"loss": table({0: [0.1, 0.5, 0.5]})}, {"loss": lambda c, i: 0.5}]
-        ids = play(FedDrift(delta=0.1, one_global=True), worlds)[-1].models.ids
+        ids = play(FedDriftC(delta=0.1), worlds)[-1].models.ids
         kept |= {1, 2} & set(ids)
     assert kept == {1, 2}
 
@@ -273,7 +275,7 @@ def test_feddrift_c_client_without_news_falls_back_on_the_oldest_model() -> None
     counts = np.full((3, 3), 100)
     counts[2, 1:] = 0
     worlds = [QUIET, {"loss": table({0: [0.1, 0.5, 0.5]})}, {"loss": lambda c, i: 0.1, "counts": counts}]
-    last = play(FedDrift(delta=0.1, one_global=True), worlds)[-1]
+    last = play(FedDriftC(delta=0.1), worlds)[-1]
     kept = ({1, 2} & set(last.models.ids)).pop()
     assert identities(last.votes, last.models) == [0, *(c if c == kept else 0 for c in (1, 2))]
 

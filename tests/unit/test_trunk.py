@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from feddrift import cluster
-from feddrift.algorithms.feddrift import DriftState, FedDrift, FedDriftEager
+from feddrift.algorithms.detection import DriftState
+from feddrift.algorithms.feddrift import FedDrift, FedDriftEager
 from feddrift.algorithms.trunk import FedDriftTrunk
+from feddrift.cluster import Clustering
 from feddrift.types import Clusters, Models, Tournament, Weights
 from tests.fake import FakeFederation, identities
 
@@ -83,10 +85,10 @@ def test_who_wins(errors: tuple[int, ...], winner: str) -> None:
 
 
 def test_little_to_gain_is_not_taken_where_a_copy_is_better_for_sure() -> None:
-    assert FedDriftTrunk(delta=0.1)._winner(400, np.diag([4, 15, 15, 4])) == WARM  # below delta, but 15 against 4
-    assert FedDriftTrunk(delta=0.1)._winner(400, np.diag([15, 15, 15, 15])) == HEAD
-    assert FedDriftTrunk(delta=0.1)._winner(3, np.zeros((4, 4), dtype=np.int64)) == WARM  # three rows show nothing
-    assert FedDriftTrunk(delta=0.1)._winner(0, np.zeros((4, 4), dtype=np.int64)) == WARM
+    assert FedDriftTrunk(delta=0.1).winner(400, np.diag([4, 15, 15, 4])) == WARM  # below delta, but 15 against 4
+    assert FedDriftTrunk(delta=0.1).winner(400, np.diag([15, 15, 15, 15])) == HEAD
+    assert FedDriftTrunk(delta=0.1).winner(3, np.zeros((4, 4), dtype=np.int64)) == WARM  # three rows show nothing
+    assert FedDriftTrunk(delta=0.1).winner(0, np.zeros((4, 4), dtype=np.int64)) == WARM
 
 
 def test_rows_that_both_get_wrong_decide_nothing() -> None:
@@ -137,7 +139,8 @@ def merge(family: tuple[int, ...], error: dict[int, float], pair: tuple[int, int
     world = Fake(1, 4, loss=lambda c, i: error[i], **fed)
     D = np.full((len(family), len(family)), np.inf)
     D[pair] = D[pair[::-1]] = 0.01
-    merged, united, (event,) = FedDriftTrunk(delta=0.1)._merge(models, w, D, 0.1, world)
+    after = FedDriftTrunk(delta=0.1).merge(Clustering(models, w), D, world)
+    merged, united, (event,) = after.models, after.w, after.events
     assert event.cause["into"] == pair[0] and event.model == pair[1]
     assert np.asarray(united).sum() == np.asarray(w).sum() and united.shape[2] == len(family) - 1
     return merged, event.cause
@@ -192,8 +195,8 @@ def test_a_family_may_outlive_the_names_of_all_models() -> None:
     assert merged.ids == (0, 1) and merged.family == (0, 2)
     D = np.array([[np.inf, 0.01], [0.01, np.inf]])
     w = Clusters(np.array([[0, 0, 1, 1]] * 2), 2)
-    again, _, _ = FedDriftTrunk(delta=0.1)._merge(merged, w, D, 0.1, Fake(1, 4, loss=lambda c, i: 0.1))
-    assert again.ids == (0,) and (D == D.T).all() and np.isinf(D[0, 0])  # what was given is left alone
+    again = FedDriftTrunk(delta=0.1).merge(Clustering(merged, w), D, Fake(1, 4, loss=lambda c, i: 0.1))
+    assert again.models.ids == (0,) and (D == D.T).all() and np.isinf(D[0, 0])  # what was given is left alone
 
 
 def test_a_newborn_head_keeps_the_trunk_its_client_tried_it_on() -> None:
@@ -226,7 +229,8 @@ def test_all_that_are_close_merge_one_pair_after_the_other() -> None:
     D = np.full((4, 4), 0.05)
     np.fill_diagonal(D, np.inf)
     fed = Fake(1, 4, loss=lambda c, i: 0.1)
-    merged, united, events = FedDriftTrunk(delta=0.1)._merge(models, w, D, 0.1, fed)
-    assert [(e.model, e.cause["into"]) for e in events] == [(1, 0), (2, 0), (3, 0)]
+    after = FedDriftTrunk(delta=0.1).merge(Clustering(models, w), D, fed)
+    merged, united = after.models, after.w
+    assert [(e.model, e.cause["into"]) for e in after.events] == [(1, 0), (2, 0), (3, 0)]
     assert merged.ids == (0,) and united.shape == (2, 4, 1) and np.asarray(united).all()
     assert merged.params["a"].tolist() == [[1.5]]  # the mean by the data behind them, not of means

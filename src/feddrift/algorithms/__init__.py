@@ -15,6 +15,7 @@ from feddrift.algorithms.aue import AUE
 from feddrift.algorithms.cfl import CFL
 from feddrift.algorithms.driftsurf import DriftSurf
 from feddrift.algorithms.feddrift import FedDrift, FedDriftEager
+from feddrift.algorithms.feddrift_c import FedDriftC
 from feddrift.algorithms.ifca import IFCA
 from feddrift.algorithms.kue import KUE
 from feddrift.algorithms.options import options, settings
@@ -58,7 +59,7 @@ ALGORITHMS: dict[str, Entry] = {
     "FedDrift-Eager-W": Entry(FedDriftEager, {"memory": window(1)}, "FedDrift-Eager that remembers one time step"),
     "FedDrift": Entry(FedDrift, {}, "a new model for each client that drifts, then hierarchical merging"),
     "FedDrift-W": Entry(FedDrift, {"memory": window(1)}, "FedDrift that remembers one time step"),
-    "FedDrift-C": Entry(FedDrift, {"one_global": True}, "FedDrift with at most one new global model per time step"),
+    "FedDrift-C": Entry(FedDriftC, {}, "FedDrift with at most one new global model per time step"),
     "FedDrift-Trunk": Entry(FedDriftTrunk, {}, "FedDrift whose concepts share a trunk where that serves them"),
     "Oracle": Entry(Oracle, {}, "one model per true concept: the ceiling"),
     "Oracle-W": Entry(Oracle, {"memory": window(1)}, "Oracle that remembers one time step"),
@@ -72,7 +73,6 @@ _DELTA = {"sine": 0.10, "circle": 0.04, "sea": 0.04, "mnist": 0.10, "fmow": 0.06
 BY_FAMILY: dict[type[Any], dict[str, dict[str, float]]] = {
     FedDrift: {"delta": _DELTA},
     FedDriftEager: {"delta": _DELTA},
-    FedDriftTrunk: {"delta": _DELTA},
     DriftSurf: {"delta": {"sine": 0.10, "circle": 0.05, "sea": 0.02, "mnist": 0.10, "fmow": 0.04}},
     AdaptiveFedAvg: {"lr": {"sine": 0.1}},
 }
@@ -128,13 +128,17 @@ def _check(name: str, made: Any) -> None:
 
 
 def _defaults(name: str, cls: type[Any], stream: Stream) -> dict[str, Any]:
-    by_family = next((BY_FAMILY[base] for base in getattr(cls, "__mro__", ()) if base in BY_FAMILY), {})
-    found: dict[str, Any] = {k: v[stream.family] for k, v in by_family.items() if stream.family in v}
+    found: dict[str, Any] = {k: v[stream.family] for k, v in by_family(cls).items() if stream.family in v}
     if stream.family == "fmow":
         found |= ON_FMOW.get(name, {})
     if cls is IFCA and stream.concepts is not None:
         found["n_models"] = len(set(stream.concepts[:-1].reshape(-1).tolist()))
     return found
+
+
+def by_family(cls: type[Any]) -> dict[str, dict[str, float]]:
+    """The settings of a class, or of the one it is derived from, that depend on the family of the stream."""
+    return next((BY_FAMILY[base] for base in getattr(cls, "__mro__", ()) if base in BY_FAMILY), {})
 
 
 def _parsed(name: str, cls: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,4 +168,4 @@ def _parsed(name: str, cls: type[Any], given: Mapping[str, Any]) -> dict[str, An
     return parsed
 
 
-__all__ = ["ALGORITHMS", "BY_FAMILY", "ON_FMOW", "Entry", "algorithm", "entry", "options", "settings"]
+__all__ = ["ALGORITHMS", "ON_FMOW", "Entry", "algorithm", "by_family", "entry", "options", "settings"]

@@ -41,7 +41,7 @@ DriftTest = Callable[[Evidence], Bools]  # drifted[c]
 
 @dataclass(frozen=True)
 class Threshold:
-    """The paper's eq. 3: the score rose by more than delta."""
+    """The paper's eq. 4: the best model's score rose by more than delta."""
 
     delta: float
 

@@ -13,13 +13,15 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from feddrift import cluster
-from feddrift.algorithms.feddrift import DriftState, FedDrift
+from feddrift.algorithms.detection import DriftState
+from feddrift.algorithms.feddrift import FedDrift
 from feddrift.algorithms.options import option
+from feddrift.cluster import Clustering
 from feddrift.errors import ConfigError
 from feddrift.memory import pooled
 from feddrift.models import mix, spare
 from feddrift.trees import has_trunk
-from feddrift.types import Clusters, Event, Federation, Floats, Ints, Models, Start
+from feddrift.types import Event, Federation, Floats, Ints, Models, Start
 
 
 @dataclass(frozen=True)
@@ -31,14 +33,14 @@ class FedDriftTrunk(FedDrift):
     )
     candidates: ClassVar[tuple[Start, ...]] = ("warm", "head", "joint", "fresh")
 
-    def _winner(self, rows: int, wrong: Ints) -> int:
+    def winner(self, rows: int, wrong: Ints) -> int:
         """A shared trunk also wins where it leaves no more than delta to gain, and nobody beats it."""
         warm, head, joint, fresh = range(4)
         shared = head if wrong[head, head] <= wrong[joint, joint] else joint
         little = self.metric == "error" and cluster.below(int(wrong[shared, shared]), rows, self.delta)
         if little and not cluster.beats(wrong, warm, shared) and not cluster.beats(wrong, fresh, shared):
             return shared
-        return super()._winner(rows, wrong)
+        return super().winner(rows, wrong)
 
     def init(self, fed: Federation) -> DriftState:
         state = super().init(fed)
@@ -46,14 +48,13 @@ class FedDriftTrunk(FedDrift):
             raise ConfigError("FedDrift-Trunk needs a net with a trunk and a head, this one names no trunk")
         return state
 
-    def _merge(
-        self, models: Models, w: Clusters, D: Floats, limit: float, fed: Federation
-    ) -> tuple[Models, Clusters, tuple[Event, ...]]:
+    def merge(self, now: Clustering, D: Floats, fed: Federation) -> Clustering:
         """As FedDrift, pair by pair; the average stands unless a parent is better on the members' new data."""
+        models, w = now.models, now.w
         events: list[Event] = []
-        pairs, left = cluster.Pairs(D), list(range(len(models)))  # left: what D calls the models that are still there
+        pairs, left = cluster.Pairs(D), list(range(len(models)))  # left[k]: the row in D of the model now at k
         name = spare(models)  # names for averages on trial
-        while (closest := pairs.closest())[2] <= limit + cluster.TOLERANCE:
+        while (closest := pairs.closest())[2] <= self.limit + cluster.TOLERANCE:
             i, j = left.index(closest[0]), left.index(closest[1])
             rest = np.flatnonzero(np.arange(len(models)) != j)
             data = np.where((w.model == i) | (w.model == j), w.weight[:, None], 0.0)
@@ -70,7 +71,7 @@ class FedDriftTrunk(FedDrift):
             w = cluster.moved(w, new, len(rest))
             pairs.unite(closest[0], closest[1])
             left.pop(j)
-        return models, w, tuple(events)
+        return Clustering(models, w, now.events).tell(events)
 
     def _merged(
         self, models: Models, i: int, j: int, share: Floats, data: Floats, name: int, fed: Federation

@@ -89,7 +89,7 @@ def command(header: Mapping[str, Any]) -> tuple[str, list[str]]:
     defaults = {name: field.default for name, field in algorithms.options(entry.cls).items()} if entry else {}
     on_fmow = algorithms.ON_FMOW.get(header["algorithm"], {}) if header["stream"].startswith("fmow") else {}
     varies = {"n_models", *on_fmow}
-    varies |= set(algorithms.BY_FAMILY.get(entry.cls, {})) if entry else set()
+    varies |= set(algorithms.by_family(entry.cls)) if entry else set()
     for key, value in header["settings"].items():
         if key not in defaults or value != defaults[key] or key in varies:
             words += ["--set", f"{key}={_word(value)}"]
