@@ -5,6 +5,10 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 LONGEST = 1000  # characters of a message
 
@@ -45,6 +49,14 @@ def shown(value: object) -> str:
         return repr(value)
     except ValueError:
         return "a number of thousands of digits"
+
+
+def problem(error: ValidationError) -> str:
+    """The first thing that pydantic found wrong: where, why, and the value; a misspelt name before one it leaves out."""
+    first = min(error.errors(include_url=False), key=lambda found: found["type"] != "extra_forbidden")
+    where, why = ".".join(str(part) for part in first["loc"]), first["msg"].removeprefix("Value error, ")
+    got = "" if first["type"] in ("missing", "value_error", "json_invalid") else f", got {shown(first['input'])}"
+    return f"{where + ': ' if where else ''}{why[0].lower()}{why[1:]}{got}"
 
 
 def unknown(what: str, name: object, legal: Iterable[object]) -> ConfigError:

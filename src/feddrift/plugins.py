@@ -22,13 +22,17 @@ def is_path(name: str) -> bool:
     return all(part.isidentifier() for part in (*module.split("."), *attribute.split(".")))
 
 
-def load(what: str, name: str) -> Any:
-    """The object that a path names; the working directory is looked through as well.
+def load(what: str, name: str, folder: Path | None = None) -> Any:
+    """The object that a path names; the working directory is looked through as well, or before all this folder.
+
+    A folder stays on Python's path: its modules may import one another later.
 
     >>> load("algorithm", "collections:Counter")
     <class 'collections.Counter'>
     """
     module, _, attribute = name.partition(":") if ":" in name else name.rpartition(".")
+    if folder is not None and str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
     here = str(Path.cwd())
     added = here not in sys.path  # a console script does not look there, and people's files lie there
     if added:

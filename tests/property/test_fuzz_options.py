@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from feddrift import algorithms, cli
 from feddrift.algorithms.drift_tests import TESTS, Evidence, drift_test
+from feddrift.cli import run
 from feddrift.engines.conditions import Conditions
 from feddrift.errors import LONGEST, FeddriftError
 from feddrift.runs import sweep
@@ -203,7 +204,7 @@ def _typed(monkeypatch: pytest.MonkeyPatch, args: list[str]) -> None:
 
     with monkeypatch.context() as patch:
         patch.setattr("signal.signal", lambda *_: None)
-        patch.setattr(cli, "_costs", lambda *_: "nothing is run")
+        patch.setattr(run, "_costs", lambda *_: "nothing is run")
         accepted(told)
 
 

@@ -55,7 +55,7 @@ def run(words: list[str]) -> None:
         patch.setattr(signal, "signal", lambda *_: None)
         patch.setattr(sweep, "read_grid", first_runs)
         if "--follow" in words:
-            patch.setattr("feddrift.cli.time.sleep", pause)
+            patch.setattr("feddrift.cli.report.time.sleep", pause)
         with pytest.raises(SystemExit) as stop:
             cli.main()
     assert (stop.value.code or 0) == (130 if "--follow" in words else 0), words

@@ -37,6 +37,6 @@ def test_without_the_truth_a_rehearsal_must_do() -> None:
 
 
 def test_a_long_rehearsal_is_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feddrift.estimate.REHEARSAL_SECONDS", 0.0)
+    monkeypatch.setattr("feddrift.runs.estimate.REHEARSAL_SECONDS", 0.0)
     stream = fd.stream("sine-2")
     assert estimate(stream, fd.algorithm("Oblivious"), engine="simulator", local=stream.local).lanes == 10

@@ -78,7 +78,7 @@ def test_wrong_inputs_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str
     with pytest.raises(DataError, match=r"the net needs \(2, 9\)"):
         fd.load(tmp_path / "models", net=mlp(2, 9, 2))
     (tmp_path / "models" / "models.json").write_text("[]")
-    with pytest.raises(DataError, match="holds no exported models"):
+    with pytest.raises(DataError, match="does not describe exported models: input should be an object"):
         fd.load(tmp_path / "models")
     code, _, told = feddrift(capsys, "export", str(tmp_path / "nothing"))
     assert code == 2 and "nothing is no folder of records" in told
@@ -89,12 +89,12 @@ def test_wrong_inputs_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("where", "value", "said"),
     [
-        (("clients", "0", "0"), None, "votes must be numbers from 0"),
-        (("clients", "0", "0"), float("nan"), "votes must be numbers from 0"),
-        (("clients", "0", "0"), 10**400, "votes must be numbers from 0"),  # more than a float holds
-        (("ballot",), "x", "the ballot must be one of"),
+        (("clients", "0", "0"), None, r"clients\.0\.0: input should be"),
+        (("clients", "0", "0"), float("nan"), r"clients\.0\.0: input should be"),
+        (("clients", "0", "0"), 10**400, r"clients\.0\.0: input should be"),  # more than a float holds
+        (("ballot",), "x", "ballot: input should be 'hard' or 'soft', got 'x'"),
         (("net", "hidden"), 2**40, "a net of .* does not fit"),  # a MemoryError before
-        (("net", "features"), [2.0], "a net of .* does not fit"),
+        (("net", "features"), [2.0], r"net\.features\.0: input should be a valid integer, got 2\.0"),
         (("clients", "0"), {"9": 1.0}, "a client uses a model that is not there"),
     ],
 )

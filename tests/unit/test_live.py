@@ -11,6 +11,7 @@ from rich.console import Console
 
 import feddrift as fd
 from feddrift import cli
+from feddrift.cli import console
 from feddrift.cli.live import Board
 from feddrift.types import Local
 
@@ -40,7 +41,7 @@ def test_a_terminal_has_the_table_and_a_pipe_has_lines(tmp_path: Path, monkeypat
     told = {}
     for terminal in (True, False):
         out = Console(file=io.StringIO(), force_terminal=terminal, width=100)
-        monkeypatch.setattr(cli, "out", out)
+        monkeypatch.setattr(console, "out", out)
         monkeypatch.setattr(sys, "argv", [*args, "--out", str(tmp_path)])
         monkeypatch.setattr("signal.signal", lambda *_: None)
         with pytest.raises(SystemExit) as stop:

@@ -16,8 +16,8 @@ import typer
 from rich.logging import RichHandler
 
 from feddrift._version import __version__
-from feddrift.cli import catalogue, deploy, report, run
-from feddrift.cli.console import err, fail, out, tell
+from feddrift.cli import catalogue, console, deploy, report, run
+from feddrift.cli.console import fail, tell
 from feddrift.errors import FeddriftError
 from feddrift.runs.background import busy
 
@@ -39,7 +39,7 @@ app.add_typer(deploy.app, name="deploy")
 
 def _version(wanted: bool) -> None:
     if wanted:
-        out.print(f"feddrift {__version__}")
+        console.out.print(f"feddrift {__version__}")
         raise typer.Exit
 
 
@@ -67,7 +67,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that knows no ± still gets its table
-    handler = RichHandler(console=err, show_time=False, show_path=False)
+    handler = RichHandler(console=console.err, show_time=False, show_path=False)
     handler.addFilter(_once())
     logging.basicConfig(format="%(message)s", handlers=[handler])
     try:

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from feddrift import algorithms, engines, plugins, streams
-from feddrift.cli.console import out
+from feddrift.cli import console
 
 
 def list_(as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False) -> None:
@@ -38,7 +38,7 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="for programs")] 
         table = Table(title=kind, title_justify="left", title_style="bold", box=None, show_header=False)
         for name, summary in entries.items():
             table.add_row(f"[cyan]{name}[/]", summary)
-        out.print(table, "")
+        console.out.print(table, "")
     table = Table(
         title="settings (--set), with their defaults off the paper's streams",
         title_justify="left",
@@ -52,4 +52,4 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="for programs")] 
             default = "none" if field.default is None else field.default
             text = f"{field.metadata['help']} [dim]({default})[/]"
             table.add_row(", ".join(names) if k == 0 else "", f"[cyan]{setting}[/]", text)
-    out.print(table)
+    console.out.print(table)

@@ -11,7 +11,8 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from feddrift.cli.console import out, say
+from feddrift.cli import console
+from feddrift.cli.console import say
 from feddrift.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True, help="Run a federation on real machines, with Flower.")
@@ -125,7 +126,7 @@ def status(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help=
         accuracy = "" if row["accuracy"] is None else f"{100 * row['accuracy']:.1f} %"
         here = "yes" if row["here"] else "no"
         table.add_row(name, str(row["model"]), accuracy, ", ".join(drifts), here, row["trouble"] or "")
-    out.print(table)
+    console.out.print(table)
     for step in steps:
         for event in step["events"]:
             say(f"  time {step['t'] + 1}: model {event['model']} {event['event']}")

@@ -11,7 +11,8 @@ from typing import Annotated
 
 import typer
 
-from feddrift.cli.console import out, say, tell
+from feddrift.cli import console
+from feddrift.cli.console import say, tell
 from feddrift.errors import ConfigError, DataError
 from feddrift.reports import metrics, page, paper, tables
 from feddrift.reports.summary import compare, grouped, summarise, unfinished
@@ -62,9 +63,9 @@ def report(
         print(json.dumps(tables.to_json(summaries, gaps, theirs, found), indent=2))
     elif measured:
         for k, table in enumerate(tables.metrics_tables(summaries, found)):
-            out.print(*[""] * bool(k), table, sep="\n")
+            console.out.print(*[""] * bool(k), table, sep="\n")
     else:
-        out.print(tables.table(summaries, gaps, theirs))
+        console.out.print(tables.table(summaries, gaps, theirs))
         told = [flag for cell in theirs if cell for flag in cell.within.values() if flag is not None]
         if told:
             say(f"{sum(told)} of {len(told)} accuracies within max(1.0, twice the paper's deviation) of the paper's")

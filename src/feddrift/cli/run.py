@@ -18,7 +18,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from feddrift import algorithms, streams
-from feddrift.cli.console import can_be_stopped, fail, out, say, tell
+from feddrift.cli import console
+from feddrift.cli.console import can_be_stopped, fail, say, tell
 from feddrift.cli.live import Board, told
 from feddrift.data import Stream
 from feddrift.errors import ConfigError, DataError, FeddriftError
@@ -101,7 +102,7 @@ def run_(
         f"{int(np.prod(first.x.shape[1:]))} features, {first.n_classes} classes"
     )
     if dry_run:
-        out.print(_costs(first, configs))
+        console.out.print(_costs(first, configs))
         return
     _follow((RecordedRun(config, out_dir, every=checkpoint_every) for config in configs), len(configs))
     say(f"records in {out_dir}")
@@ -140,17 +141,17 @@ def _follow(runs: Iterable[RecordedRun], n: int) -> None:
     paths = []
     board = Board(n)
     try:
-        with Live(board, console=out) if out.is_terminal else nullcontext():  # a pipe has lines instead
+        with Live(board, console=console.out) if console.out.is_terminal else nullcontext():  # a pipe has lines instead
             for recorded in runs:
                 what = f"{recorded.config.algorithm} seed {recorded.config.seed}"
                 board.begin(what, recorded.stream.n_steps)
-                if not out.is_terminal:
-                    out.print(f"[bold]{escape(what)}[/]", highlight=False)
+                if not console.out.is_terminal:
+                    console.out.print(f"[bold]{escape(what)}[/]", highlight=False)
                 before: Ints | None = None
                 for step in recorded:
                     line = told(step, recorded.before if before is None else before, recorded.stream.clients)
                     board.step(step, line)
-                    if not out.is_terminal:
+                    if not console.out.is_terminal:
                         say(line)
                     before = step.model
                 paths.append(recorded.path)
@@ -162,7 +163,7 @@ def _follow(runs: Iterable[RecordedRun], n: int) -> None:
                 + (f"; {rest} more of this command had not begun" if rest else "")
             )
         raise
-    out.print(tables.table(summarise([record.read(path) for path in paths])))
+    console.out.print(tables.table(summarise([record.read(path) for path in paths])))
 
 
 def export_(
@@ -200,7 +201,10 @@ def sweep_(
     failures: list[str] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     news = sweep.sweep(configs, out_dir, jobs or cores())
-    with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as progress, closing(news):
+    with (
+        Progress(*columns, console=console.out, transient=True, disable=not console.out.is_terminal) as progress,
+        closing(news),
+    ):
         task = progress.add_task("runs", total=len(configs))
         for item in news:
             if item.kind == "step":
@@ -227,7 +231,7 @@ def _costs(stream: Stream, configs: Sequence[RunConfig]) -> Table:
     total = time.process_time()  # to start up
     for name in dict.fromkeys(config.algorithm for config in configs):
         runs = [config for config in configs if config.algorithm == name]
-        with out.status(f"rehearsing {escape(name)}") if out.is_terminal else nullcontext():
+        with console.out.status(f"rehearsing {escape(name)}") if console.out.is_terminal else nullcontext():
             algorithm, local = runs[0].resolve(stream)
             cost = estimate(
                 stream, algorithm, engine=runs[0].engine, local=local, seed=runs[0].seed, net=runs[0].find_net(stream)

@@ -13,7 +13,7 @@ from feddrift.engines.flower.exchange import Rules
 from feddrift.engines.flower.federation import Roster
 from feddrift.engines.flower.own import imported_net
 from feddrift.engines.flower.store import checked_name
-from feddrift.errors import ConfigError, shown
+from feddrift.errors import ConfigError, problem
 from feddrift.types import Average, Local, Net
 
 
@@ -78,9 +78,7 @@ class Settings(BaseModel):
         try:
             made = cls(**values)
         except ValidationError as error:
-            first = error.errors()[0]
-            name = ".".join(str(part) for part in first["loc"])
-            raise ConfigError(f"{where}, {name}: {first['msg']}, got {shown(first['input'])}") from None
+            raise ConfigError(f"{where}, {problem(error)}") from None
         checked_name(made.experiment, "an experiment")
         found = algorithms.algorithm(made.algorithm, **made.settings)
         if getattr(found, "needs_truth", False):

@@ -20,6 +20,7 @@ from feddrift.engines.conditions import IDEAL, Conditions
 from feddrift.engines.entries import Entries, begins_of
 from feddrift.errors import ConfigError
 from feddrift.models import take
+from feddrift.nets.voting import log_probabilities, totals
 from feddrift.trees import leaves, per_axis, split, tree_map, trunk_of
 from feddrift.types import (
     Bools,
@@ -70,7 +71,7 @@ class Engine(ABC):
                 predicted = logits.argmax(axis=2)
                 found.append(predicted != y if value == "error" else predicted)
                 continue
-            true = np.take_along_axis(_log_probabilities(logits), y[None, :, None], axis=2)[..., 0]
+            true = np.take_along_axis(log_probabilities(logits), y[None, :, None], axis=2)[..., 0]
             found.append(-true if value == "loss" else (1 - np.exp(true)) ** 2)
         return np.concatenate([np.zeros((len(models), 0)), *found], axis=1)
 
@@ -105,24 +106,14 @@ class Engine(ABC):
         for logits in self.logits(voters, rows):
             here = slice(done, done + logits.shape[1])
             done = here.stop
-            if state.ballot == "hard":
-                ballots = np.eye(logits.shape[2])[logits.argmax(axis=2)]  # [m, row, class]
-            else:
-                ballots = np.exp(_log_probabilities(logits))
-            totals = np.einsum("mrk,rm->rk", ballots, state.votes[owner[here]][:, used])
-            np.add.at(right, owner[here], totals.argmax(axis=1) == self.stream.y[rows[here]])
+            cast = totals(logits, state.votes[owner[here]][:, used], state.ballot)
+            np.add.at(right, owner[here], cast.argmax(axis=1) == self.stream.y[rows[here]])
         return right, sizes
 
 
 def _at(t: int, clients: Ints) -> Ints:
     """The cells [n, (t, c)] of these clients at one time."""
     return np.stack([np.full_like(clients, t), clients], axis=1)
-
-
-def _log_probabilities(logits: npt.NDArray[np.float32]) -> Floats:
-    shifted = logits.astype(np.float64) - logits.max(axis=2, keepdims=True)
-    log_probabilities: Floats = shifted - np.log(np.exp(shifted).sum(axis=2, keepdims=True))
-    return log_probabilities
 
 
 class TimeStep(ABC):

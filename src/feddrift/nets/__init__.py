@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
 from feddrift import plugins
 from feddrift.data import Stream
 from feddrift.errors import ConfigError, unknown
-from feddrift.nets.perceptron import mlp
+from feddrift.nets.perceptron import mlp, usual
 from feddrift.types import Net
 
 
@@ -21,8 +19,7 @@ def default_net(stream: Stream, weights: str | Path | None = None) -> Net:
         return resnet18(stream.n_classes, weights)
     if weights is not None:
         raise ConfigError(f"weights are for streams of pictures, {stream.name} has none")
-    d = int(np.prod(stream.x.shape[1:]))
-    return mlp(d, 2 * d, stream.n_classes)
+    return usual(stream.x.shape[1:], stream.n_classes)
 
 
 def own_net(name: str, stream: Stream) -> Net:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -42,3 +44,9 @@ def perceptron(params: Params, x: Any) -> Any:
     """The logits of a net with one hidden layer."""
     x = x.reshape(len(x), -1)
     return relu(x @ params["W1"] + params["b1"]) @ params["W2"] + params["b2"]
+
+
+def usual(features: Sequence[int], classes: int) -> Net:
+    """The paper's perceptron for inputs of this shape: twice as many hidden units as features."""
+    d = math.prod(features)
+    return mlp(d, 2 * d, classes)

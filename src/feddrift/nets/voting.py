@@ -1,22 +1,39 @@
-"""How several models decide together."""
+"""How several models decide together: the one place where probabilities are made and votes are added."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from feddrift.models import one
 from feddrift.nets.losses import masked
-from feddrift.types import Ballot, Floats, Net, Params
+from feddrift.types import Ballot, Floats, Models, Net
 
 
-def poll(net: Net, voters: Iterable[tuple[float, Params, Any]], ballot: Ballot, x: Any) -> Floats:
-    """The votes [n, class] that models, each with its weight, parameters and mask, cast on inputs x[n, ...]."""
-    total: Any = 0.0
-    for weight, params, mask in voters:
-        logits = np.asarray(masked(net, params, mask, x), dtype=np.float64)
-        shares = np.exp(logits - logits.max(axis=1, keepdims=True))
-        shares /= shares.sum(axis=1, keepdims=True)
-        total = total + weight * (np.eye(logits.shape[1])[logits.argmax(axis=1)] if ballot == "hard" else shares)
-    return np.asarray(total)
+def log_probabilities(logits: npt.NDArray[Any]) -> Floats:
+    """The logarithms of the softmax over the last axis."""
+    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    found: Floats = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return found
+
+
+def totals(logits: npt.NDArray[Any], votes: Floats, ballot: Ballot) -> Floats:
+    """The votes [row, class] that models with these logits [m, row, class] cast, each weighing votes[row, m].
+
+    >>> logits = np.array([[[2.0, 0.0]], [[0.0, 1.0]]])
+    >>> totals(logits, np.array([[1.0, 3.0]]), "hard").tolist()
+    [[1.0, 3.0]]
+    """
+    hard = ballot == "hard"
+    ballots = np.eye(logits.shape[2])[logits.argmax(axis=2)] if hard else np.exp(log_probabilities(logits))
+    return np.asarray(np.einsum("mrk,rm->rk", ballots, votes))
+
+
+def poll(net: Net, models: Models, votes: Floats, ballot: Ballot, x: npt.NDArray[Any]) -> Floats:
+    """The votes [row, class] of models that weigh votes[m] each, on inputs x[row, ...]."""
+    used = np.flatnonzero(votes)
+    masks = [None] * len(models) if models.mask is None else models.mask
+    logits = np.stack([np.asarray(masked(net, one(models, m), masks[m], x)) for m in used.tolist()])
+    return totals(logits, np.broadcast_to(votes[used], (len(x), len(used))), ballot)

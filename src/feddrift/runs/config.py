@@ -1,34 +1,23 @@
 """One frozen configuration per run: from names to a stream, an algorithm and the conditions of its clients."""
 
 from __future__ import annotations
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import partial
-from pathlib import Path
-from typing import Any, Literal, TypeVar
-import numpy as np
-from feddrift import rng
-from feddrift.errors import ConfigError, DataError
-from feddrift.trees import per_axis
-from feddrift.streams.patterns import table
-from feddrift.types import Bools, Clusters, Floats, Ints, Models, State, Updates
-from feddrift.data import Stream
 
 import hashlib
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from feddrift import algorithms, engines, streams
-from feddrift.engines.conditions import Conditions
-from feddrift.errors import ConfigError, shown
-from feddrift.nets import default_net, own_net
-from feddrift.types import Algorithm, Average, Local, Net
 from feddrift.data import Stream
+from feddrift.engines.conditions import Conditions
+from feddrift.errors import ConfigError, DataError, problem
+from feddrift.nets import default_net, own_net
+from feddrift.streams.patterns import table
+from feddrift.types import Algorithm, Average, Bools, Local, Net
 
 TRAINING = ("rounds", "steps", "batch", "lr", "average")
 MAX_SEEDS = 10_000
@@ -85,10 +74,7 @@ class RunConfig(BaseModel):
         try:
             return cls(**values)
         except ValidationError as error:
-            first = error.errors()[0]
-            name = ".".join(str(part) for part in first["loc"])
-            reason = first["msg"].removeprefix("Value error, ")
-            raise ConfigError(f"{name}: {reason[0].lower()}{reason[1:]}, got {shown(first['input'])}") from None
+            raise ConfigError(problem(error)) from None
 
     def load(self) -> Stream:
         """The stream."""

@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from feddrift.algorithms.oracle import Oracle
+from feddrift.data import Stream
 from feddrift.engines import engine as find_engine
 from feddrift.engines.base import Engine
 from feddrift.engines.program import COPIES
-from feddrift.trees import leaves
 from feddrift.nets import default_net
 from feddrift.run import steps_on
+from feddrift.trees import leaves
 from feddrift.types import Algorithm, Clusters, Local, Net
-from feddrift.data import Stream
 
 SAMPLE_SECONDS = 0.5  # of training that is timed
 REHEARSAL_SECONDS = 5.0  # a longer rehearsal stops, and the rest is extrapolated

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save
 
 from feddrift import checkpoint, rng
 from feddrift._version import __version__
-from feddrift.runs import record
+from feddrift.errors import DataError
 from feddrift.exported import ABOUT, MASK, MODELS, RESNET
-from feddrift.errors import DataError, unknown
-from feddrift.trees import leaves, paths, refill
 from feddrift.models import one
-from feddrift.nets.perceptron import mlp
-from feddrift.nets.voting import poll
+from feddrift.nets.resnet import torchvision_names
+from feddrift.runs import record
 from feddrift.runs.recorded import RecordedRun
-from feddrift.nets.resnet import resnet18, torchvision_names
-from feddrift.types import Ballot, Floats, Net, Params, State
+from feddrift.system import write_whole
+from feddrift.trees import paths
+from feddrift.types import State
+
 
 def export(run: RecordedRun, folder: Path) -> int:
     """Write the models of a run as they stand now; how many time steps they have seen."""
@@ -41,15 +38,11 @@ def export(run: RecordedRun, folder: Path) -> int:
             parts[MASK] = state.models.mask[m]
         arrays |= {f"{i}/{path}": np.ascontiguousarray(leaf) for path, leaf in parts.items()}
     net = _described(run)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file(arrays, folder / MODELS)
-        if net["kind"] == "resnet18":
-            save_file(torchvision_names(run.net, one(state.models, 0)), folder / RESNET)
-        about = _about(run, state, int(found.about["steps"])) | {"net": net}
-        (folder / ABOUT).write_text(json.dumps(about, indent=2, allow_nan=False) + "\n")
-    except (OSError, SafetensorError) as error:
-        raise DataError(f"cannot write models into {folder}: {getattr(error, 'strerror', None) or error}") from None
+    about = _about(run, state, int(found.about["steps"])) | {"net": net}
+    write_whole(folder / MODELS, save(arrays))
+    if net["kind"] == "resnet18":
+        write_whole(folder / RESNET, save(torchvision_names(run.net, one(state.models, 0))))
+    write_whole(folder / ABOUT, (json.dumps(about, indent=2, allow_nan=False) + "\n").encode())
     return int(found.about["steps"])
 
 
@@ -92,5 +85,3 @@ def _told(event: Mapping[str, Any], clients: Sequence[str]) -> dict[str, Any]:
     if isinstance(cause.get("clients"), list):
         cause["clients"] = [clients[c] for c in cause["clients"]]
     return {"time": event["t"] + 1, "event": event["event"], "model": event["model"], "cause": cause}
-
-

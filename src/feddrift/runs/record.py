@@ -18,8 +18,8 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from feddrift.runs import schema
 from feddrift.errors import BusyError, DataError, FeddriftError
+from feddrift.runs import schema
 from feddrift.runs.schema import SCHEMA, Status
 from feddrift.types import Bools, Floats, Ints
 

@@ -20,16 +20,16 @@ import numpy as np
 
 from feddrift import algorithms, checkpoint, engines, rng
 from feddrift._version import __version__
-from feddrift.runs.background import in_background
-from feddrift.runs.config import RunConfig
+from feddrift.data import Stream
 from feddrift.engines.base import TimeStep
 from feddrift.errors import DataError
-from feddrift.runs.journal import Inside, Journal
-from feddrift.trees import leaves
-from feddrift.runs.record import Writer, beginning, file_name, is_complete, part_of
 from feddrift.run import Step, in_use, steps_on
+from feddrift.runs.background import in_background
+from feddrift.runs.config import RunConfig
+from feddrift.runs.journal import Inside, Journal
+from feddrift.runs.record import Writer, beginning, file_name, is_complete, part_of
+from feddrift.trees import leaves
 from feddrift.types import Algorithm, Ints, Local, Params, State
-from feddrift.data import Stream
 
 log = logging.getLogger(__name__)
 

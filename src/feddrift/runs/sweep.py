@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from feddrift import algorithms, streams
+from feddrift.errors import BusyError, ConfigError, DataError, FeddriftError, shown
 from feddrift.runs import record
 from feddrift.runs.config import RunConfig, parse_seeds
-from feddrift.errors import BusyError, ConfigError, DataError, FeddriftError, shown
 from feddrift.runs.recorded import RecordedRun
 
 NAMES = ("stream", "algorithm", "pattern", "weights", "net", "average", "trace", "poison")

@@ -17,6 +17,7 @@ import numpy as np
 from flwr.app import Array, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from feddrift import plugins
 from feddrift.data import Stream
 from feddrift.engines import base
 from feddrift.engines.base import Engine, TimeStep
@@ -24,12 +25,12 @@ from feddrift.engines.entries import Entries
 from feddrift.engines.flower import messages
 from feddrift.engines.flower import parts as model_parts
 from feddrift.engines.flower.messages import VERSION, Refused
-from feddrift.engines.flower.own import Own, OwnModel, imported, net_of
+from feddrift.engines.flower.own import Own, OwnModel, net_of
 from feddrift.engines.flower.parts import Body, Part
 from feddrift.engines.flower.store import Load, Store, checked_name, from_folder
 from feddrift.engines.simulator import Simulator
 from feddrift.errors import ConfigError
-from feddrift.nets.perceptron import mlp
+from feddrift.nets.perceptron import usual
 from feddrift.trees import split, trunk_of
 from feddrift.types import Floats, Local, Models, Net, State, Updates
 
@@ -104,8 +105,7 @@ class Client:
     def net(self, task: Task) -> Net:
         """The net that all clients train: by default a perceptron with one hidden layer."""
         if self.model is None:
-            d = int(np.prod(task.features))
-            return mlp(d, 2 * d, task.n_classes)
+            return usual(task.features, task.n_classes)
         return self.model if isinstance(self.model, Net) else net_of(self.model)
 
     def _hello(self, task: Task, body: Body, raw: Mapping[str, list[Array]]) -> tuple[Body, dict[str, Part]]:
@@ -283,10 +283,10 @@ def from_toml(folder: Path) -> Client:
     if set(settings) - legal or "name" not in settings:
         raise ConfigError(f"{path} must name the client; legal are {', '.join(sorted(legal))}, got {sorted(settings)}")
     if "load" in settings:
-        load: Load = imported(settings["load"], folder)
+        load: Load = plugins.load("load", settings["load"], folder)
     else:
         load = from_folder(folder / settings.get("data", "data"), settings.get("label", "label"))
-    model = imported(settings["model"], folder) if "model" in settings else None
+    model = plugins.load("model", settings["model"], folder) if "model" in settings else None
     limits = {key: settings.get(key) for key in ("max_rows", "max_age")}
     return Client(settings["name"], folder / "store", load, model, **limits)
 

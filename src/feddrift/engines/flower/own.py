@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,15 +10,14 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from feddrift import rng
+from feddrift import plugins, rng
 from feddrift.averaging import averaged
 from feddrift.data import Stream
 from feddrift.engines import sampling
 from feddrift.engines.base import Engine, TimeStep
 from feddrift.engines.entries import Entries
-from feddrift.errors import ConfigError
 from feddrift.models import one
-from feddrift.nets.perceptron import mlp
+from feddrift.nets.perceptron import usual
 from feddrift.types import Ints, Local, Models, Net, Updates
 
 Arrays = list[npt.NDArray[Any]]
@@ -50,25 +47,11 @@ def net_of(model: OwnModel) -> Net:
     )
 
 
-def imported(name: str, folder: Path) -> Any:
-    """What "module:object" names; the module may lie in this folder."""
-    module, colon, attribute = name.partition(":")
-    if not colon:
-        raise ConfigError(f"expected 'module:object', got {name!r}")
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"cannot import {name!r}: {error}") from None
-
-
 def imported_net(name: str | None, folder: Path, features: tuple[int, ...], n_classes: int) -> Net:
     """The net, or the model of your own, of this name; by default a perceptron with one hidden layer."""
     if name is None:
-        d = int(np.prod(features))
-        return mlp(d, 2 * d, n_classes)
-    found = imported(name, folder)
+        return usual(features, n_classes)
+    found = plugins.load("model", name, folder)
     return found if isinstance(found, Net) else net_of(found)
 
 

@@ -10,41 +10,22 @@ from __future__ import annotations
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from feddrift.engines.flower import parts as model_parts
 from feddrift.engines.flower.own import imported_net
 from feddrift.engines.flower.store import Store
 from feddrift.errors import ConfigError, DataError
-from feddrift.models import one
-from feddrift.nets.voting import poll
+from feddrift.exported import Predictor
 from feddrift.streams.folder import listed
-from feddrift.types import Ballot, Models, Net
 
 
 @dataclass(frozen=True)
-class Serving:
-    """One or several models that vote."""
+class Serving(Predictor):
+    """The models that a client uses."""
 
-    tau: int  # the time step they were trained in last
-    models: Models
-    votes: tuple[float, ...]  # [m]
-    ballot: Ballot
-    net: Net
-    classes: tuple[int | str, ...]
-
-    def predict(self, x: npt.ArrayLike) -> npt.NDArray[Any]:
-        """The class of each input x[n, ...]."""
-        return np.asarray(np.array(self.classes)[self.scores(x).argmax(axis=1)])
-
-    def scores(self, x: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """The votes [n, class]: shares of the classes, or probabilities where the models vote with these."""
-        masks = [None] * len(self.votes) if self.models.mask is None else self.models.mask
-        voters = ((vote, one(self.models, m), masks[m]) for m, vote in enumerate(self.votes))
-        return poll(self.net, voters, self.ballot, np.asarray(x, dtype=np.float32)) / sum(self.votes)
+    tau: int = 0  # the time step they were trained in last
 
 
 def current(folder: str | Path, experiment: str | None = None) -> Serving:
@@ -63,8 +44,10 @@ def current(folder: str | Path, experiment: str | None = None) -> Serving:
     serving = store.serving
     if serving is None:
         raise DataError(f"{root} has no model yet: no time step of {experiment or found[0]} is done")
-    net = imported_net(settings.get("model"), root, tuple(serving["features"]), serving["n_classes"])
+    features, n_classes = tuple(serving["features"]), serving["n_classes"]
+    net = imported_net(settings.get("model"), root, features, n_classes)
     models = model_parts.assembled(net, serving["models"], store.part)
     names = root / settings.get("data", "data") / "classes.txt"
-    classes = listed(names) if names.exists() else range(serving["n_classes"])
-    return Serving(serving["tau"], models, tuple(serving["votes"]), serving["ballot"], net, tuple(classes))
+    classes = listed(names) if names.exists() else range(n_classes)
+    votes = np.array(serving["votes"], dtype=np.float64)
+    return Serving(net, models, votes, serving["ballot"], features, tuple(classes), tau=serving["tau"])

@@ -1,0 +1,1 @@
+"""Runs on disk: configured, recorded, stopped and gone on with, swept over grids."""
