@@ -64,9 +64,12 @@ def _only(models: Models, updates: Updates, kept: Bools) -> Updates:
     """The updates of these lanes."""
     pairs = kept[updates.lane]
     return Updates(
-        per_axis(lambda _, new, which: new[which], models, pairs, kept, updates.params), updates.client[pairs],
-        updates.model[pairs], updates.size[pairs], (np.cumsum(kept) - 1)[updates.lane[pairs]],
-    )  # fmt: skip
+        per_axis(lambda _, new, which: new[which], models, pairs, kept, updates.params),
+        updates.client[pairs],
+        updates.model[pairs],
+        updates.size[pairs],
+        (np.cumsum(kept) - 1)[updates.lane[pairs]],
+    )
 
 
 def _middle(old: Any, new: Any, target: Ints, rule: Average) -> Any:

@@ -52,7 +52,7 @@ def shown(value: object) -> str:
 
 
 def problem(error: ValidationError) -> str:
-    """The first thing that pydantic found wrong: where, why, and the value; a misspelt name before one it leaves out."""
+    """The first thing that pydantic found wrong: where, why, and the value; a misspelt name before a missing one."""
     first = min(error.errors(include_url=False), key=lambda found: found["type"] != "extra_forbidden")
     where, why = ".".join(str(part) for part in first["loc"]), first["msg"].removeprefix("Value error, ")
     got = "" if first["type"] in ("missing", "value_error", "json_invalid") else f", got {shown(first['input'])}"

@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 import feddrift as fd
 from feddrift import rng
 from feddrift.errors import ConfigError, DataError
+from feddrift.models import one
 from feddrift.nets import resnet
 from feddrift.nets.perceptron import mlp
 from feddrift.runs.config import RunConfig
@@ -167,3 +168,22 @@ def test_inputs_go_by_name_whatever_their_order(tmp_path: Path, capsys: pytest.C
     ):
         with pytest.raises(DataError, match=why):
             found.predict("b", wrong)
+
+
+@pytest.mark.parametrize("algorithm", ["KUE", "AUE"])
+def test_probabilities_are_those_that_earlier_versions_gave(tmp_path: Path, algorithm: str) -> None:
+    """They made a softmax of each model and added up; now it is the engines' softmax, in the engines' order."""
+    run, _ = recorded(tmp_path, algorithm)
+    export(run, tmp_path / "models")
+    models, x = fd.load(tmp_path / "models"), run.stream.cell(10, 0)[0]
+    for client in run.stream.clients[:3]:
+        found, before = models.of(client), np.zeros((len(x), 2))
+        for m in np.flatnonzero(found.votes).tolist():
+            mask = 1 if found.models.mask is None else found.models.mask[m]
+            logits = np.asarray(models.net.apply(one(found.models, m), x * mask), dtype=np.float64)
+            shares = np.exp(logits - logits.max(axis=1, keepdims=True))
+            hard = np.eye(2)[logits.argmax(axis=1)]
+            before += found.votes[m] * (hard if found.ballot == "hard" else shares / shares.sum(axis=1, keepdims=True))
+        np.testing.assert_allclose(found.scores(x), before / found.votes.sum(), rtol=0, atol=1e-12)
+        assert (found.predict(x) == before.argmax(axis=1)).all()
+        np.testing.assert_allclose(found.scores(x).sum(axis=1), 1)

@@ -628,6 +628,10 @@ def test_a_client_predicts_offline_with_the_model_it_uses(tmp_path: Path) -> Non
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "classes.txt").write_text("no\nyes\n")
     assert set(current(tmp_path).predict(x)) == {"no", "yes"}
+    with pytest.raises(DataError, match="must be finite numbers"):  # as exported models say it
+        model.predict([[np.nan] * x.shape[1]])
+    with pytest.raises(DataError, match="must have shape"):
+        model.predict(np.zeros((2, 99)))
     with pytest.raises(ConfigError, match="cannot read"):
         current(tmp_path / "nowhere")
 

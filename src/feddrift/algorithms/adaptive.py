@@ -45,9 +45,13 @@ class AdaptiveState(State):
         now = variance / (1 - BETA**n)
         ratio = BETA * self.ratio + (1 - BETA) * (now / before if before else 1.0)
         return replace(
-            self, n=n, mean=BETA * self.mean + (1 - BETA) * theta, variance=variance, ratio=ratio,
+            self,
+            n=n,
+            mean=BETA * self.mean + (1 - BETA) * theta,
+            variance=variance,
+            ratio=ratio,
             rate=min(start, start * ratio / (1 - BETA**n) / n),
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)

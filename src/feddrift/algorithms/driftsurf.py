@@ -97,9 +97,17 @@ class DriftSurf:
         votes = np.zeros((fed.n_clients, len(models)))
         votes[:, chosen] = 1
         return SurfState(
-            models, w, votes, events=events, drifted=alarm & (fed.counts[-1] > 0), best=best, reactive=reactive,
-            elapsed=elapsed, compared=compared, born=born,
-        )  # fmt: skip
+            models,
+            w,
+            votes,
+            events=events,
+            drifted=alarm & (fed.counts[-1] > 0),
+            best=best,
+            reactive=reactive,
+            elapsed=elapsed,
+            compared=compared,
+            born=born,
+        )
 
     def _grown(self, w: Floats, fed: Federation) -> Floats:
         """w with the newest data for all models, no more remembered than the window holds."""

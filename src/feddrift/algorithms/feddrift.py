@@ -39,9 +39,14 @@ class FedDriftEager(Detecting):
         now = now.forget(self.memory)  # the -W variant
         models = fed.train(now.models, now.w)  # Algorithm 1
         return DriftState(
-            models, now.w, votes=now.w[-1], events=now.events, born=state.born + len(groups),
-            waiting=waiting(self, state, born), **remembered(state, seen, fed.tau),
-        )  # fmt: skip
+            models,
+            now.w,
+            votes=now.w[-1],
+            events=now.events,
+            born=state.born + len(groups),
+            waiting=waiting(self, state, born),
+            **remembered(state, seen, fed.tau),
+        )
 
 
 @dataclass(frozen=True)
@@ -83,10 +88,16 @@ class FedDrift(Detecting):
         now = now.forget(self.memory)  # the -W variant
         models = fed.train(now.models, now.w)  # Algorithm 1
         return DriftState(
-            models, now.w, votes=now.w[-1], events=now.events, born=state.born + len(groups),
-            newborn=born.models.ids, previous=state.reference, waiting=waiting(self, state, born),
+            models,
+            now.w,
+            votes=now.w[-1],
+            events=now.events,
+            born=state.born + len(groups),
+            newborn=born.models.ids,
+            previous=state.reference,
+            waiting=waiting(self, state, born),
             **remembered(state, seen, fed.tau),
-        )  # fmt: skip
+        )
 
     def settle(self, state: DriftState, fed: Federation) -> tuple[Clustering, DriftState]:
         """The clusters to begin with, and the state without what is no longer there."""

@@ -34,9 +34,10 @@ class KUE:
 
     n_models: int = option(10, "how many models vote")
     as_released: bool = option(
-        False, "as in the FedDrift authors' code: the worst model is left out and always replaced, under a mask that "
+        False,
+        "as in the FedDrift authors' code: the worst model is left out and always replaced, under a mask that "
         "only grows, and tests are not masked",
-    )  # fmt: skip
+    )
 
     def __post_init__(self) -> None:
         if self.n_models < 1:
@@ -46,9 +47,7 @@ class KUE:
         n = self.n_models + self.as_released
         masks = np.stack([new_mask(fed, k) for k in range(n)])
         votes = np.ones((fed.n_clients, n))
-        return KueState(
-            _shared_start(fed, range(n)), np.zeros((0, *votes.shape)), votes, "soft", masks=masks, born=n
-        )  # fmt: skip
+        return KueState(_shared_start(fed, range(n)), np.zeros((0, *votes.shape)), votes, "soft", masks=masks, born=n)
 
     def step(self, state: State, fed: Federation) -> KueState:
         assert isinstance(state, KueState)

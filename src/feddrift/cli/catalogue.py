@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -46,10 +46,16 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="for programs")] 
         box=None,
         show_header=False,
     )
-    for cls in dict.fromkeys(entry.cls for entry in algorithms.ALGORITHMS.values()):
-        names = [name for name, entry in algorithms.ALGORITHMS.items() if entry.cls is cls]
-        for k, (setting, field) in enumerate(algorithms.options(cls).items()):
-            default = "none" if field.default is None else field.default
-            text = f"{field.metadata['help']} [dim]({default})[/]"
-            table.add_row(", ".join(names) if k == 0 else "", f"[cyan]{setting}[/]", text)
+    names: dict[tuple[tuple[str, str], ...], list[str]] = {}  # methods with the same settings stand together
+    for name, entry in algorithms.ALGORITHMS.items():
+        names.setdefault(tuple(_settings(entry.cls).items()), []).append(name)
+    for settings, methods in names.items():
+        for k, (setting, text) in enumerate(settings):
+            table.add_row(", ".join(methods) if k == 0 else "", f"[cyan]{setting}[/]", text)
     console.out.print(table)
+
+
+def _settings(cls: type[Any]) -> dict[str, str]:
+    """Help and default of each setting."""
+    found = algorithms.options(cls).items()
+    return {k: f"{f.metadata['help']} [dim]({'none' if f.default is None else f.default})[/]" for k, f in found}

@@ -62,9 +62,14 @@ class Board:
         for run in self.runs[-SHOWN:]:
             seen = [a for a in run.accuracy if not np.isnan(a)]
             table.add_row(
-                Text(run.name), f"{len(run.accuracy)}/{run.n_steps}", f"{100 * seen[-1]:.2f} %" if seen else "",
-                spark(run.accuracy), str(run.models or ""), str(run.alarms), str(run.merges),
-            )  # fmt: skip
+                Text(run.name),
+                f"{len(run.accuracy)}/{run.n_steps}",
+                f"{100 * seen[-1]:.2f} %" if seen else "",
+                spark(run.accuracy),
+                str(run.models or ""),
+                str(run.alarms),
+                str(run.merges),
+            )
         return Group(table, Text(self.news, overflow="ellipsis", no_wrap=True), Text(self._rest(), style="dim"))
 
     def _rest(self) -> str:

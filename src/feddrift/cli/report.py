@@ -107,8 +107,11 @@ def plot(
         records = [group[0] for group in groups]
         tell("too many runs for one picture: showing the first seed of each")
     draw = {
-        Kind.clusters: pictures.clusters, Kind.accuracy: pictures.accuracy, Kind.patterns: pictures.patterns,
-        Kind.delta: pictures.threshold, Kind.traffic: pictures.traffic,
-    }  # fmt: skip
+        Kind.clusters: pictures.clusters,
+        Kind.accuracy: pictures.accuracy,
+        Kind.patterns: pictures.patterns,
+        Kind.delta: pictures.threshold,
+        Kind.traffic: pictures.traffic,
+    }
     pictures.save(draw[kind](records), file)
     say(f"wrote {file}")

@@ -238,9 +238,14 @@ def _costs(stream: Stream, configs: Sequence[RunConfig]) -> Table:
             )
         total += cost.seconds * len(runs)
         table.add_row(
-            escape(name), str(len(runs)), f"{cost.lanes:.0f}", f"{cost.local_steps:,}", f"{cost.bytes / 1e9:.1f} GB",
-            _duration(cost.seconds), _duration(cost.seconds * len(runs)),
-        )  # fmt: skip
+            escape(name),
+            str(len(runs)),
+            f"{cost.lanes:.0f}",
+            f"{cost.local_steps:,}",
+            f"{cost.bytes / 1e9:.1f} GB",
+            _duration(cost.seconds),
+            _duration(cost.seconds * len(runs)),
+        )
     table.caption = f"about {_duration(total)} in all; lanes are clients at work on a model in a round"
     return table
 

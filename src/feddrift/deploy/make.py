@@ -108,16 +108,25 @@ folder = ""
 
 
 def init(
-    folder: Path, clients: Sequence[str], features: Sequence[int], classes: Sequence[str], *,
-    host: str = "localhost", port: int = 9443, inner: int = 9444, experiment: str = "first",
-) -> None:  # fmt: skip
+    folder: Path,
+    clients: Sequence[str],
+    features: Sequence[int],
+    classes: Sequence[str],
+    *,
+    host: str = "localhost",
+    port: int = 9443,
+    inner: int = 9444,
+    experiment: str = "first",
+) -> None:
     """Write a new federation to a folder that is not there yet: a part for the server and one for each client."""
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty, a new federation needs a folder of its own")
     values: dict[str, Any] = {
-        "experiment": experiment, "clients": [checked_name(name, "a client") for name in clients],
-        "features": list(features), "classes": list(classes),
-    }  # fmt: skip
+        "experiment": experiment,
+        "clients": [checked_name(name, "a client") for name in clients],
+        "features": list(features),
+        "classes": list(classes),
+    }
     Settings.checked(values, "the options")
     server = (folder / "server").resolve()
     for path in (folder, server, server / "keys", server / "state", server / "app", server / "flwr"):

@@ -56,9 +56,7 @@ def federate(
         rounds = 0 if now.inside is None else now.inside.rounds
         value = now.state, now.inside and now.inside.plain(), now.events, now.work, engine.counts
         clients = list(engine.roster.clients)
-        checkpoints.write(
-            now.done, rounds, {"federation": about, "clients": clients, "feddrift": __version__}, value
-        )  # fmt: skip
+        checkpoints.write(now.done, rounds, {"federation": about, "clients": clients, "feddrift": __version__}, value)
 
     now = _last(checkpoints, engine, about)
     if now.state is None:
@@ -146,10 +144,13 @@ def run(grid: Grid, settings: Settings, roster: Roster, folder: Path) -> None:
     engine = Flower(grid, roster, net, settings.local, settings.seed, settings.rules, some)
     algorithm = algorithms.algorithm(settings.algorithm, **settings.settings)
     about = {
-        "experiment": settings.experiment, "algorithm": settings.algorithm, "seed": settings.seed,
-        "settings": json.loads(json.dumps(settings.settings)), "local": asdict(settings.local),
+        "experiment": settings.experiment,
+        "algorithm": settings.algorithm,
+        "seed": settings.seed,
+        "settings": json.loads(json.dumps(settings.settings)),
+        "local": asdict(settings.local),
         "participation": settings.participation,
-    }  # fmt: skip
+    }
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / HISTORY, "a", encoding="utf-8") as file:
         try:

@@ -258,9 +258,11 @@ class TimeStep(ABC):
             pairs = np.flatnonzero(lanes.lane == lane)
             log.warning(
                 "time %d: client %s sent updates of model %s that are not finite, left out of %d rounds",
-                self.tau, self._engine.stream.clients[lanes.client[pairs[0]]],
-                ", ".join(str(models.ids[m]) for m in lanes.model[pairs]), refused[lane],
-            )  # fmt: skip
+                self.tau,
+                self._engine.stream.clients[lanes.client[pairs[0]]],
+                ", ".join(str(models.ids[m]) for m in lanes.model[pairs]),
+                refused[lane],
+            )
 
     def _drawn(self, entries: Entries) -> Entries:
         """Those of the clients that take part in the next round."""

@@ -17,27 +17,23 @@ from functools import cached_property, partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
 from feddrift import rng
 from feddrift.averaging import lane_sizes, shares
 from feddrift.data import Stream
-from feddrift.engines import optim, program, sampling
+from feddrift.engines import program, sampling
 from feddrift.engines.base import Engine, TimeStep
 from feddrift.engines.conditions import IDEAL, Conditions
 from feddrift.engines.entries import Entries
-from feddrift.engines.program import Devices, Lanes, Optimiser
-from feddrift.trees import leaves, split, tree_map, trunk_of
+from feddrift.engines.moments import MomentStore, Name, power_of_two
+from feddrift.engines.program import Devices, Lanes
+from feddrift.trees import split, tree_map, trunk_of
 from feddrift.types import Bools, Floats, Ints, Local, Metric, Models, Net, Params, Updates
 
 SCORE_VALUES = 1 << 23  # inputs times models that one call of the compiled program scores,
 SCORE_BLOCK = 32, 1024  # but so many rows at least, and at most
-
-LARGE = 1 << 25  # bytes of moments that are not carried to the host and back in every round
-
-Name = tuple[int, int]  # a client, and the id of a family or model
 
 
 def lane_bucket(n: int) -> int:
@@ -53,16 +49,6 @@ def lane_bucket(n: int) -> int:
 def model_bucket(n: int) -> int:
     """The padded number of models: 8, 16, 32, ...; coarse, since a model without lanes costs next to nothing."""
     return max(8, 1 << (n - 1).bit_length())
-
-
-def score_bucket(n: int) -> int:
-    """The padded number of models that are scored, each of which costs its share: 1, 2, 4, 8, ..."""
-    return 1 << (n - 1).bit_length()
-
-
-def head_bucket(n: int) -> int:
-    """The padded number of heads in a lane: 1, 2, 4, 8, ..."""
-    return 1 << (n - 1).bit_length()
 
 
 class Simulator(Engine):
@@ -95,10 +81,10 @@ class Simulator(Engine):
         return SimulatorStep(self, tau)
 
     def logits(self, models: Models, rows: Ints) -> Iterator[npt.NDArray[np.float32]]:
-        padded = self.devices.put(_padded(models, score_bucket(len(models))))  # once, not with every block
+        padded = self.devices.put(_padded(models, power_of_two(len(models))))  # once, not with every block
         ahead = None  # the device works on a block while the host takes in the one before
         least, most = SCORE_BLOCK
-        fits = SCORE_VALUES // (max(1, int(np.prod(self.stream.x.shape[1:]))) * score_bucket(len(models)))
+        fits = SCORE_VALUES // (max(1, int(np.prod(self.stream.x.shape[1:]))) * power_of_two(len(models)))
         size = self.devices.evenly(min(most, max(least, 1 << max(0, fits.bit_length() - 1))))
         for start in range(0, len(rows), size):
             block = np.zeros(size, dtype=np.int32)
@@ -124,83 +110,6 @@ class Simulator(Engine):
         return np.asarray(kernel.wrong(self.net, models, self.stream, rows, sizes, which))
 
 
-class _Shelf:
-    """Optimiser moments of everything trained in this time step, as one stack, and where each part lies in it."""
-
-    def __init__(self, devices: Devices) -> None:
-        self.devices = devices
-        self.held: dict[Name, int] = {}
-        self.stack: Optimiser | None = None
-
-    def recall(self, names: list[Name | None], like: list[Any]) -> Optimiser:
-        """The moments of these parts, zero for those that train for the first time in this time step."""
-        if self.stack is None:
-            zeros = [np.zeros((len(names), *leaf.shape[1:]), dtype=leaf.dtype) for leaf in like]
-            return optim.start(zeros), np.zeros(len(names), dtype=np.float32)
-        if self.held == {name: k for k, name in enumerate(names) if name} and len(self.stack[1]) == len(names):
-            return self.stack
-        known = np.array([self.held.get(name, -1) if name else -1 for name in names])
-        return _rows(self.stack, known)
-
-    def keep(self, names: list[Name | None], stack: Optimiser, room: int) -> None:
-        """Take in the moments of these parts. What rests lies with them, on the device if it is large and fits."""
-        held = {name: k for k, name in enumerate(names) if name}
-        rest = [name for name in self.held if name not in held]
-        if self.stack is not None and rest:  # parts that rest in this call keep theirs
-            at = np.full(self.devices.evenly(score_bucket(len(rest))), -1)  # padded: few shapes, few compilations
-            at[: len(rest)] = [self.held[name] for name in rest]
-            if _bytes(stack) < LARGE or len(names) + len(at) > room:
-                stack, self.stack = tree_map(np.asarray, (stack, self.stack))
-            stack = _joined(stack, _rows(self.stack, at))
-            held |= {name: len(names) + k for k, name in enumerate(rest)}
-        self.held, self.stack = held, stack
-
-    def saved(self) -> tuple[list[tuple[Name, int]], Optimiser | None]:
-        return list(self.held.items()), self.stack
-
-    def restore(self, saved: tuple[list[tuple[Name, int]], Optimiser | None]) -> None:
-        """The way back from `saved`."""
-        self.held, self.stack = dict(saved[0]), saved[1]
-
-
-def _bytes(stack: Optimiser) -> int:
-    return sum(int(leaf.nbytes) for leaf in leaves(stack))
-
-
-def _rows(stack: Optimiser, at: Ints) -> Optimiser:
-    """The rows at these places, zeros where it is below 0: on the host, which compiles nothing, or where they are."""
-    if isinstance(stack[1], jax.Array) and _bytes(stack) >= LARGE:
-        found: Optimiser = _rows_there(stack, at.astype(np.int32))
-        return found
-
-    def rows(leaf: Any) -> Any:
-        taken = np.asarray(leaf)[np.maximum(at, 0)]
-        taken[at < 0] = 0
-        return taken
-
-    return tree_map(rows, stack)  # type: ignore[no-any-return]
-
-
-@jax.jit
-def _rows_there(stack: Optimiser, at: Any) -> Any:
-    def rows(leaf: Any) -> Any:
-        return jnp.where((at < 0).reshape(-1, *[1] * (leaf.ndim - 1)), 0, leaf[jnp.maximum(at, 0)])
-
-    return tree_map(rows, stack)
-
-
-def _joined(a: Optimiser, b: Optimiser) -> Optimiser:
-    if isinstance(a[1], jax.Array):
-        there: Optimiser = _joined_there(a, b)
-        return there
-    return tree_map(lambda x, y: np.concatenate([x, y]), a, b)  # type: ignore[no-any-return]
-
-
-@jax.jit
-def _joined_there(a: Optimiser, b: Optimiser) -> Any:
-    return tree_map(lambda x, y: jnp.concatenate([x, y]), a, b)
-
-
 class SimulatorStep(TimeStep):
     """One time step of the simulator."""
 
@@ -209,7 +118,7 @@ class SimulatorStep(TimeStep):
         self.engine = engine
         self.order = np.zeros(len(engine.stream.y), dtype=np.int32)  # each cell's rows, shuffled when first used
         self.shuffled: Bools = np.zeros(self.counts.shape, dtype=bool)
-        self.trunks, self.heads = _Shelf(engine.devices), _Shelf(engine.devices)
+        self.trunks, self.heads = MomentStore(engine.devices), MomentStore(engine.devices)
 
     def _moments(self) -> Any:
         return self.trunks.saved(), self.heads.saved()
@@ -261,7 +170,7 @@ class SimulatorStep(TimeStep):
         by_lane = np.argsort(lanes.lane, kind="stable")
         slot = np.empty_like(by_lane)
         slot[by_lane] = np.arange(len(by_lane)) - np.searchsorted(lanes.lane[by_lane], lanes.lane[by_lane])
-        size, heads = self.engine.devices.evenly(lane_bucket(n)), head_bucket(int(slot.max()) + 1)
+        size, heads = self.engine.devices.evenly(lane_bucket(n)), power_of_two(int(slot.max()) + 1)
         pairs = lanes.lane * heads + slot
         model = np.repeat(lanes.model[first][:, None], heads, axis=1)  # an empty slot repeats the first, never drawn
         model[lanes.lane, slot] = lanes.model

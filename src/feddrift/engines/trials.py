@@ -71,8 +71,10 @@ def _contender(
     now = np.full(len(clients), fed.tau)  # a client's draws depend on it alone
     first = np.searchsorted(names, new_names)
     given = Entries(
-        np.concatenate([old.t, now]), np.concatenate([old.c, clients]),
+        np.concatenate([old.t, now]),
+        np.concatenate([old.c, clients]),
         np.concatenate([np.searchsorted(names, old_names), first]),
-        np.concatenate([old.value, np.ones(len(clients))]), (fed.tau + 1, fed.n_clients, len(names)),
-    )  # fmt: skip
+        np.concatenate([old.value, np.ones(len(clients))]),
+        (fed.tau + 1, fed.n_clients, len(names)),
+    )
     return taken, given, first

@@ -19,6 +19,7 @@ from feddrift.reports.summary import (
     configurations,
     joined,
     lineage,
+    mean_of_known,
     spread_of,
     truth,
     with_data,
@@ -106,11 +107,13 @@ def numbers(found: Metrics) -> dict[str, float | None]:
         **{name: getattr(found, name) for name in plain},
         **{
             f"{name} {what}": getattr(value, what)
-            for name, value in detectors.items() if value is not None for what in ("precision", "recall", "delay")
+            for name, value in detectors.items()
+            if value is not None
+            for what in ("precision", "recall", "delay")
         },
         **{f"sent {phase}": value for phase, value in found.sent.items()},
         **{f"bytes {purpose}": value for purpose, value in found.bytes_sent.items()},
-    }  # fmt: skip
+    }
 
 
 def summarise(records: Iterable[Record]) -> list[dict[str, Spread | None]]:
@@ -242,7 +245,7 @@ def areas(record: Record, oracle: Record | None = None, within: int = WITHIN) ->
     n = within + 1
     own = around(record.rows.accuracy, record, n, n)
     if oracle is None:
-        level = _nanmean(own[:, :n])[:, None]
+        level = mean_of_known(own[:, :n], -1)[:, None]
     else:
         theirs = np.full(record.rows.accuracy.shape, np.nan)
         steps = min(record.rows.steps, oracle.rows.steps)
@@ -254,7 +257,7 @@ def areas(record: Record, oracle: Record | None = None, within: int = WITHIN) ->
 
 def by_client(record: Record) -> Floats:
     """[c], each client's mean accuracy over time; NaN where it was never tested."""
-    return _nanmean(record.rows.accuracy.T)
+    return mean_of_known(record.rows.accuracy.T, -1)
 
 
 def in_use(record: Record) -> Ints:
@@ -313,12 +316,6 @@ def mutual_information(a: npt.ArrayLike, b: npt.ArrayLike) -> float:
 def _entropy(counts: Floats) -> float:
     share = counts[counts > 0] / counts.sum()
     return float(-(share * np.log(share)).sum())
-
-
-def _nanmean(values: Floats) -> Floats:
-    """Over the last axis, leaving NaN out; NaN where nothing is left."""
-    n = (~np.isnan(values)).sum(axis=-1)
-    return np.asarray(np.nansum(values, axis=-1) / np.where(n > 0, n, np.nan))
 
 
 def _mean(values: Floats) -> float | None:

@@ -14,7 +14,7 @@ from scipy.special import stdtrit
 from feddrift.errors import ConfigError
 from feddrift.reports.words import notable
 from feddrift.runs.record import Record, configuration
-from feddrift.types import Bools, Ints
+from feddrift.types import Bools, Floats, Ints
 
 
 @dataclass(frozen=True)
@@ -213,10 +213,11 @@ def _baseline_of(group: list[Record], groups: list[list[Record]], name: str) -> 
     """The runs of the baseline with the same data and training, or none."""
     header = group[0].header
     alike = [
-        other for other in groups
+        other
+        for other in groups
         if other[0].header["algorithm"] == name
         and all(other[0].header[key] == header[key] for key in ("stream", "overrides"))
-    ]  # fmt: skip
+    ]
     plain = [other for other in alike if set(notable(name, other[0].header["settings"])) <= {"delta"}]
     best = plain if len(alike) > 1 else alike
     if len(best) != 1 and alike:
@@ -274,6 +275,19 @@ def _summary(group: Sequence[Record]) -> Summary:
         false_alarms=alarms.mean if alarms else None,
         ari=ari.mean if ari else None,
     )
+
+
+def mean_of_known(values: Floats, axis: int) -> Floats:
+    """The mean over an axis, leaving NaN out; NaN where nothing is left."""
+    n = (~np.isnan(values)).sum(axis=axis)
+    return np.asarray(np.nansum(values, axis=axis) / np.where(n > 0, n, np.nan))
+
+
+def deviation_of_known(values: Floats) -> Floats:
+    """The sample standard deviation over the first axis; NaN where fewer than two are known."""
+    n = (~np.isnan(values)).sum(axis=0)
+    squares = np.nansum((values - mean_of_known(values.T, 1)) ** 2, axis=0)
+    return np.asarray(np.sqrt(squares / np.where(n > 1, n - 1, np.nan)))
 
 
 def spread_of(values: Sequence[float]) -> Spread | None:

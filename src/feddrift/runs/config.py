@@ -90,9 +90,11 @@ class RunConfig(BaseModel):
         """Who is in reach, takes part and lies."""
         harm, clients = self._poison(stream)
         made = Conditions(
-            self.participation, self.dropout, None if self.trace is None else read_trace(self.trace),
+            self.participation,
+            self.dropout,
+            None if self.trace is None else read_trace(self.trace),
             clients if harm == "garbage" else (),
-        )  # fmt: skip
+        )
         made.in_reach(stream.counts[:-1], self.seed)  # a trace that does not fit shows now
         return made
 

@@ -60,9 +60,11 @@ def estimate(
     lane_bytes = COPIES * sum(leaf.nbytes for leaf in leaves(net.init((np.uint32(0), np.uint32(0)))))
     data_bytes = 2 * stream.x.nbytes + 2 * stream.y.nbytes  # here, and on the device or as an order of rows
     return Estimate(
-        lanes=at_once, local_steps=round(local_steps), seconds=fixed + local_steps * per_step,
+        lanes=at_once,
+        local_steps=round(local_steps),
+        seconds=fixed + local_steps * per_step,
         bytes=PROGRAM_BYTES + data_bytes + at_once * lane_bytes,
-    )  # fmt: skip
+    )
 
 
 def _rehearse(engine: Engine, algorithm: Algorithm) -> tuple[float, float, bool]:

@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -23,6 +23,7 @@ from feddrift.runs import schema
 from feddrift.runs.schema import SCHEMA, Status
 from feddrift.types import Bools, Floats, Ints
 
+KINDS = {"Floats": (np.float64, np.nan), "Ints": (np.int64, -1), "Bools": (np.bool_, False)}  # of Rows; where unknown
 MANY_CLIENTS = 100  # with more, the rows of a time step are written as one line of columns
 
 
@@ -287,24 +288,13 @@ def read_all(folder: str | Path) -> list[Record]:
 
 
 def _rows(columns: Mapping[str, Sequence[Any]], n_clients: int) -> Rows:
-    def column(name: str, dtype: type, missing: float = -1) -> Any:
-        whole = columns[name][: len(columns[name]) // n_clients * n_clients]
+    arrays: dict[str, Any] = {}
+    for field in fields(Rows):
+        dtype, missing = KINDS[str(field.type)]
+        whole = columns[field.name][: len(columns[field.name]) // n_clients * n_clients]
         values = [missing if value is None else value for value in whole]
-        return np.array(values, dtype=dtype).reshape(-1, n_clients)
-
-    return Rows(
-        accuracy=column("accuracy", np.float64, np.nan),
-        tested=column("tested", np.int64),
-        concept=column("concept", np.int64),
-        next_concept=column("next_concept", np.int64),
-        model=column("model", np.int64),
-        n_models=column("n_models", np.int64),
-        drift=column("drift", np.bool_),
-        models_sent=column("models_sent", np.float64),
-        sent_scoring=column("sent_scoring", np.float64, np.nan),
-        received=column("received", np.int64),
-        loss=column("loss", np.float64, np.nan),
-    )
+        arrays[field.name] = np.array(values, dtype=dtype).reshape(-1, n_clients)
+    return Rows(**arrays)
 
 
 @contextmanager

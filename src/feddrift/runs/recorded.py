@@ -85,9 +85,14 @@ class RecordedRun:
 
     def _save(self, writer: Writer, done: int, state: State | None, inside: Inside | None = None) -> None:
         about = {
-            "run": file_name(self.header), "local": self.header["local"], "every": self.every, "cwd": str(self._cwd),
-            "config": self.config.model_dump(mode="json"), "seconds": writer.seconds, "feddrift": __version__,
-        }  # fmt: skip
+            "run": file_name(self.header),
+            "local": self.header["local"],
+            "every": self.every,
+            "cwd": str(self._cwd),
+            "config": self.config.model_dump(mode="json"),
+            "seconds": writer.seconds,
+            "feddrift": __version__,
+        }
         rounds = 0 if inside is None else inside.rounds
         self.checkpoints.write(done, rounds, about, (state, inside and inside.plain()))
 

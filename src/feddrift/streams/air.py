@@ -157,9 +157,15 @@ def _features(where: str, table: Table, wind: str, rain: str, direction: str) ->
     hour, date = 2 * np.pi * hour / 24, 2 * np.pi * (month - 1 + (day - 1) / 31) / 12
     columns = [
         *((_filled(known[key]) - centre) / spread for key, (centre, spread) in _SCALE.items()),
-        np.log1p(_filled(known["wind"])) - 1.5, _filled(north), _filled(east),
-        np.log1p(np.nan_to_num(known["rain"])), np.cos(hour), np.sin(hour), np.cos(date), np.sin(date),
-    ]  # fmt: skip
+        np.log1p(_filled(known["wind"])) - 1.5,
+        _filled(north),
+        _filled(east),
+        np.log1p(np.nan_to_num(known["rain"])),
+        np.cos(hour),
+        np.sin(hour),
+        np.cos(date),
+        np.sin(date),
+    ]
     return np.stack(columns, axis=1).astype(np.float32)
 
 

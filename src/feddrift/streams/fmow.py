@@ -143,10 +143,16 @@ def images(name: str, data_dir: str | Path | None = None) -> Stream:
     if len(classes) > 10:
         raise DataError(f"{folder.root} is not FMoW-WILDS v1.1: partition D has ten classes there, got {len(classes)}")
     return Stream(
-        name=name, x=_pictures(folder.root, chosen), y=y.astype(np.int32), n_classes=max(2, len(classes)),
-        counts=np.array([[len(index) for index in row] for row in cells]), clients=REGIONS, times=TIMES, family="fmow",
+        name=name,
+        x=_pictures(folder.root, chosen),
+        y=y.astype(np.int32),
+        n_classes=max(2, len(classes)),
+        counts=np.array([[len(index) for index in row] for row in cells]),
+        clients=REGIONS,
+        times=TIMES,
+        family="fmow",
         local=Local(rounds=10, batch=32, lr=1e-4),
-    )  # fmt: skip
+    )
 
 
 def _pictures(root: Path, numbers: Ints) -> npt.NDArray[Any]:
@@ -185,10 +191,16 @@ def labels(name: str, data_dir: str | Path | None = None) -> Stream:
     chosen = np.concatenate(rows)
     mean, std = mnist.moments(pixels)
     return Stream(
-        name=name, x=((pixels[chosen] - mean) / (std + 0.001)).astype(np.float32), y=classes[chosen].astype(np.int32),
-        counts=counts.sum(axis=2), n_classes=10, clients=REGIONS, times=TIMES, family="fmow",
+        name=name,
+        x=((pixels[chosen] - mean) / (std + 0.001)).astype(np.float32),
+        y=classes[chosen].astype(np.int32),
+        counts=counts.sum(axis=2),
+        n_classes=10,
+        clients=REGIONS,
+        times=TIMES,
+        family="fmow",
         local=Local(rounds=10, batch=32, lr=1e-3),
-    )  # fmt: skip
+    )
 
 
 def fashion(data_dir: str | Path | None = None) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:

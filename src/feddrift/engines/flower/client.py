@@ -70,9 +70,14 @@ class Client:
     """One client: its name, its data, the model it trains, and how much history it keeps."""
 
     def __init__(
-        self, name: str, root: Path, load: Load, model: Net | OwnModel | None = None,
-        max_rows: int | None = None, max_age: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        root: Path,
+        load: Load,
+        model: Net | OwnModel | None = None,
+        max_rows: int | None = None,
+        max_age: int | None = None,
+    ) -> None:
         self.name, self.root, self.load, self.model = checked_name(name, "a client"), Path(root), load, model
         self.max_rows, self.max_age = max_rows, max_age
         self._held: tuple[Any, Engine] | None = None  # the last engine, where a process answers more than once
@@ -142,9 +147,7 @@ class Client:
                 sums = _sums(fed, models, cells[cells[:, 0] == task.tau], metric, None)
                 reply = {"new": sums[0][1]}
             stored = _sums(fed, models, cells, metric, base.SCORE_ROWS)
-            reply["stored"] = [
-                [int(t), size, found] for (t, _), (size, found) in zip(cells, stored, strict=True)
-            ]  # fmt: skip
+            reply["stored"] = [[int(t), size, found] for (t, _), (size, found) in zip(cells, stored, strict=True)]
         store.put_parts(new)
         self._forget(store, body["models"])
         return reply, {}
@@ -253,8 +256,13 @@ def _before(past: dict[str, Any] | None, tau: int, round: int, name: str) -> Any
     if past["round"] < round:
         return past["after"]
     if past["round"] > round:
-        _log.warning("client %s: round %d of time %d comes after round %d, its moments start anew",
-                     name, round, tau, past["round"])  # fmt: skip
+        _log.warning(
+            "client %s: round %d of time %d comes after round %d, its moments start anew",
+            name,
+            round,
+            tau,
+            past["round"],
+        )
         return None
     return past["before"]
 

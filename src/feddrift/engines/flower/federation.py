@@ -45,9 +45,15 @@ class Flower(Engine):
     """Real clients, reached through a Grid."""
 
     def __init__(
-        self, grid: Grid, roster: Roster, net: Net, local: Local, seed: int, rules: Rules,
+        self,
+        grid: Grid,
+        roster: Roster,
+        net: Net,
+        local: Local,
+        seed: int,
+        rules: Rules,
         conditions: Conditions = IDEAL,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if not 1 <= rules.quorum <= len(roster.clients):
             raise ConfigError(f"quorum must be in 1..{len(roster.clients)}, got {rules.quorum}")
         self.grid, self.roster, self.rules = grid, roster, rules
@@ -70,9 +76,7 @@ class Flower(Engine):
         n = int(counts.sum())
         x = np.broadcast_to(np.zeros((), dtype=np.float32), (n, *self.roster.features))
         y = np.broadcast_to(np.zeros((), dtype=np.int32), (n,))
-        return Stream(
-            self.roster.experiment, x, y, counts, self.roster.n_classes, clients=self.roster.clients
-        )  # fmt: skip
+        return Stream(self.roster.experiment, x, y, counts, self.roster.n_classes, clients=self.roster.clients)
 
     def at(self, tau: int) -> FlowerStep:
         if self._greeted != tau:
@@ -116,8 +120,13 @@ class Flower(Engine):
                 if now >= quorum_since and (fresh >= expected | self.present or now - quorum_since > self.rules.grace):
                     return
             if not told:
-                _log.info("time %d: %d of %d clients are here, %d with new data; waiting",
-                          tau, len(self.present), len(self.roster.clients), len(fresh))  # fmt: skip
+                _log.info(
+                    "time %d: %d of %d clients are here, %d with new data; waiting",
+                    tau,
+                    len(self.present),
+                    len(self.roster.clients),
+                    len(fresh),
+                )
                 told = True
             time.sleep(self.rules.look)
 
@@ -148,9 +157,14 @@ class Flower(Engine):
         return set(found)
 
     def ask(
-        self, kind: str, tau: int, requests: Mapping[int, Request], check: Check, round: int | None = None,
+        self,
+        kind: str,
+        tau: int,
+        requests: Mapping[int, Request],
+        check: Check,
+        round: int | None = None,
         absent_is_news: bool = True,
-    ) -> dict[int, Any]:  # fmt: skip
+    ) -> dict[int, Any]:
         """One exchange: the checked replies by client, in order; others are complained about by name."""
         node, found = self._nodes(), dict[int, Any]()
         when = f"{kind} at time {tau}" + ("" if round is None else f", round {round}")
@@ -227,10 +241,15 @@ class Flower(Engine):
 
     def _about(self, c: int, tau: int) -> Body:
         return {
-            "experiment": self.roster.experiment, "client": self.roster.clients[c], "index": c, "tau": tau,
-            "n_clients": len(self.roster.clients), "n_classes": self.roster.n_classes,
-            "features": list(self.roster.features), "seed": self.seed,
-        }  # fmt: skip
+            "experiment": self.roster.experiment,
+            "client": self.roster.clients[c],
+            "index": c,
+            "tau": tau,
+            "n_clients": len(self.roster.clients),
+            "n_classes": self.roster.n_classes,
+            "features": list(self.roster.features),
+            "seed": self.seed,
+        }
 
     def _checked(self, c: int, body: Body) -> None:
         """What every reply must say."""

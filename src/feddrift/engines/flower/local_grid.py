@@ -108,9 +108,7 @@ def _through_the_wire(message: Message) -> Message:
     """The message as the other side gets it."""
     with no_object_id_recompute():
         name = message.object_id
-        contents: dict[str, bytes] = {
-            key: part.deflate() for key, part in _nested(message).items()
-        }  # fmt: skip
+        contents: dict[str, bytes] = {key: part.deflate() for key, part in _nested(message).items()}
         read = inflate_object_from_contents(name, contents)
     assert isinstance(read, Message)
     read.metadata.__dict__["_message_id"] = name

@@ -66,8 +66,10 @@ def expected(net: Net, specs: Iterable[Body], features: Sequence[int]) -> dict[s
     params = like(net)
     trunk, head = split(params, trunk_of(net, params))
     of_kind = {
-        "trunk": shapes(trunk), "head": shapes(head), "mask": [(tuple(features), np.dtype(np.float32))],
-    }  # fmt: skip
+        "trunk": shapes(trunk),
+        "head": shapes(head),
+        "mask": [(tuple(features), np.dtype(np.float32))],
+    }
     return {spec[kind]: found for spec in specs for kind, found in of_kind.items() if spec[kind]}
 
 

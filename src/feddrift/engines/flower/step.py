@@ -140,9 +140,12 @@ class FlowerStep(TimeStep):
         for c in clients.tolist():
             here = entries.only((entries.c == c) & (self.counts[entries.t, entries.c] > 0))
             body = {
-                "models": specs, "parent": int(parent[c]), "starts": list(starts), "local": asdict(self.local),
+                "models": specs,
+                "parent": int(parent[c]),
+                "starts": list(starts),
+                "local": asdict(self.local),
                 "w": [here.t.tolist(), here.m.tolist(), here.value.tolist()],
-            }  # fmt: skip
+            }
             requests[c] = body, parts
         for c, (rows, wrong) in self._ask("tournament", requests, check).items():
             found.rows[c], found.wrong[c] = rows, wrong
@@ -211,9 +214,11 @@ class FlowerStep(TimeStep):
             lanes_of[c] = [list(dict.fromkeys(families)).index(name) for name in families]
             wanted = [specs[m] for m in mine]
             body = {
-                "round": round, "local": asdict(local), "models": wanted,
+                "round": round,
+                "local": asdict(local),
+                "models": wanted,
                 "w": [here.t.tolist(), np.searchsorted(mine, here.m).tolist(), here.value.tolist()],
-            }  # fmt: skip
+            }
             requests[c] = body, {name: parts[name] for name in model_parts.named(wanted)}
 
         def check(c: int, body: Body, raw: Raw) -> tuple[list[Part], list[Part]]:

@@ -14,7 +14,7 @@ from feddrift import algorithms
 from feddrift._version import __version__
 from feddrift.reports import metrics
 from feddrift.reports.story import command, letter, why
-from feddrift.reports.summary import changes, joined, lineage, reached, scores, truth
+from feddrift.reports.summary import changes, deviation_of_known, joined, lineage, mean_of_known, reached, scores, truth
 from feddrift.reports.words import describe, differences
 from feddrift.runs.record import Record, configuration
 from feddrift.types import Floats, Ints
@@ -100,13 +100,13 @@ def _group(
     runs = [_run(run, oracles.get(run.header["seed"]), id(run) in shown) for run in group]
     curves = np.full((len(group), max(run.rows.steps for run in group)), np.nan)
     for curve, run in zip(curves, group, strict=True):
-        curve[: run.rows.steps] = _over_clients(run.rows.accuracy)
+        curve[: run.rows.steps] = mean_of_known(run.rows.accuracy, 1)
     return {
         "algorithm": header["algorithm"],
         "label": header["algorithm"] + (f" ({describe(differs)})" if differs else ""),
         "summary": entry.summary if entry else "",
-        "mean": _rounded(_over_clients(curves.T)),
-        "std": _rounded(_deviation(curves)) if len(group) > 1 else None,
+        "mean": _rounded(mean_of_known(curves.T, 1)),
+        "std": _rounded(deviation_of_known(curves)) if len(group) > 1 else None,
         "numbers": {
             name: [None, None] if value is None else [value.mean, value.std]
             for name, value in metrics.over_seeds([run["numbers"] for run in runs]).items()
@@ -125,9 +125,11 @@ def _run(record: Record, oracle: Record | None, with_cells: bool) -> dict[str, A
     config = {
         **{f"setting {key}": value for key, value in header["settings"].items()},
         **{f"local {key}": value for key, value in header["local"].items()},
-        "engine": header["engine"], "device": header["device"], "started": header["started"],
+        "engine": header["engine"],
+        "device": header["device"],
+        "started": header["started"],
         **{f"{key} version": value for key, value in header["versions"].items()},
-    }  # fmt: skip
+    }
     return {
         "seed": header["seed"],
         "status": record.status,
@@ -138,7 +140,9 @@ def _run(record: Record, oracle: Record | None, with_cells: bool) -> dict[str, A
         "truth": bool((rows.concept >= 0).any()),
         "metric": str(header["settings"].get("metric", "loss")),
         "numbers": {
-            **metrics.numbers(found), "omitting": _share(total.omitting_drifts), "sent": total.models_sent_ratio,
+            **metrics.numbers(found),
+            "omitting": _share(total.omitting_drifts),
+            "sent": total.models_sent_ratio,
             "models": None if total.models_final is None else float(total.models_final),
         },
         "detection": {name: _detection(value) for name, value in detections.items() if value is not None},
@@ -153,7 +157,7 @@ def _run(record: Record, oracle: Record | None, with_cells: bool) -> dict[str, A
         "command": rerun,
         "notes": notes,
         "config": {key: "none" if value is None else str(value) for key, value in config.items()},
-    }  # fmt: skip
+    }
 
 
 def _detection(value: metrics.Detection) -> dict[str, Any]:
@@ -253,19 +257,7 @@ def _cells(record: Record) -> dict[str, Any]:
 def _around(group: Sequence[Record]) -> list[float | None] | None:
     """Mean accuracy from BEFORE rows ahead of a drift to AFTER rows behind, over all drifts of all seeds."""
     found = [metrics.around(run.rows.accuracy, run, BEFORE, AFTER) for run in group if changes(run).any()]
-    return _rounded(_over_clients(np.concatenate(found).T)) if found else None
-
-
-def _over_clients(values: Floats) -> Floats:
-    n = (~np.isnan(values)).sum(axis=1)
-    return np.asarray(np.nansum(values, axis=1) / np.where(n > 0, n, np.nan))
-
-
-def _deviation(values: Floats) -> Floats:
-    """Sample standard deviation over the first axis; NaN where fewer than two are known."""
-    n = (~np.isnan(values)).sum(axis=0)
-    squares = np.nansum((values - _over_clients(values.T)) ** 2, axis=0)
-    return np.asarray(np.sqrt(squares / np.where(n > 1, n - 1, np.nan)))
+    return _rounded(mean_of_known(np.concatenate(found).T, 1)) if found else None
 
 
 def _rounded(values: Floats) -> list[float | None]:

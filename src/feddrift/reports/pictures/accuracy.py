@@ -21,10 +21,9 @@ from feddrift.reports.pictures.style import (
     settings_apart,
     short,
 )
-from feddrift.reports.summary import grouped
+from feddrift.reports.summary import deviation_of_known, grouped, mean_of_known
 from feddrift.reports.words import describe
 from feddrift.runs.record import Record
-from feddrift.types import Floats
 
 LAYERS = {"Oblivious": 0, "Oracle": 0, "FedDrift": 2}  # the later lies above
 KNOWN = {"FedDrift": 2, "Oblivious": 6, "Oracle": 7}  # green, black, grey
@@ -68,15 +67,14 @@ def accuracy(records: Sequence[Record]) -> Figure:
 def _line(ax: Axes, group: Sequence[Record], style: int) -> Line2D:
     values = np.full((len(group), max(record.rows.steps for record in group)), np.nan)  # [seed, t]
     for row, record in zip(values, group, strict=True):
-        row[: record.rows.steps] = 100 * _mean(record.rows.accuracy.T)
-    mean = _mean(values)
+        row[: record.rows.steps] = 100 * mean_of_known(record.rows.accuracy.T, 0)
+    mean = mean_of_known(values, 0)
     time = np.arange(1, len(mean) + 1)
     colour, dash = STRONG[style % len(STRONG)], DASHES[style // len(STRONG) % len(DASHES)]
     marker = MARKERS[style % len(MARKERS)] if len(mean) <= 40 else None
     (line,) = ax.plot(time, mean, color=colour, linestyle=dash, marker=marker, markersize=5, linewidth=1.8)
     if len(group) > 1:
-        n = (~np.isnan(values)).sum(axis=0)
-        std = np.sqrt(_mean((values - mean) ** 2) * n / np.where(n > 1, n - 1, np.nan))  # sample std
+        std = deviation_of_known(values)
         ax.fill_between(time, mean - std, mean + std, color=colour, alpha=0.18, linewidth=0)
     return line
 
@@ -90,9 +88,3 @@ def _styles(labels: Sequence[str]) -> dict[str, int]:
     taken = {KNOWN[label] for label in labels if label in KNOWN}
     free = (style for style in itertools.count() if style not in taken)
     return {label: KNOWN[label] if label in KNOWN else next(free) for label in labels}
-
-
-def _mean(values: Floats) -> Floats:
-    """Over the first axis, leaving NaN out; NaN where nothing is left."""
-    n = (~np.isnan(values)).sum(axis=0)
-    return np.asarray(np.nansum(values, axis=0) / np.where(n > 0, n, np.nan))

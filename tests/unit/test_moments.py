@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import feddrift as fd
-from feddrift.engines import simulator
+from feddrift.engines import moments, simulator
 from feddrift.engines.program import Devices
 from feddrift.types import Local
 
@@ -18,9 +18,9 @@ from feddrift.types import Local
 @pytest.mark.parametrize("large", [0, 1 << 40])
 @pytest.mark.parametrize("room", [6, 1000])
 def test_what_is_put_away_comes_back(monkeypatch: pytest.MonkeyPatch, large: int, room: int) -> None:
-    monkeypatch.setattr(simulator, "LARGE", large)
+    monkeypatch.setattr(moments, "LARGE", large)
     shelf, known, draw = (
-        simulator._Shelf(Devices(tuple(jax.local_devices()))),
+        moments.MomentStore(Devices(tuple(jax.local_devices()))),
         dict[Any, float](),
         np.random.default_rng(0),
     )
@@ -29,12 +29,12 @@ def test_what_is_put_away_comes_back(monkeypatch: pytest.MonkeyPatch, large: int
         size = int(draw.integers(1, 6))
         names: list[Any] = [(int(c), 0) for c in draw.choice(12, size, replace=False)]
         names += [None] * int(draw.integers(0, 2))  # padding
-        moments, taken = shelf.recall(names, [np.zeros((1, 3), dtype=np.float32)])
+        stacks_of, taken = shelf.recall(names, [np.zeros((1, 3), dtype=np.float32)])
         expected = [known.get(name, 0.0) for name in names]
         assert np.asarray(taken).tolist() == expected
-        assert all(np.asarray(leaf)[:, 1].tolist() == expected for stacks in moments.values() for leaf in stacks)
+        assert all(np.asarray(leaf)[:, 1].tolist() == expected for stacks in stacks_of.values() for leaf in stacks)
         values = np.arange(len(names), dtype=np.float32) + 100 * k + 1
-        stack = {key: [jnp.asarray(np.repeat(values[:, None], 3, axis=1))] for key in moments}
+        stack = {key: [jnp.asarray(np.repeat(values[:, None], 3, axis=1))] for key in stacks_of}
         shelf.keep(names, (stack, jnp.asarray(values)), room)
         known |= {name: float(value) for name, value in zip(names, values, strict=True) if name}
         assert shelf.stack is not None
@@ -46,7 +46,7 @@ def test_where_moments_wait_moves_no_bit(monkeypatch: pytest.MonkeyPatch) -> Non
     stream, local = fd.stream("sine-2"), Local(rounds=4, steps=3)
     found = []
     for large in (0, 1 << 40):
-        monkeypatch.setattr(simulator, "LARGE", large)
+        monkeypatch.setattr(moments, "LARGE", large)
         monkeypatch.setattr(simulator.Simulator, "kernel", lambda *_: None)
         steps = list(fd.run(stream, fd.algorithm("IFCA", first="choose"), local=local))
         found.append([np.asarray(step.state.models.params["W1"]) for step in steps])

@@ -1,0 +1,100 @@
+"""The optimiser's moments of everything that trained in a time step, on the host or on the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from feddrift.engines import optim
+from feddrift.engines.program import Devices, Optimiser
+from feddrift.trees import leaves, tree_map
+from feddrift.types import Ints
+
+LARGE = 1 << 25  # bytes of moments that are not carried to the host and back in every round
+
+Name = tuple[int, int]  # a client, and the id of a family or model
+
+
+def power_of_two(n: int) -> int:
+    """The next of 1, 2, 4, 8, ...: how many places to make for n, so that shapes seldom change."""
+    return 1 << (n - 1).bit_length()
+
+
+class MomentStore:
+    """Optimiser moments of everything trained in this time step, as one stack, and where each part lies in it."""
+
+    def __init__(self, devices: Devices) -> None:
+        self.devices = devices
+        self.held: dict[Name, int] = {}
+        self.stack: Optimiser | None = None
+
+    def recall(self, names: list[Name | None], like: list[Any]) -> Optimiser:
+        """The moments of these parts, zero for those that train for the first time in this time step."""
+        if self.stack is None:
+            zeros = [np.zeros((len(names), *leaf.shape[1:]), dtype=leaf.dtype) for leaf in like]
+            return optim.start(zeros), np.zeros(len(names), dtype=np.float32)
+        if self.held == {name: k for k, name in enumerate(names) if name} and len(self.stack[1]) == len(names):
+            return self.stack
+        known = np.array([self.held.get(name, -1) if name else -1 for name in names])
+        return _rows(self.stack, known)
+
+    def keep(self, names: list[Name | None], stack: Optimiser, room: int) -> None:
+        """Take in the moments of these parts. What rests lies with them, on the device if it is large and fits."""
+        held = {name: k for k, name in enumerate(names) if name}
+        rest = [name for name in self.held if name not in held]
+        if self.stack is not None and rest:  # parts that rest in this call keep theirs
+            at = np.full(self.devices.evenly(power_of_two(len(rest))), -1)  # padded: few shapes, few compilations
+            at[: len(rest)] = [self.held[name] for name in rest]
+            if _bytes(stack) < LARGE or len(names) + len(at) > room:
+                stack, self.stack = tree_map(np.asarray, (stack, self.stack))
+            stack = _joined(stack, _rows(self.stack, at))
+            held |= {name: len(names) + k for k, name in enumerate(rest)}
+        self.held, self.stack = held, stack
+
+    def saved(self) -> tuple[list[tuple[Name, int]], Optimiser | None]:
+        return list(self.held.items()), self.stack
+
+    def restore(self, saved: tuple[list[tuple[Name, int]], Optimiser | None]) -> None:
+        """The way back from `saved`."""
+        self.held, self.stack = dict(saved[0]), saved[1]
+
+
+def _bytes(stack: Optimiser) -> int:
+    return sum(int(leaf.nbytes) for leaf in leaves(stack))
+
+
+def _rows(stack: Optimiser, at: Ints) -> Optimiser:
+    """The rows at these places, zeros where it is below 0: on the host, which compiles nothing, or where they are."""
+    if isinstance(stack[1], jax.Array) and _bytes(stack) >= LARGE:
+        found: Optimiser = _rows_there(stack, at.astype(np.int32))
+        return found
+
+    def rows(leaf: Any) -> Any:
+        taken = np.asarray(leaf)[np.maximum(at, 0)]
+        taken[at < 0] = 0
+        return taken
+
+    return tree_map(rows, stack)  # type: ignore[no-any-return]
+
+
+@jax.jit
+def _rows_there(stack: Optimiser, at: Any) -> Any:
+    def rows(leaf: Any) -> Any:
+        return jnp.where((at < 0).reshape(-1, *[1] * (leaf.ndim - 1)), 0, leaf[jnp.maximum(at, 0)])
+
+    return tree_map(rows, stack)
+
+
+def _joined(a: Optimiser, b: Optimiser) -> Optimiser:
+    if isinstance(a[1], jax.Array):
+        there: Optimiser = _joined_there(a, b)
+        return there
+    return tree_map(lambda x, y: np.concatenate([x, y]), a, b)  # type: ignore[no-any-return]
+
+
+@jax.jit
+def _joined_there(a: Optimiser, b: Optimiser) -> Any:
+    return tree_map(lambda x, y: jnp.concatenate([x, y]), a, b)
