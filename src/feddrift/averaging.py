@@ -27,7 +27,7 @@ def averaged(models: Models, updates: Updates, rule: Average = "mean") -> Models
         updates = _only(models, updates, sound)
     if not len(updates.client):
         return models
-    trunk, size = lane_sizes(models, updates)
+    trunk, size = lane_sizes(models, updates.model, updates.lane, updates.size)
     if rule in ("median", "trimmed"):
         middle = partial(_middle, rule=rule)
         return replace(models, params=per_axis(middle, models, updates.model, trunk, updates.params))
@@ -108,12 +108,12 @@ def average(old: Any, new: Any, target: Ints, share: Floats, order: Ints | None 
     return out
 
 
-def lane_sizes(models: Models, updates: Updates) -> tuple[Ints, Floats]:
-    """The position of each lane's trunk, and the data behind the lane."""
-    _, first = np.unique(updates.lane, return_index=True)
-    size: Floats = np.zeros(len(first))
-    np.add.at(size, updates.lane, updates.size)
-    return models.stands_on[updates.model[first]], size
+def lane_sizes(models: Models, model: Ints, lane: Ints, size: Floats) -> tuple[Ints, Floats]:
+    """The position of each lane's trunk, and the data behind the lane, from those of its pairs."""
+    _, first = np.unique(lane, return_index=True)
+    total: Floats = np.zeros(len(first))
+    np.add.at(total, lane, size)
+    return models.stands_on[model[first]], total
 
 
 def shares(target: Ints, size: Floats) -> Floats:

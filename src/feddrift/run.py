@@ -10,8 +10,9 @@ import numpy as np
 
 from feddrift.data import Stream
 from feddrift.engines import engine as find_engine
-from feddrift.engines.base import Engine, TimeStep
 from feddrift.engines.conditions import IDEAL, Conditions, S
+from feddrift.engines.federation import TimeStep
+from feddrift.engines.in_process import InProcess
 from feddrift.errors import ConfigError
 from feddrift.nets import default_net
 from feddrift.types import (
@@ -72,7 +73,7 @@ def run(
 
 
 def steps_on(
-    engine: Engine, algorithm: Algorithm, *, done: int = 0, state: State | None = None, watch: Watch | None = None
+    engine: InProcess, algorithm: Algorithm, *, done: int = 0, state: State | None = None, watch: Watch | None = None
 ) -> Iterator[Step]:
     """The same on an engine of your own making, or from the state after so many time steps.
 

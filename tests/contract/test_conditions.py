@@ -130,12 +130,11 @@ def late_stream() -> fd.Stream:
 class Growing(fd.engines.engine("reference")):  # type: ignore[misc]
     """Shows only the clients that have joined."""
 
-    def at(self, tau: int) -> Any:
-        fed = super().at(tau)
-        n = self.axis(tau)
-        fed.n_clients, fed.counts, fed.reachable = n, fed.counts[:, :n], fed.reachable[:n]
-        fed._numbers = fed._numbers[:n]
-        return fed
+    def worker(self, tau: int) -> Any:
+        made, n = super().worker(tau), self.axis(tau)
+        known = made.known
+        known.clients, known.counts, known.reachable = known.clients[:n], known.counts[:, :n], known.reachable[:n]
+        return made
 
     def axis(self, tau: int) -> int:
         return int(np.flatnonzero(self.stream.counts[: tau + 1].any(axis=0))[-1]) + 1

@@ -13,8 +13,7 @@ import pytest
 import feddrift as fd
 from feddrift.averaging import averaged
 from feddrift.data import Stream
-from feddrift.engines import ENGINES, program, simulator
-from feddrift.engines import base as engines_base
+from feddrift.engines import ENGINES, federation, in_process, program, simulator
 from feddrift.engines.base import Engine
 from feddrift.engines.conditions import IDEAL, Conditions
 from feddrift.nets import default_net
@@ -48,11 +47,16 @@ class Chunked(Compiled):
 
 
 BUILDS: dict[str, Any] = {name: cls for name, (cls, *_) in ENGINES.items()} | {"compiled": Compiled, "chunked": Chunked}
+SCORING: list[Any] = [federation]  # the modules that know how many rows are scored
 HERE = list(BUILDS)  # the engines that hold the data themselves
 if importlib.util.find_spec("flwr"):
     from tests.flower import OverFlower
 
     BUILDS["flower"] = OverFlower
+    from feddrift.engines.flower import client as flower_client
+    from feddrift.engines.flower import messages as flower_messages
+
+    SCORING += [flower_client, flower_messages]
 NAMES = list(BUILDS)
 
 
@@ -141,8 +145,8 @@ def test_scoring_in_blocks_changes_nothing(name: str, room: int, monkeypatch: py
     stream = uneven_stream(n_clients=5)
     w = some_w(3, stream, 3)
     results = []
-    for size in (engines_base.SCORE_ROOM, room):
-        monkeypatch.setattr(engines_base, "SCORE_ROOM", size)
+    for size in (in_process.SCORE_ROOM, room):
+        monkeypatch.setattr(in_process, "SCORE_ROOM", size)
         fed = make(name, stream).at(3)
         models = fed.fresh(3, distinct=True)
         results.append((fed.evaluate(models), fed.cross_evaluate(models, w), fed.confusion(models)))
@@ -159,6 +163,7 @@ def test_room_follows_from_memory_and_the_size_of_a_model() -> None:
 def test_each_row_is_judged_by_the_model_of_its_cell(name: str) -> None:
     stream = uneven_stream(n_clients=5)
     engine = make(name, stream)
+    assert isinstance(engine, in_process.InProcess)
     models = engine.at(0).fresh(4, distinct=True)
     rows, sizes, which = np.arange(12)[::-1], np.array([5, 4, 3]), np.array([3, 0, 3])
     every = engine.per_row(models, rows, "error")
@@ -222,7 +227,7 @@ def test_a_client_without_new_data_still_trains_on_its_history(name: str) -> Non
 def test_a_client_out_of_reach_is_neither_scored_nor_trained(name: str) -> None:
     stream = uneven_stream()
     fed = make(name, stream).at(2)
-    fed.reachable = np.array([True, False, True, True])
+    fed.worker.known.reachable = np.array([True, False, True, True])
     models, w = fed.fresh(), np.ones((3, 4, 1))
     assert np.isnan(fed.evaluate(models)[1]).all()
     assert 1 not in fed.local_updates(models, w).client
@@ -298,7 +303,8 @@ def test_cross_evaluation_is_a_weighted_error_over_the_clusters_cells(name: str)
 
 
 def test_large_cells_are_sampled_alike_by_all_engines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines_base, "SCORE_ROWS", 5)
+    for module in SCORING:
+        monkeypatch.setattr(module, "SCORE_ROWS", 5)
     stream = uneven_stream()
     feds = [make(name, stream).at(2) for name in NAMES]
     w = some_w(2, stream, 2)

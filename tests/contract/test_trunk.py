@@ -12,6 +12,7 @@ import feddrift as fd
 from feddrift.averaging import averaged
 from feddrift.data import Stream
 from feddrift.engines.base import Engine
+from feddrift.engines.in_process import InProcessWorker
 from feddrift.engines.sampling import trained_rows
 from feddrift.engines.trials import HELD_OUT_SHARE
 from feddrift.models import graft, join, one, take
@@ -205,7 +206,7 @@ def test_a_trial_is_held_on_whole_cells_and_refuses_what_it_cannot_do() -> None:
         fed.tournament(models, np.ones((3, 4, 4)), parent, STARTS)
     with pytest.raises(ValueError, match="different inputs"):
         fed.tournament(replace(models, mask=np.ones((4, 3))), w, parent, STARTS)
-    fed.reachable = np.array([False, True, True, True])
+    fed.worker.known.reachable = np.array([False, True, True, True])
     assert fed.tournament(models, w, parent, ("warm",)).rows[0] == 0
 
 
@@ -230,7 +231,8 @@ def test_held_out_rows_are_not_trained_on(name: str) -> None:
     fed = make(name, stream).at(2)
     poisoned = replace(stream, x=stream.x.copy())
     for t, c in np.argwhere(stream.counts[:3] > 0):
-        order = fed._shuffled(int(t), int(c))
+        assert isinstance(fed.worker, InProcessWorker)
+        order = fed.worker.shuffled(int(t), int(c))
         poisoned.x[order[int(trained_rows(np.array(len(order)), 0.3)) :]] = np.nan
     local, w = replace(LOCAL, hold_out=0.3), np.ones((3, 4, 1))
     same(

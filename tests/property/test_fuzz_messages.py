@@ -19,7 +19,7 @@ pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from feddrift.deploy.settings import Settings
-from feddrift.engines.flower import messages
+from feddrift.engines.flower import messages, wire
 from feddrift.errors import LONGEST
 from feddrift.trees import leaves
 from tests.property.fuzz import accepted, mutated, paths, placed, tries
@@ -87,10 +87,10 @@ def test_requests(kind: str, tamper: Any) -> None:
         "experiment": "x", "client": "b", "index": 1, "tau": 0, "n_clients": 3, "n_classes": 2, "features": [2],
         "seed": 0,
     }  # fmt: skip
-    asked = messages.pack({"version": messages.VERSION, "about": about}, {"head-0": [np.zeros(2, dtype=np.float32)]})
+    asked = wire.pack({"version": messages.VERSION, "about": about}, {"head-0": [np.zeros(2, dtype=np.float32)]})
     logging.disable(logging.CRITICAL)
     try:
-        body, _ = messages.unpack(client.answer(kind, tamper(asked)))
+        body, _ = wire.unpack(client.answer(kind, tamper(asked)))
     finally:
         logging.disable(logging.NOTSET)
     assert body["client"] == "b" and body["version"] == messages.VERSION

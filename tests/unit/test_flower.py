@@ -7,7 +7,7 @@ import json
 import logging
 import pickle
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from feddrift.checkpoint import Folder
 from feddrift.data import Stream
 from feddrift.deploy.server import federate
 from feddrift.deploy.settings import Settings
-from feddrift.engines.flower import messages
+from feddrift.engines.flower import wire
 from feddrift.engines.flower.client import Client, from_toml
 from feddrift.engines.flower.exchange import LATE, QuorumError
 from feddrift.engines.flower.federation import Flower
@@ -388,12 +388,12 @@ def test_a_node_with_an_unknown_key_is_not_even_asked() -> None:
 
 
 def question(engine: Flower, kind: str, body: dict[str, Any], c: int = 0, tau: int = 0, **about: Any) -> RecordDict:
-    head = {"version": VERSION, "about": engine._about(c, tau) | about}
-    return messages.pack(head | body)
+    head = {"version": VERSION, "about": asdict(engine.about(c, tau)) | about}
+    return wire.pack(head | body)
 
 
 def reply_of(client: Client, kind: str, content: RecordDict) -> dict[str, Any]:
-    return messages.unpack(client.answer(kind, content))[0]
+    return wire.unpack(client.answer(kind, content))[0]
 
 
 def test_a_question_asked_twice_gets_the_same_answer_twice() -> None:
@@ -405,7 +405,7 @@ def test_a_question_asked_twice_gets_the_same_answer_twice() -> None:
     fed = engine.at(0)
     fed.train(fed.fresh(), np.ones((1, 3, 1)), rounds=3)
     kind, last = seen[-1]
-    answers = [messages.unpack(real(kind, last)) for _ in range(2)]
+    answers = [wire.unpack(real(kind, last)) for _ in range(2)]
     for part in answers[0][1]:
         for x, y in zip(answers[0][1][part], answers[1][1][part], strict=True):
             np.testing.assert_array_equal(x.numpy(), y.numpy())
@@ -415,11 +415,11 @@ def test_a_question_asked_twice_gets_the_same_answer_twice() -> None:
 def test_a_client_refuses_another_version_another_client_and_broken_messages(caplog: pytest.LogCaptureFixture) -> None:
     engine = over(swapping())
     client = engine.local_grid.clients["a"]
-    old = messages.pack({"version": "0.0.1/0", "about": engine._about(0, 0)})
+    old = wire.pack({"version": "0.0.1/0", "about": asdict(engine.about(0, 0))})
     told = reply_of(client, "hello", old)
     assert told["version"] == VERSION and "the server has version '0.0.1/0', this client" in told["failed"]
     assert "for client 'b'" in reply_of(client, "hello", question(engine, "hello", {}, c=1))["failed"]
-    assert "what federation" in reply_of(client, "hello", messages.pack({"version": VERSION}))["failed"]
+    assert "what federation" in reply_of(client, "hello", wire.pack({"version": VERSION}))["failed"]
     assert "ConfigError" in reply_of(client, "hello", question(engine, "hello", {}, experiment="../../etc"))["failed"]
     assert not list(client.root.parent.glob("etc"))
 
@@ -483,9 +483,9 @@ def test_a_model_that_was_tampered_with_on_its_way_is_refused() -> None:
     client.answer("hello", question(engine, "hello", {}))
     specs, parts = described(engine.net, engine.at(0).fresh())
     name = specs[0]["head"]
-    head = {"version": VERSION, "about": engine._about(0, 0), "metric": "error", "models": specs}
+    head = {"version": VERSION, "about": asdict(engine.about(0, 0)), "metric": "error", "models": specs}
     other = parts | {name: [array + 1 for array in parts[name]]}
-    assert "not what its name says" in reply_of(client, "evaluate", messages.pack(head, other))["failed"]
+    assert "not what its name says" in reply_of(client, "evaluate", wire.pack(head, other))["failed"]
 
 
 # The server.
@@ -664,3 +664,11 @@ def test_a_server_file_that_makes_no_sense_is_one_sentence(tmp_path: Path, line:
     (tmp_path / "federation.toml").write_text(text)
     with pytest.raises(ConfigError, match=said):
         Settings.read(tmp_path / "federation.toml")
+
+
+def test_a_client_does_not_look_for_data_of_endless_time() -> None:
+    """A time of 10^15 kept it busy for ever."""
+    engine = over(swapping())
+    client = engine.local_grid.clients["a"]
+    told = reply_of(client, "hello", question(engine, "hello", {}, tau=10**15))["failed"]
+    assert "expected a whole number in 0..1000000" in told

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from feddrift.engines.base import Engine
+from feddrift.engines.in_process import InProcess
 from feddrift.engines.reference import Reference
 from feddrift.engines.simulator import Simulator
 from feddrift.errors import unknown
 
-ENGINES: dict[str, tuple[type[Engine], str]] = {
+ENGINES: dict[str, tuple[type[InProcess], str]] = {
     "simulator": (Simulator, "vectorised over clients and models with JAX, CPU or GPU (the default)"),
     "reference": (Reference, "plain loops, one client at a time: slow, the executable specification"),
 }
 
 
-def engine(name: str) -> type[Engine]:
+def engine(name: str) -> type[InProcess]:
     """The engine of this name."""
     if name not in ENGINES:
         raise unknown("engine", name, ENGINES)

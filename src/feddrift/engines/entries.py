@@ -52,6 +52,6 @@ class Entries:
         t, c, m = np.nonzero(w)
         return cls(t, c, m, w[t, c, m], shape)
 
-    def only(self, which: Bools) -> Entries:
-        """Some of them."""
+    def select(self, which: Bools) -> Entries:
+        """The entries where `which` is true."""
         return Entries(self.t[which], self.c[which], self.m[which], self.value[which], self.shape)

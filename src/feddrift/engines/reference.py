@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -11,19 +10,19 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrift import rng
-from feddrift.averaging import averaged, finite
 from feddrift.data import Stream
 from feddrift.engines import optim, sampling
-from feddrift.engines.base import Engine, TimeStep
 from feddrift.engines.conditions import IDEAL, Conditions
 from feddrift.engines.entries import Entries
+from feddrift.engines.in_process import InProcess, InProcessWorker
+from feddrift.engines.worker import Work
 from feddrift.models import one
 from feddrift.nets.losses import batch_loss, masked
 from feddrift.trees import split, tree_map, trunk_of, unsplit
 from feddrift.types import Ints, Local, Models, Net, Params, Updates
 
 
-class Reference(Engine):
+class Reference(InProcess):
     """Obvious and slow; what the simulator must agree with."""
 
     def __init__(self, stream: Stream, net: Net, local: Local, seed: int, conditions: Conditions = IDEAL) -> None:
@@ -35,8 +34,8 @@ class Reference(Engine):
 
         self.gradient = jax.jit(jax.grad(loss))
 
-    def at(self, tau: int) -> ReferenceStep:
-        return ReferenceStep(self, tau)
+    def worker(self, tau: int) -> ReferenceWorker:
+        return ReferenceWorker(self, tau)
 
     def logits(self, models: Models, rows: Ints) -> Iterator[npt.NDArray[np.float32]]:
         if not len(rows):
@@ -50,8 +49,8 @@ class Reference(Engine):
         yield np.stack(found)
 
 
-class ReferenceStep(TimeStep):
-    """One time step of the reference engine."""
+class ReferenceWorker(InProcessWorker):
+    """Clients one after the other, in plain loops."""
 
     def __init__(self, engine: Reference, tau: int) -> None:
         super().__init__(engine, tau)
@@ -59,37 +58,27 @@ class ReferenceStep(TimeStep):
         # Moments and steps taken, by client, trunk or head, and the id of the family or model.
         self.moments: dict[tuple[int, str, int], tuple[optim.Moments, int]] = {}
 
-    def _moments(self) -> Any:
+    def save(self) -> Any:
         return self.moments
 
-    def _recall(self, moments: Any) -> None:
-        self.moments = dict(moments)
+    def load(self, saved: Any) -> None:
+        self.moments = dict(saved)
 
-    def _train(self, models: Models, lanes: Updates, w: Entries, rounds: int, local: Local) -> Models:
-        for i in range(rounds):
-            updates = self._round(models, lanes, w, self.round + i, local)
-            self._tell(models, updates, (~finite(models, updates)).astype(int))
-            models = averaged(models, updates)
-        return models
-
-    def _local_updates(self, models: Models, lanes: Updates, w: Entries, local: Local) -> Updates:
-        return self._round(models, lanes, w, self.round, local)
-
-    def _round(self, models: Models, lanes: Updates, w: Entries, round: int, local: Local) -> Updates:
+    def updates(self, models: Models, work: Work, round: int, local: Local) -> Updates:
+        self.engine.lane_rounds += work.n_lanes
         trunks: list[Any] = []  # [lane]
-        heads: list[Any] = [None] * len(lanes.client)  # [pair]
-        for lane in range(int(lanes.lane.max()) + 1):
-            pairs = np.flatnonzero(lanes.lane == lane)
-            trunk, trained = self._local_update(
-                models, int(lanes.client[pairs[0]]), lanes.model[pairs], w, round, local
-            )
+        heads: list[Any] = [None] * len(work.client)  # [pair]
+        for lane in range(work.n_lanes):
+            pairs = np.flatnonzero(work.lane == lane)
+            c = int(work.client[pairs[0]])
+            trunk, trained = self.local_update(models, c, work.model[pairs], work.data, round, local)
             trunks.append(trunk)
             for pair, head in zip(pairs, trained, strict=True):
                 heads[pair] = head
         trunk, head = ([np.stack(part) for part in zip(*parts, strict=True)] for parts in (trunks, heads))
-        return replace(lanes, params=unsplit(trunk, head, trunk_of(self.engine.net, models.params)))
+        return work.updates(unsplit(trunk, head, trunk_of(self.engine.net, models.params)))
 
-    def _local_update(
+    def local_update(
         self, models: Models, c: int, members: Ints, w: Entries, round: int, local: Local
     ) -> tuple[list[Any], list[list[Any]]]:
         """LocalUpdate of Algorithm 1 for the models of one family: K steps, each on data that w gives to one of them.
@@ -100,7 +89,7 @@ class ReferenceStep(TimeStep):
         family, ids = models.family[members[0]], [models.ids[m] for m in members]
         parts = [split(tree_map(np.asarray, one(models, m)), shape) for m in members]
         trunk, heads = parts[0][0], [head for _, head in parts]
-        counts = np.repeat(sampling.trained_rows(self.counts[:, c], local.hold_out), len(members))
+        counts = np.repeat(sampling.trained_rows(self.known.counts[:, c], local.hold_out), len(members))
         given = np.zeros(w.shape[::2])
         given[w.t[w.c == c], w.m[w.c == c]] = w.value[w.c == c]
         cumulative = sampling.chances(given[:, members].reshape(-1), counts)  # over pairs (t, head)
@@ -110,7 +99,7 @@ class ReferenceStep(TimeStep):
             cell, first = sampling.pick(words, cumulative, counts, np)
             t, h = divmod(int(cell), len(members))
             n = int(counts[cell])
-            rows = self._bag(t, c, ids[h]) if local.bags else self._shuffled(t, c)
+            rows = self.bag(t, c, ids[h]) if local.bags else self.shuffled(t, c)
             batch = rows[(first + np.arange(local.batch)) % n]
             mask = None if models.mask is None else np.asarray(models.mask[members[h]], dtype=np.float32)
             params = unsplit(trunk, heads[h], shape)

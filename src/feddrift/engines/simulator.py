@@ -24,11 +24,12 @@ from feddrift import rng
 from feddrift.averaging import lane_sizes, shares
 from feddrift.data import Stream
 from feddrift.engines import program, sampling
-from feddrift.engines.base import Engine, TimeStep
 from feddrift.engines.conditions import IDEAL, Conditions
 from feddrift.engines.entries import Entries
+from feddrift.engines.in_process import InProcess, InProcessWorker
 from feddrift.engines.moments import MomentStore, Name, power_of_two
 from feddrift.engines.program import Devices, Lanes
+from feddrift.engines.worker import Work
 from feddrift.trees import split, tree_map, trunk_of
 from feddrift.types import Bools, Floats, Ints, Local, Metric, Models, Net, Params, Updates
 
@@ -51,7 +52,7 @@ def model_bucket(n: int) -> int:
     return max(8, 1 << (n - 1).bit_length())
 
 
-class Simulator(Engine):
+class Simulator(InProcess):
     """Vectorised over lanes with JAX, on the CPU or a GPU."""
 
     def __init__(self, stream: Stream, net: Net, local: Local, seed: int, conditions: Conditions = IDEAL) -> None:
@@ -77,8 +78,8 @@ class Simulator(Engine):
 
         (kernel.shuffle if kernel.ready() else super().shuffle)(keys, starts, counts, order)
 
-    def at(self, tau: int) -> SimulatorStep:
-        return SimulatorStep(self, tau)
+    def worker(self, tau: int) -> SimulatorWorker:
+        return SimulatorWorker(self, tau)
 
     def logits(self, models: Models, rows: Ints) -> Iterator[npt.NDArray[np.float32]]:
         padded = self.devices.put(_padded(models, power_of_two(len(models))))  # once, not with every block
@@ -110,45 +111,47 @@ class Simulator(Engine):
         return np.asarray(kernel.wrong(self.net, models, self.stream, rows, sizes, which))
 
 
-class SimulatorStep(TimeStep):
-    """One time step of the simulator."""
+class SimulatorWorker(InProcessWorker):
+    """All clients at once."""
 
     def __init__(self, engine: Simulator, tau: int) -> None:
         super().__init__(engine, tau)
         self.engine = engine
         self.order = np.zeros(len(engine.stream.y), dtype=np.int32)  # each cell's rows, shuffled when first used
-        self.shuffled: Bools = np.zeros(self.counts.shape, dtype=bool)
+        self.in_order: Bools = np.zeros(self.known.counts.shape, dtype=bool)  # the cells whose rows are
         self.trunks, self.heads = MomentStore(engine.devices), MomentStore(engine.devices)
 
-    def _moments(self) -> Any:
+    def save(self) -> Any:
         return self.trunks.saved(), self.heads.saved()
 
-    def _recall(self, moments: Any) -> None:
-        self.trunks.restore(moments[0])
-        self.heads.restore(moments[1])
+    def load(self, saved: Any) -> None:
+        self.trunks.restore(saved[0])
+        self.heads.restore(saved[1])
 
-    def _train(self, models: Models, lanes: Updates, w: Entries, rounds: int, local: Local) -> Models:
-        params, _, _ = self._run(models, lanes, w, rounds, local)
-        return replace(models, params=self._fetch(params, len(models.families), len(models)))
+    def rounds(self, models: Models, work: Work, first: int, last: int, local: Local) -> tuple[Models, Ints]:
+        params, _, _, left_out = self._run(models, work, first, last, local)
+        return replace(models, params=self._fetch(params, len(models.families), len(models))), left_out
 
-    def _local_updates(self, models: Models, lanes: Updates, w: Entries, local: Local) -> Updates:
-        _, updates, pairs = self._run(models, lanes, w, 1, local)
-        return replace(lanes, params=self._fetch(updates, np.arange(lanes.lane.max() + 1), pairs))
+    def updates(self, models: Models, work: Work, round: int, local: Local) -> Updates:
+        _, trained, pairs, _ = self._run(models, work, round, round + 1, local)
+        return work.updates(self._fetch(trained, np.arange(work.n_lanes), pairs))
 
     def _run(
-        self, models: Models, lanes: Updates, w: Entries, rounds: int, local: Local
-    ) -> tuple[Params, Params, Ints]:
-        """The models after these rounds, the lanes as they were before the last average, and where each pair lies."""
-        described, order, pairs = self._describe(models, lanes, w, local)
+        self, models: Models, work: Work, first: int, last: int, local: Local
+    ) -> tuple[Params, Params, Ints, Ints]:
+        """The models after these rounds, the lanes as they were before the last average, where each pair lies, and in
+        how many rounds a lane was left out of it."""
+        self.engine.lane_rounds += work.n_lanes * (last - first)
+        described, order, pairs = self._describe(models, work, local)
         params, _, mask = _padded(models, model_bucket(len(models)))
         trunk, head = split(params, trunk_of(self.engine.net, params))
         lane_names: list[Name | None] = [None] * len(described.trunk)
         pair_names: list[Name | None] = [None] * len(described.head_share)
-        for c, m, lane, at in zip(lanes.client, lanes.model, lanes.lane, pairs, strict=True):
+        for c, m, lane, at in zip(work.client, work.model, work.lane, pairs, strict=True):
             lane_names[lane], pair_names[at] = (int(c), models.family[m]), (int(c), models.ids[m])
         engine, kernel = self.engine, self.engine.kernel(params)
         held = self.trunks.recall(lane_names, trunk), self.heads.recall(pair_names, head)
-        limits = np.uint32(self.round), np.uint32(self.round + rounds)
+        limits = np.uint32(first), np.uint32(last)
         if kernel:
             data, run = (engine.stream.x, engine.stream.y), kernel.rounds
         else:
@@ -156,38 +159,37 @@ class SimulatorStep(TimeStep):
         trained, updates, of_trunk, of_head, refused = run(
             engine.net, local, params, mask, *held, described, *data, order, *limits
         )
-        self._tell(models, lanes, np.asarray(refused)[: int(described.n_lanes)])
         room = engine.devices.room(params) // 2  # training needs the rest
         self.trunks.keep(lane_names, of_trunk, room)
         self.heads.keep(pair_names, of_head, room)
-        return trained, updates, pairs
+        return trained, updates, pairs, np.asarray(refused)[: int(described.n_lanes)]
 
-    def _describe(self, models: Models, lanes: Updates, w: Entries, local: Local) -> tuple[Lanes, Any, Ints]:
+    def _describe(self, models: Models, work: Work, local: Local) -> tuple[Lanes, Any, Ints]:
         """The lanes as padded arrays, the order of rows that their starts point into, and where each pair lies."""
-        stream, steps = self.engine.stream, self.engine.stream.n_steps
-        _, first = np.unique(lanes.lane, return_index=True)
-        n, client = len(first), lanes.client[first]
-        by_lane = np.argsort(lanes.lane, kind="stable")
+        w, stream, steps = work.data, self.engine.stream, self.engine.stream.n_steps
+        _, first = np.unique(work.lane, return_index=True)
+        n, client = len(first), work.client[first]
+        by_lane = np.argsort(work.lane, kind="stable")
         slot = np.empty_like(by_lane)
-        slot[by_lane] = np.arange(len(by_lane)) - np.searchsorted(lanes.lane[by_lane], lanes.lane[by_lane])
+        slot[by_lane] = np.arange(len(by_lane)) - np.searchsorted(work.lane[by_lane], work.lane[by_lane])
         size, heads = self.engine.devices.evenly(lane_bucket(n)), power_of_two(int(slot.max()) + 1)
-        pairs = lanes.lane * heads + slot
-        model = np.repeat(lanes.model[first][:, None], heads, axis=1)  # an empty slot repeats the first, never drawn
-        model[lanes.lane, slot] = lanes.model
+        pairs = work.lane * heads + slot
+        model = np.repeat(work.model[first][:, None], heads, axis=1)  # an empty slot repeats the first, never drawn
+        model[work.lane, slot] = work.model
         wide = np.zeros((n, steps, heads))  # the full length of time, so that no step compiles anew
-        of_pair = lanes.model * self.n_clients + lanes.client  # in order
-        pair = np.searchsorted(of_pair, w.m * self.n_clients + w.c)
-        wide[lanes.lane[pair], w.t, slot[pair]] = w.value
+        of_pair = work.model * stream.n_clients + work.client  # in order
+        pair = np.searchsorted(of_pair, w.m * stream.n_clients + w.c)
+        wide[work.lane[pair], w.t, slot[pair]] = w.value
         counts = np.repeat(sampling.trained_rows(stream.counts[:-1, client].T, local.hold_out), heads, axis=1)
         starts: Ints = np.repeat(stream.starts[:-1, client].T, heads, axis=1)
         if local.bags:
             starts, order = self._bags(client, np.asarray(models.ids)[model], wide)
         else:
             order = self._shuffle(w)
-        key = rng.derive(self.engine.seed, "batch", self.tau, client, np.asarray(models.family)[lanes.model[first]])
-        trunk, behind = lane_sizes(models, lanes)
+        key = rng.derive(self.engine.seed, "batch", self.tau, client, np.asarray(models.family)[work.model[first]])
+        trunk, behind = lane_sizes(models, work.model, work.lane, work.size)
         head_share = np.zeros(size * heads, dtype=np.float32)
-        head_share[pairs] = shares(lanes.model, lanes.size)
+        head_share[pairs] = shares(work.model, work.size)
         added = np.zeros(size * heads, dtype=np.int32)
         added[: len(pairs)] = pairs
         pad = partial(_pad_rows, size=size)  # idle lanes repeat the first and are never averaged
@@ -208,12 +210,12 @@ class SimulatorStep(TimeStep):
 
     def _shuffle(self, w: Entries) -> npt.NDArray[np.int32]:
         """The order of rows, in which all cells that w names are shuffled."""
-        stream, due = self.engine.stream, np.zeros_like(self.shuffled)
+        stream, due = self.engine.stream, np.zeros_like(self.in_order)
         due[w.t, w.c] = True
-        t, c = np.nonzero(due & ~self.shuffled)
+        t, c = np.nonzero(due & ~self.in_order)
         keys = rng.derive(self.engine.seed, "shuffle", self.tau, t, c)
-        self.engine.shuffle(keys, stream.starts[t, c], self.counts[t, c], self.order)
-        self.shuffled |= due
+        self.engine.shuffle(keys, stream.starts[t, c], self.known.counts[t, c], self.order)
+        self.in_order |= due
         return self.order
 
     def _bags(self, client: Ints, ids: Ints, w: Floats) -> tuple[Ints, npt.NDArray[np.int32]]:
@@ -222,7 +224,7 @@ class SimulatorStep(TimeStep):
         order: list[Ints] = []
         end = 0
         for lane, t, h in np.argwhere(w * self.engine.stream.counts[:-1, client].T[:, :, None] > 0):
-            order.append(self._bag(int(t), int(client[lane]), int(ids[lane, h])))
+            order.append(self.bag(int(t), int(client[lane]), int(ids[lane, h])))
             starts[lane, t, h] = end
             end += len(order[-1])
         room = np.zeros(1 << (end - 1).bit_length(), dtype=np.int32)  # seldom a new shape

@@ -21,7 +21,7 @@ import numpy as np
 from feddrift import algorithms, checkpoint, engines, rng
 from feddrift._version import __version__
 from feddrift.data import Stream
-from feddrift.engines.base import TimeStep
+from feddrift.engines.federation import TimeStep
 from feddrift.errors import DataError
 from feddrift.run import Step, in_use, steps_on
 from feddrift.runs.background import in_background

@@ -11,7 +11,6 @@ from typing import Literal
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from feddrift.engines.flower.messages import KINDS
 from feddrift.errors import ConfigError, FeddriftError
 
 LATE = 5.0  # seconds that a message outlives its deadline: a late reply is thrown away, not worked on
@@ -48,13 +47,13 @@ class Rules:
 
 
 def exchange(
-    grid: Grid, kind: str, contents: Mapping[int, RecordDict], deadline: float, poll: float
+    grid: Grid, action: str, contents: Mapping[int, RecordDict], deadline: float, poll: float
 ) -> dict[int, RecordDict | str]:
     """Send each node its message and gather the replies; a sentence stands for a reply that did not come."""
     nodes, found = list(contents), dict[int, RecordDict | str]()
     if not nodes:
         return found
-    sent = [Message(contents[n], n, KINDS[kind], ttl=deadline + LATE, group_id=kind) for n in nodes]
+    sent = [Message(contents[n], n, action, ttl=deadline + LATE, group_id=action) for n in nodes]
     end = time.monotonic() + deadline
     waiting = dict(zip(grid.push_messages(sent), nodes, strict=False))
     found |= dict.fromkeys(set(nodes) - set(waiting.values()), "the message could not be sent")

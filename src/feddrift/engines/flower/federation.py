@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
 import numpy as np
-import numpy.typing as npt
 from flwr.serverapp import Grid
 
-from feddrift.data import Stream
 from feddrift.engines.base import Engine
 from feddrift.engines.conditions import IDEAL, Conditions
-from feddrift.engines.flower import messages
 from feddrift.engines.flower import parts as model_parts
+from feddrift.engines.flower import wire
 from feddrift.engines.flower.exchange import QuorumError, Rules, exchange
-from feddrift.engines.flower.messages import VERSION, Refused, whole
-from feddrift.engines.flower.parts import Body, Part
-from feddrift.engines.flower.step import Check, FlowerStep, Request
+from feddrift.engines.flower.messages import KIND_OF, VERSION, About, Hello, Present
+from feddrift.engines.flower.parts import Body
+from feddrift.engines.flower.remote import Asked, Check, Remote
+from feddrift.engines.flower.wire import Refused
+from feddrift.engines.worker import Known
 from feddrift.errors import ConfigError
 from feddrift.models import take
-from feddrift.types import Ints, Local, Models, Net, State
-
-MAX_ROWS = 10**9  # of a cell
+from feddrift.types import Ints, Local, Net, State
 
 _log = logging.getLogger("feddrift")
 
@@ -57,8 +55,8 @@ class Flower(Engine):
         if not 1 <= rules.quorum <= len(roster.clients):
             raise ConfigError(f"quorum must be in 1..{len(roster.clients)}, got {rules.quorum}")
         self.grid, self.roster, self.rules = grid, roster, rules
+        self.net, self.local, self.seed, self.conditions = net, local, seed, conditions
         self.counts: Ints = np.zeros((2, len(roster.clients)), dtype=np.int64)  # N[t, c] as the clients said
-        super().__init__(self._stream(0), net, local, seed, conditions)
         self.present: set[int] = set()  # who answered the last hello
         self.exchanges = 0
         self.trouble: dict[str, str] = {}  # by client, what went wrong last
@@ -68,26 +66,15 @@ class Flower(Engine):
         self._has: dict[int, set[str]] = {}  # by client, the parts of models that it has
         self._serves: dict[int, set[str]] = {}  # those of them that it keeps, since it serves them
 
-    def _stream(self, tau: int) -> Stream:
-        """What a server knows of the data: how many there are. The values are zeros that take no room."""
-        counts = np.zeros((tau + 2, len(self.roster.clients)), dtype=np.int64)
-        known = min(tau + 1, len(self.counts))
-        counts[:known] = self.counts[:known]
-        n = int(counts.sum())
-        x = np.broadcast_to(np.zeros((), dtype=np.float32), (n, *self.roster.features))
-        y = np.broadcast_to(np.zeros((), dtype=np.int32), (n,))
-        return Stream(self.roster.experiment, x, y, counts, self.roster.n_classes, clients=self.roster.clients)
-
-    def at(self, tau: int) -> FlowerStep:
+    def worker(self, tau: int) -> Remote:
         if self._greeted != tau:
             self.hello(tau)
-        self.stream = self._stream(tau)
-        self.in_reach = np.ones((tau + 1, len(self.roster.clients)), dtype=bool)  # who is, a time step finds out
         self._started = time.monotonic()
-        return FlowerStep(self, tau)
-
-    def logits(self, models: Models, rows: Ints) -> Iterator[npt.NDArray[np.float32]]:
-        raise NotImplementedError("a server has no data")
+        here = np.isin(np.arange(len(self.roster.clients)), list(self.present))
+        counts = np.zeros((tau + 1, len(self.roster.clients)), dtype=np.int64)
+        counts[: len(self.counts)] = self.counts[: tau + 1]
+        known = Known(self.roster.clients, self.roster.features, self.roster.n_classes, counts, here)
+        return Remote(self, tau, known)
 
     def test(self, state: State, t: int, wait: bool = True) -> tuple[Ints, Ints]:
         """Tell the clients which models they use from now on; how those do on the data of time t, once these come."""
@@ -132,59 +119,59 @@ class Flower(Engine):
 
     def _greet(self, tau: int, clients: Sequence[int], state: State | None = None) -> set[int]:
         """Say hello to these clients; who answered."""
-        requests = {}
+        requests: dict[int, Asked] = {}
         for c in clients:
-            body, parts = dict[str, Any](), dict[str, Part]()
+            requests[c] = Hello(), {}
             if state is not None:
                 used = np.flatnonzero(state.votes[c])
                 voters = take(state.models, used, [state.models.ids[m] for m in used])
                 specs, parts = model_parts.described(self.net, voters)
-                votes = state.votes[c, used].tolist()
-                body = {"serve": {"tau": tau - 1, "models": specs, "votes": votes, "ballot": state.ballot}}
-            requests[c] = body, parts
+                requests[c] = Hello.serving(tau - 1, specs, state.votes[c, used].tolist(), state.ballot), parts
         if tau >= len(self.counts):
             more = np.zeros((tau + 1 - len(self.counts), len(self.roster.clients)), dtype=np.int64)
             self.counts = np.concatenate([self.counts, more])
-        found = self.ask("hello", tau, requests, lambda c, body, _: _hello(body, tau), absent_is_news=False)
-        for c, (cells, right) in found.items():
+        found = self.ask(tau, requests, lambda c, body, _: Present.read(body, tau), absent_is_news=False)
+        for c, present in found.items():
             self.counts[:, c] = 0
-            for t, n in cells:
+            for t, n in present.cells.items():
                 self.counts[t, c] = n
-            if right is not None:
-                self._right[c] = right
+            if present.tested is not None:
+                self._right[c] = present.tested
             if state is not None:
                 self._has[c] = self._serves[c] = set(requests[c][1])
         return set(found)
 
     def ask(
         self,
-        kind: str,
         tau: int,
-        requests: Mapping[int, Request],
+        requests: Mapping[int, Asked],
         check: Check,
         round: int | None = None,
         absent_is_news: bool = True,
     ) -> dict[int, Any]:
-        """One exchange: the checked replies by client, in order; others are complained about by name."""
-        node, found = self._nodes(), dict[int, Any]()
-        when = f"{kind} at time {tau}" + ("" if round is None else f", round {round}")
+        """One exchange of one kind: the checked replies by client, in order; others are complained about by name."""
+        if not requests:
+            return {}
+        what, node, found = type(next(iter(requests.values()))[0]), self._nodes(), dict[int, Any]()
+        when = f"{KIND_OF[what]} at time {tau}" + ("" if round is None else f", round {round}")
         waiting = dict(requests)
         for last in (False, True):
             contents = {}
-            for c, (body, parts) in waiting.items():
+            for c, (request, parts) in waiting.items():
                 if c in node:
                     new = {name: part for name, part in parts.items() if name not in self._has.get(c, ())}
-                    head = {"version": VERSION, "about": self._about(c, tau)}
-                    contents[node[c]] = messages.pack(head | body, new)
+                    head = {"version": VERSION, "about": asdict(self.about(c, tau))}
+                    contents[node[c]] = wire.pack(head | request.body(), new)
                 elif absent_is_news:
                     self._complain(c, when, "it is not connected")
             self.exchanges, began = self.exchanges + 1, time.monotonic()
-            replies = exchange(self.grid, kind, contents, getattr(self.rules, _deadline(kind)), self.rules.poll)
+            deadline = getattr(self.rules, what.deadline)
+            replies = exchange(self.grid, what.action, contents, deadline, self.rules.poll)
             answered = sum(not isinstance(reply, str) for reply in replies.values())
             seconds = time.monotonic() - began
             _log.info("%s: %d of %d clients answered in %.1f s", when, answered, len(contents), seconds)
             again = {}
-            for c, request in sorted(waiting.items()):
+            for c, asked in sorted(waiting.items(), key=lambda item: item[0]):
                 if c not in node:
                     continue
                 reply = replies[node[c]]
@@ -192,13 +179,13 @@ class Flower(Engine):
                     self._complain(c, when, reply)
                     continue
                 try:
-                    body, raw = messages.unpack(reply)
+                    body, raw = wire.unpack(reply)
                     self._checked(c, body)
                     if "missing" in body and not last:
-                        self._has[c], again[c] = set(), request
+                        self._has[c], again[c] = set(), asked
                         continue
                     found[c] = check(c, body, raw)
-                    self._has[c] = set(request[1]) | self._serves.get(c, set())
+                    self._has[c] = set(asked[1]) | self._serves.get(c, set())
                     self.trouble.pop(self.roster.clients[c], None)
                 except Refused as refused:
                     self._complain(c, when, f"its reply is refused: {refused}")
@@ -239,17 +226,11 @@ class Flower(Engine):
         owners = ((self.roster.keys.get(node.public_key), node.node_id) for node in self.grid.get_nodes())
         return {index[name]: node for name, node in owners if name is not None}
 
-    def _about(self, c: int, tau: int) -> Body:
-        return {
-            "experiment": self.roster.experiment,
-            "client": self.roster.clients[c],
-            "index": c,
-            "tau": tau,
-            "n_clients": len(self.roster.clients),
-            "n_classes": self.roster.n_classes,
-            "features": list(self.roster.features),
-            "seed": self.seed,
-        }
+    def about(self, c: int, tau: int) -> About:
+        """What every request to this client says."""
+        roster = self.roster
+        sizes = len(roster.clients), roster.n_classes, roster.features
+        return About(roster.experiment, roster.clients[c], c, *sizes, self.seed, tau)
 
     def _checked(self, c: int, body: Body) -> None:
         """What every reply must say."""
@@ -264,17 +245,3 @@ class Flower(Engine):
         name = self.roster.clients[c]
         self.trouble[name] = f"{when}: {what}"
         _log.warning("client %s, %s: %s", name, when, what)
-
-
-def _deadline(kind: str) -> str:
-    return "train" if kind == "tournament" else kind
-
-
-def _hello(body: Body, tau: int) -> tuple[list[tuple[int, int]], tuple[int, int] | None]:
-    cells = [(whole(t, 0, tau), whole(n, 1, MAX_ROWS)) for t, n in body["cells"]]
-    if len(dict(cells)) != len(cells):
-        raise Refused("it names a time step twice")
-    if "right" not in body:
-        return cells, None
-    tested = dict(cells).get(tau, 0)
-    return cells, (whole(body["right"], 0, tested), whole(body["tested"], tested, tested))

@@ -1,101 +1,231 @@
-"""What crosses the network: a body of plain JSON, and parts of models as arrays. Nothing is used unchecked."""
+"""The protocol: every message between server and clients is a type of this file; change one, and its number changes.
+
+A request is a dataclass whose fields are the body that is sent. A reply is read by a function that refuses what is
+not what it should be, before anything of it counts. Models travel as the names of their parts (see `parts`), with those
+parts that the client lacks beside the body. Every body also holds `version`; a request `about`, a reply `client`, and
+in place of an answer perhaps `missing` (names of parts to send after all) or `failed` (why).
+"""
 
 from __future__ import annotations
 
-import io
-import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar, Self
 
 import numpy as np
-import numpy.typing as npt
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Array
 
 from feddrift._version import __version__
+from feddrift.engines.entries import Entries
+from feddrift.engines.flower import wire
 from feddrift.engines.flower.parts import Body, Part, Shapes
-from feddrift.errors import FeddriftError
+from feddrift.engines.flower.wire import Refused, numbers, whole
+from feddrift.engines.worker import SCORE_ROWS
+from feddrift.types import Ballot, Ints, Metric, Start
 
 PROTOCOL = 1
 VERSION = f"{__version__}/{PROTOCOL}"
-KINDS = {
-    "hello": "query.hello", "evaluate": "evaluate.models", "train": "train.round", "tournament": "train.tournament",
-}  # fmt: skip
-MAX_BODY = 1 << 25  # characters of JSON
-HEADER = 1 << 12  # bytes that an array may need beyond its numbers
+MAX_ROWS = 10**9  # of a cell
+MAX_SIZE = 10**6  # time steps, clients, classes, features along an axis
+
+Raw = Mapping[str, list[Array]]  # parts of models as they came
+Slice = list[list[Any]]  # a client's slice of w: times, positions of models, values
 
 
-class Refused(FeddriftError):
-    """A message that is not what it should be."""
+@dataclass(frozen=True)
+class About:
+    """What every request says about the federation, and the time it is about."""
+
+    experiment: str
+    client: str
+    index: int
+    n_clients: int
+    n_classes: int
+    features: tuple[int, ...]
+    seed: int
+    tau: int
+
+    @classmethod
+    def read(cls, about: Any) -> Self:
+        """From a request's body."""
+        if not isinstance(about, dict) or set(about) != {field.name for field in fields(cls)}:
+            raise Refused("it does not say what federation it is about")
+        names = ("index", "n_clients", "n_classes", "tau")
+        given = [about[name] for name in names] + list(about["features"])
+        for number in given:
+            whole(number, 0, MAX_SIZE)  # a client looks for data of every time step up to tau
+        whole(about["seed"], 0, 2**63)
+        return cls(**{**about, "features": tuple(about["features"])})
 
 
-def pack(body: Mapping[str, Any], parts: Mapping[str, Part] | None = None) -> RecordDict:
-    """A message's content."""
-    records = {name: ArrayRecord(list(map(_plain, part))) for name, part in (parts or {}).items()}
-    return RecordDict({"body": ConfigRecord({"json": json.dumps(body, allow_nan=False)}), **records})
+@dataclass(frozen=True)
+class Request:
+    """A question to a client; `deadline` is the field of Rules that says how long it may take."""
+
+    action: ClassVar[str]  # how Flower calls it
+    deadline: ClassVar[str]
+
+    def body(self) -> Body:
+        """What is sent."""
+        return asdict(self)
+
+    @classmethod
+    def read(cls, body: Body) -> Self:
+        """The request of a body; what is missing is a KeyError."""
+        return cls(**{field.name: body[field.name] for field in fields(cls)})
 
 
-def _plain(array: Any) -> npt.NDArray[Any]:
-    return np.array(array, order="C")
+@dataclass(frozen=True)
+class Hello(Request):
+    """Who is there, and what has arrived? With models to `serve`: use them from now on, and test them."""
+
+    action, deadline = "query.hello", "hello"
+
+    serve: Body | None = None  # tau, models, votes, ballot
+
+    @classmethod
+    def serving(cls, tau: int, models: list[Body], votes: list[float], ballot: Ballot) -> Self:
+        """Trained at time tau."""
+        return cls({"tau": tau, "models": models, "votes": votes, "ballot": ballot})
+
+    def body(self) -> Body:
+        return {} if self.serve is None else {"serve": self.serve}
+
+    @classmethod
+    def read(cls, body: Body) -> Self:
+        return cls(body.get("serve"))
 
 
-def unpack(content: RecordDict) -> tuple[Body, dict[str, list[Array]]]:
-    """The body, and the parts as they came: `arrays` reads one."""
-    text = content.config_records["body"].get("json") if "body" in content.config_records else None
-    if not isinstance(text, str) or len(content.config_records) != 1 or len(content.metric_records):
-        raise Refused("it is not of the form that this program writes")
-    if len(text) > MAX_BODY:
-        raise Refused(f"it has {len(text)} characters, at most {MAX_BODY} are legal")
-    try:
-        body = json.loads(text, parse_constant=_no_constant)
-    except (ValueError, RecursionError):
-        raise Refused("its body is no JSON of finite numbers") from None
-    if not isinstance(body, dict):
-        raise Refused("its body is no JSON object")
-    return body, {name: list(record.values()) for name, record in content.array_records.items()}
+@dataclass(frozen=True)
+class Evaluate(Request):
+    """Score these models: on the newest data, and on a sample of every cell that is stored."""
+
+    action, deadline = "evaluate.models", "evaluate"
+
+    metric: str  # a Metric, or confusion
+    models: list[Body]
 
 
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(name)
+@dataclass(frozen=True)
+class Train(Request):
+    """One round of local training."""
+
+    action, deadline = "train.round", "train"
+
+    round: int
+    local: Body  # the fields of Local
+    models: list[Body]
+    w: Slice
 
 
-def arrays(part: Sequence[Array], shapes: Shapes, what: str) -> Part:
-    """The arrays of a part, which must have these shapes and be finite; nothing larger is even read."""
-    if len(part) != len(shapes):
-        raise Refused(f"{what} has {len(part)} arrays, expected {len(shapes)}")
-    found = []
-    for array, (shape, dtype) in zip(part, shapes, strict=True):
-        most = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize + HEADER
-        if len(array.data) > most:
-            raise Refused(f"{what} has {len(array.data)} bytes where at most {most} are legal")
-        if array.stype != "numpy.ndarray":
-            raise Refused(f"{what} is of kind {array.stype!r}, expected numpy.ndarray")
-        try:
-            value = np.load(io.BytesIO(array.data), allow_pickle=False)
-        except Exception:  # whatever NumPy says of what is no array, or one that claims to be endless
-            raise Refused(f"{what} is no plain array (pickles are never read)") from None
-        if not isinstance(value, np.ndarray) or value.shape != shape or value.dtype != dtype:
-            got = f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else "an archive"
-            raise Refused(f"{what} is {got}, expected {dtype} {shape}")
-        if not np.isfinite(value).all():
-            raise Refused(f"{what} has numbers that are not finite")
-        found.append(value)
+@dataclass(frozen=True)
+class Trial(Request):
+    """Find out how a new model should start."""
+
+    action, deadline = "train.tournament", "train"
+
+    models: list[Body]
+    parent: int
+    starts: list[Start]
+    local: Body
+    w: Slice
+
+
+REQUESTS: dict[str, type[Request]] = {"hello": Hello, "evaluate": Evaluate, "train": Train, "tournament": Trial}
+KIND_OF = {cls: kind for kind, cls in REQUESTS.items()}
+
+
+@dataclass(frozen=True)
+class Present:
+    """The answer to Hello: how many rows of each time step are held, and how the models served do on the newest."""
+
+    cells: dict[int, int]
+    tested: tuple[int, int] | None = None  # how many are right, of how many
+
+    def body(self) -> Body:
+        """What is sent."""
+        right = {} if self.tested is None else {"right": self.tested[0], "tested": self.tested[1]}
+        return {"cells": [[t, n] for t, n in self.cells.items()]} | right
+
+    @classmethod
+    def read(cls, body: Body, tau: int) -> Self:
+        """Of a client at time tau."""
+        cells = [(whole(t, 0, tau), whole(n, 1, MAX_ROWS)) for t, n in body["cells"]]
+        if len(dict(cells)) != len(cells):
+            raise Refused("it names a time step twice")
+        if "right" not in body:
+            return cls(dict(cells))
+        n = dict(cells).get(tau, 0)
+        return cls(dict(cells), (whole(body["right"], 0, n), whole(body["tested"], n, n)))
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The answer to Evaluate: of each model the sum over the newest data, and over a sample of each stored cell."""
+
+    new: list[float] | None  # [m]; None: nothing is new
+    stored: dict[int, tuple[int, list[float]]]  # by time: how many rows, and [m]
+
+    def body(self) -> Body:
+        """What is sent."""
+        new = {} if self.new is None else {"new": self.new}
+        return new | {"stored": [[t, size, sums] for t, (size, sums) in self.stored.items()]}
+
+    @classmethod
+    def read(cls, body: Body, counts: Ints, n_models: int, metric: Metric) -> Self:
+        """Of a client with counts[t] rows, the newest last."""
+        mistakes, n, tau = metric == "error", int(counts[-1]), len(counts) - 1
+        top = np.finfo(np.float64).max
+        new = numbers(body["new"], n_models, n if mistakes else top, mistakes) if n else None
+        stored = {}
+        for t, size, sums in body["stored"]:
+            known = int(counts[t]) if isinstance(t, int) and 0 <= t <= tau else 0
+            if known:  # else it came too late for this time step
+                size = whole(size, min(known, SCORE_ROWS), min(known, SCORE_ROWS))
+                stored[t] = size, numbers(sums, n_models, size if mistakes else top, mistakes)
+        if set(stored) != set(np.flatnonzero(counts).tolist()):
+            raise Refused("expected sums for every stored time step")
+        return cls(new, stored)
+
+
+def read_confusion(body: Body, shape: tuple[int, ...], n: int) -> Ints:
+    """The answer to Evaluate with metric confusion: counts of this shape, which add up to n for each model."""
+    found = np.array(body["confusion"])
+    counts = found.shape == shape and found.dtype.kind == "i" and not (found < 0).any()
+    if not counts or (found.sum(axis=(1, 2)) != n).any():
+        raise Refused(f"expected counts of shape {shape}, each model's adding up to {n}")
     return found
 
 
-def whole(number: Any, least: int, most: int) -> int:
-    """A whole number in least..most."""
-    if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= most:
-        raise Refused(f"expected a whole number in {least}..{most}, got {str(number)[:40]}")
-    return number
+def read_trained(body: Body, raw: Raw, round: int, trunks: list[Shapes], heads: list[Shapes]) -> list[list[Part]]:
+    """The answer to Train: the round, and beside the body trunk-0, trunk-1, ... and head-0, head-1, ..."""
+    whole(body["round"], round, round)
+    legal = {f"trunk-{k}" for k in range(len(trunks))} | {f"head-{k}" for k in range(len(heads))}
+    if set(raw) != legal:
+        raise Refused(f"it brings {len(raw)} parts of models, expected {len(legal)}")
+    kinds = {"trunk": trunks, "head": heads}
+    return [
+        [wire.arrays(raw[f"{kind}-{k}"], shapes, f"a {kind}") for k, shapes in enumerate(expected)]
+        for kind, expected in kinds.items()
+    ]
 
 
-def numbers(values: Any, n: int, most: float, counts: bool) -> list[float]:
-    """n numbers in 0..most."""
-    if not isinstance(values, list) or len(values) != n:
-        raise Refused(f"expected {n} numbers")
-    for value in values:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
-            raise Refused(f"expected a number in 0..{most:g}, got {str(value)[:40]}")
-        if counts and value != int(value):
-            raise Refused(f"expected a count of mistakes, got {value}")
-    return [float(value) for value in values]
+def read_trial(body: Body, n_starts: int, most: int) -> tuple[int, Ints]:
+    """The answer to Trial: how many rows were held out, and how many of them two starts both get wrong."""
+    rows, wrong = whole(body["rows"], 1, most), np.array(body["wrong"])
+    counts = wrong.shape == (n_starts,) * 2 and wrong.dtype.kind == "i"
+    if not counts or not ((wrong >= 0) & (wrong <= rows)).all():
+        raise Refused(f"expected a table of {n_starts} by {n_starts} counts up to {rows}")
+    return rows, wrong
+
+
+def slice_of(data: Entries, models: Sequence[int] | Ints | None = None) -> Slice:
+    """A client's part of w; with `models`, positions are those in this list."""
+    m = data.m if models is None else np.searchsorted(models, data.m)
+    return [data.t.tolist(), m.tolist(), data.value.tolist()]
+
+
+def entries_of(w: Slice, client: int, shape: tuple[int, int, int]) -> Entries:
+    """The way back, at the client."""
+    t, m = (np.array(part, dtype=np.int64) for part in w[:2])
+    return Entries(t, np.full_like(t, client), m, np.array(w[2], dtype=np.float64), shape)

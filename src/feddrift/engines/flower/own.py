@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrift import plugins, rng
-from feddrift.averaging import averaged
 from feddrift.data import Stream
 from feddrift.engines import sampling
-from feddrift.engines.base import Engine, TimeStep
 from feddrift.engines.entries import Entries
+from feddrift.engines.in_process import InProcess, InProcessWorker
+from feddrift.engines.worker import Work
 from feddrift.models import one
 from feddrift.nets.perceptron import usual
 from feddrift.types import Ints, Local, Models, Net, Updates
@@ -55,15 +54,15 @@ def imported_net(name: str | None, folder: Path, features: tuple[int, ...], n_cl
     return found if isinstance(found, Net) else net_of(found)
 
 
-class Own(Engine):
+class Own(InProcess):
     """Trains and scores with a model of your own; minibatches are drawn as everywhere."""
 
     def __init__(self, stream: Stream, model: OwnModel, local: Local, seed: int) -> None:
         super().__init__(stream, net_of(model), local, seed)
         self.model = model
 
-    def at(self, tau: int) -> OwnStep:
-        return OwnStep(self, tau)
+    def worker(self, tau: int) -> OwnWorker:
+        return OwnWorker(self, tau)
 
     def logits(self, models: Models, rows: Ints) -> Iterator[npt.NDArray[np.float32]]:
         if len(rows):
@@ -72,40 +71,32 @@ class Own(Engine):
             yield np.stack(found).astype(np.float32)
 
 
-class OwnStep(TimeStep):
-    """One time step; the optimiser's memory, if any, is the model's own affair and lasts for a round."""
+class OwnWorker(InProcessWorker):
+    """The clients' work; the optimiser's memory, if any, is the model's own affair and lasts for a round."""
 
     def __init__(self, engine: Own, tau: int) -> None:
         super().__init__(engine, tau)
         self.engine = engine
 
-    def _moments(self) -> Any:
+    def save(self) -> None:
         return None
 
-    def _recall(self, moments: Any) -> None:
+    def load(self, saved: None) -> None:
         pass
 
-    def _train(self, models: Models, lanes: Updates, w: Entries, rounds: int, local: Local) -> Models:
-        for i in range(rounds):
-            models = averaged(models, self._round(models, lanes, w, self.round + i, local))
-        return models
-
-    def _local_updates(self, models: Models, lanes: Updates, w: Entries, local: Local) -> Updates:
-        return self._round(models, lanes, w, self.round, local)
-
-    def _round(self, models: Models, lanes: Updates, w: Entries, round: int, local: Local) -> Updates:
+    def updates(self, models: Models, work: Work, round: int, local: Local) -> Updates:
         trained = []
-        for c, m in zip(lanes.client.tolist(), lanes.model.tolist(), strict=True):
-            batches = self._batches(c, m, models, w, round, local)
+        for c, m in zip(work.client.tolist(), work.model.tolist(), strict=True):
+            batches = self._batches(c, m, models, work.data, round, local)
             after = self.engine.model.fit([np.array(array) for array in one(models, m)], batches, local.lr)
             trained.append([np.asarray(array) for array in after])
-        return replace(lanes, params=[np.stack(arrays) for arrays in zip(*trained, strict=True)])
+        return work.updates([np.stack(arrays) for arrays in zip(*trained, strict=True)])
 
     def _batches(
         self, c: int, m: int, models: Models, w: Entries, round: int, local: Local
     ) -> Iterator[tuple[Any, Any]]:
         """K minibatches of the data that w gives to this model."""
-        counts = sampling.trained_rows(self.counts[:, c], local.hold_out)
+        counts = sampling.trained_rows(self.known.counts[:, c], local.hold_out)
         given, here = np.zeros(len(counts)), (w.c == c) & (w.m == m)
         given[w.t[here]] = w.value[here]
         cumulative = sampling.chances(given, counts)
@@ -113,7 +104,7 @@ class OwnStep(TimeStep):
         for step in range(local.steps):
             words = sampling.step_words(key, np.uint32(round), np.uint32(step))
             t, first = (int(drawn) for drawn in sampling.pick(words, cumulative, counts, np))
-            rows = self._bag(t, c, models.ids[m]) if local.bags else self._shuffled(t, c)
+            rows = self.bag(t, c, models.ids[m]) if local.bags else self.shuffled(t, c)
             n = int(counts[t])
             batch = rows[(first + np.arange(min(local.batch, n))) % n]
             yield self.engine.stream.x[batch], self.engine.stream.y[batch]

@@ -1,0 +1,242 @@
+"""The server's side of a time step, once for all engines: who is in reach, from w to work, L from sums, averages."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, final, get_args
+
+import numpy as np
+
+from feddrift import rng
+from feddrift.averaging import averaged
+from feddrift.engines.conditions import Conditions
+from feddrift.engines.entries import Entries
+from feddrift.engines.traffic import Traffic
+from feddrift.engines.worker import SCORE_ROWS, Work, Worker, lanes_left_out
+from feddrift.errors import ConfigError
+from feddrift.trees import per_axis, tree_map, trunk_of
+from feddrift.types import (
+    Bools,
+    Floats,
+    Ints,
+    Local,
+    Metric,
+    Models,
+    Net,
+    Start,
+    Tournament,
+    Updates,
+    Weights,
+)
+
+log = logging.getLogger(__name__)
+
+
+@final
+class TimeStep:
+    """The Federation at time tau; it lives as long as the optimiser's moments do: one time step."""
+
+    def __init__(self, worker: Worker, tau: int, net: Net, local: Local, seed: int, conditions: Conditions) -> None:
+        self.worker, self.tau, self.local = worker, tau, local
+        self._net, self._seed, self._conditions = net, seed, conditions
+        self.round = 0  # rounds trained so far
+        self._traffic = Traffic(self.n_clients)
+        self._losses: dict[int, Floats] = {}  # by the id of a model: [c], how it did before anything was trained
+
+    @property
+    def n_clients(self) -> int:
+        return len(self.worker.known.clients)
+
+    @property
+    def n_classes(self) -> int:
+        return self.worker.known.n_classes
+
+    @property
+    def features(self) -> tuple[int, ...]:
+        return self.worker.known.features
+
+    @property
+    def counts(self) -> Ints:
+        return self.worker.known.counts
+
+    @property
+    def reachable(self) -> Bools:
+        return self.worker.known.reachable
+
+    @property
+    def concepts(self) -> Ints | None:
+        return self.worker.known.concepts
+
+    @property
+    def sent(self) -> Floats:
+        """[c], models to and from each client so far; a trunk or a head alone is the part of a model that it is."""
+        return self._traffic.sent
+
+    @property
+    def sent_scoring(self) -> Floats:
+        """[c], the part of `sent` that was scored and not trained."""
+        return self._traffic.sent_scoring
+
+    def losses(self, ids: Ints) -> Floats:
+        """[c], how the model with this id scored on the client's new data before any training; NaN if not asked."""
+        known = [self._losses.get(int(i)) for i in ids]
+        return np.array([np.nan if loss is None else loss[c] for c, loss in enumerate(known)])
+
+    def key(self, purpose: str, *names: int | Ints) -> rng.Words:
+        return rng.derive(self._seed, purpose, self.tau, *names)
+
+    def fresh(self, n: int = 1, distinct: bool = False) -> Models:
+        return fresh(self._net, self._seed, n, distinct)
+
+    def evaluate(self, models: Models, metric: Metric = "error") -> Floats:
+        _check(metric)
+        loss, clients = np.full((self.n_clients, len(models)), np.nan), self._new_data()
+        self._traffic.score(clients, models)
+        cells = np.stack([np.full_like(clients, self.tau), clients], axis=1)
+        for which, sums, sizes in self.worker.score(models, cells, metric):
+            loss[clients[which]] = (sums / sizes).T
+        loss = np.where(np.isfinite(loss), loss, np.nan)
+        if self.round == 0:
+            self._losses = dict(zip(models.ids, loss.T.copy(), strict=True)) | self._losses
+        return loss
+
+    def confusion(self, models: Models) -> Ints:
+        counts = np.zeros((self.n_clients, len(models), self.n_classes, self.n_classes), dtype=np.int64)
+        clients = self._new_data()
+        self._traffic.score(clients, models)
+        counts[clients] = self.worker.confusion(models, clients)
+        return counts
+
+    def cross_evaluate(self, models: Models, w: Weights, metric: Metric = "error") -> Floats:
+        _check(metric)
+        entries = Entries.of(w, (self.tau + 1, self.n_clients, len(models)))
+        entries = entries.select((self.counts[entries.t, entries.c] > 0) & self.reachable[entries.c])
+        cells, of_entry = np.unique(entries.t * self.n_clients + entries.c, return_inverse=True)
+        self._traffic.score(np.unique(entries.c), models)
+        behind = entries.value * self.counts[entries.t, entries.c]
+        L, answered = np.zeros((len(models),) * 2), np.zeros(len(cells), dtype=bool)
+        by_cell = np.argsort(of_entry, kind="stable")
+        asked = np.stack(np.divmod(cells, self.n_clients), axis=1)
+        for which, sums, sizes in self.worker.score(models, asked, metric, SCORE_ROWS):
+            answered[which] = True
+            here = by_cell[slice(*np.searchsorted(of_entry[by_cell], [which[0], which[-1] + 1]))]
+            if len(which) <= which[-1] - which[0]:  # some cells between are missing
+                here = here[np.isin(of_entry[here], which)]
+            here = here[np.argsort(entries.m[here], kind="stable")]  # by model, then cell: the order of all engines
+            theirs, begins = np.unique(entries.m[here], return_index=True)
+            mean = (sums / sizes)[:, np.searchsorted(which, of_entry[here])]
+            L[:, theirs] += np.add.reduceat(mean * behind[here], begins, axis=1)
+        heard = answered[of_entry]
+        with np.errstate(invalid="ignore"):  # a model without data: 0 / 0
+            return np.asarray(L / np.bincount(entries.m[heard], behind[heard], len(models)))
+
+    def local_updates(self, models: Models, w: Weights | Entries, local: Local | None = None) -> Updates:
+        used, local = self._in_use(models, w), local or self.local
+        work = Work.of(models, self._drawn(used), self.counts)
+        if len(work.client):
+            self._traffic.train(models, work, 1, local)
+            updates = self.worker.updates(models, work, self.round, local)
+            updates = self._conditions.received(models, updates, partial(self.key, "garbage", self.round))
+            self._warn_not_finite(models, work, lanes_left_out(models, work, updates))
+        else:
+            updates = work.updates(per_axis(lambda leaf, _: leaf[:0], models, None, None))
+        self.round += len(used.t) > 0
+        return updates
+
+    def train(self, models: Models, w: Weights, rounds: int | None = None, local: Local | None = None) -> Models:
+        local = local or self.local
+        rounds = local.rounds if rounds is None else rounds
+        entries = self._in_use(models, w)
+        if not len(entries.t) or not rounds:
+            return models
+        trained = models
+        if local.average != "mean" or self._conditions.garbage:  # the server looks at every update
+            for _ in range(rounds):
+                trained = averaged(trained, self.local_updates(trained, entries, local), local.average)
+        elif self._conditions.participation < 1:
+            for _ in range(rounds):
+                trained = self._rounds(trained, self._drawn(entries), 1, local)
+        else:
+            trained = self._rounds(trained, entries, rounds, local)
+        return with_trunk_of(models, trained) if local.trains == "head" else trained
+
+    def tournament(self, models: Models, w: Weights, parent: Ints, starts: Sequence[Start]) -> Tournament:
+        older = Entries.of(w, (self.tau, self.n_clients, len(models)))
+        if parent.shape != (self.n_clients,):
+            raise ValueError(f"a tournament needs a parent for each of {self.n_clients} clients, got {parent.shape}")
+        if models.mask is not None:
+            raise ValueError("models that see different inputs hold no tournament")
+        takes_part = (parent >= 0) & (self.counts[self.tau] > 1) & self.reachable
+        if not takes_part.any():
+            return Tournament.nobody(self.n_clients, len(starts))
+        older = older.select(takes_part[older.c] & (self.counts[older.t, older.c] > 0))
+        return self.worker.trial(models, older, np.where(takes_part, parent, -1), starts, self.local)
+
+    def progress(self) -> dict[str, Any]:
+        """What the rest of this time step depends on, for a checkpoint: `restore` is the way back."""
+        own = {"round": self.round, "losses": list(self._losses.items()), "moments": self.worker.save()}
+        return own | self._traffic.save()
+
+    def restore(self, progress: dict[str, Any]) -> None:
+        """Go on where a time step stood."""
+        self.round, self._losses = progress["round"], dict(progress["losses"])
+        self._traffic.load(progress)
+        moments = progress["moments"]
+        self.worker.load(progress if moments is None else moments)  # checkpoints of 0.1 have it all in one
+
+    def _rounds(self, models: Models, entries: Entries, rounds: int, local: Local) -> Models:
+        work = Work.of(models, entries, self.counts)
+        if len(work.client):
+            self._traffic.train(models, work, rounds, local)
+            before = models
+            models, left_out = self.worker.rounds(models, work, self.round, self.round + rounds, local)
+            self._warn_not_finite(before, work, left_out)
+        self.round += rounds
+        return models
+
+    def _warn_not_finite(self, models: Models, work: Work, rounds: Ints) -> None:
+        """Warn about clients whose updates contained NaN or infinity, with the number of rounds."""
+        for lane in np.flatnonzero(rounds):
+            pairs = np.flatnonzero(work.lane == lane)
+            name = self.worker.known.clients[work.client[pairs[0]]]
+            ids = ", ".join(str(models.ids[m]) for m in work.model[pairs])
+            what = "time %d: client %s sent updates of model %s that are not finite, left out of %d rounds"
+            log.warning(what, self.tau, name, ids, rounds[lane])
+
+    def _drawn(self, entries: Entries) -> Entries:
+        """The data of the clients that take part in the next round."""
+        if self._conditions.participation == 1:
+            return entries
+        drawn = self._conditions.drawn(self.reachable, self.key("participation", self.round))
+        return entries.select(drawn[entries.c])
+
+    def _new_data(self) -> Ints:
+        """The clients that can be scored."""
+        return np.flatnonzero(self.reachable & (self.counts[self.tau] > 0))
+
+    def _in_use(self, models: Models, w: Weights | Entries) -> Entries:
+        """The data in reach for models whose family is in use at tau."""
+        w, on = Entries.of(w, (self.tau + 1, self.n_clients, len(models))), models.stands_on
+        w = w.select(self.reachable[w.c])
+        return w.select(np.isin(on[w.m], on[w.m[w.t == self.tau]]) & (self.counts[w.t, w.c] > 0))
+
+
+def fresh(net: Net, seed: int, n: int = 1, distinct: bool = False) -> Models:
+    """n new models with ids 0..n-1: all the one initialisation of this seed, or each its own."""
+    one = [net.init(rng.derive(seed, "init", i if distinct else 0)) for i in range(n)]
+    params = tree_map(lambda *leaves: np.stack(leaves), *one)
+    return Models(params, tuple(range(n)), trunk=trunk_of(net, params))
+
+
+def with_trunk_of(before: Models, trained: Models) -> Models:
+    """Trained heads on the trunks as they were: an average of equal trunks may differ in its last bits."""
+    params = per_axis(lambda new, old, trunk: old if trunk else new, trained, False, True, before.params)
+    return replace(trained, params=params)
+
+
+def _check(metric: str) -> None:
+    if metric not in get_args(Metric):
+        raise ConfigError(f"metric must be error, loss or brier, got {metric!r}")

@@ -1,0 +1,184 @@
+"""Clients at the other end of a network, as a Worker: every question is an exchange, every answer checked.
+
+A client that misses an exchange, or answers with something that cannot be used, sits out the rest of the time step:
+its identity is carried over, averages are formed without it, and a model without any reply stays as it is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Protocol
+
+import numpy as np
+
+from feddrift.engines.entries import Entries
+from feddrift.engines.flower import messages
+from feddrift.engines.flower import parts as model_parts
+from feddrift.engines.flower.exchange import Rules
+from feddrift.engines.flower.messages import Evaluate, Raw, Request, Scores, Train, Trial, slice_of
+from feddrift.engines.flower.parts import Body, Part
+from feddrift.engines.worker import Known, Scored, Work, Worker, in_turn
+from feddrift.models import one
+from feddrift.trees import per_axis, split, trunk_of, unsplit
+from feddrift.types import Floats, Ints, Local, Metric, Models, Net, Start, Tournament, Updates
+
+Asked = tuple[Request, dict[str, Part]]  # a request, and all parts of the models that it names
+Check = Callable[[int, Body, Raw], Any]  # what a client's reply says, or Refused
+
+
+class Line(Protocol):
+    """The way to the clients."""
+
+    net: Net
+    rules: Rules
+
+    def ask(self, tau: int, requests: Mapping[int, Asked], check: Check, round: int | None) -> dict[int, Any]:
+        """One exchange: the checked replies by client."""
+        ...
+
+    def wait_for(self, tau: int, reachable: set[int], where: str, end: float) -> set[int]:
+        """Wait until a quorum can be reached again, or time is up; who has come back."""
+        ...
+
+
+class Remote(Worker):
+    """One time step over the network."""
+
+    def __init__(self, line: Line, tau: int, known: Known) -> None:
+        self.line, self.tau, self.known = line, tau, known
+        # By client, model and metric: the sum over the new batch, and by stored cell how many rows and their sum.
+        self._scores: dict[tuple[int, str, str], tuple[float | None, dict[int, tuple[int, float]]]] = {}
+
+    def save(self) -> dict[str, Any]:  # moments are where the training is
+        return {"reachable": self.known.reachable, "counts": self.known.counts}
+
+    def load(self, saved: dict[str, Any]) -> None:
+        self.known.reachable = self.known.reachable & saved["reachable"]
+        self.known.counts = saved["counts"]  # what the known answers are about
+
+    def score(self, models: Models, cells: Ints, metric: Metric, most: int | None = None) -> Iterator[Scored]:
+        names = self._have_scored(np.unique(cells[:, 1]), models, metric)
+        which = np.flatnonzero(self.known.reachable[cells[:, 1]])
+        if not len(which):
+            return
+        sums: Floats = np.zeros((len(models), len(which)))
+        sizes = self.known.counts[cells[which, 0], cells[which, 1]]
+        for k, (t, c) in enumerate(cells[which].tolist()):
+            for m, name in enumerate(names):
+                new, stored = self._scores[c, name, metric]
+                if most is None:
+                    sums[m, k] = new
+                else:
+                    sizes[k], sums[m, k] = stored[t]
+        yield which, sums, sizes
+
+    def confusion(self, models: Models, clients: Ints) -> Ints:
+        n = self.known.n_classes
+        counts = np.zeros((len(clients), len(models), n, n), dtype=np.int64)
+        specs, parts = model_parts.described(self.line.net, models)
+
+        def check(c: int, body: Body, raw: Raw) -> Ints:
+            return messages.read_confusion(body, counts.shape[1:], int(self.known.counts[self.tau, c]))
+
+        asked = {int(c): (Evaluate("confusion", specs), parts) for c in clients}
+        for c, found in self._ask(asked, check).items():
+            counts[np.searchsorted(clients, c)] = found
+        return counts
+
+    def updates(self, models: Models, work: Work, round: int, local: Local) -> Updates:
+        net = self.line.net
+        specs, parts = model_parts.described(net, models)
+        like = model_parts.like(net)
+        shape = trunk_of(net, like)
+        trunk_shapes, head_shapes = (model_parts.shapes(part) for part in split(like, shape))
+        mine: dict[int, Work] = {}  # by client; its lanes and pairs, counted from 0, name the parts of its reply
+        asked: dict[int, Asked] = {}
+        for c in np.unique(work.client[self.known.reachable[work.client]]).tolist():
+            mine[c] = work.select(np.arange(len(self.known.clients)) == c)
+            wanted = [specs[m] for m in mine[c].model]
+            w = slice_of(mine[c].data, mine[c].model)
+            asked[c] = Train(round, asdict(local), wanted, w), _parts_of(wanted, parts)
+
+        def check(c: int, body: Body, raw: Raw) -> list[list[Part]]:
+            trunks = [trunk_shapes] * mine[c].n_lanes if local.trains == "all" and trunk_shapes else []
+            heads = [head_shapes] * len(mine[c].model) if head_shapes else []
+            return messages.read_trained(body, raw, round, trunks, heads)
+
+        found = self._ask(asked, check, round)
+        here = work.select(np.isin(np.arange(len(self.known.clients)), list(found)))
+        if not found:
+            return here.updates(per_axis(lambda leaf, _: leaf[:0], models, None, None))
+        trunks: list[Part] = [[] for _ in range(here.n_lanes)]
+        heads: list[Part] = []
+        for c, m, lane in zip(here.client.tolist(), here.model.tolist(), here.lane.tolist(), strict=True):
+            at = int(np.searchsorted(mine[c].model, m))
+            of_trunk, of_head = found[c]
+            old, _ = split(one(models, m), shape)
+            trunks[lane] = of_trunk[mine[c].lane[at]] if of_trunk else old
+            heads.append(of_head[at] if of_head else [])
+        stacked = [[np.stack(rows) for rows in zip(*part, strict=True)] for part in (trunks, heads)]
+        return here.updates(unsplit(stacked[0], stacked[1], shape))
+
+    def rounds(self, models: Models, work: Work, first: int, last: int, local: Local) -> tuple[Models, Ints]:
+        return in_turn(self, models, work, first, last, local)
+
+    def trial(self, models: Models, older: Entries, parent: Ints, starts: Sequence[Start], local: Local) -> Tournament:
+        found = Tournament.nobody(len(parent), len(starts))
+        specs, parts = model_parts.described(self.line.net, models)
+
+        def check(c: int, body: Body, raw: Raw) -> tuple[int, Ints]:
+            return messages.read_trial(body, len(starts), int(self.known.counts[self.tau, c]))
+
+        asked: dict[int, Asked] = {}
+        for c in np.flatnonzero(parent >= 0).tolist():
+            w = slice_of(older.select(older.c == c))
+            asked[c] = Trial(specs, int(parent[c]), list(starts), asdict(local), w), parts
+        for c, (rows, wrong) in self._ask(asked, check).items():
+            found.rows[c], found.wrong[c] = rows, wrong
+        return found
+
+    def _have_scored(self, clients: Ints, models: Models, metric: Metric) -> list[str]:
+        """Have these clients score what they have not scored yet; the names under which the models' scores are kept."""
+        specs, parts = model_parts.described(self.line.net, models)
+        names = [f"{spec['trunk']} {spec['head']} {spec['mask']}" for spec in specs]
+        lacking: dict[int, list[int]] = {}
+        for c in clients.tolist():
+            some = [m for m, name in enumerate(names) if (c, name, metric) not in self._scores]
+            lacking |= {c: some} if some else {}
+
+        def check(c: int, body: Body, raw: Raw) -> Scores:
+            return Scores.read(body, self.known.counts[: self.tau + 1, c], len(lacking[c]), metric)
+
+        asked: dict[int, Asked] = {}
+        for c, some in lacking.items():
+            wanted = [specs[m] for m in some]
+            asked[c] = Evaluate(metric, wanted), _parts_of(wanted, parts)
+        for c, found in self._ask(asked, check).items():
+            for k, m in enumerate(lacking[c]):
+                cells = {t: (size, sums[k]) for t, (size, sums) in found.stored.items()}
+                self._scores[c, names[m], metric] = None if found.new is None else found.new[k], cells
+        return names
+
+    def _ask(self, asked: Mapping[int, Asked], check: Check, round: int | None = None) -> dict[int, Any]:
+        """An exchange; who fails in it is out of reach until the next time step, unless a quorum needs it back."""
+        found: dict[int, Any] = {}
+        waiting, end, rules, reachable = dict(asked), 0.0, self.line.rules, self.known.reachable
+        while waiting:
+            found |= self.line.ask(self.tau, waiting, check, round)
+            lost = [c for c in waiting if c not in found]
+            reachable[lost] = False
+            if not lost or reachable.sum() >= rules.quorum:
+                break
+            kind = messages.KIND_OF[type(waiting[lost[0]][0])]
+            where = f"{kind}" + ("" if round is None else f" of round {round}")
+            end = end or time.monotonic() + rules.patience
+            back = self.line.wait_for(self.tau, set(np.flatnonzero(reachable).tolist()), where, end)
+            reachable[list(back)] = True
+            waiting = {c: asked[c] for c in back if c in asked}
+        return dict(sorted(found.items()))
+
+
+def _parts_of(specs: list[Body], parts: Mapping[str, Part]) -> dict[str, Part]:
+    return {name: parts[name] for name in model_parts.named(specs)}

@@ -1,0 +1,95 @@
+"""How messages cross the network: a body of plain JSON, and parts of models as arrays. Nothing is used unchecked."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from feddrift.engines.flower.parts import Body, Part, Shapes
+from feddrift.errors import FeddriftError
+
+MAX_BODY = 1 << 25  # characters of JSON
+HEADER = 1 << 12  # bytes that an array may need beyond its numbers
+
+
+class Refused(FeddriftError):
+    """A message that is not what it should be."""
+
+
+def pack(body: Mapping[str, Any], parts: Mapping[str, Part] | None = None) -> RecordDict:
+    """A message's content."""
+    records = {name: ArrayRecord(list(map(_plain, part))) for name, part in (parts or {}).items()}
+    return RecordDict({"body": ConfigRecord({"json": json.dumps(body, allow_nan=False)}), **records})
+
+
+def _plain(array: Any) -> npt.NDArray[Any]:
+    return np.array(array, order="C")
+
+
+def unpack(content: RecordDict) -> tuple[Body, dict[str, list[Array]]]:
+    """The body, and the parts as they came: `arrays` reads one."""
+    text = content.config_records["body"].get("json") if "body" in content.config_records else None
+    if not isinstance(text, str) or len(content.config_records) != 1 or len(content.metric_records):
+        raise Refused("it is not of the form that this program writes")
+    if len(text) > MAX_BODY:
+        raise Refused(f"it has {len(text)} characters, at most {MAX_BODY} are legal")
+    try:
+        body = json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        raise Refused("its body is no JSON of finite numbers") from None
+    if not isinstance(body, dict):
+        raise Refused("its body is no JSON object")
+    return body, {name: list(record.values()) for name, record in content.array_records.items()}
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(name)
+
+
+def arrays(part: Sequence[Array], shapes: Shapes, what: str) -> Part:
+    """The arrays of a part, which must have these shapes and be finite; nothing larger is even read."""
+    if len(part) != len(shapes):
+        raise Refused(f"{what} has {len(part)} arrays, expected {len(shapes)}")
+    found = []
+    for array, (shape, dtype) in zip(part, shapes, strict=True):
+        most = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize + HEADER
+        if len(array.data) > most:
+            raise Refused(f"{what} has {len(array.data)} bytes where at most {most} are legal")
+        if array.stype != "numpy.ndarray":
+            raise Refused(f"{what} is of kind {array.stype!r}, expected numpy.ndarray")
+        try:
+            value = np.load(io.BytesIO(array.data), allow_pickle=False)
+        except Exception:  # whatever NumPy says of what is no array, or one that claims to be endless
+            raise Refused(f"{what} is no plain array (pickles are never read)") from None
+        if not isinstance(value, np.ndarray) or value.shape != shape or value.dtype != dtype:
+            got = f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else "an archive"
+            raise Refused(f"{what} is {got}, expected {dtype} {shape}")
+        if not np.isfinite(value).all():
+            raise Refused(f"{what} has numbers that are not finite")
+        found.append(value)
+    return found
+
+
+def whole(number: Any, least: int, most: int) -> int:
+    """A whole number in least..most."""
+    if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= most:
+        raise Refused(f"expected a whole number in {least}..{most}, got {str(number)[:40]}")
+    return number
+
+
+def numbers(values: Any, n: int, most: float, counts: bool) -> list[float]:
+    """n numbers in 0..most."""
+    if not isinstance(values, list) or len(values) != n:
+        raise Refused(f"expected {n} numbers")
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
+            raise Refused(f"expected a number in 0..{most:g}, got {str(value)[:40]}")
+        if counts and value != int(value):
+            raise Refused(f"expected a count of mistakes, got {value}")
+    return [float(value) for value in values]

@@ -1,0 +1,178 @@
+"""Clients whose data are in this process: which rows a question is about, and how scores become sums."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from feddrift import rng
+from feddrift.data import Stream
+from feddrift.engines import sampling, trials
+from feddrift.engines.base import Engine
+from feddrift.engines.conditions import IDEAL, Conditions
+from feddrift.engines.entries import Entries, begins_of
+from feddrift.engines.federation import fresh
+from feddrift.engines.worker import Known, Scored, Work, Worker, in_turn
+from feddrift.errors import ConfigError
+from feddrift.models import take
+from feddrift.nets.voting import log_probabilities, totals
+from feddrift.types import Bools, Floats, Ints, Local, Metric, Models, Net, Start, State, Tournament, Updates
+
+SCORE_ROOM = 1 << 22  # pairs of a row and a model that are scored at a time
+
+
+class InProcess(Engine):
+    """Holds the clients' data."""
+
+    def __init__(self, stream: Stream, net: Net, local: Local, seed: int, conditions: Conditions = IDEAL) -> None:
+        self.stream, self.net, self.local, self.seed, self.conditions = stream, net, local, seed, conditions
+        self.in_reach = conditions.in_reach(stream.counts[:-1], seed)
+        self.lane_rounds = 0  # rounds of all lanes so far, trials included: the work done
+
+    @abstractmethod
+    def logits(self, models: Models, rows: Ints) -> Iterator[npt.NDArray[np.float32]]:
+        """The logits [m, row, class] of these rows, in blocks of rows."""
+
+    def per_row(self, models: Models, rows: Ints, value: Metric | Literal["class"]) -> Floats:
+        """[m, row]: error is 0 or 1, loss the cross-entropy, brier (1 - p)^2, class the predicted one."""
+        found, done = [], 0
+        for logits in self.logits(models, rows):
+            y = self.stream.y[rows[done : done + logits.shape[1]]]
+            done += len(y)
+            if value in ("error", "class"):
+                predicted = logits.argmax(axis=2)
+                found.append(predicted != y if value == "error" else predicted)
+                continue
+            true = np.take_along_axis(log_probabilities(logits), y[None, :, None], axis=2)[..., 0]
+            found.append(-true if value == "loss" else (1 - np.exp(true)) ** 2)
+        return np.concatenate([np.zeros((len(models), 0)), *found], axis=1)
+
+    def sums(self, models: Models, rows: Ints, sizes: Ints, metric: Metric) -> Floats:
+        """[m, cell]: mistakes, or losses added up, over each cell's rows, which lie one cell after the other."""
+        return np.add.reduceat(self.per_row(models, rows, metric), begins_of(sizes), axis=1)
+
+    def wrong(self, models: Models, rows: Ints, sizes: Ints, which: Ints) -> Bools:
+        """[row]: whether the model at position which[cell] is mistaken."""
+        found, of_row = np.zeros(len(rows), dtype=bool), np.repeat(which, sizes)
+        for m in np.unique(which):
+            at = np.flatnonzero(of_row == m)
+            found[at] = self.per_row(take(models, [m], [models.ids[m]]), rows[at], "error")[0] > 0
+        return found
+
+    def shuffle(self, keys: rng.Words, starts: Ints, counts: Ints, order: npt.NDArray[np.int32]) -> None:
+        """order[starts[k]:][:counts[k]] becomes those rows in the permutation of key k."""
+        for k, (first, n) in enumerate(zip(starts.tolist(), counts.tolist(), strict=True)):
+            order[first : first + n] = first + rng.permutation((keys[0][k], keys[1][k]), n)
+
+    def test(self, state: State, t: int) -> tuple[Ints, Ints]:
+        sizes = self.stream.counts[t]
+        used = np.flatnonzero(state.votes.any(axis=0))
+        voters = take(state.models, used, [state.models.ids[m] for m in used])
+        rows = np.arange(self.stream.starts[t, 0], self.stream.starts[t, 0] + sizes.sum())
+        owner = np.repeat(np.arange(len(sizes)), sizes)
+        if ((state.votes > 0).sum(axis=1) == 1).all():  # one model decides
+            which = np.searchsorted(used, state.votes.argmax(axis=1))
+            return sizes - np.bincount(owner, self.wrong(voters, rows, sizes, which), len(sizes)).astype(int), sizes
+        right, done = np.zeros_like(sizes), 0
+        for logits in self.logits(voters, rows):
+            here = slice(done, done + logits.shape[1])
+            done = here.stop
+            cast = totals(logits, state.votes[owner[here]][:, used], state.ballot)
+            np.add.at(right, owner[here], cast.argmax(axis=1) == self.stream.y[rows[here]])
+        return right, sizes
+
+
+class InProcessWorker(Worker):
+    """The clients' work at time tau, on data that are here; what is left to say is how they train."""
+
+    def __init__(self, engine: InProcess, tau: int) -> None:
+        stream = engine.stream
+        if not 0 <= tau < stream.n_steps:
+            raise ConfigError(f"tau must be in 0..{stream.n_steps - 1}, got {tau}")
+        self.home, self.tau = engine, tau
+        counts = np.where(engine.in_reach, stream.counts[:-1], 0)[: tau + 1]
+        concepts = None if stream.concepts is None else stream.concepts[: tau + 1]
+        shape = stream.x.shape[1:]
+        self.known = Known(stream.clients, shape, stream.n_classes, counts, engine.in_reach[tau], concepts)
+
+    @abstractmethod
+    def updates(self, models: Models, work: Work, round: int, local: Local) -> Updates: ...
+
+    @abstractmethod
+    def save(self) -> Any: ...
+
+    @abstractmethod
+    def load(self, saved: Any) -> None: ...
+
+    def score(self, models: Models, cells: Ints, metric: Metric, most: int | None = None) -> Iterator[Scored]:
+        for part, rows, sizes in self._blocks(cells, len(models), most):
+            yield np.arange(part.start, part.stop), self.home.sums(models, rows, sizes, metric), sizes
+
+    def confusion(self, models: Models, clients: Ints) -> Ints:
+        n, cells = self.known.n_classes, np.stack([np.full_like(clients, self.tau), clients], axis=1)
+        counts = np.zeros((len(clients), len(models), n, n), dtype=np.int64)
+        for part, rows, sizes in self._blocks(cells, len(models)):
+            predicted = self.home.per_row(models, rows, "class").astype(np.int64)
+            owner, of_model = np.repeat(np.arange(part.start, part.stop), sizes), np.arange(len(models))[:, None]
+            np.add.at(counts, (owner, of_model, self.home.stream.y[rows], predicted), 1)
+        return counts
+
+    def rounds(self, models: Models, work: Work, first: int, last: int, local: Local) -> tuple[Models, Ints]:
+        return in_turn(self, models, work, first, last, local)
+
+    def trial(self, models: Models, older: Entries, parent: Ints, starts: Sequence[Start], local: Local) -> Tournament:
+        return trials.held(self, models, older, parent, starts, local)
+
+    def apart(self) -> InProcessWorker:
+        """Another worker at the same time: what happens there is no part of the run."""
+        made = self.home.worker(self.tau)
+        assert isinstance(made, InProcessWorker)
+        return made
+
+    def fresh(self) -> Models:
+        """The start that all models of a run have in common."""
+        return fresh(self.home.net, self.home.seed)
+
+    def wrong(self, models: Models, rows: Ints, sizes: Ints, which: Ints) -> Bools:
+        """[row]: whether the model at position which[cell] is mistaken."""
+        return self.home.wrong(models, rows, sizes, which)
+
+    def rows(self, t: int, c: int) -> Ints:
+        """Where a cell lies in the stream."""
+        rows = self.home.stream.rows(t, c)
+        return np.arange(rows.start, rows.stop)
+
+    def shuffled(self, t: int, c: int) -> Ints:
+        """The rows of a cell in the order of this time step."""
+        rows = self.rows(t, c)
+        return rows[sampling.shuffled(self.home.seed, self.tau, t, c, len(rows))]
+
+    def bag(self, t: int, c: int, model_id: int) -> Ints:
+        """A lane's bootstrap of a cell, for the whole time step."""
+        rows = self.rows(t, c)
+        return rows[sampling.bag(self.home.seed, self.tau, t, c, model_id, len(rows))]
+
+    def _blocks(self, cells: Ints, n_models: int, most: int | None = None) -> Iterator[tuple[slice, Ints, Ints]]:
+        """Cells [n, (t, c)] in blocks that fit into memory: which, their rows (a sample of at most `most`), sizes."""
+        starts, counts = self.home.stream.starts, self.home.stream.counts
+        first, n = starts[cells[:, 0], cells[:, 1]], counts[cells[:, 0], cells[:, 1]]
+        sizes = n if most is None else np.minimum(n, most)
+        ends, done = np.cumsum(sizes), 0
+        while done < len(cells):
+            room = (ends[done - 1] if done else 0) + SCORE_ROOM // n_models
+            part = slice(done, max(done + 1, int(np.searchsorted(ends, room, side="right"))))
+            begins = begins_of(sizes[part])
+            rows = np.arange(sizes[part].sum()) + np.repeat(first[part] - begins, sizes[part])
+            large = np.flatnonzero(n[part] > sizes[part])
+            at = cells[done + large]
+            keys = rng.derive(self.home.seed, "score", self.tau, at[:, 0], at[:, 1])
+            ordered, places = np.zeros(n[done + large].sum(), dtype=np.int32), begins_of(n[done + large])
+            self.home.shuffle(keys, places, n[done + large], ordered)
+            for k, place in zip(large, places, strict=True):
+                rows[begins[k] : begins[k] + most] = first[done + k] + np.sort(ordered[place : place + most] - place)
+            yield part, rows, sizes[part]
+            done = part.stop

@@ -1,0 +1,134 @@
+"""The waist of the library: all that clients do in a time step, and all that a server knows of them.
+
+A server (`federation.TimeStep`) decides, counts and averages; a `Worker` scores and trains. Simulators, nets of other
+frameworks and clients at the other end of a network are Workers, and a new engine is a new Worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from feddrift.averaging import averaged, finite
+from feddrift.engines.entries import Entries
+from feddrift.types import Bools, Floats, Ints, Local, Metric, Models, Params, Start, Tournament, Updates
+
+# Stored cells are scored on a keyed sample of at most so many rows.
+SCORE_ROWS = 512
+
+Scored = tuple[Ints, Floats, Ints]  # positions in the list of cells, sums [m, cell] over their rows, how many rows
+
+
+@dataclass
+class Known:
+    """What a server may know of its clients at time tau."""
+
+    clients: tuple[str, ...]  # their names
+    features: tuple[int, ...]  # the shape of one input
+    n_classes: int
+    counts: Ints  # N[t, c] for t = 0..tau; 0 where a client received nothing, or was out of reach
+    reachable: Bools  # [c], who can be asked; may change while the time step goes on
+    concepts: Ints | None = None  # the truth for t = 0..tau, where somebody knows it
+
+
+@dataclass(frozen=True)
+class Work:
+    """Who trains which models on which data: one row per pair of a client and a model.
+
+    The models of one family that a client trains share a lane: each local step trains the trunk and one of the heads.
+    """
+
+    client: Ints  # [pair]
+    model: Ints  # [pair], a position in the stack
+    size: Floats  # [pair], the data behind it: sum over t of w[t, c, m] N[t, c]
+    lane: Ints  # [pair], from 0
+    data: Entries  # w of these pairs
+
+    @classmethod
+    def of(cls, models: Models, data: Entries, counts: Ints) -> Work:
+        """The pairs that have data to train on, by model, then client."""
+        on, n_clients = models.stands_on, data.shape[1]
+        pairs, entry = np.unique(data.m * n_clients + data.c, return_inverse=True)
+        m, c = np.divmod(pairs, n_clients)
+        size: Floats = np.bincount(entry, data.value * counts[data.t, data.c], len(pairs)).astype(np.float64)
+        _, lane = np.unique(on[m] * n_clients + c, return_inverse=True)
+        return cls(c, m, size, lane, data)
+
+    def select(self, clients: Bools) -> Work:
+        """The part of these clients [c]; lanes are counted anew."""
+        pairs = clients[self.client]
+        _, lane = np.unique(self.lane[pairs], return_inverse=True)
+        data = self.data.select(clients[self.data.c])
+        return Work(self.client[pairs], self.model[pairs], self.size[pairs], lane, data)
+
+    def updates(self, params: Params) -> Updates:
+        """What came of it."""
+        return Updates(params, self.client, self.model, self.size, self.lane)
+
+    @property
+    def n_lanes(self) -> int:
+        """How many pairs of a client and a family train."""
+        return int(self.lane.max()) + 1 if len(self.lane) else 0
+
+
+class Worker(Protocol):
+    """All that clients do at time tau: no identities, no averages, no counting of traffic.
+
+    A client that does not answer is missing in the results and out of reach (`known.reachable`) from then on.
+    """
+
+    known: Known
+
+    def score(self, models: Models, cells: Ints, metric: Metric, most: int | None = None) -> Iterator[Scored]:
+        """Mistakes, or losses added up, of every model on each cell (t, c), or on a sample of `most` of its rows."""
+        ...
+
+    def confusion(self, models: Models, clients: Ints) -> Ints:
+        """Counts [client, m, true class, predicted class] on the newest data of these clients."""
+        ...
+
+    def updates(self, models: Models, work: Work, round: int, local: Local) -> Updates:
+        """One round of local training: K steps of every pair, from the models as they are."""
+        ...
+
+    def rounds(self, models: Models, work: Work, first: int, last: int, local: Local) -> tuple[Models, Ints]:
+        """Rounds first..last - 1, each averaged by the data behind; and in how many a lane was left out of it.
+
+        `in_turn` does it with `updates`; who can do all rounds at once is faster.
+        """
+        ...
+
+    def trial(self, models: Models, older: Entries, parent: Ints, starts: Sequence[Start], local: Local) -> Tournament:
+        """What each client with a parent finds about these starts of a new model: see `Federation.tournament`."""
+        ...
+
+    def save(self) -> Any:
+        """The optimiser's moments, and whatever else the rest of the time step depends on, for a checkpoint."""
+        ...
+
+    def load(self, saved: Any) -> None:
+        """The way back from `save`."""
+        ...
+
+
+def in_turn(worker: Worker, models: Models, work: Work, first: int, last: int, local: Local) -> tuple[Models, Ints]:
+    """Rounds one after the other; an update that is not finite is left out of the average."""
+    left_out: Ints = np.zeros(work.n_lanes, dtype=np.int64)
+    for round in range(first, last):
+        updates = worker.updates(models, work, round, local)
+        left_out += lanes_left_out(models, work, updates)
+        models = averaged(models, updates, local.average)
+    return models, left_out
+
+
+def lanes_left_out(models: Models, work: Work, updates: Updates) -> Ints:
+    """[lane], 1 where an update holds numbers that are not finite."""
+    found: Ints = np.zeros(work.n_lanes, dtype=np.int64)
+    if len(updates.client):
+        bad = (~finite(models, updates))[updates.lane]
+        for c, m in zip(updates.client[bad], updates.model[bad], strict=True):
+            found[work.lane[(work.client == c) & (work.model == m)]] = 1
+    return found
