@@ -17,7 +17,8 @@ import plain
 
 import feddrift as fd
 from feddrift import cluster
-from feddrift.engines.base import Engine, TimeStep
+from feddrift.engines.federation import TimeStep
+from feddrift.engines.in_process import InProcess
 from feddrift.engines.simulator import Simulator
 from feddrift.types import Clusters, Models
 
@@ -190,7 +191,7 @@ def between() -> dict[str, float]:
 
     stream = fd.stream("sine-2")
     list(fd.run(stream, fd.algorithm("FedDrift", stream), seed=1))  # what is compiled is loaded
-    for cls, names in ((TimeStep, ("evaluate", "cross_evaluate", "train")), (Engine, ("test",))):
+    for cls, names in ((TimeStep, ("evaluate", "cross_evaluate", "train")), (InProcess, ("test",))):
         for name in names:
             setattr(cls, name, timed(getattr(cls, name)))
     begin = time.perf_counter()

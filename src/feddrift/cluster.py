@@ -37,7 +37,7 @@ class Clustering:
         return replace(self, models=join(self.models, models), w=widen(self.w, owners))
 
     def drop(self, leaving: Ints, reason: str) -> Clustering:
-        """Without the models at these positions, and the data that they alone knew."""
+        """Without the models at these positions, and the data that trained them."""
         gone = [Event("retired", self.models.ids[m], {"reason": reason}) for m in leaving]
         models, w = keep(self.models, self.w, ~np.isin(np.arange(len(self.models)), leaving))
         return Clustering(models, w, self.events).tell(gone)

@@ -1,4 +1,4 @@
-"""Surgery on the model axis: everything is a `mix` of rows. Parameters are NumPy arrays here."""
+"""Surgery on the model axis: merge, copy, join and replace models. Parameters are NumPy arrays here."""
 
 from __future__ import annotations
 

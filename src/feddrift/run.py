@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -10,9 +11,9 @@ import numpy as np
 
 from feddrift.data import Stream
 from feddrift.engines import engine as find_engine
+from feddrift.engines.base import Engine
 from feddrift.engines.conditions import IDEAL, Conditions, S
 from feddrift.engines.federation import TimeStep
-from feddrift.engines.in_process import InProcess
 from feddrift.errors import ConfigError
 from feddrift.nets import default_net
 from feddrift.types import (
@@ -73,7 +74,7 @@ def run(
 
 
 def steps_on(
-    engine: InProcess, algorithm: Algorithm, *, done: int = 0, state: State | None = None, watch: Watch | None = None
+    engine: Engine, algorithm: Algorithm, *, done: int = 0, state: State | None = None, watch: Watch | None = None
 ) -> Iterator[Step]:
     """The same on an engine of your own making, or from the state after so many time steps.
 
@@ -81,7 +82,7 @@ def steps_on(
     """
     if state is None:
         state = algorithm.init(engine.at(0))
-    for tau in range(done, engine.stream.n_steps):
+    for tau in itertools.count(done) if engine.n_steps is None else range(done, engine.n_steps):
         fed = engine.at(tau)
         state = grown(state, fed.n_clients)
         before, state = state, algorithm.step(state, watch(state, fed) if watch else fed)

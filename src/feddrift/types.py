@@ -54,7 +54,7 @@ class Local:
     bags: bool = False  # each lane trains on its own bootstrap of every cell: Poisson(1) weights, then n rows by weight
     hold_out: float = 0.0  # the share of every cell that is not trained on, drawn anew at each time step
     trains: Literal["all", "head"] = "all"  # head: the trunk stays as it is
-    average: Average = "mean"  # how the server makes one model of its clients' updates: see models.averaged
+    average: Average = "mean"  # how the server makes one model of its clients' updates: see averaging.averaged
 
     def __post_init__(self) -> None:
         for name in ("rounds", "steps", "batch"):

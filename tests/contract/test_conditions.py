@@ -17,6 +17,7 @@ from feddrift import algorithms, rng
 from feddrift.algorithms.detection import DriftState
 from feddrift.averaging import averaged
 from feddrift.engines.conditions import Conditions
+from feddrift.engines.in_process import InProcess
 from feddrift.errors import ConfigError, DataError
 from feddrift.run import grown, steps_on
 from feddrift.runs.config import flipped, read_poison, read_trace
@@ -215,6 +216,7 @@ def test_who_is_away_keeps_identity_and_reference(name: str, data: Any) -> None:
     )
     made = fd.algorithm(name, stream)
     before: Any = None
+    assert isinstance(engine, InProcess)
     for step in steps_on(engine, made):
         away = np.flatnonzero(~engine.in_reach[step.tau])
         assert (step.sent[away] == 0).all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import feddrift as fd
+from feddrift import plugins
 from feddrift.averaging import averaged
 from feddrift.data import Stream
 from feddrift.engines import ENGINES, federation, in_process, program, simulator
@@ -47,8 +49,9 @@ class Chunked(Compiled):
 
 
 BUILDS: dict[str, Any] = {name: cls for name, (cls, *_) in ENGINES.items()} | {"compiled": Compiled, "chunked": Chunked}
+BUILDS["crew"] = plugins.load("engine", "own_engine:Crew", Path(__file__).parents[2] / "examples")
 SCORING: list[Any] = [federation]  # the modules that know how many rows are scored
-HERE = list(BUILDS)  # the engines that hold the data themselves
+HERE = [name for name in BUILDS if name != "crew"]  # the engines that hold the data themselves
 if importlib.util.find_spec("flwr"):
     from tests.flower import OverFlower
 

@@ -102,7 +102,7 @@ class Seen:
 def detect(method: Detecting, state: DriftState, fed: Federation) -> Seen:
     """l[c, m] of all models on the new data; the best of them (Algorithm 2), and whether that is a drift (eq. 4)."""
     loss = fed.evaluate(state.models, method.metric)
-    loss[:, np.isin(state.models.ids, state.waiting)] = np.nan
+    loss = np.where(np.isin(state.models.ids, state.waiting), np.nan, loss)
     keys = [fed.key("ties", c) for c in range(fed.n_clients)] if method.ties == "random" else None
     best, lowest = cluster.best_models(loss, state.votes.argmax(axis=1), keys)
     first = fed.tau and not fed.counts[1:-1].any()  # the first scores of a trained model

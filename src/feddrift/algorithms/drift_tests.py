@@ -26,7 +26,7 @@ class Evidence:
 
     observed: Floats  # [t, c]; those of time 0 are an untrained model's
     counts: Ints  # [t, c], on how many examples
-    since: Ints  # [c], the first time after the client's last alarm (1 if there was none)
+    since: Ints  # [c], the first time after the client's last alarm (1 if there was none, 0 for one that joined later)
     reference: Floats  # [c], the score to compare with: the last one before the newest
 
     @property

@@ -53,7 +53,7 @@ class FedDriftEager(Detecting):
 class FedDrift(Detecting):
     """Every client that meets a new concept gets its own new model; models that are alike merge (Algorithm 4)."""
 
-    merge_delta: float | None = option(None, "models closer than this merge; none: delta")
+    merge_delta: float | None = option(None, "models no further apart than this merge; none: delta")
     first: Literal["one", "each"] = option("one", "clients start with one model, or each with its own")
     redetect: bool = option(False, "FedDrift-C only: clients whose new model was dropped may raise the alarm again")
     one_global: ClassVar[bool] = False  # of FedDrift-C; `redetect` is here since it is in every FedDrift's record
@@ -84,7 +84,7 @@ class FedDrift(Detecting):
         born = create(self, now, seen, groups, state, fed)  # a local model at each drifted client
         now = now.assign(home(seen, groups))  # the others: w[tau] = 1{m = argmin l}
         D = self.distances(now, born, state.waiting, fed)  # max(L_ij - L_ii, L_ji - L_jj, 0)
-        now = self.merge(now.add(born.models, groups), D, fed).tell(born.events)  # while min D < delta: Merge(i, j, D)
+        now = self.merge(now.add(born.models, groups), D, fed).tell(born.events)  # while min D <= delta: Merge(i, j, D)
         now = now.forget(self.memory)  # the -W variant
         models = fed.train(now.models, now.w)  # Algorithm 1
         return DriftState(
@@ -100,11 +100,11 @@ class FedDrift(Detecting):
         )
 
     def settle(self, state: DriftState, fed: Federation) -> tuple[Clustering, DriftState]:
-        """The clusters to begin with, and the state without what is no longer there."""
+        """What the last step left open: the clusters to begin with, and the state that goes with them."""
         return review(self, state, fed)
 
     def distances(self, now: Clustering, born: Newborn, waiting: Sequence[int], fed: Federation) -> Floats:
-        """D between the models that there were, then the new: nobody has seen those, or one in quarantine, so far."""
+        """D of the models there were, then of new ones, which, as those in quarantine, are far from all: none merges yet."""
         n = len(now.models)
         D = np.full((n + len(born.models),) * 2, np.inf)
         if n > 1:

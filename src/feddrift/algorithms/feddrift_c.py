@@ -27,7 +27,7 @@ class FedDriftC(FedDrift):
         if self.first == "each":
             raise ConfigError("FedDrift-C starts with one model, got first=each")
         if self.redetect and isinstance(drift_test(self.test, self.delta), Sequential):
-            raise ConfigError(f"FedDrift.redetect needs a test that compares two scores, got test={self.test}")
+            raise ConfigError(f"FedDrift-C.redetect needs a test that compares two scores, got test={self.test}")
 
     def settle(self, state: DriftState, fed: Federation) -> tuple[Clustering, DriftState]:
         """Of the models created in the last step one, drawn at random, stays; the others' data go with them."""
@@ -39,7 +39,7 @@ class FedDriftC(FedDrift):
         orphans = state.votes[:, ~kept].any(axis=1)
         models, w = cluster.keep(state.models, state.w, kept)
         votes = state.votes[:, kept]
-        votes[orphans, 0] = 1  # should one bring no new data now, it falls back on the oldest model
+        votes[orphans, 0] = 1  # should one bring no new data now, it falls back on the first model there is
         again = orphans & self.redetect
         reference = np.where(again, state.previous, state.reference)
         observed = state.observed.copy()

@@ -39,7 +39,10 @@ def together(drifted: Bools) -> Groups:
 
 
 def make_room(method: Detecting, now: Clustering, seen: Seen, groups: Groups) -> tuple[Clustering, Seen, Groups]:
-    """Retire long unused models until all groups can have a new one; groups beyond that go without."""
+    """Retire long unused models until all groups can have a new one; the last groups beyond that go without.
+
+    This comes before merging: a model may go although a merge in the same step would have made room.
+    """
     most, n = method.max_models, len(now.models)
     if most is None or n + len(groups) <= most:
         return now, seen, groups
@@ -60,7 +63,10 @@ def home(seen: Seen, groups: Groups) -> Ints:
 def create(
     method: Detecting, now: Clustering, seen: Seen, groups: Groups, state: DriftState, fed: Federation
 ) -> Newborn:
-    """One new model per group of clients, each with the event that says why and how it starts."""
+    """One new model per group of clients, each with the event that says why and how it starts.
+
+    A group's parent, and the numbers of its event, are those of its first client.
+    """
     models, ids = now.models, list(range(state.born, state.born + len(groups)))
     parents = [int(seen.best[clients[0]]) for clients in groups]
     starts, trials = choose_starts(method, now, parents, groups, fed)

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from feddrift.engines.in_process import InProcess
+from collections.abc import Callable
+
+from feddrift import plugins
+from feddrift.engines.base import Engine
 from feddrift.engines.reference import Reference
 from feddrift.engines.simulator import Simulator
-from feddrift.errors import unknown
+from feddrift.errors import ConfigError, unknown
 
-ENGINES: dict[str, tuple[type[InProcess], str]] = {
+ENGINES: dict[str, tuple[Callable[..., Engine], str]] = {
     "simulator": (Simulator, "vectorised over clients and models with JAX, CPU or GPU (the default)"),
     "reference": (Reference, "plain loops, one client at a time: slow, the executable specification"),
 }
 
 
-def engine(name: str) -> type[InProcess]:
-    """The engine of this name."""
-    if name not in ENGINES:
-        raise unknown("engine", name, ENGINES)
-    return ENGINES[name][0]
+def engine(name: str) -> Callable[..., Engine]:
+    """The engine of this name, of an installed package, or at ``package.module:Name``."""
+    if name in ENGINES:
+        return ENGINES[name][0]
+    found = plugins.find("engine", name)
+    if found is None:
+        raise unknown("engine", name, [*ENGINES, *plugins.installed("engine"), "package.module:Name"])
+    if not (isinstance(found, type) and issubclass(found, Engine)):
+        raise ConfigError(f"'{name}' must be an Engine, got {found!r}")
+    return found

@@ -11,12 +11,17 @@ from feddrift.types import Ints, Local, Net, State
 
 
 class Engine(ABC):
-    """Two methods make an engine; `at(tau)` is the federation of one time step."""
+    """Two methods make an engine; `at(tau)` is the federation of one time step.
+
+    What is found by name is made with (stream, net, local, seed, conditions).
+    """
 
     net: Net
     local: Local
     seed: int
     conditions: Conditions
+    n_steps: int | None = None  # how many time steps there are to train in; None: on and on
+    lane_rounds: int = 0  # rounds of all lanes so far, trials included: the work done, where somebody counts it
 
     @abstractmethod
     def worker(self, tau: int) -> Worker:

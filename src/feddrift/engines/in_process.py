@@ -30,8 +30,7 @@ class InProcess(Engine):
 
     def __init__(self, stream: Stream, net: Net, local: Local, seed: int, conditions: Conditions = IDEAL) -> None:
         self.stream, self.net, self.local, self.seed, self.conditions = stream, net, local, seed, conditions
-        self.in_reach = conditions.in_reach(stream.counts[:-1], seed)
-        self.lane_rounds = 0  # rounds of all lanes so far, trials included: the work done
+        self.in_reach, self.n_steps = conditions.in_reach(stream.counts[:-1], seed), stream.n_steps
 
     @abstractmethod
     def logits(self, models: Models, rows: Ints) -> Iterator[npt.NDArray[np.float32]]:

@@ -43,7 +43,7 @@ _strict = _native()
 
 @_strict
 def average(models: Any, parts: Any, target: Any, share: Any, order: Any) -> None:
-    """`models.averaged`, to the same bits: products, then sums part by part; in place."""
+    """`averaging.averaged`, to the same bits: products, then sums part by part; in place."""
     for k in range(len(order)):
         models[target[order[k]]] = np.float32(0)
     for k in range(len(order)):
@@ -154,7 +154,7 @@ LOG1, LOG2 = np.float32(math.log(optim.BETA1)), np.float32(math.log(optim.BETA2)
 
 @_loose
 def _gradient(W1: Any, b1: Any, W2: Any, b2: Any, x: Any, y: Any, real: Any, room: Any, grads: Any) -> None:
-    """The gradient of `nets.batch_loss` on x[feature, row], of which the first `real` rows count.
+    """The gradient of `losses.batch_loss` on x[feature, row], of which the first `real` rows count.
 
     Layers are written out, here and in `_predict`: calls of one function for a unit cost a fifth of a local step.
     """

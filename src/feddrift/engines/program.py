@@ -259,7 +259,7 @@ def _finite(trunks: list[Any], heads: list[Any], n_lanes: int) -> Any:
 def _averaged(
     mesh: Mesh | None, old: list[Any], parts: list[Any], target: Any, share: Any, order: Any, n: Any, sound: Any
 ) -> list[Any]:
-    """`models.averaged`, to the same bits: products first, then sums part by part, which no compiler fuses.
+    """`averaging.averaged`, to the same bits: products first, then sums part by part, which no compiler fuses.
 
     The k-th part to add, k < n, is order[k], it goes to target[order[k]]. Several devices send each other all parts, so
     that their number does not change the order of the sum. Parts that are not sound are left out.

@@ -34,6 +34,8 @@ def held(host: Host, models: Models, older: Entries, parent: Ints, starts: Seque
     """What every client with a parent finds on the rows that it held out."""
     found = Tournament.nobody(len(parent), len(starts))
     clients = np.flatnonzero(parent >= 0)
+    if not len(clients):
+        return found
     judged = [host.shuffled(host.tau, int(c)) for c in clients]
     judged = [rows[int(sampling.trained_rows(np.array(len(rows)), HELD_OUT_SHARE)) :] for rows in judged]
     sizes = np.array([len(rows) for rows in judged])

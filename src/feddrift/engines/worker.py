@@ -14,6 +14,7 @@ import numpy as np
 
 from feddrift.averaging import averaged, finite
 from feddrift.engines.entries import Entries
+from feddrift.trees import per_axis
 from feddrift.types import Bools, Floats, Ints, Local, Metric, Models, Params, Start, Tournament, Updates
 
 # Stored cells are scored on a keyed sample of at most so many rows.
@@ -132,3 +133,26 @@ def lanes_left_out(models: Models, work: Work, updates: Updates) -> Ints:
         for c, m in zip(updates.client[bad], updates.model[bad], strict=True):
             found[work.lane[(work.client == c) & (work.model == m)]] = 1
     return found
+
+
+def gathered(models: Models, work: Work, parts: Sequence[Updates]) -> Updates:
+    """The updates of several workers, each of which had a `select`ion of the work, as one."""
+    if not parts:
+        nobody = work.select(np.zeros(work.data.shape[1], dtype=bool))
+        return nobody.updates(per_axis(lambda leaf, _: leaf[:0], models, None, None))
+    client, model, size = (
+        np.concatenate([getattr(part, name) for part in parts]) for name in ("client", "model", "size")
+    )
+    firsts = [np.unique(part.lane, return_index=True)[1] for part in parts]
+    lanes = [(models.stands_on[part.model[at]], part.client[at]) for part, at in zip(parts, firsts, strict=True)]
+    trunk, owner = (np.concatenate(values) for values in zip(*lanes, strict=True))
+    order, lane_order = np.lexsort((client, model)), np.lexsort((owner, trunk))  # as in Work
+    params = per_axis(
+        lambda _, *new_and_order: np.concatenate(new_and_order[:-1])[new_and_order[-1]],
+        models,
+        order,
+        lane_order,
+        *(part.params for part in parts),
+    )
+    _, lane = np.unique(models.stands_on[model[order]] * work.data.shape[1] + client[order], return_inverse=True)
+    return Updates(params, client[order], model[order], size[order], lane)

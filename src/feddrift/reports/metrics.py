@@ -117,7 +117,7 @@ def numbers(found: Metrics) -> dict[str, float | None]:
 
 
 def summarise(records: Iterable[Record]) -> list[dict[str, Spread | None]]:
-    """The numbers of each configuration over its seeds, in the order of `report.summarise`."""
+    """The numbers of each configuration over its seeds, in the order of `summary.summarise`."""
     groups = configurations(records)
     oracles = {_data(run): run for group in groups for run in group if run.header["algorithm"] == "Oracle"}
     return [over_seeds([numbers(measure(run, oracles.get(_data(run)))) for run in group]) for group in groups]

@@ -53,7 +53,7 @@ class RunConfig(BaseModel):
         default=None,
         description="drift pattern: a name (Y, F, R0..R4), a file of integers, or random:every=2,concepts=4",
     )
-    engine: str = Field(default="simulator", description="simulator, or reference")
+    engine: str = Field(default="simulator", description="simulator, reference, or your own package.module:Name")
     data_dir: Path | None = Field(default=None, description="where data files lie; else $FEDDRIFT_DATA, else a cache")
     weights: Path | None = Field(
         default=None, description="of a ResNet-18, for streams of pictures: torchvision's file"

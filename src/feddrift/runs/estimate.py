@@ -13,7 +13,7 @@ import numpy as np
 from feddrift.algorithms.oracle import Oracle
 from feddrift.data import Stream
 from feddrift.engines import engine as find_engine
-from feddrift.engines.in_process import InProcess
+from feddrift.engines.base import Engine
 from feddrift.engines.program import COPIES
 from feddrift.nets import default_net
 from feddrift.run import steps_on
@@ -46,7 +46,7 @@ def estimate(
     """
     net = net or default_net(stream)
 
-    def on_engine(rounds: int, steps: int) -> InProcess:
+    def on_engine(rounds: int, steps: int) -> Engine:
         return find_engine(engine)(stream, net, replace(local, rounds=rounds, steps=steps), seed)
 
     per_step = _sample(on_engine(local.rounds, local.steps), local)
@@ -67,7 +67,7 @@ def estimate(
     )
 
 
-def _rehearse(engine: InProcess, algorithm: Algorithm) -> tuple[float, float, bool]:
+def _rehearse(engine: Engine, algorithm: Algorithm) -> tuple[float, float, bool]:
     """Lanes over all time steps, seconds for everything but training, and whether each client is in a cluster."""
     begin, done, clusters = time.perf_counter(), 0, False
     with _quiet(logging.getLogger("feddrift.algorithms")):
@@ -75,7 +75,7 @@ def _rehearse(engine: InProcess, algorithm: Algorithm) -> tuple[float, float, bo
             done, clusters = done + 1, isinstance(step.state.w, Clusters)
             if time.perf_counter() - begin > REHEARSAL_SECONDS:
                 break
-    more = engine.stream.n_steps / done
+    more = (engine.n_steps or done) / done
     return engine.lane_rounds * more, (time.perf_counter() - begin) * more, clusters
 
 
@@ -90,7 +90,7 @@ def _quiet(log: logging.Logger) -> Iterator[None]:
         log.setLevel(before)
 
 
-def _sample(engine: InProcess, local: Local) -> float:
+def _sample(engine: Engine, local: Local) -> float:
     """Seconds per local step of a lane."""
     fed = engine.at(0)
     models, w = fed.fresh(), np.ones((1, fed.n_clients, 1))

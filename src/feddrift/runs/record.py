@@ -275,7 +275,10 @@ def read(path: str | Path) -> Record:
 
 
 def read_all(folder: str | Path) -> list[Record]:
-    """All records below a folder, by configuration and seed, or the one of a file; finished parts are ignored."""
+    """All records below a folder, by configuration and seed, or the one of a file.
+
+    An unfinished part is left out where a record of the same name is there.
+    """
     if os.path.isfile(folder):  # unlike Path's, it takes any string
         return [read(folder)]
     if not os.path.isdir(folder):

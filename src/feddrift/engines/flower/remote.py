@@ -19,9 +19,9 @@ from feddrift.engines.flower import parts as model_parts
 from feddrift.engines.flower.exchange import Rules
 from feddrift.engines.flower.messages import Evaluate, Raw, Request, Scores, Train, Trial, slice_of
 from feddrift.engines.flower.parts import Body, Part
-from feddrift.engines.worker import Known, Scored, Work, Worker, in_turn
+from feddrift.engines.worker import Known, Scored, Work, Worker, gathered, in_turn
 from feddrift.models import one
-from feddrift.trees import per_axis, split, trunk_of, unsplit
+from feddrift.trees import split, trunk_of, unsplit
 from feddrift.types import Floats, Ints, Local, Metric, Models, Net, Start, Tournament, Updates
 
 Asked = tuple[Request, dict[str, Part]]  # a request, and all parts of the models that it names
@@ -106,20 +106,14 @@ class Remote(Worker):
             heads = [head_shapes] * len(mine[c].model) if head_shapes else []
             return messages.read_trained(body, raw, round, trunks, heads)
 
-        found = self._ask(asked, check, round)
-        here = work.select(np.isin(np.arange(len(self.known.clients)), list(found)))
-        if not found:
-            return here.updates(per_axis(lambda leaf, _: leaf[:0], models, None, None))
-        trunks: list[Part] = [[] for _ in range(here.n_lanes)]
-        heads: list[Part] = []
-        for c, m, lane in zip(here.client.tolist(), here.model.tolist(), here.lane.tolist(), strict=True):
-            at = int(np.searchsorted(mine[c].model, m))
-            of_trunk, of_head = found[c]
-            old, _ = split(one(models, m), shape)
-            trunks[lane] = of_trunk[mine[c].lane[at]] if of_trunk else old
-            heads.append(of_head[at] if of_head else [])
-        stacked = [[np.stack(rows) for rows in zip(*part, strict=True)] for part in (trunks, heads)]
-        return here.updates(unsplit(stacked[0], stacked[1], shape))
+        replies = []
+        for c, (trunks, heads) in self._ask(asked, check, round).items():
+            first = np.unique(mine[c].lane, return_index=True)[1]
+            trunks = trunks or [split(one(models, m), shape)[0] for m in mine[c].model[first].tolist()]
+            heads = heads or [[] for _ in mine[c].model]
+            stacked = [[np.stack(rows) for rows in zip(*part, strict=True)] for part in (trunks, heads)]
+            replies.append(mine[c].updates(unsplit(stacked[0], stacked[1], shape)))
+        return gathered(models, work, replies)
 
     def rounds(self, models: Models, work: Work, first: int, last: int, local: Local) -> tuple[Models, Ints]:
         return in_turn(self, models, work, first, last, local)

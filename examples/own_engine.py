@@ -1,0 +1,79 @@
+"""An engine of your own: clients are dealt to several hands, each of which works for its own, in a thread.
+
+Put the machines of a cluster in place of the threads. An engine makes a Worker for each time step, and tests.
+On the command line: feddrift run --stream sine-2 --algorithm FedDrift --engine own_engine:Crew
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+import feddrift as fd
+from feddrift.engines.base import Engine
+from feddrift.engines.simulator import Simulator
+from feddrift.engines.worker import Scored, Work, Worker, gathered, in_turn
+from feddrift.run import steps_on
+from feddrift.types import Ints, Local, Metric, Models, State, Tournament, Updates
+
+POOL = ThreadPoolExecutor(HANDS := 2)
+
+
+class Crew(Engine):
+    def __init__(self, stream: fd.Stream, *how: Any) -> None:
+        self.hands = [Simulator(stream, *how) for _ in range(HANDS)]
+        one, self.n_steps = self.hands[0], stream.n_steps
+        self.net, self.local, self.seed, self.conditions = one.net, one.local, one.seed, one.conditions
+
+    def worker(self, tau: int) -> Worker:
+        return CrewWorker([hand.worker(tau) for hand in self.hands])
+
+    def test(self, state: State, t: int) -> tuple[Ints, Ints]:
+        return self.hands[0].test(state, t)
+
+
+class CrewWorker(Worker):
+    def __init__(self, hands: Sequence[Worker]) -> None:
+        self.hands, self.known = hands, hands[0].known
+        self.hand_of = np.arange(len(self.known.clients)) % HANDS  # [c]
+
+    def each(self, ask: Callable[[int, Worker], Any]) -> list[Any]:
+        return list(POOL.map(ask, range(HANDS), self.hands))
+
+    def score(self, models: Models, cells: Ints, metric: Metric, most: int | None = None) -> Iterator[Scored]:
+        for k, hand in enumerate(self.hands):
+            mine = np.flatnonzero(self.hand_of[cells[:, 1]] == k)
+            for which, sums, sizes in hand.score(models, cells[mine], metric, most):
+                yield mine[which], sums, sizes
+
+    def confusion(self, models: Models, clients: Ints) -> Ints:
+        found = self.each(lambda k, hand: hand.confusion(models, clients[self.hand_of[clients] == k]))
+        return np.asarray(np.concatenate(found)[np.argsort(np.argsort(self.hand_of[clients], kind="stable"))])
+
+    def updates(self, models: Models, work: Work, round: int, local: Local) -> Updates:
+        mine = [work.select(self.hand_of == k) for k in range(HANDS)]
+        found = self.each(lambda k, hand: mine[k].n_lanes and hand.updates(models, mine[k], round, local))
+        return gathered(models, work, [part for part in found if part])
+
+    def rounds(self, models: Models, work: Work, first: int, last: int, local: Local) -> tuple[Models, Ints]:
+        return in_turn(self, models, work, first, last, local)
+
+    def trial(self, models: Models, older: Any, parent: Ints, starts: Any, local: Local) -> Tournament:
+        mine = [np.where(self.hand_of == k, parent, -1) for k in range(HANDS)]
+        found = self.each(lambda k, hand: hand.trial(models, older, mine[k], starts, local))
+        return Tournament(sum(part.rows for part in found), sum(part.wrong for part in found))
+
+    def save(self) -> list[Any]:
+        return self.each(lambda k, hand: hand.save())
+
+    def load(self, saved: list[Any]) -> None:
+        self.each(lambda k, hand: hand.load(saved[k]))
+
+
+if __name__ == "__main__":
+    crew = Crew(stream := fd.stream("sine-2"), fd.mlp(2, 4, 2), fd.Local(rounds=10), 2)
+    for step in steps_on(crew, fd.algorithm("FedDrift", stream)):
+        print(f"time {step.tau}: accuracy {step.accuracy.mean():.3f}, models {step.model}")
