@@ -104,7 +104,7 @@ class FedDrift(Detecting):
         return review(self, state, fed)
 
     def distances(self, now: Clustering, born: Newborn, waiting: Sequence[int], fed: Federation) -> Floats:
-        """D of the models there were, then of new ones, which, as those in quarantine, are far from all: none merges yet."""
+        """D of the old models, then the new; new ones and those in quarantine are far from all and do not merge yet."""
         n = len(now.models)
         D = np.full((n + len(born.models),) * 2, np.inf)
         if n > 1:
