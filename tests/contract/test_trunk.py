@@ -17,6 +17,7 @@ from feddrift.engines.sampling import trained_rows
 from feddrift.engines.trials import HELD_OUT_SHARE
 from feddrift.models import graft, join, one, take
 from feddrift.nets import default_net
+from feddrift.trees import leaves
 from feddrift.types import Local, Models, Start
 from tests.contract.test_engines import BUILDS, HERE, LOCAL, NAMES, differs, same, some_w, uneven_stream
 
@@ -325,3 +326,20 @@ def test_always_sharing_one_model_is_oblivious(engine: str) -> None:
     ]
     for ours, theirs in zip(*runs, strict=True):
         same(ours.state.models.params, theirs.state.models.params)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_trunks_stay_apart_where_clients_train_some_models_only(name: str) -> None:
+    """Families 0, 1, 0: a client without data for the first model meets the families in another order."""
+    stream = uneven_stream()
+    feds = [make(build, stream).at(2) for build in ("reference", name)]
+    w = np.zeros((3, 4, 3))
+    w[:, 0, :2], w[:, 1, 1:], w[:, 2, [0, 2]], w[:, 3] = 1, 1, 1, 1
+    found = []
+    for fed in feds:
+        models = take(fed.fresh(3, distinct=True), [0, 1, 2], [0, 1, 2])
+        models = join(models, take(models, [0], [5], [0]))
+        models = take(models, [0, 1, 3], [0, 1, 5], [0, 1, 0])
+        found.append(fed.train(models, w, rounds=2))
+    for a, b in zip(leaves(found[0].params), leaves(found[1].params), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4)

@@ -177,6 +177,6 @@ def every(seen: Evidence) -> Any:
 
 
 def test_your_own_test() -> None:
-    states = play(FedDriftEager(test="tests.unit.test_detect:every"), [QUIET] * 3)
+    states = play(FedDriftEager(test="tests.unit.test_drift_tests:every"), [QUIET] * 3)
     assert [s.drifted.all() for s in states] == [False, False, True]  # type: ignore[union-attr]
     assert [e.kind for e in states[2].events] == ["created"]

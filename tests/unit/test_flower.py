@@ -672,3 +672,14 @@ def test_a_client_does_not_look_for_data_of_endless_time() -> None:
     client = engine.local_grid.clients["a"]
     told = reply_of(client, "hello", question(engine, "hello", {}, tau=10**15))["failed"]
     assert "expected a whole number in 0..1000000" in told
+
+
+def test_a_client_refuses_a_metric_that_there_is_not() -> None:
+    engine = over(swapping())
+    client = engine.local_grid.clients["a"]
+    client.answer("hello", question(engine, "hello", {}))
+    specs, parts = described(engine.net, engine.at(0).fresh())
+    head = {"version": VERSION, "about": asdict(engine.about(0, 0)), "models": specs}
+    for metric in ("class", "foo"):
+        told = reply_of(client, "evaluate", wire.pack(head | {"metric": metric}, parts))["failed"]
+        assert f"the metric '{metric}', legal are error, loss, brier" in told

@@ -19,7 +19,7 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="for programs")] 
         "streams": {name: entry.summary for name, entry in streams.STREAMS.items()},
         "engines": {name: summary for name, (_, summary) in engines.ENGINES.items()},
     }
-    for kind in ("algorithm", "stream"):
+    for kind in ("algorithm", "stream", "engine"):
         catalogue[f"{kind}s"] |= {name: f"installed: {path}" for name, path in plugins.installed(kind).items()}
     if as_json:
         named = {k: [{"name": n, "summary": s} for n, s in v.items()] for k, v in catalogue.items()}

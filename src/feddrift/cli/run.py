@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from feddrift import algorithms, streams
+from feddrift import algorithms, engines, streams
 from feddrift.cli import console
 from feddrift.cli.console import can_be_stopped, fail, say, tell
 from feddrift.cli.live import Board, told
@@ -101,6 +101,8 @@ def run_(
         f"{stream}: {first.n_clients} clients, {first.n_steps} time steps + 1 to test, "
         f"{int(np.prod(first.x.shape[1:]))} features, {first.n_classes} classes"
     )
+    if dry_run and engine not in engines.ENGINES:
+        raise ConfigError(f"--dry-run knows what {' and '.join(engines.ENGINES)} cost, got engine {engine}")
     if dry_run:
         console.out.print(_costs(first, configs))
         return

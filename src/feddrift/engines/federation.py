@@ -184,8 +184,7 @@ class TimeStep:
         """Go on where a time step stood."""
         self.round, self._losses = progress["round"], dict(progress["losses"])
         self._traffic.load(progress)
-        moments = progress["moments"]
-        self.worker.load(progress if moments is None else moments)  # checkpoints of 0.1 have it all in one
+        self.worker.load(progress if "reachable" in progress else progress["moments"])  # of 0.1: all in one
 
     def _rounds(self, models: Models, entries: Entries, rounds: int, local: Local) -> Models:
         work = Work.of(models, entries, self.counts)

@@ -20,7 +20,8 @@ from feddrift.types import Bools, Floats, Ints, Local, Metric, Models, Params, S
 # Stored cells are scored on a keyed sample of at most so many rows.
 SCORE_ROWS = 512
 
-Scored = tuple[Ints, Floats, Ints]  # positions in the list of cells, sums [m, cell] over their rows, how many rows
+# Positions in the list of cells (at least one, ascending), sums [m, cell] over their rows, and how many rows these are.
+Scored = tuple[Ints, Floats, Ints]
 
 
 @dataclass
@@ -76,9 +77,10 @@ class Work:
 
 
 class Worker(Protocol):
-    """All that clients do at time tau: no identities, no averages, no counting of traffic.
+    """All that clients do at time tau: no identities, no counting, no decisions.
 
-    A client that does not answer is missing in the results and out of reach (`known.reachable`) from then on.
+    A client that does not answer is out of reach (`known.reachable`) from then on; `score` and `updates` leave it out,
+    `confusion` and `trial` have zeros for it.
     """
 
     known: Known

@@ -10,7 +10,7 @@ import os
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from flwr.app import Context, Message, RecordDict
@@ -132,7 +132,8 @@ class Client:
             right, n = self._engine(task, store).test(state, task.tau)
             tested = int(right[task.index]), int(n[task.index])
         store.put_parts(new)
-        store.serve(serve | {"features": list(task.features), "n_classes": task.n_classes})
+        served = {key: serve[key] for key in ("models", "votes", "ballot", "tau")}
+        store.serve(served | {"features": list(task.features), "n_classes": task.n_classes})
         self._forget(store, serve["models"])
         return Present(cells, tested).body()
 
@@ -143,8 +144,10 @@ class Client:
             shape = 1, len(models), task.n_classes, task.n_classes
             found = worker.confusion(models, new_data) if len(new_data) else np.zeros(shape, dtype=np.int64)
             return {"confusion": found[0].tolist()}
+        if request.metric not in get_args(Metric):
+            raise Refused(f"it asks for the metric {request.metric!r}, legal are {', '.join(get_args(Metric))}")
         times = [t for t in store.cells() if t <= task.tau]
-        metric: Metric = request.metric  # type: ignore[assignment]  # another one is refused where it is scored
+        metric: Metric = request.metric  # type: ignore[assignment]
         cells = np.array([(t, c) for t in times], dtype=np.int64).reshape(-1, 2)
         new = [sums for _, sums in _sums(worker, models, cells[cells[:, 0] == task.tau], metric)]
         stored = dict(zip(times, _sums(worker, models, cells, metric, SCORE_ROWS), strict=True))
@@ -172,9 +175,13 @@ class Client:
 
     def _trial(self, task: About, store: Store, request: Trial, models: Models) -> Body:
         older = entries_of(request.w, task.index, (task.tau, task.n_clients, len(models)))
+        engine = self._engine(task, store)
+        counts = engine.stream.counts
+        older = older.select(counts[older.t, older.c] > 0)
         parent = np.full(task.n_clients, -1)
-        parent[task.index] = request.parent
-        worker = self._engine(task, store).worker(task.tau)
+        if counts[task.tau, task.index] > 1:
+            parent[task.index] = request.parent
+        worker = engine.worker(task.tau)
         found = worker.trial(models, older, parent, request.starts, Local(**request.local))
         return {"rows": int(found.rows[task.index]), "wrong": found.wrong[task.index].tolist()}
 

@@ -59,6 +59,7 @@ class Remote(Worker):
         self.known.counts = saved["counts"]  # what the known answers are about
 
     def score(self, models: Models, cells: Ints, metric: Metric, most: int | None = None) -> Iterator[Scored]:
+        """Cells without a `most` are of the newest data, all others are stored: Evaluate asks for both at once."""
         names = self._have_scored(np.unique(cells[:, 1]), models, metric)
         which = np.flatnonzero(self.known.reachable[cells[:, 1]])
         if not len(which):
@@ -108,8 +109,11 @@ class Remote(Worker):
 
         replies = []
         for c, (trunks, heads) in self._ask(asked, check, round).items():
-            first = np.unique(mine[c].lane, return_index=True)[1]
-            trunks = trunks or [split(one(models, m), shape)[0] for m in mine[c].model[first].tolist()]
+            first = np.unique(mine[c].lane, return_index=True)[1]  # [lane]; a client counts its lanes as they come
+            if trunks:
+                trunks = [trunks[k] for k in np.argsort(np.argsort(first))]
+            else:
+                trunks = [split(one(models, m), shape)[0] for m in mine[c].model[first].tolist()]
             heads = heads or [[] for _ in mine[c].model]
             stacked = [[np.stack(rows) for rows in zip(*part, strict=True)] for part in (trunks, heads)]
             replies.append(mine[c].updates(unsplit(stacked[0], stacked[1], shape)))
