@@ -35,12 +35,15 @@ def names_of(old: str, places: Sequence[str]) -> Callable[[str], Any]:
     """A module's `__getattr__` for names that are in one of these places now."""
 
     def find(name: str) -> Any:
-        if not name.startswith("_"):
-            for place in places:
-                module = importlib.import_module(place)
-                if getattr(getattr(module, name, None), "__module__", place) == place and hasattr(module, name):
-                    warnings.warn(f"{old}.{name} is now {place}.{name}", DeprecationWarning, stacklevel=2)
-                    return getattr(module, name)
+        for place in places if not name.startswith("_") else ():
+            module = importlib.import_module(place)
+            found = getattr(module, name, None)
+            made_in = str(getattr(found, "__module__", place))
+            if hasattr(module, name) and (
+                made_in == place or not made_in.startswith("feddrift.")
+            ):  # else imported there
+                warnings.warn(f"{old}.{name} is now {place}.{name}", DeprecationWarning, stacklevel=2)
+                return found
         raise AttributeError(f"module '{old}' has no attribute '{name}'")
 
     return find

@@ -62,3 +62,13 @@ def test_names_that_moved_out_of_a_module_are_found_with_a_warning() -> None:
         assert models.averaged is averaging.averaged  # type: ignore[attr-defined]
     with warnings.catch_warnings(), pytest.raises(ImportError, match="cannot import name 'Nothing'"):
         from feddrift.types import Nothing  # type: ignore[attr-defined]  # noqa: F401
+
+
+def test_the_app_of_an_older_deployment_is_found() -> None:
+    """Its file holds the old path."""
+    pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
+    from feddrift.deploy import server
+
+    with pytest.warns(DeprecationWarning, match=r"feddrift.deploy.server.app"):
+        from feddrift.engines.flower.server import app  # type: ignore[import-not-found]
+    assert app is server.app

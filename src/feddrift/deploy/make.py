@@ -138,9 +138,7 @@ def init(
     words = {"state": server / "state", "server": server, "port": port, "inner": inner, "max_request": MAX_REQUEST}
     _write(server / "nginx.conf", NGINX.format(**words))
     _write(server / "app" / "pyproject.toml", APP)
-    _write(
-        server / "app" / "feddrift_server.py", "from feddrift.engines.flower.server import app\n\n__all__ = ['app']\n"
-    )
+    _write(server / "app" / "feddrift_server.py", "from feddrift.deploy.server import app\n\n__all__ = ['app']\n")
     _write(
         server / "app" / "feddrift_client.py", "from feddrift.engines.flower.client import app\n\n__all__ = ['app']\n"
     )
