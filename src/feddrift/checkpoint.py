@@ -1,7 +1,8 @@
 """A run on disk, to go on from after anything: the state after a time step, or inside one. Never a pickle.
 
 A checkpoint is one line of JSON (what it is, its schema and checksum) and a safetensors file of all arrays, whose
-metadata hold the rest as JSON. It appears under its name only when it is whole.
+metadata hold the rest as JSON. It appears under its name only when it is whole. A run keeps its own beside its record
+(`runs/recorded.py`), the server of a deployment in its folder `state/checkpoints` (`deploy/server.py`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Models to take away, ready to predict: no run, no record, no algorithm."""
+"""Models to take away, ready to predict: no run, no record, no algorithm. `runs/export.py` writes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cluster map: who used which model when."""
+"""The cluster map as a picture: who used which model when. The page draws its own: `page/map.js`."""
 
 from __future__ import annotations
 
