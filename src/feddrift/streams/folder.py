@@ -28,7 +28,9 @@ _log = logging.getLogger("feddrift")
 
 
 @dataclass(frozen=True)
-class _File:
+class DataFile:
+    """A file of examples as it was read: labels are still text."""
+
     path: Path
     columns: tuple[str, ...]  # names of the features; an .npz has none
     x: npt.NDArray[np.float32]
@@ -36,6 +38,7 @@ class _File:
     lines: Sequence[int]
 
     def place(self, i: int) -> str:
+        """Where an example stands, for messages."""
         return f"{self.path}, {'example' if self.path.suffix == '.npz' else 'line'} {self.lines[i]}"
 
 
@@ -61,11 +64,11 @@ def load(directory: str | Path, label: str = "label") -> Stream:
     times = sorted({t for steps in clients.values() for t in steps})
     if len(times) < 2:
         raise DataError(f"{root} has {len(times)} time steps, but at least 2 are needed: to train, then to test")
-    files: dict[tuple[int, Path], _File] = {}
-    first: _File | None = None
+    files: dict[tuple[int, Path], DataFile] = {}
+    first: DataFile | None = None
     for client, steps in clients.items():
         for t, path in steps.items():
-            files[t, client] = _read(path, label, first)
+            files[t, client] = read_file(path, label, first)
             first = first or files[t, client]
     strays = [name for name in strays if not name.startswith(".")]
     if strays:
@@ -73,7 +76,7 @@ def load(directory: str | Path, label: str = "label") -> Stream:
     largest = max(float(np.abs(file.x).max(initial=0.0)) for file in files.values())
     if largest > LARGE:
         _log.warning("%s: features reach %g; scale them to about -1 to 1, or training may fail", root, largest)
-    classes, index = _classes(root / "classes.txt", files.values())
+    classes, index = classes_of(root / "classes.txt", files.values())
     alike = Counter(str(name).lower() for name in classes)
     if len(alike) < len(classes):
         same = [str(name) for name in classes if alike[str(name).lower()] > 1]
@@ -117,7 +120,8 @@ def _check_file(path: Path) -> None:
         raise DataError(f"{path} is not a file")
 
 
-def _read(path: Path, label: str, first: _File | None) -> _File:
+def read_file(path: Path, label: str, first: DataFile | None) -> DataFile:
+    """A .csv or .npz file; `first`, if given, is one that it must be like."""
     if first and path.suffix != first.path.suffix:
         raise DataError(f"{path}: all files must be of one kind, and {first.path} is a {first.path.suffix}")
     try:
@@ -126,7 +130,7 @@ def _read(path: Path, label: str, first: _File | None) -> _File:
         raise DataError(f"{path} cannot be read: {error}") from error
 
 
-def _read_csv(path: Path, label: str, first: _File | None) -> _File:
+def _read_csv(path: Path, label: str, first: DataFile | None) -> DataFile:
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.reader(file, strict=True)  # a quote that nobody closes would swallow the rest
         header = [name.strip() for name in next(reader, [])]
@@ -157,10 +161,10 @@ def _read_csv(path: Path, label: str, first: _File | None) -> _File:
         found = row[where[j]]
         wanted = "a number" if math.isnan(_number(found)) else "a finite number below 1e38"
         raise DataError(f"{path}, line {line}, column '{columns[j]}': expected {wanted}, got {found!r}")
-    return _File(path, columns, x, [row[target].strip() for _, row in numbered], [line for line, _ in numbered])
+    return DataFile(path, columns, x, [row[target].strip() for _, row in numbered], [line for line, _ in numbered])
 
 
-def _read_npz(path: Path, first: _File | None) -> _File:
+def _read_npz(path: Path, first: DataFile | None) -> DataFile:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:  # np.load alone leaves it open
             x, y = arrays["x"], arrays["y"]
@@ -180,7 +184,7 @@ def _read_npz(path: Path, first: _File | None) -> _File:
         x = x.astype(np.float32)
     for bad in np.argwhere(~np.isfinite(x))[:1]:
         raise DataError(f"{path}, example {bad[0]}: feature {bad[1:].tolist()} is missing or infinite")
-    return _File(path, (), x, [text.strip() for text in y.astype(str).tolist()], range(len(y)))
+    return DataFile(path, (), x, [text.strip() for text in y.astype(str).tolist()], range(len(y)))
 
 
 def _number(text: str) -> float:
@@ -190,7 +194,7 @@ def _number(text: str) -> float:
         return math.nan
 
 
-def _classes(path: Path, files: Iterable[_File]) -> tuple[list[int | str], dict[str, int]]:
+def classes_of(path: Path, files: Iterable[DataFile]) -> tuple[list[int | str], dict[str, int]]:
     """The classes in their order, and the position of each label as written."""
     found = [label for file in files for label in _distinct(file.labels, file.place)]
     if os.path.lexists(path):

@@ -143,10 +143,10 @@ def from_folder(directory: Path, label: str = "label") -> Load:
     def load(t: int) -> Cell | None:
         paths = [directory / f"step_{t}{suffix}" for suffix in (".csv", ".npz")]
         for path in filter(Path.exists, paths):
-            file = folder._read(path, label, None)
+            file = folder.read_file(path, label, None)
             if not classes.exists():
                 raise DataError(f"{classes} is missing, it has one class a line, the same at all clients")
-            _, index = folder._classes(classes, [file])
+            _, index = folder.classes_of(classes, [file])
             return (file.x, np.array([index[text] for text in file.labels], dtype=np.int32)) if len(file.x) else None
         return None
 
