@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feddrift.trees import per_axis
-from feddrift.types import Floats, Ints, Models, Params
+from feddrift import rng
+from feddrift.trees import per_axis, tree_map, trunk_of
+from feddrift.types import Floats, Ints, Models, Net, Params
 
 
 def one(models: Models, m: int) -> Params:
@@ -118,3 +119,16 @@ def put(models: Models, m: int, other: Models) -> Models:
     free = spare(models)
     order = [len(models) if k == m else k for k in range(len(models))]
     return take(join(models, take(other, [0], [free])), order, models.ids)
+
+
+def fresh(net: Net, seed: int, n: int = 1, distinct: bool = False) -> Models:
+    """n new models with ids 0..n-1: all the one initialisation of this seed, or each its own."""
+    one = [net.init(rng.derive(seed, "init", i if distinct else 0)) for i in range(n)]
+    params = tree_map(lambda *leaves: np.stack(leaves), *one)
+    return Models(params, tuple(range(n)), trunk=trunk_of(net, params))
+
+
+def with_trunk_of(before: Models, trained: Models) -> Models:
+    """Trained heads on the trunks as they were: an average of equal trunks may differ in its last bits."""
+    params = per_axis(lambda new, old, trunk: old if trunk else new, trained, False, True, before.params)
+    return replace(trained, params=params)

@@ -190,23 +190,26 @@ def over_flower(
     stream = world.make()
     local = replace(stream.local, **BRIEF)
     found: dict[int, Any] = {}
+    struck = False
     while True:
         net = default_net(stream) if model is None else model
         engine = OverFlower(stream, net if isinstance(net, Net) else net_of(net), local, 0, root=root)
         if model is not None:
             for client in engine.local_grid.clients.values():
                 client.model = model
-        if (blow := kill or stop) is not None:
+        if (blow := kill or stop) is not None and not struck:
             _struck_after(engine, blow, Killed)
-            kill = None
         made = algorithms.algorithm(algorithm, **DRIFT if algorithm in DELTA else {})
         try:
             for step in federate(engine, made, root / "server", stream.n_steps):
                 found[step.tau], last = of_step(step), step
-            return {"record": digest(found), "state": of_state(last.state)}
         except Killed:
+            struck = True
             if stop is not None:
                 return {}
+            continue
+        assert struck or blow is None, "the federation ended before it was killed"
+        return {"record": digest(found), "state": of_state(last.state)}
 
 
 def _struck_after(engine: Any, exchanges: int, blow: type[BaseException]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, final, get_args
 
@@ -17,7 +16,8 @@ from feddrift.engines.entries import Entries
 from feddrift.engines.traffic import Traffic
 from feddrift.engines.worker import SCORE_ROWS, Work, Worker, lanes_left_out
 from feddrift.errors import ConfigError
-from feddrift.trees import per_axis, tree_map, trunk_of
+from feddrift.models import fresh, with_trunk_of
+from feddrift.trees import per_axis
 from feddrift.types import (
     Bools,
     Floats,
@@ -221,19 +221,6 @@ class TimeStep:
         w, on = Entries.of(w, (self.tau + 1, self.n_clients, len(models))), models.stands_on
         w = w.select(self.reachable[w.c])
         return w.select(np.isin(on[w.m], on[w.m[w.t == self.tau]]) & (self.counts[w.t, w.c] > 0))
-
-
-def fresh(net: Net, seed: int, n: int = 1, distinct: bool = False) -> Models:
-    """n new models with ids 0..n-1: all the one initialisation of this seed, or each its own."""
-    one = [net.init(rng.derive(seed, "init", i if distinct else 0)) for i in range(n)]
-    params = tree_map(lambda *leaves: np.stack(leaves), *one)
-    return Models(params, tuple(range(n)), trunk=trunk_of(net, params))
-
-
-def with_trunk_of(before: Models, trained: Models) -> Models:
-    """Trained heads on the trunks as they were: an average of equal trunks may differ in its last bits."""
-    params = per_axis(lambda new, old, trunk: old if trunk else new, trained, False, True, before.params)
-    return replace(trained, params=params)
 
 
 def _check(metric: str) -> None:

@@ -15,10 +15,9 @@ from feddrift.engines import sampling, trials
 from feddrift.engines.base import Engine
 from feddrift.engines.conditions import IDEAL, Conditions
 from feddrift.engines.entries import Entries, begins_of
-from feddrift.engines.federation import fresh
 from feddrift.engines.worker import Known, Scored, Work, Worker, in_turn
 from feddrift.errors import ConfigError
-from feddrift.models import take
+from feddrift.models import fresh, take
 from feddrift.nets.voting import log_probabilities, totals
 from feddrift.types import Bools, Floats, Ints, Local, Metric, Models, Net, Start, State, Tournament, Updates
 
@@ -88,11 +87,13 @@ class InProcess(Engine):
 class InProcessWorker(Worker):
     """The clients' work at time tau, on data that are here; what is left to say is how they train."""
 
+    engine: InProcess
+
     def __init__(self, engine: InProcess, tau: int) -> None:
         stream = engine.stream
         if not 0 <= tau < stream.n_steps:
             raise ConfigError(f"tau must be in 0..{stream.n_steps - 1}, got {tau}")
-        self.home, self.tau = engine, tau
+        self.engine, self.tau = engine, tau
         counts = np.where(engine.in_reach, stream.counts[:-1], 0)[: tau + 1]
         concepts = None if stream.concepts is None else stream.concepts[: tau + 1]
         shape = stream.x.shape[1:]
@@ -109,15 +110,15 @@ class InProcessWorker(Worker):
 
     def score(self, models: Models, cells: Ints, metric: Metric, most: int | None = None) -> Iterator[Scored]:
         for part, rows, sizes in self._blocks(cells, len(models), most):
-            yield np.arange(part.start, part.stop), self.home.sums(models, rows, sizes, metric), sizes
+            yield np.arange(part.start, part.stop), self.engine.sums(models, rows, sizes, metric), sizes
 
     def confusion(self, models: Models, clients: Ints) -> Ints:
         n, cells = self.known.n_classes, np.stack([np.full_like(clients, self.tau), clients], axis=1)
         counts = np.zeros((len(clients), len(models), n, n), dtype=np.int64)
         for part, rows, sizes in self._blocks(cells, len(models)):
-            predicted = self.home.per_row(models, rows, "class").astype(np.int64)
+            predicted = self.engine.per_row(models, rows, "class").astype(np.int64)
             owner, of_model = np.repeat(np.arange(part.start, part.stop), sizes), np.arange(len(models))[:, None]
-            np.add.at(counts, (owner, of_model, self.home.stream.y[rows], predicted), 1)
+            np.add.at(counts, (owner, of_model, self.engine.stream.y[rows], predicted), 1)
         return counts
 
     def rounds(self, models: Models, work: Work, first: int, last: int, local: Local) -> tuple[Models, Ints]:
@@ -128,36 +129,36 @@ class InProcessWorker(Worker):
 
     def apart(self) -> InProcessWorker:
         """Another worker at the same time: what happens there is no part of the run."""
-        made = self.home.worker(self.tau)
+        made = self.engine.worker(self.tau)
         assert isinstance(made, InProcessWorker)
         return made
 
     def fresh(self) -> Models:
         """The start that all models of a run have in common."""
-        return fresh(self.home.net, self.home.seed)
+        return fresh(self.engine.net, self.engine.seed)
 
     def wrong(self, models: Models, rows: Ints, sizes: Ints, which: Ints) -> Bools:
         """[row]: whether the model at position which[cell] is mistaken."""
-        return self.home.wrong(models, rows, sizes, which)
+        return self.engine.wrong(models, rows, sizes, which)
 
     def rows(self, t: int, c: int) -> Ints:
         """Where a cell lies in the stream."""
-        rows = self.home.stream.rows(t, c)
+        rows = self.engine.stream.rows(t, c)
         return np.arange(rows.start, rows.stop)
 
     def shuffled(self, t: int, c: int) -> Ints:
         """The rows of a cell in the order of this time step."""
         rows = self.rows(t, c)
-        return rows[sampling.shuffled(self.home.seed, self.tau, t, c, len(rows))]
+        return rows[sampling.shuffled(self.engine.seed, self.tau, t, c, len(rows))]
 
     def bag(self, t: int, c: int, model_id: int) -> Ints:
         """A lane's bootstrap of a cell, for the whole time step."""
         rows = self.rows(t, c)
-        return rows[sampling.bag(self.home.seed, self.tau, t, c, model_id, len(rows))]
+        return rows[sampling.bag(self.engine.seed, self.tau, t, c, model_id, len(rows))]
 
     def _blocks(self, cells: Ints, n_models: int, most: int | None = None) -> Iterator[tuple[slice, Ints, Ints]]:
         """Cells [n, (t, c)] in blocks that fit into memory: which, their rows (a sample of at most `most`), sizes."""
-        starts, counts = self.home.stream.starts, self.home.stream.counts
+        starts, counts = self.engine.stream.starts, self.engine.stream.counts
         first, n = starts[cells[:, 0], cells[:, 1]], counts[cells[:, 0], cells[:, 1]]
         sizes = n if most is None else np.minimum(n, most)
         ends, done = np.cumsum(sizes), 0
@@ -168,9 +169,9 @@ class InProcessWorker(Worker):
             rows = np.arange(sizes[part].sum()) + np.repeat(first[part] - begins, sizes[part])
             large = np.flatnonzero(n[part] > sizes[part])
             at = cells[done + large]
-            keys = rng.derive(self.home.seed, "score", self.tau, at[:, 0], at[:, 1])
+            keys = rng.derive(self.engine.seed, "score", self.tau, at[:, 0], at[:, 1])
             ordered, places = np.zeros(n[done + large].sum(), dtype=np.int32), begins_of(n[done + large])
-            self.home.shuffle(keys, places, n[done + large], ordered)
+            self.engine.shuffle(keys, places, n[done + large], ordered)
             for k, place in zip(large, places, strict=True):
                 rows[begins[k] : begins[k] + most] = first[done + k] + np.sort(ordered[place : place + most] - place)
             yield part, rows, sizes[part]

@@ -52,9 +52,10 @@ class Reference(InProcess):
 class ReferenceWorker(InProcessWorker):
     """Clients one after the other, in plain loops."""
 
+    engine: Reference
+
     def __init__(self, engine: Reference, tau: int) -> None:
         super().__init__(engine, tau)
-        self.engine = engine
         # Moments and steps taken, by client, trunk or head, and the id of the family or model.
         self.moments: dict[tuple[int, str, int], tuple[optim.Moments, int]] = {}
 

@@ -114,9 +114,10 @@ class Simulator(InProcess):
 class SimulatorWorker(InProcessWorker):
     """All clients at once."""
 
+    engine: Simulator
+
     def __init__(self, engine: Simulator, tau: int) -> None:
         super().__init__(engine, tau)
-        self.engine = engine
         self.order = np.zeros(len(engine.stream.y), dtype=np.int32)  # each cell's rows, shuffled when first used
         self.in_order: Bools = np.zeros(self.known.counts.shape, dtype=bool)  # the cells whose rows are
         self.trunks, self.heads = MomentStore(engine.devices), MomentStore(engine.devices)

@@ -10,9 +10,8 @@ import numpy as np
 
 from feddrift.engines import sampling
 from feddrift.engines.entries import Entries, begins_of
-from feddrift.engines.federation import with_trunk_of
 from feddrift.engines.worker import Work, Worker, in_turn
-from feddrift.models import take
+from feddrift.models import take, with_trunk_of
 from feddrift.types import Bools, Ints, Local, Models, Start, Tournament
 
 HELD_OUT_SHARE = 0.3  # of a client's new data: a trial is judged on it

@@ -74,9 +74,7 @@ class Own(InProcess):
 class OwnWorker(InProcessWorker):
     """The clients' work; the optimiser's memory, if any, is the model's own affair and lasts for a round."""
 
-    def __init__(self, engine: Own, tau: int) -> None:
-        super().__init__(engine, tau)
-        self.engine = engine
+    engine: Own
 
     def save(self) -> None:
         return None
