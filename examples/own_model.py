@@ -51,6 +51,6 @@ with tempfile.TemporaryDirectory() as folder:
     grid = LocalGrid({name: Client(name, Path(folder), data[name], Logistic()) for name in names})
     roster = Roster("flips", names, {name.encode(): name for name in names}, (2,), n_classes=2)
     local = fd.Local(rounds=3, steps=20, lr=0.1)
-    engine = Flower(grid, roster, net_of(Logistic()), local, 0, Rules(start=0))
-    for step in federate(engine, fd.algorithm("FedDrift", delta=0.2), Path(folder) / "server", n_steps=5):
+    engine = Flower(grid, roster, net_of(Logistic()), local, 0, Rules(start=0), n_steps=5)
+    for step in federate(engine, fd.algorithm("FedDrift", delta=0.2), Path(folder) / "server"):
         print(f"time {step.tau}: accuracy {step.accuracy.round(2)}, models {step.model}")

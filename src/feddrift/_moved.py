@@ -19,7 +19,7 @@ MODULES = {
     "feddrift.engines.flower.server": ("feddrift.deploy.server",),
     "feddrift.export": ("feddrift.exported", "feddrift.runs.export"),
     "feddrift.metrics": ("feddrift.reports.metrics",),
-    "feddrift.record": ("feddrift.runs.record",),
+    "feddrift.record": ("feddrift.runs.record", "feddrift.runs.writer"),
     "feddrift.recorded": ("feddrift.runs.recorded",),
     "feddrift.report": ("feddrift.reports.summary", "feddrift.reports.words"),
     "feddrift.weights": ("feddrift.memory",),

@@ -29,18 +29,15 @@ from feddrift.types import (
     State,
 )
 
-Work = tuple[Ints, Floats, Floats, Floats]  # the fields of a Step from received to sent_scoring
-Watch = Callable[[State, TimeStep], Federation]
+Work = tuple[Ints, Floats, Floats, Floats]  # the fields of a Trained from received to sent_scoring
 
 
 @dataclass(frozen=True)
-class Step:
-    """What happened in one time step."""
+class Trained:
+    """One time step up to the end of its training: which models there are now, who uses them, and why."""
 
     tau: int
     state: State
-    accuracy: Floats  # [c], on the data of tau + 1; NaN without any
-    tested: Ints  # [c], how many examples that was
     received: Ints  # [c], new examples of each client that is in reach
     loss: Floats  # [c], how the model of this id scored on them before training and merging; NaN where not asked
     sent: Floats  # [c], models to and from each client, parts of models counted as parts
@@ -55,7 +52,24 @@ class Step:
     @property
     def drifted(self) -> Bools:
         """[c], where an alarm was raised."""
-        return np.zeros(len(self.tested), dtype=bool) if self.state.drifted is None else self.state.drifted
+        return np.zeros(len(self.received), dtype=bool) if self.state.drifted is None else self.state.drifted
+
+    @property
+    def work(self) -> Work:
+        """What its clients received, how their models did on it, and what was sent."""
+        return self.received, self.loss, self.sent, self.sent_scoring
+
+
+@dataclass(frozen=True)
+class Step(Trained):
+    """One time step, trained and tested."""
+
+    accuracy: Floats  # [c], on the data of tau + 1; NaN without any
+    tested: Ints  # [c], how many examples that was
+
+
+Journal = Callable[[State, TimeStep], Federation]
+Sink = Callable[[Trained], None]
 
 
 def run(
@@ -74,27 +88,44 @@ def run(
 
 
 def steps_on(
-    engine: Engine, algorithm: Algorithm, *, done: int = 0, state: State | None = None, watch: Watch | None = None
+    engine: Engine,
+    algorithm: Algorithm,
+    *,
+    done: int = 0,
+    state: State | None = None,
+    untested: Trained | None = None,
+    journal: Journal | None = None,
+    sink: Sink | None = None,
 ) -> Iterator[Step]:
-    """The same on an engine of your own making, or from the state after so many time steps.
+    """The loop over time of all runs and federations, on any engine; yields each step once it is tested.
 
-    `watch` may put something between the algorithm and the federation of a time step, such as a journal.
+    Parameters:
+        done: Go on after so many time steps, with the `state` after them.
+        untested: The last of these, where it has not been tested yet: that comes first.
+        journal: What stands between the algorithm and the federation of a time step, to save how far it has come.
+        sink: Is told of each step when its training ends, which may be long before the data come to test it on.
     """
     if state is None:
         state = algorithm.init(engine.at(0))
+    if untested is not None:
+        yield _tested(engine, untested)
     for tau in itertools.count(done) if engine.n_steps is None else range(done, engine.n_steps):
         fed = engine.at(tau)
-        state = grown(state, fed.n_clients)
-        before, state = state, algorithm.step(state, watch(state, fed) if watch else fed)
+        before = grown(state, fed.n_clients)
+        state = algorithm.step(before, journal(before, fed) if journal else fed)
         _check(state, fed, f"{type(algorithm).__name__}.step at time {tau}")
-        right, tested = engine.test(state, tau + 1)
-        accuracy = np.divide(right, tested, out=np.full(len(tested), np.nan), where=tested > 0)
-        yield Step(tau, state, accuracy, tested, *work(fed, state), lineage(before, state))
+        received, loss = fed.counts[tau], fed.losses(in_use(state))
+        trained = Trained(tau, state, received, loss, fed.sent, fed.sent_scoring, lineage(before, state))
+        if sink is not None:
+            sink(trained)
+        yield _tested(engine, trained)
 
 
-def work(fed: TimeStep, state: State) -> Work:
-    """What a time step's clients received, how their models did on it, and what was sent."""
-    return fed.counts[fed.tau], fed.losses(in_use(state)), fed.sent, fed.sent_scoring
+def _tested(engine: Engine, step: Trained) -> Step:
+    """The step with its test on the next data, for which a federation of real machines waits."""
+    right, tested = engine.test(step.state, step.tau + 1)
+    accuracy = np.divide(right, tested, out=np.full(len(tested), np.nan), where=tested > 0)
+    return Step(step.tau, step.state, *step.work, step.events, accuracy, tested)
 
 
 def in_use(state: State) -> Ints:

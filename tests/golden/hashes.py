@@ -201,7 +201,8 @@ def over_flower(
             _struck_after(engine, blow, Killed)
         made = algorithms.algorithm(algorithm, **DRIFT if algorithm in DELTA else {})
         try:
-            for step in federate(engine, made, root / "server", stream.n_steps):
+            engine.n_steps = stream.n_steps
+            for step in federate(engine, made, root / "server"):
                 found[step.tau], last = of_step(step), step
         except Killed:
             struck = True

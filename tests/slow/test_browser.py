@@ -15,7 +15,7 @@ from matplotlib.image import imread
 
 from feddrift.reports import page
 from feddrift.runs import record
-from feddrift.runs.record import Writer
+from feddrift.runs.writer import Writer
 from tests.unit.fake_records import header, make, merged, rows
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

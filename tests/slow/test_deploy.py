@@ -22,8 +22,10 @@ import pytest
 pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 
 from feddrift.deploy import make, start
+from feddrift.deploy.status import status
 from feddrift.engines.flower.serve import current
 from feddrift.errors import DataError
+from feddrift.reports.exchanges import sat_out
 from tests.docs import blocks
 
 pytestmark = pytest.mark.slow
@@ -150,7 +152,8 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
 
 
 def steps(deployment: Deployment) -> int:
-    return len(start.history(deployment.server))
+    found = status(deployment.server)
+    return 0 if found is None else found.record.tested
 
 
 def rounds_done(deployment: Deployment) -> list[str]:
@@ -190,13 +193,18 @@ def test_a_federation_survives_kills_and_finds_the_clusters(deployment: Deployme
 
     log = (deployment.server / "state" / "server.log").read_text()
     assert "going on at time 1, after 1 rounds" in log, log
-    history = start.history(deployment.server)
-    assert [step["t"] for step in history] == [0, 1, 2, 3, 4]
-    last = history[-1]["clients"]
-    assert last["a"]["model"] == last["b"]["model"] != last["c"]["model"], history
-    assert all(row["here"] and row["accuracy"] > 0.9 for row in last.values()), history
-    created = [event for step in history for event in step["events"] if event["event"] == "created"]
+    found = status(deployment.server)
+    assert found is not None and found.word == "finished" and found.record.tested == 5
+    told = found.plain()
+    last = told["steps"][-1]["clients"]
+    assert last["a"]["model"] == last["b"]["model"] != last["c"]["model"], told
+    assert all(row["accuracy"] > 0.9 for row in last.values()) and all(c["here"] for c in told["clients"].values()), (
+        told
+    )
+    created = [event for step in told["steps"] for event in step["events"] if event["event"] == "created"]
     assert [event["cause"]["clients"] for event in created] == [[2]]
+    assert any(c == 1 for _, _, c, *_ in sat_out(found.record))  # while it was dead
+    assert not list(deployment.server.rglob("history*"))
     # Three lines, and neither server nor network.
     for name in list(deployment.children):
         deployment.end(name)
@@ -274,8 +282,11 @@ def test_a_node_that_claims_anothers_id_is_refused(deployment: Deployment) -> No
     deployment.deliver(1)
     deployment.run("run", "run", str(deployment.folder))
     until(lambda: steps(deployment) >= 1, 300, deployment)
-    first = start.history(deployment.server)[0]["clients"]
-    assert not first["b"]["here"] and first["a"]["here"] and first["c"]["here"], deployment.told()
+    found = status(deployment.server)
+    assert found is not None
+    refused = [why for _, t, c, _, _, why in sat_out(found.record) if (t, c) == (0, 1)]
+    assert refused and "it claims to be from client 'a'" in refused[0], deployment.told()
+    assert found.record.rows.received[0].tolist() == [200, 0, 200]
     assert "client b, hello at time 0: its reply is refused: it claims to be from client 'a'" in deployment.told()
 
 

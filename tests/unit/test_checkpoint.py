@@ -20,7 +20,7 @@ import feddrift as fd
 from feddrift import algorithms, checkpoint
 from feddrift.algorithms.detection import DriftState
 from feddrift.errors import DataError
-from feddrift.runs import record
+from feddrift.runs import record, writer
 from feddrift.runs.config import RunConfig
 from feddrift.runs.recorded import RecordedRun, reopened, stopped
 from feddrift.types import Event, Models, State
@@ -224,15 +224,15 @@ def deadly(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
         return act
 
-    def gone(self: record.Writer, kind: Any, error: Any, trace: Any) -> None:
+    def gone(self: writer.Writer, kind: Any, error: Any, trace: Any) -> None:
         if kind is not None:
             self._file.close()  # as the system does for the dead
         else:
             leave(self, kind, error, trace)
 
-    leave = record.Writer.__exit__
-    monkeypatch.setattr(record.Writer, "__exit__", gone)
-    for owner, name in ((os, "replace"), (os, "fsync"), (Path, "unlink"), (record.Writer, "_write")):
+    leave = writer.Writer.__exit__
+    monkeypatch.setattr(writer.Writer, "__exit__", gone)
+    for owner, name in ((os, "replace"), (os, "fsync"), (Path, "unlink"), (writer.Writer, "_write")):
         monkeypatch.setattr(owner, name, counted(getattr(owner, name)))
     return lambda n: left.__setitem__(0, n)
 

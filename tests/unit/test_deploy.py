@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import stat
@@ -159,13 +158,6 @@ def test_the_commands(tmp_path: Path) -> None:
     told = run.invoke(app, ["deploy", "check", str(fed)])
     assert told.exit_code == 1 and "chmod 600" in told.output
     assert "no time step" in run.invoke(app, ["deploy", "status", str(fed)]).output
-    row = {"model": 1, "drift": True, "accuracy": 0.5, "tested": 10, "sent": 2.0, "here": False, "trouble": "it is out"}
-    step = {"t": 0, "at": "now", "models": [0, 1], "clients": {"a": row}, "events": [{"event": "created", "model": 1}]}
-    lines = [json.dumps(step | {"models": [0]}), json.dumps(step), '{"t": 1, "mod']  # told twice, then cut off
-    (fed / "server" / "state" / "history.jsonl").write_text("\n".join(lines))
-    told = run.invoke(app, ["deploy", "status", str(fed)])
-    assert "models 0, 1" in told.output and "50.0 %" in told.output and "it is out" in told.output
-    assert json.loads(run.invoke(app, ["deploy", "status", str(fed), "--json"]).output) == [step]
 
 
 def test_flowers_programs_are_found_without_an_activated_environment(

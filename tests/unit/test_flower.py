@@ -23,7 +23,7 @@ from feddrift.algorithms import ALGORITHMS
 from feddrift.averaging import averaged
 from feddrift.checkpoint import Folder
 from feddrift.data import Stream
-from feddrift.deploy.server import federate
+from feddrift.deploy.server import federate, run
 from feddrift.deploy.settings import Settings
 from feddrift.engines.flower import wire
 from feddrift.engines.flower.client import Client, from_toml
@@ -61,7 +61,8 @@ def over(stream: Stream, local: Local = LOCAL, **kwargs: Any) -> OverFlower:
 
 
 def taken(engine: Flower, algorithm: Any, n_steps: int, folder: Path) -> list[Step]:
-    return list(federate(engine, algorithm, folder, n_steps))
+    engine.n_steps = n_steps
+    return list(federate(engine, algorithm, folder))
 
 
 def same(a: Any, b: Any) -> None:
@@ -514,7 +515,8 @@ def test_a_killed_server_resumes_at_the_round_where_it_stopped(name: str, tmp_pa
 
         engine.local_grid.push_messages = push  # type: ignore[method-assign, assignment]
         try:
-            for step in federate(engine, algorithm, tmp_path / "server", 4):
+            engine.n_steps = 4
+            for step in federate(engine, algorithm, tmp_path / "server"):
                 steps[step.tau] = step
             break
         except Killed:
@@ -534,10 +536,12 @@ def test_a_killed_server_resumes_at_the_round_where_it_stopped(name: str, tmp_pa
 
 def test_a_checkpoint_of_other_settings_is_refused(tmp_path: Path) -> None:
     stream = swapping()
-    list(federate(over(stream), fd.algorithm("FedDrift"), tmp_path, 1, {"experiment": "a"}))
+    first, second = over(stream), over(stream)
+    first.n_steps = second.n_steps = 1
+    list(federate(first, fd.algorithm("FedDrift"), tmp_path, {"experiment": "a"}))
     assert any(Folder(tmp_path / "checkpoints").newest_first())
     with pytest.raises(DataError, match="other settings"):
-        list(federate(over(stream), fd.algorithm("FedDrift"), tmp_path, 1, {"experiment": "b"}))
+        list(federate(second, fd.algorithm("FedDrift"), tmp_path, {"experiment": "b"}))
 
 
 def test_a_time_step_starts_when_new_data_are_there(tmp_path: Path) -> None:
@@ -565,7 +569,7 @@ def test_a_place_added_later_joins_a_federation_that_runs(tmp_path: Path) -> Non
     two = Stream.from_arrays(
         [[stream.cell(t, c) for c in range(2)] for t in range(5)], n_classes=2, clients=stream.clients[:2]
     )
-    list(federate(over(two, LEARN, root=tmp_path / "clients"), algorithm, tmp_path / "server", 2))
+    taken(over(two, LEARN, root=tmp_path / "clients"), algorithm, 2, tmp_path / "server")
     steps = taken(over(stream, LEARN, root=tmp_path / "clients"), algorithm, 4, tmp_path / "server")
     assert steps[-1].tau == 3 and steps[-1].state.votes.shape[0] == 3
     assert [step.sent[2] > 0 for step in steps[-2:]] == [True, True] and steps[-1].tested[2] > 0
@@ -575,17 +579,13 @@ def test_a_place_added_later_joins_a_federation_that_runs(tmp_path: Path) -> Non
 
 
 def test_two_servers_do_not_work_on_one_federation(tmp_path: Path) -> None:
-    import fcntl
-
-    from feddrift.deploy.server import HISTORY, run
-    from feddrift.deploy.settings import Settings
-
-    engine = over(swapping())
-    settings = Settings(experiment="x", clients=("a", "b", "c"), features=(2,), classes=(0, 1), time_steps=1)
-    with open(tmp_path / HISTORY, "a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(DataError, match="another server"):
-            run(engine.local_grid, settings, engine.roster, tmp_path)
+    settings = Settings(experiment="test", clients=("a", "b", "c"), features=(2,), classes=(0, 1), time_steps=1)
+    first, second = over(swapping()), over(swapping())
+    steps: Any = federate(first, fd.algorithm("FedDrift"), tmp_path)
+    next(steps)
+    with pytest.raises(DataError, match="another server is at work"):
+        run(second.local_grid, settings, second.roster, tmp_path)
+    steps.close()
 
 
 def test_those_who_were_there_are_waited_for_a_while(tmp_path: Path) -> None:

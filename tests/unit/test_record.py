@@ -12,9 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from feddrift.errors import DataError
-from feddrift.runs import record as record_module
-from feddrift.runs.record import Writer, file_name, read, read_all
-from tests.unit.fake_records import header, make, merged, rows
+from feddrift.runs import writer as writer_module
+from feddrift.runs.record import file_name, read, read_all
+from feddrift.runs.writer import Writer
+from tests.unit.fake_records import federation, header, make, merged, rows
 
 CREATED = {"t": 1, "event": "created", "model": 1, "cause": {"client": 0}}
 
@@ -35,13 +36,13 @@ def good_lines() -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("many", [record_module.MANY_CLIENTS, 0])
+@pytest.mark.parametrize("many", [writer_module.MANY_CLIENTS, 0])
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(n_steps=st.integers(1, 4), n_clients=st.integers(1, 5), data=st.data())
 def test_what_is_written_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, many: int, n_steps: int, n_clients: int, data: st.DataObject
 ) -> None:
-    monkeypatch.setattr(record_module, "MANY_CLIENTS", many)
+    monkeypatch.setattr(writer_module, "MANY_CLIENTS", many)
 
     def cells(values: st.SearchStrategy[Any]) -> Any:
         shape = st.lists(values, min_size=n_clients, max_size=n_clients)
@@ -158,7 +159,10 @@ def test_a_record_cut_anywhere_still_holds_its_whole_steps(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("line", "change", "why"),
     [
-        (1, {"schema": 2}, "schema: input should be 1, got 2"),
+        (1, {"schema": 3}, "schema: input should be 1 or 2, got 3"),
+        (1, {"schema": 2}, "n_steps must be a number in schema 1, and null in schema 2"),
+        (1, {"n_steps": None}, "n_steps must be a number in schema 1, and null in schema 2"),
+        (2, {"tested": None}, "tested must be a number"),
         (1, {"seed": None}, "seed: input should be a valid integer, got None"),
         (1, {"clients": ["a"]}, "clients must be 2 names"),
         (1, {"concepts": [[0, 0]]}, "concepts must be 3 rows of 2 clients"),
@@ -170,7 +174,7 @@ def test_a_record_cut_anywhere_still_holds_its_whole_steps(tmp_path: Path) -> No
         (1, {"local": {"rounds": 10**400}}, "rounds"),  # more than a float holds
         (1, {"n_steps": 2**62, "concepts": [[0, 0]]}, "concepts must be"),  # more than memory holds
         (1, {"settings": {"delta": float("nan")}}, "settings must hold finite numbers"),
-        (1, {"started": "0001-01-01"}, "started must be a time since 1970"),  # no timestamp
+        (1, {"started": "0001-01-01"}, "started: it must be a time since 1970"),  # no timestamp
         (1, {"kind": "row"}, "missing|required"),
         (2, {"accuracy": 1.01}, "accuracy.*got 1.01"),
         (2, {"accuracy": "0.5"}, "accuracy.*got '0.5'"),
@@ -387,3 +391,81 @@ def test_a_second_run_into_the_same_record_is_refused_at_once(tmp_path: Path) ->
 def test_times_need_a_name_each(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="times must be 3 names"):
         Writer(tmp_path, header(2, 2, times=["a", "b"]))
+
+
+def test_a_federation_that_goes_on_is_read_as_far_as_it_has_come(tmp_path: Path) -> None:
+    record = federation(tmp_path)
+    assert record.status == "unfinished" and record.runs_on and (record.rows.steps, record.tested) == (3, 2)
+    assert record.header["clients"] == ["0", "1", "2"] and record.header["n_clients"] == 3
+    assert record.header["times"] == ["day 0", "day 1", "day 2"]
+    np.testing.assert_array_equal(record.rows.accuracy, [[0.5, np.nan, np.nan], [0.75, 0.8, np.nan], [np.nan] * 3])
+    assert record.rows.tested.tolist() == [[10, 0, 0], [10, 10, 0], [0, 0, 0]]  # of two tests of a time the last
+    assert record.rows.model.tolist() == [[0, 0, 0], [0, 1, 0], [0, 1, 1]]
+    assert record.rows.received.tolist() == [[20, 20, 0], [20, 20, 0], [20, 20, 20]]
+    assert [line["asked"] for line in record.exchanges] == ["hello", "train"]
+
+
+def federation_lines(tmp_path: Path) -> list[Any]:
+    federation(tmp_path)
+    (path,) = tmp_path.glob("*.part")
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+FIRST_TEST = 6
+
+
+@pytest.mark.parametrize(
+    ("edit", "why"),
+    [
+        (lambda lines: lines.insert(2, lines[2]), "line 4: expected time 0 to begin once, got the time of time 0"),
+        (lambda lines: lines.insert(FIRST_TEST - 1, lines[FIRST_TEST]), "line 6: .* test cannot stand among rows"),
+        (lambda lines: lines.pop(FIRST_TEST), "time 0 must be tested before time 1"),
+        (lambda lines: lines[FIRST_TEST].update(t=1), "expected a test of time 0, got the test of time 1"),
+        (lambda lines: lines[FIRST_TEST].update(tested=[10], accuracy=[0.5]), "expected a test of time 0"),
+        (lambda lines: lines[FIRST_TEST].update(tested=[10]), "same length"),
+        (lambda lines: lines[4].update(tested=5), "tested must be null in schema 2"),
+        (lambda lines: lines[1].update(c=[0, 7]), "and 2 clients, got the exchange of time 0"),
+        (lambda lines: lines[1].update(sent=[]), "same length"),
+        (lambda lines: lines[1].update(at="noon"), "at: "),
+        (lambda lines: [line.update(c=5) for line in lines if line["kind"] == "client"], "expected client 2"),
+        (lambda lines: lines[0].update(times=["a"]), "not known beforehand"),
+        (lambda lines: lines[0].update(schema=1, n_steps=3), "a line 'exchange' cannot stand in schema 1"),
+    ],
+)
+def test_a_wrong_line_of_a_federation_is_named(tmp_path: Path, edit: Any, why: str) -> None:
+    lines = federation_lines(tmp_path)
+    edit(lines)
+    with pytest.raises(DataError, match=why.replace("test cannot", "'test' cannot")):
+        read(write_lines(tmp_path / "a.jsonl", lines))
+
+
+def test_a_federation_goes_on_after_any_cut(tmp_path: Path) -> None:
+    """Whatever was torn off its end, the whole time steps and all lines before the next one stay."""
+    whole = "".join(json.dumps(line) + "\n" for line in federation_lines(tmp_path)).encode()
+    (part,) = tmp_path.glob("*.part")
+    for size in range(whole.index(b"\n") + 1, len(whole) + 1, 7):
+        part.write_bytes(whole[: whole.rindex(b"\n", 0, size) + 1])
+        before = read(part)
+        part.write_bytes(whole[:size])
+        writer = Writer(tmp_path, header(None, 2), done=before.rows.steps)
+        after = read(part)
+        assert (after.rows.steps, after.tested) == (before.rows.steps, before.tested)
+        assert len(after.exchanges) == len(before.exchanges) and after.header == before.header
+        assert whole.startswith(part.read_bytes()) and part.read_bytes().endswith(b"\n")
+        writer._file.close()
+    part.write_bytes(whole)
+    with pytest.raises(DataError, match="has not so many"):
+        Writer(tmp_path, header(None, 2), done=4)
+    assert read(part).rows.steps == 3  # and nothing is lost by that
+
+
+def test_a_closed_record_becomes_the_part_again(tmp_path: Path) -> None:
+    """So that whoever reads it meanwhile sees how the run goes on."""
+    head = header(3, 2)
+    make(tmp_path, head, steps=1)
+    with Writer(tmp_path, head, done=1) as writer:
+        assert not writer.path.exists()
+        writer.step(rows(head, 1))
+        assert read_all(tmp_path)[0].rows.steps == 2
+        writer.step(rows(head, 2))
+    assert read(writer.path).status == "complete" and not writer.part.exists()

@@ -6,7 +6,7 @@ import importlib.util
 import json
 import logging
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -14,6 +14,9 @@ from rich.table import Table
 from feddrift.cli import console
 from feddrift.cli.console import say
 from feddrift.errors import ConfigError
+from feddrift.reports.exchanges import sat_out
+from feddrift.reports.story import why
+from feddrift.runs.record import Record
 
 app = typer.Typer(no_args_is_help=True, help="Run a federation on real machines, with Flower.")
 
@@ -97,48 +100,65 @@ def client(
 
 @app.command("run")
 def run_(folder: Folder) -> None:
-    """Start the federation, or take it up again where it stopped, and tell its time steps."""
+    """Start the federation, or take it up again where it stopped, and tell each time step, trained and tested."""
     from feddrift.deploy import start
 
-    for step in start.run(folder):
-        say(line(step))
+    for record, t, tested in start.run(folder):
+        say(tested_line(record, t) if tested else trained_line(record, t))
 
 
 @app.command()
 def status(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False) -> None:
-    """Show clients, models and drifts as of the last time step."""
+    """Show whether it runs or is finished, and clients, models and drifts as of the last time step."""
     from feddrift.deploy import start
+    from feddrift.deploy import status as reader
 
-    steps = start.history(start.part(folder, "server"))
+    found = reader.status(start.part(folder, "server"))
     if as_json:
-        print(json.dumps(steps, indent=2))
+        print(json.dumps(None if found is None else found.plain(), indent=2))
         return
-    if not steps:
-        say("no time step is done yet")
+    if found is None or not found.record.rows.steps:
+        say("no time step is done yet" + ("" if found is None else f"; {found.word}"))
         return
-    last = steps[-1]
-    models = ", ".join(map(str, last["models"]))
-    table = Table(title=f"time {last['t'] + 1}, {last['at']}: models {models}", title_justify="left", box=None)
-    for name in ("client", "model", "accuracy", "drifts", "here", "trouble"):
+    record, last = found.record, found.record.rows.steps - 1
+    say(f"{record.header['stream']}, {record.header['algorithm']}: {found.word}")
+    say(f"{_time(record, last)} is trained{'' if record.tested > last else ', not tested yet: it waits for new data'}")
+    told, accuracy_of = found.plain(), record.tested - 1
+    table = Table(box=None)
+    for name in ("client", "model", f"accuracy, time {accuracy_of + 1}", "alarms", "here", "trouble"):
         table.add_column(name)
-    for name, row in last["clients"].items():
-        drifts = [str(step["t"] + 1) for step in steps if step["clients"].get(name, {}).get("drift")]
-        accuracy = "" if row["accuracy"] is None else f"{100 * row['accuracy']:.1f} %"
-        here = "yes" if row["here"] else "no"
-        table.add_row(name, str(row["model"]), accuracy, ", ".join(drifts), here, row["trouble"] or "")
+    for c, (name, now) in enumerate(told["clients"].items()):
+        row = found.client(last, c)
+        share = found.client(accuracy_of, c)["accuracy"] if accuracy_of >= 0 else None
+        accuracy = "" if share is None else f"{100 * share:.1f} %"
+        alarms = ", ".join(str(t + 1) for t in range(last + 1) if record.rows.drift[t, c])
+        table.add_row(name, str(row["model"]), accuracy, alarms, "yes" if now["here"] else "no", now["trouble"] or "")
     console.out.print(table)
-    for step in steps:
-        for event in step["events"]:
-            say(f"  time {step['t'] + 1}: model {event['model']} {event['event']}")
+    for event in record.events:
+        say(f"  time {event['t'] + 1}: model {event['model']} {event['event']}: {why(event)}")
 
 
-def line(step: dict[str, Any]) -> str:
-    """One time step in one line."""
-    told = [f"{e['event']} model {e['model']}" for e in step["events"]]
-    rows = [row for row in step["clients"].values() if row["tested"]]
-    right, tested = sum(row["accuracy"] * row["tested"] for row in rows), sum(row["tested"] for row in rows)
-    accuracy = f"{100 * right / tested:6.2f} %" if tested else "not tested"
-    absent = [name for name, row in step["clients"].items() if not row["here"]]
+def trained_line(record: Record, t: int) -> str:
+    """A time step whose training has ended, in one line."""
+    rows, names = record.rows, record.header["clients"]
+    news = [f"{event['event']} model {event['model']}" for event in record.events if event["t"] == t]
+    alarms = [names[c] for c in range(len(names)) if rows.drift[t, c]]
+    if alarms:
+        news.insert(0, f"alarm at {', '.join(alarms)}")
+    absent = sorted({c for _, at, c, *_ in sat_out(record) if at == t})
     if absent:
-        told.append(f"out of reach: {', '.join(absent)}")
-    return f"  time {step['t'] + 1:3d}   {accuracy}   {len(step['models'])} models   {'; '.join(told)}".rstrip()
+        news.append(f"sat out: {', '.join(names[c] for c in absent)}")
+    n = int(rows.n_models[t].max())
+    return f"  time {t + 1:3d} trained   {n} model{'s' * (n > 1)}   {'; '.join(news)}".rstrip()
+
+
+def tested_line(record: Record, t: int) -> str:
+    """A time step that is tested, in one line."""
+    tested, accuracy = record.rows.tested[t], record.rows.accuracy[t]
+    right = float((accuracy * tested)[tested > 0].sum())
+    return f"  time {t + 1:3d} tested    " + (f"{100 * right / tested.sum():.2f} %" if tested.any() else "no new data")
+
+
+def _time(record: Record, t: int) -> str:
+    times = record.header["times"]
+    return f"time {t + 1}" + (f" (began {times[t]} UTC)" if t < len(times) else "")

@@ -30,6 +30,7 @@ from feddrift.runs.config import RunConfig, parse_seeds
 from feddrift.runs.estimate import estimate
 from feddrift.runs.export import export
 from feddrift.runs.recorded import RecordedRun, reopened, states, stopped
+from feddrift.runs.writer import check_folder
 from feddrift.system import cores
 from feddrift.types import Ints
 
@@ -172,10 +173,17 @@ def export_(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="a folder of records, or one record")] = Path("runs"),
     to: Annotated[Path, typer.Option("--out", help="the folder for the models")] = Path("models"),
 ) -> None:
-    """Write the current models of a run, who uses which, and their lineage, to predict with.
+    """Write the current models of a run or a deployment, who uses which, and their lineage, to predict with.
 
     Example: feddrift export runs --out models
     """
+    for server in (folder, folder / "server"):
+        if (server / "federation.toml").exists():
+            from feddrift.deploy.export import export as export_federation
+
+            steps = export_federation(server.resolve(), to)
+            say(f"wrote {to}: the models after {steps} time steps")
+            return
     found = states(folder)
     if not found:
         raise DataError(f"no run below {folder} has checkpoints: a sweep keeps none of a finished run")
@@ -197,7 +205,7 @@ def sweep_(
     """
     can_be_stopped()
     configs = sweep.read_grid(file, data_dir)
-    record.check_folder(out_dir)
+    check_folder(out_dir)
     say(f"{file}: {len(configs)} runs")
     ended: dict[str, int] = {"done": 0, "skipped": 0, "failed": 0}
     failures: list[str] = []

@@ -1,7 +1,7 @@
-"""A federation that runs on: it waits for data, takes a time step, tells the clients, and outlives its server.
+"""The server of a deployment: the loop over time on real clients, with a record, and a checkpoint after every round.
 
-After every round the server saves where it stands. Started again, it takes the time step up again with the answers
-that it has, at the round where it stopped.
+Killed at any moment and started again, it takes the time step up again with the answers that it has, at the round
+where it stopped.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
+import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,16 +23,20 @@ from flwr.serverapp import Grid, ServerApp
 
 from feddrift import algorithms, checkpoint
 from feddrift._version import __version__
+from feddrift.deploy.past import past_steps
 from feddrift.deploy.settings import Settings
 from feddrift.engines.conditions import Conditions
+from feddrift.engines.federation import TimeStep
 from feddrift.engines.flower import parts as model_parts
 from feddrift.engines.flower.federation import Flower, Roster
-from feddrift.errors import DataError
-from feddrift.run import Step, Work, grown, lineage, work
+from feddrift.errors import BusyError, DataError
+from feddrift.run import Step, Trained, grown, steps_on
 from feddrift.runs.journal import Inside, Journal
-from feddrift.types import Algorithm, Event, State
-
-HISTORY = "history.jsonl"
+from feddrift.runs.record import part_of, read
+from feddrift.runs.recorded import lines_of, versions
+from feddrift.runs.writer import Writer, beginning
+from feddrift.trees import leaves
+from feddrift.types import Algorithm, State
 
 _log = logging.getLogger("feddrift")
 
@@ -41,53 +47,115 @@ class _Saved:
 
     done: int = 0
     state: State | None = None
-    inside: Inside | None = None
-    events: tuple[Event, ...] = ()  # of the last time step that is done,
-    work: Work | None = None  # and what its clients received and sent
+    inside: Inside | None = None  # the next time step, as far as it has come
+    untested: Trained | None = None  # else the last one
+    seconds: float = 0.0
 
 
-def federate(
-    engine: Flower, algorithm: Algorithm, folder: Path, n_steps: int | None = None, about: dict[str, Any] | None = None
-) -> Iterator[Step]:
-    """Time steps as they are done and tested, from where the folder's checkpoints say; None: on and on."""
-    checkpoints, about = checkpoint.Folder(folder / "checkpoints"), about or {}
+def federate(engine: Flower, algorithm: Algorithm, folder: Path, about: dict[str, Any] | None = None) -> Iterator[Step]:
+    """Time steps as they are tested, from where the folder's checkpoints say; its record tells all of it at once."""
+    with _alone(folder):
+        yield from _steps(engine, algorithm, folder, about or {})
 
-    def save(now: _Saved) -> None:
-        rounds = 0 if now.inside is None else now.inside.rounds
-        value = now.state, now.inside and now.inside.plain(), now.events, now.work, engine.counts
-        clients = list(engine.roster.clients)
-        checkpoints.write(now.done, rounds, {"federation": about, "clients": clients, "feddrift": __version__}, value)
 
+def _steps(engine: Flower, algorithm: Algorithm, folder: Path, about: dict[str, Any]) -> Iterator[Step]:
+    checkpoints = checkpoint.Folder(folder / "checkpoints")
     now = _last(checkpoints, engine, about)
-    if now.state is None:
-        engine.hello(0)
-        now = _Saved(0, algorithm.init(engine.at(0)))
-        save(now)
-    elif now.inside is None and now.done:
-        _log.info("going on after %d time steps", now.done)
-        yield _tested(engine, now, n_steps)
-    while n_steps is None or now.done < n_steps:
-        assert now.state is not None
-        fed = engine.at(now.done)
-        state = grown(now.state, fed.n_clients)
-        if now.inside is not None:
-            _log.info("going on at time %d, after %d rounds", now.done, now.inside.rounds)
+    with _record(folder, engine, algorithm, about, now) as record:
 
-        def save_inside(inside: Inside, now: _Saved = now) -> None:
-            save(_Saved(now.done, now.state, inside, now.events, now.work))
+        def save(done: int, state: State, inside: Inside | None = None, last: Trained | None = None) -> None:
+            known = {"federation": about, "clients": list(engine.roster.clients), "feddrift": __version__}
+            events, work = (last.events, last.work) if last else ((), None)
+            value = state, inside and inside.plain(), events, work, engine.counts
+            rounds = 0 if inside is None else inside.rounds
+            checkpoints.write(done, rounds, known | {"seconds": record.seconds}, value)
 
-        after = algorithm.step(state, Journal(fed, 1, save_inside, now.inside))
-        now = _Saved(now.done + 1, after, None, lineage(state, after), work(fed, after))
-        save(now)
-        yield _tested(engine, now, n_steps)
+        def journal(state: State, fed: TimeStep) -> Journal:
+            if record.order.begun == fed.tau:
+                record.add("time", t=fed.tau, name=datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S"))
+            before = now.inside if fed.tau == now.done else None
+            if before is not None:
+                _log.info("going on at time %d, after %d rounds", fed.tau, before.rounds)
+            return Journal(fed, 1, lambda inside: save(fed.tau, state, inside), before)
+
+        def sink(step: Trained) -> None:
+            record.step(*lines_of(step))
+            save(step.tau + 1, step.state, last=step)
+            alarms = [name for name, drift in zip(engine.roster.clients, step.drifted, strict=True) if drift]
+            told = f", alarm at {', '.join(alarms)}" if alarms else ""
+            _log.info("time %d is trained: %d models%s", step.tau, len(step.state.models), told)
+
+        engine.on_exchange = lambda exchange: record.add("exchange", **asdict(exchange))
+        for step in steps_on(
+            engine, algorithm, done=now.done, state=now.state, untested=now.untested, journal=journal, sink=sink
+        ):
+            _add_test(record, step)
+            _log.info("time %d is tested", step.tau)
+            yield step
 
 
-def _tested(engine: Flower, now: _Saved, n_steps: int | None) -> Step:
-    """Tell the clients which models they use; the last time step waits for no new data."""
-    assert now.state is not None and now.work is not None
-    right, tested = engine.test(now.state, now.done, wait=n_steps is None or now.done < n_steps)
-    accuracy = np.divide(right, tested, out=np.full(len(tested), np.nan), where=tested > 0)
-    return Step(now.done - 1, now.state, accuracy, tested, *now.work, now.events)
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One server at a time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise BusyError(f"another server is at work on {folder}") from None
+        yield
+    finally:
+        os.close(held)
+
+
+def _add_test(record: Writer, step: Step) -> None:
+    """Clients that have joined since are not in the rows of this time step."""
+    old = slice(record.order.last_clients)
+    accuracy, tested = step.accuracy[old], step.tested[old]
+    record.add("test", t=step.tau, accuracy=np.where(tested > 0, accuracy, np.nan), tested=tested)
+
+
+def _record(folder: Path, engine: Flower, algorithm: Algorithm, about: dict[str, Any], now: _Saved) -> Writer:
+    """The record of this federation, as far as it has come."""
+    name, clients = engine.roster.experiment, engine.roster.clients
+    path = folder / f"{name}.jsonl"
+    header = {
+        "stream": name,
+        "algorithm": about.get("algorithm", type(algorithm).__name__),
+        "settings": algorithms.settings(algorithm),
+        "overrides": {},
+        "seed": engine.seed,
+        "local": asdict(engine.local),
+        "engine": "flower",
+        "n_steps": None,
+        "n_clients": len(clients),
+        "clients": list(clients),
+        "concepts": None,
+        "same": {},
+        "versions": versions(),
+        "device": "the clients'",
+        "started": datetime.now(UTC).isoformat(),
+        "model_bytes": sum(int(np.asarray(leaf).nbytes) for leaf in leaves(model_parts.like(engine.net))),
+    }
+    there = [file for file in (part_of(path), path) if beginning(file, 0) is not None]
+    if not there:
+        record = Writer(folder, header, seconds=now.seconds, name=name)
+        if now.state is not None:
+            for rows, events, test in past_steps(folder, clients, now.state, now.done, now.untested, engine.counts):
+                record.step(rows, events)
+                if test is not None:
+                    record.add("test", t=rows[0]["t"], **test)
+        return record
+    if now.state is None and (steps := read(there[0]).rows.steps):
+        raise DataError(
+            f"{there[0]} has {steps} time steps but none of the checkpoints in {folder / 'checkpoints'} is whole: put "
+            "one back to go on, or move the record away to start over"
+        )
+    record = Writer(folder, header, now.done, now.seconds, name)
+    for c in range(record.order.n_clients, len(clients)):
+        record.add("client", t=now.done, c=c, name=clients[c])
+    return record
 
 
 def _last(checkpoints: checkpoint.Folder, engine: Flower, about: dict[str, Any]) -> _Saved:
@@ -110,38 +178,21 @@ def _last(checkpoints: checkpoint.Folder, engine: Flower, about: dict[str, Any])
             if work is not None:  # nobody asked the new ones
                 nothing = 0, np.nan, 0, 0
                 work = tuple(np.append(v, np.full(more, of, v.dtype)) for v, of in zip(work, nothing, strict=True))
-        return _Saved(int(found.about["steps"]), state, None if inside is None else Inside(*inside), events, work)
+        done, seconds = int(found.about["steps"]), float(found.about.get("seconds", 0.0))
+        if inside is not None:
+            return _Saved(done, state, Inside(*inside), None, seconds)
+        if work is None:
+            return _Saved(done, state, seconds=seconds)
+        received, loss, sent, scoring = work
+        return _Saved(done, state, None, Trained(done - 1, state, received, loss, sent, scoring, events), seconds)
     return _Saved()
-
-
-def history_line(step: Step, engine: Flower) -> dict[str, Any]:
-    """One time step for people and `feddrift deploy status`."""
-    names = engine.roster.clients
-    return {
-        "t": step.tau,
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "models": list(step.state.models.ids),
-        "clients": {
-            name: {
-                "model": int(step.model[c]),
-                "drift": bool(step.drifted[c]),
-                "accuracy": float(step.accuracy[c]) if step.tested[c] else None,
-                "tested": int(step.tested[c]),
-                "sent": float(step.sent[c]),
-                "here": c in engine.present,
-                "trouble": engine.trouble.get(name),
-            }
-            for c, name in enumerate(names)
-        },
-        "events": [{"event": e.kind, "model": e.model, "cause": dict(e.cause)} for e in step.events],
-    }
 
 
 def run(grid: Grid, settings: Settings, roster: Roster, folder: Path) -> None:
     """The server of a deployment, from beginning or checkpoint to the end."""
-    net = settings.net(folder)
+    net = settings.net(folder.parent)  # where federation.toml is
     some = Conditions(participation=settings.participation)
-    engine = Flower(grid, roster, net, settings.local, settings.seed, settings.rules, some)
+    engine = Flower(grid, roster, net, settings.local, settings.seed, settings.rules, some, settings.time_steps)
     algorithm = algorithms.algorithm(settings.algorithm, **settings.settings)
     about = {
         "experiment": settings.experiment,
@@ -151,17 +202,8 @@ def run(grid: Grid, settings: Settings, roster: Roster, folder: Path) -> None:
         "local": asdict(settings.local),
         "participation": settings.participation,
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / HISTORY, "a", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise DataError(f"another server is at work on {folder}") from None
-        for step in federate(engine, algorithm, folder, settings.time_steps, about):
-            line = history_line(step, engine)
-            file.write(json.dumps(line) + "\n")
-            file.flush()
-            _log.info("time %d is done: %d models", step.tau, len(step.state.models))
+    for _ in federate(engine, algorithm, folder, about):
+        pass
 
 
 app = ServerApp()

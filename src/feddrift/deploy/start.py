@@ -18,7 +18,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from feddrift.deploy.status import status as read_status
 from feddrift.errors import ConfigError, DataError
+from feddrift.runs.record import Record
 
 BACKOFF = 5.0, 30.0  # seconds until a client tries again, at first and at most: a server takes a minute to miss it
 LOOKS = 15  # seconds between questions after the state of a run
@@ -140,10 +142,10 @@ def client(folder: Path, address: str | None = None) -> None:
         wait = min(2 * wait, BACKOFF[1])
 
 
-def run(folder: Path) -> Iterator[dict[str, Any]]:
-    """Start the federation, or follow it where it runs; its time steps as they are done."""
+def run(folder: Path) -> Iterator[tuple[Record, int, bool]]:
+    """Start the federation, or follow it where it runs; each time step when it is trained, and when it is tested."""
     server = part(folder, "server")
-    seen = len(history(server))
+    seen = len(_news(server, 0))
     active = [run for run in flwr(server, "list").get("runs", []) if not str(run["status"]).startswith("finished")]
     if active:
         name = str(active[0]["run-id"])
@@ -157,25 +159,23 @@ def run(folder: Path) -> Iterator[dict[str, Any]]:
     while not status.startswith("finished"):
         for _ in range(LOOKS):  # Flower's command takes seconds of a core, a look at the file does not
             time.sleep(1)
-            lines = history(server)
-            yield from lines[seen:]
-            seen = len(lines)
+            news = _news(server, seen)
+            yield from news
+            seen += len(news)
         runs = flwr(server, "list", "--run-id", name).get("runs", [])
         status = str(runs[0]["status"]) if runs else "finished:lost"
-    yield from history(server)[seen:]
+    yield from _news(server, seen)
     if status != "finished:completed":
         raise DataError(f"the run has ended ({status}): {_last_line(server / 'state' / 'server.log')}")
 
 
-def history(server: Path) -> list[dict[str, Any]]:
-    """The time steps that are done; of one that was told twice, as after a kill, the last."""
-    path, found = server / "state" / "history.jsonl", dict[int, dict[str, Any]]()
-    if path.exists():
-        for line in path.read_text(encoding="utf-8").splitlines():
-            with suppress(ValueError):  # the last line of a server that was killed
-                step = json.loads(line)
-                found[int(step["t"])] = step
-    return [found[t] for t in sorted(found)]
+def _news(server: Path, seen: int) -> list[tuple[Record, int, bool]]:
+    """What the record tells beyond so many moments: each time step has two, trained and then tested."""
+    found = read_status(server)
+    if found is None:
+        return []
+    moments = range(seen, found.record.rows.steps + found.record.tested)
+    return [(found.record, moment // 2, moment % 2 == 1) for moment in moments]
 
 
 def flwr(server: Path, *words: str, link: bool = True) -> dict[str, Any]:

@@ -84,6 +84,8 @@ def command(header: Mapping[str, Any]) -> tuple[str, list[str]]:
 
     Settings are spelt out where they differ from the algorithm's own default or where a stream may bring another.
     """
+    if header["n_steps"] is None:
+        return "feddrift deploy run DIR", ["DIR is the folder of this deployment; it goes on where it stopped"]
     words = ["feddrift", "run", "--stream", header["stream"], "--algorithm", header["algorithm"]]
     entry, notes = algorithms.ALGORITHMS.get(header["algorithm"]), []
     defaults = {name: field.default for name, field in algorithms.options(entry.cls).items()} if entry else {}

@@ -160,11 +160,16 @@ def scores(record: Record) -> Scores:
     )
 
 
+def counts(record: Record) -> bool:
+    """Whether summaries hold a run: a complete one, or a federation that goes on, as far as it has come."""
+    return record.status == "complete" or (record.runs_on and record.rows.steps > 0)
+
+
 def finished(records: Iterable[Record]) -> list[Record]:
-    """The complete runs, in order; of the same run twice only the one started last."""
+    """The runs that count, in order; of the same run twice only the one started last."""
     latest: dict[tuple[str, int], Record] = {}
     for record in records:
-        if record.status == "complete":
+        if counts(record):
             key = configuration(record.header), record.header["seed"]
             if key not in latest or _started(record) >= _started(latest[key]):
                 latest[key] = record
@@ -173,7 +178,7 @@ def finished(records: Iterable[Record]) -> list[Record]:
 
 def unfinished(records: Iterable[Record]) -> list[Record]:
     """The runs that summaries leave out."""
-    return [record for record in records if record.status != "complete"]
+    return [record for record in records if not counts(record)]
 
 
 def grouped(records: Iterable[Record]) -> list[list[Record]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,61 +22,96 @@ from feddrift.runs import record
 from feddrift.runs.recorded import RecordedRun
 from feddrift.system import write_whole
 from feddrift.trees import paths
-from feddrift.types import State
+from feddrift.types import Net, State
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is exported: a state, and what a reader needs to make use of it."""
+
+    state: State
+    steps: int  # that it has seen
+    net: Net
+    described: dict[str, Any]  # the net, to be made again
+    stream: str
+    algorithm: str
+    seed: int
+    clients: Sequence[str]
+    classes: Sequence[int | str]
+    columns: Sequence[str]
+    events: Sequence[Mapping[str, Any]]  # of the record
 
 
 def export(run: RecordedRun, folder: Path) -> int:
     """Write the models of a run as they stand now; how many time steps they have seen."""
-    like = run.net.init(rng.derive(run.config.seed, "init", 0))
-    found = next((c for c in run.checkpoints.newest_first() if isinstance(c, checkpoint.Checkpoint)), None)
-    state = None if found is None else found.value(like)[0]
+    state, steps = last_state(run.checkpoints, run.net)
+    config, stream = run.config, run.stream
+    known = record.read(run.path if run.path.exists() else record.part_of(run.path))
+    classes = list(stream.classes or range(stream.n_classes))
+    of = config.stream, config.algorithm, config.seed, stream.clients, classes, stream.columns
+    write(Source(state, steps, run.net, _described(run), *of, known.events), folder)
+    return steps
+
+
+def last_state(checkpoints: checkpoint.Folder, net: Net) -> tuple[State, int]:
+    """The newest state of a run or federation, and how many time steps it has seen; it may be at work meanwhile."""
+    found = next((c for c in checkpoints.newest_first() if isinstance(c, checkpoint.Checkpoint)), None)
+    state = None if found is None else found.value(net.init(rng.derive(0, "init", 0)))[0]
     if found is None or state is None:
-        raise DataError(f"{run.checkpoints.path} has no whole checkpoint of a time step to export")
+        raise DataError(f"{checkpoints.path} has no whole checkpoint of a time step to export")
+    return state, int(found.about["steps"])
+
+
+def write(source: Source, folder: Path) -> None:
+    """Write models and what to know of them into a folder."""
     arrays: dict[str, npt.NDArray[Any]] = {}
-    for m, i in enumerate(state.models.ids):
-        parts = dict(paths(one(state.models, m)))
-        if state.models.mask is not None:
-            parts[MASK] = state.models.mask[m]
+    models = source.state.models
+    for m, i in enumerate(models.ids):
+        parts = dict(paths(one(models, m)))
+        if models.mask is not None:
+            parts[MASK] = models.mask[m]
         arrays |= {f"{i}/{path}": np.ascontiguousarray(leaf) for path, leaf in parts.items()}
-    net = _described(run)
-    about = _about(run, state, int(found.about["steps"])) | {"net": net}
     write_whole(folder / MODELS, save(arrays))
-    if net["kind"] == "resnet18":
-        write_whole(folder / RESNET, save(torchvision_names(run.net, one(state.models, 0))))
-    write_whole(folder / ABOUT, (json.dumps(about, indent=2, allow_nan=False) + "\n").encode())
-    return int(found.about["steps"])
+    if source.described["kind"] == "resnet18":
+        write_whole(folder / RESNET, save(torchvision_names(source.net, one(models, 0))))
+    write_whole(folder / ABOUT, (json.dumps(_about(source), indent=2, allow_nan=False) + "\n").encode())
+
+
+def perceptron(net: Net, features: Sequence[int], classes: int) -> dict[str, Any]:
+    """What a reader needs to make this perceptron again."""
+    hidden = net.init(rng.derive(0, "init", 0))["W1"].shape[1]
+    return {"kind": "perceptron", "features": list(features), "hidden": hidden, "classes": classes}
 
 
 def _described(run: RecordedRun) -> dict[str, Any]:
-    """What a reader needs to make the net again."""
     classes, shape = run.stream.n_classes, list(run.stream.x.shape[1:])
     if run.config.net is not None:
         return {"kind": "own", "name": run.config.net, "features": shape, "classes": classes}
     if len(shape) == 3 and run.stream.family == "fmow":
         return {"kind": "resnet18", "features": shape, "classes": classes}
-    hidden = run.net.init(rng.derive(0, "init", 0))["W1"].shape[1]
-    return {"kind": "perceptron", "features": shape, "hidden": hidden, "classes": classes}
+    return perceptron(run.net, shape, classes)
 
 
-def _about(run: RecordedRun, state: State, steps: int) -> dict[str, Any]:
-    known = record.read(run.path if run.path.exists() else record.part_of(run.path))
+def _about(source: Source) -> dict[str, Any]:
+    state = source.state
     ids = state.models.ids
     clients = {
         name: {str(ids[m]): float(votes[m]) for m in np.flatnonzero(votes)}
-        for name, votes in zip(run.stream.clients, state.votes, strict=True)
+        for name, votes in zip(source.clients, state.votes, strict=True)
     }
     return {
         "feddrift": __version__,
-        "stream": run.config.stream,
-        "algorithm": run.config.algorithm,
-        "seed": run.config.seed,
-        "time_steps": steps,
+        "stream": source.stream,
+        "algorithm": source.algorithm,
+        "seed": source.seed,
+        "time_steps": source.steps,
         "ballot": state.ballot,
-        "classes": list(run.stream.classes or range(run.stream.n_classes)),
-        "columns": list(run.stream.columns),
+        "classes": list(source.classes),
+        "columns": list(source.columns),
         "models": {str(i): {"family": state.models.family[m]} for m, i in enumerate(ids)},
         "clients": clients,
-        "lineage": [_told(event, run.stream.clients) for event in known.events if event["t"] < steps],
+        "lineage": [_told(event, source.clients) for event in source.events if event["t"] < source.steps],
+        "net": source.described,
     }
 
 

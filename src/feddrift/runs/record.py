@@ -1,30 +1,24 @@
-"""One record per run, as JSON lines (their fields are in `schema`): written while it runs, read for reports."""
+"""One record per run, as JSON lines (their fields are in `schema`): read for reports, also while it is written."""
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import io
 import json
 import os
 import re
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 
-from feddrift.errors import BusyError, DataError, FeddriftError
+from feddrift.errors import DataError
 from feddrift.runs import schema
-from feddrift.runs.schema import SCHEMA, Status
+from feddrift.runs.schema import Order
 from feddrift.types import Bools, Floats, Ints
 
 KINDS = {"Floats": (np.float64, np.nan), "Ints": (np.int64, -1), "Bools": (np.bool_, False)}  # of Rows; where unknown
-MANY_CLIENTS = 100  # with more, the rows of a time step are written as one line of columns
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,12 +45,23 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """A run as read from its file; header and events are the lines themselves."""
+    """A run as read from its file; header, events and exchanges are the lines themselves.
+
+    Of a federation of real machines (no `n_steps` in its header) the header names all clients and times so far. Of a
+    client that joined later the rows before say that it received nothing.
+    """
 
     header: dict[str, Any]
     rows: Rows
     events: tuple[dict[str, Any], ...]
     status: Literal["complete", "interrupted", "failed", "unfinished"]  # unfinished: still running, or killed
+    tested: int  # time steps that are tested: all, or all but the last
+    exchanges: tuple[dict[str, Any], ...] = ()  # the questions to clients of real machines
+
+    @property
+    def runs_on(self) -> bool:
+        """Whether it has no end that is known beforehand."""
+        return self.header["n_steps"] is None
 
 
 def configuration(header: Mapping[str, Any]) -> str:
@@ -76,166 +81,9 @@ def file_name(header: Mapping[str, Any]) -> str:
     return f"{'_'.join(names)}_{digest}_seed{header['seed']}"
 
 
-class Writer:
-    """Writes a record step by step to ``<name>.jsonl.part`` and moves it to ``<name>.jsonl`` when closed.
-
-    As a context manager it closes itself: complete after all time steps, else interrupted or failed. With `done` it
-    goes on after so many time steps of a record that is there already, which took so many seconds.
-    """
-
-    def __init__(self, out: str | Path, header: Mapping[str, Any], done: int = 0, seconds: float = 0.0) -> None:
-        self.path = Path(out) / f"{file_name(header)}.jsonl"
-        self.part = part_of(self.path)
-        self._start = time.monotonic() - seconds
-        self._n_rows = 0
-        text = schema.dump({"kind": "header", "schema": SCHEMA, **header})
-        self._header = schema.parse(text, "header")
-        check_folder(self.part.parent)
-        with _writable(self.part):
-            self._file = self._locked()
-        try:
-            if done:
-                self._go_on(done)
-                return
-            with _writable(self.part):
-                self._file.truncate(0)
-            self._write(text)
-        except FeddriftError:
-            self._file.close()
-            if not done:
-                self.part.unlink(missing_ok=True)
-            raise
-
-    def _go_on(self, done: int) -> None:
-        """Keep the first time steps of the part, or of a record that was closed before its end."""
-        kept = beginning(self.part, done)
-        if kept is None:
-            kept = beginning(self.path, done)
-            if kept is None:
-                raise DataError(f"cannot go on after {done} time steps: {self.path} has not so many")
-            with _writable(self.part):
-                self._file.truncate(0)
-            self._write(kept.decode())
-        else:
-            with _writable(self.part):
-                self._file.truncate(len(kept))
-        self._header = schema.parse(kept.partition(b"\n")[0], f"{self.part}, line 1")
-        self._n_rows = done * self._header["n_clients"]
-
-    def _locked(self) -> io.FileIO:
-        """The part, held by this run alone for as long as it is open."""
-        while True:
-            # Unbuffered, so that a time step is one system call, which Ctrl-C cannot cut in two.
-            file = open(self.part, "ab", buffering=0)  # noqa: SIM115
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                file.close()
-                raise BusyError(f"another run is writing {self.part}: wait for it, or choose another folder") from None
-            with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(file.fileno()), os.stat(self.part)):
-                    return file
-            file.close()  # the other run has just finished and renamed it
-
-    def step(self, rows: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Write one whole time step: its events, and one row per client in order, both without their "kind"."""
-        n_clients = self._header["n_clients"]
-        where = f"time {self._n_rows // n_clients}"
-        if len(rows) != n_clients:
-            raise DataError(f"{where}: a time step has {n_clients} rows, got {len(rows)}")
-        # Events first: once the rows are there, nothing of the step can be missing.
-        lines: list[dict[str, Any]] = [{"kind": "event", **event} for event in events]
-        if n_clients > MANY_CLIENTS:
-            if any((row["t"], row["c"]) != (rows[0]["t"], c) for c, row in enumerate(rows)):
-                raise DataError(f"{where}: rows must be of one time step, in the order of the clients")
-            told = [name for name in schema.COLUMNS if any(name in row for row in rows)]
-            columns = {name: [row.get(name) for row in rows] for name in told}
-            lines.append({"kind": "columns", "t": rows[0]["t"], **columns})
-        else:
-            lines += [{"kind": "row", **row} for row in rows]
-        texts = [schema.dump(line) for line in lines]
-        for i, text in enumerate(texts):
-            n_rows = self._n_rows + max(0, i - len(events))
-            schema.check_order(schema.parse(text, where), self._header, n_rows, where)
-        self._write("".join(texts))
-        self._n_rows += len(rows)
-
-    def close(self, status: Status, seconds: float) -> None:
-        """Write the end and give the record its final name, unless a complete one would be lost by it."""
-        if self._file.closed:
-            return
-        with self._file:
-            text = schema.dump({"kind": "end", "status": status, "seconds": seconds})
-            schema.check_order(schema.parse(text, "end"), self._header, self._n_rows, "end")
-            self._write(text)
-            if status == "complete" or not is_complete(self.path):
-                with _writable(self.path):
-                    os.replace(self.part, self.path)
-
-    @property
-    def seconds(self) -> float:
-        """How long the run has taken so far."""
-        return time.monotonic() - self._start
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        seconds = self.seconds
-        if error is None:
-            whole = self._n_rows == self._header["n_steps"] * self._header["n_clients"]
-            self.close("complete" if whole else "interrupted", seconds)
-        else:
-            with suppress(FeddriftError):  # the first error is the one to tell
-                self.close("failed" if isinstance(error, Exception) else "interrupted", seconds)
-
-    def _write(self, text: str) -> None:
-        data, size = text.encode(), self._file.seek(0, os.SEEK_END)
-        with _writable(self.part):
-            try:
-                while data:
-                    data = data[self._file.write(data) :]
-            except OSError:
-                with suppress(OSError):
-                    self._file.truncate(size)  # no half a step on a full disk
-                raise
-
-
 def part_of(path: Path) -> Path:
     """Where a record is written before it has its final name."""
     return path.with_name(f"{path.name}.part")
-
-
-def beginning(path: Path, steps: int) -> bytes | None:
-    """The header and the first whole time steps of a record as they were written, or None if it has not so many."""
-    try:
-        whole = path.read_bytes()
-    except OSError:
-        return None
-    end, rows, n_clients = 0, 0, 0
-    for line in whole.splitlines(keepends=True):
-        end += len(line)
-        if not line.endswith(b"\n"):
-            break
-        found = schema.parse(line, str(path))
-        if found["kind"] == "header":
-            n_clients = found["n_clients"]
-        rows += 1 if found["kind"] == "row" else n_clients if found["kind"] == "columns" else 0
-        if n_clients and rows == steps * n_clients:
-            return whole[:end]
-    return None
-
-
-def check_folder(folder: Path) -> None:
-    """Make the folder, or say why records cannot be written there."""
-    if os.path.exists(folder) and not os.path.isdir(folder):
-        raise DataError(f"cannot write records into {folder}: it is a file, not a folder")
-    with _writable(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK):
-            raise DataError(f"cannot write records into {folder}: permission denied")
 
 
 def read(path: str | Path) -> Record:
@@ -246,32 +94,50 @@ def read(path: str | Path) -> Record:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from None
     if not schema.is_json(lines[-1]):  # nothing after the last newline, or a line cut off
         lines.pop()
+    return parsed(lines, path)[1]
+
+
+def parsed(lines: Sequence[bytes], path: str | Path) -> tuple[Order, Record]:
+    """The lines of a record, and what they say; the path is for what may be wrong with them."""
     if not lines:
         raise DataError(f"{path}: not a record, it has no header")
     header = schema.parse(lines[0], f"{path}, line 1")
     if header["kind"] != "header":
         raise DataError(f"{path}, line 1: a record starts with its header, got {header['kind']!r}")
-    found: dict[str, list[dict[str, Any]]] = {"event": [], "end": []}
+    order, found = Order.after(header), dict[str, list[dict[str, Any]]]()
     columns: dict[str, list[Any]] = {name: [] for name in schema.COLUMNS}
+    n_clients: list[int] = []  # of each time step
     for number, text in enumerate(lines[1:], start=2):
         where = f"{path}, line {number}"
         line = schema.parse(text, where)
-        if line["kind"] == "header":
-            raise DataError(f"{where}: a record has one header, got a second")
-        if found["end"]:
-            raise DataError(f"{where}: nothing may follow the end, got {line['kind']!r}")
-        schema.check_order(line, header, len(columns["model"]), where)
+        before = order.steps
+        order.take(line, where)
         if line["kind"] == "row":
             for name, values in columns.items():
                 values.append(line.get(name))
         elif line["kind"] == "columns":
             for name, values in columns.items():
-                values += line.get(name) or [None] * header["n_clients"]
+                values += line.get(name) or [None] * order.n_clients
         else:
-            found[line["kind"]].append(line)
-    rows = _rows(columns, header["n_clients"])
-    events = tuple(event for event in found["event"] if event["t"] < rows.steps)
-    return Record(header, rows, events, status=found["end"][0]["status"] if found["end"] else "unfinished")
+            found.setdefault(line["kind"], []).append(line)
+        n_clients += [order.n_clients] * (order.steps - before)
+    for test in found.get("test", []):
+        at = sum(n_clients[: test["t"]])
+        for name in ("accuracy", "tested"):
+            columns[name][at : at + len(test[name])] = test[name]
+    names = [line["name"] for line in found.get("client", [])]
+    times = [line["name"] for line in found.get("time", [])]
+    if header["schema"] == 2:
+        header |= {"n_clients": order.n_clients, "clients": header["clients"] + names, "times": times}
+    record = Record(
+        header,
+        _rows(columns, n_clients, order.n_clients),
+        tuple(event for event in found.get("event", []) if event["t"] < order.steps),
+        found["end"][0]["status"] if order.ended else "unfinished",
+        order.tested if header["schema"] == 2 else order.steps,
+        tuple(found.get("exchange", [])),
+    )
+    return order, record
 
 
 def read_all(folder: str | Path) -> list[Record]:
@@ -290,22 +156,33 @@ def read_all(folder: str | Path) -> list[Record]:
     return sorted((read(path) for path in paths), key=lambda r: (configuration(r.header), r.header["seed"]))
 
 
-def _rows(columns: Mapping[str, Sequence[Any]], n_clients: int) -> Rows:
+def _rows(columns: Mapping[str, Sequence[Any]], n_clients: Sequence[int], most: int) -> Rows:
+    """The columns, one time step after the other with so many clients each, as arrays."""
     arrays: dict[str, Any] = {}
     for field in fields(Rows):
         dtype, missing = KINDS[str(field.type)]
-        whole = columns[field.name][: len(columns[field.name]) // n_clients * n_clients]
-        values = [missing if value is None else value for value in whole]
-        arrays[field.name] = np.array(values, dtype=dtype).reshape(-1, n_clients)
+        whole = columns[field.name][: sum(n_clients)]
+        array: np.ndarray[Any, Any] = np.array([missing if value is None else value for value in whole], dtype=dtype)
+        if all(n == most for n in n_clients):
+            arrays[field.name] = array.reshape(-1, most)
+            continue
+        arrays[field.name] = np.zeros((len(n_clients), most), dtype=dtype)
+        for t, row in enumerate(np.split(array, np.cumsum(n_clients)[:-1])):
+            arrays[field.name][t, : len(row)] = row
+            arrays[field.name][t, len(row) :] = _before_joining(field.name, row, missing)
+    if arrays["tested"].size:  # not tested yet
+        arrays["tested"] = np.maximum(arrays["tested"], 0)
     return Rows(**arrays)
 
 
-@contextmanager
-def _writable(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror or error}") from None
+def _before_joining(name: str, row: np.ndarray[Any, Any], missing: Any) -> Any:
+    """What a client has before it joins: nothing, and the model that most others use."""
+    if name == "model":
+        ids, counts = np.unique(row, return_counts=True)
+        return ids[counts.argmax()]
+    if name == "n_models":
+        return row[0]
+    return 0 if name in ("tested", "received", "models_sent", "sent_scoring") else missing
 
 
 def is_complete(path: Path) -> bool:

@@ -23,11 +23,12 @@ from feddrift._version import __version__
 from feddrift.data import Stream
 from feddrift.engines.federation import TimeStep
 from feddrift.errors import DataError
-from feddrift.run import Step, in_use, steps_on
+from feddrift.run import Step, Trained, in_use, steps_on
 from feddrift.runs.background import in_background
 from feddrift.runs.config import RunConfig
 from feddrift.runs.journal import Inside, Journal
-from feddrift.runs.record import Writer, beginning, file_name, is_complete, part_of
+from feddrift.runs.record import file_name, is_complete, part_of
+from feddrift.runs.writer import Writer, beginning
 from feddrift.trees import leaves
 from feddrift.types import Algorithm, Ints, Local, Params, State
 
@@ -60,12 +61,12 @@ class RecordedRun:
         self.before = None if start.state is None else in_use(start.state)
         if not self.resumes and self.checkpoints.path.is_dir() and not is_complete(self.path):
             log.warning("%s was stopped before its end: this starts it over, resume would go on", self.path.stem)
-        with Writer(self.out, self.header, start.done, start.seconds) as writer:
+        with Writer(self.out, self.header, start.done or None, start.seconds) as writer:
             if not start.done and start.inside is None:
                 self.checkpoints.clear()
                 self._save(writer, 0, None)
 
-            def watch(state: State, fed: TimeStep) -> Journal:
+            def journal(state: State, fed: TimeStep) -> Journal:
                 def save(inside: Inside) -> None:
                     self._save(writer, fed.tau, state, inside)
 
@@ -75,11 +76,11 @@ class RecordedRun:
                 self.stream, self.net, self.local, self.config.seed, self.conditions
             )
             steps = steps_on(
-                engine, self.algorithm, done=start.done, state=start.state, watch=watch if self.every else None
+                engine, self.algorithm, done=start.done, state=start.state, journal=journal if self.every else None
             )
             # A checkpoint inside a time step must not come before the record of the one that precedes it.
             for step in in_background(steps, ahead=0 if self.every else 2):
-                writer.step(*_lines(step, self.stream))
+                writer.step(*lines_of(step, self.stream.concepts))
                 self._save(writer, step.tau + 1, step.state)
                 yield step
 
@@ -187,7 +188,7 @@ def _header(config: RunConfig, stream: Stream, algorithm: Algorithm, local: Loca
         "clients": list(stream.clients),
         "concepts": None if stream.concepts is None else stream.concepts.tolist(),
         "same": {str(k): v for k, v in stream.same.items()},
-        "versions": _versions(),
+        "versions": versions(),
         "device": str(jax.devices()[0].device_kind),
         "started": datetime.now(UTC).isoformat(),
         "times": list(stream.times),
@@ -195,17 +196,22 @@ def _header(config: RunConfig, stream: Stream, algorithm: Algorithm, local: Loca
     }
 
 
-def _lines(step: Step, stream: Stream) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def lines_of(step: Trained, concepts: Ints | None = None) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The rows and events of a time step for its record; before it is tested, without accuracy."""
+
     def concept(t: int, c: int) -> int | None:
-        return None if stream.concepts is None else int(stream.concepts[t, c])
+        return None if concepts is None else int(concepts[t, c])
 
     model, drifted = step.model.tolist(), step.drifted.tolist()
+    test: list[tuple[float | None, int | None]] = [(None, None)] * len(model)
+    if isinstance(step, Step):
+        test = [(a if n else None, n) for a, n in zip(step.accuracy.tolist(), step.tested.tolist(), strict=True)]
     rows = [
         {
             "t": step.tau,
             "c": c,
-            "accuracy": float(step.accuracy[c]) if step.tested[c] else None,
-            "tested": int(step.tested[c]),
+            "accuracy": test[c][0],
+            "tested": test[c][1],
             "concept": concept(step.tau, c),
             "next_concept": concept(step.tau + 1, c),
             "model": model[c],
@@ -216,7 +222,7 @@ def _lines(step: Step, stream: Stream) -> tuple[list[dict[str, Any]], list[dict[
             "received": int(step.received[c]),
             "loss": None if np.isnan(step.loss[c]) else round(float(step.loss[c]), 6),
         }
-        for c in range(stream.n_clients)
+        for c in range(len(model))
     ]
     events = [{"t": step.tau, "event": e.kind, "model": e.model, "cause": dict(e.cause)} for e in step.events]
     return rows, events
@@ -226,6 +232,7 @@ def _short(models: np.float64) -> float:
     return int(models) if models.is_integer() else round(float(models), 6)
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """What numbers may depend on besides the data."""
     packages = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "numpy", "scipy")}
     return {"feddrift": __version__, "python": platform.python_version(), **packages}

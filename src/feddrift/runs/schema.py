@@ -1,6 +1,11 @@
 """The lines of a record: one header, then each time step's events and rows, then an end.
 
 Where there are many clients, a time step's rows are one line of columns: it is read a hundred times faster.
+
+A run on data that lie there writes schema 1: its rows come with their test. A federation of real machines writes
+schema 2: nobody knows how many time steps there will be, clients may join (a line `client`), and a time step is told
+in two moments, events and rows when its training ends, the line `test` when the next data come. In between stand the
+lines `time`, when a time step begins, and `exchange`, one for every question to the clients.
 """
 
 from __future__ import annotations
@@ -8,17 +13,15 @@ from __future__ import annotations
 import json
 import math
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from feddrift.errors import DataError
-
-SCHEMA = 1
 
 Status = Literal["complete", "interrupted", "failed"]
 Whole = Annotated[int, Field(ge=0, lt=2**63)]
@@ -26,6 +29,7 @@ Positive = Annotated[int, Field(ge=1, lt=2**63)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Number = Annotated[float, Field(ge=-1e15, le=1e15)]
 Amount = Annotated[float, Field(ge=0, le=1e15)]  # sums of them stay numbers
+Clock = Annotated[str, AfterValidator(lambda text: _checked_time(text))]  # ISO time
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class HeaderLine:
     """What was run, and on what."""
 
     kind: Literal["header"]
-    schema: Literal[1]
+    schema: Literal[1, 2]
     stream: str
     algorithm: str
     settings: dict[str, Any]  # the algorithm's hyper-parameters, resolved
@@ -41,20 +45,20 @@ class HeaderLine:
     seed: Whole
     local: dict[str, Any]  # the fields of types.Local
     engine: str
-    n_steps: Positive  # T
-    n_clients: Positive  # P
+    n_steps: Positive | None  # T; null in schema 2: it runs on
+    n_clients: Positive  # P; in schema 2 those of the beginning
     clients: list[str]
     concepts: list[list[Whole]] | None  # [T + 1][c]; null without ground truth
     same: dict[str, Whole]  # concept -> the lower id it is equal to
     versions: dict[str, str]
     device: str
-    started: str  # ISO time
+    started: Clock
     times: list[str] = field(default_factory=list)  # [T + 1], what the time steps are called, if they have names
     model_bytes: Positive | None = None  # of one model's parameters
 
     def __post_init__(self) -> None:
-        if not 1970 <= datetime.fromisoformat(self.started).year < 9999:  # others have no timestamp in every time zone
-            raise ValueError("started must be a time since 1970")
+        if (self.n_steps is None) != (self.schema == 2):
+            raise ValueError("n_steps must be a number in schema 1, and null in schema 2")
         if type(self.local.get("rounds")) is not int or not 1 <= self.local["rounds"] < 2**63:
             raise ValueError("local must say its rounds, at least 1")
         if not all(k.isdecimal() and len(k) < 20 and v < int(k) for k, v in self.same.items()):
@@ -63,6 +67,10 @@ class HeaderLine:
             _check_finite(name, getattr(self, name))
         if len(self.clients) != self.n_clients:
             raise ValueError(f"clients must be {self.n_clients} names")
+        if self.n_steps is None:
+            if self.times or self.concepts is not None:
+                raise ValueError("times and concepts are not known beforehand in schema 2")
+            return
         if self.times and len(self.times) != self.n_steps + 1:
             raise ValueError(f"times must be {self.n_steps + 1} names")
         if self.concepts is not None and (
@@ -97,8 +105,8 @@ class RowLine:
     kind: Literal["row"]
     t: Whole
     c: Whole
-    accuracy: Share | None  # on the data of t + 1; null without any
-    tested: Whole  # test examples
+    accuracy: Share | None  # on the data of t + 1; null without any, and in schema 2, where the line test has both
+    tested: Whole | None  # test examples; null in schema 2
     concept: Whole | None  # of the training cell; null without ground truth
     next_concept: Whole | None  # of the test cell
     model: Whole  # the id in use
@@ -118,7 +126,7 @@ class ColumnsLine:
     kind: Literal["columns"]
     t: Whole
     accuracy: list[Share | None]
-    tested: list[Whole]
+    tested: list[Whole | None]
     concept: list[Whole | None]
     next_concept: list[Whole | None]
     model: list[Whole]
@@ -138,6 +146,60 @@ COLUMNS = tuple(column.name for column in fields(RowLine) if column.name not in 
 
 
 @dataclass(frozen=True)
+class ClientLine:
+    """A client more, from time t on; it stands behind all others."""
+
+    kind: Literal["client"]
+    t: Whole
+    c: Whole
+    name: str
+
+
+@dataclass(frozen=True)
+class TimeLine:
+    """Time step t has begun; its name is what people call that time."""
+
+    kind: Literal["time"]
+    t: Whole
+    name: str
+
+
+@dataclass(frozen=True)
+class TestLine:
+    """How the models in use after time t did on the next data, in lists over the clients; the last one of t counts."""
+
+    kind: Literal["test"]
+    t: Whole
+    accuracy: list[Share | None]
+    tested: list[Whole]
+
+    def __post_init__(self) -> None:
+        if len(self.accuracy) != len(self.tested):
+            raise ValueError("all columns must have the same length")
+
+
+@dataclass(frozen=True)
+class ExchangeLine:
+    """One question to some clients at time t, and what came back, in lists over these clients."""
+
+    kind: Literal["exchange"]
+    t: Whole
+    asked: str  # hello, evaluate, train, tournament
+    round: Whole | None  # of training
+    at: Clock  # when it was asked
+    took: Amount  # seconds until all had answered, or had had their time
+    c: list[Whole]
+    sent: list[Whole]  # bytes to the client, 0 where it was not connected
+    answered: list[Whole]  # bytes from it
+    seconds: list[Amount | None]  # until the answer was there; null: none came
+    trouble: list[str | None]  # why it sits out
+
+    def __post_init__(self) -> None:
+        if len({len(column) for column in (self.c, self.sent, self.answered, self.seconds, self.trouble)}) != 1:
+            raise ValueError("all columns must have the same length")
+
+
+@dataclass(frozen=True)
 class EndLine:
     """How the run ended; a record without an end is unfinished: still running, or killed."""
 
@@ -147,7 +209,10 @@ class EndLine:
 
 
 _LINE: TypeAdapter[Any] = TypeAdapter(
-    Annotated[HeaderLine | EventLine | RowLine | ColumnsLine | EndLine, Field(discriminator="kind")]
+    Annotated[
+        HeaderLine | EventLine | RowLine | ColumnsLine | EndLine | ClientLine | TimeLine | TestLine | ExchangeLine,
+        Field(discriminator="kind"),
+    ]
 )
 
 
@@ -169,6 +234,12 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _checked_time(text: str) -> str:
+    if not 1970 <= datetime.fromisoformat(text).year < 9999:  # others have no timestamp in every time zone
+        raise ValueError("it must be a time since 1970")
+    return text
 
 
 def _check_finite(name: str, values: Mapping[str, Any]) -> None:
@@ -201,14 +272,81 @@ def is_json(text: bytes) -> bool:
     return True
 
 
-def check_order(line: Mapping[str, Any], header: Mapping[str, Any], n_rows: int, where: str) -> None:
-    """Whether a line may follow a header and so many rows: whole time steps in order, clients in order."""
-    (t, c), steps = divmod(n_rows, header["n_clients"]), header["n_steps"]
-    if line["kind"] == "columns" and len(line["model"]) != header["n_clients"]:
-        raise DataError(f"{where}: columns must be {header['n_clients']} long, got {len(line['model'])}")
-    if line["kind"] == "end":
-        if line["status"] == "complete" and (t, c) != (steps, 0):
-            raise DataError(f"{where}: complete means {steps} time steps, got {t}")
-    elif t >= steps or line["t"] != t or (c > 0 and line["kind"] != "row") or line.get("c", c) != c:
+@dataclass
+class Order:
+    """Which lines have come after a header, and whether another may follow."""
+
+    header: Mapping[str, Any]
+    n_clients: int
+    steps: int = 0  # time steps whose rows are all there
+    rows: int = 0  # rows of the next one
+    begun: int = 0  # time steps that have begun, and
+    tested: int = 0  # are tested; both are told in schema 2 only,
+    last_clients: int = 0  # and how many clients the last one had
+    ended: bool = False
+
+    @classmethod
+    def after(cls, header: Mapping[str, Any]) -> Order:
+        """Nothing but this header yet."""
+        return cls(header, header["n_clients"])
+
+    def take(self, line: Mapping[str, Any], where: str) -> None:
+        """Note a line, or say why it cannot stand here: whole time steps in order, clients in order."""
+        kind, schema = line["kind"], self.header["schema"]
+        if self.ended:
+            raise DataError(f"{where}: nothing may follow the end, got {kind!r}")
+        if kind == "header":
+            raise DataError(f"{where}: a record has one header, got a second")
+        if kind in ("event", "row", "columns"):
+            self._part_of_step(line, where)
+        elif kind == "end":
+            self._end(line, where)
+        elif schema == 1 or self.rows:
+            raise DataError(f"{where}: a line {kind!r} cannot stand {'among rows' if self.rows else 'in schema 1'}")
+        elif kind == "client":
+            _expect((line["t"], line["c"]) == (self.steps, self.n_clients), where, f"client {self.n_clients}", line)
+            self.n_clients += 1
+        elif kind == "time":
+            _expect(line["t"] == self.steps == self.begun, where, f"time {self.steps} to begin once", line)
+            self.begun += 1
+        elif kind == "test":
+            whose = line["t"], len(line["tested"])
+            _expect(whose == (self.steps - 1, self.last_clients), where, f"a test of time {self.steps - 1}", line)
+            self.tested = self.steps
+        else:
+            known = line["t"] <= self.steps and all(c < self.n_clients for c in line["c"])
+            _expect(known, where, f"time {self.steps} at most, and {self.n_clients} clients", line)
+
+    def _part_of_step(self, line: Mapping[str, Any], where: str) -> None:
+        kind, last = line["kind"], self.header["n_steps"]
+        if kind == "columns" and len(line["model"]) != self.n_clients:
+            raise DataError(f"{where}: columns must be {self.n_clients} long, got {len(line['model'])}")
+        out_of_turn = line["t"] != self.steps or line.get("c", self.rows) != self.rows
+        if out_of_turn or (last is not None and self.steps >= last) or (self.rows and kind != "row"):
+            of = "" if last is None else f" of {last} time steps"
+            _expect(False, where, f"time {self.steps}, client {self.rows}{of}", line)
+        if kind != "event":
+            self._rows(line["tested"] if kind == "columns" else [line["tested"]], where)
+
+    def _rows(self, tested: Sequence[int | None], where: str) -> None:
+        two_moments = self.header["schema"] == 2
+        if two_moments and self.tested < self.steps:
+            raise DataError(f"{where}: time {self.steps - 1} must be tested before time {self.steps}")
+        if any((n is None) != two_moments for n in tested):
+            raise DataError(f"{where}: tested must be {'null in schema 2' if two_moments else 'a number'}")
+        self.rows += len(tested)
+        if self.rows == self.n_clients:
+            self.steps, self.rows, self.last_clients = self.steps + 1, 0, self.n_clients
+            self.begun = self.steps
+
+    def _end(self, line: Mapping[str, Any], where: str) -> None:
+        last = self.header["n_steps"]
+        if last is not None and line["status"] == "complete" and (self.steps, self.rows) != (last, 0):
+            raise DataError(f"{where}: complete means {last} time steps, got {self.steps}")
+        self.ended = True
+
+
+def _expect(true: bool, where: str, what: str, line: Mapping[str, Any]) -> None:
+    if not true:
         got = f"{line['kind']} of time {line['t']}" + (f", client {line['c']}" if "c" in line else "")
-        raise DataError(f"{where}: expected time {t}, client {c} of {steps} time steps, got the {got}")
+        raise DataError(f"{where}: expected {what}, got the {got}")

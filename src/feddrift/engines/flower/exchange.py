@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Literal
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
+from feddrift.engines.flower.wire import size
 from feddrift.errors import ConfigError, FeddriftError
 
 LATE = 5.0  # seconds that a message outlives its deadline: a late reply is thrown away, not worked on
@@ -46,30 +48,85 @@ class Rules:
             raise ConfigError(f"start must be 'data' or a number of seconds, got {self.start!r}")
 
 
+@dataclass(frozen=True)
+class Reply:
+    """What a node answered, or a sentence that says why there is nothing; and after how many seconds it was there."""
+
+    content: RecordDict | str
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One question to some clients at time t, and what came back, in lists over these clients."""
+
+    t: int
+    asked: str  # what
+    round: int | None  # of training
+    at: str  # when it was asked, as ISO time
+    took: float  # seconds until all had answered, or had had their time
+    c: list[int]
+    sent: list[int]  # bytes to the client, 0 where it is not connected
+    answered: list[int]  # bytes from it
+    seconds: list[float | None]  # until its answer was there; None: none came
+    trouble: list[str | None]  # why it sits out
+
+    @classmethod
+    def of(
+        cls,
+        t: int,
+        asked: str,
+        round: int | None,
+        at: datetime,
+        took: float,
+        clients: Sequence[int],
+        contents: Mapping[int, RecordDict],
+        replies: Mapping[int, Reply],
+        trouble: Mapping[int, str],
+    ) -> Exchange:
+        """What was sent to these clients, and what came, by client."""
+        answers = {c: reply.content for c, reply in replies.items() if not isinstance(reply.content, str)}
+        return cls(
+            t,
+            asked,
+            round,
+            at.isoformat(timespec="milliseconds"),
+            took,
+            list(clients),
+            [size(contents[c]) if c in contents else 0 for c in clients],
+            [size(answers[c]) if c in answers else 0 for c in clients],
+            [replies[c].seconds if c in answers else None for c in clients],
+            [trouble.get(c) for c in clients],
+        )
+
+
 def exchange(
     grid: Grid, action: str, contents: Mapping[int, RecordDict], deadline: float, poll: float
-) -> dict[int, RecordDict | str]:
-    """Send each node its message and gather the replies; a sentence stands for a reply that did not come."""
-    nodes, found = list(contents), dict[int, RecordDict | str]()
+) -> dict[int, Reply]:
+    """Send each node its message and gather the replies."""
+    nodes, found = list(contents), dict[int, Reply]()
     if not nodes:
         return found
     sent = [Message(contents[n], n, action, ttl=deadline + LATE, group_id=action) for n in nodes]
-    end = time.monotonic() + deadline
+    began = time.monotonic()
+    end = began + deadline
     waiting = dict(zip(grid.push_messages(sent), nodes, strict=False))
-    found |= dict.fromkeys(set(nodes) - set(waiting.values()), "the message could not be sent")
-    for unsent in [name for name in waiting if not name]:
-        found[waiting.pop(unsent)] = "the message could not be sent"
+    unsent = Reply("the message could not be sent")
+    found |= dict.fromkeys(set(nodes) - set(waiting.values()), unsent)
+    for name in [name for name in waiting if not name]:
+        found[waiting.pop(name)] = unsent
     while waiting:
         for reply in grid.pull_messages(list(waiting)):
             # An error of Flower's own has not the node's id: the message it answers tells whose it is.
             node = waiting.pop(reply.metadata.reply_to_message_id, None)
             if node is not None:
-                found[node] = _error(reply) if reply.has_error() else reply.content
+                content = _error(reply) if reply.has_error() else reply.content
+                found[node] = Reply(content, round(time.monotonic() - began, 3))
         if waiting and time.monotonic() >= end:
             break
         if waiting:
             time.sleep(min(poll, max(0.0, end - time.monotonic())))
-    return found | dict.fromkeys(waiting.values(), f"no reply within {deadline:g} s")
+    return found | dict.fromkeys(waiting.values(), Reply(f"no reply within {deadline:g} s"))
 
 
 def _error(reply: Message) -> str:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from typing import Any, NoReturn
 
 import numpy as np
+from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
 from feddrift.engines.base import Engine
 from feddrift.engines.conditions import IDEAL, Conditions
 from feddrift.engines.flower import parts as model_parts
 from feddrift.engines.flower import wire
-from feddrift.engines.flower.exchange import QuorumError, Rules, exchange
+from feddrift.engines.flower.exchange import Exchange, QuorumError, Rules, exchange
 from feddrift.engines.flower.messages import KIND_OF, VERSION, About, Hello, Present
 from feddrift.engines.flower.parts import Body
 from feddrift.engines.flower.remote import Asked, Check, Remote
@@ -24,6 +26,8 @@ from feddrift.engines.worker import Known
 from feddrift.errors import ConfigError
 from feddrift.models import take
 from feddrift.types import Ints, Local, Net, State
+
+ABSENT = "it is not connected"
 
 _log = logging.getLogger("feddrift")
 
@@ -51,11 +55,13 @@ class Flower(Engine):
         seed: int,
         rules: Rules,
         conditions: Conditions = IDEAL,
+        n_steps: int | None = None,
     ) -> None:
         if not 1 <= rules.quorum <= len(roster.clients):
             raise ConfigError(f"quorum must be in 1..{len(roster.clients)}, got {rules.quorum}")
         self.grid, self.roster, self.rules = grid, roster, rules
-        self.net, self.local, self.seed, self.conditions = net, local, seed, conditions
+        self.net, self.local, self.seed, self.conditions, self.n_steps = net, local, seed, conditions, n_steps
+        self.on_exchange: Callable[[Exchange], None] = lambda _: None  # is told of every question, once it is answered
         self.counts: Ints = np.zeros((2, len(roster.clients)), dtype=np.int64)  # N[t, c] as the clients said
         self.present: set[int] = set()  # who answered the last hello
         self.exchanges = 0
@@ -65,6 +71,7 @@ class Flower(Engine):
         self._right: dict[int, tuple[int, int]] = {}  # by client, of the models it uses, on its newest data
         self._has: dict[int, set[str]] = {}  # by client, the parts of models that it has
         self._serves: dict[int, set[str]] = {}  # those of them that it keeps, since it serves them
+        self._heard: Any = None  # what the last hello found, if nothing was asked since
 
     def worker(self, tau: int) -> Remote:
         if self._greeted != tau:
@@ -76,9 +83,12 @@ class Flower(Engine):
         known = Known(self.roster.clients, self.roster.features, self.roster.n_classes, counts, here)
         return Remote(self, tau, known)
 
-    def test(self, state: State, t: int, wait: bool = True) -> tuple[Ints, Ints]:
-        """Tell the clients which models they use from now on; how those do on the data of time t, once these come."""
-        self.hello(t, state, wait)
+    def test(self, state: State, t: int) -> tuple[Ints, Ints]:
+        """Tell the clients which models they use from now on; how those do on the data of time t, once these come.
+
+        After the last time step nobody waits for more data.
+        """
+        self.hello(t, state, wait=self.n_steps is None or t < self.n_steps)
         found = np.zeros((2, len(self.roster.clients)), dtype=np.int64)
         for c, pair in self._right.items():
             found[:, c] = pair
@@ -150,51 +160,68 @@ class Flower(Engine):
         absent_is_news: bool = True,
     ) -> dict[int, Any]:
         """One exchange of one kind: the checked replies by client, in order; others are complained about by name."""
-        if not requests:
-            return {}
-        what, node, found = type(next(iter(requests.values()))[0]), self._nodes(), dict[int, Any]()
-        when = f"{KIND_OF[what]} at time {tau}" + ("" if round is None else f", round {round}")
-        waiting = dict(requests)
-        for last in (False, True):
-            contents = {}
-            for c, (request, parts) in waiting.items():
-                if c in node:
-                    new = {name: part for name, part in parts.items() if name not in self._has.get(c, ())}
-                    head = {"version": VERSION, "about": asdict(self.about(c, tau))}
-                    contents[node[c]] = wire.pack(head | request.body(), new)
-                elif absent_is_news:
-                    self._complain(c, when, "it is not connected")
-            self.exchanges, began = self.exchanges + 1, time.monotonic()
-            deadline = getattr(self.rules, what.deadline)
-            replies = exchange(self.grid, what.action, contents, deadline, self.rules.poll)
-            answered = sum(not isinstance(reply, str) for reply in replies.values())
-            seconds = time.monotonic() - began
-            _log.info("%s: %d of %d clients answered in %.1f s", when, answered, len(contents), seconds)
-            again = {}
-            for c, asked in sorted(waiting.items(), key=lambda item: item[0]):
-                if c not in node:
-                    continue
-                reply = replies[node[c]]
-                if isinstance(reply, str):
-                    self._complain(c, when, reply)
-                    continue
-                try:
-                    body, raw = wire.unpack(reply)
-                    self._checked(c, body)
-                    if "missing" in body and not last:
-                        self._has[c], again[c] = set(), asked
-                        continue
-                    found[c] = check(c, body, raw)
-                    self._has[c] = set(asked[1]) | self._serves.get(c, set())
-                    self.trouble.pop(self.roster.clients[c], None)
-                except Refused as refused:
-                    self._complain(c, when, f"its reply is refused: {refused}")
-                except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
-                    self._complain(c, when, f"its reply is refused: it is malformed ({type(error).__name__})")
-            waiting = again
-            if not waiting:
-                break
+        found, again = self._asked(tau, requests, check, round, absent_is_news, last=False)
+        if again:
+            found |= self._asked(tau, again, check, round, absent_is_news, last=True)[0]
         return dict(sorted(found.items()))
+
+    def _asked(
+        self,
+        tau: int,
+        requests: Mapping[int, Asked],
+        check: Check,
+        number: int | None,
+        absent_is_news: bool,
+        last: bool,
+    ) -> tuple[dict[int, Any], dict[int, Asked]]:
+        """The checked replies, and the requests to clients that lack parts of models which they should have."""
+        if not requests:
+            return {}, {}
+        what = type(next(iter(requests.values()))[0])
+        when = f"{KIND_OF[what]} at time {tau}" + ("" if number is None else f", round {number}")
+        node, contents = self._nodes(), dict[int, RecordDict]()
+        found, again, trouble = dict[int, Any](), dict[int, Asked](), dict[int, str]()
+        for c, (request, parts) in requests.items():
+            if c in node:
+                new = {name: part for name, part in parts.items() if name not in self._has.get(c, ())}
+                head = {"version": VERSION, "about": asdict(self.about(c, tau))}
+                contents[c] = wire.pack(head | request.body(), new)
+            else:
+                trouble[c] = ABSENT
+        self.exchanges, at, began = self.exchanges + 1, datetime.now(UTC), time.monotonic()
+        by_node = {node[c]: content for c, content in contents.items()}
+        replies = exchange(self.grid, what.action, by_node, getattr(self.rules, what.deadline), self.rules.poll)
+        answers = {c: replies[node[c]] for c in sorted(contents)}
+        answered = sum(not isinstance(answer.content, str) for answer in answers.values())
+        seconds = round(time.monotonic() - began, 3)
+        _log.info("%s: %d of %d clients answered in %.1f s", when, answered, len(contents), seconds)
+        for c, answer in answers.items():
+            if isinstance(answer.content, str):
+                trouble[c] = answer.content
+                continue
+            try:
+                body, raw = wire.unpack(answer.content)
+                self._checked(c, body)
+                if "missing" in body and not last:
+                    self._has[c], again[c] = set(), requests[c]
+                    continue
+                found[c] = check(c, body, raw)
+                self._has[c] = set(requests[c][1]) | self._serves.get(c, set())
+                self.trouble.pop(self.roster.clients[c], None)
+            except Refused as refused:
+                trouble[c] = f"its reply is refused: {refused}"
+            except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
+                trouble[c] = f"its reply is refused: it is malformed ({type(error).__name__})"
+        for c, why in trouble.items():
+            if why != ABSENT or absent_is_news:
+                self._complain(c, when, why)
+        heard = (found, trouble) if what is Hello else None
+        if heard is None or heard != self._heard:  # who waits for data says hello again and again
+            self.on_exchange(
+                Exchange.of(tau, KIND_OF[what], number, at, seconds, list(requests), contents, answers, trouble)
+            )
+        self._heard = heard
+        return found, again
 
     def wait_for(self, tau: int, reachable: set[int], where: str, end: float) -> set[int]:
         """Wait until a quorum can be reached again, or time is up; who has come back."""

@@ -28,6 +28,13 @@ def pack(body: Mapping[str, Any], parts: Mapping[str, Part] | None = None) -> Re
     return RecordDict({"body": ConfigRecord({"json": json.dumps(body, allow_nan=False)}), **records})
 
 
+def size(content: RecordDict) -> int:
+    """The bytes of a message: its body, and the numbers of its parts."""
+    bodies = (record.get("json") for record in content.config_records.values())
+    arrays = (array for record in content.array_records.values() for array in record.values())
+    return sum(len(str(body)) for body in bodies) + sum(len(array.data) for array in arrays)
+
+
 def _plain(array: Any) -> npt.NDArray[Any]:
     return np.array(array, order="C")
 

@@ -16,7 +16,10 @@ from feddrift.runs.record import Record
 from feddrift.runs.schema import plain
 from feddrift.system import write_whole
 
-SCRIPTS = ("tools.js", "charts.js", "map.js", "lineage.js", "words.js", "tables.js", "sections.js", "main.js")
+SCRIPTS = (
+    *("tools.js", "charts.js", "map.js", "lineage.js", "words.js", "tables.js", "sections.js", "exchanges.js"),
+    "main.js",
+)
 
 
 def write(records: Sequence[Record], path: Path, name: str) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from feddrift import algorithms
 from feddrift._version import __version__
-from feddrift.reports import metrics
+from feddrift.reports import exchanges, metrics
 from feddrift.reports.story import command, letter, why
 from feddrift.reports.summary import changes, deviation_of_known, joined, lineage, mean_of_known, reached, scores, truth
 from feddrift.reports.words import describe, differences
@@ -29,7 +29,9 @@ def collect(records: Sequence[Record], name: str) -> dict[str, Any]:
     """All runs, the newest of each, by stream and configuration."""
     by_stream: dict[str, dict[str, list[Record]]] = {}
     for record in newest(records):
-        data = json.dumps([record.header["stream"], record.header["overrides"]], sort_keys=True)
+        header = record.header
+        same = header["stream"], header["overrides"], header["clients"] if record.runs_on else None
+        data = json.dumps(same, sort_keys=True)
         by_stream.setdefault(data, {}).setdefault(configuration(record.header), []).append(record)
     shown = _with_cells(by_stream)
     return {
@@ -135,6 +137,7 @@ def _run(record: Record, oracle: Record | None, with_cells: bool) -> dict[str, A
         "status": record.status,
         "steps": rows.steps,
         "n_steps": header["n_steps"],
+        "tested": record.tested,
         "started": header["started"],
         "times": header.get("times", []),
         "truth": bool((rows.concept >= 0).any()),
@@ -152,6 +155,7 @@ def _run(record: Record, oracle: Record | None, with_cells: bool) -> dict[str, A
         "exist": rows.n_models.max(axis=1).tolist() if rows.steps else [],
         "concepts": concepts.tolist() if concepts.any() else None,
         "sent": _rounded(metrics.sent_over_time(record)),
+        "exchanges": exchanges.told(record),
         "events": [_event(event) for event in record.events],
         "cells": _cells(record) if with_cells else None,
         "command": rerun,
@@ -227,9 +231,13 @@ def _event(event: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _cells(record: Record) -> dict[str, Any]:
-    """What a cell shows, one time step after the other; accuracy in thousandths, -1 without test data."""
+    """What a cell shows, one time step after the other.
+
+    Accuracy is in thousandths, -1 without test data, -2 where it is not tested yet.
+    """
     rows = record.rows
     accuracy = np.where(np.isnan(rows.accuracy), -1, np.round(1000 * np.nan_to_num(rows.accuracy)))
+    accuracy[record.tested :] = -2
     flat: dict[str, Any] = {
         "model": rows.model.reshape(-1).tolist(),
         "accuracy": accuracy.astype(int).reshape(-1).tolist(),

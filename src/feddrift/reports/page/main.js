@@ -91,7 +91,7 @@ function choosers() {
 function show() {
   load();
   choosers();
-  for (const part of [lead, accuracy, maps, drifts, recovery, resources]) part();
+  for (const part of [lead, accuracy, maps, drifts, recovery, resources, exchanges]) part();
 }
 
 function theme(next) {

@@ -296,7 +296,7 @@ class Maps {
       { model, accuracy, concept, loss } = this.cells;
     const pairs = [
       ["model", model[k]],
-      ["accuracy next", accuracy[k] < 0 ? "no test data" : `${(accuracy[k] / 10).toFixed(1)} %`],
+      ["accuracy next", testOf(accuracy[k])],
     ];
     if (this.absent.has(k)) pairs.splice(0, 1, ["", "had not joined yet"]);
     if (loss && known(loss[k])) pairs.push([`${this.run.metric} before training`, loss[k].toFixed(3)]);

@@ -2,10 +2,8 @@
 
 function lead() {
   const { run, stream, group, data } = view;
-  const status =
-    run.status === "complete"
-      ? "complete"
-      : `${run.status === "unfinished" ? "unfinished" : run.status}: ${run.steps} of ${run.n_steps} time steps`;
+  const of = run.n_steps === null ? "" : ` of ${run.n_steps}`,
+    status = run.status === "complete" ? "complete" : `${run.status}: ${run.steps}${of} time steps`;
   const n = sum(data.streams.flatMap((x) => x.groups.map((g) => g.runs.length)));
   fill(
     "eyebrow",
@@ -15,7 +13,7 @@ function lead() {
       stream.options,
       `seed ${run.seed}`,
       count(stream.clients.length, "client"),
-      count(run.n_steps, "time step"),
+      run.n_steps === null && run.status !== "complete" ? null : count(run.n_steps || run.steps, "time step"),
       status,
       run.started.slice(0, 16).replace("T", " "),
     ]

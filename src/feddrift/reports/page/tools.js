@@ -37,6 +37,16 @@ function timeOf(run, t) {
   return run.times[t] ? `time ${t + 1} (${run.times[t]})` : `time ${t + 1}`;
 }
 
+// Whether there is more to come.
+function goesOn(run) {
+  return run.n_steps === null ? run.status !== "complete" : run.steps < run.n_steps;
+}
+
+// How the models in use did next, in words; thousandths, -1 without test data, -2 before they have come.
+function testOf(accuracy, nothing = "no test data") {
+  return accuracy === -2 ? "not tested yet" : accuracy < 0 ? nothing : `${(accuracy / 10).toFixed(1)} %`;
+}
+
 // A colour of the theme as the page has it now; canvases need the value, not the name.
 function colour(name) {
   return getComputedStyle(document.documentElement)

@@ -32,13 +32,15 @@ function gist(view) {
   const used = run.used[run.steps - 1],
     concepts = run.concepts && run.concepts[run.steps - 1];
   told.push(
-    (run.steps < run.n_steps ? "So far the clients use " : "At the end the clients used ") +
+    (goesOn(run) ? "So far the clients use " : "At the end the clients used ") +
       `${count(used, "model")}${concepts ? ` for ${count(concepts, "concept")}` : ""}.`,
   );
   const others = ["Oracle", "Oblivious"]
     .filter((name) => name !== group.algorithm)
     .map((name) => [name, peer(stream, name, run.seed)])
     .filter(([, r]) => r && r.steps === run.steps);
+  if (run.tested < run.steps)
+    told.push(`${sentence(timeOf(run, run.tested)).slice(0, -1)} is trained and not tested yet: it waits for new data.`);
   told.push(
     `Mean accuracy ${percent(run.numbers.mean)} %` +
       others.map(([name, r]) => `; ${name} ${percent(r.numbers.mean)} %`).join("") +
@@ -110,7 +112,7 @@ function tiles(view) {
   }
   found.push(
     tile(
-      run.steps < run.n_steps ? "Models now" : "Models at the end",
+      goesOn(run) ? "Models now" : "Models at the end",
       run.steps ? String(run.exist[run.steps - 1]) : "–",
       "",
       run.steps
@@ -160,7 +162,7 @@ function story(view) {
       lines.push(t ? `It kept model ${maps.cells.model[k]}.` : `It began with model ${maps.cells.model[k]}.`);
     if (t === now)
       lines.push(
-        `Tested next: ${maps.cells.accuracy[k] < 0 ? "no data" : (maps.cells.accuracy[k] / 10).toFixed(1) + " %"}.`,
+        `Tested next: ${testOf(maps.cells.accuracy[k], "no data")}.`,
       );
     if (lines.length)
       told.push(

@@ -51,7 +51,7 @@ def clusters(records: Sequence[Record]) -> Figure:
             "choose fewer, for example one seed of each algorithm"
         )
     n_columns = n if n <= 3 else 2 if n == 4 else 3 if n <= 9 else 4
-    steps, clients = (max(record.header[key] for record in records) for key in ("n_steps", "n_clients"))
+    steps, clients = max(map(_steps, records)), max(record.header["n_clients"] for record in records)
     room = (12.0, 8.5) if n == 1 else (15.0 / n_columns, 6.0)
     cell = min(0.5, room[0] / steps), min(0.4, room[1] / clients)  # inches
     width, height = max(4.2, cell[0] * steps + 0.8), max(2.2, cell[1] * clients + 1.2)
@@ -116,13 +116,17 @@ def _alarms(ax: Axes, drift: Bools) -> None:
 
 
 def _axes(ax: Axes, record: Record, cell: tuple[float, float]) -> None:
-    steps, clients = record.header["n_steps"], record.header["n_clients"]
+    steps, clients = _steps(record), record.header["n_clients"]
     every = math.ceil(0.3 / cell[0]), math.ceil(0.13 / cell[1])  # cells between labels
     ax.set_xticks(np.arange(1, steps + 1, every[0]))
     ax.set_yticks(range(0, clients, every[1]), [short(name, 14) for name in record.header["clients"][:: every[1]]])
     ax.set(xlim=(0.5, steps + 0.5), ylim=(clients - 0.5, -0.5), xlabel="time", ylabel="client")
     ax.tick_params(length=0, labelsize=8)
     ax.spines[:].set_visible(False)
+
+
+def _steps(record: Record) -> int:
+    return int(record.rows.steps if record.runs_on else record.header["n_steps"])
 
 
 def _title(record: Record, differs: Mapping[str, object]) -> str:
@@ -136,5 +140,6 @@ def _title(record: Record, differs: Mapping[str, object]) -> str:
         if omitting is not None:
             lines[-1] = f"accuracy {omitting:.2f} % omitting drifts, {including:.2f} % including"
     if record.status != "complete":
-        lines.append(f"{record.status} after {record.rows.steps} of {header['n_steps']} time steps")
+        of = "" if record.runs_on else f" of {header['n_steps']}"
+        lines.append(f"{record.status} after {record.rows.steps}{of} time steps")
     return "\n".join(lines)

@@ -1,0 +1,73 @@
+"""Time steps of a federation that its record lacks: begun by version 0.1, which wrote another file, or lost."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from feddrift.run import Trained
+from feddrift.runs.recorded import lines_of
+from feddrift.types import Ints, State
+
+HISTORY = "history.jsonl"
+
+Lines = tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any] | None]  # rows, events, and the test
+
+_log = logging.getLogger("feddrift")
+
+
+def past_steps(
+    folder: Path, clients: Sequence[str], state: State, done: int, untested: Trained | None, counts: Ints
+) -> Iterator[Lines]:
+    """What is known of the time steps before: by the old file, else by the state, which knows whose data is where."""
+    told = _history(folder / HISTORY)
+    if lost := [t for t in range(done) if t not in told]:
+        _log.warning("of %d time steps in the past the record has only what the state tells of them", len(lost))
+    for t in range(done):
+        if untested is not None and t == untested.tau:
+            yield *lines_of(untested), None
+        else:
+            yield _past(t, clients, state, counts, told.get(t, {}))
+    with suppress(FileNotFoundError):
+        (folder / HISTORY).rename(folder / "history.old")
+
+
+def _past(t: int, clients: Sequence[str], state: State, counts: Ints, told: dict[str, Any]) -> Lines:
+    owners = np.asarray(state.models.ids)[np.asarray(state.w[t]).argmax(axis=1)].tolist()
+    known = [told.get("clients", {}).get(name, {}) for name in clients]
+    rows = [
+        {
+            "t": t,
+            "c": c,
+            "accuracy": None,
+            "tested": None,
+            "concept": None,
+            "next_concept": None,
+            "model": row.get("model", owners[c]),
+            "n_models": len(told.get("models", state.models)),
+            "drift": row.get("drift", False),
+            "models_sent": row.get("sent", 0),
+            "received": int(counts[t, c]),
+        }
+        for c, row in enumerate(known)
+    ]
+    events = [{"t": t, **event} for event in told.get("events", [])]
+    test = {"accuracy": [row.get("accuracy") for row in known], "tested": [row.get("tested", 0) for row in known]}
+    return rows, events, test
+
+
+def _history(path: Path) -> dict[int, dict[str, Any]]:
+    """By time; of a time step that was told twice, as after a kill, the last."""
+    found: dict[int, dict[str, Any]] = {}
+    if path.exists():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            with suppress(ValueError, KeyError, TypeError):  # the last line of a server that was killed
+                step = json.loads(line)
+                found[int(step["t"])] = step
+    return found

@@ -1,0 +1,79 @@
+"""What the questions to clients of real machines took: by time step, by client, and who sat out why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from feddrift.runs.record import Record
+
+KINDS = ("hello", "evaluate", "tournament", "train")
+MAX_LISTED = 1000  # of those who sat out, the newest
+
+
+def told(record: Record) -> dict[str, Any] | None:
+    """All of it as plain values for the page; None where nothing was asked over a network."""
+    if not record.exchanges:
+        return None
+    out = list(sat_out(record))
+    return {
+        "kinds": list(KINDS),
+        "seconds": seconds(record),
+        "clients": by_client(record),
+        "out": [list(entry) for entry in out[-MAX_LISTED:]],
+        "n_out": len(out),
+        "last": record.exchanges[-1]["at"],
+    }
+
+
+def seconds(record: Record) -> dict[str, list[float]]:
+    """By kind of question, [t], how long the clients were waited for; the last may be a time step under way."""
+    last = max(line["t"] for line in record.exchanges)
+    found = {kind: [0.0] * (last + 1) for kind in KINDS}
+    for line in record.exchanges:
+        found.setdefault(line["asked"], [0.0] * (last + 1))[line["t"]] += line["took"]
+    return {kind: [round(value, 1) for value in values] for kind, values in found.items()}
+
+
+def sat_out(record: Record) -> Iterator[tuple[str, int, int, str, int | None, str]]:
+    """When (the clock's, and the time step), who, what was asked, in which round, and why there was no use of it."""
+    for line in record.exchanges:
+        for c, why in zip(line["c"], line["trouble"], strict=True):
+            if why is not None:
+                yield line["at"], line["t"], c, line["asked"], line["round"], why
+
+
+def last_words(record: Record) -> dict[int, str | None]:
+    """By client, the trouble with the last question to it; None: it answered."""
+    found: dict[int, str | None] = {}
+    for line in record.exchanges:
+        found |= dict(zip(line["c"], line["trouble"], strict=True))
+    return found
+
+
+def by_client(record: Record) -> list[dict[str, Any]]:
+    """Of each client how often it was asked and answered, how fast, bytes to and from it, and the last trouble."""
+    found = [{"asked": 0, "answered": 0, "to": 0, "from": 0} for _ in record.header["clients"]]
+    waited: list[list[float]] = [[] for _ in found]
+    for line in record.exchanges:
+        for c, sent, answered, seconds, trouble in zip(
+            *(line[name] for name in ("c", "sent", "answered", "seconds", "trouble")), strict=True
+        ):
+            found[c]["asked"] += 1
+            found[c]["answered"] += trouble is None
+            found[c]["to"] += sent
+            found[c]["from"] += answered
+            if seconds is not None:
+                waited[c].append(seconds)
+    last = last_words(record)
+    return [
+        {
+            **entry,
+            "median": round(float(np.median(times)), 1) if times else None,
+            "slowest": round(max(times), 1) if times else None,
+            "trouble": last.get(c),
+        }
+        for c, (entry, times) in enumerate(zip(found, waited, strict=True))
+    ]
