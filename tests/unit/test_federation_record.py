@@ -23,11 +23,12 @@ from feddrift.deploy.status import status
 from feddrift.engines.flower.exchange import QuorumError
 from feddrift.errors import DataError
 from feddrift.reports import metrics, page
+from feddrift.reports.exchanges import sat_out
 from feddrift.reports.page.data import collect
 from feddrift.reports.summary import joined, summarise
 from feddrift.runs.record import Record, part_of, read, read_all
 from tests.flower import OverFlower
-from tests.unit.test_flower import LEARN, Killed, over, swapping
+from tests.unit.test_flower import LEARN, Killed, edited, over, swapping
 
 FEDDRIFT = fd.algorithm("FedDrift", delta=0.2)
 SETTINGS = """\
@@ -259,3 +260,18 @@ def test_a_federation_that_stops_says_so_and_can_be_exported(tmp_path: Path) -> 
     assert (models.predict("c", x) == (x[:, 0] <= 0.5)).mean() > 0.8
     assert models.about["lineage"][0]["cause"]["clients"] == ["c"]
     assert "stopped, `feddrift deploy run` goes on" in run("deploy", "status", str(tmp_path))
+
+
+def test_no_client_can_spoil_the_record(tmp_path: Path) -> None:
+    """Texts that are no text, and a loss beyond all bounds: the server goes on, and says what it can."""
+    engine = over(swapping(), LEARN)
+    engine.n_steps = 3
+    engine.local_grid.tamper["b", "hello"] = edited(lambda body: body.update(cells=[["\ud800\n\x1b", 1]]))
+    engine.local_grid.tamper["c", "evaluate"] = edited(lambda body: body.update(new=[1e300] * len(body["new"])))
+    algorithm = fd.algorithm("FedDrift", delta=0.2, metric="loss")
+    assert [step.tau for step in federate(engine, algorithm, tmp_path)] == [0, 1, 2]
+    record = read(tmp_path / "test.jsonl")
+    assert np.isnan(record.rows.loss[:, 2]).all() and not np.isnan(record.rows.loss[:, 0]).any()
+    refused = [why for _, _, c, _, _, why in sat_out(record) if c == 1]
+    assert len(refused) == 4 and all(why.endswith(r"got \ud800\n\x1b") for why in refused)
+    page.write([record], tmp_path / "page.html", "fed")

@@ -72,7 +72,7 @@ def _steps(engine: Flower, algorithm: Algorithm, folder: Path, about: dict[str, 
 
         def journal(state: State, fed: TimeStep) -> Journal:
             if record.order.begun == fed.tau:
-                record.add("time", t=fed.tau, name=datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S"))
+                record.add("time", t=fed.tau, name=datetime.now(UTC).strftime("%Y-%m-%d %H:%M"))
             before = now.inside if fed.tau == now.done else None
             if before is not None:
                 _log.info("going on at time %d, after %d rounds", fed.tau, before.rounds)

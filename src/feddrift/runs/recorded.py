@@ -28,6 +28,7 @@ from feddrift.runs.background import in_background
 from feddrift.runs.config import RunConfig
 from feddrift.runs.journal import Inside, Journal
 from feddrift.runs.record import file_name, is_complete, part_of
+from feddrift.runs.schema import LARGEST
 from feddrift.runs.writer import Writer, beginning
 from feddrift.trees import leaves
 from feddrift.types import Algorithm, Ints, Local, Params, State
@@ -220,7 +221,7 @@ def lines_of(step: Trained, concepts: Ints | None = None) -> tuple[list[dict[str
             "models_sent": _short(step.sent[c]),
             "sent_scoring": _short(step.sent_scoring[c]),
             "received": int(step.received[c]),
-            "loss": None if np.isnan(step.loss[c]) else round(float(step.loss[c]), 6),
+            "loss": round(float(step.loss[c]), 6) if abs(step.loss[c]) <= LARGEST else None,  # NaN is not
         }
         for c in range(len(model))
     ]

@@ -27,8 +27,9 @@ Status = Literal["complete", "interrupted", "failed"]
 Whole = Annotated[int, Field(ge=0, lt=2**63)]
 Positive = Annotated[int, Field(ge=1, lt=2**63)]
 Share = Annotated[float, Field(ge=0, le=1)]
-Number = Annotated[float, Field(ge=-1e15, le=1e15)]
-Amount = Annotated[float, Field(ge=0, le=1e15)]  # sums of them stay numbers
+LARGEST = 1e15  # sums of them stay numbers
+Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
+Amount = Annotated[float, Field(ge=0, le=LARGEST)]
 Clock = Annotated[str, AfterValidator(lambda text: _checked_time(text))]  # ISO time
 
 

@@ -23,7 +23,7 @@ from feddrift.engines.flower.parts import Body
 from feddrift.engines.flower.remote import Asked, Check, Remote
 from feddrift.engines.flower.wire import Refused
 from feddrift.engines.worker import Known
-from feddrift.errors import ConfigError
+from feddrift.errors import ConfigError, one_line
 from feddrift.models import take
 from feddrift.types import Ints, Local, Net, State
 
@@ -212,6 +212,7 @@ class Flower(Engine):
                 trouble[c] = f"its reply is refused: {refused}"
             except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
                 trouble[c] = f"its reply is refused: it is malformed ({type(error).__name__})"
+        trouble = {c: one_line(why) for c, why in trouble.items()}  # whatever a client may have put into it
         for c, why in trouble.items():
             if why != ABSENT or absent_is_news:
                 self._complain(c, when, why)
