@@ -82,6 +82,7 @@ def test_an_alarm_is_in_record_status_and_page_before_the_next_data_come(tmp_pat
             found["record"] = read(server / "state" / "test.jsonl.part")
             found["status"] = run("deploy", "status", str(tmp_path))
             found["json"] = json.loads(run("deploy", "status", str(tmp_path), "--json"))
+            found["report"] = run("report", str(tmp_path))
             found["page"] = collect(read_all(server), "fed")["streams"][0]["groups"][0]["runs"][0]
 
     watched(engine, see)
@@ -92,6 +93,7 @@ def test_an_alarm_is_in_record_status_and_page_before_the_next_data_come(tmp_pat
     assert [(e["event"], e["model"], e["t"]) for e in record.events] == [("created", 1, 2)]
     assert "running" in found["status"] and "not tested yet" in found["status"]
     assert "time 3: model 1 created: the best model's error rose" in found["status"]
+    assert "test is not finished: these are its first 3 time steps" in found["report"]
     told = found["json"]
     assert told["status"] == "running" and [step["tested"] for step in told["steps"]] == [True, True, False]
     assert told["steps"][2]["clients"]["c"] == {

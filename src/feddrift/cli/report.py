@@ -15,7 +15,7 @@ from feddrift.cli import console
 from feddrift.cli.console import say, tell
 from feddrift.errors import ConfigError, DataError
 from feddrift.reports import metrics, page, paper, tables
-from feddrift.reports.summary import compare, grouped, summarise, unfinished
+from feddrift.reports.summary import compare, finished, grouped, summarise, unfinished
 from feddrift.runs import record
 
 
@@ -53,6 +53,8 @@ def report(
                 page.write(record.read_all(folder), html, folder.resolve().name)
         return
     summaries, left_out = summarise(records), unfinished(records)
+    if not summaries and all(found.runs_on for found in records):
+        raise DataError(f"no time step of the federation in {folder} is done yet")
     if not summaries:
         what = "the run" if len(records) == 1 else f"none of the {len(records)} runs"
         raise DataError(f"{what} in {folder} is {'not ' * (len(records) == 1)}finished yet: `feddrift resume` goes on")
@@ -69,6 +71,8 @@ def report(
         told = [flag for cell in theirs if cell for flag in cell.within.values() if flag is not None]
         if told:
             say(f"{sum(told)} of {len(told)} accuracies within max(1.0, twice the paper's deviation) of the paper's")
+    for going_on in (found for found in finished(records) if found.status != "complete"):
+        tell(f"{going_on.header['stream']} is not finished: these are its first {going_on.rows.steps} time steps")
     if left_out:
         tell(f"left out, not finished: {len(left_out)}")
 

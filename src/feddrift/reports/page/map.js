@@ -268,6 +268,7 @@ class Maps {
           h("i", { class: "ramp", style: `background:linear-gradient(90deg,${stops})` }),
           `${percent(this.high / 1000, 0)} %`,
         ),
+        this.cells.accuracy.includes(-2) ? h("span", {}, "last column: not tested yet") : null,
       ),
     );
   }
