@@ -16,7 +16,7 @@ from matplotlib.image import imread
 from feddrift.reports import page
 from feddrift.runs import record
 from feddrift.runs.writer import Writer
-from tests.unit.fake_records import header, make, merged, rows
+from tests.unit.fake_records import federation, header, make, merged, rows
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 RESULTS = Path(__file__).parents[2] / "results"
@@ -191,3 +191,22 @@ def test_who_was_not_there_and_what_time_it_was(tmp_path: Path) -> None:
     file.write_text((tmp_path / "report.html").read_text().replace("</body>", f"{act}</body>"))
     _, text = text_of(file)
     assert "new, time 2 (week 1)" in text and "loss before training 0.125" in text
+
+
+def test_a_federation_that_goes_on(tmp_path: Path) -> None:
+    """Also before its first time step, and with one that nobody has tested."""
+    going_on = federation(tmp_path)
+    file = tmp_path / "page.html"
+    page.write([going_on], file, "fed")
+    _, text = text_of(file, "client=2&time=3")
+    assert "3 clients · unfinished: 3 time steps" in text.replace("\xa0", " ").replace("  ", " ")
+    assert "Time 3 (day 2) is trained and not tested yet" in text and "Tested next: not tested yet." in text
+    assert "last column: not tested yet" in text and "feddrift deploy run DIR" in text
+    said = text[text.index("Questions to the clients") :]
+    assert "Client 1 0 of 2" in said and "train, round 1 it is not connected" in said
+    empty = tmp_path / "empty.html"
+    lines = (next(tmp_path.glob("*.part"))).read_text().splitlines(keepends=True)
+    for n in (1, 2, 6):  # a header, a question, a time step that nobody has tested
+        (tmp_path / "some.jsonl").write_text("".join(lines[:n]))
+        page.write([record.read(tmp_path / "some.jsonl")], empty, "fed")
+        assert "No time step is done yet" in text_of(empty)[1] or n == 6
