@@ -68,10 +68,6 @@ class Step(Trained):
     tested: Ints  # [c], how many examples that was
 
 
-Journal = Callable[[State, TimeStep], Federation]
-Sink = Callable[[Trained], None]
-
-
 def run(
     stream: Stream,
     algorithm: Algorithm,
@@ -94,8 +90,8 @@ def steps_on(
     done: int = 0,
     state: State | None = None,
     untested: Trained | None = None,
-    journal: Journal | None = None,
-    sink: Sink | None = None,
+    journal: Callable[[State, TimeStep], Federation] | None = None,
+    sink: Callable[[Trained], None] | None = None,
 ) -> Iterator[Step]:
     """The loop over time of all runs and federations, on any engine; yields each step once it is tested.
 

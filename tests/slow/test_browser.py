@@ -209,4 +209,6 @@ def test_a_federation_that_goes_on(tmp_path: Path) -> None:
     for n in (1, 2, 6):  # a header, a question, a time step that nobody has tested
         (tmp_path / "some.jsonl").write_text("".join(lines[:n]))
         page.write([record.read(tmp_path / "some.jsonl")], empty, "fed")
-        assert "No time step is done yet" in text_of(empty)[1] or n == 6
+        said = text_of(empty)[1]
+        assert ("No time step is done yet" in said) == (n < 6)
+        assert ("Time 1 (day 0) is trained and not tested yet" in said) == (n == 6)

@@ -79,7 +79,7 @@ def make(
 def federation(out: Path) -> Record:
     """A federation that goes on: two clients, then a third, the last time step not tested yet, one tested twice."""
     head = header(None, 2, engine="flower")
-    writer = Writer(out, head)
+    writer = Writer(out, head, name="fed")
     asked = {"t": 0, "round": None, "at": "2026-01-01T00:00:01.500+00:00", "c": [0, 1], "sent": [900, 0]}
     answered = {"took": 1.5, "answered": [300, 0], "seconds": [1.25, None], "trouble": [None, "it is not connected"]}
     untested: dict[str, Any] = {"accuracy": [None] * 3, "tested": [None] * 3, "received": [20] * 3}

@@ -20,10 +20,11 @@ import feddrift as fd
 from feddrift import algorithms, checkpoint
 from feddrift.algorithms.detection import DriftState
 from feddrift.errors import DataError
-from feddrift.runs import record, writer
+from feddrift.runs import record
 from feddrift.runs.config import RunConfig
 from feddrift.runs.recorded import RecordedRun, reopened, stopped
 from feddrift.types import Event, Models, State
+from tests.unit.conftest import Killed
 from tests.unit.test_cli import feddrift
 
 PATTERN = "0 0\n0 1\n1 1\n1 0\n"
@@ -204,37 +205,6 @@ def final(recorded: RecordedRun) -> Any:
     newest = next(recorded.checkpoints.newest_first())
     assert isinstance(newest, checkpoint.Checkpoint) and newest.about["steps"] == recorded.stream.n_steps
     return newest.value({"W1": 0, "b1": 0, "W2": 0, "b2": 0})
-
-
-class Killed(BaseException):
-    """Nobody is left to clean up."""
-
-
-@pytest.fixture
-def deadly(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Dies before the n-th change of the disk: a write, a new name, a name removed, a cut."""
-    left = [10**9]
-
-    def counted(real: Callable[..., Any]) -> Callable[..., Any]:
-        def act(*args: Any, **kwargs: Any) -> Any:
-            left[0] -= 1
-            if left[0] < 0:
-                raise Killed
-            return real(*args, **kwargs)
-
-        return act
-
-    def gone(self: writer.Writer, kind: Any, error: Any, trace: Any) -> None:
-        if kind is not None:
-            self._file.close()  # as the system does for the dead
-        else:
-            leave(self, kind, error, trace)
-
-    leave = writer.Writer.__exit__
-    monkeypatch.setattr(writer.Writer, "__exit__", gone)
-    for owner, name in ((os, "replace"), (os, "fsync"), (Path, "unlink"), (writer.Writer, "_write")):
-        monkeypatch.setattr(owner, name, counted(getattr(owner, name)))
-    return lambda n: left.__setitem__(0, n)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the dead close no files

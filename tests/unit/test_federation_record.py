@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +20,11 @@ from typer.testing import CliRunner
 
 import feddrift as fd
 from feddrift.cli import app
+from feddrift.cli.deploy import line_of_test, line_of_training
 from feddrift.data import Stream
 from feddrift.deploy.export import export
 from feddrift.deploy.server import federate
-from feddrift.deploy.status import status
+from feddrift.deploy.status import Watch, status
 from feddrift.engines.flower.exchange import QuorumError
 from feddrift.errors import DataError
 from feddrift.reports import metrics, page
@@ -27,8 +32,9 @@ from feddrift.reports.exchanges import sat_out
 from feddrift.reports.page.data import collect
 from feddrift.reports.summary import joined, summarise
 from feddrift.runs.record import Record, part_of, read, read_all
-from tests.flower import OverFlower
-from tests.unit.test_flower import LEARN, Killed, edited, over, swapping
+from tests.flower import QUICK, OverFlower
+from tests.unit.conftest import Killed
+from tests.unit.test_flower import LEARN, edited, over, swapping
 
 FEDDRIFT = fd.algorithm("FedDrift", delta=0.2)
 SETTINGS = """\
@@ -161,46 +167,167 @@ def test_a_client_joins_late_and_another_leaves(tmp_path: Path) -> None:
     assert "test" in run("report", str(state)) and "test" in run("report", str(state), "--metrics")
 
 
-def told(record: Record) -> list[Any]:
-    """What does not depend on the clock."""
-    return [record.rows, record.events, record.status, record.tested]
+def taken(engine: OverFlower, n_steps: int, state: Path) -> list[int]:
+    """Run a federation up to so many time steps; which of them were tested."""
+    engine.n_steps = n_steps
+    return [step.tau for step in federate(engine, FEDDRIFT, state)]
 
 
-def test_a_record_is_the_same_after_kills(tmp_path: Path) -> None:
-    """Killed again and again, between and inside time steps; exchanges of all servers stay."""
-    whole = over(swapping(), LEARN)
-    whole.n_steps = 4
-    list(federate(whole, FEDDRIFT, tmp_path / "whole"))
-    expected = read(tmp_path / "whole" / "test.jsonl")
-    clients, kills, done = None, 0, False
-    while not done:
-        engine = over(swapping(), LEARN, root=tmp_path / "clients")
-        clients = engine.local_grid.clients = clients or engine.local_grid.clients
-        engine.n_steps = 4
-        left, push = [3], engine.local_grid.push_messages
+def same_record(a: Record, b: Record) -> None:
+    """But for the clock, and for questions, which a second server asks again."""
+    assert (a.events, a.status, a.tested) == (b.events, b.status, b.tested)
+    assert a.header["clients"] == b.header["clients"] and len(a.header["times"]) == len(b.header["times"])
+    for name in ("accuracy", "model", "drift", "tested", "models_sent", "received", "loss"):
+        np.testing.assert_array_equal(getattr(a.rows, name), getattr(b.rows, name), err_msg=name)
 
-        def counted(sent: Any, left: list[int] = left, push: Any = push) -> Any:
-            left[0] -= 1
-            if left[0] < 0:
-                raise Killed
-            return push(sent)
 
-        engine.local_grid.push_messages = counted  # type: ignore[method-assign, assignment]
-        try:
-            list(federate(engine, FEDDRIFT, tmp_path / "state"))
-            done = True
-        except Killed:
-            kills += 1
-            assert kills < 40
-    found = read(tmp_path / "state" / "test.jsonl")
-    assert kills >= 4
-    for a, b in zip(told(expected), told(found), strict=True):
-        if hasattr(a, "accuracy"):
-            for name in ("accuracy", "model", "drift", "tested", "models_sent", "received", "loss"):
-                np.testing.assert_array_equal(getattr(a, name), getattr(b, name), err_msg=name)
-        else:
-            assert a == b
-    assert len(found.exchanges) > len(expected.exchanges)  # every server said hello
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the dead close no files
+def test_killed_before_any_change_of_the_disk_a_record_comes_out_the_same(
+    tmp_path: Path, deadly: Callable[[int], None]
+) -> None:
+    """Two clients, then a third; every server but the last dies before the n-th change of the disk."""
+    stream = swapping(n_steps=4, n=20)
+
+    def stage(folder: Path, n_clients: int, n_steps: int) -> None:
+        taken(over(part_of_stream(stream, n_clients), root=folder / "clients"), n_steps, folder / "state")
+
+    def both(folder: Path) -> int:
+        """How often a server died."""
+        deaths = 0
+        for n_clients, n_steps in ((2, 2), (3, 4)):
+            with suppress(Killed):
+                stage(folder, n_clients, n_steps)
+                continue
+            gc.collect()  # the dead hold no locks
+            deadly(10**9)
+            deaths += 1
+            stage(folder, n_clients, n_steps)
+        return deaths
+
+    assert both(tmp_path / "whole") == 0
+    expected, n = read(tmp_path / "whole" / "state" / "test.jsonl"), 0
+    while True:
+        folder = tmp_path / str(n)
+        deadly(n)
+        if not both(folder):
+            break
+        same_record(read(folder / "state" / "test.jsonl"), expected)
+        assert not list((folder / "state").glob("*.part"))
+        n += 1 if n < 4 else 29
+    assert n > 60
+
+
+def test_a_record_that_is_shorter_than_the_checkpoint_is_filled_up(tmp_path: Path) -> None:
+    """After a power cut, say: cut anywhere, also where a checkpoint lies inside the next time step."""
+    stream = swapping(n=20)
+    taken(over(stream, root=tmp_path / "clients"), 2, tmp_path / "state")
+    third = over(stream, root=tmp_path / "clients")
+    asked, left = third.ask, [3]
+
+    def ask(*args: Any, **kwargs: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            raise Killed
+        return asked(*args, **kwargs)
+
+    third.ask = ask  # type: ignore[method-assign]
+    with pytest.raises(Killed):
+        taken(third, 4, tmp_path / "state")  # after a hello, an evaluation and a round
+    lines = (tmp_path / "state" / "test.jsonl").read_bytes().splitlines(keepends=True)
+    newest = max(path.name for path in (tmp_path / "state" / "checkpoints").iterdir())
+    assert newest.startswith("000002-00000") and newest > "000002-000000"
+    for kept in range(len(lines)):
+        for name in ("clients", "state"):
+            shutil.copytree(tmp_path / name, tmp_path / str(kept) / name)
+        state = tmp_path / str(kept) / "state"
+        (state / "test.jsonl").write_bytes(b"".join(lines[:kept]))
+        assert taken(over(stream, root=tmp_path / str(kept) / "clients"), 4, state) == [2, 3]
+        record = read(state / "test.jsonl")
+        assert record.status == "complete" and record.tested == record.rows.steps == 4
+        assert (record.rows.received == 20).all() and record.rows.tested[2:].min() == 20
+
+
+def test_a_client_that_is_away_when_the_server_starts_again_keeps_its_test(tmp_path: Path) -> None:
+    stream = swapping()
+    taken(over(stream, LEARN, root=tmp_path / "clients"), 2, tmp_path / "state")
+    before = read(tmp_path / "state" / "test.jsonl")
+    again = over(stream, LEARN, root=tmp_path / "clients")
+    again.local_grid.offline |= {"b", "c"}
+    assert taken(again, 3, tmp_path / "state") == [1, 2]
+    after = read(tmp_path / "state" / "test.jsonl")
+    np.testing.assert_array_equal(after.rows.accuracy[:2], before.rows.accuracy)
+    assert after.rows.tested[2].tolist() == [60, 0, 0]
+
+
+def test_a_finished_federation_stays_finished(tmp_path: Path) -> None:
+    taken(over(swapping(n=20), root=tmp_path / "clients"), 2, tmp_path / "state")
+    before = (tmp_path / "state" / "test.jsonl").read_bytes()
+    nobody = over(swapping(n=20), root=tmp_path / "clients")
+    nobody.local_grid.offline |= {"a", "b", "c"}
+    assert taken(nobody, 2, tmp_path / "state") == []  # though there is no quorum
+    assert (tmp_path / "state" / "test.jsonl").read_bytes() == before
+    more = over(swapping(n=20), root=tmp_path / "clients")
+    assert taken(more, 3, tmp_path / "state") == [1, 2] and read(tmp_path / "state" / "test.jsonl").rows.steps == 3
+
+
+def test_a_federation_that_never_began_may_be_changed(tmp_path: Path) -> None:
+    """Nobody was there; then the settings were corrected, and a client fewer has a place."""
+    nobody = over(swapping(n=20))
+    nobody.local_grid.offline |= {"a", "b", "c"}
+    with pytest.raises(QuorumError):
+        list(federate(nobody, fd.algorithm("Oblivious"), tmp_path, {"algorithm": "Oblivious"}))
+    assert read(tmp_path / "test.jsonl").header["algorithm"] == "Oblivious"
+    engine = over(part_of_stream(swapping(n=20), 2))
+    engine.n_steps = 2
+    assert len(list(federate(engine, FEDDRIFT, tmp_path, {"algorithm": "FedDrift"}))) == 2
+    record = read(tmp_path / "test.jsonl")
+    assert (record.header["algorithm"], record.header["clients"]) == ("FedDrift", ["a", "b"])
+
+
+def test_waiting_for_data_does_not_fill_the_record(tmp_path: Path) -> None:
+    """Nor does a client that always lacks what it was sent, or complains in other words every time."""
+    engine = over(swapping(n=20), rules=replace(QUICK, start="data", grace=0.2, look=0.001, patience=5))
+    words = iter(range(10**6))
+    engine.local_grid.tamper["b", "hello"] = edited(lambda body: body.update(missing=["head-0"]))
+    engine.local_grid.tamper["c", "hello"] = edited(lambda body: body.update(failed=f"for the {next(words)}th time"))
+    looks = taken(engine, 2, tmp_path)
+    hellos = [line for line in read(tmp_path / "test.jsonl").exchanges if line["asked"] == "hello"]
+    asked = sum(kind == "hello" for _, kind, _ in engine.local_grid.log)
+    assert looks == [0, 1] and asked > 60 and len(hellos) <= 6
+
+
+def test_a_command_follows_what_is_trained_and_tested(tmp_path: Path) -> None:
+    server, lines = server_of(tmp_path), list[str]()
+    engine = over(swapping(), LEARN)
+    watch = Watch(server)
+
+    def look(_: int) -> None:
+        for record, t, tested in watch.news():
+            lines.append(line_of_test(record, t) if tested else line_of_training(record, t))
+
+    watched(engine, look)
+    taken(engine, 4, server / "state")
+    look(4)
+    assert [line.split()[:3] for line in lines] == [
+        ["time", str(t), what] for t in range(1, 5) for what in ("trained", "tested")
+    ]
+    assert lines[4].endswith("alarm at c; created model 1") and lines[5].endswith("%")
+    assert watch.news() == [] and Watch(server).news() == []
+
+
+def test_a_reason_is_shown_as_it_is(tmp_path: Path) -> None:
+    server = server_of(tmp_path)
+    engine = over(swapping(n=20))
+    engine.local_grid.tamper["c", "hello"] = edited(lambda body: body.update(failed="[/red] [link=x]broken"))
+    taken(engine, 1, server / "state")
+    assert "[/red] [link=x]broken" in " ".join(run("deploy", "status", str(tmp_path)).split())
+
+
+def test_federations_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    taken(over(swapping(n=20)), 1, tmp_path / "here")
+    taken(over(part_of_stream(swapping(n=20), 2)), 1, tmp_path / "there")
+    records = read_all(tmp_path)
+    assert len(records) == 2 == len(summarise(records)) and len(collect(records, "two")["streams"]) == 2
 
 
 def test_a_record_is_kept_by_whoever_writes_it(tmp_path: Path) -> None:
@@ -219,7 +346,7 @@ def test_a_record_is_kept_by_whoever_writes_it(tmp_path: Path) -> None:
 
     (state / "checkpoints").rename(tmp_path / "away")
     fresh = over(swapping(), LEARN)
-    with pytest.raises(DataError, match="has 3 time steps but none of the checkpoints"):
+    with pytest.raises(DataError, match="has time steps but none of the checkpoints"):
         next(iter(federate(fresh, FEDDRIFT, state)))
     (tmp_path / "away").rename(state / "checkpoints")
 

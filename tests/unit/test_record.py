@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import json
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from feddrift.errors import DataError
 from feddrift.runs import writer as writer_module
-from feddrift.runs.record import file_name, read, read_all
+from feddrift.runs.record import file_name, latest, read, read_all
 from feddrift.runs.writer import Writer
 from tests.unit.fake_records import federation, header, make, merged, rows
 
@@ -447,7 +448,7 @@ def test_a_federation_goes_on_after_any_cut(tmp_path: Path) -> None:
         part.write_bytes(whole[: whole.rindex(b"\n", 0, size) + 1])
         before = read(part)
         part.write_bytes(whole[:size])
-        writer = Writer(tmp_path, header(None, 2), done=before.rows.steps)
+        writer = Writer(tmp_path, header(None, 3), done=before.rows.steps, name="fed")
         after = read(part)
         assert (after.rows.steps, after.tested) == (before.rows.steps, before.tested)
         assert len(after.exchanges) == len(before.exchanges) and after.header == before.header
@@ -455,8 +456,74 @@ def test_a_federation_goes_on_after_any_cut(tmp_path: Path) -> None:
         writer._file.close()
     part.write_bytes(whole)
     with pytest.raises(DataError, match="has not so many"):
-        Writer(tmp_path, header(None, 2), done=4)
+        Writer(tmp_path, header(None, 3), done=4, name="fed")
     assert read(part).rows.steps == 3  # and nothing is lost by that
+
+
+def test_a_client_that_did_not_join_after_all_is_cut_off(tmp_path: Path) -> None:
+    federation(tmp_path)
+    Writer(tmp_path, header(None, 3, clients=["0", "1", "other"]), done=2, name="fed")._file.close()
+    record = read(tmp_path / "fed.jsonl.part")
+    assert record.header["clients"] == ["0", "1"] and record.tested == 2 and len(record.exchanges) == 2
+    assert record.rows.tested.tolist() == [[10, 0], [10, 0]]  # the second test came behind
+
+
+def test_of_each_client_the_last_test_on_any_examples_counts(tmp_path: Path) -> None:
+    """A server that was started again when some had left tests only who is there."""
+    head = header(None, 2)
+    with Writer(tmp_path, head, name="fed") as writer:
+        writer.step(rows(head, 0, accuracy=[None] * 2, tested=[None] * 2))
+        writer.add("test", t=0, accuracy=[0.5, 0.25], tested=[10, 20])
+        writer.add("test", t=0, accuracy=[0.75, None], tested=[12, 0])
+    record = read(writer.path)
+    assert record.rows.accuracy.tolist() == [[0.75, 0.25]] and record.rows.tested.tolist() == [[12, 20]]
+
+
+def test_times_without_a_name_shift_no_other(tmp_path: Path) -> None:
+    head = header(None, 1)
+    with Writer(tmp_path, head, name="fed") as writer:
+        for t in range(2):
+            if t == 1:
+                writer.add("time", t=1, name="the second")
+            writer.step(rows(head, t, accuracy=[None], tested=[None]))
+            writer.add("test", t=t, accuracy=[0.5], tested=[10])
+    assert read(writer.path).header["times"] == ["", "the second"]
+
+
+def test_a_complete_record_stays_until_another_is_complete(tmp_path: Path) -> None:
+    head = header(3, 2)
+    make(tmp_path, head)
+
+    def fails() -> None:
+        with Writer(tmp_path, head, done=2):
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fails()
+    assert read_all(tmp_path)[0].status == "complete"
+
+
+def test_readers_are_no_hindrance(tmp_path: Path) -> None:
+    """Who only asks whether a record is being written does not keep a run from writing it."""
+    head = header(1, 1)
+    path = tmp_path / f"{file_name(head)}.jsonl"
+    asked = [True]
+
+    def ask() -> None:
+        while asked[0]:
+            writer_module.is_being_written(path)
+
+    reader = threading.Thread(target=ask)
+    reader.start()
+    try:
+        for _ in range(300):
+            with Writer(tmp_path, head) as writer:
+                writer.step(rows(head, 0))
+            found = latest(path)
+            assert found is not None and found.status == "complete"
+    finally:
+        asked[0] = False
+        reader.join()
 
 
 def test_a_closed_record_becomes_the_part_again(tmp_path: Path) -> None:

@@ -10,13 +10,14 @@ from typing import Annotated
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from feddrift.cli import console
 from feddrift.cli.console import say
 from feddrift.errors import ConfigError
 from feddrift.reports.exchanges import sat_out
 from feddrift.reports.story import why
-from feddrift.runs.record import Record
+from feddrift.runs.record import OLD_HISTORY, Record
 
 app = typer.Typer(no_args_is_help=True, help="Run a federation on real machines, with Flower.")
 
@@ -104,7 +105,7 @@ def run_(folder: Folder) -> None:
     from feddrift.deploy import start
 
     for record, t, tested in start.run(folder):
-        say(tested_line(record, t) if tested else trained_line(record, t))
+        say(line_of_test(record, t) if tested else line_of_training(record, t))
 
 
 @app.command()
@@ -117,28 +118,31 @@ def status(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help=
     if as_json:
         print(json.dumps(None if found is None else found.plain(), indent=2))
         return
+    if found is None and (start.part(folder, "server") / "state" / OLD_HISTORY).exists():
+        say("it was begun by version 0.1: `feddrift deploy run` goes on with it")
+        return
     if found is None or not found.record.rows.steps:
         say("no time step is done yet" + ("" if found is None else f"; {found.word}"))
         return
     record, last = found.record, found.record.rows.steps - 1
     say(f"{record.header['stream']}, {record.header['algorithm']}: {found.word}")
     say(f"{_time(record, last)} is trained{'' if record.tested > last else ', not tested yet: it waits for new data'}")
-    told, accuracy_of = found.plain(), record.tested - 1
     table = Table(box=None)
-    for name in ("client", "model", f"accuracy, time {accuracy_of + 1}", "alarms", "here", "trouble"):
+    accuracy = f"accuracy, time {record.tested}" if record.tested else "accuracy"
+    for name in ("client", "model", accuracy, "alarms", *(["here"] if found.running else []), "trouble"):
         table.add_column(name)
-    for c, (name, now) in enumerate(told["clients"].items()):
-        row = found.client(last, c)
-        share = found.client(accuracy_of, c)["accuracy"] if accuracy_of >= 0 else None
-        accuracy = "" if share is None else f"{100 * share:.1f} %"
+    for c, (name, now) in enumerate(found.clients().items()):
+        share = found.client(record.tested - 1, c)["accuracy"] if record.tested else None
         alarms = ", ".join(str(t + 1) for t in range(last + 1) if record.rows.drift[t, c])
-        table.add_row(name, str(row["model"]), accuracy, alarms, "yes" if now["here"] else "no", now["trouble"] or "")
+        cells = [name, str(record.rows.model[last, c]), "" if share is None else f"{100 * share:.1f} %", alarms]
+        cells += ["yes" if now["here"] else "no"] if found.running else []
+        table.add_row(*map(Text, (*cells, now["trouble"] or "")))  # as Text: a reason may hold [brackets]
     console.out.print(table)
     for event in record.events:
         say(f"  time {event['t'] + 1}: model {event['model']} {event['event']}: {why(event)}")
 
 
-def trained_line(record: Record, t: int) -> str:
+def line_of_training(record: Record, t: int) -> str:
     """A time step whose training has ended, in one line."""
     rows, names = record.rows, record.header["clients"]
     news = [f"{event['event']} model {event['model']}" for event in record.events if event["t"] == t]
@@ -152,7 +156,7 @@ def trained_line(record: Record, t: int) -> str:
     return f"  time {t + 1:3d} trained   {n} model{'s' * (n > 1)}   {'; '.join(news)}".rstrip()
 
 
-def tested_line(record: Record, t: int) -> str:
+def line_of_test(record: Record, t: int) -> str:
     """A time step that is tested, in one line."""
     tested, accuracy = record.rows.tested[t], record.rows.accuracy[t]
     right = float((accuracy * tested)[tested > 0].sum())
@@ -160,5 +164,5 @@ def tested_line(record: Record, t: int) -> str:
 
 
 def _time(record: Record, t: int) -> str:
-    times = record.header["times"]
-    return f"time {t + 1}" + (f" (began {times[t]} UTC)" if t < len(times) else "")
+    name = record.header["times"][t]
+    return f"time {t + 1}" + (f" (began {name} UTC)" if name else "")

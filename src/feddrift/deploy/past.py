@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from feddrift.run import Trained
+from feddrift.runs.record import OLD_HISTORY
 from feddrift.runs.recorded import lines_of
 from feddrift.types import Ints, State
-
-HISTORY = "history.jsonl"
 
 Lines = tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any] | None]  # rows, events, and the test
 
@@ -23,19 +22,19 @@ _log = logging.getLogger("feddrift")
 
 
 def past_steps(
-    folder: Path, clients: Sequence[str], state: State, done: int, untested: Trained | None, counts: Ints
+    folder: Path, clients: Sequence[str], state: State, times: range, untested: Trained | None, counts: Ints
 ) -> Iterator[Lines]:
-    """What is known of the time steps before: by the old file, else by the state, which knows whose data is where."""
-    told = _history(folder / HISTORY)
-    if lost := [t for t in range(done) if t not in told]:
+    """What is known of these time steps: by the old file, else by the state, which knows whose data are where."""
+    told = _history(folder / OLD_HISTORY)
+    if lost := [t for t in times if t not in told]:
         _log.warning("of %d time steps in the past the record has only what the state tells of them", len(lost))
-    for t in range(done):
+    for t in times:
         if untested is not None and t == untested.tau:
             yield *lines_of(untested), None
         else:
             yield _past(t, clients, state, counts, told.get(t, {}))
     with suppress(FileNotFoundError):
-        (folder / HISTORY).rename(folder / "history.old")
+        (folder / OLD_HISTORY).rename(folder / "history.old")
 
 
 def _past(t: int, clients: Sequence[str], state: State, counts: Ints, told: dict[str, Any]) -> Lines:

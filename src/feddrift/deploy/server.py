@@ -32,7 +32,7 @@ from feddrift.engines.flower.federation import Flower, Roster
 from feddrift.errors import BusyError, DataError
 from feddrift.run import Step, Trained, grown, steps_on
 from feddrift.runs.journal import Inside, Journal
-from feddrift.runs.record import part_of, read
+from feddrift.runs.record import is_complete, part_of
 from feddrift.runs.recorded import lines_of, versions
 from feddrift.runs.writer import Writer, beginning
 from feddrift.trees import leaves
@@ -61,7 +61,12 @@ def federate(engine: Flower, algorithm: Algorithm, folder: Path, about: dict[str
 def _steps(engine: Flower, algorithm: Algorithm, folder: Path, about: dict[str, Any]) -> Iterator[Step]:
     checkpoints = checkpoint.Folder(folder / "checkpoints")
     now = _last(checkpoints, engine, about)
-    with _record(folder, engine, algorithm, about, now) as record:
+    path = folder / f"{engine.roster.experiment}.jsonl"
+    if engine.n_steps is not None and now.done >= engine.n_steps and is_complete(path):
+        _log.info("the federation is finished, after %d time steps", now.done)
+        return
+    with _opened(path, _header(engine, algorithm, about), now) as record:
+        _fill(record, folder, engine, now)
 
         def save(done: int, state: State, inside: Inside | None = None, last: Trained | None = None) -> None:
             known = {"federation": about, "clients": list(engine.roster.clients), "feddrift": __version__}
@@ -85,7 +90,7 @@ def _steps(engine: Flower, algorithm: Algorithm, folder: Path, about: dict[str, 
             told = f", alarm at {', '.join(alarms)}" if alarms else ""
             _log.info("time %d is trained: %d models%s", step.tau, len(step.state.models), told)
 
-        engine.on_exchange = lambda exchange: record.add("exchange", **asdict(exchange))
+        engine.on_exchange = lambda exchange: record.add("exchange", **exchange.line())
         for step in steps_on(
             engine, algorithm, done=now.done, state=now.state, untested=now.untested, journal=journal, sink=sink
         ):
@@ -116,21 +121,20 @@ def _add_test(record: Writer, step: Step) -> None:
     record.add("test", t=step.tau, accuracy=np.where(tested > 0, accuracy, np.nan), tested=tested)
 
 
-def _record(folder: Path, engine: Flower, algorithm: Algorithm, about: dict[str, Any], now: _Saved) -> Writer:
-    """The record of this federation, as far as it has come."""
-    name, clients = engine.roster.experiment, engine.roster.clients
-    path = folder / f"{name}.jsonl"
-    header = {
-        "stream": name,
+def _header(engine: Flower, algorithm: Algorithm, about: dict[str, Any]) -> dict[str, Any]:
+    """What the record says of this federation."""
+    taking_part = engine.conditions.participation
+    return {
+        "stream": engine.roster.experiment,
         "algorithm": about.get("algorithm", type(algorithm).__name__),
         "settings": algorithms.settings(algorithm),
-        "overrides": {},
+        "overrides": {} if taking_part == 1 else {"participation": taking_part},
         "seed": engine.seed,
         "local": asdict(engine.local),
         "engine": "flower",
         "n_steps": None,
-        "n_clients": len(clients),
-        "clients": list(clients),
+        "n_clients": len(engine.roster.clients),
+        "clients": list(engine.roster.clients),
         "concepts": None,
         "same": {},
         "versions": versions(),
@@ -138,24 +142,48 @@ def _record(folder: Path, engine: Flower, algorithm: Algorithm, about: dict[str,
         "started": datetime.now(UTC).isoformat(),
         "model_bytes": sum(int(np.asarray(leaf).nbytes) for leaf in leaves(model_parts.like(engine.net))),
     }
-    there = [file for file in (part_of(path), path) if beginning(file, 0) is not None]
-    if not there:
-        record = Writer(folder, header, seconds=now.seconds, name=name)
-        if now.state is not None:
-            for rows, events, test in past_steps(folder, clients, now.state, now.done, now.untested, engine.counts):
-                record.step(rows, events)
-                if test is not None:
-                    record.add("test", t=rows[0]["t"], **test)
-        return record
-    if now.state is None and (steps := read(there[0]).rows.steps):
-        raise DataError(
-            f"{there[0]} has {steps} time steps but none of the checkpoints in {folder / 'checkpoints'} is whole: put "
-            "one back to go on, or move the record away to start over"
-        )
-    record = Writer(folder, header, now.done, now.seconds, name)
-    for c in range(record.order.n_clients, len(clients)):
-        record.add("client", t=now.done, c=c, name=clients[c])
-    return record
+
+
+def _opened(path: Path, header: dict[str, Any], now: _Saved) -> Writer:
+    """The record of a federation, to go on with as far as it and the checkpoint agree."""
+    files = path, part_of(path)
+
+    def has(steps: int) -> bool:
+        return any(beginning(file, steps, header["clients"]) is not None for file in files)
+
+    if now.state is None:
+        if has(1):
+            raise DataError(
+                f"{path} has time steps but none of the checkpoints beside it is whole: put one back to go on, or move "
+                "the record away to start over"
+            )
+        return Writer(path.parent, header, name=path.stem)
+    done = next((steps for steps in range(now.done, -1, -1) if has(steps)), None)
+    return Writer(path.parent, header, done, now.seconds, path.stem)
+
+
+def _fill(record: Writer, folder: Path, engine: Flower, now: _Saved) -> None:
+    """Write what the record lacks: clients that joined, and time steps that were lost or are in an older file."""
+    clients, order = engine.roster.clients, record.order
+    for c in range(order.n_clients, len(clients)):
+        record.add("client", t=order.steps, c=c, name=clients[c])
+    if now.state is not None and record.order.steps < now.done:
+        times = range(record.order.steps, now.done)
+        for rows, events, test in past_steps(folder, clients, now.state, times, now.untested, engine.counts):
+            _close_test(record)
+            record.step(rows, events)
+            if test is not None:
+                record.add("test", t=rows[0]["t"], **test)
+    if now.untested is None:
+        _close_test(record)
+
+
+def _close_test(record: Writer) -> None:
+    """A test that is lost is one on nothing."""
+    order = record.order
+    if order.tested < order.steps:
+        nothing: list[Any] = [None] * order.last_clients
+        record.add("test", t=order.steps - 1, accuracy=nothing, tested=[0] * order.last_clients)
 
 
 def _last(checkpoints: checkpoint.Folder, engine: Flower, about: dict[str, Any]) -> _Saved:

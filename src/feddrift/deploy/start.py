@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from feddrift.deploy.status import status as read_status
+from feddrift.deploy.status import Watch
 from feddrift.errors import ConfigError, DataError
 from feddrift.runs.record import Record
 
@@ -145,7 +145,7 @@ def client(folder: Path, address: str | None = None) -> None:
 def run(folder: Path) -> Iterator[tuple[Record, int, bool]]:
     """Start the federation, or follow it where it runs; each time step when it is trained, and when it is tested."""
     server = part(folder, "server")
-    seen = len(_news(server, 0))
+    watch = Watch(server)
     active = [run for run in flwr(server, "list").get("runs", []) if not str(run["status"]).startswith("finished")]
     if active:
         name = str(active[0]["run-id"])
@@ -159,23 +159,12 @@ def run(folder: Path) -> Iterator[tuple[Record, int, bool]]:
     while not status.startswith("finished"):
         for _ in range(LOOKS):  # Flower's command takes seconds of a core, a look at the file does not
             time.sleep(1)
-            news = _news(server, seen)
-            yield from news
-            seen += len(news)
+            yield from watch.news()
         runs = flwr(server, "list", "--run-id", name).get("runs", [])
         status = str(runs[0]["status"]) if runs else "finished:lost"
-    yield from _news(server, seen)
+    yield from watch.news()
     if status != "finished:completed":
         raise DataError(f"the run has ended ({status}): {_last_line(server / 'state' / 'server.log')}")
-
-
-def _news(server: Path, seen: int) -> list[tuple[Record, int, bool]]:
-    """What the record tells beyond so many moments: each time step has two, trained and then tested."""
-    found = read_status(server)
-    if found is None:
-        return []
-    moments = range(seen, found.record.rows.steps + found.record.tested)
-    return [(found.record, moment // 2, moment % 2 == 1) for moment in moments]
 
 
 def flwr(server: Path, *words: str, link: bool = True) -> dict[str, Any]:

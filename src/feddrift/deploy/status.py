@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from feddrift.errors import ConfigError
+from feddrift.errors import ConfigError, DataError
 from feddrift.reports.exchanges import last_words
-from feddrift.runs.record import Record, part_of, read
+from feddrift.runs.record import Record, latest, part_of
 from feddrift.runs.writer import is_being_written
 
 
@@ -42,41 +44,82 @@ class Status:
             "received": int(rows.received[t, c]),
         }
 
+    def clients(self) -> dict[str, dict[str, Any]]:
+        """By name, whether the last question was answered, and if not, why."""
+        last = last_words(self.record)
+        names = self.record.header["clients"]
+        return {
+            name: {"here": self.running and c in last and last[c] is None, "trouble": last.get(c)}
+            for c, name in enumerate(names)
+        }
+
     def plain(self) -> dict[str, Any]:
         """All of it as JSON values."""
         header, rows = self.record.header, self.record.rows
-        names, words = header["clients"], last_words(self.record)
+        events: dict[int, list[dict[str, Any]]] = {}
+        for event in self.record.events:
+            events.setdefault(event["t"], []).append({key: event[key] for key in ("event", "model", "cause")})
         return {
             "experiment": header["stream"],
             "algorithm": header["algorithm"],
             "status": "finished" if self.record.status == "complete" else "running" if self.running else "stopped",
-            "clients": {
-                name: {"here": c in words and words[c] is None, "trouble": words.get(c)} for c, name in enumerate(names)
-            },
+            "clients": self.clients(),
             "steps": [
                 {
                     "t": t,
-                    "began": header["times"][t] if t < len(header["times"]) else None,
+                    "began": header["times"][t] or None,
                     "tested": t < self.record.tested,
                     "models": np.unique(rows.model[t]).tolist(),
-                    "clients": {name: self.client(t, c) for c, name in enumerate(names)},
-                    "events": [
-                        {key: event[key] for key in ("event", "model", "cause")}
-                        for event in self.record.events
-                        if event["t"] == t
-                    ],
+                    "clients": {name: self.client(t, c) for c, name in enumerate(header["clients"])},
+                    "events": events.get(t, []),
                 }
                 for t in range(rows.steps)
             ],
         }
 
 
+class Watch:
+    """Looks at the record of a federation, and reads it only where a time step has been trained or tested since."""
+
+    def __init__(self, server: Path) -> None:
+        self._path = record_path(server)
+        self._size, self._seen = 0, 0
+        self.news()
+
+    def news(self) -> list[tuple[Record, int, bool]]:
+        """What has come since the last look: the record, the time step, and whether it is tested by now."""
+        if not self._changed():
+            return []
+        try:
+            record = latest(self._path)
+        except OSError:  # next time
+            record = None
+        if record is None:
+            return []
+        moments = range(self._seen, record.rows.steps + record.tested)  # each step is trained, and then tested
+        self._seen = max(self._seen, moments.stop)
+        return [(record, moment // 2, moment % 2 == 1) for moment in moments]
+
+    def _changed(self) -> bool:
+        for file in (part_of(self._path), self._path):
+            with suppress(FileNotFoundError), open(file, "rb") as found:
+                size = found.seek(0, os.SEEK_END)
+                found.seek(min(self._size, size))
+                more = found.read()
+                grown, self._size = size >= self._size, size
+                return not grown or any(kind in more for kind in (b'"row"', b'"columns"', b'"test"'))
+        return False
+
+
 def status(server: Path) -> Status | None:
     """How the federation of this server stands; None before it has begun."""
     path = record_path(server)
     running = is_being_written(path)
-    found = next((file for file in (part_of(path), path) if file.exists() and file.stat().st_size), None)
-    return None if found is None else Status(read(found), running)
+    try:
+        record = latest(path)
+    except OSError as error:
+        raise DataError(f"cannot read {error.filename}: {error.strerror or error}") from None
+    return None if record is None else Status(record, running)
 
 
 def record_path(server: Path) -> Path:

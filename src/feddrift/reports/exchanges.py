@@ -19,7 +19,6 @@ def told(record: Record) -> dict[str, Any] | None:
         return None
     out = list(sat_out(record))
     return {
-        "kinds": list(KINDS),
         "seconds": seconds(record),
         "clients": by_client(record),
         "out": [list(entry) for entry in out[-MAX_LISTED:]],

@@ -160,7 +160,7 @@ def scores(record: Record) -> Scores:
     )
 
 
-def counts(record: Record) -> bool:
+def is_reported(record: Record) -> bool:
     """Whether summaries hold a run: a complete one, or a federation that goes on, as far as it has come."""
     return record.status == "complete" or (record.runs_on and record.rows.steps > 0)
 
@@ -169,7 +169,7 @@ def finished(records: Iterable[Record]) -> list[Record]:
     """The runs that count, in order; of the same run twice only the one started last."""
     latest: dict[tuple[str, int], Record] = {}
     for record in records:
-        if counts(record):
+        if is_reported(record):
             key = configuration(record.header), record.header["seed"]
             if key not in latest or _started(record) >= _started(latest[key]):
                 latest[key] = record
@@ -178,7 +178,7 @@ def finished(records: Iterable[Record]) -> list[Record]:
 
 def unfinished(records: Iterable[Record]) -> list[Record]:
     """The runs that summaries leave out."""
-    return [record for record in records if not counts(record)]
+    return [record for record in records if not is_reported(record)]
 
 
 def grouped(records: Iterable[Record]) -> list[list[Record]]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +20,8 @@ from feddrift.runs import schema
 from feddrift.runs.schema import Order
 from feddrift.types import Bools, Floats, Ints
 
+LOOKS = 5
+OLD_HISTORY = "history.jsonl"  # what deployments of version 0.1 wrote
 KINDS = {"Floats": (np.float64, np.nan), "Ints": (np.int64, -1), "Bools": (np.bool_, False)}  # of Rows; where unknown
 
 
@@ -67,6 +71,8 @@ class Record:
 def configuration(header: Mapping[str, Any]) -> str:
     """What runs that differ in their seed only have in common, as text."""
     parts = [header[key] for key in ("stream", "algorithm", "settings", "overrides")]
+    if header.get("n_steps", 0) is None:  # the name of a federation alone does not tell whose it is
+        parts += [header["clients"], header["local"]]
     return json.dumps(schema.plain(parts), sort_keys=True)
 
 
@@ -89,9 +95,25 @@ def part_of(path: Path) -> Path:
 def read(path: str | Path) -> Record:
     """Read a record; a last line that was cut off is left out, and so is a last time step that is not whole."""
     try:
-        lines = Path(path).read_bytes().split(b"\n")
+        return _read(Path(path))
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def latest(path: Path) -> Record | None:
+    """The record of this name: the closed one if it is complete, else what is written just now; None: there is none."""
+    for _ in range(LOOKS):  # between two looks it may have got its other name
+        found = []
+        for file in (path, part_of(path)):
+            with suppress(FileNotFoundError):
+                found.append(_read(file))
+        if found:
+            return found[0] if found[0].status == "complete" else found[-1]
+    return None
+
+
+def _read(path: Path) -> Record:
+    lines = path.read_bytes().split(b"\n")
     if not schema.is_json(lines[-1]):  # nothing after the last newline, or a line cut off
         lines.pop()
     return parsed(lines, path)[1]
@@ -121,13 +143,15 @@ def parsed(lines: Sequence[bytes], path: str | Path) -> tuple[Order, Record]:
         else:
             found.setdefault(line["kind"], []).append(line)
         n_clients += [order.n_clients] * (order.steps - before)
+    starts = [0, *itertools.accumulate(n_clients)]
     for test in found.get("test", []):
-        at = sum(n_clients[: test["t"]])
-        for name in ("accuracy", "tested"):
-            columns[name][at : at + len(test[name])] = test[name]
-    names = [line["name"] for line in found.get("client", [])]
-    times = [line["name"] for line in found.get("time", [])]
+        for k, (accuracy, tested) in enumerate(zip(test["accuracy"], test["tested"], strict=True), starts[test["t"]]):
+            if tested or not columns["tested"][k]:  # a client that is away now may have been tested before
+                columns["accuracy"][k], columns["tested"][k] = accuracy, tested
     if header["schema"] == 2:
+        names = [line["name"] for line in found.get("client", [])]
+        named = {line["t"]: line["name"] for line in found.get("time", [])}
+        times = [named.get(t, "") for t in range(order.begun)]
         header |= {"n_clients": order.n_clients, "clients": header["clients"] + names, "times": times}
     record = Record(
         header,
@@ -143,17 +167,21 @@ def parsed(lines: Sequence[bytes], path: str | Path) -> tuple[Order, Record]:
 def read_all(folder: str | Path) -> list[Record]:
     """All records below a folder, by configuration and seed, or the one of a file.
 
-    An unfinished part is left out where a record of the same name is there.
+    An unfinished part is left out where a complete record of the same name is there.
     """
     if os.path.isfile(folder):  # unlike Path's, it takes any string
         return [read(folder)]
     if not os.path.isdir(folder):
         raise DataError(f"{folder} is neither a folder of records nor a record")
-    paths = sorted(Path(folder).rglob("*.jsonl"))
-    paths += [part for part in sorted(Path(folder).rglob("*.jsonl.part")) if not part.with_suffix("").exists()]
+    paths = {path for path in Path(folder).rglob("*.jsonl") if path.name != OLD_HISTORY}
+    paths |= {path.with_suffix("") for path in Path(folder).rglob("*.jsonl.part")}
     if not paths:
         raise DataError(f"no records (*.jsonl) below {folder}")
-    return sorted((read(path) for path in paths), key=lambda r: (configuration(r.header), r.header["seed"]))
+    try:
+        records = [found for path in sorted(paths) if (found := latest(path)) is not None]
+    except OSError as error:
+        raise DataError(f"cannot read {error.filename}: {error.strerror or error}") from None
+    return sorted(records, key=lambda r: (configuration(r.header), r.header["seed"]))
 
 
 def _rows(columns: Mapping[str, Sequence[Any]], n_clients: Sequence[int], most: int) -> Rows:

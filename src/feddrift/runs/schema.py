@@ -93,7 +93,7 @@ class EventLine:
     def __post_init__(self) -> None:
         into, distance = self.cause.get("into"), self.cause.get("distance")
         _check_finite("cause", self.cause)
-        near = isinstance(distance, int | float) and not isinstance(distance, bool) and abs(distance) <= 1e15
+        near = isinstance(distance, int | float) and not isinstance(distance, bool) and abs(distance) <= LARGEST
         known = type(into) is int and 0 <= into < 2**63 and near
         if self.event == "merged" and not known:
             raise ValueError("the cause of a merge must say into which model and at what distance")
@@ -167,7 +167,10 @@ class TimeLine:
 
 @dataclass(frozen=True)
 class TestLine:
-    """How the models in use after time t did on the next data, in lists over the clients; the last one of t counts."""
+    """How the models in use after time t did on the next data, in lists over the clients.
+
+    A server that was started again tests again: of each client the last test on any examples counts.
+    """
 
     kind: Literal["test"]
     t: Whole
@@ -305,18 +308,20 @@ class Order:
         elif schema == 1 or self.rows:
             raise DataError(f"{where}: a line {kind!r} cannot stand {'among rows' if self.rows else 'in schema 1'}")
         elif kind == "client":
-            _expect((line["t"], line["c"]) == (self.steps, self.n_clients), where, f"client {self.n_clients}", line)
+            if (line["t"], line["c"]) != (self.steps, self.n_clients):
+                raise _unexpected(line, f"client {self.n_clients}", where)
             self.n_clients += 1
         elif kind == "time":
-            _expect(line["t"] == self.steps == self.begun, where, f"time {self.steps} to begin once", line)
+            if not line["t"] == self.steps == self.begun:
+                raise _unexpected(line, f"time {self.steps} to begin once", where)
             self.begun += 1
         elif kind == "test":
-            whose = line["t"], len(line["tested"])
-            _expect(whose == (self.steps - 1, self.last_clients), where, f"a test of time {self.steps - 1}", line)
+            if (line["t"], len(line["tested"])) != (self.steps - 1, self.last_clients):
+                raise _unexpected(line, f"a test of time {self.steps - 1}", where)
             self.tested = self.steps
         else:
-            known = line["t"] <= self.steps and all(c < self.n_clients for c in line["c"])
-            _expect(known, where, f"time {self.steps} at most, and {self.n_clients} clients", line)
+            if line["t"] > self.steps or any(c >= self.n_clients for c in line["c"]):
+                raise _unexpected(line, f"time {self.steps} at most, and {self.n_clients} clients", where)
 
     def _part_of_step(self, line: Mapping[str, Any], where: str) -> None:
         kind, last = line["kind"], self.header["n_steps"]
@@ -325,7 +330,7 @@ class Order:
         out_of_turn = line["t"] != self.steps or line.get("c", self.rows) != self.rows
         if out_of_turn or (last is not None and self.steps >= last) or (self.rows and kind != "row"):
             of = "" if last is None else f" of {last} time steps"
-            _expect(False, where, f"time {self.steps}, client {self.rows}{of}", line)
+            raise _unexpected(line, f"time {self.steps}, client {self.rows}{of}", where)
         if kind != "event":
             self._rows(line["tested"] if kind == "columns" else [line["tested"]], where)
 
@@ -347,7 +352,6 @@ class Order:
         self.ended = True
 
 
-def _expect(true: bool, where: str, what: str, line: Mapping[str, Any]) -> None:
-    if not true:
-        got = f"{line['kind']} of time {line['t']}" + (f", client {line['c']}" if "c" in line else "")
-        raise DataError(f"{where}: expected {what}, got the {got}")
+def _unexpected(line: Mapping[str, Any], expected: str, where: str) -> DataError:
+    got = f"{line['kind']} of time {line['t']}" + (f", client {line['c']}" if "c" in line else "")
+    return DataError(f"{where}: expected {expected}, got the {got}")

@@ -15,7 +15,7 @@ from typing import Any, Literal, Self
 
 from feddrift.errors import BusyError, DataError, FeddriftError
 from feddrift.runs import schema
-from feddrift.runs.record import file_name, is_complete, parsed, part_of
+from feddrift.runs.record import LOOKS, file_name, is_complete, parsed, part_of
 from feddrift.runs.schema import Order, Status
 
 MANY_CLIENTS = 100  # with more, the rows of a time step are written as one line of columns
@@ -25,7 +25,8 @@ class Writer:
     """Writes a record line by line to ``<name>.jsonl.part`` and moves it to ``<name>.jsonl`` when closed.
 
     As a context manager it closes itself: complete after all time steps, else interrupted or failed. With `done` it
-    goes on after so many time steps of a record that is there already, which took so many seconds.
+    goes on after so many time steps of a record that is there already, which took so many seconds. The record of a
+    federation is on the disk before a checkpoint that relies on it.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Writer:
             with _writable(self.part):
                 self._file.truncate(0)
             self._write(text)
-        except FeddriftError:
+        except BaseException:
             self._file.close()
             if done is None:
                 self.part.unlink(missing_ok=True)
@@ -60,16 +61,21 @@ class Writer:
 
     def _go_on(self, done: int) -> None:
         """Keep the first time steps of the part, or of a record that was closed, which becomes the part again."""
-        kept = beginning(self.part, done)
+        clients = self.order.header["clients"]
+        kept = beginning(self.part, done, clients)
         if kept is None:
-            kept = beginning(self.path, done)
+            kept = beginning(self.path, done, clients)
             if kept is None:
                 raise DataError(f"cannot go on after {done} time steps: {self.path} has not so many")
             with _writable(self.part):
-                closed = _lock(self.path)
-                os.replace(self.path, self.part)
-                self._file.close()
-                self._file = closed
+                if self.order.header["schema"] == 1 and is_complete(self.path):  # it is replaced by a complete one only
+                    self._file.truncate(0)
+                    self._write(kept.decode())
+                else:
+                    closed = _lock(self.path)
+                    os.replace(self.path, self.part)
+                    self._file.close()
+                    self._file = closed
         with _writable(self.part):
             self._file.truncate(len(kept))
         self.order = parsed(kept.splitlines(), self.part)[0]
@@ -110,6 +116,9 @@ class Writer:
         for text in texts:
             order.take(schema.parse(text, where), where)
         self._write("".join(texts))
+        if order.header["schema"] == 2 and lines[-1]["kind"] != "exchange":
+            with _writable(self.part):
+                os.fsync(self._file.fileno())
         self.order = order
 
     def close(self, status: Status, seconds: float) -> None:
@@ -155,19 +164,30 @@ class Writer:
                 raise
 
 
-def beginning(path: Path, steps: int) -> bytes | None:
-    """A record up to the next line of a later time step or its end, or None if it has not so many time steps."""
+def beginning(path: Path, steps: int, clients: Sequence[str] | None = None) -> bytes | None:
+    """A record up to the next line of a later time step or its end, or None if it has not so many time steps.
+
+    It also ends before a client joins who is not one of these after all, and before a line that was torn.
+    """
     try:
         whole = path.read_bytes()
     except OSError:
         return None
     end, order = 0, None
-    for line in whole.splitlines(keepends=True):
+    lines = whole.splitlines(keepends=True)
+    for line in lines:
         if not line.endswith(b"\n"):
             break
-        found = schema.parse(line, str(path))
+        try:
+            found = schema.parse(line, str(path))
+        except DataError:
+            if line is lines[-1]:
+                break
+            raise
         later = found["kind"] in ("event", "row", "columns") and found["t"] >= steps
         if later or found["kind"] == "end":
+            break
+        if found["kind"] == "client" and clients is not None and clients[found["c"] :][:1] != [found["name"]]:
             break
         if order is None:
             order = Order.after(found)
@@ -190,12 +210,14 @@ def check_folder(folder: Path) -> None:
 def _lock(path: Path) -> io.FileIO:
     # Unbuffered, so that a time step is one system call, which Ctrl-C cannot cut in two.
     file = open(path, "ab", buffering=0)  # noqa: SIM115
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        raise BusyError(f"another run is writing {path}: wait for it, or choose another folder") from None
-    return file
+    for _ in range(LOOKS):  # who asks whether it is being written holds it for a moment
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except OSError:
+            time.sleep(0.02)
+    file.close()
+    raise BusyError(f"another run is writing {path}: wait for it, or choose another folder")
 
 
 def is_being_written(path: Path) -> bool:

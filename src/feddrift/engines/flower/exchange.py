@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
@@ -56,48 +55,56 @@ class Reply:
     seconds: float | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
+class Answer:
+    """What became of one client's share of an exchange."""
+
+    sent: int = 0  # bytes to the client, 0 where it is not connected
+    answered: int = 0  # bytes from it
+    seconds: float | None = None  # until its answer was there; None: none came
+    trouble: str | None = None  # why it sits out
+
+
+@dataclass
 class Exchange:
-    """One question to some clients at time t, and what came back, in lists over these clients."""
+    """One question to some clients at time t, and what came back."""
 
     t: int
     asked: str  # what
     round: int | None  # of training
     at: str  # when it was asked, as ISO time
-    took: float  # seconds until all had answered, or had had their time
-    c: list[int]
-    sent: list[int]  # bytes to the client, 0 where it is not connected
-    answered: list[int]  # bytes from it
-    seconds: list[float | None]  # until its answer was there; None: none came
-    trouble: list[str | None]  # why it sits out
+    took: float = 0.0  # seconds until all had answered, or had had their time
+    clients: dict[int, Answer] = field(default_factory=dict)
 
-    @classmethod
-    def of(
-        cls,
-        t: int,
-        asked: str,
-        round: int | None,
-        at: datetime,
+    @property
+    def in_trouble(self) -> set[int]:
+        """Who sits out."""
+        return {c for c, answer in self.clients.items() if answer.trouble is not None}
+
+    def add(
+        self,
         took: float,
-        clients: Sequence[int],
+        clients: Iterable[int],
         contents: Mapping[int, RecordDict],
         replies: Mapping[int, Reply],
         trouble: Mapping[int, str],
-    ) -> Exchange:
-        """What was sent to these clients, and what came, by client."""
-        answers = {c: reply.content for c, reply in replies.items() if not isinstance(reply.content, str)}
-        return cls(
-            t,
-            asked,
-            round,
-            at.isoformat(timespec="milliseconds"),
-            took,
-            list(clients),
-            [size(contents[c]) if c in contents else 0 for c in clients],
-            [size(answers[c]) if c in answers else 0 for c in clients],
-            [replies[c].seconds if c in answers else None for c in clients],
-            [trouble.get(c) for c in clients],
-        )
+    ) -> None:
+        """What was sent to these clients, and what came; some may be asked once more, with what they lacked."""
+        for c in clients:
+            answer, reply = self.clients.setdefault(c, Answer()), replies.get(c)
+            answer.trouble = trouble.get(c)
+            if c in contents:
+                answer.sent += size(contents[c])
+            if reply is not None and not isinstance(reply.content, str):
+                answer.answered += size(reply.content)
+                answer.seconds = round(self.took + (reply.seconds or 0.0), 3)
+        self.took = round(self.took + took, 3)
+
+    def line(self) -> dict[str, Any]:
+        """As a record has it, in lists over the clients."""
+        told = {name: getattr(self, name) for name in ("t", "asked", "round", "at", "took")}
+        columns = {f.name: [getattr(answer, f.name) for answer in self.clients.values()] for f in fields(Answer)}
+        return {**told, "c": list(self.clients), **columns}
 
 
 def exchange(

@@ -160,40 +160,40 @@ class Flower(Engine):
         absent_is_news: bool = True,
     ) -> dict[int, Any]:
         """One exchange of one kind: the checked replies by client, in order; others are complained about by name."""
-        found, again = self._asked(tau, requests, check, round, absent_is_news, last=False)
+        if not requests:
+            return {}
+        kind = type(next(iter(requests.values()))[0])
+        told = Exchange(tau, KIND_OF[kind], round, datetime.now(UTC).isoformat(timespec="milliseconds"))
+        found, again = self._asked(told, requests, check, absent_is_news, last=False)
         if again:
-            found |= self._asked(tau, again, check, round, absent_is_news, last=True)[0]
+            found |= self._asked(told, again, check, absent_is_news, last=True)[0]
+        heard = (found, told.in_trouble) if kind is Hello else None
+        if heard is None or heard != self._heard:  # who waits for data says hello again and again
+            self.on_exchange(told)
+        self._heard = heard
         return dict(sorted(found.items()))
 
     def _asked(
-        self,
-        tau: int,
-        requests: Mapping[int, Asked],
-        check: Check,
-        number: int | None,
-        absent_is_news: bool,
-        last: bool,
+        self, told: Exchange, requests: Mapping[int, Asked], check: Check, absent_is_news: bool, last: bool
     ) -> tuple[dict[int, Any], dict[int, Asked]]:
         """The checked replies, and the requests to clients that lack parts of models which they should have."""
-        if not requests:
-            return {}, {}
         what = type(next(iter(requests.values()))[0])
-        when = f"{KIND_OF[what]} at time {tau}" + ("" if number is None else f", round {number}")
+        when = f"{told.asked} at time {told.t}" + ("" if told.round is None else f", round {told.round}")
         node, contents = self._nodes(), dict[int, RecordDict]()
         found, again, trouble = dict[int, Any](), dict[int, Asked](), dict[int, str]()
         for c, (request, parts) in requests.items():
             if c in node:
                 new = {name: part for name, part in parts.items() if name not in self._has.get(c, ())}
-                head = {"version": VERSION, "about": asdict(self.about(c, tau))}
+                head = {"version": VERSION, "about": asdict(self.about(c, told.t))}
                 contents[c] = wire.pack(head | request.body(), new)
             else:
                 trouble[c] = ABSENT
-        self.exchanges, at, began = self.exchanges + 1, datetime.now(UTC), time.monotonic()
+        self.exchanges, began = self.exchanges + 1, time.monotonic()
         by_node = {node[c]: content for c, content in contents.items()}
         replies = exchange(self.grid, what.action, by_node, getattr(self.rules, what.deadline), self.rules.poll)
+        seconds = time.monotonic() - began
         answers = {c: replies[node[c]] for c in sorted(contents)}
         answered = sum(not isinstance(answer.content, str) for answer in answers.values())
-        seconds = round(time.monotonic() - began, 3)
         _log.info("%s: %d of %d clients answered in %.1f s", when, answered, len(contents), seconds)
         for c, answer in answers.items():
             if isinstance(answer.content, str):
@@ -216,12 +216,7 @@ class Flower(Engine):
         for c, why in trouble.items():
             if why != ABSENT or absent_is_news:
                 self._complain(c, when, why)
-        heard = (found, trouble) if what is Hello else None
-        if heard is None or heard != self._heard:  # who waits for data says hello again and again
-            self.on_exchange(
-                Exchange.of(tau, KIND_OF[what], number, at, seconds, list(requests), contents, answers, trouble)
-            )
-        self._heard = heard
+        told.add(seconds, requests, contents, answers, trouble)
         return found, again
 
     def wait_for(self, tau: int, reachable: set[int], where: str, end: float) -> set[int]:

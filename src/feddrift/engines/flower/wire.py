@@ -32,7 +32,7 @@ def size(content: RecordDict) -> int:
     """The bytes of a message: its body, and the numbers of its parts."""
     bodies = (record.get("json") for record in content.config_records.values())
     arrays = (array for record in content.array_records.values() for array in record.values())
-    return sum(len(str(body)) for body in bodies) + sum(len(array.data) for array in arrays)
+    return sum(len(str(body).encode(errors="replace")) for body in bodies) + sum(len(array.data) for array in arrays)
 
 
 def _plain(array: Any) -> npt.NDArray[Any]:

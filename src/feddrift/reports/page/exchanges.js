@@ -16,9 +16,12 @@ function exchanges() {
     "Seconds that the server waited for answers in each time step; where hello found nothing new, it counts once. " +
       `The last question was asked ${clock(found.last)} UTC.`,
   );
-  const series = found.kinds
-    .filter((kind) => sum(found.seconds[kind]))
-    .map((kind) => ({ name: ASKED[kind][0], values: found.seconds[kind], fill: ASKED[kind][1] }));
+  const series = Object.entries(found.seconds)
+    .filter(([, values]) => sum(values))
+    .map(([kind, values]) => {
+      const [name, fill] = ASKED[kind] || [kind, "var(--other)"];
+      return { name, values, fill };
+    });
   fill(
     "exchanges-chart",
     barChart(series, {
@@ -30,31 +33,46 @@ function exchanges() {
     }),
     key(series.map(({ name, fill }) => [name, fill])),
   );
+  fill("exchanges-clients", answerTable(found, stream));
+  fill("exchanges-out", outList(found, stream));
+}
+
+// Where there are many, those first who answered least, then the slowest.
+function answerTable(found, stream, show = 12) {
   const head = [["client", "text"], ["answered"], ["median, s"], ["slowest, s"], ["MB to"], ["MB from"]];
-  fill(
-    "exchanges-clients",
-    table(
-      head,
-      found.clients.map((x, c) =>
-        h(
-          "tr",
-          { title: x.trouble },
-          cells(
-            [
-              nameOf(stream, c),
-              `${x.answered} of ${x.asked}`,
-              number(x.median, 1),
-              number(x.slowest, 1),
-              megabytes(x.to),
-              megabytes(x.from),
-            ],
-            ["text"],
-          ),
+  const share = (x) => (x.asked ? x.answered / x.asked : 1);
+  const all = found.clients.map((x, c) => ({ ...x, c }));
+  if (all.length > show) all.sort((a, b) => share(a) - share(b) || (b.slowest || 0) - (a.slowest || 0));
+  const rows = all
+    .slice(0, show)
+    .map((x) =>
+      h(
+        "tr",
+        { title: x.trouble },
+        cells(
+          [
+            nameOf(stream, x.c),
+            `${x.answered} of ${x.asked}`,
+            number(x.median, 1),
+            number(x.slowest, 1),
+            megabytes(x.to),
+            megabytes(x.from),
+          ],
+          ["text"],
         ),
       ),
-    ),
+    );
+  const more = () => fill("exchanges-clients", answerTable(found, stream, show * 4));
+  return [table(head, rows), all.length > show ? showMore(more, show, all.length) : null];
+}
+
+function showMore(more, shown, all) {
+  return h(
+    "div",
+    { class: "more" },
+    h("button", { type: "button", onclick: more }, "Show more"),
+    `${shown} of ${all}`,
   );
-  fill("exchanges-out", outList(found, stream));
 }
 
 function clock(at) {
@@ -85,13 +103,6 @@ function outList(found, stream, show = 8) {
   const more = () => fill("exchanges-out", outList(found, stream, show * 4));
   return [
     table(head, rows),
-    found.out.length > show
-      ? h(
-          "div",
-          { class: "more" },
-          h("button", { type: "button", onclick: more }, "Show more"),
-          `${show} of ${found.n_out}`,
-        )
-      : null,
+    found.out.length > show ? showMore(more, show, found.n_out) : null,
   ];
 }
