@@ -27,6 +27,7 @@ SOURCE = str(HERE.parent / "src")
 
 NETS = {"SINE 2-4-2": [2, 4, 2], "SEA 3-6-2": [3, 6, 2], "784-128-10": [784, 128, 10]}
 PARAMETERS = [(4, 2), (8, 10), (24, 36), (45, 45), (46, 45), (128, 128), (320, 310)]  # features, hidden units
+PUBLIC = "fd.stream; fd.algorithm; fd.run"
 AUTHORS_TRIAL_MINUTES = 10.6  # one SINE-2 trial of the authors' system, its sleeps removed; measured elsewhere
 FLOWER = "flwr[simulation]==1.41.0"
 QUIET = {  # Flower and Ray tell nobody
@@ -192,10 +193,16 @@ def start(**_: Any) -> Numbers:
     """Seconds from the shell to a first result."""
     with tempfile.TemporaryDirectory() as folder:
         env = environment(NUMBA_CACHE_DIR=f"{folder}/cache")
-        version = statistics.median(command(["--version"], env)[1] for _ in range(3))
+        numpy, names = (python(code, env) for code in ("import numpy", f"import feddrift as fd; {PUBLIC}"))
+        version = statistics.median(command(["--version"], env)[1] for _ in range(9))
         trials = [trial(Path(folder) / str(k), env) for k in range(4)]
     warm = [statistics.median(parts) for parts in zip(*trials[1:], strict=True)]
-    found: Numbers = {"version": version, "authors_minutes": AUTHORS_TRIAL_MINUTES}
+    found: Numbers = {
+        "version": version, "authors_minutes": AUTHORS_TRIAL_MINUTES, "import_numpy": numpy,
+        "version_to_numpy": version / numpy, "names_to_numpy": names / numpy,
+    }  # fmt: skip
+    show("multiples of python -c 'import numpy'", ["import numpy, s", "feddrift --version", f"import feddrift; {PUBLIC}"],
+         [[numpy, version / numpy, names / numpy]])  # fmt: skip
     for name, (first, whole) in {"empty caches": trials[0], "warm caches": warm}.items():
         authors = AUTHORS_TRIAL_MINUTES * 60 / whole
         found[name] = {"first_step": first, "trial": whole, "authors_to_ours": authors}
@@ -214,6 +221,17 @@ def trial(folder: Path, env: dict[str, str]) -> tuple[float, float]:
         return any('"row"' in record.read_text() for record in folder.glob("*.jsonl*"))
 
     return command(arguments, env, has_rows)
+
+
+def python(code: str, env: dict[str, str]) -> float:
+    """Seconds that Python takes for this code, start and end included."""
+
+    def once() -> float:
+        begin = time.perf_counter()
+        subprocess.run([sys.executable, "-c", code], env=env, check=True)
+        return time.perf_counter() - begin
+
+    return statistics.median(once() for _ in range(9))
 
 
 def command(arguments: list[str], env: dict[str, str], seen: Callable[[], bool] = lambda: True) -> tuple[float, float]:

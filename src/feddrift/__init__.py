@@ -2,20 +2,63 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
 from feddrift import _moved
 from feddrift._version import __version__ as __version__
-from feddrift.algorithms import algorithm
-from feddrift.data import Stream
-from feddrift.errors import ConfigError, DataError, FeddriftError
-from feddrift.exported import load
-from feddrift.nets.perceptron import mlp
-from feddrift.run import Step, run
-from feddrift.streams import stream
-from feddrift.types import Event, Local, Models, Net, State
+
+if TYPE_CHECKING:
+    from feddrift.algorithms import algorithm
+    from feddrift.data import Stream
+    from feddrift.errors import ConfigError, DataError, FeddriftError
+    from feddrift.exported import load
+    from feddrift.nets.perceptron import mlp
+    from feddrift.run import Step, run
+    from feddrift.streams import stream
+    from feddrift.types import Event, Local, Models, Net, State
 
 __all__ = [
     "ConfigError", "DataError", "Event", "FeddriftError", "Local", "Models", "Net", "State", "Step", "Stream",
     "algorithm", "load", "mlp", "run", "stream",
 ]  # fmt: skip
 
+_PLACES = {  # where the public names are: `import feddrift` loads none of these before they are asked for
+    "feddrift.algorithms": ("algorithm",),
+    "feddrift.data": ("Stream",),
+    "feddrift.errors": ("ConfigError", "DataError", "FeddriftError"),
+    "feddrift.exported": ("load",),
+    "feddrift.nets.perceptron": ("mlp",),
+    "feddrift.run": ("Step", "run"),
+    "feddrift.streams": ("stream",),
+    "feddrift.types": ("Event", "Local", "Models", "Net", "State"),
+}
+_PLACE_OF = {name: place for place, names in _PLACES.items() for name in names}
+
+
+class _Package(ModuleType):
+    """A package whose public names win over modules of the same name: `feddrift.run` is the function."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _PLACE_OF and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+if not TYPE_CHECKING:  # else a type checker would take any name for a public one
+
+    def __getattr__(name: str) -> Any:
+        if name not in _PLACE_OF:
+            raise AttributeError(f"module 'feddrift' has no attribute '{name}'")
+        value = getattr(importlib.import_module(_PLACE_OF[name]), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
+
+
+sys.modules[__name__].__class__ = _Package
 _moved.install()

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.special import bdtr
 
 from feddrift import rng
 from feddrift.models import join, mix, take
@@ -103,7 +102,7 @@ def beats(wrong: Ints, a: int, b: int) -> bool:
     (True, False)
     """
     won, lost = int(wrong[b, b] - wrong[a, b]), int(wrong[a, a] - wrong[a, b])
-    return won > lost and bool(bdtr(lost, won + lost, 0.5) <= 0.05)
+    return won > lost and _at_most(lost, won + lost, 0.5) <= 0.05
 
 
 def below(wrong: int, rows: int, limit: float) -> bool:
@@ -112,7 +111,14 @@ def below(wrong: int, rows: int, limit: float) -> bool:
     >>> below(0, 28, 0.1), below(0, 29, 0.1), below(8, 150, 0.1)
     (False, True, True)
     """
-    return rows > 0 and bool(bdtr(wrong, rows, limit) <= 0.05)
+    return rows > 0 and _at_most(wrong, rows, limit) <= 0.05
+
+
+def _at_most(k: int, n: int, p: float) -> float:
+    """The chance of at most k hits in n trials, each with chance p."""
+    from scipy.special import bdtr  # here, since SciPy takes a while to import
+
+    return float(bdtr(k, n, p))
 
 
 def widen(w: Clusters, owners: Sequence[Sequence[int]]) -> Clusters:

@@ -17,7 +17,6 @@ from safetensors.numpy import load_file
 from feddrift import rng
 from feddrift.errors import DataError, problem, unknown
 from feddrift.nets.perceptron import mlp
-from feddrift.nets.resnet import resnet18
 from feddrift.nets.voting import poll
 from feddrift.trees import leaves, paths, refill
 from feddrift.types import Ballot, Floats, Models, Net
@@ -175,5 +174,7 @@ def _made(net: _Net, folder: Path, most: int) -> Net:
             raise DataError(f"{folder}: a net of {list(sizes)} does not fit the {most} numbers that are there")
         return mlp(*sizes)
     if net.kind == "resnet18":
+        from feddrift.nets.resnet import resnet18  # here: few need it
+
         return resnet18(net.classes, folder / RESNET)
     raise DataError(f"{folder} was made with a net of its own, '{net.name}': load(folder, net=...)")

@@ -8,7 +8,7 @@ import sys
 
 PROGRAM = """
 import jax
-from feddrift.engines.program import Devices
+from feddrift.engines.lanes import Devices
 from feddrift.engines.simulator import Simulator
 from feddrift.nets import default_net
 from tests.contract.test_engines import LOCAL, same, some_w, uneven_stream

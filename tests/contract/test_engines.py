@@ -15,7 +15,7 @@ import feddrift as fd
 from feddrift import plugins
 from feddrift.averaging import averaged
 from feddrift.data import Stream
-from feddrift.engines import ENGINES, federation, in_process, program, simulator
+from feddrift.engines import ENGINES, federation, in_process, lanes, program, simulator
 from feddrift.engines.base import Engine
 from feddrift.engines.conditions import IDEAL, Conditions
 from feddrift.nets import default_net
@@ -33,7 +33,7 @@ class Compiled(simulator.Simulator):
         self.native = False
 
 
-class Narrow(program.Devices):
+class Narrow(lanes.Devices):
     """Devices with room for three lanes."""
 
     def room(self, params: Any) -> int:
@@ -157,7 +157,7 @@ def test_scoring_in_blocks_changes_nothing(name: str, room: int, monkeypatch: py
 
 
 def test_room_follows_from_memory_and_the_size_of_a_model() -> None:
-    devices = program.Devices(tuple(jax.local_devices()))
+    devices = lanes.Devices(tuple(jax.local_devices()))
     small, large = {"a": np.zeros((3, 10), dtype=np.float32)}, {"a": np.zeros((3, 10**10 // 4), dtype=np.int8)}
     assert devices.room(small) > 10**6 and 1 <= devices.room(large) <= 64
 

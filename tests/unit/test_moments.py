@@ -11,7 +11,7 @@ import pytest
 
 import feddrift as fd
 from feddrift.engines import moments, simulator
-from feddrift.engines.program import Devices
+from feddrift.engines.lanes import Devices
 from feddrift.types import Local
 
 

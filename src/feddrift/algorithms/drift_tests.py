@@ -12,7 +12,6 @@ from functools import cache
 from typing import Any, Literal
 
 import numpy as np
-from scipy.special import betaln
 
 from feddrift import plugins
 from feddrift.cluster import TOLERANCE, rises
@@ -96,6 +95,8 @@ def exceeds(before: int, now: int, n: int, m: int) -> float:
 
 def _choose(n: int, k: Any) -> Any:
     """The logarithm of n over k."""
+    from scipy.special import betaln  # here, since SciPy takes a while to import
+
     return -np.log1p(n) - betaln(n - k + 1, k + 1)
 
 

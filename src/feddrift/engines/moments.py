@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from feddrift.engines import optim
-from feddrift.engines.program import Devices, Optimiser
+from feddrift.engines.lanes import Devices, Optimiser
 from feddrift.trees import leaves, tree_map
 from feddrift.types import Ints
 
@@ -68,9 +66,10 @@ def _bytes(stack: Optimiser) -> int:
 
 def _rows(stack: Optimiser, at: Ints) -> Optimiser:
     """The rows at these places, zeros where it is below 0: on the host, which compiles nothing, or where they are."""
-    if isinstance(stack[1], jax.Array) and _bytes(stack) >= LARGE:
-        found: Optimiser = _rows_there(stack, at.astype(np.int32))
-        return found
+    if _on_device(stack) and _bytes(stack) >= LARGE:
+        from feddrift.engines import program
+
+        return program.rows_of(stack, at.astype(np.int32))  # type: ignore[no-any-return]
 
     def rows(leaf: Any) -> Any:
         taken = np.asarray(leaf)[np.maximum(at, 0)]
@@ -80,21 +79,13 @@ def _rows(stack: Optimiser, at: Ints) -> Optimiser:
     return tree_map(rows, stack)  # type: ignore[no-any-return]
 
 
-@jax.jit
-def _rows_there(stack: Optimiser, at: Any) -> Any:
-    def rows(leaf: Any) -> Any:
-        return jnp.where((at < 0).reshape(-1, *[1] * (leaf.ndim - 1)), 0, leaf[jnp.maximum(at, 0)])
-
-    return tree_map(rows, stack)
-
-
 def _joined(a: Optimiser, b: Optimiser) -> Optimiser:
-    if isinstance(a[1], jax.Array):
-        there: Optimiser = _joined_there(a, b)
-        return there
+    if _on_device(a):
+        from feddrift.engines import program
+
+        return program.joined(a, b)  # type: ignore[no-any-return]
     return tree_map(lambda x, y: np.concatenate([x, y]), a, b)  # type: ignore[no-any-return]
 
 
-@jax.jit
-def _joined_there(a: Optimiser, b: Optimiser) -> Any:
-    return tree_map(lambda x, y: jnp.concatenate([x, y]), a, b)
+def _on_device(stack: Optimiser) -> bool:
+    return not isinstance(stack[1], np.ndarray)

@@ -6,9 +6,8 @@ round, while their moments wait on the host.
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass, fields, replace
-from functools import cached_property, partial
+from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,67 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from feddrift import rng
 from feddrift.averaging import average, sound_parts
 from feddrift.engines import optim, sampling
+from feddrift.engines.lanes import Devices, Lanes, Optimiser
 from feddrift.nets.losses import batch_loss, masked
 from feddrift.trees import leaves, split, tree_map, trunk_of, unsplit
 from feddrift.types import Local, Net, Params
 
-COPIES = 6  # of a lane's parameters on a device: themselves, three moments, a gradient, and one on the way
-SHARE = 0.4  # of its memory that lanes may take
-
 WHOLE: Any = PartitionSpec()  # type: ignore[no-untyped-call]
-DEALT: Any = PartitionSpec("lane")  # type: ignore[no-untyped-call]
-
-Optimiser = tuple[optim.Moments, Any]  # moments and steps taken, of a stack of trunks or heads
-
-
-@dataclass(frozen=True)
-class Devices:
-    """The devices of this host; arrays lie whole on each, or are dealt out along their first axis."""
-
-    devices: tuple[Any, ...]
-
-    @cached_property
-    def mesh(self) -> Mesh | None:
-        return Mesh(np.array(self.devices), ("lane",)) if len(self.devices) > 1 else None
-
-    def put(self, tree: Any, deal: bool = False) -> Any:
-        """Arrays on the devices."""
-        if self.mesh is None:
-            return jax.device_put(tree, self.devices[0])
-        whole, dealt = NamedSharding(self.mesh, WHOLE), NamedSharding(self.mesh, DEALT)
-        return jax.tree.map(lambda leaf: jax.device_put(leaf, dealt if deal and np.ndim(leaf) else whole), tree)
-
-    def evenly(self, n: int) -> int:
-        """The next number that all devices can share."""
-        return -(-n // len(self.devices)) * len(self.devices)
-
-    def room(self, params: Params) -> int:
-        """How many lanes of such models fit at a time, a power of two times the number of devices."""
-        told = self.devices[0].memory_stats() or {}
-        memory = told.get("bytes_limit") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / len(self.devices)
-        lane = COPIES * sum(leaf[0].nbytes for leaf in leaves(params))
-        return len(self.devices) << max(0, int(SHARE * memory / lane).bit_length() - 1)
-
-
-@dataclass(frozen=True)
-class Lanes:
-    """The arrays that describe padded lanes, and the heads in them, to the compiled program."""
-
-    trunk: Any  # [lane], position of its trunk
-    model: Any  # [lane, head], positions of its models
-    key: rng.Words  # [lane] each
-    cumulative: Any  # [lane, cell], a cell being a pair of t and head, heads innermost
-    counts: Any  # [lane, cell]
-    starts: Any  # [lane, cell], first row of the cell in `order`
-    trunk_share: Any  # [lane], of its trunk's average
-    head_share: Any  # [lane * head], of its model's average
-    pair: Any  # [lane * head], where the k-th pair of client and model lies in the flat heads
-    n_lanes: Any  # how many are real
-    n_pairs: Any
-
 
 jax.tree_util.register_dataclass(Lanes, data_fields=[f.name for f in fields(Lanes)], meta_fields=[])
 
@@ -286,3 +232,19 @@ def _averaged(
 
     result: list[Any] = jax.lax.fori_loop(0, n, add, begin)
     return result
+
+
+@jax.jit
+def rows_of(stack: Optimiser, at: Any) -> Any:
+    """The rows of a stack of moments at these places, zeros where a place is below 0."""
+
+    def rows(leaf: Any) -> Any:
+        return jnp.where((at < 0).reshape(-1, *[1] * (leaf.ndim - 1)), 0, leaf[jnp.maximum(at, 0)])
+
+    return tree_map(rows, stack)
+
+
+@jax.jit
+def joined(a: Optimiser, b: Optimiser) -> Any:
+    """Two stacks of moments as one."""
+    return tree_map(lambda x, y: jnp.concatenate([x, y]), a, b)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import jax
 import numpy as np
 import numpy.typing as npt
 
@@ -27,6 +26,7 @@ class Reference(InProcess):
 
     def __init__(self, stream: Stream, net: Net, local: Local, seed: int, conditions: Conditions = IDEAL) -> None:
         super().__init__(stream, net, local, seed, conditions)
+        import jax  # here, since it takes a while
 
         def loss(params: Params, mask: Any, x: Any, y: Any, n: Any) -> Any:
             with jax.default_matmul_precision("float32"):
@@ -38,6 +38,8 @@ class Reference(InProcess):
         return ReferenceWorker(self, tau)
 
     def logits(self, models: Models, rows: Ints) -> Iterator[npt.NDArray[np.float32]]:
+        import jax
+
         if not len(rows):
             return
         found = []

@@ -16,19 +16,18 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
-import jax
 import numpy as np
 import numpy.typing as npt
 
 from feddrift import rng
 from feddrift.averaging import lane_sizes, shares
 from feddrift.data import Stream
-from feddrift.engines import program, sampling
+from feddrift.engines import sampling
 from feddrift.engines.conditions import IDEAL, Conditions
 from feddrift.engines.entries import Entries
 from feddrift.engines.in_process import InProcess, InProcessWorker
+from feddrift.engines.lanes import Devices, Lanes, on_cpu
 from feddrift.engines.moments import MomentStore, Name, power_of_two
-from feddrift.engines.program import Devices, Lanes
 from feddrift.engines.worker import Work
 from feddrift.trees import split, tree_map, trunk_of
 from feddrift.types import Bools, Floats, Ints, Local, Metric, Models, Net, Params, Updates
@@ -57,8 +56,8 @@ class Simulator(InProcess):
 
     def __init__(self, stream: Stream, net: Net, local: Local, seed: int, conditions: Conditions = IDEAL) -> None:
         super().__init__(stream, net, local, seed, conditions)
-        self.native = jax.default_backend() == "cpu"  # whether small perceptrons are left to native code
-        self.devices = Devices(tuple(jax.local_devices()))
+        self.native = on_cpu()  # whether small perceptrons are left to native code
+        self.devices = Devices.here()
 
     @cached_property
     def data(self) -> tuple[Any, Any]:
@@ -82,6 +81,8 @@ class Simulator(InProcess):
         return SimulatorWorker(self, tau)
 
     def logits(self, models: Models, rows: Ints) -> Iterator[npt.NDArray[np.float32]]:
+        from feddrift.engines import program  # here, since JAX takes a while to import
+
         padded = self.devices.put(_padded(models, power_of_two(len(models))))  # once, not with every block
         ahead = None  # the device works on a block while the host takes in the one before
         least, most = SCORE_BLOCK
@@ -156,6 +157,8 @@ class SimulatorWorker(InProcessWorker):
         if kernel:
             data, run = (engine.stream.x, engine.stream.y), kernel.rounds
         else:
+            from feddrift.engines import program
+
             data, run = engine.data, partial(program.rounds, engine.devices)
         trained, updates, of_trunk, of_head, refused = run(
             engine.net, local, params, mask, *held, described, *data, order, *limits

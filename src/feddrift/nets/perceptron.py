@@ -8,7 +8,6 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from jax.nn import relu
 
 from feddrift import rng
 from feddrift.types import Net, Params
@@ -42,6 +41,8 @@ def mlp(features: int, hidden: int, classes: int) -> Net:
 
 def perceptron(params: Params, x: Any) -> Any:
     """The logits of a net with one hidden layer."""
+    from jax.nn import relu  # here, since JAX takes a while to import
+
     x = x.reshape(len(x), -1)
     return relu(x @ params["W1"] + params["b1"]) @ params["W2"] + params["b2"]
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import stdtrit
 
 from feddrift.errors import ConfigError
 from feddrift.reports.words import notable
@@ -241,6 +240,8 @@ def _difference(group: list[Record], baseline: list[Record], name: str) -> Diffe
         gaps.append(np.nan if x is None or y is None else x - y)
     if not gaps or np.isnan(gaps).any():
         return None
+    from scipy.special import stdtrit  # here, since SciPy takes a while to import
+
     mean, n = float(np.mean(gaps)), len(gaps)
     half = float(stdtrit(n - 1, 0.975) * np.std(gaps, ddof=1) / np.sqrt(n)) if n > 1 else None
     seeds = tuple(seed for seed, _, _ in pairs)

@@ -14,7 +14,7 @@ from feddrift.algorithms.oracle import Oracle
 from feddrift.data import Stream
 from feddrift.engines import engine as find_engine
 from feddrift.engines.base import Engine
-from feddrift.engines.program import COPIES
+from feddrift.engines.lanes import COPIES
 from feddrift.nets import default_net
 from feddrift.run import steps_on
 from feddrift.trees import leaves

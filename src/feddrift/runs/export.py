@@ -17,7 +17,6 @@ from feddrift._version import __version__
 from feddrift.errors import DataError
 from feddrift.exported import ABOUT, MASK, MODELS, RESNET
 from feddrift.models import one
-from feddrift.nets.resnet import torchvision_names
 from feddrift.runs import record
 from feddrift.runs.recorded import RecordedRun
 from feddrift.system import write_whole
@@ -73,6 +72,8 @@ def write(source: Source, folder: Path) -> None:
         arrays |= {f"{i}/{path}": np.ascontiguousarray(leaf) for path, leaf in parts.items()}
     write_whole(folder / MODELS, save(arrays))
     if source.described["kind"] == "resnet18":
+        from feddrift.nets.resnet import torchvision_names  # here: few need it
+
         write_whole(folder / RESNET, save(torchvision_names(source.net, one(models, 0))))
     write_whole(folder / ABOUT, (json.dumps(_about(source), indent=2, allow_nan=False) + "\n").encode())
 

@@ -15,13 +15,13 @@ from operator import index
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from feddrift import algorithms, checkpoint, engines, rng
 from feddrift._version import __version__
 from feddrift.data import Stream
 from feddrift.engines.federation import TimeStep
+from feddrift.engines.lanes import device_kind
 from feddrift.errors import DataError
 from feddrift.run import Step, Trained, in_use, steps_on
 from feddrift.runs.background import in_background
@@ -190,7 +190,7 @@ def _header(config: RunConfig, stream: Stream, algorithm: Algorithm, local: Loca
         "concepts": None if stream.concepts is None else stream.concepts.tolist(),
         "same": {str(k): v for k, v in stream.same.items()},
         "versions": versions(),
-        "device": str(jax.devices()[0].device_kind),
+        "device": device_kind(),
         "started": datetime.now(UTC).isoformat(),
         "times": list(stream.times),
         "model_bytes": sum(int(np.asarray(leaf).nbytes) for leaf in leaves(model)),

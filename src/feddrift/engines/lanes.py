@@ -1,0 +1,123 @@
+"""What the simulator hands to those who train: lanes as padded arrays, and the devices they run on.
+
+Nothing here imports JAX before it is needed: native code on a CPU never does.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import sys
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from feddrift import rng
+from feddrift.engines import optim
+from feddrift.trees import leaves
+from feddrift.types import Params
+
+COPIES = 6  # of a lane's parameters on a device: themselves, three moments, a gradient, and one on the way
+SHARE = 0.4  # of its memory that lanes may take
+
+Optimiser = tuple[optim.Moments, Any]  # moments and steps taken, of a stack of trunks or heads
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """The arrays that describe padded lanes, and the heads in them, to the compiled program."""
+
+    trunk: Any  # [lane], position of its trunk
+    model: Any  # [lane, head], positions of its models
+    key: rng.Words  # [lane] each
+    cumulative: Any  # [lane, cell], a cell being a pair of t and head, heads innermost
+    counts: Any  # [lane, cell]
+    starts: Any  # [lane, cell], first row of the cell in `order`
+    trunk_share: Any  # [lane], of its trunk's average
+    head_share: Any  # [lane * head], of its model's average
+    pair: Any  # [lane * head], where the k-th pair of client and model lies in the flat heads
+    n_lanes: Any  # how many are real
+    n_pairs: Any
+
+
+@dataclass(frozen=True)
+class Devices:
+    """The devices of this host; arrays lie whole on each, or are dealt out along their first axis.
+
+    A device None is the CPU, as JAX would name it if somebody asked.
+    """
+
+    devices: tuple[Any, ...]
+
+    @classmethod
+    def here(cls) -> Devices:
+        """All that there are."""
+        if only_one_cpu():
+            return cls((None,))
+        import jax
+
+        return cls(tuple(jax.local_devices()))
+
+    @cached_property
+    def mesh(self) -> Any:
+        """How arrays are dealt out, a jax.sharding.Mesh; None with a single device."""
+        if len(self.devices) == 1:
+            return None
+        from jax.sharding import Mesh
+
+        return Mesh(np.array(self.devices), ("lane",))
+
+    def put(self, tree: Any, deal: bool = False) -> Any:
+        """Arrays on the devices."""
+        import jax
+        from jax.sharding import NamedSharding, PartitionSpec
+
+        if self.mesh is None:
+            return jax.device_put(tree, self.devices[0])  # None: where JAX puts things by itself
+        whole, dealt = (NamedSharding(self.mesh, PartitionSpec(*axes)) for axes in ((), ("lane",)))  # type: ignore[no-untyped-call]
+        return jax.tree.map(lambda leaf: jax.device_put(leaf, dealt if deal and np.ndim(leaf) else whole), tree)
+
+    def evenly(self, n: int) -> int:
+        """The next number that all devices can share."""
+        return -(-n // len(self.devices)) * len(self.devices)
+
+    def room(self, params: Params) -> int:
+        """How many lanes of such models fit at a time, a power of two times the number of devices."""
+        told = {} if self.devices[0] is None else self.devices[0].memory_stats() or {}
+        memory = told.get("bytes_limit") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / len(self.devices)
+        lane = COPIES * sum(leaf[0].nbytes for leaf in leaves(params))
+        return len(self.devices) << max(0, int(SHARE * memory / lane).bit_length() - 1)
+
+
+def on_cpu() -> bool:
+    """Whether JAX computes, or would compute, on a CPU."""
+    if only_one_cpu():
+        return True
+    import jax
+
+    return jax.default_backend() == "cpu"
+
+
+def device_kind() -> str:
+    """What the first device is called."""
+    if only_one_cpu():
+        return "cpu"
+    import jax
+
+    return str(jax.devices()[0].device_kind)
+
+
+def only_one_cpu() -> bool:
+    """Whether JAX, were it imported, would find one CPU and nothing else (decision 15): then nobody needs to ask it."""
+    if "jax" in sys.modules or "JAX_NUM_CPU_DEVICES" in os.environ:
+        return False
+    if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+        return False
+    wanted = os.environ.get("JAX_PLATFORMS") or os.environ.get("JAX_PLATFORM_NAME")
+    if wanted:
+        return wanted == "cpu"
+    plugins = importlib.metadata.entry_points(group="jax_plugins")
+    return not plugins and all(importlib.util.find_spec(name) is None for name in ("jax_plugins", "libtpu"))

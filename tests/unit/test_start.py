@@ -1,0 +1,103 @@
+"""What is loaded before it is needed: nothing that takes a while."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import feddrift as fd
+from feddrift.engines import lanes
+
+SLOW = ("jax", "scipy", "matplotlib", "flwr", "numba")
+COMMAND = """
+import sys
+sys.argv = ["feddrift", *{words!r}]
+from feddrift.__main__ import main
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+"""
+
+
+def loaded(code: str, **env: str) -> set[str]:
+    """Which of the slow libraries a new process has loaded after this code."""
+    told = f"import json, sys\nprint(json.dumps([name for name in {SLOW!r} if name in sys.modules]))"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\n{told}"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **env},
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import feddrift",
+        "import feddrift as fd; fd.stream('sine-2'); fd.algorithm('FedDrift'); fd.run",
+        "import feddrift as fd; [getattr(fd, name) for name in fd.__all__]",
+        *(COMMAND.format(words=[words]) for words in ("--version", "--help", "list")),
+        COMMAND.format(words=["run", "--help"]),
+        COMMAND.format(words=["deploy", "--help"]),
+    ],
+)
+def test_nothing_slow_is_loaded(code: str) -> None:
+    assert loaded(code) == set()
+
+
+@pytest.mark.parametrize("algorithm", ["FedDrift", "FedDrift-Eager", "Oblivious", "Oracle"])
+def test_a_run_that_native_code_serves_whole_loads_no_jax(tmp_path: Path, algorithm: str) -> None:
+    words = ["run", "--stream", "sine-2", "--algorithm", algorithm, "--rounds", "2", "--out", str(tmp_path)]
+    assert "jax" not in loaded(COMMAND.format(words=words), JAX_PLATFORMS="cpu")
+    (path,) = tmp_path.glob("*.jsonl")
+    assert json.loads(path.read_text().splitlines()[0])["device"] == "cpu"
+
+
+def test_what_needs_jax_loads_it(tmp_path: Path) -> None:
+    words = ["run", "--stream", "sine-2", "--algorithm", "KUE", "--rounds", "1", "--out", str(tmp_path)]
+    assert "jax" in loaded(COMMAND.format(words=words), JAX_PLATFORMS="cpu")
+
+
+@pytest.mark.parametrize(
+    ("env", "asked"),
+    [
+        ({"JAX_PLATFORMS": "cpu"}, False),
+        ({"JAX_PLATFORMS": "cpu,cuda"}, True),
+        ({"JAX_PLATFORMS": "cuda"}, True),
+        ({"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}, True),
+        ({"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}, True),
+    ],
+)
+def test_when_jax_is_asked_for_devices(monkeypatch: pytest.MonkeyPatch, env: dict[str, str], asked: bool) -> None:
+    monkeypatch.delitem(sys.modules, "jax", raising=False)
+    for name in ("JAX_PLATFORMS", "JAX_PLATFORM_NAME", "JAX_NUM_CPU_DEVICES", "XLA_FLAGS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    assert lanes.only_one_cpu() is not asked
+
+
+def test_jax_is_asked_where_it_may_have_a_plugin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delitem(sys.modules, "jax", raising=False)
+    for name in ("JAX_PLATFORMS", "JAX_PLATFORM_NAME", "JAX_NUM_CPU_DEVICES", "XLA_FLAGS"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "jax_plugins" / "some_gpu").mkdir(parents=True)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not lanes.only_one_cpu()
+
+
+def test_public_names_win_over_modules() -> None:
+    code = "import feddrift.run, feddrift.runs.recorded, feddrift as fd; assert callable(fd.run), fd.run"
+    assert loaded(code) == set()
+    assert dir(fd) == sorted([*fd.__all__, "__version__"])
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = fd.nonsense  # type: ignore[attr-defined]
