@@ -201,7 +201,8 @@ def start(**_: Any) -> Numbers:
         "version": version, "authors_minutes": AUTHORS_TRIAL_MINUTES, "import_numpy": numpy,
         "version_to_numpy": version / numpy, "names_to_numpy": names / numpy,
     }  # fmt: skip
-    show("multiples of python -c 'import numpy'", ["import numpy, s", "feddrift --version", f"import feddrift; {PUBLIC}"],
+    show("multiples of python -c 'import numpy'",
+         ["import numpy, s", "feddrift --version", f"import feddrift as fd; {PUBLIC}"],
          [[numpy, version / numpy, names / numpy]])  # fmt: skip
     for name, (first, whole) in {"empty caches": trials[0], "warm caches": warm}.items():
         authors = AUTHORS_TRIAL_MINUTES * 60 / whole

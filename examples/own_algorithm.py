@@ -23,8 +23,9 @@ class Restart:
         return fd.State(fed.fresh(), w=np.zeros((0, fed.n_clients, 1)), votes=np.ones((fed.n_clients, 1)))
 
     def step(self, state: fd.State, fed: Federation) -> fd.State:
-        error = np.nanmean(fed.evaluate(state.models))
-        models = fed.fresh() if fed.tau and error > self.limit else state.models
+        error = fed.evaluate(state.models)
+        known = error[~np.isnan(error)]  # of clients in reach that have new data
+        models = fed.fresh() if fed.tau and known.size and known.mean() > self.limit else state.models
         w = np.zeros((fed.tau + 1, fed.n_clients, 1))
         w[-1] = 1
         return replace(state, models=fed.train(models, w), w=w)

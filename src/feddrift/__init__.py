@@ -12,28 +12,39 @@ from feddrift._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from feddrift.algorithms import algorithm
+    from feddrift.algorithms.options import option
+    from feddrift.api import events, export, plot, read, record, report, rows, summary
     from feddrift.data import Stream
+    from feddrift.engines.conditions import Conditions
+    from feddrift.engines.worker import Worker
     from feddrift.errors import ConfigError, DataError, FeddriftError
     from feddrift.exported import load
     from feddrift.nets.perceptron import mlp
     from feddrift.run import Step, run
+    from feddrift.runs.record import Record
     from feddrift.streams import stream
-    from feddrift.types import Event, Local, Models, Net, State
+    from feddrift.types import Algorithm, Event, Federation, Local, Models, Net, State
 
 __all__ = [
-    "ConfigError", "DataError", "Event", "FeddriftError", "Local", "Models", "Net", "State", "Step", "Stream",
-    "algorithm", "load", "mlp", "run", "stream",
+    "Algorithm", "Conditions", "ConfigError", "DataError", "Event", "FeddriftError", "Federation", "Local", "Models",
+    "Net", "Record", "State", "Step", "Stream", "Worker", "algorithm", "events", "export", "load", "mlp", "option",
+    "plot", "read", "record", "report", "rows", "run", "stream", "summary",
 ]  # fmt: skip
 
 _PLACES = {  # where the public names are: `import feddrift` loads none of these before they are asked for
     "feddrift.algorithms": ("algorithm",),
+    "feddrift.algorithms.options": ("option",),
+    "feddrift.api": ("events", "export", "plot", "read", "record", "report", "rows", "summary"),
     "feddrift.data": ("Stream",),
+    "feddrift.engines.conditions": ("Conditions",),
+    "feddrift.engines.worker": ("Worker",),
     "feddrift.errors": ("ConfigError", "DataError", "FeddriftError"),
     "feddrift.exported": ("load",),
     "feddrift.nets.perceptron": ("mlp",),
     "feddrift.run": ("Step", "run"),
+    "feddrift.runs.record": ("Record",),
     "feddrift.streams": ("stream",),
-    "feddrift.types": ("Event", "Local", "Models", "Net", "State"),
+    "feddrift.types": ("Algorithm", "Event", "Federation", "Local", "Models", "Net", "State"),
 }
 _PLACE_OF = {name: place for place, names in _PLACES.items() for name in names}
 

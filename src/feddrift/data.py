@@ -15,7 +15,7 @@ from feddrift.types import Ints, Local
 Cell = tuple[npt.ArrayLike, npt.ArrayLike]  # x[n, ...], y[n]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Stream:
     """What every client receives over time: T training steps, and one last row that only tests.
 
@@ -55,6 +55,11 @@ class Stream:
             object.__setattr__(self, "clients", tuple(str(c) for c in range(self.n_clients)))
         ends = np.cumsum(self.counts.reshape(-1))
         object.__setattr__(self, "_starts", (ends - self.counts.reshape(-1)).reshape(self.counts.shape))
+
+    def __repr__(self) -> str:
+        shape = " x ".join(map(str, self.x.shape[1:]))
+        size = f"{self.n_clients} clients, {self.n_steps} time steps + 1 to test, {len(self.y):,} examples"
+        return f"Stream({self.name!r}: {size} of {shape} features, {self.n_classes} classes)"
 
     @property
     def n_steps(self) -> int:

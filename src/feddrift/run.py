@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from feddrift.algorithms import algorithm as find_algorithm
 from feddrift.data import Stream
 from feddrift.engines import engine as find_engine
 from feddrift.engines.base import Engine
@@ -16,6 +17,7 @@ from feddrift.engines.conditions import IDEAL, Conditions, S
 from feddrift.engines.federation import TimeStep
 from feddrift.errors import ConfigError
 from feddrift.nets import default_net
+from feddrift.streams import stream as find_stream
 from feddrift.types import (
     Algorithm,
     Bools,
@@ -32,7 +34,7 @@ from feddrift.types import (
 Work = tuple[Ints, Floats, Floats, Floats]  # the fields of a Trained from received to sent_scoring
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Trained:
     """One time step up to the end of its training: which models there are now, who uses them, and why."""
 
@@ -60,17 +62,23 @@ class Trained:
         return self.received, self.loss, self.sent, self.sent_scoring
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Step(Trained):
     """One time step, trained and tested."""
 
     accuracy: Floats  # [c], on the data of tau + 1; NaN without any
     tested: Ints  # [c], how many examples that was
 
+    def __repr__(self) -> str:
+        seen = self.accuracy[self.tested > 0]
+        accuracy = f"{seen.mean():.4f}" if len(seen) else "none"
+        news = f"alarms={int(self.drifted.sum())}, events={[event.kind for event in self.events]}"
+        return f"Step(tau={self.tau}, accuracy={accuracy}, models={self.state.models.ids}, {news})"
+
 
 def run(
-    stream: Stream,
-    algorithm: Algorithm,
+    stream: Stream | str,
+    algorithm: Algorithm | str,
     *,
     net: Net | None = None,
     engine: str = "simulator",
@@ -78,7 +86,26 @@ def run(
     seed: int = 0,
     conditions: Conditions = IDEAL,
 ) -> Iterator[Step]:
-    """Train on the data of tau, test on those of tau + 1, for tau = 0, 1, ...; yields each step as it is done."""
+    """Train on the data of tau, test on those of tau + 1, for tau = 0, 1, ...; yields each step as it is done.
+
+    Parameters:
+        stream: What the clients receive, or a name as `feddrift list` has it.
+        algorithm: The method, or its name; a name stands for its defaults on this stream.
+        net: What is trained; by default the one that suits the stream.
+        engine: Where the clients live: simulator, reference, or your own at ``package.module:Name``.
+        local: How clients train; by default as the stream says.
+        seed: Of initial models and minibatches, and of a stream that is given by name.
+        conditions: Who is in reach, takes part and lies; by default everybody is, does, and does not.
+
+    >>> for step in run("sine-2", "FedDrift", local=Local(rounds=1)):
+    ...     if step.tau == 1:
+    ...         print(len(step.accuracy), step.state.models.ids)
+    10 (0,)
+    """
+    if isinstance(stream, str):
+        stream = find_stream(stream, seed=seed)
+    if isinstance(algorithm, str):
+        algorithm = find_algorithm(algorithm, stream)
     made = find_engine(engine)(stream, net or default_net(stream), local or stream.local, seed, conditions)
     yield from steps_on(made, algorithm)
 

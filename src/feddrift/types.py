@@ -137,7 +137,7 @@ class Net:
             object.__setattr__(self, "trunk", (self.trunk,) if isinstance(self.trunk, str) else tuple(self.trunk))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Models:
     """A stack of models: every parameter array has a leading axis m; ``ids`` are names for life.
 
@@ -159,6 +159,10 @@ class Models:
             raise ValueError(f"{len(self.ids)} models need as many families, got {len(self.family)}")
         if self.trunk is None and len(set(self.family)) < len(self.family):
             raise ValueError(f"models of one family must say which arrays are their trunk, got {self.family}")
+
+    def __repr__(self) -> str:
+        family = "" if self.family == self.ids else f", family={self.family}"
+        return f"Models(ids={self.ids}{family})"
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -215,7 +219,7 @@ class Event:
     cause: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class State:
     """What an algorithm carries from one time step to the next; subclass it to carry more."""
 
@@ -225,6 +229,10 @@ class State:
     ballot: Ballot = "hard"  # what is weighed by the votes: each model's class, or its probabilities
     events: tuple[Event, ...] = ()  # of this step
     drifted: Bools | None = None  # [c], where this step raised an alarm
+
+    def __repr__(self) -> str:
+        size = f"{len(self.votes)} clients, {len(self.w)} time steps"
+        return f"{type(self).__name__}({self.models!r}, {size}, events={[e.kind for e in self.events]})"
 
 
 class Federation(Protocol):

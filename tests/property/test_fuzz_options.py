@@ -23,8 +23,8 @@ from feddrift.runs import sweep
 from feddrift.runs.config import MAX_SEEDS, RunConfig, parse_seeds, read_poison, read_trace
 from feddrift.runs.recorded import stopped
 from feddrift.streams import patterns
+from feddrift.testing import FakeFederation
 from feddrift.types import Algorithm
-from tests.fake import FakeFederation
 from tests.property.fuzz import ODD_WORDS, accepted, mutated, tries, values, words
 from tests.unit.test_sweep import GRID
 

@@ -19,8 +19,9 @@ from feddrift.algorithms.ifca import IFCA
 from feddrift.algorithms.kue import KUE, cohens_kappa, new_mask
 from feddrift.engines import sampling
 from feddrift.memory import ALL, EXPONENTIAL, LINEAR, window
+from feddrift.testing import FakeFederation
 from feddrift.types import Local, Models, Updates, Weights
-from tests.fake import FakeFederation, identities
+from tests.fake import identities
 
 
 def play(algorithm: Any, worlds: list[dict[str, Any]], n_clients: int = 2) -> list[Any]:

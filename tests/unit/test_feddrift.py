@@ -13,7 +13,8 @@ from feddrift.algorithms.feddrift import FedDrift, FedDriftEager
 from feddrift.algorithms.feddrift_c import FedDriftC
 from feddrift.errors import ConfigError
 from feddrift.memory import LINEAR, window
-from tests.fake import FakeFederation, identities
+from feddrift.testing import FakeFederation
+from tests.fake import identities
 
 
 def play(algorithm: Any, worlds: list[dict[str, Any]], n_clients: int = 3) -> list[DriftState]:

@@ -21,14 +21,6 @@ def test_files_are_short_enough_to_read() -> None:
             assert len(path.read_text().splitlines()) <= 400, path
 
 
-def test_public_names() -> None:
-    assert sorted(feddrift.__all__) == [
-        "ConfigError", "DataError", "Event", "FeddriftError", "Local", "Models", "Net", "State", "Step", "Stream",
-        "algorithm", "load", "mlp", "run", "stream",
-    ]  # fmt: skip
-    assert all(getattr(feddrift, name).__doc__ for name in feddrift.__all__)
-
-
 def test_one_version_everywhere() -> None:
     root = Path(__file__).parents[2]
     for file, line in {

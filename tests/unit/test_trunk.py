@@ -12,8 +12,9 @@ from feddrift.algorithms.detection import DriftState
 from feddrift.algorithms.feddrift import FedDrift, FedDriftEager
 from feddrift.algorithms.trunk import FedDriftTrunk
 from feddrift.cluster import Clustering
+from feddrift.testing import FakeFederation
 from feddrift.types import Clusters, Models, Tournament, Weights
-from tests.fake import FakeFederation, identities
+from tests.fake import identities
 
 
 class Fake(FakeFederation):

@@ -27,7 +27,7 @@ BETA = 0.5
 LAST = 4  # rounds of a time step that already use the new rate
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class AdaptiveState(State):
     """The moving averages; `n` observations so far."""
 

@@ -26,7 +26,7 @@ from feddrift.trees import leaves
 from feddrift.types import Clusters, Event, Federation, Floats, Ints, Models, State, Updates
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CflState(State):
     """`largest`: the largest mean update of any cluster and round so far."""
 

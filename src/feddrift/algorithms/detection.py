@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 UNSCORED = {"newcomer": np.nan}  # what a client that has never been scored has
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DriftState(State):
     """What detection remembers besides the clusters."""
 

@@ -20,7 +20,7 @@ from feddrift.types import Event, Federation, Floats, State
 PREDICTIVE, OTHER = 0, 1  # positions: the other model is stable or reactive, by the phase
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SurfState(State):
     """`compared[i]`: accuracies of the predictive and the reactive model at each comparison of a reactive phase."""
 

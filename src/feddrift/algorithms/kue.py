@@ -19,7 +19,7 @@ from feddrift.models import join, put, take
 from feddrift.types import Event, Federation, Floats, Ints, Models, State
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class KueState(State):
     """Masks stay with the state, so that models can be tested without them."""
 

@@ -14,7 +14,7 @@ from feddrift.trees import has_trunk
 from feddrift.types import Clusters, Event, Federation, State
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class OracleState(State):
     """`concept[m]` is what model m stands for."""
 

@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from feddrift import algorithms, engines, streams
+from feddrift.api import exports
 from feddrift.cli import console
 from feddrift.cli.console import can_be_stopped, fail, say, tell
 from feddrift.cli.live import Board, told
@@ -28,7 +29,6 @@ from feddrift.reports.summary import summarise
 from feddrift.runs import record, sweep
 from feddrift.runs.config import RunConfig, parse_seeds
 from feddrift.runs.estimate import estimate
-from feddrift.runs.export import export
 from feddrift.runs.recorded import RecordedRun, reopened, states, stopped
 from feddrift.runs.writer import check_folder
 from feddrift.system import cores
@@ -177,19 +177,7 @@ def export_(
 
     Example: feddrift export runs --out models
     """
-    for server in (folder, folder / "server"):
-        if (server / "federation.toml").exists():
-            from feddrift.deploy.export import export as export_federation
-
-            steps = export_federation(server.resolve(), to)
-            say(f"wrote {to}: the models after {steps} time steps")
-            return
-    found = states(folder)
-    if not found:
-        raise DataError(f"no run below {folder} has checkpoints: a sweep keeps none of a finished run")
-    for state in found:
-        target = to if len(found) == 1 else to / state.stem
-        steps = export(reopened(state), target)
+    for target, steps in exports(folder, to):
         say(f"wrote {target}: the models after {steps} time steps")
 
 

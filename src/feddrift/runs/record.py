@@ -25,7 +25,7 @@ OLD_HISTORY = "history.jsonl"  # what deployments of version 0.1 wrote
 KINDS = {"Floats": (np.float64, np.nan), "Ints": (np.int64, -1), "Bools": (np.bool_, False)}  # of Rows; where unknown
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Rows:
     """The whole time steps of a record: the fields of its rows as arrays [t, c]."""
 
@@ -46,8 +46,11 @@ class Rows:
         """The number of time steps done."""
         return len(self.accuracy)
 
+    def __repr__(self) -> str:
+        return f"Rows({self.steps} time steps, {self.model.shape[1]} clients)"
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Record:
     """A run as read from its file; header, events and exchanges are the lines themselves.
 
@@ -66,6 +69,12 @@ class Record:
     def runs_on(self) -> bool:
         """Whether it has no end that is known beforehand."""
         return self.header["n_steps"] is None
+
+    def __repr__(self) -> str:
+        of = "" if self.runs_on else f" of {self.header['n_steps']}"
+        name = f"{self.header['stream']}, {self.header['algorithm']}, seed {self.header['seed']}"
+        size = f"{self.rows.steps}{of} time steps, {self.header['n_clients']} clients"
+        return f"Record({name}: {self.status}, {size})"
 
 
 def configuration(header: Mapping[str, Any]) -> str:

@@ -22,6 +22,7 @@ from feddrift.reports.pictures.style import (
     MAX_PANELS,
     OTHER,
     STRONG,
+    Picture,
     background,
     fills,
     key,
@@ -56,7 +57,7 @@ def clusters(records: Sequence[Record]) -> Figure:
     cell = min(0.5, room[0] / steps), min(0.4, room[1] / clients)  # inches
     width, height = max(4.2, cell[0] * steps + 0.8), max(2.2, cell[1] * clients + 1.2)
     n_rows = math.ceil(n / n_columns)
-    fig = Figure(figsize=(n_columns * width, n_rows * height + 0.4), dpi=DPI, layout="constrained")
+    fig = Picture(figsize=(n_columns * width, n_rows * height + 0.4), dpi=DPI, layout="constrained")
     panels = list(fig.subplots(n_rows, n_columns, squeeze=False).flat)
     for ax in panels[n:]:
         ax.remove()

@@ -31,6 +31,15 @@ PALE = ("#B5D3EE", "#A5D6A0", "#FFF2A8", "#F7B98B", "#E3C4E8", "#D4D4D4", "#A2E4
 INK, ALARM, OTHER = "#222222", "#B00020", "#A8A8A8"
 
 
+class Picture(Figure):
+    """A figure that a notebook shows."""
+
+    def _repr_png_(self) -> bytes:
+        drawn = io.BytesIO()
+        self.savefig(drawn, format="png")
+        return drawn.getvalue()
+
+
 def save(fig: Figure, path: str | Path) -> None:
     """Write a figure as png, pdf or svg, by the ending of the path."""
     if Path(path).suffix.lower() not in FORMATS:
@@ -80,7 +89,7 @@ def short(name: str, length: int = 40) -> str:
 def panels_of(n: int, size: tuple[float, float]) -> tuple[Figure, list[Axes]]:
     n_columns = n if n <= 3 else 2 if n == 4 else 3
     n_rows = math.ceil(n / n_columns)
-    fig = Figure(figsize=(n_columns * size[0], n_rows * size[1] + 0.4), dpi=DPI, layout="constrained")
+    fig = Picture(figsize=(n_columns * size[0], n_rows * size[1] + 0.4), dpi=DPI, layout="constrained")
     panels = list(fig.subplots(n_rows, n_columns, squeeze=False).flat)
     for ax in panels[n:]:
         ax.remove()

@@ -1,0 +1,178 @@
+"""What a notebook needs beside `run`: runs with a record, and to read, compare, draw and take away what came out.
+
+Tables are plain columns, lists by name: ``pandas.DataFrame(fd.rows(records))`` takes them as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from feddrift.errors import ConfigError, DataError
+from feddrift.reports import summary as summaries
+from feddrift.reports.story import why
+from feddrift.reports.words import describe, notable
+from feddrift.runs.config import RunConfig
+from feddrift.runs.export import export as export_run
+from feddrift.runs.record import Record, read_all
+from feddrift.runs.recorded import RecordedRun, reopened, states
+from feddrift.runs.schema import COLUMNS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Columns = dict[str, list[Any]]
+Kind = Literal["clusters", "accuracy", "patterns", "delta", "traffic"]
+
+
+def record(
+    stream: str,
+    algorithm: str,
+    *,
+    out: str | Path = "runs",
+    seed: int = 0,
+    resume: bool = False,
+    every: int = 0,
+    **options: Any,
+) -> Record:
+    """Run an algorithm on a stream to the end, with a record and checkpoints below a folder, and read the record.
+
+    Parameters:
+        stream: A name of `feddrift list`, ``folder:DIR``, or ``package.module:make``.
+        algorithm: A name of `feddrift list`, or ``package.module:Name``.
+        out: The folder of the records.
+        seed: Of initial models and minibatches.
+        resume: Go on where the same run was stopped; one that is finished is only read.
+        every: Save inside a time step, too, after every so many rounds.
+        options: What `feddrift run` takes: ``settings={"delta": 0.1}``, ``rounds=5``, ``pattern="random:every=2"``, ...
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     record("sine-2", "Oblivious", out=folder, rounds=1).rows.steps
+    10
+    """
+    config = RunConfig.checked(stream=stream, algorithm=algorithm, seed=seed, **options)
+    made = RecordedRun(config, Path(out), resume=resume, every=every)
+    for _ in made:
+        pass
+    return next(iter(read_all(made.path)))
+
+
+def read(where: str | Path) -> list[Record]:
+    """All records below a folder, by configuration and seed, or the one of a file; runs may still be writing them."""
+    return read_all(where)
+
+
+def rows(records: Record | Iterable[Record]) -> Columns:
+    """One row for every client and time step: what it received, used and got right (`docs/metrics.md` has the words).
+
+    >>> list(rows([]))[:5]
+    ['stream', 'algorithm', 'seed', 't', 'client']
+    """
+    table: Columns = {name: [] for name in ("stream", "algorithm", "seed", "t", "client", *COLUMNS)}
+    for found in _several(records):
+        steps, clients = found.rows.model.shape
+        for name in ("stream", "algorithm", "seed"):
+            table[name] += [found.header[name]] * (steps * clients)
+        table["t"] += np.repeat(np.arange(steps), clients).tolist()
+        table["client"] += found.header["clients"] * steps
+        for name in COLUMNS:
+            table[name] += getattr(found.rows, name).reshape(-1).tolist()
+    return table
+
+
+def events(records: Record | Iterable[Record]) -> Columns:
+    """One row for every birth, merge, retirement and revival of a model: when, and why."""
+    table: Columns = {name: [] for name in ("stream", "algorithm", "seed", "t", "event", "model", "why", "cause")}
+    for found in _several(records):
+        for event in found.events:
+            line = {**{name: found.header[name] for name in ("stream", "algorithm", "seed")}, **event}
+            line["why"] = why(event)
+            for name, column in table.items():
+                column.append(line[name])
+    return table
+
+
+def summary(records: Record | Iterable[Record], *, against: str | None = None) -> Columns:
+    """One row for every stream, algorithm and settings: means over seeds, accuracies in percent with their deviation.
+
+    With `against`, an algorithm, also how many points each is above it, and the 95 % interval of that.
+    """
+    found = _several(records)
+    spreads = ("omitting_drifts", "including_drifts")
+    plain = ("models_sent", "models_sent_ratio", "models_final", "false_alarms", "ari")
+    table: Columns = {name: [] for name in ("stream", "algorithm", "settings", "seeds")}
+    for one in summaries.summarise(found):
+        told = describe({**notable(one.algorithm, one.settings), **one.overrides})
+        line: dict[str, Any] = {"stream": one.stream, "algorithm": one.algorithm, "settings": told}
+        line["seeds"] = len(one.seeds)
+        for name in spreads:
+            spread = getattr(one, name)
+            line |= {name: spread and spread.mean, f"{name}_std": spread and spread.std}
+        for name, value in {**line, **{name: getattr(one, name) for name in plain}}.items():
+            table.setdefault(name, []).append(value)
+    if against is not None:
+        gaps = summaries.compare(found, against)
+        for name in ("mean", "low", "high"):
+            table[f"over_{name}"] = [gap and getattr(gap, name) for gap in gaps]
+    return table
+
+
+def plot(records: Record | Iterable[Record], kind: Kind = "clusters") -> Figure:
+    """A picture of records, which a notebook shows: who used which model, accuracy over time, the true concepts, or
+    accuracy against delta or traffic; `fig.savefig(...)` keeps it."""
+    from feddrift.reports import pictures  # here, since matplotlib takes a while to import
+
+    draw = {
+        "clusters": pictures.clusters,
+        "accuracy": pictures.accuracy,
+        "patterns": pictures.patterns,
+        "delta": pictures.threshold,
+        "traffic": pictures.traffic,
+    }
+    if kind not in draw:
+        raise ConfigError(f"kind must be one of {', '.join(draw)}, got {kind!r}")
+    return draw[kind](_several(records))
+
+
+def report(records: str | Path | Record | Iterable[Record], file: str | Path = "report.html") -> Path:
+    """Write the page of records, or of all below a folder, and say where it is."""
+    from feddrift.reports import page
+
+    if isinstance(records, str | Path):
+        page.write(read_all(records), Path(file), Path(records).resolve().name)
+    else:
+        page.write(_several(records), Path(file), Path(file).stem)
+    return Path(file)
+
+
+def export(folder: str | Path, out: str | Path = "models") -> list[Path]:
+    """Write the newest models of the runs below a folder, or of a deployment, for `load`; the folders written to."""
+    return [target for target, _ in exports(Path(folder), Path(out))]
+
+
+def exports(folder: Path, out: Path) -> Iterator[tuple[Path, int]]:
+    """Each folder that `export` has written to, and how many time steps the models in it have seen."""
+    for server in (folder, folder / "server"):
+        if (server / "federation.toml").exists():
+            from feddrift.deploy.export import export as export_federation  # here, since it needs Flower
+
+            yield out, export_federation(server.resolve(), out)
+            return
+    found = states(folder)
+    if not found:
+        raise DataError(f"no run below {folder} has checkpoints: a sweep keeps none of a finished run")
+    for state in found:
+        target = out if len(found) == 1 else out / state.stem
+        yield target, export_run(reopened(state), target)
+
+
+def _several(records: Record | Iterable[Record]) -> Sequence[Record]:
+    found = [records] if isinstance(records, Record) else list(records)
+    for one in found:
+        if not isinstance(one, Record):
+            raise ConfigError(f"expected records, as fd.read gives them, got {type(one).__name__}")
+    return found

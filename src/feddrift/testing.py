@@ -1,0 +1,344 @@
+"""For authors of methods, nets, drift tests and engines: does it keep the contract?
+
+Each check runs in seconds and raises an AssertionError that says what is wrong. Nothing here needs pytest::
+
+    from feddrift.testing import check_algorithm
+    check_algorithm(Mine())
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from feddrift import checkpoint, rng
+from feddrift.algorithms.drift_tests import DriftTest, Evidence
+from feddrift.data import Stream
+from feddrift.engines import engine as find_engine
+from feddrift.engines.base import Engine
+from feddrift.engines.conditions import Conditions
+from feddrift.models import fresh
+from feddrift.nets import default_net
+from feddrift.run import Step, steps_on
+from feddrift.trees import leaves, tree_map
+from feddrift.types import (
+    Algorithm,
+    Bools,
+    Floats,
+    Ints,
+    Local,
+    Metric,
+    Models,
+    Net,
+    Start,
+    State,
+    Tournament,
+    Updates,
+    Weights,
+)
+
+BRIEF = Local(rounds=2, steps=4, batch=8, lr=0.05)
+# Two clients drift at once, concept 0 is left by all and found again by one.
+CONCEPTS = np.array([[0, 0, 0, 0], [0, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1], [0, 1, 1, 1], [0, 1, 1, 1]])
+
+
+def small_stream(concepts: Ints = CONCEPTS, size: int = 30, seed: int = 0, missing: Sequence[Any] = ()) -> Stream:
+    """Two features; concept 1 swaps the labels of concept 0. Cells (t, c) that are missing have no data.
+
+    >>> small_stream()
+    Stream('small': 4 clients, 5 time steps + 1 to test, 720 examples of 2 features, 2 classes)
+    """
+    draw = np.random.default_rng(seed)
+
+    def cell(concept: int) -> tuple[Any, Any]:
+        x = draw.random((size, 2))
+        return x, (x[:, 0] > x[:, 1]).astype(int) ^ concept
+
+    cells: list[list[Any]] = [[cell(int(concept)) for concept in row] for row in concepts]
+    for t, c in missing:
+        cells[t][c] = None
+    return Stream.from_arrays(cells, name="small", n_classes=2, concepts=concepts)
+
+
+def check_algorithm(algorithm: Algorithm, *, local: Local = BRIEF) -> None:
+    """A method of your own: states of the right shape, same seed same result, no input changed, a saved state goes on
+    alike, the lineage tells which models there are, and nobody needs data, the truth or the future to be there.
+
+    Parameters:
+        algorithm: What is checked; its `init` and `step` are called many times.
+        local: How clients train meanwhile.
+    """
+    stream = small_stream()
+    steps = _played(algorithm, stream, local)
+    for step in steps:
+        _check_state(step, stream.n_clients)
+    _check_lineage(steps)
+    for a, b in zip(steps, _played(algorithm, stream, local), strict=True):
+        _check_same(a.state, b.state, f"two runs with one seed differ at time {a.tau}")
+    _check_saved(algorithm, stream, steps, local)
+    later = replace(stream, x=stream.x.copy(), y=stream.y.copy())
+    rest = slice(int(stream.starts[3, 0]), None)
+    later.x[rest], later.y[rest] = 0.5, 0
+    for a, b in zip(steps[:3], _played(algorithm, later, local)[:3], strict=True):
+        _check_same(a.state, b.state, f"other data after time 2 change what was decided at time {a.tau}")
+    nobody = [(2, c) for c in range(4)]
+    some = [(0, 0), (1, 0), (2, 3), (3, 3), (4, 1), (5, 2)]  # a client that joins later, others with gaps
+    for missing, conditions in ((nobody, Conditions()), (some, Conditions()), ((), Conditions(0.5, 0.3))):
+        for step in _played(algorithm, small_stream(missing=missing), local, conditions):
+            _check_state(step, stream.n_clients)
+    if not getattr(algorithm, "needs_truth", False):
+        for a, b in zip(steps, _played(algorithm, replace(stream, concepts=None), local), strict=True):
+            _check_same(a.state, b.state, "it needs the true concepts: set needs_truth = True if it is told them")
+
+
+def _played(
+    algorithm: Algorithm, stream: Stream, local: Local, conditions: Conditions | None = None, seed: int = 0
+) -> list[Step]:
+    engine = find_engine("simulator")(stream, default_net(stream), local, seed, conditions or Conditions())
+    return list(steps_on(engine, algorithm))  # which looks at shapes
+
+
+def _check_state(step: Step, n_clients: int) -> None:
+    state, at = step.state, f"at time {step.tau}"
+    w, votes = np.asarray(state.w), np.asarray(state.votes)
+    assert len(set(state.models.ids)) == len(state.models.ids), f"two models have one id {at}: {state.models.ids}"
+    assert np.isfinite(w).all() and (w >= 0).all(), f"w must be finite and not below 0 {at}"
+    assert np.isfinite(votes).all() and (votes >= 0).all(), f"votes must be finite and not below 0 {at}"
+    assert (votes.sum(axis=1) > 0).all(), f"every client needs a model to vote with {at}"
+    assert all(np.isfinite(leaf).all() for leaf in leaves(state.models.params)), f"parameters are not finite {at}"
+    assert step.drifted.shape == (n_clients,), f"drifted must have one entry per client {at}"
+
+
+def _check_lineage(steps: Sequence[Step]) -> None:
+    first = steps[0]
+    gone: set[int] = set()
+    alive = set(first.state.models.ids)
+    for step in steps[1:]:
+        born = {event.model for event in step.events if event.kind == "created"}
+        assert not born & gone, f"model ids are for life: {sorted(born & gone)} was used before, at time {step.tau}"
+        left = {event.model for event in step.events if event.kind == "merged"}
+        left |= {e.model for e in step.events if e.kind == "retired" and e.cause.get("reason") != "no client uses it"}
+        alive = (alive | born) - left
+        gone |= left
+        there = set(step.state.models.ids)
+        assert alive == there, f"events at time {step.tau} leave the models {sorted(alive)}, there are {sorted(there)}"
+
+
+def _check_saved(algorithm: Algorithm, stream: Stream, expected: Sequence[Step], local: Local) -> None:
+    """Every array is read-only, and the state goes through a file before each step."""
+    net = default_net(stream)
+    engine = find_engine("simulator")(stream, net, local, 0)
+    state = algorithm.init(engine.at(0))
+    with tempfile.TemporaryDirectory() as folder:
+        for tau, step in enumerate(expected):
+            checkpoint.write(Path(folder) / "state", {}, state)
+            saved: State = checkpoint.read(Path(folder) / "state").value(net.init(rng.derive(0, "init", 0)))
+            arrays = {
+                f.name: _frozen(value) for f in fields(saved) if isinstance(value := getattr(saved, f.name), np.ndarray)
+            }
+            models = replace(saved.models, params=tree_map(_frozen, saved.models.params))
+            try:
+                state = algorithm.step(replace(saved, models=models, **arrays), engine.at(tau))
+            except ValueError as error:
+                if "read-only" in str(error):
+                    raise AssertionError(
+                        f"the step at time {tau} changes an array of the state it was given"
+                    ) from error
+                raise
+            _check_same(state, step.state, f"a state that was saved and read goes on differently at time {tau}")
+
+
+def _frozen(array: Any) -> Any:
+    copy = np.array(array)
+    copy.setflags(write=False)
+    return copy
+
+
+def _check_same(a: State, b: State, sentence: str) -> None:
+    pairs = [(a.w, b.w), (a.votes, b.votes), *zip(leaves(a.models.params), leaves(b.models.params), strict=False)]
+    same = a.models.ids == b.models.ids and all(np.array_equal(np.asarray(x), np.asarray(y)) for x, y in pairs)
+    assert same, sentence
+
+
+def check_net(net: Net, features: Sequence[int], n_classes: int) -> None:
+    """A net of your own: a function of its key, one row of logits for each input, and it learns.
+
+    Parameters:
+        net: What is checked.
+        features: The shape of one input.
+        n_classes: How many logits it gives.
+
+    >>> from feddrift.nets.perceptron import mlp
+    >>> check_net(mlp(3, 6, 2), [3], 2)
+    """
+    params, again, other = (net.init(rng.derive(seed, "init", 0)) for seed in (0, 0, 1))
+    arrays = [np.asarray(leaf) for leaf in leaves(params)]
+    assert arrays and all(a.dtype.kind == "f" and np.isfinite(a).all() for a in arrays), (
+        "parameters must be finite floats"
+    )
+    twice = all(np.array_equal(x, y) for x, y in zip(leaves(params), leaves(again), strict=True))
+    assert twice, "the same key must give the same parameters"
+    differ = any(not np.array_equal(x, y) for x, y in zip(leaves(params), leaves(other), strict=True))
+    assert differ, "another key must give other parameters"
+    x = np.random.default_rng(0).random((6, *features)).astype(np.float32)
+    logits = np.asarray(net.apply(params, x))
+    assert logits.shape == (6, n_classes), f"apply must give logits of shape (6, {n_classes}), got {logits.shape}"
+    assert np.isfinite(logits).all(), "logits must be finite"
+    alone = np.concatenate([np.asarray(net.apply(params, x[k : k + 1])) for k in range(6)])
+    assert np.allclose(logits, alone, atol=1e-4), "an input's logits must not depend on the others of its batch"
+    draw = np.random.default_rng(1)
+    inputs = draw.random((2, 200, *features)).astype(np.float32)
+    labels = (inputs.reshape(2, 200, -1)[..., 0] * n_classes).astype(int)
+    cells = [[(inputs[t], labels[t])] for t in range(2)]
+    stream = Stream.from_arrays(cells, name="check", n_classes=n_classes)
+    local = Local(rounds=5, steps=40, batch=50, lr=0.01)
+    engine = find_engine("simulator")(stream, net, local, 0)
+    fed = engine.at(0)
+    start = fresh(net, 0)
+    before = fed.evaluate(start, "loss")[0, 0]
+    after = engine.at(0).evaluate(fed.train(start, np.ones((1, 1, 1))), "loss")[0, 0]
+    assert after < before, f"training must lower the loss, it went from {before:.4f} to {after:.4f}"
+
+
+def check_test(test: DriftTest) -> None:
+    """A drift test of your own: one answer per client, silent without evidence, quiet in peace, and it hears a jump.
+
+    >>> from feddrift.algorithms.drift_tests import Threshold
+    >>> check_test(Threshold(0.1))
+    """
+    n = 5
+
+    def heard(scores: npt.ArrayLike, reference: npt.ArrayLike) -> Bools:
+        observed = np.asarray(scores, dtype=float)
+        counts = np.full(observed.shape, 500)
+        before = observed.copy()
+        answer = test(Evidence(observed, counts, np.ones(n, dtype=np.int64), np.asarray(reference, dtype=float)))
+        assert np.array_equal(observed, before, equal_nan=True), "a test must not change its evidence"
+        assert isinstance(answer, np.ndarray) and answer.shape == (n,) and answer.dtype == bool, (
+            f"a test answers with {n} truth values, one per client, got {answer!r}"
+        )
+        return answer
+
+    untrained = np.full((1, n), 0.5)
+    peace = np.concatenate([untrained, np.full((6, n), 0.05)])
+    assert not heard(peace, np.full(n, 0.05)).any(), "scores that stay the same are no drift"
+    jump = peace.copy()
+    jump[-1, 2] = 0.9
+    assert heard(jump, np.full(n, 0.05))[2], "an error that rises from 0.05 to 0.9 on 500 examples is a drift"
+    assert not np.delete(heard(jump, np.full(n, 0.05)), 2).any(), "only the client whose score rose has drifted"
+    silent = peace.copy()
+    silent[-1, :] = np.nan
+    assert not heard(silent, np.full(n, 0.05)).any(), "a client that was not scored raises no alarm"
+    assert not heard(peace, np.full(n, np.nan)).any(), "without a score to compare with there is no alarm"
+
+
+def check_worker(make: Callable[..., Engine], *, atol: float = 1e-4) -> None:
+    """An engine of your own: its workers score, train and hold trials as the reference does, on uneven data.
+
+    Parameters:
+        make: Is called as engines are, with (stream, net, local, seed, conditions).
+        atol: How far parameters may be apart.
+    """
+    draw = np.random.default_rng(0)
+    sizes = np.maximum(draw.integers(0, 30, (5, 4)), [0, 3, 0, 0])
+    sizes[0, 0] = 0
+    cells: list[list[Any]] = []
+    for row in sizes:
+        xs = [draw.random((n, 3)) for n in row]
+        cells.append([(x, (x[:, 0] > x[:, 1]).astype(int)) if len(x) else None for x in xs])
+    stream = Stream.from_arrays(cells, name="uneven", n_classes=2)
+    net, w = default_net(stream), draw.random((3, 4, 3)) * (draw.random((3, 4, 3)) < 0.6)
+    given = stream, net, BRIEF, 3, Conditions()
+    ours, reference = make(*given).at(2), find_engine("reference")(*given).at(2)
+    models = reference.fresh(3, distinct=True)
+    parent = np.array([0, 1, -1, 2])
+    verbs: dict[str, Callable[[Any], Any]] = {
+        "evaluate": lambda fed: fed.evaluate(models),
+        "evaluate loss": lambda fed: fed.evaluate(models, "loss"),
+        "cross_evaluate": lambda fed: fed.cross_evaluate(models, w),
+        "confusion": lambda fed: fed.confusion(models),
+        "local_updates": lambda fed: fed.local_updates(models, w).params,
+        "train": lambda fed: fed.train(models, w).params,
+        "tournament": lambda fed: fed.tournament(models, w[:-1], parent, ("warm", "fresh")).rows,
+        "sent": lambda fed: fed.sent,
+    }
+    for what, ask in verbs.items():
+        for a, b in zip(leaves(ask(ours)), leaves(ask(reference)), strict=True):
+            same = np.allclose(np.asarray(a, dtype=float), np.asarray(b, dtype=float), atol=atol, equal_nan=True)
+            assert same, f"{what} is not what the reference engine gives"
+    state = State(models, w, np.eye(3)[[0, 1, 2, 0]])
+    here, there = (made(*given).test(state, 3) for made in (make, find_engine("reference")))
+    assert np.array_equal(here, there), "test is not what the reference engine gives"
+
+
+@dataclass
+class FakeFederation:
+    """A federation without clients, for unit tests of a method: it answers with what you write down, and notes what it
+    was asked.
+
+    `loss(c, id)` and `cross(i, j)` (by model id) are the world; training adds 1 to what is used at tau.
+    """
+
+    tau: int
+    n_clients: int
+    loss: Callable[[int, int], float] = lambda c, i: 0.0
+    cross: Callable[[int, int], float] = lambda i, j: 0.0 if i == j else 1.0
+    n_classes: int = 2
+    features: tuple[int, ...] = (4,)
+    counts: Ints = None  # type: ignore[assignment]
+    concepts: Ints | None = None
+    local: Local = Local()
+    confusions: Ints = None  # type: ignore[assignment]  # what confusion() answers
+    lanes: Callable[[Models, Weights], Updates] | None = None  # what local_updates() answers
+    trial: Tournament | None = None  # what tournament() answers
+    asked: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.counts is None:
+            self.counts = np.full((self.tau + 1, self.n_clients), 100)
+        self.reachable: Bools = np.ones(self.n_clients, dtype=bool)
+
+    def key(self, purpose: str, *names: int) -> rng.Words:
+        return rng.derive(0, purpose, self.tau, *names)
+
+    def fresh(self, n: int = 1, distinct: bool = False) -> Models:
+        return Models({"a": np.zeros((n, 1))}, tuple(range(n)))
+
+    def evaluate(self, models: Models, metric: Metric = "error") -> Floats:
+        self.asked.append(f"evaluate {metric}")
+        table = np.array([[self.loss(c, i) for i in models.ids] for c in range(self.n_clients)], dtype=float)
+        table[self.counts[-1] == 0] = np.nan
+        return table
+
+    def confusion(self, models: Models) -> Ints:
+        self.asked.append("confusion")
+        return self.confusions[:, : len(models)]
+
+    def cross_evaluate(self, models: Models, w: Weights, metric: Metric = "error") -> Floats:
+        self.asked.append(f"cross_evaluate {metric}")
+        self.crossed = w
+        return np.array([[self.cross(i, j) for j in models.ids] for i in models.ids])
+
+    def tournament(self, models: Models, w: Weights, parent: Ints, starts: Sequence[Start]) -> Tournament:
+        self.asked.append(f"tournament {' '.join(starts)}")
+        self.tried = w, parent
+        assert self.trial is not None
+        return self.trial
+
+    def local_updates(self, models: Models, w: Weights, local: Local | None = None) -> Updates:
+        self.asked.append("local_updates")
+        assert self.lanes is not None
+        return self.lanes(models, w)
+
+    def train(self, models: Models, w: Weights, rounds: int | None = None, local: Local | None = None) -> Models:
+        self.trained = models, w, local or self.local
+        lr = "" if local is None else f" lr={local.lr:g}"
+        self.asked.append("train" + ("" if rounds is None else f" rounds={rounds}") + lr)
+        used = (w[self.tau] > 0).any(axis=0)
+        return replace(models, params={"a": models.params["a"] + used[:, None]})

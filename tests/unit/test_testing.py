@@ -1,0 +1,139 @@
+"""The checks for authors outside: what is right passes, and every way to be wrong is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import feddrift as fd
+from feddrift import plugins
+from feddrift.algorithms import ALGORITHMS
+from feddrift.algorithms.drift_tests import Evidence, Proportional, Threshold, TwoSample
+from feddrift.engines import ENGINES
+from feddrift.engines.simulator import Simulator, SimulatorWorker
+from feddrift.testing import FakeFederation, check_algorithm, check_net, check_test, check_worker
+from feddrift.types import Bools, Event, Federation, State
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_method_of_the_catalogue_passes(name: str) -> None:
+    check_algorithm(fd.algorithm(name))
+
+
+def test_the_examples_pass() -> None:
+    check_algorithm(plugins.load("algorithm", "own_algorithm:Restart", EXAMPLES)())
+    check_worker(plugins.load("engine", "own_engine:Crew", EXAMPLES))
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_the_engines_pass(name: str) -> None:
+    check_worker(ENGINES[name][0])
+
+
+@pytest.mark.parametrize("test", [Threshold(0.1), Proportional(), TwoSample()])
+def test_the_drift_tests_pass(test: Any) -> None:
+    check_test(test)
+
+
+@dataclass(frozen=True)
+class Spoilt:
+    """FedAvg with something wrong about its states."""
+
+    spoil: Callable[[State, State, Federation], State]
+
+    def init(self, fed: Federation) -> State:
+        return fd.algorithm("Oblivious").init(fed)
+
+    def step(self, state: State, fed: Federation) -> State:
+        return self.spoil(state, fd.algorithm("Oblivious").step(state, fed), fed)
+
+
+def in_place(before: State, after: State, fed: Federation) -> State:
+    before.votes[:] = before.votes
+    return after
+
+
+def forgets_the_seed(before: State, after: State, fed: Federation) -> State:
+    return replace(after, votes=after.votes * np.random.default_rng().random())
+
+
+def peeks(before: State, after: State, fed: Any) -> State:
+    stream = fed.worker.engine.stream
+    return replace(after, votes=after.votes * (1 + stream.y[stream.rows(min(fed.tau + 1, 5), 0)].sum()))
+
+
+WRONG: dict[str, tuple[Any, str]] = {
+    "negative": (lambda b, a, fed: replace(a, w=np.asarray(a.w) - 2.0), "w must be finite and not below 0"),
+    "no votes": (lambda b, a, fed: replace(a, votes=a.votes * 0), "every client needs a model"),
+    "nan": (lambda b, a, fed: replace(a, votes=a.votes * np.nan), "votes must be finite"),
+    "in place": (in_place, "changes an array of the state"),
+    "unseeded": (forgets_the_seed, "two runs with one seed differ"),
+    "peeks": (peeks, "other data after time 2 change"),
+    "truth": (lambda b, a, fed: replace(a, votes=a.votes * (1 + (0 if fed.concepts is None else fed.concepts.sum()))),
+              "it needs the true concepts"),
+    "lineage": (lambda b, a, fed: replace(a, events=(Event("created", 7 + fed.tau, {}),)), "leave the models"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_method_is_told_what_is_wrong(name: str) -> None:
+    spoil, sentence = WRONG[name]
+    with pytest.raises(AssertionError, match=sentence):
+        check_algorithm(Spoilt(spoil))
+
+
+def test_a_wrong_net_is_told_what_is_wrong() -> None:
+    good = fd.mlp(3, 6, 2)
+    check_net(good, [3], 2)
+    constant = good.init((np.uint32(1), np.uint32(2)))
+    for net, sentence in (
+        (replace(good, init=lambda key: constant), "another key must give other"),
+        (replace(good, apply=lambda params, x: good.apply(params, x)[:, :1]), r"shape \(6, 2\), got \(6, 1\)"),
+        (replace(good, apply=lambda params, x: good.apply(params, x) + x.mean()), "must not depend on the others"),
+        (replace(good, apply=lambda params, x: 0 * good.apply(params, x)), "training must lower the loss"),
+    ):
+        with pytest.raises(AssertionError, match=sentence):
+            check_net(net, [3], 2)
+
+
+def test_a_wrong_drift_test_is_told_what_is_wrong() -> None:
+    def same(seen: Evidence, value: bool) -> Bools:
+        return np.full(len(seen.newest), value)
+
+    for test, sentence in (
+        (lambda seen: same(seen, True), "stay the same are no drift"),
+        (lambda seen: same(seen, False), "is a drift"),
+        (lambda seen: [False] * 5, "5 truth values"),
+        (lambda seen: seen.newest.max() > 0.5 + 0 * seen.newest, "only the client whose score rose"),
+        (lambda seen: ~(seen.newest <= seen.reference + 0.1), "not scored raises no alarm"),
+    ):
+        with pytest.raises(AssertionError, match=sentence):
+            check_test(test)  # type: ignore[arg-type]
+
+
+def test_a_wrong_engine_is_told_what_is_wrong() -> None:
+    class Deaf(SimulatorWorker):
+        def score(self, *args: Any, **kwargs: Any) -> Any:
+            for which, sums, sizes in super().score(*args, **kwargs):
+                yield which, sums + 1, sizes
+
+    class Engine(Simulator):
+        def worker(self, tau: int) -> Deaf:
+            return Deaf(self, tau)
+
+    with pytest.raises(AssertionError, match="evaluate is not what the reference engine gives"):
+        check_worker(Engine)
+
+
+def test_the_fake_federation_notes_what_it_is_asked() -> None:
+    fed = FakeFederation(tau=1, n_clients=3, loss=lambda c, i: c / 10)
+    state = fd.algorithm("FedDrift").step(fd.algorithm("FedDrift").init(FakeFederation(0, 3)), FakeFederation(0, 3))
+    fd.algorithm("FedDrift").step(state, fed)
+    assert fed.asked[0] == "evaluate error" and fed.asked[-1].startswith("train")
