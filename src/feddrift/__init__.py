@@ -53,6 +53,8 @@ class _Package(ModuleType):
     """A package whose public names win over modules of the same name: `feddrift.run` is the function."""
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, ModuleType):  # a module of ours that has just been imported
+            _moved.lead_on(value)
         if not (name in _PLACE_OF and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
 

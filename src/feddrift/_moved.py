@@ -64,5 +64,9 @@ def install() -> None:
     """Look for old names where nothing else is found."""
     if not any(isinstance(finder, Finder) for finder in sys.meta_path):
         sys.meta_path.append(Finder())
-    for name, places in NAMES.items():
-        importlib.import_module(name).__dict__.setdefault("__getattr__", names_of(name, places))
+
+
+def lead_on(module: ModuleType) -> None:
+    """Let a module that has just been imported lead on from names that it had."""
+    if module.__name__ in NAMES:
+        module.__dict__.setdefault("__getattr__", names_of(module.__name__, NAMES[module.__name__]))
