@@ -13,12 +13,12 @@ import numpy as np
 
 from feddrift.errors import ConfigError, DataError
 from feddrift.reports import summary as summaries
-from feddrift.reports.story import why
+from feddrift.reports.story import event_sentence
 from feddrift.reports.words import describe, notable
 from feddrift.runs.config import RunConfig
 from feddrift.runs.export import export as export_run
 from feddrift.runs.record import Record, read_all
-from feddrift.runs.recorded import RecordedRun, reopened, states
+from feddrift.runs.recorded import RecordedRun, checkpoint_folders, from_checkpoints
 from feddrift.runs.schema import COLUMNS
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def events(records: Record | Iterable[Record]) -> Columns:
     for found in _several(records):
         for event in found.events:
             line = {**{name: found.header[name] for name in ("stream", "algorithm", "seed")}, **event}
-            line["why"] = why(event)
+            line["why"] = event_sentence(event)
             for name, column in table.items():
                 column.append(line[name])
     return table
@@ -162,12 +162,12 @@ def exports(folder: Path, out: Path) -> Iterator[tuple[Path, int]]:
 
             yield out, export_federation(server.resolve(), out)
             return
-    found = states(folder)
+    found = checkpoint_folders(folder)
     if not found:
         raise DataError(f"no run below {folder} has checkpoints: a sweep keeps none of a finished run")
     for state in found:
         target = out if len(found) == 1 else out / state.stem
-        yield target, export_run(reopened(state), target)
+        yield target, export_run(from_checkpoints(state), target)
 
 
 def _several(records: Record | Iterable[Record]) -> Sequence[Record]:

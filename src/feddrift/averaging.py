@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from feddrift.trees import per_axis
+from feddrift.trees import map_trunk_and_head
 from feddrift.types import Average, Bools, Floats, Ints, Models, Params, Updates
 
 TRIM = 0.3  # of the clients at each end
@@ -30,12 +30,14 @@ def averaged(models: Models, updates: Updates, rule: Average = "mean") -> Models
     trunk, size = lane_sizes(models, updates.model, updates.lane, updates.size)
     if rule in ("median", "trimmed"):
         middle = partial(_middle, rule=rule)
-        return replace(models, params=per_axis(middle, models, updates.model, trunk, updates.params))
+        return replace(models, params=map_trunk_and_head(middle, models, updates.model, trunk, updates.params))
     if rule == "clipped":
         updates = replace(updates, params=_clipped(models, updates, trunk))
     heads = updates.model, shares(updates.model, updates.size)
     trunks = trunk, shares(trunk, size)
-    params = per_axis(lambda old, new, parts: average(old, new, *parts), models, heads, trunks, updates.params)
+    params = map_trunk_and_head(
+        lambda old, new, parts: average(old, new, *parts), models, heads, trunks, updates.params
+    )
     return replace(models, params=params)
 
 
@@ -47,12 +49,12 @@ def finite(models: Models, updates: Updates) -> Bools:
     def look(_: Any, new: Any, lane: Ints) -> None:
         sound[lane[~np.isfinite(new.reshape(len(new), math.prod(new.shape[1:]))).all(axis=1)]] = False
 
-    per_axis(look, models, updates.lane, np.arange(len(first)), updates.params)
+    map_trunk_and_head(look, models, updates.lane, np.arange(len(first)), updates.params)
     return sound
 
 
-def sound_parts(share: Floats, order: Ints, target: Ints, sound: Bools) -> tuple[Floats, Ints]:
-    """The shares in an average, and the parts to add, when of those to add in this order only some are sound."""
+def renormalised(share: Floats, order: Ints, target: Ints, sound: Bools) -> tuple[Floats, Ints]:
+    """Leave updates that are not finite out of an average: the shares of the others, rescaled, and which they are."""
     order = order[sound]
     left = share.copy()
     total = np.bincount(target[order], share[order], int(target.max()) + 1)
@@ -64,7 +66,7 @@ def _only(models: Models, updates: Updates, kept: Bools) -> Updates:
     """The updates of these lanes."""
     pairs = kept[updates.lane]
     return Updates(
-        per_axis(lambda _, new, which: new[which], models, pairs, kept, updates.params),
+        map_trunk_and_head(lambda _, new, which: new[which], models, pairs, kept, updates.params),
         updates.client[pairs],
         updates.model[pairs],
         updates.size[pairs],
@@ -95,8 +97,8 @@ def _clipped(models: Models, updates: Updates, trunk: Ints) -> Params:
         scale = np.minimum(1, np.divide(bound, length, out=np.ones_like(length), where=length > 0)).astype(new.dtype)
         return old[target] + scale.reshape(-1, *[1] * (new.ndim - 1)) * (new - old[target])
 
-    per_axis(measure, models, 0, 1, updates.params)
-    return per_axis(scaled, models, 0, 1, updates.params)
+    map_trunk_and_head(measure, models, 0, 1, updates.params)
+    return map_trunk_and_head(scaled, models, 0, 1, updates.params)
 
 
 def average(old: Any, new: Any, target: Ints, share: Floats, order: Ints | None = None) -> Any:
@@ -113,7 +115,7 @@ def lane_sizes(models: Models, model: Ints, lane: Ints, size: Floats) -> tuple[I
     _, first = np.unique(lane, return_index=True)
     total: Floats = np.zeros(len(first))
     np.add.at(total, lane, size)
-    return models.stands_on[model[first]], total
+    return models.trunk_index[model[first]], total
 
 
 def shares(target: Ints, size: Floats) -> Floats:

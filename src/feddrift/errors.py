@@ -43,7 +43,7 @@ def one_line(text: str) -> str:
     return line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} ... {line[5 - LONGEST // 2 :]}"
 
 
-def shown(value: object) -> str:
+def safe_repr(value: object) -> str:
     """A value for a message, also a number of more digits than Python writes."""
     try:
         return repr(value)
@@ -55,7 +55,7 @@ def problem(error: ValidationError) -> str:
     """The first thing that pydantic found wrong: where, why, and the value; a misspelt name before a missing one."""
     first = min(error.errors(include_url=False), key=lambda found: found["type"] != "extra_forbidden")
     where, why = ".".join(str(part) for part in first["loc"]), first["msg"].removeprefix("Value error, ")
-    got = "" if first["type"] in ("missing", "value_error", "json_invalid") else f", got {shown(first['input'])}"
+    got = "" if first["type"] in ("missing", "value_error", "json_invalid") else f", got {safe_repr(first['input'])}"
     return f"{where + ': ' if where else ''}{why[0].lower()}{why[1:]}{got}"
 
 

@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrift import rng
-from feddrift.trees import per_axis, tree_map, trunk_of
+from feddrift.trees import map_trunk_and_head, tree_map, trunk_of
 from feddrift.types import Floats, Ints, Models, Net, Params
 
 
 def one(models: Models, m: int) -> Params:
     """The parameters of a single model."""
-    return per_axis(lambda leaf, at: leaf[at], models, m, models.stands_on[m])
+    return map_trunk_and_head(lambda leaf, at: leaf[at], models, m, models.trunk_index[m])
 
 
 def mix(models: Models, A: npt.ArrayLike, ids: Sequence[int], family: Sequence[int] | None = None) -> Models:
@@ -39,9 +39,9 @@ def mix(models: Models, A: npt.ArrayLike, ids: Sequence[int], family: Sequence[i
         family = [_family(models, i, np.flatnonzero(row)) for i, row in zip(names, rows, strict=True)]
     made = Models(None, names, family=tuple(int(i) for i in family), trunk=models.trunk)
     on_trunks = np.zeros((len(rows), len(models.families)))
-    np.add.at(on_trunks.T, models.stands_on, rows.T)
+    np.add.at(on_trunks.T, models.trunk_index, rows.T)
     on_trunks[np.abs(on_trunks - 1) < 1e-12] = 1  # shares of one family add up to its trunk
-    return replace(made, params=per_axis(_mixed, models, rows, _agreed(made, on_trunks)))
+    return replace(made, params=map_trunk_and_head(_mixed, models, rows, _agreed(made, on_trunks)))
 
 
 def take(
@@ -56,8 +56,8 @@ def take(
         family = [_family(models, i, [m]) for i, m in zip(names, at, strict=True)]
     mask = None if models.mask is None else models.mask[at]
     made = Models(None, names, mask, tuple(int(i) for i in family), models.trunk)
-    on_trunk = _agreed(made, models.stands_on[at])
-    return replace(made, params=per_axis(lambda leaf, rows: leaf[rows], models, at, on_trunk))
+    on_trunk = _agreed(made, models.trunk_index[at])
+    return replace(made, params=map_trunk_and_head(lambda leaf, rows: leaf[rows], models, at, on_trunk))
 
 
 def _family(models: Models, new_id: int, sources: Sequence[int] | Ints) -> int:
@@ -67,9 +67,9 @@ def _family(models: Models, new_id: int, sources: Sequence[int] | Ints) -> int:
 
 
 def _agreed(made: Models, on_trunks: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """What each family of a new stack stands on, from what each of its models does."""
+    """The trunk of each family, from that of each model; models of a family must agree."""
     first = [made.family.index(name) for name in made.families]
-    if not np.array_equal(on_trunks, on_trunks[first][made.stands_on]):
+    if not np.array_equal(on_trunks, on_trunks[first][made.trunk_index]):
         raise ValueError(f"models of different trunks cannot be one family, got {made.family}")
     return on_trunks[first]
 
@@ -96,14 +96,18 @@ def join(a: Models, b: Models) -> Models:
             raise ValueError(f"models of different trunks cannot be one family, got {a.family} and {b.family}")
         return np.concatenate([x, y[new] if trunk else y])
 
-    return Models(per_axis(joined, a, False, True, b.params), a.ids + b.ids, mask, a.family + b.family, a.trunk)
+    return Models(
+        map_trunk_and_head(joined, a, False, True, b.params), a.ids + b.ids, mask, a.family + b.family, a.trunk
+    )
 
 
 def graft(heads: Models, stock: Models, family: int) -> Models:
     """Models with their own heads on the trunk that this family has in another stack."""
     at = [stock.families.index(family)]
     made = replace(heads, family=(family,) * len(heads))
-    return replace(made, params=per_axis(lambda x, y, trunk: y[at] if trunk else x, heads, False, True, stock.params))
+    return replace(
+        made, params=map_trunk_and_head(lambda x, y, trunk: y[at] if trunk else x, heads, False, True, stock.params)
+    )
 
 
 def spare(models: Models) -> int:
@@ -130,5 +134,5 @@ def fresh(net: Net, seed: int, n: int = 1, distinct: bool = False) -> Models:
 
 def with_trunk_of(before: Models, trained: Models) -> Models:
     """Trained heads on the trunks as they were: an average of equal trunks may differ in its last bits."""
-    params = per_axis(lambda new, old, trunk: old if trunk else new, trained, False, True, before.params)
+    params = map_trunk_and_head(lambda new, old, trunk: old if trunk else new, trained, False, True, before.params)
     return replace(trained, params=params)

@@ -134,7 +134,7 @@ def steps_on(
         yield _tested(engine, untested)
     for tau in itertools.count(done) if engine.n_steps is None else range(done, engine.n_steps):
         fed = engine.at(tau)
-        before = grown(state, fed.n_clients)
+        before = with_newcomers(state, fed.n_clients)
         state = algorithm.step(before, journal(before, fed) if journal else fed)
         _check(state, fed, f"{type(algorithm).__name__}.step at time {tau}")
         received, loss = fed.counts[tau], fed.losses(in_use(state))
@@ -188,7 +188,7 @@ def lineage(before: State, after: State) -> tuple[Event, ...]:
     return tuple(events)
 
 
-def grown(state: S, n_clients: int) -> S:
+def with_newcomers(state: S, n_clients: int) -> S:
     """The state with room for clients that have joined since.
 
     They bring no history, and until they are scored use what most others use. A field of your own State whose last axis

@@ -85,8 +85,8 @@ def refill(tree: Params, values: Iterator[Any]) -> Params:
     return next(values)
 
 
-def per_axis(f: Callable[..., Any], models: Models, head: Any, trunk: Any, *others: Params) -> Params:
-    """f(array, ..., head) for every array with the axis m, f(array, ..., trunk) for those with the axis of families."""
+def map_trunk_and_head(f: Callable[..., Any], models: Models, head: Any, trunk: Any, *others: Params) -> Params:
+    """Map f over all arrays, with `head` for those that every model has and `trunk` for those that a family shares."""
     if models.trunk is None:
         return tree_map(lambda *arrays: f(*arrays, head), models.params, *others)
     return tree_map(

@@ -173,7 +173,7 @@ class Models:
         return tuple(dict.fromkeys(self.family))
 
     @property
-    def stands_on(self) -> Ints:
+    def trunk_index(self) -> Ints:
         """[m], the position of each model's trunk."""
         at = {name: f for f, name in enumerate(self.families)}
         return np.array([at[name] for name in self.family], dtype=np.int64)

@@ -19,7 +19,7 @@ from feddrift.averaging import averaged
 from feddrift.engines.conditions import Conditions
 from feddrift.engines.in_process import InProcess
 from feddrift.errors import ConfigError, DataError
-from feddrift.run import grown, steps_on
+from feddrift.run import steps_on, with_newcomers
 from feddrift.runs.config import flipped, read_poison, read_trace
 from feddrift.types import Clusters, Local, Models, State, Updates
 from tests.contract.test_engines import HERE, LOCAL, NAMES, make, same, some_w, uneven_stream
@@ -141,7 +141,7 @@ class Growing(fd.engines.engine("reference")):  # type: ignore[misc]
         return int(np.flatnonzero(self.stream.counts[: tau + 1].any(axis=0))[-1]) + 1
 
     def test(self, state: State, t: int) -> Any:
-        return super().test(grown(state, self.stream.n_clients), t)
+        return super().test(with_newcomers(state, self.stream.n_clients), t)
 
 
 def without_truth(names: Any) -> list[str]:
@@ -184,13 +184,13 @@ def test_growing_keeps_what_is_known() -> None:
         Models({"b": np.zeros((2, 1))}, (0, 1)), w, w[-1], drifted=np.array([True, False, False]),
         reference=np.array([0.1, 0.2, 0.3]), previous=np.full(3, np.nan),
     )  # fmt: skip
-    more = grown(state, 5)
+    more = with_newcomers(state, 5)
     assert more.w.model.tolist() == [[0, 1, 1, -1, -1]] and more.votes[3:].tolist() == [[0, 1], [0, 1]]
     assert np.isnan(more.reference[3:]).all() and more.reference[:3].tolist() == [0.1, 0.2, 0.3]
     assert more.drifted is not None and more.drifted.tolist() == [True, False, False, False, False]
-    assert grown(state, 3) is state
+    assert with_newcomers(state, 3) is state
     with pytest.raises(ValueError, match="clients never leave"):
-        grown(state, 2)
+        with_newcomers(state, 2)
 
 
 def test_every_field_with_a_value_per_client_can_grow() -> None:

@@ -24,7 +24,7 @@ import numpy as np
 from feddrift import algorithms, checkpoint
 from feddrift.run import Step
 from feddrift.runs.config import RunConfig
-from feddrift.runs.recorded import RecordedRun, reopened
+from feddrift.runs.recorded import RecordedRun, from_checkpoints
 from feddrift.trees import leaves
 from feddrift.types import State
 from tests.golden import world
@@ -233,7 +233,7 @@ def outcome(case: str) -> dict[str, str]:
     kind, _, name = case.partition("/")
     try:
         if kind == "resumed":
-            return recorded(reopened(begun(RUNS[f"simulator/{name}"], root, 3, 1)))
+            return recorded(from_checkpoints(begun(RUNS[f"simulator/{name}"], root, 3, 1)))
         if kind == "flower":
             return over_flower(name, root)
         if kind == "flower-own":

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from feddrift.exported import load
-from feddrift.runs.recorded import reopened
+from feddrift.runs.recorded import from_checkpoints
 from tests.golden import hashes, world
 from tests.golden.test_hashes import same_machine
 
@@ -29,7 +29,7 @@ def test_a_run_that_an_older_version_began_goes_on(old: Path, case: str) -> None
     (state,) = (old / "runs" / case).glob("*.state")
     newest, name = hashes.newest(state), case.rpartition("-")[0]
     assert newest.about["steps"] == 4 and (newest.about["rounds"] > 0) == case.endswith("inside")
-    run = reopened(state)
+    run = from_checkpoints(state)
     steps = list(run)
     assert [step.tau for step in steps] == [4, 5, 6]
     if same_machine():

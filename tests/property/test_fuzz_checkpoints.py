@@ -19,7 +19,7 @@ from feddrift.exported import ABOUT, MODELS
 from feddrift.exported import load as load_models
 from feddrift.runs.config import RunConfig
 from feddrift.runs.export import export
-from feddrift.runs.recorded import RecordedRun, reopened
+from feddrift.runs.recorded import RecordedRun, from_checkpoints
 from feddrift.types import State
 from tests.property.fuzz import LONG, accepted, mutated, paths, placed, tries
 from tests.property.test_fuzz_records import ODD, json_values
@@ -139,7 +139,7 @@ def test_runs_to_resume(stopped: RecordedRun, wholes: list[bytes], tmp_path: Pat
     (state,) = out.glob("*.state")
     for path in state.glob("*.ckpt"):
         path.write_bytes(with_tree(wholes[0], {**tree, "about": about}))
-    run = accepted(lambda: reopened(state))
+    run = accepted(lambda: from_checkpoints(state))
     if run is not None and run.stream.n_steps == 2 and run.local.rounds <= 2:  # still small
         accepted(lambda: [step.tau for step in run])
 

@@ -21,7 +21,7 @@ from feddrift.engines.conditions import Conditions
 from feddrift.errors import LONGEST, FeddriftError
 from feddrift.runs import sweep
 from feddrift.runs.config import MAX_SEEDS, RunConfig, parse_seeds, read_poison, read_trace
-from feddrift.runs.recorded import stopped
+from feddrift.runs.recorded import unfinished_runs
 from feddrift.streams import patterns
 from feddrift.testing import FakeFederation
 from feddrift.types import Algorithm
@@ -251,7 +251,7 @@ def test_odd_values_everywhere(value: Any) -> None:
         accepted(lambda: parse_seeds(value))
         accepted(lambda: read_poison(f"flip:{value}", 10))
         accepted(lambda: read_trace(value))
-        accepted(lambda: stopped(Path(value) / "nowhere"))
+        accepted(lambda: unfinished_runs(Path(value) / "nowhere"))
         for text in (
             value,
             f"random:{value}",

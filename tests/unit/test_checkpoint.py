@@ -22,7 +22,7 @@ from feddrift.algorithms.detection import DriftState
 from feddrift.errors import DataError
 from feddrift.runs import record
 from feddrift.runs.config import RunConfig
-from feddrift.runs.recorded import RecordedRun, reopened, stopped
+from feddrift.runs.recorded import RecordedRun, from_checkpoints, unfinished_runs
 from feddrift.types import Event, Models, State
 from tests.unit.conftest import Killed
 from tests.unit.test_cli import feddrift
@@ -185,7 +185,7 @@ def test_a_checkpoint_without_sense_is_named_and_not_used(
 def test_a_folder_that_cannot_be_is_named() -> None:
     for name in ("nowhere", "a" * 300, "a\0b"):
         with pytest.raises(DataError, match="is no folder of records"):
-            stopped(Path(name))
+            unfinished_runs(Path(name))
 
 
 def configured(pattern: Path, algorithm: str = "FedDrift", engine: str = "simulator") -> RunConfig:
@@ -276,10 +276,10 @@ def test_unfinished_runs_are_found_with_their_configuration(
     next(steps)
     steps.close()  # type: ignore[attr-defined]
     monkeypatch.chdir("/")  # the pattern was named from another folder
-    (state,) = stopped(tmp_path / "runs")
-    found = reopened(state)
+    (state,) = unfinished_runs(tmp_path / "runs")
+    found = from_checkpoints(state)
     assert found.config == config and [step.tau for step in found] == [1, 2]
-    assert not stopped(tmp_path / "runs")
+    assert not unfinished_runs(tmp_path / "runs")
 
 
 def test_a_run_whose_data_have_changed_does_not_go_on(
@@ -301,7 +301,7 @@ def test_a_run_whose_data_have_changed_does_not_go_on(
     other.write_text(PATTERN.replace("0", "1"))
     code, _, told = feddrift(capsys, "resume", str(tmp_path / "runs"))
     assert code == 1 and told.count("have changed since") == 1 and "Traceback" not in told
-    assert len(stopped(tmp_path / "runs")) == 1  # the other two are done
+    assert len(unfinished_runs(tmp_path / "runs")) == 1  # the other two are done
 
 
 def test_starting_over_is_told(tmp_path: Path, pattern: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -320,7 +320,7 @@ def test_without_any_whole_checkpoint_it_says_so(tmp_path: Path, pattern: Path) 
     for path in recorded.checkpoints.path.glob("*.ckpt"):
         path.write_bytes(b"?")
     with pytest.raises(DataError, match="no checkpoint is whole .*run it again"):
-        reopened(recorded.checkpoints.path)
+        from_checkpoints(recorded.checkpoints.path)
 
 
 def test_only_the_last_two_are_kept(tmp_path: Path, pattern: Path) -> None:
@@ -359,8 +359,8 @@ def test_on_a_full_disk_a_run_ends_with_one_sentence_and_goes_on_when_there_is_r
         code, said = limited(tmp_path, size, *words, "--out", str(out))
         assert code == 2 and said.count("\n") == 1 and said.startswith("Error: cannot write"), said
         assert "File too large" in said
-        for state in stopped(out):
-            list(reopened(state))
+        for state in unfinished_runs(out):
+            list(from_checkpoints(state))
         for path in out.glob("*.jsonl"):
             assert record.is_complete(path) and told(path) == told(whole.path)
 

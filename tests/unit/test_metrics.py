@@ -126,7 +126,7 @@ def test_changes_show_when_data_come(tmp_path: Path) -> None:
     concepts, tested = [[0], [0], [1], [1], [1]], [[5], [0], [5], [5]]  # nothing at time 2, when the concept changes
     record = run(tmp_path, concepts, {"tested": tested, "accuracy": [[0.9], [None], [0.9], [0.9]]})
     assert summary.changes(record)[:, 0].tolist() == [False, False, False, True]
-    assert metrics.speakable(record)[:, 0].tolist() == [False, True, False, True]
+    assert metrics.scored_cells(record)[:, 0].tolist() == [False, True, False, True]
 
 
 def test_equal_concepts_are_no_change(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import feddrift as fd
 from feddrift import algorithms
-from feddrift.reports.story import command, why
+from feddrift.reports.story import command, event_sentence
 from feddrift.runs import record
 from feddrift.runs.config import RunConfig
 from tests.unit.fake_records import header
@@ -83,7 +83,7 @@ CAUSES: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("kind", "cause", "sentence"), CAUSES)
 def test_every_cause_is_told(kind: str, cause: dict[str, Any], sentence: str) -> None:
-    told = why({"event": kind, "model": 3, "cause": cause})
+    told = event_sentence({"event": kind, "model": 3, "cause": cause})
     assert sentence in told and bool(told) == bool(sentence)
     assert "clients=" not in told  # they are told elsewhere
 
@@ -101,13 +101,13 @@ NAMES = [
 
 @given(st.sampled_from(["created", "retired", "revived"]), st.dictionaries(st.sampled_from(NAMES), json_values))
 def test_any_cause_is_told_somehow(kind: str, cause: dict[str, Any]) -> None:
-    assert isinstance(why({"event": kind, "model": 1, "cause": cause}), str)
+    assert isinstance(event_sentence({"event": kind, "model": 1, "cause": cause}), str)
 
 
 def test_the_records_of_the_docs_leave_nothing_untold() -> None:
     events = [event for run in record.read_all(RESULTS / "fmow-labels") for event in run.events]
     assert len(events) > 100
-    assert not [event for event in events if "=" in why(event) and "kappa" not in event["cause"]]
+    assert not [event for event in events if "=" in event_sentence(event) and "kappa" not in event["cause"]]
 
 
 def parsed(words: list[str]) -> dict[str, Any]:

@@ -213,8 +213,8 @@ def test_a_newborn_head_keeps_the_trunk_its_client_tried_it_on() -> None:
     after = FedDriftTrunk(delta=0.1).step(state, fed)
     assert [(e.kind, e.model) for e in after.events] == [("merged", 1), ("created", 2)]
     assert after.models.ids == (0, 2) and after.models.family[1] == 0  # the newborn stands on its parent's trunk
-    assert after.models.params["trunk"][after.models.stands_on[1]].tolist() == [0.0]
-    merged = after.models.params["trunk"][after.models.stands_on[0], 0]
+    assert after.models.params["trunk"][after.models.trunk_index[1]].tolist() == [0.0]
+    merged = after.models.params["trunk"][after.models.trunk_index[0], 0]
     assert after.models.family[0] == 1 and merged == pytest.approx((5 * 0 + 2 * 10) / 7)  # by the cells behind them
 
 

@@ -23,7 +23,7 @@ from feddrift.algorithms.oracle import Oracle
 from feddrift.algorithms.single import Single
 from feddrift.algorithms.trunk import FedDriftTrunk
 from feddrift.data import Stream
-from feddrift.errors import ConfigError, shown, unknown
+from feddrift.errors import ConfigError, safe_repr, unknown
 from feddrift.memory import EXPONENTIAL, LINEAR, window
 from feddrift.types import Algorithm
 
@@ -159,12 +159,12 @@ def _parsed(name: str, cls: type[Any], given: Mapping[str, Any]) -> dict[str, An
                 parsed[field.name] = adapter.validate_python(None if isinstance(value, str) else value)
         except ValidationError as error:
             problem = error.errors()[0]["msg"]
-            raise ConfigError(f"{name}.{key}: {problem[0].lower()}{problem[1:]}, got {shown(value)}") from None
+            raise ConfigError(f"{name}.{key}: {problem[0].lower()}{problem[1:]}, got {safe_repr(value)}") from None
         made = parsed[field.name]
         if isinstance(value, bool) and not isinstance(made, bool):
             raise ConfigError(f"{name}.{key}: input should be a number, got {value}")
         if isinstance(made, int) and abs(made) > MOST:
-            raise ConfigError(f"{name}.{key}: input should be at most {MOST}, got {shown(value)}")
+            raise ConfigError(f"{name}.{key}: input should be at most {MOST}, got {safe_repr(value)}")
     return parsed
 
 

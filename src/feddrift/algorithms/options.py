@@ -8,7 +8,8 @@ from typing import Any
 
 
 def option(default: Any, help: str, quiet: bool = False) -> Any:
-    """A dataclass field that users may set; a quiet one is recorded where it is not the default.
+    """A dataclass field that users may set. `quiet`: records name it only where it is not the default, so that older
+    ones keep their names.
 
     Settings that are younger than records are quiet, so that older records keep their names.
     """

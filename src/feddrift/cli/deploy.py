@@ -16,7 +16,7 @@ from feddrift.cli import console
 from feddrift.cli.console import say
 from feddrift.errors import ConfigError
 from feddrift.reports.exchanges import sat_out
-from feddrift.reports.story import why
+from feddrift.reports.story import event_sentence
 from feddrift.runs.record import OLD_HISTORY, Record
 
 app = typer.Typer(no_args_is_help=True, help="Run a federation on real machines, with Flower.")
@@ -139,7 +139,7 @@ def status(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help=
         table.add_row(*map(Text, (*cells, now["trouble"] or "")))  # as Text: a reason may hold [brackets]
     console.out.print(table)
     for event in record.events:
-        say(f"  time {event['t'] + 1}: model {event['model']} {event['event']}: {why(event)}")
+        say(f"  time {event['t'] + 1}: model {event['model']} {event['event']}: {event_sentence(event)}")
 
 
 def line_of_training(record: Record, t: int) -> str:

@@ -93,7 +93,7 @@ def spark(shares: list[float], width: int = 24) -> str:
     return "".join(" " if np.isnan(a) else BLOCKS[min(top, int(a * len(BLOCKS)))] for a in shares[-width:])
 
 
-def told(step: Step, before: Ints | None, clients: Sequence[str]) -> str:
+def step_line(step: Step, before: Ints | None, clients: Sequence[str]) -> str:
     """One time step in one line: accuracy, number of models, and who moved where."""
     news = []
     born = {e.model: e.cause for e in step.events if e.kind == "created"}

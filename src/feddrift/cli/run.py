@@ -21,7 +21,7 @@ from feddrift import algorithms, engines, streams
 from feddrift.api import exports
 from feddrift.cli import console
 from feddrift.cli.console import can_be_stopped, fail, say, tell
-from feddrift.cli.live import Board, told
+from feddrift.cli.live import Board, step_line
 from feddrift.data import Stream
 from feddrift.errors import ConfigError, DataError, FeddriftError
 from feddrift.reports import tables
@@ -29,7 +29,7 @@ from feddrift.reports.summary import summarise
 from feddrift.runs import record, sweep
 from feddrift.runs.config import RunConfig, parse_seeds
 from feddrift.runs.estimate import estimate
-from feddrift.runs.recorded import RecordedRun, reopened, states, stopped
+from feddrift.runs.recorded import RecordedRun, checkpoint_folders, from_checkpoints, unfinished_runs
 from feddrift.runs.writer import check_folder
 from feddrift.system import cores
 from feddrift.types import Ints
@@ -119,8 +119,8 @@ def resume(
     Example: feddrift resume runs
     """
     can_be_stopped()
-    found = stopped(folder)
-    if not found and not states(folder):
+    found = unfinished_runs(folder)
+    if not found and not checkpoint_folders(folder):
         raise DataError(f"no run below {folder} has checkpoints to go on from")
     if not found:
         say(f"nothing to resume in {folder}: no run there was stopped before its end")
@@ -128,7 +128,7 @@ def resume(
     failed = 0
     for state in found:  # what is wrong with one is no reason to leave the others
         try:
-            _follow([reopened(state)], 1)
+            _follow([from_checkpoints(state)], 1)
         except FeddriftError as error:
             fail(f"{state.stem}: {error}")
             failed += 1
@@ -152,7 +152,7 @@ def _follow(runs: Iterable[RecordedRun], n: int) -> None:
                     console.out.print(f"[bold]{escape(what)}[/]", highlight=False)
                 before: Ints | None = None
                 for step in recorded:
-                    line = told(step, recorded.before if before is None else before, recorded.stream.clients)
+                    line = step_line(step, recorded.before if before is None else before, recorded.stream.clients)
                     board.step(step, line)
                     if not console.out.is_terminal:
                         say(line)

@@ -30,7 +30,7 @@ from feddrift.engines.federation import TimeStep
 from feddrift.engines.flower import parts as model_parts
 from feddrift.engines.flower.federation import Flower, Roster
 from feddrift.errors import BusyError, DataError
-from feddrift.run import Step, Trained, grown, steps_on
+from feddrift.run import Step, Trained, steps_on, with_newcomers
 from feddrift.runs.journal import Inside, Journal
 from feddrift.runs.record import is_complete, part_of
 from feddrift.runs.recorded import lines_of, versions
@@ -202,7 +202,7 @@ def _last(checkpoints: checkpoint.Folder, engine: Flower, about: dict[str, Any])
         state, inside, events, work, counts = found.value(model_parts.like(engine.net))
         engine.counts = np.pad(counts, ((0, 0), (0, more)))
         if more:  # with them the time step starts anew
-            state, inside = state and grown(state, len(clients)), None
+            state, inside = state and with_newcomers(state, len(clients)), None
             if work is not None:  # nobody asked the new ones
                 nothing = 0, np.nan, 0, 0
                 work = tuple(np.append(v, np.full(more, of, v.dtype)) for v, of in zip(work, nothing, strict=True))

@@ -17,7 +17,7 @@ import numpy as np
 
 from feddrift import rng
 from feddrift.errors import ConfigError, DataError
-from feddrift.trees import per_axis
+from feddrift.trees import map_trunk_and_head
 from feddrift.types import Bools, Ints, Models, State, Updates
 
 S = TypeVar("S", bound=State)
@@ -69,11 +69,11 @@ class Conditions:
         if not liars:
             return updates
         _, first = np.unique(updates.lane, return_index=True)
-        params = per_axis(lambda _, new, __: np.array(new), models, None, None, updates.params)
+        params = map_trunk_and_head(lambda _, new, __: np.array(new), models, None, None, updates.params)
         for c in liars:
             rows = np.flatnonzero(updates.client == c), np.flatnonzero(updates.client[first] == c)
 
-            params = per_axis(partial(_spoilt, key(c)), models, *rows, params)
+            params = map_trunk_and_head(partial(_spoilt, key(c)), models, *rows, params)
         return replace(updates, params=params)
 
 

@@ -17,7 +17,7 @@ from feddrift.engines.traffic import Traffic
 from feddrift.engines.worker import SCORE_ROWS, Work, Worker, lanes_left_out
 from feddrift.errors import ConfigError
 from feddrift.models import fresh, with_trunk_of
-from feddrift.trees import per_axis
+from feddrift.trees import map_trunk_and_head
 from feddrift.types import (
     Bools,
     Floats,
@@ -142,7 +142,7 @@ class TimeStep:
             updates = self._conditions.received(models, updates, partial(self.key, "garbage", self.round))
             self._warn_not_finite(models, work, lanes_left_out(models, work, updates))
         else:
-            updates = work.updates(per_axis(lambda leaf, _: leaf[:0], models, None, None))
+            updates = work.updates(map_trunk_and_head(lambda leaf, _: leaf[:0], models, None, None))
         self.round += len(used.t) > 0
         return updates
 
@@ -218,7 +218,7 @@ class TimeStep:
 
     def _in_use(self, models: Models, w: Weights | Entries) -> Entries:
         """The data in reach for models whose family is in use at tau."""
-        w, on = Entries.of(w, (self.tau + 1, self.n_clients, len(models))), models.stands_on
+        w, on = Entries.of(w, (self.tau + 1, self.n_clients, len(models))), models.trunk_index
         w = w.select(self.reachable[w.c])
         return w.select(np.isin(on[w.m], on[w.m[w.t == self.tau]]) & (self.counts[w.t, w.c] > 0))
 

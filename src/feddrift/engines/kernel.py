@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrift import rng
-from feddrift.averaging import sound_parts
+from feddrift.averaging import renormalised
 from feddrift.data import Stream
 from feddrift.engines import kernel_loops as loops
 from feddrift.nets.perceptron import perceptron
@@ -85,7 +85,7 @@ def rounds(
             if not sound.all():
                 refused += ~sound
                 lane_of = {True: every, False: lanes.pair[:n_pairs] // n_heads}
-                left = {trunk: sound_parts(*parts[trunk], at[k], sound[lane_of[trunk]]) for k, trunk in shape.items()}
+                left = {trunk: renormalised(*parts[trunk], at[k], sound[lane_of[trunk]]) for k, trunk in shape.items()}
                 taken = [left[shape[k]] for k in LEAVES]
             for place, some in zip(places, taken, strict=True):
                 loops.average(*place, *some)
@@ -128,7 +128,7 @@ def _stacks(models: Models) -> list[Any]:
 
 def _positions(net: Net, models: Models) -> Ints:
     """The row of each model in the stack of hidden layers."""
-    return models.stands_on if trunk_of(net, models.params)["W1"] else np.arange(len(models))
+    return models.trunk_index if trunk_of(net, models.params)["W1"] else np.arange(len(models))
 
 
 class _Cores:

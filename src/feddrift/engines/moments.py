@@ -40,7 +40,8 @@ class MomentStore:
         return _rows(self.stack, known)
 
     def keep(self, names: list[Name | None], stack: Optimiser, room: int) -> None:
-        """Take in the moments of these parts. What rests lies with them, on the device if it is large and fits."""
+        """Store the moments of the parts just trained; those of idle parts are kept behind them, on the device only if
+        they are large and there is room."""
         held = {name: k for k, name in enumerate(names) if name}
         rest = [name for name in self.held if name not in held]
         if self.stack is not None and rest:  # parts that rest in this call keep theirs

@@ -15,14 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from feddrift.averaging import average, sound_parts
+from feddrift.averaging import average, renormalised
 from feddrift.engines import optim, sampling
 from feddrift.engines.lanes import Devices, Lanes, Optimiser
 from feddrift.nets.losses import batch_loss, masked
 from feddrift.trees import leaves, split, tree_map, trunk_of, unsplit
 from feddrift.types import Local, Net, Params
 
-WHOLE: Any = PartitionSpec()  # type: ignore[no-untyped-call]
+REPLICATED: Any = PartitionSpec()  # type: ignore[no-untyped-call]
 
 jax.tree_util.register_dataclass(Lanes, data_fields=[f.name for f in fields(Lanes)], meta_fields=[])
 
@@ -88,7 +88,7 @@ def _in_chunks(
         if not sound.all():
             refused += ~sound
             lane_of = np.arange(n), parts[1] // heads
-            added = [sound_parts(*added[k], at[k], sound[lane_of[k]]) for k in (0, 1)]
+            added = [renormalised(*added[k], at[k], sound[lane_of[k]]) for k in (0, 1)]
         models = [
             [average(old, new, at[k], *added[k]) for old, new in zip(models[k], work[k], strict=True)] for k in (0, 1)
         ]
@@ -205,7 +205,7 @@ def _finite(trunks: list[Any], heads: list[Any], n_lanes: int) -> Any:
 def _averaged(
     mesh: Mesh | None, old: list[Any], parts: list[Any], target: Any, share: Any, order: Any, n: Any, sound: Any
 ) -> list[Any]:
-    """`averaging.averaged`, to the same bits: products first, then sums part by part, which no compiler fuses.
+    """`averaging.averaged`, to the same bits: it multiplies first and adds in a fixed order, which XLA cannot fuse.
 
     The k-th part to add, k < n, is order[k], it goes to target[order[k]]. Several devices send each other all parts, so
     that their number does not change the order of the sum. Parts that are not sound are left out.
@@ -223,7 +223,7 @@ def _averaged(
 
     products = [jnp.where(per_row(sound, part), per_row(share, part) * part, 0) for part in parts]
     if mesh is not None:
-        products = jax.lax.with_sharding_constraint(products, NamedSharding(mesh, WHOLE))  # type: ignore[no-untyped-call]
+        products = jax.lax.with_sharding_constraint(products, NamedSharding(mesh, REPLICATED))  # type: ignore[no-untyped-call]
     begin = [jnp.where(per_row(has_parts, leaf), 0, leaf) for leaf in old]
 
     def add(k: Any, sums: list[Any]) -> list[Any]:

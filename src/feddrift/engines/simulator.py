@@ -254,4 +254,4 @@ def _padded(models: Models, size: int) -> tuple[Params, Any, Any]:
     """Parameters, the trunk each model stands on, and masks, with copies of the first row behind them."""
     pad = partial(_pad_rows, size=size)
     mask = None if models.mask is None else pad(models.mask.astype(np.float32))
-    return tree_map(pad, models.params), pad(models.stands_on.astype(np.int32)), mask
+    return tree_map(pad, models.params), pad(models.trunk_index.astype(np.int32)), mask

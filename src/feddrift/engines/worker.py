@@ -14,7 +14,7 @@ import numpy as np
 
 from feddrift.averaging import averaged, finite
 from feddrift.engines.entries import Entries
-from feddrift.trees import per_axis
+from feddrift.trees import map_trunk_and_head
 from feddrift.types import Bools, Floats, Ints, Local, Metric, Models, Params, Start, Tournament, Updates
 
 # Stored cells are scored on a keyed sample of at most so many rows.
@@ -52,7 +52,7 @@ class Work:
     @classmethod
     def of(cls, models: Models, data: Entries, counts: Ints) -> Work:
         """The pairs that have data to train on, by model, then client."""
-        on, n_clients = models.stands_on, data.shape[1]
+        on, n_clients = models.trunk_index, data.shape[1]
         pairs, entry = np.unique(data.m * n_clients + data.c, return_inverse=True)
         m, c = np.divmod(pairs, n_clients)
         size: Floats = np.bincount(entry, data.value * counts[data.t, data.c], len(pairs)).astype(np.float64)
@@ -141,20 +141,20 @@ def gathered(models: Models, work: Work, parts: Sequence[Updates]) -> Updates:
     """The updates of several workers, each of which had a `select`ion of the work, as one."""
     if not parts:
         nobody = work.select(np.zeros(work.data.shape[1], dtype=bool))
-        return nobody.updates(per_axis(lambda leaf, _: leaf[:0], models, None, None))
+        return nobody.updates(map_trunk_and_head(lambda leaf, _: leaf[:0], models, None, None))
     client, model, size = (
         np.concatenate([getattr(part, name) for part in parts]) for name in ("client", "model", "size")
     )
     firsts = [np.unique(part.lane, return_index=True)[1] for part in parts]
-    lanes = [(models.stands_on[part.model[at]], part.client[at]) for part, at in zip(parts, firsts, strict=True)]
+    lanes = [(models.trunk_index[part.model[at]], part.client[at]) for part, at in zip(parts, firsts, strict=True)]
     trunk, owner = (np.concatenate(values) for values in zip(*lanes, strict=True))
     order, lane_order = np.lexsort((client, model)), np.lexsort((owner, trunk))  # as in Work
-    params = per_axis(
+    params = map_trunk_and_head(
         lambda _, *new_and_order: np.concatenate(new_and_order[:-1])[new_and_order[-1]],
         models,
         order,
         lane_order,
         *(part.params for part in parts),
     )
-    _, lane = np.unique(models.stands_on[model[order]] * work.data.shape[1] + client[order], return_inverse=True)
+    _, lane = np.unique(models.trunk_index[model[order]] * work.data.shape[1] + client[order], return_inverse=True)
     return Updates(params, client[order], model[order], size[order], lane)

@@ -13,7 +13,7 @@ KINDS = ("hello", "evaluate", "tournament", "train")
 MAX_LISTED = 1000  # of those who sat out, the newest
 
 
-def told(record: Record) -> dict[str, Any] | None:
+def for_page(record: Record) -> dict[str, Any] | None:
     """All of it as plain values for the page; None where nothing was asked over a network."""
     if not record.exchanges:
         return None

@@ -36,7 +36,7 @@ class Detection:
 
     cells: int  # where a detector can speak: new data, and their concept is known
     changes: int
-    alarms: float  # a dummy's are expected numbers
+    alarms: float  # of a dummy the expected number, which need not be whole
     hits: float
     delay: float | None  # mean time steps from change to alarm, a missed one counted as one more than can be
 
@@ -74,7 +74,7 @@ class Metrics:
 def measure(record: Record, oracle: Record | None = None) -> Metrics:
     """All metrics of a run; oracle is the run with the same data and seed that knew the concepts, if there is one."""
     concepts, moved = truth(record), switches(record)
-    known, changed, cells = concepts >= 0, changes(record), speakable(record)
+    known, changed, cells = concepts >= 0, changes(record), scored_cells(record)
     told = [detection(a, changed, cells) for a in (record.rows.drift, moved, record.rows.drift | moved)]
     averages = by_client(record)
     averages = averages[~np.isnan(averages)]
@@ -137,7 +137,7 @@ def _data(run: Record) -> str:
     return json.dumps([run.header[key] for key in ("stream", "overrides", "seed")], sort_keys=True)
 
 
-def speakable(record: Record) -> Bools:
+def scored_cells(record: Record) -> Bools:
     """[t, c], where a detector could be right or wrong: after the first step, with new data of a known concept."""
     cells = with_data(record) & (record.rows.concept >= 0)
     cells[:1] = False

@@ -19,11 +19,11 @@ def letter(k: int) -> str:
     return chr(ord("A") + k) if k < 26 else str(k)
 
 
-def why(event: Mapping[str, Any]) -> str:
+def event_sentence(event: Mapping[str, Any]) -> str:
     """The cause of an event as a sentence; what it says beyond the usual follows in brackets.
 
     >>> cause = {"clients": [7], "error": 0.86, "reference": 0.12, "delta": 0.1, "from": 0}
-    >>> why({"event": "created", "model": 2, "cause": cause})
+    >>> event_sentence({"event": "created", "model": 2, "cause": cause})
     "the best model's error rose from 0.120 to 0.860, by more than delta 0.1; model 2 starts as a copy of model 0"
     """
     rest = {key: value for key, value in event["cause"].items() if key != "clients"}

@@ -12,7 +12,7 @@ NAME = "feddrift-work"
 
 
 def in_background(items: Iterator[T], ahead: int = 2) -> Iterator[T]:
-    """The items, made in another thread while this one can be interrupted, so many of them before they are asked for.
+    """Run an iterator in a thread, at most `ahead` items in advance, so that Ctrl-C reaches this one at once.
 
     >>> list(in_background(iter([1, 2])))
     [1, 2]

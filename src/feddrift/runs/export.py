@@ -111,12 +111,12 @@ def _about(source: Source) -> dict[str, Any]:
         "columns": list(source.columns),
         "models": {str(i): {"family": state.models.family[m]} for m, i in enumerate(ids)},
         "clients": clients,
-        "lineage": [_told(event, source.clients) for event in source.events if event["t"] < source.steps],
+        "lineage": [_with_names(event, source.clients) for event in source.events if event["t"] < source.steps],
         "net": source.described,
     }
 
 
-def _told(event: Mapping[str, Any], clients: Sequence[str]) -> dict[str, Any]:
+def _with_names(event: Mapping[str, Any], clients: Sequence[str]) -> dict[str, Any]:
     """An event for people: time counts from 1, clients have their names."""
     cause = dict(event["cause"])
     if isinstance(cause.get("clients"), list):

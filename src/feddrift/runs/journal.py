@@ -55,7 +55,7 @@ class Journal:
             fed.restore(before.progress)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._fed, name)  # what is no question to the clients
+        return getattr(self._fed, name)  # attributes that ask no client are passed through
 
     def evaluate(self, models: Models, metric: Metric = "error") -> Floats:
         return self._asked(f"evaluate {models.ids} {metric}", lambda: self._fed.evaluate(models, metric))

@@ -99,7 +99,7 @@ class RecordedRun:
         self.checkpoints.write(done, rounds, about, (state, inside and inside.plain()))
 
     def _last(self) -> _Start:
-        """Where the last whole checkpoint of this run, whose record is there, lets it begin."""
+        """Where to begin: at the newest intact checkpoint whose time steps are in the record, too."""
         for found in self.checkpoints.newest_first():
             try:
                 return self._start(found, self._like)
@@ -141,7 +141,7 @@ class _Start:
     seconds: float = 0.0
 
 
-def states(folder: Path) -> list[Path]:
+def checkpoint_folders(folder: Path) -> list[Path]:
     """The checkpoint folders of the runs below a folder, or of one record."""
     if os.path.isfile(folder):
         return [state for state in [folder.resolve().with_suffix(".state")] if state.is_dir()]
@@ -150,12 +150,12 @@ def states(folder: Path) -> list[Path]:
     return sorted(folder.resolve().rglob("*.state"))
 
 
-def stopped(folder: Path) -> list[Path]:
+def unfinished_runs(folder: Path) -> list[Path]:
     """The checkpoint folders of the runs below a folder that ended before their end."""
-    return [state for state in states(folder) if not is_complete(state.with_suffix(".jsonl"))]
+    return [state for state in checkpoint_folders(folder) if not is_complete(state.with_suffix(".jsonl"))]
 
 
-def reopened(state: Path) -> RecordedRun:
+def from_checkpoints(state: Path) -> RecordedRun:
     """The run of a checkpoint folder, ready to go on."""
     found = list(checkpoint.Folder(state).newest_first())
     whole = [c for c in found if isinstance(c, checkpoint.Checkpoint)]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from feddrift import algorithms, streams
-from feddrift.errors import BusyError, ConfigError, DataError, FeddriftError, shown
+from feddrift.errors import BusyError, ConfigError, DataError, FeddriftError, safe_repr
 from feddrift.runs import record
 from feddrift.runs.config import RunConfig, parse_seeds
 from feddrift.runs.recorded import RecordedRun
@@ -60,7 +60,7 @@ def _combinations(table: Mapping[str, Any], data_dir: Path | None) -> Iterator[R
             raise ConfigError(f"{name} is missing")
     settings = table.get("settings", {})
     if not isinstance(settings, dict):
-        raise ConfigError(f"settings must be a table such as {{delta = 0.1}}, got {shown(settings)}")
+        raise ConfigError(f"settings must be a table such as {{delta = 0.1}}, got {safe_repr(settings)}")
     options = {name: _listed(name, table[name]) for name in LISTS if name in table}
     knows = {name: algorithms.options(algorithms.entry(name).cls) for name in options["algorithm"]}
     for key in settings:
@@ -69,7 +69,7 @@ def _combinations(table: Mapping[str, Any], data_dir: Path | None) -> Iterator[R
     for name in options["stream"]:
         streams.check(name)
     listed = _listed("seeds", table.get("seeds", 0))
-    seeds = parse_seeds(",".join(item if isinstance(item, str) else shown(item) for item in listed))
+    seeds = parse_seeds(",".join(item if isinstance(item, str) else safe_repr(item) for item in listed))
     some = [len(_listed(key, value)) for key, value in settings.items()]
     if (n := math.prod([*map(len, options.values()), *some, len(seeds)])) > MAX_RUNS:
         raise ConfigError(f"a grid is at most {MAX_RUNS} runs, got {n}")
@@ -89,7 +89,7 @@ def _listed(name: str, value: Any) -> list[Any]:
         raise ConfigError(f"{name} must have at least one value, got none")
     for item in values:
         if name in NAMES and not isinstance(item, str):
-            raise ConfigError(f"{name} must be a name, or several, got {shown(item)}")
+            raise ConfigError(f"{name} must be a name, or several, got {safe_repr(item)}")
     return values
 
 

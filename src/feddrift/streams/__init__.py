@@ -41,7 +41,9 @@ STREAMS: dict[str, Entry] = {
         "satellite images of five regions, 2002 to 2017; the paper's partition", "fmow", 0, None, fmow.images
     ),
     "fmow-rule": Entry("the same by its rule, from what the folder has", "fmow", 0, None, fmow.images),
-    "fmow-labels": Entry("FMoW's real shares of classes over time, shown by clothes", "fmow", 0, None, fmow.labels),
+    "fmow-labels": Entry(
+        "FMoW's real shares of classes over time, with images of Fashion-MNIST", "fmow", 0, None, fmow.labels
+    ),
     "air-quality": Entry("dust in five Chinese cities by the quarter: real drift", "air", 0, None, air.five_cities),
     "air-beijing": Entry("dust at 12 stations that drift together: nothing to cluster", "air", 0, None, air.beijing),
 }

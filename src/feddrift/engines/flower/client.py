@@ -70,7 +70,7 @@ class Client:
         self._held: tuple[Any, InProcess] | None = None  # the last engine, where a process answers more than once
 
     def answer(self, kind: str, content: RecordDict) -> RecordDict:
-        """The reply to a message. What goes wrong is told in full here only: a sentence may quote data."""
+        """The reply to a message; errors are logged in full here, the server gets their type: a text may quote data."""
         says: Body = {"version": VERSION, "client": self.name}
         try:
             body, raw = wire.unpack(content)

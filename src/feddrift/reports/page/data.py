@@ -13,7 +13,7 @@ import numpy as np
 from feddrift import algorithms
 from feddrift._version import __version__
 from feddrift.reports import exchanges, metrics
-from feddrift.reports.story import command, letter, why
+from feddrift.reports.story import command, event_sentence, letter
 from feddrift.reports.summary import changes, deviation_of_known, joined, lineage, mean_of_known, reached, scores, truth
 from feddrift.reports.words import describe, differences
 from feddrift.runs.record import Record, configuration
@@ -155,7 +155,7 @@ def _run(record: Record, oracle: Record | None, with_cells: bool) -> dict[str, A
         "exist": rows.n_models.max(axis=1).tolist() if rows.steps else [],
         "concepts": concepts.tolist() if concepts.any() else None,
         "sent": _rounded(metrics.sent_over_time(record)),
-        "exchanges": exchanges.told(record),
+        "exchanges": exchanges.for_page(record),
         "events": [_event(event) for event in record.events],
         "cells": _cells(record) if with_cells else None,
         "command": rerun,
@@ -180,7 +180,7 @@ def _moves(record: Record) -> dict[str, Any]:
 
     A change is [t, c, from, to, delay, how], a false move [t, c, how]; how adds 1 for an alarm and 2 for a switch.
     """
-    drift, moved, cells = record.rows.drift, metrics.switches(record), metrics.speakable(record)
+    drift, moved, cells = record.rows.drift, metrics.switches(record), metrics.scored_cells(record)
     how = drift * 1 + moved * 2
     changed = changes(record)
     if not (record.rows.concept >= 0).any():
@@ -223,7 +223,7 @@ def _newest_before(record: Record, concepts: Ints) -> Ints:
 
 def _event(event: Mapping[str, Any]) -> dict[str, Any]:
     cause = event["cause"]
-    found = {"t": event["t"], "kind": event["event"], "model": event["model"], "why": why(event)}
+    found = {"t": event["t"], "kind": event["event"], "model": event["model"], "why": event_sentence(event)}
     named = {key: cause[key] for key in ("from", "into") if isinstance(cause.get(key), int)}
     if isinstance(cause.get("clients"), list):
         named["clients"] = cause["clients"]
