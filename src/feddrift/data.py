@@ -68,7 +68,7 @@ class Stream:
 
     @property
     def n_clients(self) -> int:
-        """P."""
+        """P, the number of clients."""
         return int(self.counts.shape[1])
 
     @property
@@ -83,7 +83,7 @@ class Stream:
         return slice(start, start + int(self.counts[t, c]))
 
     def cell(self, t: int, c: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]:
-        """S_c^(t)."""
+        """S_c^(t), what client c received at time t: inputs x[n, ...] and labels y[n]."""
         rows = self.rows(t, c)
         return self.x[rows], self.y[rows]
 

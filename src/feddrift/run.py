@@ -95,7 +95,7 @@ def run(
         engine: Where the clients live: simulator, reference, or your own at ``package.module:Name``.
         local: How clients train; by default as the stream says.
         seed: Of initial models and minibatches, and of a stream that is given by name.
-        conditions: Who is in reach, takes part and lies; by default everybody is, does, and does not.
+        conditions: Who is in reach, who takes part, who lies; by default all are, all do, and nobody lies.
 
     >>> for step in run("sine-2", "FedDrift", local=Local(rounds=1)):
     ...     if step.tau == 1:

@@ -68,7 +68,7 @@ def small_stream(concepts: Ints = CONCEPTS, size: int = 30, seed: int = 0, missi
 
 def check_algorithm(algorithm: Algorithm, *, local: Local = BRIEF) -> None:
     """A method of your own: states of the right shape, same seed same result, no input changed, a saved state goes on
-    alike, the lineage tells which models there are, and nobody needs data, the truth or the future to be there.
+    alike, events account for all models, clients may lack data or be away, and neither truth nor future is used.
 
     Parameters:
         algorithm: What is checked; its `init` and `step` are called many times.
@@ -207,7 +207,7 @@ def check_net(net: Net, features: Sequence[int], n_classes: int) -> None:
 
 
 def check_test(test: DriftTest) -> None:
-    """A drift test of your own: one answer per client, silent without evidence, quiet in peace, and it hears a jump.
+    """A drift test of your own: one answer per client, no alarm without scores or a rise, an alarm at a jump.
 
     >>> from feddrift.algorithms.drift_tests import Threshold
     >>> check_test(Threshold(0.1))

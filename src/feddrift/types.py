@@ -295,7 +295,7 @@ class Federation(Protocol):
         ...
 
     def train(self, models: Models, w: Weights, rounds: int | None = None, local: Local | None = None) -> Models:
-        """Algorithm 1. A family that nobody uses at tau comes back untouched."""
+        """FedAvg of each model on its data by w (the paper's Algorithm 1); a family unused at tau stays as it is."""
         ...
 
     def tournament(self, models: Models, w: Weights, parent: Ints, starts: Sequence[Start]) -> Tournament:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from feddrift import cli
 from feddrift.algorithms import ALGORITHMS
@@ -303,3 +304,17 @@ def test_a_shell_completes_commands_and_names(typed: str, expected: list[str]) -
         [sys.executable, "-c", code], env={**os.environ, **words}, capture_output=True, text=True, check=True
     )
     assert told.stdout.split() == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["plot"], "clusters: who used which model"),
+        (["report"], "a folder of records, or one record"),
+        (["deploy", "add"], "of the new client"),
+    ],
+)
+def test_the_help_of_positional_arguments_is_shown(words: list[str], said: str) -> None:
+    """Not every version of click gets it from typer."""
+    told = CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, [*words, "--help"])
+    assert said in told.output, told.output

@@ -80,9 +80,9 @@ def check(folder: Folder) -> None:
 @app.command()
 def server(
     folder: Folder,
-    proxy: Annotated[bool, typer.Option(help="without it only this machine can connect, past nginx")] = True,
+    proxy: Annotated[bool, typer.Option(help="put nginx in front; without it only this machine can connect")] = True,
 ) -> None:
-    """Run the SuperLink and the proxy in front of it."""
+    """Run Flower's server (the SuperLink) and nginx, the proxy in front of it."""
     from feddrift.deploy import start
 
     start.serve(folder, proxy)

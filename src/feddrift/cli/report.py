@@ -25,7 +25,7 @@ def report(
         str | None, typer.Option(help="an algorithm to compare with, seed by seed: difference and 95 % interval")
     ] = None,
     beside: Annotated[
-        bool, typer.Option("--paper", help="the paper's numbers beside ours; *: outside its band")
+        bool, typer.Option("--paper", help="the paper's numbers beside ours; *: over 1 point and 2 of its std apart")
     ] = False,
     measured: Annotated[
         bool, typer.Option("--metrics", help="how drifts were noticed and got over, clients, clusters, traffic")

@@ -74,7 +74,7 @@ def run_(
     weights: Annotated[Path | None, typer.Option(help=_describe("weights"))] = None,
     net: Annotated[str | None, typer.Option(help=_describe("net"))] = None,
     checkpoint_every: Annotated[
-        int, typer.Option(min=0, help="also save inside a time step, after every so many rounds; 0: between them only")
+        int, typer.Option(min=0, help="also save inside a time step, every so many rounds; 0: only after each step")
     ] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what it would cost: work, memory, time")] = False,
 ) -> None:

@@ -1,7 +1,7 @@
 """Under which conditions clients work: who is in reach, who takes part in a round, who joins later, who lies.
 
-Absence has two kinds. A client without new data keeps its identity and still trains on its history; one out of reach
-keeps its identity, too, but is neither scored nor trained, and the data that it received meanwhile were seen by no
+Absence has two kinds. A client without new data keeps the model it uses and still trains on its history; one out of
+reach keeps its model, too, but is neither scored nor trained, and the data that it received meanwhile were seen by no
 model and train none.
 """
 

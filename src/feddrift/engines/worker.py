@@ -77,7 +77,7 @@ class Work:
 
 
 class Worker(Protocol):
-    """All that clients do at time tau: no identities, no counting, no decisions.
+    """All that clients do at time tau; who uses which model, counts and decisions are the server's.
 
     A client that does not answer is out of reach (`known.reachable`) from then on; `score` and `updates` leave it out,
     `confusion` and `trial` have zeros for it.

@@ -13,7 +13,7 @@ function exchanges() {
   if (!found) return;
   fill(
     "exchanges-note",
-    "Seconds that the server waited for answers in each time step; where hello found nothing new, it counts once. " +
+    "Seconds that the server waited for answers in each time step; of several hellos in a row with the same answers only the first counts. " +
       `The last question was asked ${clock(found.last)} UTC.`,
   );
   const series = Object.entries(found.seconds)

@@ -187,7 +187,7 @@ function drifts() {
     run.drifts
       ? "A drift is noticed by an alarm or by a switch to another model, in its own time step or up to " +
           `${view.data.within} later; every other alarm or switch is a false move. ` +
-          "Dummies look at nothing: what they reach is free."
+          "Dummies ignore the data: a useful detector does better than they do."
       : "The true concepts are not known here, so nobody can say which of these were right. " +
           "What each was based on stands beside it.",
   );
