@@ -5,13 +5,13 @@ Tables are plain columns, lists by name: ``pandas.DataFrame(fd.rows(records))`` 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from feddrift.errors import ConfigError, DataError
+from feddrift.errors import ConfigError, DataError, unknown
 from feddrift.reports import summary as summaries
 from feddrift.reports.story import event_sentence
 from feddrift.reports.words import describe, notable
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Columns = dict[str, list[Any]]
+RUN = ("stream", "algorithm", "settings", "seed")  # which run a row is of
 Kind = Literal["clusters", "accuracy", "patterns", "delta", "traffic"]
 
 
@@ -45,7 +46,8 @@ def record(
         algorithm: A name of `feddrift list`, or ``package.module:Name``.
         out: The folder of the records.
         seed: Of initial models and minibatches.
-        resume: Go on where the same run was stopped; one that is finished is only read.
+        resume: Go on where the same run was stopped; one that is finished is only read. What your own code does now
+            is not compared with what it did then: use another folder after a change.
         every: Save inside a time step, too, after every so many rounds.
         options: What `feddrift run` takes: ``settings={"delta": 0.1}``, ``rounds=5``, ``pattern="random:every=2"``, ...
 
@@ -54,6 +56,16 @@ def record(
     ...     record("sine-2", "Oblivious", out=folder, rounds=1).rows.steps
     10
     """
+    for what, value in (("stream", stream), ("algorithm", algorithm)):
+        if not isinstance(value, str):
+            raise ConfigError(
+                f"a record needs the {what} by name, so that it can be made again: package.module:Name, or in a "
+                f"notebook '__main__:Name'; got {type(value).__name__}"
+            )
+    for name in options:
+        if name not in RunConfig.model_fields:
+            hint = f"; settings of the algorithm go into settings={{{name!r}: ...}}"
+            raise ConfigError(f"{unknown('option', name, RunConfig.model_fields)}{hint}")
     config = RunConfig.checked(stream=stream, algorithm=algorithm, seed=seed, **options)
     made = RecordedRun(config, Path(out), resume=resume, every=every)
     for _ in made:
@@ -67,16 +79,22 @@ def read(where: str | Path) -> list[Record]:
 
 
 def rows(records: Record | Iterable[Record]) -> Columns:
-    """One row for every client and time step: what it received, used and got right (`docs/metrics.md` has the words).
+    """One row for every client and time step, which count from 0: what it received, used and got right.
 
-    >>> list(rows([]))[:5]
-    ['stream', 'algorithm', 'seed', 't', 'client']
+    `settings` is a text, as `summary` has it. `accuracy` is a share, on the `tested` examples of t + 1;
+    NaN without any. `concept` and `next_concept` are the true ones of t and t + 1, -1 where unknown. `model` is the id
+    in use, `n_models` how many there are, `drift` whether an alarm was raised. `models_sent` counts models to and from
+    the client, `sent_scoring` those of them that were only scored. `received` counts new examples, `loss` is how the
+    model in use did on them before training: its error, or what the setting `metric` says.
+
+    >>> list(rows([]))[:6]
+    ['stream', 'algorithm', 'settings', 'seed', 't', 'client']
     """
-    table: Columns = {name: [] for name in ("stream", "algorithm", "seed", "t", "client", *COLUMNS)}
+    table: Columns = {name: [] for name in (*RUN, "t", "client", *COLUMNS)}
     for found in _several(records):
         steps, clients = found.rows.model.shape
-        for name in ("stream", "algorithm", "seed"):
-            table[name] += [found.header[name]] * (steps * clients)
+        for name, value in _named(found).items():
+            table[name] += [value] * (steps * clients)
         table["t"] += np.repeat(np.arange(steps), clients).tolist()
         table["client"] += found.header["clients"] * steps
         for name in COLUMNS:
@@ -85,11 +103,11 @@ def rows(records: Record | Iterable[Record]) -> Columns:
 
 
 def events(records: Record | Iterable[Record]) -> Columns:
-    """One row for every birth, merge, retirement and revival of a model: when, and why."""
-    table: Columns = {name: [] for name in ("stream", "algorithm", "seed", "t", "event", "model", "why", "cause")}
+    """One row for every birth, merge, retirement and revival of a model: when (from 0), and why."""
+    table: Columns = {name: [] for name in (*RUN, "t", "event", "model", "why", "cause")}
     for found in _several(records):
         for event in found.events:
-            line = {**{name: found.header[name] for name in ("stream", "algorithm", "seed")}, **event}
+            line = {**_named(found), **event}
             line["why"] = event_sentence(event)
             for name, column in table.items():
                 column.append(line[name])
@@ -99,14 +117,15 @@ def events(records: Record | Iterable[Record]) -> Columns:
 def summary(records: Record | Iterable[Record], *, against: str | None = None) -> Columns:
     """One row for every stream, algorithm and settings: means over seeds, accuracies in percent with their deviation.
 
-    With `against`, an algorithm, also how many points each is above it, and the 95 % interval of that.
+    With `against`, an algorithm, also how many points each is above it (`over_mean`), and the 95 % interval of that
+    (`over_low`, `over_high`).
     """
     found = _several(records)
     spreads = ("omitting_drifts", "including_drifts")
     plain = ("models_sent", "models_sent_ratio", "models_final", "false_alarms", "ari")
     table: Columns = {name: [] for name in ("stream", "algorithm", "settings", "seeds")}
     for one in summaries.summarise(found):
-        told = describe({**notable(one.algorithm, one.settings), **one.overrides})
+        told = _settings(one.algorithm, one.settings, one.overrides)
         line: dict[str, Any] = {"stream": one.stream, "algorithm": one.algorithm, "settings": told}
         line["seeds"] = len(one.seeds)
         for name in spreads:
@@ -142,10 +161,10 @@ def report(records: str | Path | Record | Iterable[Record], file: str | Path = "
     """Write the page of records, or of all below a folder, and say where it is."""
     from feddrift.reports import page
 
-    if isinstance(records, str | Path):
-        page.write(read_all(records), Path(file), Path(records).resolve().name)
-    else:
-        page.write(_several(records), Path(file), Path(file).stem)
+    found = read_all(records) if isinstance(records, str | Path) else _several(records)
+    if not found:
+        raise DataError("there are no records to report")
+    page.write(found, Path(file), Path(records).resolve().name if isinstance(records, str | Path) else Path(file).stem)
     return Path(file)
 
 
@@ -170,7 +189,20 @@ def exports(folder: Path, out: Path) -> Iterator[tuple[Path, int]]:
         yield target, export_run(from_checkpoints(state), target)
 
 
+def _named(found: Record) -> dict[str, Any]:
+    """Which run it is."""
+    header = found.header
+    settings = _settings(header["algorithm"], header["settings"], header["overrides"])
+    return {"stream": header["stream"], "algorithm": header["algorithm"], "settings": settings, "seed": header["seed"]}
+
+
+def _settings(algorithm: str, settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> str:
+    return describe({**notable(algorithm, settings), **overrides})
+
+
 def _several(records: Record | Iterable[Record]) -> Sequence[Record]:
+    if isinstance(records, str | Path) or not isinstance(records, Iterable | Record):
+        raise ConfigError(f"expected records, as fd.read gives them, got {records!r}")
     found = [records] if isinstance(records, Record) else list(records)
     for one in found:
         if not isinstance(one, Record):

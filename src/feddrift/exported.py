@@ -85,6 +85,11 @@ class Exported:
     net: Net
     models: Models
 
+    def __repr__(self) -> str:
+        about = self.about
+        name = f"{about.get('stream')}, {about.get('algorithm')}, seed {about.get('seed')}"
+        return f"Exported({name}: {len(self.models)} models, {len(about['clients'])} clients)"
+
     @property
     def columns(self) -> tuple[str, ...]:
         """What the features are called, in the order of x; nothing where they have no names."""

@@ -102,12 +102,21 @@ def run(
     ...         print(len(step.accuracy), step.state.models.ids)
     10 (0,)
     """
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**63:
+        raise ConfigError(f"seed must be a whole number from 0 on, got {seed!r}")
     if isinstance(stream, str):
-        stream = find_stream(stream, seed=seed)
+        stream = find_stream(stream, seed=int(seed))
+    if not isinstance(stream, Stream):
+        raise ConfigError(f"stream must be a Stream or the name of one, got {type(stream).__name__}")
     if isinstance(algorithm, str):
         algorithm = find_algorithm(algorithm, stream)
-    made = find_engine(engine)(stream, net or default_net(stream), local or stream.local, seed, conditions)
-    yield from steps_on(made, algorithm)
+    if isinstance(algorithm, type) or not all(callable(getattr(algorithm, name, None)) for name in ("init", "step")):
+        raise ConfigError(f"algorithm must be an object with init and step, or the name of one, got {algorithm!r}")
+    for name, value, kind in (("local", local, Local), ("conditions", conditions, Conditions)):
+        if value is not None and not isinstance(value, kind):
+            raise ConfigError(f"{name} must be a {kind.__name__}, got {type(value).__name__}")
+    made = find_engine(engine)(stream, net or default_net(stream), local or stream.local, int(seed), conditions)
+    return steps_on(made, algorithm)
 
 
 def steps_on(

@@ -8,6 +8,7 @@ Each check runs in seconds and raises an AssertionError that says what is wrong.
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -18,11 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrift import checkpoint, rng
-from feddrift.algorithms.drift_tests import DriftTest, Evidence
+from feddrift.algorithms.drift_tests import DriftTest, Evidence, checked_answer
 from feddrift.data import Stream
 from feddrift.engines import engine as find_engine
 from feddrift.engines.base import Engine
 from feddrift.engines.conditions import Conditions
+from feddrift.errors import ConfigError
 from feddrift.models import fresh
 from feddrift.nets import default_net
 from feddrift.run import Step, steps_on
@@ -74,6 +76,8 @@ def check_algorithm(algorithm: Algorithm, *, local: Local = BRIEF) -> None:
         algorithm: What is checked; its `init` and `step` are called many times.
         local: How clients train meanwhile.
     """
+    _check_is(algorithm, ("init", "step"), "an algorithm")
+    untouched = copy.deepcopy(algorithm)
     stream = small_stream()
     steps = _played(algorithm, stream, local)
     for step in steps:
@@ -81,7 +85,7 @@ def check_algorithm(algorithm: Algorithm, *, local: Local = BRIEF) -> None:
     _check_lineage(steps)
     for a, b in zip(steps, _played(algorithm, stream, local), strict=True):
         _check_same(a.state, b.state, f"two runs with one seed differ at time {a.tau}")
-    _check_saved(algorithm, stream, steps, local)
+    _check_saved(untouched, stream, steps, local)
     later = replace(stream, x=stream.x.copy(), y=stream.y.copy())
     rest = slice(int(stream.starts[3, 0]), None)
     later.x[rest], later.y[rest] = 0.5, 0
@@ -93,8 +97,14 @@ def check_algorithm(algorithm: Algorithm, *, local: Local = BRIEF) -> None:
         for step in _played(algorithm, small_stream(missing=missing), local, conditions):
             _check_state(step, stream.n_clients)
     if not getattr(algorithm, "needs_truth", False):
-        for a, b in zip(steps, _played(algorithm, replace(stream, concepts=None), local), strict=True):
-            _check_same(a.state, b.state, "it needs the true concepts: set needs_truth = True if it is told them")
+        told = "it looks at the true concepts: set needs_truth = True if it is told them"
+        for concepts in (None, 1 - CONCEPTS):
+            try:
+                blind = _played(algorithm, replace(stream, concepts=concepts), local)
+            except (AttributeError, TypeError) as error:
+                raise AssertionError(told) from error
+            for a, b in zip(steps, blind, strict=True):
+                _check_same(a.state, b.state, told)
 
 
 def _played(
@@ -112,7 +122,15 @@ def _check_state(step: Step, n_clients: int) -> None:
     assert np.isfinite(votes).all() and (votes >= 0).all(), f"votes must be finite and not below 0 {at}"
     assert (votes.sum(axis=1) > 0).all(), f"every client needs a model to vote with {at}"
     assert all(np.isfinite(leaf).all() for leaf in leaves(state.models.params)), f"parameters are not finite {at}"
-    assert step.drifted.shape == (n_clients,), f"drifted must have one entry per client {at}"
+    drifted = step.drifted
+    right = isinstance(drifted, np.ndarray) and drifted.shape == (n_clients,) and drifted.dtype == bool
+    assert right, f"drifted must be an array of {n_clients} truth values {at}"
+    silent = drifted & (step.received == 0)
+    assert not silent.any(), f"an alarm at a client without new data {at}: {np.flatnonzero(silent).tolist()}"
+    kinds = [(event.kind, event.model) for event in state.events]
+    assert len(set(kinds)) == len(kinds), f"an event is told twice {at}: {kinds}"
+    unknown = {kind for kind, _ in kinds} - {"created", "merged", "retired", "revived"}
+    assert not unknown, f"events are created, merged, retired or revived {at}, got {sorted(unknown)}"
 
 
 def _check_lineage(steps: Sequence[Step]) -> None:
@@ -131,7 +149,7 @@ def _check_lineage(steps: Sequence[Step]) -> None:
 
 
 def _check_saved(algorithm: Algorithm, stream: Stream, expected: Sequence[Step], local: Local) -> None:
-    """Every array is read-only, and the state goes through a file before each step."""
+    """Every array is read-only, the state goes through a file before each step, and the method is as good as new."""
     net = default_net(stream)
     engine = find_engine("simulator")(stream, net, local, 0)
     state = algorithm.init(engine.at(0))
@@ -144,7 +162,7 @@ def _check_saved(algorithm: Algorithm, stream: Stream, expected: Sequence[Step],
             }
             models = replace(saved.models, params=tree_map(_frozen, saved.models.params))
             try:
-                state = algorithm.step(replace(saved, models=models, **arrays), engine.at(tau))
+                state = copy.deepcopy(algorithm).step(replace(saved, models=models, **arrays), engine.at(tau))
             except ValueError as error:
                 if "read-only" in str(error):
                     raise AssertionError(
@@ -152,6 +170,11 @@ def _check_saved(algorithm: Algorithm, stream: Stream, expected: Sequence[Step],
                     ) from error
                 raise
             _check_same(state, step.state, f"a state that was saved and read goes on differently at time {tau}")
+
+
+def _check_is(value: Any, methods: Sequence[str], what: str) -> None:
+    there = not isinstance(value, type) and all(callable(getattr(value, name, None)) for name in methods)
+    assert there, f"{what} is an object with {' and '.join(methods)}, got {value!r}"
 
 
 def _frozen(array: Any) -> Any:
@@ -177,6 +200,7 @@ def check_net(net: Net, features: Sequence[int], n_classes: int) -> None:
     >>> from feddrift.nets.perceptron import mlp
     >>> check_net(mlp(3, 6, 2), [3], 2)
     """
+    _check_is(net, ("init", "apply"), "a net")
     params, again, other = (net.init(rng.derive(seed, "init", 0)) for seed in (0, 0, 1))
     arrays = [np.asarray(leaf) for leaf in leaves(params)]
     assert arrays and all(a.dtype.kind == "f" and np.isfinite(a).all() for a in arrays), (
@@ -188,6 +212,7 @@ def check_net(net: Net, features: Sequence[int], n_classes: int) -> None:
     assert differ, "another key must give other parameters"
     x = np.random.default_rng(0).random((6, *features)).astype(np.float32)
     logits = np.asarray(net.apply(params, x))
+    assert np.array_equal(logits, np.asarray(net.apply(params, x))), "two calls with the same inputs must agree"
     assert logits.shape == (6, n_classes), f"apply must give logits of shape (6, {n_classes}), got {logits.shape}"
     assert np.isfinite(logits).all(), "logits must be finite"
     alone = np.concatenate([np.asarray(net.apply(params, x[k : k + 1])) for k in range(6)])
@@ -197,7 +222,7 @@ def check_net(net: Net, features: Sequence[int], n_classes: int) -> None:
     labels = (inputs.reshape(2, 200, -1)[..., 0] * n_classes).astype(int)
     cells = [[(inputs[t], labels[t])] for t in range(2)]
     stream = Stream.from_arrays(cells, name="check", n_classes=n_classes)
-    local = Local(rounds=5, steps=40, batch=50, lr=0.01)
+    local = Local(rounds=5, steps=40, batch=50, lr=0.01, weight_decay=0.0)  # which alone would lower a loss
     engine = find_engine("simulator")(stream, net, local, 0)
     fed = engine.at(0)
     start = fresh(net, 0)
@@ -212,6 +237,7 @@ def check_test(test: DriftTest) -> None:
     >>> from feddrift.algorithms.drift_tests import Threshold
     >>> check_test(Threshold(0.1))
     """
+    assert callable(test) and not isinstance(test, type), f"a drift test is a function of Evidence, got {test!r}"
     n = 5
 
     def heard(scores: npt.ArrayLike, reference: npt.ArrayLike) -> Bools:
@@ -220,10 +246,10 @@ def check_test(test: DriftTest) -> None:
         before = observed.copy()
         answer = test(Evidence(observed, counts, np.ones(n, dtype=np.int64), np.asarray(reference, dtype=float)))
         assert np.array_equal(observed, before, equal_nan=True), "a test must not change its evidence"
-        assert isinstance(answer, np.ndarray) and answer.shape == (n,) and answer.dtype == bool, (
-            f"a test answers with {n} truth values, one per client, got {answer!r}"
-        )
-        return answer
+        try:
+            return checked_answer(answer, n, getattr(test, "__name__", type(test).__name__))
+        except ConfigError as error:
+            raise AssertionError(str(error)) from None
 
     untrained = np.full((1, n), 0.5)
     peace = np.concatenate([untrained, np.full((6, n), 0.05)])
@@ -236,6 +262,12 @@ def check_test(test: DriftTest) -> None:
     silent[-1, :] = np.nan
     assert not heard(silent, np.full(n, 0.05)).any(), "a client that was not scored raises no alarm"
     assert not heard(peace, np.full(n, np.nan)).any(), "without a score to compare with there is no alarm"
+    for steps in (1, 2):
+        try:
+            heard(peace[:steps], np.full(n, np.nan if steps == 1 else 0.5))
+        except IndexError as error:
+            raise AssertionError(f"a test must do with the scores of {steps} time steps: {error}") from error
+    assert np.array_equal(heard(jump, np.full(n, 0.05)), heard(jump, np.full(n, 0.05))), "two calls must agree"
 
 
 def check_worker(make: Callable[..., Engine], *, atol: float = 1e-4) -> None:

@@ -58,8 +58,14 @@ class Local:
 
     def __post_init__(self) -> None:
         for name in ("rounds", "steps", "batch"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | np.integer):
+                raise ConfigError(f"{name} must be a whole number, got {value!r}")
+            if value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}")
+        for name in ("lr", "weight_decay", "hold_out"):
+            if not isinstance(getattr(self, name), int | float | np.number):
+                raise ConfigError(f"{name} must be a number, got {getattr(self, name)!r}")
         if not 0 < self.lr < np.inf:
             raise ConfigError(f"lr must be above 0, got {self.lr}")
         if self.optimizer not in ("adam", "sgd"):
@@ -229,6 +235,11 @@ class State:
     ballot: Ballot = "hard"  # what is weighed by the votes: each model's class, or its probabilities
     events: tuple[Event, ...] = ()  # of this step
     drifted: Bools | None = None  # [c], where this step raised an alarm
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "__repr__" not in cls.__dict__:
+            cls.__repr__ = State.__repr__  # type: ignore[method-assign]  # a dataclass keeps what it has
 
     def __repr__(self) -> str:
         size = f"{len(self.votes)} clients, {len(self.w)} time steps"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -116,3 +117,74 @@ def test_reprs_are_short(folder: Path) -> None:
     )
     assert told[1].startswith("Step(tau=0, accuracy=0.") and told[3] == "Models(ids=(0,))"
     assert told[4] == "Record(sine-2, FedDrift, seed 0: complete, 10 of 10 time steps, 10 clients)"
+
+
+WRONG_NETS: dict[str, Any] = {
+    "the net gives 1 logits for an input, the stream has 2 classes": lambda: fd.mlp(2, 4, 1),
+    "the net gives 5 logits for an input": lambda: fd.mlp(2, 4, 5),
+    "the net takes 3 features, the stream has 2": lambda: fd.mlp(3, 4, 2),
+    "a net must be a Net": lambda: "mine:net",
+    "the net does not take inputs of shape": lambda: fd.Net(
+        lambda key: {"w": np.ones((3, 2))}, lambda p, x: x @ p["w"]
+    ),
+    "a row of logits for each input": lambda: fd.Net(lambda key: {"w": np.ones(2)}, lambda p, x: x @ p["w"]),
+}
+
+
+@pytest.mark.parametrize("sentence", WRONG_NETS)
+@pytest.mark.parametrize("engine", ["simulator", "reference"])
+def test_a_net_that_does_not_fit_is_refused_before_anything_trains(engine: str, sentence: str) -> None:
+    with pytest.raises(fd.ConfigError, match=sentence):
+        fd.run("sine-2", "FedDrift", net=WRONG_NETS[sentence](), engine=engine, local=fd.Local(rounds=1))
+
+
+def test_wrong_input_is_told_at_once_in_a_sentence(folder: Path, tmp_path: Path) -> None:
+    records, wrong = fd.read(folder), cast(Any, fd)
+    for call, sentence in (
+        (lambda: wrong.run(3, "FedDrift"), "stream must be a Stream"),
+        (lambda: wrong.run("sine-2", fd.State), "algorithm must be an object with init and step"),
+        (lambda: wrong.run("sine-2", None), "algorithm must be an object"),
+        (lambda: wrong.run("sine-2", "FedDrift", seed="0"), "seed must be a whole number"),
+        (lambda: wrong.run("sine-2", "FedDrift", seed=-1), "seed must be a whole number"),
+        (lambda: wrong.run("sine-2", "FedDrift", local=3), "local must be a Local"),
+        (lambda: wrong.run("sine-2", "FedDrift", conditions={}), "conditions must be a Conditions"),
+        (lambda: wrong.Local(rounds=1.5), "rounds must be a whole number"),
+        (lambda: wrong.Local(lr="a"), "lr must be a number"),
+        (lambda: wrong.algorithm(None), "by its name"),
+        (
+            lambda: wrong.record("sine-2", fd.algorithm("FedDrift"), out=tmp_path),
+            "in a notebook '__main__:Name'; got FedDrift",
+        ),
+        (lambda: wrong.record("sine-2", "FedDrift", delta=0.1, out=tmp_path), r"go into settings=\{'delta'"),
+        (lambda: wrong.record("sine-2", "FedDrift", round=1, out=tmp_path), "unknown option 'round'"),
+        (lambda: wrong.rows("runs"), "expected records"),
+        (lambda: wrong.rows(Path("runs")), "expected records"),
+        (lambda: wrong.plot(None), "expected records"),
+    ):
+        with pytest.raises(fd.ConfigError, match=sentence):
+            call()  # type: ignore[no-untyped-call]
+    page = tmp_path / "page.html"
+    fd.report(records[0], page)
+    before = page.read_bytes()
+    with pytest.raises(fd.DataError, match="no records to report"):
+        fd.report([], page)
+    assert page.read_bytes() == before
+
+
+def test_settings_tell_runs_apart(tmp_path: Path) -> None:
+    for delta in (0.05, 0.3):
+        fd.record("sine-2", "FedDrift", out=tmp_path, rounds=1, settings={"delta": delta})
+    rows = fd.rows(fd.read(tmp_path))
+    assert set(rows["settings"]) == {"delta=0.05, rounds=1", "delta=0.3, rounds=1"}
+    assert set(fd.summary(fd.read(tmp_path))["settings"]) == set(rows["settings"])
+
+
+def test_a_drift_test_must_answer_for_every_client() -> None:
+    algorithm = fd.algorithm("FedDrift", test="tests.unit.test_api:one_answer")
+    with pytest.raises(fd.ConfigError, match="an array of 10 truth values, 'tests.unit.test_api:one_answer' gave bool"):
+        list(fd.run("sine-2", algorithm, local=fd.Local(rounds=1)))
+
+
+def one_answer(seen: object) -> bool:
+    """A wrong drift test."""
+    return True

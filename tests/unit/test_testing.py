@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -77,9 +78,36 @@ WRONG: dict[str, tuple[Any, str]] = {
     "unseeded": (forgets_the_seed, "two runs with one seed differ"),
     "peeks": (peeks, "other data after time 2 change"),
     "truth": (lambda b, a, fed: replace(a, votes=a.votes * (1 + (0 if fed.concepts is None else fed.concepts.sum()))),
-              "it needs the true concepts"),
+              "looks at the true concepts"),
+    "needs truth": (lambda b, a, fed: replace(a, votes=a.votes * (1 + fed.concepts[-1, 0])), "looks at the true"),
+    "no bool": (lambda b, a, fed: replace(a, drifted=np.zeros(4)), "an array of 4 truth values"),
+    "alarm": (lambda b, a, fed: replace(a, drifted=np.ones(4, dtype=bool)), "an alarm at a client without new data"),
+    "twice": (lambda b, a, fed: replace(a, events=(Event("revived", 0, {}),) * 2), "told twice"),
     "lineage": (lambda b, a, fed: replace(a, events=(Event("created", 7 + fed.tau, {}),)), "leave the models"),
 }  # fmt: skip
+
+
+class Counts:
+    """FedAvg that remembers something beside its state."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def init(self, fed: Federation) -> State:
+        self.seen = 0
+        return fd.algorithm("Oblivious").init(fed)
+
+    def step(self, state: State, fed: Federation) -> State:
+        self.seen += 1
+        after = fd.algorithm("Oblivious").step(state, fed)
+        return replace(after, votes=after.votes * self.seen)
+
+
+def test_what_is_remembered_outside_the_state_is_noticed() -> None:
+    with pytest.raises(AssertionError, match="was saved and read goes on differently at time 1"):
+        check_algorithm(Counts())
+    with pytest.raises(AssertionError, match="an algorithm is an object with init and step, got"):
+        check_algorithm(Counts)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -98,6 +126,8 @@ def test_a_wrong_net_is_told_what_is_wrong() -> None:
         (replace(good, apply=lambda params, x: good.apply(params, x)[:, :1]), r"shape \(6, 2\), got \(6, 1\)"),
         (replace(good, apply=lambda params, x: good.apply(params, x) + x.mean()), "must not depend on the others"),
         (replace(good, apply=lambda params, x: 0 * good.apply(params, x)), "training must lower the loss"),
+        (replace(good, apply=lambda params, x: good.apply(jax.lax.stop_gradient(params), x)), "training must lower"),
+        (replace(good, apply=lambda params, x: good.apply(params, x) + np.random.default_rng().random()), "two calls"),
     ):
         with pytest.raises(AssertionError, match=sentence):
             check_net(net, [3], 2)
@@ -110,7 +140,8 @@ def test_a_wrong_drift_test_is_told_what_is_wrong() -> None:
     for test, sentence in (
         (lambda seen: same(seen, True), "stay the same are no drift"),
         (lambda seen: same(seen, False), "is a drift"),
-        (lambda seen: [False] * 5, "5 truth values"),
+        (lambda seen: [False] * 5, "an array of 5 truth values, '<lambda>' gave list"),
+        (lambda seen: seen.newest > seen.observed[-3] + 0.1, "must do with the scores of 1 time steps"),
         (lambda seen: seen.newest.max() > 0.5 + 0 * seen.newest, "only the client whose score rose"),
         (lambda seen: ~(seen.newest <= seen.reference + 0.1), "not scored raises no alarm"),
     ):

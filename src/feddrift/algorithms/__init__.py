@@ -109,6 +109,8 @@ def algorithm(name: str, stream: Stream | None = None, /, **given: Any) -> Algor
 
 def entry(name: str) -> Entry:
     """What the catalogue has under this name, an installed package offers, or lies at ``package.module:Name``."""
+    if not isinstance(name, str):
+        raise ConfigError(f"an algorithm is found by its name, got {safe_repr(name)}")
     if name in ALGORITHMS:
         return ALGORITHMS[name]
     found = plugins.find("algorithm", name)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from feddrift import cluster
-from feddrift.algorithms.drift_tests import Evidence, drift_test
+from feddrift.algorithms.drift_tests import Evidence, checked_answer, drift_test
 from feddrift.algorithms.options import option
 from feddrift.errors import ConfigError
 from feddrift.memory import ALL, Memory
@@ -109,7 +109,8 @@ def detect(method: Detecting, state: DriftState, fed: Federation) -> Seen:
     if first and method.test == "threshold" and method.metric == "error":
         _warn_if_noisy(method.delta, lowest, fed.counts[-1])
     evidence = Evidence(_with(state.observed, lowest), fed.counts, state.since, state.reference)
-    return Seen(best, lowest, drift_test(method.test, method.delta, method.metric)(evidence))
+    drifted = drift_test(method.test, method.delta, method.metric)(evidence)
+    return Seen(best, lowest, checked_answer(drifted, len(best), str(method.test)))
 
 
 def remembered(state: DriftState, seen: Seen, tau: int) -> dict[str, Any]:

@@ -38,6 +38,14 @@ class Evidence:
 DriftTest = Callable[[Evidence], Bools]  # drifted[c]
 
 
+def checked_answer(answer: Any, n_clients: int, name: str) -> Bools:
+    """What a drift test has said: one truth value for each client."""
+    if isinstance(answer, np.ndarray) and answer.shape == (n_clients,) and answer.dtype == bool:
+        return answer
+    got = f"{answer.dtype} {answer.shape}" if isinstance(answer, np.ndarray) else type(answer).__name__
+    raise ConfigError(f"a drift test answers with an array of {n_clients} truth values, '{name}' gave {got}")
+
+
 @dataclass(frozen=True)
 class Threshold:
     """The paper's eq. 4: the best model's score rose by more than delta."""

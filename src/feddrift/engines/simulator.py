@@ -29,6 +29,7 @@ from feddrift.engines.in_process import InProcess, InProcessWorker
 from feddrift.engines.lanes import Devices, Lanes, on_cpu
 from feddrift.engines.moments import MomentStore, Name, power_of_two
 from feddrift.engines.worker import Work
+from feddrift.nets import check_fits
 from feddrift.trees import split, tree_map, trunk_of
 from feddrift.types import Bools, Floats, Ints, Local, Metric, Models, Net, Params, Updates
 
@@ -55,6 +56,7 @@ class Simulator(InProcess):
     """Vectorised over lanes with JAX, on the CPU or a GPU."""
 
     def __init__(self, stream: Stream, net: Net, local: Local, seed: int, conditions: Conditions = IDEAL) -> None:
+        check_fits(net, stream.x.shape[1:], stream.n_classes)
         super().__init__(stream, net, local, seed, conditions)
         self.native = on_cpu()  # whether small perceptrons are left to native code
         self.devices = Devices.here()
