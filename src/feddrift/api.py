@@ -18,6 +18,7 @@ from feddrift.reports.words import describe, notable
 from feddrift.runs.config import RunConfig
 from feddrift.runs.export import export as export_run
 from feddrift.runs.record import Record, read_all
+from feddrift.runs.record import read as read_record
 from feddrift.runs.recorded import RecordedRun, checkpoint_folders, from_checkpoints
 from feddrift.runs.schema import COLUMNS
 
@@ -70,7 +71,7 @@ def record(
     made = RecordedRun(config, Path(out), resume=resume, every=every)
     for _ in made:
         pass
-    return next(iter(read_all(made.path)))
+    return read_record(made.path)
 
 
 def read(where: str | Path) -> list[Record]:

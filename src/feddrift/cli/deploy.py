@@ -122,10 +122,10 @@ def status(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help=
         say("it was begun by version 0.1: `feddrift deploy run` goes on with it")
         return
     if found is None or not found.record.rows.steps:
-        say("no time step is done yet" + ("" if found is None else f"; {found.word}"))
+        say("no time step is done yet" + ("" if found is None else f"; {found.sentence}"))
         return
     record, last = found.record, found.record.rows.steps - 1
-    say(f"{record.header['stream']}, {record.header['algorithm']}: {found.word}")
+    say(f"{record.header['stream']}, {record.header['algorithm']}: {found.sentence}")
     say(f"{_time(record, last)} is trained{'' if record.tested > last else ', not tested yet: it waits for new data'}")
     table = Table(box=None)
     accuracy = f"accuracy, time {record.tested}" if record.tested else "accuracy"

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from feddrift import api
 from feddrift.cli import console
 from feddrift.cli.console import say, tell
 from feddrift.errors import ConfigError, DataError
@@ -110,12 +111,5 @@ def plot(
     if kind is Kind.clusters and len(records) > MAX_PANELS >= len(groups):
         records = [group[0] for group in groups]
         tell("too many runs for one picture: showing the first seed of each")
-    draw = {
-        Kind.clusters: pictures.clusters,
-        Kind.accuracy: pictures.accuracy,
-        Kind.patterns: pictures.patterns,
-        Kind.delta: pictures.threshold,
-        Kind.traffic: pictures.traffic,
-    }
-    pictures.save(draw[kind](records), file)
+    pictures.save(api.plot(records, kind.value), file)
     say(f"wrote {file}")

@@ -8,7 +8,7 @@ from feddrift import checkpoint
 from feddrift.deploy.settings import Settings
 from feddrift.deploy.status import status
 from feddrift.errors import DataError
-from feddrift.runs.export import Source, last_state, perceptron, write
+from feddrift.runs.export import Source, described, last_state, write
 
 
 def export(server: Path, folder: Path) -> int:
@@ -18,16 +18,18 @@ def export(server: Path, folder: Path) -> int:
         raise DataError(f"the federation of {server} has done no time step yet: there is nothing to export")
     net, classes = settings.net(server), len(settings.classes)
     state, steps = last_state(checkpoint.Folder(server / "state" / "checkpoints"), net)
-    if settings.model is None:
-        described = perceptron(net, settings.features, classes)
-    else:
-        described = {
-            "kind": "own",
-            "name": settings.model,
-            "features": list(settings.features),
-            "classes": classes,
-        }
-    clients = found.record.header["clients"][: len(state.votes)]
-    of = settings.experiment, settings.algorithm, settings.seed, clients, settings.classes, ()
-    write(Source(state, steps, net, described, *of, found.record.events), folder)
+    source = Source(
+        state=state,
+        steps=steps,
+        net=net,
+        described=described(net, settings.model, settings.features, classes),
+        stream=settings.experiment,
+        algorithm=settings.algorithm,
+        seed=settings.seed,
+        clients=found.record.header["clients"][: len(state.votes)],
+        classes=settings.classes,
+        columns=(),
+        events=found.record.events,
+    )
+    write(source, folder)
     return steps

@@ -7,11 +7,11 @@ import tomllib
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from feddrift.errors import ConfigError, DataError
+from feddrift.errors import ConfigError
 from feddrift.reports.exchanges import last_words
 from feddrift.runs.record import Record, latest, part_of
 from feddrift.runs.writer import is_being_written
@@ -25,11 +25,16 @@ class Status:
     running: bool
 
     @property
-    def word(self) -> str:
-        """How it goes, in a few words."""
+    def word(self) -> Literal["finished", "running", "stopped"]:
+        """How it goes."""
         if self.record.status == "complete":
             return "finished"
-        return "running" if self.running else "stopped, `feddrift deploy run` goes on"
+        return "running" if self.running else "stopped"
+
+    @property
+    def sentence(self) -> str:
+        """The same for people."""
+        return self.word + (", `feddrift deploy run` goes on" if self.word == "stopped" else "")
 
     def client(self, t: int, c: int) -> dict[str, Any]:
         """What client c had at time t; without accuracy until it is tested."""
@@ -62,7 +67,7 @@ class Status:
         return {
             "experiment": header["stream"],
             "algorithm": header["algorithm"],
-            "status": "finished" if self.record.status == "complete" else "running" if self.running else "stopped",
+            "status": self.word,
             "clients": self.clients(),
             "steps": [
                 {
@@ -90,10 +95,7 @@ class Watch:
         """What has come since the last look: the record, the time step, and whether it is tested by now."""
         if not self._changed():
             return []
-        try:
-            record = latest(self._path)
-        except OSError:  # next time
-            record = None
+        record = latest(self._path)
         if record is None:
             return []
         moments = range(self._seen, record.rows.steps + record.tested)  # each step is trained, and then tested
@@ -115,10 +117,7 @@ def status(server: Path) -> Status | None:
     """How the federation of this server stands; None before it has begun."""
     path = record_path(server)
     running = is_being_written(path)
-    try:
-        record = latest(path)
-    except OSError as error:
-        raise DataError(f"cannot read {error.filename}: {error.strerror or error}") from None
+    record = latest(path)
     return None if record is None else Status(record, running)
 
 

@@ -47,8 +47,20 @@ def export(run: RecordedRun, folder: Path) -> int:
     config, stream = run.config, run.stream
     known = record.read(run.path if run.path.exists() else record.part_of(run.path))
     classes = list(stream.classes or range(stream.n_classes))
-    of = config.stream, config.algorithm, config.seed, stream.clients, classes, stream.columns
-    write(Source(state, steps, run.net, _described(run), *of, known.events), folder)
+    source = Source(
+        state=state,
+        steps=steps,
+        net=run.net,
+        described=_described(run),
+        stream=config.stream,
+        algorithm=config.algorithm,
+        seed=config.seed,
+        clients=stream.clients,
+        classes=classes,
+        columns=stream.columns,
+        events=known.events,
+    )
+    write(source, folder)
     return steps
 
 
@@ -78,19 +90,19 @@ def write(source: Source, folder: Path) -> None:
     write_whole(folder / ABOUT, (json.dumps(_about(source), indent=2, allow_nan=False) + "\n").encode())
 
 
-def perceptron(net: Net, features: Sequence[int], classes: int) -> dict[str, Any]:
-    """What a reader needs to make this perceptron again."""
+def described(net: Net, own: str | None, features: Sequence[int], classes: int) -> dict[str, Any]:
+    """What a reader needs to make this net again: the name of one of your own, or the size of our perceptron."""
+    if own is not None:
+        return {"kind": "own", "name": own, "features": list(features), "classes": classes}
     hidden = net.init(rng.derive(0, "init", 0))["W1"].shape[1]
     return {"kind": "perceptron", "features": list(features), "hidden": hidden, "classes": classes}
 
 
 def _described(run: RecordedRun) -> dict[str, Any]:
     classes, shape = run.stream.n_classes, list(run.stream.x.shape[1:])
-    if run.config.net is not None:
-        return {"kind": "own", "name": run.config.net, "features": shape, "classes": classes}
-    if len(shape) == 3 and run.stream.family == "fmow":
+    if run.config.net is None and len(shape) == 3 and run.stream.family == "fmow":
         return {"kind": "resnet18", "features": shape, "classes": classes}
-    return perceptron(run.net, shape, classes)
+    return described(run.net, run.config.net, shape, classes)
 
 
 def _about(source: Source) -> dict[str, Any]:

@@ -8,7 +8,6 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -17,10 +16,10 @@ import numpy as np
 
 from feddrift.errors import DataError
 from feddrift.runs import schema
-from feddrift.runs.schema import Order
+from feddrift.runs.order import Order
 from feddrift.types import Bools, Floats, Ints
 
-LOOKS = 5
+LOOKS = 5  # at a file that somebody may be renaming or asking about just now
 OLD_HISTORY = "history.jsonl"  # what deployments of version 0.1 wrote
 KINDS = {"Floats": (np.float64, np.nan), "Ints": (np.int64, -1), "Bools": (np.bool_, False)}  # of Rows; where unknown
 
@@ -114,8 +113,12 @@ def latest(path: Path) -> Record | None:
     for _ in range(LOOKS):  # between two looks it may have got its other name
         found = []
         for file in (path, part_of(path)):
-            with suppress(FileNotFoundError):
+            try:
                 found.append(_read(file))
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise DataError(f"cannot read {file}: {error.strerror or error}") from None
         if found:
             return found[0] if found[0].status == "complete" else found[-1]
     return None
@@ -125,11 +128,6 @@ def _read(path: Path) -> Record:
     lines = path.read_bytes().split(b"\n")
     if not schema.is_json(lines[-1]):  # nothing after the last newline, or a line cut off
         lines.pop()
-    return parsed(lines, path)[1]
-
-
-def parsed(lines: Sequence[bytes], path: str | Path) -> tuple[Order, Record]:
-    """The lines of a record, and what they say; the path is for what may be wrong with them."""
     if not lines:
         raise DataError(f"{path}: not a record, it has no header")
     header = schema.parse(lines[0], f"{path}, line 1")
@@ -162,7 +160,7 @@ def parsed(lines: Sequence[bytes], path: str | Path) -> tuple[Order, Record]:
         named = {line["t"]: line["name"] for line in found.get("time", [])}
         times = [named.get(t, "") for t in range(order.begun)]
         header |= {"n_clients": order.n_clients, "clients": header["clients"] + names, "times": times}
-    record = Record(
+    return Record(
         header,
         _rows(columns, n_clients, order.n_clients),
         tuple(event for event in found.get("event", []) if event["t"] < order.steps),
@@ -170,7 +168,6 @@ def parsed(lines: Sequence[bytes], path: str | Path) -> tuple[Order, Record]:
         order.tested if header["schema"] == 2 else order.steps,
         tuple(found.get("exchange", [])),
     )
-    return order, record
 
 
 def read_all(folder: str | Path) -> list[Record]:
@@ -186,10 +183,7 @@ def read_all(folder: str | Path) -> list[Record]:
     paths |= {path.with_suffix("") for path in Path(folder).rglob("*.jsonl.part")}
     if not paths:
         raise DataError(f"no records (*.jsonl) below {folder}")
-    try:
-        records = [found for path in sorted(paths) if (found := latest(path)) is not None]
-    except OSError as error:
-        raise DataError(f"cannot read {error.filename}: {error.strerror or error}") from None
+    records = [found for path in sorted(paths) if (found := latest(path)) is not None]
     return sorted(records, key=lambda r: (configuration(r.header), r.header["seed"]))
 
 
@@ -207,8 +201,7 @@ def _rows(columns: Mapping[str, Sequence[Any]], n_clients: Sequence[int], most: 
         for t, row in enumerate(np.split(array, np.cumsum(n_clients)[:-1])):
             arrays[field.name][t, : len(row)] = row
             arrays[field.name][t, len(row) :] = _before_joining(field.name, row, missing)
-    if arrays["tested"].size:  # not tested yet
-        arrays["tested"] = np.maximum(arrays["tested"], 0)
+    arrays["tested"] = np.maximum(arrays["tested"], 0)  # where it is not tested yet
     return Rows(**arrays)
 
 

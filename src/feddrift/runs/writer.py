@@ -15,8 +15,9 @@ from typing import Any, Literal, Self
 
 from feddrift.errors import BusyError, DataError, FeddriftError
 from feddrift.runs import schema
-from feddrift.runs.record import LOOKS, file_name, is_complete, parsed, part_of
-from feddrift.runs.schema import Order, Status
+from feddrift.runs.order import Order
+from feddrift.runs.record import LOOKS, file_name, is_complete, part_of
+from feddrift.runs.schema import Status
 
 MANY_CLIENTS = 100  # with more, the rows of a time step are written as one line of columns
 
@@ -62,11 +63,14 @@ class Writer:
     def _go_on(self, done: int) -> None:
         """Keep the first time steps of the part, or of a record that was closed, which becomes the part again."""
         clients = self.order.header["clients"]
-        kept = beginning(self.part, done, clients)
-        if kept is None:
-            kept = beginning(self.path, done, clients)
-            if kept is None:
-                raise DataError(f"cannot go on after {done} time steps: {self.path} has not so many")
+        found = beginning(self.part, done, clients)
+        moved = found is None
+        if found is None:
+            found = beginning(self.path, done, clients)
+        if found is None:
+            raise DataError(f"cannot go on after {done} time steps: {self.path} has not so many")
+        kept, self.order = found
+        if moved:
             with _writable(self.part):
                 if self.order.header["schema"] == 1 and is_complete(self.path):  # it is replaced by a complete one only
                     self._file.truncate(0)
@@ -78,7 +82,6 @@ class Writer:
                     self._file = closed
         with _writable(self.part):
             self._file.truncate(len(kept))
-        self.order = parsed(kept.splitlines(), self.part)[0]
 
     def _locked(self) -> io.FileIO:
         """The part, held by this run alone for as long as it is open."""
@@ -164,10 +167,11 @@ class Writer:
                 raise
 
 
-def beginning(path: Path, steps: int, clients: Sequence[str] | None = None) -> bytes | None:
+def beginning(path: Path, steps: int, clients: Sequence[str] | None = None) -> tuple[bytes, Order] | None:
     """A record up to the next line of a later time step or its end, or None if it has not so many time steps.
 
-    It also ends before a client joins who is not one of these after all, and before a line that was torn.
+    Its bytes, and how far they go. It also ends before a client joins who is not one of these after all, and before a
+    line that was torn.
     """
     try:
         whole = path.read_bytes()
@@ -194,7 +198,7 @@ def beginning(path: Path, steps: int, clients: Sequence[str] | None = None) -> b
         else:
             order.take(found, str(path))
         end += len(line)
-    return whole[:end] if order is not None and order.steps >= steps else None
+    return (whole[:end], order) if order is not None and order.steps >= steps else None
 
 
 def check_folder(folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -15,8 +14,6 @@ from feddrift.engines.flower.wire import size
 from feddrift.errors import ConfigError, FeddriftError
 
 LATE = 5.0  # seconds that a message outlives its deadline: a late reply is thrown away, not worked on
-
-_log = logging.getLogger("feddrift")
 
 
 class QuorumError(FeddriftError):

@@ -18,7 +18,7 @@ from feddrift.engines.conditions import IDEAL, Conditions
 from feddrift.engines.flower import parts as model_parts
 from feddrift.engines.flower import wire
 from feddrift.engines.flower.exchange import Exchange, QuorumError, Rules, exchange
-from feddrift.engines.flower.messages import KIND_OF, VERSION, About, Hello, Present
+from feddrift.engines.flower.messages import KIND_OF, REQUESTS, VERSION, About, Hello, Present
 from feddrift.engines.flower.parts import Body
 from feddrift.engines.flower.remote import Asked, Check, Remote
 from feddrift.engines.flower.wire import Refused
@@ -140,7 +140,7 @@ class Flower(Engine):
         if tau >= len(self.counts):
             more = np.zeros((tau + 1 - len(self.counts), len(self.roster.clients)), dtype=np.int64)
             self.counts = np.concatenate([self.counts, more])
-        found = self.ask(tau, requests, lambda c, body, _: Present.read(body, tau), absent_is_news=False)
+        found = self.ask(tau, requests, lambda c, body, _: Present.read(body, tau))
         for c, present in found.items():
             self.counts[:, c] = 0
             for t, n in present.cells.items():
@@ -151,22 +151,15 @@ class Flower(Engine):
                 self._has[c] = self._serves[c] = set(requests[c][1])
         return set(found)
 
-    def ask(
-        self,
-        tau: int,
-        requests: Mapping[int, Asked],
-        check: Check,
-        round: int | None = None,
-        absent_is_news: bool = True,
-    ) -> dict[int, Any]:
+    def ask(self, tau: int, requests: Mapping[int, Asked], check: Check, round: int | None = None) -> dict[int, Any]:
         """One exchange of one kind: the checked replies by client, in order; others are complained about by name."""
         if not requests:
             return {}
         kind = type(next(iter(requests.values()))[0])
         told = Exchange(tau, KIND_OF[kind], round, datetime.now(UTC).isoformat(timespec="milliseconds"))
-        found, again = self._asked(told, requests, check, absent_is_news, last=False)
+        found, again = self._asked(told, requests, check, last=False)
         if again:
-            found |= self._asked(told, again, check, absent_is_news, last=True)[0]
+            found |= self._asked(told, again, check, last=True)[0]
         heard = (found, told.in_trouble) if kind is Hello else None
         if heard is None or heard != self._heard:  # who waits for data says hello again and again
             self.on_exchange(told)
@@ -174,10 +167,10 @@ class Flower(Engine):
         return dict(sorted(found.items()))
 
     def _asked(
-        self, told: Exchange, requests: Mapping[int, Asked], check: Check, absent_is_news: bool, last: bool
+        self, told: Exchange, requests: Mapping[int, Asked], check: Check, last: bool
     ) -> tuple[dict[int, Any], dict[int, Asked]]:
         """The checked replies, and the requests to clients that lack parts of models which they should have."""
-        what = type(next(iter(requests.values()))[0])
+        what = REQUESTS[told.asked]
         when = f"{told.asked} at time {told.t}" + ("" if told.round is None else f", round {told.round}")
         node, contents = self._nodes(), dict[int, RecordDict]()
         found, again, trouble = dict[int, Any](), dict[int, Asked](), dict[int, str]()
@@ -214,7 +207,7 @@ class Flower(Engine):
                 trouble[c] = f"its reply is refused: it is malformed ({type(error).__name__})"
         trouble = {c: one_line(why) for c, why in trouble.items()}  # whatever a client may have put into it
         for c, why in trouble.items():
-            if why != ABSENT or absent_is_news:
+            if why != ABSENT or what is not Hello:  # which asks who is there
                 self._complain(c, when, why)
         told.add(seconds, requests, contents, answers, trouble)
         return found, again
