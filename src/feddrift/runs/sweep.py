@@ -5,22 +5,23 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-import multiprocessing
 import os
 import signal
 import tomllib
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from feddrift import algorithms, streams
 from feddrift.errors import BusyError, ConfigError, DataError, FeddriftError, safe_repr
 from feddrift.runs import record
 from feddrift.runs.config import RunConfig, parse_seeds
 from feddrift.runs.recorded import RecordedRun
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 NAMES = ("stream", "algorithm", "pattern", "weights", "net", "average", "trace", "poison")
 LISTS = (*NAMES, "rounds", "steps", "batch", "lr", "participation", "dropout")  # one value, or several to combine
@@ -108,6 +109,9 @@ def sweep(configs: Sequence[RunConfig], out: Path, jobs: int) -> Generator[Progr
 
     Closing the iterator stops the runs; what they have done of a record stays, unfinished.
     """
+    import multiprocessing
+    from multiprocessing.connection import wait
+
     waiting, jobs = list(configs)[::-1], max(1, min(jobs, len(configs)))
     context = multiprocessing.get_context("spawn")
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []

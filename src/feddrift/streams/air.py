@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import lzma
 import math
-import os
 import re
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,10 +18,10 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import pooch
 
 from feddrift.data import Cell, Stream
 from feddrift.errors import DataError
+from feddrift.streams.files import data_folder
 from feddrift.types import Floats, Local
 
 LIMIT = 75.0  # ug/m3, the 24-hour limit of China's standard: above it the label is 1
@@ -86,8 +85,7 @@ def _stream(name: str, clients: Mapping[str, list[Cell | None]], times: Sequence
 
 def _tables(data_dir: str | Path | None, folder: str, pattern: str, source: str) -> Iterator[tuple[str, Table]]:
     """The files of a folder by the name in their names, from .csv files or a .tar.xz of them."""
-    named = data_dir or os.environ.get("FEDDRIFT_DATA")
-    root = Path(os.path.expanduser(named or pooch.os_cache("feddrift"))) / folder
+    root = data_folder(data_dir, folder)
     texts: dict[str, str] = {}
     try:
         for archive in sorted(root.glob("*.tar.xz")):

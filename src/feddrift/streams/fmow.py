@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pooch
 
 from feddrift import rng
 from feddrift.data import Stream
 from feddrift.errors import DataError
 from feddrift.streams import mnist
+from feddrift.streams.files import data_folder, named_root
 from feddrift.types import Ints, Local
 
 REGIONS = ("Asia", "Europe", "Africa", "Americas", "Oceania")
@@ -68,8 +68,7 @@ class Folder:
 
 def read_folder(data_dir: str | Path | None = None) -> Folder:
     """The metadata of DIR/fmow_v1.1, DIR being the data directory or $FEDDRIFT_DATA."""
-    named = data_dir or os.environ.get("FEDDRIFT_DATA")
-    root = Path(os.path.expanduser(named or pooch.os_cache("feddrift"))) / "fmow_v1.1"
+    root = data_folder(data_dir, "fmow_v1.1")
     lines = _lines(root / "rgb_metadata.csv", ("split", "country_code", "timestamp", "category"))
     regions = {
         row["alpha-3"]: row["region"] for row in _lines(root / "country_code_mapping.csv", ("alpha-3", "region"))
@@ -209,11 +208,10 @@ def fashion(data_dir: str | Path | None = None) -> tuple[npt.NDArray[np.uint8], 
     From DIR/fashion_mnist, DIR being the data directory, $FEDDRIFT_DATA or the cache: one file fashion_mnist_70k.npz
     with x and y, or the four files of its publishers.
     """
-    named = data_dir or os.environ.get("FEDDRIFT_DATA")
-    folder = Path(os.path.expanduser(named or pooch.os_cache("feddrift"))) / "fashion_mnist"
+    folder = data_folder(data_dir, "fashion_mnist")
     whole = folder / "fashion_mnist_70k.npz"
     if not os.path.isfile(whole):
-        return mnist.load_idx("Fashion-MNIST", folder, URL, MD5, download=not named)
+        return mnist.load_idx("Fashion-MNIST", folder, URL, MD5, download=not named_root(data_dir))
     try:
         with whole.open("rb") as file, np.load(file) as arrays:  # np.load alone leaves it open
             x, y = arrays["x"], arrays["y"]

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import pooch
 
 from feddrift import rng
 from feddrift.data import Stream
 from feddrift.errors import DataError
+from feddrift.streams.files import data_folder, named_root
 from feddrift.types import Ints, Local
 
 SAMPLES = 500  # per cell
@@ -64,9 +64,7 @@ def label_shift(name: str, concepts: Ints, data_dir: str | Path | None = None) -
 
 def load(data_dir: str | Path | None = None) -> tuple[Bytes, Bytes]:
     """All images [n, 784] and digits [n], train then test, from DATA_DIR/mnist, $FEDDRIFT_DATA/mnist or the cache."""
-    named = data_dir or os.environ.get("FEDDRIFT_DATA")
-    folder = Path(os.path.expanduser(named or pooch.os_cache("feddrift"))) / "mnist"
-    return load_idx("MNIST", folder, URL, MD5, download=not named)
+    return load_idx("MNIST", data_folder(data_dir, "mnist"), URL, MD5, download=not named_root(data_dir))
 
 
 def load_idx(name: str, folder: Path, url: str, md5: Mapping[str, str], download: bool) -> tuple[Bytes, Bytes]:
@@ -89,6 +87,8 @@ def ten_classes(labels: Bytes, where: Path) -> Bytes:
 
 
 def _download(name: str, folder: Path, url: str, md5: Mapping[str, str]) -> None:
+    import pooch
+
     for file, known in md5.items():
         try:
             pooch.retrieve(url + file, known_hash=f"md5:{known}", fname=file, path=folder)
