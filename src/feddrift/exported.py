@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from feddrift import rng
-from feddrift.errors import DataError, problem, unknown
+from feddrift.errors import ConfigError, DataError, problem, unknown
 from feddrift.nets.perceptron import mlp
 from feddrift.nets.voting import poll
 from feddrift.trees import leaves, paths, refill
@@ -146,8 +146,25 @@ class _About(BaseModel):
         return self
 
 
-def load(folder: str | Path, net: Net | None = None) -> Exported:
-    """Exported models; a net of your own has to be given again."""
+def load_models(folder: str | Path, net: Net | None = None) -> Exported:
+    """Exported models, as `export` wrote them.
+
+    Parameters:
+        folder: Where they are.
+        net: A net of your own has to be given again; a built-in one is known.
+
+    >>> import tempfile
+    >>> from feddrift import export, record
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run = record("sine-2", "Oblivious", out=f"{folder}/runs", rounds=1)
+    ...     models = load_models(*export(f"{folder}/runs", f"{folder}/models"))
+    >>> models
+    Exported(sine-2, Oblivious, seed 0: 1 models, 10 clients)
+    >>> models.predict("3", [[0.1, 0.9], [0.9, 0.1]]).shape
+    (2,)
+    """
+    if net is not None and not isinstance(net, Net):
+        raise ConfigError(f"net must be a Net, got {type(net).__name__}")
     folder = Path(folder)
     try:
         about = _About.model_validate_json((folder / ABOUT).read_bytes())
@@ -172,6 +189,9 @@ def load(folder: str | Path, net: Net | None = None) -> Exported:
         raise DataError(f"{folder} holds no exported models: {type(error).__name__}: {error}") from None
 
 
+load = load_models  # its name in version 0.1
+
+
 def _made(net: _Net, folder: Path, most: int) -> Net:
     if net.kind == "perceptron":
         sizes = math.prod(net.features), net.hidden, net.classes
@@ -182,4 +202,4 @@ def _made(net: _Net, folder: Path, most: int) -> Net:
         from feddrift.nets.resnet import resnet18  # here: few need it
 
         return resnet18(net.classes, folder / RESNET)
-    raise DataError(f"{folder} was made with a net of its own, '{net.name}': load(folder, net=...)")
+    raise DataError(f"{folder} was made with a net of its own, '{net.name}': load_models(folder, net=...)")

@@ -64,7 +64,12 @@ class Trained:
 
 @dataclass(frozen=True, repr=False)
 class Step(Trained):
-    """One time step, trained and tested."""
+    """One time step, trained and tested: what `run` yields.
+
+    >>> step = next(run("sine-2", "FedDrift", local=Local(rounds=1)))
+    >>> step.tau, step.accuracy.shape, step.model.tolist(), step.drifted.any()
+    (0, (10,), [0, 0, 0, 0, 0, 0, 0, 0, 0, 0], np.False_)
+    """
 
     accuracy: Floats  # [c], on the data of tau + 1; NaN without any
     tested: Ints  # [c], how many examples that was

@@ -13,7 +13,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from feddrift.exported import load
+from feddrift.exported import load_models
 from feddrift.runs.export import export
 from feddrift.runs.recorded import RecordedRun
 from tests.golden import hashes, world
@@ -34,7 +34,7 @@ def make(folder: Path) -> None:
             run = RecordedRun(hashes.RUNS[f"simulator/{name}"], Path(runs))
             list(run)
             export(run, out)
-        models = load(out)
+        models = load_models(out)
         said = {client: models.predict(client, x).tolist() for client in "abcde"}
         (out / "expected.json").write_text(json.dumps(said) + "\n")
 

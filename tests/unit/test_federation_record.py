@@ -382,7 +382,7 @@ def test_a_federation_that_stops_says_so_and_can_be_exported(tmp_path: Path) -> 
     watched(engine, see)
     with pytest.raises(QuorumError):
         list(federate(engine, FEDDRIFT, server / "state"))
-    models = fd.load(exported)
+    models = fd.load_models(exported)
     x = np.random.default_rng(1).random((200, 2)).astype(np.float32)
     assert models.about["time_steps"] == 4
     assert (models.predict("a", x) == (x[:, 0] > 0.5)).mean() > 0.9

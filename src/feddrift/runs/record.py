@@ -55,6 +55,13 @@ class Record:
 
     Of a federation of real machines (no `n_steps` in its header) the header names all clients and times so far. Of a
     client that joined later the rows before say that it received nothing.
+
+    >>> import tempfile
+    >>> from feddrift import record
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run = record("sine-2", "FedDrift", out=folder, rounds=1)
+    >>> run, run.rows.accuracy.shape, run.header["settings"]["delta"]
+    (Record(sine-2, FedDrift, seed 0: complete, 10 of 10 time steps, 10 clients), (10, 10), 0.1)
     """
 
     header: dict[str, Any]

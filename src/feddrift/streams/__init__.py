@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from feddrift import plugins
 from feddrift.data import Stream
-from feddrift.errors import ConfigError, unknown
+from feddrift.errors import ConfigError, safe_repr, unknown
 from feddrift.streams import air, fmow, folder, mnist, patterns, synthetic
 
 
@@ -59,10 +61,24 @@ def stream(
 ) -> Stream:
     """The stream called `name`, the files under DIR for ``folder:DIR``, or what ``package.module:make`` makes.
 
+    Parameters:
+        name: As `feddrift list` has it, ``folder:DIR``, or ``package.module:make``.
+        seed: Of random patterns, and which of R0 to R4 is the pattern of mnist-r.
+        pattern: Who has which concept when: a name (Y, F, R0..R4), a file, or ``random:every=2,concepts=4``.
+        data_dir: Where data files lie; else $FEDDRIFT_DATA, else a cache.
+        label: The label column of ``folder:DIR``.
+
     >>> s = stream("sine-2")
     >>> s.n_steps, s.n_clients, s.cell(0, 0)[0].shape
     (10, 10, (500, 2))
     """
+    for what, value in (("name", name), ("label", label)):
+        if not isinstance(value, str):
+            raise ConfigError(f"a stream's {what} must be text, got {safe_repr(value)}")
+    if pattern is not None and not isinstance(pattern, str):
+        raise ConfigError(f"pattern must be a name, a file or random:..., got a {type(pattern).__name__}")
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**63:
+        raise ConfigError(f"seed must be a whole number from 0 on, got {safe_repr(seed)}")
     kind, _, directory = name.partition(":")
     if kind == "folder":
         if pattern is not None:
