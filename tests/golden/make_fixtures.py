@@ -1,6 +1,7 @@
 """Files as this version writes them, for later versions to read: python -m tests.golden.make_fixtures NAME
 
-`schema-2.tar.gz` was made before class names in checkpoints lost their modules; it is never made again.
+`schema-2.tar.gz` was made before class names in checkpoints lost their modules; it is never made again. Every release
+adds one, `version-X.Y.Z`.
 """
 
 from __future__ import annotations

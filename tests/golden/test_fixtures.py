@@ -13,7 +13,7 @@ from feddrift.runs.recorded import from_checkpoints
 from tests.golden import hashes, world
 from tests.golden.test_hashes import same_machine
 
-OLD = ("schema-2",)
+OLD = ("schema-2", "version-0.2.0")
 INSIDE = [f"{name}-{where}" for name in hashes.KILLED for where in ("between", "inside")]
 
 
