@@ -31,6 +31,16 @@ def totals(logits: npt.NDArray[Any], votes: Floats, ballot: Ballot) -> Floats:
     return np.asarray(np.einsum("mrk,rm->rk", ballots, votes))
 
 
+def chances(logits: npt.NDArray[Any], votes: Floats) -> Floats:
+    """The probabilities [row, class] of models with these logits [m, row, class]: their mean, each weighing
+    votes[row, m], also where they name classes by hard votes.
+
+    >>> chances(np.array([[[0.0, 0.0]], [[0.0, np.log(3)]]]), np.array([[1.0, 1.0]])).round(3).tolist()
+    [[0.375, 0.625]]
+    """
+    return totals(logits, votes / votes.sum(axis=1, keepdims=True), "soft")
+
+
 def poll(net: Net, models: Models, votes: Floats, ballot: Ballot, x: npt.NDArray[Any]) -> Floats:
     """The votes [row, class] of models that weigh votes[m] each, on inputs x[row, ...]."""
     used = np.flatnonzero(votes)

@@ -17,6 +17,7 @@ import numpy as np
 from feddrift.errors import DataError
 from feddrift.runs import schema
 from feddrift.runs.order import Order
+from feddrift.scores import SCORES
 from feddrift.types import Bools, Floats, Ints
 
 LOOKS = 5  # at a file that somebody may be renaming or asking about just now
@@ -38,7 +39,13 @@ class Rows:
     models_sent: Floats
     sent_scoring: Floats  # NaN where unknown
     received: Ints  # -1 where unknown
-    loss: Floats  # NaN where unknown
+    loss: Floats  # NaN where unknown, as all below
+    log_loss: Floats
+    brier: Floats
+    auc: Floats
+    balanced_accuracy: Floats
+    f1: Floats
+    majority: Floats
 
     @property
     def steps(self) -> int:
@@ -159,9 +166,11 @@ def _read(path: Path) -> Record:
         n_clients += [order.n_clients] * (order.steps - before)
     starts = [0, *itertools.accumulate(n_clients)]
     for test in found.get("test", []):
-        for k, (accuracy, tested) in enumerate(zip(test["accuracy"], test["tested"], strict=True), starts[test["t"]]):
+        for c, tested in enumerate(test["tested"]):
+            k = starts[test["t"]] + c
             if tested or not columns["tested"][k]:  # a client that is away now may have been tested before
-                columns["accuracy"][k], columns["tested"][k] = accuracy, tested
+                for name in ("accuracy", "tested", *SCORES):
+                    columns[name][k] = test[name][c] if test.get(name) is not None else None
     if header["schema"] == 2:
         names = [line["name"] for line in found.get("client", [])]
         named = {line["t"]: line["name"] for line in found.get("time", [])}
