@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 from feddrift import rng
 from feddrift.errors import ConfigError, DataError, problem, unknown
 from feddrift.nets.perceptron import mlp
-from feddrift.nets.voting import poll
+from feddrift.nets.voting import poll, poll_chances
 from feddrift.trees import leaves, paths, refill
 from feddrift.types import Ballot, Floats, Models, Net
 
@@ -49,8 +49,15 @@ class Predictor:
 
     def scores(self, x: npt.ArrayLike | Mapping[str, npt.ArrayLike]) -> Floats:
         """[n, class], which adds up to 1: shares of the votes, or probabilities where the models vote with these."""
-        inputs = self._checked(self._in_order(x) if isinstance(x, Mapping) or hasattr(x, "columns") else x)
-        return np.asarray(poll(self.net, self.models, self.votes, self.ballot, inputs) / self.votes.sum())
+        votes = poll(self.net, self.models, self.votes, self.ballot, self._inputs(x))
+        return np.asarray(votes / self.votes.sum())
+
+    def predict_proba(self, x: npt.ArrayLike | Mapping[str, npt.ArrayLike]) -> Floats:
+        """[n, class], the probability of each of `classes`: the mean of the models' own, weighed by their votes."""
+        return poll_chances(self.net, self.models, self.votes, self._inputs(x))
+
+    def _inputs(self, x: Any) -> npt.NDArray[Any]:
+        return self._checked(self._in_order(x) if isinstance(x, Mapping) or hasattr(x, "columns") else x)
 
     def _checked(self, x: Any) -> npt.NDArray[Any]:
         shape = f"[n, {', '.join(map(str, self.features))}]"
@@ -108,6 +115,10 @@ class Exported:
         """The classes of inputs x[n, ...] by the models that this client uses: see `Predictor.predict`."""
         return self.of(client).predict(x)
 
+    def predict_proba(self, client: str, x: npt.ArrayLike | Mapping[str, npt.ArrayLike]) -> Floats:
+        """The probabilities [n, class] of inputs x[n, ...] by the models that this client uses."""
+        return self.of(client).predict_proba(x)
+
 
 class _Net(BaseModel):
     """What a reader needs to make the net again."""
@@ -160,8 +171,8 @@ def load_models(folder: str | Path, net: Net | None = None) -> Exported:
     ...     models = load_models(*export(f"{folder}/runs", f"{folder}/models"))
     >>> models
     Exported(sine-2, Oblivious, seed 0: 1 models, 10 clients)
-    >>> models.predict("3", [[0.1, 0.9], [0.9, 0.1]]).shape
-    (2,)
+    >>> models.predict("3", [[0.1, 0.9], [0.9, 0.1]]).shape, models.predict_proba("3", [[0.1, 0.9]]).shape
+    ((2,), (1, 2))
     """
     if net is not None and not isinstance(net, Net):
         raise ConfigError(f"net must be a Net, got {type(net).__name__}")

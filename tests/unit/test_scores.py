@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from sklearn import metrics as sk
 
+import feddrift as fd
 from feddrift import scores
 from feddrift.errors import ConfigError
+from feddrift.nets import default_net
+from feddrift.run import steps_on
+from feddrift.testing import small_stream
 
 
 def drawn(n_classes: int, sizes: list[int], seed: int) -> tuple[Any, ...]:
@@ -68,3 +73,43 @@ def test_the_edges() -> None:
     assert all(np.isnan(values).all() and values.shape == (2,) for values in empty.values())
     with pytest.raises(ConfigError, match="unknown score 'acc'.*accuracy, log_loss"):
         scores.score("acc")
+
+
+@pytest.mark.parametrize("name", ["FedDrift", "AUE"])
+def test_a_record_has_those_of_the_models_that_it_exports(name: str, tmp_path: Path) -> None:
+    """After the last time step they are tested on the last cells, which scikit-learn can do as well."""
+    record = fd.record("sea-4", name, out=tmp_path / "runs", rounds=3)
+    models = fd.load_models(fd.export(tmp_path / "runs", tmp_path / "models")[0])
+    stream = fd.stream("sea-4")
+    for c, client in enumerate(stream.clients):
+        x, y = stream.cell(10, c)
+        p, rows = models.predict_proba(client, x), record.rows
+        np.testing.assert_allclose(p.sum(axis=1), 1)
+        assert rows.log_loss[-1, c] == pytest.approx(sk.log_loss(y, p), abs=1e-4)
+        assert rows.brier[-1, c] == pytest.approx(sk.brier_score_loss(y, p[:, 1]), abs=1e-4)
+        assert rows.auc[-1, c] == pytest.approx(sk.roc_auc_score(y, p[:, 1]), abs=1e-4)
+        predicted = models.predict(client, x)
+        assert rows.balanced_accuracy[-1, c] == pytest.approx(sk.balanced_accuracy_score(y, predicted), abs=0.005)
+        assert rows.f1[-1, c] == pytest.approx(sk.f1_score(y, predicted, average="macro"), abs=0.005)  # ties of floats
+        seen = np.concatenate([stream.cell(t, c)[1] for t in range(10)])
+        assert rows.majority[-1, c] == pytest.approx(np.mean(y == np.bincount(seen).argmax()), abs=1e-6)
+    assert set(scores.SCORES) <= set(fd.rows(record))
+
+
+def test_every_engine_says_the_same() -> None:
+    local, stream = fd.Local(rounds=2, steps=3, batch=8), small_stream(missing=[(0, 0), (3, 1)])
+    pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
+    from tests.flower import OverFlower
+
+    over_flower = OverFlower(stream, default_net(stream), local, seed=0)
+    over_flower.n_steps = stream.n_steps
+    runs = {
+        "simulator": fd.run(stream, "FedDrift", local=local),
+        "reference": fd.run(stream, "FedDrift", local=local, engine="reference"),
+        "flower": steps_on(over_flower, fd.algorithm("FedDrift")),
+    }
+    steps = {name: list(run) for name, run in runs.items()}
+    for ours, plain, remote in zip(*steps.values(), strict=True):
+        for name in scores.SCORES:
+            np.testing.assert_allclose(ours.scores[name], plain.scores[name], atol=1e-4, err_msg=name)
+            np.testing.assert_allclose(ours.scores[name], remote.scores[name], atol=1e-4, err_msg=name)

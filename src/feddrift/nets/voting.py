@@ -43,7 +43,17 @@ def chances(logits: npt.NDArray[Any], votes: Floats) -> Floats:
 
 def poll(net: Net, models: Models, votes: Floats, ballot: Ballot, x: npt.NDArray[Any]) -> Floats:
     """The votes [row, class] of models that weigh votes[m] each, on inputs x[row, ...]."""
+    return totals(*_of_voters(net, models, votes, x), ballot)
+
+
+def poll_chances(net: Net, models: Models, votes: Floats, x: npt.NDArray[Any]) -> Floats:
+    """The probabilities [row, class] by models that weigh votes[m] each, on inputs x[row, ...]."""
+    return chances(*_of_voters(net, models, votes, x))
+
+
+def _of_voters(net: Net, models: Models, votes: Floats, x: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], Floats]:
+    """The logits [m, row, class] of the models that have a vote, and their votes [row, m]."""
     used = np.flatnonzero(votes)
     masks = [None] * len(models) if models.mask is None else models.mask
     logits = np.stack([np.asarray(masked(net, one(models, m), masks[m], x)) for m in used.tolist()])
-    return totals(logits, np.broadcast_to(votes[used], (len(x), len(used))), ballot)
+    return logits, np.broadcast_to(votes[used], (len(x), len(used)))
