@@ -7,8 +7,8 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ import numpy as np
 from feddrift.errors import DataError
 from feddrift.runs import schema
 from feddrift.runs.order import Order
-from feddrift.scores import SCORES
+from feddrift.scores import ACCURACY, SCORES, Score, score
 from feddrift.types import Bools, Floats, Ints
 
 LOOKS = 5  # at a file that somebody may be renaming or asking about just now
@@ -77,6 +77,7 @@ class Record:
     status: Literal["complete", "interrupted", "failed", "unfinished"]  # unfinished: still running, or killed
     tested: int  # time steps that are tested: all, or all but the last
     exchanges: tuple[dict[str, Any], ...] = ()  # the questions to clients of real machines
+    score: Score = ACCURACY  # what stands in rows.accuracy: see `by_score`
 
     @property
     def runs_on(self) -> bool:
@@ -88,6 +89,20 @@ class Record:
         name = f"{self.header['stream']}, {self.header['algorithm']}, seed {self.header['seed']}"
         size = f"{self.rows.steps}{of} time steps, {self.header['n_clients']} clients"
         return f"Record({name}: {self.status}, {size})"
+
+
+def by_score(records: Iterable[Record], name: str) -> list[Record]:
+    """The records with another score in the place of accuracy, so that everything that is made of accuracies is made
+    of it."""
+    chosen, given = score(name), list(records)
+    if chosen == ACCURACY:
+        return given
+    if given and all(np.isnan(getattr(record.rows, name)).all() for record in given):
+        raise DataError(f"these records have no {chosen.title}: an older version made them, or no time step is tested")
+    return [
+        replace(record, score=chosen, rows=replace(record.rows, accuracy=getattr(record.rows, name)))
+        for record in given
+    ]
 
 
 def configuration(header: Mapping[str, Any]) -> str:
