@@ -37,13 +37,13 @@ def names_of(old: str, places: Sequence[str]) -> Callable[[str], Any]:
     def find(name: str) -> Any:
         for place in places if not name.startswith("_") else ():
             module = importlib.import_module(place)
-            found = getattr(module, name, None)
-            made_in = str(getattr(found, "__module__", place))
+            value = getattr(module, name, None)
+            made_in = str(getattr(value, "__module__", place))
             if hasattr(module, name) and (
                 made_in == place or not made_in.startswith("feddrift.")
             ):  # else imported there
                 warnings.warn(f"{old}.{name} is now {place}.{name}", DeprecationWarning, stacklevel=2)
-                return found
+                return value
         raise AttributeError(f"module '{old}' has no attribute '{name}'")
 
     return find

@@ -68,10 +68,10 @@ def record(
             hint = f"; settings of the algorithm go into settings={{{name!r}: ...}}"
             raise ConfigError(f"{unknown('option', name, RunConfig.model_fields)}{hint}")
     config = RunConfig.checked(stream=stream, algorithm=algorithm, seed=seed, **options)
-    made = RecordedRun(config, Path(out), resume=resume, every=every)
-    for _ in made:
+    recorded = RecordedRun(config, Path(out), resume=resume, every=every)
+    for _ in recorded:
         pass
-    return read_record(made.path)
+    return read_record(recorded.path)
 
 
 def read(where: str | Path) -> list[Record]:
@@ -92,23 +92,23 @@ def rows(records: Record | Iterable[Record]) -> Columns:
     ['stream', 'algorithm', 'settings', 'seed', 't', 'client']
     """
     table: Columns = {name: [] for name in (*RUN, "t", "client", *COLUMNS)}
-    for found in _several(records):
-        steps, clients = found.rows.model.shape
-        for name, value in _named(found).items():
+    for record in _several(records):
+        steps, clients = record.rows.model.shape
+        for name, value in _named(record).items():
             table[name] += [value] * (steps * clients)
         table["t"] += np.repeat(np.arange(steps), clients).tolist()
-        table["client"] += found.header["clients"] * steps
+        table["client"] += record.header["clients"] * steps
         for name in COLUMNS:
-            table[name] += getattr(found.rows, name).reshape(-1).tolist()
+            table[name] += getattr(record.rows, name).reshape(-1).tolist()
     return table
 
 
 def events(records: Record | Iterable[Record]) -> Columns:
     """One row for every birth, merge, retirement and revival of a model: when (from 0), and why."""
     table: Columns = {name: [] for name in (*RUN, "t", "event", "model", "why", "cause")}
-    for found in _several(records):
-        for event in found.events:
-            line = {**_named(found), **event}
+    for record in _several(records):
+        for event in record.events:
+            line = {**_named(record), **event}
             line["why"] = event_sentence(event)
             for name, column in table.items():
                 column.append(line[name])
@@ -121,21 +121,21 @@ def summary(records: Record | Iterable[Record], *, against: str | None = None) -
     With `against`, an algorithm, also how many points each is above it (`over_mean`), and the 95 % interval of that
     (`over_low`, `over_high`).
     """
-    found = _several(records)
+    runs = _several(records)
     spreads = ("omitting_drifts", "including_drifts")
     plain = ("models_sent", "models_sent_ratio", "models_final", "false_alarms", "ari")
     table: Columns = {name: [] for name in ("stream", "algorithm", "settings", "seeds")}
-    for one in summaries.summarise(found):
-        told = _settings(one.algorithm, one.settings, one.overrides)
-        line: dict[str, Any] = {"stream": one.stream, "algorithm": one.algorithm, "settings": told}
-        line["seeds"] = len(one.seeds)
+    for config in summaries.summarise(runs):
+        settings = _settings(config.algorithm, config.settings, config.overrides)
+        line: dict[str, Any] = {"stream": config.stream, "algorithm": config.algorithm, "settings": settings}
+        line["seeds"] = len(config.seeds)
         for name in spreads:
-            spread = getattr(one, name)
+            spread = getattr(config, name)
             line |= {name: spread and spread.mean, f"{name}_std": spread and spread.std}
-        for name, value in {**line, **{name: getattr(one, name) for name in plain}}.items():
+        for name, value in {**line, **{name: getattr(config, name) for name in plain}}.items():
             table.setdefault(name, []).append(value)
     if against is not None:
-        gaps = summaries.compare(found, against)
+        gaps = summaries.compare(runs, against)
         for name in ("mean", "low", "high"):
             table[f"over_{name}"] = [gap and getattr(gap, name) for gap in gaps]
     return table
@@ -162,10 +162,10 @@ def report(records: str | Path | Record | Iterable[Record], file: str | Path = "
     """Write the page of records, or of all below a folder, and say where it is."""
     from feddrift.reports import page
 
-    found = read_all(records) if isinstance(records, str | Path) else _several(records)
-    if not found:
+    runs = read_all(records) if isinstance(records, str | Path) else _several(records)
+    if not runs:
         raise DataError("there are no records to report")
-    page.write(found, Path(file), Path(records).resolve().name if isinstance(records, str | Path) else Path(file).stem)
+    page.write(runs, Path(file), Path(records).resolve().name if isinstance(records, str | Path) else Path(file).stem)
     return Path(file)
 
 
@@ -182,17 +182,17 @@ def exports(folder: Path, out: Path) -> Iterator[tuple[Path, int]]:
 
             yield out, export_federation(server.resolve(), out)
             return
-    found = checkpoint_folders(folder)
-    if not found:
+    folders = checkpoint_folders(folder)
+    if not folders:
         raise DataError(f"no run below {folder} has checkpoints: a sweep keeps none of a finished run")
-    for state in found:
-        target = out if len(found) == 1 else out / state.stem
+    for state in folders:
+        target = out if len(folders) == 1 else out / state.stem
         yield target, export_run(from_checkpoints(state), target)
 
 
-def _named(found: Record) -> dict[str, Any]:
+def _named(record: Record) -> dict[str, Any]:
     """Which run it is."""
-    header = found.header
+    header = record.header
     settings = _settings(header["algorithm"], header["settings"], header["overrides"])
     return {"stream": header["stream"], "algorithm": header["algorithm"], "settings": settings, "seed": header["seed"]}
 
@@ -204,8 +204,8 @@ def _settings(algorithm: str, settings: Mapping[str, Any], overrides: Mapping[st
 def _several(records: Record | Iterable[Record]) -> Sequence[Record]:
     if isinstance(records, str | Path) or not isinstance(records, Iterable | Record):
         raise ConfigError(f"expected records, as fd.read gives them, got {records!r}")
-    found = [records] if isinstance(records, Record) else list(records)
-    for one in found:
-        if not isinstance(one, Record):
-            raise ConfigError(f"expected records, as fd.read gives them, got {type(one).__name__}")
-    return found
+    runs = [records] if isinstance(records, Record) else list(records)
+    for item in runs:
+        if not isinstance(item, Record):
+            raise ConfigError(f"expected records, as fd.read gives them, got {type(item).__name__}")
+    return runs

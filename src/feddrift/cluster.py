@@ -84,8 +84,8 @@ def assign(w: Clusters, cluster: Ints) -> Clusters:
 
     What still counts of the older rows counts fully again: fading is for the memory, anew at each step.
     """
-    known = np.where(w.weight[:, None] > 0, w.model, -1)
-    return Clusters(np.concatenate([known, cluster[None]]), w.n_models)
+    remembered = np.where(w.weight[:, None] > 0, w.model, -1)
+    return Clusters(np.concatenate([remembered, cluster[None]]), w.n_models)
 
 
 def fade(w: Clusters, memory: Floats) -> Clusters:
@@ -149,12 +149,12 @@ def mass(w: Clusters, counts: Ints) -> Floats:
     return np.bincount(w.model[used], (w.weight[:, None] * counts)[used], w.n_models).astype(np.float64)
 
 
-def least_used(w: Clusters, in_use: Bools, n: int) -> Ints:
+def least_used(w: Clusters, used: Bools, n: int) -> Ints:
     """Up to n models that nobody uses now, the longest unused first."""
     last = np.full(w.n_models, -1)
     t, c = np.nonzero((w.model >= 0) & (w.weight[:, None] > 0))
     np.maximum.at(last, w.model[t, c], t)
-    idle = np.flatnonzero(~in_use)
+    idle = np.flatnonzero(~used)
     return idle[np.argsort(last[idle], kind="stable")][:n]
 
 

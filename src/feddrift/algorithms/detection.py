@@ -84,9 +84,9 @@ class Detecting:
     def winner(self, rows: int, wrong: Ints) -> int:
         """Which candidate a trial on so many rows found best: the first, unless another beats it."""
         best = 0
-        for other in range(1, len(self.candidates)):
-            if cluster.beats(wrong, other, best):
-                best = other
+        for rival in range(1, len(self.candidates)):
+            if cluster.beats(wrong, rival, best):
+                best = rival
         return best
 
 

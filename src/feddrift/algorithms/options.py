@@ -35,5 +35,5 @@ def _own(algorithm: Any, f: dataclasses.Field[Any]) -> bool:
 
 def settings(algorithm: Any) -> dict[str, Any]:
     """The resolved hyper-parameters of an algorithm, for the record."""
-    found = {name: (f, getattr(algorithm, f.name)) for name, f in options(algorithm).items()}
-    return {name: value for name, (f, value) in found.items() if not f.metadata.get("quiet") or value != f.default}
+    by_name = {name: (f, getattr(algorithm, f.name)) for name, f in options(algorithm).items()}
+    return {name: value for name, (f, value) in by_name.items() if not f.metadata.get("quiet") or value != f.default}

@@ -54,25 +54,25 @@ def report(
                 page.write(record.read_all(folder), html, folder.resolve().name)
         return
     summaries, left_out = summarise(records), unfinished(records)
-    if not summaries and all(found.runs_on for found in records):
+    if not summaries and all(run.runs_on for run in records):
         raise DataError(f"no time step of the federation in {folder} is done yet")
     if not summaries:
         what = "the run" if len(records) == 1 else f"none of the {len(records)} runs"
         raise DataError(f"{what} in {folder} is {'not ' * (len(records) == 1)}finished yet: `feddrift resume` goes on")
     gaps = compare(records, against) if against else []
-    theirs = [paper.published(summary) for summary in summaries] if beside else []
-    found = metrics.summarise(records) if measured else []
+    published = [paper.published(summary) for summary in summaries] if beside else []
+    numbers = metrics.summarise(records) if measured else []
     if as_json:
-        print(json.dumps(tables.to_json(summaries, gaps, theirs, found), indent=2))
+        print(json.dumps(tables.to_json(summaries, gaps, published, numbers), indent=2))
     elif measured:
-        for k, table in enumerate(tables.metrics_tables(summaries, found)):
+        for k, table in enumerate(tables.metrics_tables(summaries, numbers)):
             console.out.print(*[""] * bool(k), table, sep="\n")
     else:
-        console.out.print(tables.table(summaries, gaps, theirs))
-        told = [flag for cell in theirs if cell for flag in cell.within.values() if flag is not None]
-        if told:
-            say(f"{sum(told)} of {len(told)} accuracies within max(1.0, twice the paper's deviation) of the paper's")
-    for going_on in (found for found in finished(records) if found.status != "complete"):
+        console.out.print(tables.table(summaries, gaps, published))
+        flags = [flag for cell in published if cell for flag in cell.within.values() if flag is not None]
+        if flags:
+            say(f"{sum(flags)} of {len(flags)} accuracies within max(1.0, twice the paper's deviation) of the paper's")
+    for going_on in (run for run in finished(records) if run.status != "complete"):
         tell(f"{going_on.header['stream']} is not finished: these are its first {going_on.rows.steps} time steps")
     if left_out:
         tell(f"left out, not finished: {len(left_out)}")

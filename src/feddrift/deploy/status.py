@@ -104,12 +104,12 @@ class Watch:
 
     def _changed(self) -> bool:
         for file in (part_of(self._path), self._path):
-            with suppress(FileNotFoundError), open(file, "rb") as found:
-                size = found.seek(0, os.SEEK_END)
-                found.seek(min(self._size, size))
-                more = found.read()
+            with suppress(FileNotFoundError), open(file, "rb") as opened:
+                size = opened.seek(0, os.SEEK_END)
+                opened.seek(min(self._size, size))
+                added = opened.read()
                 grown, self._size = size >= self._size, size
-                return not grown or any(kind in more for kind in (b'"row"', b'"columns"', b'"test"'))
+                return not grown or any(kind in added for kind in (b'"row"', b'"columns"', b'"test"'))
         return False
 
 

@@ -86,8 +86,8 @@ class Devices:
 
     def room(self, params: Params) -> int:
         """How many lanes of such models fit at a time, a power of two times the number of devices."""
-        told = {} if self.devices[0] is None else self.devices[0].memory_stats() or {}
-        memory = told.get("bytes_limit") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / len(self.devices)
+        info = {} if self.devices[0] is None else self.devices[0].memory_stats() or {}
+        memory = info.get("bytes_limit") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / len(self.devices)
         lane = COPIES * sum(leaf[0].nbytes for leaf in leaves(params))
         return len(self.devices) << max(0, int(SHARE * memory / lane).bit_length() - 1)
 
@@ -116,8 +116,8 @@ def only_one_cpu() -> bool:
         return False
     if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return False
-    wanted = os.environ.get("JAX_PLATFORMS") or os.environ.get("JAX_PLATFORM_NAME")
-    if wanted:
-        return wanted == "cpu"
+    platform = os.environ.get("JAX_PLATFORMS") or os.environ.get("JAX_PLATFORM_NAME")
+    if platform:
+        return platform == "cpu"
     plugins = importlib.metadata.entry_points(group="jax_plugins")
     return not plugins and all(importlib.util.find_spec(name) is None for name in ("jax_plugins", "libtpu"))

@@ -51,8 +51,8 @@ class About:
         if not isinstance(about, dict) or set(about) != {field.name for field in fields(cls)}:
             raise Refused("it does not say what federation it is about")
         names = ("index", "n_clients", "n_classes", "tau")
-        given = [about[name] for name in names] + list(about["features"])
-        for number in given:
+        whole_numbers = [about[name] for name in names] + list(about["features"])
+        for number in whole_numbers:
             whole(number, 0, MAX_SIZE)  # a client looks for data of every time step up to tau
         whole(about["seed"], 0, 2**63)
         return cls(**{**about, "features": tuple(about["features"])})
@@ -60,7 +60,7 @@ class About:
 
 @dataclass(frozen=True)
 class Request:
-    """A question to a client; `deadline` is the field of Rules that says how long it may take."""
+    """A question to a client; `deadline` is the field of WaitingRules that says how long it may take."""
 
     action: ClassVar[str]  # how Flower calls it
     deadline: ClassVar[str]
@@ -179,9 +179,9 @@ class Scores:
         new = numbers(body["new"], n_models, n if mistakes else top, mistakes) if n else None
         stored = {}
         for t, size, sums in body["stored"]:
-            known = int(counts[t]) if isinstance(t, int) and 0 <= t <= tau else 0
-            if known:  # else it came too late for this time step
-                size = whole(size, min(known, SCORE_ROWS), min(known, SCORE_ROWS))
+            n_rows = int(counts[t]) if isinstance(t, int) and 0 <= t <= tau else 0
+            if n_rows:  # else it came too late for this time step
+                size = whole(size, min(n_rows, SCORE_ROWS), min(n_rows, SCORE_ROWS))
                 stored[t] = size, numbers(sums, n_models, size if mistakes else top, mistakes)
         if set(stored) != set(np.flatnonzero(counts).tolist()):
             raise Refused("expected sums for every stored time step")
@@ -190,11 +190,11 @@ class Scores:
 
 def read_confusion(body: Body, shape: tuple[int, ...], n: int) -> Ints:
     """The answer to Evaluate with metric confusion: counts of this shape, which add up to n for each model."""
-    found = np.array(body["confusion"])
-    counts = found.shape == shape and found.dtype.kind == "i" and not (found < 0).any()
-    if not counts or (found.sum(axis=(1, 2)) != n).any():
+    confusion = np.array(body["confusion"])
+    counts = confusion.shape == shape and confusion.dtype.kind == "i" and not (confusion < 0).any()
+    if not counts or (confusion.sum(axis=(1, 2)) != n).any():
         raise Refused(f"expected counts of shape {shape}, each model's adding up to {n}")
-    return found
+    return confusion
 
 
 def read_trained(body: Body, raw: Raw, round: int, trunks: list[Shapes], heads: list[Shapes]) -> list[list[Part]]:
