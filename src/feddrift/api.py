@@ -191,7 +191,7 @@ def exports(folder: Path, out: Path) -> Iterator[tuple[Path, int]]:
 
 
 def _named(record: Record) -> dict[str, Any]:
-    """Which run it is."""
+    """The stream, algorithm, settings and seed of a record, the first columns of every table."""
     header = record.header
     settings = _settings(header["algorithm"], header["settings"], header["overrides"])
     return {"stream": header["stream"], "algorithm": header["algorithm"], "settings": settings, "seed": header["seed"]}

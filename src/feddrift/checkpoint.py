@@ -97,13 +97,13 @@ class Folder:
         self.path = path
 
     def write(self, steps: int, rounds: int, about: Mapping[str, Any], value: Any) -> None:
-        """Save where the run stands, and let older ones go."""
+        """Save a checkpoint, and delete all but the newest two."""
         write(self.path / f"{steps:06d}-{rounds:06d}.ckpt", {**about, "steps": steps, "rounds": rounds}, value)
         for old in self._files()[KEPT:]:
             old.unlink(missing_ok=True)
 
     def newest_first(self) -> Iterator[Checkpoint | DataError]:
-        """Every checkpoint, or what is wrong with it."""
+        """Every checkpoint, newest first; for a file that cannot be used, the error that says why."""
         for path in self._files():
             try:
                 yield read(path)
@@ -111,7 +111,7 @@ class Folder:
                 yield error
 
     def clear(self) -> None:
-        """Forget all."""
+        """Delete all checkpoints of the run."""
         shutil.rmtree(self.path, ignore_errors=True)
 
     def _files(self) -> list[Path]:

@@ -111,7 +111,7 @@ def graft(heads: Models, stock: Models, family: int) -> Models:
 
 
 def unused_id(models: Models) -> int:
-    """A name that no model and no family has."""
+    """An id that no model and no family has."""
     return max(*models.ids, *models.family) + 1
 
 

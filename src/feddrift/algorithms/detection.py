@@ -128,7 +128,7 @@ def _with(observed: Floats, lowest: Floats) -> Floats:
 
 
 def _warn_if_noisy(delta: float, error: Floats, counts: Ints) -> None:
-    """Say that delta is within the noise of a cell."""
+    """Warn where delta is below the noise of an error measured on so few examples."""
     seen = ~np.isnan(error) & (counts > 0)
     if not seen.any():
         return

@@ -30,7 +30,7 @@ class Evidence:
 
     @property
     def newest(self) -> Floats:
-        """[c]"""
+        """[c], the newest score."""
         newest: Floats = self.observed[-1]
         return newest
 

@@ -8,10 +8,10 @@ from typing import Any
 
 
 def option(default: Any, help: str, quiet: bool = False) -> Any:
-    """A dataclass field that users may set. `quiet`: records name it only where it is not the default, so that older
-    ones keep their names.
+    """A dataclass field that users may set.
 
-    Settings that are younger than records are quiet, so that older records keep their names.
+    A `quiet` one is in a record only where it is not the default: settings that came after the first records are quiet,
+    so that those keep their names.
     """
     return dataclasses.field(default=default, metadata={"help": help, "quiet": quiet})
 

@@ -46,11 +46,11 @@ class Board:
         self.n_runs, self.runs, self.news, self._start = n_runs, list[Tally](), "", time.monotonic()
 
     def begin(self, name: str, n_steps: int) -> None:
-        """A run starts."""
+        """Add a line for a run that starts now."""
         self.runs.append(Tally(name, n_steps))
 
     def step(self, step: Step, news: str) -> None:
-        """The run that goes on has done a time step, of which this is the news."""
+        """Count a time step of the last run, and show `news` below the table."""
         self.runs[-1].add(step)
         self.news = news.strip()
 

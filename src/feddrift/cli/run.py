@@ -40,7 +40,7 @@ def _describe(name: str) -> str:
 
 
 def _streams(typed: str) -> list[str]:
-    """For shells that complete names."""
+    """The streams whose names begin so, for shells that complete them."""
     return [name for name in (*streams.STREAMS, "folder:") if name.startswith(typed)]
 
 

@@ -29,7 +29,7 @@ SOON = timedelta(days=30)
 
 
 def problems(folder: Path) -> Iterator[str]:
-    """Of a whole deployment, of its server part, or of one client's folder."""
+    """One sentence for each problem of a whole deployment, of its server part, or of one client's folder."""
     version = metadata.version("flwr")
     if not version.startswith("1.41."):
         yield f"flwr {version} is installed, this feddrift is tested with 1.41"

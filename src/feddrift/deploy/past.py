@@ -65,7 +65,7 @@ def _past(t: int, clients: Sequence[str], state: State, counts: Ints, step: dict
 
 
 def _history(path: Path) -> dict[int, dict[str, Any]]:
-    """By time; of a time step that was told twice, as after a kill, the last."""
+    """The lines of the old file by time; of a time step that has two, as after a kill, the last."""
     steps: dict[int, dict[str, Any]] = {}
     if path.exists():
         for line in path.read_text(encoding="utf-8").splitlines():

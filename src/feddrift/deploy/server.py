@@ -43,7 +43,7 @@ _log = logging.getLogger("feddrift")
 
 @dataclass(frozen=True)
 class _Saved:
-    """Where a federation stands."""
+    """Where a federation goes on, by its newest checkpoint."""
 
     done: int = 0  # time steps
     state: State | None = None
@@ -101,7 +101,7 @@ def _steps(engine: Flower, algorithm: Algorithm, folder: Path, about: dict[str, 
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """One server at a time."""
+    """Lock the folder meanwhile, so that only one server works on it."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = os.open(folder, os.O_RDONLY)
     try:
@@ -115,14 +115,14 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _add_test(record: Writer, step: Step) -> None:
-    """Clients that have joined since are not in the rows of this time step."""
+    """Write how a step's models did; clients that have joined since have no row in it and are left out."""
     old = slice(record.order.last_clients)
     accuracy, tested = step.accuracy[old], step.tested[old]
     record.add("test", t=step.tau, accuracy=np.where(tested > 0, accuracy, np.nan), tested=tested)
 
 
 def _header(engine: Flower, algorithm: Algorithm, about: dict[str, Any]) -> dict[str, Any]:
-    """What the record says of this federation."""
+    """The header of this federation's record."""
     taking_part = engine.conditions.participation
     return {
         "stream": engine.roster.experiment,
@@ -179,7 +179,7 @@ def _fill(record: Writer, folder: Path, engine: Flower, now: _Saved) -> None:
 
 
 def _close_test(record: Writer) -> None:
-    """A test that is lost is one on nothing."""
+    """Where the last time step's test was lost, write one on no examples."""
     order = record.order
     if order.tested < order.steps:
         nothing: list[Any] = [None] * order.last_clients

@@ -66,7 +66,7 @@ class Settings(BaseModel):
 
     @classmethod
     def read(cls, path: Path) -> Settings:
-        """From a TOML file, or one sentence that says what is wrong with it."""
+        """The settings in a TOML file, or an error that says in one sentence what is wrong with it."""
         try:
             return cls.checked(tomllib.loads(path.read_text(encoding="utf-8")), str(path))
         except (OSError, ValueError, RecursionError) as error:  # not there, not TOML, or beyond what Python reads
@@ -74,7 +74,7 @@ class Settings(BaseModel):
 
     @classmethod
     def checked(cls, values: dict[str, Any], where: str) -> Settings:
-        """From a dictionary."""
+        """The settings in a dictionary, or an error that begins with `where`."""
         try:
             settings = cls(**values)
         except ValidationError as error:

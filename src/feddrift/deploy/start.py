@@ -50,7 +50,7 @@ def program(name: str) -> str:
 
 
 def part(folder: Path, name: str) -> Path:
-    """The folder's own part for the server, whether it is given itself or the one around it."""
+    """The folder that has federation.toml: this one, or the part of this name in it."""
     path = folder.resolve() if (folder / "federation.toml").exists() else (folder / name).resolve()
     if not (path / "federation.toml").exists():
         raise ConfigError(f"{folder} has no federation.toml, `feddrift deploy init` makes one")

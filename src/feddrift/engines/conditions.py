@@ -64,7 +64,7 @@ class Conditions:
         return chosen
 
     def received(self, models: Models, updates: Updates, key: Callable[[int], rng.Words]) -> Updates:
-        """What reaches the server of these updates."""
+        """The updates as the server receives them: those of clients that send garbage are noise."""
         liars = [c for c in self.garbage if c in updates.client]
         if not liars:
             return updates

@@ -181,7 +181,7 @@ class TimeStep:
         return own | self._traffic.save()
 
     def restore(self, progress: dict[str, Any]) -> None:
-        """Go on where a time step stood."""
+        """Go on where the time step was when `progress` gave this."""
         self.round, self._losses = progress["round"], dict(progress["losses"])
         self._traffic.load(progress)
         self.worker.load(progress if "reachable" in progress else progress["moments"])  # of 0.1: all in one
@@ -213,7 +213,7 @@ class TimeStep:
         return entries.select(drawn[entries.c])
 
     def _new_data(self) -> Ints:
-        """The clients that can be scored."""
+        """The clients in reach that have new data, the only ones that can be scored."""
         return np.flatnonzero(self.reachable & (self.counts[self.tau] > 0))
 
     def _entries_in_use(self, models: Models, w: Weights | Entries) -> Entries:

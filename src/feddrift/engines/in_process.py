@@ -25,7 +25,7 @@ SCORE_ROOM = 1 << 22  # pairs of a row and a model that are scored at a time
 
 
 class InProcess(Engine):
-    """Holds the clients' data."""
+    """An engine whose clients are in this process: it holds their data."""
 
     def __init__(self, stream: Stream, net: Net, local: Local, seed: int, conditions: Conditions = IDEAL) -> None:
         self.stream, self.net, self.local, self.seed, self.conditions = stream, net, local, seed, conditions

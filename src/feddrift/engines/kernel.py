@@ -45,7 +45,7 @@ def rounds(
     net: Net, local: Local, params: Params, mask: Any, of_trunk: Any, of_head: Any, lanes: Any, x: Any, y: Any,
     order: Any, first: int, last: int,
 ) -> tuple[Params, Params, Any, Any, Any]:  # fmt: skip
-    """As `program.rounds`."""
+    """The same as `program.rounds`, in native code."""
     shape = trunk_of(net, params)
     n_lanes, n_pairs, n_heads = int(lanes.n_lanes), int(lanes.n_pairs), lanes.model.shape[1]
     models = {name: np.array(params[name]) for name in LEAVES}

@@ -54,7 +54,7 @@ class Devices:
 
     @classmethod
     def here(cls) -> Devices:
-        """All that there are."""
+        """All devices that JAX finds on this host."""
         if only_one_cpu():
             return cls((None,))
         import jax
@@ -71,7 +71,7 @@ class Devices:
         return Mesh(np.array(self.devices), ("lane",))
 
     def put(self, tree: Any, deal: bool = False) -> Any:
-        """Arrays on the devices."""
+        """The tree with its arrays on the devices: whole on each, or dealt out along the first axis."""
         import jax
         from jax.sharding import NamedSharding, PartitionSpec
 

@@ -32,7 +32,7 @@ class Host(Worker, Protocol):
 def hold_trials(
     host: Host, models: Models, older: Entries, parent: Ints, starts: Sequence[Start], local: Local
 ) -> Tournament:
-    """What every client with a parent finds on the rows that it held out."""
+    """Let every client with a parent train each start; how many of the rows that it held out each gets wrong."""
     tournament = Tournament.nobody(len(parent), len(starts))
     clients = np.flatnonzero(parent >= 0)
     if not len(clients):

@@ -67,7 +67,7 @@ class Work:
         return Work(self.client[pairs], self.model[pairs], self.size[pairs], lane, data)
 
     def updates(self, params: Params) -> Updates:
-        """What came of it."""
+        """The updates of this work: the parameters that its pairs trained."""
         return Updates(params, self.client, self.model, self.size, self.lane)
 
     @property

@@ -14,7 +14,7 @@ MAX_LISTED = 1000  # of those who sat out, the newest
 
 
 def for_page(record: Record) -> dict[str, Any] | None:
-    """All of it as plain values for the page; None where nothing was asked over a network."""
+    """The exchanges of a record as plain values for the page; None where nothing was asked over a network."""
     if not record.exchanges:
         return None
     out = list(sat_out(record))

@@ -101,7 +101,7 @@ def measure(record: Record, oracle: Record | None = None) -> Metrics:
 
 
 def numbers(metrics: Metrics) -> dict[str, float | None]:
-    """All of it as single numbers by name, those of the dummies, too."""
+    """The metrics of a run as single numbers by name, with those of the dummy detectors."""
     plain = ("mean", "worst", "tenth", "lost", "lost_to_oracle", "ari", "nmi", "spare")
     detectors = {"noticed": metrics.noticed, "alarms": metrics.alarms, "switches": metrics.switches, **metrics.dummies}
     return {

@@ -43,5 +43,5 @@ def in_background(items: Iterator[T], ahead: int = 2) -> Iterator[T]:
 
 
 def busy() -> bool:
-    """Whether such work still goes on."""
+    """Whether a thread of `in_background` is still at work."""
     return any(thread.name == NAME for thread in threading.enumerate())

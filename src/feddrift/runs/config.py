@@ -77,7 +77,7 @@ class RunConfig(BaseModel):
             raise ConfigError(problem(error)) from None
 
     def load(self) -> Stream:
-        """The stream."""
+        """The stream of this run, with the labels flipped that `poison` says."""
         engines.engine(self.engine)  # wrong names first: data may take a while
         algorithms.algorithm(self.algorithm, **self.settings)
         stream = streams.stream(

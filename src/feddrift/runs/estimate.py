@@ -81,7 +81,7 @@ def _rehearse(engine: Engine, algorithm: Algorithm) -> tuple[float, float, bool]
 
 @contextmanager
 def _quiet(log: logging.Logger) -> Iterator[None]:
-    """What is said of barely trained models is not true of the run."""
+    """Silence warnings meanwhile: of barely trained models they say nothing about the run."""
     before = log.level
     log.setLevel(logging.ERROR)
     try:

@@ -234,6 +234,6 @@ def _short(models: np.float64) -> float:
 
 
 def versions() -> dict[str, str]:
-    """What numbers may depend on besides the data."""
+    """The versions of Python and of the packages that numbers may depend on."""
     packages = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "numpy", "scipy")}
     return {"feddrift": __version__, "python": platform.python_version(), **packages}

@@ -166,7 +166,7 @@ class _Worker:
         self.give(config)
 
     def give(self, config: RunConfig) -> bool:
-        """Whether the worker is there to take it."""
+        """Send the worker its next run; False where its process is gone."""
         try:
             self.pipe.send(config)
         except OSError:

@@ -114,7 +114,7 @@ class Writer:
         self._add([{"kind": kind, **values}], kind)
 
     def _add(self, lines: Sequence[Mapping[str, Any]], where: str) -> None:
-        """All of these lines, or none."""
+        """Write all of these lines, or none."""
         texts, order = [schema.dump(line) for line in lines], replace(self.order)
         for text in texts:
             order.take(schema.parse(text, where), where)

@@ -50,7 +50,7 @@ _log = logging.getLogger("feddrift")
 
 
 class Missing(Exception):
-    """Parts of models that the server takes to be here are not."""
+    """This client lacks parts of models that the server takes it to have."""
 
 
 class Client:
@@ -101,7 +101,7 @@ class Client:
         return self.model if isinstance(self.model, Net) else net_of(self.model)
 
     def _answer(self, task: About, request: Request, raw: Raw) -> tuple[Body, dict[str, Part]]:
-        """Computes first and commits last."""
+        """The reply and its parts; the store changes only after all is computed."""
         store = self.store(task.experiment)
         if isinstance(request, Hello):
             return self._hello(task, store, request, raw), {}

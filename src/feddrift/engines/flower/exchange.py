@@ -75,7 +75,7 @@ class Exchange:
 
     @property
     def in_trouble(self) -> set[int]:
-        """Who sits out."""
+        """The clients that gave no answer, or one that was refused."""
         return {c for c, answer in self.clients.items() if answer.trouble is not None}
 
     def add(
@@ -86,7 +86,7 @@ class Exchange:
         replies: Mapping[int, Reply],
         trouble: Mapping[int, str],
     ) -> None:
-        """What was sent to these clients, and what came; some may be asked once more, with what they lacked."""
+        """Note what was sent to these clients and what came; a second call is for those that had lacked parts."""
         for c in clients:
             answer, reply = self.clients.setdefault(c, Answer()), replies.get(c)
             answer.trouble = trouble.get(c)
@@ -98,7 +98,7 @@ class Exchange:
         self.took = round(self.took + took, 3)
 
     def line(self) -> dict[str, Any]:
-        """As a record has it, in lists over the clients."""
+        """The exchange as a line of the record, in lists over the clients."""
         head = {name: getattr(self, name) for name in ("t", "asked", "round", "at", "took")}
         columns = {f.name: [getattr(answer, f.name) for answer in self.clients.values()] for f in fields(Answer)}
         return {**head, "c": list(self.clients), **columns}

@@ -245,13 +245,13 @@ class Flower(Engine):
         return {index[name]: node for name, node in owners if name is not None}
 
     def about(self, c: int, tau: int) -> About:
-        """What every request to this client says."""
+        """The part of a request to this client that all requests have."""
         roster = self.roster
         sizes = len(roster.clients), roster.n_classes, roster.features
         return About(roster.experiment, roster.clients[c], c, *sizes, self.seed, tau)
 
     def _checked(self, c: int, body: Body) -> None:
-        """What every reply must say."""
+        """Refuse a reply of another version, from another client, or that says it failed."""
         if body.get("version") != VERSION:
             raise Refused(f"the client has version {body.get('version')!r}, the server {VERSION!r}")
         if body.get("client") != self.roster.clients[c]:

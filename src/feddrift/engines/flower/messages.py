@@ -47,7 +47,7 @@ class About:
 
     @classmethod
     def read(cls, about: Any) -> Self:
-        """From a request's body."""
+        """What the body of a request says, after checking it."""
         if not isinstance(about, dict) or set(about) != {field.name for field in fields(cls)}:
             raise Refused("it does not say what federation it is about")
         names = ("index", "n_clients", "n_classes", "tau")
@@ -66,7 +66,7 @@ class Request:
     deadline: ClassVar[str]
 
     def body(self) -> Body:
-        """What is sent."""
+        """The message as plain values, to be sent as JSON."""
         return asdict(self)
 
     @classmethod
@@ -85,7 +85,7 @@ class Hello(Request):
 
     @classmethod
     def serving(cls, tau: int, models: list[Body], votes: list[float], ballot: Ballot) -> Self:
-        """Trained at time tau."""
+        """A hello with models to use from now on, trained at time tau."""
         return cls({"tau": tau, "models": models, "votes": votes, "ballot": ballot})
 
     def body(self) -> Body:
@@ -143,13 +143,13 @@ class Present:
     tested: tuple[int, int] | None = None  # how many are right, of how many
 
     def body(self) -> Body:
-        """What is sent."""
+        """The message as plain values, to be sent as JSON."""
         right = {} if self.tested is None else {"right": self.tested[0], "tested": self.tested[1]}
         return {"cells": [[t, n] for t, n in self.cells.items()]} | right
 
     @classmethod
     def read(cls, body: Body, tau: int) -> Self:
-        """Of a client at time tau."""
+        """What the body of a reply says, checked for a client at time tau."""
         cells = [(whole(t, 0, tau), whole(n, 1, MAX_ROWS)) for t, n in body["cells"]]
         if len(dict(cells)) != len(cells):
             raise Refused("it names a time step twice")
@@ -167,13 +167,13 @@ class Scores:
     stored: dict[int, tuple[int, list[float]]]  # by time: how many rows, and [m]
 
     def body(self) -> Body:
-        """What is sent."""
+        """The message as plain values, to be sent as JSON."""
         new = {} if self.new is None else {"new": self.new}
         return new | {"stored": [[t, size, sums] for t, (size, sums) in self.stored.items()]}
 
     @classmethod
     def read(cls, body: Body, counts: Ints, n_models: int, metric: Metric) -> Self:
-        """Of a client with counts[t] rows, the newest last."""
+        """What the body of a reply says, checked for a client that has counts[t] rows of each time t."""
         mistakes, n, tau = metric == "error", int(counts[-1]), len(counts) - 1
         top = np.finfo(np.float64).max
         new = numbers(body["new"], n_models, n if mistakes else top, mistakes) if n else None
@@ -226,6 +226,6 @@ def slice_of(data: Entries, models: Sequence[int] | Ints | None = None) -> Slice
 
 
 def entries_of(w: Slice, client: int, shape: tuple[int, int, int]) -> Entries:
-    """The way back, at the client."""
+    """The entries of w that `slice_of` made this slice of, with the client's index."""
     t, m = (np.array(part, dtype=np.int64) for part in w[:2])
     return Entries(t, np.full_like(t, client), m, np.array(w[2], dtype=np.float64), shape)

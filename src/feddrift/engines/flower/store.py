@@ -46,7 +46,7 @@ class Store:
         return dict(sorted((int(match[1]), int(match[2])) for match in matches if match))
 
     def cell(self, t: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:
-        """x and y of one of them."""
+        """x and y of time step t."""
         arrays = self._read(self._cell(t, self.cells()[t]))
         return arrays["x"], arrays["y"]
 
@@ -90,17 +90,17 @@ class Store:
         return True
 
     def part(self, name: str) -> list[npt.NDArray[Any]]:
-        """A part of a model."""
+        """The arrays of the part of a model that has this name."""
         arrays: list[npt.NDArray[Any]] = self._read(self.path / "parts" / checked_name(name, "a part"))
         return arrays
 
     def put_parts(self, parts: Mapping[str, list[npt.NDArray[Any]]]) -> None:
-        """Keep these parts too."""
+        """Store these parts beside those that are there."""
         for name, part in parts.items():
             self._write(self.path / "parts" / checked_name(name, "a part"), part)
 
     def keep_parts(self, names: Iterable[str]) -> None:
-        """Forget all other parts."""
+        """Delete all parts but these."""
         kept = set(names)
         for path in (self.path / "parts").glob("*"):
             if path.name not in kept:
@@ -126,7 +126,7 @@ class Store:
             return None
 
     def put_moments(self, moments: Mapping[str, Any]) -> None:
-        """Remember the last round."""
+        """Store the optimiser before and after the last round."""
         self._write(self.path / "moments", dict(moments))
 
     def _read(self, path: Path) -> Any:

@@ -23,7 +23,7 @@ class Refused(FeddriftError):
 
 
 def pack(body: Mapping[str, Any], parts: Mapping[str, Part] | None = None) -> RecordDict:
-    """A message's content."""
+    """A message of a body, as JSON, and named parts of models, as arrays."""
     records = {name: ArrayRecord(list(map(_plain, part))) for name, part in (parts or {}).items()}
     return RecordDict({"body": ConfigRecord({"json": json.dumps(body, allow_nan=False)}), **records})
 
