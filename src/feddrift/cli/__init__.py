@@ -52,11 +52,11 @@ def _main(
 
 def _once() -> Callable[[logging.LogRecord], bool]:
     """A filter that lets each message through once, however many seeds repeat it."""
-    told: set[str] = set()
+    seen: set[str] = set()
 
     def new(line: logging.LogRecord) -> bool:
         message = line.getMessage()
-        return not (message in told or told.add(message))  # type: ignore[func-returns-value]
+        return not (message in seen or seen.add(message))  # type: ignore[func-returns-value]
 
     return new
 

@@ -140,16 +140,16 @@ def read(path: str | Path) -> Record:
 def latest(path: Path) -> Record | None:
     """The record of this name: the closed one if it is complete, else what is written just now; None: there is none."""
     for _ in range(LOOKS):  # between two looks it may have got its other name
-        found = []
+        candidates = []
         for file in (path, part_of(path)):
             try:
-                found.append(_read(file))
+                candidates.append(_read(file))
             except FileNotFoundError:
                 continue
             except OSError as error:
                 raise DataError(f"cannot read {file}: {error.strerror or error}") from None
-        if found:
-            return found[0] if found[0].status == "complete" else found[-1]
+        if candidates:
+            return candidates[0] if candidates[0].status == "complete" else candidates[-1]
     return None
 
 
@@ -162,7 +162,7 @@ def _read(path: Path) -> Record:
     header = schema.parse(lines[0], f"{path}, line 1")
     if header["kind"] != "header":
         raise DataError(f"{path}, line 1: a record starts with its header, got {header['kind']!r}")
-    order, found = Order.after(header), dict[str, list[dict[str, Any]]]()
+    order, by_kind = Order.after(header), dict[str, list[dict[str, Any]]]()
     columns: dict[str, list[Any]] = {name: [] for name in schema.COLUMNS}
     n_clients: list[int] = []  # of each time step
     for number, text in enumerate(lines[1:], start=2):
@@ -177,27 +177,27 @@ def _read(path: Path) -> Record:
             for name, values in columns.items():
                 values += line.get(name) or [None] * order.n_clients
         else:
-            found.setdefault(line["kind"], []).append(line)
+            by_kind.setdefault(line["kind"], []).append(line)
         n_clients += [order.n_clients] * (order.steps - before)
     starts = [0, *itertools.accumulate(n_clients)]
-    for test in found.get("test", []):
+    for test in by_kind.get("test", []):
         for c, tested in enumerate(test["tested"]):
             k = starts[test["t"]] + c
             if tested or not columns["tested"][k]:  # a client that is away now may have been tested before
                 for name in ("accuracy", "tested", *SCORES):
                     columns[name][k] = test[name][c] if test.get(name) is not None else None
     if header["schema"] == 2:
-        names = [line["name"] for line in found.get("client", [])]
-        named = {line["t"]: line["name"] for line in found.get("time", [])}
+        names = [line["name"] for line in by_kind.get("client", [])]
+        named = {line["t"]: line["name"] for line in by_kind.get("time", [])}
         times = [named.get(t, "") for t in range(order.begun)]
         header |= {"n_clients": order.n_clients, "clients": header["clients"] + names, "times": times}
     return Record(
         header,
         _rows(columns, n_clients, order.n_clients),
-        tuple(event for event in found.get("event", []) if event["t"] < order.steps),
-        found["end"][0]["status"] if order.ended else "unfinished",
+        tuple(event for event in by_kind.get("event", []) if event["t"] < order.steps),
+        by_kind["end"][0]["status"] if order.ended else "unfinished",
         order.tested if header["schema"] == 2 else order.steps,
-        tuple(found.get("exchange", [])),
+        tuple(by_kind.get("exchange", [])),
     )
 
 
@@ -214,7 +214,7 @@ def read_all(folder: str | Path) -> list[Record]:
     paths |= {path.with_suffix("") for path in Path(folder).rglob("*.jsonl.part")}
     if not paths:
         raise DataError(f"no records (*.jsonl) below {folder}")
-    records = [found for path in sorted(paths) if (found := latest(path)) is not None]
+    records = [record for path in sorted(paths) if (record := latest(path)) is not None]
     return sorted(records, key=lambda r: (configuration(r.header), r.header["seed"]))
 
 
