@@ -34,6 +34,7 @@ app.command("export")(run.export_)
 app.command("sweep")(run.sweep_)
 app.command("report")(report.report)
 app.command("plot")(report.plot)
+app.command("follow")(report.follow)
 app.add_typer(deploy.app, name="deploy")
 
 

@@ -1,10 +1,10 @@
-"""`feddrift report` and `plot`."""
+"""`feddrift report`, `plot` and `follow`."""
 
 from __future__ import annotations
 
 import json
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -13,9 +13,10 @@ import typer
 
 from feddrift import api
 from feddrift.cli import console
-from feddrift.cli.console import say, tell
+from feddrift.cli.console import can_be_stopped, say, tell
 from feddrift.errors import ConfigError, DataError
-from feddrift.reports import metrics, page, paper, tables
+from feddrift.reports import metrics, page, paper, tables, trackers
+from feddrift.reports.follow import Follower
 from feddrift.reports.remarks import remarks
 from feddrift.reports.summary import compare, finished, grouped, summarise, unfinished
 from feddrift.runs import record
@@ -125,3 +126,23 @@ def plot(
         tell("too many runs for one picture: showing the first seed of each")
     pictures.save(api.plot(records, kind.value), file)
     say(f"wrote {file}")
+
+
+def follow(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="a record, a folder of records, or a deployment's")],
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help="mlflow:URI, tensorboard:DIR or wandb:PROJECT (kept offline)")
+    ],
+) -> None:
+    """Show runs in a tracker, as far as they are and as long as they go on; doing it again doubles nothing.
+
+    Example: feddrift follow runs tensorboard:tb
+    """
+    can_be_stopped()
+    with closing(Follower(run, trackers.tracker(target))) as follower:
+        while True:
+            for sentence in follower.look():
+                say(sentence)
+            if not follower.waits:
+                return
+            time.sleep(2)

@@ -77,6 +77,7 @@ class Record:
     status: Literal["complete", "interrupted", "failed", "unfinished"]  # unfinished: still running, or killed
     tested: int  # time steps that are tested: all, or all but the last
     exchanges: tuple[dict[str, Any], ...] = ()  # the questions to clients of real machines
+    seconds: float | None = None  # that it took, once it has ended
     score: Score = ACCURACY  # what stands in rows.accuracy: see `by_score`
 
     @property
@@ -198,6 +199,7 @@ def _read(path: Path) -> Record:
         by_kind["end"][0]["status"] if order.ended else "unfinished",
         order.tested if header["schema"] == 2 else order.steps,
         tuple(by_kind.get("exchange", [])),
+        by_kind["end"][0]["seconds"] if order.ended else None,
     )
 
 
@@ -208,14 +210,21 @@ def read_all(folder: str | Path) -> list[Record]:
     """
     if os.path.isfile(folder):  # unlike Path's, it takes any string
         return [read(folder)]
-    if not os.path.isdir(folder):
-        raise DataError(f"{folder} is neither a folder of records nor a record")
-    paths = {path for path in Path(folder).rglob("*.jsonl") if path.name != OLD_HISTORY}
-    paths |= {path.with_suffix("") for path in Path(folder).rglob("*.jsonl.part")}
-    if not paths:
-        raise DataError(f"no records (*.jsonl) below {folder}")
-    records = [record for path in sorted(paths) if (record := latest(path)) is not None]
+    records = [record for path in paths(folder) if (record := latest(path)) is not None]
     return sorted(records, key=lambda r: (configuration(r.header), r.header["seed"]))
+
+
+def paths(folder: str | Path) -> list[Path]:
+    """Where the records below a folder are when nobody writes them, for `latest`; or that of one file."""
+    if not os.path.isdir(folder):
+        if os.path.isfile(folder) or os.path.isfile(f"{folder}.part"):
+            return [Path(str(folder).removesuffix(".part"))]
+        raise DataError(f"{folder} is neither a folder of records nor a record")
+    found = {path for path in Path(folder).rglob("*.jsonl") if path.name != OLD_HISTORY}
+    found |= {path.with_suffix("") for path in Path(folder).rglob("*.jsonl.part")}
+    if not found:
+        raise DataError(f"no records (*.jsonl) below {folder}")
+    return sorted(found)
 
 
 def _rows(columns: Mapping[str, Sequence[Any]], n_clients: Sequence[int], most: int) -> Rows:
