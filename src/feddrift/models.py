@@ -31,6 +31,8 @@ def mix(models: Models, A: npt.ArrayLike, ids: Sequence[int], family: Sequence[i
     """
     if models.mask is not None:
         raise ValueError("models that see different inputs cannot be mixed")
+    if models.private.any():
+        raise ValueError("private models stay with their clients: they cannot be mixed")
     rows = np.asarray(A, dtype=np.float64)
     if rows.shape != (len(ids), len(models)):
         raise ValueError(f"mix needs a matrix of shape {(len(ids), len(models))}, got {rows.shape}")
@@ -45,17 +47,23 @@ def mix(models: Models, A: npt.ArrayLike, ids: Sequence[int], family: Sequence[i
 
 
 def take(
-    models: Models, positions: Sequence[int] | Ints, ids: Sequence[int], family: Sequence[int] | None = None
+    models: Models,
+    positions: Sequence[int] | Ints,
+    ids: Sequence[int],
+    family: Sequence[int] | None = None,
+    owner: Sequence[int] | None = None,
 ) -> Models:
     """Copies of the models at these positions under these ids, bit for bit; a position may repeat.
 
-    Unless `family` says otherwise, a model that keeps its id keeps its family, and any other founds its own.
+    Unless `family` says otherwise, a model that keeps its id keeps its family, and any other founds its own. With
+    `owner`, the copies are private models of these clients (-1: shared); else each is whose the original was.
     """
     at, names = np.asarray(positions, dtype=np.int64), tuple(int(i) for i in ids)
     if family is None:
         family = [_family(models, i, [m]) for i, m in zip(names, at, strict=True)]
     mask = None if models.mask is None else models.mask[at]
-    frame = Models(None, names, mask, tuple(int(i) for i in family), models.trunk)
+    owners = tuple(models.owner[m] for m in at) if owner is None else tuple(int(c) for c in owner)
+    frame = Models(None, names, mask, tuple(int(i) for i in family), models.trunk, owners)
     on_trunk = _agreed(frame, models.trunk_index[at])
     return replace(frame, params=map_trunk_and_head(lambda leaf, rows: leaf[rows], models, at, on_trunk))
 
@@ -96,9 +104,8 @@ def join(a: Models, b: Models) -> Models:
             raise ValueError(f"models of different trunks cannot be one family, got {a.family} and {b.family}")
         return np.concatenate([x, y[new] if trunk else y])
 
-    return Models(
-        map_trunk_and_head(joined, a, False, True, b.params), a.ids + b.ids, mask, a.family + b.family, a.trunk
-    )
+    params = map_trunk_and_head(joined, a, False, True, b.params)
+    return Models(params, a.ids + b.ids, mask, a.family + b.family, a.trunk, a.owner + b.owner)
 
 
 def graft(heads: Models, stock: Models, family: int) -> Models:

@@ -20,6 +20,7 @@ from feddrift.algorithms.ifca import IFCA
 from feddrift.algorithms.kue import KUE
 from feddrift.algorithms.options import options, settings
 from feddrift.algorithms.oracle import Oracle
+from feddrift.algorithms.private import FineTuned, LocalOnly
 from feddrift.algorithms.single import Single
 from feddrift.algorithms.trunk import FedDriftTrunk
 from feddrift.data import Stream
@@ -61,6 +62,10 @@ ALGORITHMS: dict[str, Entry] = {
     "FedDrift-W": Entry(FedDrift, {"memory": window(1)}, "FedDrift that remembers one time step"),
     "FedDrift-C": Entry(FedDriftC, {}, "FedDrift with at most one new global model per time step"),
     "FedDrift-Trunk": Entry(FedDriftTrunk, {}, "FedDrift whose concepts share a trunk where that serves them"),
+    "Local": Entry(LocalOnly, {}, "a model for each client, trained on its own data alone: nothing is sent"),
+    "Local-W": Entry(LocalOnly, {"memory": window(1)}, "Local that remembers one time step"),
+    "FineTuned": Entry(FineTuned, {}, "one model for all, and at each client a copy that learns from its newest data"),
+    "Majority": Entry(LocalOnly, {"sees_inputs": False}, "each client's most frequent class, without a look at inputs"),
     "Oracle": Entry(Oracle, {}, "one model per true concept: the ceiling"),
     "Oracle-W": Entry(Oracle, {"memory": window(1)}, "Oracle that remembers one time step"),
     "Oracle-Trunk": Entry(Oracle, {"share": True}, "one head per true concept on one trunk"),
