@@ -37,19 +37,19 @@ def record(
     out: str | Path = "runs",
     seed: int = 0,
     resume: bool = False,
-    every: int = 0,
+    checkpoint_every: int = 0,
     **options: Any,
 ) -> Record:
     """Run an algorithm on a stream to the end, with a record and checkpoints below a folder, and read the record.
 
     Parameters:
-        stream: A name of `feddrift list`, ``folder:DIR``, or ``package.module:make``.
+        stream: A name of `feddrift list`, a table ``FILE.csv``, ``folder:DIR``, or ``package.module:make``.
         algorithm: A name of `feddrift list`, or ``package.module:Name``.
         out: The folder of the records.
         seed: Of initial models and minibatches.
         resume: Go on where the same run was stopped; one that is finished is only read. What your own code does now
             is not compared with what it did then: use another folder after a change.
-        every: Save inside a time step, too, after every so many rounds.
+        checkpoint_every: Save inside a time step, too, after every so many rounds.
         options: What `feddrift run` takes: ``settings={"delta": 0.1}``, ``rounds=5``, ``pattern="random:every=2"``, ...
 
     >>> import tempfile
@@ -68,7 +68,7 @@ def record(
             hint = f"; settings of the algorithm go into settings={{{name!r}: ...}}"
             raise ConfigError(f"{unknown('option', name, RunConfig.model_fields)}{hint}")
     config = RunConfig.checked(stream=stream, algorithm=algorithm, seed=seed, **options)
-    made = RecordedRun(config, Path(out), resume=resume, every=every)
+    made = RecordedRun(config, Path(out), resume=resume, every=checkpoint_every)
     for _ in made:
         pass
     return read_record(made.path)

@@ -41,7 +41,7 @@ def _describe(name: str) -> str:
 
 def _streams(typed: str) -> list[str]:
     """For shells that complete names."""
-    return [name for name in (*streams.STREAMS, "folder:") if name.startswith(typed)]
+    return [name for name in (*streams.STREAMS, "folder:", "table:") if name.startswith(typed)]
 
 
 def _algorithms(typed: str) -> list[str]:
@@ -71,6 +71,12 @@ def run_(
     poison: Annotated[str | None, typer.Option(help=_describe("poison"))] = None,
     engine: Annotated[str, typer.Option(help=_describe("engine"))] = "simulator",
     label: Annotated[str, typer.Option(help=_describe("label"))] = "label",
+    client: Annotated[str | None, typer.Option(help=_describe("client"))] = None,
+    time: Annotated[str | None, typer.Option(help=_describe("time"))] = None,
+    every: Annotated[str | None, typer.Option(help=_describe("every"))] = None,
+    missing: Annotated[str | None, typer.Option(help=_describe("missing"))] = None,
+    categories: Annotated[str | None, typer.Option(help=_describe("categories"))] = None,
+    scale: Annotated[bool, typer.Option(help=_describe("scale"))] = True,
     weights: Annotated[Path | None, typer.Option(help=_describe("weights"))] = None,
     net: Annotated[str | None, typer.Option(help=_describe("net"))] = None,
     checkpoint_every: Annotated[

@@ -16,7 +16,7 @@ Values = npt.NDArray[Any]  # of numbers, dates, or objects: text, None, ...
 Columns = Mapping[str, Values]
 
 GAPS = frozenset({"", "?", "NA", "N/A", "<NA>", "nan", "NaN", "NAN", "NaT", "null", "NULL"})  # no value
-KINDS = "biufMO"
+KINDS, TEXT = "biufMO", "UT"  # of NumPy
 LARGEST = 1e38  # what float32 holds
 
 
@@ -42,12 +42,14 @@ def read_frame(frame: object) -> dict[str, Values]:
 def _array(column: Any, name: str) -> Values:
     try:
         values = np.asarray(column)
-        if values.dtype.kind == "U" or values.dtype.kind not in KINDS:  # also a list of numbers and text
-            values = np.array([*column], dtype=object) if values.ndim == 1 else values
+        if values.dtype.kind in TEXT and values.ndim == 1:  # also a list of numbers and text
+            values = np.array([*column], dtype=object)
     except (TypeError, ValueError) as error:
         raise DataError(f"column '{name}' cannot be read: {error}") from None
     if values.ndim != 1:
         raise DataError(f"column '{name}' must be one value per row, got an array of shape {values.shape}")
+    if values.dtype.kind not in KINDS:
+        raise DataError(f"column '{name}' must have numbers, words or dates, got {values.dtype}")
     return values
 
 
@@ -98,6 +100,8 @@ def read_number(text: str) -> float:
 
 
 def _number(value: object) -> float:
+    if isinstance(value, complex | np.complexfloating):
+        return math.nan
     try:
         number = read_number(value) if isinstance(value, str) else float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):  # None, dates, whole numbers beyond floats

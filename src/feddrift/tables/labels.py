@@ -51,7 +51,7 @@ def _value(text: str, place: str) -> int | str:
 def in_order(labels: Sequence[Label]) -> list[int | str]:
     """The classes, sorted; labels are whole numbers or words, not both."""
     check_kind(labels)
-    return sorted({label.value for label in labels})  # type: ignore[type-var]
+    return sorted({label.value for label in labels})
 
 
 def check_kind(labels: Sequence[Label]) -> None:
