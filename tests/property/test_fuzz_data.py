@@ -111,7 +111,7 @@ def test_frames(
     quiet: None, frame: dict[str, Any], every: str | None, missing: str | None, categories: str | None
 ) -> None:
     usual = {"shop": ["a", "b", "a"], "day": ["2009-01-01", "2009-01-01", "2009-02-01"], "sold": [0, 1, 1]}
-    options = {"every": every, "missing": missing, "categories": categories}
+    options: dict[str, Any] = {"every": every, "missing": missing, "categories": categories}
     check_stream(lambda: Stream.from_frame(usual | frame, client="shop", time="day", label="sold", **options))
 
 

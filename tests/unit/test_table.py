@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
+import pandas as pd  # type: ignore[import-untyped]
 import pytest
 
 import feddrift as fd
@@ -22,7 +22,7 @@ from feddrift.streams import stream
 from feddrift.tables.features import moments
 from feddrift.tables.times import read_every, steps
 
-KEYS = {"client": "station", "time": "date", "label": "rain"}
+KEYS: dict[str, Any] = {"client": "station", "time": "date", "label": "rain"}
 HEADER = "station,date,temp,wind,rain\n"
 ROWS = [
     f"{s},2009-{m:02}-{s[1]}3,{m}.5,{s[1]}{m},{'yes' if m % 2 else 'no'}" for m in range(1, 5) for s in ("s1", "s0")
@@ -419,7 +419,7 @@ def test_a_run_of_a_table_is_recorded_resumed_and_exported(put: Any, tmp_path: P
     (folder,) = fd.export(out, tmp_path / "models")
     models = fd.load(folder)
     assert models.columns == ("age", "mood=bad", "mood=good")
-    people = {"mood": ["good", "bad", "new"], "age": [70, "10", 75.0], "more": [0, 0, 0]}
+    people: dict[str, Any] = {"mood": ["good", "bad", "new"], "age": [70, "10", 75.0], "more": [0, 0, 0]}
     assert models.predict("shop0", people).tolist() == ["yes", "no", "yes"]
     assert models.predict("shop1", pd.DataFrame(people)).tolist() == ["yes", "no", "yes"]
     s = config.load()
@@ -429,7 +429,7 @@ def test_a_run_of_a_table_is_recorded_resumed_and_exported(put: Any, tmp_path: P
         None: "column 'age' has 1 gaps, the models have learned without any",
     }.items():
         with pytest.raises(DataError, match=said):
-            models.predict("shop0", {"age": [wrong], "mood": ["good"]})
+            models.predict("shop0", pd.DataFrame({"age": [wrong], "mood": ["good"]}))
     with pytest.raises(DataError, match="need the columns age, mood: got no column 'mood'"):
         models.predict("shop0", {"age": [1]})
     about = json.loads((folder / "models.json").read_text())
@@ -450,7 +450,7 @@ def test_what_differs_has_a_record_of_its_own(put: Any) -> None:
 
 def test_a_model_that_filled_gaps_fills_them_again(put: Any, tmp_path: Path) -> None:
     table = TABLE + "s0,2009-04-09,,1,yes\n"
-    options = {**KEYS, "every": "month", "missing": "indicator", "rounds": 1}
+    options: dict[str, Any] = {**KEYS, "every": "month", "missing": "indicator", "rounds": 1}
     fd.record(put(table), "Oblivious", out=tmp_path / "runs", **options)
     (folder,) = fd.export(tmp_path / "runs", tmp_path / "models")
     models = fd.load(folder).of("s0")

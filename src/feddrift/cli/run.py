@@ -76,7 +76,7 @@ def run_(
     every: Annotated[str | None, typer.Option(help=_describe("every"))] = None,
     missing: Annotated[str | None, typer.Option(help=_describe("missing"))] = None,
     categories: Annotated[str | None, typer.Option(help=_describe("categories"))] = None,
-    scale: Annotated[bool, typer.Option(help=_describe("scale"))] = True,
+    no_scale: Annotated[bool, typer.Option("--no-scale", help="of a table: leave numbers as they are")] = False,
     weights: Annotated[Path | None, typer.Option(help=_describe("weights"))] = None,
     net: Annotated[str | None, typer.Option(help=_describe("net"))] = None,
     checkpoint_every: Annotated[
@@ -93,7 +93,7 @@ def run_(
         raise ConfigError("give either --seed or --seeds, not both")
     names, settings = list(dict.fromkeys(algorithm)), _settings(set_ or [])
     options = click.get_current_context().params  # by name: those of a RunConfig, and a few of this command alone
-    common = {name: options[name] for name in RunConfig.model_fields.keys() & options.keys()}
+    common = {name: options[name] for name in RunConfig.model_fields.keys() & options.keys()} | {"scale": not no_scale}
     configs = [
         RunConfig.checked(**common | {"algorithm": name, "settings": _settings_of(name, names, settings), "seed": s})
         for name in names

@@ -73,13 +73,15 @@ class RunConfig(BaseModel):
     )
     missing: Literal["drop", "mean", "indicator"] | None = Field(
         default=None,
-        description="of a table: rows without a value are dropped, or filled with the first step's mean, "
-        "or so with a 0/1 column beside; else refused",
+        description="of a table: rows without a value: drop them, fill in the first step's mean, or that and an "
+        "indicator, a 0/1 feature; else they are refused",
     )
     categories: Literal["onehot"] | None = Field(
         default=None, description="of a table: onehot makes a 0/1 column of each word"
     )
-    scale: bool = Field(default=True, description="of a table: scale numbers by the first time step")
+    scale: bool = Field(
+        default=True, description="of a table: scale numbers by mean and standard deviation of the first time step"
+    )
 
     @field_validator("seed", "rounds", "steps", "batch", "lr", "participation", "dropout", mode="before")
     @classmethod
