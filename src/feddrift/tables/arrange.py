@@ -197,10 +197,10 @@ def _steps(table: Table, times: Sequence[str], where: Ints, every: str | float |
     if not times:  # told already
         return None
 
-    def place(text: str) -> str:
-        return f"{text!r} ({table.row} {table.lines[where.tolist()[times.index(text)]]})"
-
-    found = steps(times, every, place)
+    first: dict[str, int] = {}
+    for text, i in zip(times, where.tolist(), strict=True):
+        first.setdefault(text, i)
+    found = steps(list(first), every, lambda text: f"{text!r} ({table.row} {table.lines[first[text]]})")
     if len(found.names) < 2:
         cure = "; a shorter every gives more" if every is not None else ""
         raise DataError(f"at least 2 time steps are needed, to train, then to test, got {listed(found.names)}{cure}")

@@ -86,8 +86,10 @@ def numbers(values: Values) -> tuple[Floats, Bools]:
         return np.where(np.abs(found) < LARGEST, found, np.nan), np.isnan(found)
     if kind == "M":
         return np.full(len(values), np.nan), np.isnat(values)
-    found = np.array([_number(value) for value in values], dtype=np.float64)
-    gaps = np.array([np.isnan(n) and not _text(v) for v, n in zip(values, found, strict=True)], dtype=bool)
+    objects = values.tolist()
+    found = np.fromiter(map(_number, objects), dtype=np.float64, count=len(objects))
+    gaps = np.isnan(found)
+    gaps[gaps] = [not _text(objects[i]) for i in np.flatnonzero(gaps)]
     return found, gaps
 
 
@@ -100,10 +102,11 @@ def read_number(text: str) -> float:
 
 
 def _number(value: object) -> float:
-    if isinstance(value, complex | np.complexfloating):
-        return math.nan
     try:
-        number = read_number(value) if isinstance(value, str) else float(value)  # type: ignore[arg-type]
+        if isinstance(value, str):
+            number = read_number(value)
+        else:
+            number = math.nan if isinstance(value, complex | np.complexfloating) else float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):  # None, dates, whole numbers beyond floats
         return math.nan
-    return number if abs(number) < LARGEST else math.nan
+    return number if -LARGEST < number < LARGEST else math.nan
