@@ -50,6 +50,6 @@ figure.savefig(folder / "clusters.png")
 print("open", fd.report(folder, folder / "report.html"))
 
 # %% The models, to predict with.
-models = fd.load(next(path for path in fd.export(folder, folder / "models") if "FedDrift" in path.name))
+models = fd.load_models(next(path for path in fd.export(folder, folder / "models") if "FedDrift" in path.name))
 x, y = stream.cell(10, 7)
 print(f"client 7: {100 * (models.predict('7', x) == y).mean():.1f} % right")

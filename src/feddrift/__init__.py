@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import warnings
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from feddrift.engines.conditions import Conditions
     from feddrift.engines.worker import Worker
     from feddrift.errors import ConfigError, DataError, FeddriftError
-    from feddrift.exported import load
+    from feddrift.exported import load_models
     from feddrift.nets.perceptron import mlp
     from feddrift.run import Step, run
     from feddrift.runs.record import Record
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Algorithm", "Conditions", "ConfigError", "DataError", "Event", "FeddriftError", "Federation", "Local", "Models",
-    "Net", "Record", "State", "Step", "Stream", "Worker", "algorithm", "events", "export", "load", "mlp", "option",
-    "plot", "read", "record", "report", "rows", "run", "stream", "summary",
+    "Net", "Record", "State", "Step", "Stream", "Worker", "algorithm", "events", "export", "load_models", "mlp",
+    "option", "plot", "read", "record", "report", "rows", "run", "stream", "summary",
 ]  # fmt: skip
 
 _PLACES = {  # where the public names are: `import feddrift` loads none of these before they are asked for
@@ -39,7 +40,7 @@ _PLACES = {  # where the public names are: `import feddrift` loads none of these
     "feddrift.engines.conditions": ("Conditions",),
     "feddrift.engines.worker": ("Worker",),
     "feddrift.errors": ("ConfigError", "DataError", "FeddriftError"),
-    "feddrift.exported": ("load",),
+    "feddrift.exported": ("load_models",),
     "feddrift.nets.perceptron": ("mlp",),
     "feddrift.run": ("Step", "run"),
     "feddrift.runs.record": ("Record",),
@@ -62,6 +63,9 @@ class _Package(ModuleType):
 if not TYPE_CHECKING:  # else a type checker would take any name for a public one
 
     def __getattr__(name: str) -> Any:
+        if name == "load":  # of version 0.1
+            warnings.warn("feddrift.load is now feddrift.load_models", DeprecationWarning, stacklevel=2)
+            name = "load_models"
         if name not in _PLACE_OF:
             raise AttributeError(f"module 'feddrift' has no attribute '{name}'")
         value = getattr(importlib.import_module(_PLACE_OF[name]), name)

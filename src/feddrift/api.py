@@ -5,13 +5,16 @@ Tables are plain columns, lists by name: ``pandas.DataFrame(fd.rows(records))`` 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from feddrift.errors import ConfigError, DataError, unknown
+from feddrift import streams
+from feddrift.errors import ConfigError, DataError, FeddriftError, unknown
+from feddrift.exported import ABOUT
 from feddrift.reports import summary as summaries
 from feddrift.reports.story import event_sentence
 from feddrift.reports.words import describe, notable
@@ -50,7 +53,8 @@ def record(
         resume: Go on where the same run was stopped; one that is finished is only read. What your own code does now
             is not compared with what it did then: use another folder after a change.
         checkpoint_every: Save inside a time step, too, after every so many rounds.
-        options: What `feddrift run` takes: ``settings={"delta": 0.1}``, ``rounds=5``, ``pattern="random:every=2"``, ...
+        options: What `feddrift run` takes: ``settings={"delta": 0.1}``, ``rounds=5``, ``pattern="random:every=2"``,
+            for a table ``client="shop"``, ``time="date"``, ``every="month"``, ...
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -63,19 +67,38 @@ def record(
                 f"a record needs the {what} by name, so that it can be made again: package.module:Name, or in a "
                 f"notebook '__main__:Name'; got {type(value).__name__}"
             )
+    if not isinstance(resume, bool):
+        raise ConfigError(f"resume must be True or False, got {resume!r}")
+    if "every" in options and not streams.is_table(stream):  # what it meant in 0.2
+        warnings.warn("every is of tables, save with checkpoint_every", DeprecationWarning, stacklevel=2)
+        checkpoint_every = options.pop("every")
+    if isinstance(checkpoint_every, bool) or not isinstance(checkpoint_every, int) or checkpoint_every < 0:
+        raise ConfigError(f"checkpoint_every must be a whole number of rounds, or 0, got {checkpoint_every!r}")
     for name in options:
         if name not in RunConfig.model_fields:
             hint = f"; settings of the algorithm go into settings={{{name!r}: ...}}"
             raise ConfigError(f"{unknown('option', name, RunConfig.model_fields)}{hint}")
     config = RunConfig.checked(stream=stream, algorithm=algorithm, seed=seed, **options)
-    made = RecordedRun(config, Path(out), resume=resume, every=checkpoint_every)
-    for _ in made:
+    recorded = RecordedRun(config, Path(out), resume=resume, every=checkpoint_every)
+    for _ in recorded:
         pass
-    return read_record(made.path)
+    return read_record(recorded.path)
 
 
 def read(where: str | Path) -> list[Record]:
-    """All records below a folder, by configuration and seed, or the one of a file; runs may still be writing them."""
+    """All records below a folder, by configuration and seed, or the one of a file; runs may still be writing them.
+
+    Parameters:
+        where: A folder of records, a record's file, or the folder of a deployment.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run = record("sine-2", "Oblivious", out=folder, rounds=1)
+    ...     read(folder)
+    [Record(sine-2, Oblivious, seed 0: complete, 10 of 10 time steps, 10 clients)]
+    """
+    if not isinstance(where, str | Path):
+        raise ConfigError(f"expected a folder of records or a record's file, got {type(where).__name__}")
     return read_all(where)
 
 
@@ -92,23 +115,27 @@ def rows(records: Record | Iterable[Record]) -> Columns:
     ['stream', 'algorithm', 'settings', 'seed', 't', 'client']
     """
     table: Columns = {name: [] for name in (*RUN, "t", "client", *COLUMNS)}
-    for found in _several(records):
-        steps, clients = found.rows.model.shape
-        for name, value in _named(found).items():
+    for run in _several(records):
+        steps, clients = run.rows.model.shape
+        for name, value in _named(run).items():
             table[name] += [value] * (steps * clients)
         table["t"] += np.repeat(np.arange(steps), clients).tolist()
-        table["client"] += found.header["clients"] * steps
+        table["client"] += run.header["clients"] * steps
         for name in COLUMNS:
-            table[name] += getattr(found.rows, name).reshape(-1).tolist()
+            table[name] += getattr(run.rows, name).reshape(-1).tolist()
     return table
 
 
 def events(records: Record | Iterable[Record]) -> Columns:
-    """One row for every birth, merge, retirement and revival of a model: when (from 0), and why."""
+    """One row for every birth, merge, retirement and revival of a model: when (from 0), and why.
+
+    >>> list(events([]))
+    ['stream', 'algorithm', 'settings', 'seed', 't', 'event', 'model', 'why', 'cause']
+    """
     table: Columns = {name: [] for name in (*RUN, "t", "event", "model", "why", "cause")}
-    for found in _several(records):
-        for event in found.events:
-            line = {**_named(found), **event}
+    for run in _several(records):
+        for event in run.events:
+            line = {**_named(run), **event}
             line["why"] = event_sentence(event)
             for name, column in table.items():
                 column.append(line[name])
@@ -118,32 +145,48 @@ def events(records: Record | Iterable[Record]) -> Columns:
 def summary(records: Record | Iterable[Record], *, against: str | None = None) -> Columns:
     """One row for every stream, algorithm and settings: means over seeds, accuracies in percent with their deviation.
 
-    With `against`, an algorithm, also how many points each is above it (`over_mean`), and the 95 % interval of that
-    (`over_low`, `over_high`).
+    Parameters:
+        records: What `read` or `record` gave.
+        against: An algorithm: then also how many points each is above it (`over_mean`), and the 95 % interval of that
+            (`over_low`, `over_high`).
+
+    >>> list(summary([]))[:6]
+    ['stream', 'algorithm', 'settings', 'seeds', 'omitting_drifts', 'omitting_drifts_std']
     """
-    found = _several(records)
+    runs = _several(records)
     spreads = ("omitting_drifts", "including_drifts")
     plain = ("models_sent", "models_sent_ratio", "models_final", "false_alarms", "ari")
-    table: Columns = {name: [] for name in ("stream", "algorithm", "settings", "seeds")}
-    for one in summaries.summarise(found):
-        told = _settings(one.algorithm, one.settings, one.overrides)
-        line: dict[str, Any] = {"stream": one.stream, "algorithm": one.algorithm, "settings": told}
-        line["seeds"] = len(one.seeds)
+    accuracies = [name for spread in spreads for name in (spread, f"{spread}_std")]
+    table: Columns = {name: [] for name in ("stream", "algorithm", "settings", "seeds", *accuracies, *plain)}
+    for group in summaries.summarise(runs):
+        line: dict[str, Any] = {"stream": group.stream, "algorithm": group.algorithm, "seeds": len(group.seeds)}
+        line["settings"] = _settings(group.algorithm, group.settings, group.overrides)
         for name in spreads:
-            spread = getattr(one, name)
+            spread = getattr(group, name)
             line |= {name: spread and spread.mean, f"{name}_std": spread and spread.std}
-        for name, value in {**line, **{name: getattr(one, name) for name in plain}}.items():
-            table.setdefault(name, []).append(value)
+        for name, value in {**line, **{name: getattr(group, name) for name in plain}}.items():
+            table[name].append(value)
     if against is not None:
-        gaps = summaries.compare(found, against)
+        gaps = summaries.compare(runs, against)
         for name in ("mean", "low", "high"):
             table[f"over_{name}"] = [gap and getattr(gap, name) for gap in gaps]
     return table
 
 
 def plot(records: Record | Iterable[Record], kind: Kind = "clusters") -> Figure:
-    """A picture of records, which a notebook shows: who used which model, accuracy over time, the true concepts, or
-    accuracy against delta or traffic; `fig.savefig(...)` keeps it."""
+    """A picture of records, which a notebook shows; `fig.savefig(...)` keeps it.
+
+    Parameters:
+        records: What `read` or `record` gave.
+        kind: `clusters`: who used which model; `accuracy`: over time; `patterns`: the true concepts; `delta` and
+            `traffic`: accuracy against these.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run = record("sine-2", "Oblivious", out=folder, rounds=1)
+    >>> plot(run, "accuracy").axes[0].get_ylabel()
+    'accuracy on the next time step'
+    """
     from feddrift.reports import pictures  # here, since matplotlib takes a while to import
 
     draw = {
@@ -153,24 +196,48 @@ def plot(records: Record | Iterable[Record], kind: Kind = "clusters") -> Figure:
         "delta": pictures.threshold,
         "traffic": pictures.traffic,
     }
-    if kind not in draw:
+    if not isinstance(kind, str) or kind not in draw:
         raise ConfigError(f"kind must be one of {', '.join(draw)}, got {kind!r}")
     return draw[kind](_several(records))
 
 
 def report(records: str | Path | Record | Iterable[Record], file: str | Path = "report.html") -> Path:
-    """Write the page of records, or of all below a folder, and say where it is."""
+    """Write the page of records, or of all below a folder, and say where it is.
+
+    Parameters:
+        records: What `read` or `record` gave, or a folder.
+        file: The page; it is one file that needs no other.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run = record("sine-2", "Oblivious", out=folder, rounds=1)
+    ...     report(run, f"{folder}/page.html").name
+    'page.html'
+    """
     from feddrift.reports import page
 
-    found = read_all(records) if isinstance(records, str | Path) else _several(records)
-    if not found:
+    runs = read_all(records) if isinstance(records, str | Path) else _several(records)
+    if not runs:
         raise DataError("there are no records to report")
-    page.write(found, Path(file), Path(records).resolve().name if isinstance(records, str | Path) else Path(file).stem)
+    page.write(runs, Path(file), Path(records).resolve().name if isinstance(records, str | Path) else Path(file).stem)
     return Path(file)
 
 
 def export(folder: str | Path, out: str | Path = "models") -> list[Path]:
-    """Write the newest models of the runs below a folder, or of a deployment, for `load`; the folders written to."""
+    """Write the newest models of runs or a deployment, for `load_models`; returns the folders written to.
+
+    Parameters:
+        folder: Of records with their checkpoints, one record, or a deployment's.
+        out: Where the models go: those of several runs each to a folder of their own below it.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run = record("sine-2", "Oblivious", out=f"{folder}/runs", rounds=1)
+    ...     [path.name for path in export(f"{folder}/runs", f"{folder}/models")]
+    ['models']
+    """
+    if not isinstance(folder, str | Path):
+        raise ConfigError(f"export takes the folder of the records, got {type(folder).__name__}")
     return [target for target, _ in exports(Path(folder), Path(out))]
 
 
@@ -182,17 +249,27 @@ def exports(folder: Path, out: Path) -> Iterator[tuple[Path, int]]:
 
             yield out, export_federation(server.resolve(), out)
             return
-    found = checkpoint_folders(folder)
-    if not found:
+    checkpoints = checkpoint_folders(folder)
+    if not checkpoints:
         raise DataError(f"no run below {folder} has checkpoints: a sweep keeps none of a finished run")
-    for state in found:
-        target = out if len(found) == 1 else out / state.stem
-        yield target, export_run(from_checkpoints(state), target)
+    if len(checkpoints) == 1:
+        yield out, export_run(from_checkpoints(checkpoints[0]), out)
+        return
+    if (out / ABOUT).exists():  # `load_models` would take it for what is written now
+        raise DataError(f"{out} holds the models of one run, and {folder} has {len(checkpoints)}: name another folder")
+    failures = []
+    for state in checkpoints:
+        try:
+            yield out / state.stem, export_run(from_checkpoints(state), out / state.stem)
+        except FeddriftError as error:  # no reason to leave out the others
+            failures.append(f"{state.stem}: {error}")
+    if failures:
+        raise DataError(f"not exported: {'; '.join(failures)}")
 
 
-def _named(found: Record) -> dict[str, Any]:
+def _named(run: Record) -> dict[str, Any]:
     """Which run it is."""
-    header = found.header
+    header = run.header
     settings = _settings(header["algorithm"], header["settings"], header["overrides"])
     return {"stream": header["stream"], "algorithm": header["algorithm"], "settings": settings, "seed": header["seed"]}
 
@@ -204,8 +281,8 @@ def _settings(algorithm: str, settings: Mapping[str, Any], overrides: Mapping[st
 def _several(records: Record | Iterable[Record]) -> Sequence[Record]:
     if isinstance(records, str | Path) or not isinstance(records, Iterable | Record):
         raise ConfigError(f"expected records, as fd.read gives them, got {records!r}")
-    found = [records] if isinstance(records, Record) else list(records)
-    for one in found:
-        if not isinstance(one, Record):
-            raise ConfigError(f"expected records, as fd.read gives them, got {type(one).__name__}")
-    return found
+    runs = [records] if isinstance(records, Record) else list(records)
+    for run in runs:
+        if not isinstance(run, Record):
+            raise ConfigError(f"expected records, as fd.read gives them, got {type(run).__name__}")
+    return runs

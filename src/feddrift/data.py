@@ -22,7 +22,12 @@ Cell = tuple[npt.ArrayLike, npt.ArrayLike]  # x[n, ...], y[n]
 class Stream:
     """What every client receives over time: T training steps, and one last row that only tests.
 
-    Cells are stored one after the other, time outer, client inner, so that ``x[rows(t, c)]`` is S_c^(t).
+    Cells are stored one after the other, time outer, client inner, so that ``x[rows(t, c)]`` is S_c^(t). Make one
+    of your own data with `from_arrays`.
+
+    >>> from feddrift import stream
+    >>> stream("sea-4")
+    Stream('sea-4': 10 clients, 10 time steps + 1 to test, 55,000 examples of 3 features, 2 classes)
     """
 
     name: str
@@ -76,6 +81,11 @@ class Stream:
         return int(self.counts.shape[1])
 
     @property
+    def features(self) -> tuple[int, ...]:
+        """The shape of one input."""
+        return self.x.shape[1:]
+
+    @property
     def starts(self) -> Ints:
         """The first row of each cell."""
         starts: Ints = self.__dict__["_starts"]
@@ -105,11 +115,26 @@ class Stream:
     ) -> Stream:
         """Your own data: ``cells[t][c]`` is a pair (x, y), or None where client c received nothing at time t.
 
+        Parameters:
+            cells: Inputs x[n, ...] and labels y[n], whole numbers from 0, by time step and client; the last time step
+                only tests.
+            name: What records and reports call it.
+            n_classes: How many classes there are; by default the largest label + 1.
+            concepts: [t, c], the true concept of each cell, if somebody knows it.
+            clients: What the clients are called.
+            times: What the time steps are called.
+            local: The training settings that suit these data.
+
         >>> x, y = np.zeros((4, 2)), [0, 1, 1, 0]
         >>> Stream.from_arrays([[(x, y), None], [(x, y), (x, y)]]).counts.tolist()
         [[4, 0], [4, 4]]
         """
-        width = {len(row) for row in cells}
+        try:
+            width = {len(row) for row in cells}
+        except TypeError:
+            raise DataError(f"stream {name}: cells must be a list of time steps, each a list of clients") from None
+        if len(set(clients)) < len(clients):
+            raise DataError(f"stream {name}: clients must be a list of distinct names, got {clients!r}")
         if len(width) != 1:
             raise DataError(f"stream {name}: every time step needs the same clients, got {sorted(width)} of them")
         if clients and len(clients) not in width:
@@ -191,6 +216,8 @@ class Stream:
 
 
 def _checked(cell: Cell, where: str) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]:
+    if not isinstance(cell, Sequence) or len(cell) != 2:
+        raise DataError(f"{where}: a cell is a pair (x, y) or None, got a {type(cell).__name__}")
     try:
         x, labels = np.asarray(cell[0], dtype=np.float32), np.asarray(cell[1], dtype=np.float64)
     except (TypeError, ValueError):

@@ -14,18 +14,36 @@ LONGEST = 1000  # characters of a message
 
 
 class FeddriftError(Exception):
-    """Anything the user can mend; the command line prints it and exits with code 2."""
+    """Anything the user can mend; the command line prints it and exits with code 2.
+
+    >>> issubclass(ConfigError, FeddriftError) and issubclass(DataError, FeddriftError)
+    True
+    """
 
     def __str__(self) -> str:
         return one_line(super().__str__())
 
 
 class ConfigError(FeddriftError):
-    """A name, option or setting that is not legal."""
+    """A name, option or setting that is not legal.
+
+    >>> from feddrift import Local
+    >>> Local(rounds=0)
+    Traceback (most recent call last):
+        ...
+    feddrift.errors.ConfigError: rounds must be at least 1, got 0
+    """
 
 
 class DataError(FeddriftError):
-    """A file or array that cannot be used; the message names it and says what is wrong."""
+    """A file or array that cannot be used; the message names it and says what is wrong.
+
+    >>> from feddrift import read
+    >>> read("no-such-folder")
+    Traceback (most recent call last):
+        ...
+    feddrift.errors.DataError: no-such-folder is neither a folder of records nor a record
+    """
 
 
 class BusyError(DataError):

@@ -15,9 +15,9 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from feddrift import rng
-from feddrift.errors import DataError, problem, unknown
+from feddrift.errors import ConfigError, DataError, problem, unknown
 from feddrift.nets.perceptron import mlp
-from feddrift.nets.voting import poll
+from feddrift.nets.voting import poll, poll_chances
 from feddrift.tables.columns import read_frame
 from feddrift.tables.features import Feature, read_again
 from feddrift.trees import leaves, paths, refill
@@ -53,8 +53,15 @@ class Predictor:
 
     def scores(self, x: npt.ArrayLike | Mapping[str, npt.ArrayLike]) -> Floats:
         """[n, class], which adds up to 1: shares of the votes, or probabilities where the models vote with these."""
-        inputs = self._checked(self._in_order(x) if isinstance(x, Mapping) or hasattr(x, "columns") else x)
-        return np.asarray(poll(self.net, self.models, self.votes, self.ballot, inputs) / self.votes.sum())
+        votes = poll(self.net, self.models, self.votes, self.ballot, self._inputs(x))
+        return np.asarray(votes / self.votes.sum())
+
+    def predict_proba(self, x: npt.ArrayLike | Mapping[str, npt.ArrayLike]) -> Floats:
+        """[n, class], the probability of each of `classes`: the mean of the models' own, weighed by their votes."""
+        return poll_chances(self.net, self.models, self.votes, self._inputs(x))
+
+    def _inputs(self, x: Any) -> npt.NDArray[Any]:
+        return self._checked(self._in_order(x) if isinstance(x, Mapping) or hasattr(x, "columns") else x)
 
     def _checked(self, x: Any) -> npt.NDArray[Any]:
         shape = f"[n, {', '.join(map(str, self.features))}]"
@@ -115,6 +122,10 @@ class Exported:
         """The classes of inputs x[n, ...] by the models that this client uses: see `Predictor.predict`."""
         return self.of(client).predict(x)
 
+    def predict_proba(self, client: str, x: npt.ArrayLike | Mapping[str, npt.ArrayLike]) -> Floats:
+        """The probabilities [n, class] of inputs x[n, ...] by the models that this client uses."""
+        return self.of(client).predict_proba(x)
+
 
 class _Net(BaseModel):
     """What a reader needs to make the net again."""
@@ -156,8 +167,25 @@ class _About(BaseModel):
         return self
 
 
-def load(folder: str | Path, net: Net | None = None) -> Exported:
-    """Exported models; a net of your own has to be given again."""
+def load_models(folder: str | Path, net: Net | None = None) -> Exported:
+    """Exported models, as `export` wrote them.
+
+    Parameters:
+        folder: Where they are.
+        net: A net of your own has to be given again; a built-in one is known.
+
+    >>> import tempfile
+    >>> from feddrift import export, record
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run = record("sine-2", "Oblivious", out=f"{folder}/runs", rounds=1)
+    ...     models = load_models(*export(f"{folder}/runs", f"{folder}/models"))
+    >>> models
+    Exported(sine-2, Oblivious, seed 0: 1 models, 10 clients)
+    >>> models.predict("3", [[0.1, 0.9], [0.9, 0.1]]).shape, models.predict_proba("3", [[0.1, 0.9]]).shape
+    ((2,), (1, 2))
+    """
+    if net is not None and not isinstance(net, Net):
+        raise ConfigError(f"net must be a Net, got {type(net).__name__}")
     folder = Path(folder)
     try:
         about = _About.model_validate_json((folder / ABOUT).read_bytes())
@@ -182,6 +210,9 @@ def load(folder: str | Path, net: Net | None = None) -> Exported:
         raise DataError(f"{folder} holds no exported models: {type(error).__name__}: {error}") from None
 
 
+load = load_models  # its name in version 0.1
+
+
 def _made(net: _Net, folder: Path, most: int) -> Net:
     if net.kind == "perceptron":
         sizes = math.prod(net.features), net.hidden, net.classes
@@ -192,4 +223,4 @@ def _made(net: _Net, folder: Path, most: int) -> Net:
         from feddrift.nets.resnet import resnet18  # here: few need it
 
         return resnet18(net.classes, folder / RESNET)
-    raise DataError(f"{folder} was made with a net of its own, '{net.name}': load(folder, net=...)")
+    raise DataError(f"{folder} was made with a net of its own, '{net.name}': load_models(folder, net=...)")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -64,10 +64,16 @@ class Trained:
 
 @dataclass(frozen=True, repr=False)
 class Step(Trained):
-    """One time step, trained and tested."""
+    """One time step, trained and tested: what `run` yields.
+
+    >>> step = next(run("sine-2", "FedDrift", local=Local(rounds=1)))
+    >>> step.tau, step.accuracy.shape, step.model.tolist(), step.drifted.any()
+    (0, (10,), [0, 0, 0, 0, 0, 0, 0, 0, 0, 0], np.False_)
+    """
 
     accuracy: Floats  # [c], on the data of tau + 1; NaN without any
     tested: Ints  # [c], how many examples that was
+    scores: Mapping[str, Floats] = field(default_factory=dict)  # [c] by name, of the same test: see `feddrift.scores`
 
     def __repr__(self) -> str:
         seen = self.accuracy[self.tested > 0]
@@ -157,7 +163,8 @@ def _tested(engine: Engine, step: Trained) -> Step:
     """The step with its test on the next data, for which a federation of real machines waits."""
     right, tested = engine.test(step.state, step.tau + 1)
     accuracy = np.divide(right, tested, out=np.full(len(tested), np.nan), where=tested > 0)
-    return Step(step.tau, step.state, *step.work, step.events, accuracy, tested)
+    scores = engine.scores(step.state, step.tau + 1)
+    return Step(step.tau, step.state, *step.work, step.events, accuracy, tested, scores)
 
 
 def in_use(state: State) -> Ints:

@@ -315,6 +315,15 @@ class FakeFederation:
     was asked.
 
     `loss(c, id)` and `cross(i, j)` (by model id) are the world; training adds 1 to what is used at tau.
+
+    >>> from feddrift import algorithm
+    >>> method = algorithm("FedDrift", delta=0.1)
+    >>> state = method.init(FakeFederation(tau=0, n_clients=2))
+    >>> for tau in (0, 1, 2):  # at time 2 the error of client 1 jumps
+    ...     fed = FakeFederation(tau, n_clients=2, loss=lambda c, i: 0.4 if (tau, c) == (2, 1) else 0.1)
+    ...     state = method.step(state, fed)
+    >>> state.models.ids, state.drifted.tolist(), fed.asked[:2]
+    ((0, 1), [False, True], ['evaluate error', 'train'])
     """
 
     tau: int

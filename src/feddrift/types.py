@@ -43,7 +43,11 @@ Average = Literal["mean", "median", "trimmed", "clipped"]
 
 @dataclass(frozen=True)
 class Local:
-    """How a client trains: R rounds of K steps on minibatches of B, with step size eta."""
+    """How a client trains: R `rounds` of K `steps` on minibatches of B (`batch`) examples, with step size eta (`lr`).
+
+    >>> Local(rounds=20, lr=0.05).steps
+    50
+    """
 
     rounds: int = 100
     steps: int = 50
@@ -132,6 +136,14 @@ class Net:
     ``[n, n_classes]`` of inputs ``x[n, ...]``. ``trunk`` says which parameters several models may share, by paths such
     as ``"params/Dense_0"`` (an array, or a branch with all below it) or by a function of an array's path; the rest is a
     model's head. Nothing is shared unless an algorithm asks for it.
+
+    >>> def init(key):
+    ...     return {"weight": np.zeros((2, 3), dtype=np.float32)}
+    >>> net = Net(init, lambda params, x: x @ params["weight"])
+    >>> net.apply(net.init((np.uint32(0), np.uint32(0))), np.ones((5, 2))).shape
+    (5, 3)
+
+    JAX's own random numbers take the two words as they are: ``jax.random.normal(jax.numpy.stack(key), shape)``.
     """
 
     init: Callable[[Words], Params]
@@ -150,6 +162,9 @@ class Models:
     Models of one *family* stand on one trunk: its arrays have an axis of families (in the order in which `family` names
     them) in place of m. A family is called by the id of the model that founded it. By default every model is a family
     of its own, and the two axes are the same.
+
+    >>> Models({"b": np.zeros((2, 3))}, ids=(0, 4))
+    Models(ids=(0, 4))
     """
 
     params: Params
@@ -218,7 +233,11 @@ class Tournament:
 
 @dataclass(frozen=True)
 class Event:
-    """A turn in the life of a model, with its cause."""
+    """A turn in the life of a model, with its cause, which reports put into words.
+
+    >>> Event("created", model=2, cause={"client": 4, "reason": "its error doubled"}).kind
+    'created'
+    """
 
     kind: Literal["created", "merged", "retired", "revived"]
     model: int
@@ -227,7 +246,12 @@ class Event:
 
 @dataclass(frozen=True, repr=False)
 class State:
-    """What an algorithm carries from one time step to the next; subclass it to carry more."""
+    """What an algorithm carries from one time step to the next; subclass it to carry more.
+
+    >>> models = Models({"b": np.zeros((1, 3))}, ids=(0,))
+    >>> State(models, w=np.ones((1, 5, 1)), votes=np.ones((5, 1)))
+    State(Models(ids=(0,)), 5 clients, 1 time steps, events=[])
+    """
 
     models: Models
     w: Weights  # [t, c, m]
@@ -247,14 +271,38 @@ class State:
 
 
 class Federation(Protocol):
-    """All a server may ask of its clients at time tau; nothing of tau + 1 is reachable."""
+    """All a server may ask of its clients at time tau; nothing of tau + 1 is reachable.
+
+    Every `init` and `step` of an algorithm gets one:
+
+    >>> class AsksOnce:
+    ...     def init(self, fed):
+    ...         return State(fed.fresh(), w=np.zeros((0, fed.n_clients, 1)), votes=np.ones((fed.n_clients, 1)))
+    ...     def step(self, state, fed):
+    ...         if fed.tau == 0:
+    ...             print(fed.n_clients, fed.n_classes, fed.features, fed.evaluate(state.models).shape)
+    ...         w = np.ones((fed.tau + 1, fed.n_clients, 1))
+    ...         return State(state.models, w, state.votes)
+    >>> from feddrift import run
+    >>> steps = list(run("sine-2", AsksOnce()))
+    10 2 (2,) (10, 1)
+    """
 
     @property
-    def tau(self) -> int: ...
+    def tau(self) -> int:
+        """The time step, from 0."""
+        ...
+
     @property
-    def n_clients(self) -> int: ...
+    def n_clients(self) -> int:
+        """How many clients have joined so far."""
+        ...
+
     @property
-    def n_classes(self) -> int: ...
+    def n_classes(self) -> int:
+        """How many classes there are."""
+        ...
+
     @property
     def features(self) -> tuple[int, ...]:
         """The shape of one input."""
@@ -276,7 +324,9 @@ class Federation(Protocol):
         ...
 
     @property
-    def local(self) -> Local: ...
+    def local(self) -> Local:
+        """How clients train unless they are told otherwise."""
+        ...
 
     def key(self, purpose: str, *names: int) -> Words:
         """A random key of (seed, purpose, tau, names...) for the algorithm's own draws."""
@@ -321,7 +371,22 @@ class Federation(Protocol):
 
 
 class Algorithm(Protocol):
-    """A frozen dataclass of hyper-parameters with two methods."""
+    """A frozen dataclass of hyper-parameters with two methods.
+
+    >>> @dataclass(frozen=True)
+    ... class Frozen:
+    ...     "Trains at the first time step only."
+    ...     rounds: int = 1
+    ...     def init(self, fed):
+    ...         return State(fed.fresh(), w=np.zeros((0, fed.n_clients, 1)), votes=np.ones((fed.n_clients, 1)))
+    ...     def step(self, state, fed):
+    ...         w = np.ones((fed.tau + 1, fed.n_clients, 1))
+    ...         models = state.models if fed.tau else fed.train(state.models, w, self.rounds)
+    ...         return State(models, w, state.votes)
+    >>> from feddrift import run
+    >>> len(list(run("sine-2", Frozen())))
+    10
+    """
 
     def init(self, fed: Federation) -> State:
         """The state before any data: called once, with the federation at tau = 0."""

@@ -1,6 +1,7 @@
 """Files as this version writes them, for later versions to read: python -m tests.golden.make_fixtures NAME
 
-`schema-2.tar.gz` was made before class names in checkpoints lost their modules; it is never made again.
+`schema-2.tar.gz` was made before class names in checkpoints lost their modules; it is never made again. Every release
+adds one, `version-X.Y.Z`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from feddrift.exported import load
+from feddrift.exported import load_models
 from feddrift.runs.export import export
 from feddrift.runs.recorded import RecordedRun
 from tests.golden import hashes, world
@@ -34,7 +35,7 @@ def make(folder: Path) -> None:
             run = RecordedRun(hashes.RUNS[f"simulator/{name}"], Path(runs))
             list(run)
             export(run, out)
-        models = load(out)
+        models = load_models(out)
         said = {client: models.predict(client, x).tolist() for client in "abcde"}
         (out / "expected.json").write_text(json.dumps(said) + "\n")
 

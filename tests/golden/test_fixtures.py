@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from feddrift.exported import load
+from feddrift.exported import load_models
 from feddrift.runs.recorded import from_checkpoints
 from tests.golden import hashes, world
 from tests.golden.test_hashes import same_machine
 
-OLD = ("schema-2",)
+OLD = ("schema-2", "version-0.2.0")
 INSIDE = [f"{name}-{where}" for name in hashes.KILLED for where in ("between", "inside")]
 
 
@@ -49,7 +49,7 @@ def test_a_federation_that_an_older_version_began_goes_on(old: Path) -> None:
 
 @pytest.mark.parametrize("name", ["FedDrift", "FedDrift-Trunk", "KUE"])
 def test_models_that_an_older_version_exported_predict_as_they_did(old: Path, name: str) -> None:
-    models = load(old / "exports" / name)
+    models = load_models(old / "exports" / name)
     said = json.loads((old / "exports" / name / "expected.json").read_text())
     assert len(said) == 5
     for client, predicted in said.items():

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load, save
 
 from feddrift import checkpoint, rng
-from feddrift.exported import ABOUT, MODELS
-from feddrift.exported import load as load_models
+from feddrift.exported import ABOUT, MODELS, load_models
 from feddrift.runs.config import RunConfig
 from feddrift.runs.export import export
 from feddrift.runs.recorded import RecordedRun, from_checkpoints

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,8 +15,8 @@ import feddrift as fd
 
 PUBLIC = [
     "Algorithm", "Conditions", "ConfigError", "DataError", "Event", "FeddriftError", "Federation", "Local", "Models",
-    "Net", "Record", "State", "Step", "Stream", "Worker", "algorithm", "events", "export", "load", "mlp", "option",
-    "plot", "read", "record", "report", "rows", "run", "stream", "summary",
+    "Net", "Record", "State", "Step", "Stream", "Worker", "algorithm", "events", "export", "load_models", "mlp",
+    "option", "plot", "read", "record", "report", "rows", "run", "stream", "summary",
 ]  # fmt: skip
 
 
@@ -34,6 +37,55 @@ def test_the_public_names_are_these_and_each_has_a_docstring() -> None:
     for name in PUBLIC:
         value = getattr(fd, name)
         assert value.__doc__ and not value.__doc__.startswith(f"{name}("), name
+        assert ">>> " in value.__doc__, f"{name} has no example"
+        if not isinstance(value, type) and len(inspect.signature(value).parameters) > 1:
+            assert "Parameters:" in value.__doc__, f"{name} does not explain its parameters"
+
+
+def test_the_name_of_version_0_1_leads_on() -> None:
+    with pytest.warns(DeprecationWarning, match="load_models"):
+        assert fd.load is fd.load_models  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: fd.stream(cast(Any, None)), "a stream's name must be text, got None"),
+        (lambda: fd.stream("sine-2", seed=cast(Any, "a")), "seed must be a whole number"),
+        (lambda: fd.stream("sine-2", pattern=cast(Any, [[0]])), "pattern must be a name, a file or random"),
+        (lambda: fd.algorithm("FedDrift", cast(Any, "sea-4")), "must be a Stream, as fd.stream gives it, got str"),
+        (lambda: fd.Conditions(dropout=cast(Any, "a")), "dropout must be a number, got 'a'"),
+        (lambda: fd.Conditions(trace=cast(Any, [1, 0])), "trace must be a table"),
+        (lambda: fd.Conditions(garbage=cast(Any, ("a",))), "garbage must be numbers of clients"),
+        (lambda: next(fd.run("sine-2", "FedDrift", conditions=fd.Conditions(garbage=(99,)))), "clients are 0 to 9"),
+        (lambda: fd.Stream.from_arrays(cast(Any, [None, 3])), "cells must be a list of time steps"),
+        (lambda: fd.Stream.from_arrays(cast(Any, [[3], [4]])), "a cell is a pair"),
+        (lambda: fd.Stream.from_arrays([[None, None]] * 2, clients=["a", "a"]), "distinct names"),
+        (lambda: fd.record("sine-2", "FedDrift", checkpoint_every=-1), "every must be a whole number"),
+        (lambda: fd.record("sine-2", "FedDrift", resume=cast(Any, "no")), "resume must be True or False"),
+        (lambda: fd.plot([], cast(Any, ["clusters"])), "kind must be one of"),
+        (lambda: fd.read(cast(Any, 3)), "expected a folder of records"),
+        (lambda: fd.export(cast(Any, [])), "export takes the folder of the records"),
+        (lambda: fd.load_models("models", net=cast(Any, "mine:net")), "net must be a Net, got str"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_told_in_a_sentence(call: Callable[[], Any], sentence: str) -> None:
+    with pytest.raises(fd.FeddriftError, match=sentence):
+        call()
+
+
+def test_models_of_several_runs_do_not_go_where_those_of_one_are(folder: Path, tmp_path: Path) -> None:
+    one = next(folder.glob("*FedDrift*seed0.jsonl"))
+    fd.export(one, tmp_path / "models")
+    with pytest.raises(fd.DataError, match="holds the models of one run"):
+        fd.export(folder, tmp_path / "models")
+    broken = tmp_path / "runs"
+    shutil.copytree(folder, broken)
+    for state in next(path for path in broken.iterdir() if path.is_dir()).iterdir():
+        state.write_bytes(b"nothing")
+    with pytest.raises(fd.DataError, match="not exported: .*seed"):
+        fd.export(broken, tmp_path / "several")
+    assert len(list((tmp_path / "several").glob("*/models.json"))) == 3
 
 
 def test_names_run_as_what_they_stand_for() -> None:
@@ -99,7 +151,7 @@ def test_models_are_taken_away(folder: Path, tmp_path: Path) -> None:
     written = fd.export(folder, tmp_path / "models")
     assert len(written) == 4
     stream = fd.stream("sine-2", seed=0)
-    models = fd.load(next(path for path in written if "FedDrift" in path.name and path.name.endswith("seed0")))
+    models = fd.load_models(next(path for path in written if "FedDrift" in path.name and path.name.endswith("seed0")))
     x, y = stream.cell(10, 0)
     assert (models.predict("0", x) == y).mean() > 0.5
     with pytest.raises(fd.DataError, match="neither a folder of records nor a record|no folder of records"):

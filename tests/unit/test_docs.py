@@ -56,7 +56,7 @@ def test_python_runs(page: str, desk: Path, capsys: pytest.CaptureFixture[str]) 
     for block in blocks(page):
         if block.language != "python" or block.why:
             continue
-        if "fd.load(" in block.text:  # what the command before it leaves
+        if 'fd.load_models("models")' in block.text:  # what the command before it leaves
             quick = ["--stream", "sine-2", "--algorithm", "FedDrift", "--rounds", "1", "--steps", "1"]
             cli.app(["run", *quick], standalone_mode=False)
             cli.app(["export", "runs", "--out", "models"], standalone_mode=False)

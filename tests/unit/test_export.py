@@ -33,7 +33,7 @@ def recorded(folder: Path, algorithm: str, **more: Any) -> tuple[RecordedRun, An
 def test_each_client_predicts_as_in_the_run(tmp_path: Path, algorithm: str) -> None:
     run, last = recorded(tmp_path, algorithm)
     assert export(run, tmp_path / "models") == 10
-    models = fd.load(tmp_path / "models")
+    models = fd.load_models(tmp_path / "models")
     for c, name in enumerate(run.stream.clients):
         x, y = run.stream.cell(10, c)
         assert (models.predict(name, x) == y).mean() == pytest.approx(last.accuracy[c], abs=0.003)  # ties of floats
@@ -63,24 +63,24 @@ def test_a_run_that_was_stopped_exports_what_it_has(tmp_path: Path, capsys: pyte
     steps.close()  # type: ignore[attr-defined]
     code, told, _ = feddrift(capsys, "export", str(tmp_path / "runs"), "--out", str(tmp_path / "models"))
     assert code == 0 and "the models after 2 time steps" in told
-    assert len(fd.load(tmp_path / "models").predict("3", np.zeros((7, 2)))) == 7
+    assert len(fd.load_models(tmp_path / "models").predict("3", np.zeros((7, 2)))) == 7
 
 
 def test_wrong_inputs_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, _ = recorded(tmp_path, "Oblivious")
     export(run, tmp_path / "models")
-    models = fd.load(tmp_path / "models")
+    models = fd.load_models(tmp_path / "models")
     with pytest.raises(ConfigError, match="unknown client 'x'"):
         models.predict("x", np.zeros((1, 2)))
     with pytest.raises(DataError, match=r"shape \[n, 2\], got \(3, 5\)"):
         models.predict("0", np.zeros((3, 5)))
     with pytest.raises(DataError, match="cannot read the models in"):
-        fd.load(tmp_path / "nowhere")
+        fd.load_models(tmp_path / "nowhere")
     with pytest.raises(DataError, match=r"the net needs \(2, 9\)"):
-        fd.load(tmp_path / "models", net=mlp(2, 9, 2))
+        fd.load_models(tmp_path / "models", net=mlp(2, 9, 2))
     (tmp_path / "models" / "models.json").write_text("[]")
     with pytest.raises(DataError, match="does not describe exported models: input should be an object"):
-        fd.load(tmp_path / "models")
+        fd.load_models(tmp_path / "models")
     code, _, told = feddrift(capsys, "export", str(tmp_path / "nothing"))
     assert code == 2 and "nothing is no folder of records" in told
     code, _, told = feddrift(capsys, "export", str(tmp_path / "models"))
@@ -111,7 +111,7 @@ def test_words_that_do_not_fit_the_models_are_told(
     inner[where[-1]] = value
     (tmp_path / "models" / "models.json").write_text(json.dumps(about))
     with pytest.raises(DataError, match=said):
-        fd.load(tmp_path / "models")
+        fd.load_models(tmp_path / "models")
 
 
 def test_classes_are_called_what_they_are_called_in_the_data(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_classes_are_called_what_they_are_called_in_the_data(tmp_path: Path) -> 
     run = RecordedRun(RunConfig.checked(stream=f"folder:{tmp_path / 'data'}", algorithm="Oblivious"), tmp_path / "runs")
     list(run)
     export(run, tmp_path / "models")
-    models = fd.load(tmp_path / "models")
+    models = fd.load_models(tmp_path / "models")
     assert models.predict("a", [[0.9, 0.1], [0.1, 0.9]]).tolist() == ["good", "bad"]
     with pytest.raises(DataError, match="finite"):
         models.predict("a", [[np.nan, 0.1]])
@@ -155,7 +155,7 @@ def test_inputs_go_by_name_whatever_their_order(tmp_path: Path, capsys: pytest.C
     assert feddrift(capsys, "run", *words, "--algorithm", "Oblivious", "--algorithm", "FedDrift")[0] == 0
     (one,) = Path(runs).glob("*FedDrift*.jsonl")
     assert feddrift(capsys, "export", str(one), "--out", models)[0] == 0
-    found = fd.load(models)
+    found = fd.load_models(models)
     assert found.columns == ("traffic", "price") and found.about["algorithm"] == "FedDrift"
     x = draw.normal(size=(200, 2))
     told = found.predict("b", {"price": x[:, 1], "colour": ["red"] * 200, "traffic": x[:, 0]})
@@ -175,7 +175,7 @@ def test_probabilities_are_those_that_earlier_versions_gave(tmp_path: Path, algo
     """They made a softmax of each model and added up; now it is the engines' softmax, in the engines' order."""
     run, _ = recorded(tmp_path, algorithm)
     export(run, tmp_path / "models")
-    models, x = fd.load(tmp_path / "models"), run.stream.cell(10, 0)[0]
+    models, x = fd.load_models(tmp_path / "models"), run.stream.cell(10, 0)[0]
     for client in run.stream.clients[:3]:
         found, before = models.of(client), np.zeros((len(x), 2))
         for m in np.flatnonzero(found.votes).tolist():

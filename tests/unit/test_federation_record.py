@@ -293,7 +293,7 @@ def test_waiting_for_data_does_not_fill_the_record(tmp_path: Path) -> None:
     looks = taken(engine, 2, tmp_path)
     hellos = [line for line in read(tmp_path / "test.jsonl").exchanges if line["asked"] == "hello"]
     asked = sum(kind == "hello" for _, kind, _ in engine.local_grid.log)
-    assert looks == [0, 1] and asked > 60 and len(hellos) <= 6
+    assert looks == [0, 1] and asked > 15 and len(hellos) <= 6
 
 
 def test_a_command_follows_what_is_trained_and_tested(tmp_path: Path) -> None:
@@ -382,7 +382,7 @@ def test_a_federation_that_stops_says_so_and_can_be_exported(tmp_path: Path) -> 
     watched(engine, see)
     with pytest.raises(QuorumError):
         list(federate(engine, FEDDRIFT, server / "state"))
-    models = fd.load(exported)
+    models = fd.load_models(exported)
     x = np.random.default_rng(1).random((200, 2)).astype(np.float32)
     assert models.about["time_steps"] == 4
     assert (models.predict("a", x) == (x[:, 0] > 0.5)).mean() > 0.9

@@ -254,6 +254,8 @@ def test_polars_and_arrow() -> None:
         (frame(temp=[[1, 2]] * 4), {}, "column 'temp' must be one value per row, got an array of shape \\(4, 2\\)"),
         (pd.DataFrame([[1, 2]], columns=["a", "a"]), {}, "(same name|one value per row)"),
         (frame(), {"client": "staton"}, "client must name a column, got 'staton', did you mean 'station'"),
+        (frame(), {"client": 3}, "client must be the name of a column, got 3"),
+        (frame(), {"scale": None}, "scale must be True or False, got None"),
         (frame(), {"client": "date"}, "must be three columns, got date, date, rain"),
         ({k: v for k, v in frame().items() if k != "temp"}, {}, "no column is left for features"),
         (frame(temp=[]) | {k: [] for k in KEYS.values()}, {}, "expected rows below the names of the columns, got none"),
@@ -417,7 +419,7 @@ def test_a_run_of_a_table_is_recorded_resumed_and_exported(put: Any, tmp_path: P
     assert "--client shop --time month --every month --categories onehot" in rerun and "scale" not in rerun
     assert "--no-scale" in command(header | {"overrides": {"scale": False}})[0]
     (folder,) = fd.export(out, tmp_path / "models")
-    models = fd.load(folder)
+    models = fd.load_models(folder)
     assert models.columns == ("age", "mood=bad", "mood=good")
     people: dict[str, Any] = {"mood": ["good", "bad", "new"], "age": [70, "10", 75.0], "more": [0, 0, 0]}
     assert models.predict("shop0", people).tolist() == ["yes", "no", "yes"]
@@ -436,7 +438,7 @@ def test_a_run_of_a_table_is_recorded_resumed_and_exported(put: Any, tmp_path: P
     about["recipe"].pop()
     (folder / "models.json").write_text(json.dumps(about))
     with pytest.raises(DataError, match="the recipe must be of the columns"):
-        fd.load(folder)
+        fd.load_models(folder)
 
 
 def test_what_differs_has_a_record_of_its_own(put: Any) -> None:
@@ -453,12 +455,17 @@ def test_a_model_that_filled_gaps_fills_them_again(put: Any, tmp_path: Path) -> 
     options: dict[str, Any] = {**KEYS, "every": "month", "missing": "indicator", "rounds": 1}
     fd.record(put(table), "Oblivious", out=tmp_path / "runs", **options)
     (folder,) = fd.export(tmp_path / "runs", tmp_path / "models")
-    models = fd.load(folder).of("s0")
+    models = fd.load_models(folder).of("s0")
     assert models.columns == ("temp", "temp missing", "wind")
     x = stream(put(table), **KEYS, every="month", missing="indicator").x
     raw = {"temp": [None, 1.5], "wind": ["1", 13]}
     prepared = models._in_order(raw)
     assert prepared[0, 1] == 1 and prepared[1, 1] == 0 and prepared[0].tolist() in x.tolist()
+
+
+def test_what_every_was_in_version_0_2(tmp_path: Path) -> None:
+    with pytest.warns(DeprecationWarning, match="save with checkpoint_every"):
+        fd.record("sine-2", "Oblivious", out=tmp_path, rounds=1, steps=1, every=1)
 
 
 def test_very_many_time_steps_are_told(caplog: pytest.LogCaptureFixture) -> None:

@@ -90,10 +90,17 @@ ON_FMOW: dict[str, dict[str, Any]] = {
 def algorithm(name: str, stream: Stream | None = None, /, **given: Any) -> Algorithm:
     """The algorithm of this name with these settings; thresholds default to what suits the stream.
 
+    Parameters:
+        name: As `feddrift list` has it, or ``package.module:Name`` for your own.
+        stream: Whose defaults apply; without it the algorithm's own.
+        given: Settings, as `feddrift list --algorithm NAME` has them.
+
     >>> algorithm("FedDrift", delta=0.1).delta
     0.1
     """
     found = entry(name)
+    if stream is not None and not isinstance(stream, Stream):
+        raise ConfigError(f"the second argument must be a Stream, as fd.stream gives it, got {type(stream).__name__}")
     if stream is not None:
         given = {**_defaults(name, found.cls, stream), **given}
     settings = _parsed(name, found.cls, given)

@@ -21,7 +21,19 @@ from feddrift.types import Bools, Floats, Ints
 
 @dataclass(frozen=True)
 class Evidence:
-    """The best model's score at each client over time, the newest last; NaN where a client was not scored."""
+    """The best model's score at each client over time, the newest last; NaN where a client was not scored.
+
+    A drift test is a function of it; this one alarms where the newest score is more than twice the lowest since the
+    client's last alarm:
+
+    >>> def doubled(evidence):
+    ...     t = np.arange(len(evidence.observed))[:, None]
+    ...     lowest = np.where(t >= evidence.since, evidence.observed, np.inf).min(axis=0)
+    ...     return evidence.newest > 2 * lowest
+    >>> observed = np.array([[0.5, 0.5], [0.1, 0.1], [0.1, 0.3]])
+    >>> doubled(Evidence(observed, counts=np.full((3, 2), 100), since=np.array([1, 1]), reference=observed[1])).tolist()
+    [False, True]
+    """
 
     observed: Floats  # [t, c]; those of time 0 are an untrained model's
     counts: Ints  # [t, c], on how many examples

@@ -16,8 +16,11 @@ from feddrift.cli import console
 from feddrift.cli.console import say, tell
 from feddrift.errors import ConfigError, DataError
 from feddrift.reports import metrics, page, paper, tables
+from feddrift.reports.remarks import remarks
 from feddrift.reports.summary import compare, finished, grouped, summarise, unfinished
 from feddrift.runs import record
+from feddrift.scores import ACCURACY, SCORES
+from feddrift.scores import score as find_score
 
 
 def report(
@@ -31,6 +34,9 @@ def report(
     measured: Annotated[
         bool, typer.Option("--metrics", help="how drifts were noticed and got over, clients, clusters, traffic")
     ] = False,
+    score: Annotated[
+        str, typer.Option(metavar="NAME", help=f"in the place of accuracy: {', '.join(SCORES)}")
+    ] = "accuracy",
     as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="write a page to look at in a browser, of unfinished runs, too")
@@ -42,16 +48,19 @@ def report(
     """Summarise records: mean and standard deviation over seeds of each stream, algorithm and settings."""
     if follow and html is None:
         raise ConfigError("--follow writes a page again and again: it needs --html FILE")
+    chosen = find_score(score)
+    if beside and chosen != ACCURACY:
+        raise ConfigError("the paper has accuracies only: leave out --paper or --score")
     if html is not None and (as_json or measured or beside or against):
         raise ConfigError("--html writes a page of all there is: leave out --json, --metrics, --paper and --against")
-    records = record.read_all(folder)
+    records = record.by_score(record.read_all(folder), score)
     if html is not None:
         page.write(records, html, folder.resolve().name)
         say(f"wrote {html}")
         while follow:
             time.sleep(5)
             with suppress(DataError):  # a run that ends while its record is read: next time
-                page.write(record.read_all(folder), html, folder.resolve().name)
+                page.write(record.by_score(record.read_all(folder), score), html, folder.resolve().name)
         return
     summaries, left_out = summarise(records), unfinished(records)
     if not summaries and all(found.runs_on for found in records):
@@ -63,15 +72,18 @@ def report(
     theirs = [paper.published(summary) for summary in summaries] if beside else []
     found = metrics.summarise(records) if measured else []
     if as_json:
-        print(json.dumps(tables.to_json(summaries, gaps, theirs, found), indent=2))
+        named = {} if chosen == ACCURACY else {"score": score}
+        print(json.dumps([named | group for group in tables.to_json(summaries, gaps, theirs, found)], indent=2))
     elif measured:
-        for k, table in enumerate(tables.metrics_tables(summaries, found)):
+        for k, table in enumerate(tables.metrics_tables(summaries, found, chosen)):
             console.out.print(*[""] * bool(k), table, sep="\n")
     else:
-        console.out.print(tables.table(summaries, gaps, theirs))
+        console.out.print(tables.table(summaries, gaps, theirs, chosen))
         told = [flag for cell in theirs if cell for flag in cell.within.values() if flag is not None]
         if told:
             say(f"{sum(told)} of {len(told)} accuracies within max(1.0, twice the paper's deviation) of the paper's")
+        for sentence in remarks(records):
+            say(sentence)
     for going_on in (found for found in finished(records) if found.status != "complete"):
         tell(f"{going_on.header['stream']} is not finished: these are its first {going_on.rows.steps} time steps")
     if left_out:

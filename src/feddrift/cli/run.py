@@ -25,6 +25,7 @@ from feddrift.cli.live import Board, step_line
 from feddrift.data import Stream
 from feddrift.errors import ConfigError, DataError, FeddriftError
 from feddrift.reports import tables
+from feddrift.reports.remarks import remarks
 from feddrift.reports.summary import summarise
 from feddrift.runs import record, sweep
 from feddrift.runs.config import RunConfig, parse_seeds
@@ -172,7 +173,10 @@ def _follow(runs: Iterable[RecordedRun], n: int) -> None:
                 + (f"; {rest} more of this command had not begun" if rest else "")
             )
         raise
-    console.out.print(tables.table(summarise([record.read(path) for path in paths])))
+    records = [record.read(path) for path in paths]
+    console.out.print(tables.table(summarise(records)))
+    for sentence in remarks(records):
+        say(sentence)
 
 
 def export_(

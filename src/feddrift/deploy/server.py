@@ -33,7 +33,7 @@ from feddrift.errors import BusyError, DataError
 from feddrift.run import Step, Trained, steps_on, with_newcomers
 from feddrift.runs.journal import Inside, Journal
 from feddrift.runs.record import is_complete, part_of
-from feddrift.runs.recorded import lines_of, versions
+from feddrift.runs.recorded import lines_of, scores_of, versions
 from feddrift.runs.writer import Writer, beginning
 from feddrift.trees import leaves
 from feddrift.types import Algorithm, State
@@ -118,7 +118,8 @@ def _add_test(record: Writer, step: Step) -> None:
     """Clients that have joined since are not in the rows of this time step."""
     old = slice(record.order.last_clients)
     accuracy, tested = step.accuracy[old], step.tested[old]
-    record.add("test", t=step.tau, accuracy=np.where(tested > 0, accuracy, np.nan), tested=tested)
+    scores = {name: values[old] for name, values in scores_of(step).items()}
+    record.add("test", t=step.tau, accuracy=np.where(tested > 0, accuracy, np.nan), tested=tested, **scores)
 
 
 def _header(engine: Flower, algorithm: Algorithm, about: dict[str, Any]) -> dict[str, Any]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 
 from feddrift.engines.conditions import Conditions
 from feddrift.engines.federation import TimeStep
 from feddrift.engines.worker import Worker
-from feddrift.types import Ints, Local, Net, State
+from feddrift.types import Floats, Ints, Local, Net, State
 
 
 class Engine(ABC):
@@ -30,6 +31,13 @@ class Engine(ABC):
     @abstractmethod
     def test(self, state: State, t: int) -> tuple[Ints, Ints]:
         """How many of S_c^(t) each client gets right when its models vote, and how many there are."""
+
+    def scores(self, state: State, t: int) -> Mapping[str, Floats]:
+        """How good the probabilities and classes of the same test are, [c] by name (see `feddrift.scores`).
+
+        An engine that does not say leaves them unknown. It is asked after `test`, with the same arguments.
+        """
+        return {}
 
     def at(self, tau: int) -> TimeStep:
         """All that a server may ask at time tau."""

@@ -26,7 +26,13 @@ NOISE = 10.0  # the standard deviation of garbage
 
 @dataclass(frozen=True, eq=False)
 class Conditions:
-    """By default everybody is always there, and honest."""
+    """Who is in reach, who takes part, and who lies: by default everybody is always there, and honest.
+
+    >>> from feddrift import Local, run
+    >>> steps = run("sine-2", "FedDrift", local=Local(rounds=1), conditions=Conditions(participation=0.3, dropout=0.1))
+    >>> next(steps).tau
+    0
+    """
 
     participation: float = 1.0  # the share of the clients in reach that train in a round, drawn anew for each
     dropout: float = 0.0  # the chance that a client is out of reach for a whole time step
@@ -34,6 +40,17 @@ class Conditions:
     garbage: tuple[int, ...] = ()  # clients that send noise in place of what they trained
 
     def __post_init__(self) -> None:
+        for name in ("participation", "dropout"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+                raise ConfigError(f"{name} must be a number, got {value!r}")
+        if self.trace is not None:
+            trace = np.asarray(self.trace)
+            if trace.ndim != 2 or not np.isin(trace, (0, 1)).all():
+                raise ConfigError("trace must be a table [time step, client] of 1 (in reach) and 0")
+            object.__setattr__(self, "trace", trace.astype(bool))
+        if isinstance(self.garbage, str) or not all(isinstance(c, int | np.integer) and c >= 0 for c in self.garbage):
+            raise ConfigError(f"garbage must be numbers of clients, such as (0, 3), got {self.garbage!r}")
         if not 0 < self.participation <= 1:
             raise ConfigError(f"participation must be above 0 and at most 1, got {self.participation}")
         if not 0 <= self.dropout < 1:
@@ -42,6 +59,8 @@ class Conditions:
     def in_reach(self, counts: Ints, seed: int) -> Bools:
         """[t, c] for data of these counts [t, c]: a client is there from its first data on, unless it drops out."""
         there: Bools = np.logical_or.accumulate(counts > 0, axis=0)
+        if strangers := [c for c in self.garbage if c >= counts.shape[1]]:
+            raise ConfigError(f"garbage: clients are 0 to {counts.shape[1] - 1}, got {strangers[0]}")
         if self.trace is not None:
             if self.trace.shape[1] != counts.shape[1]:
                 raise DataError(f"the trace is for {self.trace.shape[1]} clients, the stream has {counts.shape[1]}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -18,7 +18,9 @@ from feddrift.engines.entries import Entries, begins_of
 from feddrift.engines.worker import Known, Scored, Work, Worker, in_turn
 from feddrift.errors import ConfigError
 from feddrift.models import fresh, take
+from feddrift.nets import voting
 from feddrift.nets.voting import log_probabilities, totals
+from feddrift.scores import measure
 from feddrift.types import Bools, Floats, Ints, Local, Metric, Models, Net, Start, State, Tournament, Updates
 
 SCORE_ROOM = 1 << 22  # pairs of a row and a model that are scored at a time
@@ -82,6 +84,31 @@ class InProcess(Engine):
             cast = totals(logits, state.votes[owner[here]][:, used], state.ballot)
             np.add.at(right, owner[here], cast.argmax(axis=1) == self.stream.y[rows[here]])
         return right, sizes
+
+    def scores(self, state: State, t: int) -> Mapping[str, Floats]:
+        stream, sizes = self.stream, self.stream.counts[t]
+        rows = np.arange(stream.starts[t, 0], stream.starts[t, 0] + sizes.sum())
+        owner = np.repeat(np.arange(len(sizes)), sizes)
+        chances, predicted = np.zeros((len(rows), stream.n_classes)), np.zeros(len(rows), dtype=np.int64)
+        voters, of_group = np.unique(state.votes > 0, axis=0, return_inverse=True)
+        for group, used in enumerate(voters):  # clients who listen to the same models
+            at = np.flatnonzero(of_group.reshape(-1)[owner] == group)
+            models = take(state.models, np.flatnonzero(used), [state.models.ids[m] for m in np.flatnonzero(used)])
+            done = 0
+            for logits in self.outputs(models, rows[at]) if used.any() else ():
+                block = at[done : done + logits.shape[1]]
+                done += logits.shape[1]
+                votes = state.votes[owner[block]][:, used]
+                chances[block] = voting.chances(logits, votes)
+                predicted[block] = voting.totals(logits, votes, state.ballot).argmax(axis=1)
+        before = slice(0, int(stream.starts[t, 0]))
+        cell = np.repeat(np.tile(np.arange(stream.n_clients), t), stream.counts[:t].reshape(-1))
+        received = np.bincount(cell * stream.n_classes + stream.y[before], minlength=len(sizes) * stream.n_classes)
+        return measure(chances, predicted, stream.y[rows], sizes, received.reshape(len(sizes), -1))
+
+    def outputs(self, models: Models, rows: Ints) -> Iterator[npt.NDArray[np.float32]]:
+        """As `logits`, for numbers whose last bits do not matter."""
+        return self.logits(models, rows)
 
 
 class InProcessWorker(Worker):

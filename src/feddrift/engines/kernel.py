@@ -8,7 +8,7 @@ it applies, with the arguments and results of its own program.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
@@ -25,6 +25,7 @@ from feddrift.trees import split, trunk_of
 from feddrift.types import Bools, Ints, Local, Models, Net, Params
 
 MOST_WEIGHTS = 2048  # in the hidden layer: for larger ones XLA's matrix products are faster
+ROWS = 1 << 16  # that are taken through a net together
 LEAVES = ("W1", "b1", "W2", "b2")
 
 
@@ -114,6 +115,15 @@ def wrong(net: Net, models: Models, stream: Stream, rows: Ints, sizes: Ints, whi
     with _Cores(len(sizes)) as team:
         team.run(lambda lo, hi: loops.flag(lo, hi, *parts, on, flat, stream.y, rows, ends, which, flags))
     return flags
+
+
+def logits(net: Net, models: Models, stream: Stream, rows: Ints) -> Iterator[npt.NDArray[np.float32]]:
+    """The logits [m, row, class] of these rows, in blocks; their last bits are not those of `wrong`."""
+    (w1, b1, w2, b2), on = _stacks(models), _positions(net, models)
+    for start in range(0, len(rows), ROWS):
+        x = stream.x[rows[start : start + ROWS]].reshape(-1, w1.shape[1]).astype(np.float32, copy=False)
+        hidden = [np.maximum(x @ w1[k] + b1[k], 0) for k in range(len(w1))]
+        yield np.stack([hidden[k] @ w2[m] + b2[m] for m, k in enumerate(on)])
 
 
 def shuffle(key: rng.Words, starts: Ints, counts: Ints, order: npt.NDArray[np.int32]) -> None:

@@ -101,6 +101,12 @@ class Simulator(InProcess):
         if ahead is not None:
             yield np.asarray(ahead[1])[: len(models), : ahead[0]]
 
+    def outputs(self, models: Models, rows: Ints) -> Iterator[npt.NDArray[np.float32]]:
+        kernel = self.kernel(models.params)
+        if kernel is None or models.mask is not None:
+            return self.logits(models, rows)
+        return kernel.logits(self.net, models, self.stream, rows)  # type: ignore[no-any-return]
+
     def sums(self, models: Models, rows: Ints, sizes: Ints, metric: Metric) -> Floats:
         kernel = self.kernel(models.params)
         if kernel is None or models.mask is not None or metric != "error":

@@ -80,7 +80,12 @@ class Worker(Protocol):
     """All that clients do at time tau; who uses which model, counts and decisions are the server's.
 
     A client that does not answer is out of reach (`known.reachable`) from then on; `score` and `updates` leave it out,
-    `confusion` and `trial` have zeros for it.
+    `confusion` and `trial` have zeros for it. `feddrift.testing.check_worker` says whether an engine made of one keeps
+    the contract:
+
+    >>> from feddrift.engines.reference import Reference
+    >>> from feddrift.testing import check_worker
+    >>> check_worker(Reference)
     """
 
     known: Known

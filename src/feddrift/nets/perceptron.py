@@ -19,6 +19,11 @@ def mlp(features: int, hidden: int, classes: int) -> Net:
 
     The hidden layer is its trunk.
 
+    Parameters:
+        features: How many numbers an input has.
+        hidden: How many units the hidden layer has.
+        classes: How many classes there are.
+
     >>> net = mlp(2, 4, 2)
     >>> {k: v.shape for k, v in net.init(rng.derive(0, "init")).items()}
     {'W1': (2, 4), 'b1': (4,), 'W2': (4, 2), 'b2': (2,)}

@@ -31,9 +31,29 @@ def totals(logits: npt.NDArray[Any], votes: Floats, ballot: Ballot) -> Floats:
     return np.asarray(np.einsum("mrk,rm->rk", ballots, votes))
 
 
+def chances(logits: npt.NDArray[Any], votes: Floats) -> Floats:
+    """The probabilities [row, class] of models with these logits [m, row, class]: their mean, each weighing
+    votes[row, m], also where they name classes by hard votes.
+
+    >>> chances(np.array([[[0.0, 0.0]], [[0.0, np.log(3)]]]), np.array([[1.0, 1.0]])).round(3).tolist()
+    [[0.375, 0.625]]
+    """
+    return totals(logits, votes / votes.sum(axis=1, keepdims=True), "soft")
+
+
 def poll(net: Net, models: Models, votes: Floats, ballot: Ballot, x: npt.NDArray[Any]) -> Floats:
     """The votes [row, class] of models that weigh votes[m] each, on inputs x[row, ...]."""
+    return totals(*_of_voters(net, models, votes, x), ballot)
+
+
+def poll_chances(net: Net, models: Models, votes: Floats, x: npt.NDArray[Any]) -> Floats:
+    """The probabilities [row, class] by models that weigh votes[m] each, on inputs x[row, ...]."""
+    return chances(*_of_voters(net, models, votes, x))
+
+
+def _of_voters(net: Net, models: Models, votes: Floats, x: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], Floats]:
+    """The logits [m, row, class] of the models that have a vote, and their votes [row, m]."""
     used = np.flatnonzero(votes)
     masks = [None] * len(models) if models.mask is None else models.mask
     logits = np.stack([np.asarray(masked(net, one(models, m), masks[m], x)) for m in used.tolist()])
-    return totals(logits, np.broadcast_to(votes[used], (len(x), len(used))), ballot)
+    return logits, np.broadcast_to(votes[used], (len(x), len(used)))

@@ -78,6 +78,7 @@ def measure(record: Record, oracle: Record | None = None) -> Metrics:
     told = [detection(a, changed, cells) for a in (record.rows.drift, moved, record.rows.drift | moved)]
     averages = by_client(record)
     averages = averages[~np.isnan(averages)]
+    worst, tenth = (np.min, 10) if record.score.higher_is_better else (np.max, 90)
     used, alive = in_use(record), concepts_alive(record)
     spare = (used - alive)[alive > 0]
     there = bool(known.any())
@@ -89,8 +90,8 @@ def measure(record: Record, oracle: Record | None = None) -> Metrics:
         lost=_mean(areas(record)) if there else None,
         lost_to_oracle=_mean(areas(record, oracle)) if there and oracle is not None else None,
         mean=_mean(record.rows.accuracy),
-        worst=float(averages.min()) if averages.size else None,
-        tenth=float(np.percentile(averages, 10)) if averages.size else None,
+        worst=float(worst(averages)) if averages.size else None,
+        tenth=float(np.percentile(averages, tenth)) if averages.size else None,
         ari=adjusted_rand(lineage(record)[known], concepts[known]) if there else None,
         nmi=mutual_information(lineage(record)[known], concepts[known]) if there else None,
         spare=_mean(spare.astype(float)),
@@ -251,7 +252,7 @@ def areas(record: Record, oracle: Record | None = None, within: int = WITHIN) ->
         steps = min(record.rows.steps, oracle.rows.steps)
         theirs[:steps] = oracle.rows.accuracy[:steps]
         level = around(theirs, record, n, n)[:, n:]
-    gaps = level - own[:, n:]
+    gaps = (level - own[:, n:]) * (1 if record.score.higher_is_better else -1)
     return np.where(np.isnan(gaps).all(axis=1), np.nan, np.nansum(gaps, axis=1))
 
 

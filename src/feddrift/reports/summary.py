@@ -18,7 +18,8 @@ from feddrift.types import Bools, Floats, Ints
 
 @dataclass(frozen=True)
 class Scores:
-    """The numbers of one run; accuracies in percent, None where nothing can be said."""
+    """The numbers of one run; accuracies in percent (another score as it is, unless it is a share), None where nothing
+    can be said."""
 
     omitting_drifts: float | None
     including_drifts: float | None
@@ -250,7 +251,7 @@ def _difference(group: list[Record], baseline: list[Record], name: str) -> Diffe
 
 def _percent(record: Record, cells: Bools) -> float | None:
     values = record.rows.accuracy[cells & ~np.isnan(record.rows.accuracy)]
-    return 100 * float(values.mean()) if values.size else None
+    return (100 if record.score.share else 1) * float(values.mean()) if values.size else None
 
 
 def _started(record: Record) -> float:

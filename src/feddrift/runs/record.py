@@ -7,8 +7,8 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ import numpy as np
 from feddrift.errors import DataError
 from feddrift.runs import schema
 from feddrift.runs.order import Order
+from feddrift.scores import ACCURACY, SCORES, Score, score
 from feddrift.types import Bools, Floats, Ints
 
 LOOKS = 5  # at a file that somebody may be renaming or asking about just now
@@ -38,7 +39,13 @@ class Rows:
     models_sent: Floats
     sent_scoring: Floats  # NaN where unknown
     received: Ints  # -1 where unknown
-    loss: Floats  # NaN where unknown
+    loss: Floats  # NaN where unknown, as all below
+    log_loss: Floats
+    brier: Floats
+    auc: Floats
+    balanced_accuracy: Floats
+    f1: Floats
+    majority: Floats
 
     @property
     def steps(self) -> int:
@@ -55,6 +62,13 @@ class Record:
 
     Of a federation of real machines (no `n_steps` in its header) the header names all clients and times so far. Of a
     client that joined later the rows before say that it received nothing.
+
+    >>> import tempfile
+    >>> from feddrift import record
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run = record("sine-2", "FedDrift", out=folder, rounds=1)
+    >>> run, run.rows.accuracy.shape, run.header["settings"]["delta"]
+    (Record(sine-2, FedDrift, seed 0: complete, 10 of 10 time steps, 10 clients), (10, 10), 0.1)
     """
 
     header: dict[str, Any]
@@ -63,6 +77,7 @@ class Record:
     status: Literal["complete", "interrupted", "failed", "unfinished"]  # unfinished: still running, or killed
     tested: int  # time steps that are tested: all, or all but the last
     exchanges: tuple[dict[str, Any], ...] = ()  # the questions to clients of real machines
+    score: Score = ACCURACY  # what stands in rows.accuracy: see `by_score`
 
     @property
     def runs_on(self) -> bool:
@@ -74,6 +89,20 @@ class Record:
         name = f"{self.header['stream']}, {self.header['algorithm']}, seed {self.header['seed']}"
         size = f"{self.rows.steps}{of} time steps, {self.header['n_clients']} clients"
         return f"Record({name}: {self.status}, {size})"
+
+
+def by_score(records: Iterable[Record], name: str) -> list[Record]:
+    """The records with another score in the place of accuracy, so that everything that is made of accuracies is made
+    of it."""
+    chosen, given = score(name), list(records)
+    if chosen == ACCURACY:
+        return given
+    if given and all(np.isnan(getattr(record.rows, name)).all() for record in given):
+        raise DataError(f"these records have no {chosen.title}: an older version made them, or no time step is tested")
+    return [
+        replace(record, score=chosen, rows=replace(record.rows, accuracy=getattr(record.rows, name)))
+        for record in given
+    ]
 
 
 def configuration(header: Mapping[str, Any]) -> str:
@@ -152,9 +181,11 @@ def _read(path: Path) -> Record:
         n_clients += [order.n_clients] * (order.steps - before)
     starts = [0, *itertools.accumulate(n_clients)]
     for test in found.get("test", []):
-        for k, (accuracy, tested) in enumerate(zip(test["accuracy"], test["tested"], strict=True), starts[test["t"]]):
+        for c, tested in enumerate(test["tested"]):
+            k = starts[test["t"]] + c
             if tested or not columns["tested"][k]:  # a client that is away now may have been tested before
-                columns["accuracy"][k], columns["tested"][k] = accuracy, tested
+                for name in ("accuracy", "tested", *SCORES):
+                    columns[name][k] = test[name][c] if test.get(name) is not None else None
     if header["schema"] == 2:
         names = [line["name"] for line in found.get("client", [])]
         named = {line["t"]: line["name"] for line in found.get("time", [])}

@@ -205,8 +205,10 @@ def lines_of(step: Trained, concepts: Ints | None = None) -> tuple[list[dict[str
 
     model, drifted = step.model.tolist(), step.drifted.tolist()
     test: list[tuple[float | None, int | None]] = [(None, None)] * len(model)
+    scores: dict[str, list[float | None]] = {}
     if isinstance(step, Step):
         test = [(a if n else None, n) for a, n in zip(step.accuracy.tolist(), step.tested.tolist(), strict=True)]
+        scores = scores_of(step)
     rows = [
         {
             "t": step.tau,
@@ -222,11 +224,20 @@ def lines_of(step: Trained, concepts: Ints | None = None) -> tuple[list[dict[str
             "sent_scoring": _short(step.sent_scoring[c]),
             "received": int(step.received[c]),
             "loss": round(float(step.loss[c]), 6) if abs(step.loss[c]) <= LARGEST else None,  # NaN is not
+            **{name: values[c] for name, values in scores.items()},
         }
         for c in range(len(model))
     ]
     events = [{"t": step.tau, "event": e.kind, "model": e.model, "cause": dict(e.cause)} for e in step.events]
     return rows, events
+
+
+def scores_of(step: Step) -> dict[str, list[float | None]]:
+    """The scores of a test for its record: what is no number is left unknown."""
+    return {
+        name: [round(value, 6) if np.isfinite(value) else None for value in values.tolist()]
+        for name, values in step.scores.items()
+    }
 
 
 def _short(models: np.float64) -> float:

@@ -22,6 +22,7 @@ import numpy as np
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from feddrift.errors import DataError
+from feddrift.scores import SCORES
 
 Status = Literal["complete", "interrupted", "failed"]
 Whole = Annotated[int, Field(ge=0, lt=2**63)]
@@ -118,6 +119,12 @@ class RowLine:
     sent_scoring: Amount | None = None  # the part of models_sent that was scored and not trained
     received: Whole | None = None  # new examples, none if it was out of reach
     loss: Number | None = None  # how the model of this id scored on them before training and merging, if asked
+    log_loss: Amount | None = None  # of the same test as accuracy, as all below: see feddrift.scores
+    brier: Amount | None = None
+    auc: Share | None = None
+    balanced_accuracy: Share | None = None
+    f1: Share | None = None
+    majority: Share | None = None  # what the class most often received so far would have got
 
 
 @dataclass(frozen=True)
@@ -137,6 +144,12 @@ class ColumnsLine:
     sent_scoring: list[Amount | None] | None = None
     received: list[Whole | None] | None = None
     loss: list[Number | None] | None = None
+    log_loss: list[Amount | None] | None = None
+    brier: list[Amount | None] | None = None
+    auc: list[Share | None] | None = None
+    balanced_accuracy: list[Share | None] | None = None
+    f1: list[Share | None] | None = None
+    majority: list[Share | None] | None = None
 
     def __post_init__(self) -> None:
         if len({len(column) for name in COLUMNS if (column := getattr(self, name)) is not None}) != 1:
@@ -176,9 +189,16 @@ class TestLine:
     t: Whole
     accuracy: list[Share | None]
     tested: list[Whole]
+    log_loss: list[Amount | None] | None = None
+    brier: list[Amount | None] | None = None
+    auc: list[Share | None] | None = None
+    balanced_accuracy: list[Share | None] | None = None
+    f1: list[Share | None] | None = None
+    majority: list[Share | None] | None = None
 
     def __post_init__(self) -> None:
-        if len(self.accuracy) != len(self.tested):
+        columns = [self.accuracy, *(getattr(self, name) for name in SCORES)]
+        if any(column is not None and len(column) != len(self.tested) for column in columns):
             raise ValueError("all columns must have the same length")
 
 

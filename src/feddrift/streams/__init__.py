@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from feddrift import plugins
 from feddrift.data import Stream
-from feddrift.errors import ConfigError, unknown
+from feddrift.errors import ConfigError, safe_repr, unknown
 from feddrift.streams import air, fmow, folder, mnist, patterns, synthetic, table
 from feddrift.tables.arrange import Plan
 
@@ -66,20 +68,38 @@ def stream(
 ) -> Stream:
     """The stream called `name`, a table ``FILE.csv``, the files of ``folder:DIR``, or that of ``package.module:make``.
 
-    What the options of a table mean is told at `Stream.from_frame`.
+    Parameters:
+        name: As `feddrift list` has it, a table ``FILE.csv``, ``folder:DIR``, or ``package.module:make``.
+        seed: Of random patterns, and which of R0 to R4 is the pattern of mnist-r.
+        pattern: Who has which concept when: a name (Y, F, R0..R4), a file, or ``random:every=2,concepts=4``.
+        data_dir: Where data files lie; else $FEDDRIFT_DATA, else a cache.
+        label: The label column of a table or of ``folder:DIR``.
+        client: The column of a table that has the clients.
+        time: That of times. This and what follows is told at `Stream.from_frame`.
+        every: How long a time step is.
+        missing: What becomes of rows without a value.
+        categories: What becomes of words.
+        scale: Whether numbers are scaled.
 
     >>> s = stream("sine-2")
     >>> s.n_steps, s.n_clients, s.cell(0, 0)[0].shape
     (10, 10, (500, 2))
     """
-    if _is_table(name):
+    for what, value in (("name", name), ("label", label)):
+        if not isinstance(value, str):
+            raise ConfigError(f"a stream's {what} must be text, got {safe_repr(value)}")
+    if pattern is not None and not isinstance(pattern, str):
+        raise ConfigError(f"pattern must be a name, a file or random:..., got a {type(pattern).__name__}")
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**63:
+        raise ConfigError(f"seed must be a whole number from 0 on, got {safe_repr(seed)}")
+    if is_table(name):
         _refuse_pattern(name, pattern)
         return table.load(name, Plan(client, time, label, every, missing, categories, scale))
     given = {"client": client, "time": time, "every": every, "missing": missing, "categories": categories}
-    for option, value in (given | {"scale": None if scale else False}).items():
-        if value is not None:
+    for option, setting in (given | {"scale": None if scale else False}).items():
+        if setting is not None:
             check(name)
-            raise ConfigError(f"{option} is for tables, FILE.csv, so it must be left out for {name}, got {value!r}")
+            raise ConfigError(f"{option} is for tables, FILE.csv, so it must be left out for {name}, got {setting!r}")
     kind, _, directory = name.partition(":")
     if kind == "folder":
         _refuse_pattern(name, pattern)
@@ -102,7 +122,8 @@ def stream(
     return entry.make(name, concepts, data_dir)
 
 
-def _is_table(name: str) -> bool:
+def is_table(name: str) -> bool:
+    """Whether a name is that of a file with a table; a file that is meant as one but has another name is refused."""
     found = name not in STREAMS and table.is_table(name)
     if not found and name not in STREAMS and os.path.isfile(name):
         raise ConfigError(f"unknown stream '{name}'; it is a file: did you mean 'table:{name}'?")
@@ -129,7 +150,7 @@ def _told_where(make: Callable[..., Any], data_dir: str | Path | None) -> Any:
 
 def check(name: str) -> None:
     """Refuse a name that no stream has; a folder or a table is looked at when it is read."""
-    if name.startswith("folder:") or _is_table(name):
+    if name.startswith("folder:") or is_table(name):
         return
     if name in STREAMS or plugins.find("stream", name) is None:
         _entry(name)
@@ -157,4 +178,4 @@ def _entry(name: str) -> Entry:
     return STREAMS[name]
 
 
-__all__ = ["STREAMS", "Entry", "check", "default_pattern", "stream"]
+__all__ = ["STREAMS", "Entry", "check", "default_pattern", "is_table", "stream"]

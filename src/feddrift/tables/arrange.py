@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feddrift.errors import DataError, unknown
+from feddrift.errors import ConfigError, DataError, safe_repr, unknown
 from feddrift.tables import labels
 from feddrift.tables.columns import Columns, texts
 from feddrift.tables.features import Column, Feature, learn, values_of
@@ -43,6 +43,11 @@ class Plan:
     scale: bool = True
 
     def __post_init__(self) -> None:
+        for what, column in self.keys.items():
+            if not isinstance(column, str):
+                raise ConfigError(f"{what} must be the name of a column, got {safe_repr(column)}")
+        if not isinstance(self.scale, bool):
+            raise ConfigError(f"scale must be True or False, got {safe_repr(self.scale)}")
         object.__setattr__(self, "every", read_every(self.every))
         for name, legal in (("missing", MISSING), ("categories", CATEGORIES)):
             if getattr(self, name) not in (None, *legal):

@@ -113,7 +113,7 @@ def values_of(features: Sequence[Feature], columns: Sequence[Column]) -> npt.NDA
         column = by_name[feature.column]
         if feature.kind == "number":
             filled = column.numbers if feature.fill is None else np.where(column.gaps, feature.fill, column.numbers)
-            with np.errstate(over="ignore"):
+            with np.errstate(all="ignore"):  # what is not finite is refused
                 x[:, k] = (filled - feature.mean) / feature.std
         elif feature.kind == "word":
             x[:, k] = words[feature.column] == feature.word

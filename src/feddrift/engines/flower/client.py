@@ -125,17 +125,20 @@ class Client:
         if (serve := request.serve) is None:
             return Present(cells).body()
         models, new = self._models(task, store, serve["models"], raw)
-        tested = None
+        tested, scores = None, dict[str, float]()
         if cells.get(task.tau):
             votes = np.tile(np.array(serve["votes"], dtype=np.float64), (task.n_clients, 1))
             state = State(models, np.zeros((0, task.n_clients, len(models))), votes, serve["ballot"])
-            right, n = self._engine(task, store).test(state, task.tau)
-            tested = int(right[task.index]), int(n[task.index])
+            engine, c = self._engine(task, store), task.index
+            right, n = engine.test(state, task.tau)
+            tested = int(right[c]), int(n[c])
+            every = {name: float(values[c]) for name, values in engine.scores(state, task.tau).items()}
+            scores = {name: value for name, value in every.items() if np.isfinite(value)}
         store.put_parts(new)
         served = {key: serve[key] for key in ("models", "votes", "ballot", "tau")}
         store.serve(served | {"features": list(task.features), "n_classes": task.n_classes})
         self._forget(store, serve["models"])
-        return Present(cells, tested).body()
+        return Present(cells, tested, scores).body()
 
     def _evaluate(self, task: About, store: Store, request: Evaluate, models: Models) -> Body:
         worker, c = self._engine(task, store).worker(task.tau), task.index

@@ -25,7 +25,8 @@ from feddrift.engines.flower.wire import Refused
 from feddrift.engines.worker import Known
 from feddrift.errors import ConfigError, one_line
 from feddrift.models import take
-from feddrift.types import Ints, Local, Net, State
+from feddrift.scores import SCORES
+from feddrift.types import Floats, Ints, Local, Net, State
 
 ABSENT = "it is not connected"
 
@@ -68,7 +69,7 @@ class Flower(Engine):
         self.trouble: dict[str, str] = {}  # by client, what went wrong last
         self._greeted = -1  # the time of the last hello
         self._started = -np.inf  # when the last time step began
-        self._right: dict[int, tuple[int, int]] = {}  # by client, of the models it uses, on its newest data
+        self._tested: dict[int, Present] = {}  # by client: how the models it uses do on its newest data
         self._has: dict[int, set[str]] = {}  # by client, the parts of models that it has
         self._serves: dict[int, set[str]] = {}  # those of them that it keeps, since it serves them
         self._heard: Any = None  # what the last hello found, if nothing was asked since
@@ -89,17 +90,24 @@ class Flower(Engine):
         After the last time step nobody waits for more data.
         """
         self.hello(t, state, wait=self.n_steps is None or t < self.n_steps)
-        found = np.zeros((2, len(self.roster.clients)), dtype=np.int64)
-        for c, pair in self._right.items():
-            found[:, c] = pair
-        return found[0], found[1]
+        right, tested = np.zeros((2, len(self.roster.clients)), dtype=np.int64)
+        for c, present in self._tested.items():
+            right[c], tested[c] = present.tested or (0, 0)
+        return right, tested
+
+    def scores(self, state: State, t: int) -> Mapping[str, Floats]:
+        scores = {name: np.full(len(self.roster.clients), np.nan) for name in SCORES}
+        for c, present in self._tested.items():
+            for name, value in present.scores.items():
+                scores[name][c] = value
+        return scores
 
     def hello(self, tau: int, state: State | None = None, wait: bool = True) -> None:
         """Find out who is there and what has arrived; returns when time step tau can start."""
         began = time.monotonic()
         quorum_since, told = np.inf, False
         expected = self.present if self._greeted >= 0 else set(range(len(self.roster.clients)))
-        self._right = {}
+        self._tested = {}
         while True:
             self.present = self._greet(tau, range(len(self.roster.clients)), state)
             self._greeted, now = tau, time.monotonic()
@@ -146,7 +154,7 @@ class Flower(Engine):
             for t, n in present.cells.items():
                 self.counts[t, c] = n
             if present.tested is not None:
-                self._right[c] = present.tested
+                self._tested[c] = present
             if state is not None:
                 self._has[c] = self._serves[c] = set(requests[c][1])
         return set(found)

@@ -9,7 +9,7 @@ in place of an answer perhaps `missing` (names of parts to send after all) or `f
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -21,9 +21,10 @@ from feddrift.engines.flower import wire
 from feddrift.engines.flower.parts import Body, Part, Shapes
 from feddrift.engines.flower.wire import Refused, numbers, whole
 from feddrift.engines.worker import SCORE_ROWS
+from feddrift.scores import LARGEST, SCORES
 from feddrift.types import Ballot, Ints, Metric, Start
 
-PROTOCOL = 1
+PROTOCOL = 2
 VERSION = f"{__version__}/{PROTOCOL}"
 MAX_ROWS = 10**9  # of a cell
 MAX_SIZE = 10**6  # time steps, clients, classes, features along an axis
@@ -141,11 +142,12 @@ class Present:
 
     cells: dict[int, int]
     tested: tuple[int, int] | None = None  # how many are right, of how many
+    scores: dict[str, float] = field(default_factory=dict)  # by name, of the same test, where they are numbers
 
     def body(self) -> Body:
         """What is sent."""
         right = {} if self.tested is None else {"right": self.tested[0], "tested": self.tested[1]}
-        return {"cells": [[t, n] for t, n in self.cells.items()]} | right
+        return {"cells": [[t, n] for t, n in self.cells.items()]} | right | {"scores": self.scores}
 
     @classmethod
     def read(cls, body: Body, tau: int) -> Self:
@@ -156,7 +158,11 @@ class Present:
         if "right" not in body:
             return cls(dict(cells))
         n = dict(cells).get(tau, 0)
-        return cls(dict(cells), (whole(body["right"], 0, n), whole(body["tested"], n, n)))
+        if unknown := sorted(body["scores"].keys() - SCORES.keys()):
+            raise Refused(f"it has a score that nobody asked for, {unknown[0]!r}")
+        most = {name: 1.0 if score.share else LARGEST for name, score in SCORES.items()}
+        scores = {name: numbers([value], 1, most[name], False)[0] for name, value in body["scores"].items()}
+        return cls(dict(cells), (whole(body["right"], 0, n), whole(body["tested"], n, n)), scores)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -13,10 +14,12 @@ import numpy as np
 from feddrift import algorithms
 from feddrift._version import __version__
 from feddrift.reports import exchanges, metrics
+from feddrift.reports.remarks import remarks
 from feddrift.reports.story import command, event_sentence, letter
 from feddrift.reports.summary import changes, deviation_of_known, joined, lineage, mean_of_known, reached, scores, truth
 from feddrift.reports.words import describe, differences
 from feddrift.runs.record import Record, configuration
+from feddrift.scores import SCORES
 from feddrift.types import Floats, Ints
 
 MAX_CELLS = 600_000  # of all runs together that are shown cell by cell; beyond, a run has its curves only
@@ -38,6 +41,7 @@ def collect(records: Sequence[Record], name: str) -> dict[str, Any]:
         "name": name,
         "version": __version__,
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "score": asdict(records[0].score) if records else {},
         "within": metrics.WITHIN,
         "before": BEFORE,
         "streams": [_stream(list(groups.values()), shown) for _, groups in sorted(by_stream.items())],
@@ -83,6 +87,7 @@ def _stream(groups: list[list[Record]], shown: set[int]) -> dict[str, Any]:
         "short": header["stream"],
         "options": describe(header["overrides"]),
         "clients": header["clients"],
+        "remarks": remarks([run for group in groups for run in group], name_streams=False),
         "groups": [_group(group, differs, oracles, shown) for group, differs in zip(groups, different, strict=True)],
     }
 
@@ -114,6 +119,7 @@ def _group(
             for name, value in metrics.over_seeds([run["numbers"] for run in runs]).items()
         },
         "around": _around(group),
+        "alarms": _agreement(group),
         "runs": runs,
     }
 
@@ -144,7 +150,8 @@ def _run(record: Record, oracle: Record | None, with_cells: bool) -> dict[str, A
         "metric": str(header["settings"].get("metric", "loss")),
         "numbers": {
             **metrics.numbers(found),
-            "omitting": _share(total.omitting_drifts),
+            "omitting": _level(record, total.omitting_drifts),
+            **{name: _known_mean(getattr(rows, name)) for name in SCORES},
             "sent": total.models_sent_ratio,
             "models": None if total.models_final is None else float(total.models_final),
         },
@@ -171,8 +178,9 @@ def _detection(value: metrics.Detection) -> dict[str, Any]:
 def _worst(record: Record) -> list[list[Any]]:
     """[client, its mean, the time of its lowest accuracy] of the worst, worst first."""
     mean = metrics.by_client(record)
-    seen = [int(c) for c in np.argsort(mean, kind="stable") if not np.isnan(mean[c])][:WORST]
-    return [[c, round(float(mean[c]), 4), int(np.nanargmin(record.rows.accuracy[:, c]))] for c in seen]
+    better = 1 if record.score.higher_is_better else -1
+    seen = [int(c) for c in np.argsort(better * mean, kind="stable") if not np.isnan(mean[c])][:WORST]
+    return [[c, round(float(mean[c]), 4), int(np.nanargmin(better * record.rows.accuracy[:, c]))] for c in seen]
 
 
 def _moves(record: Record) -> dict[str, Any]:
@@ -272,5 +280,18 @@ def _rounded(values: Floats) -> list[float | None]:
     return [None if np.isnan(v) else round(float(v), 4) for v in values]
 
 
-def _share(percent: float | None) -> float | None:
-    return None if percent is None else percent / 100
+def _level(record: Record, value: float | None) -> float | None:
+    """A summary's number, which has shares in percent, as the page has it."""
+    return None if value is None else value / 100 if record.score.share else value
+
+
+def _known_mean(values: Floats) -> float | None:
+    return None if np.isnan(values).all() else float(np.nanmean(values))
+
+
+def _agreement(group: Sequence[Record]) -> dict[str, int] | None:
+    """Of each alarm, by "t,c", in how many seeds it occurs; nothing where there is only one."""
+    if len(group) < 2:
+        return None
+    alarms = Counter(f"{t},{c}" for run in group for t, c in np.argwhere(run.rows.drift).tolist())
+    return dict(alarms.most_common(MAX_LISTED))
