@@ -190,8 +190,8 @@ def load_models(folder: str | Path, net: Net | None = None) -> Exported:
     try:
         about = _About.model_validate_json((folder / ABOUT).read_bytes())
         arrays = load_file(folder / MODELS)
-        made = net or _made(about.net, folder, sum(array.size for array in arrays.values()))
-        like, ids = made.init(rng.derive(0, "init", 0)), [int(i) for i in about.models]
+        rebuilt = net or _made(about.net, folder, sum(array.size for array in arrays.values()))
+        like, ids = rebuilt.init(rng.derive(0, "init", 0)), [int(i) for i in about.models]
         stacks = []
         for (name, _), leaf in zip(paths(like), leaves(like), strict=True):
             stacks.append(np.stack([arrays[f"{i}/{name}"] for i in ids]))
@@ -199,7 +199,7 @@ def load_models(folder: str | Path, net: Net | None = None) -> Exported:
                 raise DataError(f"{folder}: '{name}' has shape {stacks[-1].shape[1:]}, the net needs {leaf.shape}")
         masked = f"{ids[0]}/{MASK}" in arrays
         mask = np.stack([arrays[f"{i}/{MASK}"] for i in ids]) if masked else None
-        return Exported(about.model_dump(), made, Models(refill(like, iter(stacks)), tuple(ids), mask))
+        return Exported(about.model_dump(), rebuilt, Models(refill(like, iter(stacks)), tuple(ids), mask))
     except OSError as error:
         several = sorted(path.parent.name for path in folder.glob(f"*/{ABOUT}"))
         hint = f" (of several runs, choose one: {', '.join(several)})" if several else ""

@@ -58,5 +58,5 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="for programs")] 
 
 def _settings(cls: type[Any]) -> dict[str, str]:
     """Help and default of each setting."""
-    found = algorithms.options(cls).items()
-    return {k: f"{f.metadata['help']} [dim]({'none' if f.default is None else f.default})[/]" for k, f in found}
+    fields = algorithms.options(cls).items()
+    return {k: f"{f.metadata['help']} [dim]({'none' if f.default is None else f.default})[/]" for k, f in fields}

@@ -1,10 +1,10 @@
-"""`feddrift report` and `plot`."""
+"""`feddrift report`, `plot` and `follow`."""
 
 from __future__ import annotations
 
 import json
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -13,9 +13,10 @@ import typer
 
 from feddrift import api
 from feddrift.cli import console
-from feddrift.cli.console import say, tell
+from feddrift.cli.console import can_be_stopped, say, tell
 from feddrift.errors import ConfigError, DataError
-from feddrift.reports import metrics, page, paper, tables
+from feddrift.reports import metrics, page, paper, tables, trackers
+from feddrift.reports.follow import Follower
 from feddrift.reports.remarks import remarks
 from feddrift.reports.summary import compare, finished, grouped, summarise, unfinished
 from feddrift.runs import record
@@ -63,28 +64,28 @@ def report(
                 page.write(record.by_score(record.read_all(folder), score), html, folder.resolve().name)
         return
     summaries, left_out = summarise(records), unfinished(records)
-    if not summaries and all(found.runs_on for found in records):
+    if not summaries and all(run.runs_on for run in records):
         raise DataError(f"no time step of the federation in {folder} is done yet")
     if not summaries:
         what = "the run" if len(records) == 1 else f"none of the {len(records)} runs"
         raise DataError(f"{what} in {folder} is {'not ' * (len(records) == 1)}finished yet: `feddrift resume` goes on")
     gaps = compare(records, against) if against else []
-    theirs = [paper.published(summary) for summary in summaries] if beside else []
-    found = metrics.summarise(records) if measured else []
+    published = [paper.published(summary) for summary in summaries] if beside else []
+    numbers = metrics.summarise(records) if measured else []
     if as_json:
         named = {} if chosen == ACCURACY else {"score": score}
-        print(json.dumps([named | group for group in tables.to_json(summaries, gaps, theirs, found)], indent=2))
+        print(json.dumps([named | group for group in tables.to_json(summaries, gaps, published, numbers)], indent=2))
     elif measured:
-        for k, table in enumerate(tables.metrics_tables(summaries, found, chosen)):
+        for k, table in enumerate(tables.metrics_tables(summaries, numbers, chosen)):
             console.out.print(*[""] * bool(k), table, sep="\n")
     else:
-        console.out.print(tables.table(summaries, gaps, theirs, chosen))
-        told = [flag for cell in theirs if cell for flag in cell.within.values() if flag is not None]
-        if told:
-            say(f"{sum(told)} of {len(told)} accuracies within max(1.0, twice the paper's deviation) of the paper's")
+        console.out.print(tables.table(summaries, gaps, published, chosen))
+        flags = [flag for cell in published if cell for flag in cell.within.values() if flag is not None]
+        if flags:
+            say(f"{sum(flags)} of {len(flags)} accuracies within max(1.0, twice the paper's deviation) of the paper's")
         for sentence in remarks(records):
             say(sentence)
-    for going_on in (found for found in finished(records) if found.status != "complete"):
+    for going_on in (run for run in finished(records) if run.status != "complete"):
         tell(f"{going_on.header['stream']} is not finished: these are its first {going_on.rows.steps} time steps")
     if left_out:
         tell(f"left out, not finished: {len(left_out)}")
@@ -125,3 +126,23 @@ def plot(
         tell("too many runs for one picture: showing the first seed of each")
     pictures.save(api.plot(records, kind.value), file)
     say(f"wrote {file}")
+
+
+def follow(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="a record, a folder of records, or a deployment's")],
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help="mlflow:URI, tensorboard:DIR or wandb:PROJECT (kept offline)")
+    ],
+) -> None:
+    """Show runs in a tracker, as far as they are and as long as they go on; doing it again doubles nothing.
+
+    Example: feddrift follow runs tensorboard:tb
+    """
+    can_be_stopped()
+    with closing(Follower(run, trackers.tracker(target))) as follower:
+        while True:
+            for sentence in follower.look():
+                say(sentence)
+            if not follower.waits:
+                return
+            time.sleep(2)

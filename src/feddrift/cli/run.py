@@ -41,7 +41,7 @@ def _describe(name: str) -> str:
 
 
 def _streams(typed: str) -> list[str]:
-    """For shells that complete names."""
+    """The streams whose names begin so, for shells that complete them."""
     return [name for name in (*streams.STREAMS, "folder:", "table:") if name.startswith(typed)]
 
 
@@ -126,14 +126,14 @@ def resume(
     Example: feddrift resume runs
     """
     can_be_stopped()
-    found = unfinished_runs(folder)
-    if not found and not checkpoint_folders(folder):
+    stopped = unfinished_runs(folder)
+    if not stopped and not checkpoint_folders(folder):
         raise DataError(f"no run below {folder} has checkpoints to go on from")
-    if not found:
+    if not stopped:
         say(f"nothing to resume in {folder}: no run there was stopped before its end")
         return
     failed = 0
-    for state in found:  # what is wrong with one is no reason to leave the others
+    for state in stopped:  # what is wrong with one is no reason to leave the others
         try:
             _follow([from_checkpoints(state)], 1)
         except FeddriftError as error:
@@ -167,10 +167,10 @@ def _follow(runs: Iterable[RecordedRun], n: int) -> None:
                 paths.append(recorded.path)
     except KeyboardInterrupt:
         if board.runs:
-            rest = n - len(board.runs)
+            not_begun = n - len(board.runs)
             tell(
                 f"`feddrift resume {shlex.quote(str(recorded.out))}` goes on with {what}"
-                + (f"; {rest} more of this command had not begun" if rest else "")
+                + (f"; {not_begun} more of this command had not begun" if not_begun else "")
             )
         raise
     records = [record.read(path) for path in paths]
@@ -270,17 +270,17 @@ def _settings_of(name: str, names: Sequence[str], settings: dict[str, str]) -> d
     for n in names:
         with suppress(ConfigError):  # told when the run is made
             legal[n] = algorithms.options(algorithms.entry(n).cls)
-    known = {key for options in legal.values() for key in options}
-    return {k: v for k, v in settings.items() if k in legal.get(name, settings) or k not in known}
+    known_to_any = {key for options in legal.values() for key in options}
+    return {k: v for k, v in settings.items() if k in legal.get(name, settings) or k not in known_to_any}
 
 
 def _settings(pairs: list[str]) -> dict[str, str]:
-    found = {}
+    settings = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key:
             raise ConfigError(f"--set takes KEY=VALUE, such as delta=0.1, got '{pair}'")
-        if key.strip() in found:
+        if key.strip() in settings:
             raise ConfigError(f"--set {key.strip()} is given twice")
-        found[key.strip()] = value.strip()
-    return found
+        settings[key.strip()] = value.strip()
+    return settings

@@ -82,8 +82,8 @@ class TimeStep:
 
     def losses(self, ids: Ints) -> Floats:
         """[c], how the model with this id scored on the client's new data before any training; NaN if not asked."""
-        known = [self._losses.get(int(i)) for i in ids]
-        return np.array([np.nan if loss is None else loss[c] for c, loss in enumerate(known)])
+        by_client = [self._losses.get(int(i)) for i in ids]
+        return np.array([np.nan if loss is None else loss[c] for c, loss in enumerate(by_client)])
 
     def key(self, purpose: str, *names: int | Ints) -> rng.Words:
         return rng.derive(self._seed, purpose, self.tau, *names)
@@ -122,19 +122,19 @@ class TimeStep:
         asked = np.stack(np.divmod(cells, self.n_clients), axis=1)
         for which, sums, sizes in self.worker.score(models, asked, metric, SCORE_ROWS):
             answered[which] = True
-            here = by_cell[slice(*np.searchsorted(of_entry[by_cell], [which[0], which[-1] + 1]))]
+            block = by_cell[slice(*np.searchsorted(of_entry[by_cell], [which[0], which[-1] + 1]))]
             if len(which) <= which[-1] - which[0]:  # some cells between are missing
-                here = here[np.isin(of_entry[here], which)]
-            here = here[np.argsort(entries.m[here], kind="stable")]  # by model, then cell: the order of all engines
-            theirs, begins = np.unique(entries.m[here], return_index=True)
-            mean = (sums / sizes)[:, np.searchsorted(which, of_entry[here])]
-            L[:, theirs] += np.add.reduceat(mean * behind[here], begins, axis=1)
+                block = block[np.isin(of_entry[block], which)]
+            block = block[np.argsort(entries.m[block], kind="stable")]  # by model, then cell: the order of all engines
+            columns, begins = np.unique(entries.m[block], return_index=True)
+            mean = (sums / sizes)[:, np.searchsorted(which, of_entry[block])]
+            L[:, columns] += np.add.reduceat(mean * behind[block], begins, axis=1)
         heard = answered[of_entry]
         with np.errstate(invalid="ignore"):  # a model without data: 0 / 0
             return np.asarray(L / np.bincount(entries.m[heard], behind[heard], len(models)))
 
     def local_updates(self, models: Models, w: Weights | Entries, local: Local | None = None) -> Updates:
-        used, local = self._in_use(models, w), local or self.local
+        used, local = self._entries_in_use(models, w), local or self.local
         work = Work.of(models, self._drawn(used), self.counts)
         if len(work.client):
             self._traffic.train(models, work, 1, local)
@@ -149,7 +149,7 @@ class TimeStep:
     def train(self, models: Models, w: Weights, rounds: int | None = None, local: Local | None = None) -> Models:
         local = local or self.local
         rounds = local.rounds if rounds is None else rounds
-        entries = self._in_use(models, w)
+        entries = self._entries_in_use(models, w)
         if not len(entries.t) or not rounds:
             return models
         trained = models
@@ -181,7 +181,7 @@ class TimeStep:
         return own | self._traffic.save()
 
     def restore(self, progress: dict[str, Any]) -> None:
-        """Go on where a time step stood."""
+        """Go on where the time step was when `progress` gave this."""
         self.round, self._losses = progress["round"], dict(progress["losses"])
         self._traffic.load(progress)
         self.worker.load(progress if "reachable" in progress else progress["moments"])  # of 0.1: all in one
@@ -213,10 +213,10 @@ class TimeStep:
         return entries.select(drawn[entries.c])
 
     def _new_data(self) -> Ints:
-        """The clients that can be scored."""
+        """The clients in reach that have new data, the only ones that can be scored."""
         return np.flatnonzero(self.reachable & (self.counts[self.tau] > 0))
 
-    def _in_use(self, models: Models, w: Weights | Entries) -> Entries:
+    def _entries_in_use(self, models: Models, w: Weights | Entries) -> Entries:
         """The data in reach for models whose family is in use at tau."""
         w, on = Entries.of(w, (self.tau + 1, self.n_clients, len(models))), models.trunk_index
         w = w.select(self.reachable[w.c])

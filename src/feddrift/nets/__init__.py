@@ -53,15 +53,15 @@ def check_fits(net: Net, features: Sequence[int], n_classes: int) -> None:
 
 def own_net(name: str, stream: Stream) -> Net:
     """The net at ``package.module:make``, or of an installed package: a Net, or a function of the stream."""
-    found = plugins.find("net", name)
-    if found is None:
+    maker = plugins.find("net", name)
+    if maker is None:
         raise unknown("net", name, [*plugins.installed("net"), "package.module:make"])
-    made = plugins.called("net", name, found, stream) if callable(found) else found
-    if not isinstance(made, Net):
+    net = plugins.called("net", name, maker, stream) if callable(maker) else maker
+    if not isinstance(net, Net):
         raise ConfigError(
-            f"'{name}' must be a Net or a function of the stream that makes one, got {type(made).__name__}"
+            f"'{name}' must be a Net or a function of the stream that makes one, got {type(net).__name__}"
         )
-    return made
+    return net
 
 
 __all__ = ["check_fits", "default_net", "mlp", "own_net"]

@@ -64,14 +64,14 @@ def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
     >>> _nested({"ari": 1, "noticed recall": 2, "noticed delay": 3})
     {'ari': 1, 'noticed': {'recall': 2, 'delay': 3}}
     """
-    found: dict[str, Any] = {}
+    nested: dict[str, Any] = {}
     for name, value in values.items():
         outer, _, inner = name.partition(" ")
         if inner:
-            found.setdefault(outer, {})[inner] = value
+            nested.setdefault(outer, {})[inner] = value
         else:
-            found[outer] = value
-    return found
+            nested[outer] = value
+    return nested
 
 
 def table(
@@ -111,10 +111,12 @@ def metrics_tables(
     summaries: Sequence[Summary], metrics: Sequence[Mapping[str, Spread | None]], score: Score = ACCURACY
 ) -> list[Table]:
     """Tables of drifts and of the rest, as docs/metrics.md defines them, where known: each fits a terminal of 80."""
-    known = {name for numbers in metrics for name, value in numbers.items() if value is not None}
+    measured = {name for numbers in metrics for name, value in numbers.items() if value is not None}
     levels = {f"{title}, %" if score.share else title: (name, None, 100.0 if score.share else 1.0)
               for title, (name, _, _) in LEVELS.items()}  # fmt: skip
-    shown = [{title: how for title, how in columns.items() if how[0] in known} for columns in (DRIFTS, levels | REST)]
+    shown = [
+        {title: how for title, how in columns.items() if how[0] in measured} for columns in (DRIFTS, levels | REST)
+    ]
     tables = [_metrics_table(summaries, metrics, columns) for columns in shown if columns]
     if tables and score != ACCURACY:
         tables[0].title = score.title
@@ -125,8 +127,8 @@ def _metrics_table(
     summaries: Sequence[Summary], metrics: Sequence[Mapping[str, Spread | None]], columns: Mapping[str, Column]
 ) -> Table:
     grid = _grid(columns, 10)
-    for found, names in zip(metrics, _names(summaries), strict=True):
-        grid.add_row(*(Text(text) for text in (*names, *(_measured(found, *how) for how in columns.values()))))
+    for spreads, names in zip(metrics, _names(summaries), strict=True):
+        grid.add_row(*(Text(text) for text in (*names, *(_measured(spreads, *how) for how in columns.values()))))
     return grid
 
 
@@ -140,8 +142,8 @@ def _grid(columns: Iterable[str], width: int) -> Table:
     return grid
 
 
-def _measured(found: Mapping[str, Spread | None], name: str, dummy: str | None, factor: float) -> str:
-    value, beside = found.get(name), found.get(dummy) if dummy else None
+def _measured(spreads: Mapping[str, Spread | None], name: str, dummy: str | None, factor: float) -> str:
+    value, beside = spreads.get(name), spreads.get(dummy) if dummy else None
     number = 0.0 if value is None else factor * value.mean
     text = "-" if value is None else f"{number:.3g}" if factor < 1 else f"{number:.2f}".replace("-0.00", "0.00")
     return text + (f" ({beside.mean:.2f})" if beside else "")
@@ -150,24 +152,25 @@ def _measured(found: Mapping[str, Spread | None], name: str, dummy: str | None, 
 def _names(summaries: Sequence[Summary]) -> list[tuple[str, str, str]]:
     """Stream, algorithm with what sets it apart, and seeds, as texts."""
     different = differences([(s.stream, s.algorithm, {**s.settings, **s.overrides}) for s in summaries])
-    told = [
+    extras = [
         describe({**notable(s.algorithm, s.settings), **s.overrides, **differs})
         for s, differs in zip(summaries, different, strict=True)
     ]
     return [
-        (s.stream, f"{s.algorithm} {words}".strip(), ranges(s.seeds)) for s, words in zip(summaries, told, strict=True)
+        (s.stream, f"{s.algorithm} {words}".strip(), ranges(s.seeds))
+        for s, words in zip(summaries, extras, strict=True)
     ]
 
 
-def _beside(summary: Summary, theirs: Published | None) -> list[str]:
+def _beside(summary: Summary, published: Published | None) -> list[str]:
     """The paper's two accuracies, each with how far ours is above it; a star: outside its band."""
-    if theirs is None:
+    if published is None:
         return ["-"] * 4
     cells = []
-    for accuracy, within in theirs.within.items():
-        mine, other = getattr(summary, accuracy), getattr(theirs, accuracy)
-        gap = "-" if mine is None else f"{mine.mean - other.mean:+.2f}"
-        cells += [spread(other), gap + ("*" if within is False else " ")]
+    for accuracy, within in published.within.items():
+        mine, printed = getattr(summary, accuracy), getattr(published, accuracy)
+        gap = "-" if mine is None else f"{mine.mean - printed.mean:+.2f}"
+        cells += [spread(printed), gap + ("*" if within is False else " ")]
     return cells
 
 

@@ -104,10 +104,10 @@ class RunConfig(BaseModel):
             raise ConfigError(problem(error)) from None
 
     def load(self) -> Stream:
-        """The stream."""
+        """The stream of this run, with the labels flipped that `poison` says."""
         engines.engine(self.engine)  # wrong names first: data may take a while
         algorithms.algorithm(self.algorithm, **self.settings)
-        found = streams.stream(
+        stream = streams.stream(
             self.stream,
             seed=self.seed,
             pattern=self.pattern,
@@ -115,20 +115,20 @@ class RunConfig(BaseModel):
             label=self.label,
             **{name: getattr(self, name) for name in TABLE},
         )
-        harm, clients = self._poison(found)
-        return flipped(found, clients) if harm == "flip" else found
+        harm, clients = self._poison(stream)
+        return flipped(stream, clients) if harm == "flip" else stream
 
     def conditions(self, stream: Stream) -> Conditions:
         """Who is in reach, takes part and lies."""
         harm, clients = self._poison(stream)
-        made = Conditions(
+        conditions = Conditions(
             self.participation,
             self.dropout,
             None if self.trace is None else read_trace(self.trace),
             clients if harm == "garbage" else (),
         )
-        made.in_reach(stream.counts[:-1], self.seed)  # a trace that does not fit shows now
-        return made
+        conditions.in_reach(stream.counts[:-1], self.seed)  # a trace that does not fit shows now
+        return conditions
 
     def _poison(self, stream: Stream) -> tuple[str, tuple[int, ...]]:
         return ("", ()) if self.poison is None else read_poison(self.poison, stream.n_clients)
@@ -139,8 +139,8 @@ class RunConfig(BaseModel):
         algorithm = algorithms.algorithm(self.algorithm, stream, **self.settings)
         if getattr(algorithm, "needs_truth", False) and stream.concepts is None:
             raise ConfigError(f"{self.algorithm} needs a stream whose true concepts are known, {self.stream} has none")
-        given = {name: getattr(self, name) for name in TRAINING if getattr(self, name) is not None}
-        return algorithm, replace(stream.local, **given)
+        training = {name: getattr(self, name) for name in TRAINING if getattr(self, name) is not None}
+        return algorithm, replace(stream.local, **training)
 
     def find_net(self, stream: Stream) -> Net:
         """The net, the stream's own unless another is named."""
@@ -150,38 +150,38 @@ class RunConfig(BaseModel):
 
     def overrides(self, stream: Stream) -> dict[str, Any]:
         """The run options that differ from the stream's own."""
-        given = {name: getattr(self, name) for name in TRAINING}
-        found = {k: v for k, v in given.items() if v is not None and v != getattr(stream.local, k)}
+        training = {name: getattr(self, name) for name in TRAINING}
+        overrides = {k: v for k, v in training.items() if v is not None and v != getattr(stream.local, k)}
         if self.pattern is not None and self.pattern != streams.STREAMS[self.stream].pattern:
-            found["pattern"] = self.pattern
+            overrides["pattern"] = self.pattern
             if os.path.isfile(self.pattern):  # two files may share a name
                 digest = hashlib.sha256(Path(self.pattern).read_bytes()).hexdigest()[:8]
-                found["pattern"] = f"{Path(self.pattern).name}@{digest}"
+                overrides["pattern"] = f"{Path(self.pattern).name}@{digest}"
         if self.stream not in streams.STREAMS:  # what the files held may change under the same name
-            found["data"] = hashlib.sha256(stream.x.tobytes() + stream.y.tobytes()).hexdigest()[:8]
+            overrides["data"] = hashlib.sha256(stream.x.tobytes() + stream.y.tobytes()).hexdigest()[:8]
             for name in ("label", *TABLE):
                 if getattr(self, name) != RunConfig.model_fields[name].default:
-                    found[name] = getattr(self, name)
+                    overrides[name] = getattr(self, name)
         if self.weights is not None:
             try:
-                found["weights"] = hashlib.sha256(self.weights.read_bytes()).hexdigest()[:8]
+                overrides["weights"] = hashlib.sha256(self.weights.read_bytes()).hexdigest()[:8]
             except (OSError, ValueError) as error:  # or a name that no file can have
                 reason = getattr(error, "strerror", None) or error
                 raise ConfigError(f"cannot read the weights {self.weights}: {reason}") from None
         if self.net is not None:
-            found["net"] = self.net
+            overrides["net"] = self.net
         for name in ("participation", "dropout"):
             if getattr(self, name) != RunConfig.model_fields[name].default:
-                found[name] = getattr(self, name)
+                overrides[name] = getattr(self, name)
         if self.trace is not None:
             digest = hashlib.sha256(read_trace(self.trace).tobytes()).hexdigest()[:8]
-            found["trace"] = f"{self.trace.name}@{digest}"
+            overrides["trace"] = f"{self.trace.name}@{digest}"
         if self.poison is not None:
             harm, clients = self._poison(stream)
-            found["poison"] = f"{harm}:{','.join(map(str, clients))}"
+            overrides["poison"] = f"{harm}:{','.join(map(str, clients))}"
         if self.engine != "simulator":
-            found["engine"] = self.engine
-        return found
+            overrides["engine"] = self.engine
+        return overrides
 
 
 def parse_seeds(text: str) -> list[int]:

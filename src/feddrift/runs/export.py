@@ -16,7 +16,7 @@ from feddrift import checkpoint, rng
 from feddrift._version import __version__
 from feddrift.errors import DataError
 from feddrift.exported import ABOUT, MASK, MODELS, RESNET
-from feddrift.models import one
+from feddrift.models import params_of
 from feddrift.runs import record
 from feddrift.runs.recorded import RecordedRun
 from feddrift.system import write_whole
@@ -47,7 +47,7 @@ def export(run: RecordedRun, folder: Path) -> int:
     """Write the models of a run as they stand now; how many time steps they have seen."""
     state, steps = last_state(run.checkpoints, run.net)
     config, stream = run.config, run.stream
-    known = record.read(run.path if run.path.exists() else record.part_of(run.path))
+    run_record = record.read(run.path if run.path.exists() else record.part_of(run.path))
     classes = list(stream.classes or range(stream.n_classes))
     source = Source(
         state=state,
@@ -61,7 +61,7 @@ def export(run: RecordedRun, folder: Path) -> int:
         classes=classes,
         columns=stream.columns,
         recipe=stream.recipe,
-        events=known.events,
+        events=run_record.events,
     )
     write(source, folder)
     return steps
@@ -69,11 +69,11 @@ def export(run: RecordedRun, folder: Path) -> int:
 
 def last_state(checkpoints: checkpoint.Folder, net: Net) -> tuple[State, int]:
     """The newest state of a run or federation, and how many time steps it has seen; it may be at work meanwhile."""
-    found = next((c for c in checkpoints.newest_first() if isinstance(c, checkpoint.Checkpoint)), None)
-    state = None if found is None else found.value(net.init(rng.derive(0, "init", 0)))[0]
-    if found is None or state is None:
+    newest = next((c for c in checkpoints.newest_first() if isinstance(c, checkpoint.Checkpoint)), None)
+    state = None if newest is None else newest.value(net.init(rng.derive(0, "init", 0)))[0]
+    if newest is None or state is None:
         raise DataError(f"{checkpoints.path} has no whole checkpoint of a time step to export")
-    return state, int(found.about["steps"])
+    return state, int(newest.about["steps"])
 
 
 def write(source: Source, folder: Path) -> None:
@@ -81,7 +81,7 @@ def write(source: Source, folder: Path) -> None:
     arrays: dict[str, npt.NDArray[Any]] = {}
     models = source.state.models
     for m, i in enumerate(models.ids):
-        parts = dict(paths(one(models, m)))
+        parts = dict(paths(params_of(models, m)))
         if models.mask is not None:
             parts[MASK] = models.mask[m]
         arrays |= {f"{i}/{path}": np.ascontiguousarray(leaf) for path, leaf in parts.items()}
@@ -89,7 +89,7 @@ def write(source: Source, folder: Path) -> None:
     if source.described["kind"] == "resnet18":
         from feddrift.nets.resnet import torchvision_names  # here: few need it
 
-        write_whole(folder / RESNET, save(torchvision_names(source.net, one(models, 0))))
+        write_whole(folder / RESNET, save(torchvision_names(source.net, params_of(models, 0))))
     write_whole(folder / ABOUT, (json.dumps(_about(source), indent=2, allow_nan=False) + "\n").encode())
 
 

@@ -45,14 +45,14 @@ def read_grid(path: Path, data_dir: Path | None = None) -> list[RunConfig]:
     tables = grids.pop("runs", None)
     if grids or not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables) or not tables:
         raise ConfigError(f"{path}: a sweep is one or more tables [[runs]], got {sorted(grids) or 'none'}")
-    found: dict[str, RunConfig] = {}
+    configs: dict[str, RunConfig] = {}
     for number, table in enumerate(tables, start=1):
         try:
             for config in _combinations(table, data_dir):
-                found.setdefault(config.model_dump_json(), config)
+                configs.setdefault(config.model_dump_json(), config)
         except FeddriftError as error:
             raise ConfigError(f"{path}, runs {number}: {error}") from None
-    return list(found.values())
+    return list(configs.values())
 
 
 def _combinations(table: Mapping[str, Any], data_dir: Path | None) -> Iterator[RunConfig]:
@@ -69,23 +69,23 @@ def _combinations(table: Mapping[str, Any], data_dir: Path | None) -> Iterator[R
     options = {name: _listed(name, table[name]) for name in LISTS if name in table}
     knows = {name: algorithms.options(algorithms.entry(name).cls) for name in options["algorithm"]}
     for key in settings:
-        if not any(key in known for known in knows.values()):
+        if not any(key in legal for legal in knows.values()):
             raise ConfigError(f"none of {', '.join(knows)} has a setting {key!r}")
     for name in options["stream"]:
         streams.check(name)
     listed = _listed("seeds", table.get("seeds", 0))
     seeds = parse_seeds(",".join(item if isinstance(item, str) else safe_repr(item) for item in listed))
-    some = [len(_listed(key, value)) for key, value in settings.items()]
-    if (n := math.prod([*map(len, options.values()), *some, len(seeds)])) > MAX_RUNS:
+    lengths = [len(_listed(key, value)) for key, value in settings.items()]
+    if (n := math.prod([*map(len, options.values()), *lengths, len(seeds)])) > MAX_RUNS:
         raise ConfigError(f"a grid is at most {MAX_RUNS} runs, got {n}")
     for chosen in itertools.product(*options.values()):
         values = dict(zip(options, chosen, strict=True))
         own = {key: _listed(key, value) for key, value in settings.items() if key in knows[values["algorithm"]]}
         for picked in itertools.product(*own.values()):
-            given = dict(zip(own, picked, strict=True))
-            algorithms.algorithm(values["algorithm"], **given)  # a bad value shows now
+            picked_settings = dict(zip(own, picked, strict=True))
+            algorithms.algorithm(values["algorithm"], **picked_settings)  # a bad value shows now
             for seed in seeds:
-                yield RunConfig.checked(**values, settings=given, seed=seed)
+                yield RunConfig.checked(**values, settings=picked_settings, seed=seed)
 
 
 def _listed(name: str, value: Any) -> list[Any]:
@@ -158,19 +158,19 @@ class _Worker:
 
     def __init__(self, context: Any, number: int, jobs: int, cores: list[int], out: Path, config: RunConfig) -> None:
         self.number, self.config = number, config
-        self.pipe, theirs = context.Pipe()
+        self.pipe, far_end = context.Pipe()
         share = cores[number::jobs] if jobs <= len(cores) else cores
-        self.process = context.Process(target=_work, args=(theirs, share, out), daemon=True)
+        self.process = context.Process(target=_work, args=(far_end, share, out), daemon=True)
         heard = signal.signal(signal.SIGINT, signal.SIG_IGN)  # until it is ready to close a record
         try:
             self.process.start()
         finally:
             signal.signal(signal.SIGINT, heard)
-        theirs.close()
+        far_end.close()
         self.give(config)
 
     def give(self, config: RunConfig) -> bool:
-        """Whether the worker is there to take it."""
+        """Send the worker its next run; False where its process is gone."""
         try:
             self.pipe.send(config)
         except OSError:

@@ -95,8 +95,8 @@ def stream(
     if is_table(name):
         _refuse_pattern(name, pattern)
         return table.load(name, Plan(client, time, label, every, missing, categories, scale))
-    given = {"client": client, "time": time, "every": every, "missing": missing, "categories": categories}
-    for option, setting in (given | {"scale": None if scale else False}).items():
+    of_tables = {"client": client, "time": time, "every": every, "missing": missing, "categories": categories}
+    for option, setting in (of_tables | {"scale": None if scale else False}).items():
         if setting is not None:
             check(name)
             raise ConfigError(f"{option} is for tables, FILE.csv, so it must be left out for {name}, got {setting!r}")
@@ -124,10 +124,10 @@ def stream(
 
 def is_table(name: str) -> bool:
     """Whether a name is that of a file with a table; a file that is meant as one but has another name is refused."""
-    found = name not in STREAMS and table.is_table(name)
-    if not found and name not in STREAMS and os.path.isfile(name):
+    answer = name not in STREAMS and table.is_table(name)
+    if not answer and name not in STREAMS and os.path.isfile(name):
         raise ConfigError(f"unknown stream '{name}'; it is a file: did you mean 'table:{name}'?")
-    return found
+    return answer
 
 
 def _refuse_pattern(name: str, pattern: str | None) -> None:

@@ -49,8 +49,8 @@ def load(directory: str | Path, label: str = "label") -> Stream:
         raise DataError(f"'{directory}' is not a directory, expected one with files client_<name>/step_<t>.csv or .npz")
     try:
         clients = {path: _steps(path) for path in sorted(root.glob("client_?*"), key=_natural) if path.is_dir()}
-        rest = [path for path in root.iterdir() if path not in clients]
-        strays = [path.name for path in rest if path.is_dir() or path.name.startswith("client_")]
+        not_clients = [path for path in root.iterdir() if path not in clients]
+        strays = [path.name for path in not_clients if path.is_dir() or path.name.startswith("client_")]
     except OSError as error:
         raise DataError(f"{root} cannot be read: {error}") from None
     if not clients:
@@ -97,9 +97,9 @@ def _steps(client: Path) -> dict[int, Path]:
         if match is None:
             raise DataError(f"{path}: expected a name like step_<number>.csv or step_<number>.npz")
         _check_file(path)
-        other = steps.setdefault(int(match[1]), path)
-        if other != path:
-            raise DataError(f"{other} and {path.name} are the same time step, keep one of them")
+        earlier = steps.setdefault(int(match[1]), path)
+        if earlier != path:
+            raise DataError(f"{earlier} and {path.name} are the same time step, keep one of them")
     return steps
 
 
@@ -130,11 +130,11 @@ def _read_csv(path: Path, label: str, first: DataFile | None) -> DataFile:
         numbered = [(reader.line_num, row) for row in reader if row]
     features = tuple(name for name in header if name != label)
     columns = first.columns if first else features
-    count, known = Counter(header), set(columns)
+    count, legal = Counter(header), set(columns)
     for name in (label, *columns, *features):
         if count[name] != 1:
             raise DataError(f"{path}: expected one column '{name}', got {count[name]} in the header {header}")
-        if first and name not in known and name != label:
+        if first and name not in legal and name != label:
             raise DataError(f"{path}: column '{name}' is not in {first.path}, all files need the same columns")
     if not columns or "" in header:
         raise DataError(f"{path}: expected named feature columns beside '{label}', got the header {header}")
@@ -147,9 +147,9 @@ def _read_csv(path: Path, label: str, first: DataFile | None) -> DataFile:
     x = x.reshape(len(numbered), len(columns))
     for i, j in np.argwhere(~np.isfinite(x))[:1]:
         line, row = numbered[i]
-        found = row[where[j]]
-        wanted = "a number" if math.isnan(read_number(found)) else "a finite number below 1e38"
-        raise DataError(f"{path}, line {line}, column '{columns[j]}': expected {wanted}, got {found!r}")
+        text = row[where[j]]
+        expected = "a number" if math.isnan(read_number(text)) else "a finite number below 1e38"
+        raise DataError(f"{path}, line {line}, column '{columns[j]}': expected {expected}, got {text!r}")
     return DataFile(path, columns, x, [row[target].strip() for _, row in numbered], [line for line, _ in numbered])
 
 
@@ -178,18 +178,18 @@ def _read_npz(path: Path, first: DataFile | None) -> DataFile:
 
 def classes_of(path: Path, files: Iterable[DataFile]) -> tuple[list[int | str], dict[str, int]]:
     """The classes in their order, and the position of each label as written."""
-    found = [label for file in files for label in distinct(file.labels, file.place)]
+    labels = [label for file in files for label in distinct(file.labels, file.place)]
     if os.path.lexists(path):
         _check_file(path)
         order = listed(path)
     else:
-        order = in_order(found)
+        order = in_order(labels)
     index = {value: i for i, value in enumerate(order)}
-    for label in found:
+    for label in labels:
         if label.value not in index:
             legal = ", ".join(map(str, order[:10])) + (", ..." if len(order) > 10 else "")
             raise DataError(f"{label.place}: unknown label {label.text!r}, legal by {path.name} are {legal}")
-    return order, {label.text: index[label.value] for label in found}
+    return order, {label.text: index[label.value] for label in labels}
 
 
 def listed(path: Path) -> list[int | str]:
@@ -198,9 +198,9 @@ def listed(path: Path) -> list[int | str]:
         lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").rstrip().splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
-    found = distinct(lines, lambda i: f"{path}, line {i + 1}")
-    check_kind(found)
-    order = [label.value for label in found]
+    labels = distinct(lines, lambda i: f"{path}, line {i + 1}")
+    check_kind(labels)
+    order = [label.value for label in labels]
     if len(set(order)) < len(lines):
         raise DataError(f"{path}: {len(lines)} lines name only {len(set(order))} distinct classes")
     return order

@@ -56,8 +56,8 @@ class Plan:
     @property
     def keys(self) -> dict[str, str]:
         """The columns that are no features, by what they are."""
-        given = {"client": self.client, "time": self.time, "label": self.label}
-        return {what: name for what, name in given.items() if name is not None}
+        columns = {"client": self.client, "time": self.time, "label": self.label}
+        return {what: name for what, name in columns.items() if name is not None}
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ class Table:
 
     def places(self, where: Bools) -> str:
         """The rows that these are, the first few by number."""
-        found = [self.lines[i] for i in np.flatnonzero(where).tolist()]
-        return f"{self.row}{'s' * (len(found) > 1)} {listed(found)}"
+        lines = [self.lines[i] for i in np.flatnonzero(where).tolist()]
+        return f"{self.row}{'s' * (len(lines) > 1)} {listed(lines)}"
 
 
 @dataclass(frozen=True)
@@ -102,14 +102,14 @@ def arrange(table: Table, plan: Plan) -> Arranged:
     _check_features(table, plan, features, keep)
     where = np.flatnonzero(keep)
     kept = {what: [column[i] for i in where] for what, column in keys.items()}
-    found = _attempt(problems, f"column '{plan.time}': ", lambda: _steps(table, kept["time"], where, plan.every))
-    known = _attempt(problems, f"column '{plan.label}', ", lambda: _classes(table, kept["label"], where))
+    times = _attempt(problems, f"column '{plan.time}': ", lambda: _steps(table, kept["time"], where, plan.every))
+    labelled = _attempt(problems, f"column '{plan.label}', ", lambda: _classes(table, kept["label"], where))
     problems.stop()
-    assert found is not None and known is not None
-    classes, index = known
+    assert times is not None and labelled is not None
+    classes, index = labelled
     clients = sorted(set(kept["client"]), key=natural)
     place = {name: c for c, name in enumerate(clients)}
-    t = np.array([found.of[text] for text in kept["time"]], dtype=np.int64)
+    t = np.array([times.of[text] for text in kept["time"]], dtype=np.int64)
     c = np.array([place[text] for text in kept["client"]], dtype=np.int64)
     y = np.array([index[text] for text in kept["label"]], dtype=np.int32)
     columns = [_taken(column, where) for column in features]
@@ -121,12 +121,12 @@ def arrange(table: Table, plan: Plan) -> Arranged:
     order = np.lexsort((c, t))  # stable: rows of a cell stay in their order
     x = values_of(recipe, columns)[order]
     _check_scale(table.name, recipe, x, plan.scale)
-    _tell(table, recipe, columns, found.names)
+    _tell(table, recipe, columns, times.names)
     labels.warn_of_odd_classes(table.name, classes)
-    counts = np.zeros((len(found.names), len(clients)), dtype=np.int64)
+    counts = np.zeros((len(times.names), len(clients)), dtype=np.int64)
     np.add.at(counts, (t, c), 1)
     names = tuple(feature.name for feature in recipe)
-    return Arranged(x, y[order], counts, len(classes), tuple(clients), found.names, tuple(classes), names, recipe)
+    return Arranged(x, y[order], counts, len(classes), tuple(clients), times.names, tuple(classes), names, recipe)
 
 
 def _names_are_wrong(table: Table, plan: Plan) -> bool:
@@ -162,13 +162,19 @@ def _kept(table: Table, plan: Plan, keys: dict[str, list[str]], features: Sequen
     if not gaps:
         return np.ones(len(table.lines), dtype=bool)
     keep: Bools = ~np.logical_or.reduce(list(gaps.values()))
-    told = listed((f"'{name}' ({int(where.sum())}: {table.places(where)})" for name, where in gaps.items()), 5)
+    where_they_are = listed(
+        (f"'{name}' ({int(where.sum())}: {table.places(where)})" for name, where in gaps.items()), 5
+    )
     if plan.missing is None:
-        table.problems.add(f"{int((~keep).sum())} rows have no value in {told}: {CURES}")
+        table.problems.add(f"{int((~keep).sum())} rows have no value in {where_they_are}: {CURES}")
     elif not keep.any():
-        table.problems.add(f"every row lacks a value in some column: {told}; leave out columns that are mostly empty")
+        table.problems.add(
+            f"every row lacks a value in some column: {where_they_are}; leave out columns that are mostly empty"
+        )
     else:
-        _log.warning("%s: left out %d of %d rows without a value in %s", table.name, (~keep).sum(), len(keep), told)
+        _log.warning(
+            "%s: left out %d of %d rows without a value in %s", table.name, (~keep).sum(), len(keep), where_they_are
+        )
     return keep
 
 
@@ -205,19 +211,21 @@ def _steps(table: Table, times: Sequence[str], where: Ints, every: str | float |
     first: dict[str, int] = {}
     for text, i in zip(times, where.tolist(), strict=True):
         first.setdefault(text, i)
-    found = steps(list(first), every, lambda text: f"{text!r} ({table.row} {table.lines[first[text]]})")
-    if len(found.names) < 2:
+    time_steps = steps(list(first), every, lambda text: f"{text!r} ({table.row} {table.lines[first[text]]})")
+    if len(time_steps.names) < 2:
         cure = "; a shorter every gives more" if every is not None else ""
-        raise DataError(f"at least 2 time steps are needed, to train, then to test, got {listed(found.names)}{cure}")
-    return found
+        raise DataError(
+            f"at least 2 time steps are needed, to train, then to test, got {listed(time_steps.names)}{cure}"
+        )
+    return time_steps
 
 
 def _classes(table: Table, written: Sequence[str], where: Ints) -> tuple[list[int | str], dict[str, int]]:
     lines = [table.lines[i] for i in where.tolist()]
-    found = labels.distinct(written, lambda k: f"{table.row} {lines[k]}")
-    classes = labels.in_order(found)
+    distinct = labels.distinct(written, lambda k: f"{table.row} {lines[k]}")
+    classes = labels.in_order(distinct)
     index = {value: i for i, value in enumerate(classes)}
-    return classes, {label.text: index[label.value] for label in found}
+    return classes, {label.text: index[label.value] for label in distinct}
 
 
 def _taken(column: Column, where: Ints) -> Column:
@@ -244,8 +252,8 @@ def _tell(table: Table, recipe: Sequence[Feature], columns: Sequence[Column], na
                      names[0], names[-1])  # fmt: skip
     for column in columns:
         if column.words is not None:
-            known = {feature.word for feature in recipe if feature.column == column.name} | {""}
-            if late := sorted(set(column.words) - known):
+            words = {feature.word for feature in recipe if feature.column == column.name} | {""}
+            if late := sorted(set(column.words) - words):
                 _log.warning(
                     "%s: column '%s' has words that the first time step did not have, and which are no feature: %s",
                     table.name, column.name, listed(late, 5),

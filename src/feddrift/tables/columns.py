@@ -82,15 +82,15 @@ def numbers(values: Values) -> tuple[Floats, Bools]:
     """
     kind = values.dtype.kind
     if kind in "biuf":
-        found = values.astype(np.float64)
-        return np.where(np.abs(found) < LARGEST, found, np.nan), np.isnan(found)
+        as_numbers = values.astype(np.float64)
+        return np.where(np.abs(as_numbers) < LARGEST, as_numbers, np.nan), np.isnan(as_numbers)
     if kind == "M":
         return np.full(len(values), np.nan), np.isnat(values)
     objects = values.tolist()
-    found = np.fromiter(map(_number, objects), dtype=np.float64, count=len(objects))
-    gaps = np.isnan(found)
+    as_numbers = np.fromiter(map(_number, objects), dtype=np.float64, count=len(objects))
+    gaps = np.isnan(as_numbers)
     gaps[gaps] = [not _text(objects[i]) for i in np.flatnonzero(gaps)]
-    return found, gaps
+    return as_numbers, gaps
 
 
 def read_number(text: str) -> float:

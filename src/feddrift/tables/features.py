@@ -51,10 +51,10 @@ class Column:
     @classmethod
     def of(cls, name: str, values: Values) -> Column:
         """A column has words if less than half of its values are numbers."""
-        found, gaps = numbers(values)
-        n_numbers = int((~np.isnan(found)).sum())
+        as_numbers, gaps = numbers(values)
+        n_numbers = int((~np.isnan(as_numbers)).sum())
         wordy = n_numbers * 2 < len(gaps) - int(gaps.sum())
-        return cls(name, texts(values) if wordy else None, found, gaps)
+        return cls(name, texts(values) if wordy else None, as_numbers, gaps)
 
 
 def moments(values: Floats, client: Ints) -> tuple[float, float]:
@@ -80,16 +80,16 @@ def learn(
     columns: Sequence[Column], first: Bools, client: Ints, *, fills: bool, indicates: bool, scales: bool
 ) -> tuple[Feature, ...]:
     """The features of these columns; words, means and scales are those of the rows of the first time step."""
-    made: list[Feature] = []
+    features: list[Feature] = []
     for column in columns:
         name = column.name
         if column.words is None:
-            known = first & ~column.gaps
-            if not known.any():
+            has_value = first & ~column.gaps
+            if not has_value.any():
                 raise DataError(f"column '{name}' has no value in the first time step: leave it out, or missing=drop")
-            mean, std = moments(column.numbers[known], client[known])
+            mean, std = moments(column.numbers[has_value], client[has_value])
             fill = mean if fills else None
-            made.append(Feature(name, name, "number", "", fill, *((mean, std) if scales else ())))
+            features.append(Feature(name, name, "number", "", fill, *((mean, std) if scales else ())))
         else:
             words = sorted({column.words[i] for i in np.flatnonzero(first)} - {""})
             if not 0 < len(words) <= MOST_WORDS:
@@ -98,10 +98,10 @@ def learn(
                     f"{MOST_WORDS}: leave it out"
                 )
             fill = 0.0 if fills else None
-            made += [Feature(f"{name}={word}", name, "word", word, fill) for word in words]
+            features += [Feature(f"{name}={word}", name, "word", word, fill) for word in words]
         if indicates and column.gaps.any():
-            made.append(Feature(f"{name} missing", name, "gap"))
-    return tuple(made)
+            features.append(Feature(f"{name} missing", name, "gap"))
+    return tuple(features)
 
 
 def values_of(features: Sequence[Feature], columns: Sequence[Column]) -> npt.NDArray[np.float32]:
@@ -125,15 +125,15 @@ def values_of(features: Sequence[Feature], columns: Sequence[Column]) -> npt.NDA
 def read_again(features: Sequence[Feature], table: Columns) -> npt.NDArray[np.float32]:
     """x[n, feature] of another table with the same columns; a word that is not among the features is none of them."""
     columns = []
-    for name, made in groupby(features, key=lambda feature: feature.column):
-        kinds = {feature.kind: feature for feature in made}
+    for name, group in groupby(features, key=lambda feature: feature.column):
+        kinds = {feature.kind: feature for feature in group}
         if name not in table:
             needed = ", ".join(dict.fromkeys(feature.column for feature in features))
             raise DataError(f"inputs by name need the columns {needed}: got no column '{name}'")
-        found, gaps = numbers(table[name])
-        column = Column(name, texts(table[name]) if "word" in kinds else None, found, gaps)
+        as_numbers, gaps = numbers(table[name])
+        column = Column(name, texts(table[name]) if "word" in kinds else None, as_numbers, gaps)
         if column.words is not None:
-            column = Column(name, column.words, found, np.array([not word for word in column.words], dtype=bool))
+            column = Column(name, column.words, as_numbers, np.array([not word for word in column.words], dtype=bool))
         if column.bad.any():
             raise DataError(f"column '{name}' must have numbers, got {table[name][int(column.bad.argmax())]!r}")
         if column.gaps.any() and next(iter(kinds.values())).fill is None:

@@ -59,12 +59,12 @@ def check_kind(labels: Sequence[Label]) -> None:
     words = [label for label in labels if isinstance(label.value, str)]
     numbers = [label for label in labels if isinstance(label.value, int)]
     if words and numbers:
-        odd, kind, rest = (
+        odd, kind, other_kind = (
             (words[0], "a word", "whole numbers")
             if len(words) < len(numbers)
             else (numbers[0], "a whole number", "words")
         )
-        raise DataError(f"{odd.place}: label {odd.text!r} is {kind}, but other labels are {rest}")
+        raise DataError(f"{odd.place}: label {odd.text!r} is {kind}, but other labels are {other_kind}")
 
 
 def warn_of_odd_classes(where: object, classes: Sequence[int | str]) -> None:

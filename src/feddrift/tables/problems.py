@@ -31,13 +31,13 @@ class Problems:
         if len(self.sentences) == 1:
             raise DataError(f"{self.table}: {self.sentences[0]}")
         line = f"{self.table} has {len(self.sentences)} problems"
-        told = 0
+        n_told = 0
         for number, sentence in enumerate(self.sentences[:MOST], start=1):
-            if told and len(line) + len(sentence) > LONGEST - 30:
+            if n_told and len(line) + len(sentence) > LONGEST - 30:
                 break
-            line += f"{';' if told else ':'} ({number}) {sentence}"
-            told = number
-        rest = len(self.sentences) - told
+            line += f"{';' if n_told else ':'} ({number}) {sentence}"
+            n_told = number
+        rest = len(self.sentences) - n_told
         raise DataError(line + (f"; and {rest} more" if rest else ""))
 
 
@@ -58,6 +58,6 @@ def nearest(name: str, legal: Sequence[str]) -> str:
     >>> nearest("staton", ["date", "station"])
     ", did you mean 'station'?"
     """
-    lower = {known.lower(): known for known in legal}
+    lower = {candidate.lower(): candidate for candidate in legal}
     near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
     return f", did you mean '{lower[near[0]]}'?" if near else ""

@@ -106,16 +106,16 @@ def _bins(numbers: Mapping[str, float], size: float) -> Steps:
     first, last = min(numbers.values()), max(numbers.values())
     if not (last - first) / size < MOST_BINS:
         raise DataError(f"every={size:g} is too small for times from {first:g} to {last:g}")
-    found = {text: math.floor((number - first) / size + 1e-9) for text, number in numbers.items()}
-    return _named({text: (k, f"{first + k * size:.12g}") for text, k in found.items()})
+    bins = {text: math.floor((number - first) / size + 1e-9) for text, number in numbers.items()}
+    return _named({text: (k, f"{first + k * size:.12g}") for text, k in bins.items()})
 
 
 def _days(dates: Mapping[str, datetime], size: float) -> Steps:
     if size != int(size):
         raise DataError(f"every={size:g} is a number of days where times are dates, expected a whole one")
     first = min(dates.values()).replace(hour=0, minute=0, second=0)
-    found = {text: (date - first).days // int(size) for text, date in dates.items()}
-    return _named({text: (k, (first + timedelta(days=k * int(size))).date().isoformat()) for text, k in found.items()})
+    bins = {text: (date - first).days // int(size) for text, date in dates.items()}
+    return _named({text: (k, (first + timedelta(days=k * int(size))).date().isoformat()) for text, k in bins.items()})
 
 
 def _parts(text: str) -> re.Match[str] | None:
@@ -124,10 +124,10 @@ def _parts(text: str) -> re.Match[str] | None:
 
 def _dates(distinct: Sequence[str], parts: int, wanted: str, place: Callable[[str], str]) -> dict[str, datetime]:
     """Each text as the date that it is; those with slashes agree on what comes first, the day or the month."""
-    found = {text: _parts(text) for text in distinct}
-    day_first = _day_first([match for match in found.values() if match and match.re is _YEAR_LAST])
+    matches = {text: _parts(text) for text in distinct}
+    day_first = _day_first([match for match in matches.values() if match and match.re is _YEAR_LAST])
     dates, bad = {}, []
-    for text, match in found.items():
+    for text, match in matches.items():
         try:
             dates[text] = _date(match, day_first, parts)
         except ValueError as error:
@@ -156,15 +156,15 @@ def _date(match: re.Match[str] | None, day_first: bool, parts: int) -> datetime:
         raise ValueError("no date")
     if match.re is _YEAR_LAST:
         day, month = (match[1], match[3]) if day_first or match[2] == "." else (match[3], match[1])
-        given = [match[4], month, day]
+        fields = [match[4], month, day]
     else:
-        given = [part for part in (match[1], match[3], match[4]) if part]
-    if len(given) < parts:
-        raise ValueError(f"it has no {('month', 'day')[len(given) - 1]}")
+        fields = [part for part in (match[1], match[3], match[4]) if part]
+    if len(fields) < parts:
+        raise ValueError(f"it has no {('month', 'day')[len(fields) - 1]}")
     hour, minute, second = (int(match[name] or 0) for name in ("hour", "minute", "second"))
     if match["half"]:
         if not 1 <= hour <= 12:
             raise ValueError("hour must be in 1..12")
         hour = hour % 12 + 12 * (match["half"].lower() == "pm")
-    year, month, day = (*map(int, given), 1, 1)[:3]
+    year, month, day = (*map(int, fields), 1, 1)[:3]
     return datetime(year, month, day, hour, minute, second)

@@ -15,7 +15,7 @@ from feddrift.engines import sampling
 from feddrift.engines.entries import Entries
 from feddrift.engines.in_process import InProcess, InProcessWorker
 from feddrift.engines.worker import Work
-from feddrift.models import one
+from feddrift.models import params_of
 from feddrift.nets.perceptron import usual
 from feddrift.types import Ints, Local, Models, Net, Updates
 
@@ -50,8 +50,8 @@ def imported_net(name: str | None, folder: Path, features: tuple[int, ...], n_cl
     """The net, or the model of your own, of this name; by default a perceptron with one hidden layer."""
     if name is None:
         return usual(features, n_classes)
-    found = plugins.load("model", name, folder)
-    return found if isinstance(found, Net) else net_of(found)
+    model = plugins.load("model", name, folder)
+    return model if isinstance(model, Net) else net_of(model)
 
 
 class Own(InProcess):
@@ -67,8 +67,8 @@ class Own(InProcess):
     def logits(self, models: Models, rows: Ints) -> Iterator[npt.NDArray[np.float32]]:
         if len(rows):
             x = self.stream.x[rows]
-            found = [np.asarray(self.model.logits(one(models, m), x)) for m in range(len(models))]
-            yield np.stack(found).astype(np.float32)
+            scores = [np.asarray(self.model.logits(params_of(models, m), x)) for m in range(len(models))]
+            yield np.stack(scores).astype(np.float32)
 
 
 class OwnWorker(InProcessWorker):
@@ -86,7 +86,7 @@ class OwnWorker(InProcessWorker):
         trained = []
         for c, m in zip(work.client.tolist(), work.model.tolist(), strict=True):
             batches = self._batches(c, m, models, work.data, round, local)
-            after = self.engine.model.fit([np.array(array) for array in one(models, m)], batches, local.lr)
+            after = self.engine.model.fit([np.array(array) for array in params_of(models, m)], batches, local.lr)
             trained.append([np.asarray(array) for array in after])
         return work.updates([np.stack(arrays) for arrays in zip(*trained, strict=True)])
 
@@ -95,9 +95,9 @@ class OwnWorker(InProcessWorker):
     ) -> Iterator[tuple[Any, Any]]:
         """K minibatches of the data that w gives to this model."""
         counts = sampling.trained_rows(self.known.counts[:, c], local.hold_out)
-        given, here = np.zeros(len(counts)), (w.c == c) & (w.m == m)
-        given[w.t[here]] = w.value[here]
-        cumulative = sampling.chances(given, counts)
+        weights, mine = np.zeros(len(counts)), (w.c == c) & (w.m == m)
+        weights[w.t[mine]] = w.value[mine]
+        cumulative = sampling.chances(weights, counts)
         key = rng.derive(self.engine.seed, "batch", self.tau, c, models.family[m])
         for step in range(local.steps):
             words = sampling.step_words(key, np.uint32(round), np.uint32(step))

@@ -50,12 +50,12 @@ def collect(records: Sequence[Record], name: str) -> dict[str, Any]:
 
 def newest(records: Sequence[Record]) -> list[Record]:
     """Of each configuration and seed the run started last, a complete one before any other."""
-    found: dict[tuple[str, int], Record] = {}
+    latest: dict[tuple[str, int], Record] = {}
     for record in records:
         key = configuration(record.header), record.header["seed"]
-        if key not in found or _rank(record) >= _rank(found[key]):
-            found[key] = record
-    return list(found.values())
+        if key not in latest or _rank(record) >= _rank(latest[key]):
+            latest[key] = record
+    return list(latest.values())
 
 
 def _rank(record: Record) -> tuple[bool, float]:
@@ -126,10 +126,15 @@ def _group(
 
 def _run(record: Record, oracle: Record | None, with_cells: bool) -> dict[str, Any]:
     header, rows = record.header, record.rows
-    found, total = metrics.measure(record, oracle), scores(record)
+    measured, total = metrics.measure(record, oracle), scores(record)
     rerun, notes = command(header)
     concepts = metrics.concepts_alive(record)
-    detections = {"alarms": found.alarms, "switches": found.switches, "noticed": found.noticed, **found.dummies}
+    detections = {
+        "alarms": measured.alarms,
+        "switches": measured.switches,
+        "noticed": measured.noticed,
+        **measured.dummies,
+    }
     config = {
         **{f"setting {key}": value for key, value in header["settings"].items()},
         **{f"local {key}": value for key, value in header["local"].items()},
@@ -149,7 +154,7 @@ def _run(record: Record, oracle: Record | None, with_cells: bool) -> dict[str, A
         "truth": bool((rows.concept >= 0).any()),
         "metric": str(header["settings"].get("metric", "loss")),
         "numbers": {
-            **metrics.numbers(found),
+            **metrics.numbers(measured),
             "omitting": _level(record, total.omitting_drifts),
             **{name: _known_mean(getattr(rows, name)) for name in SCORES},
             "sent": total.models_sent_ratio,
@@ -158,7 +163,7 @@ def _run(record: Record, oracle: Record | None, with_cells: bool) -> dict[str, A
         "detection": {name: _detection(value) for name, value in detections.items() if value is not None},
         "worst": _worst(record),
         **_moves(record),
-        "used": metrics.in_use(record).tolist(),
+        "used": metrics.count_in_use(record).tolist(),
         "exist": rows.n_models.max(axis=1).tolist() if rows.steps else [],
         "concepts": concepts.tolist() if concepts.any() else None,
         "sent": _rounded(metrics.sent_over_time(record)),
@@ -213,12 +218,12 @@ def _moves(record: Record) -> dict[str, Any]:
 
 def _by_time(steps: int, drifts: Sequence[Sequence[int]], loose: Sequence[Sequence[int]]) -> dict[str, list[int]]:
     """How many clients changed at each time, of these noticed at once, late or never; and the false moves."""
-    found = {kind: [0] * steps for kind in ("at once", "late", "missed", "false")}
+    counts = {kind: [0] * steps for kind in ("at once", "late", "missed", "false")}
     for t, _, _, _, delay, _ in drifts:
-        found["at once" if delay == 0 else "late" if delay > 0 else "missed"][t] += 1
+        counts["at once" if delay == 0 else "late" if delay > 0 else "missed"][t] += 1
     for t, _ in loose:
-        found["false"][t] += 1
-    return found
+        counts["false"][t] += 1
+    return counts
 
 
 def _newest_before(record: Record, concepts: Ints) -> Ints:
@@ -231,11 +236,11 @@ def _newest_before(record: Record, concepts: Ints) -> Ints:
 
 def _event(event: Mapping[str, Any]) -> dict[str, Any]:
     cause = event["cause"]
-    found = {"t": event["t"], "kind": event["event"], "model": event["model"], "why": event_sentence(event)}
+    shown = {"t": event["t"], "kind": event["event"], "model": event["model"], "why": event_sentence(event)}
     named = {key: cause[key] for key in ("from", "into") if isinstance(cause.get(key), int)}
     if isinstance(cause.get("clients"), list):
         named["clients"] = cause["clients"]
-    return found | named
+    return shown | named
 
 
 def _cells(record: Record) -> dict[str, Any]:
@@ -272,8 +277,8 @@ def _cells(record: Record) -> dict[str, Any]:
 
 def _around(group: Sequence[Record]) -> list[float | None] | None:
     """Mean accuracy from BEFORE rows ahead of a drift to AFTER rows behind, over all drifts of all seeds."""
-    found = [metrics.around(run.rows.accuracy, run, BEFORE, AFTER) for run in group if changes(run).any()]
-    return _rounded(mean_of_known(np.concatenate(found).T, 1)) if found else None
+    windows = [metrics.around(run.rows.accuracy, run, BEFORE, AFTER) for run in group if changes(run).any()]
+    return _rounded(mean_of_known(np.concatenate(windows).T, 1)) if windows else None
 
 
 def _rounded(values: Floats) -> list[float | None]:
