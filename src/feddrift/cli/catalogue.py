@@ -31,6 +31,7 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="for programs")] 
         "FILE": "whole numbers: a row per time step, a column per client; the last row only tests",
         "random:every=2,concepts=4": "each client draws a concept every 2 steps, by seed; also clients=, steps=, seed=",
     }
+    catalogue["streams"]["FILE.csv"] = "your own table, with --client, --time and --label; any other name as table:FILE"
     catalogue["streams"]["folder:DIR"] = "your own data: DIR/client_<name>/step_<t>.csv (or .npz with x, y)"
     catalogue["algorithms"]["package.module:Name"] = "your own: a class with init(fed) and step(state, fed)"
     catalogue["streams"]["package.module:make"] = "your own: a function that makes a Stream; also for --net"

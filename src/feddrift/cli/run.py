@@ -42,7 +42,7 @@ def _describe(name: str) -> str:
 
 def _streams(typed: str) -> list[str]:
     """The streams whose names begin so, for shells that complete them."""
-    return [name for name in (*streams.STREAMS, "folder:") if name.startswith(typed)]
+    return [name for name in (*streams.STREAMS, "folder:", "table:") if name.startswith(typed)]
 
 
 def _algorithms(typed: str) -> list[str]:
@@ -72,6 +72,12 @@ def run_(
     poison: Annotated[str | None, typer.Option(help=_describe("poison"))] = None,
     engine: Annotated[str, typer.Option(help=_describe("engine"))] = "simulator",
     label: Annotated[str, typer.Option(help=_describe("label"))] = "label",
+    client: Annotated[str | None, typer.Option(help=_describe("client"))] = None,
+    time: Annotated[str | None, typer.Option(help=_describe("time"))] = None,
+    every: Annotated[str | None, typer.Option(help=_describe("every"))] = None,
+    missing: Annotated[str | None, typer.Option(help=_describe("missing"))] = None,
+    categories: Annotated[str | None, typer.Option(help=_describe("categories"))] = None,
+    no_scale: Annotated[bool, typer.Option("--no-scale", help="of a table: leave numbers as they are")] = False,
     weights: Annotated[Path | None, typer.Option(help=_describe("weights"))] = None,
     net: Annotated[str | None, typer.Option(help=_describe("net"))] = None,
     checkpoint_every: Annotated[
@@ -88,7 +94,7 @@ def run_(
         raise ConfigError("give either --seed or --seeds, not both")
     names, settings = list(dict.fromkeys(algorithm)), _settings(set_ or [])
     options = click.get_current_context().params  # by name: those of a RunConfig, and a few of this command alone
-    common = {name: options[name] for name in RunConfig.model_fields.keys() & options.keys()}
+    common = {name: options[name] for name in RunConfig.model_fields.keys() & options.keys()} | {"scale": not no_scale}
     configs = [
         RunConfig.checked(**common | {"algorithm": name, "settings": _settings_of(name, names, settings), "seed": s})
         for name in names

@@ -17,9 +17,11 @@ from feddrift.engines.conditions import Conditions
 from feddrift.errors import ConfigError, DataError, problem
 from feddrift.nets import default_net, own_net
 from feddrift.streams.patterns import table
+from feddrift.tables.times import read_every
 from feddrift.types import Algorithm, Average, Bools, Local, Net
 
 TRAINING = ("rounds", "steps", "batch", "lr", "average")
+TABLE = ("client", "time", "every", "missing", "categories", "scale")
 MAX_SEEDS = 10_000
 
 
@@ -28,7 +30,9 @@ class RunConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    stream: str = Field(description="a name from `feddrift list`, folder:DIR, or your own package.module:make")
+    stream: str = Field(
+        description="a name from `feddrift list`, a table FILE.csv, folder:DIR, or your own package.module:make"
+    )
     algorithm: str = Field(description="a name from `feddrift list`, or your own package.module:Name")
     settings: dict[str, Any] = Field(default={}, description="hyper-parameters of the algorithm, e.g. delta=0.1")
     seed: int = Field(default=0, ge=0, lt=2**63, description="of initial models and minibatches")
@@ -59,7 +63,25 @@ class RunConfig(BaseModel):
         default=None, description="of a ResNet-18, for streams of pictures: torchvision's file"
     )
     net: str | None = Field(default=None, description="your own net, package.module:make; else the stream's")
-    label: str = Field(default="label", description="the label column of folder:DIR")
+    label: str = Field(default="label", description="the label column of FILE.csv or folder:DIR")
+    client: str | None = Field(default=None, description="of a table FILE.csv: the column of the clients")
+    time: str | None = Field(default=None, description="of a table: the column of times")
+    every: str | None = Field(
+        default=None,
+        description="of a table: how long a time step is, year, quarter, month, week, or a number (of days, or of the "
+        "units of the column); else each time is a step",
+    )
+    missing: Literal["drop", "mean", "indicator"] | None = Field(
+        default=None,
+        description="of a table: rows without a value: drop them, fill in the first step's mean, or that and an "
+        "indicator, a 0/1 feature; else they are refused",
+    )
+    categories: Literal["onehot"] | None = Field(
+        default=None, description="of a table: onehot makes a 0/1 column of each word"
+    )
+    scale: bool = Field(
+        default=True, description="of a table: scale numbers by mean and standard deviation of the first time step"
+    )
 
     @field_validator("seed", "rounds", "steps", "batch", "lr", "participation", "dropout", mode="before")
     @classmethod
@@ -67,6 +89,11 @@ class RunConfig(BaseModel):
         if isinstance(value, bool):  # Python would take true for 1
             raise ValueError("input should be a number")
         return value
+
+    @field_validator("every", mode="before")
+    @classmethod
+    def _is_a_length(cls, value: Any) -> Any:
+        return None if read_every(value) is None else str(value)
 
     @classmethod
     def checked(cls, **values: Any) -> RunConfig:
@@ -81,7 +108,12 @@ class RunConfig(BaseModel):
         engines.engine(self.engine)  # wrong names first: data may take a while
         algorithms.algorithm(self.algorithm, **self.settings)
         stream = streams.stream(
-            self.stream, seed=self.seed, pattern=self.pattern, data_dir=self.data_dir, label=self.label
+            self.stream,
+            seed=self.seed,
+            pattern=self.pattern,
+            data_dir=self.data_dir,
+            label=self.label,
+            **{name: getattr(self, name) for name in TABLE},
         )
         harm, clients = self._poison(stream)
         return flipped(stream, clients) if harm == "flip" else stream
@@ -127,8 +159,9 @@ class RunConfig(BaseModel):
                 overrides["pattern"] = f"{Path(self.pattern).name}@{digest}"
         if self.stream not in streams.STREAMS:  # what the files held may change under the same name
             overrides["data"] = hashlib.sha256(stream.x.tobytes() + stream.y.tobytes()).hexdigest()[:8]
-            if self.label != "label":
-                overrides["label"] = self.label
+            for name in ("label", *TABLE):
+                if getattr(self, name) != RunConfig.model_fields[name].default:
+                    overrides[name] = getattr(self, name)
         if self.weights is not None:
             try:
                 overrides["weights"] = hashlib.sha256(self.weights.read_bytes()).hexdigest()[:8]

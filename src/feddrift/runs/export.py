@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from feddrift.models import params_of
 from feddrift.runs import record
 from feddrift.runs.recorded import RecordedRun
 from feddrift.system import write_whole
+from feddrift.tables.features import Feature
 from feddrift.trees import paths
 from feddrift.types import Net, State
 
@@ -38,6 +39,7 @@ class Source:
     clients: Sequence[str]
     classes: Sequence[int | str]
     columns: Sequence[str]
+    recipe: Sequence[Feature] = field(default=(), kw_only=True)  # of a table: how its columns become features
     events: Sequence[Mapping[str, Any]]  # of the record
 
 
@@ -58,6 +60,7 @@ def export(run: RecordedRun, folder: Path) -> int:
         clients=stream.clients,
         classes=classes,
         columns=stream.columns,
+        recipe=stream.recipe,
         events=run_record.events,
     )
     write(source, folder)
@@ -121,6 +124,7 @@ def _about(source: Source) -> dict[str, Any]:
         "ballot": state.ballot,
         "classes": list(source.classes),
         "columns": list(source.columns),
+        **({"recipe": [asdict(feature) for feature in source.recipe]} if source.recipe else {}),
         "models": {str(i): {"family": state.models.family[m]} for m, i in enumerate(ids)},
         "clients": clients,
         "lineage": [_with_names(event, source.clients) for event in source.events if event["t"] < source.steps],

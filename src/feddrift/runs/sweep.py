@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from feddrift import algorithms, streams
-from feddrift.errors import BusyError, ConfigError, DataError, FeddriftError, safe_repr
+from feddrift.errors import BusyError, ConfigError, DataError, FeddriftError, safe_repr, unknown
 from feddrift.runs import record
 from feddrift.runs.config import RunConfig, parse_seeds
 from feddrift.runs.recorded import RecordedRun
@@ -23,8 +23,11 @@ from feddrift.runs.recorded import RecordedRun
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-NAMES = ("stream", "algorithm", "pattern", "weights", "net", "average", "trace", "poison")
-LISTS = (*NAMES, "rounds", "steps", "batch", "lr", "participation", "dropout")  # one value, or several to combine
+NAMES = ("stream", "algorithm")
+LISTS = tuple(name for name in RunConfig.model_fields if name not in ("seed", "settings"))  # values to combine
+KEYS = {  # all that a table may say, and what it means
+    name: field.description or "" for name, field in RunConfig.model_fields.items() if name != "seed"
+} | {"seeds": f'{RunConfig.model_fields["seed"].description}: 3, [0, 2], or "0-4"'}
 MAX_RUNS = 100_000
 PATIENCE = 20.0  # seconds that a stopped run has to close its record
 
@@ -32,8 +35,8 @@ PATIENCE = 20.0  # seconds that a stopped run has to close its record
 def read_grid(path: Path, data_dir: Path | None = None) -> list[RunConfig]:
     """All runs of a TOML file, in its order; of the same lines only one.
 
-    Each table ``[[runs]]`` is a grid: every combination of its streams, algorithms, seeds, run options and settings. A
-    setting goes to those of its algorithms that know it.
+    Each table ``[[runs]]`` is a grid: every combination of its streams, algorithms, seeds, run options and settings,
+    all that a run takes. A setting goes to those of its algorithms that know it. A `data_dir` that is given wins.
     """
     try:
         grids = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -53,9 +56,10 @@ def read_grid(path: Path, data_dir: Path | None = None) -> list[RunConfig]:
 
 
 def _combinations(table: Mapping[str, Any], data_dir: Path | None) -> Iterator[RunConfig]:
-    extra = set(table) - {*LISTS, "seeds", "settings"}
-    if extra:
-        raise ConfigError(f"unknown key {sorted(extra)[0]!r} (there are: {', '.join([*LISTS, 'seeds', 'settings'])})")
+    if extra := sorted(set(table) - set(KEYS)):
+        raise unknown("key", extra[0], KEYS)
+    if data_dir is not None:
+        table = {**table, "data_dir": str(data_dir)}
     for name in ("stream", "algorithm"):
         if name not in table:
             raise ConfigError(f"{name} is missing")
@@ -81,7 +85,7 @@ def _combinations(table: Mapping[str, Any], data_dir: Path | None) -> Iterator[R
             picked_settings = dict(zip(own, picked, strict=True))
             algorithms.algorithm(values["algorithm"], **picked_settings)  # a bad value shows now
             for seed in seeds:
-                yield RunConfig.checked(**values, settings=picked_settings, seed=seed, data_dir=data_dir)
+                yield RunConfig.checked(**values, settings=picked_settings, seed=seed)
 
 
 def _listed(name: str, value: Any) -> list[Any]:

@@ -8,21 +8,21 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from feddrift.data import Stream
 from feddrift.errors import DataError
+from feddrift.tables.columns import read_number
+from feddrift.tables.labels import check_kind, distinct, in_order, warn_of_odd_classes
 
 LARGE = 100.0  # features beyond it hardly train with the usual step sizes
 
 _STEP = re.compile(r"step_([0-9]+)\.(csv|npz)")
-_WHOLE = re.compile(r"([+-]?[0-9]+)(\.0*)?")  # many programs write 3 as 3.0 in a column with gaps
 
 _log = logging.getLogger("feddrift")
 
@@ -40,12 +40,6 @@ class DataFile:
     def place(self, i: int) -> str:
         """Where an example stands, for messages."""
         return f"{self.path}, {'example' if self.path.suffix == '.npz' else 'line'} {self.lines[i]}"
-
-
-class _Label(NamedTuple):
-    text: str
-    value: int | str
-    place: str
 
 
 def load(directory: str | Path, label: str = "label") -> Stream:
@@ -77,12 +71,7 @@ def load(directory: str | Path, label: str = "label") -> Stream:
     if largest > LARGE:
         _log.warning("%s: features reach %g; scale them to about -1 to 1, or training may fail", root, largest)
     classes, index = classes_of(root / "classes.txt", files.values())
-    alike = Counter(str(name).lower() for name in classes)
-    if len(alike) < len(classes):
-        same = [str(name) for name in classes if alike[str(name).lower()] > 1]
-        _log.warning("%s: the labels %s differ in upper and lower case only, and are classes of their own", root, same)
-    if len(classes) < 2:
-        _log.warning("%s: all labels are the same, there is nothing to learn", root)
+    warn_of_odd_classes(root, classes)
     cells = {key: (file.x, [index[text] for text in file.labels]) for key, file in files.items()}
     stream = Stream.from_arrays(
         [[cells.get((t, client)) for client in clients] for t in times],
@@ -154,12 +143,12 @@ def _read_csv(path: Path, label: str, first: DataFile | None) -> DataFile:
             raise DataError(f"{path}, line {line}: expected {len(header)} values as in the header, got {len(row)}")
     where, target = [header.index(name) for name in columns], header.index(label)
     with np.errstate(over="ignore"):  # what float32 cannot hold becomes inf and is refused below
-        x = np.array([[_number(row[i]) for i in where] for _, row in numbered], dtype=np.float64).astype(np.float32)
+        x = np.array([[read_number(row[i]) for i in where] for _, row in numbered], dtype=np.float64).astype(np.float32)
     x = x.reshape(len(numbered), len(columns))
     for i, j in np.argwhere(~np.isfinite(x))[:1]:
         line, row = numbered[i]
         text = row[where[j]]
-        expected = "a number" if math.isnan(_number(text)) else "a finite number below 1e38"
+        expected = "a number" if math.isnan(read_number(text)) else "a finite number below 1e38"
         raise DataError(f"{path}, line {line}, column '{columns[j]}': expected {expected}, got {text!r}")
     return DataFile(path, columns, x, [row[target].strip() for _, row in numbered], [line for line, _ in numbered])
 
@@ -187,22 +176,14 @@ def _read_npz(path: Path, first: DataFile | None) -> DataFile:
     return DataFile(path, (), x, [text.strip() for text in y.astype(str).tolist()], range(len(y)))
 
 
-def _number(text: str) -> float:
-    try:
-        return math.nan if "_" in text else float(text)  # Python reads 1_2 as 12, nobody else does
-    except ValueError:
-        return math.nan
-
-
 def classes_of(path: Path, files: Iterable[DataFile]) -> tuple[list[int | str], dict[str, int]]:
     """The classes in their order, and the position of each label as written."""
-    labels = [label for file in files for label in _distinct(file.labels, file.place)]
+    labels = [label for file in files for label in distinct(file.labels, file.place)]
     if os.path.lexists(path):
         _check_file(path)
         order = listed(path)
     else:
-        _check_kind(labels)
-        order = sorted({label.value for label in labels})
+        order = in_order(labels)
     index = {value: i for i, value in enumerate(order)}
     for label in labels:
         if label.value not in index:
@@ -217,44 +198,9 @@ def listed(path: Path) -> list[int | str]:
         lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").rstrip().splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
-    labels = _distinct(lines, lambda i: f"{path}, line {i + 1}")
-    _check_kind(labels)
+    labels = distinct(lines, lambda i: f"{path}, line {i + 1}")
+    check_kind(labels)
     order = [label.value for label in labels]
     if len(set(order)) < len(lines):
         raise DataError(f"{path}: {len(lines)} lines name only {len(set(order))} distinct classes")
     return order
-
-
-def _distinct(texts: Iterable[str], place: Callable[[int], str]) -> list[_Label]:
-    """Every label once, with the place where it first stands."""
-    first: dict[str, int] = {}
-    for i, text in enumerate(texts):
-        first.setdefault(text, i)
-    return [_Label(text, _value(text, place(i)), place(i)) for text, i in first.items()]
-
-
-def _value(text: str, place: str) -> int | str:
-    whole = _WHOLE.fullmatch(text)
-    if whole:
-        if len(whole[1]) >= 20:
-            raise DataError(f"{place}: a label that is a number has less than 20 digits, got {text}")
-        return int(whole[1])
-    if "\0" in text:
-        raise DataError(f"{place}: a label is text without NUL bytes, got {text!r}")
-    if text.lower() in ("", "nan"):
-        raise DataError(f"{place}: the label is empty")
-    if not math.isnan(_number(text)):
-        raise DataError(f"{place}: labels are whole numbers or words, got {text}")
-    return text
-
-
-def _check_kind(labels: list[_Label]) -> None:
-    words = [label for label in labels if isinstance(label.value, str)]
-    numbers = [label for label in labels if isinstance(label.value, int)]
-    if words and numbers:
-        odd, kind, other_kind = (
-            (words[0], "a word", "whole numbers")
-            if len(words) < len(numbers)
-            else (numbers[0], "a whole number", "words")
-        )
-        raise DataError(f"{odd.place}: label {odd.text!r} is {kind}, but other labels are {other_kind}")
