@@ -14,7 +14,7 @@ import numpy as np
 from feddrift import plugins
 from feddrift.data import Stream
 from feddrift.errors import ConfigError, safe_repr, unknown
-from feddrift.streams import air, fmow, folder, mnist, patterns, synthetic, table
+from feddrift.streams import air, elec, fmow, folder, mnist, patterns, synthetic, table
 from feddrift.tables.arrange import Plan
 
 
@@ -48,6 +48,7 @@ STREAMS: dict[str, Entry] = {
         "FMoW's real shares of classes over time, with images of Fashion-MNIST", "fmow", 0, None, fmow.labels
     ),
     "air-quality": Entry("dust in five Chinese cities by the quarter: real drift", "air", 0, None, air.five_cities),
+    "elec2-hours": Entry("electricity by the hours of the day: real drift, one way", "elec", 0, None, elec.hours),
     "air-beijing": Entry("dust at 12 stations that drift together: nothing to cluster", "air", 0, None, air.beijing),
 }
 
