@@ -1,8 +1,9 @@
-"""Nets as pairs of functions: the one that suits a stream, or your own."""
+"""Nets as pairs of functions: the one that suits a stream, another by name, or your own."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import numpy as np
 from feddrift import plugins, rng
 from feddrift.data import Stream
 from feddrift.errors import ConfigError, unknown
-from feddrift.nets.perceptron import mlp, perceptron, usual
+from feddrift.nets.perceptron import layer_sizes, mlp, usual
 from feddrift.types import Net
 
 
@@ -31,8 +32,9 @@ def check_fits(net: Net, features: Sequence[int], n_classes: int) -> None:
     if not isinstance(net, Net):
         raise ConfigError(f"a net must be a Net(init, apply), got {type(net).__name__}")
     params = net.init(rng.derive(0, "init", 0))
-    if net.apply is perceptron:
-        takes, gives = np.shape(params["W1"])[0], np.shape(params["W2"])[1]
+    sizes = layer_sizes(net, params)
+    if sizes is not None:
+        takes, gives = sizes[0], sizes[-1]
         if takes != math.prod(features):
             raise ConfigError(f"the net takes {takes} features, the stream has {math.prod(features)}")
     else:
@@ -51,11 +53,30 @@ def check_fits(net: Net, features: Sequence[int], n_classes: int) -> None:
         raise ConfigError(f"the net gives {gives} logits for an input, the stream has {n_classes} classes")
 
 
-def own_net(name: str, stream: Stream) -> Net:
-    """The net at ``package.module:make``, or of an installed package: a Net, or a function of the stream."""
+def built_in(name: str, features: Sequence[int], n_classes: int) -> Net | None:
+    """The net for such inputs that has this name: linear, or mlp: and the sizes of its hidden layers; None for others.
+
+    >>> built_in("mlp:8,4", [2], 3) is mlp(2, (8, 4), 3), built_in("mine:net", [2], 3)
+    (True, None)
+    """
+    if name == "linear":
+        return mlp(math.prod(features), (), n_classes)
+    if not re.match(r"mlp:(\d|$)", name):  # what follows may also be a name in a module mlp
+        return None
+    sizes = name.removeprefix("mlp:").split(",")
+    if not all(size.isdecimal() and len(size) < 8 and int(size) > 0 for size in sizes):
+        raise ConfigError(f"mlp: takes the sizes of its hidden layers, such as mlp:64 or mlp:64,64, got '{name}'")
+    return mlp(math.prod(features), [int(size) for size in sizes], n_classes)
+
+
+def named_net(name: str, stream: Stream) -> Net:
+    """The net of this name: one that is `built_in`, of an installed package, or at ``package.module:make``."""
+    made = built_in(name, stream.x.shape[1:], stream.n_classes)
+    if made is not None:
+        return made
     found = plugins.find("net", name)
     if found is None:
-        raise unknown("net", name, [*plugins.installed("net"), "package.module:make"])
+        raise unknown("net", name, ["linear", "mlp:64,64", *plugins.installed("net"), "package.module:make"])
     made = plugins.called("net", name, found, stream) if callable(found) else found
     if not isinstance(made, Net):
         raise ConfigError(
@@ -64,4 +85,4 @@ def own_net(name: str, stream: Stream) -> Net:
     return made
 
 
-__all__ = ["check_fits", "default_net", "mlp", "own_net"]
+__all__ = ["built_in", "check_fits", "default_net", "mlp", "named_net"]

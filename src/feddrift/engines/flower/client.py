@@ -34,7 +34,7 @@ from feddrift.engines.flower.messages import (
     Trial,
     entries_of,
 )
-from feddrift.engines.flower.own import Own, OwnModel, net_of
+from feddrift.engines.flower.own import Own, OwnModel, imported, net_for
 from feddrift.engines.flower.parts import Body, Part
 from feddrift.engines.flower.store import Load, Store, checked_name, from_folder
 from feddrift.engines.flower.wire import Refused
@@ -42,7 +42,6 @@ from feddrift.engines.in_process import InProcess
 from feddrift.engines.simulator import Simulator
 from feddrift.engines.worker import SCORE_ROWS, Work, Worker
 from feddrift.errors import ConfigError
-from feddrift.nets.perceptron import usual
 from feddrift.trees import split, trunk_of
 from feddrift.types import Ints, Local, Metric, Models, Net, State
 
@@ -61,7 +60,7 @@ class Client:
         name: str,
         root: Path,
         load: Load,
-        model: Net | OwnModel | None = None,
+        model: Net | OwnModel | str | None = None,
         max_rows: int | None = None,
         max_age: int | None = None,
     ) -> None:
@@ -96,9 +95,7 @@ class Client:
 
     def net(self, task: About) -> Net:
         """The net that all clients train: by default a perceptron with one hidden layer."""
-        if self.model is None:
-            return usual(task.features, task.n_classes)
-        return self.model if isinstance(self.model, Net) else net_of(self.model)
+        return net_for(self.model, task.features, task.n_classes)
 
     def _answer(self, task: About, request: Request, raw: Raw) -> tuple[Body, dict[str, Part]]:
         """Computes first and commits last."""
@@ -199,7 +196,7 @@ class Client:
             x = np.concatenate([np.zeros((0, *task.features), dtype=np.float32), *(x for x, _ in held)])
             y = np.concatenate([np.zeros(0, dtype=np.int32), *(y for _, y in held)])
             stream = Stream(task.experiment, x, y, counts, task.n_classes)
-            own = self.model is not None and not isinstance(self.model, Net)
+            own = self.model is not None and not isinstance(self.model, Net | str)
             made = Own(stream, self.model, Local(), task.seed) if own else None  # type: ignore[arg-type]
             self._held = key, made or Simulator(stream, self.net(task), Local(), task.seed)
         return self._held[1]
@@ -281,7 +278,7 @@ def from_toml(folder: Path) -> Client:
         load: Load = plugins.load("load", settings["load"], folder)
     else:
         load = from_folder(folder / settings.get("data", "data"), settings.get("label", "label"))
-    model = plugins.load("model", settings["model"], folder) if "model" in settings else None
+    model = imported(settings.get("model"), folder)
     limits = {key: settings.get(key) for key in ("max_rows", "max_age")}
     return Client(settings["name"], folder / "store", load, model, **limits)
 

@@ -15,7 +15,9 @@ from feddrift.engines import sampling
 from feddrift.engines.entries import Entries
 from feddrift.engines.in_process import InProcess, InProcessWorker
 from feddrift.engines.worker import Work
+from feddrift.errors import ConfigError
 from feddrift.models import one
+from feddrift.nets import built_in
 from feddrift.nets.perceptron import usual
 from feddrift.types import Ints, Local, Models, Net, Updates
 
@@ -46,12 +48,21 @@ def net_of(model: OwnModel) -> Net:
     )
 
 
-def imported_net(name: str | None, folder: Path, features: tuple[int, ...], n_classes: int) -> Net:
-    """The net, or the model of your own, of this name; by default a perceptron with one hidden layer."""
-    if name is None:
+def imported(name: str | None, folder: Path) -> Net | OwnModel | str | None:
+    """What a settings file names as its model: a net that is built in stays a name."""
+    return name if name is None or built_in(name, (1,), 2) is not None else plugins.load("model", name, folder)
+
+
+def net_for(model: Net | OwnModel | str | None, features: tuple[int, ...], n_classes: int) -> Net:
+    """A model as a net for such inputs; by default a perceptron with one hidden layer."""
+    if model is None:
         return usual(features, n_classes)
-    found = plugins.load("model", name, folder)
-    return found if isinstance(found, Net) else net_of(found)
+    if isinstance(model, str):
+        net = built_in(model, features, n_classes)
+        if net is None:
+            raise ConfigError(f"a model by name is linear or mlp: and the sizes of hidden layers, got '{model}'")
+        return net
+    return model if isinstance(model, Net) else net_of(model)
 
 
 class Own(InProcess):

@@ -1,0 +1,71 @@
+"""Nets by name, and what is said of one that fails."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import feddrift as fd
+from feddrift import rng
+from feddrift.nets import built_in
+from feddrift.runs.config import RunConfig
+from feddrift.testing import check_net
+from feddrift.trees import leaves, trunk_of
+from tests.unit.test_cli import feddrift
+from tests.unit.test_start import COMMAND, loaded
+
+
+def test_names_stand_for_perceptrons() -> None:
+    assert built_in("mlp:4", (2,), 2) is fd.mlp(2, 4, 2) is fd.mlp(2, (4,), 2)
+    assert built_in("mlp:8,4", (2, 3), 5) is fd.mlp(6, (8, 4), 5)
+    assert built_in("linear", (2, 3), 5) is fd.mlp(6, (), 5)
+    assert built_in("mlp:make", (2,), 2) is None and built_in("mlp", (2,), 2) is None  # may be a module of yours
+
+
+@pytest.mark.parametrize("name", ["linear", "mlp:5", "mlp:6,5", "mlp:3,3,3"])
+def test_they_keep_the_contract(name: str) -> None:
+    net = built_in(name, (3,), 2)
+    assert net is not None
+    check_net(net, [3], 2)
+    params = net.init(rng.derive(0, "init", 0))
+    shared = trunk_of(net, params)
+    assert [k for k, is_shared in shared.items() if not is_shared] == list(params)[-2:]  # all but the last layer
+    assert max(np.abs(leaf).max() for leaf in leaves(params)) <= 3**-0.5
+
+
+def test_a_linear_net_runs_by_name_everywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    steps = list(fd.run("sine-2", "Oracle", net="linear", local=fd.Local(rounds=3)))
+    assert [leaf.shape[1:] for leaf in leaves(steps[-1].state.models.params)] == [(2, 2), (2,)]
+    code, _, err = feddrift(
+        capsys, "run", "--stream", "sine-2", "--algorithm", "Oracle", "--net", "linear", "--rounds", "3",
+        "--out", str(tmp_path / "runs"),
+    )  # fmt: skip
+    (record,) = fd.read(tmp_path / "runs")
+    assert (code, err) == (0, "") and record.header["overrides"] == {"rounds": 3, "net": "linear"}
+    np.testing.assert_array_equal(record.rows.accuracy, np.stack([step.accuracy for step in steps]))
+    with pytest.raises(fd.ConfigError, match="needs a net with a trunk and a head, this one names no trunk"):
+        list(fd.run("sine-2", "FedDrift-Trunk", net="linear"))
+
+
+@pytest.mark.parametrize(("name", "hidden"), [("linear", []), ("mlp:3", 3), ("mlp:3,4", [3, 4])])
+def test_exported_models_know_their_net(tmp_path: Path, name: str, hidden: object) -> None:
+    record = fd.record("sine-2", "Oblivious", net=name, rounds=2, out=tmp_path / "runs")
+    fd.export(tmp_path / "runs", tmp_path / "models")
+    assert json.loads((tmp_path / "models" / "models.json").read_text())["net"]["hidden"] == hidden
+    x, y = fd.stream("sine-2").cell(10, 0)
+    accuracy = (fd.load(tmp_path / "models").predict("0", x) == y).mean()
+    assert accuracy == pytest.approx(record.rows.accuracy[-1, 0], abs=0.003)
+
+
+def test_a_linear_net_loads_no_jax(tmp_path: Path) -> None:
+    words = ["run", "--stream", "sine-2", "--algorithm", "FedDrift", "--net", "linear", "--rounds", "2"]
+    assert "jax" not in loaded(COMMAND.format(words=[*words, "--out", str(tmp_path)]), JAX_PLATFORMS="cpu")
+
+
+def test_weights_and_a_net_exclude_each_other() -> None:
+    config = RunConfig(stream="sine-2", algorithm="Oracle", net="linear", weights=Path("resnet18.pth"))
+    with pytest.raises(fd.ConfigError, match="leave out net=linear"):
+        config.find_net(fd.stream("sine-2"))
