@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +64,61 @@ def test_exported_models_know_their_net(tmp_path: Path, name: str, hidden: objec
 def test_a_linear_net_loads_no_jax(tmp_path: Path) -> None:
     words = ["run", "--stream", "sine-2", "--algorithm", "FedDrift", "--net", "linear", "--rounds", "2"]
     assert "jax" not in loaded(COMMAND.format(words=[*words, "--out", str(tmp_path)]), JAX_PLATFORMS="cpu")
+
+
+BROKEN = """
+import feddrift as fd
+import numpy as np
+
+def init(key):
+    return {"w": np.zeros((2, 2), dtype=np.float32)}
+
+def broken_init(key):
+    return {"w": {}["gone"]}
+
+def broken_apply(params, x):
+    return x @ params["v"]
+
+start = fd.Net(broken_init, broken_apply)
+forward = fd.Net(init, broken_apply)
+numbers = fd.Net(lambda key: {"w": [1.5, 2.5]}, broken_apply)
+sound = fd.Net(init, lambda params, x: x @ params["w"])
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "broken_nets.py").write_text(BROKEN)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("engine", ["simulator", "reference"])
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("start", "the net's init failed: KeyError: 'gone'"),
+        ("forward", "the net does not take inputs of shape (2,): KeyError: 'v'"),
+        ("numbers", "the net's init must give arrays in dicts, lists or tuples, got float at 'w/0'"),
+    ],
+)
+def test_a_net_that_fails_is_one_sentence(
+    folder: Path, capsys: pytest.CaptureFixture[str], name: str, sentence: str, engine: str
+) -> None:
+    words = ["--stream", "sine-2", "--algorithm", "FedDrift", "--net", f"broken_nets:{name}", "--engine", engine]
+    code, _, err = feddrift(capsys, "run", *words)
+    assert (code, err) == (2, f"Error: {sentence}\n")
+    with pytest.raises(fd.ConfigError, match=re.escape(sentence)):
+        fd.run("sine-2", "FedDrift", net=f"broken_nets:{name}", engine=engine)
+
+
+def test_a_net_that_compiles_says_so_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "feddrift.engines.simulator")
+    for _ in range(2):
+        fd.run("sine-2", "FedDrift", net="broken_nets:sound")
+        fd.run("sine-2", "FedDrift", net="linear")
+    (line,) = caplog.messages
+    assert line.startswith("compiling the net for sine-2: seconds") and "JAX_COMPILATION_CACHE_DIR" in line
 
 
 def test_weights_and_a_net_exclude_each_other() -> None:

@@ -11,9 +11,10 @@ import numpy as np
 
 from feddrift import plugins, rng
 from feddrift.data import Stream
-from feddrift.errors import ConfigError, unknown
+from feddrift.errors import ConfigError, FeddriftError, unknown
 from feddrift.nets.perceptron import layer_sizes, mlp, usual
-from feddrift.types import Net
+from feddrift.trees import paths
+from feddrift.types import Net, Params
 
 
 def default_net(stream: Stream, weights: str | Path | None = None) -> Net:
@@ -31,7 +32,7 @@ def check_fits(net: Net, features: Sequence[int], n_classes: int) -> None:
     """Whether a net takes such inputs and has a logit for each class: native code would read beyond its arrays."""
     if not isinstance(net, Net):
         raise ConfigError(f"a net must be a Net(init, apply), got {type(net).__name__}")
-    params = net.init(rng.derive(0, "init", 0))
+    params = initial(net, rng.derive(0, "init", 0))
     sizes = layer_sizes(net, params)
     if sizes is not None:
         takes, gives = sizes[0], sizes[-1]
@@ -44,13 +45,32 @@ def check_fits(net: Net, features: Sequence[int], n_classes: int) -> None:
         try:
             shape = np.shape(jax.eval_shape(net.apply, params, inputs))
         except Exception as error:  # whatever the net's own code says
-            first = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise ConfigError(f"the net does not take inputs of shape {tuple(features)}: {first}") from error
+            raise ConfigError(f"the net does not take inputs of shape {tuple(features)}: {_said(error)}") from error
         if len(shape) != 2 or shape[0] != 2:
             raise ConfigError(f"the net must give a row of logits for each input, for 2 inputs it gives {shape}")
         gives = shape[1]
     if gives != n_classes:
         raise ConfigError(f"the net gives {gives} logits for an input, the stream has {n_classes} classes")
+
+
+def initial(net: Net, key: rng.Words) -> Params:
+    """The parameters that a net starts with; what goes wrong in it is one sentence, with its traceback as the cause."""
+    try:
+        params = net.init(key)
+    except FeddriftError:
+        raise
+    except Exception as error:  # whatever the net's own code says
+        raise ConfigError(f"the net's init failed: {_said(error)}") from error
+    wrong = {path: type(leaf).__name__ for path, leaf in paths(params) if not hasattr(leaf, "dtype")}
+    if wrong:
+        where, what = next(iter(wrong.items()))
+        raise ConfigError(f"the net's init must give arrays in dicts, lists or tuples, got {what} at '{where}'")
+    return params
+
+
+def _said(error: Exception) -> str:
+    """The kind of an error and the first line of its text."""
+    return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
 
 
 def built_in(name: str, features: Sequence[int], n_classes: int) -> Net | None:
@@ -85,4 +105,4 @@ def named_net(name: str, stream: Stream) -> Net:
     return made
 
 
-__all__ = ["built_in", "check_fits", "default_net", "mlp", "named_net"]
+__all__ = ["built_in", "check_fits", "default_net", "initial", "mlp", "named_net"]
