@@ -11,9 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from feddrift import algorithms
 from feddrift.engines.flower.exchange import Rules
 from feddrift.engines.flower.federation import Roster
-from feddrift.engines.flower.own import imported, net_for
 from feddrift.engines.flower.store import checked_name
 from feddrift.errors import ConfigError, problem
+from feddrift.nets import imported, net_for
 from feddrift.types import Average, Local, Net
 
 

@@ -32,6 +32,7 @@ from feddrift.engines.lanes import Devices, Lanes, on_cpu
 from feddrift.engines.moments import MomentStore, Name, power_of_two
 from feddrift.engines.worker import Work
 from feddrift.nets import check_fits
+from feddrift.nets.own import check_traceable
 from feddrift.nets.perceptron import linear, perceptron
 from feddrift.trees import split, tree_map, trunk_of
 from feddrift.types import Bools, Floats, Ints, Local, Metric, Models, Net, Params, Updates
@@ -61,6 +62,7 @@ class Simulator(InProcess):
     """Vectorised over lanes with JAX, on the CPU or a GPU."""
 
     def __init__(self, stream: Stream, net: Net, local: Local, seed: int, conditions: Conditions = IDEAL) -> None:
+        check_traceable(net)
         check_fits(net, stream.x.shape[1:], stream.n_classes)
         if net.apply not in (linear, perceptron):
             _tell_that_it_compiles(net, stream.name)

@@ -6,12 +6,14 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from feddrift import plugins, rng
 from feddrift.data import Stream
 from feddrift.errors import ConfigError, FeddriftError, unknown
+from feddrift.nets.own import OwnNet, own_net
 from feddrift.nets.perceptron import layer_sizes, mlp, usual
 from feddrift.trees import paths
 from feddrift.types import Net, Params
@@ -39,11 +41,8 @@ def check_fits(net: Net, features: Sequence[int], n_classes: int) -> None:
         if takes != math.prod(features):
             raise ConfigError(f"the net takes {takes} features, the stream has {math.prod(features)}")
     else:
-        import jax  # here, since it takes a while
-
-        inputs = jax.ShapeDtypeStruct((2, *features), np.float32)  # type: ignore[no-untyped-call]
         try:
-            shape = np.shape(jax.eval_shape(net.apply, params, inputs))
+            shape = _logits_shape(net, params, (2, *features))
         except Exception as error:  # whatever the net's own code says
             raise ConfigError(f"the net does not take inputs of shape {tuple(features)}: {_said(error)}") from error
         if len(shape) != 2 or shape[0] != 2:
@@ -51,6 +50,14 @@ def check_fits(net: Net, features: Sequence[int], n_classes: int) -> None:
         gives = shape[1]
     if gives != n_classes:
         raise ConfigError(f"the net gives {gives} logits for an input, the stream has {n_classes} classes")
+
+
+def _logits_shape(net: Net, params: Params, inputs: tuple[int, ...]) -> tuple[int, ...]:
+    if isinstance(net, OwnNet):
+        return np.shape(net.apply(params, np.zeros(inputs, dtype=np.float32)))
+    import jax  # here, since it takes a while
+
+    return np.shape(jax.eval_shape(net.apply, params, jax.ShapeDtypeStruct(inputs, np.float32)))  # type: ignore[no-untyped-call]
 
 
 def initial(net: Net, key: rng.Words) -> Params:
@@ -97,12 +104,25 @@ def named_net(name: str, stream: Stream) -> Net:
     found = plugins.find("net", name)
     if found is None:
         raise unknown("net", name, ["linear", "mlp:64,64", *plugins.installed("net"), "package.module:make"])
-    made = plugins.called("net", name, found, stream) if callable(found) else found
-    if not isinstance(made, Net):
-        raise ConfigError(
-            f"'{name}' must be a Net or a function of the stream that makes one, got {type(made).__name__}"
-        )
-    return made
+    return own_net(name, found, stream.x.shape[1:], stream.n_classes, stream)
 
 
-__all__ = ["built_in", "check_fits", "default_net", "initial", "mlp", "named_net"]
+def imported(name: str | None, folder: Path) -> Any:
+    """What a settings file names as its model, for `net_for`."""
+    return name if name is None or built_in(name, (1,), 2) is not None else plugins.load("model", name, folder)
+
+
+def net_for(model: Any, features: Sequence[int], n_classes: int) -> Net:
+    """The net that a client trains on such inputs, where there is no stream: from a Net, its name, or what makes one;
+    by default a perceptron with one hidden layer."""
+    if model is None:
+        return usual(features, n_classes)
+    if isinstance(model, str):
+        net = built_in(model, features, n_classes)
+        if net is None:
+            raise unknown("net", model, ["linear", "mlp:64,64"])
+        return net
+    return own_net(getattr(model, "__name__", type(model).__name__), model, features, n_classes)
+
+
+__all__ = ["built_in", "check_fits", "default_net", "imported", "initial", "mlp", "named_net", "net_for"]

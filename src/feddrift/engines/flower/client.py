@@ -34,14 +34,14 @@ from feddrift.engines.flower.messages import (
     Trial,
     entries_of,
 )
-from feddrift.engines.flower.own import Own, OwnModel, imported, net_for
 from feddrift.engines.flower.parts import Body, Part
 from feddrift.engines.flower.store import Load, Store, checked_name, from_folder
 from feddrift.engines.flower.wire import Refused
 from feddrift.engines.in_process import InProcess
-from feddrift.engines.simulator import Simulator
+from feddrift.engines.own import simulated
 from feddrift.engines.worker import SCORE_ROWS, Work, Worker
 from feddrift.errors import ConfigError
+from feddrift.nets import imported, net_for
 from feddrift.trees import split, trunk_of
 from feddrift.types import Ints, Local, Metric, Models, Net, State
 
@@ -60,7 +60,7 @@ class Client:
         name: str,
         root: Path,
         load: Load,
-        model: Net | OwnModel | str | None = None,
+        model: Any = None,  # a Net, its name, or what makes one: see nets.net_for
         max_rows: int | None = None,
         max_age: int | None = None,
     ) -> None:
@@ -196,9 +196,7 @@ class Client:
             x = np.concatenate([np.zeros((0, *task.features), dtype=np.float32), *(x for x, _ in held)])
             y = np.concatenate([np.zeros(0, dtype=np.int32), *(y for _, y in held)])
             stream = Stream(task.experiment, x, y, counts, task.n_classes)
-            own = self.model is not None and not isinstance(self.model, Net | str)
-            made = Own(stream, self.model, Local(), task.seed) if own else None  # type: ignore[arg-type]
-            self._held = key, made or Simulator(stream, self.net(task), Local(), task.seed)
+            self._held = key, simulated(stream, self.net(task), Local(), task.seed)
         return self._held[1]
 
     def _models(self, task: About, store: Store, specs: list[Body], raw: Raw) -> tuple[Models, dict[str, Part]]:

@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from feddrift.engines.flower import parts as model_parts
-from feddrift.engines.flower.own import imported, net_for
 from feddrift.engines.flower.store import Store
 from feddrift.errors import ConfigError, DataError
 from feddrift.exported import Predictor
+from feddrift.nets import imported, net_for
 from feddrift.streams.folder import listed
 
 
