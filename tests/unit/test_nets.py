@@ -57,7 +57,7 @@ def test_exported_models_know_their_net(tmp_path: Path, name: str, hidden: objec
     fd.export(tmp_path / "runs", tmp_path / "models")
     assert json.loads((tmp_path / "models" / "models.json").read_text())["net"]["hidden"] == hidden
     x, y = fd.stream("sine-2").cell(10, 0)
-    accuracy = (fd.load(tmp_path / "models").predict("0", x) == y).mean()
+    accuracy = (fd.load_models(tmp_path / "models").predict("0", x) == y).mean()
     assert accuracy == pytest.approx(record.rows.accuracy[-1, 0], abs=0.003)
 
 

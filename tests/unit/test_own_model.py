@@ -108,7 +108,7 @@ def test_it_is_recorded_and_exported(folder: Path, capsys: pytest.CaptureFixture
     np.testing.assert_array_equal(again.rows.accuracy, record.rows.accuracy)
     fd.export("runs", "models")
     stream = fd.stream("circle-2")
-    loaded = fd.load("models", net=named_net("numpy_models:model", stream))
+    loaded = fd.load_models("models", net=named_net("numpy_models:model", stream))
     x, y = stream.cell(10, 0)
     assert (loaded.predict("0", x) == y).mean() == pytest.approx(record.rows.accuracy[-1, 0])
 

@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 
 from feddrift import rng
+from feddrift.errors import ConfigError
 from feddrift.types import Net, Params
 
 
 def mlp(features: int, hidden: int | Sequence[int], classes: int) -> Net:
     """A perceptron, initialised as PyTorch's nn.Linear: U(-1/sqrt(fan_in), 1/sqrt(fan_in)).
 
-    `hidden` is the size of its hidden layer, or the sizes of several; with none, `()`, the net is linear. All layers
-    but the last are its trunk.
+    All layers but the last are its trunk.
 
     Parameters:
         features: How many numbers an input has.
-        hidden: How many units the hidden layer has.
+        hidden: How many units the hidden layer has, or each of several; with none, ``()``, the net is linear.
         classes: How many classes there are.
 
     >>> net = mlp(2, 4, 2)
@@ -31,7 +31,10 @@ def mlp(features: int, hidden: int | Sequence[int], classes: int) -> Net:
     >>> list(mlp(2, (), 2).init(rng.derive(0, "init")))
     ['W1', 'b1']
     """
-    return _mlp((features, *((hidden,) if isinstance(hidden, int) else hidden), classes))
+    sizes = features, *(hidden if isinstance(hidden, Sequence) else (hidden,)), classes
+    if not all(isinstance(size, int | np.integer) and size > 0 for size in sizes):
+        raise ConfigError(f"features, hidden units and classes must be whole numbers above 0, got {sizes}")
+    return _mlp(tuple(map(int, sizes)))
 
 
 @cache  # one net, one compiled program, however many runs a process makes
