@@ -5,18 +5,26 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import feddrift as fd
 from feddrift import rng
-from feddrift.nets import built_in
+from feddrift.engines import engine as find_engine
+from feddrift.nets import built_in, imported, net_for
 from feddrift.runs.config import RunConfig
 from feddrift.testing import check_net
 from feddrift.trees import leaves, trunk_of
 from tests.unit.test_cli import feddrift
 from tests.unit.test_start import COMMAND, loaded
+
+
+@pytest.mark.parametrize("hidden", [0, -1, 2.5, (4, 0), "44"])
+def test_sizes_are_whole_numbers(hidden: Any) -> None:
+    with pytest.raises(fd.ConfigError, match="must be whole numbers above 0"):
+        fd.mlp(2, hidden, 2)
 
 
 def test_names_stand_for_perceptrons() -> None:
@@ -119,6 +127,29 @@ def test_a_net_that_compiles_says_so_once(folder: Path, caplog: pytest.LogCaptur
         fd.run("sine-2", "FedDrift", net="linear")
     (line,) = caplog.messages
     assert line.startswith("compiling the net for sine-2: seconds") and "JAX_COMPILATION_CACHE_DIR" in line
+
+
+def test_a_deployment_names_its_net(tmp_path: Path) -> None:
+    """As federation.toml and client.toml do."""
+    assert net_for(imported(None, tmp_path), (2, 3), 2) is fd.mlp(6, 12, 2)
+    assert net_for(imported("linear", tmp_path), (2, 3), 2) is fd.mlp(6, (), 2)
+    assert net_for(imported("mlp:5,4", tmp_path), (2,), 3) is fd.mlp(2, (5, 4), 3)
+    (tmp_path / "deployed_nets.py").write_text("import feddrift as fd\nnet = fd.mlp(2, 3, 2)\nmake = lambda: net\n")
+    for name in ("deployed_nets:net", "deployed_nets:make"):
+        assert net_for(imported(name, tmp_path), (2,), 2) is fd.mlp(2, 3, 2)
+    with pytest.raises(fd.ConfigError, match="unknown model 'liner', did you mean 'linear'"):
+        imported("liner", tmp_path)
+
+
+def test_clients_behind_flower_train_a_linear_net() -> None:
+    pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
+    from tests.flower import OverFlower
+
+    stream, local, net = fd.stream("sine-2"), fd.Local(rounds=1, steps=5), fd.mlp(2, (), 2)
+    fed, simulated = OverFlower(stream, net, local, 0).at(0), find_engine("simulator")(stream, net, local, 0).at(0)
+    w = np.ones((1, stream.n_clients, 1))
+    for a, b in zip(*(leaves(each.train(each.fresh(), w).params) for each in (fed, simulated)), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
 
 
 def test_weights_and_a_net_exclude_each_other() -> None:

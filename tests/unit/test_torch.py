@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import feddrift as fd
 from feddrift import rng
 from feddrift.nets import named_net, net_for
+from feddrift.nets import torch as bridges
 from feddrift.testing import check_net
 from feddrift.trees import leaves, paths, trunk_of
 from feddrift.types import Net
@@ -190,6 +192,13 @@ def test_what_is_frozen_stays(folder: Path) -> None:
 def test_what_a_bridge_cannot_do_is_one_sentence(folder: Path, name: str, sentence: str) -> None:
     with pytest.raises(fd.ConfigError, match=sentence):
         fd.run("sine-2", "FedDrift", net=f"torch_nets:{name}")
+
+
+def test_the_extra_is_asked_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bridges._torchax.cache_clear()
+    monkeypatch.setitem(sys.modules, "torchax", None)
+    with pytest.raises(fd.ConfigError, match=re.escape("need the extra torch (pip install 'feddrift[torch]')")):
+        named_net("torch_nets:no_dropout", fd.stream("sea-2"))
 
 
 def test_clients_behind_flower_train_it(folder: Path) -> None:

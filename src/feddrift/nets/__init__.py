@@ -18,6 +18,8 @@ from feddrift.nets.perceptron import layer_sizes, mlp, usual
 from feddrift.trees import paths
 from feddrift.types import Net, Params
 
+BUILT_IN = ("linear", "mlp:64,64")  # names that need no module
+
 
 def default_net(stream: Stream, weights: str | Path | None = None) -> Net:
     """The paper's net for this stream: a ResNet-18 for pictures, from these weights, else a d-2d-C perceptron."""
@@ -103,13 +105,17 @@ def named_net(name: str, stream: Stream) -> Net:
         return made
     found = plugins.find("net", name)
     if found is None:
-        raise unknown("net", name, ["linear", "mlp:64,64", *plugins.installed("net"), "package.module:make"])
+        raise unknown("net", name, [*BUILT_IN, *plugins.installed("net"), "package.module:make"])
     return own_net(name, found, stream.x.shape[1:], stream.n_classes, stream)
 
 
 def imported(name: str | None, folder: Path) -> Any:
     """What a settings file names as its model, for `net_for`."""
-    return name if name is None or built_in(name, (1,), 2) is not None else plugins.load("model", name, folder)
+    if name is None or built_in(name, (1,), 2) is not None:
+        return name
+    if not plugins.is_path(name):
+        raise unknown("model", name, [*BUILT_IN, "module:object"])
+    return plugins.load("model", name, folder)
 
 
 def net_for(model: Any, features: Sequence[int], n_classes: int) -> Net:
@@ -120,7 +126,7 @@ def net_for(model: Any, features: Sequence[int], n_classes: int) -> Net:
     if isinstance(model, str):
         net = built_in(model, features, n_classes)
         if net is None:
-            raise unknown("net", model, ["linear", "mlp:64,64"])
+            raise unknown("net", model, BUILT_IN)
         return net
     return own_net(getattr(model, "__name__", type(model).__name__), model, features, n_classes)
 
