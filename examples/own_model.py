@@ -13,7 +13,7 @@ from sklearn.linear_model import SGDClassifier
 import feddrift as fd
 from feddrift.deploy.server import federate
 from feddrift.engines.flower.client import Client
-from feddrift.engines.flower.exchange import Rules
+from feddrift.engines.flower.exchange import WaitingRules
 from feddrift.engines.flower.federation import Flower, Roster
 from feddrift.engines.flower.local_grid import LocalGrid
 from feddrift.nets.own import net_of
@@ -51,6 +51,6 @@ with tempfile.TemporaryDirectory() as folder:
     grid = LocalGrid({name: Client(name, Path(folder), data[name], Logistic()) for name in names})
     roster = Roster("flips", names, {name.encode(): name for name in names}, (2,), n_classes=2)
     local = fd.Local(rounds=3, steps=20, lr=0.1)
-    engine = Flower(grid, roster, net_of(Logistic()), local, 0, Rules(start=0), n_steps=5)
+    engine = Flower(grid, roster, net_of(Logistic()), local, 0, WaitingRules(start=0), n_steps=5)
     for step in federate(engine, fd.algorithm("FedDrift", delta=0.2), Path(folder) / "server"):
         print(f"time {step.tau}: accuracy {step.accuracy.round(2)}, models {step.model}")

@@ -10,6 +10,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterator
+from contextlib import chdir
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,7 +74,7 @@ def furnish(folder: Path) -> None:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("runs", "__pycache__"))
     (folder / "results").symlink_to(ROOT / "results")
     shutil.copy(ROOT / "examples" / "own_algorithm.py", folder / "mine.py")  # as docs/extend.md says
-    for block in blocks("docs/data.md"):
-        if block.language == "python" and "my_data" in block.text:
-            source = block.text.replace('Path("my_data")', f"Path({str(folder / 'my_data')!r})")
-            exec(compile(source, "docs/data.md", "exec"), {})
+    with chdir(folder):
+        for block in blocks("docs/data.md"):
+            if block.language == "python" and ".write_text(" in block.text:
+                exec(compile(block.text, "docs/data.md", "exec"), {})

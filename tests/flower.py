@@ -15,12 +15,12 @@ pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 from feddrift.data import Cell, Stream
 from feddrift.engines.conditions import IDEAL, Conditions
 from feddrift.engines.flower.client import Client
-from feddrift.engines.flower.exchange import Rules
+from feddrift.engines.flower.exchange import WaitingRules
 from feddrift.engines.flower.federation import Flower, Roster
 from feddrift.engines.flower.local_grid import LocalGrid
 from feddrift.types import Local, Net
 
-QUICK = Rules(start=0, hello=0.05, evaluate=0.05, train=0.05, poll=0.01, patience=0.05, look=0.01, grace=0.01)
+QUICK = WaitingRules(start=0, hello=0.05, evaluate=0.05, train=0.05, poll=0.01, patience=0.05, look=0.01, grace=0.01)
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # every file of a store is synced: slow on a disk
 
 
@@ -41,8 +41,8 @@ class OverFlower(Flower):
     """The Flower engine with the clients of a stream, made as the other engines are."""
 
     def __init__(
-        self, stream: Stream, net: Net, local: Local, seed: int, conditions: Conditions = IDEAL, rules: Rules = QUICK,
-        root: Path | None = None,
+        self, stream: Stream, net: Net, local: Local, seed: int, conditions: Conditions = IDEAL,
+        waiting: WaitingRules = QUICK, root: Path | None = None,
     ) -> None:  # fmt: skip
         if root is None:
             root = Path(tempfile.mkdtemp(dir=MEMORY))
@@ -50,4 +50,4 @@ class OverFlower(Flower):
         self.local_grid = LocalGrid(clients_of(stream, root, net))
         keys = {name.encode(): name for name in stream.clients}
         roster = Roster("test", stream.clients, keys, stream.x.shape[1:], stream.n_classes)
-        super().__init__(self.local_grid, roster, net, local, seed, rules, conditions)
+        super().__init__(self.local_grid, roster, net, local, seed, waiting, conditions)

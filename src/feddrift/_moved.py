@@ -38,20 +38,20 @@ def names_of(old: str, places: Sequence[str]) -> Callable[[str], Any]:
     def find(name: str) -> Any:
         for place in places if not name.startswith("_") else ():
             module = importlib.import_module(place)
-            found = getattr(module, name, None)
-            made_in = str(getattr(found, "__module__", place))
+            value = getattr(module, name, None)
+            made_in = str(getattr(value, "__module__", place))
             if hasattr(module, name) and (
                 made_in == place or not made_in.startswith("feddrift.")
             ):  # else imported there
                 warnings.warn(f"{old}.{name} is now {place}.{name}", DeprecationWarning, stacklevel=2)
-                return found
+                return value
         raise AttributeError(f"module '{old}' has no attribute '{name}'")
 
     return find
 
 
 class Finder(MetaPathFinder, Loader):
-    """Makes a module of an old name when somebody imports it."""
+    """Makes a stand-in module when somebody imports a module by its old name."""
 
     def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
         return spec_from_loader(name, self) if name in MODULES else None
@@ -62,12 +62,12 @@ class Finder(MetaPathFinder, Loader):
 
 
 def install() -> None:
-    """Look for old names where nothing else is found."""
+    """Add the finder behind all others, so that it is asked only for modules that are not there."""
     if not any(isinstance(finder, Finder) for finder in sys.meta_path):
         sys.meta_path.append(Finder())
 
 
 def lead_on(module: ModuleType) -> None:
-    """Let a module that has just been imported lead on from names that it had."""
+    """Give a module that has just been imported a `__getattr__` for the names that have moved out of it."""
     if module.__name__ in NAMES:
         module.__dict__.setdefault("__getattr__", names_of(module.__name__, NAMES[module.__name__]))

@@ -5,12 +5,14 @@ Tables are plain columns, lists by name: ``pandas.DataFrame(fd.rows(records))`` 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from feddrift import streams
 from feddrift.errors import ConfigError, DataError, FeddriftError, unknown
 from feddrift.exported import ABOUT
 from feddrift.reports import summary as summaries
@@ -38,20 +40,21 @@ def record(
     out: str | Path = "runs",
     seed: int = 0,
     resume: bool = False,
-    every: int = 0,
+    checkpoint_every: int = 0,
     **options: Any,
 ) -> Record:
     """Run an algorithm on a stream to the end, with a record and checkpoints below a folder, and read the record.
 
     Parameters:
-        stream: A name of `feddrift list`, ``folder:DIR``, or ``package.module:make``.
+        stream: A name of `feddrift list`, a table ``FILE.csv``, ``folder:DIR``, or ``package.module:make``.
         algorithm: A name of `feddrift list`, or ``package.module:Name``.
         out: The folder of the records.
         seed: Of initial models and minibatches.
         resume: Go on where the same run was stopped; one that is finished is only read. What your own code does now
             is not compared with what it did then: use another folder after a change.
-        every: Save inside a time step, too, after every so many rounds.
-        options: What `feddrift run` takes: ``settings={"delta": 0.1}``, ``rounds=5``, ``pattern="random:every=2"``, ...
+        checkpoint_every: Save inside a time step, too, after every so many rounds.
+        options: What `feddrift run` takes: ``settings={"delta": 0.1}``, ``rounds=5``, ``pattern="random:every=2"``,
+            for a table ``client="shop"``, ``time="date"``, ``every="month"``, ...
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -66,14 +69,17 @@ def record(
             )
     if not isinstance(resume, bool):
         raise ConfigError(f"resume must be True or False, got {resume!r}")
-    if isinstance(every, bool) or not isinstance(every, int) or every < 0:
-        raise ConfigError(f"every must be a whole number of rounds, or 0, got {every!r}")
+    if "every" in options and not streams.is_table(stream):  # what it meant in 0.2
+        warnings.warn("every is of tables, save with checkpoint_every", DeprecationWarning, stacklevel=2)
+        checkpoint_every = options.pop("every")
+    if isinstance(checkpoint_every, bool) or not isinstance(checkpoint_every, int) or checkpoint_every < 0:
+        raise ConfigError(f"checkpoint_every must be a whole number of rounds, or 0, got {checkpoint_every!r}")
     for name in options:
         if name not in RunConfig.model_fields:
             hint = f"; settings of the algorithm go into settings={{{name!r}: ...}}"
             raise ConfigError(f"{unknown('option', name, RunConfig.model_fields)}{hint}")
     config = RunConfig.checked(stream=stream, algorithm=algorithm, seed=seed, **options)
-    recorded = RecordedRun(config, Path(out), resume=resume, every=every)
+    recorded = RecordedRun(config, Path(out), resume=resume, every=checkpoint_every)
     for _ in recorded:
         pass
     return read_record(recorded.path)

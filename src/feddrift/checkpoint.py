@@ -71,8 +71,8 @@ def read(path: Path) -> Checkpoint:
     if not isinstance(first, dict) or first.get("feddrift") != "checkpoint":
         raise DataError(f"{path} is no checkpoint")
     if first.get("schema") not in READABLE:
-        known = " and ".join(map(str, READABLE))
-        raise DataError(f"{path} is a checkpoint of schema {first.get('schema')!r}, this feddrift reads {known}")
+        readable = " and ".join(map(str, READABLE))
+        raise DataError(f"{path} is a checkpoint of schema {first.get('schema')!r}, this feddrift reads {readable}")
     if first.get("sha256") != hashlib.sha256(payload).hexdigest():
         raise DataError(f"{path} is damaged: its checksum is wrong")
     try:
@@ -97,13 +97,13 @@ class Folder:
         self.path = path
 
     def write(self, steps: int, rounds: int, about: Mapping[str, Any], value: Any) -> None:
-        """Save where the run stands, and let older ones go."""
+        """Save a checkpoint, and delete all but the newest two."""
         write(self.path / f"{steps:06d}-{rounds:06d}.ckpt", {**about, "steps": steps, "rounds": rounds}, value)
         for old in self._files()[KEPT:]:
             old.unlink(missing_ok=True)
 
     def newest_first(self) -> Iterator[Checkpoint | DataError]:
-        """Every checkpoint, or what is wrong with it."""
+        """Every checkpoint, newest first; for a file that cannot be used, the error that says why."""
         for path in self._files():
             try:
                 yield read(path)
@@ -111,37 +111,37 @@ class Folder:
                 yield error
 
     def clear(self) -> None:
-        """Forget all."""
+        """Delete all checkpoints of the run."""
         shutil.rmtree(self.path, ignore_errors=True)
 
     def _files(self) -> list[Path]:
         return sorted(self.path.glob("*.ckpt"), reverse=True)
 
 
-def _known() -> dict[str, type[Any]]:
+def _classes_by_name() -> dict[str, type[Any]]:
     """The classes that a checkpoint may hold: those of the contract, and the states of all imported algorithms.
 
     They go by their names; where several have the same, all but the first, ours, go by their modules, too.
     """
-    found: list[type[Any]] = [Models, Clusters, Event, Tournament, Updates, State]
-    for cls in found:
-        found += [sub for sub in cls.__subclasses__() if sub not in found]
-    at_path = {_path(cls): cls for cls in sorted(found, key=lambda cls: not _ours(cls))}  # the last definition counts
-    known: dict[str, type[Any]] = {}
+    classes: list[type[Any]] = [Models, Clusters, Event, Tournament, Updates, State]
+    for cls in classes:
+        classes += [sub for sub in cls.__subclasses__() if sub not in classes]
+    at_path = {_path(cls): cls for cls in sorted(classes, key=lambda cls: not _ours(cls))}  # the last definition counts
+    by_name: dict[str, type[Any]] = {}
     for path, cls in at_path.items():
-        known[cls.__qualname__ if cls.__qualname__ not in known else path] = cls
-    return known
+        by_name[cls.__qualname__ if cls.__qualname__ not in by_name else path] = cls
+    return by_name
 
 
 def _named(name: str) -> type[Any]:
     """The class of this name, or of this path, which is what schema 2 has: ours may have moved since, theirs not."""
-    known, last = _known(), name.rpartition(".")[2]
-    if name not in known and name.startswith("feddrift.") and last in known and _ours(known[last]):
+    by_name, last = _classes_by_name(), name.rpartition(".")[2]
+    if name not in by_name and name.startswith("feddrift.") and last in by_name and _ours(by_name[last]):
         name = last
-    found = known.get(name) or next((cls for cls in known.values() if _path(cls) == name), None)
-    if found is None:
+    match = by_name.get(name) or next((cls for cls in by_name.values() if _path(cls) == name), None)
+    if match is None:
         raise TypeError(f"it holds a {name}, which this program does not know")
-    return found
+    return match
 
 
 def _ours(cls: type[Any]) -> bool:
@@ -159,7 +159,7 @@ def _encoded(value: Any, arrays: Arrays) -> Any:
         return value.item()
     if dataclasses.is_dataclass(value):
         path = _path(type(value))
-        name = next((name for name, cls in _known().items() if _path(cls) == path), None)
+        name = next((name for name, cls in _classes_by_name().items() if _path(cls) == path), None)
         if name is None:
             raise DataError(f"a checkpoint cannot hold a {path}: it is neither a State nor a part of the contract")
         fields = {}
@@ -188,8 +188,8 @@ def _decoded(tree: Any, arrays: Arrays, like: Params) -> Any:
     if "is" in tree:
         fields = {name: _decoded(part, arrays, like) for name, part in tree["fields"].items()}
         return _named(tree["is"])(**fields)
-    (kind, parts), *rest = tree.items()
-    if rest or kind not in ("array", "tree", "dict", "list", "tuple"):
+    (kind, parts), *extra = tree.items()
+    if extra or kind not in ("array", "tree", "dict", "list", "tuple"):
         raise TypeError(f"it holds an unknown {kind!r}")
     if kind == "array":
         return arrays[parts]

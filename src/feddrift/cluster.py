@@ -24,7 +24,7 @@ class Clustering:
     events: tuple[Event, ...] = ()
 
     def tell(self, events: Sequence[Event]) -> Clustering:
-        """The same, with more to tell."""
+        """The same clustering with these events behind those it has."""
         return replace(self, events=(*self.events, *events))
 
     def assign(self, home: Ints) -> Clustering:
@@ -32,17 +32,17 @@ class Clustering:
         return replace(self, w=assign(self.w, home))
 
     def add(self, models: Models, owners: Sequence[Sequence[int]]) -> Clustering:
-        """More models, each trained by the newest data of its owners."""
+        """The clustering with these models behind its own, each trained by the newest data of its owners."""
         return replace(self, models=join(self.models, models), w=widen(self.w, owners))
 
     def drop(self, leaving: Ints, reason: str) -> Clustering:
-        """Without the models at these positions, and the data that trained them."""
+        """The clustering without the models at these positions and the data that trained them; each is an event."""
         gone = [Event("retired", self.models.ids[m], {"reason": reason}) for m in leaving]
         models, w = keep(self.models, self.w, ~np.isin(np.arange(len(self.models)), leaving))
         return Clustering(models, w, self.events).tell(gone)
 
     def forget(self, memory: Callable[[int], Floats]) -> Clustering:
-        """Let the memory fade; a model without any remembered data is gone."""
+        """The clustering with its memory faded, and without the models whose data are all forgotten."""
         w = fade(self.w, memory(len(self.w) - 1))
         forgotten = np.setdiff1d(np.arange(w.n_models), w.model[w.weight > 0])
         return replace(self, w=w).drop(forgotten, "its data left the window")
@@ -75,7 +75,7 @@ def rises(lowest: Floats, reference: Floats, delta: float) -> Bools:
 
 
 def nobody(n_clients: int, n_models: int = 1) -> Clusters:
-    """w before any data."""
+    """The w of a run before its first time step, which has no rows yet."""
     return Clusters(np.zeros((0, n_clients), dtype=np.int64), n_models)
 
 
@@ -84,8 +84,8 @@ def assign(w: Clusters, cluster: Ints) -> Clusters:
 
     What still counts of the older rows counts fully again: fading is for the memory, anew at each step.
     """
-    known = np.where(w.weight[:, None] > 0, w.model, -1)
-    return Clusters(np.concatenate([known, cluster[None]]), w.n_models)
+    remembered = np.where(w.weight[:, None] > 0, w.model, -1)
+    return Clusters(np.concatenate([remembered, cluster[None]]), w.n_models)
 
 
 def fade(w: Clusters, memory: Floats) -> Clusters:
@@ -130,7 +130,7 @@ def widen(w: Clusters, owners: Sequence[Sequence[int]]) -> Clusters:
 
 
 def keep(models: Models, w: Clusters, kept: Bools) -> tuple[Models, Clusters]:
-    """Only these models; what they alone knew is forgotten."""
+    """The models that are kept, and w with the data of all others trained on by nobody."""
     positions = np.flatnonzero(kept)
     if len(positions) == len(models):
         return models, w
@@ -149,12 +149,12 @@ def mass(w: Clusters, counts: Ints) -> Floats:
     return np.bincount(w.model[used], (w.weight[:, None] * counts)[used], w.n_models).astype(np.float64)
 
 
-def least_used(w: Clusters, in_use: Bools, n: int) -> Ints:
+def least_used(w: Clusters, used: Bools, n: int) -> Ints:
     """Up to n models that nobody uses now, the longest unused first."""
     last = np.full(w.n_models, -1)
     t, c = np.nonzero((w.model >= 0) & (w.weight[:, None] > 0))
     np.maximum.at(last, w.model[t, c], t)
-    idle = np.flatnonzero(~in_use)
+    idle = np.flatnonzero(~used)
     return idle[np.argsort(last[idle], kind="stable")][:n]
 
 

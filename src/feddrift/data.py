@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from feddrift.errors import DataError
 from feddrift.types import Ints, Local
+
+if TYPE_CHECKING:
+    from feddrift.tables.features import Feature
 
 Cell = tuple[npt.ArrayLike, npt.ArrayLike]  # x[n, ...], y[n]
 
@@ -38,6 +41,7 @@ class Stream:
     times: tuple[str, ...] = ()  # [T + 1], what the time steps are called, where they have names
     classes: tuple[int | str, ...] = ()  # what the classes are called, where that is not 0, 1, 2, ...
     columns: tuple[str, ...] = ()  # what the features are called, in their order, where they have names
+    recipe: tuple[Feature, ...] = ()  # of a table: how each feature is made of its columns
     family: str = "own"  # which defaults apply: sine, circle, sea, mnist, ...
     local: Local = Local()  # the training settings its numbers are published with
 
@@ -165,6 +169,50 @@ class Stream:
             times=tuple(str(time) for time in times),
             local=local or Local(),
         )
+
+    @classmethod
+    def from_frame(
+        cls,
+        frame: object,
+        *,
+        client: str,
+        time: str,
+        label: str,
+        every: str | float | None = None,
+        missing: str | None = None,
+        categories: str | None = None,
+        scale: bool = True,
+        name: str = "frame",
+    ) -> Stream:
+        """Your own table: a data frame (pandas, polars, Arrow, ...) or a dictionary of columns, a row per example.
+
+        Parameters:
+            frame: The table. All columns beside the three that follow are features, in their order.
+            client: The column of the clients.
+            time: The column of times, which become time steps; the last one only tests.
+            label: The column of labels: whole numbers or words.
+            every: How long a time step is: ``year``, ``quarter``, ``month`` or ``week`` of dates, or a number, of days
+                or of the units of the column. By default each value is a time step.
+            missing: What becomes of rows without a value: ``drop`` them, fill in the ``mean`` of the first time step,
+                or do so and add an ``indicator``, a feature that is 1 where there was none. By default they are
+                refused.
+            categories: ``onehot`` makes a feature of each word that a column has in the first time step.
+            scale: Whether numbers are scaled by mean and standard deviation of the first time step.
+            name: What the stream is called.
+
+        >>> table = {"shop": ["a", "b", "a"], "day": [1, 1, 2], "age": [30, 50, 35], "sold": ["yes", "no", "no"]}
+        >>> s = Stream.from_frame(table, client="shop", time="day", label="sold")
+        >>> s.counts.tolist(), s.times, s.x[:, 0].tolist()
+        ([[1, 1], [1, 0]], ('1', '2'), [-1.0, 1.0, -0.5])
+        """
+        from feddrift.tables.arrange import Plan, Table, arrange
+        from feddrift.tables.columns import read_frame
+        from feddrift.tables.problems import Problems
+
+        plan = Plan(client, time, label, every, missing, categories, scale)
+        columns = read_frame(frame)
+        n = len(next(iter(columns.values()), ()))
+        return cls(name=name, **vars(arrange(Table(name, columns, range(n), "row", Problems(name)), plan)))
 
 
 def _checked(cell: Cell, where: str) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]:

@@ -71,7 +71,7 @@ def safe_repr(value: object) -> str:
 
 def problem(error: ValidationError) -> str:
     """The first thing that pydantic found wrong: where, why, and the value; a misspelt name before a missing one."""
-    first = min(error.errors(include_url=False), key=lambda found: found["type"] != "extra_forbidden")
+    first = min(error.errors(include_url=False), key=lambda detail: detail["type"] != "extra_forbidden")
     where, why = ".".join(str(part) for part in first["loc"]), first["msg"].removeprefix("Value error, ")
     got = "" if first["type"] in ("missing", "value_error", "json_invalid") else f", got {safe_repr(first['input'])}"
     return f"{where + ': ' if where else ''}{why[0].lower()}{why[1:]}{got}"

@@ -18,6 +18,8 @@ from feddrift import rng
 from feddrift.errors import ConfigError, DataError, problem, unknown
 from feddrift.nets.perceptron import mlp
 from feddrift.nets.voting import poll, poll_chances
+from feddrift.tables.columns import read_frame
+from feddrift.tables.features import Feature, read_again
 from feddrift.trees import leaves, paths, refill
 from feddrift.types import Ballot, Floats, Models, Net
 
@@ -39,11 +41,13 @@ class Predictor:
     features: tuple[int, ...]  # the shape of one input
     classes: tuple[int | str, ...]
     columns: tuple[str, ...] = ()  # what the features are called, in their order, where they have names
+    recipe: tuple[Feature, ...] = ()  # of a table: how each feature is made of its columns
 
     def predict(self, x: npt.ArrayLike | Mapping[str, npt.ArrayLike]) -> npt.NDArray[Any]:
         """The classes of inputs x[n, ...], as they are called in the data.
 
-        Where features have names, x may be a table of columns, in any order: a dictionary, or a data frame.
+        Where features have names, x may be a table of columns, in any order: a dictionary, or a data frame. Models
+        that learned from a table make their features of it as then: scaled, words and gaps as numbers.
         """
         return np.asarray(np.array(self.classes)[self.scores(x).argmax(axis=1)])
 
@@ -74,6 +78,8 @@ class Predictor:
         return inputs.astype(np.float32) if inputs.dtype.kind == "f" else inputs
 
     def _in_order(self, table: Any) -> npt.NDArray[Any]:
+        if self.recipe:
+            return read_again(self.recipe, read_frame(table))
         missing = [name for name in self.columns if name not in table]
         if not self.columns or missing:
             why = f"got no column '{missing[0]}'" if missing else "the features have no names"
@@ -109,7 +115,8 @@ class Exported:
             raise unknown("client", client, clients)
         votes = np.array([clients[str(client)].get(str(i), 0.0) for i in self.models.ids])
         features, classes = tuple(about["net"]["features"]), tuple(about["classes"])
-        return Predictor(self.net, self.models, votes, about["ballot"], features, classes, self.columns)
+        recipe = tuple(Feature(**feature) for feature in about["recipe"])
+        return Predictor(self.net, self.models, votes, about["ballot"], features, classes, self.columns, recipe)
 
     def predict(self, client: str, x: npt.ArrayLike | Mapping[str, npt.ArrayLike]) -> npt.NDArray[Any]:
         """The classes of inputs x[n, ...] by the models that this client uses: see `Predictor.predict`."""
@@ -141,6 +148,7 @@ class _About(BaseModel):
     ballot: Ballot
     classes: list[Annotated[int, Field(ge=-(2**63), lt=2**63)]] | list[str]
     columns: list[str] = []
+    recipe: list[Feature] = []
     models: dict[str, Any]
     clients: dict[str, dict[str, Vote]]
 
@@ -150,6 +158,8 @@ class _About(BaseModel):
             raise ValueError(f"expected {self.net.classes} different numbers or names of classes")
         if self.columns and len(self.columns) != math.prod(self.net.features):
             raise ValueError(f"expected a name for each of {self.net.features} features")
+        if self.recipe and [feature.name for feature in self.recipe] != self.columns:
+            raise ValueError("the recipe must be of the columns")
         if not {i for votes in self.clients.values() for i in votes} <= set(self.models):
             raise ValueError("a client uses a model that is not there")
         if not all(any(votes.values()) for votes in self.clients.values()):
@@ -180,8 +190,8 @@ def load_models(folder: str | Path, net: Net | None = None) -> Exported:
     try:
         about = _About.model_validate_json((folder / ABOUT).read_bytes())
         arrays = load_file(folder / MODELS)
-        made = net or _made(about.net, folder, sum(array.size for array in arrays.values()))
-        like, ids = made.init(rng.derive(0, "init", 0)), [int(i) for i in about.models]
+        rebuilt = net or _made(about.net, folder, sum(array.size for array in arrays.values()))
+        like, ids = rebuilt.init(rng.derive(0, "init", 0)), [int(i) for i in about.models]
         stacks = []
         for (name, _), leaf in zip(paths(like), leaves(like), strict=True):
             stacks.append(np.stack([arrays[f"{i}/{name}"] for i in ids]))
@@ -189,7 +199,7 @@ def load_models(folder: str | Path, net: Net | None = None) -> Exported:
                 raise DataError(f"{folder}: '{name}' has shape {stacks[-1].shape[1:]}, the net needs {leaf.shape}")
         masked = f"{ids[0]}/{MASK}" in arrays
         mask = np.stack([arrays[f"{i}/{MASK}"] for i in ids]) if masked else None
-        return Exported(about.model_dump(), made, Models(refill(like, iter(stacks)), tuple(ids), mask))
+        return Exported(about.model_dump(), rebuilt, Models(refill(like, iter(stacks)), tuple(ids), mask))
     except OSError as error:
         several = sorted(path.parent.name for path in folder.glob(f"*/{ABOUT}"))
         hint = f" (of several runs, choose one: {', '.join(several)})" if several else ""

@@ -14,7 +14,7 @@ from feddrift.trees import map_trunk_and_head, tree_map, trunk_of
 from feddrift.types import Floats, Ints, Models, Net, Params
 
 
-def one(models: Models, m: int) -> Params:
+def params_of(models: Models, m: int) -> Params:
     """The parameters of a single model."""
     return map_trunk_and_head(lambda leaf, at: leaf[at], models, m, models.trunk_index[m])
 
@@ -31,33 +31,41 @@ def mix(models: Models, A: npt.ArrayLike, ids: Sequence[int], family: Sequence[i
     """
     if models.mask is not None:
         raise ValueError("models that see different inputs cannot be mixed")
+    if models.private.any():
+        raise ValueError("private models stay with their clients: they cannot be mixed")
     rows = np.asarray(A, dtype=np.float64)
     if rows.shape != (len(ids), len(models)):
         raise ValueError(f"mix needs a matrix of shape {(len(ids), len(models))}, got {rows.shape}")
     names = tuple(int(i) for i in ids)
     if family is None:
         family = [_family(models, i, np.flatnonzero(row)) for i, row in zip(names, rows, strict=True)]
-    made = Models(None, names, family=tuple(int(i) for i in family), trunk=models.trunk)
+    frame = Models(None, names, family=tuple(int(i) for i in family), trunk=models.trunk)
     on_trunks = np.zeros((len(rows), len(models.families)))
     np.add.at(on_trunks.T, models.trunk_index, rows.T)
     on_trunks[np.abs(on_trunks - 1) < 1e-12] = 1  # shares of one family add up to its trunk
-    return replace(made, params=map_trunk_and_head(_mixed, models, rows, _agreed(made, on_trunks)))
+    return replace(frame, params=map_trunk_and_head(_mixed, models, rows, _agreed(frame, on_trunks)))
 
 
 def take(
-    models: Models, positions: Sequence[int] | Ints, ids: Sequence[int], family: Sequence[int] | None = None
+    models: Models,
+    positions: Sequence[int] | Ints,
+    ids: Sequence[int],
+    family: Sequence[int] | None = None,
+    owner: Sequence[int] | None = None,
 ) -> Models:
     """Copies of the models at these positions under these ids, bit for bit; a position may repeat.
 
-    Unless `family` says otherwise, a model that keeps its id keeps its family, and any other founds its own.
+    Unless `family` says otherwise, a model that keeps its id keeps its family, and any other founds its own. With
+    `owner`, the copies are private models of these clients (-1: shared); else each is whose the original was.
     """
     at, names = np.asarray(positions, dtype=np.int64), tuple(int(i) for i in ids)
     if family is None:
         family = [_family(models, i, [m]) for i, m in zip(names, at, strict=True)]
     mask = None if models.mask is None else models.mask[at]
-    made = Models(None, names, mask, tuple(int(i) for i in family), models.trunk)
-    on_trunk = _agreed(made, models.trunk_index[at])
-    return replace(made, params=map_trunk_and_head(lambda leaf, rows: leaf[rows], models, at, on_trunk))
+    owners = tuple(models.owner[m] for m in at) if owner is None else tuple(int(c) for c in owner)
+    frame = Models(None, names, mask, tuple(int(i) for i in family), models.trunk, owners)
+    on_trunk = _agreed(frame, models.trunk_index[at])
+    return replace(frame, params=map_trunk_and_head(lambda leaf, rows: leaf[rows], models, at, on_trunk))
 
 
 def _family(models: Models, new_id: int, sources: Sequence[int] | Ints) -> int:
@@ -66,11 +74,11 @@ def _family(models: Models, new_id: int, sources: Sequence[int] | Ints) -> int:
     return families.pop() if kept and len(families) == 1 else new_id
 
 
-def _agreed(made: Models, on_trunks: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _agreed(frame: Models, on_trunks: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The trunk of each family, from that of each model; models of a family must agree."""
-    first = [made.family.index(name) for name in made.families]
-    if not np.array_equal(on_trunks, on_trunks[first][made.trunk_index]):
-        raise ValueError(f"models of different trunks cannot be one family, got {made.family}")
+    first = [frame.family.index(name) for name in frame.families]
+    if not np.array_equal(on_trunks, on_trunks[first][frame.trunk_index]):
+        raise ValueError(f"models of different trunks cannot be one family, got {frame.family}")
     return on_trunks[first]
 
 
@@ -96,39 +104,38 @@ def join(a: Models, b: Models) -> Models:
             raise ValueError(f"models of different trunks cannot be one family, got {a.family} and {b.family}")
         return np.concatenate([x, y[new] if trunk else y])
 
-    return Models(
-        map_trunk_and_head(joined, a, False, True, b.params), a.ids + b.ids, mask, a.family + b.family, a.trunk
-    )
+    params = map_trunk_and_head(joined, a, False, True, b.params)
+    return Models(params, a.ids + b.ids, mask, a.family + b.family, a.trunk, a.owner + b.owner)
 
 
 def graft(heads: Models, stock: Models, family: int) -> Models:
     """Models with their own heads on the trunk that this family has in another stack."""
     at = [stock.families.index(family)]
-    made = replace(heads, family=(family,) * len(heads))
+    renamed = replace(heads, family=(family,) * len(heads))
     return replace(
-        made, params=map_trunk_and_head(lambda x, y, trunk: y[at] if trunk else x, heads, False, True, stock.params)
+        renamed, params=map_trunk_and_head(lambda x, y, trunk: y[at] if trunk else x, heads, False, True, stock.params)
     )
 
 
-def spare(models: Models) -> int:
-    """A name that no model and no family has."""
+def unused_id(models: Models) -> int:
+    """An id that no model and no family has."""
     return max(*models.ids, *models.family) + 1
 
 
-def put(models: Models, m: int, other: Models) -> Models:
+def put(models: Models, m: int, newcomer: Models) -> Models:
     """The model at position m, alone in its family or not its founder, replaced by a single other one.
 
     The other gets the old id and stands on a trunk of its own.
     """
-    free = spare(models)
+    free = unused_id(models)
     order = [len(models) if k == m else k for k in range(len(models))]
-    return take(join(models, take(other, [0], [free])), order, models.ids)
+    return take(join(models, take(newcomer, [0], [free])), order, models.ids)
 
 
 def fresh(net: Net, seed: int, n: int = 1, distinct: bool = False) -> Models:
     """n new models with ids 0..n-1: all the one initialisation of this seed, or each its own."""
-    one = [net.init(rng.derive(seed, "init", i if distinct else 0)) for i in range(n)]
-    params = tree_map(lambda *leaves: np.stack(leaves), *one)
+    inits = [net.init(rng.derive(seed, "init", i if distinct else 0)) for i in range(n)]
+    params = tree_map(lambda *leaves: np.stack(leaves), *inits)
     return Models(params, tuple(range(n)), trunk=trunk_of(net, params))
 
 

@@ -33,12 +33,12 @@ def load(what: str, name: str, folder: Path | None = None) -> Any:
     module, _, attribute = name.partition(":") if ":" in name else name.rpartition(".")
     if folder is not None and str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
-    here = str(Path.cwd())
-    added = here not in sys.path  # a console script does not look there, and people's files lie there
+    cwd = str(Path.cwd())
+    added = cwd not in sys.path  # a console script does not look there, and people's files lie there
     if added:
-        sys.path.append(here)
+        sys.path.append(cwd)
     try:
-        found: Any = importlib.import_module(module)
+        target: Any = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise ConfigError(f"{what} '{name}': importing {module} failed: {error}") from error
@@ -47,12 +47,12 @@ def load(what: str, name: str, folder: Path | None = None) -> Any:
         raise ConfigError(f"{what} '{name}': importing {module} failed: {type(error).__name__}: {error}") from error
     finally:
         if added:
-            sys.path.remove(here)
+            sys.path.remove(cwd)
     for part in attribute.split("."):
-        if not hasattr(found, part):
+        if not hasattr(target, part):
             raise ConfigError(f"{what} '{name}': {module} has no '{attribute}'")
-        found = getattr(found, part)
-    return found
+        target = getattr(target, part)
+    return target
 
 
 def called(what: str, name: str, make: Callable[..., Any], *args: Any) -> Any:

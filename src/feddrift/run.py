@@ -49,7 +49,7 @@ class Trained:
     @property
     def model(self) -> Ints:
         """[c], the id of the model each client uses (the heaviest vote)."""
-        return in_use(self.state)
+        return models_in_use(self.state)
 
     @property
     def drifted(self) -> Bools:
@@ -123,8 +123,8 @@ def run(
             raise ConfigError(f"{name} must be a {kind.__name__}, got {type(value).__name__}")
     if isinstance(net, str):
         net = named_net(net, stream)
-    made = find_engine(engine)(stream, net or default_net(stream), local or stream.local, int(seed), conditions)
-    return steps_on(made, algorithm)
+    runner = find_engine(engine)(stream, net or default_net(stream), local or stream.local, int(seed), conditions)
+    return steps_on(runner, algorithm)
 
 
 def steps_on(
@@ -154,7 +154,7 @@ def steps_on(
         before = with_newcomers(state, fed.n_clients)
         state = algorithm.step(before, journal(before, fed) if journal else fed)
         _check(state, fed, f"{type(algorithm).__name__}.step at time {tau}")
-        received, loss = fed.counts[tau], fed.losses(in_use(state))
+        received, loss = fed.counts[tau], fed.losses(models_in_use(state))
         trained = Trained(tau, state, received, loss, fed.sent, fed.sent_scoring, lineage(before, state))
         if sink is not None:
             sink(trained)
@@ -169,7 +169,7 @@ def _tested(engine: Engine, step: Trained) -> Step:
     return Step(step.tau, step.state, *step.work, step.events, accuracy, tested, scores)
 
 
-def in_use(state: State) -> Ints:
+def models_in_use(state: State) -> Ints:
     """[c], the id of the model each client uses: the heaviest vote."""
     used: Ints = np.asarray(state.models.ids)[state.votes.argmax(axis=1)]
     return used
@@ -180,9 +180,9 @@ def _check(state: State, fed: TimeStep, where: str) -> None:
     if not isinstance(state, State):
         raise ConfigError(f"{where} must return a State, got {type(state).__name__}")
     c, m = fed.n_clients, len(state.models)
-    for name, found, shape in (("w", state.w.shape, (fed.tau + 1, c, m)), ("votes", state.votes.shape, (c, m))):
-        if found != shape:
-            raise ConfigError(f"{where}: {name} must have shape {shape} for {c} clients and {m} models, got {found}")
+    for name, actual, shape in (("w", state.w.shape, (fed.tau + 1, c, m)), ("votes", state.votes.shape, (c, m))):
+        if actual != shape:
+            raise ConfigError(f"{where}: {name} must have shape {shape} for {c} clients and {m} models, got {actual}")
 
 
 def lineage(before: State, after: State) -> tuple[Event, ...]:
@@ -192,15 +192,15 @@ def lineage(before: State, after: State) -> tuple[Event, ...]:
         ids = np.asarray(state.models.ids)
         return {int(i) for i in ids[(state.w[-1] > 0).any(axis=0)]} if len(state.w) else set()
 
-    told = {e.model for e in after.events if e.kind in ("merged", "retired")}
+    explained = {e.model for e in after.events if e.kind in ("merged", "retired")}
     old, new = set(before.models.ids), set(after.models.ids)
     was, now = used(before), used(after)
     events = list(after.events)
     if len(before.w):
-        for i in sorted((was - now) - told):
+        for i in sorted((was - now) - explained):
             reason = "no client uses it" if i in new else "deleted"
             events.append(Event("retired", i, {"reason": reason}))
-        for i in sorted((now - was) & old - told):
+        for i in sorted((now - was) & old - explained):
             clients = np.flatnonzero(after.w[-1][:, after.models.ids.index(i)])
             events.append(Event("revived", i, {"clients": clients.tolist()}))
     return tuple(events)
@@ -212,25 +212,25 @@ def with_newcomers(state: S, n_clients: int) -> S:
     They bring no history, and until they are scored use what most others use. A field of your own State whose last axis
     is that of clients names the value of a newcomer in its metadata: ``field(metadata={"newcomer": np.nan})``.
     """
-    more = n_clients - len(state.votes)
-    if more < 0:
+    n_new = n_clients - len(state.votes)
+    if n_new < 0:
         raise ValueError(f"clients never leave the axis: {len(state.votes)} are known, got {n_clients}")
-    if not more:
+    if not n_new:
         return state
     w, drifted = state.w, state.drifted
     if isinstance(w, Clusters):
-        w = replace(w, model=np.pad(w.model, ((0, 0), (0, more)), constant_values=-1))
+        w = replace(w, model=np.pad(w.model, ((0, 0), (0, n_new)), constant_values=-1))
     else:
-        w = np.pad(w, ((0, 0), (0, more), (0, 0)))
+        w = np.pad(w, ((0, 0), (0, n_new), (0, 0)))
     changes: dict[str, Any] = {}
     for f in fields(state):
         value = getattr(state, f.name)
         if "newcomer" in f.metadata and value.shape[-1] == len(state.votes):
-            room = np.full((*value.shape[:-1], more), f.metadata["newcomer"], dtype=value.dtype)
+            room = np.full((*value.shape[:-1], n_new), f.metadata["newcomer"], dtype=value.dtype)
             changes[f.name] = np.concatenate([value, room], axis=-1)
     if drifted is not None:
-        changes["drifted"] = np.concatenate([drifted, np.zeros(more, dtype=bool)])
-    votes = np.concatenate([state.votes, np.repeat(_usual(state.votes)[None], more, axis=0)])
+        changes["drifted"] = np.concatenate([drifted, np.zeros(n_new, dtype=bool)])
+    votes = np.concatenate([state.votes, np.repeat(_usual(state.votes)[None], n_new, axis=0)])
     return replace(state, w=w, votes=votes, **changes)
 
 

@@ -87,24 +87,24 @@ def check_algorithm(algorithm: Algorithm, *, local: Local = BRIEF) -> None:
         _check_same(a.state, b.state, f"two runs with one seed differ at time {a.tau}")
     _check_saved(untouched, stream, steps, local)
     later = replace(stream, x=stream.x.copy(), y=stream.y.copy())
-    rest = slice(int(stream.starts[3, 0]), None)
-    later.x[rest], later.y[rest] = 0.5, 0
+    future = slice(int(stream.starts[3, 0]), None)
+    later.x[future], later.y[future] = 0.5, 0
     for a, b in zip(steps[:3], _played(algorithm, later, local)[:3], strict=True):
         _check_same(a.state, b.state, f"other data after time 2 change what was decided at time {a.tau}")
     nobody = [(2, c) for c in range(4)]
-    some = [(0, 0), (1, 0), (2, 3), (3, 3), (4, 1), (5, 2)]  # a client that joins later, others with gaps
-    for missing, conditions in ((nobody, Conditions()), (some, Conditions()), ((), Conditions(0.5, 0.3))):
+    gaps = [(0, 0), (1, 0), (2, 3), (3, 3), (4, 1), (5, 2)]  # a client that joins later, others with gaps
+    for missing, conditions in ((nobody, Conditions()), (gaps, Conditions()), ((), Conditions(0.5, 0.3))):
         for step in _played(algorithm, small_stream(missing=missing), local, conditions):
             _check_state(step, stream.n_clients)
     if not getattr(algorithm, "needs_truth", False):
-        told = "it looks at the true concepts: set needs_truth = True if it is told them"
+        complaint = "it looks at the true concepts: set needs_truth = True if it is told them"
         for concepts in (None, 1 - CONCEPTS):
             try:
                 blind = _played(algorithm, replace(stream, concepts=concepts), local)
             except (AttributeError, TypeError) as error:
-                raise AssertionError(told) from error
+                raise AssertionError(complaint) from error
             for a, b in zip(steps, blind, strict=True):
-                _check_same(a.state, b.state, told)
+                _check_same(a.state, b.state, complaint)
 
 
 def _played(
@@ -201,14 +201,14 @@ def check_net(net: Net, features: Sequence[int], n_classes: int) -> None:
     >>> check_net(mlp(3, 6, 2), [3], 2)
     """
     _check_is(net, ("init", "apply"), "a net")
-    params, again, other = (net.init(rng.derive(seed, "init", 0)) for seed in (0, 0, 1))
+    params, again, different = (net.init(rng.derive(seed, "init", 0)) for seed in (0, 0, 1))
     arrays = [np.asarray(leaf) for leaf in leaves(params)]
     assert arrays and all(a.dtype.kind == "f" and np.isfinite(a).all() for a in arrays), (
         "parameters must be finite floats"
     )
     twice = all(np.array_equal(x, y) for x, y in zip(leaves(params), leaves(again), strict=True))
     assert twice, "the same key must give the same parameters"
-    differ = any(not np.array_equal(x, y) for x, y in zip(leaves(params), leaves(other), strict=True))
+    differ = any(not np.array_equal(x, y) for x, y in zip(leaves(params), leaves(different), strict=True))
     assert differ, "another key must give other parameters"
     x = np.random.default_rng(0).random((6, *features)).astype(np.float32)
     logits = np.asarray(net.apply(params, x))
@@ -286,8 +286,8 @@ def check_worker(make: Callable[..., Engine], *, atol: float = 1e-4) -> None:
         cells.append([(x, (x[:, 0] > x[:, 1]).astype(int)) if len(x) else None for x in xs])
     stream = Stream.from_arrays(cells, name="uneven", n_classes=2)
     net, w = default_net(stream), draw.random((3, 4, 3)) * (draw.random((3, 4, 3)) < 0.6)
-    given = stream, net, BRIEF, 3, Conditions()
-    ours, reference = make(*given).at(2), find_engine("reference")(*given).at(2)
+    arguments = stream, net, BRIEF, 3, Conditions()
+    ours, reference = make(*arguments).at(2), find_engine("reference")(*arguments).at(2)
     models = reference.fresh(3, distinct=True)
     parent = np.array([0, 1, -1, 2])
     verbs: dict[str, Callable[[Any], Any]] = {
@@ -305,8 +305,8 @@ def check_worker(make: Callable[..., Engine], *, atol: float = 1e-4) -> None:
             same = np.allclose(np.asarray(a, dtype=float), np.asarray(b, dtype=float), atol=atol, equal_nan=True)
             assert same, f"{what} is not what the reference engine gives"
     state = State(models, w, np.eye(3)[[0, 1, 2, 0]])
-    here, there = (made(*given).test(state, 3) for made in (make, find_engine("reference")))
-    assert np.array_equal(here, there), "test is not what the reference engine gives"
+    tested, expected = (factory(*arguments).test(state, 3) for factory in (make, find_engine("reference")))
+    assert np.array_equal(tested, expected), "test is not what the reference engine gives"
 
 
 @dataclass

@@ -44,13 +44,13 @@ def trunk_of(net: Net, params: Params) -> Params:
     """A tree like params: True where an array belongs to the net's trunk."""
     names = [path for path, _ in paths(params)]
     if callable(net.trunk):
-        found = [bool(net.trunk(path)) for path in names]
+        in_trunk = [bool(net.trunk(path)) for path in names]
     else:
         for name in net.trunk:
             if not any(_within(path, name) for path in names):
                 raise ConfigError(f"the net has no parameters '{name}' for its trunk (there are: {', '.join(names)})")
-        found = [any(_within(path, name) for name in net.trunk) for path in names]
-    return refill(params, iter(found))
+        in_trunk = [any(_within(path, name) for name in net.trunk) for path in names]
+    return refill(params, iter(in_trunk))
 
 
 def has_trunk(models: Models) -> bool:

@@ -163,6 +163,8 @@ class Models:
     them) in place of m. A family is called by the id of the model that founded it. By default every model is a family
     of its own, and the two axes are the same.
 
+    A model with an `owner` is *private*: only that client trains and uses it, and it is never sent.
+
     >>> Models({"b": np.zeros((2, 3))}, ids=(0, 4))
     Models(ids=(0, 4))
     """
@@ -172,10 +174,18 @@ class Models:
     mask: Floats | None = None  # [m, *features]: what each model sees of its inputs; travels with it, never trained
     family: tuple[int, ...] = ()  # [m]
     trunk: Params = None  # a tree like params: True where an array belongs to the trunk; None: nowhere
+    owner: tuple[int, ...] = ()  # [m], the client whose private model it is, -1: shared; by default all are shared
 
     def __post_init__(self) -> None:
         if not self.family:
             object.__setattr__(self, "family", self.ids)
+        if not self.owner:
+            object.__setattr__(self, "owner", (-1,) * len(self.ids))
+        if len(self.owner) != len(self.ids):
+            raise ValueError(f"{len(self.ids)} models need as many owners, got {len(self.owner)}")
+        for name in {name for name, c in zip(self.family, self.owner, strict=True) if c >= 0}:
+            if self.family.count(name) > 1:
+                raise ValueError(f"a private model stands alone, got several of family {name}")
         if len(self.family) != len(self.ids):
             raise ValueError(f"{len(self.ids)} models need as many families, got {len(self.family)}")
         if self.trunk is None and len(set(self.family)) < len(self.family):
@@ -183,7 +193,8 @@ class Models:
 
     def __repr__(self) -> str:
         family = "" if self.family == self.ids else f", family={self.family}"
-        return f"Models(ids={self.ids}{family})"
+        owner = f", owner={self.owner}" if self.private.any() else ""
+        return f"Models(ids={self.ids}{family}{owner})"
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -192,6 +203,11 @@ class Models:
     def families(self) -> tuple[int, ...]:
         """The distinct families, in the order of the trunk's axis."""
         return tuple(dict.fromkeys(self.family))
+
+    @property
+    def private(self) -> Bools:
+        """[m], whether it is a client's own, never sent."""
+        return np.array(self.owner, dtype=np.int64) >= 0
 
     @property
     def trunk_index(self) -> Ints:

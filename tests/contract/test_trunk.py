@@ -15,7 +15,7 @@ from feddrift.engines.base import Engine
 from feddrift.engines.in_process import InProcessWorker
 from feddrift.engines.sampling import trained_rows
 from feddrift.engines.trials import HELD_OUT_SHARE
-from feddrift.models import graft, join, one, take
+from feddrift.models import graft, join, params_of, take
 from feddrift.nets import default_net
 from feddrift.trees import leaves
 from feddrift.types import Local, Models, Start
@@ -132,8 +132,8 @@ def test_a_family_nobody_uses_now_comes_back_untouched_and_a_used_one_keeps_all_
     w[2, :, 1:] = 0  # at tau only model 0 is in use
     trained = fed.train(models, w)
     for m, changed in enumerate([True, True, True, False]):
-        assert differs(one(trained, m), one(models, m)) == changed
-        assert differs(one(trained, m)["W2"], one(models, m)["W2"]) == changed
+        assert differs(params_of(trained, m), params_of(models, m)) == changed
+        assert differs(params_of(trained, m)["W2"], params_of(models, m)["W2"]) == changed
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from feddrift.data import Stream
 from feddrift.nets import resnet
-from feddrift.streams import air, fmow, folder, mnist
+from feddrift.streams import air, fmow, folder, mnist, table
+from feddrift.tables.arrange import Plan
 from tests.property.fuzz import ODD_WORDS, accepted, mutated, tries, words
 
 AIR = tuple(partial(make, "air") for make in (air.five_cities, air.beijing))
@@ -64,6 +65,54 @@ def test_csv(tmp_path: Path, quiet: None, content: bytes, label: str) -> None:
     put(tmp_path, "client_a/step_1.csv", content)
     check_stream(lambda: folder.load(tmp_path))
     accepted(lambda: folder.load(tmp_path, label=label))
+
+
+TABLE = 'shop,day,age,mood,sold\nb,2009-01-31,1,good,cat\na,31.01.2009,?,"bad",dog\nb,2009-02-01 13:30,"5",,cat\n'
+choice = st.sampled_from
+times = choice(
+    ["1", "2", "2009H1", "2009-01-31", "1/2/2009", "13/2/2009", "20090131", "2009", "9999-12-31", "0001-1-1"]
+)
+lines = st.tuples(choice("ab") | cells, times | cells, cells, cells, choice(["cat", "dog", "1"]) | cells)
+
+
+def written(rows: list[tuple[str, ...]], delimiter: str) -> bytes:
+    text = "\n".join(["shop,day,age,mood,sold", *map(",".join, rows)])
+    return text.replace(",", delimiter).encode(errors="surrogatepass")
+
+
+@tries(400)
+@given(
+    content=st.binary(max_size=60)
+    | mutated(TABLE.encode())
+    | mutated(TABLE.replace(",", ";").encode("utf-16"))
+    | st.builds(written, st.lists(lines, min_size=2, max_size=5), choice(",;\t")),
+    every=choice([None, "year", "quarter", "month", "week", 1, 0.3, 1e-300, 1e300]),
+    missing=choice([None, "drop", "mean", "indicator"]),
+    categories=choice([None, "onehot"]),
+    scale=st.booleans(),
+    client=st.just("shop") | words,
+)
+def test_table(tmp_path: Path, quiet: None, content: bytes, client: str, **options: Any) -> None:
+    put(tmp_path, "table.csv", content)
+    check_stream(lambda: table.load(str(tmp_path / "table.csv"), Plan(client, "day", "sold", **options)))
+
+
+odd = choice([None, 1, 2.5, float("nan"), True, 10**400, [1], object()])
+kinds = choice(["f4", "i8", "?", "c8", "U3", "S3", "M8[s]", "m8[s]", "O"])
+columns = st.dictionaries(
+    choice(["shop", "day", "sold", "x", "z"]) | words,
+    st.lists(cells | odd, min_size=3, max_size=3) | st.builds(np.zeros, st.just((3,)), kinds),
+)
+
+
+@tries(300)
+@given(columns, choice([None, "month", 1]), choice([None, "drop", "indicator"]), choice([None, "onehot"]))
+def test_frames(
+    quiet: None, frame: dict[str, Any], every: str | None, missing: str | None, categories: str | None
+) -> None:
+    usual = {"shop": ["a", "b", "a"], "day": ["2009-01-01", "2009-01-01", "2009-02-01"], "sold": [0, 1, 1]}
+    options: dict[str, Any] = {"every": every, "missing": missing, "categories": categories}
+    check_stream(lambda: Stream.from_frame(usual | frame, client="shop", time="day", label="sold", **options))
 
 
 @tries(80)
@@ -195,6 +244,8 @@ def test_no_files(tmp_path: Path, quiet: None, where: str, kind: str) -> None:
 
 @pytest.mark.parametrize("word", ODD_WORDS, ids=range(len(ODD_WORDS)))
 def test_names_of_folders(word: str) -> None:
+    for name in (word, f"table:{word}", f"{word}.csv"):
+        assert accepted(lambda name=name: table.load(name, Plan("a", "b", "c"))) is None  # type: ignore[misc]
     for load in (folder.load, mnist.load, fmow.fashion, fmow.read_folder, *AIR):
         if word or load is folder.load:  # without a name the others look elsewhere
             assert accepted(lambda load=load: load(word)) is None  # type: ignore[misc]

@@ -128,7 +128,7 @@ def test_settings(tmp_path: Path, content: bytes | tuple[int, str]) -> None:
     found = accepted(lambda: Settings.read(path))
     if found is not None:
         assert all(0 < n < 10**7 for n in found.features) and len(set(found.classes)) == len(found.classes)
-        assert math.isfinite(found.lr) and found.patience > 0 and found.rules and found.local
+        assert math.isfinite(found.lr) and found.patience > 0 and found.waiting and found.local
         assert found.start == "data" or found.start >= 0
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from feddrift import cluster
 from feddrift.averaging import averaged
 from feddrift.memory import Memory
-from feddrift.models import graft, join, mix, one, put, take
+from feddrift.models import graft, join, mix, params_of, put, take
 from feddrift.types import Clusters, Floats, Ints, Models, Updates
 
 SEEDS = st.integers(0, 2**31)
@@ -161,7 +161,7 @@ def kin(seed: int) -> Models:
 
 
 def same(a: Models, i: int, b: Models, j: int) -> bool:
-    return all(np.array_equal(one(a, i)[leaf], one(b, j)[leaf]) for leaf in ("a", "b"))
+    return all(np.array_equal(params_of(a, i)[leaf], params_of(b, j)[leaf]) for leaf in ("a", "b"))
 
 
 def sound(models: Models) -> bool:
@@ -249,7 +249,7 @@ def test_grafted_heads_stand_on_the_other_trunk(seed: int) -> None:
     family = models.family[-1]
     both = join(models, graft(heads, models, family))
     assert sound(both) and both.families == models.families
-    last, stock, own = one(both, len(models)), one(models, len(models) - 1), one(heads, 0)
+    last, stock, own = params_of(both, len(models)), params_of(models, len(models) - 1), params_of(heads, 0)
     assert np.array_equal(last["a"], stock["a"]) and np.array_equal(last["b"], own["b"])
 
 

@@ -61,7 +61,7 @@ def test_the_name_of_version_0_1_leads_on() -> None:
         (lambda: fd.Stream.from_arrays(cast(Any, [None, 3])), "cells must be a list of time steps"),
         (lambda: fd.Stream.from_arrays(cast(Any, [[3], [4]])), "a cell is a pair"),
         (lambda: fd.Stream.from_arrays([[None, None]] * 2, clients=["a", "a"]), "distinct names"),
-        (lambda: fd.record("sine-2", "FedDrift", every=-1), "every must be a whole number"),
+        (lambda: fd.record("sine-2", "FedDrift", checkpoint_every=-1), "every must be a whole number"),
         (lambda: fd.record("sine-2", "FedDrift", resume=cast(Any, "no")), "resume must be True or False"),
         (lambda: fd.plot([], cast(Any, ["clusters"])), "kind must be one of"),
         (lambda: fd.read(cast(Any, 3)), "expected a folder of records"),

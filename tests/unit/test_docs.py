@@ -123,8 +123,8 @@ def check_run(given: dict[str, Any]) -> None:
     parse_seeds(given["seeds"] or "0")
     if config.pattern is not None and config.pattern.endswith(".txt"):
         return  # a file that the page makes
-    if config.stream.startswith("folder:"):
-        made = streams.stream(config.stream, label=config.label)
+    if config.stream.startswith("folder:") or config.stream.endswith(".csv"):
+        made = config.load()
     elif config.stream.startswith(("sine", "circle", "sea")):
         made = loaded(config.stream, config.pattern)
     else:  # data that may be missing here

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 import feddrift as fd
 from feddrift import rng
 from feddrift.errors import ConfigError, DataError
-from feddrift.models import one
+from feddrift.models import params_of
 from feddrift.nets import resnet
 from feddrift.nets.perceptron import mlp
 from feddrift.runs.config import RunConfig
@@ -180,7 +180,7 @@ def test_probabilities_are_those_that_earlier_versions_gave(tmp_path: Path, algo
         found, before = models.of(client), np.zeros((len(x), 2))
         for m in np.flatnonzero(found.votes).tolist():
             mask = 1 if found.models.mask is None else found.models.mask[m]
-            logits = np.asarray(models.net.apply(one(found.models, m), x * mask), dtype=np.float64)
+            logits = np.asarray(models.net.apply(params_of(found.models, m), x * mask), dtype=np.float64)
             shares = np.exp(logits - logits.max(axis=1, keepdims=True))
             hard = np.eye(2)[logits.argmax(axis=1)]
             before += found.votes[m] * (hard if found.ballot == "hard" else shares / shares.sum(axis=1, keepdims=True))

@@ -286,7 +286,7 @@ def test_a_federation_that_never_began_may_be_changed(tmp_path: Path) -> None:
 
 def test_waiting_for_data_does_not_fill_the_record(tmp_path: Path) -> None:
     """Nor does a client that always lacks what it was sent, or complains in other words every time."""
-    engine = over(swapping(n=20), rules=replace(QUICK, start="data", grace=0.2, look=0.001, patience=5))
+    engine = over(swapping(n=20), waiting=replace(QUICK, start="data", grace=0.2, look=0.001, patience=5))
     words = iter(range(10**6))
     engine.local_grid.tamper["b", "hello"] = edited(lambda body: body.update(missing=["head-0"]))
     engine.local_grid.tamper["c", "hello"] = edited(lambda body: body.update(failed=f"for the {next(words)}th time"))

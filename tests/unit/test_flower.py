@@ -205,7 +205,7 @@ def test_a_client_that_failed_is_not_asked_again_in_this_time_step_but_in_the_ne
 
 
 def test_without_a_quorum_the_step_waits_and_then_says_so() -> None:
-    engine = over(swapping(), rules=replace(QUICK, quorum=2))
+    engine = over(swapping(), waiting=replace(QUICK, quorum=2))
     fed = engine.at(0)
     models, w = fed.fresh(), np.ones((1, 3, 1))
     engine.local_grid.offline |= {"b", "c"}
@@ -218,7 +218,7 @@ def test_without_a_quorum_the_step_waits_and_then_says_so() -> None:
 
 
 def test_a_client_that_comes_back_only_to_fail_again_is_given_up() -> None:
-    engine = over(swapping(), rules=replace(QUICK, quorum=3))
+    engine = over(swapping(), waiting=replace(QUICK, quorum=3))
     engine.local_grid.faults["b", "train"] = drop
     fed = engine.at(0)
     with pytest.raises(QuorumError, match=r"\(b: train at time 0, round 0: no reply"):
@@ -227,7 +227,7 @@ def test_a_client_that_comes_back_only_to_fail_again_is_given_up() -> None:
 
 def test_a_client_that_comes_back_completes_the_quorum() -> None:
     stream = swapping()
-    engine = over(stream, rules=replace(QUICK, quorum=3, patience=5))
+    engine = over(stream, waiting=replace(QUICK, quorum=3, patience=5))
     fed = engine.at(0)
     models, w = fed.fresh(), np.ones((1, 3, 1))
 
@@ -546,7 +546,7 @@ def test_a_checkpoint_of_other_settings_is_refused(tmp_path: Path) -> None:
 
 def test_a_time_step_starts_when_new_data_are_there(tmp_path: Path) -> None:
     stream = swapping()
-    engine = over(stream, rules=replace(QUICK, start="data", quorum=3, patience=5, look=0.01))
+    engine = over(stream, waiting=replace(QUICK, start="data", quorum=3, patience=5, look=0.01))
     here = set[int]()
     looks = 0
 
@@ -589,7 +589,7 @@ def test_two_servers_do_not_work_on_one_federation(tmp_path: Path) -> None:
 
 
 def test_those_who_were_there_are_waited_for_a_while(tmp_path: Path) -> None:
-    engine = over(swapping(), rules=replace(QUICK, start="data", grace=0.2, patience=5))
+    engine = over(swapping(), waiting=replace(QUICK, start="data", grace=0.2, patience=5))
     engine.local_grid.offline.add("c")
 
     def hellos(tau: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,7 +12,9 @@ import time
 from pathlib import Path
 
 import pytest
+import typer
 
+from feddrift import cli
 from feddrift.errors import FeddriftError
 from feddrift.runs import record, sweep
 
@@ -92,6 +95,40 @@ def test_a_grid_is_every_combination_once(tmp_path: Path) -> None:
 def test_a_bad_grid_is_one_sentence(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(FeddriftError, match=said):
         sweep.read_grid(grid(tmp_path, text))
+
+
+def test_a_grid_takes_all_that_a_run_takes(tmp_path: Path) -> None:
+    legal = {param.name for param in typer.main.get_command(cli.app).commands["run"].params}  # type: ignore[attr-defined]
+    assert {*sweep.KEYS} - {"settings", "data_dir", "scale"} == legal - {
+        "set_", "seed", "data_dir", "out_dir", "checkpoint_every", "dry_run", "no_scale"
+    }  # fmt: skip
+    given = """
+    [[runs]]
+    stream = "weather.csv"
+    algorithm = "Oblivious"
+    client = "station"
+    time = "date"
+    every = ["month", 30]
+    label = ["rain", "snow"]
+    missing = "mean"
+    scale = [true, false]
+    engine = "reference"
+    data_dir = "here"
+    """
+    configs = sweep.read_grid(grid(tmp_path, given))
+    told = [(c.label, c.every, c.scale) for c in configs]
+    assert told == [(a, b, s) for a in ("rain", "snow") for b in ("month", "30") for s in (True, False)]
+    assert configs[0].engine == "reference" and configs[0].data_dir == Path("here") and configs[0].missing == "mean"
+    assert sweep.read_grid(grid(tmp_path, given), Path("there"))[0].data_dir == Path("there")
+    for wrong, said in {"every = 'mont'": "did you mean 'month'", "clint = 'a'": "did you mean 'client'"}.items():
+        with pytest.raises(FeddriftError, match=f"runs 1: unknown .*{said}"):
+            sweep.read_grid(grid(tmp_path, f"[[runs]]\nstream = 'a.csv'\nalgorithm = 'Oracle'\n{wrong}"))
+
+
+def test_every_key_of_a_grid_is_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "compare.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", page, re.M))
+    assert rows == sweep.KEYS
 
 
 def test_a_sweep_skips_what_is_finished_and_tells_what_failed(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from feddrift.algorithms.ifca import IFCA
 from feddrift.algorithms.kue import KUE
 from feddrift.algorithms.options import options, settings
 from feddrift.algorithms.oracle import Oracle
+from feddrift.algorithms.private import FineTuned, LocalOnly
 from feddrift.algorithms.single import Single
 from feddrift.algorithms.trunk import FedDriftTrunk
 from feddrift.data import Stream
@@ -61,6 +62,10 @@ ALGORITHMS: dict[str, Entry] = {
     "FedDrift-W": Entry(FedDrift, {"memory": window(1)}, "FedDrift that remembers one time step"),
     "FedDrift-C": Entry(FedDriftC, {}, "FedDrift with at most one new global model per time step"),
     "FedDrift-Trunk": Entry(FedDriftTrunk, {}, "FedDrift whose concepts share a trunk where that serves them"),
+    "Local": Entry(LocalOnly, {}, "a model for each client, trained on its own data alone: nothing is sent"),
+    "Local-W": Entry(LocalOnly, {"memory": window(1)}, "Local that remembers one time step"),
+    "FineTuned": Entry(FineTuned, {}, "one model for all, and at each client a copy that learns from its newest data"),
+    "Majority": Entry(LocalOnly, {"sees_inputs": False}, "each client's most frequent class, without a look at inputs"),
     "Oracle": Entry(Oracle, {}, "one model per true concept: the ceiling"),
     "Oracle-W": Entry(Oracle, {"memory": window(1)}, "Oracle that remembers one time step"),
     "Oracle-Trunk": Entry(Oracle, {"share": True}, "one head per true concept on one trunk"),
@@ -87,31 +92,31 @@ ON_FMOW: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def algorithm(name: str, stream: Stream | None = None, /, **given: Any) -> Algorithm:
+def algorithm(name: str, stream: Stream | None = None, /, **settings: Any) -> Algorithm:
     """The algorithm of this name with these settings; thresholds default to what suits the stream.
 
     Parameters:
         name: As `feddrift list` has it, or ``package.module:Name`` for your own.
         stream: Whose defaults apply; without it the algorithm's own.
-        given: Settings, as `feddrift list --algorithm NAME` has them.
+        settings: As `feddrift list --algorithm NAME` has them.
 
     >>> algorithm("FedDrift", delta=0.1).delta
     0.1
     """
-    found = entry(name)
+    algorithm_entry = entry(name)
     if stream is not None and not isinstance(stream, Stream):
         raise ConfigError(f"the second argument must be a Stream, as fd.stream gives it, got {type(stream).__name__}")
     if stream is not None:
-        given = {**_defaults(name, found.cls, stream), **given}
-    settings = _parsed(name, found.cls, given)
+        settings = {**_defaults(name, algorithm_entry.cls, stream), **settings}
+    parsed = _parsed(name, algorithm_entry.cls, settings)
     try:
-        made: Algorithm = found.cls(**settings, **found.fixed)
+        instance: Algorithm = algorithm_entry.cls(**parsed, **algorithm_entry.fixed)
     except TypeError as error:
         if name in ALGORITHMS:
             raise
         raise ConfigError(f"algorithm '{name}' cannot be made: {error}") from error
-    _check(name, made)
-    return made
+    _check(name, instance)
+    return instance
 
 
 def entry(name: str) -> Entry:
@@ -120,29 +125,29 @@ def entry(name: str) -> Entry:
         raise ConfigError(f"an algorithm is found by its name, got {safe_repr(name)}")
     if name in ALGORITHMS:
         return ALGORITHMS[name]
-    found = plugins.find("algorithm", name)
-    if found is None:
+    maker = plugins.find("algorithm", name)
+    if maker is None:
         raise unknown("algorithm", name, [*ALGORITHMS, *plugins.installed("algorithm"), "package.module:Name"])
-    if isinstance(found, type):
-        _check(name, found)
-    elif not callable(found):
-        raise ConfigError(f"algorithm '{name}' must be a class or a function that makes one, got {found!r}")
-    return Entry(found, {}, (found.__doc__ or "").partition("\n")[0])
+    if isinstance(maker, type):
+        _check(name, maker)
+    elif not callable(maker):
+        raise ConfigError(f"algorithm '{name}' must be a class or a function that makes one, got {maker!r}")
+    return Entry(maker, {}, (maker.__doc__ or "").partition("\n")[0])
 
 
-def _check(name: str, made: Any) -> None:
+def _check(name: str, candidate: Any) -> None:
     for method in ("init", "step"):
-        if not callable(getattr(made, method, None)):
+        if not callable(getattr(candidate, method, None)):
             raise ConfigError(f"'{name}' is no algorithm: it needs init(fed) and step(state, fed), got no {method}")
 
 
 def _defaults(name: str, cls: type[Any], stream: Stream) -> dict[str, Any]:
-    found: dict[str, Any] = {k: v[stream.family] for k, v in by_family(cls).items() if stream.family in v}
+    defaults: dict[str, Any] = {k: v[stream.family] for k, v in by_family(cls).items() if stream.family in v}
     if stream.family == "fmow":
-        found |= ON_FMOW.get(name, {})
+        defaults |= ON_FMOW.get(name, {})
     if cls is IFCA and stream.concepts is not None:
-        found["n_models"] = len(set(stream.concepts[:-1].reshape(-1).tolist()))
-    return found
+        defaults["n_models"] = len(set(stream.concepts[:-1].reshape(-1).tolist()))
+    return defaults
 
 
 def by_family(cls: type[Any]) -> dict[str, dict[str, float]]:
@@ -150,11 +155,11 @@ def by_family(cls: type[Any]) -> dict[str, dict[str, float]]:
     return next((BY_FAMILY[base] for base in getattr(cls, "__mro__", ()) if base in BY_FAMILY), {})
 
 
-def _parsed(name: str, cls: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def _parsed(name: str, cls: type[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings as keyword arguments of the class, converted from text where they are text."""
     legal, hints = options(cls), typing.get_type_hints(cls)
     parsed = {}
-    for key, value in given.items():
+    for key, value in settings.items():
         if not legal:
             raise ConfigError(f"{name} has no settings, got '{key}'")
         if key not in legal:
@@ -169,10 +174,10 @@ def _parsed(name: str, cls: type[Any], given: Mapping[str, Any]) -> dict[str, An
         except ValidationError as error:
             problem = error.errors()[0]["msg"]
             raise ConfigError(f"{name}.{key}: {problem[0].lower()}{problem[1:]}, got {safe_repr(value)}") from None
-        made = parsed[field.name]
-        if isinstance(value, bool) and not isinstance(made, bool):
+        converted = parsed[field.name]
+        if isinstance(value, bool) and not isinstance(converted, bool):
             raise ConfigError(f"{name}.{key}: input should be a number, got {value}")
-        if isinstance(made, int) and abs(made) > MOST:
+        if isinstance(converted, int) and abs(converted) > MOST:
             raise ConfigError(f"{name}.{key}: input should be at most {MOST}, got {safe_repr(value)}")
     return parsed
 

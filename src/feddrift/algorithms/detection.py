@@ -84,9 +84,9 @@ class Detecting:
     def winner(self, rows: int, wrong: Ints) -> int:
         """Which candidate a trial on so many rows found best: the first, unless another beats it."""
         best = 0
-        for other in range(1, len(self.candidates)):
-            if cluster.beats(wrong, other, best):
-                best = other
+        for rival in range(1, len(self.candidates)):
+            if cluster.beats(wrong, rival, best):
+                best = rival
         return best
 
 
@@ -128,7 +128,7 @@ def _with(observed: Floats, lowest: Floats) -> Floats:
 
 
 def _warn_if_noisy(delta: float, error: Floats, counts: Ints) -> None:
-    """Say that delta is within the noise of a cell."""
+    """Warn where delta is below the noise of an error measured on so few examples."""
     seen = ~np.isnan(error) & (counts > 0)
     if not seen.any():
         return

@@ -42,7 +42,7 @@ class Evidence:
 
     @property
     def newest(self) -> Floats:
-        """[c]"""
+        """[c], the newest score."""
         newest: Floats = self.observed[-1]
         return newest
 
@@ -210,32 +210,32 @@ def drift_test(spec: str, delta: float, metric: str = "error") -> DriftTest:
     """
     name, _, text = spec.partition(":")
     if name not in TESTS and plugins.is_path(spec):
-        found = plugins.load("test", spec)
-        found = plugins.called("test", spec, found) if isinstance(found, type) else found
-        if not callable(found):
-            raise ConfigError(f"test '{spec}' must be a function of Evidence, got {found!r}")
-        return found  # type: ignore[no-any-return]
+        test = plugins.load("test", spec)
+        test = plugins.called("test", spec, test) if isinstance(test, type) else test
+        if not callable(test):
+            raise ConfigError(f"test '{spec}' must be a function of Evidence, got {test!r}")
+        return test  # type: ignore[no-any-return]
     if name not in TESTS:
         raise unknown("test", name, [*TESTS, "package.module:name"])
     if metric != "error" and name not in ("threshold", "proportional"):
         raise ConfigError(f"test={name} counts mistakes: metric must be error, got '{metric}'")
-    given = _parameters(name, text)
+    parameters = _parameters(name, text)
     if name == "threshold":
-        if given:
+        if parameters:
             raise ConfigError(f"the parameter of threshold is the setting delta, got '{text}'")
         return Threshold(delta)
     own: dict[str, type[Proportional] | type[TwoSample]] = {"proportional": Proportional, "two-sample": TwoSample}
     if name not in own:
-        return Sequential(name, tuple(sorted(given.items())))  # type: ignore[arg-type]  # one of TESTS
+        return Sequential(name, tuple(sorted(parameters.items())))  # type: ignore[arg-type]  # one of TESTS
     cls = own[name]
-    for key in given:
+    for key in parameters:
         if key not in (legal := [field.name for field in fields(cls)]):
             raise unknown(f"parameter of {name}", key, legal)
-    return cls(**given)
+    return cls(**parameters)
 
 
 def _parameters(name: str, text: str) -> dict[str, float]:
-    found: dict[str, float] = {}
+    parsed: dict[str, float] = {}
     for pair in text.split(",") if text else ():
         key, equals, value = (part.strip() for part in pair.partition("="))
         try:
@@ -244,5 +244,5 @@ def _parameters(name: str, text: str) -> dict[str, float]:
             number = math.nan
         if not equals or not key or math.isnan(number):
             raise ConfigError(f"test={name} takes numbers such as {name}:key=0.5, got '{pair}'")
-        found[key] = int(number) if number.is_integer() and "." not in value and "e" not in value.lower() else number
-    return found
+        parsed[key] = int(number) if number.is_integer() and "." not in value and "e" not in value.lower() else number
+    return parsed

@@ -39,17 +39,17 @@ class IFCA:
 
     def step(self, state: State, fed: Federation) -> State:
         models, home = state.models, state.votes.argmax(axis=1)
-        given = () if fed.tau else tuple(Event("created", i, {"reason": "given"}) for i in models.ids[1:])
+        created = () if fed.tau else tuple(Event("created", i, {"reason": "given"}) for i in models.ids[1:])
         if fed.tau or self.first == "choose":
             home = self._choose(models, home, fed)
         w = self._weights(state, home, fed)
         if not self.every_round:
-            return replace(state, models=fed.train(models, w), w=w, votes=w[-1], events=given)
+            return replace(state, models=fed.train(models, w), w=w, votes=w[-1], events=created)
         for _ in range(fed.local.rounds):
             models = fed.train(models, w, rounds=1)
             home = self._choose(models, home, fed)
             w = self._weights(state, home, fed)
-        return replace(state, models=models, w=w, votes=w[-1], events=given)
+        return replace(state, models=models, w=w, votes=w[-1], events=created)
 
     def _choose(self, models: Models, home: Ints, fed: Federation) -> Ints:
         return cluster.best_models(fed.evaluate(models), home)[0]

@@ -97,10 +97,10 @@ def choose_starts(
     parent = np.full(fed.n_clients, -1)
     for m, clients in zip(parents, groups, strict=True):
         parent[list(clients)] = m
-    found = fed.tournament(now.models, cluster.fade(now.w, method.memory(fed.tau)[:-1]), parent, method.candidates)
+    tournament = fed.tournament(now.models, cluster.fade(now.w, method.memory(fed.tau)[:-1]), parent, method.candidates)
     starts, trials = [], []
     for clients in groups:
-        rows, wrong = int(found.rows[list(clients)].sum()), found.wrong[list(clients)].sum(axis=0)
+        rows, wrong = int(tournament.rows[list(clients)].sum()), tournament.wrong[list(clients)].sum(axis=0)
         starts.append(method.candidates[method.winner(rows, wrong)])
         trials.append({"start": starts[-1], "starts": list(method.candidates), "rows": rows, "wrong": wrong.tolist()})
     return starts, trials

@@ -41,14 +41,14 @@ class Oracle:
 
     def step(self, state: State, fed: Federation) -> OracleState:
         assert isinstance(state, OracleState) and fed.concepts is not None
-        now, known, models = fed.concepts[-1], list(state.concept), state.models
+        now, concepts, models = fed.concepts[-1], list(state.concept), state.models
         active = (fed.counts[-1] > 0) & fed.reachable
         events = []
-        for concept in [int(k) for k in np.unique(now[active]) if k not in known]:
-            fresh = take(fed.fresh(), [0], ids=[len(known)])
+        for concept in [int(k) for k in np.unique(now[active]) if k not in concepts]:
+            fresh = take(fed.fresh(), [0], ids=[len(concepts)])
             models = join(models, graft(fresh, models, models.family[0]) if self.share else fresh)
-            events.append(Event("created", len(known), {"concept": concept}))
-            known.append(concept)
-        cluster = np.where(active, [known.index(k) if k in known else 0 for k in now], state.votes.argmax(axis=1))
-        w = fade(assign(replace(state.w, n_models=len(known)), cluster), self.memory(fed.tau))
-        return OracleState(fed.train(models, w), w, votes=w[-1], events=tuple(events), concept=tuple(known))
+            events.append(Event("created", len(concepts), {"concept": concept}))
+            concepts.append(concept)
+        cluster = np.where(active, [concepts.index(k) if k in concepts else 0 for k in now], state.votes.argmax(axis=1))
+        w = fade(assign(replace(state.w, n_models=len(concepts)), cluster), self.memory(fed.tau))
+        return OracleState(fed.train(models, w), w, votes=w[-1], events=tuple(events), concept=tuple(concepts))

@@ -29,8 +29,8 @@ def review(method: Detecting, state: DriftState, fed: Federation) -> tuple[Clust
     models, w = cluster.keep(state.models, state.w, kept)
     votes = state.votes[:, kept]
     for i in gone:  # its client comes back to the best of the others
-        others = np.where(kept, loss[owner[i]], np.inf)
-        votes[owner[i]] = np.arange(len(ids))[kept] == np.nanargmin(others)
+        loss_of_kept = np.where(kept, loss[owner[i]], np.inf)
+        votes[owner[i]] = np.arange(len(ids))[kept] == np.nanargmin(loss_of_kept)
     events = tuple(Event("retired", i, {"reason": "not confirmed", "client": owner[i]}) for i in gone)
     newborn = tuple(i for i in state.newborn if i not in gone)
     state = replace(state, models=models, w=w, votes=votes, waiting=still, newborn=newborn)

@@ -19,7 +19,7 @@ from feddrift.algorithms.options import option
 from feddrift.cluster import Clustering
 from feddrift.errors import ConfigError
 from feddrift.memory import pooled
-from feddrift.models import mix, spare
+from feddrift.models import mix, unused_id
 from feddrift.trees import has_trunk
 from feddrift.types import Event, Federation, Floats, Ints, Models, Start
 
@@ -53,10 +53,10 @@ class FedDriftTrunk(FedDrift):
         models, w = now.models, now.w
         events: list[Event] = []
         pairs, left = cluster.Pairs(D), list(range(len(models)))  # left[k]: the row in D of the model now at k
-        name = spare(models)  # names for averages on trial
+        name = unused_id(models)  # names for averages on trial
         while (closest := pairs.closest())[2] <= self.limit + cluster.TOLERANCE:
             i, j = left.index(closest[0]), left.index(closest[1])
-            rest = np.flatnonzero(np.arange(len(models)) != j)
+            remaining = np.flatnonzero(np.arange(len(models)) != j)
             data = np.where((w.model == i) | (w.model == j), w.weight[:, None], 0.0)
             share = cluster.mass(w, fed.counts)[[i, j]]
             kept, row, family = self._merged(models, i, j, share, data, name + len(events), fed)
@@ -64,11 +64,11 @@ class FedDriftTrunk(FedDrift):
             events.append(Event("merged", models.ids[j], cause))
             A = np.eye(len(models))
             A[i] = row
-            families = [family if m == i else models.family[m] for m in rest]
-            models = mix(models, A[rest], [models.ids[m] for m in rest], families)
+            families = [family if m == i else models.family[m] for m in remaining]
+            models = mix(models, A[remaining], [models.ids[m] for m in remaining], families)
             new = np.arange(w.n_models) - (np.arange(w.n_models) > j)
             new[j] = i
-            w = cluster.moved(w, new, len(rest))
+            w = cluster.moved(w, new, len(remaining))
             pairs.unite(closest[0], closest[1])
             left.pop(j)
         return Clustering(models, w, now.events).tell(events)
@@ -80,15 +80,15 @@ class FedDriftTrunk(FedDrift):
 
         The best on held-out data; but the larger of two families keeps its own unless that is worse by over delta / 2.
         """
-        own, other = np.eye(len(models))[[i, j]]
+        only_i, only_j = np.eye(len(models))[[i, j]]
         share = share / share.sum() if share.sum() else np.array([0.5, 0.5])
         a, b = models.family[i], models.family[j]
         kin = {family: models.family.count(family) for family in (a, b)}
-        ways: list[tuple[str | int, Floats, int]] = [(models.ids[i], own, a), (models.ids[j], other, b)]
+        ways: list[tuple[str | int, Floats, int]] = [(models.ids[i], only_i, a), (models.ids[j], only_j, b)]
         allowance = [self.delta / 2 if kin[a] > kin[b] else 0.0, self.delta / 2 if kin[b] > kin[a] else 0.0]
         if a == b or min(kin.values()) == 1:  # two trunks that both serve others cannot become one
             alone = a if a == b or kin[a] == 1 else b
-            ways.insert(0, ("average", share[0] * own + share[1] * other, alone))
+            ways.insert(0, ("average", share[0] * only_i + share[1] * only_j, alone))
             allowance.insert(0, 0.0)
         names = [name if kept == "average" else int(kept) for kept, _, _ in ways]
         families = [name if kept == "average" and a != b else family for kept, _, family in ways]

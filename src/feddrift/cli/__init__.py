@@ -34,6 +34,7 @@ app.command("export")(run.export_)
 app.command("sweep")(run.sweep_)
 app.command("report")(report.report)
 app.command("plot")(report.plot)
+app.command("follow")(report.follow)
 app.add_typer(deploy.app, name="deploy")
 
 
@@ -52,11 +53,11 @@ def _main(
 
 def _once() -> Callable[[logging.LogRecord], bool]:
     """A filter that lets each message through once, however many seeds repeat it."""
-    told: set[str] = set()
+    seen: set[str] = set()
 
     def new(line: logging.LogRecord) -> bool:
         message = line.getMessage()
-        return not (message in told or told.add(message))  # type: ignore[func-returns-value]
+        return not (message in seen or seen.add(message))  # type: ignore[func-returns-value]
 
     return new
 

@@ -36,6 +36,7 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="for programs")] 
         "mlp:64,64": "a perceptron with hidden layers of these sizes",
         "package.module:make": "your own: a Net, a PyTorch module's class, or a model with init, logits and fit",
     }
+    catalogue["streams"]["FILE.csv"] = "your own table, with --client, --time and --label; any other name as table:FILE"
     catalogue["streams"]["folder:DIR"] = "your own data: DIR/client_<name>/step_<t>.csv (or .npz with x, y)"
     catalogue["algorithms"]["package.module:Name"] = "your own: a class with init(fed) and step(state, fed)"
     catalogue["streams"]["package.module:make"] = "your own: a function that makes a Stream"
@@ -62,5 +63,5 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="for programs")] 
 
 def _settings(cls: type[Any]) -> dict[str, str]:
     """Help and default of each setting."""
-    found = algorithms.options(cls).items()
-    return {k: f"{f.metadata['help']} [dim]({'none' if f.default is None else f.default})[/]" for k, f in found}
+    fields = algorithms.options(cls).items()
+    return {k: f"{f.metadata['help']} [dim]({'none' if f.default is None else f.default})[/]" for k, f in fields}

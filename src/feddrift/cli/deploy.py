@@ -69,10 +69,10 @@ def check(folder: Folder) -> None:
     """Say what is wrong with a deployment."""
     from feddrift.deploy import check as checks
 
-    found = list(checks.problems(folder))
-    for problem in found:
+    problems = list(checks.problems(folder))
+    for problem in problems:
         say(f"- {problem}")
-    if found:
+    if problems:
         raise typer.Exit(1)
     say("nothing is wrong")
 
@@ -114,28 +114,28 @@ def status(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help=
     from feddrift.deploy import start
     from feddrift.deploy import status as reader
 
-    found = reader.status(start.part(folder, "server"))
+    federation = reader.status(start.part(folder, "server"))
     if as_json:
-        print(json.dumps(None if found is None else found.plain(), indent=2))
+        print(json.dumps(None if federation is None else federation.plain(), indent=2))
         return
-    if found is None and (start.part(folder, "server") / "state" / OLD_HISTORY).exists():
+    if federation is None and (start.part(folder, "server") / "state" / OLD_HISTORY).exists():
         say("it was begun by version 0.1: `feddrift deploy run` goes on with it")
         return
-    if found is None or not found.record.rows.steps:
-        say("no time step is done yet" + ("" if found is None else f"; {found.sentence}"))
+    if federation is None or not federation.record.rows.steps:
+        say("no time step is done yet" + ("" if federation is None else f"; {federation.sentence}"))
         return
-    record, last = found.record, found.record.rows.steps - 1
-    say(f"{record.header['stream']}, {record.header['algorithm']}: {found.sentence}")
+    record, last = federation.record, federation.record.rows.steps - 1
+    say(f"{record.header['stream']}, {record.header['algorithm']}: {federation.sentence}")
     say(f"{_time(record, last)} is trained{'' if record.tested > last else ', not tested yet: it waits for new data'}")
     table = Table(box=None)
     accuracy = f"accuracy, time {record.tested}" if record.tested else "accuracy"
-    for name in ("client", "model", accuracy, "alarms", *(["here"] if found.running else []), "trouble"):
+    for name in ("client", "model", accuracy, "alarms", *(["here"] if federation.running else []), "trouble"):
         table.add_column(name)
-    for c, (name, now) in enumerate(found.clients().items()):
-        share = found.client(record.tested - 1, c)["accuracy"] if record.tested else None
+    for c, (name, now) in enumerate(federation.clients().items()):
+        share = federation.client(record.tested - 1, c)["accuracy"] if record.tested else None
         alarms = ", ".join(str(t + 1) for t in range(last + 1) if record.rows.drift[t, c])
         cells = [name, str(record.rows.model[last, c]), "" if share is None else f"{100 * share:.1f} %", alarms]
-        cells += ["yes" if now["here"] else "no"] if found.running else []
+        cells += ["yes" if now["here"] else "no"] if federation.running else []
         table.add_row(*map(Text, (*cells, now["trouble"] or "")))  # as Text: a reason may hold [brackets]
     console.out.print(table)
     for event in record.events:

@@ -46,11 +46,11 @@ class Board:
         self.n_runs, self.runs, self.news, self._start = n_runs, list[Tally](), "", time.monotonic()
 
     def begin(self, name: str, n_steps: int) -> None:
-        """A run starts."""
+        """Add a line for a run that starts now."""
         self.runs.append(Tally(name, n_steps))
 
     def step(self, step: Step, news: str) -> None:
-        """The run that goes on has done a time step, of which this is the news."""
+        """Count a time step of the last run, and show `news` below the table."""
         self.runs[-1].add(step)
         self.news = news.strip()
 
@@ -70,16 +70,16 @@ class Board:
                 str(run.alarms),
                 str(run.merges),
             )
-        return Group(table, Text(self.news, overflow="ellipsis", no_wrap=True), Text(self._rest(), style="dim"))
+        return Group(table, Text(self.news, overflow="ellipsis", no_wrap=True), Text(self._time_left(), style="dim"))
 
-    def _rest(self) -> str:
-        done = sum(len(run.accuracy) for run in self.runs)
+    def _time_left(self) -> str:
+        steps_done = sum(len(run.accuracy) for run in self.runs)
         total = sum(run.n_steps for run in self.runs) + (self.n_runs - len(self.runs)) * max(
             (run.n_steps for run in self.runs), default=0
         )
-        if not done or done == total:
+        if not steps_done or steps_done == total:
             return ""
-        left = (time.monotonic() - self._start) / done * (total - done)
+        left = (time.monotonic() - self._start) / steps_done * (total - steps_done)
         return f"run {len(self.runs)} of {self.n_runs}, about {left:.0f} s left"
 
 
@@ -126,5 +126,5 @@ def step_line(step: Step, before: Ints | None, clients: Sequence[str]) -> str:
 
 
 def _few(names: Sequence[str]) -> str:
-    some = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-    return f"client{'s' if len(names) > 1 else ''} {some}"
+    listed = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    return f"client{'s' if len(names) > 1 else ''} {listed}"

@@ -1,10 +1,10 @@
-"""`feddrift report` and `plot`."""
+"""`feddrift report`, `plot` and `follow`."""
 
 from __future__ import annotations
 
 import json
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -13,11 +13,15 @@ import typer
 
 from feddrift import api
 from feddrift.cli import console
-from feddrift.cli.console import say, tell
+from feddrift.cli.console import can_be_stopped, say, tell
 from feddrift.errors import ConfigError, DataError
-from feddrift.reports import metrics, page, paper, tables
+from feddrift.reports import metrics, page, paper, tables, trackers
+from feddrift.reports.follow import Follower
+from feddrift.reports.remarks import remarks
 from feddrift.reports.summary import compare, finished, grouped, summarise, unfinished
 from feddrift.runs import record
+from feddrift.scores import ACCURACY, SCORES
+from feddrift.scores import score as find_score
 
 
 def report(
@@ -31,6 +35,9 @@ def report(
     measured: Annotated[
         bool, typer.Option("--metrics", help="how drifts were noticed and got over, clients, clusters, traffic")
     ] = False,
+    score: Annotated[
+        str, typer.Option(metavar="NAME", help=f"in the place of accuracy: {', '.join(SCORES)}")
+    ] = "accuracy",
     as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="write a page to look at in a browser, of unfinished runs, too")
@@ -42,37 +49,43 @@ def report(
     """Summarise records: mean and standard deviation over seeds of each stream, algorithm and settings."""
     if follow and html is None:
         raise ConfigError("--follow writes a page again and again: it needs --html FILE")
+    chosen = find_score(score)
+    if beside and chosen != ACCURACY:
+        raise ConfigError("the paper has accuracies only: leave out --paper or --score")
     if html is not None and (as_json or measured or beside or against):
         raise ConfigError("--html writes a page of all there is: leave out --json, --metrics, --paper and --against")
-    records = record.read_all(folder)
+    records = record.by_score(record.read_all(folder), score)
     if html is not None:
         page.write(records, html, folder.resolve().name)
         say(f"wrote {html}")
         while follow:
             time.sleep(5)
             with suppress(DataError):  # a run that ends while its record is read: next time
-                page.write(record.read_all(folder), html, folder.resolve().name)
+                page.write(record.by_score(record.read_all(folder), score), html, folder.resolve().name)
         return
     summaries, left_out = summarise(records), unfinished(records)
-    if not summaries and all(found.runs_on for found in records):
+    if not summaries and all(run.runs_on for run in records):
         raise DataError(f"no time step of the federation in {folder} is done yet")
     if not summaries:
         what = "the run" if len(records) == 1 else f"none of the {len(records)} runs"
         raise DataError(f"{what} in {folder} is {'not ' * (len(records) == 1)}finished yet: `feddrift resume` goes on")
     gaps = compare(records, against) if against else []
-    theirs = [paper.published(summary) for summary in summaries] if beside else []
-    found = metrics.summarise(records) if measured else []
+    published = [paper.published(summary) for summary in summaries] if beside else []
+    numbers = metrics.summarise(records) if measured else []
     if as_json:
-        print(json.dumps(tables.to_json(summaries, gaps, theirs, found), indent=2))
+        named = {} if chosen == ACCURACY else {"score": score}
+        print(json.dumps([named | group for group in tables.to_json(summaries, gaps, published, numbers)], indent=2))
     elif measured:
-        for k, table in enumerate(tables.metrics_tables(summaries, found)):
+        for k, table in enumerate(tables.metrics_tables(summaries, numbers, chosen)):
             console.out.print(*[""] * bool(k), table, sep="\n")
     else:
-        console.out.print(tables.table(summaries, gaps, theirs))
-        told = [flag for cell in theirs if cell for flag in cell.within.values() if flag is not None]
-        if told:
-            say(f"{sum(told)} of {len(told)} accuracies within max(1.0, twice the paper's deviation) of the paper's")
-    for going_on in (found for found in finished(records) if found.status != "complete"):
+        console.out.print(tables.table(summaries, gaps, published, chosen))
+        flags = [flag for cell in published if cell for flag in cell.within.values() if flag is not None]
+        if flags:
+            say(f"{sum(flags)} of {len(flags)} accuracies within max(1.0, twice the paper's deviation) of the paper's")
+        for sentence in remarks(records):
+            say(sentence)
+    for going_on in (run for run in finished(records) if run.status != "complete"):
         tell(f"{going_on.header['stream']} is not finished: these are its first {going_on.rows.steps} time steps")
     if left_out:
         tell(f"left out, not finished: {len(left_out)}")
@@ -113,3 +126,23 @@ def plot(
         tell("too many runs for one picture: showing the first seed of each")
     pictures.save(api.plot(records, kind.value), file)
     say(f"wrote {file}")
+
+
+def follow(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="a record, a folder of records, or a deployment's")],
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help="mlflow:URI, tensorboard:DIR or wandb:PROJECT (kept offline)")
+    ],
+) -> None:
+    """Show runs in a tracker, as far as they are and as long as they go on; doing it again doubles nothing.
+
+    Example: feddrift follow runs tensorboard:tb
+    """
+    can_be_stopped()
+    with closing(Follower(run, trackers.tracker(target))) as follower:
+        while True:
+            for sentence in follower.look():
+                say(sentence)
+            if not follower.waits:
+                return
+            time.sleep(2)

@@ -26,6 +26,7 @@ from feddrift.cli.live import Board, step_line
 from feddrift.data import Stream
 from feddrift.errors import ConfigError, DataError, FeddriftError
 from feddrift.reports import tables
+from feddrift.reports.remarks import remarks
 from feddrift.reports.summary import summarise
 from feddrift.runs import record, sweep
 from feddrift.runs.config import RunConfig, parse_seeds
@@ -41,8 +42,8 @@ def _describe(name: str) -> str:
 
 
 def _streams(typed: str) -> list[str]:
-    """For shells that complete names."""
-    return [name for name in (*streams.STREAMS, "folder:") if name.startswith(typed)]
+    """The streams whose names begin so, for shells that complete them."""
+    return [name for name in (*streams.STREAMS, "folder:", "table:") if name.startswith(typed)]
 
 
 def _algorithms(typed: str) -> list[str]:
@@ -72,6 +73,12 @@ def run_(
     poison: Annotated[str | None, typer.Option(help=_describe("poison"))] = None,
     engine: Annotated[str, typer.Option(help=_describe("engine"))] = "simulator",
     label: Annotated[str, typer.Option(help=_describe("label"))] = "label",
+    client: Annotated[str | None, typer.Option(help=_describe("client"))] = None,
+    time: Annotated[str | None, typer.Option(help=_describe("time"))] = None,
+    every: Annotated[str | None, typer.Option(help=_describe("every"))] = None,
+    missing: Annotated[str | None, typer.Option(help=_describe("missing"))] = None,
+    categories: Annotated[str | None, typer.Option(help=_describe("categories"))] = None,
+    no_scale: Annotated[bool, typer.Option("--no-scale", help="of a table: leave numbers as they are")] = False,
     weights: Annotated[Path | None, typer.Option(help=_describe("weights"))] = None,
     net: Annotated[str | None, typer.Option(help=_describe("net"))] = None,
     checkpoint_every: Annotated[
@@ -88,7 +95,7 @@ def run_(
         raise ConfigError("give either --seed or --seeds, not both")
     names, settings = list(dict.fromkeys(algorithm)), _settings(set_ or [])
     options = click.get_current_context().params  # by name: those of a RunConfig, and a few of this command alone
-    common = {name: options[name] for name in RunConfig.model_fields.keys() & options.keys()}
+    common = {name: options[name] for name in RunConfig.model_fields.keys() & options.keys()} | {"scale": not no_scale}
     configs = [
         RunConfig.checked(**common | {"algorithm": name, "settings": _settings_of(name, names, settings), "seed": s})
         for name in names
@@ -120,14 +127,14 @@ def resume(
     Example: feddrift resume runs
     """
     can_be_stopped()
-    found = unfinished_runs(folder)
-    if not found and not checkpoint_folders(folder):
+    stopped = unfinished_runs(folder)
+    if not stopped and not checkpoint_folders(folder):
         raise DataError(f"no run below {folder} has checkpoints to go on from")
-    if not found:
+    if not stopped:
         say(f"nothing to resume in {folder}: no run there was stopped before its end")
         return
     failed = 0
-    for state in found:  # what is wrong with one is no reason to leave the others
+    for state in stopped:  # what is wrong with one is no reason to leave the others
         try:
             _follow([from_checkpoints(state)], 1)
         except FeddriftError as error:
@@ -162,13 +169,16 @@ def _follow(runs: Iterable[RecordedRun], n: int) -> None:
                 paths.append(recorded.path)
     except KeyboardInterrupt:
         if board.runs:
-            rest = n - len(board.runs)
+            not_begun = n - len(board.runs)
             tell(
                 f"`feddrift resume {shlex.quote(str(recorded.out))}` goes on with {what}"
-                + (f"; {rest} more of this command had not begun" if rest else "")
+                + (f"; {not_begun} more of this command had not begun" if not_begun else "")
             )
         raise
-    console.out.print(tables.table(summarise([record.read(path) for path in paths])))
+    records = [record.read(path) for path in paths]
+    console.out.print(tables.table(summarise(records)))
+    for sentence in remarks(records):
+        say(sentence)
 
 
 def export_(
@@ -262,17 +272,17 @@ def _settings_of(name: str, names: Sequence[str], settings: dict[str, str]) -> d
     for n in names:
         with suppress(ConfigError):  # told when the run is made
             legal[n] = algorithms.options(algorithms.entry(n).cls)
-    known = {key for options in legal.values() for key in options}
-    return {k: v for k, v in settings.items() if k in legal.get(name, settings) or k not in known}
+    known_to_any = {key for options in legal.values() for key in options}
+    return {k: v for k, v in settings.items() if k in legal.get(name, settings) or k not in known_to_any}
 
 
 def _settings(pairs: list[str]) -> dict[str, str]:
-    found = {}
+    settings = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key:
             raise ConfigError(f"--set takes KEY=VALUE, such as delta=0.1, got '{pair}'")
-        if key.strip() in found:
+        if key.strip() in settings:
             raise ConfigError(f"--set {key.strip()} is given twice")
-        found[key.strip()] = value.strip()
-    return found
+        settings[key.strip()] = value.strip()
+    return settings

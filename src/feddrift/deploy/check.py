@@ -29,7 +29,7 @@ SOON = timedelta(days=30)
 
 
 def problems(folder: Path) -> Iterator[str]:
-    """Of a whole deployment, of its server part, or of one client's folder."""
+    """One sentence for each problem of a whole deployment, of its server part, or of one client's folder."""
     version = metadata.version("flwr")
     if not version.startswith("1.41."):
         yield f"flwr {version} is installed, this feddrift is tested with 1.41"
@@ -65,9 +65,9 @@ def _server(server: Path) -> Iterator[str]:
         yield "nginx is not installed: only clients on this machine can connect (deploy server --no-proxy)"
     else:
         command = [nginx, "-t", "-q", "-p", str(server), "-c", str(server / "nginx.conf")]
-        told = subprocess.run(command, capture_output=True, text=True, timeout=30)
-        if told.returncode:
-            yield f"nginx does not take {server / 'nginx.conf'}: {told.stderr.strip().splitlines()[0]}"
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=30)
+        if answer.returncode:
+            yield f"nginx does not take {server / 'nginx.conf'}: {answer.stderr.strip().splitlines()[0]}"
 
 
 def _certificate(server: Path) -> Iterator[str]:
@@ -81,16 +81,16 @@ def _certificate(server: Path) -> Iterator[str]:
         return
     if _bytes(key.public_key()) != _bytes(certificate.public_key()):
         yield f"{server / 'server.key'} is not the key of server.crt"
-    for path, found in (("ca.crt", authority), ("server.crt", certificate)):
-        left = found.not_valid_after_utc - datetime.now(UTC)
+    for path, crt in (("ca.crt", authority), ("server.crt", certificate)):
+        left = crt.not_valid_after_utc - datetime.now(UTC)
         if left < SOON:
-            when = found.not_valid_after_utc.date()
+            when = crt.not_valid_after_utc.date()
             yield f"{server / path} {'ended' if left < timedelta(0) else 'ends'} on {when}, make a new one"
 
 
 def _client(client: Path, server: Path | None) -> Iterator[str]:
     try:
-        found = from_toml(client)
+        owner = from_toml(client)
     except FeddriftError as error:
         yield str(error)
         return
@@ -100,10 +100,10 @@ def _client(client: Path, server: Path | None) -> Iterator[str]:
         public = load_ssh_public_key((client / "key.pub").read_bytes())
         if _bytes(private.public_key()) != _bytes(public):
             yield f"{client / 'key.pub'} is not the public part of {client / 'key'}"
-        if server is not None and _bytes(load_ssh_public_key((server / "keys" / f"{found.name}.pub").read_bytes())) != (
+        if server is not None and _bytes(load_ssh_public_key((server / "keys" / f"{owner.name}.pub").read_bytes())) != (
             _bytes(public)
         ):
-            yield f"the server has another key of client {found.name}"
+            yield f"the server has another key of client {owner.name}"
         x509.load_pem_x509_certificate((client / "ca.crt").read_bytes())
         if server is not None and (client / "ca.crt").read_bytes() != (server / "ca.crt").read_bytes():
             yield f"{client / 'ca.crt'} is not the server's"
@@ -124,5 +124,5 @@ def _secret(path: Path) -> Iterator[str]:
 
 
 def _bytes(key: object) -> bytes:
-    found: bytes = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)  # type: ignore[attr-defined]
-    return found
+    pem: bytes = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)  # type: ignore[attr-defined]
+    return pem

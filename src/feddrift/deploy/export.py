@@ -13,8 +13,8 @@ from feddrift.runs.export import Source, described, last_state, write
 
 def export(server: Path, folder: Path) -> int:
     """Write the models of a federation as they stand now; how many time steps they have seen."""
-    settings, found = Settings.read(server / "federation.toml"), status(server)
-    if found is None or not found.record.rows.steps:
+    settings, federation = Settings.read(server / "federation.toml"), status(server)
+    if federation is None or not federation.record.rows.steps:
         raise DataError(f"the federation of {server} has done no time step yet: there is nothing to export")
     net, classes = settings.net(server), len(settings.classes)
     state, steps = last_state(checkpoint.Folder(server / "state" / "checkpoints"), net)
@@ -26,10 +26,10 @@ def export(server: Path, folder: Path) -> int:
         stream=settings.experiment,
         algorithm=settings.algorithm,
         seed=settings.seed,
-        clients=found.record.header["clients"][: len(state.votes)],
+        clients=federation.record.header["clients"][: len(state.votes)],
         classes=settings.classes,
         columns=(),
-        events=found.record.events,
+        events=federation.record.events,
     )
     write(source, folder)
     return steps

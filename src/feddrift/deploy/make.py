@@ -156,15 +156,15 @@ def add(folder: Path, name: str) -> None:
     settings = Settings.read(path)
     if checked_name(name, "a client") in settings.clients:
         raise ConfigError(f"{path} has a client {name} already")
-    others = list((folder.resolve() / "clients").glob("*"))
-    if not others:
+    client_folders = list((folder.resolve() / "clients").glob("*"))
+    if not client_folders:
         raise ConfigError(f"{folder / 'clients'} has no client whose server and classes a new one could take over")
-    known = tomllib.loads((others[0] / "client.toml").read_text())["server"]
+    address = tomllib.loads((client_folders[0] / "client.toml").read_text())["server"]
     line = f"clients = {json.dumps([*settings.clients, name])}"
-    changed, found = re.subn(r"(?m)^clients *= *\[[^]]*\]", line, path.read_text())
-    if not found:
+    changed, replacements = re.subn(r"(?m)^clients *= *\[[^]]*\]", line, path.read_text())
+    if not replacements:
         raise ConfigError(f"{path}: add {name!r} to its clients by hand")
-    _client(folder.resolve() / "clients" / name, server, name, known, [str(label) for label in settings.classes])
+    _client(folder.resolve() / "clients" / name, server, name, address, [str(label) for label in settings.classes])
     path.write_text(changed)
 
 
@@ -227,15 +227,15 @@ def _authority(server: Path) -> Authority:
     """A certificate authority of this federation alone."""
     key, name = ec.generate_private_key(ec.SECP256R1()), _name("feddrift authority")
     usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
-    made = (
+    certificate = (
         _builder(name, name, key, CA_DAYS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
         .sign(key, hashes.SHA256())
     )
     _write(server / "ca.key", _pem(key), secret=True)
-    _write(server / "ca.crt", made.public_bytes(Encoding.PEM).decode())
-    return made, key
+    _write(server / "ca.crt", certificate.public_bytes(Encoding.PEM).decode())
+    return certificate, key
 
 
 def _server_certificate(server: Path, authority: Authority, host: str) -> None:
@@ -247,7 +247,7 @@ def _server_certificate(server: Path, authority: Authority, host: str) -> None:
     except ValueError:
         names.append(x509.DNSName(host))
     usage = x509.KeyUsage(True, False, False, False, False, False, False, False, False)
-    made = (
+    certificate = (
         _builder(_name(host), issuer.subject, key, SERVER_DAYS)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(usage, critical=True)
@@ -257,7 +257,7 @@ def _server_certificate(server: Path, authority: Authority, host: str) -> None:
         .sign(signer, hashes.SHA256())
     )
     _write(server / "server.key", _pem(key), secret=True)
-    _write(server / "server.crt", made.public_bytes(Encoding.PEM).decode())
+    _write(server / "server.crt", certificate.public_bytes(Encoding.PEM).decode())
 
 
 def _builder(

@@ -25,21 +25,21 @@ def past_steps(
     folder: Path, clients: Sequence[str], state: State, times: range, untested: Trained | None, counts: Ints
 ) -> Iterator[Lines]:
     """What is known of these time steps: by the old file, else by the state, which knows whose data are where."""
-    told = _history(folder / OLD_HISTORY)
-    if lost := [t for t in times if t not in told]:
+    history = _history(folder / OLD_HISTORY)
+    if lost := [t for t in times if t not in history]:
         _log.warning("of %d time steps in the past the record has only what the state tells of them", len(lost))
     for t in times:
         if untested is not None and t == untested.tau:
             yield *lines_of(untested), None
         else:
-            yield _past(t, clients, state, counts, told.get(t, {}))
+            yield _past(t, clients, state, counts, history.get(t, {}))
     with suppress(FileNotFoundError):
         (folder / OLD_HISTORY).rename(folder / "history.old")
 
 
-def _past(t: int, clients: Sequence[str], state: State, counts: Ints, told: dict[str, Any]) -> Lines:
+def _past(t: int, clients: Sequence[str], state: State, counts: Ints, step: dict[str, Any]) -> Lines:
     owners = np.asarray(state.models.ids)[np.asarray(state.w[t]).argmax(axis=1)].tolist()
-    known = [told.get("clients", {}).get(name, {}) for name in clients]
+    by_client = [step.get("clients", {}).get(name, {}) for name in clients]
     rows = [
         {
             "t": t,
@@ -49,24 +49,27 @@ def _past(t: int, clients: Sequence[str], state: State, counts: Ints, told: dict
             "concept": None,
             "next_concept": None,
             "model": row.get("model", owners[c]),
-            "n_models": len(told.get("models", state.models)),
+            "n_models": len(step.get("models", state.models)),
             "drift": row.get("drift", False),
             "models_sent": row.get("sent", 0),
             "received": int(counts[t, c]),
         }
-        for c, row in enumerate(known)
+        for c, row in enumerate(by_client)
     ]
-    events = [{"t": t, **event} for event in told.get("events", [])]
-    test = {"accuracy": [row.get("accuracy") for row in known], "tested": [row.get("tested", 0) for row in known]}
+    events = [{"t": t, **event} for event in step.get("events", [])]
+    test = {
+        "accuracy": [row.get("accuracy") for row in by_client],
+        "tested": [row.get("tested", 0) for row in by_client],
+    }
     return rows, events, test
 
 
 def _history(path: Path) -> dict[int, dict[str, Any]]:
-    """By time; of a time step that was told twice, as after a kill, the last."""
-    found: dict[int, dict[str, Any]] = {}
+    """The lines of the old file by time; of a time step that has two, as after a kill, the last."""
+    steps: dict[int, dict[str, Any]] = {}
     if path.exists():
         for line in path.read_text(encoding="utf-8").splitlines():
             with suppress(ValueError, KeyError, TypeError):  # the last line of a server that was killed
                 step = json.loads(line)
-                found[int(step["t"])] = step
-    return found
+                steps[int(step["t"])] = step
+    return steps

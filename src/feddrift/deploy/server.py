@@ -43,9 +43,9 @@ _log = logging.getLogger("feddrift")
 
 @dataclass(frozen=True)
 class _Saved:
-    """Where a federation stands."""
+    """Where a federation goes on, by its newest checkpoint."""
 
-    done: int = 0
+    done: int = 0  # time steps
     state: State | None = None
     inside: Inside | None = None  # the next time step, as far as it has come
     untested: Trained | None = None  # else the last one
@@ -68,12 +68,12 @@ def _steps(engine: Flower, algorithm: Algorithm, folder: Path, about: dict[str, 
     with _opened(path, _header(engine, algorithm, about), now) as record:
         _fill(record, folder, engine, now)
 
-        def save(done: int, state: State, inside: Inside | None = None, last: Trained | None = None) -> None:
-            known = {"federation": about, "clients": list(engine.roster.clients), "feddrift": __version__}
+        def save(steps_done: int, state: State, inside: Inside | None = None, last: Trained | None = None) -> None:
+            description = {"federation": about, "clients": list(engine.roster.clients), "feddrift": __version__}
             events, work = (last.events, last.work) if last else ((), None)
             value = state, inside and inside.plain(), events, work, engine.counts
             rounds = 0 if inside is None else inside.rounds
-            checkpoints.write(done, rounds, known | {"seconds": record.seconds}, value)
+            checkpoints.write(steps_done, rounds, description | {"seconds": record.seconds}, value)
 
         def journal(state: State, fed: TimeStep) -> Journal:
             if record.order.begun == fed.tau:
@@ -87,8 +87,8 @@ def _steps(engine: Flower, algorithm: Algorithm, folder: Path, about: dict[str, 
             record.step(*lines_of(step))
             save(step.tau + 1, step.state, last=step)
             alarms = [name for name, drift in zip(engine.roster.clients, step.drifted, strict=True) if drift]
-            told = f", alarm at {', '.join(alarms)}" if alarms else ""
-            _log.info("time %d is trained: %d models%s", step.tau, len(step.state.models), told)
+            alarm_text = f", alarm at {', '.join(alarms)}" if alarms else ""
+            _log.info("time %d is trained: %d models%s", step.tau, len(step.state.models), alarm_text)
 
         engine.on_exchange = lambda exchange: record.add("exchange", **exchange.line())
         for step in steps_on(
@@ -101,21 +101,21 @@ def _steps(engine: Flower, algorithm: Algorithm, folder: Path, about: dict[str, 
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """One server at a time."""
+    """Lock the folder meanwhile, so that only one server works on it."""
     folder.mkdir(parents=True, exist_ok=True)
-    held = os.open(folder, os.O_RDONLY)
+    lock = os.open(folder, os.O_RDONLY)
     try:
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise BusyError(f"another server is at work on {folder}") from None
         yield
     finally:
-        os.close(held)
+        os.close(lock)
 
 
 def _add_test(record: Writer, step: Step) -> None:
-    """Clients that have joined since are not in the rows of this time step."""
+    """Write how a step's models did; clients that have joined since have no row in it and are left out."""
     old = slice(record.order.last_clients)
     accuracy, tested = step.accuracy[old], step.tested[old]
     scores = {name: values[old] for name, values in scores_of(step).items()}
@@ -123,7 +123,7 @@ def _add_test(record: Writer, step: Step) -> None:
 
 
 def _header(engine: Flower, algorithm: Algorithm, about: dict[str, Any]) -> dict[str, Any]:
-    """What the record says of this federation."""
+    """The header of this federation's record."""
     taking_part = engine.conditions.participation
     return {
         "stream": engine.roster.experiment,
@@ -159,8 +159,8 @@ def _opened(path: Path, header: dict[str, Any], now: _Saved) -> Writer:
                 "the record away to start over"
             )
         return Writer(path.parent, header, name=path.stem)
-    done = next((steps for steps in range(now.done, -1, -1) if has(steps)), None)
-    return Writer(path.parent, header, done, now.seconds, path.stem)
+    agreed = next((steps for steps in range(now.done, -1, -1) if has(steps)), None)
+    return Writer(path.parent, header, agreed, now.seconds, path.stem)
 
 
 def _fill(record: Writer, folder: Path, engine: Flower, now: _Saved) -> None:
@@ -180,7 +180,7 @@ def _fill(record: Writer, folder: Path, engine: Flower, now: _Saved) -> None:
 
 
 def _close_test(record: Writer) -> None:
-    """A test that is lost is one on nothing."""
+    """Where the last time step's test was lost, write one on no examples."""
     order = record.order
     if order.tested < order.steps:
         nothing: list[Any] = [None] * order.last_clients
@@ -188,40 +188,44 @@ def _close_test(record: Writer) -> None:
 
 
 def _last(checkpoints: checkpoint.Folder, engine: Flower, about: dict[str, Any]) -> _Saved:
-    for found in checkpoints.newest_first():
-        if isinstance(found, DataError):
-            _log.warning("%s", found)
+    for saved in checkpoints.newest_first():
+        if isinstance(saved, DataError):
+            _log.warning("%s", saved)
             continue
-        if found.about.get("federation") != about:
+        if saved.about.get("federation") != about:
             raise DataError(
-                f"{found.path} is of a federation with other settings: {found.about.get('federation')}, this is {about}"
+                f"{saved.path} is of a federation with other settings: {saved.about.get('federation')}, this is {about}"
             )
-        known, clients = found.about.get("clients", []), list(engine.roster.clients)
-        if clients[: len(known)] != known:
-            raise DataError(f"{found.path} is of clients {known}: others can only be added behind them, got {clients}")
-        more = len(clients) - len(known)
-        state, inside, events, work, counts = found.value(model_parts.like(engine.net))
-        engine.counts = np.pad(counts, ((0, 0), (0, more)))
-        if more:  # with them the time step starts anew
+        old_clients, clients = saved.about.get("clients", []), list(engine.roster.clients)
+        if clients[: len(old_clients)] != old_clients:
+            raise DataError(
+                f"{saved.path} is of clients {old_clients}: others can only be added behind them, got {clients}"
+            )
+        n_new = len(clients) - len(old_clients)
+        state, inside, events, work, counts = saved.value(model_parts.like(engine.net))
+        engine.counts = np.pad(counts, ((0, 0), (0, n_new)))
+        if n_new:  # with them the time step starts anew
             state, inside = state and with_newcomers(state, len(clients)), None
             if work is not None:  # nobody asked the new ones
                 nothing = 0, np.nan, 0, 0
-                work = tuple(np.append(v, np.full(more, of, v.dtype)) for v, of in zip(work, nothing, strict=True))
-        done, seconds = int(found.about["steps"]), float(found.about.get("seconds", 0.0))
+                work = tuple(np.append(v, np.full(n_new, of, v.dtype)) for v, of in zip(work, nothing, strict=True))
+        steps_done, seconds = int(saved.about["steps"]), float(saved.about.get("seconds", 0.0))
         if inside is not None:
-            return _Saved(done, state, Inside(*inside), None, seconds)
+            return _Saved(steps_done, state, Inside(*inside), None, seconds)
         if work is None:
-            return _Saved(done, state, seconds=seconds)
+            return _Saved(steps_done, state, seconds=seconds)
         received, loss, sent, scoring = work
-        return _Saved(done, state, None, Trained(done - 1, state, received, loss, sent, scoring, events), seconds)
+        return _Saved(
+            steps_done, state, None, Trained(steps_done - 1, state, received, loss, sent, scoring, events), seconds
+        )
     return _Saved()
 
 
 def run(grid: Grid, settings: Settings, roster: Roster, folder: Path) -> None:
     """The server of a deployment, from beginning or checkpoint to the end."""
     net = settings.net(folder.parent)  # where federation.toml is
-    some = Conditions(participation=settings.participation)
-    engine = Flower(grid, roster, net, settings.local, settings.seed, settings.rules, some, settings.time_steps)
+    conditions = Conditions(participation=settings.participation)
+    engine = Flower(grid, roster, net, settings.local, settings.seed, settings.waiting, conditions, settings.time_steps)
     algorithm = algorithms.algorithm(settings.algorithm, **settings.settings)
     about = {
         "experiment": settings.experiment,

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from feddrift import algorithms
-from feddrift.engines.flower.exchange import Rules
+from feddrift.engines.flower.exchange import WaitingRules
 from feddrift.engines.flower.federation import Roster
 from feddrift.engines.flower.store import checked_name
 from feddrift.errors import ConfigError, problem
@@ -66,7 +66,7 @@ class Settings(BaseModel):
 
     @classmethod
     def read(cls, path: Path) -> Settings:
-        """From a TOML file, or one sentence that says what is wrong with it."""
+        """The settings in a TOML file, or an error that says in one sentence what is wrong with it."""
         try:
             return cls.checked(tomllib.loads(path.read_text(encoding="utf-8")), str(path))
         except (OSError, ValueError, RecursionError) as error:  # not there, not TOML, or beyond what Python reads
@@ -74,19 +74,19 @@ class Settings(BaseModel):
 
     @classmethod
     def checked(cls, values: dict[str, Any], where: str) -> Settings:
-        """From a dictionary."""
+        """The settings in a dictionary, or an error that begins with `where`."""
         try:
-            made = cls(**values)
+            settings = cls(**values)
         except ValidationError as error:
             raise ConfigError(f"{where}, {problem(error)}") from None
-        checked_name(made.experiment, "an experiment")
-        found = algorithms.algorithm(made.algorithm, **made.settings)
-        if getattr(found, "needs_truth", False):
-            raise ConfigError(f"{where}: {made.algorithm} needs the true concepts, which nobody knows here")
-        if made.quorum > len(made.clients):
-            raise ConfigError(f"{where}: quorum must be in 1..{len(made.clients)}, got {made.quorum}")
-        _ = made.rules, made.local  # what they refuse shows now
-        return made
+        checked_name(settings.experiment, "an experiment")
+        algorithm = algorithms.algorithm(settings.algorithm, **settings.settings)
+        if getattr(algorithm, "needs_truth", False):
+            raise ConfigError(f"{where}: {settings.algorithm} needs the true concepts, which nobody knows here")
+        if settings.quorum > len(settings.clients):
+            raise ConfigError(f"{where}: quorum must be in 1..{len(settings.clients)}, got {settings.quorum}")
+        _ = settings.waiting, settings.local  # what they refuse shows now
+        return settings
 
     @property
     def local(self) -> Local:
@@ -94,10 +94,10 @@ class Settings(BaseModel):
         return Local(self.rounds, self.steps, self.batch, self.lr, average=self.average)
 
     @property
-    def rules(self) -> Rules:
+    def waiting(self) -> WaitingRules:
         """How long the server waits, and for whom."""
         names = ("quorum", "patience", "hello", "evaluate", "train", "start", "grace", "look")
-        return Rules(**{name: getattr(self, name) for name in names})
+        return WaitingRules(**{name: getattr(self, name) for name in names})
 
     def net(self, folder: Path) -> Net:
         """The net all clients train; by default a perceptron with one hidden layer."""
@@ -107,14 +107,14 @@ class Settings(BaseModel):
         """Who takes part: the folder has a public key KEYS/<client>.pub for each."""
         from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 
-        found: dict[bytes, str] = {}
+        name_of_key: dict[bytes, str] = {}
         for name in self.clients:
             path = keys / f"{name}.pub"
             try:
                 key = load_ssh_public_key(path.read_bytes())
             except (OSError, ValueError) as error:
                 raise ConfigError(f"cannot read the key of client {name}, {path}: {error}") from None
-            found[key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)] = name
-        if len(found) < len(self.clients):
+            name_of_key[key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)] = name
+        if len(name_of_key) < len(self.clients):
             raise ConfigError(f"{keys}: every client needs a key of its own")
-        return Roster(self.experiment, self.clients, found, self.features, len(self.classes))
+        return Roster(self.experiment, self.clients, name_of_key, self.features, len(self.classes))

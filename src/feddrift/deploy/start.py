@@ -50,11 +50,11 @@ def program(name: str) -> str:
 
 
 def part(folder: Path, name: str) -> Path:
-    """The folder's own part for the server, whether it is given itself or the one around it."""
-    found = folder.resolve() if (folder / "federation.toml").exists() else (folder / name).resolve()
-    if not (found / "federation.toml").exists():
+    """The folder that has federation.toml: this one, or the part of this name in it."""
+    path = folder.resolve() if (folder / "federation.toml").exists() else (folder / name).resolve()
+    if not (path / "federation.toml").exists():
         raise ConfigError(f"{folder} has no federation.toml, `feddrift deploy init` makes one")
-    return found
+    return path
 
 
 def ports(server: Path) -> tuple[int, int]:
@@ -93,9 +93,9 @@ def supernode(folder: Path, address: str | None = None) -> list[str]:
 
 def free_port() -> int:
     """A port of this machine's loopback that nobody uses."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def serve(folder: Path, proxy: bool = True) -> None:
@@ -122,9 +122,9 @@ def serve(folder: Path, proxy: bool = True) -> None:
 def register(server: Path) -> None:
     """Make the clients' keys, and no others, known to the SuperLink."""
     for path in sorted((server / "keys").glob("*.pub")):
-        told = flwr(server, "supernode", "register", str(path), "--name", path.stem)
-        if not told.get("success") and "already in use" not in str(told):
-            raise DataError(f"the SuperLink does not take the key of client {path.stem}: {told}")
+        answer = flwr(server, "supernode", "register", str(path), "--name", path.stem)
+        if not answer.get("success") and "already in use" not in str(answer):
+            raise DataError(f"the SuperLink does not take the key of client {path.stem}: {answer}")
 
 
 def client(folder: Path, address: str | None = None) -> None:
@@ -151,10 +151,10 @@ def run(folder: Path) -> Iterator[tuple[Record, int, bool]]:
         name = str(active[0]["run-id"])
     else:
         config = f"folder={json.dumps(str(server))}"
-        told = flwr(server, "run", str(server / "app"), "local", "--run-config", config, link=False)
-        if "run-id" not in told:
-            raise DataError(f"Flower did not start the run: {told}")
-        name = str(told["run-id"])
+        answer = flwr(server, "run", str(server / "app"), "local", "--run-config", config, link=False)
+        if "run-id" not in answer:
+            raise DataError(f"Flower did not start the run: {answer}")
+        name = str(answer["run-id"])
     status = ""
     while not status.startswith("finished"):
         for _ in range(LOOKS):  # Flower's command takes seconds of a core, a look at the file does not
@@ -170,11 +170,11 @@ def run(folder: Path) -> Iterator[tuple[Record, int, bool]]:
 def flwr(server: Path, *words: str, link: bool = True) -> dict[str, Any]:
     """What a command of Flower's says, about the SuperLink of this server."""
     command = [program("flwr"), *words, *(["local"] if link else []), "--format", "json"]
-    done = subprocess.run(command, env=environment(server), capture_output=True, text=True, timeout=120)
+    result = subprocess.run(command, env=environment(server), capture_output=True, text=True, timeout=120)
     try:
-        return dict(json.loads(done.stdout[done.stdout.index("{") :]))
+        return dict(json.loads(result.stdout[result.stdout.index("{") :]))
     except ValueError:
-        raise DataError(f"{' '.join(words[:2])} failed: {(done.stderr or done.stdout).strip()[-400:]}") from None
+        raise DataError(f"{' '.join(words[:2])} failed: {(result.stderr or result.stdout).strip()[-400:]}") from None
 
 
 def _last_line(path: Path) -> str:
@@ -183,9 +183,9 @@ def _last_line(path: Path) -> str:
 
 
 def _listens(port: int) -> bool:
-    with socket.socket() as found:
-        found.settimeout(1)
-        return found.connect_ex(("127.0.0.1", port)) == 0
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _until(true: Callable[[], bool], what: str, children: Sequence[subprocess.Popen[bytes]]) -> None:

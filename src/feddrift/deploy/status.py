@@ -26,14 +26,14 @@ class Status:
 
     @property
     def word(self) -> Literal["finished", "running", "stopped"]:
-        """How it goes."""
+        """Whether the federation is finished, runs, or was stopped."""
         if self.record.status == "complete":
             return "finished"
         return "running" if self.running else "stopped"
 
     @property
     def sentence(self) -> str:
-        """The same for people."""
+        """The word, and what to do about a federation that was stopped."""
         return self.word + (", `feddrift deploy run` goes on" if self.word == "stopped" else "")
 
     def client(self, t: int, c: int) -> dict[str, Any]:
@@ -50,7 +50,7 @@ class Status:
         }
 
     def clients(self) -> dict[str, dict[str, Any]]:
-        """By name, whether the last question was answered, and if not, why."""
+        """Of each client, by name, whether it answered the last question, and if not, why."""
         last = last_words(self.record)
         names = self.record.header["clients"]
         return {
@@ -59,7 +59,7 @@ class Status:
         }
 
     def plain(self) -> dict[str, Any]:
-        """All of it as JSON values."""
+        """The whole status as JSON values."""
         header, rows = self.record.header, self.record.rows
         events: dict[int, list[dict[str, Any]]] = {}
         for event in self.record.events:
@@ -104,12 +104,12 @@ class Watch:
 
     def _changed(self) -> bool:
         for file in (part_of(self._path), self._path):
-            with suppress(FileNotFoundError), open(file, "rb") as found:
-                size = found.seek(0, os.SEEK_END)
-                found.seek(min(self._size, size))
-                more = found.read()
+            with suppress(FileNotFoundError), open(file, "rb") as opened:
+                size = opened.seek(0, os.SEEK_END)
+                opened.seek(min(self._size, size))
+                added = opened.read()
                 grown, self._size = size >= self._size, size
-                return not grown or any(kind in more for kind in (b'"row"', b'"columns"', b'"test"'))
+                return not grown or any(kind in added for kind in (b'"row"', b'"columns"', b'"test"'))
         return False
 
 

@@ -20,9 +20,9 @@ def engine(name: str) -> Callable[..., Engine]:
     """The engine of this name, of an installed package, or at ``package.module:Name``."""
     if name in ENGINES:
         return ENGINES[name][0]
-    found = plugins.find("engine", name)
-    if found is None:
+    candidate = plugins.find("engine", name)
+    if candidate is None:
         raise unknown("engine", name, [*ENGINES, *plugins.installed("engine"), "package.module:Name"])
-    if not (isinstance(found, type) and issubclass(found, Engine)):
-        raise ConfigError(f"'{name}' must be an Engine, got {found!r}")
-    return found
+    if not (isinstance(candidate, type) and issubclass(candidate, Engine)):
+        raise ConfigError(f"'{name}' must be an Engine, got {candidate!r}")
+    return candidate

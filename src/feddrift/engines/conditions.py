@@ -78,12 +78,12 @@ class Conditions:
         """[c], who takes part in a round: at least one of those in reach."""
         clients = np.flatnonzero(reachable)
         n = max(1, math.ceil(self.participation * len(clients) - 1e-9))
-        found = np.zeros_like(reachable)
-        found[clients[rng.permutation(key, len(clients))[:n]]] = True
-        return found
+        chosen = np.zeros_like(reachable)
+        chosen[clients[rng.permutation(key, len(clients))[:n]]] = True
+        return chosen
 
     def received(self, models: Models, updates: Updates, key: Callable[[int], rng.Words]) -> Updates:
-        """What reaches the server of these updates."""
+        """The updates as the server receives them: those of clients that send garbage are noise."""
         liars = [c for c in self.garbage if c in updates.client]
         if not liars:
             return updates

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, final, get_args
 
@@ -16,7 +16,7 @@ from feddrift.engines.entries import Entries
 from feddrift.engines.traffic import Traffic
 from feddrift.engines.worker import SCORE_ROWS, Work, Worker, lanes_left_out
 from feddrift.errors import ConfigError
-from feddrift.models import fresh, with_trunk_of
+from feddrift.models import fresh, take, with_trunk_of
 from feddrift.trees import map_trunk_and_head
 from feddrift.types import (
     Bools,
@@ -82,8 +82,8 @@ class TimeStep:
 
     def losses(self, ids: Ints) -> Floats:
         """[c], how the model with this id scored on the client's new data before any training; NaN if not asked."""
-        known = [self._losses.get(int(i)) for i in ids]
-        return np.array([np.nan if loss is None else loss[c] for c, loss in enumerate(known)])
+        by_client = [self._losses.get(int(i)) for i in ids]
+        return np.array([np.nan if loss is None else loss[c] for c, loss in enumerate(by_client)])
 
     def key(self, purpose: str, *names: int | Ints) -> rng.Words:
         return rng.derive(self._seed, purpose, self.tau, *names)
@@ -93,11 +93,11 @@ class TimeStep:
 
     def evaluate(self, models: Models, metric: Metric = "error") -> Floats:
         _check(metric)
-        loss, clients = np.full((self.n_clients, len(models)), np.nan), self._new_data()
-        self._traffic.score(clients, models)
-        cells = np.stack([np.full_like(clients, self.tau), clients], axis=1)
-        for which, sums, sizes in self.worker.score(models, cells, metric):
-            loss[clients[which]] = (sums / sizes).T
+        loss = np.full((self.n_clients, len(models)), np.nan)
+        for scored, positions, clients in self._scorers(models):
+            cells = np.stack([np.full_like(clients, self.tau), clients], axis=1)
+            for which, sums, sizes in self.worker.score(scored, cells, metric):
+                loss[np.ix_(clients[which], positions)] = (sums / sizes).T
         loss = np.where(np.isfinite(loss), loss, np.nan)
         if self.round == 0:
             self._losses = dict(zip(models.ids, loss.T.copy(), strict=True)) | self._losses
@@ -105,13 +105,13 @@ class TimeStep:
 
     def confusion(self, models: Models) -> Ints:
         counts = np.zeros((self.n_clients, len(models), self.n_classes, self.n_classes), dtype=np.int64)
-        clients = self._new_data()
-        self._traffic.score(clients, models)
-        counts[clients] = self.worker.confusion(models, clients)
+        for scored, positions, clients in self._scorers(models):
+            counts[np.ix_(clients, positions)] = self.worker.confusion(scored, clients)
         return counts
 
     def cross_evaluate(self, models: Models, w: Weights, metric: Metric = "error") -> Floats:
         _check(metric)
+        _check_shared(models, "cross_evaluate")
         entries = Entries.of(w, (self.tau + 1, self.n_clients, len(models)))
         entries = entries.select((self.counts[entries.t, entries.c] > 0) & self.reachable[entries.c])
         cells, of_entry = np.unique(entries.t * self.n_clients + entries.c, return_inverse=True)
@@ -122,19 +122,20 @@ class TimeStep:
         asked = np.stack(np.divmod(cells, self.n_clients), axis=1)
         for which, sums, sizes in self.worker.score(models, asked, metric, SCORE_ROWS):
             answered[which] = True
-            here = by_cell[slice(*np.searchsorted(of_entry[by_cell], [which[0], which[-1] + 1]))]
+            block = by_cell[slice(*np.searchsorted(of_entry[by_cell], [which[0], which[-1] + 1]))]
             if len(which) <= which[-1] - which[0]:  # some cells between are missing
-                here = here[np.isin(of_entry[here], which)]
-            here = here[np.argsort(entries.m[here], kind="stable")]  # by model, then cell: the order of all engines
-            theirs, begins = np.unique(entries.m[here], return_index=True)
-            mean = (sums / sizes)[:, np.searchsorted(which, of_entry[here])]
-            L[:, theirs] += np.add.reduceat(mean * behind[here], begins, axis=1)
+                block = block[np.isin(of_entry[block], which)]
+            block = block[np.argsort(entries.m[block], kind="stable")]  # by model, then cell: the order of all engines
+            columns, begins = np.unique(entries.m[block], return_index=True)
+            mean = (sums / sizes)[:, np.searchsorted(which, of_entry[block])]
+            L[:, columns] += np.add.reduceat(mean * behind[block], begins, axis=1)
         heard = answered[of_entry]
         with np.errstate(invalid="ignore"):  # a model without data: 0 / 0
             return np.asarray(L / np.bincount(entries.m[heard], behind[heard], len(models)))
 
     def local_updates(self, models: Models, w: Weights | Entries, local: Local | None = None) -> Updates:
-        used, local = self._in_use(models, w), local or self.local
+        _check_shared(models, "local_updates")
+        used, local = self._entries_in_use(models, w), local or self.local
         work = Work.of(models, self._drawn(used), self.counts)
         if len(work.client):
             self._traffic.train(models, work, 1, local)
@@ -149,11 +150,13 @@ class TimeStep:
     def train(self, models: Models, w: Weights, rounds: int | None = None, local: Local | None = None) -> Models:
         local = local or self.local
         rounds = local.rounds if rounds is None else rounds
-        entries = self._in_use(models, w)
+        entries = self._entries_in_use(models, w)
         if not len(entries.t) or not rounds:
             return models
         trained = models
-        if local.average != "mean" or self._conditions.garbage:  # the server looks at every update
+        if self._all_private(models, entries):  # nobody else takes part, looks or lies
+            trained = self._rounds(trained, entries, rounds, local)
+        elif local.average != "mean" or self._conditions.garbage:  # the server looks at every update
             for _ in range(rounds):
                 trained = averaged(trained, self.local_updates(trained, entries, local), local.average)
         elif self._conditions.participation < 1:
@@ -164,6 +167,7 @@ class TimeStep:
         return with_trunk_of(models, trained) if local.trains == "head" else trained
 
     def tournament(self, models: Models, w: Weights, parent: Ints, starts: Sequence[Start]) -> Tournament:
+        _check_shared(models, "tournament")
         older = Entries.of(w, (self.tau, self.n_clients, len(models)))
         if parent.shape != (self.n_clients,):
             raise ValueError(f"a tournament needs a parent for each of {self.n_clients} clients, got {parent.shape}")
@@ -181,7 +185,7 @@ class TimeStep:
         return own | self._traffic.save()
 
     def restore(self, progress: dict[str, Any]) -> None:
-        """Go on where a time step stood."""
+        """Go on where the time step was when `progress` gave this."""
         self.round, self._losses = progress["round"], dict(progress["losses"])
         self._traffic.load(progress)
         self.worker.load(progress if "reachable" in progress else progress["moments"])  # of 0.1: all in one
@@ -213,14 +217,41 @@ class TimeStep:
         return entries.select(drawn[entries.c])
 
     def _new_data(self) -> Ints:
-        """The clients that can be scored."""
+        """The clients in reach that have new data, the only ones that can be scored."""
         return np.flatnonzero(self.reachable & (self.counts[self.tau] > 0))
 
-    def _in_use(self, models: Models, w: Weights | Entries) -> Entries:
+    def _scorers(self, models: Models) -> Iterator[tuple[Models, Ints, Ints]]:
+        """Models, their positions, and who scores them: shared ones all with new data, private ones their owner."""
+        clients, owner = self._new_data(), np.array(models.owner, dtype=np.int64)
+        for c in np.unique(owner):
+            at = np.flatnonzero(owner == c)
+            part = models if len(at) == len(models) else take(models, at, [models.ids[m] for m in at])
+            if c < 0:
+                self._traffic.score(clients, part)
+                yield part, at, clients
+            elif c in clients:
+                yield part, at, np.array([c])
+
+    def _all_private(self, models: Models, entries: Entries) -> bool:
+        """Whether these are data for private models, each its owner's own; both kinds at once are refused."""
+        owner = np.array(models.owner, dtype=np.int64)[entries.m]
+        private = owner >= 0
+        if (private & (owner != entries.c)).any():
+            raise ConfigError("a private model trains on its owner's data only")
+        if private.any() and not private.all():
+            raise ConfigError("private and shared models are trained apart: two calls of train")
+        return bool(private.all())
+
+    def _entries_in_use(self, models: Models, w: Weights | Entries) -> Entries:
         """The data in reach for models whose family is in use at tau."""
         w, on = Entries.of(w, (self.tau + 1, self.n_clients, len(models))), models.trunk_index
         w = w.select(self.reachable[w.c])
         return w.select(np.isin(on[w.m], on[w.m[w.t == self.tau]]) & (self.counts[w.t, w.c] > 0))
+
+
+def _check_shared(models: Models, verb: str) -> None:
+    if models.private.any():
+        raise ConfigError(f"{verb} is about models that clients share: leave out private ones")
 
 
 def _check(metric: str) -> None:

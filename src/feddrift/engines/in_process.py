@@ -27,7 +27,7 @@ SCORE_ROOM = 1 << 22  # pairs of a row and a model that are scored at a time
 
 
 class InProcess(Engine):
-    """Holds the clients' data."""
+    """An engine whose clients are in this process: it holds their data."""
 
     def __init__(self, stream: Stream, net: Net, local: Local, seed: int, conditions: Conditions = IDEAL) -> None:
         self.stream, self.net, self.local, self.seed, self.conditions = stream, net, local, seed, conditions
@@ -39,17 +39,17 @@ class InProcess(Engine):
 
     def per_row(self, models: Models, rows: Ints, value: Metric | Literal["class"]) -> Floats:
         """[m, row]: error is 0 or 1, loss the cross-entropy, brier (1 - p)^2, class the predicted one."""
-        found, done = [], 0
+        blocks, rows_done = [], 0
         for logits in self.logits(models, rows):
-            y = self.stream.y[rows[done : done + logits.shape[1]]]
-            done += len(y)
+            y = self.stream.y[rows[rows_done : rows_done + logits.shape[1]]]
+            rows_done += len(y)
             if value in ("error", "class"):
                 predicted = logits.argmax(axis=2)
-                found.append(predicted != y if value == "error" else predicted)
+                blocks.append(predicted != y if value == "error" else predicted)
                 continue
             true = np.take_along_axis(log_probabilities(logits), y[None, :, None], axis=2)[..., 0]
-            found.append(-true if value == "loss" else (1 - np.exp(true)) ** 2)
-        return np.concatenate([np.zeros((len(models), 0)), *found], axis=1)
+            blocks.append(-true if value == "loss" else (1 - np.exp(true)) ** 2)
+        return np.concatenate([np.zeros((len(models), 0)), *blocks], axis=1)
 
     def sums(self, models: Models, rows: Ints, sizes: Ints, metric: Metric) -> Floats:
         """[m, cell]: mistakes, or losses added up, over each cell's rows, which lie one cell after the other."""
@@ -57,11 +57,11 @@ class InProcess(Engine):
 
     def wrong(self, models: Models, rows: Ints, sizes: Ints, which: Ints) -> Bools:
         """[row]: whether the model at position which[cell] is mistaken."""
-        found, of_row = np.zeros(len(rows), dtype=bool), np.repeat(which, sizes)
+        mistaken, of_row = np.zeros(len(rows), dtype=bool), np.repeat(which, sizes)
         for m in np.unique(which):
             at = np.flatnonzero(of_row == m)
-            found[at] = self.per_row(take(models, [m], [models.ids[m]]), rows[at], "error")[0] > 0
-        return found
+            mistaken[at] = self.per_row(take(models, [m], [models.ids[m]]), rows[at], "error")[0] > 0
+        return mistaken
 
     def shuffle(self, keys: rng.Words, starts: Ints, counts: Ints, order: npt.NDArray[np.int32]) -> None:
         """order[starts[k]:][:counts[k]] becomes those rows in the permutation of key k."""
@@ -77,12 +77,12 @@ class InProcess(Engine):
         if ((state.votes > 0).sum(axis=1) == 1).all():  # one model decides
             which = np.searchsorted(used, state.votes.argmax(axis=1))
             return sizes - np.bincount(owner, self.wrong(voters, rows, sizes, which), len(sizes)).astype(int), sizes
-        right, done = np.zeros_like(sizes), 0
+        right, rows_done = np.zeros_like(sizes), 0
         for logits in self.logits(voters, rows):
-            here = slice(done, done + logits.shape[1])
-            done = here.stop
-            cast = totals(logits, state.votes[owner[here]][:, used], state.ballot)
-            np.add.at(right, owner[here], cast.argmax(axis=1) == self.stream.y[rows[here]])
+            block = slice(rows_done, rows_done + logits.shape[1])
+            rows_done = block.stop
+            cast = totals(logits, state.votes[owner[block]][:, used], state.ballot)
+            np.add.at(right, owner[block], cast.argmax(axis=1) == self.stream.y[rows[block]])
         return right, sizes
 
     def scores(self, state: State, t: int) -> Mapping[str, Floats]:
@@ -152,13 +152,13 @@ class InProcessWorker(Worker):
         return in_turn(self, models, work, first, last, local)
 
     def trial(self, models: Models, older: Entries, parent: Ints, starts: Sequence[Start], local: Local) -> Tournament:
-        return trials.held(self, models, older, parent, starts, local)
+        return trials.hold_trials(self, models, older, parent, starts, local)
 
     def apart(self) -> InProcessWorker:
         """Another worker at the same time: what happens there is no part of the run."""
-        made = self.engine.worker(self.tau)
-        assert isinstance(made, InProcessWorker)
-        return made
+        worker = self.engine.worker(self.tau)
+        assert isinstance(worker, InProcessWorker)
+        return worker
 
     def fresh(self) -> Models:
         """The start that all models of a run have in common."""

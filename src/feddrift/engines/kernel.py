@@ -47,23 +47,23 @@ def rounds(
     net: Net, local: Local, params: Params, mask: Any, of_trunk: Any, of_head: Any, lanes: Any, x: Any, y: Any,
     order: Any, first: int, last: int,
 ) -> tuple[Params, Params, Any, Any, Any]:  # fmt: skip
-    """As `program.rounds`."""
+    """The same as `program.rounds`, in native code."""
     shape, leaves, loops = trunk_of(net, params), LEAVES[net.apply], LOOPS[net.apply]
     n_lanes, n_pairs, n_heads = int(lanes.n_lanes), int(lanes.n_pairs), lanes.model.shape[1]
     models = {name: np.array(params[name]) for name in leaves}
     heads = lanes.model.reshape(-1)
     at = {name: lanes.trunk if shape[name] else heads for name in leaves}
     work = {name: models[name][at[name]] for name in leaves}
-    held, done = {}, {}
+    moments_of, steps_of = {}, {}
     for shelf, names in zip((of_trunk, of_head), split({name: name for name in leaves}, shape), strict=True):
-        moments, taken = shelf
+        moments, steps = shelf
         stacks = [[np.array(leaf) for leaf in moments[key]] for key in ("mean", "square", "largest")]
-        taken = np.array(taken)
+        steps = np.array(steps)
         for k, name in enumerate(names):
-            held[name], done[name] = tuple(stack[k] for stack in stacks), taken
-    steps_of: tuple[Any, ...] = (done["W1"],)
-    if net.apply is perceptron:
-        steps_of = done["W1"] if shape["W1"] else done["W2"].copy(), done["W2"], at["W1"]  # both layers count theirs
+            moments_of[name], steps_of[name] = tuple(stack[k] for stack in stacks), steps
+    counters: tuple[Any, ...] = (steps_of["W1"],)
+    if net.apply is perceptron:  # both layers count their steps
+        counters = steps_of["W1"] if shape["W1"] else steps_of["W2"].copy(), steps_of["W2"], at["W1"]
     drawn = (lanes.key[0], lanes.key[1], lanes.cumulative, lanes.counts, lanes.starts, order)
     sees = np.ones((1, 0), dtype=np.float32) if mask is None else mask.reshape(len(mask), -1)
     how = (
@@ -72,9 +72,9 @@ def rounds(
     )  # fmt: skip
     flat = x.reshape(len(x), -1)
     sound, refused = np.ones(n_lanes, dtype=bool), np.zeros(n_lanes, dtype=np.int32)
-    given = (
+    arguments = (
         n_heads, *(models[k] for k in leaves), *(work[k] for k in leaves), *(_rows(work[k]) for k in leaves),
-        *(tuple(map(_rows, held[k])) for k in leaves), *steps_of, heads, drawn, flat, y, sees, how, sound,
+        *(tuple(map(_rows, moments_of[k])) for k in leaves), *counters, heads, drawn, flat, y, sees, how, sound,
     )  # fmt: skip
     every = np.arange(n_lanes, dtype=np.int32)
     parts = {True: (lanes.trunk_share, every), False: (lanes.head_share, lanes.pair[:n_pairs])}
@@ -82,19 +82,19 @@ def rounds(
     average = [parts[shape[k]] for k in leaves]
     with _Cores(n_lanes) as team:
         for round in range(int(first), int(last)):
-            team.run(loops.train, np.uint32(round), *given)
-            taken = average
+            team.run(loops.train, np.uint32(round), *arguments)
+            used = average
             if not sound.all():
                 refused += ~sound
                 lane_of = {True: every, False: lanes.pair[:n_pairs] // n_heads}
                 left = {trunk: renormalised(*parts[trunk], at[k], sound[lane_of[trunk]]) for k, trunk in shape.items()}
-                taken = [left[shape[k]] for k in leaves]
-            for place, some in zip(places, taken, strict=True):
-                kernel_loops.average(*place, *some)
+                used = [left[shape[k]] for k in leaves]
+            for place, shares in zip(places, used, strict=True):
+                kernel_loops.average(*place, *shares)
     kept = []
     for shelf, names in zip((of_trunk, of_head), split({name: name for name in leaves}, shape), strict=True):
-        moments = {key: [held[name][i] for name in names] for i, key in enumerate(("mean", "square", "largest"))}
-        kept.append((moments, done[names[0]] if names else shelf[1]))
+        moments = {key: [moments_of[name][i] for name in names] for i, key in enumerate(("mean", "square", "largest"))}
+        kept.append((moments, steps_of[names[0]] if names else shelf[1]))
     return models, work, kept[0], kept[1], refused
 
 
@@ -158,12 +158,12 @@ class _Cores:
         self.pool = ThreadPoolExecutor(max(1, len(self.pieces) - 1))
         return self
 
-    def run(self, some: Callable[..., None], *more: Any) -> None:
-        """some(lo, hi, ...) for every share of the work; this thread takes the first."""
-        others = [self.pool.submit(some, *piece, *more) for piece in self.pieces[1:]]
-        some(*self.pieces[0], *more)
-        for other in others:
-            other.result()
+    def run(self, work: Callable[..., None], *args: Any) -> None:
+        """Call work(lo, hi, *args) for every share of the pieces; this thread takes the first."""
+        futures = [self.pool.submit(work, *piece, *args) for piece in self.pieces[1:]]
+        work(*self.pieces[0], *args)
+        for future in futures:
+            future.result()
 
     def __exit__(self, *_: object) -> None:
         self.pool.shutdown()

@@ -54,7 +54,7 @@ class Devices:
 
     @classmethod
     def here(cls) -> Devices:
-        """All that there are."""
+        """All devices that JAX finds on this host."""
         if only_one_cpu():
             return cls((None,))
         import jax
@@ -71,7 +71,7 @@ class Devices:
         return Mesh(np.array(self.devices), ("lane",))
 
     def put(self, tree: Any, deal: bool = False) -> Any:
-        """Arrays on the devices."""
+        """The tree with its arrays on the devices: whole on each, or dealt out along the first axis."""
         import jax
         from jax.sharding import NamedSharding, PartitionSpec
 
@@ -86,8 +86,8 @@ class Devices:
 
     def room(self, params: Params) -> int:
         """How many lanes of such models fit at a time, a power of two times the number of devices."""
-        told = {} if self.devices[0] is None else self.devices[0].memory_stats() or {}
-        memory = told.get("bytes_limit") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / len(self.devices)
+        info = {} if self.devices[0] is None else self.devices[0].memory_stats() or {}
+        memory = info.get("bytes_limit") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / len(self.devices)
         lane = COPIES * sum(leaf[0].nbytes for leaf in leaves(params))
         return len(self.devices) << max(0, int(SHARE * memory / lane).bit_length() - 1)
 
@@ -116,8 +116,8 @@ def only_one_cpu() -> bool:
         return False
     if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return False
-    wanted = os.environ.get("JAX_PLATFORMS") or os.environ.get("JAX_PLATFORM_NAME")
-    if wanted:
-        return wanted == "cpu"
+    platform = os.environ.get("JAX_PLATFORMS") or os.environ.get("JAX_PLATFORM_NAME")
+    if platform:
+        return platform == "cpu"
     plugins = importlib.metadata.entry_points(group="jax_plugins")
     return not plugins and all(importlib.util.find_spec(name) is None for name in ("jax_plugins", "libtpu"))

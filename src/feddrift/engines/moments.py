@@ -26,7 +26,7 @@ class MomentStore:
 
     def __init__(self, devices: Devices) -> None:
         self.devices = devices
-        self.held: dict[Name, int] = {}
+        self.place: dict[Name, int] = {}  # the row of each part in the stack
         self.stack: Optimiser | None = None
 
     def recall(self, names: list[Name | None], like: list[Any]) -> Optimiser:
@@ -34,31 +34,31 @@ class MomentStore:
         if self.stack is None:
             zeros = [np.zeros((len(names), *leaf.shape[1:]), dtype=leaf.dtype) for leaf in like]
             return optim.start(zeros), np.zeros(len(names), dtype=np.float32)
-        if self.held == {name: k for k, name in enumerate(names) if name} and len(self.stack[1]) == len(names):
+        if self.place == {name: k for k, name in enumerate(names) if name} and len(self.stack[1]) == len(names):
             return self.stack
-        known = np.array([self.held.get(name, -1) if name else -1 for name in names])
-        return _rows(self.stack, known)
+        places = np.array([self.place.get(name, -1) if name else -1 for name in names])
+        return _rows(self.stack, places)
 
     def keep(self, names: list[Name | None], stack: Optimiser, room: int) -> None:
         """Store the moments of the parts just trained; those of idle parts are kept behind them, on the device only if
         they are large and there is room."""
-        held = {name: k for k, name in enumerate(names) if name}
-        rest = [name for name in self.held if name not in held]
-        if self.stack is not None and rest:  # parts that rest in this call keep theirs
-            at = np.full(self.devices.evenly(power_of_two(len(rest))), -1)  # padded: few shapes, few compilations
-            at[: len(rest)] = [self.held[name] for name in rest]
+        place = {name: k for k, name in enumerate(names) if name}
+        idle = [name for name in self.place if name not in place]
+        if self.stack is not None and idle:  # parts that rest in this call keep theirs
+            at = np.full(self.devices.evenly(power_of_two(len(idle))), -1)  # padded: few shapes, few compilations
+            at[: len(idle)] = [self.place[name] for name in idle]
             if _bytes(stack) < LARGE or len(names) + len(at) > room:
                 stack, self.stack = tree_map(np.asarray, (stack, self.stack))
             stack = _joined(stack, _rows(self.stack, at))
-            held |= {name: len(names) + k for k, name in enumerate(rest)}
-        self.held, self.stack = held, stack
+            place |= {name: len(names) + k for k, name in enumerate(idle)}
+        self.place, self.stack = place, stack
 
     def saved(self) -> tuple[list[tuple[Name, int]], Optimiser | None]:
-        return list(self.held.items()), self.stack
+        return list(self.place.items()), self.stack
 
     def restore(self, saved: tuple[list[tuple[Name, int]], Optimiser | None]) -> None:
         """The way back from `saved`."""
-        self.held, self.stack = dict(saved[0]), saved[1]
+        self.place, self.stack = dict(saved[0]), saved[1]
 
 
 def _bytes(stack: Optimiser) -> int:
@@ -73,9 +73,9 @@ def _rows(stack: Optimiser, at: Ints) -> Optimiser:
         return program.rows_of(stack, at.astype(np.int32))  # type: ignore[no-any-return]
 
     def rows(leaf: Any) -> Any:
-        taken = np.asarray(leaf)[np.maximum(at, 0)]
-        taken[at < 0] = 0
-        return taken
+        picked = np.asarray(leaf)[np.maximum(at, 0)]
+        picked[at < 0] = 0
+        return picked
 
     return tree_map(rows, stack)  # type: ignore[no-any-return]
 

@@ -17,7 +17,7 @@ from feddrift.engines.in_process import InProcess, InProcessWorker
 from feddrift.engines.simulator import Simulator
 from feddrift.engines.worker import Work
 from feddrift.errors import ConfigError
-from feddrift.models import one
+from feddrift.models import params_of
 from feddrift.nets import check_fits
 from feddrift.nets.own import Arrays, OwnNet
 from feddrift.types import Ints, Local, Models, Net, Updates
@@ -44,8 +44,8 @@ class Own(InProcess):
     def logits(self, models: Models, rows: Ints) -> Iterator[npt.NDArray[np.float32]]:
         if len(rows):
             x, n = self.stream.x[rows], len(models)
-            found = [np.asarray(self.model.logits(one(models, m), _seen(models, m, x))) for m in range(n)]
-            yield np.stack(found).astype(np.float32)
+            scores = [np.asarray(self.model.logits(params_of(models, m), _seen(models, m, x))) for m in range(n)]
+            yield np.stack(scores).astype(np.float32)
 
 
 class OwnWorker(InProcessWorker):
@@ -68,7 +68,7 @@ class OwnWorker(InProcessWorker):
         return work.updates([np.stack(arrays) for arrays in zip(*trained, strict=True)])
 
     def _fit(self, c: int, m: int, models: Models, batches: Iterator[tuple[Any, Any]], lr: float) -> Arrays:
-        before = [np.array(array) for array in one(models, m)]
+        before = [np.array(array) for array in params_of(models, m)]
         where = f"the model's fit at client {self.known.clients[c]}, time {self.tau}"
         try:
             after = [np.asarray(array) for array in self.engine.model.fit(before, batches, lr)]
@@ -83,9 +83,9 @@ class OwnWorker(InProcessWorker):
     ) -> Iterator[tuple[Any, Any]]:
         """K minibatches of the data that w gives to this model."""
         counts = sampling.trained_rows(self.known.counts[:, c], local.hold_out)
-        given, here = np.zeros(len(counts)), (w.c == c) & (w.m == m)
-        given[w.t[here]] = w.value[here]
-        cumulative = sampling.chances(given, counts)
+        weights, mine = np.zeros(len(counts)), (w.c == c) & (w.m == m)
+        weights[w.t[mine]] = w.value[mine]
+        cumulative = sampling.chances(weights, counts)
         key = rng.derive(self.engine.seed, "batch", self.tau, c, models.family[m])
         for step in range(local.steps):
             words = sampling.step_words(key, np.uint32(round), np.uint32(step))

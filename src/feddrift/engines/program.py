@@ -38,11 +38,11 @@ def rounds(
         return _in_chunks(devices, room, net, local, params, mask, of_trunk, of_head, lanes, x, y, order, first, last)
     program = replace(local, rounds=1, lr=1.0, average="mean")  # neither is a part of it
     of_trunk, of_head, lanes = devices.put((of_trunk, of_head, lanes), deal=True)
-    found: Any = _rounds(
+    trained: Any = _rounds(
         devices.mesh, net, program, params, mask, of_trunk, of_head, lanes, x, y, devices.put(order), first, last,
         np.float32(local.lr),
     )  # fmt: skip
-    return found  # type: ignore[no-any-return]
+    return trained  # type: ignore[no-any-return]
 
 
 def _in_chunks(
@@ -54,7 +54,7 @@ def _in_chunks(
     models = [[np.array(leaf) for leaf in part] for part in split(params, shape)]
     at = lanes.trunk, lanes.model.reshape(-1)
     work = [[leaf[rows] for leaf in part] for part, rows in zip(models, at, strict=True)]
-    held: Any = tree_map(np.array, (of_trunk, of_head))
+    states: Any = tree_map(np.array, (of_trunk, of_head))
     parts = np.arange(n), lanes.pair[: int(lanes.n_pairs)]
     share, order = (lanes.trunk_share, lanes.head_share), devices.put(order)
     program = replace(local, rounds=1, lr=1.0, average="mean")
@@ -63,24 +63,26 @@ def _in_chunks(
         now = unsplit(models[0], models[1], shape)
         for begin in range(0, n, room):
             real = min(room, n - begin)
-            here = np.minimum(np.arange(begin, begin + room), n - 1)  # beyond the last: the last again
-            of = here, (here[:, None] * heads + np.arange(heads)).reshape(-1)
+            lane = np.minimum(np.arange(begin, begin + room), n - 1)  # beyond the last: the last again
+            of = lane, (lane[:, None] * heads + np.arange(heads)).reshape(-1)
             chunk = replace(
-                lanes, trunk=lanes.trunk[here], model=lanes.model[here], key=(lanes.key[0][here], lanes.key[1][here]),
-                cumulative=lanes.cumulative[here], counts=lanes.counts[here], starts=lanes.starts[here],
-                trunk_share=share[0][here], head_share=share[1][of[1]], pair=of[1],
+                lanes, trunk=lanes.trunk[lane], model=lanes.model[lane], key=(lanes.key[0][lane], lanes.key[1][lane]),
+                cumulative=lanes.cumulative[lane], counts=lanes.counts[lane], starts=lanes.starts[lane],
+                trunk_share=share[0][lane], head_share=share[1][of[1]], pair=of[1],
             )  # fmt: skip
-            moments = [tree_map(lambda leaf, rows=rows: leaf[rows], part) for part, rows in zip(held, of, strict=True)]
+            moments = [
+                tree_map(lambda leaf, rows=rows: leaf[rows], part) for part, rows in zip(states, of, strict=True)
+            ]
             moments, chunk = devices.put((moments, chunk), deal=True)
             trained: Any = _chunk(
                 net, program, now, mask, *moments, chunk, x, y, order, np.uint32(round), np.float32(local.lr)
             )
-            for k, some in enumerate((slice(begin, begin + real), slice(begin * heads, (begin + real) * heads))):
+            for k, span in enumerate((slice(begin, begin + real), slice(begin * heads, (begin + real) * heads))):
                 m = real * (heads if k else 1)
                 for stack, new in zip(
-                    (*work[k], *leaves(held[k])), (*trained[k], *leaves(trained[2 + k])), strict=True
+                    (*work[k], *leaves(states[k])), (*trained[k], *leaves(trained[2 + k])), strict=True
                 ):
-                    stack[some] = np.asarray(new)[:m]
+                    stack[span] = np.asarray(new)[:m]
         sound = np.ones(n, dtype=bool)
         for leaf in (*work[0], *work[1]):
             sound &= np.isfinite(leaf).reshape(len(share[0]), -1).all(axis=1)[:n]
@@ -92,7 +94,7 @@ def _in_chunks(
         models = [
             [average(old, new, at[k], *added[k]) for old, new in zip(models[k], work[k], strict=True)] for k in (0, 1)
         ]
-    return unsplit(models[0], models[1], shape), unsplit(work[0], work[1], shape), held[0], held[1], refused
+    return unsplit(models[0], models[1], shape), unsplit(work[0], work[1], shape), states[0], states[1], refused
 
 
 @partial(jax.jit, static_argnums=0)
@@ -129,9 +131,9 @@ def _local_round(
 
     def local_update(begin: Any, sees: Any, drawn: Any) -> Any:
         def step(carry: Any, drawn: Any) -> Any:
-            trunk, heads, (trunk_moments, trunk_done), held = carry
+            trunk, heads, (trunk_moments, trunk_done), head_optimisers = carry
             batch, size, h = drawn
-            head, (head_moments, head_done) = tree_map(lambda stack: get(stack, h), (heads, held))
+            head, (head_moments, head_done) = tree_map(lambda stack: get(stack, h), (heads, head_optimisers))
             full = unsplit(trunk, head, shape)
             grads = gradient(full, None if sees is None else get(sees, h), x[batch], y[batch], size)
             trunk_grads, head_grads = split(grads, shape)
@@ -140,10 +142,10 @@ def _local_round(
                 trunk, trunk_moments = optim.update(local, trunk, trunk_grads, trunk_moments, trunk_done, lr)
             head_done = head_done + 1
             head, head_moments = optim.update(local, head, head_grads, head_moments, head_done, lr)
-            heads, held = tree_map(
-                lambda stack, new: set(stack, new, h), (heads, held), (head, (head_moments, head_done))
+            heads, head_optimisers = tree_map(
+                lambda stack, new: set(stack, new, h), (heads, head_optimisers), (head, (head_moments, head_done))
             )
-            return (trunk, heads, (trunk_moments, trunk_done), held), None
+            return (trunk, heads, (trunk_moments, trunk_done), head_optimisers), None
 
         return jax.lax.scan(step, begin, drawn)[0]
 
@@ -155,9 +157,9 @@ def _local_round(
     )  # fmt: skip
     with jax.default_matmul_precision("float32"):
         over_lanes = jax.vmap(local_update, in_axes=(0, None if mask is None else 0, 0))
-        trunks, heads, of_trunk, held = over_lanes(begin, sees, (rows, n, cell % n_heads))
+        trunks, heads, of_trunk, head_optimisers = over_lanes(begin, sees, (rows, n, cell % n_heads))
     flat = partial(tree_map, lambda leaf: leaf.reshape(-1, *leaf.shape[model.ndim :]))
-    return trunks, flat(heads), of_trunk, flat(held)
+    return trunks, flat(heads), of_trunk, flat(head_optimisers)
 
 
 _chunk = jax.jit(_local_round, static_argnums=(0, 1), donate_argnums=(4, 5))
@@ -173,7 +175,7 @@ def _rounds(
     shape = trunk_of(net, params)
     trunk, head = split(params, shape)
 
-    def one(round: Any, carry: Any) -> Any:
+    def one_round(round: Any, carry: Any) -> Any:
         trunk, head, _, _, of_trunk, of_head, refused = carry
         trunks, heads, of_trunk, of_head = _local_round(
             net, local, unsplit(trunk, head, shape), mask, of_trunk, of_head, lanes, x, y, order, round, lr
@@ -189,7 +191,7 @@ def _rounds(
     trunks, heads = [leaf[lanes.trunk] for leaf in trunk], [leaf[lanes.model.reshape(-1)] for leaf in head]
     never = jnp.zeros(len(lanes.trunk), dtype=jnp.int32)
     trunk, head, trunks, heads, of_trunk, of_head, refused = jax.lax.fori_loop(
-        first, last, one, (trunk, head, trunks, heads, of_trunk, of_head, never)
+        first, last, one_round, (trunk, head, trunks, heads, of_trunk, of_head, never)
     )
     return unsplit(trunk, head, shape), unsplit(trunks, heads, shape), of_trunk, of_head, refused
 

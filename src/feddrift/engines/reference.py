@@ -15,7 +15,7 @@ from feddrift.engines.conditions import IDEAL, Conditions
 from feddrift.engines.entries import Entries
 from feddrift.engines.in_process import InProcess, InProcessWorker
 from feddrift.engines.worker import Work
-from feddrift.models import one
+from feddrift.models import params_of
 from feddrift.nets import check_fits
 from feddrift.nets.losses import batch_loss, masked
 from feddrift.nets.own import check_traceable
@@ -46,13 +46,13 @@ class Reference(InProcess):
 
         if not len(rows):
             return
-        found = []
+        logits = []
         for m in range(len(models)):
-            params = one(models, m)
+            params = params_of(models, m)
             mask = None if models.mask is None else models.mask[m]
             with jax.default_matmul_precision("float32"):
-                found.append(np.asarray(masked(self.net, params, mask, self.stream.x[rows])))
-        yield np.stack(found)
+                logits.append(np.asarray(masked(self.net, params, mask, self.stream.x[rows])))
+        yield np.stack(logits)
 
 
 class ReferenceWorker(InProcessWorker):
@@ -94,12 +94,12 @@ class ReferenceWorker(InProcessWorker):
         """
         stream, shape = self.engine.stream, trunk_of(self.engine.net, models.params)
         family, ids = models.family[members[0]], [models.ids[m] for m in members]
-        parts = [split(tree_map(np.asarray, one(models, m)), shape) for m in members]
+        parts = [split(tree_map(np.asarray, params_of(models, m)), shape) for m in members]
         trunk, heads = parts[0][0], [head for _, head in parts]
         counts = np.repeat(sampling.trained_rows(self.known.counts[:, c], local.hold_out), len(members))
-        given = np.zeros(w.shape[::2])
-        given[w.t[w.c == c], w.m[w.c == c]] = w.value[w.c == c]
-        cumulative = sampling.chances(given[:, members].reshape(-1), counts)  # over pairs (t, head)
+        weights = np.zeros(w.shape[::2])
+        weights[w.t[w.c == c], w.m[w.c == c]] = w.value[w.c == c]
+        cumulative = sampling.chances(weights[:, members].reshape(-1), counts)  # over pairs (t, head)
         key = rng.derive(self.engine.seed, "batch", self.tau, c, family)
         for step in range(local.steps):
             words = sampling.step_words(key, np.uint32(round), np.uint32(step))
@@ -118,7 +118,7 @@ class ReferenceWorker(InProcessWorker):
         return trunk, heads
 
     def _updated(self, name: tuple[int, str, int], params: list[Any], grads: list[Any], local: Local) -> list[Any]:
-        moments, taken = self.moments.get(name) or (optim.start(params), 0)
-        params, moments = optim.update(local, params, grads, moments, np.asarray(taken + 1, dtype=np.float32))
-        self.moments[name] = moments, taken + 1
+        moments, steps = self.moments.get(name) or (optim.start(params), 0)
+        params, moments = optim.update(local, params, grads, moments, np.asarray(steps + 1, dtype=np.float32))
+        self.moments[name] = moments, steps + 1
         return params

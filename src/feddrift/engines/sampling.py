@@ -41,8 +41,8 @@ def bag(seed: int, tau: int, t: int, c: int, model_id: int, n: int) -> Ints:
 
 def trained_rows(counts: Ints, hold_out: float) -> Ints:
     """How many rows of a cell are trained on, the first ones of its order; of two rows or more both parts get some."""
-    held = np.minimum(np.maximum(np.rint(counts * hold_out), 1), counts - 1) if hold_out else 0
-    return np.asarray(counts - np.maximum(held, 0), dtype=np.int64)
+    held_out = np.minimum(np.maximum(np.rint(counts * hold_out), 1), counts - 1) if hold_out else 0
+    return np.asarray(counts - np.maximum(held_out, 0), dtype=np.int64)
 
 
 def chances(w: Floats, counts: Ints) -> npt.NDArray[np.float32]:

@@ -169,7 +169,7 @@ class SimulatorWorker(InProcessWorker):
         for c, m, lane, at in zip(work.client, work.model, work.lane, pairs, strict=True):
             lane_names[lane], pair_names[at] = (int(c), models.family[m]), (int(c), models.ids[m])
         engine, kernel = self.engine, self.engine.kernel(params)
-        held = self.trunks.recall(lane_names, trunk), self.heads.recall(pair_names, head)
+        moments = self.trunks.recall(lane_names, trunk), self.heads.recall(pair_names, head)
         limits = np.uint32(first), np.uint32(last)
         if kernel:
             data, run = (engine.stream.x, engine.stream.y), kernel.rounds
@@ -178,7 +178,7 @@ class SimulatorWorker(InProcessWorker):
 
             data, run = engine.data, partial(program.rounds, engine.devices)
         trained, updates, of_trunk, of_head, refused = run(
-            engine.net, local, params, mask, *held, described, *data, order, *limits
+            engine.net, local, params, mask, *moments, described, *data, order, *limits
         )
         room = engine.devices.room(params) // 2  # training needs the rest
         self.trunks.keep(lane_names, of_trunk, room)

@@ -41,7 +41,9 @@ class Traffic:
             has[clients] = True
 
     def train(self, models: Models, work: Work, rounds: int, local: Local) -> None:
-        """These models go down and up in every round."""
+        """These models go down and up in every round, unless they are private."""
+        if models.private[work.model].all():
+            return
         trunk, head = self._sizes(models)
         changed = {("head", models.ids[m]) for m in work.model}
         if local.trains == "all":

@@ -29,16 +29,18 @@ class Host(Worker, Protocol):
     def wrong(self, models: Models, rows: Ints, sizes: Ints, which: Ints) -> Bools: ...
 
 
-def held(host: Host, models: Models, older: Entries, parent: Ints, starts: Sequence[Start], local: Local) -> Tournament:
-    """What every client with a parent finds on the rows that it held out."""
-    found = Tournament.nobody(len(parent), len(starts))
+def hold_trials(
+    host: Host, models: Models, older: Entries, parent: Ints, starts: Sequence[Start], local: Local
+) -> Tournament:
+    """Let every client with a parent train each start; how many of the rows that it held out each gets wrong."""
+    tournament = Tournament.nobody(len(parent), len(starts))
     clients = np.flatnonzero(parent >= 0)
     if not len(clients):
-        return found
+        return tournament
     judged = [host.shuffled(host.tau, int(c)) for c in clients]
     judged = [rows[int(sampling.trained_rows(np.array(len(rows)), HELD_OUT_SHARE)) :] for rows in judged]
     sizes = np.array([len(rows) for rows in judged])
-    found.rows[clients] = sizes
+    tournament.rows[clients] = sizes
     mistakes: list[Bools] = []  # [start][row]
     for start in starts:
         contender, data, position = _contender(host, models, older, parent, clients, start)
@@ -47,8 +49,8 @@ def held(host: Host, models: Models, older: Entries, parent: Ints, starts: Seque
         trained = _trained(host.apart(), contender, Work.of(contender, data, host.known.counts), how)
         mistakes.append(host.wrong(trained, np.concatenate(judged), sizes, position))
     for a, b in np.ndindex(len(starts), len(starts)):
-        found.wrong[clients, a, b] = np.add.reduceat(mistakes[a] & mistakes[b], begins_of(sizes), dtype=np.int64)
-    return found
+        tournament.wrong[clients, a, b] = np.add.reduceat(mistakes[a] & mistakes[b], begins_of(sizes), dtype=np.int64)
+    return tournament
 
 
 def _trained(worker: Worker, models: Models, work: Work, local: Local) -> Models:
@@ -75,7 +77,7 @@ def _contender(
     source, positions = models, np.where(within == 0, parent[clients[owner]], within - 1)
     if start == "fresh":
         source, positions = host.fresh(), np.zeros_like(positions)
-    taken = take(source, positions, range(len(names)), (TRIAL_ID_OFFSET + clients[owner]).tolist())
+    copies = take(source, positions, range(len(names)), (TRIAL_ID_OFFSET + clients[owner]).tolist())
     now = np.full(len(clients), host.tau)  # a client's draws depend on it alone
     first = np.searchsorted(names, new_names)
     data = Entries(
@@ -85,4 +87,4 @@ def _contender(
         np.concatenate([old.value, np.ones(len(clients))]),
         (host.tau + 1, n_clients, len(names)),
     )
-    return taken, data, first
+    return copies, data, first

@@ -67,7 +67,7 @@ class Work:
         return Work(self.client[pairs], self.model[pairs], self.size[pairs], lane, data)
 
     def updates(self, params: Params) -> Updates:
-        """What came of it."""
+        """The updates of this work: the parameters that its pairs trained."""
         return Updates(params, self.client, self.model, self.size, self.lane)
 
     @property
@@ -134,12 +134,12 @@ def in_turn(worker: Worker, models: Models, work: Work, first: int, last: int, l
 
 def lanes_left_out(models: Models, work: Work, updates: Updates) -> Ints:
     """[lane], 1 where an update holds numbers that are not finite."""
-    found: Ints = np.zeros(work.n_lanes, dtype=np.int64)
+    left_out: Ints = np.zeros(work.n_lanes, dtype=np.int64)
     if len(updates.client):
         bad = (~finite(models, updates))[updates.lane]
         for c, m in zip(updates.client[bad], updates.model[bad], strict=True):
-            found[work.lane[(work.client == c) & (work.model == m)]] = 1
-    return found
+            left_out[work.lane[(work.client == c) & (work.model == m)]] = 1
+    return left_out
 
 
 def gathered(models: Models, work: Work, parts: Sequence[Updates]) -> Updates:

@@ -46,7 +46,7 @@ def check_fits(net: Net, features: Sequence[int], n_classes: int) -> None:
         try:
             shape = _logits_shape(net, params, (2, *features))
         except Exception as error:  # whatever the net's own code says
-            raise ConfigError(f"the net does not take inputs of shape {tuple(features)}: {_said(error)}") from error
+            raise ConfigError(f"the net does not take inputs of shape {tuple(features)}: {_message(error)}") from error
         if len(shape) != 2 or shape[0] != 2:
             raise ConfigError(f"the net must give a row of logits for each input, for 2 inputs it gives {shape}")
         gives = shape[1]
@@ -69,7 +69,7 @@ def initial(net: Net, key: rng.Words) -> Params:
     except FeddriftError:
         raise
     except Exception as error:  # whatever the net's own code says
-        raise ConfigError(f"the net's init failed: {_said(error)}") from error
+        raise ConfigError(f"the net's init failed: {_message(error)}") from error
     wrong = {path: type(leaf).__name__ for path, leaf in paths(params) if not hasattr(leaf, "dtype")}
     if wrong:
         where, what = next(iter(wrong.items()))
@@ -77,7 +77,7 @@ def initial(net: Net, key: rng.Words) -> Params:
     return params
 
 
-def _said(error: Exception) -> str:
+def _message(error: Exception) -> str:
     """The kind of an error and the first line of its text."""
     return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
 
@@ -100,13 +100,13 @@ def built_in(name: str, features: Sequence[int], n_classes: int) -> Net | None:
 
 def named_net(name: str, stream: Stream) -> Net:
     """The net of this name: one that is `built_in`, of an installed package, or at ``package.module:make``."""
-    made = built_in(name, stream.x.shape[1:], stream.n_classes)
-    if made is not None:
-        return made
-    found = plugins.find("net", name)
-    if found is None:
+    net = built_in(name, stream.x.shape[1:], stream.n_classes)
+    if net is not None:
+        return net
+    source = plugins.find("net", name)
+    if source is None:
         raise unknown("net", name, [*BUILT_IN, *plugins.installed("net"), "package.module:make"])
-    return own_net(name, found, stream.x.shape[1:], stream.n_classes, stream)
+    return own_net(name, source, stream.x.shape[1:], stream.n_classes, stream)
 
 
 def imported(name: str | None, folder: Path) -> Any:

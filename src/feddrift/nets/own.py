@@ -63,47 +63,53 @@ def check_traceable(net: Net) -> None:
         raise ConfigError("a model with init, logits and fit trains itself, which only the engine simulator lets it")
 
 
-def own_net(name: str, found: Any, features: Sequence[int], n_classes: int, stream: Stream | None = None) -> Net:
-    """What `name` led to, as a net; where there is no stream yet, it must be made without one."""
-    if isinstance(found, Net):
-        return found
-    if _is_model(found):
-        return net_of(found)
-    if not callable(found) or _is_module(found):
-        hint = ": name its class, since each model starts anew" if _is_module(found) else ""
-        raise ConfigError(f"'{name}' must be {LEGAL}, got {type(found).__name__}{hint}")
-    make: Callable[[], Any] = found
-    if _wants_a_stream(found):
+def own_net(name: str, source: Any, features: Sequence[int], n_classes: int, stream: Stream | None = None) -> Net:
+    """What `name` leads to, as a net; where there is no stream yet, it must be made without one."""
+    if isinstance(source, Net):
+        return source
+    if _is_model(source):
+        return net_of(source)
+    if not callable(source) or _is_module(source):
+        hint = ": name its class, since each model starts anew" if _is_module(source) else ""
+        raise ConfigError(f"'{name}' must be {LEGAL}, got {type(source).__name__}{hint}")
+    make: Callable[[], Any] = source
+    if _wants_a_stream(source):
         if stream is None:
             raise ConfigError(f"'{name}' must be made without arguments: clients that keep their data have no stream")
-        make = partial(found, stream)
-    if "torch" not in sys.modules:
-        made = plugins.called("net", name, make)
-    else:
-        from feddrift.nets.torch import bridge, seeded
+        make = partial(source, stream)
+    product = plugins.called("net", name, _undisturbed, make)
+    if _is_module(product):
+        from feddrift.nets.torch import bridge  # here, since PyTorch takes a while to import
 
-        made = plugins.called("net", name, seeded, make, 0)  # a module draws its start, which is nobody else's affair
-    if _is_module(made):
-        key = found, tuple(features), n_classes, None if make is found else _digest(stream)
+        key = source, tuple(features), n_classes, None if make is source else _digest(stream)
         if key not in _bridges:
             _bridges[key] = bridge(name, make, features)
         return _bridges[key]
-    if isinstance(made, Net):
-        return made
-    if _is_model(made):
-        return net_of(made)
-    raise ConfigError(f"'{name}' must be {LEGAL}, got {type(made).__name__}")
+    if isinstance(product, Net):
+        return product
+    if _is_model(product):
+        return net_of(product)
+    raise ConfigError(f"'{name}' must be {LEGAL}, got {type(product).__name__}")
 
 
-def _is_model(found: Any) -> bool:
+def _is_model(value: Any) -> bool:
     methods = ("init", "logits", "fit")
-    return not isinstance(found, type) and all(callable(getattr(found, name, None)) for name in methods)
+    return not isinstance(value, type) and all(callable(getattr(value, name, None)) for name in methods)
 
 
-def _is_module(found: Any) -> bool:
+def _is_module(value: Any) -> bool:
     """Whether this is a PyTorch module; without PyTorch nothing is."""
     torch = sys.modules.get("torch")
-    return torch is not None and isinstance(found, torch.nn.Module)
+    return torch is not None and isinstance(value, torch.nn.Module)
+
+
+def _undisturbed(make: Callable[[], Any]) -> Any:
+    """What this makes; where it may draw from PyTorch's generator, nobody else notices."""
+    if "torch" not in sys.modules:
+        return make()
+    from feddrift.nets.torch import seeded
+
+    return seeded(make, 0)
 
 
 def _digest(stream: Any) -> tuple[Any, ...]:

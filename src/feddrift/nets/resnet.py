@@ -35,9 +35,9 @@ def resnet18(classes: int, weights: str | Path | None = None) -> Net:
     `weights` is a file of torchvision's resnet18 (.npz or .safetensors by its names, or .pth where PyTorch is
     installed); without it all weights are random. A classifier of another number of classes starts anew.
     """
-    given = {} if weights is None else read_weights(Path(weights))
-    fixed = {name: given.get(name, _plain(name, shape)) for name, shape in _statistics().items()}
-    return Net(partial(_init, classes, given), partial(_apply, fixed), trunk=below_the_classifier)
+    pretrained = {} if weights is None else read_weights(Path(weights))
+    fixed = {name: pretrained.get(name, _plain(name, shape)) for name, shape in _statistics().items()}
+    return Net(partial(_init, classes, pretrained), partial(_apply, fixed), trunk=below_the_classifier)
 
 
 def below_the_classifier(path: str) -> bool:
@@ -74,11 +74,11 @@ def _plain(name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
     return (np.ones if name.endswith("var") else np.zeros)(shape, dtype=np.float32)
 
 
-def _init(classes: int, given: Arrays, key: rng.Words) -> Params:
+def _init(classes: int, pretrained: Arrays, key: rng.Words) -> Params:
     params: dict[str, Any] = {}
     for i, (name, shape) in enumerate(_shapes(classes).items()):
-        if name in given and given[name].shape == shape:
-            leaf = np.asarray(given[name], dtype=np.float32)
+        if name in pretrained and pretrained[name].shape == shape:
+            leaf = np.asarray(pretrained[name], dtype=np.float32)
         else:
             leaf = _random(name, shape, rng.threefry2x32(key, (np.uint32(i), np.uint32(1))))
         *branch, last = name.split(".")
@@ -109,10 +109,10 @@ def layers(fixed: Arrays, params: Params, x: Any) -> dict[str, Any]:
         scale = where["weight"] / jnp.sqrt(fixed[f"{name}.running_var"] + EPS)
         return (x - fixed[f"{name}.running_mean"]) * scale + where["bias"]
 
-    found = {"conv1": _convolved(x.astype(jnp.float32) / 255, params["conv1"]["weight"], 2, 3)}
-    x = found["relu"] = jax.nn.relu(norm(found["conv1"], params["bn1"], "bn1"))
+    outputs = {"conv1": _convolved(x.astype(jnp.float32) / 255, params["conv1"]["weight"], 2, 3)}
+    x = outputs["relu"] = jax.nn.relu(norm(outputs["conv1"], params["bn1"], "bn1"))
     pads = ((0, 0), (1, 1), (1, 1), (0, 0))
-    x = found["maxpool"] = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), pads)
+    x = outputs["maxpool"] = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), pads)
     for s in range(1, 5):
         for b in range(2):
             block, name = params[f"layer{s}"][str(b)], f"layer{s}.{b}"
@@ -123,10 +123,10 @@ def layers(fixed: Arrays, params: Params, x: Any) -> dict[str, Any]:
                 beside = _convolved(x, block["downsample"]["0"]["weight"], stride, 0)
                 x = norm(beside, block["downsample"]["1"], f"{name}.downsample.1")
             x = jax.nn.relu(inner + x)
-        found[f"layer{s}"] = x
-    x = found["avgpool"] = x.mean(axis=(1, 2))
-    found["fc"] = x @ params["fc"]["weight"].T + params["fc"]["bias"]
-    return found
+        outputs[f"layer{s}"] = x
+    x = outputs["avgpool"] = x.mean(axis=(1, 2))
+    outputs["fc"] = x @ params["fc"]["weight"].T + params["fc"]["bias"]
+    return outputs
 
 
 def _convolved(x: Any, kernel: Any, stride: int, pad: int) -> Any:
@@ -138,8 +138,8 @@ def _convolved(x: Any, kernel: Any, stride: int, pad: int) -> Any:
 def torchvision_names(net: Net, params: Params) -> dict[str, npt.NDArray[np.float32]]:
     """A model of `resnet18` and the statistics of its BatchNorm, by the names that `read_weights` reads."""
     fixed: Arrays = net.apply.args[0]  # type: ignore[attr-defined]  # a partial
-    found = {path.replace("/", "."): np.ascontiguousarray(leaf) for path, leaf in paths(params)}
-    return found | {name: np.ascontiguousarray(values) for name, values in fixed.items()}
+    arrays = {path.replace("/", "."): np.ascontiguousarray(leaf) for path, leaf in paths(params)}
+    return arrays | {name: np.ascontiguousarray(values) for name, values in fixed.items()}
 
 
 def read_weights(path: Path) -> Arrays:
@@ -147,25 +147,25 @@ def read_weights(path: Path) -> Arrays:
     try:
         if path.suffix == ".npz":
             with path.open("rb") as file, np.load(file) as arrays:  # np.load alone leaves it open
-                found = {name: arrays[name] for name in arrays.files}
+                weights = {name: arrays[name] for name in arrays.files}
         elif path.suffix == ".safetensors":
             from safetensors.numpy import load_file
 
-            found = load_file(path)
+            weights = load_file(path)
         else:
-            found = _from_pytorch(path)
+            weights = _from_pytorch(path)
     except FeddriftError:
         raise
     except Exception as error:  # whatever three libraries say of a broken file
         raise DataError(f"cannot read the weights in {path}: {type(error).__name__}: {error}") from None
     expected = {n: s for n, s in (_shapes(1) | _statistics()).items() if not n.startswith("fc.")}
     for name, shape in expected.items():
-        if name not in found:
+        if name not in weights:
             raise DataError(f"{path} is no ResNet-18: it has no '{name}'")
-        if found[name].shape != shape:
-            raise DataError(f"{path} is no ResNet-18: '{name}' has shape {found[name].shape}, not {shape}")
-    used = [*expected, *(name for name in found if name.startswith("fc."))]
-    return {name: _checked(path, name, found[name]) for name in used}
+        if weights[name].shape != shape:
+            raise DataError(f"{path} is no ResNet-18: '{name}' has shape {weights[name].shape}, not {shape}")
+    used = [*expected, *(name for name in weights if name.startswith("fc."))]
+    return {name: _checked(path, name, weights[name]) for name in used}
 
 
 def _checked(path: Path, name: str, array: npt.NDArray[Any]) -> npt.NDArray[np.float32]:

@@ -38,12 +38,12 @@ def bridge(name: str, make: Callable[[], Any], features: Sequence[int]) -> Net:
     fixed = {path: array for path, array in states.items() if path not in learns}
 
     def init(key: rng.Words) -> Params:
-        made = seeded(make, int(key[0]) << 32 | int(key[1]))
-        return _tree({path: _array(leaf) for path, leaf in made.named_parameters() if path in learns})
+        fresh = seeded(make, int(key[0]) << 32 | int(key[1]))
+        return _tree({path: _array(leaf) for path, leaf in fresh.named_parameters() if path in learns})
 
     def apply(params: Params, x: Any) -> Any:
-        given = {path.replace("/", "."): jnp.asarray(leaf) for path, leaf in paths(params)}
-        return call(given | fixed, (jnp.asarray(x, dtype=np.float32),))
+        learnt = {path.replace("/", "."): jnp.asarray(leaf) for path, leaf in paths(params)}
+        return call(learnt | fixed, (jnp.asarray(x, dtype=np.float32),))
 
     return Net(init, apply, trunk=_trunk(name, module))
 

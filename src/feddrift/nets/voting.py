@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feddrift.models import one
+from feddrift.models import params_of
 from feddrift.nets.losses import masked
 from feddrift.types import Ballot, Floats, Models, Net
 
@@ -15,8 +15,8 @@ from feddrift.types import Ballot, Floats, Models, Net
 def log_probabilities(logits: npt.NDArray[Any]) -> Floats:
     """The logarithms of the softmax over the last axis."""
     shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
-    found: Floats = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-    return found
+    logarithms: Floats = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return logarithms
 
 
 def totals(logits: npt.NDArray[Any], votes: Floats, ballot: Ballot) -> Floats:
@@ -55,5 +55,5 @@ def _of_voters(net: Net, models: Models, votes: Floats, x: npt.NDArray[Any]) -> 
     """The logits [m, row, class] of the models that have a vote, and their votes [row, m]."""
     used = np.flatnonzero(votes)
     masks = [None] * len(models) if models.mask is None else models.mask
-    logits = np.stack([np.asarray(masked(net, one(models, m), masks[m], x)) for m in used.tolist()])
+    logits = np.stack([np.asarray(masked(net, params_of(models, m), masks[m], x)) for m in used.tolist()])
     return logits, np.broadcast_to(votes[used], (len(x), len(used)))

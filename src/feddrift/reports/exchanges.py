@@ -14,7 +14,7 @@ MAX_LISTED = 1000  # of those who sat out, the newest
 
 
 def for_page(record: Record) -> dict[str, Any] | None:
-    """All of it as plain values for the page; None where nothing was asked over a network."""
+    """The exchanges of a record as plain values for the page; None where nothing was asked over a network."""
     if not record.exchanges:
         return None
     out = list(sat_out(record))
@@ -30,10 +30,10 @@ def for_page(record: Record) -> dict[str, Any] | None:
 def seconds(record: Record) -> dict[str, list[float]]:
     """By kind of question, [t], how long the clients were waited for; the last may be a time step under way."""
     last = max(line["t"] for line in record.exchanges)
-    found = {kind: [0.0] * (last + 1) for kind in KINDS}
+    by_kind = {kind: [0.0] * (last + 1) for kind in KINDS}
     for line in record.exchanges:
-        found.setdefault(line["asked"], [0.0] * (last + 1))[line["t"]] += line["took"]
-    return {kind: [round(value, 1) for value in values] for kind, values in found.items()}
+        by_kind.setdefault(line["asked"], [0.0] * (last + 1))[line["t"]] += line["took"]
+    return {kind: [round(value, 1) for value in values] for kind, values in by_kind.items()}
 
 
 def sat_out(record: Record) -> Iterator[tuple[str, int, int, str, int | None, str]]:
@@ -46,24 +46,24 @@ def sat_out(record: Record) -> Iterator[tuple[str, int, int, str, int | None, st
 
 def last_words(record: Record) -> dict[int, str | None]:
     """By client, the trouble with the last question to it; None: it answered."""
-    found: dict[int, str | None] = {}
+    trouble: dict[int, str | None] = {}
     for line in record.exchanges:
-        found |= dict(zip(line["c"], line["trouble"], strict=True))
-    return found
+        trouble |= dict(zip(line["c"], line["trouble"], strict=True))
+    return trouble
 
 
 def by_client(record: Record) -> list[dict[str, Any]]:
     """Of each client how often it was asked and answered, how fast, bytes to and from it, and the last trouble."""
-    found = [{"asked": 0, "answered": 0, "to": 0, "from": 0} for _ in record.header["clients"]]
-    waited: list[list[float]] = [[] for _ in found]
+    entries = [{"asked": 0, "answered": 0, "to": 0, "from": 0} for _ in record.header["clients"]]
+    waited: list[list[float]] = [[] for _ in entries]
     for line in record.exchanges:
         for c, sent, answered, seconds, trouble in zip(
             *(line[name] for name in ("c", "sent", "answered", "seconds", "trouble")), strict=True
         ):
-            found[c]["asked"] += 1
-            found[c]["answered"] += trouble is None
-            found[c]["to"] += sent
-            found[c]["from"] += answered
+            entries[c]["asked"] += 1
+            entries[c]["answered"] += trouble is None
+            entries[c]["to"] += sent
+            entries[c]["from"] += answered
             if seconds is not None:
                 waited[c].append(seconds)
     last = last_words(record)
@@ -74,5 +74,5 @@ def by_client(record: Record) -> list[dict[str, Any]]:
             "slowest": round(max(times), 1) if times else None,
             "trouble": last.get(c),
         }
-        for c, (entry, times) in enumerate(zip(found, waited, strict=True))
+        for c, (entry, times) in enumerate(zip(entries, waited, strict=True))
     ]

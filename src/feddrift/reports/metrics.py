@@ -74,45 +74,47 @@ class Metrics:
 def measure(record: Record, oracle: Record | None = None) -> Metrics:
     """All metrics of a run; oracle is the run with the same data and seed that knew the concepts, if there is one."""
     concepts, moved = truth(record), switches(record)
-    known, changed, cells = concepts >= 0, changes(record), scored_cells(record)
-    told = [detection(a, changed, cells) for a in (record.rows.drift, moved, record.rows.drift | moved)]
+    is_known, changed, cells = concepts >= 0, changes(record), scored_cells(record)
+    alarms = record.rows.drift
+    alarmed, switched, noticed = (detection(a, changed, cells) for a in (alarms, moved, alarms | moved))
     averages = by_client(record)
     averages = averages[~np.isnan(averages)]
-    used, alive = in_use(record), concepts_alive(record)
+    worst, tenth = (np.min, 10) if record.score.higher_is_better else (np.max, 90)
+    used, alive = count_in_use(record), concepts_alive(record)
     spare = (used - alive)[alive > 0]
-    there = bool(known.any())
+    there = bool(is_known.any())
     return Metrics(
-        alarms=told[0] if there else None,
-        switches=told[1] if there else None,
-        noticed=told[2] if there else None,
-        dummies=dummies(changed, cells, told[2].alarms / told[2].cells if told[2].cells else 0.0) if there else {},
+        alarms=alarmed if there else None,
+        switches=switched if there else None,
+        noticed=noticed if there else None,
+        dummies=dummies(changed, cells, noticed.alarms / noticed.cells if noticed.cells else 0.0) if there else {},
         lost=_mean(areas(record)) if there else None,
         lost_to_oracle=_mean(areas(record, oracle)) if there and oracle is not None else None,
         mean=_mean(record.rows.accuracy),
-        worst=float(averages.min()) if averages.size else None,
-        tenth=float(np.percentile(averages, 10)) if averages.size else None,
-        ari=adjusted_rand(lineage(record)[known], concepts[known]) if there else None,
-        nmi=mutual_information(lineage(record)[known], concepts[known]) if there else None,
+        worst=float(worst(averages)) if averages.size else None,
+        tenth=float(np.percentile(averages, tenth)) if averages.size else None,
+        ari=adjusted_rand(lineage(record)[is_known], concepts[is_known]) if there else None,
+        nmi=mutual_information(lineage(record)[is_known], concepts[is_known]) if there else None,
         spare=_mean(spare.astype(float)),
         sent=sent_by_phase(record),
         bytes_sent=bytes_by_purpose(record),
     )
 
 
-def numbers(found: Metrics) -> dict[str, float | None]:
-    """All of it as single numbers by name, those of the dummies, too."""
+def numbers(metrics: Metrics) -> dict[str, float | None]:
+    """The metrics of a run as single numbers by name, with those of the dummy detectors."""
     plain = ("mean", "worst", "tenth", "lost", "lost_to_oracle", "ari", "nmi", "spare")
-    detectors = {"noticed": found.noticed, "alarms": found.alarms, "switches": found.switches, **found.dummies}
+    detectors = {"noticed": metrics.noticed, "alarms": metrics.alarms, "switches": metrics.switches, **metrics.dummies}
     return {
-        **{name: getattr(found, name) for name in plain},
+        **{name: getattr(metrics, name) for name in plain},
         **{
             f"{name} {what}": getattr(value, what)
             for name, value in detectors.items()
             if value is not None
             for what in ("precision", "recall", "delay")
         },
-        **{f"sent {phase}": value for phase, value in found.sent.items()},
-        **{f"bytes {purpose}": value for purpose, value in found.bytes_sent.items()},
+        **{f"sent {phase}": value for phase, value in metrics.sent.items()},
+        **{f"bytes {purpose}": value for purpose, value in metrics.bytes_sent.items()},
     }
 
 
@@ -125,11 +127,11 @@ def summarise(records: Iterable[Record]) -> list[dict[str, Spread | None]]:
 
 def over_seeds(runs: Sequence[Mapping[str, float | None]]) -> dict[str, Spread | None]:
     """The mean and deviation of each number over the runs that have it."""
-    found: dict[str, Spread | None] = {}
+    spreads: dict[str, Spread | None] = {}
     for name in dict.fromkeys(name for run in runs for name in run):
         values = [value for run in runs if (value := run.get(name)) is not None]
-        found[name] = spread_of(values)
-    return found
+        spreads[name] = spread_of(values)
+    return spreads
 
 
 def _data(run: Record) -> str:
@@ -174,13 +176,13 @@ def detection(alarms: Bools, changed: Bools, cells: Bools, within: int = WITHIN)
     >>> late.precision, late.recall, late.delay
     (1.0, 1.0, 1.0)
     """
-    found = delays(alarms, changed, cells, within)
-    waited = np.where(found < 0, within + 1, found)
+    steps_late = delays(alarms, changed, cells, within)
+    waited = np.where(steps_late < 0, within + 1, steps_late)
     return Detection(
         cells=int(cells.sum()),
-        changes=len(found),
+        changes=len(steps_late),
         alarms=float((alarms & cells).sum()),
-        hits=float((found >= 0).sum()),
+        hits=float((steps_late >= 0).sum()),
         delay=_mean(waited.astype(float)),
     )
 
@@ -224,7 +226,7 @@ def around(values: Floats, record: Record, before: int, after: int) -> Floats:
     changed = changes(record)
     strikes = np.concatenate([changed[1:], truth(record)[-1:] != truth(record, of_tests=True)[-1:]])
     t, c = np.nonzero(changed)
-    found = np.full((len(t), before + 1 + after), np.nan)
+    windows = np.full((len(t), before + 1 + after), np.nan)
     for step in (-1, 1):
         still = np.ones(len(t), dtype=bool)
         for k in range(before + 1 if step < 0 else after + 1):
@@ -232,8 +234,8 @@ def around(values: Floats, record: Record, before: int, after: int) -> Floats:
             inside = (at >= 0) & (at < len(values))
             at = np.clip(at, 0, len(values) - 1)
             still &= inside & (~strikes[at, c] if k else True)
-            found[still, before + step * k] = values[at, c][still]
-    return found
+            windows[still, before + step * k] = values[at, c][still]
+    return windows
 
 
 def areas(record: Record, oracle: Record | None = None, within: int = WITHIN) -> Floats:
@@ -247,11 +249,11 @@ def areas(record: Record, oracle: Record | None = None, within: int = WITHIN) ->
     if oracle is None:
         level = mean_of_known(own[:, :n], -1)[:, None]
     else:
-        theirs = np.full(record.rows.accuracy.shape, np.nan)
+        of_oracle = np.full(record.rows.accuracy.shape, np.nan)
         steps = min(record.rows.steps, oracle.rows.steps)
-        theirs[:steps] = oracle.rows.accuracy[:steps]
-        level = around(theirs, record, n, n)[:, n:]
-    gaps = level - own[:, n:]
+        of_oracle[:steps] = oracle.rows.accuracy[:steps]
+        level = around(of_oracle, record, n, n)[:, n:]
+    gaps = (level - own[:, n:]) * (1 if record.score.higher_is_better else -1)
     return np.where(np.isnan(gaps).all(axis=1), np.nan, np.nansum(gaps, axis=1))
 
 
@@ -260,7 +262,7 @@ def by_client(record: Record) -> Floats:
     return mean_of_known(record.rows.accuracy.T, -1)
 
 
-def in_use(record: Record) -> Ints:
+def count_in_use(record: Record) -> Ints:
     """[t], how many different models the clients use."""
     return np.array([len(np.unique(row)) for row in record.rows.model], dtype=np.int64)
 
@@ -283,8 +285,8 @@ def sent_by_phase(record: Record) -> dict[str, float]:
 
 def sent_over_time(record: Record) -> Floats:
     """[t], models sent relative to one model trained by all clients that have joined."""
-    one = 2.0 * record.header["local"]["rounds"] * joined(record).sum(axis=1)
-    return np.asarray(record.rows.models_sent.sum(axis=1) / np.maximum(one, 1))
+    single_model = 2.0 * record.header["local"]["rounds"] * joined(record).sum(axis=1)
+    return np.asarray(record.rows.models_sent.sum(axis=1) / np.maximum(single_model, 1))
 
 
 def bytes_by_purpose(record: Record) -> dict[str, float]:

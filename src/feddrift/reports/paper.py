@@ -28,10 +28,10 @@ def published(summary: Summary) -> Published | None:
     cells = [_tables()[accuracy].get(summary.algorithm, {}).get(summary.stream) for accuracy in ACCURACIES]
     if set(summary.overrides) != ({"weights"} if summary.stream == "fmow" else set()) or None in cells:
         return None
-    theirs = [Spread(mean, std) for mean, std in cells]
+    printed = [Spread(mean, std) for mean, std in cells]
     ours = [getattr(summary, accuracy) for accuracy in ACCURACIES]
     within = {
-        accuracy: None if mine is None else abs(mine.mean - other.mean) <= max(1.0, 2 * (other.std or 0.0))
-        for accuracy, mine, other in zip(ACCURACIES, ours, theirs, strict=True)
+        accuracy: None if mine is None else abs(mine.mean - cell.mean) <= max(1.0, 2 * (cell.std or 0.0))
+        for accuracy, mine, cell in zip(ACCURACIES, ours, printed, strict=True)
     }
-    return Published(theirs[0], theirs[1], within)
+    return Published(printed[0], printed[1], within)

@@ -26,53 +26,53 @@ def event_sentence(event: Mapping[str, Any]) -> str:
     >>> event_sentence({"event": "created", "model": 2, "cause": cause})
     "the best model's error rose from 0.120 to 0.860, by more than delta 0.1; model 2 starts as a copy of model 0"
     """
-    rest = {key: value for key, value in event["cause"].items() if key != "clients"}
-    told = {"created": _created, "merged": _merged}.get(event["event"], _turned)(event["model"], rest)
-    sentence = "; ".join(part for part in told if part)
-    return f"{sentence} ({describe(rest)})" if sentence and rest else sentence or describe(rest)
+    cause = {key: value for key, value in event["cause"].items() if key != "clients"}
+    parts = {"created": _created, "merged": _merged}.get(event["event"], _turned)(event["model"], cause)
+    sentence = "; ".join(part for part in parts if part)
+    return f"{sentence} ({describe(cause)})" if sentence and cause else sentence or describe(cause)
 
 
-def _created(model: int, rest: dict[str, Any]) -> list[str]:
-    """Sentences of a birth; what they use is taken out of rest."""
-    told = []
-    metric = next((name for name in ("error", "loss") if name in rest), None)
-    if metric and _numbers(rest, metric, "reference"):
-        rise = f"the best model's {metric} rose from {rest.pop('reference'):.3f} to {rest.pop(metric):.3f}"
-        told.append(rise + (f", by more than delta {rest.pop('delta'):g}" if _numbers(rest, "delta") else ""))
-    if rest.get("reason") == "reactive phase" and _numbers(rest, "accuracy", "best", "delta"):
-        fell = f"accuracy {rest.pop('accuracy'):.3f} fell below the best so far, {rest.pop('best'):.3f}"
-        told.append(f"{fell}, by more than delta {rest.pop('delta'):g}")
-    if isinstance(rest.get("concept"), int):
-        told.append(f"Oracle was told of concept {letter(rest.pop('concept'))}")
-    if "round" in rest and rest.get("from") is not None:
-        told.append(f"in round {rest.pop('round')} the updates of model {rest.pop('from')}'s clients pointed apart")
-        told.append("both halves start over")
-    if "reason" in rest:
-        told.append(str(rest.pop("reason")))
-    if "start" in rest and isinstance(rest.get("starts"), list):
-        told.append(
-            f"of {', '.join(map(str, rest.pop('starts')))} a trial on the client's own data chose {rest['start']}"
+def _created(model: int, cause: dict[str, Any]) -> list[str]:
+    """Sentences of a birth; what they use is taken out of the cause."""
+    parts = []
+    metric = next((name for name in ("error", "loss") if name in cause), None)
+    if metric and _numbers(cause, metric, "reference"):
+        rise = f"the best model's {metric} rose from {cause.pop('reference'):.3f} to {cause.pop(metric):.3f}"
+        parts.append(rise + (f", by more than delta {cause.pop('delta'):g}" if _numbers(cause, "delta") else ""))
+    if cause.get("reason") == "reactive phase" and _numbers(cause, "accuracy", "best", "delta"):
+        fell = f"accuracy {cause.pop('accuracy'):.3f} fell below the best so far, {cause.pop('best'):.3f}"
+        parts.append(f"{fell}, by more than delta {cause.pop('delta'):g}")
+    if isinstance(cause.get("concept"), int):
+        parts.append(f"Oracle was told of concept {letter(cause.pop('concept'))}")
+    if "round" in cause and cause.get("from") is not None:
+        parts.append(f"in round {cause.pop('round')} the updates of model {cause.pop('from')}'s clients pointed apart")
+        parts.append("both halves start over")
+    if "reason" in cause:
+        parts.append(str(cause.pop("reason")))
+    if "start" in cause and isinstance(cause.get("starts"), list):
+        parts.append(
+            f"of {', '.join(map(str, cause.pop('starts')))} a trial on the client's own data chose {cause['start']}"
         )
         for key in ("rows", "wrong", "wins"):
-            rest.pop(key, None)
-    parent, start, family = rest.pop("from", None), rest.pop("start", None), rest.pop("family", None)
+            cause.pop(key, None)
+    parent, start, family = cause.pop("from", None), cause.pop("start", None), cause.pop("family", None)
     if parent is not None:
         on = f" on trunk {family}" if family is not None else ""
-        told.append(f"model {model} starts as a copy of model {parent}{on}")
+        parts.append(f"model {model} starts as a copy of model {parent}{on}")
     elif start == "fresh" or metric:
-        told.append(f"model {model} starts afresh")
-    return told
+        parts.append(f"model {model} starts afresh")
+    return parts
 
 
-def _merged(model: int, rest: dict[str, Any]) -> list[str]:
-    into, distance, kept, family = (rest.pop(key, None) for key in ("into", "distance", "kept", "family"))
+def _merged(model: int, cause: dict[str, Any]) -> list[str]:
+    into, distance, kept, family = (cause.pop(key, None) for key in ("into", "distance", "kept", "family"))
     on = f" on trunk {family}" if family is not None else ""
     of = f"; {kept} was kept" if kept is not None else ""
     return [f"model {model} merged into model {into}{on}: on each other's data they are {distance:.3f} apart{of}"]
 
 
-def _turned(model: int, rest: dict[str, Any]) -> list[str]:
-    return [str(rest.pop("reason", ""))]
+def _turned(model: int, cause: dict[str, Any]) -> list[str]:
+    return [str(cause.pop("reason", ""))]
 
 
 def _numbers(cause: Mapping[str, Any], *names: str) -> bool:
@@ -100,6 +100,8 @@ def command(header: Mapping[str, Any]) -> tuple[str, list[str]]:
             notes.append(f"the data had the digest {value}")
         elif key == "weights":
             notes.append(f"add --weights FILE, whose digest was {value}")
+        elif key == "scale":
+            words.append("--no-scale")
         elif key == "pattern" and "@" in str(value):
             name, _, digest = str(value).partition("@")
             words += ["--pattern", name]

@@ -18,7 +18,8 @@ from feddrift.types import Bools, Floats, Ints
 
 @dataclass(frozen=True)
 class Scores:
-    """The numbers of one run; accuracies in percent, None where nothing can be said."""
+    """The numbers of one run; accuracies in percent (another score as it is, unless it is a share), None where nothing
+    can be said."""
 
     omitting_drifts: float | None
     including_drifts: float | None
@@ -133,10 +134,10 @@ def changes(record: Record) -> Bools:
     """[t, c], where a client's new data are of another concept than the newest it had before."""
     concepts, received = truth(record), with_data(record)
     changed, newest = np.zeros(concepts.shape, dtype=bool), np.full(concepts.shape[1], -1)
-    for t, (now, some) in enumerate(zip(concepts, received, strict=True)):
-        some = some & (now >= 0)
-        changed[t] = some & (newest >= 0) & (now != newest)
-        newest = np.where(some, now, newest)
+    for t, (now, has_new) in enumerate(zip(concepts, received, strict=True)):
+        has_new = has_new & (now >= 0)
+        changed[t] = has_new & (newest >= 0) & (now != newest)
+        newest = np.where(has_new, now, newest)
     return changed
 
 
@@ -147,15 +148,15 @@ def scores(record: Record) -> Scores:
     sent = float(rows.models_sent.sum())
     oblivious = 2 * record.header["local"]["rounds"] * int(joined(record).sum())
     real = truth(record)
-    known = real >= 0
+    is_known = real >= 0
     return Scores(
         omitting_drifts=_percent(record, stable),
         including_drifts=_percent(record, np.ones_like(stable)),
         models_sent=sent,
         models_sent_ratio=sent / max(1, oblivious) if rows.steps else None,
         models_final=int(rows.n_models[-1].max()) if rows.steps else None,
-        false_alarms=int((rows.drift & known & ~changes(record))[1:].sum()) if known.any() else None,
-        ari=adjusted_rand(lineage(record)[known], real[known]) if known.any() else None,
+        false_alarms=int((rows.drift & is_known & ~changes(record))[1:].sum()) if is_known.any() else None,
+        ari=adjusted_rand(lineage(record)[is_known], real[is_known]) if is_known.any() else None,
     )
 
 
@@ -217,12 +218,12 @@ def _baseline_of(group: list[Record], groups: list[list[Record]], name: str) -> 
     """The runs of the baseline with the same data and training, or none."""
     header = group[0].header
     alike = [
-        other
-        for other in groups
-        if other[0].header["algorithm"] == name
-        and all(other[0].header[key] == header[key] for key in ("stream", "overrides"))
+        candidate
+        for candidate in groups
+        if candidate[0].header["algorithm"] == name
+        and all(candidate[0].header[key] == header[key] for key in ("stream", "overrides"))
     ]
-    plain = [other for other in alike if set(notable(name, other[0].header["settings"])) <= {"delta"}]
+    plain = [candidate for candidate in alike if set(notable(name, candidate[0].header["settings"])) <= {"delta"}]
     best = plain if len(alike) > 1 else alike
     if len(best) != 1 and alike:
         raise ConfigError(f"{len(alike)} configurations of '{name}' on {header['stream']}: which one to compare with?")
@@ -230,8 +231,12 @@ def _baseline_of(group: list[Record], groups: list[list[Record]], name: str) -> 
 
 
 def _difference(group: list[Record], baseline: list[Record], name: str) -> Difference | None:
-    theirs = {record.header["seed"]: scores(record) for record in baseline}
-    pairs = [(r.header["seed"], scores(r), theirs[r.header["seed"]]) for r in group if r.header["seed"] in theirs]
+    baseline_scores = {record.header["seed"]: scores(record) for record in baseline}
+    pairs = [
+        (r.header["seed"], scores(r), baseline_scores[r.header["seed"]])
+        for r in group
+        if r.header["seed"] in baseline_scores
+    ]
     gaps = []
     for _, a, b in pairs:
         x, y = (a.omitting_drifts, b.omitting_drifts)
@@ -250,7 +255,7 @@ def _difference(group: list[Record], baseline: list[Record], name: str) -> Diffe
 
 def _percent(record: Record, cells: Bools) -> float | None:
     values = record.rows.accuracy[cells & ~np.isnan(record.rows.accuracy)]
-    return 100 * float(values.mean()) if values.size else None
+    return (100 if record.score.share else 1) * float(values.mean()) if values.size else None
 
 
 def _started(record: Record) -> float:

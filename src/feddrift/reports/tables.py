@@ -12,6 +12,7 @@ from rich.text import Text
 
 from feddrift.reports.summary import Difference, Published, Spread, Summary
 from feddrift.reports.words import describe, differences, notable, ranges
+from feddrift.scores import ACCURACY, Score
 
 Column = tuple[str, str | None, float]  # what is measured, the dummy's that stands behind it in brackets, a factor
 DRIFTS: dict[str, Column] = {
@@ -21,9 +22,11 @@ DRIFTS: dict[str, Column] = {
     "lost to\nOracle": ("lost_to_oracle", None, 1.0),
     "lost": ("lost", None, 1.0),
 }
+LEVELS: dict[str, Column] = {
+    "worst\nclient": ("worst", None, 1.0),
+    "10th\npct.": ("tenth", None, 1.0),
+}
 REST: dict[str, Column] = {
-    "worst\nclient, %": ("worst", None, 100.0),
-    "10th\npct., %": ("tenth", None, 100.0),
     "NMI": ("nmi", None, 1.0),
     "spare\nmodels": ("spare", None, 1.0),
     "MB\ntrained": ("bytes training", None, 1e-6),
@@ -61,55 +64,71 @@ def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
     >>> _nested({"ari": 1, "noticed recall": 2, "noticed delay": 3})
     {'ari': 1, 'noticed': {'recall': 2, 'delay': 3}}
     """
-    found: dict[str, Any] = {}
+    nested: dict[str, Any] = {}
     for name, value in values.items():
         outer, _, inner = name.partition(" ")
         if inner:
-            found.setdefault(outer, {})[inner] = value
+            nested.setdefault(outer, {})[inner] = value
         else:
-            found[outer] = value
-    return found
+            nested[outer] = value
+    return nested
 
 
 def table(
-    summaries: Sequence[Summary], against: Sequence[Difference | None] = (), paper: Sequence[Published | None] = ()
+    summaries: Sequence[Summary],
+    against: Sequence[Difference | None] = (),
+    paper: Sequence[Published | None] = (),
+    score: Score = ACCURACY,
 ) -> Table:
     """Summaries for people; sent is relative to Oblivious, models are those at the end, ARI the adjusted Rand index."""
-    columns = ["omitting\ndrifts, %", "including\ndrifts, %", "sent", "models", "false\nalarm", "ARI"]
+    percent = ", %" if score.share else ""
+    columns = [f"omitting\ndrifts{percent}", f"including\ndrifts{percent}", "sent", "models", "false\nalarm", "ARI"]
     if against:
-        columns.append(f"over {next((gap.baseline for gap in against if gap), 'it')},\npoints")
+        points = "points" if score.share else "lower is better"
+        columns.append(f"over {next((gap.baseline for gap in against if gap), 'it')},\n{points}")
     if paper:
         columns += ["paper,\nomitting", "ours\nover it", "paper,\nincluding", "ours\nover it"]
-    grid = _grid(columns, 15)
+    grid, digits = _grid(columns, 15), 2 if score.share else 4
+    if score != ACCURACY:
+        grid.title = score.title
     for k, (summary, names) in enumerate(zip(summaries, _names(summaries), strict=True)):
         cells = [
             *names,
-            spread(summary.omitting_drifts),
-            spread(summary.including_drifts),
+            spread(summary.omitting_drifts, digits),
+            spread(summary.including_drifts, digits),
             f"{summary.models_sent_ratio:.2f}x",
             f"{summary.models_final:.3g}",
             "-" if summary.false_alarms is None else f"{summary.false_alarms:.3g}",
             "-" if summary.ari is None else f"{summary.ari:.2f}",
-            *([difference(against[k])] if against else []),
+            *([difference(against[k], digits)] if against else []),
             *(_beside(summary, paper[k]) if paper else []),
         ]
         grid.add_row(*(Text(cell) for cell in cells))  # as Text: a name may hold [brackets]
     return grid
 
 
-def metrics_tables(summaries: Sequence[Summary], metrics: Sequence[Mapping[str, Spread | None]]) -> list[Table]:
+def metrics_tables(
+    summaries: Sequence[Summary], metrics: Sequence[Mapping[str, Spread | None]], score: Score = ACCURACY
+) -> list[Table]:
     """Tables of drifts and of the rest, as docs/metrics.md defines them, where known: each fits a terminal of 80."""
-    known = {name for found in metrics for name, value in found.items() if value is not None}
-    told = [{title: how for title, how in columns.items() if how[0] in known} for columns in (DRIFTS, REST)]
-    return [_metrics_table(summaries, metrics, columns) for columns in told if columns]
+    measured = {name for numbers in metrics for name, value in numbers.items() if value is not None}
+    levels = {f"{title}, %" if score.share else title: (name, None, 100.0 if score.share else 1.0)
+              for title, (name, _, _) in LEVELS.items()}  # fmt: skip
+    shown = [
+        {title: how for title, how in columns.items() if how[0] in measured} for columns in (DRIFTS, levels | REST)
+    ]
+    tables = [_metrics_table(summaries, metrics, columns) for columns in shown if columns]
+    if tables and score != ACCURACY:
+        tables[0].title = score.title
+    return tables
 
 
 def _metrics_table(
     summaries: Sequence[Summary], metrics: Sequence[Mapping[str, Spread | None]], columns: Mapping[str, Column]
 ) -> Table:
     grid = _grid(columns, 10)
-    for found, names in zip(metrics, _names(summaries), strict=True):
-        grid.add_row(*(Text(text) for text in (*names, *(_measured(found, *how) for how in columns.values()))))
+    for spreads, names in zip(metrics, _names(summaries), strict=True):
+        grid.add_row(*(Text(text) for text in (*names, *(_measured(spreads, *how) for how in columns.values()))))
     return grid
 
 
@@ -123,8 +142,8 @@ def _grid(columns: Iterable[str], width: int) -> Table:
     return grid
 
 
-def _measured(found: Mapping[str, Spread | None], name: str, dummy: str | None, factor: float) -> str:
-    value, beside = found.get(name), found.get(dummy) if dummy else None
+def _measured(spreads: Mapping[str, Spread | None], name: str, dummy: str | None, factor: float) -> str:
+    value, beside = spreads.get(name), spreads.get(dummy) if dummy else None
     number = 0.0 if value is None else factor * value.mean
     text = "-" if value is None else f"{number:.3g}" if factor < 1 else f"{number:.2f}".replace("-0.00", "0.00")
     return text + (f" ({beside.mean:.2f})" if beside else "")
@@ -133,36 +152,37 @@ def _measured(found: Mapping[str, Spread | None], name: str, dummy: str | None, 
 def _names(summaries: Sequence[Summary]) -> list[tuple[str, str, str]]:
     """Stream, algorithm with what sets it apart, and seeds, as texts."""
     different = differences([(s.stream, s.algorithm, {**s.settings, **s.overrides}) for s in summaries])
-    told = [
+    extras = [
         describe({**notable(s.algorithm, s.settings), **s.overrides, **differs})
         for s, differs in zip(summaries, different, strict=True)
     ]
     return [
-        (s.stream, f"{s.algorithm} {words}".strip(), ranges(s.seeds)) for s, words in zip(summaries, told, strict=True)
+        (s.stream, f"{s.algorithm} {words}".strip(), ranges(s.seeds))
+        for s, words in zip(summaries, extras, strict=True)
     ]
 
 
-def _beside(summary: Summary, theirs: Published | None) -> list[str]:
+def _beside(summary: Summary, published: Published | None) -> list[str]:
     """The paper's two accuracies, each with how far ours is above it; a star: outside its band."""
-    if theirs is None:
+    if published is None:
         return ["-"] * 4
     cells = []
-    for accuracy, within in theirs.within.items():
-        mine, other = getattr(summary, accuracy), getattr(theirs, accuracy)
-        gap = "-" if mine is None else f"{mine.mean - other.mean:+.2f}"
-        cells += [spread(other), gap + ("*" if within is False else " ")]
+    for accuracy, within in published.within.items():
+        mine, printed = getattr(summary, accuracy), getattr(published, accuracy)
+        gap = "-" if mine is None else f"{mine.mean - printed.mean:+.2f}"
+        cells += [spread(printed), gap + ("*" if within is False else " ")]
     return cells
 
 
-def spread(value: Spread | None) -> str:
+def spread(value: Spread | None, digits: int = 2) -> str:
     """A mean and its deviation as text."""
     if value is None:
         return "-"
-    return f"{value.mean:.2f}" + ("" if value.std is None else f" ± {value.std:.2f}")
+    return f"{value.mean:.{digits}f}" + ("" if value.std is None else f" ± {value.std:.{digits}f}")
 
 
-def difference(gap: Difference | None) -> str:
+def difference(gap: Difference | None, digits: int = 2) -> str:
     """A difference and its interval as text."""
     if gap is None:
         return "-"
-    return f"{gap.mean:+.2f}" + ("" if gap.low is None else f" [{gap.low:+.2f}, {gap.high:+.2f}]")
+    return f"{gap.mean:+.{digits}f}" + ("" if gap.low is None else f" [{gap.low:+.{digits}f}, {gap.high:+.{digits}f}]")

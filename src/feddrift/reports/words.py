@@ -25,7 +25,7 @@ def differences(configurations: Sequence[tuple[str, str, Mapping[str, Any]]]) ->
     """
     result = []
     for stream, algorithm, settings in configurations:
-        peers = [s for other, name, s in configurations if (other, name) == (stream, algorithm)]
+        peers = [s for peer_stream, name, s in configurations if (peer_stream, name) == (stream, algorithm)]
         result.append({k: v for k, v in settings.items() if any(k not in p or p[k] != v for p in peers)})
     return result
 

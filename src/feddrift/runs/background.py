@@ -17,21 +17,21 @@ def in_background(items: Iterator[T], ahead: int = 2) -> Iterator[T]:
     >>> list(in_background(iter([1, 2])))
     [1, 2]
     """
-    made: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue()
+    results: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue()
     stopped, asked = threading.Event(), threading.Semaphore(ahead)
 
     def work() -> None:
         try:
             while asked.acquire() and not stopped.is_set():
-                made.put((next(items), None))
+                results.put((next(items), None))
         except BaseException as error:
-            made.put((None, error))
+            results.put((None, error))
 
     threading.Thread(target=work, name=NAME, daemon=True).start()
     try:
         while True:
             asked.release()
-            item, error = made.get()
+            item, error = results.get()
             if isinstance(error, StopIteration):
                 return
             if error is not None:
@@ -43,5 +43,5 @@ def in_background(items: Iterator[T], ahead: int = 2) -> Iterator[T]:
 
 
 def busy() -> bool:
-    """Whether such work still goes on."""
+    """Whether a thread of `in_background` is still at work."""
     return any(thread.name == NAME for thread in threading.enumerate())

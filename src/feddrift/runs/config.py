@@ -17,9 +17,11 @@ from feddrift.engines.conditions import Conditions
 from feddrift.errors import ConfigError, DataError, problem
 from feddrift.nets import default_net, named_net
 from feddrift.streams.patterns import table
+from feddrift.tables.times import read_every
 from feddrift.types import Algorithm, Average, Bools, Local, Net
 
 TRAINING = ("rounds", "steps", "batch", "lr", "average")
+TABLE = ("client", "time", "every", "missing", "categories", "scale")
 MAX_SEEDS = 10_000
 
 
@@ -28,7 +30,9 @@ class RunConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    stream: str = Field(description="a name from `feddrift list`, folder:DIR, or your own package.module:make")
+    stream: str = Field(
+        description="a name from `feddrift list`, a table FILE.csv, folder:DIR, or your own package.module:make"
+    )
     algorithm: str = Field(description="a name from `feddrift list`, or your own package.module:Name")
     settings: dict[str, Any] = Field(default={}, description="hyper-parameters of the algorithm, e.g. delta=0.1")
     seed: int = Field(default=0, ge=0, lt=2**63, description="of initial models and minibatches")
@@ -62,7 +66,25 @@ class RunConfig(BaseModel):
         default=None,
         description="linear, mlp:64,64 (its hidden layers), or your own package.module:make; else the stream's",
     )
-    label: str = Field(default="label", description="the label column of folder:DIR")
+    label: str = Field(default="label", description="the label column of FILE.csv or folder:DIR")
+    client: str | None = Field(default=None, description="of a table FILE.csv: the column of the clients")
+    time: str | None = Field(default=None, description="of a table: the column of times")
+    every: str | None = Field(
+        default=None,
+        description="of a table: how long a time step is, year, quarter, month, week, or a number (of days, or of the "
+        "units of the column); else each time is a step",
+    )
+    missing: Literal["drop", "mean", "indicator"] | None = Field(
+        default=None,
+        description="of a table: rows without a value: drop them, fill in the first step's mean, or that and an "
+        "indicator, a 0/1 feature; else they are refused",
+    )
+    categories: Literal["onehot"] | None = Field(
+        default=None, description="of a table: onehot makes a 0/1 column of each word"
+    )
+    scale: bool = Field(
+        default=True, description="of a table: scale numbers by mean and standard deviation of the first time step"
+    )
 
     @field_validator("seed", "rounds", "steps", "batch", "lr", "participation", "dropout", mode="before")
     @classmethod
@@ -70,6 +92,11 @@ class RunConfig(BaseModel):
         if isinstance(value, bool):  # Python would take true for 1
             raise ValueError("input should be a number")
         return value
+
+    @field_validator("every", mode="before")
+    @classmethod
+    def _is_a_length(cls, value: Any) -> Any:
+        return None if read_every(value) is None else str(value)
 
     @classmethod
     def checked(cls, **values: Any) -> RunConfig:
@@ -80,26 +107,31 @@ class RunConfig(BaseModel):
             raise ConfigError(problem(error)) from None
 
     def load(self) -> Stream:
-        """The stream."""
+        """The stream of this run, with the labels flipped that `poison` says."""
         engines.engine(self.engine)  # wrong names first: data may take a while
         algorithms.algorithm(self.algorithm, **self.settings)
-        found = streams.stream(
-            self.stream, seed=self.seed, pattern=self.pattern, data_dir=self.data_dir, label=self.label
+        stream = streams.stream(
+            self.stream,
+            seed=self.seed,
+            pattern=self.pattern,
+            data_dir=self.data_dir,
+            label=self.label,
+            **{name: getattr(self, name) for name in TABLE},
         )
-        harm, clients = self._poison(found)
-        return flipped(found, clients) if harm == "flip" else found
+        harm, clients = self._poison(stream)
+        return flipped(stream, clients) if harm == "flip" else stream
 
     def conditions(self, stream: Stream) -> Conditions:
         """Who is in reach, takes part and lies."""
         harm, clients = self._poison(stream)
-        made = Conditions(
+        conditions = Conditions(
             self.participation,
             self.dropout,
             None if self.trace is None else read_trace(self.trace),
             clients if harm == "garbage" else (),
         )
-        made.in_reach(stream.counts[:-1], self.seed)  # a trace that does not fit shows now
-        return made
+        conditions.in_reach(stream.counts[:-1], self.seed)  # a trace that does not fit shows now
+        return conditions
 
     def _poison(self, stream: Stream) -> tuple[str, tuple[int, ...]]:
         return ("", ()) if self.poison is None else read_poison(self.poison, stream.n_clients)
@@ -110,8 +142,8 @@ class RunConfig(BaseModel):
         algorithm = algorithms.algorithm(self.algorithm, stream, **self.settings)
         if getattr(algorithm, "needs_truth", False) and stream.concepts is None:
             raise ConfigError(f"{self.algorithm} needs a stream whose true concepts are known, {self.stream} has none")
-        given = {name: getattr(self, name) for name in TRAINING if getattr(self, name) is not None}
-        return algorithm, replace(stream.local, **given)
+        training = {name: getattr(self, name) for name in TRAINING if getattr(self, name) is not None}
+        return algorithm, replace(stream.local, **training)
 
     def find_net(self, stream: Stream) -> Net:
         """The net, the stream's own unless another is named."""
@@ -121,37 +153,38 @@ class RunConfig(BaseModel):
 
     def overrides(self, stream: Stream) -> dict[str, Any]:
         """The run options that differ from the stream's own."""
-        given = {name: getattr(self, name) for name in TRAINING}
-        found = {k: v for k, v in given.items() if v is not None and v != getattr(stream.local, k)}
+        training = {name: getattr(self, name) for name in TRAINING}
+        overrides = {k: v for k, v in training.items() if v is not None and v != getattr(stream.local, k)}
         if self.pattern is not None and self.pattern != streams.STREAMS[self.stream].pattern:
-            found["pattern"] = self.pattern
+            overrides["pattern"] = self.pattern
             if os.path.isfile(self.pattern):  # two files may share a name
                 digest = hashlib.sha256(Path(self.pattern).read_bytes()).hexdigest()[:8]
-                found["pattern"] = f"{Path(self.pattern).name}@{digest}"
+                overrides["pattern"] = f"{Path(self.pattern).name}@{digest}"
         if self.stream not in streams.STREAMS:  # what the files held may change under the same name
-            found["data"] = hashlib.sha256(stream.x.tobytes() + stream.y.tobytes()).hexdigest()[:8]
-            if self.label != "label":
-                found["label"] = self.label
+            overrides["data"] = hashlib.sha256(stream.x.tobytes() + stream.y.tobytes()).hexdigest()[:8]
+            for name in ("label", *TABLE):
+                if getattr(self, name) != RunConfig.model_fields[name].default:
+                    overrides[name] = getattr(self, name)
         if self.weights is not None:
             try:
-                found["weights"] = hashlib.sha256(self.weights.read_bytes()).hexdigest()[:8]
+                overrides["weights"] = hashlib.sha256(self.weights.read_bytes()).hexdigest()[:8]
             except (OSError, ValueError) as error:  # or a name that no file can have
                 reason = getattr(error, "strerror", None) or error
                 raise ConfigError(f"cannot read the weights {self.weights}: {reason}") from None
         if self.net is not None:
-            found["net"] = self.net
+            overrides["net"] = self.net
         for name in ("participation", "dropout"):
             if getattr(self, name) != RunConfig.model_fields[name].default:
-                found[name] = getattr(self, name)
+                overrides[name] = getattr(self, name)
         if self.trace is not None:
             digest = hashlib.sha256(read_trace(self.trace).tobytes()).hexdigest()[:8]
-            found["trace"] = f"{self.trace.name}@{digest}"
+            overrides["trace"] = f"{self.trace.name}@{digest}"
         if self.poison is not None:
             harm, clients = self._poison(stream)
-            found["poison"] = f"{harm}:{','.join(map(str, clients))}"
+            overrides["poison"] = f"{harm}:{','.join(map(str, clients))}"
         if self.engine != "simulator":
-            found["engine"] = self.engine
-        return found
+            overrides["engine"] = self.engine
+        return overrides
 
 
 def parse_seeds(text: str) -> list[int]:

@@ -69,19 +69,19 @@ def estimate(
 
 def _rehearse(engine: Engine, algorithm: Algorithm) -> tuple[float, float, bool]:
     """Lanes over all time steps, seconds for everything but training, and whether each client is in a cluster."""
-    begin, done, clusters = time.perf_counter(), 0, False
+    begin, steps_done, clusters = time.perf_counter(), 0, False
     with _quiet(logging.getLogger("feddrift.algorithms")):
         for step in steps_on(engine, algorithm):
-            done, clusters = done + 1, isinstance(step.state.w, Clusters)
+            steps_done, clusters = steps_done + 1, isinstance(step.state.w, Clusters)
             if time.perf_counter() - begin > REHEARSAL_SECONDS:
                 break
-    more = (engine.n_steps or done) / done
-    return engine.lane_rounds * more, (time.perf_counter() - begin) * more, clusters
+    scale = (engine.n_steps or steps_done) / steps_done
+    return engine.lane_rounds * scale, (time.perf_counter() - begin) * scale, clusters
 
 
 @contextmanager
 def _quiet(log: logging.Logger) -> Iterator[None]:
-    """What is said of barely trained models is not true of the run."""
+    """Silence warnings meanwhile: of barely trained models they say nothing about the run."""
     before = log.level
     log.setLevel(logging.ERROR)
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,12 @@ from feddrift import checkpoint, rng
 from feddrift._version import __version__
 from feddrift.errors import DataError
 from feddrift.exported import ABOUT, MASK, MODELS, RESNET
-from feddrift.models import one
+from feddrift.models import params_of
 from feddrift.nets.perceptron import layer_sizes
 from feddrift.runs import record
 from feddrift.runs.recorded import RecordedRun
 from feddrift.system import write_whole
+from feddrift.tables.features import Feature
 from feddrift.trees import paths
 from feddrift.types import Net, State
 
@@ -39,6 +40,7 @@ class Source:
     clients: Sequence[str]
     classes: Sequence[int | str]
     columns: Sequence[str]
+    recipe: Sequence[Feature] = field(default=(), kw_only=True)  # of a table: how its columns become features
     events: Sequence[Mapping[str, Any]]  # of the record
 
 
@@ -46,7 +48,7 @@ def export(run: RecordedRun, folder: Path) -> int:
     """Write the models of a run as they stand now; how many time steps they have seen."""
     state, steps = last_state(run.checkpoints, run.net)
     config, stream = run.config, run.stream
-    known = record.read(run.path if run.path.exists() else record.part_of(run.path))
+    run_record = record.read(run.path if run.path.exists() else record.part_of(run.path))
     classes = list(stream.classes or range(stream.n_classes))
     source = Source(
         state=state,
@@ -59,7 +61,8 @@ def export(run: RecordedRun, folder: Path) -> int:
         clients=stream.clients,
         classes=classes,
         columns=stream.columns,
-        events=known.events,
+        recipe=stream.recipe,
+        events=run_record.events,
     )
     write(source, folder)
     return steps
@@ -67,11 +70,11 @@ def export(run: RecordedRun, folder: Path) -> int:
 
 def last_state(checkpoints: checkpoint.Folder, net: Net) -> tuple[State, int]:
     """The newest state of a run or federation, and how many time steps it has seen; it may be at work meanwhile."""
-    found = next((c for c in checkpoints.newest_first() if isinstance(c, checkpoint.Checkpoint)), None)
-    state = None if found is None else found.value(net.init(rng.derive(0, "init", 0)))[0]
-    if found is None or state is None:
+    newest = next((c for c in checkpoints.newest_first() if isinstance(c, checkpoint.Checkpoint)), None)
+    state = None if newest is None else newest.value(net.init(rng.derive(0, "init", 0)))[0]
+    if newest is None or state is None:
         raise DataError(f"{checkpoints.path} has no whole checkpoint of a time step to export")
-    return state, int(found.about["steps"])
+    return state, int(newest.about["steps"])
 
 
 def write(source: Source, folder: Path) -> None:
@@ -79,7 +82,7 @@ def write(source: Source, folder: Path) -> None:
     arrays: dict[str, npt.NDArray[Any]] = {}
     models = source.state.models
     for m, i in enumerate(models.ids):
-        parts = dict(paths(one(models, m)))
+        parts = dict(paths(params_of(models, m)))
         if models.mask is not None:
             parts[MASK] = models.mask[m]
         arrays |= {f"{i}/{path}": np.ascontiguousarray(leaf) for path, leaf in parts.items()}
@@ -87,7 +90,7 @@ def write(source: Source, folder: Path) -> None:
     if source.described["kind"] == "resnet18":
         from feddrift.nets.resnet import torchvision_names  # here: few need it
 
-        write_whole(folder / RESNET, save(torchvision_names(source.net, one(models, 0))))
+        write_whole(folder / RESNET, save(torchvision_names(source.net, params_of(models, 0))))
     write_whole(folder / ABOUT, (json.dumps(_about(source), indent=2, allow_nan=False) + "\n").encode())
 
 
@@ -123,6 +126,7 @@ def _about(source: Source) -> dict[str, Any]:
         "ballot": state.ballot,
         "classes": list(source.classes),
         "columns": list(source.columns),
+        **({"recipe": [asdict(feature) for feature in source.recipe]} if source.recipe else {}),
         "models": {str(i): {"family": state.models.family[m]} for m, i in enumerate(ids)},
         "clients": clients,
         "lineage": [_with_names(event, source.clients) for event in source.events if event["t"] < source.steps],

@@ -84,33 +84,33 @@ class Journal:
         total = (local or self._fed.local).rounds if rounds is None else rounds
 
         def ask() -> Models:
-            now, done, past = models, 0, self._before
+            now, rounds_done, past = models, 0, self._before
             if past.models is not None and len(self._answers) == len(past.answers):  # this call was under way
-                now, done = past.models, past.trained
-            while done < total:
-                some = min(total - done, max(1, self._saved + self._every - self._rounds))
-                now = self._fed.train(now, w, some, local)
-                done, self._rounds = done + some, self._rounds + some
-                if done < total:
-                    self._save_if_due(now, done)
+                now, rounds_done = past.models, past.trained
+            while rounds_done < total:
+                portion = min(total - rounds_done, max(1, self._saved + self._every - self._rounds))
+                now = self._fed.train(now, w, portion, local)
+                rounds_done, self._rounds = rounds_done + portion, self._rounds + portion
+                if rounds_done < total:
+                    self._save_if_due(now, rounds_done)
             return now
 
         question = f"train {models.ids} {w.shape} {total} {local and astuple(local)}"
         return self._asked(question, ask, then_save=True)
 
     def _asked(self, question: str, ask: Callable[[], T], then_save: bool = False) -> T:
-        known, k = self._before.answers, len(self._answers)
-        if k < len(known):
-            if known[k][0] != question:
+        old_answers, k = self._before.answers, len(self._answers)
+        if k < len(old_answers):
+            if old_answers[k][0] != question:
                 raise DataError(
                     "cannot go on inside this time step: the algorithm, or its settings, are not what they were "
-                    f"(it asks '{question}', it asked '{known[k][0]}')"
+                    f"(it asks '{question}', it asked '{old_answers[k][0]}')"
                 )
-            answer: T = known[k][1]
+            answer: T = old_answers[k][1]
         else:
             answer = ask()
         self._answers.append((question, answer))
-        if then_save and k >= len(known):
+        if then_save and k >= len(old_answers):
             self._save_if_due(None, 0)
         return answer
 

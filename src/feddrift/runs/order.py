@@ -24,7 +24,7 @@ class Order:
 
     @classmethod
     def after(cls, header: Mapping[str, Any]) -> Order:
-        """Nothing but this header yet."""
+        """The order of a record that has only this header yet."""
         return cls(header, header["n_clients"])
 
     def take(self, line: Mapping[str, Any], where: str) -> None:

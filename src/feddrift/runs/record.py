@@ -7,8 +7,8 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ import numpy as np
 from feddrift.errors import DataError
 from feddrift.runs import schema
 from feddrift.runs.order import Order
-from feddrift.scores import SCORES
+from feddrift.scores import ACCURACY, SCORES, Score, score
 from feddrift.types import Bools, Floats, Ints
 
 LOOKS = 5  # at a file that somebody may be renaming or asking about just now
@@ -77,6 +77,8 @@ class Record:
     status: Literal["complete", "interrupted", "failed", "unfinished"]  # unfinished: still running, or killed
     tested: int  # time steps that are tested: all, or all but the last
     exchanges: tuple[dict[str, Any], ...] = ()  # the questions to clients of real machines
+    seconds: float | None = None  # that it took, once it has ended
+    score: Score = ACCURACY  # what stands in rows.accuracy: see `by_score`
 
     @property
     def runs_on(self) -> bool:
@@ -88,6 +90,20 @@ class Record:
         name = f"{self.header['stream']}, {self.header['algorithm']}, seed {self.header['seed']}"
         size = f"{self.rows.steps}{of} time steps, {self.header['n_clients']} clients"
         return f"Record({name}: {self.status}, {size})"
+
+
+def by_score(records: Iterable[Record], name: str) -> list[Record]:
+    """The records with another score in the place of accuracy, so that everything that is made of accuracies is made
+    of it."""
+    chosen, given = score(name), list(records)
+    if chosen == ACCURACY:
+        return given
+    if given and all(np.isnan(getattr(record.rows, name)).all() for record in given):
+        raise DataError(f"these records have no {chosen.title}: an older version made them, or no time step is tested")
+    return [
+        replace(record, score=chosen, rows=replace(record.rows, accuracy=getattr(record.rows, name)))
+        for record in given
+    ]
 
 
 def configuration(header: Mapping[str, Any]) -> str:
@@ -125,16 +141,16 @@ def read(path: str | Path) -> Record:
 def latest(path: Path) -> Record | None:
     """The record of this name: the closed one if it is complete, else what is written just now; None: there is none."""
     for _ in range(LOOKS):  # between two looks it may have got its other name
-        found = []
+        candidates = []
         for file in (path, part_of(path)):
             try:
-                found.append(_read(file))
+                candidates.append(_read(file))
             except FileNotFoundError:
                 continue
             except OSError as error:
                 raise DataError(f"cannot read {file}: {error.strerror or error}") from None
-        if found:
-            return found[0] if found[0].status == "complete" else found[-1]
+        if candidates:
+            return candidates[0] if candidates[0].status == "complete" else candidates[-1]
     return None
 
 
@@ -147,7 +163,7 @@ def _read(path: Path) -> Record:
     header = schema.parse(lines[0], f"{path}, line 1")
     if header["kind"] != "header":
         raise DataError(f"{path}, line 1: a record starts with its header, got {header['kind']!r}")
-    order, found = Order.after(header), dict[str, list[dict[str, Any]]]()
+    order, by_kind = Order.after(header), dict[str, list[dict[str, Any]]]()
     columns: dict[str, list[Any]] = {name: [] for name in schema.COLUMNS}
     n_clients: list[int] = []  # of each time step
     for number, text in enumerate(lines[1:], start=2):
@@ -162,27 +178,28 @@ def _read(path: Path) -> Record:
             for name, values in columns.items():
                 values += line.get(name) or [None] * order.n_clients
         else:
-            found.setdefault(line["kind"], []).append(line)
+            by_kind.setdefault(line["kind"], []).append(line)
         n_clients += [order.n_clients] * (order.steps - before)
     starts = [0, *itertools.accumulate(n_clients)]
-    for test in found.get("test", []):
+    for test in by_kind.get("test", []):
         for c, tested in enumerate(test["tested"]):
             k = starts[test["t"]] + c
             if tested or not columns["tested"][k]:  # a client that is away now may have been tested before
                 for name in ("accuracy", "tested", *SCORES):
                     columns[name][k] = test[name][c] if test.get(name) is not None else None
     if header["schema"] == 2:
-        names = [line["name"] for line in found.get("client", [])]
-        named = {line["t"]: line["name"] for line in found.get("time", [])}
+        names = [line["name"] for line in by_kind.get("client", [])]
+        named = {line["t"]: line["name"] for line in by_kind.get("time", [])}
         times = [named.get(t, "") for t in range(order.begun)]
         header |= {"n_clients": order.n_clients, "clients": header["clients"] + names, "times": times}
     return Record(
         header,
         _rows(columns, n_clients, order.n_clients),
-        tuple(event for event in found.get("event", []) if event["t"] < order.steps),
-        found["end"][0]["status"] if order.ended else "unfinished",
+        tuple(event for event in by_kind.get("event", []) if event["t"] < order.steps),
+        by_kind["end"][0]["status"] if order.ended else "unfinished",
         order.tested if header["schema"] == 2 else order.steps,
-        tuple(found.get("exchange", [])),
+        tuple(by_kind.get("exchange", [])),
+        by_kind["end"][0]["seconds"] if order.ended else None,
     )
 
 
@@ -193,14 +210,21 @@ def read_all(folder: str | Path) -> list[Record]:
     """
     if os.path.isfile(folder):  # unlike Path's, it takes any string
         return [read(folder)]
-    if not os.path.isdir(folder):
-        raise DataError(f"{folder} is neither a folder of records nor a record")
-    paths = {path for path in Path(folder).rglob("*.jsonl") if path.name != OLD_HISTORY}
-    paths |= {path.with_suffix("") for path in Path(folder).rglob("*.jsonl.part")}
-    if not paths:
-        raise DataError(f"no records (*.jsonl) below {folder}")
-    records = [found for path in sorted(paths) if (found := latest(path)) is not None]
+    records = [record for path in paths(folder) if (record := latest(path)) is not None]
     return sorted(records, key=lambda r: (configuration(r.header), r.header["seed"]))
+
+
+def paths(folder: str | Path) -> list[Path]:
+    """Where the records below a folder are when nobody writes them, for `latest`; or that of one file."""
+    if not os.path.isdir(folder):
+        if os.path.isfile(folder) or os.path.isfile(f"{folder}.part"):
+            return [Path(str(folder).removesuffix(".part"))]
+        raise DataError(f"{folder} is neither a folder of records nor a record")
+    found = {path for path in Path(folder).rglob("*.jsonl") if path.name != OLD_HISTORY}
+    found |= {path.with_suffix("") for path in Path(folder).rglob("*.jsonl.part")}
+    if not found:
+        raise DataError(f"no records (*.jsonl) below {folder}")
+    return sorted(found)
 
 
 def _rows(columns: Mapping[str, Sequence[Any]], n_clients: Sequence[int], most: int) -> Rows:

@@ -24,7 +24,7 @@ from feddrift.engines.federation import TimeStep
 from feddrift.engines.lanes import device_kind
 from feddrift.errors import DataError
 from feddrift.nets import initial
-from feddrift.run import Step, Trained, in_use, steps_on
+from feddrift.run import Step, Trained, models_in_use, steps_on
 from feddrift.runs.background import in_background
 from feddrift.runs.config import RunConfig
 from feddrift.runs.journal import Inside, Journal
@@ -60,7 +60,7 @@ class RecordedRun:
     def __iter__(self) -> Iterator[Step]:
         """Each time step once it is trained, tested and written."""
         start = self._last() if self.resumes else _Start()
-        self.before = None if start.state is None else in_use(start.state)
+        self.before = None if start.state is None else models_in_use(start.state)
         if not self.resumes and self.checkpoints.path.is_dir() and not is_complete(self.path):
             log.warning("%s was stopped before its end: this starts it over, resume would go on", self.path.stem)
         with Writer(self.out, self.header, start.done or None, start.seconds) as writer:
@@ -86,7 +86,7 @@ class RecordedRun:
                 self._save(writer, step.tau + 1, step.state)
                 yield step
 
-    def _save(self, writer: Writer, done: int, state: State | None, inside: Inside | None = None) -> None:
+    def _save(self, writer: Writer, steps_done: int, state: State | None, inside: Inside | None = None) -> None:
         about = {
             "run": file_name(self.header),
             "local": self.header["local"],
@@ -97,46 +97,46 @@ class RecordedRun:
             "feddrift": __version__,
         }
         rounds = 0 if inside is None else inside.rounds
-        self.checkpoints.write(done, rounds, about, (state, inside and inside.plain()))
+        self.checkpoints.write(steps_done, rounds, about, (state, inside and inside.plain()))
 
     def _last(self) -> _Start:
         """Where to begin: at the newest intact checkpoint whose time steps are in the record, too."""
-        for found in self.checkpoints.newest_first():
+        for saved in self.checkpoints.newest_first():
             try:
-                return self._start(found, self._like)
+                return self._start(saved, self._like)
             except DataError as error:
                 log.warning("%s", error)
         return _Start()
 
-    def _start(self, found: checkpoint.Checkpoint | DataError, like: Params) -> _Start:
-        if isinstance(found, DataError):
-            raise found
-        about = found.about
+    def _start(self, saved: checkpoint.Checkpoint | DataError, like: Params) -> _Start:
+        if isinstance(saved, DataError):
+            raise saved
+        about = saved.about
         if about.get("run") != file_name(self.header) or about.get("local") != self.header["local"]:
-            raise DataError(f"{found.path} belongs to another run: {about.get('run')}")
+            raise DataError(f"{saved.path} belongs to another run: {about.get('run')}")
         try:
-            (state, inside), done, seconds = found.value(like), index(about["steps"]), float(about["seconds"])
+            (state, inside), steps_done, seconds = saved.value(like), index(about["steps"]), float(about["seconds"])
             every = index(about["every"])
             inside = None if inside is None else Inside(*inside)
-            if min(done, every) < 0 or not 0 <= seconds < math.inf:
-                raise ValueError(f"{done} steps, {seconds} seconds, every {every}")
-            if not (isinstance(state, State) or (state is None and done == 0)):
-                raise TypeError(f"{type(state).__name__} is no state after {done} time steps")
+            if min(steps_done, every) < 0 or not 0 <= seconds < math.inf:
+                raise ValueError(f"{steps_done} steps, {seconds} seconds, every {every}")
+            if not (isinstance(state, State) or (state is None and steps_done == 0)):
+                raise TypeError(f"{type(state).__name__} is no state after {steps_done} time steps")
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise DataError(f"{found.path} is no checkpoint of a run: {error!r}") from None
+            raise DataError(f"{saved.path} is no checkpoint of a run: {error!r}") from None
         self.every = every
         if about.get("feddrift") != __version__:
-            log.warning("%s was written by feddrift %s, this is %s", found.path, about.get("feddrift"), __version__)
-        if done and all(beginning(path, done) is None for path in (part_of(self.path), self.path)):
-            raise DataError(f"{found.path}: the record of its {done} time steps is missing")
-        return _Start(done, state, inside, seconds)
+            log.warning("%s was written by feddrift %s, this is %s", saved.path, about.get("feddrift"), __version__)
+        if steps_done and all(beginning(path, steps_done) is None for path in (part_of(self.path), self.path)):
+            raise DataError(f"{saved.path}: the record of its {steps_done} time steps is missing")
+        return _Start(steps_done, state, inside, seconds)
 
 
 @dataclass(frozen=True)
 class _Start:
     """Where a run begins: after so many time steps, or inside the next."""
 
-    done: int = 0
+    done: int = 0  # time steps
     state: State | None = None
     inside: Inside | None = None
     seconds: float = 0.0
@@ -158,10 +158,10 @@ def unfinished_runs(folder: Path) -> list[Path]:
 
 def from_checkpoints(state: Path) -> RecordedRun:
     """The run of a checkpoint folder, ready to go on."""
-    found = list(checkpoint.Folder(state).newest_first())
-    whole = [c for c in found if isinstance(c, checkpoint.Checkpoint)]
+    checkpoints = list(checkpoint.Folder(state).newest_first())
+    whole = [c for c in checkpoints if isinstance(c, checkpoint.Checkpoint)]
     if not whole:
-        why = found[0] if found else "there is none"
+        why = checkpoints[0] if checkpoints else "there is none"
         raise DataError(f"cannot resume {state.stem}: no checkpoint is whole ({why}); run it again")
     config, cwd = whole[0].about.get("config"), str(whole[0].about.get("cwd"))
     if not isinstance(config, dict):
@@ -246,6 +246,6 @@ def _short(models: np.float64) -> float:
 
 
 def versions() -> dict[str, str]:
-    """What numbers may depend on besides the data."""
+    """The versions of Python and of the packages that numbers may depend on."""
     packages = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "numpy", "scipy")}
     return {"feddrift": __version__, "python": platform.python_version(), **packages}

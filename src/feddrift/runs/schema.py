@@ -95,8 +95,8 @@ class EventLine:
         into, distance = self.cause.get("into"), self.cause.get("distance")
         _check_finite("cause", self.cause)
         near = isinstance(distance, int | float) and not isinstance(distance, bool) and abs(distance) <= LARGEST
-        known = type(into) is int and 0 <= into < 2**63 and near
-        if self.event == "merged" and not known:
+        complete = type(into) is int and 0 <= into < 2**63 and near
+        if self.event == "merged" and not complete:
             raise ValueError("the cause of a merge must say into which model and at what distance")
 
 

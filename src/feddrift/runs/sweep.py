@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from feddrift import algorithms, streams
-from feddrift.errors import BusyError, ConfigError, DataError, FeddriftError, safe_repr
+from feddrift.errors import BusyError, ConfigError, DataError, FeddriftError, safe_repr, unknown
 from feddrift.runs import record
 from feddrift.runs.config import RunConfig, parse_seeds
 from feddrift.runs.recorded import RecordedRun
@@ -23,8 +23,11 @@ from feddrift.runs.recorded import RecordedRun
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-NAMES = ("stream", "algorithm", "pattern", "weights", "net", "average", "trace", "poison")
-LISTS = (*NAMES, "rounds", "steps", "batch", "lr", "participation", "dropout")  # one value, or several to combine
+NAMES = ("stream", "algorithm")
+LISTS = tuple(name for name in RunConfig.model_fields if name not in ("seed", "settings"))  # values to combine
+KEYS = {  # all that a table may say, and what it means
+    name: field.description or "" for name, field in RunConfig.model_fields.items() if name != "seed"
+} | {"seeds": f'{RunConfig.model_fields["seed"].description}: 3, [0, 2], or "0-4"'}
 MAX_RUNS = 100_000
 PATIENCE = 20.0  # seconds that a stopped run has to close its record
 
@@ -32,8 +35,8 @@ PATIENCE = 20.0  # seconds that a stopped run has to close its record
 def read_grid(path: Path, data_dir: Path | None = None) -> list[RunConfig]:
     """All runs of a TOML file, in its order; of the same lines only one.
 
-    Each table ``[[runs]]`` is a grid: every combination of its streams, algorithms, seeds, run options and settings. A
-    setting goes to those of its algorithms that know it.
+    Each table ``[[runs]]`` is a grid: every combination of its streams, algorithms, seeds, run options and settings,
+    all that a run takes. A setting goes to those of its algorithms that know it. A `data_dir` that is given wins.
     """
     try:
         grids = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -42,20 +45,21 @@ def read_grid(path: Path, data_dir: Path | None = None) -> list[RunConfig]:
     tables = grids.pop("runs", None)
     if grids or not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables) or not tables:
         raise ConfigError(f"{path}: a sweep is one or more tables [[runs]], got {sorted(grids) or 'none'}")
-    found: dict[str, RunConfig] = {}
+    configs: dict[str, RunConfig] = {}
     for number, table in enumerate(tables, start=1):
         try:
             for config in _combinations(table, data_dir):
-                found.setdefault(config.model_dump_json(), config)
+                configs.setdefault(config.model_dump_json(), config)
         except FeddriftError as error:
             raise ConfigError(f"{path}, runs {number}: {error}") from None
-    return list(found.values())
+    return list(configs.values())
 
 
 def _combinations(table: Mapping[str, Any], data_dir: Path | None) -> Iterator[RunConfig]:
-    extra = set(table) - {*LISTS, "seeds", "settings"}
-    if extra:
-        raise ConfigError(f"unknown key {sorted(extra)[0]!r} (there are: {', '.join([*LISTS, 'seeds', 'settings'])})")
+    if extra := sorted(set(table) - set(KEYS)):
+        raise unknown("key", extra[0], KEYS)
+    if data_dir is not None:
+        table = {**table, "data_dir": str(data_dir)}
     for name in ("stream", "algorithm"):
         if name not in table:
             raise ConfigError(f"{name} is missing")
@@ -65,23 +69,23 @@ def _combinations(table: Mapping[str, Any], data_dir: Path | None) -> Iterator[R
     options = {name: _listed(name, table[name]) for name in LISTS if name in table}
     knows = {name: algorithms.options(algorithms.entry(name).cls) for name in options["algorithm"]}
     for key in settings:
-        if not any(key in known for known in knows.values()):
+        if not any(key in legal for legal in knows.values()):
             raise ConfigError(f"none of {', '.join(knows)} has a setting {key!r}")
     for name in options["stream"]:
         streams.check(name)
     listed = _listed("seeds", table.get("seeds", 0))
     seeds = parse_seeds(",".join(item if isinstance(item, str) else safe_repr(item) for item in listed))
-    some = [len(_listed(key, value)) for key, value in settings.items()]
-    if (n := math.prod([*map(len, options.values()), *some, len(seeds)])) > MAX_RUNS:
+    lengths = [len(_listed(key, value)) for key, value in settings.items()]
+    if (n := math.prod([*map(len, options.values()), *lengths, len(seeds)])) > MAX_RUNS:
         raise ConfigError(f"a grid is at most {MAX_RUNS} runs, got {n}")
     for chosen in itertools.product(*options.values()):
         values = dict(zip(options, chosen, strict=True))
         own = {key: _listed(key, value) for key, value in settings.items() if key in knows[values["algorithm"]]}
         for picked in itertools.product(*own.values()):
-            given = dict(zip(own, picked, strict=True))
-            algorithms.algorithm(values["algorithm"], **given)  # a bad value shows now
+            picked_settings = dict(zip(own, picked, strict=True))
+            algorithms.algorithm(values["algorithm"], **picked_settings)  # a bad value shows now
             for seed in seeds:
-                yield RunConfig.checked(**values, settings=given, seed=seed, data_dir=data_dir)
+                yield RunConfig.checked(**values, settings=picked_settings, seed=seed)
 
 
 def _listed(name: str, value: Any) -> list[Any]:
@@ -154,19 +158,19 @@ class _Worker:
 
     def __init__(self, context: Any, number: int, jobs: int, cores: list[int], out: Path, config: RunConfig) -> None:
         self.number, self.config = number, config
-        self.pipe, theirs = context.Pipe()
+        self.pipe, far_end = context.Pipe()
         share = cores[number::jobs] if jobs <= len(cores) else cores
-        self.process = context.Process(target=_work, args=(theirs, share, out), daemon=True)
+        self.process = context.Process(target=_work, args=(far_end, share, out), daemon=True)
         heard = signal.signal(signal.SIGINT, signal.SIG_IGN)  # until it is ready to close a record
         try:
             self.process.start()
         finally:
             signal.signal(signal.SIGINT, heard)
-        theirs.close()
+        far_end.close()
         self.give(config)
 
     def give(self, config: RunConfig) -> bool:
-        """Whether the worker is there to take it."""
+        """Send the worker its next run; False where its process is gone."""
         try:
             self.pipe.send(config)
         except OSError:

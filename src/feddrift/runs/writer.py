@@ -63,13 +63,13 @@ class Writer:
     def _go_on(self, done: int) -> None:
         """Keep the first time steps of the part, or of a record that was closed, which becomes the part again."""
         clients = self.order.header["clients"]
-        found = beginning(self.part, done, clients)
-        moved = found is None
-        if found is None:
-            found = beginning(self.path, done, clients)
-        if found is None:
+        start = beginning(self.part, done, clients)
+        moved = start is None
+        if start is None:
+            start = beginning(self.path, done, clients)
+        if start is None:
             raise DataError(f"cannot go on after {done} time steps: {self.path} has not so many")
-        kept, self.order = found
+        kept, self.order = start
         if moved:
             with _writable(self.part):
                 if self.order.header["schema"] == 1 and is_complete(self.path):  # it is replaced by a complete one only
@@ -102,8 +102,8 @@ class Writer:
         if n_clients > MANY_CLIENTS:
             if any((row["t"], row["c"]) != (rows[0]["t"], c) for c, row in enumerate(rows)):
                 raise DataError(f"{where}: rows must be of one time step, in the order of the clients")
-            told = [name for name in schema.COLUMNS if any(name in row for row in rows)]
-            columns = {name: [row.get(name) for row in rows] for name in told}
+            names = [name for name in schema.COLUMNS if any(name in row for row in rows)]
+            columns = {name: [row.get(name) for row in rows] for name in names}
             lines.append({"kind": "columns", "t": rows[0]["t"], **columns})
         else:
             lines += [{"kind": "row", **row} for row in rows]
@@ -114,7 +114,7 @@ class Writer:
         self._add([{"kind": kind, **values}], kind)
 
     def _add(self, lines: Sequence[Mapping[str, Any]], where: str) -> None:
-        """All of these lines, or none."""
+        """Write all of these lines, or none."""
         texts, order = [schema.dump(line) for line in lines], replace(self.order)
         for text in texts:
             order.take(schema.parse(text, where), where)
@@ -183,20 +183,20 @@ def beginning(path: Path, steps: int, clients: Sequence[str] | None = None) -> t
         if not line.endswith(b"\n"):
             break
         try:
-            found = schema.parse(line, str(path))
+            parsed = schema.parse(line, str(path))
         except DataError:
             if line is lines[-1]:
                 break
             raise
-        later = found["kind"] in ("event", "row", "columns") and found["t"] >= steps
-        if later or found["kind"] == "end":
+        later = parsed["kind"] in ("event", "row", "columns") and parsed["t"] >= steps
+        if later or parsed["kind"] == "end":
             break
-        if found["kind"] == "client" and clients is not None and clients[found["c"] :][:1] != [found["name"]]:
+        if parsed["kind"] == "client" and clients is not None and clients[parsed["c"] :][:1] != [parsed["name"]]:
             break
         if order is None:
-            order = Order.after(found)
+            order = Order.after(parsed)
         else:
-            order.take(found, str(path))
+            order.take(parsed, str(path))
         end += len(line)
     return (whole[:end], order) if order is not None and order.steps >= steps else None
 

@@ -1,4 +1,4 @@
-"""Streams by name: the paper's, a folder of your own files, or a function of your own."""
+"""Streams by name: the paper's, a table or a folder of your own files, or a function of your own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import numpy as np
 from feddrift import plugins
 from feddrift.data import Stream
 from feddrift.errors import ConfigError, safe_repr, unknown
-from feddrift.streams import air, fmow, folder, mnist, patterns, synthetic
+from feddrift.streams import air, fmow, folder, mnist, patterns, synthetic, table
+from feddrift.tables.arrange import Plan
 
 
 @dataclass(frozen=True)
@@ -58,15 +59,27 @@ def stream(
     pattern: str | None = None,
     data_dir: str | Path | None = None,
     label: str = "label",
+    client: str | None = None,
+    time: str | None = None,
+    every: str | float | None = None,
+    missing: str | None = None,
+    categories: str | None = None,
+    scale: bool = True,
 ) -> Stream:
-    """The stream called `name`, the files under DIR for ``folder:DIR``, or what ``package.module:make`` makes.
+    """The stream called `name`, a table ``FILE.csv``, the files of ``folder:DIR``, or that of ``package.module:make``.
 
     Parameters:
-        name: As `feddrift list` has it, ``folder:DIR``, or ``package.module:make``.
+        name: As `feddrift list` has it, a table ``FILE.csv``, ``folder:DIR``, or ``package.module:make``.
         seed: Of random patterns, and which of R0 to R4 is the pattern of mnist-r.
         pattern: Who has which concept when: a name (Y, F, R0..R4), a file, or ``random:every=2,concepts=4``.
         data_dir: Where data files lie; else $FEDDRIFT_DATA, else a cache.
-        label: The label column of ``folder:DIR``.
+        label: The label column of a table or of ``folder:DIR``.
+        client: The column of a table that has the clients.
+        time: That of times. This and what follows is told at `Stream.from_frame`.
+        every: How long a time step is.
+        missing: What becomes of rows without a value.
+        categories: What becomes of words.
+        scale: Whether numbers are scaled.
 
     >>> s = stream("sine-2")
     >>> s.n_steps, s.n_clients, s.cell(0, 0)[0].shape
@@ -79,16 +92,22 @@ def stream(
         raise ConfigError(f"pattern must be a name, a file or random:..., got a {type(pattern).__name__}")
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**63:
         raise ConfigError(f"seed must be a whole number from 0 on, got {safe_repr(seed)}")
+    if is_table(name):
+        _refuse_pattern(name, pattern)
+        return table.load(name, Plan(client, time, label, every, missing, categories, scale))
+    of_tables = {"client": client, "time": time, "every": every, "missing": missing, "categories": categories}
+    for option, setting in (of_tables | {"scale": None if scale else False}).items():
+        if setting is not None:
+            check(name)
+            raise ConfigError(f"{option} is for tables, FILE.csv, so it must be left out for {name}, got {setting!r}")
     kind, _, directory = name.partition(":")
     if kind == "folder":
-        if pattern is not None:
-            raise ConfigError(f"{name} brings its own drift: pattern must be left out, got {pattern!r}")
+        _refuse_pattern(name, pattern)
         return folder.load(directory, label=label)
     if label != "label" and name in STREAMS:
-        raise ConfigError(f"label names a column of folder:DIR, so it must be left out for {name}, got {label!r}")
+        raise ConfigError(f"label names a column of your own files, so it must be left out for {name}, got {label!r}")
     if name not in STREAMS and (make := plugins.find("stream", name)) is not None:
-        if pattern is not None:
-            raise ConfigError(f"{name} brings its own drift: pattern must be left out, got {pattern!r}")
+        _refuse_pattern(name, pattern)
         return _made(name, make, data_dir)
     entry = _entry(name)
     if entry.pattern is None:
@@ -101,6 +120,19 @@ def stream(
         legal = "0 and 1" if entry.n_concepts == 2 else f"0 to {entry.n_concepts - 1}"
         raise ConfigError(f"pattern {spec} uses concept {concepts.max()}, but {entry.family} has concepts {legal}")
     return entry.make(name, concepts, data_dir)
+
+
+def is_table(name: str) -> bool:
+    """Whether a name is that of a file with a table; a file that is meant as one but has another name is refused."""
+    answer = name not in STREAMS and table.is_table(name)
+    if not answer and name not in STREAMS and os.path.isfile(name):
+        raise ConfigError(f"unknown stream '{name}'; it is a file: did you mean 'table:{name}'?")
+    return answer
+
+
+def _refuse_pattern(name: str, pattern: str | None) -> None:
+    if pattern is not None:
+        raise ConfigError(f"{name} brings its own drift: pattern must be left out, got {pattern!r}")
 
 
 def _made(name: str, make: object, data_dir: str | Path | None) -> Stream:
@@ -117,8 +149,10 @@ def _told_where(make: Callable[..., Any], data_dir: str | Path | None) -> Any:
 
 
 def check(name: str) -> None:
-    """Refuse a name that no stream has; a folder is looked at when it is read."""
-    if not name.startswith("folder:") and (name in STREAMS or plugins.find("stream", name) is None):
+    """Refuse a name that no stream has; a folder or a table is looked at when it is read."""
+    if name.startswith("folder:") or is_table(name):
+        return
+    if name in STREAMS or plugins.find("stream", name) is None:
         _entry(name)
 
 
@@ -138,8 +172,10 @@ def _entry(name: str) -> Entry:
     if name not in STREAMS:
         if os.path.isdir(name):
             raise ConfigError(f"unknown stream '{name}'; it is a folder: did you mean 'folder:{name}'?")
-        raise unknown("stream", name, [*STREAMS, *plugins.installed("stream"), "folder:DIR", "package.module:make"])
+        raise unknown(
+            "stream", name, [*STREAMS, *plugins.installed("stream"), "FILE.csv", "folder:DIR", "package.module:make"]
+        )
     return STREAMS[name]
 
 
-__all__ = ["STREAMS", "Entry", "check", "default_pattern", "stream"]
+__all__ = ["STREAMS", "Entry", "check", "default_pattern", "is_table", "stream"]

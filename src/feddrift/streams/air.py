@@ -53,7 +53,7 @@ def five_cities(name: str, data_dir: str | Path | None = None) -> Stream:
         seen: list[Floats] = []
         for column in (key for key in table if key.startswith("PM_")):
             pm = _numbers(city, table, column)
-            if not any(np.array_equal(pm, other, equal_nan=True) for other in seen):
+            if not any(np.array_equal(pm, earlier, equal_nan=True) for earlier in seen):
                 clients[f"{city} {column.removeprefix('PM_')}"] = _cells(x, pm, step)
                 seen.append(pm)
     return _stream(name, clients, [f"{2013 + t // 4} Q{t % 4 + 1}" for t in range(_steps(clients))])
@@ -97,10 +97,10 @@ def _tables(data_dir: str | Path | None, folder: str, pattern: str, source: str)
         texts |= {path.name: path.read_text(encoding="utf-8-sig") for path in sorted(root.glob("*.csv"))}
     except (OSError, EOFError, tarfile.TarError, lzma.LZMAError, ValueError) as error:  # not there, broken, no text
         raise DataError(f"{root} cannot be read: {error}") from None
-    found = {match[1]: texts[file] for file in sorted(texts) if (match := re.fullmatch(pattern, file))}
-    if not found:
+    by_name = {match[1]: texts[file] for file in sorted(texts) if (match := re.fullmatch(pattern, file))}
+    if not by_name:
         raise DataError(f"{root} has no such files: put the .csv files of {source}, or a .tar.xz of them, there")
-    for key, text in found.items():  # one at a time: as text a table takes fifty megabytes
+    for key, text in by_name.items():  # one at a time: as text a table takes fifty megabytes
         yield key, _table(key, text)
 
 
@@ -145,7 +145,7 @@ def _quarter(where: str, table: Table, year: int, month: int) -> npt.NDArray[np.
 
 def _features(where: str, table: Table, wind: str, rain: str, direction: str) -> npt.NDArray[np.float32]:
     """x[n, 11] in the order of FEATURES; a row with NaN cannot be used."""
-    known = {
+    measured = {
         key: np.where((values >= low) & (values <= high), values, np.nan)
         for key, column in {"DEWP": "DEWP", "PRES": "PRES", "TEMP": "TEMP", "wind": wind, "rain": rain}.items()
         for values, (low, high) in [(_numbers(where, table, column), _LEGAL[key])]
@@ -154,11 +154,11 @@ def _features(where: str, table: Table, wind: str, rain: str, direction: str) ->
     hour, day, month = (_time(where, table, column) for column in ("hour", "day", "month"))
     hour, date = 2 * np.pi * hour / 24, 2 * np.pi * (month - 1 + (day - 1) / 31) / 12
     columns = [
-        *((_filled(known[key]) - centre) / spread for key, (centre, spread) in _SCALE.items()),
-        np.log1p(_filled(known["wind"])) - 1.5,
+        *((_filled(measured[key]) - centre) / spread for key, (centre, spread) in _SCALE.items()),
+        np.log1p(_filled(measured["wind"])) - 1.5,
         _filled(north),
         _filled(east),
-        np.log1p(np.nan_to_num(known["rain"])),
+        np.log1p(np.nan_to_num(measured["rain"])),
         np.cos(hour),
         np.sin(hour),
         np.cos(date),

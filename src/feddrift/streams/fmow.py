@@ -117,12 +117,12 @@ def by_rule(folder: Folder, seed: int = 0) -> list[list[Ints]]:
     cells: list[list[Ints]] = [[np.zeros(0, dtype=np.int64)] * len(REGIONS) for _ in range(10)]
     for t in range(9):
         for c in range(len(REGIONS)):
-            here = np.flatnonzero(usable & (folder.region == c) & (folder.step == t))
-            here = here[rng.permutation(rng.derive(seed, "data", _FMOW, t, c), len(here))]
-            most = min(CELL, len(here) if t < 8 else len(here) // 2)  # the last year serves twice
-            cells[t][c] = np.sort(here[:most])
+            cell = np.flatnonzero(usable & (folder.region == c) & (folder.step == t))
+            cell = cell[rng.permutation(rng.derive(seed, "data", _FMOW, t, c), len(cell))]
+            most = min(CELL, len(cell) if t < 8 else len(cell) // 2)  # the last year serves twice
+            cells[t][c] = np.sort(cell[:most])
             if t == 8:
-                cells[9][c] = np.sort(here[most : 2 * most])
+                cells[9][c] = np.sort(cell[most : 2 * most])
     return cells
 
 
@@ -159,7 +159,7 @@ def _pictures(root: Path, numbers: Ints) -> npt.NDArray[Any]:
         from PIL import Image
     except ImportError:
         raise DataError("reading FMoW's images needs Pillow: pip install 'feddrift[vision]'") from None
-    found: npt.NDArray[np.uint8] | None = None
+    pictures: npt.NDArray[np.uint8] | None = None
     for k, i in enumerate(numbers.tolist()):
         path = root / "images" / f"rgb_img_{i}.png"
         try:
@@ -167,12 +167,12 @@ def _pictures(root: Path, numbers: Ints) -> npt.NDArray[Any]:
                 pixels = np.asarray(image.convert("RGB"))
         except Exception as error:  # whatever Pillow says of a broken or an endless picture
             raise DataError(f"FMoW cannot be read: {path}: {getattr(error, 'strerror', None) or error}") from None
-        if found is None:
-            found = np.empty((len(numbers), *pixels.shape), dtype=np.uint8)
-        if pixels.shape != found.shape[1:]:
-            raise DataError(f"FMoW cannot be read: {path} has shape {pixels.shape}, others {found.shape[1:]}")
-        found[k] = pixels
-    return np.zeros((0, 224, 224, 3), dtype=np.uint8) if found is None else found
+        if pictures is None:
+            pictures = np.empty((len(numbers), *pixels.shape), dtype=np.uint8)
+        if pixels.shape != pictures.shape[1:]:
+            raise DataError(f"FMoW cannot be read: {path} has shape {pixels.shape}, others {pictures.shape[1:]}")
+        pictures[k] = pixels
+    return np.zeros((0, 224, 224, 3), dtype=np.uint8) if pictures is None else pictures
 
 
 def labels(name: str, data_dir: str | Path | None = None) -> Stream:
@@ -181,12 +181,12 @@ def labels(name: str, data_dir: str | Path | None = None) -> Stream:
     counts, _ = class_counts()
     order = rng.permutation(rng.derive(0, "data", _FASHION), len(classes))
     of_class = [order[classes[order] == k] for k in range(10)]
-    taken = np.zeros(10, dtype=np.int64)
+    shown = np.zeros(10, dtype=np.int64)
     rows = []
     for t, c in np.ndindex(counts.shape[:2]):
         for k in range(10):
-            rows.append(np.take(of_class[k], taken[k] + np.arange(counts[t, c, k]), mode="wrap"))
-            taken[k] += counts[t, c, k]
+            rows.append(np.take(of_class[k], shown[k] + np.arange(counts[t, c, k]), mode="wrap"))
+            shown[k] += counts[t, c, k]
     chosen = np.concatenate(rows)
     mean, std = mnist.moments(pixels)
     return Stream(

@@ -8,21 +8,21 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from feddrift.data import Stream
 from feddrift.errors import DataError
+from feddrift.tables.columns import read_number
+from feddrift.tables.labels import check_kind, distinct, in_order, warn_of_odd_classes
 
 LARGE = 100.0  # features beyond it hardly train with the usual step sizes
 
 _STEP = re.compile(r"step_([0-9]+)\.(csv|npz)")
-_WHOLE = re.compile(r"([+-]?[0-9]+)(\.0*)?")  # many programs write 3 as 3.0 in a column with gaps
 
 _log = logging.getLogger("feddrift")
 
@@ -42,12 +42,6 @@ class DataFile:
         return f"{self.path}, {'example' if self.path.suffix == '.npz' else 'line'} {self.lines[i]}"
 
 
-class _Label(NamedTuple):
-    text: str
-    value: int | str
-    place: str
-
-
 def load(directory: str | Path, label: str = "label") -> Stream:
     """The stream of DIR/client_<name>/step_<t>.csv or .npz; its last time step only tests."""
     root = Path(os.path.expanduser(directory))  # unlike Path's, it leaves a home that nobody has as it is
@@ -55,8 +49,8 @@ def load(directory: str | Path, label: str = "label") -> Stream:
         raise DataError(f"'{directory}' is not a directory, expected one with files client_<name>/step_<t>.csv or .npz")
     try:
         clients = {path: _steps(path) for path in sorted(root.glob("client_?*"), key=_natural) if path.is_dir()}
-        rest = [path for path in root.iterdir() if path not in clients]
-        strays = [path.name for path in rest if path.is_dir() or path.name.startswith("client_")]
+        not_clients = [path for path in root.iterdir() if path not in clients]
+        strays = [path.name for path in not_clients if path.is_dir() or path.name.startswith("client_")]
     except OSError as error:
         raise DataError(f"{root} cannot be read: {error}") from None
     if not clients:
@@ -77,12 +71,7 @@ def load(directory: str | Path, label: str = "label") -> Stream:
     if largest > LARGE:
         _log.warning("%s: features reach %g; scale them to about -1 to 1, or training may fail", root, largest)
     classes, index = classes_of(root / "classes.txt", files.values())
-    alike = Counter(str(name).lower() for name in classes)
-    if len(alike) < len(classes):
-        same = [str(name) for name in classes if alike[str(name).lower()] > 1]
-        _log.warning("%s: the labels %s differ in upper and lower case only, and are classes of their own", root, same)
-    if len(classes) < 2:
-        _log.warning("%s: all labels are the same, there is nothing to learn", root)
+    warn_of_odd_classes(root, classes)
     cells = {key: (file.x, [index[text] for text in file.labels]) for key, file in files.items()}
     stream = Stream.from_arrays(
         [[cells.get((t, client)) for client in clients] for t in times],
@@ -108,9 +97,9 @@ def _steps(client: Path) -> dict[int, Path]:
         if match is None:
             raise DataError(f"{path}: expected a name like step_<number>.csv or step_<number>.npz")
         _check_file(path)
-        other = steps.setdefault(int(match[1]), path)
-        if other != path:
-            raise DataError(f"{other} and {path.name} are the same time step, keep one of them")
+        earlier = steps.setdefault(int(match[1]), path)
+        if earlier != path:
+            raise DataError(f"{earlier} and {path.name} are the same time step, keep one of them")
     return steps
 
 
@@ -141,11 +130,11 @@ def _read_csv(path: Path, label: str, first: DataFile | None) -> DataFile:
         numbered = [(reader.line_num, row) for row in reader if row]
     features = tuple(name for name in header if name != label)
     columns = first.columns if first else features
-    count, known = Counter(header), set(columns)
+    count, legal = Counter(header), set(columns)
     for name in (label, *columns, *features):
         if count[name] != 1:
             raise DataError(f"{path}: expected one column '{name}', got {count[name]} in the header {header}")
-        if first and name not in known and name != label:
+        if first and name not in legal and name != label:
             raise DataError(f"{path}: column '{name}' is not in {first.path}, all files need the same columns")
     if not columns or "" in header:
         raise DataError(f"{path}: expected named feature columns beside '{label}', got the header {header}")
@@ -154,13 +143,13 @@ def _read_csv(path: Path, label: str, first: DataFile | None) -> DataFile:
             raise DataError(f"{path}, line {line}: expected {len(header)} values as in the header, got {len(row)}")
     where, target = [header.index(name) for name in columns], header.index(label)
     with np.errstate(over="ignore"):  # what float32 cannot hold becomes inf and is refused below
-        x = np.array([[_number(row[i]) for i in where] for _, row in numbered], dtype=np.float64).astype(np.float32)
+        x = np.array([[read_number(row[i]) for i in where] for _, row in numbered], dtype=np.float64).astype(np.float32)
     x = x.reshape(len(numbered), len(columns))
     for i, j in np.argwhere(~np.isfinite(x))[:1]:
         line, row = numbered[i]
-        found = row[where[j]]
-        wanted = "a number" if math.isnan(_number(found)) else "a finite number below 1e38"
-        raise DataError(f"{path}, line {line}, column '{columns[j]}': expected {wanted}, got {found!r}")
+        text = row[where[j]]
+        expected = "a number" if math.isnan(read_number(text)) else "a finite number below 1e38"
+        raise DataError(f"{path}, line {line}, column '{columns[j]}': expected {expected}, got {text!r}")
     return DataFile(path, columns, x, [row[target].strip() for _, row in numbered], [line for line, _ in numbered])
 
 
@@ -187,28 +176,20 @@ def _read_npz(path: Path, first: DataFile | None) -> DataFile:
     return DataFile(path, (), x, [text.strip() for text in y.astype(str).tolist()], range(len(y)))
 
 
-def _number(text: str) -> float:
-    try:
-        return math.nan if "_" in text else float(text)  # Python reads 1_2 as 12, nobody else does
-    except ValueError:
-        return math.nan
-
-
 def classes_of(path: Path, files: Iterable[DataFile]) -> tuple[list[int | str], dict[str, int]]:
     """The classes in their order, and the position of each label as written."""
-    found = [label for file in files for label in _distinct(file.labels, file.place)]
+    labels = [label for file in files for label in distinct(file.labels, file.place)]
     if os.path.lexists(path):
         _check_file(path)
         order = listed(path)
     else:
-        _check_kind(found)
-        order = sorted({label.value for label in found})
+        order = in_order(labels)
     index = {value: i for i, value in enumerate(order)}
-    for label in found:
+    for label in labels:
         if label.value not in index:
             legal = ", ".join(map(str, order[:10])) + (", ..." if len(order) > 10 else "")
             raise DataError(f"{label.place}: unknown label {label.text!r}, legal by {path.name} are {legal}")
-    return order, {label.text: index[label.value] for label in found}
+    return order, {label.text: index[label.value] for label in labels}
 
 
 def listed(path: Path) -> list[int | str]:
@@ -217,44 +198,9 @@ def listed(path: Path) -> list[int | str]:
         lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").rstrip().splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
-    found = _distinct(lines, lambda i: f"{path}, line {i + 1}")
-    _check_kind(found)
-    order = [label.value for label in found]
+    labels = distinct(lines, lambda i: f"{path}, line {i + 1}")
+    check_kind(labels)
+    order = [label.value for label in labels]
     if len(set(order)) < len(lines):
         raise DataError(f"{path}: {len(lines)} lines name only {len(set(order))} distinct classes")
     return order
-
-
-def _distinct(texts: Iterable[str], place: Callable[[int], str]) -> list[_Label]:
-    """Every label once, with the place where it first stands."""
-    first: dict[str, int] = {}
-    for i, text in enumerate(texts):
-        first.setdefault(text, i)
-    return [_Label(text, _value(text, place(i)), place(i)) for text, i in first.items()]
-
-
-def _value(text: str, place: str) -> int | str:
-    whole = _WHOLE.fullmatch(text)
-    if whole:
-        if len(whole[1]) >= 20:
-            raise DataError(f"{place}: a label that is a number has less than 20 digits, got {text}")
-        return int(whole[1])
-    if "\0" in text:
-        raise DataError(f"{place}: a label is text without NUL bytes, got {text!r}")
-    if text.lower() in ("", "nan"):
-        raise DataError(f"{place}: the label is empty")
-    if not math.isnan(_number(text)):
-        raise DataError(f"{place}: labels are whole numbers or words, got {text}")
-    return text
-
-
-def _check_kind(found: list[_Label]) -> None:
-    words = [label for label in found if isinstance(label.value, str)]
-    numbers = [label for label in found if isinstance(label.value, int)]
-    if words and numbers:
-        odd, kind, rest = (
-            (words[0], "a word", "whole numbers")
-            if len(words) < len(numbers)
-            else (numbers[0], "a whole number", "words")
-        )
-        raise DataError(f"{odd.place}: label {odd.text!r} is {kind}, but other labels are {rest}")

@@ -81,17 +81,17 @@ def load_idx(name: str, folder: Path, url: str, md5: Mapping[str, str], download
 
 def ten_classes(labels: Bytes, where: Path) -> Bytes:
     """The labels, all of 0 to 9 and no other: a stream may ask for any of them."""
-    if (found := np.unique(labels).tolist()) != list(range(10)):
-        raise DataError(f"{where}: labels must be all of 0 to 9, got {found}")
+    if (present := np.unique(labels).tolist()) != list(range(10)):
+        raise DataError(f"{where}: labels must be all of 0 to 9, got {present}")
     return labels
 
 
 def _download(name: str, folder: Path, url: str, md5: Mapping[str, str]) -> None:
     import pooch
 
-    for file, known in md5.items():
+    for file, checksum in md5.items():
         try:
-            pooch.retrieve(url + file, known_hash=f"md5:{known}", fname=file, path=folder)
+            pooch.retrieve(url + file, known_hash=f"md5:{checksum}", fname=file, path=folder)
         except (OSError, ValueError) as error:  # out of reach, or not what the checksum says
             raise DataError(
                 f"{name} cannot be downloaded from {url} ({type(error).__name__}): put {', '.join(SHAPES)} into"

@@ -66,19 +66,19 @@ def table(text: str, where: str, legal: str) -> Ints:
 def _random(spec: str, options: str, seed: int) -> Ints:
     values = {"clients": 10, "steps": 10, "seed": seed}
     least = {"every": 1, "concepts": 1, "clients": 1, "steps": 1, "seed": 0}
-    given: set[str] = set()
+    keys_seen: set[str] = set()
     for option in filter(None, options.split(",")):
         key, _, text = (part.strip() for part in option.partition("="))
         if key not in least:
             raise unknown("option of a random pattern", key, least)
-        if key in given:
+        if key in keys_seen:
             raise ConfigError(f"pattern {spec}: {key} is given twice")
         if not (text.isdecimal() and len(text) < 19) or int(text) < least[key]:  # more digits may not fit an array
             raise ConfigError(f"pattern {spec}: {key} must be a whole number from {least[key]}, got {text!r}")
-        given.add(key)
+        keys_seen.add(key)
         values[key] = int(text)
     for key in ("every", "concepts"):
-        if key not in given:
+        if key not in keys_seen:
             raise ConfigError(f"pattern {spec}: {key} is missing, as in random:every=2,concepts=4")
     if values["clients"] * values["steps"] > MAX_CELLS:
         got = f"{values['clients']} clients in {values['steps']} steps"

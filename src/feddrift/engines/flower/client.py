@@ -49,7 +49,7 @@ _log = logging.getLogger("feddrift")
 
 
 class Missing(Exception):
-    """Parts of models that the server takes to be here are not."""
+    """This client lacks parts of models that the server takes it to have."""
 
 
 class Client:
@@ -66,7 +66,7 @@ class Client:
     ) -> None:
         self.name, self.root, self.load, self.model = checked_name(name, "a client"), Path(root), load, model
         self.max_rows, self.max_age = max_rows, max_age
-        self._held: tuple[Any, InProcess] | None = None  # the last engine, where a process answers more than once
+        self._last_engine: tuple[Any, InProcess] | None = None  # for the next question to this process
 
     def answer(self, kind: str, content: RecordDict) -> RecordDict:
         """The reply to a message; errors are logged in full here, the server gets their type: a text may quote data."""
@@ -98,7 +98,7 @@ class Client:
         return net_for(self.model, task.features, task.n_classes)
 
     def _answer(self, task: About, request: Request, raw: Raw) -> tuple[Body, dict[str, Part]]:
-        """Computes first and commits last."""
+        """The reply and its parts; the store changes only after all is computed."""
         store = self.store(task.experiment)
         if isinstance(request, Hello):
             return self._hello(task, store, request, raw), {}
@@ -142,8 +142,8 @@ class Client:
         if request.metric == "confusion":
             new_data = np.flatnonzero(worker.known.counts[task.tau])  # this client, or nobody
             shape = 1, len(models), task.n_classes, task.n_classes
-            found = worker.confusion(models, new_data) if len(new_data) else np.zeros(shape, dtype=np.int64)
-            return {"confusion": found[0].tolist()}
+            counts = worker.confusion(models, new_data) if len(new_data) else np.zeros(shape, dtype=np.int64)
+            return {"confusion": counts[0].tolist()}
         if request.metric not in get_args(Metric):
             raise Refused(f"it asks for the metric {request.metric!r}, legal are {', '.join(get_args(Metric))}")
         times = [t for t in store.cells() if t <= task.tau]
@@ -182,22 +182,22 @@ class Client:
         if counts[task.tau, task.index] > 1:
             parent[task.index] = request.parent
         worker = engine.worker(task.tau)
-        found = worker.trial(models, older, parent, request.starts, Local(**request.local))
-        return {"rows": int(found.rows[task.index]), "wrong": found.wrong[task.index].tolist()}
+        tournament = worker.trial(models, older, parent, request.starts, Local(**request.local))
+        return {"rows": int(tournament.rows[task.index]), "wrong": tournament.wrong[task.index].tolist()}
 
     def _engine(self, task: About, store: Store) -> InProcess:
         """This client's data as a stream in which all other clients have none: its draws are those of a simulation."""
         cells = {t: n for t, n in store.cells().items() if t <= task.tau}
         key = task, tuple(cells.items())
-        if self._held is None or self._held[0] != key:
+        if self._last_engine is None or self._last_engine[0] != key:
             counts = np.zeros((task.tau + 2, task.n_clients), dtype=np.int64)
             counts[list(cells), task.index] = list(cells.values())
-            held = [store.cell(t) for t in cells]
-            x = np.concatenate([np.zeros((0, *task.features), dtype=np.float32), *(x for x, _ in held)])
-            y = np.concatenate([np.zeros(0, dtype=np.int32), *(y for _, y in held)])
+            stored = [store.cell(t) for t in cells]
+            x = np.concatenate([np.zeros((0, *task.features), dtype=np.float32), *(x for x, _ in stored)])
+            y = np.concatenate([np.zeros(0, dtype=np.int32), *(y for _, y in stored)])
             stream = Stream(task.experiment, x, y, counts, task.n_classes)
-            self._held = key, simulated(stream, self.net(task), Local(), task.seed)
-        return self._held[1]
+            self._last_engine = key, simulated(stream, self.net(task), Local(), task.seed)
+        return self._last_engine[1]
 
     def _models(self, task: About, store: Store, specs: list[Body], raw: Raw) -> tuple[Models, dict[str, Part]]:
         """The models of a message, and those of their parts that came with it."""
@@ -225,10 +225,10 @@ def _sums(
     worker: Worker, models: Models, cells: Ints, metric: Metric, most: int | None = None
 ) -> list[tuple[int, list[float]]]:
     """Of each cell: how many rows were looked at, and each model's mistakes or losses on them."""
-    found: list[tuple[int, list[float]]] = []
+    per_cell: list[tuple[int, list[float]]] = []
     for _, sums, sizes in worker.score(models, cells, metric, most):
-        found += [(int(size), column.tolist()) for size, column in zip(sizes, sums.T, strict=True)]
-    return found
+        per_cell += [(int(size), column.tolist()) for size, column in zip(sizes, sums.T, strict=True)]
+    return per_cell
 
 
 def _before(past: dict[str, Any] | None, tau: int, round: int, name: str) -> Any:

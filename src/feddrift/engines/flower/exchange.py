@@ -21,7 +21,7 @@ class QuorumError(FeddriftError):
 
 
 @dataclass(frozen=True)
-class Rules:
+class WaitingRules:
     """How long a server waits, and for whom. All times are in seconds."""
 
     quorum: int = 1  # clients; with fewer a time step waits
@@ -75,7 +75,7 @@ class Exchange:
 
     @property
     def in_trouble(self) -> set[int]:
-        """Who sits out."""
+        """The clients that gave no answer, or one that was refused."""
         return {c for c, answer in self.clients.items() if answer.trouble is not None}
 
     def add(
@@ -86,7 +86,7 @@ class Exchange:
         replies: Mapping[int, Reply],
         trouble: Mapping[int, str],
     ) -> None:
-        """What was sent to these clients, and what came; some may be asked once more, with what they lacked."""
+        """Note what was sent to these clients and what came; a second call is for those that had lacked parts."""
         for c in clients:
             answer, reply = self.clients.setdefault(c, Answer()), replies.get(c)
             answer.trouble = trouble.get(c)
@@ -98,39 +98,39 @@ class Exchange:
         self.took = round(self.took + took, 3)
 
     def line(self) -> dict[str, Any]:
-        """As a record has it, in lists over the clients."""
-        told = {name: getattr(self, name) for name in ("t", "asked", "round", "at", "took")}
+        """The exchange as a line of the record, in lists over the clients."""
+        head = {name: getattr(self, name) for name in ("t", "asked", "round", "at", "took")}
         columns = {f.name: [getattr(answer, f.name) for answer in self.clients.values()] for f in fields(Answer)}
-        return {**told, "c": list(self.clients), **columns}
+        return {**head, "c": list(self.clients), **columns}
 
 
 def exchange(
     grid: Grid, action: str, contents: Mapping[int, RecordDict], deadline: float, poll: float
 ) -> dict[int, Reply]:
     """Send each node its message and gather the replies."""
-    nodes, found = list(contents), dict[int, Reply]()
+    nodes, replies = list(contents), dict[int, Reply]()
     if not nodes:
-        return found
+        return replies
     sent = [Message(contents[n], n, action, ttl=deadline + LATE, group_id=action) for n in nodes]
     began = time.monotonic()
     end = began + deadline
     waiting = dict(zip(grid.push_messages(sent), nodes, strict=False))
     unsent = Reply("the message could not be sent")
-    found |= dict.fromkeys(set(nodes) - set(waiting.values()), unsent)
+    replies |= dict.fromkeys(set(nodes) - set(waiting.values()), unsent)
     for name in [name for name in waiting if not name]:
-        found[waiting.pop(name)] = unsent
+        replies[waiting.pop(name)] = unsent
     while waiting:
         for reply in grid.pull_messages(list(waiting)):
             # An error of Flower's own has not the node's id: the message it answers tells whose it is.
             node = waiting.pop(reply.metadata.reply_to_message_id, None)
             if node is not None:
                 content = _error(reply) if reply.has_error() else reply.content
-                found[node] = Reply(content, round(time.monotonic() - began, 3))
+                replies[node] = Reply(content, round(time.monotonic() - began, 3))
         if waiting and time.monotonic() >= end:
             break
         if waiting:
             time.sleep(min(poll, max(0.0, end - time.monotonic())))
-    return found | dict.fromkeys(waiting.values(), Reply(f"no reply within {deadline:g} s"))
+    return replies | dict.fromkeys(waiting.values(), Reply(f"no reply within {deadline:g} s"))
 
 
 def _error(reply: Message) -> str:

@@ -17,7 +17,7 @@ from feddrift.engines.base import Engine
 from feddrift.engines.conditions import IDEAL, Conditions
 from feddrift.engines.flower import parts as model_parts
 from feddrift.engines.flower import wire
-from feddrift.engines.flower.exchange import Exchange, QuorumError, Rules, exchange
+from feddrift.engines.flower.exchange import Exchange, QuorumError, WaitingRules, exchange
 from feddrift.engines.flower.messages import KIND_OF, REQUESTS, VERSION, About, Hello, Present
 from feddrift.engines.flower.parts import Body
 from feddrift.engines.flower.remote import Asked, Check, Remote
@@ -54,13 +54,13 @@ class Flower(Engine):
         net: Net,
         local: Local,
         seed: int,
-        rules: Rules,
+        waiting: WaitingRules,
         conditions: Conditions = IDEAL,
         n_steps: int | None = None,
     ) -> None:
-        if not 1 <= rules.quorum <= len(roster.clients):
-            raise ConfigError(f"quorum must be in 1..{len(roster.clients)}, got {rules.quorum}")
-        self.grid, self.roster, self.rules = grid, roster, rules
+        if not 1 <= waiting.quorum <= len(roster.clients):
+            raise ConfigError(f"quorum must be in 1..{len(roster.clients)}, got {waiting.quorum}")
+        self.grid, self.roster, self.waiting = grid, roster, waiting
         self.net, self.local, self.seed, self.conditions, self.n_steps = net, local, seed, conditions, n_steps
         self.on_exchange: Callable[[Exchange], None] = lambda _: None  # is told of every question, once it is answered
         self.counts: Ints = np.zeros((2, len(roster.clients)), dtype=np.int64)  # N[t, c] as the clients said
@@ -78,10 +78,10 @@ class Flower(Engine):
         if self._greeted != tau:
             self.hello(tau)
         self._started = time.monotonic()
-        here = np.isin(np.arange(len(self.roster.clients)), list(self.present))
+        present = np.isin(np.arange(len(self.roster.clients)), list(self.present))
         counts = np.zeros((tau + 1, len(self.roster.clients)), dtype=np.int64)
         counts[: len(self.counts)] = self.counts[: tau + 1]
-        known = Known(self.roster.clients, self.roster.features, self.roster.n_classes, counts, here)
+        known = Known(self.roster.clients, self.roster.features, self.roster.n_classes, counts, present)
         return Remote(self, tau, known)
 
     def test(self, state: State, t: int) -> tuple[Ints, Ints]:
@@ -105,26 +105,28 @@ class Flower(Engine):
     def hello(self, tau: int, state: State | None = None, wait: bool = True) -> None:
         """Find out who is there and what has arrived; returns when time step tau can start."""
         began = time.monotonic()
-        quorum_since, told = np.inf, False
+        quorum_since, logged = np.inf, False
         expected = self.present if self._greeted >= 0 else set(range(len(self.roster.clients)))
         self._tested = {}
         while True:
             self.present = self._greet(tau, range(len(self.roster.clients)), state)
             self._greeted, now = tau, time.monotonic()
             fresh = {c for c in self.present if self.counts[tau, c]}
-            if len(self.present) < self.rules.quorum:
-                if now - began > self.rules.patience:
+            if len(self.present) < self.waiting.quorum:
+                if now - began > self.waiting.patience:
                     self._give_up(tau, self.present, "to start with")
             elif not wait:
                 return
-            elif self.rules.start != "data":
-                if now >= self._started + float(self.rules.start):
+            elif self.waiting.start != "data":
+                if now >= self._started + float(self.waiting.start):
                     return
             else:
-                quorum_since = min(quorum_since, now) if len(fresh) >= self.rules.quorum else np.inf
-                if now >= quorum_since and (fresh >= expected | self.present or now - quorum_since > self.rules.grace):
+                quorum_since = min(quorum_since, now) if len(fresh) >= self.waiting.quorum else np.inf
+                if now >= quorum_since and (
+                    fresh >= expected | self.present or now - quorum_since > self.waiting.grace
+                ):
                     return
-            if not told:
+            if not logged:
                 _log.info(
                     "time %d: %d of %d clients are here, %d with new data; waiting",
                     tau,
@@ -132,8 +134,8 @@ class Flower(Engine):
                     len(self.roster.clients),
                     len(fresh),
                 )
-                told = True
-            time.sleep(self.rules.look)
+                logged = True
+            time.sleep(self.waiting.look)
 
     def _greet(self, tau: int, clients: Sequence[int], state: State | None = None) -> set[int]:
         """Say hello to these clients; who answered."""
@@ -146,10 +148,10 @@ class Flower(Engine):
                 specs, parts = model_parts.described(self.net, voters)
                 requests[c] = Hello.serving(tau - 1, specs, state.votes[c, used].tolist(), state.ballot), parts
         if tau >= len(self.counts):
-            more = np.zeros((tau + 1 - len(self.counts), len(self.roster.clients)), dtype=np.int64)
-            self.counts = np.concatenate([self.counts, more])
-        found = self.ask(tau, requests, lambda c, body, _: Present.read(body, tau))
-        for c, present in found.items():
+            new_times = np.zeros((tau + 1 - len(self.counts), len(self.roster.clients)), dtype=np.int64)
+            self.counts = np.concatenate([self.counts, new_times])
+        answers = self.ask(tau, requests, lambda c, body, _: Present.read(body, tau))
+        for c, present in answers.items():
             self.counts[:, c] = 0
             for t, n in present.cells.items():
                 self.counts[t, c] = n
@@ -157,41 +159,41 @@ class Flower(Engine):
                 self._tested[c] = present
             if state is not None:
                 self._has[c] = self._serves[c] = set(requests[c][1])
-        return set(found)
+        return set(answers)
 
     def ask(self, tau: int, requests: Mapping[int, Asked], check: Check, round: int | None = None) -> dict[int, Any]:
         """One exchange of one kind: the checked replies by client, in order; others are complained about by name."""
         if not requests:
             return {}
         kind = type(next(iter(requests.values()))[0])
-        told = Exchange(tau, KIND_OF[kind], round, datetime.now(UTC).isoformat(timespec="milliseconds"))
-        found, again = self._asked(told, requests, check, last=False)
+        account = Exchange(tau, KIND_OF[kind], round, datetime.now(UTC).isoformat(timespec="milliseconds"))
+        replies, again = self._asked(account, requests, check, last=False)
         if again:
-            found |= self._asked(told, again, check, last=True)[0]
-        heard = (found, told.in_trouble) if kind is Hello else None
+            replies |= self._asked(account, again, check, last=True)[0]
+        heard = (replies, account.in_trouble) if kind is Hello else None
         if heard is None or heard != self._heard:  # who waits for data says hello again and again
-            self.on_exchange(told)
+            self.on_exchange(account)
         self._heard = heard
-        return dict(sorted(found.items()))
+        return dict(sorted(replies.items()))
 
     def _asked(
-        self, told: Exchange, requests: Mapping[int, Asked], check: Check, last: bool
+        self, account: Exchange, requests: Mapping[int, Asked], check: Check, last: bool
     ) -> tuple[dict[int, Any], dict[int, Asked]]:
         """The checked replies, and the requests to clients that lack parts of models which they should have."""
-        what = REQUESTS[told.asked]
-        when = f"{told.asked} at time {told.t}" + ("" if told.round is None else f", round {told.round}")
+        what = REQUESTS[account.asked]
+        when = f"{account.asked} at time {account.t}" + ("" if account.round is None else f", round {account.round}")
         node, contents = self._nodes(), dict[int, RecordDict]()
-        found, again, trouble = dict[int, Any](), dict[int, Asked](), dict[int, str]()
+        checked, again, trouble = dict[int, Any](), dict[int, Asked](), dict[int, str]()
         for c, (request, parts) in requests.items():
             if c in node:
                 new = {name: part for name, part in parts.items() if name not in self._has.get(c, ())}
-                head = {"version": VERSION, "about": asdict(self.about(c, told.t))}
+                head = {"version": VERSION, "about": asdict(self.about(c, account.t))}
                 contents[c] = wire.pack(head | request.body(), new)
             else:
                 trouble[c] = ABSENT
         self.exchanges, began = self.exchanges + 1, time.monotonic()
         by_node = {node[c]: content for c, content in contents.items()}
-        replies = exchange(self.grid, what.action, by_node, getattr(self.rules, what.deadline), self.rules.poll)
+        replies = exchange(self.grid, what.action, by_node, getattr(self.waiting, what.deadline), self.waiting.poll)
         seconds = time.monotonic() - began
         answers = {c: replies[node[c]] for c in sorted(contents)}
         answered = sum(not isinstance(answer.content, str) for answer in answers.values())
@@ -206,7 +208,7 @@ class Flower(Engine):
                 if "missing" in body and not last:
                     self._has[c], again[c] = set(), requests[c]
                     continue
-                found[c] = check(c, body, raw)
+                checked[c] = check(c, body, raw)
                 self._has[c] = set(requests[c][1]) | self._serves.get(c, set())
                 self.trouble.pop(self.roster.clients[c], None)
             except Refused as refused:
@@ -217,30 +219,30 @@ class Flower(Engine):
         for c, why in trouble.items():
             if why != ABSENT or what is not Hello:  # which asks who is there
                 self._complain(c, when, why)
-        told.add(seconds, requests, contents, answers, trouble)
-        return found, again
+        account.add(seconds, requests, contents, answers, trouble)
+        return checked, again
 
     def wait_for(self, tau: int, reachable: set[int], where: str, end: float) -> set[int]:
         """Wait until a quorum can be reached again, or time is up; who has come back."""
         back: set[int] = set()
         _log.warning(
-            "%s: %d clients can be reached, the quorum is %d; waiting", where, len(reachable), self.rules.quorum
+            "%s: %d clients can be reached, the quorum is %d; waiting", where, len(reachable), self.waiting.quorum
         )
         while True:
             if time.monotonic() > end:  # also where clients come back only to fail again
                 self._give_up(tau, reachable | back, where)
-            rest = [c for c in range(len(self.roster.clients)) if c not in reachable | back]
-            back |= self._greet(tau, rest)
+            absent = [c for c in range(len(self.roster.clients)) if c not in reachable | back]
+            back |= self._greet(tau, absent)
             self.present |= back
-            if len(reachable | back) >= self.rules.quorum:
+            if len(reachable | back) >= self.waiting.quorum:
                 return back
-            time.sleep(self.rules.look)
+            time.sleep(self.waiting.look)
 
     def _give_up(self, tau: int, present: set[int], where: str) -> NoReturn:
         names = ", ".join(self.roster.clients[c] for c in sorted(present)) or "nobody"
         trouble = "; ".join(f"{name}: {what}" for name, what in sorted(self.trouble.items()))
         raise QuorumError(
-            f"time {tau}, {where}: waited {self.rules.patience:g} s for a quorum of {self.rules.quorum} out of "
+            f"time {tau}, {where}: waited {self.waiting.patience:g} s for a quorum of {self.waiting.quorum} out of "
             f"{len(self.roster.clients)} clients, here is {names}" + (f" ({trouble})" if trouble else "")
         )
 
@@ -251,13 +253,13 @@ class Flower(Engine):
         return {index[name]: node for name, node in owners if name is not None}
 
     def about(self, c: int, tau: int) -> About:
-        """What every request to this client says."""
+        """The part of a request to this client that all requests have."""
         roster = self.roster
         sizes = len(roster.clients), roster.n_classes, roster.features
         return About(roster.experiment, roster.clients[c], c, *sizes, self.seed, tau)
 
     def _checked(self, c: int, body: Body) -> None:
-        """What every reply must say."""
+        """Refuse a reply of another version, from another client, or that says it failed."""
         if body.get("version") != VERSION:
             raise Refused(f"the client has version {body.get('version')!r}, the server {VERSION!r}")
         if body.get("client") != self.roster.clients[c]:

@@ -48,12 +48,12 @@ class About:
 
     @classmethod
     def read(cls, about: Any) -> Self:
-        """From a request's body."""
+        """What the body of a request says, after checking it."""
         if not isinstance(about, dict) or set(about) != {field.name for field in fields(cls)}:
             raise Refused("it does not say what federation it is about")
         names = ("index", "n_clients", "n_classes", "tau")
-        given = [about[name] for name in names] + list(about["features"])
-        for number in given:
+        whole_numbers = [about[name] for name in names] + list(about["features"])
+        for number in whole_numbers:
             whole(number, 0, MAX_SIZE)  # a client looks for data of every time step up to tau
         whole(about["seed"], 0, 2**63)
         return cls(**{**about, "features": tuple(about["features"])})
@@ -61,13 +61,13 @@ class About:
 
 @dataclass(frozen=True)
 class Request:
-    """A question to a client; `deadline` is the field of Rules that says how long it may take."""
+    """A question to a client; `deadline` is the field of WaitingRules that says how long it may take."""
 
     action: ClassVar[str]  # how Flower calls it
     deadline: ClassVar[str]
 
     def body(self) -> Body:
-        """What is sent."""
+        """The message as plain values, to be sent as JSON."""
         return asdict(self)
 
     @classmethod
@@ -86,7 +86,7 @@ class Hello(Request):
 
     @classmethod
     def serving(cls, tau: int, models: list[Body], votes: list[float], ballot: Ballot) -> Self:
-        """Trained at time tau."""
+        """A hello with models to use from now on, trained at time tau."""
         return cls({"tau": tau, "models": models, "votes": votes, "ballot": ballot})
 
     def body(self) -> Body:
@@ -145,13 +145,13 @@ class Present:
     scores: dict[str, float] = field(default_factory=dict)  # by name, of the same test, where they are numbers
 
     def body(self) -> Body:
-        """What is sent."""
+        """The message as plain values, to be sent as JSON."""
         right = {} if self.tested is None else {"right": self.tested[0], "tested": self.tested[1]}
         return {"cells": [[t, n] for t, n in self.cells.items()]} | right | {"scores": self.scores}
 
     @classmethod
     def read(cls, body: Body, tau: int) -> Self:
-        """Of a client at time tau."""
+        """What the body of a reply says, checked for a client at time tau."""
         cells = [(whole(t, 0, tau), whole(n, 1, MAX_ROWS)) for t, n in body["cells"]]
         if len(dict(cells)) != len(cells):
             raise Refused("it names a time step twice")
@@ -173,21 +173,21 @@ class Scores:
     stored: dict[int, tuple[int, list[float]]]  # by time: how many rows, and [m]
 
     def body(self) -> Body:
-        """What is sent."""
+        """The message as plain values, to be sent as JSON."""
         new = {} if self.new is None else {"new": self.new}
         return new | {"stored": [[t, size, sums] for t, (size, sums) in self.stored.items()]}
 
     @classmethod
     def read(cls, body: Body, counts: Ints, n_models: int, metric: Metric) -> Self:
-        """Of a client with counts[t] rows, the newest last."""
+        """What the body of a reply says, checked for a client that has counts[t] rows of each time t."""
         mistakes, n, tau = metric == "error", int(counts[-1]), len(counts) - 1
         top = np.finfo(np.float64).max
         new = numbers(body["new"], n_models, n if mistakes else top, mistakes) if n else None
         stored = {}
         for t, size, sums in body["stored"]:
-            known = int(counts[t]) if isinstance(t, int) and 0 <= t <= tau else 0
-            if known:  # else it came too late for this time step
-                size = whole(size, min(known, SCORE_ROWS), min(known, SCORE_ROWS))
+            n_rows = int(counts[t]) if isinstance(t, int) and 0 <= t <= tau else 0
+            if n_rows:  # else it came too late for this time step
+                size = whole(size, min(n_rows, SCORE_ROWS), min(n_rows, SCORE_ROWS))
                 stored[t] = size, numbers(sums, n_models, size if mistakes else top, mistakes)
         if set(stored) != set(np.flatnonzero(counts).tolist()):
             raise Refused("expected sums for every stored time step")
@@ -196,11 +196,11 @@ class Scores:
 
 def read_confusion(body: Body, shape: tuple[int, ...], n: int) -> Ints:
     """The answer to Evaluate with metric confusion: counts of this shape, which add up to n for each model."""
-    found = np.array(body["confusion"])
-    counts = found.shape == shape and found.dtype.kind == "i" and not (found < 0).any()
-    if not counts or (found.sum(axis=(1, 2)) != n).any():
+    confusion = np.array(body["confusion"])
+    counts = confusion.shape == shape and confusion.dtype.kind == "i" and not (confusion < 0).any()
+    if not counts or (confusion.sum(axis=(1, 2)) != n).any():
         raise Refused(f"expected counts of shape {shape}, each model's adding up to {n}")
-    return found
+    return confusion
 
 
 def read_trained(body: Body, raw: Raw, round: int, trunks: list[Shapes], heads: list[Shapes]) -> list[list[Part]]:
@@ -232,6 +232,6 @@ def slice_of(data: Entries, models: Sequence[int] | Ints | None = None) -> Slice
 
 
 def entries_of(w: Slice, client: int, shape: tuple[int, int, int]) -> Entries:
-    """The way back, at the client."""
+    """The entries of w that `slice_of` made this slice of, with the client's index."""
     t, m = (np.array(part, dtype=np.int64) for part in w[:2])
     return Entries(t, np.full_like(t, client), m, np.array(w[2], dtype=np.float64), shape)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrift import rng
-from feddrift.models import one
+from feddrift.models import params_of
 from feddrift.trees import leaves, split, trunk_of, unsplit
 from feddrift.types import Models, Net, Params
 
@@ -26,11 +26,11 @@ def shapes(part: Iterable[Any]) -> Shapes:
 
 def digest(part: Part) -> str:
     """A part's name: the same for the same numbers."""
-    found = hashlib.sha256()
+    checksum = hashlib.sha256()
     for array in part:
-        found.update(f"{array.dtype.str} {array.shape};".encode())
-        found.update(np.ascontiguousarray(array).tobytes())
-    return found.hexdigest()[:32]
+        checksum.update(f"{array.dtype.str} {array.shape};".encode())
+        checksum.update(np.ascontiguousarray(array).tobytes())
+    return checksum.hexdigest()[:32]
 
 
 def like(net: Net) -> Params:
@@ -43,7 +43,7 @@ def described(net: Net, models: Models) -> tuple[list[Body], dict[str, Part]]:
     specs: list[Body] = []
     parts: dict[str, Part] = {}
     for m in range(len(models)):
-        params = one(models, m)
+        params = params_of(models, m)
         trunk, head = split(params, trunk_of(net, params))
         mask = [] if models.mask is None else [np.asarray(models.mask[m], dtype=np.float32)]
         spec: Body = {"id": models.ids[m], "family": models.family[m]}
@@ -70,7 +70,7 @@ def expected(net: Net, specs: Iterable[Body], features: Sequence[int]) -> dict[s
         "head": shapes(head),
         "mask": [(tuple(features), np.dtype(np.float32))],
     }
-    return {spec[kind]: found for spec in specs for kind, found in of_kind.items() if spec[kind]}
+    return {spec[kind]: part_shapes for spec in specs for kind, part_shapes in of_kind.items() if spec[kind]}
 
 
 def assembled(net: Net, specs: Sequence[Body], part: Callable[[str], Part]) -> Models:
@@ -79,8 +79,8 @@ def assembled(net: Net, specs: Sequence[Body], part: Callable[[str], Part]) -> M
     ids, family = tuple(spec["id"] for spec in specs), tuple(spec["family"] for spec in specs)
     founders = [specs[family.index(name)] for name in dict.fromkeys(family)]
     stacked = {
-        kind: [np.stack(rows) for rows in zip(*(part(s[kind]) if s[kind] else [] for s in some), strict=True)]
-        for kind, some in (("trunk", founders), ("head", specs))
+        kind: [np.stack(rows) for rows in zip(*(part(s[kind]) if s[kind] else [] for s in sources), strict=True)]
+        for kind, sources in (("trunk", founders), ("head", specs))
     }
     mask = np.stack([part(spec["mask"])[0] for spec in specs]) if specs[0]["mask"] else None
     assert len(leaves(shape)) == len(stacked["trunk"]) + len(stacked["head"])

@@ -16,11 +16,11 @@ import numpy as np
 from feddrift.engines.entries import Entries
 from feddrift.engines.flower import messages
 from feddrift.engines.flower import parts as model_parts
-from feddrift.engines.flower.exchange import Rules
+from feddrift.engines.flower.exchange import WaitingRules
 from feddrift.engines.flower.messages import Evaluate, Raw, Request, Scores, Train, Trial, slice_of
 from feddrift.engines.flower.parts import Body, Part
 from feddrift.engines.worker import Known, Scored, Work, Worker, gathered, in_turn
-from feddrift.models import one
+from feddrift.models import params_of
 from feddrift.trees import split, trunk_of, unsplit
 from feddrift.types import Floats, Ints, Local, Metric, Models, Net, Start, Tournament, Updates
 
@@ -32,7 +32,7 @@ class Line(Protocol):
     """The way to the clients."""
 
     net: Net
-    rules: Rules
+    waiting: WaitingRules
 
     def ask(self, tau: int, requests: Mapping[int, Asked], check: Check, round: int | None) -> dict[int, Any]:
         """One exchange: the checked replies by client."""
@@ -84,8 +84,8 @@ class Remote(Worker):
             return messages.read_confusion(body, counts.shape[1:], int(self.known.counts[self.tau, c]))
 
         asked = {int(c): (Evaluate("confusion", specs), parts) for c in clients}
-        for c, found in self._ask(asked, check).items():
-            counts[np.searchsorted(clients, c)] = found
+        for c, of_client in self._ask(asked, check).items():
+            counts[np.searchsorted(clients, c)] = of_client
         return counts
 
     def updates(self, models: Models, work: Work, round: int, local: Local) -> Updates:
@@ -98,9 +98,9 @@ class Remote(Worker):
         asked: dict[int, Asked] = {}
         for c in np.unique(work.client[self.known.reachable[work.client]]).tolist():
             mine[c] = work.select(np.arange(len(self.known.clients)) == c)
-            wanted = [specs[m] for m in mine[c].model]
+            own_specs = [specs[m] for m in mine[c].model]
             w = slice_of(mine[c].data, mine[c].model)
-            asked[c] = Train(round, asdict(local), wanted, w), _parts_of(wanted, parts)
+            asked[c] = Train(round, asdict(local), own_specs, w), _parts_of(own_specs, parts)
 
         def check(c: int, body: Body, raw: Raw) -> list[list[Part]]:
             trunks = [trunk_shapes] * mine[c].n_lanes if local.trains == "all" and trunk_shapes else []
@@ -113,7 +113,7 @@ class Remote(Worker):
             if trunks:
                 trunks = [trunks[k] for k in np.argsort(np.argsort(first))]
             else:
-                trunks = [split(one(models, m), shape)[0] for m in mine[c].model[first].tolist()]
+                trunks = [split(params_of(models, m), shape)[0] for m in mine[c].model[first].tolist()]
             heads = heads or [[] for _ in mine[c].model]
             stacked = [[np.stack(rows) for rows in zip(*part, strict=True)] for part in (trunks, heads)]
             replies.append(mine[c].updates(unsplit(stacked[0], stacked[1], shape)))
@@ -123,7 +123,7 @@ class Remote(Worker):
         return in_turn(self, models, work, first, last, local)
 
     def trial(self, models: Models, older: Entries, parent: Ints, starts: Sequence[Start], local: Local) -> Tournament:
-        found = Tournament.nobody(len(parent), len(starts))
+        tournament = Tournament.nobody(len(parent), len(starts))
         specs, parts = model_parts.described(self.line.net, models)
 
         def check(c: int, body: Body, raw: Raw) -> tuple[int, Ints]:
@@ -134,8 +134,8 @@ class Remote(Worker):
             w = slice_of(older.select(older.c == c))
             asked[c] = Trial(specs, int(parent[c]), list(starts), asdict(local), w), parts
         for c, (rows, wrong) in self._ask(asked, check).items():
-            found.rows[c], found.wrong[c] = rows, wrong
-        return found
+            tournament.rows[c], tournament.wrong[c] = rows, wrong
+        return tournament
 
     def _have_scored(self, clients: Ints, models: Models, metric: Metric) -> list[str]:
         """Have these clients score what they have not scored yet; the names under which the models' scores are kept."""
@@ -143,29 +143,29 @@ class Remote(Worker):
         names = [f"{spec['trunk']} {spec['head']} {spec['mask']}" for spec in specs]
         lacking: dict[int, list[int]] = {}
         for c in clients.tolist():
-            some = [m for m, name in enumerate(names) if (c, name, metric) not in self._scores]
-            lacking |= {c: some} if some else {}
+            unscored = [m for m, name in enumerate(names) if (c, name, metric) not in self._scores]
+            lacking |= {c: unscored} if unscored else {}
 
         def check(c: int, body: Body, raw: Raw) -> Scores:
             return Scores.read(body, self.known.counts[: self.tau + 1, c], len(lacking[c]), metric)
 
         asked: dict[int, Asked] = {}
-        for c, some in lacking.items():
-            wanted = [specs[m] for m in some]
-            asked[c] = Evaluate(metric, wanted), _parts_of(wanted, parts)
-        for c, found in self._ask(asked, check).items():
+        for c, unscored in lacking.items():
+            own_specs = [specs[m] for m in unscored]
+            asked[c] = Evaluate(metric, own_specs), _parts_of(own_specs, parts)
+        for c, scores in self._ask(asked, check).items():
             for k, m in enumerate(lacking[c]):
-                cells = {t: (size, sums[k]) for t, (size, sums) in found.stored.items()}
-                self._scores[c, names[m], metric] = None if found.new is None else found.new[k], cells
+                cells = {t: (size, sums[k]) for t, (size, sums) in scores.stored.items()}
+                self._scores[c, names[m], metric] = None if scores.new is None else scores.new[k], cells
         return names
 
     def _ask(self, asked: Mapping[int, Asked], check: Check, round: int | None = None) -> dict[int, Any]:
         """An exchange; who fails in it is out of reach until the next time step, unless a quorum needs it back."""
-        found: dict[int, Any] = {}
-        waiting, end, rules, reachable = dict(asked), 0.0, self.line.rules, self.known.reachable
+        replies: dict[int, Any] = {}
+        waiting, end, rules, reachable = dict(asked), 0.0, self.line.waiting, self.known.reachable
         while waiting:
-            found |= self.line.ask(self.tau, waiting, check, round)
-            lost = [c for c in waiting if c not in found]
+            replies |= self.line.ask(self.tau, waiting, check, round)
+            lost = [c for c in waiting if c not in replies]
             reachable[lost] = False
             if not lost or reachable.sum() >= rules.quorum:
                 break
@@ -175,7 +175,7 @@ class Remote(Worker):
             back = self.line.wait_for(self.tau, set(np.flatnonzero(reachable).tolist()), where, end)
             reachable[list(back)] = True
             waiting = {c: asked[c] for c in back if c in asked}
-        return dict(sorted(found.items()))
+        return dict(sorted(replies.items()))
 
 
 def _parts_of(specs: list[Body], parts: Mapping[str, Part]) -> dict[str, Part]:

@@ -35,15 +35,15 @@ def current(folder: str | Path, experiment: str | None = None) -> Serving:
         settings = tomllib.loads((root / "client.toml").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read {root / 'client.toml'}: {error}") from None
-    found = sorted(path.name for path in (root / "store").glob("*") if path.is_dir())
-    if experiment is None and len(found) > 1:
-        raise ConfigError(f"{root} took part in several experiments, name one of: {', '.join(found)}")
-    if not found and experiment is None:
+    experiments = sorted(path.name for path in (root / "store").glob("*") if path.is_dir())
+    if experiment is None and len(experiments) > 1:
+        raise ConfigError(f"{root} took part in several experiments, name one of: {', '.join(experiments)}")
+    if not experiments and experiment is None:
         raise DataError(f"{root} has no model yet: no time step is done")
-    store = Store(root / "store", experiment or found[0], settings["name"])
+    store = Store(root / "store", experiment or experiments[0], settings["name"])
     serving = store.serving
     if serving is None:
-        raise DataError(f"{root} has no model yet: no time step of {experiment or found[0]} is done")
+        raise DataError(f"{root} has no model yet: no time step of {experiment or experiments[0]} is done")
     features, n_classes = tuple(serving["features"]), serving["n_classes"]
     net = net_for(imported(settings.get("model"), root), features, n_classes)
     models = model_parts.assembled(net, serving["models"], store.part)

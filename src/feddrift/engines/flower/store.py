@@ -42,19 +42,19 @@ class Store:
 
     def cells(self) -> dict[int, int]:
         """The number of rows of every time step held."""
-        found = (_CELL.fullmatch(path.name) for path in (self.path / "cells").glob("*.cell"))
-        return dict(sorted((int(match[1]), int(match[2])) for match in found if match))
+        matches = (_CELL.fullmatch(path.name) for path in (self.path / "cells").glob("*.cell"))
+        return dict(sorted((int(match[1]), int(match[2])) for match in matches if match))
 
     def cell(self, t: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:
-        """x and y of one of them."""
-        found = self._read(self._cell(t, self.cells()[t]))
-        return found["x"], found["y"]
+        """x and y of time step t."""
+        arrays = self._read(self._cell(t, self.cells()[t]))
+        return arrays["x"], arrays["y"]
 
     def take_in(self, load: Load, tau: int, features: tuple[int, ...], n_classes: int) -> None:
         """Hold what has arrived up to time tau, missed time steps included."""
-        held, floor = self.cells(), self._floor()
+        stored, floor = self.cells(), self._floor()
         for t in range(floor, tau + 1):
-            cell = None if t in held else load(t)
+            cell = None if t in stored else load(t)
             if cell is None:
                 continue
             checked = Stream.from_arrays([[cell], [None]], name=f"time {t}", n_classes=n_classes)
@@ -64,9 +64,9 @@ class Store:
 
     def limit(self, tau: int, max_rows: int | None, max_age: int | None) -> None:
         """Forget time steps that are too old, and the oldest ones while there are too many rows; never the newest."""
-        held = self.cells()
-        rows, newest = sum(held.values()), max(held, default=0)
-        for t, n in held.items():
+        stored = self.cells()
+        rows, newest = sum(stored.values()), max(stored, default=0)
+        for t, n in stored.items():
             old = max_age is not None and t <= tau - max_age
             if t == newest or not (old or (max_rows is not None and rows > max_rows)):
                 continue
@@ -90,17 +90,17 @@ class Store:
         return True
 
     def part(self, name: str) -> list[npt.NDArray[Any]]:
-        """A part of a model."""
-        found: list[npt.NDArray[Any]] = self._read(self.path / "parts" / checked_name(name, "a part"))
-        return found
+        """The arrays of the part of a model that has this name."""
+        arrays: list[npt.NDArray[Any]] = self._read(self.path / "parts" / checked_name(name, "a part"))
+        return arrays
 
     def put_parts(self, parts: Mapping[str, list[npt.NDArray[Any]]]) -> None:
-        """Keep these parts too."""
+        """Store these parts beside those that are there."""
         for name, part in parts.items():
             self._write(self.path / "parts" / checked_name(name, "a part"), part)
 
     def keep_parts(self, names: Iterable[str]) -> None:
-        """Forget all other parts."""
+        """Delete all parts but these."""
         kept = set(names)
         for path in (self.path / "parts").glob("*"):
             if path.name not in kept:
@@ -126,7 +126,7 @@ class Store:
             return None
 
     def put_moments(self, moments: Mapping[str, Any]) -> None:
-        """Remember the last round."""
+        """Store the optimiser before and after the last round."""
         self._write(self.path / "moments", dict(moments))
 
     def _read(self, path: Path) -> Any:

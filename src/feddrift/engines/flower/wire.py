@@ -23,7 +23,7 @@ class Refused(FeddriftError):
 
 
 def pack(body: Mapping[str, Any], parts: Mapping[str, Part] | None = None) -> RecordDict:
-    """A message's content."""
+    """A message of a body, as JSON, and named parts of models, as arrays."""
     records = {name: ArrayRecord(list(map(_plain, part))) for name, part in (parts or {}).items()}
     return RecordDict({"body": ConfigRecord({"json": json.dumps(body, allow_nan=False)}), **records})
 
@@ -63,7 +63,7 @@ def arrays(part: Sequence[Array], shapes: Shapes, what: str) -> Part:
     """The arrays of a part, which must have these shapes and be finite; nothing larger is even read."""
     if len(part) != len(shapes):
         raise Refused(f"{what} has {len(part)} arrays, expected {len(shapes)}")
-    found = []
+    checked = []
     for array, (shape, dtype) in zip(part, shapes, strict=True):
         most = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize + HEADER
         if len(array.data) > most:
@@ -79,8 +79,8 @@ def arrays(part: Sequence[Array], shapes: Shapes, what: str) -> Part:
             raise Refused(f"{what} is {got}, expected {dtype} {shape}")
         if not np.isfinite(value).all():
             raise Refused(f"{what} has numbers that are not finite")
-        found.append(value)
-    return found
+        checked.append(value)
+    return checked
 
 
 def whole(number: Any, least: int, most: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -13,10 +14,12 @@ import numpy as np
 from feddrift import algorithms
 from feddrift._version import __version__
 from feddrift.reports import exchanges, metrics
+from feddrift.reports.remarks import remarks
 from feddrift.reports.story import command, event_sentence, letter
 from feddrift.reports.summary import changes, deviation_of_known, joined, lineage, mean_of_known, reached, scores, truth
 from feddrift.reports.words import describe, differences
 from feddrift.runs.record import Record, configuration
+from feddrift.scores import SCORES
 from feddrift.types import Floats, Ints
 
 MAX_CELLS = 600_000  # of all runs together that are shown cell by cell; beyond, a run has its curves only
@@ -38,6 +41,7 @@ def collect(records: Sequence[Record], name: str) -> dict[str, Any]:
         "name": name,
         "version": __version__,
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "score": asdict(records[0].score) if records else {},
         "within": metrics.WITHIN,
         "before": BEFORE,
         "streams": [_stream(list(groups.values()), shown) for _, groups in sorted(by_stream.items())],
@@ -46,12 +50,12 @@ def collect(records: Sequence[Record], name: str) -> dict[str, Any]:
 
 def newest(records: Sequence[Record]) -> list[Record]:
     """Of each configuration and seed the run started last, a complete one before any other."""
-    found: dict[tuple[str, int], Record] = {}
+    latest: dict[tuple[str, int], Record] = {}
     for record in records:
         key = configuration(record.header), record.header["seed"]
-        if key not in found or _rank(record) >= _rank(found[key]):
-            found[key] = record
-    return list(found.values())
+        if key not in latest or _rank(record) >= _rank(latest[key]):
+            latest[key] = record
+    return list(latest.values())
 
 
 def _rank(record: Record) -> tuple[bool, float]:
@@ -83,6 +87,7 @@ def _stream(groups: list[list[Record]], shown: set[int]) -> dict[str, Any]:
         "short": header["stream"],
         "options": describe(header["overrides"]),
         "clients": header["clients"],
+        "remarks": remarks([run for group in groups for run in group], name_streams=False),
         "groups": [_group(group, differs, oracles, shown) for group, differs in zip(groups, different, strict=True)],
     }
 
@@ -114,16 +119,22 @@ def _group(
             for name, value in metrics.over_seeds([run["numbers"] for run in runs]).items()
         },
         "around": _around(group),
+        "alarms": _agreement(group),
         "runs": runs,
     }
 
 
 def _run(record: Record, oracle: Record | None, with_cells: bool) -> dict[str, Any]:
     header, rows = record.header, record.rows
-    found, total = metrics.measure(record, oracle), scores(record)
+    measured, total = metrics.measure(record, oracle), scores(record)
     rerun, notes = command(header)
     concepts = metrics.concepts_alive(record)
-    detections = {"alarms": found.alarms, "switches": found.switches, "noticed": found.noticed, **found.dummies}
+    detections = {
+        "alarms": measured.alarms,
+        "switches": measured.switches,
+        "noticed": measured.noticed,
+        **measured.dummies,
+    }
     config = {
         **{f"setting {key}": value for key, value in header["settings"].items()},
         **{f"local {key}": value for key, value in header["local"].items()},
@@ -143,15 +154,16 @@ def _run(record: Record, oracle: Record | None, with_cells: bool) -> dict[str, A
         "truth": bool((rows.concept >= 0).any()),
         "metric": str(header["settings"].get("metric", "loss")),
         "numbers": {
-            **metrics.numbers(found),
-            "omitting": _share(total.omitting_drifts),
+            **metrics.numbers(measured),
+            "omitting": _level(record, total.omitting_drifts),
+            **{name: _known_mean(getattr(rows, name)) for name in SCORES},
             "sent": total.models_sent_ratio,
             "models": None if total.models_final is None else float(total.models_final),
         },
         "detection": {name: _detection(value) for name, value in detections.items() if value is not None},
         "worst": _worst(record),
         **_moves(record),
-        "used": metrics.in_use(record).tolist(),
+        "used": metrics.count_in_use(record).tolist(),
         "exist": rows.n_models.max(axis=1).tolist() if rows.steps else [],
         "concepts": concepts.tolist() if concepts.any() else None,
         "sent": _rounded(metrics.sent_over_time(record)),
@@ -171,8 +183,9 @@ def _detection(value: metrics.Detection) -> dict[str, Any]:
 def _worst(record: Record) -> list[list[Any]]:
     """[client, its mean, the time of its lowest accuracy] of the worst, worst first."""
     mean = metrics.by_client(record)
-    seen = [int(c) for c in np.argsort(mean, kind="stable") if not np.isnan(mean[c])][:WORST]
-    return [[c, round(float(mean[c]), 4), int(np.nanargmin(record.rows.accuracy[:, c]))] for c in seen]
+    better = 1 if record.score.higher_is_better else -1
+    seen = [int(c) for c in np.argsort(better * mean, kind="stable") if not np.isnan(mean[c])][:WORST]
+    return [[c, round(float(mean[c]), 4), int(np.nanargmin(better * record.rows.accuracy[:, c]))] for c in seen]
 
 
 def _moves(record: Record) -> dict[str, Any]:
@@ -205,12 +218,12 @@ def _moves(record: Record) -> dict[str, Any]:
 
 def _by_time(steps: int, drifts: Sequence[Sequence[int]], loose: Sequence[Sequence[int]]) -> dict[str, list[int]]:
     """How many clients changed at each time, of these noticed at once, late or never; and the false moves."""
-    found = {kind: [0] * steps for kind in ("at once", "late", "missed", "false")}
+    counts = {kind: [0] * steps for kind in ("at once", "late", "missed", "false")}
     for t, _, _, _, delay, _ in drifts:
-        found["at once" if delay == 0 else "late" if delay > 0 else "missed"][t] += 1
+        counts["at once" if delay == 0 else "late" if delay > 0 else "missed"][t] += 1
     for t, _ in loose:
-        found["false"][t] += 1
-    return found
+        counts["false"][t] += 1
+    return counts
 
 
 def _newest_before(record: Record, concepts: Ints) -> Ints:
@@ -223,11 +236,11 @@ def _newest_before(record: Record, concepts: Ints) -> Ints:
 
 def _event(event: Mapping[str, Any]) -> dict[str, Any]:
     cause = event["cause"]
-    found = {"t": event["t"], "kind": event["event"], "model": event["model"], "why": event_sentence(event)}
+    shown = {"t": event["t"], "kind": event["event"], "model": event["model"], "why": event_sentence(event)}
     named = {key: cause[key] for key in ("from", "into") if isinstance(cause.get(key), int)}
     if isinstance(cause.get("clients"), list):
         named["clients"] = cause["clients"]
-    return found | named
+    return shown | named
 
 
 def _cells(record: Record) -> dict[str, Any]:
@@ -264,13 +277,26 @@ def _cells(record: Record) -> dict[str, Any]:
 
 def _around(group: Sequence[Record]) -> list[float | None] | None:
     """Mean accuracy from BEFORE rows ahead of a drift to AFTER rows behind, over all drifts of all seeds."""
-    found = [metrics.around(run.rows.accuracy, run, BEFORE, AFTER) for run in group if changes(run).any()]
-    return _rounded(mean_of_known(np.concatenate(found).T, 1)) if found else None
+    windows = [metrics.around(run.rows.accuracy, run, BEFORE, AFTER) for run in group if changes(run).any()]
+    return _rounded(mean_of_known(np.concatenate(windows).T, 1)) if windows else None
 
 
 def _rounded(values: Floats) -> list[float | None]:
     return [None if np.isnan(v) else round(float(v), 4) for v in values]
 
 
-def _share(percent: float | None) -> float | None:
-    return None if percent is None else percent / 100
+def _level(record: Record, value: float | None) -> float | None:
+    """A summary's number, which has shares in percent, as the page has it."""
+    return None if value is None else value / 100 if record.score.share else value
+
+
+def _known_mean(values: Floats) -> float | None:
+    return None if np.isnan(values).all() else float(np.nanmean(values))
+
+
+def _agreement(group: Sequence[Record]) -> dict[str, int] | None:
+    """Of each alarm, by "t,c", in how many seeds it occurs; nothing where there is only one."""
+    if len(group) < 2:
+        return None
+    alarms = Counter(f"{t},{c}" for run in group for t, c in np.argwhere(run.rows.drift).tolist())
+    return dict(alarms.most_common(MAX_LISTED))

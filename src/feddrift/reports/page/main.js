@@ -104,6 +104,7 @@ async function start() {
   const wanted = () => state.read().theme || (dark.matches ? "dark" : "light");
   theme(wanted());
   view.data = await unpack($("data").textContent);
+  Object.assign(score, view.data.score);
   show();
   const again = () => {
     theme(wanted());

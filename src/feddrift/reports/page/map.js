@@ -12,8 +12,9 @@ class Maps {
     this.absent = flags("absent");
     this.shade = shades(run);
     const seen = this.cells.accuracy.filter((v) => v >= 0).sort((a, b) => a - b);
-    this.high = seen.length ? seen[seen.length - 1] : 1000;
-    this.low = Math.max(0, Math.min(seen[Math.floor(seen.length * 0.01)] ?? 0, this.high - 50));
+    const bad = (share) => seen[Math.floor((seen.length - 1) * share)] ?? 0; // the worst hundredth has one colour
+    this.high = !seen.length ? 1000 : score.higher_is_better ? seen[seen.length - 1] : bad(0.99);
+    this.low = score.higher_is_better ? Math.max(0, Math.min(bad(0.01), this.high - 50)) : (seen[0] ?? 0);
   }
   at(t, c) {
     return t * this.n + c;
@@ -39,9 +40,9 @@ class Maps {
         const values = range(this.T)
           .map((t) => accuracy[this.at(t, k)])
           .filter((v) => v >= 0);
-        return values.length ? sum(values) / values.length : 2000;
+        return values.length ? (score.higher_is_better ? 1 : -1) * (sum(values) / values.length) : Infinity;
       });
-      return c.sort((a, b) => mean[a] - mean[b] || a - b);
+      return c.sort((a, b) => (mean[a] === mean[b] ? a - b : mean[a] - mean[b]));
     }
     return c;
   }
@@ -54,7 +55,8 @@ class Maps {
       this.tall >= 11
         ? Math.min(120, 14 + 7 * this.stream.clients.reduce((most, x) => Math.max(most, Math.min(x.length, 15)), 0))
         : 46;
-    const heat = ramp(this.low, this.high),
+    const scale = ramp(this.low, this.high),
+      heat = (v) => scale(score.higher_is_better ? v : this.low + this.high - v),
       { model, accuracy, concept } = this.cells;
     const byConcept = by === "concept" && concept,
       blank = rgb(colour("wash"));
@@ -65,9 +67,9 @@ class Maps {
     this.panels = [
       this.panel("Model in use", of, text, true),
       this.panel(
-        "Accuracy on the next time step",
+        `${heading()} on the next time step`,
         (i) => (accuracy[i] < 0 ? blank : heat(accuracy[i])),
-        (i) => (accuracy[i] < 0 ? "" : Math.round(accuracy[i] / 10)),
+        (i) => (accuracy[i] < 0 ? "" : score.share ? Math.round(accuracy[i] / 10) : (accuracy[i] / 1000).toFixed(1)),
         false,
       ),
     ];
@@ -264,13 +266,19 @@ class Maps {
         h(
           "span",
           {},
-          `${percent(this.low / 1000, 0)} %${this.low > 0 ? " or less" : ""}`,
+          this.ends()[0],
           h("i", { class: "ramp", style: `background:linear-gradient(90deg,${stops})` }),
-          `${percent(this.high / 1000, 0)} %`,
+          this.ends()[1],
         ),
         this.cells.accuracy.includes(-2) ? h("span", {}, "last column: not tested yet") : null,
       ),
     );
+  }
+
+  // The worst and the best that the colours tell apart, in words.
+  ends() {
+    const [low, high] = [this.low, this.high].map((v) => level(v / 1000, 0) + unit());
+    return score.higher_is_better ? [low + (this.low > 0 ? " or less" : ""), high] : [`${high} or more`, low];
   }
 
   hit(event, canvas) {
@@ -297,7 +305,7 @@ class Maps {
       { model, accuracy, concept, loss } = this.cells;
     const pairs = [
       ["model", model[k]],
-      ["accuracy next", testOf(accuracy[k])],
+      [`${score.title} next`, testOf(accuracy[k])],
     ];
     if (this.absent.has(k)) pairs.splice(0, 1, ["", "had not joined yet"]);
     if (loss && known(loss[k])) pairs.push([`${this.run.metric} before training`, loss[k].toFixed(3)]);

@@ -22,6 +22,10 @@ function lead() {
   );
   fill("headline", `${group.label} on ${stream.short}`);
   fill("gist", gist(view));
+  fill(
+    "remarks",
+    stream.remarks.map((text) => h("li", {}, text)),
+  );
   fill("tiles", tiles(view));
 }
 
@@ -53,13 +57,14 @@ function accuracy() {
       width: 1116,
       height: 330,
       right: room,
-      label: "Accuracy over time by algorithm",
+      label: `${heading()} over time by algorithm`,
       xlabel: "time",
-      show: (v) => `${Math.round(100 * v)} %`,
+      show: (v) => (score.share ? `${Math.round(100 * v)} %` : number(v)),
       floor: 0,
-      ceiling: 1.004,
+      ceiling: score.share ? 1.004 : null,
     }),
   );
+  fill("h-accuracy", `${heading()} over time`);
   const seeds = [...new Set(stream.groups.map((g) => g.runs.length))].sort((a, b) => a - b);
   fill(
     "accuracy-note",
@@ -108,8 +113,9 @@ function maps() {
   }
   fill(
     "map-note",
-    "A row is a client, a column a time step. Left: the model it used, models that merged in one colour. Right: how " +
-      "often that model was right on the next step. " +
+    "A row is a client, a column a time step. Left: the model it used, models that merged in one colour. Right: " +
+      (score.title === "accuracy" ? "how often that model was right" : `its ${score.title}`) +
+      " on the next step. " +
       (n > 60 ? "Rows with the same history lie together. " : "") +
       "Point at a cell for why.",
   );
@@ -219,7 +225,7 @@ function recovery() {
     (g) => g.around && (g === group || ["Oracle", "Oblivious"].includes(g.algorithm)),
   );
   fill("worst", worstTable(view));
-  fill("worst-note", "By mean accuracy over time. All lines have one scale, that of the map's colours.");
+  fill("worst-note", `By mean ${score.title} over time. All lines have one scale, that of the map's colours.`);
   $("recovery-part").hidden = !view.run.truth; // it is measured from true drifts
   if (!group.around) {
     fill("recovery-note", "No drift yet.");
@@ -229,10 +235,10 @@ function recovery() {
   const [lost, oracle] = [group.numbers.lost[0], (group.numbers.lost_to_oracle || [null])[0]];
   fill(
     "recovery-note",
-    "Mean accuracy around a drift, over all drifts and seeds. " +
+    `Mean ${score.title} around a drift, over all drifts and seeds. ` +
       "At 0 a model of the old concept meets data of the new one. " +
       (known(lost)
-        ? `Each drift cost ${number(lost)} time steps of accuracy against the level before` +
+        ? `Each drift cost ${number(lost)} time steps of ${score.title} against the level before` +
           (known(oracle) && group.algorithm !== "Oracle" ? `, ${number(oracle)} against Oracle.` : ".")
         : ""),
   );
@@ -251,13 +257,13 @@ function recovery() {
         width: 536,
         height: 250,
         right: 110,
-        label: "Accuracy around a drift",
+        label: `${heading()} around a drift`,
         xlabel: "time steps since the drift",
-        show: (v) => `${Math.round(100 * v)} %`,
+        show: (v) => (score.share ? `${Math.round(100 * v)} %` : number(v)),
         showX: (k) => k - data.before,
         xs: range(group.around.length),
         floor: 0,
-        ceiling: 1.004,
+        ceiling: score.share ? 1.004 : null,
         marks: data.before,
       },
     ),

@@ -74,6 +74,12 @@ function detectionTable(view) {
   return table(head, rows);
 }
 
+// In how many of the seeds this alarm was raised, where there are several.
+function agreement({ group }, t, c, how) {
+  if (!group.alarms) return [];
+  return [how & 1 ? `${group.alarms[`${t},${c}`] || 0} of ${group.runs.length}` : "–"];
+}
+
 // Every drift and every false move in the order of time: who, when, noticed how, and why.
 function driftRows(view) {
   const { run } = view,
@@ -92,6 +98,7 @@ function driftRows(view) {
         `${letter(from)} → ${letter(to)}`,
         tag,
         delay < 0 ? "–" : HOW[how],
+        ...agreement(view, t + Math.max(delay, 0), c, how),
         delay >= 0
           ? reason(t + delay, c)
           : view.maps
@@ -106,7 +113,7 @@ function driftRows(view) {
       t,
       c,
       kind: run.drifts ? "false" : HOW[how],
-      values: () => [...(run.drifts ? ["no change", tag] : []), HOW[how], reason(t, c)],
+      values: () => [...(run.drifts ? ["no change", tag] : []), HOW[how], ...agreement(view, t, c, how), reason(t, c)],
     });
   }
   return rows.sort((a, b) => a.t - b.t || a.c - b.c);
@@ -134,6 +141,7 @@ function driftList(view, show = 12, only = "all") {
         ]
       : []),
     ["by", "text"],
+    ...(view.group.alarms ? [["alarm in seeds", "text"]] : []),
     ["why", "text"],
   ];
   const kind = [...head.slice(0, -1).map(() => "text tight"), "text wide"];
@@ -190,9 +198,9 @@ function worstTable(view) {
       : null;
   const head = [
     ["client", "text"],
-    ["mean, %"],
-    ...(theirs ? [["Oracle, %"]] : []),
-    ["lowest at time"],
+    [`mean${score.share ? ", %" : ""}`],
+    ...(theirs ? [[`Oracle${score.share ? ", %" : ""}`]] : []),
+    ["worst at time"],
     ...(maps ? [["over time", "text"]] : []),
   ];
   const rows = run.worst.slice(0, 8).map(([c, mean, low]) =>
@@ -202,8 +210,8 @@ function worstTable(view) {
       cells(
         [
           h("button", { type: "button", class: "link", onclick: () => view.choose(low, c, true) }, nameOf(stream, c)),
-          percent(mean),
-          ...(theirs ? [percent(theirs(c))] : []),
+          level(mean),
+          ...(theirs ? [level(theirs(c))] : []),
           low + 1,
           ...(maps ? [spark(maps, c)] : []),
         ],
@@ -215,15 +223,21 @@ function worstTable(view) {
 }
 
 const COLUMNS = [
-  ["accuracy, %", "mean", percent, "mean over clients and times"],
-  ["omitting drifts", "omitting", percent, "without the rows that a drift strikes"],
-  ["worst client", "worst", percent],
-  ["10th pct.", "tenth", percent, "10th percentile over clients"],
+  ["mean", "mean", level, "mean over clients and times"],
+  ["omitting drifts", "omitting", level, "without the rows that a drift strikes"],
+  ["worst client", "worst", level],
+  ["10th pct.", "tenth", level, "10th percentile over clients, from the worst"],
+  ["majority, %", "majority", percent, "what each client's most frequent class so far would have got"],
+  ["log loss", "log_loss", (x) => number(x, 3), "of the probabilities; lower is better"],
+  ["Brier", "brier", (x) => number(x, 3), "Brier score of the probabilities; lower is better"],
+  ["AUC, %", "auc", percent, "area under the ROC curve, one class against the rest"],
+  ["balanced, %", "balanced_accuracy", percent, "accuracy if all classes were as frequent"],
+  ["F1, %", "f1", percent, "mean over classes"],
   ["precision", "noticed precision", number],
   ["recall", "noticed recall", number],
   ["delay", "noticed delay", number],
-  ["lost to Oracle", "lost_to_oracle", number, "per drift, accuracy times steps"],
-  ["lost per drift", "lost", number, "accuracy times steps, against the client's own level before"],
+  ["lost to Oracle", "lost_to_oracle", number, "per drift, summed over time steps"],
+  ["lost per drift", "lost", number, "summed over time steps, against the client's own level before"],
   ["ARI", "ari", number],
   ["NMI", "nmi", number],
   ["spare models", "spare", number, "in use beyond the concepts alive"],
@@ -234,7 +248,9 @@ const COLUMNS = [
 
 function comparison(view) {
   const { stream, group } = view;
-  const columns = COLUMNS.filter(([, name]) => stream.groups.some((g) => g.numbers[name] && known(g.numbers[name][0])));
+  const columns = COLUMNS.filter(
+    ([, name]) => name !== score.name && stream.groups.some((g) => g.numbers[name] && known(g.numbers[name][0])),
+  );
   const rows = stream.groups.map((g) =>
     h(
       "tr",
@@ -256,5 +272,9 @@ function comparison(view) {
         cells([name, "", ...columns.map(([, key]) => (key.startsWith("noticed ") ? number(v[key.slice(8)]) : ""))]),
       );
   if (d.noticed) rows.push(dummy("Dummy: always", d.always), dummy("Dummy: never", d.never));
-  return table([["", "text"], ["seeds"], ...columns.map(([text, , , title]) => [text, "", title])], rows);
+  const named = (text, name) => (name === "mean" ? score.title + (score.share ? ", %" : "") : text);
+  return table(
+    [["", "text"], ["seeds"], ...columns.map(([text, name, , title]) => [named(text, name), "", title])],
+    rows,
+  );
 }

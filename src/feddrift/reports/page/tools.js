@@ -21,6 +21,11 @@ function fill(id, ...children) {
 }
 
 const known = (x) => x !== null && x !== undefined;
+// What the page is about: accuracy, unless another score was asked for. A share is shown in percent.
+const score = { title: "accuracy", share: true, higher_is_better: true };
+const heading = () => score.title.charAt(0).toUpperCase() + score.title.slice(1);
+const unit = () => (score.share ? " %" : "");
+const level = (x, digits = 1) => (known(x) ? (score.share ? (100 * x).toFixed(digits) : x.toFixed(digits + 2)) : "–");
 const percent = (x, digits = 1) => (known(x) ? (100 * x).toFixed(digits) : "–");
 const number = (x, digits = 2) => (known(x) ? x.toFixed(digits).replace(/^-(0(\.0*)?)$/, "$1") : "–");
 const count = (n, one, many = one + "s") => `${n.toLocaleString("en")} ${n === 1 ? one : many}`;
@@ -44,7 +49,7 @@ function goesOn(run) {
 
 // How the models in use did next, in words; thousandths, -1 without test data, -2 before they have come.
 function testOf(accuracy, nothing = "no test data") {
-  return accuracy === -2 ? "not tested yet" : accuracy < 0 ? nothing : `${(accuracy / 10).toFixed(1)} %`;
+  return accuracy === -2 ? "not tested yet" : accuracy < 0 ? nothing : level(accuracy / 1000) + unit();
 }
 
 // A colour of the theme as the page has it now; canvases need the value, not the name.

@@ -42,8 +42,8 @@ function gist(view) {
   if (run.tested < run.steps)
     told.push(`${sentence(timeOf(run, run.tested)).slice(0, -1)} is trained and not tested yet: it waits for new data.`);
   told.push(
-    `Mean accuracy ${percent(run.numbers.mean)} %` +
-      others.map(([name, r]) => `; ${name} ${percent(r.numbers.mean)} %`).join("") +
+    `Mean ${score.title} ${level(run.numbers.mean)}${unit()}` +
+      others.map(([name, r]) => `; ${name} ${level(r.numbers.mean)}${unit()}`).join("") +
       ".",
   );
   return told.join(" ");
@@ -74,19 +74,19 @@ function tiles(view) {
     );
   found.push(
     tile(
-      "Mean accuracy",
-      percent(x.mean),
-      "%",
-      known(x.omitting) ? `${percent(x.omitting)} % omitting drifts` : "over clients and times",
+      `Mean ${score.title}`,
+      level(x.mean),
+      unit(),
+      known(x.omitting) ? `${level(x.omitting)}${unit()} omitting drifts` : "over clients and times",
     ),
   );
   const worst = run.worst[0];
   found.push(
     tile(
       "Worst client",
-      percent(x.worst),
-      "%",
-      worst ? `${shorten(nameOf(view.stream, worst[0]), 20)}; 10th pct. ${percent(x.tenth)}` : "",
+      level(x.worst),
+      unit(),
+      worst ? `${shorten(nameOf(view.stream, worst[0]), 20)}; 10th pct. ${level(x.tenth)}` : "",
     ),
   );
   if (d) {
@@ -186,7 +186,7 @@ function story(view) {
     h(
       "p",
       { class: "note" },
-      values.length ? `Mean accuracy ${percent(sum(values) / values.length / 1000)} %.` : "Never tested.",
+      values.length ? `Mean ${score.title} ${level(sum(values) / values.length / 1000)}${unit()}.` : "Never tested.",
       " Click a cell, or use the arrow keys on the map, for another.",
     ),
     h("div", { class: "strip" }, spark(maps, c, 300, 34)),
@@ -200,7 +200,7 @@ function spark(maps, c, width = 150, height = 22) {
     height,
     viewBox: `0 0 ${width} ${height}`,
     role: "img",
-    "aria-label": "accuracy over time",
+    "aria-label": `${score.title} over time`,
   });
   const x = (t) => 2 + (t / Math.max(1, maps.T - 1)) * (width - 4),
     y = (v) => height - 3 - ((v - maps.low) / Math.max(1, maps.high - maps.low)) * (height - 6);

@@ -85,6 +85,6 @@ def _styles(labels: Sequence[str]) -> dict[str, int]:
     >>> _styles(["CFL", "FedDrift", "IFCA", "KUE", "Oracle"])
     {'CFL': 0, 'FedDrift': 2, 'IFCA': 1, 'KUE': 3, 'Oracle': 7}
     """
-    taken = {KNOWN[label] for label in labels if label in KNOWN}
-    free = (style for style in itertools.count() if style not in taken)
+    reserved = {KNOWN[label] for label in labels if label in KNOWN}
+    free = (style for style in itertools.count() if style not in reserved)
     return {label: KNOWN[label] if label in KNOWN else next(free) for label in labels}

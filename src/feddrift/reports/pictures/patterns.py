@@ -19,18 +19,18 @@ from feddrift.streams.fmow import REGIONS, TIMES, class_counts
 
 def patterns(records: Sequence[Record]) -> Figure:
     """Which concept each client sees when, one panel per pattern."""
-    known = [record for record in records if record.header["concepts"] is not None]
-    if not known:
+    with_truth = [record for record in records if record.header["concepts"] is not None]
+    if not with_truth:
         raise DataError("no drift pattern to draw: these streams have no ground truth")
-    found: dict[str, Record] = {}
-    for record in known:
-        found.setdefault(str(record.header["concepts"]), record)
-    if len(found) > MAX_PANELS:
-        raise ConfigError(f"there is room for 1 to {MAX_PANELS} patterns, got {len(found)}: choose fewer runs")
-    fig, panels = panels_of(len(found), (4.6, 3.4))
-    ids = sorted({k for record in found.values() for row in record.header["concepts"] for k in row})
+    by_pattern: dict[str, Record] = {}
+    for record in with_truth:
+        by_pattern.setdefault(str(record.header["concepts"]), record)
+    if len(by_pattern) > MAX_PANELS:
+        raise ConfigError(f"there is room for 1 to {MAX_PANELS} patterns, got {len(by_pattern)}: choose fewer runs")
+    fig, panels = panels_of(len(by_pattern), (4.6, 3.4))
+    ids = sorted({k for record in by_pattern.values() for row in record.header["concepts"] for k in row})
     colours = fills(ids)
-    for ax, record in zip(panels, found.values(), strict=False):
+    for ax, record in zip(panels, by_pattern.values(), strict=False):
         concepts = np.array(record.header["concepts"])
         background(ax, concepts, colours)
         if concepts.size <= 400:

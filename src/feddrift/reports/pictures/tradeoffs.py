@@ -28,13 +28,13 @@ _log = logging.getLogger("feddrift")
 def threshold(records: Sequence[Record]) -> Figure:
     """Accuracy omitting drifts against delta, a line per algorithm, one panel per stream."""
     every = _points(records)
-    known = {name: [summary for summary in some if _delta(summary) is not None] for name, some in every.items()}
-    lines = {name: some for name, some in known.items() if some}
+    with_delta = {name: [summary for summary in group if _delta(summary) is not None] for name, group in every.items()}
+    lines = {name: group for name, group in with_delta.items() if group}
     if not lines:
         raise DataError("nothing to draw: no finished runs of an algorithm with a delta on a stream with known drifts")
     if len(lines) < len(every):
-        rest = dict.fromkeys(algorithm for stream, algorithm in every if (stream, algorithm) not in lines)
-        _log.warning("left out, since they have no delta: %s", ", ".join(rest))
+        without_delta = dict.fromkeys(algorithm for stream, algorithm in every if (stream, algorithm) not in lines)
+        _log.warning("left out, since they have no delta: %s", ", ".join(without_delta))
     streams = sorted({stream for stream, _ in lines})
     names = list(dict.fromkeys(name for _, name in lines))
     fig, panels = panels_of(len(streams), (4.6, 3.4))
@@ -61,8 +61,8 @@ def traffic(records: Sequence[Record]) -> Figure:
         raise DataError("nothing to draw: no finished runs on a stream with known drifts")
     streams = sorted({stream for stream, _ in lines})
     names = list(dict.fromkeys(name for _, name in lines))
-    known = [delta for points in lines.values() for summary in points if (delta := _delta(summary)) is not None]
-    low, high = min(known, default=0.0), max(known, default=0.0)
+    all_deltas = [delta for points in lines.values() for summary in points if (delta := _delta(summary)) is not None]
+    low, high = min(all_deltas, default=0.0), max(all_deltas, default=0.0)
     scale = Normalize(low, high if high > low else low + 0.01)
     fig, panels = panels_of(len(streams), (5.4, 3.8))
     legend: dict[str, Artist] = {}
@@ -85,14 +85,16 @@ def traffic(records: Sequence[Record]) -> Figure:
 
 def _points(records: Sequence[Record]) -> dict[tuple[str, str], list[Summary]]:
     """The summaries of each stream and algorithm (with what else it is set to), by their delta where they have one."""
-    found: dict[tuple[str, str], list[Summary]] = {}
-    known = [summary for summary in summarise(records) if summary.omitting_drifts is not None]
-    others = [{k: v for k, v in {**s.settings, **s.overrides}.items() if k != "delta"} for s in known]
-    differs = differences([(s.stream, s.algorithm, other) for s, other in zip(known, others, strict=True)])
-    for summary, own in zip(known, differs, strict=True):
+    points: dict[tuple[str, str], list[Summary]] = {}
+    summaries = [summary for summary in summarise(records) if summary.omitting_drifts is not None]
+    other_settings = [{k: v for k, v in {**s.settings, **s.overrides}.items() if k != "delta"} for s in summaries]
+    differs = differences(
+        [(s.stream, s.algorithm, settings) for s, settings in zip(summaries, other_settings, strict=True)]
+    )
+    for summary, own in zip(summaries, differs, strict=True):
         label = summary.algorithm + (f" ({describe(own)})" if own else "")
-        found.setdefault((summary.stream, label), []).append(summary)
-    return {name: sorted(some, key=lambda summary: _delta(summary) or 0.0) for name, some in found.items()}
+        points.setdefault((summary.stream, label), []).append(summary)
+    return {name: sorted(group, key=lambda summary: _delta(summary) or 0.0) for name, group in points.items()}
 
 
 def _delta(summary: Summary) -> float | None:

@@ -1,0 +1,1 @@
+"""Tables: from named columns to what every client receives over time. NumPy only; `streams/table.py` reads files."""

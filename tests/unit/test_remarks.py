@@ -1,0 +1,96 @@
+"""Comparisons say what their one number hides, and any score can take the place of accuracy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from feddrift import cli
+from feddrift.errors import DataError
+from feddrift.reports import metrics
+from feddrift.reports.page.data import collect
+from feddrift.reports.remarks import remarks
+from feddrift.reports.summary import compare, summarise
+from feddrift.runs.record import Record, by_score, read_all
+from tests.unit.fake_records import header, make
+
+
+def columns(accuracy: float, **more: Any) -> dict[str, Any]:
+    """Two clients, two time steps, the same everywhere unless given."""
+    given = {"accuracy": accuracy, "log_loss": 0.5, "brier": 0.2, "auc": 0.8, "f1": 0.6, "majority": 0.55, **more}
+    return {name: value if isinstance(value, list) else [[value, value]] * 2 for name, value in given.items()}
+
+
+def run(out: Path, algorithm: str, cells: dict[str, Any], seed: int = 0) -> Record:
+    return make(out, header(algorithm=algorithm, seed=seed, settings={}), cells)
+
+
+def test_what_a_higher_accuracy_hides(tmp_path: Path) -> None:
+    records = [
+        run(tmp_path, "Oblivious", columns(0.7)),
+        run(tmp_path, "FedDrift", columns(0.72, log_loss=0.9, n_models=9)),
+        run(tmp_path, "IFCA", columns(0.701, models_sent=25)),
+        run(tmp_path, "AUE", columns(0.5)),
+        run(tmp_path, "CFL", columns(0.75, log_loss=0.4, model=[[0, 1], [0, 1]], n_models=2)),
+    ]
+    assert remarks(records) == [
+        "sine-2, FedDrift: 2.00 points more accurate than Oblivious, but its probabilities are worse: "
+        "log loss 0.9000, Oblivious 0.5000.",
+        "sine-2, FedDrift: 8 of its 9 models are used by no client at the end.",
+        "sine-2, IFCA: all clients use one model all the time, as Oblivious does, for 2.5 times its traffic.",
+        "sine-2, AUE: 20.00 points less accurate than Oblivious, which is one model for all.",
+        "sine-2, AUE: 50.00 % right, less than always naming the client's most frequent class (55.00 %).",
+    ]
+    assert remarks(records[:1] + records[-1:]) == []
+    assert remarks([make(tmp_path / "older", header())]) == []  # a record that has no scores
+    assert collect(records, "all")["streams"][0]["remarks"][0].startswith("FedDrift: 2.00 points")
+
+
+def test_another_score_takes_the_place_of_accuracy(tmp_path: Path) -> None:
+    losses = {"Oblivious": 0.5, "FedDrift": [[0.2, 0.4], [0.4, 0.6]]}
+    for name, loss in losses.items():
+        run(tmp_path, name, columns(0.9, log_loss=loss))
+    records = by_score(read_all(tmp_path), "log_loss")
+    drifting = next(k for k, group in enumerate(summarise(records)) if group.algorithm == "FedDrift")
+    summary, gap = summarise(records)[drifting], compare(records, "Oblivious")[drifting]
+    assert summary.including_drifts is not None and summary.including_drifts.mean == pytest.approx(0.4)  # no percent
+    assert gap is not None and gap.mean == pytest.approx(-0.1)
+    worst = metrics.measure(next(r for r in records if r.header["algorithm"] == "FedDrift")).worst
+    assert worst == pytest.approx(0.5)  # client 1: the highest loss is the worst
+    page = collect(records, "losses")
+    assert page["score"]["title"] == "log loss" and page["streams"][0]["remarks"] == []
+    group = next(g for g in page["streams"][0]["groups"] if g["algorithm"] == "FedDrift")
+    assert group["runs"][0]["worst"][0] == [1, 0.5, 1] and group["numbers"]["auc"][0] == pytest.approx(0.8)
+    (shares,) = by_score([records[0]], "auc")
+    assert summarise([shares])[0].including_drifts == summarise(by_score([records[0]], "auc"))[0].including_drifts
+    with pytest.raises(DataError, match="no AUC: an older version"):
+        by_score([make(tmp_path / "older", header())], "auc")
+
+
+def test_alarms_are_counted_over_seeds(tmp_path: Path) -> None:
+    for seed, drift in enumerate([[[False, False], [True, True]], [[False, False], [True, False]]]):
+        run(tmp_path, "FedDrift", columns(0.9, drift=drift), seed)
+    (group,) = collect(read_all(tmp_path), "two")["streams"][0]["groups"]
+    assert group["alarms"] == {"1,0": 2, "1,1": 1}
+    (alone,) = collect(read_all(tmp_path)[:1], "one")["streams"][0]["groups"]
+    assert alone["alarms"] is None
+
+
+def test_the_command_takes_a_score(tmp_path: Path) -> None:
+    run(tmp_path, "Oblivious", columns(0.9, auc=0.75))
+    runner = CliRunner()
+    shown = runner.invoke(cli.app, ["report", str(tmp_path), "--score", "auc"])
+    assert shown.exit_code == 0 and "AUC" in shown.output and "75.00" in shown.output
+    (group,) = json.loads(runner.invoke(cli.app, ["report", str(tmp_path), "--score", "brier", "--json"]).output)
+    assert group["score"] == "brier" and group["including_drifts"]["mean"] == pytest.approx(0.2)
+    assert "75.00" in runner.invoke(cli.app, ["report", str(tmp_path), "--score", "auc", "--metrics"]).output
+    page = tmp_path / "page.html"
+    assert runner.invoke(cli.app, ["report", str(tmp_path), "--score", "auc", "--html", str(page)]).exit_code == 0
+    assert page.exists()
+    for wrong in (["--score", "acc"], ["--score", "auc", "--paper"]):
+        failed = runner.invoke(cli.app, ["report", str(tmp_path), *wrong])
+        assert failed.exit_code != 0 and failed.exception is not None
