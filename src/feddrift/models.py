@@ -63,7 +63,10 @@ def take(
         family = [_family(models, i, [m]) for i, m in zip(names, at, strict=True)]
     mask = None if models.mask is None else models.mask[at]
     owners = tuple(models.owner[m] for m in at) if owner is None else tuple(int(c) for c in owner)
-    frame = Models(None, names, mask, tuple(int(i) for i in family), models.trunk, owners)
+    held = tuple(models.held[m] for m in at)
+    if any(label and models.ids[m] != i for label, m, i in zip(held, at, names, strict=True)):
+        raise ValueError("only the owner has the parameters of this model: it cannot be copied under another id")
+    frame = Models(None, names, mask, tuple(int(i) for i in family), models.trunk, owners, held)
     on_trunk = _agreed(frame, models.trunk_index[at])
     return replace(frame, params=map_trunk_and_head(lambda leaf, rows: leaf[rows], models, at, on_trunk))
 
@@ -105,7 +108,7 @@ def join(a: Models, b: Models) -> Models:
         return np.concatenate([x, y[new] if trunk else y])
 
     params = map_trunk_and_head(joined, a, False, True, b.params)
-    return Models(params, a.ids + b.ids, mask, a.family + b.family, a.trunk, a.owner + b.owner)
+    return Models(params, a.ids + b.ids, mask, a.family + b.family, a.trunk, a.owner + b.owner, a.held + b.held)
 
 
 def graft(heads: Models, stock: Models, family: int) -> Models:

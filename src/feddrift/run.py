@@ -155,7 +155,10 @@ def steps_on(
         state = algorithm.step(before, journal(before, fed) if journal else fed)
         _check(state, fed, f"{type(algorithm).__name__}.step at time {tau}")
         received, loss = fed.counts[tau], fed.losses(models_in_use(state))
-        trained = Trained(tau, state, received, loss, fed.sent, fed.sent_scoring, lineage(before, state))
+        events = lineage(before, state) + tuple(
+            Event("created", i, {"reason": "lost", "clients": [c]}) for c, i in engine.lost_private()
+        )
+        trained = Trained(tau, state, received, loss, fed.sent, fed.sent_scoring, events)
         if sink is not None:
             sink(trained)
         yield _tested(engine, trained)

@@ -175,13 +175,16 @@ class Models:
     family: tuple[int, ...] = ()  # [m]
     trunk: Params = None  # a tree like params: True where an array belongs to the trunk; None: nowhere
     owner: tuple[int, ...] = ()  # [m], the client whose private model it is, -1: shared; by default all are shared
+    held: tuple[int, ...] = ()  # [m], 0: parameters are here; else only its owner has them, in the version of this name
 
     def __post_init__(self) -> None:
         if not self.family:
             object.__setattr__(self, "family", self.ids)
         if not self.owner:
             object.__setattr__(self, "owner", (-1,) * len(self.ids))
-        if len(self.owner) != len(self.ids):
+        if not self.held:
+            object.__setattr__(self, "held", (0,) * len(self.ids))
+        if not len(self.owner) == len(self.held) == len(self.ids):
             raise ValueError(f"{len(self.ids)} models need as many owners, got {len(self.owner)}")
         for name in {name for name, c in zip(self.family, self.owner, strict=True) if c >= 0}:
             if self.family.count(name) > 1:
@@ -289,19 +292,12 @@ class State:
 class Federation(Protocol):
     """All a server may ask of its clients at time tau; nothing of tau + 1 is reachable.
 
-    Every `init` and `step` of an algorithm gets one:
+    Every `init` and `step` of an algorithm gets one; `feddrift.testing` has one without clients.
 
-    >>> class AsksOnce:
-    ...     def init(self, fed):
-    ...         return State(fed.fresh(), w=np.zeros((0, fed.n_clients, 1)), votes=np.ones((fed.n_clients, 1)))
-    ...     def step(self, state, fed):
-    ...         if fed.tau == 0:
-    ...             print(fed.n_clients, fed.n_classes, fed.features, fed.evaluate(state.models).shape)
-    ...         w = np.ones((fed.tau + 1, fed.n_clients, 1))
-    ...         return State(state.models, w, state.votes)
-    >>> from feddrift import run
-    >>> steps = list(run("sine-2", AsksOnce()))
-    10 2 (2,) (10, 1)
+    >>> from feddrift.testing import FakeFederation
+    >>> fed = FakeFederation(tau=0, n_clients=3)
+    >>> fed.evaluate(fed.fresh()).shape
+    (3, 1)
     """
 
     @property
@@ -389,19 +385,9 @@ class Federation(Protocol):
 class Algorithm(Protocol):
     """A frozen dataclass of hyper-parameters with two methods.
 
-    >>> @dataclass(frozen=True)
-    ... class Frozen:
-    ...     "Trains at the first time step only."
-    ...     rounds: int = 1
-    ...     def init(self, fed):
-    ...         return State(fed.fresh(), w=np.zeros((0, fed.n_clients, 1)), votes=np.ones((fed.n_clients, 1)))
-    ...     def step(self, state, fed):
-    ...         w = np.ones((fed.tau + 1, fed.n_clients, 1))
-    ...         models = state.models if fed.tau else fed.train(state.models, w, self.rounds)
-    ...         return State(models, w, state.votes)
-    >>> from feddrift import run
-    >>> len(list(run("sine-2", Frozen())))
-    10
+    >>> from feddrift import algorithm
+    >>> algorithm("FedDrift", delta=0.1).delta
+    0.1
     """
 
     def init(self, fed: Federation) -> State:

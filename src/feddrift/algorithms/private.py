@@ -5,7 +5,7 @@ A private model is trained by its owner alone and never sent: ``Models.owner`` s
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -40,13 +40,6 @@ class LocalOnly:
 
 
 @dataclass(frozen=True)
-class TunedState(State):
-    """The clients' private models, and the shared one that they come from."""
-
-    shared: Models = field(kw_only=True)
-
-
-@dataclass(frozen=True)
 class FineTuned:
     """One model for everybody, as Oblivious has it; at each client a copy of it then learns from the newest data alone.
 
@@ -56,34 +49,28 @@ class FineTuned:
     rounds: int = option(2, "local rounds of a client's copy, of K steps each")
 
     def init(self, fed: Federation) -> State:
-        shared = fed.fresh()
-        models = _copies(shared, fed.n_clients)
-        return TunedState(models, _own_data(fed.n_clients, ALL, -1), np.eye(fed.n_clients), shared=shared)
+        n = fed.n_clients
+        models = take(fed.fresh(), [0] * (n + 1), range(n + 1), owner=[-1, *range(n)])
+        return State(models, w=_own_data(n, ALL, -1, shared=1), votes=np.eye(n, n + 1, k=1))
 
     def step(self, state: State, fed: Federation) -> State:
-        assert isinstance(state, TunedState)
-        n, before = fed.n_clients, state.models
-        shared = fed.train(state.shared, np.ones((fed.tau + 1, n, 1)))
-        born = before.ids if fed.tau == 0 else tuple(range(len(before) + 1, n + 1))
-        kept: Bools = np.arange(n) < len(before)
-        kept &= fed.counts[fed.tau] == 0
-        origin = np.where(kept, 1 + np.arange(n), 0)
-        ids = range(1, n + 1)
-        models = take(join(shared, before), origin, ids, family=ids, owner=range(n))
-        tuned = fed.train(models, _own_data(n, Memory("window", 1), fed.tau), self.rounds)
-        w = _own_data(n, ALL, fed.tau)
-        return TunedState(tuned, w, np.eye(n), events=_births(models, born), shared=shared)
+        n, old = fed.n_clients, state.models
+        shared = fed.train(take(old, [0], [0]), np.ones((fed.tau + 1, n, 1)))
+        private = take(old, range(1, len(old)), old.ids[1:])
+        kept: Bools = (np.arange(n) < len(private)) & (fed.counts[fed.tau] == 0)
+        copies = take(
+            join(shared, private), np.where(kept, 1 + np.arange(n), 0), range(1, n + 1), range(1, n + 1), range(n)
+        )
+        tuned = fed.train(copies, _own_data(n, Memory("window", 1), fed.tau), self.rounds)
+        born = tuned.ids if fed.tau == 0 else tuned.ids[len(private) :]
+        w = _own_data(n, ALL, fed.tau, shared=1)
+        return State(join(shared, tuned), w, np.eye(n, n + 1, k=1), events=_births(tuned, born))
 
 
-def _copies(shared: Models, n: int) -> Models:
-    """A private copy for each client; the shared model has the id 0."""
-    return take(shared, [0] * n, range(1, n + 1), owner=range(n))
-
-
-def _own_data(n_clients: int, memory: Memory, tau: int) -> Clusters:
-    """w of private models in the order of their clients: each learns from its owner's data."""
-    owner = np.tile(np.arange(n_clients), (tau + 1, 1))
-    return Clusters(owner, n_clients, memory(tau) if tau >= 0 else np.ones(0))
+def _own_data(n_clients: int, memory: Memory, tau: int, shared: int = 0) -> Clusters:
+    """w of private models, in the order of their clients behind so many shared ones: each has its owner's data."""
+    model = np.tile(shared + np.arange(n_clients), (tau + 1, 1))
+    return Clusters(model, shared + n_clients, memory(tau) if tau >= 0 else np.ones(0))
 
 
 def _births(models: Models, ids: tuple[int, ...]) -> tuple[Event, ...]:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 from feddrift import checkpoint
 from feddrift.deploy.settings import Settings
 from feddrift.deploy.status import status
 from feddrift.errors import DataError
+from feddrift.models import take
 from feddrift.runs.export import Source, described, last_state, write
+from feddrift.types import State
 
 
 def export(server: Path, folder: Path) -> int:
@@ -19,7 +24,7 @@ def export(server: Path, folder: Path) -> int:
     net, classes = settings.net(server), len(settings.classes)
     state, steps = last_state(checkpoint.Folder(server / "state" / "checkpoints"), net)
     source = Source(
-        state=state,
+        state=_at_the_server(state),
         steps=steps,
         net=net,
         described=described(net, settings.model, settings.features, classes),
@@ -33,3 +38,17 @@ def export(server: Path, folder: Path) -> int:
     )
     write(source, folder)
     return steps
+
+
+def _at_the_server(state: State) -> State:
+    """The state without what only clients have: who uses a private model is given the shared one that comes first."""
+    private = state.models.private
+    if not private.any():
+        return state
+    shared = np.flatnonzero(~private)
+    if not len(shared):
+        raise DataError("all models are private and stay with their clients: there is nothing to export here")
+    votes = state.votes[:, shared].copy()
+    votes[~votes.any(axis=1), 0] = 1.0
+    models = take(state.models, shared, [state.models.ids[m] for m in shared])
+    return replace(state, models=models, w=np.zeros((0, *votes.shape)), votes=votes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from feddrift.engines.conditions import Conditions
 from feddrift.engines.federation import TimeStep
@@ -38,6 +38,10 @@ class Engine(ABC):
         An engine that does not say leaves them unknown. It is asked after `test`, with the same arguments.
         """
         return {}
+
+    def lost_private(self) -> Sequence[tuple[int, int]]:
+        """The private models (client, id) that were begun anew since this was asked last: their owner lost them."""
+        return ()
 
     def at(self, tau: int) -> TimeStep:
         """All that a server may ask at time tau."""

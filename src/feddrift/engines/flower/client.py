@@ -16,11 +16,12 @@ import numpy as np
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from feddrift import plugins
+from feddrift import plugins, rng
 from feddrift.data import Stream
 from feddrift.engines.flower import parts as model_parts
 from feddrift.engines.flower import wire
 from feddrift.engines.flower.messages import (
+    MAX_SIZE,
     REQUESTS,
     VERSION,
     About,
@@ -36,11 +37,12 @@ from feddrift.engines.flower.messages import (
 )
 from feddrift.engines.flower.parts import Body, Part
 from feddrift.engines.flower.store import Load, Store, checked_name, from_folder
-from feddrift.engines.flower.wire import Refused
+from feddrift.engines.flower.wire import Refused, whole
 from feddrift.engines.in_process import InProcess
 from feddrift.engines.own import simulated
 from feddrift.engines.worker import SCORE_ROWS, Work, Worker
 from feddrift.errors import ConfigError
+from feddrift.models import params_of
 from feddrift.nets import imported, net_for
 from feddrift.trees import split, trunk_of
 from feddrift.types import Ints, Local, Metric, Models, Net, State
@@ -66,6 +68,7 @@ class Client:
     ) -> None:
         self.name, self.root, self.load, self.model = checked_name(name, "a client"), Path(root), load, model
         self.max_rows, self.max_age = max_rows, max_age
+        self._lost: list[int] = []  # the private models that this answer had to do without
         self._last_engine: tuple[Any, InProcess] | None = None  # for the next question to this process
 
     def answer(self, kind: str, content: RecordDict) -> RecordDict:
@@ -78,8 +81,9 @@ class Client:
             task = About.read(body.get("about"))
             if task.client != self.name:
                 raise Refused(f"it is for client {task.client!r}")
+            self._lost = []
             reply, parts = self._answer(task, REQUESTS[kind].read(body), raw)
-            return wire.pack(says | reply, parts)
+            return wire.pack(says | reply | ({"lost": self._lost} if self._lost else {}), parts)
         except Missing as missing:
             return wire.pack(says | {"missing": list(missing.args)})
         except Refused as refused:
@@ -155,6 +159,9 @@ class Client:
 
     def _train(self, task: About, store: Store, request: Train, models: Models) -> tuple[Body, dict[str, Part]]:
         local, round = Local(**request.local), int(request.round)
+        private = [name for name in model_parts.named(request.models) if name.startswith(model_parts.PRIVATE)]
+        if private and not request.keep:
+            raise Refused("it asks for a private model, which never leaves this client")
         w = entries_of(request.w, task.index, (task.tau + 1, task.n_clients, len(models)))
         engine = self._engine(task, store)
         behind = engine.stream.counts[w.t, w.c]
@@ -165,6 +172,16 @@ class Client:
         if before is not None:
             worker.load(before)
         work = Work.of(models, w, engine.stream.counts)
+        if request.keep:
+            trained, _ = worker.rounds(models, work, round, round + whole(request.rounds, 1, MAX_SIZE), local)
+            kept = dict[str, Part]()
+            for m in sorted(set(work.model.tolist())):
+                for kind, part in zip(("trunk", "head"), self._split(engine.net, trained, m), strict=True):
+                    if part:
+                        kept[model_parts.private_name(trained.ids[m], request.keep, kind)] = part
+            store.put_parts(kept)
+            store.put_moments({"tau": task.tau, "round": round, "before": before, "after": worker.save()})
+            return {"round": round}, {}
         updates = worker.updates(models, work, round, local)
         trunk, head = split(updates.params, trunk_of(engine.net, updates.params))
         parts = {f"head-{k}": [leaf[k] for leaf in head] for k in range(len(work.model)) if head}
@@ -200,12 +217,12 @@ class Client:
         return self._last_engine[1]
 
     def _models(self, task: About, store: Store, specs: list[Body], raw: Raw) -> tuple[Models, dict[str, Part]]:
-        """The models of a message, and those of their parts that came with it."""
+        """The models of a message, and those of their parts that came with it, or stand for what was lost."""
         net = self.net(task)
         expected = model_parts.expected(net, specs, task.features)
         missing = [name for name in expected if name not in raw and not store.has(name)]
-        if missing:
-            raise Missing(*missing)
+        if sent := [name for name in missing if not name.startswith(model_parts.PRIVATE)]:
+            raise Missing(*sent)
         new = {}
         for name, part in raw.items():
             if name not in expected:
@@ -213,12 +230,39 @@ class Client:
             new[name] = wire.arrays(part, expected[name], "a part of a model")
             if model_parts.digest(new[name]) != name:
                 raise Refused("a part of a model is not what its name says")
+        if missing:
+            _log.warning("client %s: its private models are gone with its store, others stand for them", self.name)
+            self._lost = sorted({spec["id"] for spec in specs if {spec["trunk"], spec["head"]} & set(missing)})
+            new |= self._instead(net, task, store, specs, new, missing)
         return model_parts.assembled(net, specs, lambda name: new[name] if name in new else store.part(name)), new
 
+    def _instead(
+        self, net: Net, task: About, store: Store, specs: list[Body], new: dict[str, Part], missing: list[str]
+    ) -> dict[str, Part]:
+        """What stands for lost parts of private models: those of the message's first shared model, or a fresh one's."""
+        params = net.init(rng.derive(task.seed, "init", 0))
+        fresh = dict(zip(("trunk", "head"), split(params, trunk_of(net, params)), strict=True))
+        shared = next((spec for spec in specs if not spec["head"].startswith(model_parts.PRIVATE)), None)
+
+        def part(kind: str) -> Part:
+            name = shared and shared[kind]
+            return fresh[kind] if not name else new[name] if name in new else store.part(name)
+
+        kinds = {spec[kind]: kind for spec in specs for kind in ("trunk", "head")}
+        return {name: [np.asarray(array) for array in part(kinds[name])] for name in missing}
+
+    def _split(self, net: Net, models: Models, m: int) -> tuple[Part, Part]:
+        """The arrays of one model: its trunk's, and its head's."""
+        params = params_of(models, m)
+        trunk, head = split(params, trunk_of(net, params))
+        return [np.asarray(leaf) for leaf in trunk], [np.asarray(leaf) for leaf in head]
+
     def _forget(self, store: Store, specs: list[Body]) -> None:
-        """Keep the parts that the last message named, and those of the models in use."""
-        serving = store.serving
-        store.keep_parts(model_parts.named(specs) | model_parts.named(serving["models"] if serving else []))
+        """Keep the parts that the last message named, those of the models in use, and private ones for a while."""
+        serving, parts = store.serving, set(store.parts())
+        private = {name for name in parts if name.startswith(model_parts.PRIVATE)} - model_parts.older_private(parts)
+        in_use = model_parts.named(serving["models"] if serving else [])
+        store.keep_parts(model_parts.named(specs) | in_use | private)
 
 
 def _sums(

@@ -21,7 +21,7 @@ from feddrift.engines.flower.exchange import Exchange, QuorumError, WaitingRules
 from feddrift.engines.flower.messages import KIND_OF, REQUESTS, VERSION, About, Hello, Present
 from feddrift.engines.flower.parts import Body
 from feddrift.engines.flower.remote import Asked, Check, Remote
-from feddrift.engines.flower.wire import Refused
+from feddrift.engines.flower.wire import Refused, whole
 from feddrift.engines.worker import Known
 from feddrift.errors import ConfigError, one_line
 from feddrift.models import take
@@ -31,6 +31,8 @@ from feddrift.types import Floats, Ints, Local, Net, State
 ABSENT = "it is not connected"
 
 _log = logging.getLogger("feddrift")
+
+MAX_ID = 2**62  # of a model
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ class Flower(Engine):
         self.trouble: dict[str, str] = {}  # by client, what went wrong last
         self._greeted = -1  # the time of the last hello
         self._started = -np.inf  # when the last time step began
+        self._lost: set[tuple[int, int]] = set()  # private models that are gone with their client's store
         self._tested: dict[int, Present] = {}  # by client: how the models it uses do on its newest data
         self._has: dict[int, set[str]] = {}  # by client, the parts of models that it has
         self._serves: dict[int, set[str]] = {}  # those of them that it keeps, since it serves them
@@ -101,6 +104,10 @@ class Flower(Engine):
             for name, value in present.scores.items():
                 scores[name][c] = value
         return scores
+
+    def lost_private(self) -> list[tuple[int, int]]:
+        lost, self._lost = sorted(self._lost), set()
+        return lost
 
     def hello(self, tau: int, state: State | None = None, wait: bool = True) -> None:
         """Find out who is there and what has arrived; returns when time step tau can start."""
@@ -144,6 +151,9 @@ class Flower(Engine):
             requests[c] = Hello(), {}
             if state is not None:
                 used = np.flatnonzero(state.votes[c])
+                shared = np.flatnonzero(~state.models.private)
+                if state.models.private[used].any() and len(shared):  # what it falls back on where it has lost its own
+                    used = np.union1d(used, shared[:1])
                 voters = take(state.models, used, [state.models.ids[m] for m in used])
                 specs, parts = model_parts.described(self.net, voters)
                 requests[c] = Hello.serving(tau - 1, specs, state.votes[c, used].tolist(), state.ballot), parts
@@ -266,6 +276,8 @@ class Flower(Engine):
             raise Refused(f"it claims to be from client {body.get('client')!r}, but its key is another's")
         if "failed" in body:
             raise Refused(f"it says {str(body['failed'])[:300]!r}")
+        for model_id in body.get("lost", ()):
+            self._lost.add((c, whole(model_id, 0, MAX_ID)))
 
     def _complain(self, c: int, when: str, what: str) -> None:
         name = self.roster.clients[c]

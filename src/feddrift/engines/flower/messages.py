@@ -109,7 +109,7 @@ class Evaluate(Request):
 
 @dataclass(frozen=True)
 class Train(Request):
-    """One round of local training."""
+    """One round of local training; of private models perhaps several, whose result stays at the client."""
 
     action, deadline = "train.round", "train"
 
@@ -117,6 +117,8 @@ class Train(Request):
     local: Body  # the fields of Local
     models: list[Body]
     w: Slice
+    rounds: int = 1
+    keep: int = 0  # the label under which private models are kept; 0: these are shared, and sent back
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ Part = list[npt.NDArray[Any]]
 Body = dict[str, Any]
 Shapes = Sequence[tuple[tuple[int, ...], np.dtype[Any]]]
 
+PRIVATE = "private-"  # how names of parts begin that never leave their client
+
 
 def shapes(part: Iterable[Any]) -> Shapes:
     """What `messages.arrays` must find where a part like this one is expected."""
@@ -39,7 +41,7 @@ def like(net: Net) -> Params:
 
 
 def described(net: Net, models: Models) -> tuple[list[Body], dict[str, Part]]:
-    """Each model as the names of its parts, and all parts by name."""
+    """Each model as the names of its parts, and all parts by name but those that only the model's owner has."""
     specs: list[Body] = []
     parts: dict[str, Part] = {}
     for m in range(len(models)):
@@ -49,11 +51,36 @@ def described(net: Net, models: Models) -> tuple[list[Body], dict[str, Part]]:
         spec: Body = {"id": models.ids[m], "family": models.family[m]}
         for kind, part in (("trunk", trunk), ("head", head), ("mask", mask)):
             part = [np.array(array, order="C") for array in part]
-            spec[kind] = digest(part) if part else ""
-            if part:
+            held = models.held[m] and kind != "mask"
+            spec[kind] = "" if not part else private_name(models.ids[m], models.held[m], kind) if held else digest(part)
+            if part and not held:
                 parts[spec[kind]] = part
         specs.append(spec)
     return specs, parts
+
+
+def private_name(model_id: int, label: int, kind: str) -> str:
+    """What a client calls a part of its private model in the version of this label."""
+    return f"{PRIVATE}{model_id}-{label}-{kind}"
+
+
+def label_of(tau: int, round: int) -> int:
+    """The name of what a private model was after this round of a time step; later ones are larger."""
+    return tau * 10**7 + round + 1
+
+
+def older_private(names: Iterable[str], keep: int = 2) -> set[str]:
+    """Of these parts of private models all but those of each model's newest versions.
+
+    >>> older_private(["private-3-11-head", "private-3-12-head", "private-3-13-head", "0123abcd"])
+    {'private-3-11-head'}
+    """
+    versions: dict[str, dict[int, list[str]]] = {}
+    for name in names:
+        if name.startswith(PRIVATE):
+            _, model_id, label, _ = name.split("-")
+            versions.setdefault(model_id, {}).setdefault(int(label), []).append(name)
+    return {name for labels in versions.values() for label in sorted(labels)[:-keep] for name in labels[label]}
 
 
 def named(specs: Iterable[Body]) -> set[str]:

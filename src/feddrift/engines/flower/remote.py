@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,7 +21,7 @@ from feddrift.engines.flower.messages import Evaluate, Raw, Request, Scores, Tra
 from feddrift.engines.flower.parts import Body, Part
 from feddrift.engines.worker import Known, Scored, Work, Worker, gathered, in_turn
 from feddrift.models import params_of
-from feddrift.trees import split, trunk_of, unsplit
+from feddrift.trees import map_trunk_and_head, split, trunk_of, unsplit
 from feddrift.types import Floats, Ints, Local, Metric, Models, Net, Start, Tournament, Updates
 
 Asked = tuple[Request, dict[str, Part]]  # a request, and all parts of the models that it names
@@ -120,7 +120,33 @@ class Remote(Worker):
         return gathered(models, work, replies)
 
     def rounds(self, models: Models, work: Work, first: int, last: int, local: Local) -> tuple[Models, Ints]:
+        if models.private[work.model].any():
+            return self._train_private(models, work, first, last, local), np.zeros(work.n_lanes, dtype=np.int64)
         return in_turn(self, models, work, first, last, local)
+
+    def _train_private(self, models: Models, work: Work, first: int, last: int, local: Local) -> Models:
+        """Each owner trains its own models and keeps them: what remains here is the name of the new version."""
+        specs, parts = model_parts.described(self.line.net, models)
+        label, asked, mine = model_parts.label_of(self.tau, last), dict[int, Asked](), dict[int, Work]()
+        for c in np.unique(work.client[self.known.reachable[work.client]]).tolist():
+            mine[c] = work.select(np.arange(len(self.known.clients)) == c)
+            own_specs, w = [specs[m] for m in mine[c].model], slice_of(mine[c].data, mine[c].model)
+            request = Train(first, asdict(local), own_specs, w, last - first, label)
+            asked[c] = request, _parts_of(own_specs, parts)
+
+        def check(c: int, body: Body, raw: Raw) -> list[list[Part]]:
+            return messages.read_trained(body, raw, first, [], [])
+
+        trained = [int(m) for c in self._ask(asked, check, first) for m in mine[c].model]
+        held = tuple(label if m in trained else before for m, before in enumerate(models.held))
+
+        def emptied(leaf: Any, rows: Ints) -> Any:
+            leaf = np.array(leaf)
+            leaf[rows] = np.nan  # nobody takes them for parameters
+            return leaf
+
+        params = map_trunk_and_head(emptied, models, np.array(trained, dtype=int), models.trunk_index[trained])
+        return replace(models, params=params, held=held)
 
     def trial(self, models: Models, older: Entries, parent: Ints, starts: Sequence[Start], local: Local) -> Tournament:
         tournament = Tournament.nobody(len(parent), len(starts))
@@ -179,4 +205,4 @@ class Remote(Worker):
 
 
 def _parts_of(specs: list[Body], parts: Mapping[str, Part]) -> dict[str, Part]:
-    return {name: parts[name] for name in model_parts.named(specs)}
+    return {name: parts[name] for name in model_parts.named(specs) if name in parts}

@@ -94,6 +94,10 @@ class Store:
         arrays: list[npt.NDArray[Any]] = self._read(self.path / "parts" / checked_name(name, "a part"))
         return arrays
 
+    def parts(self) -> list[str]:
+        """The names of all parts of models that are here."""
+        return [path.name for path in (self.path / "parts").glob("*")]
+
     def put_parts(self, parts: Mapping[str, list[npt.NDArray[Any]]]) -> None:
         """Store these parts beside those that are there."""
         for name, part in parts.items():

@@ -1,0 +1,203 @@
+"""Private models: trained and used by one client, never sent, kept where it is, and missed when they are gone."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import feddrift as fd
+from feddrift.data import Stream
+from feddrift.engines import engine as find_engine
+from feddrift.models import join, mix, params_of, take
+from feddrift.nets import default_net
+from feddrift.run import Step, steps_on
+from feddrift.testing import small_stream
+from feddrift.trees import leaves
+from feddrift.types import Local, Models
+
+BRIEF = Local(rounds=3, steps=5, batch=8, lr=0.05)
+NAMES = ("Local", "Local-W", "FineTuned", "Majority")
+
+
+def played(stream: Stream, name: str, **options: Any) -> list[Step]:
+    return list(fd.run(stream, name, local=BRIEF, **options))
+
+
+def two_kinds() -> Models:
+    """A shared model, and a private one of clients 0 and 1."""
+    return Models({"b": np.arange(3.0)[:, None]}, ids=(0, 1, 2), owner=(-1, 0, 1))
+
+
+def test_surgery_knows_whose_a_model_is() -> None:
+    models = two_kinds()
+    assert models.private.tolist() == [False, True, True] and "owner=(-1, 0, 1)" in repr(models)
+    assert take(models, [2, 0], [2, 0]).owner == (1, -1)
+    assert take(models, [0], [7], owner=[4]).owner == (4,)
+    assert join(take(models, [0], [0]), take(models, [1], [1])).owner == (-1, 0)
+    with pytest.raises(ValueError, match="cannot be mixed"):
+        mix(models, np.eye(3), (0, 1, 2))
+    with pytest.raises(ValueError, match="cannot be copied under another id"):
+        take(replace(models, held=(0, 5, 0)), [1], [9])
+    with pytest.raises(ValueError, match="stands alone"):
+        Models({"b": np.zeros((1, 1))}, ids=(0, 1), family=(0, 0), trunk={"b": True}, owner=(-1, 3))
+
+
+@pytest.mark.parametrize("kind", ["simulator", "reference"])
+def test_only_its_owner_scores_and_trains_it(kind: str) -> None:
+    stream = small_stream()
+    fed = find_engine(kind)(stream, default_net(stream), BRIEF, 0).at(0)
+    models = take(fed.fresh(), [0] * 3, [0, 1, 2], owner=[-1, 2, 3])
+    loss = fed.evaluate(models)
+    assert np.isnan(loss).tolist() == [[False, True, True]] * 2 + [[False, False, True], [False, True, False]]
+    np.testing.assert_array_equal(loss[2, 0], loss[2, 1])
+    np.testing.assert_array_equal(fed.sent, [1, 1, 1, 1])  # the shared one; nothing for the others
+    counts = fed.confusion(models)
+    assert counts[2, 1].sum() == 30 and counts[0, 1].sum() == 0
+    own = np.zeros((1, 4, 3))
+    own[0, 2, 1] = own[0, 3, 2] = 1
+    trained = fed.train(models, own)
+    np.testing.assert_array_equal(fed.sent, [1, 1, 1, 1])
+    moved = [any((a[m] != b[m]).any() for a, b in zip(leaves(trained.params), leaves(models.params), strict=True))
+             for m in range(3)]  # fmt: skip
+    assert moved == [False, True, True] and trained.owner == models.owner
+    others = own.copy()
+    others[0, 0, 1] = 1
+    with pytest.raises(fd.ConfigError, match="its owner's data only"):
+        fed.train(models, others)
+    with pytest.raises(fd.ConfigError, match="trained apart"):
+        fed.train(models, np.ones((1, 4, 3)) * [1, 0, 0] + own)
+    for ask in (lambda: fed.cross_evaluate(models, own), lambda: fed.local_updates(models, own)):
+        with pytest.raises(fd.ConfigError, match="leave out private ones"):
+            ask()
+
+
+def test_local_is_each_client_alone() -> None:
+    """Its models are those of a federation of one, and nobody's choices change another's."""
+    stream = small_stream()
+    last = played(stream, "Local")[-1]
+    assert last.sent.sum() == 0 and last.model.tolist() == [0, 1, 2, 3]
+    swapped = replace(stream, y=stream.y.copy())
+    for t in range(6):
+        swapped.y[stream.rows(t, 3)] ^= 1
+    other = played(swapped, "Local")[-1]
+    for m, same in ((0, True), (3, False)):
+        pairs = zip(leaves(params_of(last.state.models, m)), leaves(params_of(other.state.models, m)), strict=True)
+        assert all((a == b).all() for a, b in pairs) == same
+
+
+def test_fine_tuning_leaves_oblivious_as_it_is() -> None:
+    stream = small_stream(missing=[(3, 1)])
+    tuned, plain = played(stream, "FineTuned"), played(stream, "Oblivious")
+    for a, b in zip(tuned, plain, strict=True):
+        np.testing.assert_array_equal(a.sent, b.sent)
+        for x, y in zip(leaves(a.state.models.params), leaves(b.state.models.params), strict=True):
+            np.testing.assert_array_equal(x[0], y[0])
+    before, after = (step.state.models for step in tuned[2:4])
+    same = [all((a[m] == b[m]).all() for a, b in zip(leaves(before.params), leaves(after.params), strict=True))
+            for m in range(1, 5)]  # fmt: skip
+    assert same == [False, True, False, False]  # client 1 received nothing at time 3 and keeps its copy
+    more = list(fd.run(stream, fd.algorithm("FineTuned", rounds=9), local=BRIEF))[-1]
+    assert any((a != b).any() for a, b in zip(leaves(more.state.models.params), leaves(after.params), strict=True))
+
+
+def test_majority_names_the_most_frequent_class() -> None:
+    draw = np.random.default_rng(0)
+    cells = [[(draw.random((60, 2)), (draw.random(60) < share).astype(int)) for share in (0.8, 0.3)] for _ in range(5)]
+    stream = fd.Stream.from_arrays(cells, n_classes=2)
+    for step in fd.run(stream, "Majority", local=replace(BRIEF, rounds=20)):
+        np.testing.assert_allclose(step.accuracy, step.scores["majority"])
+        np.testing.assert_allclose(step.scores["auc"], 0.5)  # it sees no inputs
+
+
+def test_clients_that_join_later_get_their_own(tmp_path: Path) -> None:
+    stream = small_stream(missing=[(t, 3) for t in range(3)])
+    for name in ("Local", "FineTuned"):
+        last = played(stream, name)[-1]
+        assert last.model.tolist() == [i + (name == "FineTuned") for i in range(4)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_goes_on_and_its_models_can_be_taken_away(name: str, tmp_path: Path) -> None:
+    whole = fd.record("sine-2", name, out=tmp_path / "whole", rounds=2)
+    models = fd.load_models(fd.export(tmp_path / "whole", tmp_path / "models")[0])
+    x, y = fd.stream("sine-2").cell(10, 4)
+    assert (models.predict("4", x) == y).mean() == pytest.approx(whole.rows.accuracy[-1, 4], abs=0.003)
+    assert (whole.rows.models_sent == (0 if name != "FineTuned" else 4)).all()
+
+
+flower = pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
+
+
+def over(stream: Stream, root: Path) -> Any:
+    from tests.flower import OverFlower
+
+    engine = OverFlower(stream, default_net(stream), BRIEF, 0, root=root)
+    engine.n_steps = stream.n_steps
+    return engine
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_deployment_keeps_them_at_the_clients(name: str, tmp_path: Path) -> None:
+    stream = small_stream(missing=[(1, 2)])
+    engine, here = over(stream, tmp_path), played(stream, name)
+    for a, b in zip(here, steps_on(engine, fd.algorithm(name)), strict=True):
+        np.testing.assert_allclose(a.accuracy, b.accuracy, atol=0.04)
+        np.testing.assert_array_equal(a.sent, b.sent)
+        models = b.state.models
+        assert np.isnan(leaves(models.params)[0][models.private]).all()  # the server has no numbers of them
+        for m in np.flatnonzero(models.private):
+            store = engine.local_grid.clients[str(models.owner[m])].store("test")
+            parts = sorted(part for part in store.parts() if part.startswith(f"private-{models.ids[m]}-"))
+            newest = [part for part in parts if f"-{models.held[m]}-" in part]
+            numbers = np.concatenate([array.ravel() for part in newest for array in store.part(part)])
+            truth = np.concatenate([np.ravel(leaf) for leaf in leaves(params_of(a.state.models, int(m)))])
+            np.testing.assert_allclose(np.sort(numbers), np.sort(truth), atol=1e-4)
+            assert len({part.split("-")[2] for part in parts}) <= 2  # older versions are forgotten
+
+
+def test_a_server_cannot_have_them(tmp_path: Path) -> None:
+    from feddrift.engines.flower.messages import REQUESTS
+
+    engine = over(small_stream(), tmp_path)
+    state = [step.state for step in steps_on(engine, fd.algorithm("Local"))][-1]
+    client, asked = engine.local_grid.clients["1"], list[Any]()
+    answer = client._train
+
+    def curious(task: Any, store: Any, request: Any, models: Any) -> Any:
+        asked.append(request)
+        return answer(task, store, replace(request, keep=0), models)
+
+    client._train = curious
+    engine.n_steps = None
+    fed = engine.at(4)
+    fed.train(state.models, state.w)
+    assert asked and not fed.reachable[1] and "never leaves this client" in engine.trouble["1"]
+    assert set(REQUESTS) == {"hello", "evaluate", "train", "tournament"}  # nothing else could ask for one
+
+
+@pytest.mark.parametrize("name", ["Local", "FineTuned"])
+def test_a_killed_server_goes_on_to_the_same_bits(name: str, tmp_path: Path) -> None:
+    from tests.golden import hashes
+
+    whole = hashes.over_flower(name, tmp_path / "whole")
+    for kill in (5, 9, 14):
+        assert hashes.over_flower(name, tmp_path / str(kill), kill=kill) == whole
+
+
+@pytest.mark.parametrize("name", ["Local", "FineTuned"])
+def test_what_is_lost_with_a_store_is_replaced_and_told(name: str, tmp_path: Path) -> None:
+    stream = small_stream()
+    engine = over(stream, tmp_path)
+    events = []
+    for step in steps_on(engine, fd.algorithm(name)):
+        events += [(step.tau, event.model) for event in step.events if event.cause.get("reason") == "lost"]
+        if step.tau == 1:
+            shutil.rmtree(engine.local_grid.clients["2"].store("test").path / "parts")
+    private = 2 if name == "Local" else 3
+    assert events == ([(2, private)] if name == "Local" else [])  # FineTuned makes its copies anew
+    assert not np.isnan(step.accuracy).any()
