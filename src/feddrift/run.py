@@ -31,6 +31,8 @@ from feddrift.types import (
     State,
 )
 
+LOST = "the client had lost it with its store, another stands for it"
+
 Work = tuple[Ints, Floats, Floats, Floats]  # the fields of a Trained from received to sent_scoring
 
 
@@ -156,7 +158,7 @@ def steps_on(
         _check(state, fed, f"{type(algorithm).__name__}.step at time {tau}")
         received, loss = fed.counts[tau], fed.losses(models_in_use(state))
         events = lineage(before, state) + tuple(
-            Event("created", i, {"reason": "lost", "clients": [c]}) for c, i in engine.lost_private()
+            Event("created", i, {"reason": LOST, "clients": [c]}) for c, i in engine.lost_private()
         )
         trained = Trained(tau, state, received, loss, fed.sent, fed.sent_scoring, events)
         if sink is not None:

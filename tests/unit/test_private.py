@@ -15,7 +15,7 @@ from feddrift.data import Stream
 from feddrift.engines import engine as find_engine
 from feddrift.models import join, mix, params_of, take
 from feddrift.nets import default_net
-from feddrift.run import Step, steps_on
+from feddrift.run import LOST, Step, steps_on
 from feddrift.testing import small_stream
 from feddrift.trees import leaves
 from feddrift.types import Local, Models
@@ -195,7 +195,7 @@ def test_what_is_lost_with_a_store_is_replaced_and_told(name: str, tmp_path: Pat
     engine = over(stream, tmp_path)
     events = []
     for step in steps_on(engine, fd.algorithm(name)):
-        events += [(step.tau, event.model) for event in step.events if event.cause.get("reason") == "lost"]
+        events += [(step.tau, event.model) for event in step.events if event.cause.get("reason") == LOST]
         if step.tau == 1:
             shutil.rmtree(engine.local_grid.clients["2"].store("test").path / "parts")
     private = 2 if name == "Local" else 3

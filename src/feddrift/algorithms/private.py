@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from feddrift.algorithms.options import option
+from feddrift.errors import ConfigError
 from feddrift.memory import ALL, Memory
 from feddrift.models import join, take
 from feddrift.types import Bools, Clusters, Event, Federation, Models, State
@@ -48,6 +49,10 @@ class FineTuned:
 
     rounds: int = option(2, "local rounds of a client's copy, of K steps each")
 
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise ConfigError(f"rounds must be at least 1, got {self.rounds}")
+
     def init(self, fed: Federation) -> State:
         n = fed.n_clients
         models = take(fed.fresh(), [0] * (n + 1), range(n + 1), owner=[-1, *range(n)])
@@ -75,4 +80,4 @@ def _own_data(n_clients: int, memory: Memory, tau: int, shared: int = 0) -> Clus
 
 def _births(models: Models, ids: tuple[int, ...]) -> tuple[Event, ...]:
     owner = dict(zip(models.ids, models.owner, strict=True))
-    return tuple(Event("created", i, {"reason": "private", "clients": [owner[i]]}) for i in ids)
+    return tuple(Event("created", i, {"reason": "a private model of the client", "clients": [owner[i]]}) for i in ids)

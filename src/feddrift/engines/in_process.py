@@ -90,7 +90,9 @@ class InProcess(Engine):
         rows = np.arange(stream.starts[t, 0], stream.starts[t, 0] + sizes.sum())
         owner = np.repeat(np.arange(len(sizes)), sizes)
         chances, predicted = np.zeros((len(rows), stream.n_classes)), np.zeros(len(rows), dtype=np.int64)
-        voters, of_group = np.unique(state.votes > 0, axis=0, return_inverse=True)
+        all_votes = np.zeros((len(sizes), len(state.models)))
+        all_votes[: len(state.votes)] = state.votes  # who has not joined yet has no vote
+        voters, of_group = np.unique(all_votes > 0, axis=0, return_inverse=True)
         for group, used in enumerate(voters):  # clients who listen to the same models
             at = np.flatnonzero(of_group.reshape(-1)[owner] == group)
             models = take(state.models, np.flatnonzero(used), [state.models.ids[m] for m in np.flatnonzero(used)])
@@ -98,13 +100,14 @@ class InProcess(Engine):
             for logits in self.outputs(models, rows[at]) if used.any() else ():
                 block = at[done : done + logits.shape[1]]
                 done += logits.shape[1]
-                votes = state.votes[owner[block]][:, used]
+                votes = all_votes[owner[block]][:, used]
                 chances[block] = voting.chances(logits, votes)
                 predicted[block] = voting.totals(logits, votes, state.ballot).argmax(axis=1)
         before = slice(0, int(stream.starts[t, 0]))
         cell = np.repeat(np.tile(np.arange(stream.n_clients), t), stream.counts[:t].reshape(-1))
         received = np.bincount(cell * stream.n_classes + stream.y[before], minlength=len(sizes) * stream.n_classes)
-        return measure(chances, predicted, stream.y[rows], sizes, received.reshape(len(sizes), -1))
+        scores = measure(chances, predicted, stream.y[rows], sizes, received.reshape(len(sizes), -1))
+        return {name: np.where(all_votes.any(axis=1), values, np.nan) for name, values in scores.items()}
 
     def outputs(self, models: Models, rows: Ints) -> Iterator[npt.NDArray[np.float32]]:
         """As `logits`, for numbers whose last bits do not matter."""
