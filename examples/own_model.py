@@ -16,7 +16,7 @@ from feddrift.engines.flower.client import Client
 from feddrift.engines.flower.exchange import WaitingRules
 from feddrift.engines.flower.federation import Flower, Roster
 from feddrift.engines.flower.local_grid import LocalGrid
-from feddrift.engines.flower.own import net_of
+from feddrift.nets.own import net_of
 
 
 class Logistic:

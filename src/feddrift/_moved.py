@@ -16,6 +16,7 @@ MODULES = {
     "feddrift.conditions": ("feddrift.engines.conditions", "feddrift.run", "feddrift.runs.config"),
     "feddrift.config": ("feddrift.runs.config",),
     "feddrift.detect": ("feddrift.algorithms.drift_tests",),
+    "feddrift.engines.flower.own": ("feddrift.nets.own", "feddrift.engines.own"),
     "feddrift.engines.flower.server": ("feddrift.deploy.server",),
     "feddrift.export": ("feddrift.exported", "feddrift.runs.export"),
     "feddrift.metrics": ("feddrift.reports.metrics",),

@@ -135,7 +135,7 @@ class _Net(BaseModel):
     kind: Literal["perceptron", "resnet18", "own"]
     features: list[Size]
     classes: Size
-    hidden: Size = 1
+    hidden: Size | list[Size] = 1  # units of the one hidden layer, or of each; none: linear
     name: str = ""
 
 
@@ -215,10 +215,11 @@ load = load_models  # its name in version 0.1
 
 def _made(net: _Net, folder: Path, most: int) -> Net:
     if net.kind == "perceptron":
-        sizes = math.prod(net.features), net.hidden, net.classes
+        hidden = net.hidden if isinstance(net.hidden, list) else [net.hidden]
+        sizes = math.prod(net.features), *hidden, net.classes
         if not all(1 <= n <= most for n in sizes):  # before memory is asked for
             raise DataError(f"{folder}: a net of {list(sizes)} does not fit the {most} numbers that are there")
-        return mlp(*sizes)
+        return mlp(sizes[0], hidden, net.classes)
     if net.kind == "resnet18":
         from feddrift.nets.resnet import resnet18  # here: few need it
 

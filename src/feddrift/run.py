@@ -16,7 +16,7 @@ from feddrift.engines.base import Engine
 from feddrift.engines.conditions import IDEAL, Conditions, S
 from feddrift.engines.federation import TimeStep
 from feddrift.errors import ConfigError
-from feddrift.nets import default_net
+from feddrift.nets import default_net, named_net
 from feddrift.streams import stream as find_stream
 from feddrift.types import (
     Algorithm,
@@ -88,7 +88,7 @@ def run(
     stream: Stream | str,
     algorithm: Algorithm | str,
     *,
-    net: Net | None = None,
+    net: Net | str | None = None,
     engine: str = "simulator",
     local: Local | None = None,
     seed: int = 0,
@@ -99,7 +99,7 @@ def run(
     Parameters:
         stream: What the clients receive, or a name as `feddrift list` has it.
         algorithm: The method, or its name; a name stands for its defaults on this stream.
-        net: What is trained; by default the one that suits the stream.
+        net: What is trained: a Net, or its name, such as linear or mlp:64,64; by default the one that suits the stream.
         engine: Where the clients live: simulator, reference, or your own at ``package.module:Name``.
         local: How clients train; by default as the stream says.
         seed: Of initial models and minibatches, and of a stream that is given by name.
@@ -123,6 +123,8 @@ def run(
     for name, value, kind in (("local", local, Local), ("conditions", conditions, Conditions)):
         if value is not None and not isinstance(value, kind):
             raise ConfigError(f"{name} must be a {kind.__name__}, got {type(value).__name__}")
+    if isinstance(net, str):
+        net = named_net(net, stream)
     runner = find_engine(engine)(stream, net or default_net(stream), local or stream.local, int(seed), conditions)
     return steps_on(runner, algorithm)
 

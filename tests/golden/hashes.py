@@ -180,8 +180,8 @@ def over_flower(
     from dataclasses import replace
 
     from feddrift.deploy.server import federate
-    from feddrift.engines.flower.own import net_of
     from feddrift.nets import default_net
+    from feddrift.nets.own import net_of
     from feddrift.types import Net
     from tests.flower import OverFlower
 

@@ -175,7 +175,12 @@ WRONG_NETS: dict[str, Any] = {
     "the net gives 1 logits for an input, the stream has 2 classes": lambda: fd.mlp(2, 4, 1),
     "the net gives 5 logits for an input": lambda: fd.mlp(2, 4, 5),
     "the net takes 3 features, the stream has 2": lambda: fd.mlp(3, 4, 2),
-    "a net must be a Net": lambda: "mine:net",
+    "a net must be a Net": lambda: 3,
+    "there is no module 'no_such_module'": lambda: "no_such_module:net",
+    "unknown net 'liner', did you mean 'linear'": lambda: "liner",
+    "such as mlp:64 or mlp:64,64, got 'mlp:64,'": lambda: "mlp:64,",
+    "got 'mlp:0'": lambda: "mlp:0",
+    "got 'mlp:'": lambda: "mlp:",
     "the net does not take inputs of shape": lambda: fd.Net(
         lambda key: {"w": np.ones((3, 2))}, lambda p, x: x @ p["w"]
     ),

@@ -12,7 +12,7 @@ import pytest
 import feddrift as fd
 from feddrift import algorithms, streams
 from feddrift.errors import ConfigError
-from feddrift.nets import own_net
+from feddrift.nets import named_net
 from feddrift.reports import summary
 from feddrift.runs import record, sweep
 from feddrift.runs.config import RunConfig
@@ -183,7 +183,8 @@ def test_the_drift_test_of_the_docs(folder: Path) -> None:
     [
         (lambda: fd.stream("json:loads"), "stream 'json:loads' failed: TypeError"),
         (lambda: fd.stream("builtins:dict"), "stream 'builtins:dict' failed: ValueError"),  # it tells no parameters
-        (lambda: own_net("os:getcwd", fd.stream("sine-2")), "net 'os:getcwd' failed: TypeError"),
+        (lambda: named_net("json:loads", fd.stream("sine-2")), "net 'json:loads' failed: TypeError"),
+        (lambda: named_net("os:getcwd", fd.stream("sine-2")), "'os:getcwd' must be a Net.*, got str"),
         (lambda: fd.algorithm("FedDrift", test="enum:Enum"), "test 'enum:Enum' failed: TypeError"),
     ],
 )

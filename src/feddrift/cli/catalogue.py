@@ -31,10 +31,15 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="for programs")] 
         "FILE": "whole numbers: a row per time step, a column per client; the last row only tests",
         "random:every=2,concepts=4": "each client draws a concept every 2 steps, by seed; also clients=, steps=, seed=",
     }
+    catalogue["nets"] = {
+        "linear": "no hidden layer",
+        "mlp:64,64": "a perceptron with hidden layers of these sizes",
+        "package.module:make": "your own: a Net, a PyTorch module's class, or a model with init, logits and fit",
+    }
     catalogue["streams"]["FILE.csv"] = "your own table, with --client, --time and --label; any other name as table:FILE"
     catalogue["streams"]["folder:DIR"] = "your own data: DIR/client_<name>/step_<t>.csv (or .npz with x, y)"
     catalogue["algorithms"]["package.module:Name"] = "your own: a class with init(fed) and step(state, fed)"
-    catalogue["streams"]["package.module:make"] = "your own: a function that makes a Stream; also for --net"
+    catalogue["streams"]["package.module:make"] = "your own: a function that makes a Stream"
     for kind, entries in catalogue.items():
         table = Table(title=kind, title_justify="left", title_style="bold", box=None, show_header=False)
         for name, summary in entries.items():

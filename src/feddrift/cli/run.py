@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
 import time
 from collections.abc import Iterable, Sequence
@@ -150,6 +151,7 @@ def _follow(runs: Iterable[RecordedRun], n: int) -> None:
     """Run so many one after the other, telling each time step."""
     paths = []
     board = Board(n)
+    logging.getLogger("feddrift.engines.simulator").setLevel(logging.INFO)  # why the first time steps may take longer
     try:
         with Live(board, console=console.out) if console.out.is_terminal else nullcontext():  # a pipe has lines instead
             for recorded in runs:

@@ -185,7 +185,7 @@ def _client(folder: Path, server: Path, name: str, address: str, classes: Sequen
         '# data = "data"             # new time steps: data/step_<t>.csv or .npz, moved there when they are whole\n'
         '# label = "label"           # the column of the labels\n'
         '# load = "mine:load"        # or a function load(t) of mine.py in this folder: (x, y), or None\n'
-        '# model = "mine:model"      # a Net, or a model of your own; the server must name the same\n'
+        '# model = "mine:model"      # or linear, mlp:64,64; the server must name the same\n'
         "# max_rows = 100000         # how much history is kept, in rows\n"
         "# max_age = 50              # and in time steps\n",
     )

@@ -11,9 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from feddrift import algorithms
 from feddrift.engines.flower.exchange import WaitingRules
 from feddrift.engines.flower.federation import Roster
-from feddrift.engines.flower.own import imported_net
 from feddrift.engines.flower.store import checked_name
 from feddrift.errors import ConfigError, problem
+from feddrift.nets import imported, net_for
 from feddrift.types import Average, Local, Net
 
 
@@ -40,7 +40,7 @@ class Settings(BaseModel):
         default="mean", description="or median, trimmed, clipped: bounds what a few clients can do"
     )
     participation: float = Field(default=1.0, gt=0, le=1, description="the share of the clients that train in a round")
-    model: str | None = Field(default=None, description="module:object, a Net or a model of your own")
+    model: str | None = Field(default=None, description="linear, mlp:64,64, or a net of your own, module:object")
     start: float | Literal["data"] = Field(default="data", description="when new data are there, or every so many s")
     quorum: int = Field(default=1, ge=1, description="clients; with fewer the server waits, then says so and stops")
     patience: float = Field(default=600.0, gt=0, description="how long it waits, in seconds")
@@ -101,7 +101,7 @@ class Settings(BaseModel):
 
     def net(self, folder: Path) -> Net:
         """The net all clients train; by default a perceptron with one hidden layer."""
-        return imported_net(self.model, folder, self.features, len(self.classes))
+        return net_for(imported(self.model, folder), self.features, len(self.classes))
 
     def roster(self, keys: Path) -> Roster:
         """Who takes part: the folder has a public key KEYS/<client>.pub for each."""

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 from feddrift import plugins
 from feddrift.engines.base import Engine
+from feddrift.engines.own import simulated
 from feddrift.engines.reference import Reference
-from feddrift.engines.simulator import Simulator
 from feddrift.errors import ConfigError, unknown
 
 ENGINES: dict[str, tuple[Callable[..., Engine], str]] = {
-    "simulator": (Simulator, "vectorised over clients and models with JAX, CPU or GPU (the default)"),
+    "simulator": (simulated, "vectorised over clients and models with JAX, CPU or GPU (the default)"),
     "reference": (Reference, "plain loops, one client at a time: slow, the executable specification"),
 }
 

@@ -1,4 +1,4 @@
-"""Algorithm 1 for small perceptrons on the CPU: lane after lane in native code, on all cores.
+"""Algorithm 1 for small perceptrons and linear nets on the CPU: lane after lane in native code, on all cores.
 
 XLA spends several microseconds on a local step of a net with a few hidden units, most of them between operations; a
 loop that stays in the cache needs about one. numba compiles it once and keeps it on disk. The simulator uses it where
@@ -18,28 +18,29 @@ import numpy.typing as npt
 from feddrift import rng
 from feddrift.averaging import renormalised
 from feddrift.data import Stream
-from feddrift.engines import kernel_loops as loops
-from feddrift.nets.perceptron import perceptron
+from feddrift.engines import kernel_loops, linear_loops
+from feddrift.nets.perceptron import linear, perceptron
 from feddrift.system import cores
 from feddrift.trees import split, trunk_of
 from feddrift.types import Bools, Ints, Local, Models, Net, Params
 
-MOST_WEIGHTS = 2048  # in the hidden layer: for larger ones XLA's matrix products are faster
+MOST_WEIGHTS = 2048  # in the first layer: for larger ones XLA's matrix products are faster
 ROWS = 1 << 16  # that are taken through a net together
-LEAVES = ("W1", "b1", "W2", "b2")
+LEAVES: dict[Any, tuple[str, ...]] = {perceptron: ("W1", "b1", "W2", "b2"), linear: ("W1", "b1")}
+LOOPS: dict[Any, Any] = {perceptron: kernel_loops, linear: linear_loops}
 
 
 def ready() -> bool:
     """Whether there is native code at all."""
-    return loops.COMPILED
+    return kernel_loops.COMPILED
 
 
 def applies(net: Net, params: Params) -> bool:
-    """Whether these are small perceptrons whose trunk, if they have one, is the hidden layer."""
-    if not ready() or net.apply is not perceptron or params["W1"][0].size > MOST_WEIGHTS:
+    """Whether these are small perceptrons, or linear, and their trunk, if they have one, is the hidden layer."""
+    if not ready() or net.apply not in LEAVES or params["W1"][0].size > MOST_WEIGHTS:
         return False
-    trunk = trunk_of(net, params)
-    return {name for name in LEAVES if trunk[name]} in (set(), {"W1", "b1"})
+    shared = {name for name, is_shared in trunk_of(net, params).items() if is_shared}
+    return not shared or (net.apply is perceptron and shared == {"W1", "b1"})
 
 
 def rounds(
@@ -47,21 +48,22 @@ def rounds(
     order: Any, first: int, last: int,
 ) -> tuple[Params, Params, Any, Any, Any]:  # fmt: skip
     """The same as `program.rounds`, in native code."""
-    shape = trunk_of(net, params)
+    shape, leaves, loops = trunk_of(net, params), LEAVES[net.apply], LOOPS[net.apply]
     n_lanes, n_pairs, n_heads = int(lanes.n_lanes), int(lanes.n_pairs), lanes.model.shape[1]
-    models = {name: np.array(params[name]) for name in LEAVES}
+    models = {name: np.array(params[name]) for name in leaves}
     heads = lanes.model.reshape(-1)
-    at = {name: lanes.trunk if shape[name] else heads for name in LEAVES}
-    work = {name: models[name][at[name]] for name in LEAVES}
+    at = {name: lanes.trunk if shape[name] else heads for name in leaves}
+    work = {name: models[name][at[name]] for name in leaves}
     moments_of, steps_of = {}, {}
-    for shelf, names in zip((of_trunk, of_head), split({name: name for name in LEAVES}, shape), strict=True):
+    for shelf, names in zip((of_trunk, of_head), split({name: name for name in leaves}, shape), strict=True):
         moments, steps = shelf
         stacks = [[np.array(leaf) for leaf in moments[key]] for key in ("mean", "square", "largest")]
         steps = np.array(steps)
         for k, name in enumerate(names):
             moments_of[name], steps_of[name] = tuple(stack[k] for stack in stacks), steps
-    if not shape["W1"]:
-        steps_of["W1"] = steps_of["W2"].copy()  # both layers count their steps
+    counters: tuple[Any, ...] = (steps_of["W1"],)
+    if net.apply is perceptron:  # both layers count their steps
+        counters = steps_of["W1"] if shape["W1"] else steps_of["W2"].copy(), steps_of["W2"], at["W1"]
     drawn = (lanes.key[0], lanes.key[1], lanes.cumulative, lanes.counts, lanes.starts, order)
     sees = np.ones((1, 0), dtype=np.float32) if mask is None else mask.reshape(len(mask), -1)
     how = (
@@ -71,14 +73,13 @@ def rounds(
     flat = x.reshape(len(x), -1)
     sound, refused = np.ones(n_lanes, dtype=bool), np.zeros(n_lanes, dtype=np.int32)
     arguments = (
-        n_heads, *(models[k] for k in LEAVES), *(work[k] for k in LEAVES), *(_rows(work[k]) for k in LEAVES),
-        *(tuple(map(_rows, moments_of[k])) for k in LEAVES), steps_of["W1"], steps_of["W2"], at["W1"], heads, drawn,
-        flat, y, sees, how, sound,
+        n_heads, *(models[k] for k in leaves), *(work[k] for k in leaves), *(_rows(work[k]) for k in leaves),
+        *(tuple(map(_rows, moments_of[k])) for k in leaves), *counters, heads, drawn, flat, y, sees, how, sound,
     )  # fmt: skip
     every = np.arange(n_lanes, dtype=np.int32)
     parts = {True: (lanes.trunk_share, every), False: (lanes.head_share, lanes.pair[:n_pairs])}
-    places = [(_rows(models[k]), _rows(work[k]), at[k]) for k in LEAVES]
-    average = [parts[shape[k]] for k in LEAVES]
+    places = [(_rows(models[k]), _rows(work[k]), at[k]) for k in leaves]
+    average = [parts[shape[k]] for k in leaves]
     with _Cores(n_lanes) as team:
         for round in range(int(first), int(last)):
             team.run(loops.train, np.uint32(round), *arguments)
@@ -87,11 +88,11 @@ def rounds(
                 refused += ~sound
                 lane_of = {True: every, False: lanes.pair[:n_pairs] // n_heads}
                 left = {trunk: renormalised(*parts[trunk], at[k], sound[lane_of[trunk]]) for k, trunk in shape.items()}
-                used = [left[shape[k]] for k in LEAVES]
+                used = [left[shape[k]] for k in leaves]
             for place, shares in zip(places, used, strict=True):
-                loops.average(*place, *shares)
+                kernel_loops.average(*place, *shares)
     kept = []
-    for shelf, names in zip((of_trunk, of_head), split({name: name for name in LEAVES}, shape), strict=True):
+    for shelf, names in zip((of_trunk, of_head), split({name: name for name in leaves}, shape), strict=True):
         moments = {key: [moments_of[name][i] for name in names] for i, key in enumerate(("mean", "square", "largest"))}
         kept.append((moments, steps_of[names[0]] if names else shelf[1]))
     return models, work, kept[0], kept[1], refused
@@ -100,8 +101,8 @@ def rounds(
 def mistakes(net: Net, models: Models, stream: Stream, rows: Ints, sizes: Ints) -> Ints:
     """[m, cell]: on how many of each cell's rows, which lie one cell after the other, each model is mistaken."""
     counts: Ints = np.zeros((len(sizes), len(models)), dtype=np.int64)
-    parts, on, ends = _stacks(models), _positions(net, models), np.cumsum(sizes)
-    flat = stream.x.reshape(len(stream.x), -1)
+    parts, on, ends = _stacks(net, models), _positions(net, models), np.cumsum(sizes)
+    flat, loops = stream.x.reshape(len(stream.x), -1), LOOPS[net.apply]
     with _Cores(len(sizes)) as team:
         team.run(lambda lo, hi: loops.count(lo, hi, *parts, on, flat, stream.y, rows, ends, counts))
     return counts.T
@@ -110,8 +111,8 @@ def mistakes(net: Net, models: Models, stream: Stream, rows: Ints, sizes: Ints) 
 def wrong(net: Net, models: Models, stream: Stream, rows: Ints, sizes: Ints, which: Ints) -> Bools:
     """[row]: whether the model at position which[cell] is mistaken."""
     flags: Bools = np.zeros(len(rows), dtype=bool)
-    parts, on, ends = _stacks(models), _positions(net, models), np.cumsum(sizes)
-    flat = stream.x.reshape(len(stream.x), -1)
+    parts, on, ends = _stacks(net, models), _positions(net, models), np.cumsum(sizes)
+    flat, loops = stream.x.reshape(len(stream.x), -1), LOOPS[net.apply]
     with _Cores(len(sizes)) as team:
         team.run(lambda lo, hi: loops.flag(lo, hi, *parts, on, flat, stream.y, rows, ends, which, flags))
     return flags
@@ -119,25 +120,30 @@ def wrong(net: Net, models: Models, stream: Stream, rows: Ints, sizes: Ints, whi
 
 def logits(net: Net, models: Models, stream: Stream, rows: Ints) -> Iterator[npt.NDArray[np.float32]]:
     """The logits [m, row, class] of these rows, in blocks; their last bits are not those of `wrong`."""
-    (w1, b1, w2, b2), on = _stacks(models), _positions(net, models)
+    (w1, b1, *last), on = _stacks(net, models), _positions(net, models)
     for start in range(0, len(rows), ROWS):
         x = stream.x[rows[start : start + ROWS]].reshape(-1, w1.shape[1]).astype(np.float32, copy=False)
-        hidden = [np.maximum(x @ w1[k] + b1[k], 0) for k in range(len(w1))]
+        first = [x @ w1[k] + b1[k] for k in range(len(w1))]
+        if not last:  # the only layer
+            yield np.stack(first)
+            continue
+        w2, b2 = last
+        hidden = [np.maximum(values, 0) for values in first]
         yield np.stack([hidden[k] @ w2[m] + b2[m] for m, k in enumerate(on)])
 
 
 def shuffle(key: rng.Words, starts: Ints, counts: Ints, order: npt.NDArray[np.int32]) -> None:
     """order[starts[k]:][:counts[k]] becomes those rows in the `rng.permutation` of key k."""
     with _Cores(len(counts)) as team:
-        team.run(loops.shuffle, key[0], key[1], starts, counts, order)
+        team.run(kernel_loops.shuffle, key[0], key[1], starts, counts, order)
 
 
-def _stacks(models: Models) -> list[Any]:
-    return [np.ascontiguousarray(models.params[name]) for name in LEAVES]
+def _stacks(net: Net, models: Models) -> list[Any]:
+    return [np.ascontiguousarray(models.params[name]) for name in LEAVES[net.apply]]
 
 
 def _positions(net: Net, models: Models) -> Ints:
-    """The row of each model in the stack of hidden layers."""
+    """The row of each model in the stack of first layers."""
     return models.trunk_index if trunk_of(net, models.params)["W1"] else np.arange(len(models))
 
 

@@ -18,6 +18,7 @@ from feddrift.engines.worker import Work
 from feddrift.models import params_of
 from feddrift.nets import check_fits
 from feddrift.nets.losses import batch_loss, masked
+from feddrift.nets.own import check_traceable
 from feddrift.trees import split, tree_map, trunk_of, unsplit
 from feddrift.types import Ints, Local, Models, Net, Params, Updates
 
@@ -26,6 +27,7 @@ class Reference(InProcess):
     """Obvious and slow; what the simulator must agree with."""
 
     def __init__(self, stream: Stream, net: Net, local: Local, seed: int, conditions: Conditions = IDEAL) -> None:
+        check_traceable(net)
         check_fits(net, stream.x.shape[1:], stream.n_classes)
         super().__init__(stream, net, local, seed, conditions)
         import jax  # here, since it takes a while

@@ -11,9 +11,11 @@ program, not a part of it: R calls of one round run the very code of one call of
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -30,8 +32,12 @@ from feddrift.engines.lanes import Devices, Lanes, on_cpu
 from feddrift.engines.moments import MomentStore, Name, power_of_two
 from feddrift.engines.worker import Work
 from feddrift.nets import check_fits
+from feddrift.nets.own import check_traceable
+from feddrift.nets.perceptron import linear, perceptron
 from feddrift.trees import split, tree_map, trunk_of
 from feddrift.types import Bools, Floats, Ints, Local, Metric, Models, Net, Params, Updates
+
+log = logging.getLogger(__name__)
 
 SCORE_VALUES = 1 << 23  # inputs times models that one call of the compiled program scores,
 SCORE_BLOCK = 32, 1024  # but so many rows at least, and at most
@@ -56,7 +62,10 @@ class Simulator(InProcess):
     """Vectorised over lanes with JAX, on the CPU or a GPU."""
 
     def __init__(self, stream: Stream, net: Net, local: Local, seed: int, conditions: Conditions = IDEAL) -> None:
+        check_traceable(net)
         check_fits(net, stream.x.shape[1:], stream.n_classes)
+        if net.apply not in (linear, perceptron):
+            _tell_that_it_compiles(net, stream.name)
         super().__init__(stream, net, local, seed, conditions)
         self.native = on_cpu()  # whether small perceptrons are left to native code
         self.devices = Devices.here()
@@ -252,6 +261,13 @@ class SimulatorWorker(InProcessWorker):
         return tree_map(
             lambda leaf, shared: rows(leaf, trunks if shared else heads), params, trunk_of(self.engine.net, params)
         )
+
+
+@cache  # once for each net
+def _tell_that_it_compiles(net: Net, stream: str) -> None:
+    folder = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    kept = f"it is kept in {folder}" if folder else "set JAX_COMPILATION_CACHE_DIR to keep it"
+    log.info("compiling the net for %s: seconds, and again when the models become many; %s", stream, kept)
 
 
 def _pad_rows(rows: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:

@@ -15,7 +15,7 @@ from feddrift import algorithms, engines, streams
 from feddrift.data import Stream
 from feddrift.engines.conditions import Conditions
 from feddrift.errors import ConfigError, DataError, problem
-from feddrift.nets import default_net, own_net
+from feddrift.nets import default_net, named_net
 from feddrift.streams.patterns import table
 from feddrift.tables.times import read_every
 from feddrift.types import Algorithm, Average, Bools, Local, Net
@@ -62,7 +62,10 @@ class RunConfig(BaseModel):
     weights: Path | None = Field(
         default=None, description="of a ResNet-18, for streams of pictures: torchvision's file"
     )
-    net: str | None = Field(default=None, description="your own net, package.module:make; else the stream's")
+    net: str | None = Field(
+        default=None,
+        description="linear, mlp:64,64 (its hidden layers), or your own package.module:make; else the stream's",
+    )
     label: str = Field(default="label", description="the label column of FILE.csv or folder:DIR")
     client: str | None = Field(default=None, description="of a table FILE.csv: the column of the clients")
     time: str | None = Field(default=None, description="of a table: the column of times")
@@ -146,7 +149,7 @@ class RunConfig(BaseModel):
         """The net, the stream's own unless another is named."""
         if self.net is not None and self.weights is not None:
             raise ConfigError(f"weights are for the net of a stream of pictures: leave out net={self.net}")
-        return own_net(self.net, stream) if self.net else default_net(stream, self.weights)
+        return named_net(self.net, stream) if self.net else default_net(stream, self.weights)
 
     def overrides(self, stream: Stream) -> dict[str, Any]:
         """The run options that differ from the stream's own."""

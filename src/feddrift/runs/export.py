@@ -17,6 +17,7 @@ from feddrift._version import __version__
 from feddrift.errors import DataError
 from feddrift.exported import ABOUT, MASK, MODELS, RESNET
 from feddrift.models import params_of
+from feddrift.nets.perceptron import layer_sizes
 from feddrift.runs import record
 from feddrift.runs.recorded import RecordedRun
 from feddrift.system import write_whole
@@ -94,10 +95,11 @@ def write(source: Source, folder: Path) -> None:
 
 
 def described(net: Net, own: str | None, features: Sequence[int], classes: int) -> dict[str, Any]:
-    """What a reader needs to make this net again: the name of one of your own, or the size of our perceptron."""
-    if own is not None:
+    """What a reader needs to make this net again: the name of one of your own, or the sizes of our perceptron."""
+    sizes = layer_sizes(net, net.init(rng.derive(0, "init", 0)))
+    if sizes is None:
         return {"kind": "own", "name": own, "features": list(features), "classes": classes}
-    hidden = net.init(rng.derive(0, "init", 0))["W1"].shape[1]
+    hidden = sizes[1] if len(sizes) == 3 else list(sizes[1:-1])
     return {"kind": "perceptron", "features": list(features), "hidden": hidden, "classes": classes}
 
 

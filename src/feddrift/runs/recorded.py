@@ -23,6 +23,7 @@ from feddrift.data import Stream
 from feddrift.engines.federation import TimeStep
 from feddrift.engines.lanes import device_kind
 from feddrift.errors import DataError
+from feddrift.nets import initial
 from feddrift.run import Step, Trained, models_in_use, steps_on
 from feddrift.runs.background import in_background
 from feddrift.runs.config import RunConfig
@@ -50,7 +51,7 @@ class RecordedRun:
         self.algorithm, self.local = config.resolve(self.stream)
         self.conditions = config.conditions(self.stream)
         self.net = config.find_net(self.stream)
-        self._like = self.net.init(rng.derive(config.seed, "init", 0))
+        self._like = initial(self.net, rng.derive(config.seed, "init", 0))
         self.header = _header(config, self.stream, self.algorithm, self.local, self._like)
         self.out, self.path = out, out / f"{file_name(self.header)}.jsonl"
         self.checkpoints = checkpoint.Folder(out / f"{file_name(self.header)}.state")

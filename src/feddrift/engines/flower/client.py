@@ -35,16 +35,15 @@ from feddrift.engines.flower.messages import (
     Trial,
     entries_of,
 )
-from feddrift.engines.flower.own import Own, OwnModel, net_of
 from feddrift.engines.flower.parts import Body, Part
 from feddrift.engines.flower.store import Load, Store, checked_name, from_folder
 from feddrift.engines.flower.wire import Refused, whole
 from feddrift.engines.in_process import InProcess
-from feddrift.engines.simulator import Simulator
+from feddrift.engines.own import simulated
 from feddrift.engines.worker import SCORE_ROWS, Work, Worker
 from feddrift.errors import ConfigError
 from feddrift.models import params_of
-from feddrift.nets.perceptron import usual
+from feddrift.nets import imported, net_for
 from feddrift.trees import split, trunk_of
 from feddrift.types import Ints, Local, Metric, Models, Net, State
 
@@ -63,7 +62,7 @@ class Client:
         name: str,
         root: Path,
         load: Load,
-        model: Net | OwnModel | None = None,
+        model: Any = None,  # a Net, its name, or what makes one: see nets.net_for
         max_rows: int | None = None,
         max_age: int | None = None,
     ) -> None:
@@ -100,9 +99,7 @@ class Client:
 
     def net(self, task: About) -> Net:
         """The net that all clients train: by default a perceptron with one hidden layer."""
-        if self.model is None:
-            return usual(task.features, task.n_classes)
-        return self.model if isinstance(self.model, Net) else net_of(self.model)
+        return net_for(self.model, task.features, task.n_classes)
 
     def _answer(self, task: About, request: Request, raw: Raw) -> tuple[Body, dict[str, Part]]:
         """The reply and its parts; the store changes only after all is computed."""
@@ -216,9 +213,7 @@ class Client:
             x = np.concatenate([np.zeros((0, *task.features), dtype=np.float32), *(x for x, _ in stored)])
             y = np.concatenate([np.zeros(0, dtype=np.int32), *(y for _, y in stored)])
             stream = Stream(task.experiment, x, y, counts, task.n_classes)
-            own = self.model is not None and not isinstance(self.model, Net)
-            own_engine = Own(stream, self.model, Local(), task.seed) if own else None  # type: ignore[arg-type]
-            self._last_engine = key, own_engine or Simulator(stream, self.net(task), Local(), task.seed)
+            self._last_engine = key, simulated(stream, self.net(task), Local(), task.seed)
         return self._last_engine[1]
 
     def _models(self, task: About, store: Store, specs: list[Body], raw: Raw) -> tuple[Models, dict[str, Part]]:
@@ -325,7 +320,7 @@ def from_toml(folder: Path) -> Client:
         load: Load = plugins.load("load", settings["load"], folder)
     else:
         load = from_folder(folder / settings.get("data", "data"), settings.get("label", "label"))
-    model = plugins.load("model", settings["model"], folder) if "model" in settings else None
+    model = imported(settings.get("model"), folder)
     limits = {key: settings.get(key) for key in ("max_rows", "max_age")}
     return Client(settings["name"], folder / "store", load, model, **limits)
 

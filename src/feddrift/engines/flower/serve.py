@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from feddrift.engines.flower import parts as model_parts
-from feddrift.engines.flower.own import imported_net
 from feddrift.engines.flower.store import Store
 from feddrift.errors import ConfigError, DataError
 from feddrift.exported import Predictor
+from feddrift.nets import imported, net_for
 from feddrift.streams.folder import listed
 
 
@@ -45,7 +45,7 @@ def current(folder: str | Path, experiment: str | None = None) -> Serving:
     if serving is None:
         raise DataError(f"{root} has no model yet: no time step of {experiment or experiments[0]} is done")
     features, n_classes = tuple(serving["features"]), serving["n_classes"]
-    net = imported_net(settings.get("model"), root, features, n_classes)
+    net = net_for(imported(settings.get("model"), root), features, n_classes)
     models = model_parts.assembled(net, serving["models"], store.part)
     names = root / settings.get("data", "data") / "classes.txt"
     classes = listed(names) if names.exists() else range(n_classes)

@@ -1,0 +1,148 @@
+"""PyTorch modules as nets, through torchax: JAX traces the module's own code (extra ``torch``).
+
+A net is ``apply(params, x)``: it has no random key and no memory. So dropout and batch norm are refused; buffers and
+frozen parameters are constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from feddrift import rng
+from feddrift.errors import ConfigError
+from feddrift.trees import paths
+from feddrift.types import Net, Params
+
+INSTEAD = "or make it a model with init, logits and fit (docs/extend.md)"
+
+
+def bridge(name: str, make: Callable[[], Any], features: Sequence[int]) -> Net:
+    """The net that a module computes; `make` builds one, and is called again for each new start.
+
+    Parameters lie in a tree by the names of layers: ``conv/weight``. Models may share the layer that a module calls
+    `trunk`, or those that its attribute `trunk` names.
+    """
+    torchax = _torchax()
+    import jax.numpy as jnp  # after torchax, which sets what it needs
+
+    module = seeded(make, 0)
+    _check(name, module, features)
+    states, call = torchax.extract_jax(module.eval())
+    learns = {path for path, parameter in module.named_parameters() if parameter.requires_grad}
+    fixed = {path: array for path, array in states.items() if path not in learns}
+
+    def init(key: rng.Words) -> Params:
+        fresh = seeded(make, int(key[0]) << 32 | int(key[1]))
+        return _tree({path: _array(leaf) for path, leaf in fresh.named_parameters() if path in learns})
+
+    def apply(params: Params, x: Any) -> Any:
+        learnt = {path.replace("/", "."): jnp.asarray(leaf) for path, leaf in paths(params)}
+        return call(learnt | fixed, (jnp.asarray(x, dtype=np.float32),))
+
+    return Net(init, apply, trunk=_trunk(name, module))
+
+
+def _check(name: str, module: Any, features: Sequence[int]) -> None:
+    """Say what a bridge cannot do: what changes or draws as a module trains."""
+    import torch
+
+    for path, layer in module.named_modules():
+        if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm):
+            what = "learns from whole batches, which clients do not share: use GroupNorm or LayerNorm"
+            raise ConfigError(f"net '{name}': its batch norm '{path}' {what}, {INSTEAD}")
+    lazy = [path for path, leaf in module.named_parameters() if torch.nn.parameter.is_lazy(leaf)]
+    if lazy:
+        raise ConfigError(f"net '{name}': '{lazy[0]}' has no size before it sees data: give the layer its sizes")
+    before = {path: buffer.clone() for path, buffer in module.named_buffers()}
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        state = torch.get_rng_state()
+        try:
+            module.train()(torch.zeros(2, *features))
+        except Exception as error:  # whatever the module's own code says
+            why = f"{type(error).__name__}: {error}"
+            raise ConfigError(f"net '{name}' does not take inputs of shape {tuple(features)}: {why}") from error
+        drew = not torch.equal(state, torch.get_rng_state())
+    if drew:
+        what = "draws random numbers as it trains, as dropout does, and a run could not repeat them: set p=0"
+        raise ConfigError(f"net '{name}' {what}, {INSTEAD}")
+    changed = [path for path, buffer in module.named_buffers() if not torch.equal(buffer, before[path])]
+    if changed:
+        what = f"changes its buffer '{changed[0]}' as it trains, which is no parameter: leave it out"
+        raise ConfigError(f"net '{name}' {what}, {INSTEAD}")
+
+
+def _trunk(name: str, module: Any) -> list[str]:
+    trunk = getattr(module, "trunk", ())
+    if "trunk" in dict(module.named_children()):
+        return ["trunk"]
+    names = [trunk] if isinstance(trunk, str) else trunk
+    if not isinstance(names, list | tuple) or not all(isinstance(layer, str) for layer in names):
+        raise ConfigError(f"net '{name}': its trunk must be a layer, or the names of layers, got {trunk!r}")
+    return [layer.replace(".", "/") for layer in names]
+
+
+def seeded(make: Callable[[], Any], seed: int) -> Any:
+    """A module whose random start depends on this seed alone."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):  # torchax's device has no generator
+        torch.manual_seed(seed)
+        return make()
+
+
+def _array(parameter: Any) -> Any:
+    return parameter.detach().numpy().astype(np.float32)  # a copy
+
+
+def _tree(flat: dict[str, Any]) -> Params:
+    """``{"conv.weight": ...}`` as ``{"conv": {"weight": ...}}``."""
+    tree: dict[str, Any] = {}
+    for path, leaf in flat.items():
+        *branch, last = path.split(".")
+        place = tree
+        for part in branch:
+            place = place.setdefault(part, {})
+        place[last] = leaf
+    return tree
+
+
+@cache
+def _torchax() -> Any:
+    """The library, with stand-ins for operators that it names and newer versions of PyTorch no longer have."""
+    try:
+        with _named_tensors():
+            import torchax
+
+            torchax.default_env()  # loads the rest of it
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"PyTorch modules need the extra torch (pip install 'feddrift[torch]'): {error}") from None
+    except Exception as error:  # versions that do not fit together
+        why = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"torchax does not work with this PyTorch (pip install 'feddrift[torch]'): {why}") from error
+    return torchax
+
+
+@contextmanager
+def _named_tensors() -> Iterator[None]:
+    """PyTorch 2.13 lost the operators on named tensors, which torchax 0.0.13 lists in its tables and never calls."""
+    import torch
+
+    packet: Any = torch._ops.OpOverloadPacket
+    find = packet.__getattr__
+
+    def lenient(self: Any, name: str) -> Any:
+        try:
+            return find(self, name)
+        except AttributeError:
+            if "name" not in name.lower():
+                raise
+            return f"{self}.{name}"
+
+    with mock.patch.object(packet, "__getattr__", lenient):
+        yield
