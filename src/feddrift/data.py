@@ -15,6 +15,7 @@ from feddrift.types import Ints, Local
 if TYPE_CHECKING:
     from feddrift.tables.features import Feature
 
+TABLE = "table"  # the family of tables and folders of files
 Cell = tuple[npt.ArrayLike, npt.ArrayLike]  # x[n, ...], y[n]
 
 
@@ -42,7 +43,7 @@ class Stream:
     classes: tuple[int | str, ...] = ()  # what the classes are called, where that is not 0, 1, 2, ...
     columns: tuple[str, ...] = ()  # what the features are called, in their order, where they have names
     recipe: tuple[Feature, ...] = ()  # of a table: how each feature is made of its columns
-    family: str = "own"  # which defaults apply: sine, circle, sea, mnist, ...
+    family: str = "own"  # which defaults apply: sine, circle, sea, mnist, table, ...
     local: Local = Local()  # the training settings its numbers are published with
 
     def __post_init__(self) -> None:
@@ -212,7 +213,9 @@ class Stream:
         plan = Plan(client, time, label, every, missing, categories, scale)
         columns = read_frame(frame)
         n = len(next(iter(columns.values()), ()))
-        return cls(name=name, **vars(arrange(Table(name, columns, range(n), "row", Problems(name)), plan)))
+        return cls(
+            name=name, family=TABLE, **vars(arrange(Table(name, columns, range(n), "row", Problems(name)), plan))
+        )
 
 
 def _checked(cell: Cell, where: str) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]:

@@ -66,6 +66,16 @@ def test_default_thresholds_are_the_papers() -> None:
         assert fd.algorithm("DriftSurf", stream).delta == surf[family]  # type: ignore[attr-defined]
 
 
+def test_tables_are_tested_without_a_threshold_unless_one_is_given() -> None:
+    table = replace(fd.stream("sine-2"), family="table")
+    for name in ("FedDrift", "FedDrift-W", "FedDrift-C", "FedDrift-Eager", "FedDrift-Trunk"):
+        assert fd.algorithm(name, table).test == "two-sample"  # type: ignore[attr-defined]
+        assert fd.algorithm(name, table, delta=0.1).test == "threshold"  # type: ignore[attr-defined]
+        assert fd.algorithm(name, table, metric="loss").test == "threshold"  # type: ignore[attr-defined]
+        assert fd.algorithm(name, table, test="proportional", delta=0.1).test == "proportional"  # type: ignore[attr-defined]
+        assert fd.algorithm(name, fd.stream("sine-2")).test == "threshold"  # type: ignore[attr-defined]
+
+
 def test_defaults_follow_the_stream() -> None:
     sine, sea, circle = (fd.stream(name) for name in ("sine-2", "sea-4", "circle-2"))
     found = [fd.algorithm("DriftSurf", s).delta for s in (sine, circle, sea)]  # type: ignore[attr-defined]

@@ -36,7 +36,7 @@ def put(folder: Path, rows: list[str], packed: bool = True) -> Path:
 def test_hours_are_clients_and_days_are_steps(packed: bool, tmp_path: Path) -> None:
     stream = fd.stream("elec2-hours", data_dir=put(tmp_path, lines(130), packed))
     assert stream.counts.tolist() == [[336] * 8, [336] * 8, [18 * 6] * 8]
-    assert stream.clients[0] == "00-03 h" and stream.times[-1] == "days 113-130" and stream.classes == ("DOWN", "UP")
+    assert stream.clients[0] == "00-03 h" and stream.times[-1] == "day 113" and stream.classes == ("DOWN", "UP")
     x, y = stream.cell(0, 0)
     assert stream.columns == ("day", "period", "nswdemand", "vicprice", "vicdemand", "transfer")
     np.testing.assert_allclose(x[0], [-1.5, -0.5 / 0.3, 0, 4, 0, 0], atol=1e-5)  # a price that is far away is clipped

@@ -49,7 +49,7 @@ def test_a_small_folder(tmp_path: Path) -> None:
         "README": "",
     })  # fmt: skip
     s = load(tmp_path / "mine")
-    assert (s.name, s.family, s.local, s.clients) == ("folder:mine", "own", Local(), ("2", "10"))
+    assert (s.name, s.family, s.local, s.clients) == ("folder:mine", "table", Local(), ("2", "10"))
     assert s.counts.tolist() == [[2, 1], [3, 0]] and s.times == ("step_3", "step_7")
     assert cells(s) == [
         ([[1, 2], [3, 4]], [0, 1]),

@@ -42,7 +42,7 @@ def test_what_a_higher_accuracy_hides(tmp_path: Path) -> None:
         "log loss 0.9000, Oblivious 0.5000.",
         "sine-2, FedDrift: 8 of its 9 models are used by no client at the end.",
         "sine-2, IFCA: all clients use one model all the time, as Oblivious does, for 2.5 times its traffic.",
-        "sine-2, AUE: 20.00 points less accurate than Oblivious, which is one model for all.",
+        "sine-2, AUE: 20.00 points less accurate than Oblivious.",
         "sine-2, AUE: 50.00 % right, less than always naming the client's most frequent class (55.00 %).",
     ]
     assert remarks(records[:1] + records[-1:]) == []

@@ -51,7 +51,7 @@ def of(table: object, **options: Any) -> Stream:
 
 def test_a_small_table(put: Any) -> None:
     s = stream(put(), **KEYS, scale=False)
-    assert (s.name, s.family, s.clients, s.classes) == ("table:weather.csv", "own", ("s0", "s1"), ("no", "yes"))
+    assert (s.name, s.family, s.clients, s.classes) == ("table:weather.csv", "table", ("s0", "s1"), ("no", "yes"))
     assert s.times == ("2009-01-03", "2009-01-13", "2009-02-03", "2009-02-13", "2009-03-03", "2009-03-13",
                        "2009-04-03", "2009-04-13")  # fmt: skip
     assert s.counts.tolist() == [[1, 0], [0, 1]] * 4 and s.columns == ("temp", "wind")

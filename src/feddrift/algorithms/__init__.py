@@ -13,6 +13,7 @@ from feddrift import plugins
 from feddrift.algorithms.adaptive import AdaptiveFedAvg
 from feddrift.algorithms.aue import AUE
 from feddrift.algorithms.cfl import CFL
+from feddrift.algorithms.detection import Detecting
 from feddrift.algorithms.driftsurf import DriftSurf
 from feddrift.algorithms.feddrift import FedDrift, FedDriftEager
 from feddrift.algorithms.feddrift_c import FedDriftC
@@ -23,7 +24,7 @@ from feddrift.algorithms.oracle import Oracle
 from feddrift.algorithms.private import FineTuned, LocalOnly
 from feddrift.algorithms.single import Single
 from feddrift.algorithms.trunk import FedDriftTrunk
-from feddrift.data import Stream
+from feddrift.data import TABLE, Stream
 from feddrift.errors import ConfigError, safe_repr, unknown
 from feddrift.memory import EXPONENTIAL, LINEAR, window
 from feddrift.types import Algorithm
@@ -107,7 +108,7 @@ def algorithm(name: str, stream: Stream | None = None, /, **settings: Any) -> Al
     if stream is not None and not isinstance(stream, Stream):
         raise ConfigError(f"the second argument must be a Stream, as fd.stream gives it, got {type(stream).__name__}")
     if stream is not None:
-        settings = {**_defaults(name, algorithm_entry.cls, stream), **settings}
+        settings = {**_defaults(name, algorithm_entry.cls, stream, settings), **settings}
     parsed = _parsed(name, algorithm_entry.cls, settings)
     try:
         instance: Algorithm = algorithm_entry.cls(**parsed, **algorithm_entry.fixed)
@@ -141,10 +142,13 @@ def _check(name: str, candidate: Any) -> None:
             raise ConfigError(f"'{name}' is no algorithm: it needs init(fed) and step(state, fed), got no {method}")
 
 
-def _defaults(name: str, cls: type[Any], stream: Stream) -> dict[str, Any]:
+def _defaults(name: str, cls: type[Any], stream: Stream, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What suits the stream, where the settings that are given leave it open."""
     defaults: dict[str, Any] = {k: v[stream.family] for k, v in by_family(cls).items() if stream.family in v}
     if stream.family == "fmow":
         defaults |= ON_FMOW.get(name, {})
+    if issubclass(cls, Detecting) and stream.family == TABLE and not {"delta", "metric"} & set(given):
+        defaults["test"] = "two-sample"  # nobody knows a delta there; who gives one means a threshold
     if cls is IFCA and stream.concepts is not None:
         defaults["n_models"] = len(set(stream.concepts[:-1].reshape(-1).tolist()))
     return defaults

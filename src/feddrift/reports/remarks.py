@@ -12,6 +12,8 @@ from feddrift.reports.words import describe, differences
 from feddrift.runs.record import Record
 from feddrift.scores import ACCURACY
 
+SEEN = 0.1  # points of accuracy: less is not worth a sentence
+WORSE = 1.01  # times Oblivious's log loss
 ALIKE = 0.3  # points of accuracy that two runs of one model may be apart
 SAME_PRICE = 1.05  # times Oblivious's traffic
 Group = Sequence[Record]  # the seeds of one configuration
@@ -28,7 +30,7 @@ def remarks(records: Iterable[Record], name_streams: bool = True) -> list[str]:
         name = header["algorithm"] + (f" ({describe(differs)})" if differs else "")
         oblivious = next((other for other in groups if other is not group and _is_oblivious_on(other, group)), None)
         found = [_below_majority(group), _unused(group)]
-        if oblivious is not None:
+        if oblivious is not None and header["algorithm"] != "Majority":
             found = [_against(group, oblivious), *found]
         where = f"{header['stream']}, {name}" if name_streams else name
         sentences += [f"{where}: {sentence}." for sentence in found if sentence]
@@ -50,10 +52,10 @@ def _against(group: Group, oblivious: Group) -> str | None:
     one_model = all((run.rows.model == run.rows.model[:, :1]).all() for run in group)
     if one_model and abs(gap) < ALIKE and price > SAME_PRICE:
         return f"all clients use one model all the time, as Oblivious does, for {price:.1f} times its traffic"
-    if gap < -0.005:
-        return f"{-gap:.2f} points less accurate than Oblivious, which is one model for all"
+    if gap <= -SEEN:
+        return f"{-gap:.2f} points less accurate than Oblivious"
     loss, usual = _mean(group, "log_loss"), _mean(oblivious, "log_loss")
-    if gap > 0.005 and loss > usual * 1.005:
+    if gap >= SEEN and loss > usual * WORSE:
         return (
             f"{gap:.2f} points more accurate than Oblivious, but its probabilities are worse: log loss "
             f"{loss:.4f}, Oblivious {usual:.4f}"

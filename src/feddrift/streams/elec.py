@@ -44,7 +44,7 @@ def hours(name: str, data_dir: str | Path | None = None) -> Stream:
         of_client = [(step == t) & (client == c) for c in range(CLIENTS)]
         cells.append([(x[rows], y[rows]) for rows in of_client])
     spans = [f"{24 * c // CLIENTS:02d}-{24 * (c + 1) // CLIENTS:02d} h" for c in range(CLIENTS)]
-    days = [f"days {DAYS * t + 1}-{min(DAYS * (t + 1), len(x) // HALF_HOURS)}" for t in range(len(cells))]
+    days = [f"day {DAYS * t + 1}" for t in range(len(cells))]
     stream = Stream.from_arrays(cells, name=name, n_classes=2, clients=spans, times=days, local=LOCAL)
     return replace(stream, family="elec", classes=CLASSES, columns=COLUMNS)
 

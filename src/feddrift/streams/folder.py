@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from feddrift.data import Stream
+from feddrift.data import TABLE, Stream
 from feddrift.errors import DataError
 from feddrift.tables.columns import read_number
 from feddrift.tables.labels import check_kind, distinct, in_order, warn_of_odd_classes
@@ -80,7 +80,7 @@ def load(directory: str | Path, label: str = "label") -> Stream:
         clients=[client.name.removeprefix("client_") for client in clients],
         times=[f"step_{t}" for t in times],
     )
-    return replace(stream, classes=tuple(classes), columns=first.columns if first else ())
+    return replace(stream, classes=tuple(classes), columns=first.columns if first else (), family=TABLE)
 
 
 def _natural(path: Path) -> tuple[list[str | int], str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from feddrift.data import Stream
+from feddrift.data import TABLE, Stream
 from feddrift.errors import DataError
 from feddrift.tables.arrange import Plan, Table, arrange
 from feddrift.tables.columns import GAPS, Columns, read_number
@@ -38,7 +38,7 @@ def load(name: str, plan: Plan) -> Stream:
     path = Path(os.path.expanduser(name.removeprefix("table:")))
     if not os.path.isfile(path):
         raise DataError(f"'{path}' is not a file, expected a table such as weather.csv")
-    return Stream(name=f"table:{path.name}", **vars(arrange(read(path, plan), plan)))
+    return Stream(name=f"table:{path.name}", family=TABLE, **vars(arrange(read(path, plan), plan)))
 
 
 def read(path: Path, plan: Plan) -> Table:

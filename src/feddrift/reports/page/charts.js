@@ -31,12 +31,21 @@ function axes(f, { xs, ys, xlabel, show = (v) => v, showX = (v) => v }) {
   const place = beside
     ? { x: f.left - 12, y: f.height - f.bottom + 18, "text-anchor": "end" }
     : { x: f.left, y: f.height - 1 };
-  if (xlabel) f.svg.append(s("text", place, xlabel));
+  if (xlabel && !(beside && timeNames())) f.svg.append(s("text", place, xlabel)); // names speak for themselves
 }
 
-// Times 1..n with room for their numbers.
+// What a time step is called under its column: its name where steps have short ones, else its number from 1.
+const LONGEST_NAME = 12;
+function timeNames() {
+  const names = view.run.times;
+  return names.length && names.every((name) => name && name.length <= LONGEST_NAME) ? names : null;
+}
+const timeMark = (t) => (timeNames() ? timeNames()[t] ?? t + 1 : t + 1);
+
+// Times 1..n with room for what they are called.
 function times(n, room, each = 26) {
-  const every = Math.max(1, Math.ceil((n * each) / room));
+  const longest = Math.max(0, ...(timeNames() || []).map((name) => name.length));
+  const every = Math.max(1, Math.ceil((n * Math.max(each, 7 * longest + 8)) / room));
   return range(n).filter((t) => t % every === 0);
 }
 
@@ -119,7 +128,7 @@ function lineChart(
     ys: ticks(low, high).filter((v) => !whole || Number.isInteger(v)),
     xlabel,
     show,
-    showX: showX || ((t) => t + 1),
+    showX: showX || timeMark,
   });
   if (known(marks))
     f.svg.append(
@@ -189,7 +198,7 @@ function barChart(series, { width, height, label, xlabel, show, line = null }) {
     ys: ticks(y[0], y[1], 4).filter((v) => show || Number.isInteger(v)),
     xlabel,
     show: show || Math.abs,
-    showX: (t) => t + 1,
+    showX: timeMark,
   });
   const w = Math.min(34, ((width - f.left - f.right) / n) * 0.66);
   for (const t of range(n)) {

@@ -131,8 +131,10 @@ function lineageChart(maps, { width, left }) {
     group.append(s("text", { x: left - 10, y: y(l.m) + 4, "text-anchor": "end" }, l.many ? `+${l.many}` : String(l.m)));
     svg.append(group);
   }
-  for (const t of times(T, width - left, 30))
-    svg.append(s("text", { x: x(t), y: height - 4, "text-anchor": "middle" }, t + 1));
+  for (const t of times(T, width - left, 30)) {
+    const half = 3.6 * String(timeMark(t)).length;
+    svg.append(s("text", { x: Math.min(x(t), width - half), y: height - 4, "text-anchor": "middle" }, timeMark(t)));
+  }
   return { svg, hidden: folded.length - shown.length, all: all.length, folded: shown.some((l) => l.many) };
 }
 

@@ -1,5 +1,6 @@
 // The two maps, time across and clients down: which model each client used, and how accurate it was.
 const ROOM = 620; // how tall a map may grow
+const NAME = 25; // letters of a client's name beside its row
 
 class Maps {
   constructor(stream, run, choose) {
@@ -53,7 +54,7 @@ class Maps {
     this.tall = Math.min(26, Math.max(ROOM / this.n, 0.05));
     this.names =
       this.tall >= 11
-        ? Math.min(120, 14 + 7 * this.stream.clients.reduce((most, x) => Math.max(most, Math.min(x.length, 15)), 0))
+        ? Math.min(190, 14 + 7 * this.stream.clients.reduce((most, x) => Math.max(most, Math.min(x.length, NAME)), 0))
         : 46;
     const scale = ramp(this.low, this.high),
       heat = (v) => scale(score.higher_is_better ? v : this.low + this.high - v),
@@ -139,13 +140,16 @@ class Maps {
     g.font = `12px ${getComputedStyle(document.body).fontFamily}`;
     g.textAlign = "center";
     g.textBaseline = "top";
-    for (const t of times(this.T, width - this.names, 30))
-      g.fillText(t + 1, this.names + wide * (t + 0.5), top + this.tall * this.n + 8);
+    for (const t of times(this.T, width - this.names, 30)) {
+      const middle = this.names + wide * (t + 0.5),
+        half = g.measureText(timeMark(t)).width / 2;
+      g.fillText(timeMark(t), Math.min(middle, width - half), top + this.tall * this.n + 8);
+    }
     g.textAlign = "right";
     g.textBaseline = "middle";
     if (this.tall >= 11)
       this.rows.forEach((c, i) =>
-        g.fillText(shorten(this.stream.clients[c], 15), this.names - 10, top + this.tall * (i + 0.5)),
+        g.fillText(shorten(this.stream.clients[c], innerWidth < 700 ? 13 : NAME), this.names - 10, top + this.tall * (i + 0.5)),
       );
     else for (const k of ticks(0, this.n, 8)) g.fillText(k || "", this.names - 10, top + this.tall * k);
   }

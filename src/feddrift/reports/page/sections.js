@@ -36,7 +36,7 @@ function accuracy() {
   const lines = stream.groups.map((g, i) => {
     const own = g === group,
       [stroke, dash] = ends[g.algorithm] || [
-        few || view.strong.has(g.label) || own ? paint(own ? 0 : 1 + (i % (PALETTE - 1))) : "var(--faint)",
+        few || view.strong.has(g.label) || own ? paint(own ? 0 : 1 + (i % 7)) : "var(--faint)",
         null,
       ];
     const strong = own || few || g.algorithm in ends || view.strong.has(g.label);

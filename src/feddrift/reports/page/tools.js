@@ -58,7 +58,7 @@ function colour(name) {
     .getPropertyValue("--" + name)
     .trim();
 }
-const PALETTE = 8;
+const PALETTE = 20;
 const paint = (k) => (k >= 0 && k < PALETTE ? `var(--m${k})` : "var(--other)");
 
 function rgb(hex) {
