@@ -34,7 +34,7 @@ def play(algorithm: Any, worlds: list[dict[str, Any]], n_clients: int = 2) -> li
 
 
 def test_all_22_names_of_the_paper_are_there_and_a_few_more() -> None:
-    more = {"FedDrift-Trunk", "Oracle-Trunk", "Local", "Local-W", "FineTuned", "Majority"}
+    more = {"FedDrift-Trunk", "Oracle-Trunk", "Local", "Local-W", "FineTuned", "FineTuned-W", "Majority"}
     assert sorted(set(ALGORITHMS) - more) == sorted(
         ["Oblivious", "DriftSurf", "KUE", "AUE", "AUE-PC", "Window", "Window-2", "Weighted-Linear", "Weighted-Exp",
          "Adaptive-FedAvg", "IFCA", "IFCA-W", "IFCA(T)", "CFL", "CFL-W", "FedDrift-Eager", "FedDrift-Eager-W",
@@ -45,13 +45,13 @@ def test_all_22_names_of_the_paper_are_there_and_a_few_more() -> None:
 def test_the_catalogue_composes_what_the_names_say() -> None:
     memories = {name: getattr(entry.cls(**entry.fixed), "memory", None) for name, entry in ALGORITHMS.items()}
     assert {name for name, memory in memories.items() if memory == window(1)} == {
-        "Window", "CFL-W", "IFCA-W", "FedDrift-Eager-W", "FedDrift-W", "Oracle-W", "Local-W",
+        "Window", "CFL-W", "IFCA-W", "FedDrift-Eager-W", "FedDrift-W", "Oracle-W", "Local-W", "FineTuned-W",
     }  # fmt: skip
     assert memories["Window-2"] == window(2) and memories["Weighted-Linear"] == LINEAR
     assert memories["Weighted-Exp"] == EXPONENTIAL
     assert {name for name, memory in memories.items() if memory == ALL} == {
         "Oblivious", "CFL", "IFCA", "IFCA(T)", "FedDrift-Eager", "FedDrift", "FedDrift-C", "Oracle",
-        "FedDrift-Trunk", "Oracle-Trunk", "Local", "Majority",
+        "FedDrift-Trunk", "Oracle-Trunk", "Local", "FineTuned", "Majority",
     }  # fmt: skip
 
 

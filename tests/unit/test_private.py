@@ -21,7 +21,7 @@ from feddrift.trees import leaves
 from feddrift.types import Local, Models
 
 BRIEF = Local(rounds=3, steps=5, batch=8, lr=0.05)
-NAMES = ("Local", "Local-W", "FineTuned", "Majority")
+NAMES = ("Local", "Local-W", "FineTuned", "FineTuned-W", "Majority")
 
 
 def played(stream: Stream, name: str, **options: Any) -> list[Step]:
@@ -92,7 +92,7 @@ def test_local_is_each_client_alone() -> None:
 
 def test_fine_tuning_leaves_oblivious_as_it_is() -> None:
     stream = small_stream(missing=[(3, 1)])
-    tuned, plain = played(stream, "FineTuned"), played(stream, "Oblivious")
+    tuned, plain = played(stream, "FineTuned-W"), played(stream, "Oblivious")
     for a, b in zip(tuned, plain, strict=True):
         np.testing.assert_array_equal(a.sent, b.sent)
         for x, y in zip(leaves(a.state.models.params), leaves(b.state.models.params), strict=True):
@@ -101,6 +101,10 @@ def test_fine_tuning_leaves_oblivious_as_it_is() -> None:
     same = [all((a[m] == b[m]).all() for a, b in zip(leaves(before.params), leaves(after.params), strict=True))
             for m in range(1, 5)]  # fmt: skip
     assert same == [False, True, False, False]  # client 1 received nothing at time 3 and keeps its copy
+    before, after = (step.state.models for step in played(stream, "FineTuned")[2:4])
+    assert all(
+        (a[2] != b[2]).any() for a, b in zip(leaves(before.params), leaves(after.params), strict=True)
+    )  # or learns
     more = list(fd.run(stream, fd.algorithm("FineTuned", rounds=9), local=BRIEF))[-1]
     assert any((a != b).any() for a, b in zip(leaves(more.state.models.params), leaves(after.params), strict=True))
 
@@ -127,7 +131,7 @@ def test_a_run_goes_on_and_its_models_can_be_taken_away(name: str, tmp_path: Pat
     models = fd.load_models(fd.export(tmp_path / "whole", tmp_path / "models")[0])
     x, y = fd.stream("sine-2").cell(10, 4)
     assert (models.predict("4", x) == y).mean() == pytest.approx(whole.rows.accuracy[-1, 4], abs=0.003)
-    assert (whole.rows.models_sent == (0 if name != "FineTuned" else 4)).all()
+    assert (whole.rows.models_sent == (4 if name.startswith("FineTuned") else 0)).all()
 
 
 flower = pytest.importorskip("flwr", reason="the extra 'flower' is not installed")

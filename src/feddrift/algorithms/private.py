@@ -42,11 +42,12 @@ class LocalOnly:
 
 @dataclass(frozen=True)
 class FineTuned:
-    """One model for everybody, as Oblivious has it; at each client a copy of it then learns from the newest data alone.
+    """One model for everybody, as Oblivious has it; at each client a copy of it then learns from its own data alone.
 
-    The copies are made anew at every time step. A client without new data, or out of reach, keeps the one it has.
+    The copies are made anew at every time step. A client out of reach, or with nothing to learn from, keeps its copy.
     """
 
+    memory: Memory = ALL  # of the copies
     rounds: int = option(2, "local rounds of a client's copy, of K steps each")
 
     def __post_init__(self) -> None:
@@ -62,11 +63,12 @@ class FineTuned:
         n, old = fed.n_clients, state.models
         shared = fed.train(take(old, [0], [0]), np.ones((fed.tau + 1, n, 1)))
         private = take(old, range(1, len(old)), old.ids[1:])
-        kept: Bools = (np.arange(n) < len(private)) & (fed.counts[fed.tau] == 0)
+        learns: Bools = fed.reachable & ((self.memory(fed.tau) @ fed.counts) > 0)
+        kept: Bools = (np.arange(n) < len(private)) & ~learns
         copies = take(
             join(shared, private), np.where(kept, 1 + np.arange(n), 0), range(1, n + 1), range(1, n + 1), range(n)
         )
-        tuned = fed.train(copies, _own_data(n, Memory("window", 1), fed.tau), self.rounds)
+        tuned = fed.train(copies, _own_data(n, self.memory, fed.tau), self.rounds)
         born = tuned.ids if fed.tau == 0 else tuned.ids[len(private) :]
         w = _own_data(n, ALL, fed.tau, shared=1)
         return State(join(shared, tuned), w, np.eye(n, n + 1, k=1), events=_births(tuned, born))

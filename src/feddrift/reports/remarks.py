@@ -30,7 +30,9 @@ def remarks(records: Iterable[Record], name_streams: bool = True) -> list[str]:
         name = header["algorithm"] + (f" ({describe(differs)})" if differs else "")
         oblivious = next((other for other in groups if other is not group and _is_oblivious_on(other, group)), None)
         found = [_below_majority(group), _unused(group)]
-        if oblivious is not None and header["algorithm"] != "Majority":
+        if header["algorithm"] == "Majority":  # what it is measured by
+            found = []
+        elif oblivious is not None:
             found = [_against(group, oblivious), *found]
         where = f"{header['stream']}, {name}" if name_streams else name
         sentences += [f"{where}: {sentence}." for sentence in found if sentence]
