@@ -157,9 +157,9 @@ def steps_on(
         state = algorithm.step(before, journal(before, fed) if journal else fed)
         _check(state, fed, f"{type(algorithm).__name__}.step at time {tau}")
         received, loss = fed.counts[tau], fed.losses(models_in_use(state))
-        events = lineage(before, state) + tuple(
-            Event("created", i, {"reason": LOST, "clients": [c]}) for c, i in engine.lost_private()
-        )
+        owner = dict(zip(state.models.ids, state.models.owner, strict=True))
+        lost = [(c, i) for c, i in engine.lost_private() if owner.get(i) == c]
+        events = lineage(before, state) + tuple(Event("created", i, {"reason": LOST, "clients": [c]}) for c, i in lost)
         trained = Trained(tau, state, received, loss, fed.sent, fed.sent_scoring, events)
         if sink is not None:
             sink(trained)
@@ -235,13 +235,17 @@ def with_newcomers(state: S, n_clients: int) -> S:
             changes[f.name] = np.concatenate([value, room], axis=-1)
     if drifted is not None:
         changes["drifted"] = np.concatenate([drifted, np.zeros(n_new, dtype=bool)])
-    votes = np.concatenate([state.votes, np.repeat(_usual(state.votes)[None], n_new, axis=0)])
+    votes = np.concatenate([state.votes, np.repeat(_usual(state)[None], n_new, axis=0)])
     return replace(state, w=w, votes=votes, **changes)
 
 
-def _usual(votes: Floats) -> Floats:
-    """The model that most clients use, or where models vote together the mean of the votes."""
-    mean: Floats = votes.mean(axis=0)
-    if ((votes > 0).sum(axis=1) > 1).any():
+def _usual(state: State) -> Floats:
+    """The shared model that most clients use, or where models vote together the mean of the votes; no private one."""
+    private = state.models.private
+    mean: Floats = np.where(private, 0.0, state.votes.mean(axis=0))
+    if private.all():
         return mean
-    return np.asarray(np.arange(len(mean)) == mean.argmax(), dtype=np.float64)
+    if mean.any() and ((state.votes > 0).sum(axis=1) > 1).any():
+        return mean
+    usual = np.where(private, -1.0, mean).argmax()
+    return np.asarray(np.arange(len(mean)) == usual, dtype=np.float64)

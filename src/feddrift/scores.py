@@ -96,7 +96,7 @@ def _auc(chances: Floats, y: Labels, owner: Ints, true: Floats) -> Floats:
     of_class = np.full(true.shape, np.nan)
     total = true.sum(axis=1)
     begins = np.cumsum(total) - total
-    for k in range(n_classes) if n_classes > 2 else [1]:
+    for k in range(n_classes) if n_classes > 2 else range(1, n_classes):
         order = np.lexsort((chances[:, k], owner))
         value, client = chances[order, k], owner[order]
         new = np.concatenate([[True], (value[1:] != value[:-1]) | (client[1:] != client[:-1])])[: len(order)]

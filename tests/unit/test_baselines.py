@@ -76,6 +76,15 @@ def test_tables_are_tested_without_a_threshold_unless_one_is_given() -> None:
         assert fd.algorithm(name, fd.stream("sine-2")).test == "threshold"  # type: ignore[attr-defined]
 
 
+def make_window() -> Any:
+    """An algorithm by a function."""
+    return fd.algorithm("Window")
+
+
+def test_a_function_may_make_an_algorithm() -> None:
+    assert fd.algorithm(f"{__name__}:make_window", fd.stream("sine-2")) == fd.algorithm("Window")
+
+
 def test_defaults_follow_the_stream() -> None:
     sine, sea, circle = (fd.stream(name) for name in ("sine-2", "sea-4", "circle-2"))
     found = [fd.algorithm("DriftSurf", s).delta for s in (sine, circle, sea)]  # type: ignore[attr-defined]

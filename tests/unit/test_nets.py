@@ -156,3 +156,9 @@ def test_weights_and_a_net_exclude_each_other() -> None:
     config = RunConfig(stream="sine-2", algorithm="Oracle", net="linear", weights=Path("resnet18.pth"))
     with pytest.raises(fd.ConfigError, match="leave out net=linear"):
         config.find_net(fd.stream("sine-2"))
+
+
+def test_parameters_are_floating_point_numbers() -> None:
+    net = fd.Net(lambda key: {"n": np.zeros(2, dtype=np.int64)}, lambda params, x: x)
+    with pytest.raises(fd.ConfigError, match="floating point numbers, got int64 at 'n'"):
+        next(fd.run("sine-2", "Oblivious", net=net))

@@ -46,6 +46,8 @@ def test_what_a_higher_accuracy_hides(tmp_path: Path) -> None:
         "sine-2, AUE: 50.00 % right, less than always naming the client's most frequent class (55.00 %).",
     ]
     assert remarks(records[:1] + records[-1:]) == []
+    ensemble = [records[0], run(tmp_path / "vote", "KUE", columns(0.7, n_models=10, models_sent=99))]
+    assert remarks(ensemble) == []  # its record names the heaviest vote only
     assert remarks([make(tmp_path / "older", header())]) == []  # a record that has no scores
     assert collect(records, "all")["streams"][0]["remarks"][0].startswith("FedDrift: 2.00 points")
 

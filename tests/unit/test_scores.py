@@ -62,6 +62,12 @@ def test_they_are_those_of_scikit_learn(n_classes: int, seed: int) -> None:
         assert found["auc"][3] == pytest.approx(sk.roc_auc_score(true, p, multi_class="ovr"), rel=1e-12)
 
 
+def test_a_single_class_is_no_reason_to_fail() -> None:
+    cells = [[(np.random.default_rng(t).random((8, 2)), np.zeros(8, dtype=int))] for t in range(3)]
+    step = next(fd.run(fd.Stream.from_arrays(cells), "Oblivious", local=fd.Local(rounds=1, steps=1)))
+    assert step.scores["log_loss"][0] == 0 and np.isnan(step.scores["auc"][0])
+
+
 def test_the_edges() -> None:
     chances = np.array([[1.0, 0.0], [0.0, 1.0]])
     found = scores.measure(chances, np.array([0, 1]), np.array([1, 1]), np.array([2]), np.zeros((1, 2), dtype=int))

@@ -144,7 +144,7 @@ def test_unknown_name(call: object) -> None:
 
 
 def test_label_is_for_folders_only() -> None:
-    with pytest.raises(ConfigError, match=r"label names a column of folder:DIR.* for sine-2, got 'target'"):
+    with pytest.raises(ConfigError, match=r"label names a column of your own files.* for sine-2, got 'target'"):
         stream("sine-2", label="target")
 
 

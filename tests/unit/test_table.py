@@ -478,3 +478,21 @@ def test_nothing_is_said_of_a_good_table(put: Any, caplog: pytest.LogCaptureFixt
     caplog.set_level(logging.INFO)
     stream(put(), **KEYS)
     assert not caplog.records
+
+
+def test_times_of_other_zones_are_put_in_order() -> None:
+    times = ["2019-12-31T23:00:00Z", "2020-01-01T00:00:00+02:00", "2020-01-01T00:00:00-02:00"]
+    assert [steps(times, None).of[time] for time in times] == [1, 0, 2]
+
+
+def test_numbers_of_eight_digits_are_dates_only_if_all_are() -> None:
+    table = {"c": ["a"] * 4, "t": [26297280, 26297290, 26297280, 26297290], "x": [0.0, 1, 2, 3], "y": [0, 1, 0, 1]}
+    assert Stream.from_frame(table, client="c", time="t", label="y").times == ("26297280", "26297290")
+
+
+def test_what_is_masked_is_missing() -> None:
+    x = np.ma.masked_array([0.0, 1, 2, 99], mask=[False, False, False, True])
+    table = {"c": ["a"] * 4, "t": [1, 1, 2, 2], "x": x, "y": [0, 1, 0, 1]}
+    with pytest.raises(DataError, match="missing"):
+        Stream.from_frame(table, client="c", time="t", label="y")
+    assert len(Stream.from_frame(table, client="c", time="t", label="y", missing="drop").y) == 3

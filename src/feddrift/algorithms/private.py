@@ -5,7 +5,7 @@ A private model is trained by its owner alone and never sent: ``Models.owner`` s
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -40,6 +40,13 @@ class LocalOnly:
         return State(fed.train(models, w), w, np.eye(n), events=_births(models, born))
 
 
+@dataclass(frozen=True, repr=False)
+class TunedState(State):
+    """Also, whose copy has learned from the client's own data."""
+
+    learned: Bools = field(kw_only=True, metadata={"newcomer": False})  # [c]
+
+
 @dataclass(frozen=True)
 class FineTuned:
     """One model for everybody, as Oblivious has it; at each client a copy of it then learns from its own data alone.
@@ -48,30 +55,33 @@ class FineTuned:
     """
 
     memory: Memory = ALL  # of the copies
-    rounds: int = option(2, "local rounds of a client's copy, of K steps each")
+    own_rounds: int = option(2, "local rounds of a client's copy, of K steps each")
 
     def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise ConfigError(f"rounds must be at least 1, got {self.rounds}")
+        if self.own_rounds < 1:
+            raise ConfigError(f"own_rounds must be at least 1, got {self.own_rounds}")
 
     def init(self, fed: Federation) -> State:
         n = fed.n_clients
         models = take(fed.fresh(), [0] * (n + 1), range(n + 1), owner=[-1, *range(n)])
-        return State(models, w=_own_data(n, ALL, -1, shared=1), votes=np.eye(n, n + 1, k=1))
+        w = _own_data(n, ALL, -1, shared=1)
+        return TunedState(models, w, np.eye(n, n + 1, k=1), learned=np.zeros(n, dtype=bool))
 
     def step(self, state: State, fed: Federation) -> State:
         n, old = fed.n_clients, state.models
         shared = fed.train(take(old, [0], [0]), np.ones((fed.tau + 1, n, 1)))
         private = take(old, range(1, len(old)), old.ids[1:])
         learns: Bools = fed.reachable & ((self.memory(fed.tau) @ fed.counts) > 0)
-        kept: Bools = (np.arange(n) < len(private)) & ~learns
+        assert isinstance(state, TunedState)
+        kept: Bools = state.learned & ~learns  # who has not learned yet follows the shared model
         copies = take(
             join(shared, private), np.where(kept, 1 + np.arange(n), 0), range(1, n + 1), range(1, n + 1), range(n)
         )
-        tuned = fed.train(copies, _own_data(n, self.memory, fed.tau), self.rounds)
+        tuned = fed.train(copies, _own_data(n, self.memory, fed.tau), self.own_rounds)
         born = tuned.ids if fed.tau == 0 else tuned.ids[len(private) :]
         w = _own_data(n, ALL, fed.tau, shared=1)
-        return State(join(shared, tuned), w, np.eye(n, n + 1, k=1), events=_births(tuned, born))
+        votes, learned = np.eye(n, n + 1, k=1), state.learned | learns
+        return TunedState(join(shared, tuned), w, votes, events=_births(tuned, born), learned=learned)
 
 
 def _own_data(n_clients: int, memory: Memory, tau: int, shared: int = 0) -> Clusters:

@@ -74,6 +74,9 @@ def initial(net: Net, key: rng.Words) -> Params:
     if wrong:
         where, what = next(iter(wrong.items()))
         raise ConfigError(f"the net's init must give arrays in dicts, lists or tuples, got {what} at '{where}'")
+    for path, leaf in paths(params):
+        if np.dtype(leaf.dtype).kind not in "fV":  # V: bfloat16
+            raise ConfigError(f"the net's parameters must be floating point numbers, got {leaf.dtype} at '{path}'")
     return params
 
 
@@ -90,10 +93,10 @@ def built_in(name: str, features: Sequence[int], n_classes: int) -> Net | None:
     """
     if name == "linear":
         return mlp(math.prod(features), (), n_classes)
-    if not re.match(r"mlp:(\d|$)", name):  # what follows may also be a name in a module mlp
+    if not re.match(r"mlp:([0-9]|$)", name):  # what follows may also be a name in a module mlp
         return None
     sizes = name.removeprefix("mlp:").split(",")
-    if not all(size.isdecimal() and len(size) < 8 and int(size) > 0 for size in sizes):
+    if not all(re.fullmatch("[0-9]{1,7}", size) and int(size) > 0 for size in sizes):
         raise ConfigError(f"mlp: takes the sizes of its hidden layers, such as mlp:64 or mlp:64,64, got '{name}'")
     return mlp(math.prod(features), [int(size) for size in sizes], n_classes)
 

@@ -7,6 +7,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from feddrift.algorithms import ALGORITHMS
+from feddrift.algorithms.aue import AUE
+from feddrift.algorithms.kue import KUE
 from feddrift.reports.summary import configurations, mean_of_known
 from feddrift.reports.words import describe, differences
 from feddrift.runs.record import Record
@@ -29,7 +32,7 @@ def remarks(records: Iterable[Record], name_streams: bool = True) -> list[str]:
         header = group[0].header
         name = header["algorithm"] + (f" ({describe(differs)})" if differs else "")
         oblivious = next((other for other in groups if other is not group and _is_oblivious_on(other, group)), None)
-        found = [_below_majority(group), _unused(group)]
+        found = [_below_majority(group), _unused(group) if _one_vote(group) else None]
         if header["algorithm"] == "Majority":  # what it is measured by
             found = []
         elif oblivious is not None:
@@ -51,7 +54,7 @@ def _against(group: Group, oblivious: Group) -> str | None:
     mine, theirs = _mean(group, "accuracy"), _mean(oblivious, "accuracy")
     price = _sent(group) / max(_sent(oblivious), 1e-9)
     gap = 100 * (mine - theirs)
-    one_model = all((run.rows.model == run.rows.model[:, :1]).all() for run in group)
+    one_model = _one_vote(group) and all((run.rows.model == run.rows.model[:, :1]).all() for run in group)
     if one_model and abs(gap) < ALIKE and price > SAME_PRICE:
         return f"all clients use one model all the time, as Oblivious does, for {price:.1f} times its traffic"
     if gap <= -SEEN:
@@ -63,6 +66,12 @@ def _against(group: Group, oblivious: Group) -> str | None:
             f"{loss:.4f}, Oblivious {usual:.4f}"
         )
     return None
+
+
+def _one_vote(group: Group) -> bool:
+    """Whether each client uses the one model that its record names; ensembles vote, and of others nobody knows."""
+    entry = ALGORITHMS.get(group[0].header["algorithm"])
+    return entry is not None and entry.cls not in (AUE, KUE)
 
 
 def _below_majority(group: Group) -> str | None:

@@ -99,7 +99,8 @@ def by_score(records: Iterable[Record], name: str) -> list[Record]:
     if chosen == ACCURACY:
         return given
     if given and all(np.isnan(getattr(record.rows, name)).all() for record in given):
-        raise DataError(f"these records have no {chosen.title}: an older version made them, or no time step is tested")
+        why = "an older version made them, no step is tested yet, or (AUC) no test has two classes"
+        raise DataError(f"these records have no {chosen.title}: {why}")
     return [
         replace(record, score=chosen, rows=replace(record.rows, accuracy=getattr(record.rows, name)))
         for record in given

@@ -41,6 +41,8 @@ def read_frame(frame: object) -> dict[str, Values]:
 
 def _array(column: Any, name: str) -> Values:
     try:
+        if np.ma.is_masked(column):  # what is masked is missing
+            column = [None if hidden else value for value, hidden in zip(column.data, column.mask, strict=True)]
         values = np.asarray(column)
         if values.dtype.kind in TEXT and values.ndim == 1:  # also a list of numbers and text
             values = np.array([*column], dtype=object)

@@ -23,7 +23,7 @@ MOST_BINS = 1e12  # beyond, floats do not tell them apart
 FINEST = {"year": 1, "quarter": 2, "month": 2}  # how many parts of a date each needs at least; else all three
 
 _CLOCK = r"(?:[T ] ?(?P<hour>\d{1,2}):(?P<minute>\d\d)(?::(?P<second>\d\d)(?:[.,]\d+)?)? ?(?P<half>[AaPp][Mm])?"
-_CLOCK += r" ?(?:Z|UTC|[+-]\d\d:?\d\d)?)?"
+_CLOCK += r" ?(?:Z|UTC|(?P<ahead>[+-]\d\d:?\d\d))?)?"
 _YEAR_FIRST = re.compile(r"(\d{4})(?:([-/.])(\d{1,2})(?:\2(\d{1,2})" + _CLOCK + ")?)?", re.ASCII)
 _COMPACT = re.compile(r"(\d{4})()(\d\d)(\d\d)" + _CLOCK, re.ASCII)
 _YEAR_LAST = re.compile(r"(\d{1,2})([-/.])(\d{1,2})\2(\d{4})" + _CLOCK, re.ASCII)
@@ -74,7 +74,7 @@ def steps(written: Sequence[str], every: str | float | None, place: Callable[[st
         dates = _dates(distinct, FINEST.get(every, 3), f"every={every}", place)
         return _named({text: (name := CALENDAR[every](date), name) for text, date in dates.items()})
     numbers = {text: number for text in distinct if math.isfinite(number := read_number(text))}
-    compact = all(_COMPACT.fullmatch(text) for text in distinct)  # 20090131 is a date rather than twenty millions
+    compact = all(_is_compact(text) for text in distinct)  # 20090131 is a date rather than twenty millions
     if len(numbers) == len(distinct) and not compact:
         if every is None:
             return _named({text: (number, text) for text, number in numbers.items()})
@@ -84,6 +84,14 @@ def steps(written: Sequence[str], every: str | float | None, place: Callable[[st
     if all(_parts(text) for text in distinct):
         return _named({text: (date, text) for text, date in _dates(distinct, 1, "a time column", place).items()})
     return _named({text: (natural(text), text) for text in distinct})
+
+
+def _is_compact(text: str) -> bool:
+    match = _COMPACT.fullmatch(text)
+    try:
+        return match is not None and bool(_date(match, True, 3))
+    except (ValueError, OverflowError):
+        return False
 
 
 def natural(text: str) -> tuple[Any, ...]:
@@ -167,4 +175,8 @@ def _date(match: re.Match[str] | None, day_first: bool, parts: int) -> datetime:
             raise ValueError("hour must be in 1..12")
         hour = hour % 12 + 12 * (match["half"].lower() == "pm")
     year, month, day = (*map(int, fields), 1, 1)[:3]
-    return datetime(year, month, day, hour, minute, second)
+    date = datetime(year, month, day, hour, minute, second)
+    if ahead := match["ahead"]:  # of universal time
+        minutes = 60 * int(ahead[1:3]) + int(ahead[-2:])
+        date -= timedelta(minutes=minutes if ahead[0] == "+" else -minutes)
+    return date

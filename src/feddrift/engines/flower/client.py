@@ -21,6 +21,7 @@ from feddrift.data import Stream
 from feddrift.engines.flower import parts as model_parts
 from feddrift.engines.flower import wire
 from feddrift.engines.flower.messages import (
+    MAX_ID,
     MAX_SIZE,
     REQUESTS,
     VERSION,
@@ -159,6 +160,7 @@ class Client:
 
     def _train(self, task: About, store: Store, request: Train, models: Models) -> tuple[Body, dict[str, Part]]:
         local, round = Local(**request.local), int(request.round)
+        whole(request.keep, 0, MAX_ID)
         private = [name for name in model_parts.named(request.models) if name.startswith(model_parts.PRIVATE)]
         if private and not request.keep:
             raise Refused("it asks for a private model, which never leaves this client")
@@ -179,6 +181,9 @@ class Client:
                 for kind, part in zip(("trunk", "head"), self._split(engine.net, trained, m), strict=True):
                     if part:
                         kept[model_parts.private_name(trained.ids[m], request.keep, kind)] = part
+            store.drop_parts(
+                model_parts.later_private(store.parts(), {trained.ids[m] for m in work.model}, request.keep)
+            )
             store.put_parts(kept)
             store.put_moments({"tau": task.tau, "round": round, "before": before, "after": worker.save()})
             return {"round": round}, {}
@@ -220,6 +225,8 @@ class Client:
         """The models of a message, and those of their parts that came with it, or stand for what was lost."""
         net = self.net(task)
         expected = model_parts.expected(net, specs, task.features)
+        for spec in specs:
+            whole(spec["id"], 0, MAX_ID)
         missing = [name for name in expected if name not in raw and not store.has(name)]
         if sent := [name for name in missing if not name.startswith(model_parts.PRIVATE)]:
             raise Missing(*sent)
@@ -232,12 +239,14 @@ class Client:
                 raise Refused("a part of a model is not what its name says")
         if missing:
             _log.warning("client %s: its private models are gone with its store, others stand for them", self.name)
-            self._lost = sorted({spec["id"] for spec in specs if {spec["trunk"], spec["head"]} & set(missing)})
-            new |= self._instead(net, task, store, specs, new, missing)
+            lost = [spec for spec in specs if {spec["trunk"], spec["head"]} & set(missing)]
+            self._lost = sorted({spec["id"] for spec in lost})
+            parts = [spec[kind] for spec in lost for kind in ("trunk", "head") if spec[kind]]  # all, or none
+            new |= self._instead(net, task, store, specs, new, parts)
         return model_parts.assembled(net, specs, lambda name: new[name] if name in new else store.part(name)), new
 
     def _instead(
-        self, net: Net, task: About, store: Store, specs: list[Body], new: dict[str, Part], missing: list[str]
+        self, net: Net, task: About, store: Store, specs: list[Body], new: dict[str, Part], lost: list[str]
     ) -> dict[str, Part]:
         """What stands for lost parts of private models: those of the message's first shared model, or a fresh one's."""
         params = net.init(rng.derive(task.seed, "init", 0))
@@ -249,7 +258,7 @@ class Client:
             return fresh[kind] if not name else new[name] if name in new else store.part(name)
 
         kinds = {spec[kind]: kind for spec in specs for kind in ("trunk", "head")}
-        return {name: [np.asarray(array) for array in part(kinds[name])] for name in missing}
+        return {name: [np.asarray(array) for array in part(kinds[name])] for name in lost}
 
     def _split(self, net: Net, models: Models, m: int) -> tuple[Part, Part]:
         """The arrays of one model: its trunk's, and its head's."""

@@ -18,7 +18,7 @@ from feddrift.engines.conditions import IDEAL, Conditions
 from feddrift.engines.flower import parts as model_parts
 from feddrift.engines.flower import wire
 from feddrift.engines.flower.exchange import Exchange, QuorumError, WaitingRules, exchange
-from feddrift.engines.flower.messages import KIND_OF, REQUESTS, VERSION, About, Hello, Present
+from feddrift.engines.flower.messages import KIND_OF, MAX_ID, REQUESTS, VERSION, About, Hello, Present
 from feddrift.engines.flower.parts import Body
 from feddrift.engines.flower.remote import Asked, Check, Remote
 from feddrift.engines.flower.wire import Refused, whole
@@ -32,7 +32,7 @@ ABSENT = "it is not connected"
 
 _log = logging.getLogger("feddrift")
 
-MAX_ID = 2**62  # of a model
+MOST_LOST = 100  # models that a client may say to have lost in one answer
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class Flower(Engine):
         requests: dict[int, Asked] = {}
         for c in clients:
             requests[c] = Hello(), {}
-            if state is not None:
+            if state is not None and state.votes[c].any():
                 used = np.flatnonzero(state.votes[c])
                 shared = np.flatnonzero(~state.models.private)
                 if state.models.private[used].any() and len(shared):  # what it falls back on where it has lost its own
@@ -167,7 +167,7 @@ class Flower(Engine):
                 self.counts[t, c] = n
             if present.tested is not None:
                 self._tested[c] = present
-            if state is not None:
+            if state is not None and requests[c][1]:
                 self._has[c] = self._serves[c] = set(requests[c][1])
         return set(answers)
 
@@ -276,7 +276,7 @@ class Flower(Engine):
             raise Refused(f"it claims to be from client {body.get('client')!r}, but its key is another's")
         if "failed" in body:
             raise Refused(f"it says {str(body['failed'])[:300]!r}")
-        for model_id in body.get("lost", ()):
+        for model_id in list(body.get("lost", ()))[:MOST_LOST]:
             self._lost.add((c, whole(model_id, 0, MAX_ID)))
 
     def _complain(self, c: int, when: str, what: str) -> None:

@@ -27,6 +27,7 @@ from feddrift.types import Ballot, Ints, Metric, Start
 PROTOCOL = 2
 VERSION = f"{__version__}/{PROTOCOL}"
 MAX_ROWS = 10**9  # of a cell
+MAX_ID = 2**62  # of a model, or a version of it
 MAX_SIZE = 10**6  # time steps, clients, classes, features along an axis
 
 Raw = Mapping[str, list[Array]]  # parts of models as they came

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,18 +70,30 @@ def label_of(tau: int, round: int) -> int:
     return tau * 10**7 + round + 1
 
 
-def older_private(names: Iterable[str], keep: int = 2) -> set[str]:
+def older_private(names: Iterable[str], keep: int = 3) -> set[str]:
     """Of these parts of private models all but those of each model's newest versions.
 
-    >>> older_private(["private-3-11-head", "private-3-12-head", "private-3-13-head", "0123abcd"])
-    {'private-3-11-head'}
+    A server may go back to the checkpoint before its last, and an answer may be under way: these are three.
+
+    >>> sorted(older_private([f"private-3-{label}-head" for label in (9, 10, 11, 12)] + ["0123abcd"]))
+    ['private-3-9-head']
     """
-    versions: dict[str, dict[int, list[str]]] = {}
-    for name in names:
-        if name.startswith(PRIVATE):
-            _, model_id, label, _ = name.split("-")
-            versions.setdefault(model_id, {}).setdefault(int(label), []).append(name)
+    versions: dict[int, dict[int, list[str]]] = {}
+    for name, model_id, label in _private(names):
+        versions.setdefault(model_id, {}).setdefault(label, []).append(name)
     return {name for labels in versions.values() for label in sorted(labels)[:-keep] for name in labels[label]}
+
+
+def later_private(names: Iterable[str], ids: set[int], label: int) -> set[str]:
+    """The parts of these private models that are of a later version: of a course of events that was given up."""
+    return {name for name, model_id, version in _private(names) if model_id in ids and version > label}
+
+
+def _private(names: Iterable[str]) -> Iterator[tuple[str, int, int]]:
+    """Of names that are those of private models also the model and the version."""
+    for name in names:
+        if match := re.fullmatch(PRIVATE + "([0-9]+)-([0-9]+)-(trunk|head)", name):
+            yield name, int(match[1]), int(match[2])
 
 
 def named(specs: Iterable[Body]) -> set[str]:

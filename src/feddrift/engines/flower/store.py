@@ -103,6 +103,11 @@ class Store:
         for name, part in parts.items():
             self._write(self.path / "parts" / checked_name(name, "a part"), part)
 
+    def drop_parts(self, names: Iterable[str]) -> None:
+        """Delete these parts."""
+        for name in names:
+            (self.path / "parts" / checked_name(name, "a part")).unlink(missing_ok=True)
+
     def keep_parts(self, names: Iterable[str]) -> None:
         """Delete all parts but these."""
         kept = set(names)
