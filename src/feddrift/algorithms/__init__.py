@@ -148,12 +148,8 @@ def _defaults(name: str, cls: type[Any], stream: Stream, given: Mapping[str, Any
     defaults: dict[str, Any] = {k: v[stream.family] for k, v in by_family(cls).items() if stream.family in v}
     if stream.family == "fmow":
         defaults |= ON_FMOW.get(name, {})
-    if (
-        isinstance(cls, type)
-        and issubclass(cls, Detecting)
-        and stream.family == TABLE
-        and not {"delta", "metric"} & set(given)
-    ):
+    detects = isinstance(cls, type) and issubclass(cls, Detecting)
+    if detects and stream.family == TABLE and not {"delta", "metric"} & set(given):
         defaults["test"] = "two-sample"  # nobody knows a delta there; who gives one means a threshold
     if cls is IFCA and stream.concepts is not None:
         defaults["n_models"] = len(set(stream.concepts[:-1].reshape(-1).tolist()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -32,22 +31,18 @@ def remarks(records: Iterable[Record], name_streams: bool = True) -> list[str]:
         header = group[0].header
         name = header["algorithm"] + (f" ({describe(differs)})" if differs else "")
         oblivious = next((other for other in groups if other is not group and _is_oblivious_on(other, group)), None)
-        found = [_below_majority(group), _unused(group) if _one_vote(group) else None]
-        if header["algorithm"] == "Majority":  # what it is measured by
-            found = []
-        elif oblivious is not None:
-            found = [_against(group, oblivious), *found]
+        if header["algorithm"] == "Majority":  # what others are measured by
+            continue
+        about = [_against(group, oblivious) if oblivious else None, _below_majority(group), _unused(group)]
         where = f"{header['stream']}, {name}" if name_streams else name
-        sentences += [f"{where}: {sentence}." for sentence in found if sentence]
+        sentences += [f"{where}: {sentence}." for sentence in about if sentence]
     return sentences
 
 
 def _is_oblivious_on(other: Group, group: Group) -> bool:
     """Whether it is Oblivious on the same data with the same training."""
     a, b = other[0].header, group[0].header
-    return a["algorithm"] == "Oblivious" and all(
-        json.dumps(a[key], sort_keys=True) == json.dumps(b[key], sort_keys=True) for key in ("stream", "overrides")
-    )
+    return a["algorithm"] == "Oblivious" and all(a[key] == b[key] for key in ("stream", "overrides"))
 
 
 def _against(group: Group, oblivious: Group) -> str | None:
@@ -83,10 +78,9 @@ def _below_majority(group: Group) -> str | None:
 
 def _unused(group: Group) -> str | None:
     """Of the models at the end those that no client uses, where they are more than the ones that are used."""
-    last = [run for run in group if run.rows.steps]
-    kept = np.mean([run.rows.n_models[-1].max() for run in last])
-    used = np.mean([len(np.unique(run.rows.model[-1])) for run in last])
-    if not last or kept < 2 * used + 1:
+    kept = np.mean([run.rows.n_models[-1].max() for run in group])
+    used = np.mean([len(np.unique(run.rows.model[-1])) for run in group])
+    if kept < 2 * used + 1 or not _one_vote(group):
         return None
     return f"{kept - used:.3g} of its {kept:.3g} models are used by no client at the end"
 

@@ -22,10 +22,7 @@ DRIFTS: dict[str, Column] = {
     "lost to\nOracle": ("lost_to_oracle", None, 1.0),
     "lost": ("lost", None, 1.0),
 }
-LEVELS: dict[str, Column] = {
-    "worst\nclient": ("worst", None, 1.0),
-    "10th\npct.": ("tenth", None, 1.0),
-}
+LEVELS = {"worst\nclient": "worst", "10th\npct.": "tenth"}  # in percent where the score is a share
 REST: dict[str, Column] = {
     "NMI": ("nmi", None, 1.0),
     "spare\nmodels": ("spare", None, 1.0),
@@ -113,7 +110,7 @@ def metrics_tables(
     """Tables of drifts and of the rest, as docs/metrics.md defines them, where known: each fits a terminal of 80."""
     measured = {name for numbers in metrics for name, value in numbers.items() if value is not None}
     levels = {f"{title}, %" if score.share else title: (name, None, 100.0 if score.share else 1.0)
-              for title, (name, _, _) in LEVELS.items()}  # fmt: skip
+              for title, name in LEVELS.items()}  # fmt: skip
     shown = [
         {title: how for title, how in columns.items() if how[0] in measured} for columns in (DRIFTS, levels | REST)
     ]

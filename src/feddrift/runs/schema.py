@@ -127,8 +127,20 @@ class RowLine:
     majority: Share | None = None  # what the class most often received so far would have got
 
 
+@dataclass(frozen=True, kw_only=True)
+class ScoreColumns:
+    """The scores of a test, in lists over the clients; older records say nothing of them."""
+
+    log_loss: list[Amount | None] | None = None
+    brier: list[Amount | None] | None = None
+    auc: list[Share | None] | None = None
+    balanced_accuracy: list[Share | None] | None = None
+    f1: list[Share | None] | None = None
+    majority: list[Share | None] | None = None
+
+
 @dataclass(frozen=True)
-class ColumnsLine:
+class ColumnsLine(ScoreColumns):
     """The rows of time t, in lists over the clients."""
 
     kind: Literal["columns"]
@@ -144,12 +156,6 @@ class ColumnsLine:
     sent_scoring: list[Amount | None] | None = None
     received: list[Whole | None] | None = None
     loss: list[Number | None] | None = None
-    log_loss: list[Amount | None] | None = None
-    brier: list[Amount | None] | None = None
-    auc: list[Share | None] | None = None
-    balanced_accuracy: list[Share | None] | None = None
-    f1: list[Share | None] | None = None
-    majority: list[Share | None] | None = None
 
     def __post_init__(self) -> None:
         if len({len(column) for name in COLUMNS if (column := getattr(self, name)) is not None}) != 1:
@@ -179,7 +185,7 @@ class TimeLine:
 
 
 @dataclass(frozen=True)
-class TestLine:
+class TestLine(ScoreColumns):
     """How the models in use after time t did on the next data, in lists over the clients.
 
     A server that was started again tests again: of each client the last test on any examples counts.
@@ -189,12 +195,6 @@ class TestLine:
     t: Whole
     accuracy: list[Share | None]
     tested: list[Whole]
-    log_loss: list[Amount | None] | None = None
-    brier: list[Amount | None] | None = None
-    auc: list[Share | None] | None = None
-    balanced_accuracy: list[Share | None] | None = None
-    f1: list[Share | None] | None = None
-    majority: list[Share | None] | None = None
 
     def __post_init__(self) -> None:
         columns = [self.accuracy, *(getattr(self, name) for name in SCORES)]
