@@ -23,12 +23,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from feddrift.errors import ConfigError
+from feddrift.local import Average as Average
+from feddrift.local import Local as Local
 from feddrift.rng import Words
 
 Floats = npt.NDArray[np.float64]
@@ -38,52 +39,6 @@ Params = Any  # nested dicts, lists or tuples of arrays
 Metric = Literal["error", "loss", "brier"]
 Ballot = Literal["hard", "soft"]
 Start = Literal["warm", "fresh", "head", "joint"]
-Average = Literal["mean", "median", "trimmed", "clipped"]
-
-
-@dataclass(frozen=True)
-class Local:
-    """How a client trains: R `rounds` of K `steps` on minibatches of B (`batch`) examples, with step size eta (`lr`).
-
-    >>> Local(rounds=20, lr=0.05).steps
-    50
-    """
-
-    rounds: int = 100
-    steps: int = 50
-    batch: int = 50
-    lr: float = 1e-2
-    optimizer: Literal["adam", "sgd"] = "adam"  # adam: amsgrad, as PyTorch defines it
-    weight_decay: float = 1e-3  # L2 added to the gradient
-    bags: bool = False  # each lane trains on its own bootstrap of every cell: Poisson(1) weights, then n rows by weight
-    hold_out: float = 0.0  # the share of every cell that is not trained on, drawn anew at each time step
-    trains: Literal["all", "head"] = "all"  # head: the trunk stays as it is
-    average: Average = "mean"  # how the server makes one model of its clients' updates: see averaging.averaged
-
-    def __post_init__(self) -> None:
-        for name in ("rounds", "steps", "batch"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | np.integer):
-                raise ConfigError(f"{name} must be a whole number, got {value!r}")
-            if value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value}")
-        for name in ("lr", "weight_decay", "hold_out"):
-            if not isinstance(getattr(self, name), int | float | np.number):
-                raise ConfigError(f"{name} must be a number, got {getattr(self, name)!r}")
-        if not 0 < self.lr < np.inf:
-            raise ConfigError(f"lr must be above 0, got {self.lr}")
-        if self.optimizer not in ("adam", "sgd"):
-            raise ConfigError(f"optimizer must be adam or sgd, got {self.optimizer!r}")
-        if not 0 <= self.weight_decay < np.inf:
-            raise ConfigError(f"weight_decay must be at least 0, got {self.weight_decay}")
-        if not 0 <= self.hold_out < 1:
-            raise ConfigError(f"hold_out must be in [0, 1), got {self.hold_out}")
-        if self.hold_out and self.bags:
-            raise ConfigError("bags draw from whole cells: hold_out must be 0 with them")
-        if self.trains not in ("all", "head"):
-            raise ConfigError(f"trains must be all or head, got {self.trains!r}")
-        if self.average not in get_args(Average):
-            raise ConfigError(f"average must be one of {', '.join(get_args(Average))}, got {self.average!r}")
 
 
 @dataclass(frozen=True, eq=False)

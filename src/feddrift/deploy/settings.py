@@ -39,6 +39,7 @@ class Settings(BaseModel):
     average: Average = Field(
         default="mean", description="or median, trimmed, clipped: bounds what a few clients can do"
     )
+    balance: bool = Field(default=False, description="whether clients train as if all classes were equally frequent")
     participation: float = Field(default=1.0, gt=0, le=1, description="the share of the clients that train in a round")
     model: str | None = Field(default=None, description="linear, mlp:64,64, or a net of your own, module:object")
     start: float | Literal["data"] = Field(default="data", description="when new data are there, or every so many s")
@@ -91,7 +92,7 @@ class Settings(BaseModel):
     @property
     def local(self) -> Local:
         """How clients train."""
-        return Local(self.rounds, self.steps, self.batch, self.lr, average=self.average)
+        return Local(self.rounds, self.steps, self.batch, self.lr, average=self.average, balance=self.balance)
 
     @property
     def waiting(self) -> WaitingRules:

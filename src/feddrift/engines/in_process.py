@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -114,6 +114,14 @@ class InProcess(Engine):
         return self.logits(models, rows)
 
 
+class Lane(NamedTuple):
+    """What one client draws from to train one family; a cell is a pair of t and head, heads innermost."""
+
+    counts: Ints  # [cell], rows, or places of its table
+    mass: Floats  # [cell], by which it is drawn, beside w
+    tables: dict[int, Ints]  # the rows of a cell, where classes are balanced; else `InProcessWorker.trained`
+
+
 class InProcessWorker(Worker):
     """The clients' work at time tau, on data that are here; what is left to say is how they train."""
 
@@ -185,6 +193,29 @@ class InProcessWorker(Worker):
         """A lane's bootstrap of a cell, for the whole time step."""
         rows = self.rows(t, c)
         return rows[sampling.bag(self.engine.seed, self.tau, t, c, model_id, len(rows))]
+
+    def trained(self, t: int, c: int, model_id: int, local: Local) -> Ints:
+        """The rows of a cell that a lane trains on, in the order of this time step."""
+        rows = self.bag(t, c, model_id) if local.bags else self.shuffled(t, c)
+        return rows[: int(sampling.trained_rows(np.array(len(rows)), local.hold_out))]
+
+    def balanced(self, c: int, model_id: int, times: Ints, w: Floats, local: Local) -> sampling.Balanced:
+        """The tables of a client's cells at these times, which train this model with these weights."""
+        cells = [self.trained(int(t), c, model_id, local) for t in times]
+        rows, sizes = np.concatenate(cells), np.array([len(cell) for cell in cells])
+        tables = sampling.balanced(self.engine.stream.y[rows], sizes, w)
+        return tables._replace(rows=rows[tables.rows])
+
+    def lane(self, c: int, ids: Sequence[int], w: Floats, local: Local) -> Lane:
+        """What a client draws from to train the models of these ids on its data, by w[t, head]."""
+        counts = np.repeat(sampling.trained_rows(self.known.counts[:, c], local.hold_out), len(ids))
+        lane = Lane(counts, counts.astype(np.float64), {})
+        for h, model_id in enumerate(ids if local.balance else ()):
+            times = np.flatnonzero(w[:, h])
+            tables, at = self.balanced(c, model_id, times, w[times, h], local), times * len(ids) + h
+            lane.counts[at], lane.mass[at] = tables.sizes, tables.mass
+            lane.tables.update(zip(at.tolist(), np.split(tables.rows, np.cumsum(tables.sizes)[:-1]), strict=True))
+        return lane
 
     def _blocks(self, cells: Ints, n_models: int, most: int | None = None) -> Iterator[tuple[slice, Ints, Ints]]:
         """Cells [n, (t, c)] in blocks that fit into memory: which, their rows (a sample of at most `most`), sizes."""

@@ -82,16 +82,16 @@ class OwnWorker(InProcessWorker):
         self, c: int, m: int, models: Models, w: Entries, round: int, local: Local
     ) -> Iterator[tuple[Any, Any]]:
         """K minibatches of the data that w gives to this model."""
-        counts = sampling.trained_rows(self.known.counts[:, c], local.hold_out)
-        weights, mine = np.zeros(len(counts)), (w.c == c) & (w.m == m)
+        weights, mine = np.zeros(w.shape[0]), (w.c == c) & (w.m == m)
         weights[w.t[mine]] = w.value[mine]
-        cumulative = sampling.chances(weights, counts)
+        lane = self.lane(c, models.ids[m : m + 1], weights[:, None], local)
+        cumulative = sampling.chances(weights, lane.mass)
         key = rng.derive(self.engine.seed, "batch", self.tau, c, models.family[m])
         for step in range(local.steps):
             words = sampling.step_words(key, np.uint32(round), np.uint32(step))
-            t, first = (int(drawn) for drawn in sampling.pick(words, cumulative, counts, np))
-            rows = self.bag(t, c, models.ids[m]) if local.bags else self.shuffled(t, c)
-            n = int(counts[t])
+            t, first = (int(drawn) for drawn in sampling.pick(words, cumulative, lane.counts, np))
+            rows = lane.tables[t] if local.balance else self.trained(t, c, models.ids[m], local)
+            n = int(lane.counts[t])
             batch = rows[(first + np.arange(min(local.batch, n))) % n]
             yield _seen(models, m, self.engine.stream.x[batch]), self.engine.stream.y[batch]
 

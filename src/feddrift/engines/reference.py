@@ -96,17 +96,17 @@ class ReferenceWorker(InProcessWorker):
         family, ids = models.family[members[0]], [models.ids[m] for m in members]
         parts = [split(tree_map(np.asarray, params_of(models, m)), shape) for m in members]
         trunk, heads = parts[0][0], [head for _, head in parts]
-        counts = np.repeat(sampling.trained_rows(self.known.counts[:, c], local.hold_out), len(members))
         weights = np.zeros(w.shape[::2])
         weights[w.t[w.c == c], w.m[w.c == c]] = w.value[w.c == c]
-        cumulative = sampling.chances(weights[:, members].reshape(-1), counts)  # over pairs (t, head)
+        lane = self.lane(c, ids, weights[:, members], local)
+        cumulative = sampling.chances(weights[:, members].reshape(-1), lane.mass)  # over pairs (t, head)
         key = rng.derive(self.engine.seed, "batch", self.tau, c, family)
         for step in range(local.steps):
             words = sampling.step_words(key, np.uint32(round), np.uint32(step))
-            cell, first = sampling.pick(words, cumulative, counts, np)
+            cell, first = sampling.pick(words, cumulative, lane.counts, np)
             t, h = divmod(int(cell), len(members))
-            n = int(counts[cell])
-            rows = self.bag(t, c, ids[h]) if local.bags else self.shuffled(t, c)
+            n = int(lane.counts[cell])
+            rows = lane.tables[int(cell)] if local.balance else self.trained(t, c, ids[h], local)
             batch = rows[(first + np.arange(local.batch)) % n]
             mask = None if models.mask is None else np.asarray(models.mask[members[h]], dtype=np.float32)
             params = unsplit(trunk, heads[h], shape)

@@ -8,13 +8,15 @@ at a random start, wrapping round: B distinct rows, every set equally likely, fo
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from feddrift import rng
 from feddrift.types import Floats, Ints
+
+MOST_PLACES = 100  # of a balanced table, for each row of its cell
 
 
 def shuffled(seed: int, tau: int, t: int, c: int, n: int) -> Ints:
@@ -45,7 +47,43 @@ def trained_rows(counts: Ints, hold_out: float) -> Ints:
     return np.asarray(counts - np.maximum(held_out, 0), dtype=np.int64)
 
 
-def chances(w: Floats, counts: Ints) -> npt.NDArray[np.float32]:
+class Balanced(NamedTuple):
+    """What a lane draws from in place of its cells, so that all classes in its data are drawn equally often."""
+
+    rows: Ints  # the tables of its cells, one after the other: positions in the rows that it has
+    sizes: Ints  # [cell], how many places each table has
+    mass: Floats  # [cell], by which a cell is drawn in place of its number of rows
+
+
+def balanced(classes: Ints | npt.NDArray[np.int32], sizes: Ints, w: Floats) -> Balanced:
+    """The tables of a lane whose rows have these classes; they lie one cell after the other, w is that of the cells.
+
+    A row of class y weighs n / (k n_y): n_y counts the rows of the class by their w, k is the number of classes, n the
+    sum of n_y. A cell weighs what its rows do, and in its table they have places by their weight. Each class is spread
+    evenly over the table, so that every minibatch has its share of all.
+
+    >>> balanced(np.array([0, 0, 0, 1, 0]), np.array([4, 1]), np.ones(2))
+    Balanced(rows=array([3, 0, 3, 1, 3, 2, 3, 4]), sizes=array([7, 1]), mass=array([4.375, 0.625]))
+    """
+    n_classes, cell = int(classes.max()) + 1, np.repeat(np.arange(len(sizes)), sizes)
+    n = np.bincount(classes, w[cell])
+    weight = np.divide(n.sum(), np.count_nonzero(n) * n, out=np.zeros_like(n), where=n > 0)
+    group = cell * n_classes + classes
+    counts = np.bincount(group, minlength=len(sizes) * n_classes).reshape(len(sizes), n_classes)
+    mass: Floats = (counts * weight).sum(axis=1)
+    least = np.where(counts > 0, weight, np.inf).min(axis=1)  # rows of this weight have a place each
+    room = np.minimum(1 / least, MOST_PLACES * sizes / mass)
+    places = np.where(counts > 0, np.maximum(np.rint(counts * weight * room[:, None]), 1), 0).astype(np.int64)
+    of_group = np.repeat(np.arange(places.size), places.reshape(-1))  # [place]
+    nth = np.arange(len(of_group)) - np.repeat(np.cumsum(places) - places.reshape(-1), places.reshape(-1))
+    first = np.cumsum(counts) - counts.reshape(-1)
+    rows = np.argsort(group, kind="stable")[first[of_group] + nth % counts.reshape(-1)[of_group]]
+    at = (nth + 0.5) / places.reshape(-1)[of_group]  # of the whole table
+    order = np.lexsort((at, of_group // n_classes))
+    return Balanced(rows[order], places.sum(axis=1), mass)
+
+
+def chances(w: Floats, counts: Ints | Floats) -> npt.NDArray[np.float32]:
     """Cumulative probability of each cell, for draws by `pick`: w and counts end in the axis of a lane's cells."""
     mass = w * counts
     cumulative = np.cumsum(mass, axis=-1) / mass.sum(axis=-1, keepdims=True)

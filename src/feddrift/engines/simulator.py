@@ -203,7 +203,10 @@ class SimulatorWorker(InProcessWorker):
         wide[work.lane[pair], w.t, slot[pair]] = w.value
         counts = np.repeat(sampling.trained_rows(stream.counts[:-1, client].T, local.hold_out), heads, axis=1)
         starts: Ints = np.repeat(stream.starts[:-1, client].T, heads, axis=1)
-        if local.bags:
+        mass: Ints | Floats = counts
+        if local.balance:
+            starts, counts, mass, order = self._balanced(models, work, pair, pairs, size=(n, steps, heads), local=local)
+        elif local.bags:
             starts, order = self._bags(client, np.asarray(models.ids)[model], wide)
         else:
             order = self._shuffle(w)
@@ -218,7 +221,7 @@ class SimulatorWorker(InProcessWorker):
             trunk=pad(trunk.astype(np.int32)),
             model=pad(model.astype(np.int32)),
             key=(pad(key[0]), pad(key[1])),
-            cumulative=pad(sampling.chances(wide.reshape(n, -1), counts)),
+            cumulative=pad(sampling.chances(wide.reshape(n, -1), mass)),
             counts=pad(counts.astype(np.int32)),
             starts=pad(starts.astype(np.int32)),
             trunk_share=pad(shares(trunk, behind).astype(np.float32)),
@@ -248,9 +251,35 @@ class SimulatorWorker(InProcessWorker):
             order.append(self.bag(int(t), int(client[lane]), int(ids[lane, h])))
             starts[lane, t, h] = end
             end += len(order[-1])
-        room = np.zeros(1 << (end - 1).bit_length(), dtype=np.int32)  # seldom a new shape
-        room[:end] = np.concatenate(order)
-        return starts.reshape(len(client), -1), room
+        return starts.reshape(len(client), -1), _joined(order)
+
+    def _balanced(
+        self, models: Models, work: Work, pair: Ints, places: Ints, size: tuple[int, int, int], local: Local
+    ) -> tuple[Ints, Ints, Floats, npt.NDArray[np.int32]]:
+        """Where each cell's balanced table begins, its length and mass [lane, cell], and all of them in one row.
+
+        `pair` [entry of w] says which pair each is of, `places` [pair] where that lies among lanes and heads.
+        """
+        w, (n, _, heads) = work.data, size
+        if not local.bags:
+            self._shuffle(w)
+        starts, counts = np.zeros(size, dtype=np.int64), np.ones(size, dtype=np.int64)
+        mass, order, end = np.zeros(size), list[Ints](), 0
+        entries = np.lexsort((w.t, pair))
+        of_pair = np.split(entries, np.searchsorted(pair[entries], np.arange(1, len(places))))
+        for c, m, place, mine in zip(work.client, work.model, places, of_pair, strict=True):
+            tables = self.balanced(int(c), models.ids[m], w.t[mine], w.value[mine], local)
+            at = place // heads, w.t[mine], place % heads
+            starts[at] = end + np.cumsum(tables.sizes) - tables.sizes
+            counts[at], mass[at] = tables.sizes, tables.mass
+            order.append(tables.rows)
+            end += len(tables.rows)
+        return starts.reshape(n, -1), counts.reshape(n, -1), mass.reshape(n, -1), _joined(order)
+
+    def shuffled(self, t: int, c: int) -> Ints:
+        if not self.in_order[t, c]:
+            return super().shuffled(t, c)
+        return self.order[self.engine.stream.rows(t, c)].astype(np.int64)
 
     def _fetch(self, params: Params, trunks: int | Ints, heads: int | Ints) -> Params:
         """The first ones, or these, of padded stacks, on the host: surgery there costs no compilation."""
@@ -268,6 +297,14 @@ def _tell_that_it_compiles(net: Net, stream: str) -> None:
     folder = os.environ.get("JAX_COMPILATION_CACHE_DIR")
     kept = f"it is kept in {folder}" if folder else "set JAX_COMPILATION_CACHE_DIR to keep it"
     log.info("compiling the net for %s: seconds, and again when the models become many; %s", stream, kept)
+
+
+def _joined(order: list[Ints]) -> npt.NDArray[np.int32]:
+    """Rows one after the other, with room for more behind them: seldom a new shape."""
+    rows = np.concatenate(order)
+    room = np.zeros(1 << (len(rows) - 1).bit_length(), dtype=np.int32)
+    room[: len(rows)] = rows
+    return room
 
 
 def _pad_rows(rows: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:

@@ -20,7 +20,7 @@ from feddrift.streams.patterns import table
 from feddrift.tables.times import read_every
 from feddrift.types import Algorithm, Average, Bools, Local, Net
 
-TRAINING = ("rounds", "steps", "batch", "lr", "average")
+TRAINING = ("rounds", "steps", "batch", "lr", "average", "balance")
 TABLE = ("client", "time", "every", "missing", "categories", "scale")
 MAX_SEEDS = 10_000
 
@@ -42,6 +42,9 @@ class RunConfig(BaseModel):
     lr: float | None = Field(default=None, gt=0, le=1e6, allow_inf_nan=False, description="eta, step size")
     average: Average | None = Field(
         default=None, description="how updates become one model: mean, or against liars median, trimmed, clipped"
+    )
+    balance: bool | None = Field(
+        default=None, description="whether each client trains as if all classes in its data were equally frequent"
     )
     participation: float = Field(default=1.0, gt=0, le=1, description="the share of clients that train in a round")
     dropout: float = Field(default=0.0, ge=0, lt=1, description="the chance of a client to miss a time step")

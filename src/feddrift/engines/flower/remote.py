@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -100,7 +100,7 @@ class Remote(Worker):
             mine[c] = work.select(np.arange(len(self.known.clients)) == c)
             own_specs = [specs[m] for m in mine[c].model]
             w = slice_of(mine[c].data, mine[c].model)
-            asked[c] = Train(round, asdict(local), own_specs, w), _parts_of(own_specs, parts)
+            asked[c] = Train(round, local.plain(), own_specs, w), _parts_of(own_specs, parts)
 
         def check(c: int, body: Body, raw: Raw) -> list[list[Part]]:
             trunks = [trunk_shapes] * mine[c].n_lanes if local.trains == "all" and trunk_shapes else []
@@ -131,7 +131,7 @@ class Remote(Worker):
         for c in np.unique(work.client[self.known.reachable[work.client]]).tolist():
             mine[c] = work.select(np.arange(len(self.known.clients)) == c)
             own_specs, w = [specs[m] for m in mine[c].model], slice_of(mine[c].data, mine[c].model)
-            request = Train(first, asdict(local), own_specs, w, last - first, label)
+            request = Train(first, local.plain(), own_specs, w, last - first, label)
             asked[c] = request, _parts_of(own_specs, parts)
 
         def check(c: int, body: Body, raw: Raw) -> list[list[Part]]:
@@ -158,7 +158,7 @@ class Remote(Worker):
         asked: dict[int, Asked] = {}
         for c in np.flatnonzero(parent >= 0).tolist():
             w = slice_of(older.select(older.c == c))
-            asked[c] = Trial(specs, int(parent[c]), list(starts), asdict(local), w), parts
+            asked[c] = Trial(specs, int(parent[c]), list(starts), local.plain(), w), parts
         for c, (rows, wrong) in self._ask(asked, check).items():
             tournament.rows[c], tournament.wrong[c] = rows, wrong
         return tournament

@@ -1,0 +1,64 @@
+"""How a client trains: the settings of its local steps, and how the server makes one model of what comes back."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from feddrift.errors import ConfigError
+
+Average = Literal["mean", "median", "trimmed", "clipped"]
+
+
+@dataclass(frozen=True)
+class Local:
+    """How a client trains: R `rounds` of K `steps` on minibatches of B (`batch`) examples, with step size eta (`lr`).
+
+    >>> Local(rounds=20, lr=0.05).steps
+    50
+    """
+
+    rounds: int = 100
+    steps: int = 50
+    batch: int = 50
+    lr: float = 1e-2
+    optimizer: Literal["adam", "sgd"] = "adam"  # adam: amsgrad, as PyTorch defines it
+    weight_decay: float = 1e-3  # L2 added to the gradient
+    bags: bool = False  # each lane trains on its own bootstrap of every cell: Poisson(1) weights, then n rows by weight
+    hold_out: float = 0.0  # the share of every cell that is not trained on, drawn anew at each time step
+    trains: Literal["all", "head"] = "all"  # head: the trunk stays as it is
+    average: Average = "mean"  # how the server makes one model of its clients' updates: see averaging.averaged
+    balance: bool = False  # every class of a lane's data is drawn equally often: see sampling.balanced
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "steps", "batch"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | np.integer):
+                raise ConfigError(f"{name} must be a whole number, got {value!r}")
+            if value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}")
+        for name in ("lr", "weight_decay", "hold_out"):
+            if not isinstance(getattr(self, name), int | float | np.number):
+                raise ConfigError(f"{name} must be a number, got {getattr(self, name)!r}")
+        if not 0 < self.lr < np.inf:
+            raise ConfigError(f"lr must be above 0, got {self.lr}")
+        if self.optimizer not in ("adam", "sgd"):
+            raise ConfigError(f"optimizer must be adam or sgd, got {self.optimizer!r}")
+        if not 0 <= self.weight_decay < np.inf:
+            raise ConfigError(f"weight_decay must be at least 0, got {self.weight_decay}")
+        if not 0 <= self.hold_out < 1:
+            raise ConfigError(f"hold_out must be in [0, 1), got {self.hold_out}")
+        if self.hold_out and self.bags:
+            raise ConfigError("bags draw from whole cells: hold_out must be 0 with them")
+        if self.trains not in ("all", "head"):
+            raise ConfigError(f"trains must be all or head, got {self.trains!r}")
+        if self.average not in get_args(Average):
+            raise ConfigError(f"average must be one of {', '.join(get_args(Average))}, got {self.average!r}")
+        if not isinstance(self.balance, bool):
+            raise ConfigError(f"balance must be True or False, got {self.balance!r}")
+
+    def plain(self) -> dict[str, Any]:
+        """The fields by name, for records and messages; one that older versions do not know only where it is set."""
+        return {name: value for name, value in asdict(self).items() if name != "balance" or value}
