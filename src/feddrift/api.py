@@ -24,6 +24,8 @@ from feddrift.runs.record import Record, read_all
 from feddrift.runs.record import read as read_record
 from feddrift.runs.recorded import RecordedRun, checkpoint_folders, from_checkpoints
 from feddrift.runs.schema import COLUMNS
+from feddrift.runs.update import runs_to_update
+from feddrift.runs.update import update as find_update
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -83,6 +85,36 @@ def record(
     for _ in recorded:
         pass
     return read_record(recorded.path)
+
+
+def update(where: str | Path, stream: str | None = None) -> list[Record]:
+    """Give finished runs their next time steps, when there are more data, and read their records, which are new ones.
+
+    Parameters:
+        where: A folder of records with their checkpoints, or one record.
+        stream: What goes on where their stream ended; else it is their own, which has grown.
+
+    >>> import os, tempfile
+    >>> june = ["shop,month,size,sold"] + [f"oslo,{month},{k},{k % 2}" for month in range(1, 7) for k in range(20)]
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     sales, columns = f"{folder}/sales.csv", {"client": "shop", "time": "month", "label": "sold"}
+    ...     written = open(sales, "w").write("\\n".join(june))
+    ...     run = record(sales, "Oblivious", out=f"{folder}/runs", rounds=1, **columns)
+    ...     written = open(sales, "a").write("".join(f"\\noslo,7,{k},{k % 2}" for k in range(20)))
+    ...     run.rows.steps, [longer.rows.steps for longer in update(f"{folder}/runs")]
+    (5, [6])
+    """
+    if not isinstance(where, str | Path):
+        raise ConfigError(f"update takes the folder of the records, got {type(where).__name__}")
+    if stream is not None and not isinstance(stream, str):
+        raise ConfigError(f"update takes the stream by name, as fd.record does, got {type(stream).__name__}")
+    records = []
+    for state in runs_to_update(Path(where)):
+        updated = find_update(state, stream)
+        for _ in updated:
+            pass
+        records.append(read_record(updated.path))
+    return records
 
 
 def read(where: str | Path) -> list[Record]:

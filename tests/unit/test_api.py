@@ -17,6 +17,7 @@ PUBLIC = [
     "Algorithm", "Conditions", "ConfigError", "DataError", "Event", "FeddriftError", "Federation", "Local", "Models",
     "Net", "Record", "State", "Step", "Stream", "Worker", "algorithm", "events", "export", "load_models", "mlp",
     "option", "plot", "read", "record", "report", "rows", "run", "stream", "summary",
+    "update",
 ]  # fmt: skip
 
 

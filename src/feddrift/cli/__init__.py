@@ -30,6 +30,7 @@ app = typer.Typer(
 app.command("list")(catalogue.list_)
 app.command("run")(run.run_)
 app.command("resume")(run.resume)
+app.command("update")(run.update)
 app.command("export")(run.export_)
 app.command("sweep")(run.sweep_)
 app.command("report")(report.report)

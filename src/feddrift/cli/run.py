@@ -1,11 +1,11 @@
-"""`feddrift run`, `resume`, `sweep` and `export`."""
+"""`feddrift run`, `resume`, `update`, `sweep` and `export`."""
 
 from __future__ import annotations
 
 import logging
 import shlex
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 from typing import Annotated
@@ -32,6 +32,8 @@ from feddrift.runs import record, sweep
 from feddrift.runs.config import RunConfig, parse_seeds
 from feddrift.runs.estimate import estimate
 from feddrift.runs.recorded import RecordedRun, checkpoint_folders, from_checkpoints, unfinished_runs
+from feddrift.runs.update import runs_to_update
+from feddrift.runs.update import update as find_update
 from feddrift.runs.writer import check_folder
 from feddrift.system import cores
 from feddrift.types import Ints
@@ -67,7 +69,7 @@ def run_(
     lr: Annotated[float | None, typer.Option(help=_describe("lr"))] = None,
     pattern: Annotated[str | None, typer.Option(help=_describe("pattern"))] = None,
     average: Annotated[str | None, typer.Option(help=_describe("average"))] = None,
-    balance: Annotated[bool | None, typer.Option("--balance", help=_describe("balance"))] = None,
+    balance: Annotated[bool | None, typer.Option(help=_describe("balance"))] = None,
     participation: Annotated[float, typer.Option(help=_describe("participation"))] = 1.0,
     dropout: Annotated[float, typer.Option(help=_describe("dropout"))] = 0.0,
     trace: Annotated[Path | None, typer.Option(help=_describe("trace"))] = None,
@@ -134,10 +136,29 @@ def resume(
     if not stopped:
         say(f"nothing to resume in {folder}: no run there was stopped before its end")
         return
+    _each(stopped, from_checkpoints)
+
+
+def update(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="a folder of records, or one record")] = Path("runs"),
+    stream: Annotated[
+        str | None, typer.Option(help="the stream that goes on where theirs ended; else their own, which has grown")
+    ] = None,
+) -> None:
+    """Give finished runs their next time steps, when their table, folder or stream has more data by now.
+
+    Example: feddrift update runs --stream sales-until-july.csv
+    """
+    can_be_stopped()
+    _each(runs_to_update(run), lambda state: find_update(state, stream))
+
+
+def _each(states: Sequence[Path], find: Callable[[Path], RecordedRun]) -> None:
+    """Go on with the runs of these checkpoint folders; what is wrong with one is no reason to leave the others."""
     failed = 0
-    for state in stopped:  # what is wrong with one is no reason to leave the others
+    for state in states:
         try:
-            _follow([from_checkpoints(state)], 1)
+            _follow([find(state)], 1)
         except FeddriftError as error:
             fail(f"{state.stem}: {error}")
             failed += 1

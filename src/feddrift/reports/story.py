@@ -100,8 +100,8 @@ def command(header: Mapping[str, Any]) -> tuple[str, list[str]]:
             notes.append(f"the data had the digest {value}")
         elif key == "weights":
             notes.append(f"add --weights FILE, whose digest was {value}")
-        elif key == "scale":
-            words.append("--no-scale")
+        elif key in ("scale", "balance"):
+            words.append(f"--{key}" if value else f"--no-{key}")
         elif key == "pattern" and "@" in str(value):
             name, _, digest = str(value).partition("@")
             words += ["--pattern", name]

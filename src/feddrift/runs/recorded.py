@@ -7,17 +7,18 @@ import logging
 import math
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import chdir, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from operator import index
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from feddrift import algorithms, checkpoint, engines, rng
+from feddrift import algorithms, checkpoint, engines, rng, streams
 from feddrift._version import __version__
 from feddrift.data import Stream
 from feddrift.engines.federation import TimeStep
@@ -27,6 +28,7 @@ from feddrift.nets import initial
 from feddrift.run import Step, Trained, models_in_use, steps_on
 from feddrift.runs.background import in_background
 from feddrift.runs.config import RunConfig
+from feddrift.runs.continuation import Remembered, in_order
 from feddrift.runs.journal import Inside, Journal
 from feddrift.runs.record import file_name, is_complete, part_of
 from feddrift.runs.schema import LARGEST
@@ -36,23 +38,35 @@ from feddrift.types import Algorithm, Ints, Local, Params, State
 
 log = logging.getLogger(__name__)
 
+Lines = tuple[list[dict[str, Any]], list[dict[str, Any]]]  # the rows and events of a time step
+
 
 class RecordedRun:
     """A run with its record below `out`: iterate over it to run; `path` is the record once it is done.
 
     After each time step, and inside one after every so many rounds where `every` is above 0, a checkpoint is written
-    beside the record. With `resume` a run that was stopped goes on from the last one that is whole.
+    beside the record. With `resume` a run that was stopped goes on from the last one that is whole. Where it is the
+    update of a run, its first clients are those of that one, which it `replaces` once it is complete.
     """
 
-    def __init__(self, config: RunConfig, out: Path, *, resume: bool = False, every: int = 0) -> None:
-        self.config, self.resumes, self.every = config, resume, every
+    def __init__(
+        self,
+        config: RunConfig,
+        out: Path,
+        *,
+        resume: bool = False,
+        every: int = 0,
+        clients: Sequence[str] = (),
+        replaces: str | None = None,
+    ) -> None:
+        self.config, self.resumes, self.every, self.replaces = config, resume, every, replaces
         self._cwd = Path.cwd()  # what its paths are meant from
-        self.stream = config.load()
+        self.stream = in_order(config.load(), clients)
         self.algorithm, self.local = config.resolve(self.stream)
         self.conditions = config.conditions(self.stream)
         self.net = config.find_net(self.stream)
-        self._like = initial(self.net, rng.derive(config.seed, "init", 0))
-        self.header = _header(config, self.stream, self.algorithm, self.local, self._like)
+        self.like = initial(self.net, rng.derive(config.seed, "init", 0))
+        self.header = _header(config, self.stream, self.algorithm, self.local, self.like)
         self.out, self.path = out, out / f"{file_name(self.header)}.jsonl"
         self.checkpoints = checkpoint.Folder(out / f"{file_name(self.header)}.state")
         self.before: Ints | None = None  # [c], the models in use before the first time step that is yielded
@@ -81,10 +95,30 @@ class RecordedRun:
                 engine, self.algorithm, done=start.done, state=start.state, journal=journal if self.every else None
             )
             # A checkpoint inside a time step must not come before the record of the one that precedes it.
+            state = start.state
             for step in in_background(steps, ahead=0 if self.every else 2):
+                state = step.state
                 writer.step(*lines_of(step, self.stream.concepts))
-                self._save(writer, step.tau + 1, step.state)
+                self._save(writer, step.tau + 1, state)
                 yield step
+        if self.replaces is not None and is_complete(self.path):
+            remove(self.out / f"{self.replaces}.state")
+            self.replaces = None
+            self._save(writer, self.stream.n_steps, state)
+
+    def begin_after(self, past: Sequence[Lines], state: State, about: Mapping[str, Any]) -> None:
+        """Write the record of time steps that another run has done, and the checkpoint to go on from."""
+        self.every = int(about["every"])
+        with Writer(self.out, self.header, seconds=float(about["seconds"])) as writer:
+            self.checkpoints.clear()
+            for rows, events in past:
+                writer.step(rows, events)
+            self._save(writer, len(past), state)
+
+    @cached_property
+    def _data(self) -> dict[str, Any] | None:
+        """What its checkpoints say of a stream that may grow."""
+        return None if self.config.stream in streams.STREAMS else asdict(Remembered.of(self.stream))
 
     def _save(self, writer: Writer, steps_done: int, state: State | None, inside: Inside | None = None) -> None:
         about = {
@@ -95,6 +129,8 @@ class RecordedRun:
             "config": self.config.model_dump(mode="json"),
             "seconds": writer.seconds,
             "feddrift": __version__,
+            "data": self._data,
+            "replaces": self.replaces,
         }
         rounds = 0 if inside is None else inside.rounds
         self.checkpoints.write(steps_done, rounds, about, (state, inside and inside.plain()))
@@ -103,7 +139,7 @@ class RecordedRun:
         """Where to begin: at the newest intact checkpoint whose time steps are in the record, too."""
         for saved in self.checkpoints.newest_first():
             try:
-                return self._start(saved, self._like)
+                return self._start(saved, self.like)
             except DataError as error:
                 log.warning("%s", error)
         return _Start()
@@ -142,6 +178,20 @@ class _Start:
     seconds: float = 0.0
 
 
+def replaced(saved: checkpoint.Checkpoint) -> str | None:
+    """The name of the run that this one is an update of, and which it takes the place of once it is complete."""
+    name = saved.about.get("replaces")
+    if name is not None and (not isinstance(name, str) or Path(name).name != name):
+        raise DataError(f"{saved.path} is no checkpoint of a run: it replaces {name!r}")
+    return name
+
+
+def remove(state: Path) -> None:
+    """Delete a run: the checkpoints in this folder, then its record."""
+    checkpoint.Folder(state).clear()
+    state.with_suffix(".jsonl").unlink(missing_ok=True)
+
+
 def checkpoint_folders(folder: Path) -> list[Path]:
     """The checkpoint folders of the runs below a folder, or of one record."""
     if os.path.isfile(folder):
@@ -166,12 +216,14 @@ def from_checkpoints(state: Path) -> RecordedRun:
     config, cwd = whole[0].about.get("config"), str(whole[0].about.get("cwd"))
     if not isinstance(config, dict):
         raise DataError(f"{whole[0].path} is no checkpoint of a run: it has no configuration")
+    remembered, replaces = Remembered.read(whole[0].about, whole[0].path), replaced(whole[0])
+    clients = remembered.clients if remembered else ()
     with chdir(cwd) if os.path.isdir(cwd) else nullcontext():
-        run = RecordedRun(RunConfig.checked(**config), state.parent, resume=True)
+        run = RecordedRun(RunConfig.checked(**config), state.parent, resume=True, clients=clients, replaces=replaces)
     if run.checkpoints.path != state:
         raise DataError(
             f"cannot resume {state.stem}: its data, or the defaults of its method, have changed since; it would be "
-            f"{run.path.stem} now: run it again"
+            f"{run.path.stem} now: run it again, or `feddrift update` a finished run whose data have grown"
         )
     return run
 
@@ -198,7 +250,7 @@ def _header(config: RunConfig, stream: Stream, algorithm: Algorithm, local: Loca
     }
 
 
-def lines_of(step: Trained, concepts: Ints | None = None) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def lines_of(step: Trained, concepts: Ints | None = None) -> Lines:
     """The rows and events of a time step for its record; before it is tested, without accuracy."""
 
     def concept(t: int, c: int) -> int | None:
