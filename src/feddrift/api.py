@@ -87,12 +87,13 @@ def record(
     return read_record(recorded.path)
 
 
-def update(where: str | Path, stream: str | None = None) -> list[Record]:
+def update(where: str | Path, stream: str | None = None, *, append: str | Path | None = None) -> list[Record]:
     """Give finished runs their next time steps, when there are more data, and read their records, which are new ones.
 
     Parameters:
         where: A folder of records with their checkpoints, or one record.
         stream: What goes on where their stream ended; else it is their own, which has grown.
+        append: A file of later rows, for runs on tables: it is appended to their own.
 
     >>> import os, tempfile
     >>> june = ["shop,month,size,sold"] + [f"oslo,{month},{k},{k % 2}" for month in range(1, 7) for k in range(20)]
@@ -108,9 +109,11 @@ def update(where: str | Path, stream: str | None = None) -> list[Record]:
         raise ConfigError(f"update takes the folder of the records, got {type(where).__name__}")
     if stream is not None and not isinstance(stream, str):
         raise ConfigError(f"update takes the stream by name, as fd.record does, got {type(stream).__name__}")
+    if append is not None and not isinstance(append, str | Path):
+        raise ConfigError(f"append must be a file, got {type(append).__name__}")
     records = []
     for state in runs_to_update(Path(where)):
-        updated = find_update(state, stream)
+        updated = find_update(state, stream, None if append is None else str(append))
         for _ in updated:
             pass
         records.append(read_record(updated.path))

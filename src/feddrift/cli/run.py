@@ -144,13 +144,14 @@ def update(
     stream: Annotated[
         str | None, typer.Option(help="the stream that goes on where theirs ended; else their own, which has grown")
     ] = None,
+    append: Annotated[str | None, typer.Option(help="a file of later rows, to append to their table")] = None,
 ) -> None:
     """Give finished runs their next time steps, when their table, folder or stream has more data by now.
 
-    Example: feddrift update runs --stream sales-until-july.csv
+    Example: feddrift update runs --append july.csv
     """
     can_be_stopped()
-    _each(runs_to_update(run), lambda state: find_update(state, stream))
+    _each(runs_to_update(run), lambda state: find_update(state, stream, append))
 
 
 def _each(states: Sequence[Path], find: Callable[[Path], RecordedRun]) -> None:

@@ -60,7 +60,8 @@ def _digest(stream: Stream, t: int) -> str:
 def in_order(stream: Stream, clients: Sequence[str]) -> Stream:
     """The stream with these clients first, in this order, and behind them those who are new in it."""
     if gone := [name for name in clients if name not in stream.clients]:
-        raise DataError(f"{stream.name} has nothing of client {listed(gone)}, expected all that the run had, and more")
+        cure = "expected all of its data, and more" + "; append adds rows to a table" * bool(stream.recipe)
+        raise DataError(f"{stream.name} has nothing of client {listed(gone)}, which the run has: {cure}")
     names = [*clients, *(name for name in stream.clients if name not in set(clients))]
     if tuple(names) == stream.clients:
         return stream
@@ -85,9 +86,8 @@ def check(stream: Stream, name: str, before: Remembered | None, header: Mapping[
     last, n = int(header["n_steps"]), stream.n_steps
     for t, (new, old) in enumerate(zip(stream.times, header["times"], strict=False)):
         if new != old:
-            raise DataError(
-                f"{name}: time {t + 1} is {new}, in the run it is {old}: expected all of its data, and more"
-            )
+            cure = "expected all of its data, and more" + "; append adds rows to a table" * bool(stream.recipe)
+            raise DataError(f"{name}: time {t + 1} is {new}, in the run it is {old}: {cure}")
     if n < last:
         raise DataError(f"{name} ends before the run does: it has {n} time steps + 1 to test, the run {last} + 1")
     for t, digest in enumerate(before.steps if before is not None else ()):

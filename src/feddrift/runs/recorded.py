@@ -30,7 +30,7 @@ from feddrift.runs.background import in_background
 from feddrift.runs.config import RunConfig
 from feddrift.runs.continuation import Remembered, in_order
 from feddrift.runs.journal import Inside, Journal
-from feddrift.runs.record import file_name, is_complete, part_of
+from feddrift.runs.record import file_name, is_complete, part_of, read
 from feddrift.runs.schema import LARGEST
 from feddrift.runs.writer import Writer, beginning
 from feddrift.trees import leaves
@@ -95,16 +95,12 @@ class RecordedRun:
                 engine, self.algorithm, done=start.done, state=start.state, journal=journal if self.every else None
             )
             # A checkpoint inside a time step must not come before the record of the one that precedes it.
-            state = start.state
             for step in in_background(steps, ahead=0 if self.every else 2):
-                state = step.state
                 writer.step(*lines_of(step, self.stream.concepts))
-                self._save(writer, step.tau + 1, state)
+                self._save(writer, step.tau + 1, step.state)
                 yield step
-        if self.replaces is not None and is_complete(self.path):
-            remove(self.out / f"{self.replaces}.state")
-            self.replaces = None
-            self._save(writer, self.stream.n_steps, state)
+        if self.replaces is not None:
+            remove_replaced(self.path, self.replaces)
 
     def begin_after(self, past: Sequence[Lines], state: State, about: Mapping[str, Any]) -> None:
         """Write the record of time steps that another run has done, and the checkpoint to go on from."""
@@ -186,10 +182,15 @@ def replaced(saved: checkpoint.Checkpoint) -> str | None:
     return name
 
 
-def remove(state: Path) -> None:
-    """Delete a run: the checkpoints in this folder, then its record."""
-    checkpoint.Folder(state).clear()
-    state.with_suffix(".jsonl").unlink(missing_ok=True)
+def remove_replaced(path: Path, name: str) -> None:
+    """Delete the run of this name of which the one at this path is an update, once that is complete.
+
+    A run of this name that was started since is another one, and stays.
+    """
+    old = path.with_name(f"{name}.jsonl")
+    if is_complete(path) and is_complete(old) and read(old).header["started"] == read(path).header["started"]:
+        checkpoint.Folder(old.with_suffix(".state")).clear()
+        old.unlink()
 
 
 def checkpoint_folders(folder: Path) -> list[Path]:

@@ -11,13 +11,13 @@ from typing import Any
 
 from feddrift import checkpoint, streams
 from feddrift.data import Stream
-from feddrift.errors import DataError
+from feddrift.errors import ConfigError, DataError
 from feddrift.run import with_newcomers
 from feddrift.runs import continuation, schema
 from feddrift.runs.config import RunConfig
 from feddrift.runs.continuation import AGAIN, Remembered
 from feddrift.runs.record import is_complete, read
-from feddrift.runs.recorded import Lines, RecordedRun, checkpoint_folders, remove, replaced
+from feddrift.runs.recorded import Lines, RecordedRun, checkpoint_folders, remove_replaced, replaced
 from feddrift.scores import SCORES
 from feddrift.types import State
 
@@ -26,22 +26,24 @@ GROWS = ("data", "trace")  # overrides that are digests of what may have become 
 
 def runs_to_update(where: Path) -> list[Path]:
     """The checkpoint folders of the runs below a folder, or of one record; what a killed update left is cleared."""
-    states = checkpoint_folders(where)
+    states = [s for s in checkpoint_folders(where) if _newest(s) is not None or is_complete(s.with_suffix(".jsonl"))]
     replaces = {state: _replaces(state) for state in states}
     for state, old in replaces.items():
-        if old is not None and is_complete(state.with_suffix(".jsonl")):
-            remove(state.with_name(f"{old}.state"))
+        if old is not None:
+            remove_replaced(state.with_suffix(".jsonl"), old)
     states = [state for state in states if state.is_dir()]
+    begun = {state for state in states if not is_complete(state.with_suffix(".jsonl"))}
     names = {state.stem for state in states}
     if not states:
         raise DataError(f"no run below {where} has checkpoints, and a sweep keeps none of a finished run: {AGAIN}")
-    return [state for state in states if replaces[state] not in names]  # else it is a begun update of that one
+    return [state for state in states if not (state in begun and replaces[state] in names)]  # `update` goes on with it
 
 
-def update(state: Path, stream: str | None = None) -> RecordedRun:
+def update(state: Path, stream: str | None = None, append: str | None = None) -> RecordedRun:
     """The finished run of a checkpoint folder, ready to go on with what its stream, or this other one, has by now.
 
-    It gets the name of a run on all these data. The old record stays until the new one is complete.
+    Or with the rows of a file, which are appended to its table. It gets the name of a run on all these data; the old
+    record stays until the new one is complete.
     """
     path = state.with_suffix(".jsonl")
     if not is_complete(path):
@@ -54,8 +56,15 @@ def update(state: Path, stream: str | None = None) -> RecordedRun:
     if config.stream in streams.STREAMS:
         length = f"the same {header['n_steps']} time steps + 1 to test"
         raise DataError(f"{config.stream} always has {length}: tables, folders and streams of your own can grow")
-    if stream is not None:
-        config = RunConfig.checked(**config.model_dump() | {"stream": _seen_from(cwd, stream)})
+    if stream is not None and append is not None:
+        raise ConfigError("an update takes another stream or a file to append, not both")
+    if append is not None and not streams.is_table(config.stream):
+        raise ConfigError(f"rows are appended to tables, FILE.csv, and the stream of {state.stem} is {config.stream}")
+    if append is not None:
+        stream = f"{config.stream}+{_seen_from(cwd, f'table:{append}').removeprefix('table:')}"
+    elif stream is not None:
+        stream = _seen_from(cwd, stream)
+    config = RunConfig.checked(**config.model_dump() | {"stream": stream or config.stream})
     with chdir(cwd) if os.path.isdir(cwd) else nullcontext():
         run = RecordedRun(config, state.parent, resume=True, clients=header["clients"], replaces=state.stem)
     continuation.check(run.stream, config.stream, Remembered.read(saved.about, saved.path), header)

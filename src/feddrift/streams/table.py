@@ -34,11 +34,32 @@ def is_table(name: str) -> bool:
 
 
 def load(name: str, plan: Plan) -> Stream:
-    """The stream of table:FILE, or of a FILE that ends in .csv; its last time step only tests."""
-    path = Path(os.path.expanduser(name.removeprefix("table:")))
-    if not os.path.isfile(path):
-        raise DataError(f"'{path}' is not a file, expected a table such as weather.csv")
-    return Stream(name=f"table:{path.name}", family=TABLE, **vars(arrange(read(path, plan), plan)))
+    """The stream of table:FILE, or of a FILE that ends in .csv; its last time step only tests.
+
+    FILE+FILE+... is one table, too: the rows of several files with the same columns, one after the other.
+    """
+    whole = os.path.expanduser(name.removeprefix("table:"))
+    paths = [Path(whole)] if os.path.isfile(whole) else [Path(os.path.expanduser(part)) for part in whole.split("+")]
+    for path in paths:
+        if not os.path.isfile(path):
+            raise DataError(f"'{path}' is not a file, expected a table such as weather.csv")
+    tables = [read(path, plan) for path in paths]
+    table = tables[0] if len(tables) == 1 else _joined(tables)
+    return Stream(name=f"table:{'+'.join(path.name for path in paths)}", family=TABLE, **vars(arrange(table, plan)))
+
+
+def _joined(tables: list[Table]) -> Table:
+    """Several files as one; a place in it is that of a file."""
+    first = tables[0]
+    for table in tables:
+        table.problems.stop()
+        if set(table.columns) != set(first.columns):
+            odd = sorted(set(table.columns) ^ set(first.columns))
+            raise DataError(f"{table.name} must have the columns of {first.name}, got {listed(odd)} in one only")
+    name = "+".join(table.name for table in tables)
+    columns = {key: np.concatenate([table.columns[key] for table in tables]) for key in first.columns}
+    lines = [f"{Path(table.name).name}:{line}" for table in tables for line in table.lines]
+    return Table(name, columns, lines, "line", Problems(name))
 
 
 def read(path: Path, plan: Plan) -> Table:

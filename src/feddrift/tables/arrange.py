@@ -66,7 +66,7 @@ class Table:
 
     name: str
     columns: Columns
-    lines: Sequence[int]
+    lines: Sequence[int | str]
     row: str = "line"  # what a place is called
     problems: Problems = field(default_factory=lambda: Problems("table"))  # found already
 

@@ -1,0 +1,348 @@
+"""A finished run and its next time steps: as if all data had been there at once, or one sentence that says why not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import feddrift as fd
+from feddrift import checkpoint
+from feddrift.errors import ConfigError, DataError
+from feddrift.reports import page
+from feddrift.runs import record
+from feddrift.runs.recorded import from_checkpoints, unfinished_runs
+from feddrift.runs.update import runs_to_update, update
+from tests.unit.conftest import Killed
+from tests.unit.test_cli import feddrift
+
+COLUMNS: dict[str, Any] = {"client": "shop", "time": "month", "label": "sold"}
+BRIEF: dict[str, Any] = {"rounds": 2, "steps": 3, "batch": 16, "lr": 0.1}
+SHOPS = ("oslo", "rome", "bonn")
+
+
+def sales(months: range, shops: tuple[str, ...] = SHOPS, header: bool = True) -> str:
+    """Fifteen customers of each shop in every month; those of Rome turn around in month 3."""
+    lines = ["shop,month,age,income,sold"] if header else []
+    for month in months:
+        for shop in shops:
+            draw = np.random.default_rng([month, *shop.encode()])
+            for age, income in draw.normal(size=(15, 2)).round(3).tolist():
+                sold = (age + income > 0) ^ (shop == "rome" and month >= 3)
+                lines.append(f"{shop},{month},{age},{income},{'yes' if sold else 'no'}")
+    return "\n".join(lines) + "\n"
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The sales of months 1 to 4, in a folder of its own, where commands are run."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "sales.csv"
+    path.write_text(sales(range(1, 5)))
+    return path
+
+
+def recorded(algorithm: str = "FedDrift", out: str = "runs", stream: str = "sales.csv", **more: Any) -> fd.Record:
+    settings = {"delta": 0.1} if algorithm == "FedDrift" else {}
+    return fd.record(stream, algorithm, out=out, settings=settings, **{**COLUMNS, **BRIEF, **more})
+
+
+def grow(path: Path, months: range = range(5, 7), shops: tuple[str, ...] = SHOPS) -> None:
+    with path.open("a") as file:
+        file.write(sales(months, shops, header=False))
+
+
+def told(out: str) -> list[dict[str, Any]]:
+    """The only record of a folder, without what a clock has written."""
+    (path,) = Path(out).glob("*.jsonl*")
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k not in ("started", "seconds")} for line in lines]
+
+
+def saved(out: str) -> checkpoint.Checkpoint:
+    """The newest checkpoint of the only run of a folder."""
+    (state,) = Path(out).glob("*.state")
+    newest = next(checkpoint.Folder(state).newest_first())
+    assert isinstance(newest, checkpoint.Checkpoint)
+    return newest
+
+
+def assert_same(a: str, b: str) -> None:
+    assert told(a) == told(b)
+    assert saved(a)._tree == saved(b)._tree
+    for name, array in saved(a)._arrays.items():
+        np.testing.assert_array_equal(array, saved(b)._arrays[name])
+    different = {"seconds", "every", "replaces"}
+    ours, theirs = ({k: v for k, v in saved(out).about.items() if k not in different} for out in (a, b))
+    assert ours == theirs
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "more"),
+    [("FedDrift", {}), ("FineTuned", {}), ("FedDrift", {"checkpoint_every": 1, "balance": True}),
+     ("KUE", {"dropout": 0.3}), ("AUE", {"participation": 0.5})],
+)  # fmt: skip
+def test_it_is_as_if_all_data_had_been_there(table: Path, algorithm: str, more: dict[str, Any]) -> None:
+    before = recorded(algorithm, **more)
+    grow(table)
+    recorded(algorithm, "whole", **more)
+    (after,) = fd.update("runs")
+    assert (before.rows.steps, after.rows.steps, after.status) == (3, 5, "complete")
+    assert after.header["started"] == before.header["started"]
+    assert_same("runs", "whole")
+
+
+def test_only_new_time_steps_are_trained_and_another_file_may_have_them(table: Path) -> None:
+    recorded()
+    table.with_name("longer.csv").write_text(sales(range(1, 8)))
+    (state,) = runs_to_update(Path("runs"))
+    assert [step.tau for step in update(state, "longer.csv")] == [3, 4, 5]
+    recorded(out="whole", stream="longer.csv")
+    assert_same("runs", "whole")
+    assert fd.record("longer.csv", "FedDrift", out="runs", resume=True, settings={"delta": 0.1}, **COLUMNS, **BRIEF)
+    assert len(list(Path("runs").iterdir())) == 2
+
+
+def test_later_rows_are_appended(table: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    recorded()
+    table.with_name("july.csv").write_text(sales(range(5, 7)))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    (after,) = fd.update("../runs", append="../july.csv")
+    monkeypatch.chdir("..")
+    assert after.header["stream"].startswith("sales.csv+") and after.rows.steps == 5
+    assert table.read_text() == sales(range(1, 5))
+    grow(table)
+    np.testing.assert_array_equal(after.rows.accuracy, recorded(out="whole").rows.accuracy)
+    assert fd.stream("sales.csv+july.csv", **COLUMNS).name == "table:sales.csv+july.csv"
+    with pytest.raises(DataError, match="data of time 5 .* are not those"):  # a second time
+        fd.update("runs", append="july.csv")
+    Path("odd.csv").write_text("shop,month,age,sold\noslo,9,1,no\n")
+    with pytest.raises(DataError, match=r"odd.csv must have the columns of sales.csv, got income in one only"):
+        fd.update("runs", append="odd.csv")
+    Path("late.csv").write_text(sales(range(7, 8)).replace("yes", "", 1))
+    with pytest.raises(DataError, match=r"1 rows have no value in 'sold' \(1: line late.csv:\d+\)"):
+        fd.update("runs", append="late.csv")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the dead close no files
+@pytest.mark.parametrize("every", [0, 1])
+def test_killed_before_any_change_of_the_disk_it_goes_on(
+    table: Path, deadly: Callable[[int], None], every: int
+) -> None:
+    longer = table.with_name("longer.csv")
+    longer.write_text(sales(range(1, 7)))
+    recorded(out="whole", stream="longer.csv")
+    n = 0
+    while True:
+        out = f"runs{n}"
+        recorded(out=out, checkpoint_every=every)
+        finished = told(out)
+        deadly(n)
+        try:
+            fd.update(out, "longer.csv")
+        except Killed:
+            deadly(10**9)
+        else:
+            break
+        old = [path for path in Path(out).glob("sales.csv_*.jsonl") if record.is_complete(path)]
+        whole = [path for path in Path(out).glob("longer.csv_*.jsonl") if record.is_complete(path)]
+        assert old or whole, "something is always complete"
+        if old:
+            assert len(old[0].read_text().splitlines()) == len(finished)
+        for state in unfinished_runs(Path(out)) if n % 2 else ():
+            if not list(state.glob("*.ckpt")):  # the update had not begun
+                continue
+            assert all(step.tau >= 3 for step in from_checkpoints(state))
+        with suppress(DataError):  # nothing is new where it was killed at the very end, or has been resumed
+            fd.update(out, "longer.csv")
+        assert_same(out, "whole")
+        assert len(list(Path(out).iterdir())) == 2
+        n += 1 if n < 15 else 3
+    deadly(10**9)
+    assert n > 20
+
+
+def test_a_stopped_update_goes_on_by_itself_or_by_resume(table: Path) -> None:
+    for out in ("runs", "again"):
+        recorded(out=out)
+    grow(table)
+    recorded(out="whole")
+    for out in ("runs", "again"):
+        (state,) = runs_to_update(Path(out))
+        steps = iter(update(state))
+        assert next(steps).tau == 3
+        steps.close()  # type: ignore[attr-defined]  # as Ctrl-C does
+    (stopped,) = unfinished_runs(Path("runs"))
+    assert [step.tau for step in from_checkpoints(stopped)] == [4]
+    fd.update("again")
+    for out in ("runs", "again"):
+        assert_same(out, "whole")
+
+
+@pytest.mark.parametrize("algorithm", ["FedDrift", "FineTuned", "Local", "IFCA"])
+def test_clients_may_join(table: Path, algorithm: str, capsys: pytest.CaptureFixture[str]) -> None:
+    before = recorded(algorithm)
+    grow(table, shops=("aarhus", *SHOPS))  # its name comes before all others
+    (after,) = fd.update("runs")
+    assert after.header["clients"] == ["bonn", "oslo", "rome", "aarhus"]
+    np.testing.assert_array_equal(after.rows.accuracy[:3, :3], before.rows.accuracy)
+    assert after.rows.received[:, 3].tolist() == [0, 0, 0, 0, 15] and after.rows.tested[:, 3].tolist() == [
+        0,
+        0,
+        0,
+        15,
+        15,
+    ]
+    np.testing.assert_array_equal(after.rows.model[:3, :3], before.rows.model)
+    page.write([after], Path("page.html"), "sales")
+    assert feddrift(capsys, "report", "runs")[0] == 0
+    fd.export("runs", "models")
+    assert fd.load_models("models").predict("aarhus", np.zeros((1, 2))).shape == (1,)
+    grow(table, range(7, 8), ("aarhus", *SHOPS))
+    (later,) = fd.update("runs")
+    assert later.header["clients"] == after.header["clients"] and later.rows.steps == 6
+    np.testing.assert_array_equal(later.rows.accuracy[:5], after.rows.accuracy)
+    assert len(list(Path("runs").iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (sales(range(1, 5)), r"there is nothing new: sales.csv has the same 3 time steps \+ 1 to test"),
+        (sales(range(1, 4)), r"sales.csv ends before the run does: it has 2 time steps \+ 1 to test, the run 3 \+ 1"),
+        (sales(range(1, 7), SHOPS[:2]), "has nothing of client bonn, which the run has"),
+        (sales(range(1, 7)).replace("oslo,2,", "oslo,2,1", 1), r"the data of time 2 \(2\) are not those"),
+        (sales(range(1, 5)) + "oslo,4,1,1,no\noslo,5,1,1,no\n", r"the data of time 4 \(4\).*last time step is whole"),
+        (sales(range(1, 7)) + "oslo,2.5,1,1,no\n", "time 3 is 2.5, in the run it is 3: expected all of its data"),
+        (sales(range(5, 7)), "time 1 is 5, in the run it is 1: .*append adds rows to a table"),
+        (sales(range(1, 7)) + "oslo,7,1,1,maybe\n", "also has the classes maybe, the run learned with no, yes"),
+        (sales(range(1, 7)).replace("income", "wealth"), "also has the features wealth, the run learned with age"),
+        ("shop,month,age,income,sold\n", "expected rows below the names"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("version", ["", "0.2.0"])
+def test_what_does_not_go_on_is_refused(
+    table: Path, content: str, sentence: str, version: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Older versions remember less of the data, so they tell less; what is there stays as it is."""
+    recorded()
+    if version:
+        forget("runs")
+        if "maybe" in content or "wealth" in content or "data of time" in sentence:
+            sentence = "the data up to time 4 are not those that the run had|other features or classes|no new names"
+    before = told("runs")
+    table.write_text(content)
+    if version and "wealth" in content:  # the same numbers under another name: nobody can tell
+        assert len(fd.update("runs")) == 1
+        return
+    with pytest.raises(DataError, match=sentence):
+        fd.update("runs")
+    code, _, error = feddrift(capsys, "update", "runs")
+    assert code == 1 and error.count("Error:") == 1 and "Traceback" not in error
+    assert told("runs") == before and len(list(Path("runs").iterdir())) == 2
+
+
+def forget(out: str) -> None:
+    """Make the newest checkpoint one of a version that remembers nothing of the data."""
+    newest = saved(out)
+    about = {k: v for k, v in newest.about.items() if k not in ("data", "replaces")}
+    value = newest.value({"W1": 0, "b1": 0, "W2": 0, "b2": 0})
+    checkpoint.write(newest.path, about, value)
+
+
+def test_a_run_of_an_older_version_is_updated_all_the_same(table: Path) -> None:
+    recorded()
+    forget("runs")
+    grow(table)
+    recorded(out="whole")
+    fd.update("runs")
+    assert_same("runs", "whole")
+
+
+def test_what_cannot_be_updated_says_so(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fd.record("sine-2", "Oblivious", out="sine", rounds=1)
+    with pytest.raises(DataError, match=r"sine-2 always has the same 10 time steps \+ 1 to test"):
+        fd.update("sine")
+    Path("empty").mkdir()
+    with pytest.raises(DataError, match="no run below empty has checkpoints"):
+        fd.update("empty")
+    with pytest.raises(ConfigError, match="takes the folder of the records"):
+        fd.update(None)  # type: ignore[arg-type]
+    recorded()
+    with pytest.raises(ConfigError, match="another stream or a file to append, not both"):
+        fd.update("runs", "a.csv", append="b.csv")
+    (state,) = runs_to_update(Path("runs"))
+    for file in state.glob("*.ckpt"):
+        file.unlink()
+    with pytest.raises(DataError, match="the checkpoint of its last time step is gone: run it again on all data"):
+        fd.update("runs")
+    recorded(out="stopped", resume=True)
+    (path,) = Path("stopped").glob("*.jsonl")
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-4]))
+    code, _, error = feddrift(capsys, "update", "stopped")
+    assert code == 1 and "is not finished: `feddrift resume" in error
+
+
+def test_a_run_that_is_started_again_after_its_update_stays(table: Path) -> None:
+    recorded()
+    grow(table)
+    fd.update("runs")
+    table.write_text(sales(range(1, 5)))
+    recorded()
+    grow(table)
+    with pytest.raises(DataError, match="stays as it is|nothing new"):
+        fd.update("runs")
+    assert sorted(run.rows.steps for run in fd.read("runs")) == [3, 5]
+
+
+def test_a_run_on_all_data_that_is_there_already_stays(table: Path) -> None:
+    recorded()
+    grow(table)
+    recorded()
+    with pytest.raises(DataError, match="has all of sales.csv already, so sales.csv_FedDrift_.* stays as it is"):
+        fd.update(next(path for path in Path("runs").glob("*.jsonl") if record.read(path).rows.steps == 3))
+    assert len(list(Path("runs").iterdir())) == 4
+
+
+def test_a_setting_that_the_data_decide_must_stay(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded()
+    grow(table)
+    other = fd.algorithm("FedDrift", delta=0.2)
+    monkeypatch.setattr("feddrift.algorithms.algorithm", lambda *_, **__: other)
+    with pytest.raises(DataError, match="delta would be 0.2 now and was 0.1: run it again on all data"):
+        fd.update("runs")
+
+
+def test_folders_and_streams_of_ones_own_grow_too(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(t: int) -> None:
+        draw = np.random.default_rng(t)
+        for name in ("a", "b"):
+            Path(f"data/client_{name}").mkdir(parents=True, exist_ok=True)
+            rows = "".join(f"{x:.2f},{int(x > 0)}\n" for x in draw.normal(size=9))
+            Path(f"data/client_{name}/step_{t}.csv").write_text("x,label\n" + rows)
+
+    Path("growing.py").write_text(
+        "import numpy as np\nimport feddrift as fd\nfrom pathlib import Path\n"
+        "def make():\n    n = int(Path('length').read_text())\n"
+        "    cells = [[(np.full((4, 1), t), [0, 1, 0, 1])] * 2 for t in range(n)]\n"
+        "    return fd.Stream.from_arrays(cells)\n"
+    )
+    monkeypatch.syspath_prepend(str(table.parent))
+    for n in (3, 5):
+        Path("length").write_text(str(n))
+        for t in range(n):
+            write(t)
+        for stream in ("folder:data", "growing:make"):
+            out = stream.partition(":")[0]
+            if n == 3:
+                fd.record(stream, "Oblivious", out=out, **BRIEF)
+            else:
+                fd.record(stream, "Oblivious", out=f"{out}-whole", **BRIEF)
+                fd.update(out)
+                assert_same(out, f"{out}-whole")
