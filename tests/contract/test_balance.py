@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,10 @@ import feddrift as fd
 from feddrift.data import Stream
 from feddrift.engines import sampling
 from feddrift.models import take
+from feddrift.reports import story
 from feddrift.types import Floats, Local
 from tests.contract.test_engines import LOCAL, NAMES, differs, make, same, some_w, uneven_stream
+from tests.unit.test_cli import feddrift
 
 BALANCED = replace(LOCAL, balance=True)
 
@@ -98,7 +101,24 @@ def test_the_most_frequent_class_stays_the_most_frequent() -> None:
     same(*(step.state.models.params for step in steps))
 
 
-def test_it_is_recorded_where_it_is_set_alone() -> None:
+def test_it_is_recorded_where_it_is_set_alone(tmp_path: Path) -> None:
     assert "balance" not in Local().plain() and Local(**Local(balance=True).plain()) == Local(balance=True)
+    run = fd.record("sine-2", "Oblivious", out=tmp_path, rounds=1, balance=True)
+    assert run.header["overrides"]["balance"] is True and run.header["local"]["balance"] is True
+    assert " --balance " in story.command(run.header)[0]
+    plain = fd.record("sine-2", "Oblivious", out=tmp_path, rounds=1, balance=False)
+    assert "balance" not in {**plain.header["overrides"], **plain.header["local"]}
+
+
+def test_it_is_told_on_the_command_line_and_to_a_federation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("run", "--stream", "sine-2", "--algorithm", "Oblivious", "--rounds", "1", "--balance", "--out")
+    assert feddrift(capsys, *words, str(tmp_path))[0] == 0
+    (run,) = fd.read(tmp_path)
+    assert run.header["local"]["balance"] is True
+    pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
+    from feddrift.deploy.settings import Settings
+
+    told = {"experiment": "a", "clients": ["b"], "features": [2], "classes": [0, 1], "balance": True}
+    assert Settings.checked(told, "here").local.balance
     with pytest.raises(fd.ConfigError, match="balance must be True or False, got 1"):
         Local(balance=1)  # type: ignore[arg-type]
