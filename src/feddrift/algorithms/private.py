@@ -37,7 +37,7 @@ class LocalOnly:
             models = join(models, take(self.init(fed).models, late, late, owner=late))
         w = _own_data(n, self.memory, fed.tau)
         born = models.ids if fed.tau == 0 else tuple(late)
-        local = None if self.sees_inputs else replace(fed.local, balance=False)  # else no class were more frequent
+        local = None if self.sees_inputs else replace(fed.local, balance=False)  # frequencies are all it can learn
         return State(fed.train(models, w, local=local), w, np.eye(n), events=_births(models, born))
 
 

@@ -69,7 +69,7 @@ def run_(
     lr: Annotated[float | None, typer.Option(help=_describe("lr"))] = None,
     pattern: Annotated[str | None, typer.Option(help=_describe("pattern"))] = None,
     average: Annotated[str | None, typer.Option(help=_describe("average"))] = None,
-    balance: Annotated[bool | None, typer.Option(help=_describe("balance"))] = None,
+    balance: Annotated[bool | None, typer.Option("--balance", help=_describe("balance"))] = None,
     participation: Annotated[float, typer.Option(help=_describe("participation"))] = 1.0,
     dropout: Annotated[float, typer.Option(help=_describe("dropout"))] = 0.0,
     trace: Annotated[Path | None, typer.Option(help=_describe("trace"))] = None,

@@ -100,8 +100,12 @@ def command(header: Mapping[str, Any]) -> tuple[str, list[str]]:
             notes.append(f"the data had the digest {value}")
         elif key == "weights":
             notes.append(f"add --weights FILE, whose digest was {value}")
-        elif key in ("scale", "balance"):
-            words.append(f"--{key}" if value else f"--no-{key}")
+        elif key == "scale":
+            words.append("--no-scale")
+        elif key == "balance" and value:
+            words.append("--balance")
+        elif key == "balance":
+            notes.append("from Python, with balance=False: its stream balances classes by itself")
         elif key == "pattern" and "@" in str(value):
             name, _, digest = str(value).partition("@")
             words += ["--pattern", name]

@@ -44,7 +44,7 @@ class RunConfig(BaseModel):
         default=None, description="how updates become one model: mean, or against liars median, trimmed, clipped"
     )
     balance: bool | None = Field(
-        default=None, description="whether each client trains as if all classes in its data were equally frequent"
+        default=None, description="train as if all classes in a client's data were equally frequent"
     )
     participation: float = Field(default=1.0, gt=0, le=1, description="the share of clients that train in a round")
     dropout: float = Field(default=0.0, ge=0, lt=1, description="the chance of a client to miss a time step")
