@@ -141,5 +141,5 @@ def _not_yet_there(rows: list[dict[str, Any]], c: int, stream: Stream) -> dict[s
     nothing = {"accuracy": None, "tested": 0, "drift": False, "models_sent": 0, "sent_scoring": 0, "received": 0}
     nothing |= {"loss": None, "concept": concepts[0], "next_concept": concepts[1]} | dict.fromkeys(SCORES)
     usual = min(used, key=lambda model: (-used[model], model))
-    known = {name: nothing.get(name, value) for name, value in rows[0].items()}
-    return known | {"c": c, "model": usual}
+    known = {"t": t, "c": c, "model": usual, "n_models": rows[0]["n_models"]} | nothing
+    return {name: known[name] for name in rows[0] if name in known}
