@@ -225,7 +225,10 @@ def run(grid: Grid, settings: Settings, roster: Roster, folder: Path) -> None:
     """The server of a deployment, from beginning or checkpoint to the end."""
     net = settings.net(folder.parent)  # where federation.toml is
     conditions = Conditions(participation=settings.participation)
-    engine = Flower(grid, roster, net, settings.local, settings.seed, settings.waiting, conditions, settings.time_steps)
+    engine = Flower(
+        *(grid, roster, net, settings.local, settings.seed, settings.waiting, conditions, settings.time_steps),
+        explain=settings.explain,
+    )
     algorithm = algorithms.algorithm(settings.algorithm, **settings.settings)
     about = {
         "experiment": settings.experiment,

@@ -48,6 +48,9 @@ class Settings(BaseModel):
     hello: float = Field(default=60.0, gt=0, description="deadlines of an exchange, in seconds")
     evaluate: float = Field(default=300.0, gt=0)
     train: float = Field(default=600.0, gt=0)
+    explain: bool = Field(
+        default=True, description="ask clients that raise an alarm which inputs and classes moved; false: never"
+    )
     look: float = Field(default=10.0, gt=0, description="how often clients are asked for new data, in seconds")
 
     @field_validator("clients")
