@@ -116,7 +116,7 @@ def compare(
     level = LEVEL / (len(features) + len(classes))
     inputs, n_moved = _inputs(x0, x1, features, level)
     shares = _classes(y0, y1, classes, level)
-    if inputs:
+    if n_moved:
         return (*inputs, *shares), n_moved - len(inputs)
     y0, y1 = y0[_looked_at(len(y0), len(features))], y1[_looked_at(len(y1), len(features))]
     within: list[Shift] = []

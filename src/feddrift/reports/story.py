@@ -39,13 +39,13 @@ def alarm_sentence(shifts: Mapping[str, Any], t: int) -> str:
     >>> alarm_sentence({"since": 3, "rows": [90, 90], "moved": [shift], "more": 0}, 4)
     'the inputs are as before: what changed is which class they belong to (class rain: 40 %, before 12 %)'
     """
-    named = shifts["moved"]
+    named, more = shifts["moved"], shifts["more"]
     inputs = [s for s in named if s["what"] != "class"]
-    parts = [moved(s) for s in inputs] + [f"{shifts['more']} more"] * (shifts["more"] > 0)
+    parts = [moved(s) for s in inputs] + [f"{more} input{'s' * (more > 1)} more"] * (more > 0)
     text = "; ".join([*parts, *(moved(s) for s in named if s["what"] == "class")])
-    if not named:
+    if not named and not more:
         text = "neither the inputs nor the class shares differ from before by more than chance, also within classes"
-    elif all(s.get("within") is not None for s in inputs):  # then no input moved among all rows
+    elif (inputs or not more) and all(s.get("within") is not None for s in inputs):  # none moved among all rows
         same = "the inputs are" if len(named) > len(inputs) else "the inputs and the class shares are"
         text = f"{same} as before: what changed is which class they belong to ({text})"
     return text if shifts["since"] == t - 1 else f"{text}; before is time {shifts['since'] + 1}"
