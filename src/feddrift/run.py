@@ -15,6 +15,7 @@ from feddrift.engines import engine as find_engine
 from feddrift.engines.base import Engine
 from feddrift.engines.conditions import IDEAL, Conditions, S
 from feddrift.engines.federation import TimeStep
+from feddrift.engines.resting import idle
 from feddrift.errors import ConfigError
 from feddrift.nets import default_net, named_net
 from feddrift.shifts import Shifts
@@ -156,6 +157,7 @@ def steps_on(
     for tau in itertools.count(done) if engine.n_steps is None else range(done, engine.n_steps):
         fed = engine.at(tau)
         before = with_newcomers(state, fed.n_clients)
+        fed.resting = idle(before, engine.conditions.rest)
         state = algorithm.step(before, journal(before, fed) if journal else fed)
         _check(state, fed, f"{type(algorithm).__name__}.step at time {tau}")
         received, loss = fed.counts[tau], fed.losses(models_in_use(state))

@@ -40,6 +40,11 @@ class Settings(BaseModel):
         default="mean", description="or median, trimmed, clipped: bounds what a few clients can do"
     )
     participation: float = Field(default=1.0, gt=0, le=1, description="the share of the clients that train in a round")
+    rest: int = Field(
+        default=0,
+        ge=0,
+        description="time steps unused after which a model is sent to badly served clients only; 0: never",
+    )
     model: str | None = Field(default=None, description="linear, mlp:64,64, or a net of your own, module:object")
     start: float | Literal["data"] = Field(default="data", description="when new data are there, or every so many s")
     quorum: int = Field(default=1, ge=1, description="clients; with fewer the server waits, then says so and stops")
