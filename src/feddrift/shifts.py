@@ -22,6 +22,7 @@ What = Literal["mean", "deviation", "share", "missing", "class"]
 
 LEVEL = 0.01  # of all tests together, and again of those within classes: how often chance alone names something
 NAMED = 3  # inputs, and classes, that are named
+FEW = 10  # rows that a mean or a share must be of at least: fewer tell little of chance and much of themselves
 ROOM = 1 << 21  # numbers of a cell that are looked at; of a larger one a part of the rows
 LARGEST = 1e15  # beyond, a number is not told
 GAP = " missing"  # "age missing" is the feature that is 1 where age has no value
@@ -180,7 +181,8 @@ def _of_values(x0: Floats, x1: Floats, level: float) -> Test:
     gap, in_order = (np.take_along_axis(values, order, axis=0) for values in (weight, both))
     last = np.concatenate([in_order[1:] != in_order[:-1], np.ones((1, both.shape[1]), dtype=bool)])  # of equal values
     distance: Floats = np.abs(np.where(last, np.cumsum(gap, axis=0), 0.0)).max(axis=0)
-    return distance, distance > math.sqrt(-math.log(level / 2) / 2) * np.sqrt(1 / n0 + 1 / n1)
+    chance = math.sqrt(-math.log(level / 2) / 2) * np.sqrt(1 / n0 + 1 / n1)
+    return distance, (distance > chance) & (np.minimum(n0, n1) >= FEW)
 
 
 def _of_shares(x0: Floats, x1: Floats, level: float) -> Test:
@@ -190,7 +192,7 @@ def _of_shares(x0: Floats, x1: Floats, level: float) -> Test:
     distance: Floats = np.abs(ones1 / n1 - ones0 / n0)
     share, unit = (ones0 + ones1) / (n0 + n1), 1 / n0 + 1 / n1
     chance = NormalDist().inv_cdf(1 - level / 2) * np.sqrt(np.maximum(share * (1 - share), 0.0) * unit)
-    return distance, distance > chance + unit / 2
+    return distance, (distance > chance + unit / 2) & (np.minimum(n0, n1) >= FEW)
 
 
 def _spread_tells_more(a: Floats, b: Floats) -> bool:

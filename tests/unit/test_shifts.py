@@ -130,6 +130,14 @@ def test_of_a_large_cell_a_part_of_the_rows_is_looked_at(monkeypatch: pytest.Mon
     assert {(s.name, s.within) for s in swapped.moved} == {("input 1", "0"), ("input 1", "1")}
 
 
+def test_of_a_few_rows_nothing_is_told() -> None:
+    x, y = cell(0)
+    x[:, 0] = 0
+    for n, told in ((9, False), (10, True)):
+        few = np.ones((n, 2)), np.ones(n, dtype=int)
+        assert bool(moved((x, y), few).moved) == told == bool(moved(few, (x, y)).moved)
+
+
 def test_numbers_beyond_all_bounds_are_not_told() -> None:
     found = moved(cell(0), cell(1, mean=1e20))
     assert found.moved == () and found.more == 1 and alarm_sentence(found.plain(), 1) == "1 input more"
