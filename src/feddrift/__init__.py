@@ -14,7 +14,7 @@ from feddrift._version import __version__ as __version__
 if TYPE_CHECKING:
     from feddrift.algorithms import algorithm
     from feddrift.algorithms.options import option
-    from feddrift.api import events, export, plot, read, record, report, rows, summary, update
+    from feddrift.api import alarms, events, export, plot, read, record, report, rows, summary, update
     from feddrift.data import Stream
     from feddrift.engines.conditions import Conditions
     from feddrift.engines.worker import Worker
@@ -28,15 +28,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Algorithm", "Conditions", "ConfigError", "DataError", "Event", "FeddriftError", "Federation", "Local", "Models",
-    "Net", "Record", "State", "Step", "Stream", "Worker", "algorithm", "events", "export", "load_models", "mlp",
-    "option", "plot", "read", "record", "report", "rows", "run", "stream", "summary",
-    "update",
+    "Net", "Record", "State", "Step", "Stream", "Worker", "alarms", "algorithm", "events", "export", "load_models",
+    "mlp", "option", "plot", "read", "record", "report", "rows", "run", "stream", "summary", "update",
 ]  # fmt: skip
 
 _PLACES = {  # where the public names are: `import feddrift` loads none of these before they are asked for
     "feddrift.algorithms": ("algorithm",),
     "feddrift.algorithms.options": ("option",),
-    "feddrift.api": ("events", "export", "plot", "read", "record", "report", "rows", "summary", "update"),
+    "feddrift.api": ("alarms", "events", "export", "plot", "read", "record", "report", "rows", "summary", "update"),
     "feddrift.data": ("Stream",),
     "feddrift.engines.conditions": ("Conditions",),
     "feddrift.engines.worker": ("Worker",),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,14 +17,13 @@ from feddrift import streams
 from feddrift.errors import ConfigError, DataError, FeddriftError, unknown
 from feddrift.exported import ABOUT
 from feddrift.reports import summary as summaries
-from feddrift.reports.story import event_sentence
+from feddrift.reports.story import alarm_sentence, event_sentence
 from feddrift.reports.words import describe, notable
 from feddrift.runs.config import RunConfig
 from feddrift.runs.export import export as export_run
-from feddrift.runs.record import Record, read_all
+from feddrift.runs.record import Record, Rows, read_all
 from feddrift.runs.record import read as read_record
 from feddrift.runs.recorded import RecordedRun, checkpoint_folders, from_checkpoints
-from feddrift.runs.schema import COLUMNS
 from feddrift.runs.update import runs_to_update
 from feddrift.runs.update import update as find_update
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Columns = dict[str, list[Any]]
+COLUMNS = tuple(column.name for column in fields(Rows))
 RUN = ("stream", "algorithm", "settings", "seed")  # which run a row is of
 Kind = Literal["clusters", "accuracy", "patterns", "delta", "traffic"]
 
@@ -172,6 +173,26 @@ def events(records: Record | Iterable[Record]) -> Columns:
         for event in run.events:
             line = {**_named(run), **event}
             line["why"] = event_sentence(event)
+            for name, column in table.items():
+                column.append(line[name])
+    return table
+
+
+def alarms(records: Record | Iterable[Record]) -> Columns:
+    """One row for every alarm: when (from 0), at which client, and what moved in its data.
+
+    `shifts` is what the record has: the inputs and class shares that moved since the client's last data before, with
+    means and shares of both; `why` says it in words. None where nobody said.
+
+    >>> list(alarms([]))
+    ['stream', 'algorithm', 'settings', 'seed', 't', 'client', 'why', 'shifts']
+    """
+    table: Columns = {name: [] for name in (*RUN, "t", "client", "why", "shifts")}
+    for run in _several(records):
+        for t, c in np.argwhere(run.rows.drift).tolist():
+            shifts = run.shifts.get((t, c))
+            line = {**_named(run), "t": t, "client": run.header["clients"][c], "shifts": shifts}
+            line["why"] = None if shifts is None else alarm_sentence(shifts, t)
             for name, column in table.items():
                 column.append(line[name])
     return table

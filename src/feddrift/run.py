@@ -15,8 +15,10 @@ from feddrift.engines import engine as find_engine
 from feddrift.engines.base import Engine
 from feddrift.engines.conditions import IDEAL, Conditions, S
 from feddrift.engines.federation import TimeStep
+from feddrift.engines.resting import idle
 from feddrift.errors import ConfigError
 from feddrift.nets import default_net, named_net
+from feddrift.shifts import Shifts
 from feddrift.streams import stream as find_stream
 from feddrift.types import (
     Algorithm,
@@ -47,6 +49,7 @@ class Trained:
     sent: Floats  # [c], models to and from each client, parts of models counted as parts
     sent_scoring: Floats  # [c], those of them that were only scored
     events: tuple[Event, ...]
+    shifts: Mapping[int, Shifts] = field(default_factory=dict, kw_only=True)  # by client: what moved where it alarmed
 
     @property
     def model(self) -> Ints:
@@ -154,13 +157,16 @@ def steps_on(
     for tau in itertools.count(done) if engine.n_steps is None else range(done, engine.n_steps):
         fed = engine.at(tau)
         before = with_newcomers(state, fed.n_clients)
+        fed.resting = idle(before, engine.conditions.rest)
         state = algorithm.step(before, journal(before, fed) if journal else fed)
         _check(state, fed, f"{type(algorithm).__name__}.step at time {tau}")
         received, loss = fed.counts[tau], fed.losses(models_in_use(state))
         owner = dict(zip(state.models.ids, state.models.owner, strict=True))
         lost = [(c, i) for c, i in engine.lost_private() if owner.get(i) == c]
         events = lineage(before, state) + tuple(Event("created", i, {"reason": LOST, "clients": [c]}) for c, i in lost)
-        trained = Trained(tau, state, received, loss, fed.sent, fed.sent_scoring, events)
+        alarmed = [] if state.drifted is None else np.flatnonzero(state.drifted).tolist()
+        shifts = engine.shifts(tau, alarmed) if alarmed else {}
+        trained = Trained(tau, state, received, loss, fed.sent, fed.sent_scoring, events, shifts=shifts)
         if sink is not None:
             sink(trained)
         yield _tested(engine, trained)
@@ -171,7 +177,7 @@ def _tested(engine: Engine, step: Trained) -> Step:
     right, tested = engine.test(step.state, step.tau + 1)
     accuracy = np.divide(right, tested, out=np.full(len(tested), np.nan), where=tested > 0)
     scores = engine.scores(step.state, step.tau + 1)
-    return Step(step.tau, step.state, *step.work, step.events, accuracy, tested, scores)
+    return Step(step.tau, step.state, *step.work, step.events, accuracy, tested, scores, shifts=step.shifts)
 
 
 def models_in_use(state: State) -> Ints:

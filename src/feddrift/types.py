@@ -304,7 +304,7 @@ class Federation(Protocol):
         ...
 
     def evaluate(self, models: Models, metric: Metric = "error") -> Floats:
-        """l[c, m] on S_c^(tau); the row of a client without new data or out of reach is NaN.
+        """l[c, m] on S_c^(tau); NaN for a client without new data or out of reach, and where model m rests for it.
 
         error: share of mistakes; loss: cross-entropy; brier: mean of (1 - probability of the true class)^2.
         """
@@ -315,7 +315,7 @@ class Federation(Protocol):
         ...
 
     def cross_evaluate(self, models: Models, w: Weights, metric: Metric = "error") -> Floats:
-        """L[i, j], model i on a sample of the data that w gives to model j; NaN where there are none."""
+        """L[i, j], model i on a sample of the data that w gives to model j; NaN where there are none, or one rests."""
         ...
 
     def local_updates(self, models: Models, w: Weights, local: Local | None = None) -> Updates:

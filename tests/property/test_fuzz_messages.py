@@ -21,10 +21,13 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from feddrift.deploy.settings import Settings
 from feddrift.engines.flower import messages, wire
 from feddrift.errors import LONGEST
+from feddrift.reports.story import alarm_sentence
+from feddrift.runs import schema
 from feddrift.trees import leaves
 from tests.property.fuzz import accepted, mutated, paths, placed, tries
 from tests.property.test_fuzz_data import headers
-from tests.property.test_fuzz_records import ODD, json_values
+from tests.property.test_fuzz_records import ODD, SHIFTS, json_values
+from tests.unit.fake_records import header, rows
 from tests.unit.test_flower import over, swapping
 
 
@@ -79,7 +82,7 @@ def test_replies(caplog: pytest.LogCaptureFixture, verb: str, tamper: Any) -> No
 
 
 @tries(60)
-@given(kind=st.sampled_from(["hello", "evaluate", "train"]), tamper=tampers())
+@given(kind=st.sampled_from(["hello", "evaluate", "train", "explain"]), tamper=tampers())
 def test_requests(kind: str, tamper: Any) -> None:
     """A client that is asked anything at all answers, and never with its own data."""
     client = over(swapping(n_steps=1)).local_grid.clients["b"]
@@ -96,6 +99,20 @@ def test_requests(kind: str, tamper: Any) -> None:
     assert body["client"] == "b" and body["version"] == messages.VERSION
     if "failed" in body:
         assert body["failed"].isprintable() and len(body["failed"]) < LONGEST
+
+
+@tries(200)
+@given(at=st.sampled_from([path for path in paths(SHIFTS) if path]), value=st.sampled_from(ODD) | json_values)
+def test_what_is_said_of_an_alarm(at: Any, value: Any) -> None:
+    """What is not refused can be written into a record and told in a line."""
+    try:
+        shifts = messages.read_shifts({"shifts": placed(SHIFTS, at, value)}, 3)
+    except (wire.Refused, KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError):
+        return  # all of which refuse the reply
+    if shifts is not None:
+        line = {"kind": "row", **rows(header(4, 1), 3, drift=[True], shifts=[shifts.plain()])[0]}
+        assert schema.parse(schema.dump(line), "here")["shifts"] == shifts.plain()
+        assert alarm_sentence(shifts.plain(), 3).isprintable()
 
 
 TOML = """experiment = "x"

@@ -22,6 +22,15 @@ from tests.property.fuzz import LONG, TOKENS, accepted, mutated, paths, placed, 
 from tests.unit.fake_records import federation, header, make, merged
 
 CONCEPTS = [[0, 0, 1], [0, 1, 1], [1, 1, 0]]
+SHIFTS = {
+    "since": 0,
+    "rows": [9, 9],
+    "moved": [
+        {"what": "mean", "name": "age", "before": 1.5, "after": 2.0, "distance": 0.5, "within": "1"},
+        {"what": "class", "name": "1", "before": 0.1, "after": 0.5, "distance": 0.4},
+    ],
+    "more": 1,
+}
 
 
 def true_record(folder: Path, many: int = 100, **changes: Any) -> bytes:
@@ -29,7 +38,8 @@ def true_record(folder: Path, many: int = 100, **changes: Any) -> bytes:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writer_module, "MANY_CLIENTS", many)
         head = header(2, 3, concepts=CONCEPTS, same={"1": 0}, **changes)
-        columns = {"model": [[0, 0, 1], [0, 2, 2]], "drift": [[False] * 3, [False, True, True]]}
+        columns: dict[str, Any] = {"model": [[0, 0, 1], [0, 2, 2]], "drift": [[False] * 3, [False, True, True]]}
+        columns["shifts"] = [[None] * 3, [None, SHIFTS, None]]
         make(folder, head, columns, [merged(1, 1, into=0)])
     (path,) = folder.glob("*.jsonl")
     return path.read_bytes()

@@ -102,7 +102,9 @@ def test_an_alarm_is_in_record_status_and_page_before_the_next_data_come(tmp_pat
     assert "test is not finished: these are its first 3 time steps" in found["report"]
     told = found["json"]
     assert told["status"] == "running" and [step["tested"] for step in told["steps"]] == [True, True, False]
-    assert told["steps"][2]["clients"]["c"] == {
+    assert "time 3: alarm of c: the inputs and the class shares are as before" in " ".join(found["status"].split())
+    client = told["steps"][2]["clients"]["c"]
+    assert client.pop("shifts")["since"] == 1 and client == {
         "model": 1, "drift": True, "accuracy": None, "tested": None, "sent": float(steps[2].sent[2]), "received": 60,
     }  # fmt: skip
     shown = found["page"]
@@ -130,9 +132,11 @@ def test_the_record_says_what_the_steps_say(tmp_path: Path) -> None:
     assert len(record.header["times"]) == 4
     asked = [(line["t"], line["asked"], line["round"]) for line in record.exchanges]
     questions = [("hello", None), ("evaluate", None), ("train", 0), ("train", 1)]
-    assert asked == [(t, *question) for t in range(4) for question in questions] + [(4, "hello", None)]
+    steps_asked = [[(t, *question) for question in questions] for t in range(4)]
+    steps_asked[2].append((2, "explain", None))  # c, which raises an alarm
+    assert asked == [question for step in steps_asked for question in step] + [(4, "hello", None)]
     for line in record.exchanges:
-        assert line["c"] == [0, 1, 2] and line["trouble"] == [None] * 3
+        assert line["c"] == ([2] if line["asked"] == "explain" else [0, 1, 2]) and not any(line["trouble"])
         assert min(line["sent"]) > 100 and min(line["answered"]) > 20 and max(line["seconds"]) <= line["took"]
 
 
@@ -311,7 +315,9 @@ def test_a_command_follows_what_is_trained_and_tested(tmp_path: Path) -> None:
     assert [line.split()[:3] for line in lines] == [
         ["time", str(t), what] for t in range(1, 5) for what in ("trained", "tested")
     ]
-    assert lines[4].endswith("alarm at c; created model 1") and lines[5].endswith("%")
+    trained, moved = lines[4].splitlines()
+    assert trained.endswith("alarm at c; created model 1") and lines[5].endswith("%")
+    assert moved.strip().startswith("c: the inputs and the class shares are as before")
     assert watch.news() == [] and Watch(server).news() == []
 
 

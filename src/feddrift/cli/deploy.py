@@ -16,7 +16,7 @@ from feddrift.cli import console
 from feddrift.cli.console import say
 from feddrift.errors import ConfigError
 from feddrift.reports.exchanges import sat_out
-from feddrift.reports.story import event_sentence
+from feddrift.reports.story import alarm_sentence, event_sentence
 from feddrift.runs.record import OLD_HISTORY, Record
 
 app = typer.Typer(no_args_is_help=True, help="Run a federation on real machines, with Flower.")
@@ -140,10 +140,12 @@ def status(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help=
     console.out.print(table)
     for event in record.events:
         say(f"  time {event['t'] + 1}: model {event['model']} {event['event']}: {event_sentence(event)}")
+    for (t, c), shifts in record.shifts.items():
+        say(f"  time {t + 1}: alarm of {record.header['clients'][c]}: {alarm_sentence(shifts, t)}")
 
 
 def line_of_training(record: Record, t: int) -> str:
-    """A time step whose training has ended, in one line."""
+    """A time step whose training has ended in one line, and below what moved at each client that raised an alarm."""
     rows, names = record.rows, record.header["clients"]
     news = [f"{event['event']} model {event['model']}" for event in record.events if event["t"] == t]
     alarms = [names[c] for c in range(len(names)) if rows.drift[t, c]]
@@ -153,7 +155,9 @@ def line_of_training(record: Record, t: int) -> str:
     if absent:
         news.append(f"sat out: {', '.join(names[c] for c in absent)}")
     n = int(rows.n_models[t].max())
-    return f"  time {t + 1:3d} trained   {n} model{'s' * (n > 1)}   {'; '.join(news)}".rstrip()
+    line = f"  time {t + 1:3d} trained   {n} model{'s' * (n > 1)}   {'; '.join(news)}".rstrip()
+    moved = [f"{names[c]}: {alarm_sentence(shifts, t)}" for (at, c), shifts in record.shifts.items() if at == t]
+    return "\n".join([line, *(f"             {text}" for text in moved)])
 
 
 def line_of_test(record: Record, t: int) -> str:

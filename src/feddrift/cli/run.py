@@ -74,6 +74,7 @@ def run_(
     dropout: Annotated[float, typer.Option(help=_describe("dropout"))] = 0.0,
     trace: Annotated[Path | None, typer.Option(help=_describe("trace"))] = None,
     poison: Annotated[str | None, typer.Option(help=_describe("poison"))] = None,
+    rest: Annotated[int, typer.Option(help=_describe("rest"))] = 0,
     engine: Annotated[str, typer.Option(help=_describe("engine"))] = "simulator",
     label: Annotated[str, typer.Option(help=_describe("label"))] = "label",
     client: Annotated[str | None, typer.Option(help=_describe("client"))] = None,

@@ -187,7 +187,8 @@ def _client(folder: Path, server: Path, name: str, address: str, classes: Sequen
         '# load = "mine:load"        # or a function load(t) of mine.py in this folder: (x, y), or None\n'
         '# model = "mine:model"      # or linear, mlp:64,64; the server must name the same\n'
         "# max_rows = 100000         # how much history is kept, in rows\n"
-        "# max_age = 50              # and in time steps\n",
+        "# max_age = 50              # and in time steps\n"
+        "# explain = true            # false: the server never gets to know what moved in the data at an alarm\n",
     )
     _unit(folder / "feddrift-client.service", "client", folder, f"client {name}", "always", 20)
 

@@ -25,7 +25,7 @@ from feddrift import algorithms, checkpoint
 from feddrift._version import __version__
 from feddrift.deploy.past import past_steps
 from feddrift.deploy.settings import Settings
-from feddrift.engines.conditions import Conditions
+from feddrift.engines.conditions import IDEAL, Conditions
 from feddrift.engines.federation import TimeStep
 from feddrift.engines.flower import parts as model_parts
 from feddrift.engines.flower.federation import Flower, Roster
@@ -124,12 +124,12 @@ def _add_test(record: Writer, step: Step) -> None:
 
 def _header(engine: Flower, algorithm: Algorithm, about: dict[str, Any]) -> dict[str, Any]:
     """The header of this federation's record."""
-    taking_part = engine.conditions.participation
+    overrides = {name: getattr(engine.conditions, name) for name in ("participation", "rest")}
     return {
         "stream": engine.roster.experiment,
         "algorithm": about.get("algorithm", type(algorithm).__name__),
         "settings": algorithms.settings(algorithm),
-        "overrides": {} if taking_part == 1 else {"participation": taking_part},
+        "overrides": {name: value for name, value in overrides.items() if value != getattr(IDEAL, name)},
         "seed": engine.seed,
         "local": engine.local.plain(),
         "engine": "flower",
@@ -224,8 +224,11 @@ def _last(checkpoints: checkpoint.Folder, engine: Flower, about: dict[str, Any])
 def run(grid: Grid, settings: Settings, roster: Roster, folder: Path) -> None:
     """The server of a deployment, from beginning or checkpoint to the end."""
     net = settings.net(folder.parent)  # where federation.toml is
-    conditions = Conditions(participation=settings.participation)
-    engine = Flower(grid, roster, net, settings.local, settings.seed, settings.waiting, conditions, settings.time_steps)
+    conditions = Conditions(participation=settings.participation, rest=settings.rest)
+    engine = Flower(
+        *(grid, roster, net, settings.local, settings.seed, settings.waiting, conditions, settings.time_steps),
+        explain=settings.explain,
+    )
     algorithm = algorithms.algorithm(settings.algorithm, **settings.settings)
     about = {
         "experiment": settings.experiment,
@@ -234,6 +237,7 @@ def run(grid: Grid, settings: Settings, roster: Roster, folder: Path) -> None:
         "settings": json.loads(json.dumps(settings.settings)),
         "local": settings.local.plain(),
         "participation": settings.participation,
+        **({"rest": settings.rest} if settings.rest else {}),
     }
     for _ in federate(engine, algorithm, folder, about):
         pass

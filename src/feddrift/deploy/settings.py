@@ -41,6 +41,11 @@ class Settings(BaseModel):
     )
     balance: bool = Field(default=False, description="whether clients train as if all classes were equally frequent")
     participation: float = Field(default=1.0, gt=0, le=1, description="the share of the clients that train in a round")
+    rest: int = Field(
+        default=0,
+        ge=0,
+        description="time steps unused after which a model is sent to badly served clients only; 0: never",
+    )
     model: str | None = Field(default=None, description="linear, mlp:64,64, or a net of your own, module:object")
     start: float | Literal["data"] = Field(default="data", description="when new data are there, or every so many s")
     quorum: int = Field(default=1, ge=1, description="clients; with fewer the server waits, then says so and stops")
@@ -49,6 +54,9 @@ class Settings(BaseModel):
     hello: float = Field(default=60.0, gt=0, description="deadlines of an exchange, in seconds")
     evaluate: float = Field(default=300.0, gt=0)
     train: float = Field(default=600.0, gt=0)
+    explain: bool = Field(
+        default=True, description="ask clients that raise an alarm which inputs and classes moved; false: never"
+    )
     look: float = Field(default=10.0, gt=0, description="how often clients are asked for new data, in seconds")
 
     @field_validator("clients")

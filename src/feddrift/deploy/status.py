@@ -47,6 +47,7 @@ class Status:
             "tested": tested,
             "sent": float(rows.models_sent[t, c]),
             "received": int(rows.received[t, c]),
+            **({"shifts": self.record.shifts[t, c]} if (t, c) in self.record.shifts else {}),
         }
 
     def clients(self) -> dict[str, dict[str, Any]]:

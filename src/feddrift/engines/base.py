@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from feddrift.engines.conditions import Conditions
 from feddrift.engines.federation import TimeStep
 from feddrift.engines.worker import Worker
+from feddrift.shifts import Shifts
 from feddrift.types import Floats, Ints, Local, Net, State
 
 
@@ -37,6 +38,10 @@ class Engine(ABC):
 
         An engine that does not say leaves them unknown. It is asked after `test`, with the same arguments.
         """
+        return {}
+
+    def shifts(self, tau: int, clients: Sequence[int]) -> Mapping[int, Shifts]:
+        """What moved in the data of these clients, which raised an alarm at time tau; without those that do not say."""
         return {}
 
     def lost_private(self) -> Sequence[tuple[int, int]]:

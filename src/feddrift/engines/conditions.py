@@ -38,12 +38,15 @@ class Conditions:
     dropout: float = 0.0  # the chance that a client is out of reach for a whole time step
     trace: Bools | None = None  # [t, c], who is in reach
     garbage: tuple[int, ...] = ()  # clients that send noise in place of what they trained
+    rest: int = 0  # after so many time steps unused, a model is scored by badly served clients only; 0: by all, always
 
     def __post_init__(self) -> None:
         for name in ("participation", "dropout"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float | np.number):
                 raise ConfigError(f"{name} must be a number, got {value!r}")
+        if isinstance(self.rest, bool) or not isinstance(self.rest, int | np.integer) or self.rest < 0:
+            raise ConfigError(f"rest must be a whole number of time steps, 0 for never, got {self.rest!r}")
         if self.trace is not None:
             trace = np.asarray(self.trace)
             if trace.ndim != 2 or not np.isin(trace, (0, 1)).all():

@@ -13,6 +13,7 @@ from feddrift import rng
 from feddrift.averaging import averaged
 from feddrift.engines.conditions import Conditions
 from feddrift.engines.entries import Entries
+from feddrift.engines.resting import badly_served
 from feddrift.engines.traffic import Traffic
 from feddrift.engines.worker import SCORE_ROWS, Work, Worker, lanes_left_out
 from feddrift.errors import ConfigError
@@ -43,6 +44,7 @@ class TimeStep:
         self.worker, self.tau, self.local = worker, tau, local
         self._net, self._seed, self._conditions = net, seed, conditions
         self.round = 0  # rounds trained so far
+        self.resting: frozenset[int] = frozenset()  # ids of models that only badly served clients are sent to score
         self._traffic = Traffic(self.n_clients)
         self._losses: dict[int, Floats] = {}  # by the id of a model: [c], how it did before anything was trained
 
@@ -109,10 +111,19 @@ class TimeStep:
             counts[np.ix_(clients, positions)] = self.worker.confusion(scored, clients)
         return counts
 
-    def cross_evaluate(self, models: Models, w: Weights, metric: Metric = "error") -> Floats:
+    def cross_evaluate(self, models: Models, w: Weights | Entries, metric: Metric = "error") -> Floats:
         _check(metric)
         _check_shared(models, "cross_evaluate")
         entries = Entries.of(w, (self.tau + 1, self.n_clients, len(models)))
+        asleep = self._asleep(models)
+        asleep[entries.m[entries.t == self.tau]] = False  # woken, and chosen
+        if asleep.any():  # no distance to any other
+            L, awake = np.full((len(models),) * 2, np.nan), np.flatnonzero(~asleep)
+            entries = entries.select(~asleep[entries.m])
+            m, shape = np.searchsorted(awake, entries.m), (*entries.shape[:2], len(awake))
+            entries = Entries(entries.t, entries.c, m, entries.value, shape)
+            L[np.ix_(awake, awake)] = self.cross_evaluate(_part(models, awake), entries, metric)
+            return L
         entries = entries.select((self.counts[entries.t, entries.c] > 0) & self.reachable[entries.c])
         cells, of_entry = np.unique(entries.t * self.n_clients + entries.c, return_inverse=True)
         self._traffic.score(np.unique(entries.c), models)
@@ -221,16 +232,31 @@ class TimeStep:
         return np.flatnonzero(self.reachable & (self.counts[self.tau] > 0))
 
     def _scorers(self, models: Models) -> Iterator[tuple[Models, Ints, Ints]]:
-        """Models, their positions, and who scores them: shared ones all with new data, private ones their owner."""
+        """Models, their positions, and who scores them: shared ones all with new data, private ones their owner.
+
+        Those at rest come last, for those whom the others serve badly.
+        """
         clients, owner = self._new_data(), np.array(models.owner, dtype=np.int64)
-        for c in np.unique(owner):
-            at = np.flatnonzero(owner == c)
-            part = models if len(at) == len(models) else take(models, at, [models.ids[m] for m in at])
+        asleep = self._asleep(models)
+        for c in np.unique(owner[~asleep]):
+            at = np.flatnonzero((owner == c) & ~asleep)
+            part = _part(models, at)
             if c < 0:
                 self._traffic.score(clients, part)
                 yield part, at, clients
             elif c in clients:
                 yield part, at, np.array([c])
+        if asleep.any():
+            at, awake = np.flatnonzero(asleep), np.flatnonzero((owner < 0) & ~asleep)
+            if len(awake):
+                clients = badly_served(self.worker, _part(models, awake), clients, self.tau)
+            if len(clients):
+                part = _part(models, at)
+                self._traffic.score(clients, part)
+                yield part, at, clients
+
+    def _asleep(self, models: Models) -> Bools:
+        return np.isin(models.ids, list(self.resting)) & ~models.private
 
     def _all_private(self, models: Models, entries: Entries) -> bool:
         """Whether these are data for private models, each its owner's own; both kinds at once are refused."""
@@ -247,6 +273,10 @@ class TimeStep:
         w, on = Entries.of(w, (self.tau + 1, self.n_clients, len(models))), models.trunk_index
         w = w.select(self.reachable[w.c])
         return w.select(np.isin(on[w.m], on[w.m[w.t == self.tau]]) & (self.counts[w.t, w.c] > 0))
+
+
+def _part(models: Models, at: Ints) -> Models:
+    return models if len(at) == len(models) else take(models, at, [models.ids[m] for m in at])
 
 
 def _check_shared(models: Models, verb: str) -> None:

@@ -21,6 +21,7 @@ from feddrift.models import fresh, take
 from feddrift.nets import voting
 from feddrift.nets.voting import log_probabilities, totals
 from feddrift.scores import measure
+from feddrift.shifts import Shifts, shifts
 from feddrift.types import Bools, Floats, Ints, Local, Metric, Models, Net, Start, State, Tournament, Updates
 
 SCORE_ROOM = 1 << 22  # pairs of a row and a model that are scored at a time
@@ -108,6 +109,11 @@ class InProcess(Engine):
         received = np.bincount(cell * stream.n_classes + stream.y[before], minlength=len(sizes) * stream.n_classes)
         scores = measure(chances, predicted, stream.y[rows], sizes, received.reshape(len(sizes), -1))
         return {name: np.where(all_votes.any(axis=1), values, np.nan) for name, values in scores.items()}
+
+    def shifts(self, tau: int, clients: Sequence[int]) -> Mapping[int, Shifts]:
+        counts = np.where(self.in_reach, self.stream.counts[:-1], 0)
+        moved = {c: shifts(self.stream, tau, c, counts[:, c]) for c in clients}
+        return {c: of_client for c, of_client in moved.items() if of_client is not None}
 
     def outputs(self, models: Models, rows: Ints) -> Iterator[npt.NDArray[np.float32]]:
         """As `logits`, for numbers whose last bits do not matter."""

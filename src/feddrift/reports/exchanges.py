@@ -9,7 +9,7 @@ import numpy as np
 
 from feddrift.runs.record import Record
 
-KINDS = ("hello", "evaluate", "tournament", "train")
+KINDS = ("hello", "evaluate", "tournament", "train", "explain")
 MAX_LISTED = 1000  # of those who sat out, the newest
 
 
@@ -40,7 +40,7 @@ def sat_out(record: Record) -> Iterator[tuple[str, int, int, str, int | None, st
     """When (the clock's, and the time step), who, what was asked, in which round, and why there was no use of it."""
     for line in record.exchanges:
         for c, why in zip(line["c"], line["trouble"], strict=True):
-            if why is not None:
+            if why is not None and line["asked"] != "explain":  # who did not answer that went on training
                 yield line["at"], line["t"], c, line["asked"], line["round"], why
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from feddrift.errors import DataError
-from feddrift.reports.story import event_sentence
+from feddrift.reports.story import alarm_sentence, event_sentence
 from feddrift.reports.trackers import News, Numbers, Tracked, Tracker, identity
 from feddrift.runs.record import Record, latest, part_of, paths
 from feddrift.runs.writer import is_being_written
@@ -67,10 +67,13 @@ def _names(clients: Sequence[str]) -> list[str]:
 
 
 def events(record: Record) -> list[str]:
-    """What happened to models in each time step, in words, a line each."""
+    """What happened to models in each time step, and what moved at alarms, in words, a line each."""
     found: list[list[str]] = [[] for _ in range(record.rows.steps)]
+    clients = record.header["clients"]
     for event in record.events:
-        found[event["t"]].append(_line(event, record.header["clients"]))
+        found[event["t"]].append(_line(event, clients))
+    for (t, c), shifts in record.shifts.items():
+        found[t].append(f"alarm of client {clients[c]}: {alarm_sentence(shifts, t)}")
     return [
         "\n".join(lines[:MANY_EVENTS] + [f"and {len(lines) - MANY_EVENTS} events more"] * (len(lines) > MANY_EVENTS))
         for lines in found

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from feddrift import algorithms
-from feddrift.reports.words import describe
+from feddrift.reports.words import describe, moved
 
 
 def letter(k: int) -> str:
@@ -30,6 +30,25 @@ def event_sentence(event: Mapping[str, Any]) -> str:
     parts = {"created": _created, "merged": _merged}.get(event["event"], _turned)(event["model"], cause)
     sentence = "; ".join(part for part in parts if part)
     return f"{sentence} ({describe(cause)})" if sentence and cause else sentence or describe(cause)
+
+
+def alarm_sentence(shifts: Mapping[str, Any], t: int) -> str:
+    """What moved in the data of a client that raised an alarm at time t, counted from 0.
+
+    >>> shift = {"what": "class", "name": "rain", "before": 0.12, "after": 0.4, "distance": 0.28}
+    >>> alarm_sentence({"since": 3, "rows": [90, 90], "moved": [shift], "more": 0}, 4)
+    'the inputs are as before: what changed is which class they belong to (class rain: 40 %, before 12 %)'
+    """
+    named, more = shifts["moved"], shifts["more"]
+    inputs = [s for s in named if s["what"] != "class"]
+    parts = [moved(s) for s in inputs] + [f"{more} input{'s' * (more > 1)} more"] * (more > 0)
+    text = "; ".join([*parts, *(moved(s) for s in named if s["what"] == "class")])
+    if not named and not more:
+        text = "neither the inputs nor the class shares differ from before by more than chance, also within classes"
+    elif (inputs or not more) and all(s.get("within") is not None for s in inputs):  # none moved among all rows
+        same = "the inputs are" if len(named) > len(inputs) else "the inputs and the class shares are"
+        text = f"{same} as before: what changed is which class they belong to ({text})"
+    return text if shifts["since"] == t - 1 else f"{text}; before is time {shifts['since'] + 1}"
 
 
 def _created(model: int, cause: dict[str, Any]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -37,6 +38,35 @@ def describe(settings: Mapping[str, Any]) -> str:
     'delta=0.1, init=warm, max_models=none'
     """
     return ", ".join(f"{key}={'none' if value is None else value}" for key, value in settings.items())
+
+
+def moved(shift: Mapping[str, Any]) -> str:
+    """One thing that moved in a client's data, before and after.
+
+    >>> moved({"what": "missing", "name": "humidity", "before": 0.04, "after": 0.7, "distance": 0.66})
+    'humidity: 70 % missing, before 4 %'
+    >>> moved({"what": "mean", "name": "age", "before": 12.0, "after": 21.3, "distance": 0.4, "within": "yes"})
+    'age within class yes: mean 21.3, before 12.0'
+    """
+    what, name = shift["what"], shift["name"]
+    label = f"class {name}" if what == "class" else name
+    label += f" within class {shift['within']}" if shift.get("within") is not None else ""
+    if what in ("mean", "deviation"):
+        after, before = _alike(shift["after"], shift["before"])
+        return f"{label}: {'mean' if what == 'mean' else 'standard deviation'} {after}, before {before}"
+    after, before = _alike(100 * shift["after"], 100 * shift["before"], 2)
+    return f"{label}: {after} %{' missing' * (what == 'missing')}, before {before} %"
+
+
+def _alike(a: float, b: float, digits: int = 3) -> tuple[str, str]:
+    """Two numbers with the same decimals: as many digits as this, or more until they differ."""
+    largest = max(abs(a), abs(b))
+    if largest and not 1e-4 <= largest < 1e6:
+        return f"{a:.{digits}g}", f"{b:.{digits}g}"
+    decimals = max(0, digits - 1 - math.floor(math.log10(largest))) if largest else 0
+    while (texts := (f"{a:.{decimals}f}", f"{b:.{decimals}f}"))[0] == texts[1] and a != b and decimals < 8:
+        decimals += 1
+    return texts
 
 
 def ranges(seeds: Sequence[int]) -> str:

@@ -56,6 +56,12 @@ class RunConfig(BaseModel):
         default=None,
         description="clients that do harm: flip:0,3 (wrong labels) or garbage:0,3 (noise for models)",
     )
+    rest: int = Field(
+        default=0,
+        ge=0,
+        le=1_000_000,
+        description="after so many time steps unused, a model is scored only where all others do badly; 0: never rest",
+    )
     pattern: str | None = Field(
         default=None,
         description="drift pattern: a name (Y, F, R0..R4), a file of integers, or random:every=2,concepts=4",
@@ -89,7 +95,7 @@ class RunConfig(BaseModel):
         default=True, description="of a table: scale numbers by mean and standard deviation of the first time step"
     )
 
-    @field_validator("seed", "rounds", "steps", "batch", "lr", "participation", "dropout", mode="before")
+    @field_validator("seed", "rounds", "steps", "batch", "lr", "participation", "dropout", "rest", mode="before")
     @classmethod
     def _is_no_bool(cls, value: Any) -> Any:
         if isinstance(value, bool):  # Python would take true for 1
@@ -132,6 +138,7 @@ class RunConfig(BaseModel):
             self.dropout,
             None if self.trace is None else read_trace(self.trace),
             clients if harm == "garbage" else (),
+            self.rest,
         )
         conditions.in_reach(stream.counts[:-1], self.seed)  # a trace that does not fit shows now
         return conditions
@@ -176,7 +183,7 @@ class RunConfig(BaseModel):
                 raise ConfigError(f"cannot read the weights {self.weights}: {reason}") from None
         if self.net is not None:
             overrides["net"] = self.net
-        for name in ("participation", "dropout"):
+        for name in ("participation", "dropout", "rest"):
             if getattr(self, name) != RunConfig.model_fields[name].default:
                 overrides[name] = getattr(self, name)
         if self.trace is not None:

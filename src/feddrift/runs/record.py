@@ -7,8 +7,9 @@ import itertools
 import json
 import os
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -79,6 +80,7 @@ class Record:
     exchanges: tuple[dict[str, Any], ...] = ()  # the questions to clients of real machines
     seconds: float | None = None  # that it took, once it has ended
     score: Score = ACCURACY  # what stands in rows.accuracy: see `by_score`
+    shifts: Mapping[tuple[int, int], dict[str, Any]] = field(default_factory=dict)  # by (t, c): what moved at an alarm
 
     @property
     def runs_on(self) -> bool:
@@ -201,6 +203,7 @@ def _read(path: Path) -> Record:
         order.tested if header["schema"] == 2 else order.steps,
         tuple(by_kind.get("exchange", [])),
         by_kind["end"][0]["seconds"] if order.ended else None,
+        shifts=_shifts(columns["shifts"], starts),
     )
 
 
@@ -231,19 +234,29 @@ def paths(folder: str | Path) -> list[Path]:
 def _rows(columns: Mapping[str, Sequence[Any]], n_clients: Sequence[int], most: int) -> Rows:
     """The columns, one time step after the other with so many clients each, as arrays."""
     arrays: dict[str, Any] = {}
-    for field in fields(Rows):
-        dtype, missing = KINDS[str(field.type)]
-        whole = columns[field.name][: sum(n_clients)]
+    for column in fields(Rows):
+        dtype, missing = KINDS[str(column.type)]
+        whole = columns[column.name][: sum(n_clients)]
         array: np.ndarray[Any, Any] = np.array([missing if value is None else value for value in whole], dtype=dtype)
         if all(n == most for n in n_clients):
-            arrays[field.name] = array.reshape(-1, most)
+            arrays[column.name] = array.reshape(-1, most)
             continue
-        arrays[field.name] = np.zeros((len(n_clients), most), dtype=dtype)
+        arrays[column.name] = np.zeros((len(n_clients), most), dtype=dtype)
         for t, row in enumerate(np.split(array, np.cumsum(n_clients)[:-1])):
-            arrays[field.name][t, : len(row)] = row
-            arrays[field.name][t, len(row) :] = _before_joining(field.name, row, missing)
+            arrays[column.name][t, : len(row)] = row
+            arrays[column.name][t, len(row) :] = _before_joining(column.name, row, missing)
     arrays["tested"] = np.maximum(arrays["tested"], 0)  # where it is not tested yet
     return Rows(**arrays)
+
+
+def _shifts(column: Sequence[dict[str, Any] | None], starts: Sequence[int]) -> dict[tuple[int, int], dict[str, Any]]:
+    """By (t, c) what moved, of the whole time steps, whose rows begin at these."""
+    shifts = {}
+    for k, moved in enumerate(column[: starts[-1]]):
+        if moved is not None:
+            t = bisect_right(starts, k) - 1
+            shifts[t, k - starts[t]] = moved
+    return shifts
 
 
 def _before_joining(name: str, row: np.ndarray[Any, Any], missing: Any) -> Any:

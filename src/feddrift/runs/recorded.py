@@ -279,6 +279,7 @@ def lines_of(step: Trained, concepts: Ints | None = None) -> Lines:
             "received": int(step.received[c]),
             "loss": round(float(step.loss[c]), 6) if abs(step.loss[c]) <= LARGEST else None,  # NaN is not
             **{name: values[c] for name, values in scores.items()},
+            **({"shifts": step.shifts[c].plain()} if c in step.shifts else {}),
         }
         for c in range(len(model))
     ]

@@ -101,6 +101,28 @@ class EventLine:
 
 
 @dataclass(frozen=True)
+class ShiftLine:
+    """An input or a class share that moved: see feddrift.shifts."""
+
+    what: Literal["mean", "deviation", "share", "missing", "class"]
+    name: str
+    before: Number
+    after: Number
+    distance: Share
+    within: str | None = None  # the class among whose rows it moved; null: among all
+
+
+@dataclass(frozen=True)
+class ShiftsLine:
+    """What moved in the data of a client that raised an alarm, since the last time step in which it had any."""
+
+    since: Whole
+    rows: tuple[Positive, Positive]  # before and after
+    moved: list[ShiftLine]
+    more: Whole  # inputs that moved as well
+
+
+@dataclass(frozen=True)
 class RowLine:
     """What client c had at time t."""
 
@@ -125,6 +147,7 @@ class RowLine:
     balanced_accuracy: Share | None = None
     f1: Share | None = None
     majority: Share | None = None  # what the class most often received so far would have got
+    shifts: ShiftsLine | None = None  # written at alarms only, and only where the client says
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +179,7 @@ class ColumnsLine(ScoreColumns):
     sent_scoring: list[Amount | None] | None = None
     received: list[Whole | None] | None = None
     loss: list[Number | None] | None = None
+    shifts: list[ShiftsLine | None] | None = None
 
     def __post_init__(self) -> None:
         if len({len(column) for name in COLUMNS if (column := getattr(self, name)) is not None}) != 1:

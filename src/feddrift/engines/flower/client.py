@@ -6,9 +6,11 @@ Every handler computes first and commits last, so a question that comes twice ge
 from __future__ import annotations
 
 import logging
+import math
 import os
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -22,11 +24,13 @@ from feddrift.engines.flower import parts as model_parts
 from feddrift.engines.flower import wire
 from feddrift.engines.flower.messages import (
     MAX_ID,
+    MAX_NAME,
     MAX_SIZE,
     REQUESTS,
     VERSION,
     About,
     Evaluate,
+    Explain,
     Hello,
     Present,
     Raw,
@@ -37,7 +41,7 @@ from feddrift.engines.flower.messages import (
     entries_of,
 )
 from feddrift.engines.flower.parts import Body, Part
-from feddrift.engines.flower.store import Load, Store, checked_name, from_folder
+from feddrift.engines.flower.store import Load, Named, Store, checked_name, from_folder, named_in
 from feddrift.engines.flower.wire import Refused, whole
 from feddrift.engines.in_process import InProcess
 from feddrift.engines.own import simulated
@@ -45,6 +49,7 @@ from feddrift.engines.worker import SCORE_ROWS, Work, Worker
 from feddrift.errors import ConfigError
 from feddrift.models import params_of
 from feddrift.nets import imported, net_for
+from feddrift.shifts import shifts
 from feddrift.trees import split, trunk_of
 from feddrift.types import Ints, Local, Metric, Models, Net, State
 
@@ -66,9 +71,11 @@ class Client:
         model: Any = None,  # a Net, its name, or what makes one: see nets.net_for
         max_rows: int | None = None,
         max_age: int | None = None,
+        named: Named = lambda t: ((), ()),  # what the features and classes of time t are called
+        explain: bool = True,  # whether the server may know what moved in the data when there is an alarm
     ) -> None:
         self.name, self.root, self.load, self.model = checked_name(name, "a client"), Path(root), load, model
-        self.max_rows, self.max_age = max_rows, max_age
+        self.max_rows, self.max_age, self.named, self.explain = max_rows, max_age, named, explain
         self._lost: list[int] = []  # the private models that this answer had to do without
         self._last_engine: tuple[Any, InProcess] | None = None  # for the next question to this process
 
@@ -107,6 +114,8 @@ class Client:
         store = self.store(task.experiment)
         if isinstance(request, Hello):
             return self._hello(task, store, request, raw), {}
+        if isinstance(request, Explain):
+            return {"shifts": self._shifts(task, store) if self.explain else None}, {}
         assert isinstance(request, Evaluate | Train | Trial)
         models, new = self._models(task, store, request.models, raw)
         parts: dict[str, Part] = {}
@@ -141,6 +150,19 @@ class Client:
         store.serve(served | {"features": list(task.features), "n_classes": task.n_classes})
         self._forget(store, serve["models"])
         return Present(cells, tested, scores).body()
+
+    def _shifts(self, task: About, store: Store) -> Body | None:
+        """Means and shares of what moved, with names; None without earlier data."""
+        engine = self._engine(task, store)
+        columns, classes = self.named(task.tau)
+        columns = columns if len(columns) == math.prod(task.features) else ()
+        classes = classes if len(classes) == task.n_classes else ()
+        stream = replace(engine.stream, columns=columns, classes=classes)
+        moved = shifts(stream, task.tau, task.index, stream.counts[:, task.index])
+        if moved is None:
+            return None
+        short = [replace(s, name=s.name[:MAX_NAME], within=s.within and s.within[:MAX_NAME]) for s in moved.moved]
+        return replace(moved, moved=tuple(short)).plain()
 
     def _evaluate(self, task: About, store: Store, request: Evaluate, models: Models) -> Body:
         worker, c = self._engine(task, store).worker(task.tau), task.index
@@ -322,16 +344,20 @@ def from_toml(folder: Path) -> Client:
         settings = tomllib.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from None
-    legal = {"name", "server", "data", "label", "load", "model", "max_rows", "max_age"}
+    legal = {"name", "server", "data", "label", "load", "model", "max_rows", "max_age", "explain"}
     if set(settings) - legal or "name" not in settings:
         raise ConfigError(f"{path} must name the client; legal are {', '.join(sorted(legal))}, got {sorted(settings)}")
+    if not isinstance(explain := settings.get("explain", True), bool):
+        raise ConfigError(f"{path}: explain must be true or false, got {explain!r}")
+    directory, label = folder / settings.get("data", "data"), settings.get("label", "label")
     if "load" in settings:
         load: Load = plugins.load("load", settings["load"], folder)
     else:
-        load = from_folder(folder / settings.get("data", "data"), settings.get("label", "label"))
+        load = from_folder(directory, label)
     model = imported(settings.get("model"), folder)
     limits = {key: settings.get(key) for key in ("max_rows", "max_age")}
-    return Client(settings["name"], folder / "store", load, model, **limits)
+    named = named_in(directory, label)
+    return Client(settings["name"], folder / "store", load, model, **limits, named=named, explain=explain)
 
 
 def _from_context(context: Context) -> Client:

@@ -18,7 +18,17 @@ from feddrift.engines.conditions import IDEAL, Conditions
 from feddrift.engines.flower import parts as model_parts
 from feddrift.engines.flower import wire
 from feddrift.engines.flower.exchange import Exchange, QuorumError, WaitingRules, exchange
-from feddrift.engines.flower.messages import KIND_OF, MAX_ID, REQUESTS, VERSION, About, Hello, Present
+from feddrift.engines.flower.messages import (
+    KIND_OF,
+    MAX_ID,
+    REQUESTS,
+    VERSION,
+    About,
+    Explain,
+    Hello,
+    Present,
+    read_shifts,
+)
 from feddrift.engines.flower.parts import Body
 from feddrift.engines.flower.remote import Asked, Check, Remote
 from feddrift.engines.flower.wire import Refused, whole
@@ -26,6 +36,7 @@ from feddrift.engines.worker import Known
 from feddrift.errors import ConfigError, one_line
 from feddrift.models import take
 from feddrift.scores import SCORES
+from feddrift.shifts import Shifts
 from feddrift.types import Floats, Ints, Local, Net, State
 
 ABSENT = "it is not connected"
@@ -59,10 +70,12 @@ class Flower(Engine):
         waiting: WaitingRules,
         conditions: Conditions = IDEAL,
         n_steps: int | None = None,
+        explain: bool = True,
     ) -> None:
         if not 1 <= waiting.quorum <= len(roster.clients):
             raise ConfigError(f"quorum must be in 1..{len(roster.clients)}, got {waiting.quorum}")
         self.grid, self.roster, self.waiting = grid, roster, waiting
+        self.explain = explain  # whether clients are asked what moved in their data when they raise an alarm
         self.net, self.local, self.seed, self.conditions, self.n_steps = net, local, seed, conditions, n_steps
         self.on_exchange: Callable[[Exchange], None] = lambda _: None  # is told of every question, once it is answered
         self.counts: Ints = np.zeros((2, len(roster.clients)), dtype=np.int64)  # N[t, c] as the clients said
@@ -104,6 +117,12 @@ class Flower(Engine):
             for name, value in present.scores.items():
                 scores[name][c] = value
         return scores
+
+    def shifts(self, tau: int, clients: Sequence[int]) -> Mapping[int, Shifts]:
+        """What moved by the clients' own account; who does not answer misses nothing else."""
+        asked: dict[int, Asked] = {c: (Explain(), {}) for c in clients} if self.explain else {}
+        answers = self.ask(tau, asked, lambda _, body, __: read_shifts(body, tau))
+        return {c: shifts for c, shifts in answers.items() if shifts is not None}
 
     def lost_private(self) -> list[tuple[int, int]]:
         lost, self._lost = sorted(self._lost), set()
@@ -219,7 +238,8 @@ class Flower(Engine):
                     self._has[c], again[c] = set(), requests[c]
                     continue
                 checked[c] = check(c, body, raw)
-                self._has[c] = set(requests[c][1]) | self._serves.get(c, set())
+                if what is not Explain:  # which changes nothing at the client
+                    self._has[c] = set(requests[c][1]) | self._serves.get(c, set())
                 self.trouble.pop(self.roster.clients[c], None)
             except Refused as refused:
                 trouble[c] = f"its reply is refused: {refused}"

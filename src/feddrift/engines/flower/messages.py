@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, get_args
 
 import numpy as np
 from flwr.app import Array
@@ -21,14 +21,18 @@ from feddrift.engines.flower import wire
 from feddrift.engines.flower.parts import Body, Part, Shapes
 from feddrift.engines.flower.wire import Refused, numbers, whole
 from feddrift.engines.worker import SCORE_ROWS
+from feddrift.errors import one_line
 from feddrift.scores import LARGEST, SCORES
+from feddrift.shifts import LARGEST as LARGEST_VALUE
+from feddrift.shifts import NAMED, Shift, Shifts, What
 from feddrift.types import Ballot, Ints, Metric, Start
 
-PROTOCOL = 2
+PROTOCOL = 3
 VERSION = f"{__version__}/{PROTOCOL}"
 MAX_ROWS = 10**9  # of a cell
 MAX_ID = 2**62  # of a model, or a version of it
 MAX_SIZE = 10**6  # time steps, clients, classes, features along an axis
+MAX_NAME = 100  # characters of the name of an input or a class
 
 Raw = Mapping[str, list[Array]]  # parts of models as they came
 Slice = list[list[Any]]  # a client's slice of w: times, positions of models, values
@@ -135,7 +139,20 @@ class Trial(Request):
     w: Slice
 
 
-REQUESTS: dict[str, type[Request]] = {"hello": Hello, "evaluate": Evaluate, "train": Train, "tournament": Trial}
+@dataclass(frozen=True)
+class Explain(Request):
+    """You raised an alarm: what moved in your data?"""
+
+    action, deadline = "query.explain", "hello"
+
+
+REQUESTS: dict[str, type[Request]] = {
+    "hello": Hello,
+    "evaluate": Evaluate,
+    "train": Train,
+    "tournament": Trial,
+    "explain": Explain,
+}
 KIND_OF = {cls: kind for kind, cls in REQUESTS.items()}
 
 
@@ -226,6 +243,30 @@ def read_trial(body: Body, n_starts: int, most: int) -> tuple[int, Ints]:
     if not counts or not ((wrong >= 0) & (wrong <= rows)).all():
         raise Refused(f"expected a table of {n_starts} by {n_starts} counts up to {rows}")
     return rows, wrong
+
+
+def read_shifts(body: Body, tau: int) -> Shifts | None:
+    """The answer to Explain; None: the client does not say."""
+    if (shifts := body["shifts"]) is None:
+        return None
+    before, after = shifts["rows"]
+    moved = [_read_shift(**shift) for shift in shifts["moved"]]
+    if len(moved) > 2 * NAMED:
+        raise Refused(f"it names {len(moved)} inputs and classes, at most {2 * NAMED} are legal")
+    rows = whole(before, 1, MAX_ROWS), whole(after, 1, MAX_ROWS)
+    return Shifts(whole(shifts["since"], 0, tau - 1), rows, tuple(moved), whole(shifts["more"], 0, MAX_SIZE**2))
+
+
+def _read_shift(what: Any, name: Any, before: Any, after: Any, distance: Any, within: Any = None) -> Shift:
+    if what not in get_args(What):
+        raise Refused(f"it says of an input {str(what)[:40]!r}, legal are {', '.join(get_args(What))}")
+    for text in (name, "" if within is None else within):
+        if not isinstance(text, str) or len(text) > MAX_NAME:
+            raise Refused(f"expected a name of at most {MAX_NAME} characters, got {str(text)[:40]!r}")
+    most = LARGEST_VALUE if what in ("mean", "deviation") else 1.0
+    numbers([abs(value) if what == "mean" else value for value in (before, after)], 2, most, False)
+    short = numbers([distance], 1, 1.0, False)[0]
+    return Shift(what, one_line(name), float(before), float(after), short, None if within is None else one_line(within))
 
 
 def slice_of(data: Entries, models: Sequence[int] | Ints | None = None) -> Slice:

@@ -20,6 +20,7 @@ from feddrift.errors import ConfigError, DataError
 from feddrift.streams import folder
 
 Load = Callable[[int], Cell | None]  # what a client received at time t; None: nothing, or not yet
+Named = Callable[[int], tuple[tuple[str, ...], tuple[int | str, ...]]]  # what its features and the classes are called
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _CELL = re.compile(r"([0-9]{6,})-([0-9]+)\.cell")
@@ -160,3 +161,14 @@ def from_folder(directory: Path, label: str = "label") -> Load:
         return None
 
     return load
+
+
+def named_in(directory: Path, label: str = "label") -> Named:
+    """The names that `from_folder` reads past: those of the columns in the file's header, and of classes.txt."""
+
+    def named(t: int) -> tuple[tuple[str, ...], tuple[int | str, ...]]:
+        path, classes = directory / f"step_{t}.csv", directory / "classes.txt"
+        columns = folder.read_file(path, label, None).columns if path.exists() else ()
+        return columns, tuple(folder.listed(classes)) if classes.exists() else ()
+
+    return named

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from feddrift import algorithms
 from feddrift._version import __version__
 from feddrift.reports import exchanges, metrics
 from feddrift.reports.remarks import remarks
-from feddrift.reports.story import command, event_sentence, letter
+from feddrift.reports.story import alarm_sentence, command, event_sentence, letter
 from feddrift.reports.summary import changes, deviation_of_known, joined, lineage, mean_of_known, reached, scores, truth
 from feddrift.reports.words import describe, differences
 from feddrift.runs.record import Record, configuration
@@ -169,6 +170,7 @@ def _run(record: Record, oracle: Record | None, with_cells: bool) -> dict[str, A
         "sent": _rounded(metrics.sent_over_time(record)),
         "exchanges": exchanges.for_page(record),
         "events": [_event(event) for event in record.events],
+        "shifts": {f"{t},{c}": alarm_sentence(of, t) for (t, c), of in islice(record.shifts.items(), MAX_LISTED)},
         "cells": _cells(record) if with_cells else None,
         "command": rerun,
         "notes": notes,

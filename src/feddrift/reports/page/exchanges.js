@@ -4,6 +4,7 @@ const ASKED = {
   evaluate: ["evaluate", "var(--m2)"],
   tournament: ["trial of starts", "var(--m4)"],
   train: ["train", "var(--m0)"],
+  explain: ["what moved at an alarm", "var(--m3)"],
 };
 
 function exchanges() {

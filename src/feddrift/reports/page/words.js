@@ -229,6 +229,7 @@ function reasons(maps, t, c) {
   const born = events.some((e) => e.kind === "created" && e.model === model);
   if (maps.alarms.has(k) && !told.some((text) => text.startsWith("Alarm")))
     told.push("Alarm, but no new model for this client.");
+  told.push(...shiftsOf(maps.run, t, c));
   if (maps.switches.has(k) && !born) told.push(`Moved from model ${before} to model ${model}, which was there before.`);
   return told;
 }
@@ -246,8 +247,12 @@ function nameOf(stream, c) {
 }
 
 function eventsOf(run, t, c) {
-  return run.events
-    .filter((e) => e.t === t && (e.clients || []).includes(c))
-    .map((e) => sentence(e.why))
-    .join(" ");
+  const events = run.events.filter((e) => e.t === t && (e.clients || []).includes(c));
+  return [...events.map((e) => sentence(e.why)), ...shiftsOf(run, t, c)].join(" ");
+}
+
+// What moved in the data of a client that raised an alarm, where it says.
+function shiftsOf(run, t, c) {
+  const text = run.shifts[`${t},${c}`];
+  return text ? [`Its data: ${text}.`] : [];
 }

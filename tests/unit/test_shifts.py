@@ -1,0 +1,337 @@
+"""What moved at an alarm: hand-made changes of one kind each, in simulation, over Flower, in records and in words."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import ks_2samp
+
+import feddrift as fd
+from feddrift.data import Stream
+from feddrift.reports.page.data import collect
+from feddrift.reports.story import alarm_sentence
+from feddrift.run import Step
+from feddrift.shifts import Shift, Shifts, _of_shares, _of_values, shifts
+from feddrift.testing import small_stream
+from feddrift.types import Local
+
+N = 400
+LEARN = Local(rounds=10, steps=20, batch=20, lr=0.05)
+FEDDRIFT = fd.algorithm("FedDrift", delta=0.1)
+
+
+def cell(seed: int, *, mean: float = 0.0, spread: float = 1.0, share: float = 0.5, swap: bool = False) -> Any:
+    """Two normal inputs and a class that the second one decides; the first has this mean and deviation."""
+    draw = np.random.default_rng(seed)
+    x = draw.normal(size=(N, 2))
+    y = (x[:, 1] > np.quantile(x[:, 1], 1 - share)) ^ swap
+    return x * [spread, 1] + [mean, 0], y.astype(int)
+
+
+def moved(before: Any, after: Any, **fields: Any) -> Shifts:
+    stream = replace(Stream.from_arrays([[before], [after], [after]], n_classes=2), **fields)
+    found = shifts(stream, 1, 0, stream.counts[:, 0])
+    assert found is not None
+    return found
+
+
+def test_distances_are_those_of_kolmogorov_and_smirnov() -> None:
+    draw = np.random.default_rng(0)
+    a, b = draw.normal(size=(60, 3)), draw.normal(0.4, 1.5, size=(85, 3))
+    a[:, 1], b[:, 1] = a[:, 1].round(), b[:, 1].round()  # with ties
+    a[::3, 2], b[::4, 2] = np.nan, np.nan
+    distance, _ = _of_values(a, b, 0.01)
+    whole = [(x[~np.isnan(x)], y[~np.isnan(y)]) for x, y in zip(a.T, b.T, strict=True)]
+    np.testing.assert_allclose(distance, [ks_2samp(x, y).statistic for x, y in whole], atol=1e-12)
+
+
+@pytest.mark.parametrize("test", [_of_values, _of_shares])
+def test_chance_alone_seldom_moves_anything(test: Any) -> None:
+    draw = np.random.default_rng(1)
+    x0, x1 = ((draw.random((size, 4000)) < 0.3) * 1.0 for size in (50, 80))
+    if test is _of_values:
+        x0, x1 = x0 + draw.random(x0.shape), x1 + draw.random(x1.shape)
+    assert 0 < test(x0, x1, 0.05)[1].mean() < 0.05
+
+
+def test_a_mean_that_moved() -> None:
+    found = moved(cell(0, mean=12.0), cell(1, mean=21.3), columns=("temperature", "wind"))
+    (shift,) = found.moved
+    assert (found.since, found.rows, found.more) == (0, (N, N), 0)
+    assert (shift.what, shift.name, shift.within) == ("mean", "temperature", None) and shift.distance == 1
+    assert shift.before == pytest.approx(12.0, abs=0.2) and shift.after == pytest.approx(21.3, abs=0.2)
+
+
+def test_a_deviation_that_moved() -> None:
+    (shift,) = moved(cell(0), cell(1, spread=3)).moved
+    assert (shift.what, shift.name) == ("deviation", "input 0") and shift.after == pytest.approx(3, abs=0.3)
+
+
+def test_the_farthest_three_of_many_inputs_by_their_place() -> None:
+    draw = np.random.default_rng(0)
+    before, after = draw.normal(size=(2, 100, 3, 4))
+    for k in range(5):
+        after[:, k % 3, 3] += 4 - k if k < 3 else 0
+    after[:, 0, 0] += 1
+    y = np.arange(100) % 2
+    found = moved((before, y), (after, y))
+    assert [shift.name for shift in found.moved] == ["input (0, 3)", "input (1, 3)", "input (2, 3)"]
+    assert found.more == 1
+
+
+def test_class_shares_that_moved() -> None:
+    draw = np.random.default_rng(0)
+    before, after = draw.normal(size=(2, N, 1))
+    y0, y1 = (draw.random(N) < 0.12) * 1, (draw.random(N) < 0.4) * 1
+    found = moved((before, y0), (after, y1), classes=("dry", "rain"))
+    assert [(s.what, s.name) for s in found.moved] == [("class", "rain")]
+    assert "as before: what changed is which class they belong to (class rain: " in alarm_sentence(found.plain(), 1)
+    three = Stream.from_arrays([[(before, y0)], [(after, 2 * y1)], [(after, y1)]], n_classes=3)
+    found_three = shifts(three, 1, 0, three.counts[:, 0])
+    assert found_three is not None and {s.name for s in found_three.moved} == {"0", "1", "2"}
+
+
+def test_labels_that_swap() -> None:
+    found = moved(cell(0), cell(1, swap=True))
+    assert {(s.name, s.within) for s in found.moved} == {("input 1", "0"), ("input 1", "1")}
+    text = alarm_sentence(found.plain(), 1)
+    assert text.startswith("the inputs and the class shares are as before: what changed is which class they belong to")
+    assert "input 1 within class 0: mean 0.773, before -0.776; input 1 within class 1: mean -0.810" in text
+
+
+def test_nothing_that_moved() -> None:
+    found = moved(cell(0), cell(1))
+    assert found.moved == () and found.more == 0
+    assert alarm_sentence(found.plain(), 1).startswith("neither the inputs nor the class shares differ")
+
+
+def test_the_last_data_before_count() -> None:
+    stream = Stream.from_arrays([[cell(0)], [cell(1, mean=5)], [None], [cell(2, mean=5)], [cell(3)], [cell(4)]])
+    counts = stream.counts[:, 0]
+    assert shifts(stream, 0, 0, counts) is None and shifts(stream, 2, 0, counts) is None
+    found = shifts(stream, 3, 0, counts)
+    assert found is not None and found.since == 1 and not found.moved
+    assert alarm_sentence(found.plain(), 3).endswith("; before is time 2")
+    out_of_reach = np.where(np.arange(6) == 1, 0, counts)
+    found = shifts(stream, 3, 0, out_of_reach)
+    assert found is not None and found.since == 0 and found.moved[0].name == "input 0"
+
+
+def test_of_a_large_cell_a_part_of_the_rows_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("feddrift.shifts.ROOM", 300)
+    found = moved(cell(0, mean=1), cell(1, mean=3))
+    assert found.moved[0].before == pytest.approx(1, abs=0.3) and found.rows == (N, N)
+    swapped = moved(cell(0), cell(1, swap=True))
+    assert {(s.name, s.within) for s in swapped.moved} == {("input 1", "0"), ("input 1", "1")}
+
+
+def test_of_a_few_rows_nothing_is_told() -> None:
+    x, y = cell(0)
+    x[:, 0] = 0
+    for n, told in ((9, False), (10, True)):
+        few = np.ones((n, 2)), np.ones(n, dtype=int)
+        assert bool(moved((x, y), few).moved) == told == bool(moved(few, (x, y)).moved)
+
+
+def test_numbers_beyond_all_bounds_are_not_told() -> None:
+    found = moved(cell(0), cell(1, mean=1e20))
+    assert found.moved == () and found.more == 1 and alarm_sentence(found.plain(), 1) == "1 input more"
+
+
+def weather(*, late: int, gap: float) -> dict[str, list[Any]]:
+    """Two stations over six months; in Rome from `late` on it is warm, and this share of humidity is missing."""
+    draw, table = np.random.default_rng(0), dict[str, list[Any]]()
+    for month in range(6):
+        for station in ("oslo", "rome"):
+            for _ in range(200):
+                changed = station == "rome" and month >= late
+                humidity, wind = draw.normal(60, 10), "N" if draw.random() < 0.5 else "S"
+                shown = None if draw.random() < (gap if changed else 0.04) else round(humidity, 1)
+                row = {"station": station, "month": month, "humidity": shown, "wind": wind}
+                row |= {"warmth": draw.normal(21.3 if changed else 12.0, 3), "rain": "yes" if humidity > 60 else "no"}
+                for name, value in row.items():
+                    table.setdefault(name, []).append(value)
+    return table
+
+
+def test_a_table_is_told_in_its_own_units_and_gaps_as_gaps() -> None:
+    kinds = {"client": "station", "time": "month", "label": "rain", "missing": "indicator", "categories": "onehot"}
+    stream = Stream.from_frame(weather(late=3, gap=0.7), **kinds)  # type: ignore[arg-type]
+    assert stream.columns == ("humidity", "humidity missing", "wind=N", "wind=S", "warmth")
+    found = shifts(stream, 3, 1, stream.counts[:, 1])
+    assert found is not None
+    assert {(s.what, s.name) for s in found.moved} == {
+        ("missing", "humidity"),
+        ("mean", "warmth"),
+    }  # not its filled mean
+    text = alarm_sentence(found.plain(), 3)
+    assert "humidity: 7" in text and " % missing, before " in text and "warmth: mean 21." in text
+    plain = replace(stream, recipe=())  # as a folder has it: names only
+    named = shifts(plain, 3, 1, plain.counts[:, 1])
+    assert named is not None and {(s.what, s.name) for s in named.moved} == {
+        ("missing", "humidity"),
+        ("mean", "warmth"),
+    }
+
+
+def test_a_run_on_a_table_with_a_planted_change(tmp_path: Path) -> None:
+    table = weather(late=3, gap=0.7)
+    lines = [
+        ",".join("" if value is None else str(value) for value in row) for row in zip(*table.values(), strict=True)
+    ]
+    (tmp_path / "weather.csv").write_text("\n".join([",".join(table), *lines]))
+    options: dict[str, Any] = {"client": "station", "time": "month", "label": "rain", "rounds": 10}
+    options |= {"missing": "indicator", "categories": "onehot"}
+    run = fd.record(str(tmp_path / "weather.csv"), "FedDrift", out=tmp_path / "runs", **options)
+    alarms = fd.alarms(run)
+    assert (3, "rome") in list(zip(alarms["t"], alarms["client"], strict=True))
+    why = alarms["why"][alarms["t"].index(3)]
+    assert "% missing, before" in why and "warmth: mean 21." in why
+    shown = collect([run], "weather")["streams"][0]["groups"][0]["runs"][0]
+    assert shown["shifts"]["3,1"] == why
+
+
+def test_records_have_it_at_alarms_only_and_give_it_back(tmp_path: Path) -> None:
+    run = fd.record("sine-2", "FedDrift", out=tmp_path, rounds=5)
+    (path,) = tmp_path.glob("*.jsonl")
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    told = {(line["t"], line["c"]): line["shifts"] for line in lines if "shifts" in line}
+    assert set(told) == {(t, c) for t, c in np.argwhere(run.rows.drift).tolist()} and told == run.shifts
+    as_before = "as before: what changed is which class they belong to"
+    assert told and all(as_before in why for why in fd.alarms(run)["why"])
+    silent = fd.record("sine-2", "Oblivious", out=tmp_path / "silent", rounds=1)
+    assert silent.shifts == {} and fd.alarms(silent)["why"] == []
+
+
+def test_many_clients_have_it_in_a_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row_by_row = fd.record("sine-2", "FedDrift", out=tmp_path / "rows", rounds=5)
+    monkeypatch.setattr("feddrift.runs.writer.MANY_CLIENTS", 2)
+    in_columns = fd.record("sine-2", "FedDrift", out=tmp_path / "columns", rounds=5)
+    assert in_columns.shifts == row_by_row.shifts and row_by_row.shifts
+
+
+def over_flower(stream: Stream, folder: Path, **changes: Any) -> tuple[list[Step], Any]:
+    pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
+    from feddrift.deploy.server import federate
+    from feddrift.nets import default_net
+    from tests.flower import OverFlower
+
+    engine = OverFlower(stream, default_net(stream), LEARN, 0)
+    engine.n_steps = stream.n_steps
+    for name, value in changes.items():
+        setattr(engine, name, value)
+    return list(federate(engine, FEDDRIFT, folder)), engine
+
+
+def test_over_flower_it_is_what_the_simulator_says(tmp_path: Path) -> None:
+    stream = small_stream(size=120)
+    here = [dict(step.shifts) for step in fd.run(stream, FEDDRIFT, local=LEARN)]
+    there, engine = over_flower(stream, tmp_path)
+    assert [dict(step.shifts) for step in there] == here and any(here)
+    asked = [kind for _, kind, _ in engine.local_grid.log]
+    assert asked.count("explain") == sum(map(len, here))
+
+
+def test_who_forbids_it_is_not_asked_or_does_not_say(tmp_path: Path) -> None:
+    stream = small_stream(size=120)
+    silent, engine = over_flower(stream, tmp_path / "server", explain=False)
+    assert any(step.drifted.any() for step in silent) and not any(step.shifts for step in silent)
+    assert "explain" not in {kind for _, kind, _ in engine.local_grid.log}
+    from feddrift.nets import default_net
+    from tests.flower import OverFlower
+
+    engine = OverFlower(stream, default_net(stream), LEARN, 0)
+    engine.n_steps = stream.n_steps
+    engine.local_grid.clients["0"].explain = False
+    steps = [step for step in fd_steps(engine, tmp_path / "client") if step.drifted.any()]
+    assert steps[0].drifted.tolist() == [True, True, False, False] and set(steps[0].shifts) == {1}
+
+
+def fd_steps(engine: Any, folder: Path) -> list[Step]:
+    from feddrift.deploy.server import federate
+
+    return list(federate(engine, FEDDRIFT, folder))
+
+
+GOOD = Shifts(0, (9, 9), (Shift("mean", "age", 1.0, 2.0, 0.5),), 0).plain()
+SHIFT: dict[str, Any] = GOOD["moved"][0]
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (GOOD | {"since": 2}, "whole number in 0..1"),
+        (GOOD | {"rows": [0, 9]}, "whole number in 1.."),
+        (GOOD | {"more": -1}, "whole number in 0.."),
+        (GOOD | {"moved": [SHIFT] * 7}, "names 7 inputs and classes, at most 6"),
+        (GOOD | {"moved": [SHIFT | {"what": "median"}]}, "'median', legal are mean"),
+        (GOOD | {"moved": [SHIFT | {"name": "x" * 101}]}, "at most 100 characters"),
+        (GOOD | {"moved": [SHIFT | {"within": 3}]}, "at most 100 characters"),
+        (GOOD | {"moved": [SHIFT | {"before": 1e16}]}, "a number in 0..1e"),
+        (GOOD | {"moved": [SHIFT | {"what": "share"}]}, "a number in 0..1,"),
+        (GOOD | {"moved": [SHIFT | {"distance": 1.5}]}, "a number in 0..1,"),
+    ],
+)
+def test_the_server_refuses_what_cannot_be(answer: Any, reason: str) -> None:
+    pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
+    from feddrift.engines.flower.messages import read_shifts
+    from feddrift.engines.flower.wire import Refused
+
+    assert read_shifts({"shifts": GOOD}, 2) == Shifts(0, (9, 9), (Shift("mean", "age", 1.0, 2.0, 0.5),), 0)
+    assert read_shifts({"shifts": None}, 2) is None
+    with pytest.raises(Refused, match=reason):
+        read_shifts({"shifts": answer}, 2)
+
+
+def test_a_client_that_answers_nonsense_is_unexplained_and_goes_on(tmp_path: Path) -> None:
+    pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
+    from feddrift.nets import default_net
+    from feddrift.reports.exchanges import sat_out
+    from feddrift.runs.record import read
+    from tests.flower import OverFlower
+    from tests.unit.test_flower import edited
+
+    stream = small_stream(size=120)
+    engine = OverFlower(stream, default_net(stream), LEARN, 0)
+    engine.n_steps = stream.n_steps
+    engine.local_grid.tamper["0", "explain"] = edited(lambda body: body.update(shifts=7))
+    steps = fd_steps(engine, tmp_path)
+    here = list(fd.run(stream, FEDDRIFT, local=LEARN))
+    (first, *_) = [step for step in steps if step.drifted.any()]
+    assert set(first.shifts) == {1}
+    np.testing.assert_array_equal(steps[-1].model, here[-1].model)
+    assert list(sat_out(read(tmp_path / "test.jsonl"))) == []
+
+
+def test_a_deployed_client_names_its_columns_and_classes(tmp_path: Path) -> None:
+    pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
+    from feddrift.engines.flower import wire
+    from feddrift.engines.flower.client import from_toml
+    from feddrift.engines.flower.messages import VERSION, About, read_shifts
+    from feddrift.errors import ConfigError
+
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "classes.txt").write_text("no\nyes\n")
+    for t, mean in enumerate((12.0, 21.3)):
+        x, y = cell(t, mean=mean)
+        rows = [f"{a:.3f},{b:.3f},{'yes' if k else 'no'}" for (a, b), k in zip(x, y, strict=True)]
+        (tmp_path / "data" / f"step_{t}.csv").write_text("\n".join(["age,income,sold", *rows]))
+    (tmp_path / "client.toml").write_text('name = "a"\nlabel = "sold"\n')
+
+    def answer(kind: str) -> Any:
+        about = About("first", "a", 0, 1, 2, (2,), 0, 1).__dict__
+        return wire.unpack(from_toml(tmp_path).answer(kind, wire.pack({"version": VERSION, "about": about})))[0]
+
+    answer("hello")
+    found = read_shifts(answer("explain"), 1)
+    assert found is not None and [s.name for s in found.moved] == ["age"]
+    (tmp_path / "client.toml").write_text('name = "a"\nlabel = "sold"\nexplain = false\n')
+    assert answer("explain")["shifts"] is None
+    (tmp_path / "client.toml").write_text('name = "a"\nexplain = "no"\n')
+    with pytest.raises(ConfigError, match="explain must be true or false, got 'no'"):
+        from_toml(tmp_path)
