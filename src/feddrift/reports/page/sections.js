@@ -50,7 +50,7 @@ function accuracy() {
       high: g.std && g.mean.map((v, t) => (known(v) && known(g.std[t]) ? v + g.std[t] : null)),
     };
   });
-  const room = Math.min(260, 40 + 7.2 * Math.max(...lines.filter((l) => l.strong).map((l) => l.name.length)));
+  const room = Math.min(300, 20 + LETTER * Math.max(...lines.filter((l) => l.strong).map((l) => l.name.length)));
   fill(
     "accuracy",
     lineChart(lines, {
@@ -256,7 +256,7 @@ function recovery() {
       {
         width: 536,
         height: 250,
-        right: 110,
+        right: 124,
         label: `${heading()} around a drift`,
         xlabel: "time steps since the drift",
         show: (v) => (score.share ? `${Math.round(100 * v)} %` : number(v)),
@@ -324,7 +324,7 @@ function resources() {
   );
   fill(
     "compare-note",
-    "All algorithms that were run on these data, means over seeds." +
+    "All algorithms that were run on these data, means over seeds. A column's head sorts by it, best first, and once more the other way." +
       (run.truth
         ? " Precision, recall and delay are of alarms and switches together. What is always bad has little to lose: " +
           "read lost per drift beside lost to Oracle."
