@@ -123,7 +123,7 @@ def _of_truth(summary: Summary) -> list[str]:
 
 
 def _best_first(summaries: Sequence[Summary], score: Score) -> list[int]:
-    """Positions, stream by stream: by the mean omitting drifts, or of all where these are not known; unknown is last."""
+    """Positions, stream by stream: by the mean omitting drifts, or of all where these are unknown; no mean is last."""
 
     def place(k: int) -> tuple[str, bool, float]:
         mean = summaries[k].omitting_drifts or summaries[k].including_drifts
