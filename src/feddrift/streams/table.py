@@ -35,6 +35,8 @@ def is_table(name: str) -> bool:
 
 def load(name: str, plan: Plan) -> Stream:
     """The stream of table:FILE, or of a FILE that ends in .csv; its last time step only tests."""
+    if name == "table:":
+        raise DataError("'table:' names no file, expected one with a table such as table:weather.csv")
     path = Path(os.path.expanduser(name.removeprefix("table:")))
     if not os.path.isfile(path):
         raise DataError(f"'{path}' is not a file, expected a table such as weather.csv")
