@@ -289,8 +289,9 @@ MEASURE = """const root = document.documentElement, wide = [...document.querySel
     return [...e.querySelectorAll("text")].map((t) => [t.getBoundingClientRect(), t.textContent])
       .filter(([box]) => box.left < left - 2 || box.right > right + 2).map(([, text]) => text);
   });
-  parent.postMessage(`page ${root.scrollWidth - innerWidth} wide ${wide.length} bare ${bare.length} out ${out}.`,
-    "*");"""
+  const cut = [...document.querySelectorAll(".chart text")].filter((t) => t.firstChild.data.endsWith("…")).length;
+  parent.postMessage(
+    `page ${root.scrollWidth - innerWidth} wide ${wide.length} bare ${bare.length} cut ${cut} out ${out}.`, "*");"""
 
 
 @pytest.mark.parametrize("width", [390, 1440])
@@ -304,8 +305,10 @@ def test_nothing_but_wide_tables_and_charts_scrolls_sideways(real: Path, width: 
     page.write(records, tmp_path / "long.html", "long")
     for file in (real, tmp_path / "long.html"):
         text = acted(file, MEASURE, width=width)[1]
-        page_wider, wide, bare, out = re.findall(r"page (-?\d+) wide (\d+) bare (\d+) out (.*?)\.", text)[0]
+        found = re.findall(r"page (-?\d+) wide (\d+) bare (\d+) cut (\d+) out (.*?)\.", text)
+        page_wider, wide, bare, cut, out = found[0]
         assert int(page_wider) <= 0 and int(bare) == 0 and out == "", file
+        assert (int(cut) > 0) == (file != real)  # names of usual length are whole
         assert (int(wide) >= 4) == (width == 390)
 
 

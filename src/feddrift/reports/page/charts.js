@@ -1,5 +1,8 @@
 // Line, bar and step charts as SVG, all with the same quiet axes.
 const LETTER = 8; // how wide a letter of a label is at most, about
+
+// The room for the names of lines behind their ends.
+const roomFor = (names, most) => Math.min(most, 20 + LETTER * Math.max(...names.map((name) => name.length)));
 function ticks(low, high, n = 6) {
   const raw = (high - low) / n || 1;
   const base = 10 ** Math.floor(Math.log10(raw));
