@@ -39,7 +39,7 @@ def deep(stream: fd.Stream) -> fd.Net:
 
 if __name__ == "__main__":
     stream = fd.stream("sine-2")
-    algorithm = fd.algorithm("FedDrift-Trunk", stream)
+    algorithm = fd.algorithm("FedDrift", stream)
     for step in fd.run(stream, algorithm, net=deep(stream), local=fd.Local(rounds=5)):
         events = [f"{e.kind} model {e.model}" for e in step.events]
         print(f"time {step.tau}: accuracy {np.mean(step.accuracy):.2f}", *events)

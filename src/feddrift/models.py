@@ -79,7 +79,7 @@ def _family(models: Models, new_id: int, sources: Sequence[int] | Ints) -> int:
 
 def _agreed(frame: Models, on_trunks: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The trunk of each family, from that of each model; models of a family must agree."""
-    first = [frame.family.index(name) for name in frame.families]
+    _, first = np.unique(frame.trunk_index, return_index=True)
     if not np.array_equal(on_trunks, on_trunks[first][frame.trunk_index]):
         raise ValueError(f"models of different trunks cannot be one family, got {frame.family}")
     return on_trunks[first]

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -141,9 +142,9 @@ class Models:
             object.__setattr__(self, "held", (0,) * len(self.ids))
         if not len(self.owner) == len(self.held) == len(self.ids):
             raise ValueError(f"{len(self.ids)} models need as many owners, got {len(self.owner)}")
-        for name in {name for name, c in zip(self.family, self.owner, strict=True) if c >= 0}:
-            if self.family.count(name) > 1:
-                raise ValueError(f"a private model stands alone, got several of family {name}")
+        private = {name for name, c in zip(self.family, self.owner, strict=True) if c >= 0}
+        if len(set(self.family)) < len(self.family) and any(self.family.count(name) > 1 for name in private):
+            raise ValueError(f"a private model stands alone in its family, got {self.family}")
         if len(self.family) != len(self.ids):
             raise ValueError(f"{len(self.ids)} models need as many families, got {len(self.family)}")
         if self.trunk is None and len(set(self.family)) < len(self.family):
@@ -157,7 +158,7 @@ class Models:
     def __len__(self) -> int:
         return len(self.ids)
 
-    @property
+    @cached_property
     def families(self) -> tuple[int, ...]:
         """The distinct families, in the order of the trunk's axis."""
         return tuple(dict.fromkeys(self.family))
@@ -167,7 +168,7 @@ class Models:
         """[m], whether it is a client's own, never sent."""
         return np.array(self.owner, dtype=np.int64) >= 0
 
-    @property
+    @cached_property
     def trunk_index(self) -> Ints:
         """[m], the position of each model's trunk."""
         at = {name: f for f, name in enumerate(self.families)}

@@ -193,6 +193,125 @@ def test_who_was_not_there_and_what_time_it_was(tmp_path: Path) -> None:
     assert "new, time 2 (week 1)" in text and "loss before training 0.125" in text
 
 
+def acted(file: Path, script: str, chosen: str = "", width: int | None = None) -> tuple[str, str]:
+    """As `text_of`, of a page in which a script acted when it was ready; within a frame of this width what it said."""
+    act = f"""<script>
+      const wait = setInterval(() => {{
+        if (document.documentElement.dataset.ready !== "yes") return;
+        clearInterval(wait);
+        {script}
+      }}, 20);
+    </script>"""
+    page_that_acts = file.with_name("act.html")
+    page_that_acts.write_text(file.read_text().replace("</body>", f"{act}</body>"))
+    if width is None:
+        return text_of(page_that_acts, chosen)
+    frame = file.with_name("frame.html")
+    hears = "onmessage = (e) => { said.textContent = e.data; document.documentElement.dataset.ready = 'yes'; }"
+    frame.write_text(
+        f"<p id=said></p><script>{hears}</script>"
+        f"<iframe src='act.html#{chosen}' style='width:{width}px;height:3000px;border:0'></iframe>"
+    )
+    return text_of(frame)
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page of committed records without a truth: five seeds of eleven methods, by log loss."""
+    records = [record.read(path) for path in sorted((RESULTS / "real").glob("air-beijing_*.jsonl"))]
+    file = tmp_path_factory.mktemp("real") / "report.html"
+    page.write(record.by_score(records, "log_loss"), file, "real")
+    return file
+
+
+def heads_and_names(markup: str) -> tuple[list[str], list[str]]:
+    """Of the comparison, which heads sort it and how, and the first column."""
+    (body,) = re.findall(r'<div class="scroll" id="compare".*?</div>', markup, flags=re.S)
+    heads = re.findall(r'<th[^>]*aria-sort="(\w+)"[^>]*><button[^>]*>([^<]*)', body)
+    names = re.findall(r"<tr[^>]*><td[^>]*>(?:<button[^>]*>)?([^<]*)", body)
+    return [f"{text} {how}" for how, text in heads], names
+
+
+def test_the_comparison_is_sorted_by_what_was_asked_and_by_its_heads(real: Path) -> None:
+    markup, text = text_of(real)
+    heads, names = heads_and_names(markup)
+    assert heads == ["log loss ascending"] and names[:3] == ["Oblivious", "FineTuned", "Local"] and len(names) == 11
+    assert names[-1] == "Local-W" and "Majority" in names
+    compared = text[text.index("Side by side") :]
+    assert not re.search("omitting drifts|ARI|NMI|precision|lost|spare|Dummy", compared)  # nobody knows the truth
+    press = """const press = (text) =>
+      [...document.querySelectorAll("#compare th button")].find((b) => b.textContent.startsWith(text)).click();
+      press("AUC");"""
+    heads, best = heads_and_names(acted(real, press)[0])
+    assert heads == ["AUC, % descending"] and best[0] == "Oblivious"
+    markup, text = acted(
+        real,
+        press
+        + """press("AUC");
+      document.getElementById("foot").append(` ${document.activeElement.textContent} has the focus`);""",
+    )
+    heads, names = heads_and_names(markup)
+    assert heads == ["AUC, % ascending"] and names == best[::-1]
+    assert "AUC, % has the focus" in text
+    assert heads_and_names(text_of(real, "sort=-auc")[0]) == (heads, names)
+    assert heads_and_names(text_of(real, "sort=ari")[0])[0] == ["log loss ascending"]  # it is not there
+
+
+def test_a_switch_has_the_numbers_that_explain_it(tmp_path: Path) -> None:
+    """Client 1's old model is wrong on 0.6 of its new data, the one it moves to on 0.25: story, tip and table."""
+    columns = {
+        "model": [[0, 1], [0, 1], [0, 0]], "accuracy": [[0.9, 0.8], [0.9, 0.4], [0.9, 0.85]],
+        "loss": [[0.1, 0.1], [0.1, 0.2], [0.1, 0.25]],
+    }  # fmt: skip
+    file = tmp_path / "report.html"
+    record_of = make(tmp_path, header(3, 2, settings={"metric": "error"}), columns)
+    page.write([record_of], file, "runs")
+    moved = "Moved from model 1 to model 0, which was there before"
+    point = """const map = document.querySelector(".map"),
+        { left, top } = map.querySelector("canvas").getBoundingClientRect();
+      const x = left + view.maps.names + view.maps.panels[0].wide * 2.5, y = top + 4 + view.maps.tall * 1.5;
+      map.dispatchEvent(new MouseEvent("mousemove", { clientX: x, clientY: y, bubbles: true }));"""
+    _, text = acted(file, point, "client=1&time=3")
+    why = f"{moved}: on its new data model 1 had error 0.600, model 0 had error 0.250 before training."
+    assert text.count(why) == 2  # the story and the tip
+    assert "error, old model error, new model accuracy next, % why" in text
+    assert f"3 Client 1 switch 0.600 0.250 85.0 {moved}." in text
+    page.write([make(tmp_path / "b", header(3, 2, settings={}), columns)], file, "runs")
+    _, text = text_of(file, "client=1&time=3")
+    assert "on its new data model 1 had accuracy 40.0 %, model 0 had loss 0.250 before training." in text
+
+
+MEASURE = """const root = document.documentElement, wide = [...document.querySelectorAll("main *")]
+    .filter((e) => getComputedStyle(e).overflowX === "auto" && e.scrollWidth > e.clientWidth);
+  const bare = wide.filter((e) => !getComputedStyle(e).backgroundImage.includes("gradient"));
+  const out = [...document.querySelectorAll(".chart")].filter((e) => e.offsetParent).flatMap((e) => {
+    const { left, right } = e.querySelector("svg").getBoundingClientRect();
+    return [...e.querySelectorAll("text")].map((t) => [t.getBoundingClientRect(), t.textContent])
+      .filter(([box]) => box.left < left - 2 || box.right > right + 2).map(([, text]) => text);
+  });
+  const cut = [...document.querySelectorAll(".chart text")].filter((t) => t.firstChild.data.endsWith("…")).length;
+  parent.postMessage(
+    `page ${root.scrollWidth - innerWidth} wide ${wide.length} bare ${bare.length} cut ${cut} out ${out}.`, "*");"""
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_nothing_but_wide_tables_and_charts_scrolls_sideways(real: Path, width: int, tmp_path: Path) -> None:
+    """These have a shadow at the edge; the labels of charts end within them, however long names are."""
+    head = header(13, 2, times=["30 September"] * 14, clients=["Wanshouxigong, north-west of the river", "b"])
+    records = [
+        make(tmp_path / str(k), head | {"settings": {"a_setting_with_a_long_name": k, "and_another_one": -k}})
+        for k in range(2)
+    ]
+    page.write(records, tmp_path / "long.html", "long")
+    for file in (real, tmp_path / "long.html"):
+        text = acted(file, MEASURE, width=width)[1]
+        found = re.findall(r"page (-?\d+) wide (\d+) bare (\d+) cut (\d+) out (.*?)\.", text)
+        page_wider, wide, bare, cut, out = found[0]
+        assert int(page_wider) <= 0 and int(bare) == 0 and out == "", file
+        assert (int(cut) > 0) == (file != real)  # names of usual length are whole
+        assert (int(wide) >= 4) == (width == 390)
+
+
 def test_a_federation_that_goes_on(tmp_path: Path) -> None:
     """Also before its first time step, and with one that nobody has tested."""
     going_on = federation(tmp_path)

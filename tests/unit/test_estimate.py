@@ -29,7 +29,7 @@ def test_the_work_is_what_a_run_does(name: str) -> None:
 
 
 def test_without_the_truth_a_rehearsal_must_do() -> None:
-    stream = replace(fd.stream("sine-2"), concepts=None)
+    stream = replace(fd.stream("sine-2", pattern="random:every=2,concepts=2,clients=4,steps=4"), concepts=None)
     told = estimate(
         stream, fd.algorithm("FedDrift", stream), engine="reference", local=replace(stream.local, rounds=1, steps=1)
     )

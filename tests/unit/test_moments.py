@@ -43,7 +43,8 @@ def test_what_is_put_away_comes_back(monkeypatch: pytest.MonkeyPatch, large: int
 
 
 def test_where_moments_wait_moves_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream, local = fd.stream("sine-2"), Local(rounds=4, steps=3)
+    stream = fd.stream("sine-2", pattern="random:every=1,concepts=2,clients=6,steps=3")
+    local = Local(rounds=4, steps=3)
     found = []
     for large in (0, 1 << 40):
         monkeypatch.setattr(moments, "LARGE", large)

@@ -69,6 +69,15 @@ def test_exported_models_know_their_net(tmp_path: Path, name: str, hidden: objec
     assert accuracy == pytest.approx(record.rows.accuracy[-1, 0], abs=0.003)
 
 
+def test_no_name_is_the_name_of_no_net(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["run", "--stream", "sine-2", "--algorithm", "Oblivious", "--net", "", "--out", str(tmp_path / "runs")]
+    code, _, said = feddrift(capsys, *words)
+    assert code == 2 and said.startswith("Error: unknown net '' (one of: linear, mlp:") and said.count("\n") == 1
+    with pytest.raises(fd.ConfigError, match="unknown net ''"):
+        fd.run("sine-2", "Oblivious", net="")
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_linear_net_loads_no_jax(tmp_path: Path) -> None:
     words = ["run", "--stream", "sine-2", "--algorithm", "FedDrift", "--net", "linear", "--rounds", "2"]
     assert "jax" not in loaded(COMMAND.format(words=[*words, "--out", str(tmp_path)]), JAX_PLATFORMS="cpu")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -75,10 +74,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("balance", [False, True])
 @pytest.mark.parametrize("algorithm", ["FedDrift", "KUE"])  # KUE shows each model a part of the inputs
 def test_it_trains_as_the_same_net_in_jax(folder: Path, algorithm: str, balance: bool) -> None:
-    net = named_net("numpy_models:model", fd.stream("circle-2"))
+    stream = fd.stream("circle-2", pattern="random:every=2,concepts=2,clients=4,steps=5")
+    net = named_net("numpy_models:model", stream)
     jax_net = fd.Net(net.init, lambda params, x: x @ params[0] + params[1])
-    local = replace(LOCAL, balance=balance)
-    runs = [itertools.islice(fd.run("circle-2", algorithm, net=each, local=local), 5) for each in (net, jax_net)]
+    runs = [fd.run(stream, algorithm, net=each, local=replace(LOCAL, balance=balance)) for each in (net, jax_net)]
     for a, b in zip(*runs, strict=True):
         assert a.model.tolist() == b.model.tolist()
         np.testing.assert_allclose(a.accuracy, b.accuracy, atol=0.005)

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from feddrift.errors import ConfigError
-from feddrift.reports import summary, tables
+from feddrift.reports import metrics, summary, tables
 from feddrift.reports.summary import Spread, adjusted_rand, lineage, scores, summarise
 from feddrift.reports.words import differences
-from feddrift.runs.record import Record, read_all
+from feddrift.runs.record import Record, by_score, read_all
+from feddrift.scores import ACCURACY, SCORES
 from tests.unit.fake_records import header, make, merged
 
 CONCEPTS = [[0, 0], [0, 1], [1, 1]]
@@ -240,6 +241,36 @@ def test_the_table_reads_well(tmp_path: Path) -> None:
     assert own.count(" - ") + own.rstrip().endswith(" -") == 3, (
         "no truth: no accuracy omitting drifts, no false alarms, no ARI"
     )
+
+
+def test_the_best_of_each_stream_is_first_by_what_was_asked(tmp_path: Path) -> None:
+    for name, accuracy, loss in (
+        ("Window", 0.7, 0.9),
+        ("FedDrift", 0.8, 0.4),
+        ("Oblivious", 0.9, 0.5),
+        ("IFCA", None, None),
+    ):
+        columns = {"accuracy": [[accuracy] * 2] * 2, "log_loss": [[loss] * 2] * 2}
+        make(tmp_path, header(algorithm=name, settings={}), columns)
+    make(tmp_path, header(stream="elec", algorithm="Window"), {"log_loss": [[0.1] * 2] * 2})
+    for score, best_first in (
+        ("accuracy", ["Window", "Oblivious", "FedDrift", "Window", "IFCA"]),
+        ("log_loss", ["Window", "FedDrift", "Oblivious", "Window", "IFCA"]),  # the lowest first
+    ):
+        records = by_score(read_all(tmp_path), score)
+        summaries, numbers = summarise(records), metrics.summarise(records)
+        shown = [tables.table(summaries, score=SCORES.get(score, ACCURACY))]
+        shown += tables.metrics_tables(summaries, numbers, SCORES.get(score, ACCURACY))
+        for table in shown:
+            assert [str(cell).split()[0] for cell in table.columns[1].cells] == best_first
+            assert [str(cell) for cell in table.columns[0].cells] == ["elec"] + ["sine-2"] * 4
+
+
+def test_what_needs_the_truth_is_shown_where_there_is_some(tmp_path: Path) -> None:
+    names = [str(column.header) for column in tables.table(summarise([make(tmp_path / "a", header())])).columns]
+    assert names == ["stream", "algorithm", "seeds", "accuracy, %", "sent", "models"]
+    names = [str(column.header) for column in tables.table(summarise(runs(tmp_path / "b", {0: 0.9}))).columns]
+    assert names[3:] == ["omitting\ndrifts, %", "including\ndrifts, %", "sent", "models", "false\nalarm", "ARI"]
 
 
 def test_the_table_fits_a_narrow_terminal(tmp_path: Path) -> None:

@@ -196,8 +196,16 @@ pattern = "random:every=3,concepts=2,clients=4,steps=12"
 """
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep that was never stopped."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert feddrift("sweep", grid(folder, LONG), "--out", folder / "runs").returncode == 0
+    return folder / "runs"
+
+
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_a_stopped_sweep_goes_on_where_it_was(tmp_path: Path, how: signal.Signals) -> None:
+def test_a_stopped_sweep_goes_on_where_it_was(tmp_path: Path, whole: Path, how: signal.Signals) -> None:
     """Records and results are those of a sweep that was never stopped."""
     path, out = grid(tmp_path, LONG), tmp_path / "runs"
     command = [sys.executable, "-m", "feddrift", "sweep", str(path), "--out", str(out), "--jobs", "2"]
@@ -212,9 +220,7 @@ def test_a_stopped_sweep_goes_on_where_it_was(tmp_path: Path, how: signal.Signal
     while (status := feddrift("sweep", path, "--out", out)).returncode and time.monotonic() < begin + 60:
         time.sleep(0.5)  # runs of a killed sweep may still hold their records for a moment
     assert status.returncode == 0, status.stderr
-    whole = feddrift("sweep", path, "--out", tmp_path / "whole")
-    assert whole.returncode == 0
     for ours in sorted(out.glob("*.jsonl")):
-        theirs = tmp_path / "whole" / ours.name
+        theirs = whole / ours.name
         rows = [[json.loads(line) for line in p.read_text().splitlines()[1:-1]] for p in (ours, theirs)]
         assert rows[0] == rows[1] and len(rows[0]) >= 48

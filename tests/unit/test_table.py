@@ -365,7 +365,7 @@ def test_all_names_that_are_wrong_are_told(put: Any) -> None:
         ("sine-2", {"scale": False}, "scale is for tables"),
         ("sin-2", {"scale": False}, "did you mean 'sine-2'"),
         ("nowhere.csv", KEYS, "'nowhere.csv' is not a file, expected a table such as weather.csv"),
-        ("table:", KEYS, "is not a file"),
+        ("table:", KEYS, "'table:' names no file, expected one with a table such as table:weather.csv"),
     ],
 )
 def test_options_without_a_table(name: str, options: dict[str, Any], said: str) -> None:

@@ -58,9 +58,8 @@ class InProcess(Engine):
 
     def wrong(self, models: Models, rows: Ints, sizes: Ints, which: Ints) -> Bools:
         """[row]: whether the model at position which[cell] is mistaken."""
-        mistaken, of_row = np.zeros(len(rows), dtype=bool), np.repeat(which, sizes)
-        for m in np.unique(which):
-            at = np.flatnonzero(of_row == m)
+        mistaken = np.zeros(len(rows), dtype=bool)
+        for m, at in _by_group(np.repeat(which, sizes)):
             mistaken[at] = self.per_row(take(models, [m], [models.ids[m]]), rows[at], "error")[0] > 0
         return mistaken
 
@@ -93,15 +92,17 @@ class InProcess(Engine):
         chances, predicted = np.zeros((len(rows), stream.n_classes)), np.zeros(len(rows), dtype=np.int64)
         all_votes = np.zeros((len(sizes), len(state.models)))
         all_votes[: len(state.votes)] = state.votes  # who has not joined yet has no vote
-        voters, of_group = np.unique(all_votes > 0, axis=0, return_inverse=True)
-        for group, used in enumerate(voters):  # clients who listen to the same models
-            at = np.flatnonzero(of_group.reshape(-1)[owner] == group)
-            models = take(state.models, np.flatnonzero(used), [state.models.ids[m] for m in np.flatnonzero(used)])
+        groups: dict[bytes, int] = {}  # of clients who listen to the same models
+        listens = [row.tobytes() for row in np.packbits(all_votes > 0, axis=1)]
+        of_client = np.array([groups.setdefault(models, len(groups)) for models in listens])
+        for _, at in _by_group(of_client[owner]):
+            used = np.flatnonzero(all_votes[owner[at[0]]] > 0)
+            models = take(state.models, used, [state.models.ids[m] for m in used])
             done = 0
-            for logits in self.outputs(models, rows[at]) if used.any() else ():
+            for logits in self.outputs(models, rows[at]) if len(used) else ():
                 block = at[done : done + logits.shape[1]]
                 done += logits.shape[1]
-                votes = all_votes[owner[block]][:, used]
+                votes = all_votes[np.ix_(owner[block], used)]
                 chances[block] = voting.chances(logits, votes)
                 predicted[block] = voting.totals(logits, votes, state.ballot).argmax(axis=1)
         before = slice(0, int(stream.starts[t, 0]))
@@ -126,6 +127,18 @@ class Lane(NamedTuple):
     counts: Ints  # [cell], rows, or places of its table
     mass: Floats  # [cell], by which it is drawn, beside w
     tables: dict[int, Ints]  # the rows of a cell, where classes are balanced; else `InProcessWorker.trained`
+
+
+def _by_group(of_row: Ints) -> Iterator[tuple[int, Ints]]:
+    """Each group with its rows, ascending; sorted once, however many groups there are.
+
+    >>> [(group, rows.tolist()) for group, rows in _by_group(np.array([2, 0, 2]))], list(_by_group(np.zeros(0, int)))
+    ([(0, [1]), (2, [0, 2])], [])
+    """
+    order = np.argsort(of_row, kind="stable")
+    begins = np.flatnonzero(np.diff(of_row[order], prepend=-1))
+    for rows in np.split(order, begins)[1:]:
+        yield int(of_row[rows[0]]), rows
 
 
 class InProcessWorker(Worker):

@@ -10,7 +10,7 @@ import importlib.util
 import os
 import sys
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -119,5 +119,11 @@ def only_one_cpu() -> bool:
     platform = os.environ.get("JAX_PLATFORMS") or os.environ.get("JAX_PLATFORM_NAME")
     if platform:
         return platform == "cpu"
+    return not _has_plugins()
+
+
+@cache
+def _has_plugins() -> bool:
+    """Whether anything installed brings JAX other devices; looked for once, since that takes a while."""
     plugins = importlib.metadata.entry_points(group="jax_plugins")
-    return not plugins and all(importlib.util.find_spec(name) is None for name in ("jax_plugins", "libtpu"))
+    return bool(plugins) or any(importlib.util.find_spec(name) is not None for name in ("jax_plugins", "libtpu"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,18 @@ from feddrift.trees import split, tree_map, trunk_of, unsplit
 from feddrift.types import Ints, Local, Models, Net, Params, Updates
 
 
+@lru_cache(maxsize=16)
+def _gradient(net: Net) -> Any:
+    """The gradient of a minibatch's loss, compiled once for each net."""
+    import jax  # here, since it takes a while
+
+    def loss(params: Params, mask: Any, x: Any, y: Any, n: Any) -> Any:
+        with jax.default_matmul_precision("float32"):
+            return batch_loss(net, params, mask, x, y, n)
+
+    return jax.jit(jax.grad(loss))
+
+
 class Reference(InProcess):
     """Obvious and slow; what the simulator must agree with."""
 
@@ -30,13 +43,7 @@ class Reference(InProcess):
         check_traceable(net)
         check_fits(net, stream.x.shape[1:], stream.n_classes)
         super().__init__(stream, net, local, seed, conditions)
-        import jax  # here, since it takes a while
-
-        def loss(params: Params, mask: Any, x: Any, y: Any, n: Any) -> Any:
-            with jax.default_matmul_precision("float32"):
-                return batch_loss(net, params, mask, x, y, n)
-
-        self.gradient = jax.jit(jax.grad(loss))
+        self.gradient = _gradient(net)
 
     def worker(self, tau: int) -> ReferenceWorker:
         return ReferenceWorker(self, tau)

@@ -77,31 +77,60 @@ def table(
     paper: Sequence[Published | None] = (),
     score: Score = ACCURACY,
 ) -> Table:
-    """Summaries for people; sent is relative to Oblivious, models are those at the end, ARI the adjusted Rand index."""
-    percent = ", %" if score.share else ""
-    columns = [f"omitting\ndrifts{percent}", f"including\ndrifts{percent}", "sent", "models", "false\nalarm", "ARI"]
+    """Summaries for people, the best of each stream first; sent is relative to Oblivious, models are those at the end,
+    ARI the adjusted Rand index. What needs true concepts is shown where some are known."""
+    percent, digits = ", %" if score.share else "", 2 if score.share else 4
+    has_truth = any(summary.ari is not None for summary in summaries)
+    columns = [
+        *([f"omitting\ndrifts{percent}", f"including\ndrifts{percent}"] if has_truth else [f"{_mean(score)}{percent}"]),
+        *("sent", "models"),
+        *(["false\nalarm", "ARI"] if has_truth else []),
+    ]
     if against:
         points = "points" if score.share else "lower is better"
         columns.append(f"over {next((gap.baseline for gap in against if gap), 'it')},\n{points}")
     if paper:
         columns += ["paper,\nomitting", "ours\nover it", "paper,\nincluding", "ours\nover it"]
-    grid, digits = _grid(columns, 15), 2 if score.share else 4
+    grid, names = _grid(columns, 15), _names(summaries)
     if score != ACCURACY:
         grid.title = score.title
-    for k, (summary, names) in enumerate(zip(summaries, _names(summaries), strict=True)):
+    for k in _best_first(summaries, score):
+        summary = summaries[k]
         cells = [
-            *names,
-            spread(summary.omitting_drifts, digits),
+            *names[k],
+            *([spread(summary.omitting_drifts, digits)] if has_truth else []),
             spread(summary.including_drifts, digits),
             f"{summary.models_sent_ratio:.2f}x",
             f"{summary.models_final:.3g}",
-            "-" if summary.false_alarms is None else f"{summary.false_alarms:.3g}",
-            "-" if summary.ari is None else f"{summary.ari:.2f}",
+            *(_of_truth(summary) if has_truth else []),
             *([difference(against[k], digits)] if against else []),
             *(_beside(summary, paper[k]) if paper else []),
         ]
         grid.add_row(*(Text(cell) for cell in cells))  # as Text: a name may hold [brackets]
     return grid
+
+
+def _mean(score: Score) -> str:
+    """What the one mean is called where drifts are not known; another score's name is the table's title."""
+    return "accuracy" if score == ACCURACY else "mean"
+
+
+def _of_truth(summary: Summary) -> list[str]:
+    return [
+        "-" if summary.false_alarms is None else f"{summary.false_alarms:.3g}",
+        "-" if summary.ari is None else f"{summary.ari:.2f}",
+    ]
+
+
+def _best_first(summaries: Sequence[Summary], score: Score) -> list[int]:
+    """Positions, stream by stream: by the mean omitting drifts, or of all where these are unknown; no mean is last."""
+
+    def place(k: int) -> tuple[str, bool, float]:
+        mean = summaries[k].omitting_drifts or summaries[k].including_drifts
+        sign = -1 if score.higher_is_better else 1
+        return summaries[k].stream, mean is None, sign * mean.mean if mean else 0.0
+
+    return sorted(range(len(summaries)), key=place)
 
 
 def metrics_tables(
@@ -114,18 +143,22 @@ def metrics_tables(
     shown = [
         {title: how for title, how in columns.items() if how[0] in measured} for columns in (DRIFTS, levels | REST)
     ]
-    tables = [_metrics_table(summaries, metrics, columns) for columns in shown if columns]
+    order = _best_first(summaries, score)
+    tables = [_metrics_table(summaries, metrics, columns, order) for columns in shown if columns]
     if tables and score != ACCURACY:
         tables[0].title = score.title
     return tables
 
 
 def _metrics_table(
-    summaries: Sequence[Summary], metrics: Sequence[Mapping[str, Spread | None]], columns: Mapping[str, Column]
+    summaries: Sequence[Summary],
+    metrics: Sequence[Mapping[str, Spread | None]],
+    columns: Mapping[str, Column],
+    order: Sequence[int],
 ) -> Table:
-    grid = _grid(columns, 10)
-    for spreads, names in zip(metrics, _names(summaries), strict=True):
-        grid.add_row(*(Text(text) for text in (*names, *(_measured(spreads, *how) for how in columns.values()))))
+    grid, names = _grid(columns, 10), _names(summaries)
+    for k in order:
+        grid.add_row(*(Text(text) for text in (*names[k], *(_measured(metrics[k], *how) for how in columns.values()))))
     return grid
 
 

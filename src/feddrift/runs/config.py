@@ -159,7 +159,7 @@ class RunConfig(BaseModel):
         """The net, the stream's own unless another is named."""
         if self.net is not None and self.weights is not None:
             raise ConfigError(f"weights are for the net of a stream of pictures: leave out net={self.net}")
-        return named_net(self.net, stream) if self.net else default_net(stream, self.weights)
+        return default_net(stream, self.weights) if self.net is None else named_net(self.net, stream)
 
     def overrides(self, stream: Stream) -> dict[str, Any]:
         """The run options that differ from the stream's own."""

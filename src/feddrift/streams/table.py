@@ -38,6 +38,8 @@ def load(name: str, plan: Plan) -> Stream:
 
     FILE+FILE+... is one table, too: the rows of several files with the same columns, one after the other.
     """
+    if name == "table:":
+        raise DataError("'table:' names no file, expected one with a table such as table:weather.csv")
     whole = os.path.expanduser(name.removeprefix("table:"))
     paths = [Path(whole)] if os.path.isfile(whole) else [Path(os.path.expanduser(part)) for part in whole.split("+")]
     for path in paths:

@@ -1,4 +1,8 @@
 // Line, bar and step charts as SVG, all with the same quiet axes.
+const LETTER = 8; // how wide a letter of a label is at most, about
+
+// The room for the names of lines behind their ends.
+const roomFor = (names, most) => Math.min(most, 20 + LETTER * Math.max(...names.map((name) => name.length)));
 function ticks(low, high, n = 6) {
   const raw = (high - low) / n || 1;
   const base = 10 ** Math.floor(Math.log10(raw));
@@ -25,7 +29,9 @@ function axes(f, { xs, ys, xlabel, show = (v) => v, showX = (v) => v }) {
     );
   }
   for (const v of xs) {
-    f.svg.append(s("text", { x: f.at.x(v), y: f.height - f.bottom + 18, "text-anchor": "middle" }, String(showX(v))));
+    const text = String(showX(v)),
+      x = Math.min(f.at.x(v), f.width - (LETTER * text.length) / 2); // the last one ends with the chart
+    f.svg.append(s("text", { x, y: f.height - f.bottom + 18, "text-anchor": "middle" }, text));
   }
   const beside = xlabel && xlabel.length < 6; // a word fits before the first number, a sentence goes below
   const place = beside
@@ -181,7 +187,8 @@ function lineChart(
         s("path", { d: `M${l.x + 4},${l.from}L${x - 3},${l.y}`, stroke: l.stroke, opacity: 0.5, fill: "none" }),
       );
     }
-    f.svg.append(s("text", { class: "name", x, y: l.y + 4, style: `fill:${l.stroke}` }, l.text));
+    const text = shorten(l.text, Math.floor((right - 14) / LETTER));
+    f.svg.append(s("text", { class: "name", x, y: l.y + 4, style: `fill:${l.stroke}` }, text, s("title", {}, l.text)));
   }
   return f.svg;
 }

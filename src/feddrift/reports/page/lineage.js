@@ -185,11 +185,7 @@ function shades(run) {
     const parts = part.filter((p) => root(p) === m);
     return [
       `model ${m}` +
-        (parts.length && parts.length <= 4
-          ? ` and ${parts.join(", ")}, merged into it`
-          : parts.length
-            ? ` and ${parts.length} merged into it`
-            : ""),
+        (parts.length ? ` (with ${parts.length <= 4 ? parts.join(", ") : `${parts.length} others`} merged into it)` : ""),
       paint(slot.get(m)),
     ];
   });

@@ -17,6 +17,8 @@ function load() {
     : view.stream.clients.length > 60
       ? "similar"
       : "given";
+  const [, turned, by] = /^(-?)(.*)$/.exec(now.sort || "mean");
+  view.sort = [by, turned === "-"];
   const c = view.stream.clients.indexOf(now.client),
     t = parseInt(now.time, 10) - 1;
   view.chosen = view.maps ? (c >= 0 ? [t >= 0 && t < view.run.steps ? t : 0, c] : firstOf(view.run)) : null;
@@ -44,6 +46,15 @@ view.open = (group) => {
   state.write({ algorithm: group.label, seed: null, client: null, time: null });
   show();
   $("headline").scrollIntoView({ block: "center" });
+};
+
+// The table by this column, best first; by the same once more the other way round. The focus stays on its head.
+view.sortBy = (name) => {
+  const turned = view.sort[0] === name && !view.sort[1];
+  view.sort = [name, turned];
+  state.write({ sort: (turned ? "-" : "") + name });
+  fill("compare", comparison(view));
+  $("compare").querySelector("th[aria-sort] button").focus();
 };
 
 function chooser(name, label, items, chosen, change) {

@@ -50,7 +50,10 @@ function accuracy() {
       high: g.std && g.mean.map((v, t) => (known(v) && known(g.std[t]) ? v + g.std[t] : null)),
     };
   });
-  const room = Math.min(260, 40 + 7.2 * Math.max(...lines.filter((l) => l.strong).map((l) => l.name.length)));
+  const room = roomFor(
+    lines.filter((l) => l.strong).map((l) => l.name),
+    300,
+  );
   fill(
     "accuracy",
     lineChart(lines, {
@@ -256,7 +259,10 @@ function recovery() {
       {
         width: 536,
         height: 250,
-        right: 110,
+        right: roomFor(
+          chosen.map((g) => g.algorithm),
+          180,
+        ),
         label: `${heading()} around a drift`,
         xlabel: "time steps since the drift",
         show: (v) => (score.share ? `${Math.round(100 * v)} %` : number(v)),
@@ -284,7 +290,10 @@ function resources() {
     lineChart(lines, {
       width: 536,
       height: 230,
-      right: 100,
+      right: roomFor(
+        lines.map((l) => l.name),
+        180,
+      ),
       label: "Models over time",
       xlabel: "time",
       floor: 0,
@@ -324,7 +333,7 @@ function resources() {
   );
   fill(
     "compare-note",
-    "All algorithms that were run on these data, means over seeds." +
+    "All algorithms that were run on these data, means over seeds. A column's head sorts by it, best first, and once more the other way." +
       (run.truth
         ? " Precision, recall and delay are of alarms and switches together. What is always bad has little to lose: " +
           "read lost per drift beside lost to Oracle."

@@ -1,4 +1,4 @@
-// Tables.
+// Tables. A head is [text, kind, title, sort, aria-sort]; with a sort it is a button.
 const HOW = ["", "alarm", "switch", "alarm and switch"];
 
 function table(head, rows, caption) {
@@ -12,7 +12,13 @@ function table(head, rows, caption) {
       h(
         "tr",
         {},
-        head.map(([text, kind, title]) => h("th", { class: kind, scope: "col", title }, text)),
+        head.map(([text, kind, title, sort, sorted]) =>
+          h(
+            "th",
+            { class: kind, scope: "col", title, "aria-sort": sorted },
+            sort ? h("button", { type: "button", class: "sort", onclick: sort }, text) : text,
+          ),
+        ),
       ),
     ),
     h("tbody", {}, rows),
@@ -80,11 +86,23 @@ function agreement({ group }, t, c, how) {
   return [how & 1 ? `${group.alarms[`${t},${c}`] || 0} of ${group.runs.length}` : "–"];
 }
 
+// The numbers of a move [name, title, show, which of the evidence]; none where there are no cells.
+function moveColumns({ run, maps }) {
+  const [what, show] = asBefore(run);
+  const columns = [
+    [`${what}, old model`, "of the model that it had, on its new data", show, "old"],
+    [`${run.metric}, new model`, "of the model that it moved to, on the same data, before training", (x) => number(x, 3), "now"],
+    [`${score.title} next${score.share ? ", %" : ""}`, "of the model that it then had, on the next time step", level, "next"],
+  ];
+  return maps ? columns.filter(([, , , which]) => which !== "now" || maps.cells.loss) : [];
+}
+
 // Every drift and every false move in the order of time: who, when, noticed how, and why.
 function driftRows(view) {
   const { run } = view,
     rows = [];
-  const reason = (t, c) => (view.maps ? reasons(view.maps, t, c).join(" ") : eventsOf(run, t, c));
+  const reason = (t, c) => (view.maps ? reasons(view.maps, t, c, false).join(" ") : eventsOf(run, t, c));
+  const numbers = (t, c) => moveColumns(view).map(([, , show, which]) => show(evidence(view.maps, t, c)[which]));
   for (const [t, c, from, to, delay, how] of run.drifts || []) {
     const tag =
       delay < 0
@@ -99,6 +117,7 @@ function driftRows(view) {
         tag,
         delay < 0 ? "–" : HOW[how],
         ...agreement(view, t + Math.max(delay, 0), c, how),
+        ...numbers(t + Math.max(delay, 0), c),
         delay >= 0
           ? reason(t + delay, c)
           : view.maps
@@ -113,7 +132,13 @@ function driftRows(view) {
       t,
       c,
       kind: run.drifts ? "false" : HOW[how],
-      values: () => [...(run.drifts ? ["no change", tag] : []), HOW[how], ...agreement(view, t, c, how), reason(t, c)],
+      values: () => [
+        ...(run.drifts ? ["no change", tag] : []),
+        HOW[how],
+        ...agreement(view, t, c, how),
+        ...numbers(t, c),
+        reason(t, c),
+      ],
     });
   }
   return rows.sort((a, b) => a.t - b.t || a.c - b.c);
@@ -142,9 +167,10 @@ function driftList(view, show = 12, only = "all") {
       : []),
     ["by", "text"],
     ...(view.group.alarms ? [["alarm in seeds", "text"]] : []),
+    ...moveColumns(view).map(([name, title]) => [name, "", title]),
     ["why", "text"],
   ];
-  const kind = [...head.slice(0, -1).map(() => "text tight"), "text wide"];
+  const kind = [...head.slice(0, -1).map(([, of]) => `${of} tight`), "text wide"];
   const { times } = view.run,
     when = (t) => (times[t] ? `${t + 1} · ${times[t]}` : t + 1);
   const again = (n, what) => fill("drifts-list", driftList(view, n, what));
@@ -222,36 +248,53 @@ function worstTable(view) {
   return table(head, rows);
 }
 
+// [text, name, show, title, whether lower is better]
 const COLUMNS = [
   ["mean", "mean", level, "mean over clients and times"],
   ["omitting drifts", "omitting", level, "without the rows that a drift strikes"],
   ["worst client", "worst", level],
   ["10th pct.", "tenth", level, "10th percentile over clients, from the worst"],
   ["majority, %", "majority", percent, "what each client's most frequent class so far would have got"],
-  ["log loss", "log_loss", (x) => number(x, 3), "of the probabilities; lower is better"],
-  ["Brier", "brier", (x) => number(x, 3), "Brier score of the probabilities; lower is better"],
+  ["log loss", "log_loss", (x) => number(x, 3), "of the probabilities; lower is better", true],
+  ["Brier", "brier", (x) => number(x, 3), "Brier score of the probabilities; lower is better", true],
   ["AUC, %", "auc", percent, "area under the ROC curve, one class against the rest"],
   ["balanced, %", "balanced_accuracy", percent, "accuracy if all classes were as frequent"],
   ["F1, %", "f1", percent, "mean over classes"],
   ["precision", "noticed precision", number],
   ["recall", "noticed recall", number],
-  ["delay", "noticed delay", number],
-  ["lost to Oracle", "lost_to_oracle", number, "per drift, summed over time steps"],
-  ["lost per drift", "lost", number, "summed over time steps, against the client's own level before"],
+  ["delay", "noticed delay", number, "", true],
+  ["lost to Oracle", "lost_to_oracle", number, "per drift, summed over time steps", true],
+  ["lost per drift", "lost", number, "summed over time steps, against the client's own level before", true],
   ["ARI", "ari", number],
   ["NMI", "nmi", number],
-  ["spare models", "spare", number, "in use beyond the concepts alive"],
-  ["sent", "sent", number, "relative to one model"],
-  ["MB trained", "bytes training", megabytes, "parameters to and from clients for training, in all"],
-  ["MB scored", "bytes scoring", megabytes, "parameters to clients to be scored, in all"],
+  ["spare models", "spare", number, "in use beyond the concepts alive", true],
+  ["sent", "sent", number, "relative to one model", true],
+  ["MB trained", "bytes training", megabytes, "parameters to and from clients for training, in all", true],
+  ["MB scored", "bytes scoring", megabytes, "parameters to clients to be scored, in all", true],
 ];
+const OF_SCORE = ["mean", "omitting", "worst", "tenth"];
+
+// Whether a column's best is its lowest.
+function lowerIsBetter(name) {
+  return OF_SCORE.includes(name) ? !score.higher_is_better : Boolean(COLUMNS.find((column) => column[1] === name)[4]);
+}
+
+// The groups by a column, best first unless turned round; where nothing is known last.
+function ranked(groups, name, turned) {
+  const value = (g) => (g.numbers[name] || [null])[0],
+    sign = lowerIsBetter(name) === turned ? -1 : 1;
+  return groups
+    .slice()
+    .sort((a, b) => known(value(b)) - known(value(a)) || (known(value(a)) ? sign * (value(a) - value(b)) : 0));
+}
 
 function comparison(view) {
   const { stream, group } = view;
   const columns = COLUMNS.filter(
     ([, name]) => name !== score.name && stream.groups.some((g) => g.numbers[name] && known(g.numbers[name][0])),
   );
-  const rows = stream.groups.map((g) =>
+  const [by, turned] = columns.some(([, name]) => name === view.sort[0]) ? view.sort : ["mean", false];
+  const rows = ranked(stream.groups, by, turned).map((g) =>
     h(
       "tr",
       { class: g === group ? "self" : null },
@@ -273,8 +316,13 @@ function comparison(view) {
       );
   if (d.noticed) rows.push(dummy("Dummy: always", d.always), dummy("Dummy: never", d.never));
   const named = (text, name) => (name === "mean" ? score.title + (score.share ? ", %" : "") : text);
+  const order = (name) => (name !== by ? null : lowerIsBetter(name) === turned ? "descending" : "ascending");
   return table(
-    [["", "text"], ["seeds"], ...columns.map(([text, name, , title]) => [named(text, name), "", title])],
+    [
+      ["", "text"],
+      ["seeds"],
+      ...columns.map(([text, name, , title]) => [named(text, name), "", title, () => view.sortBy(name), order(name)]),
+    ],
     rows,
   );
 }

@@ -215,7 +215,7 @@ function spark(maps, c, width = 150, height = 22) {
 }
 
 // Why a client has the model that it has: the events of this time that touch it.
-function reasons(maps, t, c) {
+function reasons(maps, t, c, numbers = true) {
   const k = maps.at(t, c),
     model = maps.cells.model[k],
     told = [];
@@ -230,8 +230,35 @@ function reasons(maps, t, c) {
   if (maps.alarms.has(k) && !told.some((text) => text.startsWith("Alarm")))
     told.push("Alarm, but no new model for this client.");
   told.push(...shiftsOf(maps.run, t, c));
-  if (maps.switches.has(k) && !born) told.push(`Moved from model ${before} to model ${model}, which was there before.`);
+  if (maps.switches.has(k) && !born)
+    told.push(`Moved from model ${before} to model ${model}, which was there before${numbers ? numbersOf(maps, t, c) : ""}.`);
   return told;
+}
+
+// What a client's new data say at time t: the score of the model that it had, which is that model's test, what the
+// model that it has now got before training, and its next test; null where unknown.
+function evidence(maps, t, c) {
+  const { accuracy, loss } = maps.cells,
+    test = (t) => (t >= 0 && accuracy[maps.at(t, c)] >= 0 ? accuracy[maps.at(t, c)] / 1000 : null);
+  return { old: test(t - 1), now: loss ? loss[maps.at(t, c)] : null, next: test(t) };
+}
+
+// A test's name and text beside what models got before training: as an error where that is one.
+function asBefore(run) {
+  return score.name === "accuracy" && run.metric === "error"
+    ? ["error", (x) => number(known(x) ? 1 - x : x, 3)]
+    : [score.title, (x) => (known(x) ? level(x) + unit() : "–")];
+}
+
+function numbersOf(maps, t, c) {
+  const { old, now } = evidence(maps, t, c),
+    [what, show] = asBefore(maps.run),
+    [before, after] = [maps.at(t - 1, c), maps.at(t, c)].map((k) => maps.cells.model[k]);
+  const said = [
+    known(old) && `model ${before} had ${what} ${show(old)}`,
+    known(now) && `model ${after} had ${maps.run.metric} ${number(now, 3)} before training`,
+  ].filter(Boolean);
+  return said.length ? `: on its new data ${said.join(", ")}` : "";
 }
 
 function sentence(text) {
