@@ -57,6 +57,7 @@ class Local:
     weight_decay: float = 1e-3  # L2 added to the gradient
     bags: bool = False  # each lane trains on its own bootstrap of every cell: Poisson(1) weights, then n rows by weight
     hold_out: float = 0.0  # the share of every cell that is not trained on, drawn anew at each time step
+    holds: Literal["last", "first"] = "last"  # which end of a cell's order is held out: two halves judge each other
     trains: Literal["all", "head"] = "all"  # head: the trunk stays as it is
     average: Average = "mean"  # how the server makes one model of its clients' updates: see averaging.averaged
 
@@ -80,6 +81,8 @@ class Local:
             raise ConfigError(f"hold_out must be in [0, 1), got {self.hold_out}")
         if self.hold_out and self.bags:
             raise ConfigError("bags draw from whole cells: hold_out must be 0 with them")
+        if self.holds not in ("last", "first"):
+            raise ConfigError(f"holds must be last or first, got {self.holds!r}")
         if self.trains not in ("all", "head"):
             raise ConfigError(f"trains must be all or head, got {self.trains!r}")
         if self.average not in get_args(Average):
@@ -378,6 +381,15 @@ class Federation(Protocol):
         each start on most of them: a copy of its parent (warm), a fresh model, a copy of which only the head learns
         (head), or a copy of its head whose trunk learns with it and with the models that stand on that trunk, on most
         of the older data w[t < tau] that the client has for these (joint). Only the counts leave the client.
+        """
+        ...
+
+
+    def contest(self, models: Models, teams: Ints, held_by: Local | None = None) -> Tournament:
+        """Let models, or teams of them, compete at each client on its new data, or on what `held_by` holds out of it.
+
+        teams[k, c, i] are the positions of the models whose mean probabilities are contestant k at client c, -1: none.
+        A client takes part if all contestants have a model there. Only the counts leave the client.
         """
         ...
 

@@ -92,6 +92,7 @@ class OwnWorker(InProcessWorker):
             t, first = (int(drawn) for drawn in sampling.pick(words, cumulative, counts, np))
             rows = self.bag(t, c, models.ids[m]) if local.bags else self.shuffled(t, c)
             n = int(counts[t])
+            rows = rows[len(rows) - n :] if local.holds == "first" else rows
             batch = rows[(first + np.arange(min(local.batch, n))) % n]
             yield _seen(models, m, self.engine.stream.x[batch]), self.engine.stream.y[batch]
 

@@ -107,6 +107,7 @@ class ReferenceWorker(InProcessWorker):
             t, h = divmod(int(cell), len(members))
             n = int(counts[cell])
             rows = self.bag(t, c, ids[h]) if local.bags else self.shuffled(t, c)
+            rows = rows[len(rows) - n :] if local.holds == "first" else rows
             batch = rows[(first + np.arange(local.batch)) % n]
             mask = None if models.mask is None else np.asarray(models.mask[members[h]], dtype=np.float32)
             params = unsplit(trunk, heads[h], shape)

@@ -45,6 +45,12 @@ def trained_rows(counts: Ints, hold_out: float) -> Ints:
     return np.asarray(counts - np.maximum(held_out, 0), dtype=np.int64)
 
 
+def held_rows(n: int, hold_out: float, holds: str) -> slice:
+    """Which of the n rows of a cell, in its order, are held out."""
+    trained = int(trained_rows(np.array(n), hold_out))
+    return slice(trained, n) if holds == "last" else slice(0, n - trained)
+
+
 def chances(w: Floats, counts: Ints) -> npt.NDArray[np.float32]:
     """Cumulative probability of each cell, for draws by `pick`: w and counts end in the axis of a lane's cells."""
     mass = w * counts

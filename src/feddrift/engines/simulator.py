@@ -203,6 +203,8 @@ class SimulatorWorker(InProcessWorker):
         wide[work.lane[pair], w.t, slot[pair]] = w.value
         counts = np.repeat(sampling.trained_rows(stream.counts[:-1, client].T, local.hold_out), heads, axis=1)
         starts: Ints = np.repeat(stream.starts[:-1, client].T, heads, axis=1)
+        if local.holds == "first":
+            starts = starts + np.repeat(stream.counts[:-1, client].T, heads, axis=1) - counts
         if local.bags:
             starts, order = self._bags(client, np.asarray(models.ids)[model], wide)
         else:

@@ -113,6 +113,10 @@ class Worker(Protocol):
         """What each client with a parent finds about these starts of a new model: see `Federation.tournament`."""
         ...
 
+    def contest(self, models: Models, teams: Ints, held_by: Local | None) -> Tournament:
+        """How many rows which contestants get wrong, at each client that has some: see `Federation.contest`."""
+        ...
+
     def save(self) -> Any:
         """The optimiser's moments, and whatever else the rest of the time step depends on, for a checkpoint."""
         ...

@@ -71,6 +71,10 @@ class Journal:
         question = f"tournament {models.ids} {w.shape} {parent.tolist()} {starts}"
         return self._asked(question, lambda: self._fed.tournament(models, w, parent, starts))
 
+    def contest(self, models: Models, teams: Ints, held_by: Local | None = None) -> Tournament:
+        question = f"contest {models.ids} {teams.shape} {held_by and astuple(held_by)}"
+        return self._asked(question, lambda: self._fed.contest(models, teams, held_by))
+
     def local_updates(self, models: Models, w: Weights, local: Local | None = None) -> Updates:
         def ask() -> Updates:
             updates = self._fed.local_updates(models, w, local)

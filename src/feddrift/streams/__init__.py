@@ -154,12 +154,12 @@ def is_made(name: str) -> bool:
     if name.startswith("folder:") or is_table(name):
         return False
     make = _entry(name).make if name in STREAMS else plugins.find("stream", name)
-    return callable(make) and "data_seed" in inspect.signature(make).parameters
+    return callable(make) and _takes(make, "data_seed")
 
 
 def _drawn(name: str, make: Callable[..., Stream], data_seed: int) -> dict[str, int]:
     """The data seed, for who takes one; others take none but 0."""
-    if "data_seed" in inspect.signature(make).parameters:
+    if _takes(make, "data_seed"):
         return {"data_seed": int(data_seed)}
     _refuse_data_seed(name, data_seed)
     return {}
@@ -176,7 +176,14 @@ def _made(name: str, make: object, data_dir: str | Path | None, data_seed: int) 
 
 
 def _told_where(make: Callable[..., Any], data_dir: str | Path | None, drawn: dict[str, int]) -> Any:
-    return make(data_dir=data_dir, **drawn) if "data_dir" in inspect.signature(make).parameters else make(**drawn)
+    return make(data_dir=data_dir, **drawn) if _takes(make, "data_dir") else make(**drawn)
+
+
+def _takes(make: Callable[..., Any], parameter: str) -> bool:
+    try:
+        return parameter in inspect.signature(make).parameters
+    except (TypeError, ValueError):  # what is not written in Python may not tell
+        return False
 
 
 def check(name: str) -> None:
