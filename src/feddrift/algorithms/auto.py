@@ -181,7 +181,7 @@ class Auto:
         if D is not None:
             full = np.full((len(now.models),) * 2, np.inf)
             full[:n_old, :n_old] = D
-            models, w, merged = cluster.merge_closest(now.models, now.w, full, fed.counts, 0.0)
+            models, w, merged = cluster.merge_closest(now.models, now.w, full, fed.counts, 1.0)
             now = Clustering(models, w)
             events += merged
             if merged:
@@ -327,7 +327,7 @@ class Auto:
         e = np.maximum.outer(np.diag(L), np.diag(L))
         limit = self.merge_se * np.sqrt(2 * e * (1 - e) / n)
         with np.errstate(invalid="ignore"):
-            return np.where(D <= limit, D * 1e-6, np.inf) if True else D
+            return np.where(np.isfinite(D), D / np.maximum(limit, 1e-12), np.inf)
 
 
 def take_ids(state: AutoState) -> Ints:
