@@ -22,12 +22,14 @@ Axes are always in the order (t, c, m); time is 0-based. FedAvg that forgets not
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from feddrift.answers import Tournament as Tournament
+from feddrift.answers import Updates as Updates
 from feddrift.errors import ConfigError
 from feddrift.rng import Words
 
@@ -39,6 +41,7 @@ Metric = Literal["error", "loss", "brier"]
 Ballot = Literal["hard", "soft"]
 Start = Literal["warm", "fresh", "head", "joint"]
 Average = Literal["mean", "median", "trimmed", "clipped"]
+Holds = Literal["last", "first"]
 
 
 @dataclass(frozen=True)
@@ -57,9 +60,9 @@ class Local:
     weight_decay: float = 1e-3  # L2 added to the gradient
     bags: bool = False  # each lane trains on its own bootstrap of every cell: Poisson(1) weights, then n rows by weight
     hold_out: float = 0.0  # the share of every cell that is not trained on, drawn anew at each time step
-    holds: Literal["last", "first"] = "last"  # which end of a cell's order is held out: two halves judge each other
     trains: Literal["all", "head"] = "all"  # head: the trunk stays as it is
     average: Average = "mean"  # how the server makes one model of its clients' updates: see averaging.averaged
+    holds: Holds = "last"  # which end of a cell's order hold_out leaves out
 
     def __post_init__(self) -> None:
         for name in ("rounds", "steps", "batch"):
@@ -81,12 +84,16 @@ class Local:
             raise ConfigError(f"hold_out must be in [0, 1), got {self.hold_out}")
         if self.hold_out and self.bags:
             raise ConfigError("bags draw from whole cells: hold_out must be 0 with them")
-        if self.holds not in ("last", "first"):
-            raise ConfigError(f"holds must be last or first, got {self.holds!r}")
         if self.trains not in ("all", "head"):
             raise ConfigError(f"trains must be all or head, got {self.trains!r}")
         if self.average not in get_args(Average):
             raise ConfigError(f"average must be one of {', '.join(get_args(Average))}, got {self.average!r}")
+        if self.holds not in get_args(Holds):
+            raise ConfigError(f"holds must be last or first, got {self.holds!r}")
+
+    def settings(self) -> dict[str, Any]:
+        """The fields by name, as records and messages have them: `holds`, which came later, where it says something."""
+        return {name: value for name, value in asdict(self).items() if name != "holds" or value != "last"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,37 +230,6 @@ class Models:
 
 
 @dataclass(frozen=True)
-class Updates:
-    """What the clients trained in one round, before averaging: one entry per pair of a client and a model.
-
-    The models of one family that a client trains share a lane: each local step trains the trunk and one of the heads.
-    """
-
-    params: Params  # every array has a leading axis of pairs, the trunk's arrays one of lanes
-    client: Ints  # [pair]
-    model: Ints  # [pair], a position in the stack
-    size: Floats  # [pair], the data behind it: sum over t of w[t, c, m] N[t, c]
-    lane: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # [pair], from 0; by default each its own
-
-    def __post_init__(self) -> None:
-        if not len(self.lane):
-            object.__setattr__(self, "lane", np.arange(len(self.client)))
-
-
-@dataclass(frozen=True)
-class Tournament:
-    """What each client's trial of several starts found on the rows it held out."""
-
-    rows: Ints  # [c], how many those were; 0: took no part
-    wrong: Ints  # [c, a, b], how many of them both start a and start b get wrong; on the diagonal a's own mistakes
-
-    @classmethod
-    def nobody(cls, n_clients: int, n_starts: int) -> Tournament:
-        """No client took part."""
-        return cls(np.zeros(n_clients, dtype=np.int64), np.zeros((n_clients, n_starts, n_starts), dtype=np.int64))
-
-
-@dataclass(frozen=True)
 class Event:
     """A turn in the life of a model, with its cause, which reports put into words.
 
@@ -384,12 +360,14 @@ class Federation(Protocol):
         """
         ...
 
-
     def contest(self, models: Models, teams: Ints, held_by: Local | None = None) -> Tournament:
-        """Let models, or teams of them, compete at each client on its new data, or on what `held_by` holds out of it.
+        """Let models, or teams of them, compete at each client: which mistakes do they make, and which in common?
 
-        teams[k, c, i] are the positions of the models whose mean probabilities are contestant k at client c, -1: none.
-        A client takes part if all contestants have a model there. Only the counts leave the client.
+        teams[k, c, i] are positions of the models whose mean probabilities are contestant k at client c, -1: none. The
+        rows are all new ones of the client, or, where models were trained with `held_by` (a Local with a hold_out),
+        those that this training left out; two trainings that hold out either end (`holds`) can judge each other.
+        Client c takes part if every contestant has a model there and there are such rows. A private model competes at
+        its owner. Only the counts leave the client.
         """
         ...
 

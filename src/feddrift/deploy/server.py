@@ -12,7 +12,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -131,7 +131,7 @@ def _header(engine: Flower, algorithm: Algorithm, about: dict[str, Any]) -> dict
         "settings": algorithms.settings(algorithm),
         "overrides": {} if taking_part == 1 else {"participation": taking_part},
         "seed": engine.seed,
-        "local": asdict(engine.local),
+        "local": engine.local.settings(),
         "engine": "flower",
         "n_steps": None,
         "n_clients": len(engine.roster.clients),
@@ -232,7 +232,7 @@ def run(grid: Grid, settings: Settings, roster: Roster, folder: Path) -> None:
         "algorithm": settings.algorithm,
         "seed": settings.seed,
         "settings": json.loads(json.dumps(settings.settings)),
-        "local": asdict(settings.local),
+        "local": settings.local.settings(),
         "participation": settings.participation,
     }
     for _ in federate(engine, algorithm, folder, about):

@@ -9,7 +9,7 @@ import numpy as np
 
 from feddrift.runs.record import Record
 
-KINDS = ("hello", "evaluate", "tournament", "train")
+KINDS = ("hello", "evaluate", "contest", "tournament", "train")
 MAX_LISTED = 1000  # of those who sat out, the newest
 
 

@@ -9,7 +9,7 @@ import os
 import platform
 from collections.abc import Iterator
 from contextlib import chdir, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from operator import index
 from pathlib import Path
@@ -183,7 +183,7 @@ def _header(config: RunConfig, stream: Stream, algorithm: Algorithm, local: Loca
         "settings": algorithms.settings(algorithm),
         "overrides": config.overrides(stream),
         "seed": config.seed,
-        "local": asdict(local),
+        "local": local.settings(),
         "engine": config.engine,
         "n_steps": stream.n_steps,
         "n_clients": stream.n_clients,
