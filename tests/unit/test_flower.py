@@ -388,7 +388,7 @@ def test_a_bad_count_is_refused_by_name_and_harms_nobody(lie: str, caplog: pytes
     engine = over(swapping())
     engine.local_grid.tamper["b", "contest"], sentence = CONTEST_LIES[lie]
     fed = engine.at(0)
-    teams = np.zeros((2, 3, 1), dtype=np.int64) + [[[0]], [[1]]]
+    teams = np.array([[[0]] * 3, [[1]] * 3])
     found = fed.contest(fed.fresh(2, distinct=True), teams, replace(LOCAL, hold_out=0.5))
     assert found.rows.tolist() == [30, 0, 30] and not found.wrong[1].any() and not fed.reachable[1]
     told = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
