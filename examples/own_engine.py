@@ -66,6 +66,11 @@ class CrewWorker(Worker):
         found = self.each(lambda k, hand: hand.trial(models, older, mine[k], starts, local))
         return Tournament(sum(part.rows for part in found), sum(part.wrong for part in found))
 
+    def contest(self, models: Models, teams: Ints, held_by: Local | None) -> Tournament:
+        mine = [np.where((self.hand_of == k)[:, None], teams, -1) for k in range(HANDS)]
+        found = self.each(lambda k, hand: hand.contest(models, mine[k], held_by))
+        return Tournament(sum(part.rows for part in found), sum(part.wrong for part in found))
+
     def save(self) -> list[Any]:
         return self.each(lambda k, hand: hand.save())
 

@@ -6,9 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 import feddrift as fd
+from feddrift.data import Cell
 from feddrift.streams.air import FEATURES
+from feddrift.streams.fmow import fashion
+from feddrift.streams.mnist import _LABELS
+from feddrift.streams.patterns import pattern
 
 
 def by_city(data_dir: str | Path | None = None) -> fd.Stream:
@@ -53,3 +58,53 @@ def _thin(name: str, rows: int = 100) -> fd.Stream:
     kept = np.concatenate([start + np.arange(rows) for start in stream.starts.reshape(-1)])
     counts = np.full_like(stream.counts, rows)
     return replace(stream, name=f"{name} of {rows}", x=stream.x[kept], y=stream.y[kept], counts=counts)
+
+
+def plane(data_seed: int = 0) -> fd.Stream:
+    """Two groups of clients, each with a hyperplane in eight dimensions that turns a little at every step; no truth."""
+    random = np.random.default_rng([data_seed, 8])
+    axes = np.linalg.qr(random.normal(size=(2, 8, 2)))[0]  # the plane in which each group's normal turns
+    cells: list[list[Cell | None]] = []
+    for t in range(16):
+        angle = 0.08 * t
+        row: list[Cell | None] = []
+        for c in range(10):
+            normal = axes[c % 2] @ np.array([np.cos(angle), np.sin(angle)])
+            x = random.normal(size=(300, 8)).astype(np.float32)
+            row.append((x, (x @ normal > 0) ^ (random.random(300) < 0.1)))
+        cells.append(row)
+    return fd.Stream.from_arrays(cells, name="plane", n_classes=2)
+
+
+def fashion_100(data_dir: str | Path | None = None, data_seed: int = 0) -> fd.Stream:
+    """Fashion-MNIST on 32 principal components, classes swapped as mnist-4 swaps digits, 100 rows a cell."""
+    return _fashion(100, data_dir, data_seed)
+
+
+def fashion_500(data_dir: str | Path | None = None, data_seed: int = 0) -> fd.Stream:
+    """The same with 500 rows a cell."""
+    return _fashion(500, data_dir, data_seed)
+
+
+def _fashion(rows: int, data_dir: str | Path | None, data_seed: int) -> fd.Stream:
+    pixels, classes = fashion(data_dir)
+    x, concepts = _components(pixels), pattern("F")
+    chosen = np.resize(np.random.default_rng([data_seed, 10]).permutation(len(x)), (concepts.size, rows))
+    y = _LABELS[concepts.reshape(-1, 1), classes[chosen]]
+    return fd.Stream(
+        name=f"fashion-{rows}",
+        x=x[chosen].reshape(-1, x.shape[1]),
+        y=y.reshape(-1).astype(np.int32),
+        counts=np.full(concepts.shape, rows, dtype=np.int64),
+        n_classes=10,
+        concepts=concepts,
+        local=fd.Local(rounds=20),
+    )
+
+
+def _components(pixels: npt.NDArray[np.uint8], n: int = 32) -> npt.NDArray[np.float32]:
+    """The first principal components of all images, the largest of variance 1."""
+    x = pixels.astype(np.float32) / 255
+    x -= x.mean(axis=0)
+    variance, axes = np.linalg.eigh(x.T @ x / len(x))
+    return np.ascontiguousarray(x @ axes[:, ::-1][:, :n] / np.sqrt(variance[-1]), dtype=np.float32)

@@ -10,6 +10,7 @@ import numpy as np
 from feddrift.errors import ConfigError
 
 Average = Literal["mean", "median", "trimmed", "clipped"]
+Holds = Literal["last", "first"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Local:
     trains: Literal["all", "head"] = "all"  # head: the trunk stays as it is
     average: Average = "mean"  # how the server makes one model of its clients' updates: see averaging.averaged
     balance: bool = False  # every class of a lane's data is drawn equally often: see sampling.balanced
+    holds: Holds = "last"  # which end of a cell's order hold_out leaves out
 
     def __post_init__(self) -> None:
         for name in ("rounds", "steps", "batch"):
@@ -58,7 +60,13 @@ class Local:
             raise ConfigError(f"average must be one of {', '.join(get_args(Average))}, got {self.average!r}")
         if not isinstance(self.balance, bool):
             raise ConfigError(f"balance must be True or False, got {self.balance!r}")
+        if self.holds not in get_args(Holds):
+            raise ConfigError(f"holds must be last or first, got {self.holds!r}")
 
     def plain(self) -> dict[str, Any]:
-        """The fields by name, for records and messages; one that older versions do not know only where it is set."""
-        return {name: value for name, value in asdict(self).items() if name != "balance" or value}
+        """The fields by name, for records and messages; those that older versions do not know only where they say
+        something."""
+        return {name: value for name, value in asdict(self).items() if (name, value) not in LATER}
+
+
+LATER = (("balance", False), ("holds", "last"))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import astuple, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -290,6 +290,9 @@ def check_worker(make: Callable[..., Engine], *, atol: float = 1e-4) -> None:
     ours, reference = make(*arguments).at(2), find_engine("reference")(*arguments).at(2)
     models = reference.fresh(3, distinct=True)
     parent = np.array([0, 1, -1, 2])
+    own = replace(models, owner=(-1, -1, 1))
+    teams = np.array([[[0, -1]] * 4, [[0, 1]] * 4, [[1, -1], [1, 2], [0, -1], [-1, -1]]])
+    halves = [replace(BRIEF, hold_out=0.5, holds="last"), replace(BRIEF, hold_out=0.5, holds="first")]
     verbs: dict[str, Callable[[Any], Any]] = {
         "evaluate": lambda fed: fed.evaluate(models),
         "evaluate loss": lambda fed: fed.evaluate(models, "loss"),
@@ -298,6 +301,8 @@ def check_worker(make: Callable[..., Engine], *, atol: float = 1e-4) -> None:
         "local_updates": lambda fed: fed.local_updates(models, w).params,
         "train": lambda fed: fed.train(models, w).params,
         "tournament": lambda fed: fed.tournament(models, w[:-1], parent, ("warm", "fresh")).rows,
+        "train on a half": lambda fed: fed.train(models, w, local=halves[1]).params,
+        "contest": lambda fed: [astuple(fed.contest(own, teams, held_by)) for held_by in (None, *halves)],
         "sent": lambda fed: fed.sent,
     }
     for what, ask in verbs.items():
@@ -338,6 +343,7 @@ class FakeFederation:
     confusions: Ints = None  # type: ignore[assignment]  # what confusion() answers
     lanes: Callable[[Models, Weights], Updates] | None = None  # what local_updates() answers
     trial: Tournament | None = None  # what tournament() answers
+    judge: Callable[[Models, Ints], Tournament] | None = None  # what contest() answers
     asked: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -371,6 +377,11 @@ class FakeFederation:
         self.tried = w, parent
         assert self.trial is not None
         return self.trial
+
+    def contest(self, models: Models, teams: Ints, held_by: Local | None = None) -> Tournament:
+        self.asked.append("contest" + ("" if held_by is None else f" holds={held_by.holds}"))
+        assert self.judge is not None
+        return self.judge(models, teams)
 
     def local_updates(self, models: Models, w: Weights, local: Local | None = None) -> Updates:
         self.asked.append("local_updates")

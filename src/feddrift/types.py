@@ -29,7 +29,10 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from feddrift.answers import Tournament as Tournament
+from feddrift.answers import Updates as Updates
 from feddrift.local import Average as Average
+from feddrift.local import Holds as Holds
 from feddrift.local import Local as Local
 from feddrift.rng import Words
 
@@ -176,37 +179,6 @@ class Models:
 
 
 @dataclass(frozen=True)
-class Updates:
-    """What the clients trained in one round, before averaging: one entry per pair of a client and a model.
-
-    The models of one family that a client trains share a lane: each local step trains the trunk and one of the heads.
-    """
-
-    params: Params  # every array has a leading axis of pairs, the trunk's arrays one of lanes
-    client: Ints  # [pair]
-    model: Ints  # [pair], a position in the stack
-    size: Floats  # [pair], the data behind it: sum over t of w[t, c, m] N[t, c]
-    lane: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # [pair], from 0; by default each its own
-
-    def __post_init__(self) -> None:
-        if not len(self.lane):
-            object.__setattr__(self, "lane", np.arange(len(self.client)))
-
-
-@dataclass(frozen=True)
-class Tournament:
-    """What each client's trial of several starts found on the rows it held out."""
-
-    rows: Ints  # [c], how many those were; 0: took no part
-    wrong: Ints  # [c, a, b], how many of them both start a and start b get wrong; on the diagonal a's own mistakes
-
-    @classmethod
-    def nobody(cls, n_clients: int, n_starts: int) -> Tournament:
-        """No client took part."""
-        return cls(np.zeros(n_clients, dtype=np.int64), np.zeros((n_clients, n_starts, n_starts), dtype=np.int64))
-
-
-@dataclass(frozen=True)
 class Event:
     """A turn in the life of a model, with its cause, which reports put into words.
 
@@ -334,6 +306,17 @@ class Federation(Protocol):
         each start on most of them: a copy of its parent (warm), a fresh model, a copy of which only the head learns
         (head), or a copy of its head whose trunk learns with it and with the models that stand on that trunk, on most
         of the older data w[t < tau] that the client has for these (joint). Only the counts leave the client.
+        """
+        ...
+
+    def contest(self, models: Models, teams: Ints, held_by: Local | None = None) -> Tournament:
+        """Let models, or teams of them, compete at each client: which mistakes do they make, and which in common?
+
+        teams[k, c, i] are positions of the models whose mean probabilities are contestant k at client c, -1: none. The
+        rows are all new ones of the client, or, where models were trained with `held_by` (a Local with a hold_out),
+        those that this training left out; two trainings that hold out either end (`holds`) can judge each other.
+        Client c takes part if every contestant has a model there and there are such rows. A private model competes at
+        its owner. Only the counts leave the client.
         """
         ...
 

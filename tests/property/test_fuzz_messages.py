@@ -66,7 +66,7 @@ def tampers(draw: st.DrawFn) -> Callable[[RecordDict], RecordDict]:
 
 
 @tries(60)
-@given(verb=st.sampled_from(["train", "evaluate", "hello"]), tamper=tampers())
+@given(verb=st.sampled_from(["train", "evaluate", "contest", "hello"]), tamper=tampers())
 def test_replies(caplog: pytest.LogCaptureFixture, verb: str, tamper: Any) -> None:
     """One client answers anything at all: it is named in one line, and the others go on."""
     caplog.clear()
@@ -74,7 +74,12 @@ def test_replies(caplog: pytest.LogCaptureFixture, verb: str, tamper: Any) -> No
     engine.local_grid.tamper["b", verb] = tamper
     fed = engine.at(0)
     models, w = fed.fresh(), np.ones((1, 3, 1))
-    loss, trained = fed.evaluate(models), fed.train(models, w)
+    loss, found, trained = (
+        fed.evaluate(models),
+        fed.contest(models, np.zeros((2, 3, 1), dtype=int)),
+        fed.train(models, w),
+    )
+    assert (found.rows[[0, 2]] > 0).all() and (found.wrong.diagonal(axis1=1, axis2=2) <= found.rows[:, None]).all()
     assert np.isfinite(loss[[0, 2]]).all() and all(np.isfinite(leaf).all() for leaf in leaves(trained.params))
     for line in caplog.records:
         told = line.getMessage()
@@ -82,7 +87,7 @@ def test_replies(caplog: pytest.LogCaptureFixture, verb: str, tamper: Any) -> No
 
 
 @tries(60)
-@given(kind=st.sampled_from(["hello", "evaluate", "train", "explain"]), tamper=tampers())
+@given(kind=st.sampled_from(sorted(messages.REQUESTS)), tamper=tampers())
 def test_requests(kind: str, tamper: Any) -> None:
     """A client that is asked anything at all answers, and never with its own data."""
     client = over(swapping(n_steps=1)).local_grid.clients["b"]

@@ -17,9 +17,9 @@ import pytest
 from numpy.testing import assert_array_equal
 
 import feddrift as fd
-from feddrift import algorithms, checkpoint
+from feddrift import algorithms, checkpoint, rng
 from feddrift.algorithms.detection import DriftState
-from feddrift.errors import DataError
+from feddrift.errors import ConfigError, DataError
 from feddrift.runs import record
 from feddrift.runs.config import RunConfig
 from feddrift.runs.recorded import RecordedRun, from_checkpoints, unfinished_runs
@@ -337,6 +337,39 @@ def test_a_changed_algorithm_cannot_go_on_inside_a_time_step(tmp_path: Path, pat
     known = Inside(1, (("evaluate (0,) loss", None),), progress=fed.progress())
     with pytest.raises(DataError, match=r"it asks 'evaluate \(0,\) error', it asked 'evaluate \(0,\) loss'"):
         Journal(fed, 1, lambda inside: None, known).evaluate(fed.fresh())
+
+
+def test_an_interrupted_step_knows_the_counts_of_its_contests(tmp_path: Path, pattern: Path) -> None:
+    from feddrift.runs.journal import Inside, Journal
+
+    s = fd.stream("sine-2", pattern=str(pattern))
+    engine = fd.engines.engine("simulator")(s, fd.mlp(2, 4, 2), fd.Local(rounds=2, steps=1), 0)
+    half, teams = fd.Local(rounds=2, steps=1, hold_out=0.5, holds="first"), np.zeros((2, s.n_clients, 1), dtype=int)
+
+    def step(fed: Any) -> tuple[Any, Any]:
+        found = fed.contest(fed.fresh(), teams, half)
+        return found, fed.train(fed.fresh(), np.ones((1, s.n_clients, 1)), local=half)
+
+    saved: list[Inside] = []
+    found, trained = step(Journal(engine.at(0), 1, saved.append))
+    checkpoint.write(tmp_path / "inside", {}, saved[0].plain())
+    before = Inside(*checkpoint.read(tmp_path / "inside").value(fd.mlp(2, 4, 2).init(rng.derive(0, "init", 0))))
+    fed = engine.at(0)
+    fed.contest = lambda *_: pytest.fail("it was asked again")  # type: ignore[method-assign]
+    again, went_on = step(Journal(fed, 1, lambda inside: None, before))
+    assert found.rows.all()
+    same([found, trained], [again, went_on])
+    with pytest.raises(DataError, match=r"it asks 'contest .* None', it asked 'contest .*'first'\)'"):
+        Journal(engine.at(0), 1, lambda inside: None, before).contest(fed.fresh(), teams)
+
+
+def test_how_clients_train_is_told_as_before_where_nothing_is_new() -> None:
+    """Records, checkpoints and questions of earlier versions have no `holds`, and must be the same as today's."""
+    assert "holds" not in fd.Local(hold_out=0.5).plain() and fd.Local(**fd.Local().plain()) == fd.Local()
+    first = fd.Local(hold_out=0.5, holds="first")
+    assert list(first.plain())[-1] == "holds" and fd.Local(**first.plain()) == first
+    with pytest.raises(ConfigError, match="holds must be last or first, got 'middle'"):
+        fd.Local(holds="middle")  # type: ignore[arg-type]
 
 
 def limited(folder: Path, size: int, *words: str) -> tuple[int, str]:

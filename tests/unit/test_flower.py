@@ -370,6 +370,49 @@ def test_a_bad_evaluation_is_refused_by_name_and_harms_nobody(lie: str, caplog: 
     assert len(told) == 1 and told[0].startswith("client b, evaluate at time 0:") and sentence in told[0], told
 
 
+CONTEST_LIES: dict[str, tuple[Any, str]] = {
+    "fewer rows": (edited(lambda body: body.update(rows=29)), "30..30, got 29"),
+    "another size": (edited(lambda body: body.update(wrong=[[1]])), "a table of 2 by 2 counts"),
+    "half a mistake": (edited(lambda body: body.update(wrong=[[1.0, 0.5], [0.5, 1.0]])), "a table of 2 by 2 counts"),
+    "below zero": (edited(lambda body: body.update(wrong=[[1, -1], [-1, 1]])), "counts up to 30"),
+    "more mistakes than rows": (edited(lambda body: body.update(wrong=[[31, 0], [0, 0]])), "counts up to 30"),
+    "one way only": (edited(lambda body: body.update(wrong=[[5, 4], [3, 5]])), "both ways the same"),
+    "more in common than alone": (edited(lambda body: body.update(wrong=[[5, 4], [4, 3]])), "than each makes alone"),
+    "ragged": (edited(lambda body: body.update(wrong=[[5, 4], [4]])), "malformed"),
+    "missing": (edited(lambda body: body.pop("wrong")), "malformed"),
+}
+
+
+@pytest.mark.parametrize("lie", CONTEST_LIES)
+def test_a_bad_count_is_refused_by_name_and_harms_nobody(lie: str, caplog: pytest.LogCaptureFixture) -> None:
+    engine = over(swapping())
+    engine.local_grid.tamper["b", "contest"], sentence = CONTEST_LIES[lie]
+    fed = engine.at(0)
+    teams = np.array([[[0]] * 3, [[1]] * 3])
+    found = fed.contest(fed.fresh(2, distinct=True), teams, replace(LOCAL, hold_out=0.5))
+    assert found.rows.tolist() == [30, 0, 30] and not found.wrong[1].any() and not fed.reachable[1]
+    told = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    assert len(told) == 1 and told[0].startswith("client b, contest at time 0:") and sentence in told[0], told
+
+
+def test_a_client_refuses_a_contest_that_makes_no_sense() -> None:
+    engine = over(swapping())
+    client = engine.local_grid.clients["a"]
+    client.answer("hello", question(engine, "hello", {}))
+    specs, parts = described(engine.net, engine.at(0).fresh())
+
+    def told(tau: int = 0, **body: Any) -> str:
+        head = {"version": VERSION, "about": asdict(engine.about(0, tau)), "models": specs}
+        return str(reply_of(client, "contest", wire.pack(head | {"teams": [[0]], "held_by": None} | body, parts)))
+
+    assert "'rows': 60" in told()
+    assert "0..0, got 1" in told(teams=[[1]]) and "0..0, got -1" in told(teams=[[-1]])
+    assert "nobody in it" in told(teams=[]) and "nobody in it" in told(teams=[[0], []])
+    assert "holds none out" in told(held_by=Local().plain())
+    assert "data that this client does not hold" in told(tau=1)
+    assert "TypeError, see the client's log" in told(held_by={"something": 1})
+
+
 @pytest.mark.parametrize(
     "cells", [[[0, -5]], [[0, 10**12]], [[7, 5]], [[-1, 5]], [[0, 5], [0, 6]], [["0", 5]], [[0, 1.5]], [0], None]
 )

@@ -195,7 +195,8 @@ def test_a_server_cannot_have_them(tmp_path: Path) -> None:
     fed = engine.at(4)
     fed.train(state.models, state.w)
     assert asked and not fed.reachable[1] and "never leaves this client" in engine.trouble["1"]
-    assert set(REQUESTS) == {"hello", "evaluate", "explain", "train", "tournament"}  # nothing else could ask for one
+    asks = {"hello", "evaluate", "contest", "explain", "train", "tournament"}
+    assert set(REQUESTS) == asks  # nothing else could ask for one
 
 
 @pytest.mark.parametrize("name", ["Local", "FineTuned"])

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from feddrift.errors import ConfigError, DataError
-from feddrift.streams import STREAMS, default_pattern, stream, synthetic
+from feddrift.runs.config import RunConfig
+from feddrift.streams import STREAMS, default_pattern, is_made, stream, synthetic
 from feddrift.types import Floats, Ints, Local
 
 SYNTHETIC = ["sine-2", "circle-2", "sea-2", "sea-4", "sea-2-text", "sea-4-text"]
@@ -31,6 +34,42 @@ def test_every_seed_has_the_same_data(name: str) -> None:
     one, two = stream(name, seed=0), stream(name, seed=3)
     np.testing.assert_array_equal(one.x, two.x)
     np.testing.assert_array_equal(one.y, two.y)
+
+
+@pytest.mark.parametrize("name", [*SYNTHETIC, "sine-2 random"])
+def test_a_data_seed_draws_other_rows_of_the_same_kind(name: str) -> None:
+    name, _, random = name.partition(" ")
+    pattern = "random:every=2,concepts=2" if random else None
+    one, two, again = (stream(name, pattern=pattern, data_seed=d) for d in (0, 1, 1))
+    assert one.counts.tolist() == two.counts.tolist()
+    assert np.isin(one.x[:, 0], two.x[:, 0]).mean() < 0.02  # 24 random bits may be equal by chance
+    np.testing.assert_array_equal(two.x, again.x)
+    assert one.concepts is not None
+    assert two.concepts is not None
+    assert (one.concepts == two.concepts).all() == (not random)
+
+
+def test_a_data_seed_may_follow_the_seed_and_is_recorded_where_it_acts() -> None:
+    config = RunConfig.checked(stream="sine-2", algorithm="Oblivious", seed=3, data_seed="seed")
+    loaded = config.load()
+    np.testing.assert_array_equal(loaded.x, stream("sine-2", data_seed=3).x)
+    assert config.overrides(loaded) == {"data_seed": "seed"}
+    plain = RunConfig.checked(stream="sine-2", algorithm="Oblivious", seed=3)
+    assert plain.overrides(plain.load()) == {}
+
+
+@pytest.mark.parametrize("value", ["x", -1, 2**32, 1.5, True, None])
+def test_a_data_seed_is_a_whole_number_or_seed(value: object) -> None:
+    with pytest.raises(ConfigError, match="data_seed: input should be a whole number from 0 on, or seed"):
+        RunConfig.checked(stream="sine-2", algorithm="Oblivious", data_seed=value)
+
+
+def test_data_that_nobody_draws_take_no_data_seed(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("c,t,x,label\na,1,1,0\na,2,2,1\n")
+    for name in (str(tmp_path / "t.csv"), f"folder:{tmp_path}", "air-quality"):
+        with pytest.raises(ConfigError, match="data_seed must be left out, got 2"):
+            stream(name, data_seed=2)
+        assert not is_made(name)
 
 
 def test_constant_predictor_on_circle_scores_as_published() -> None:

@@ -61,6 +61,7 @@ def run_(
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help=_describe("settings"))] = None,
     seed: Annotated[int | None, typer.Option(help=_describe("seed") + " (default 0)")] = None,
     seeds: Annotated[str | None, typer.Option(help="several seeds: 0-4, or 0,2,5")] = None,
+    data_seed: Annotated[str, typer.Option(metavar="N|seed", help=_describe("data_seed"))] = "0",
     out_dir: Annotated[Path, typer.Option("--out", help="the folder for the records")] = Path("runs"),
     data_dir: Annotated[Path | None, typer.Option(help=_describe("data_dir"))] = None,
     rounds: Annotated[int | None, typer.Option(help=_describe("rounds"))] = None,

@@ -190,6 +190,30 @@ class TimeStep:
         older = older.select(takes_part[older.c] & (self.counts[older.t, older.c] > 0))
         return self.worker.trial(models, older, np.where(takes_part, parent, -1), starts, self.local)
 
+    def contest(self, models: Models, teams: Ints, held_by: Local | None = None) -> Tournament:
+        if teams.ndim != 3 or teams.shape[1] != self.n_clients or teams.dtype.kind != "i":
+            raise ValueError(f"teams must be whole numbers [k, {self.n_clients} clients, i], got {teams.shape}")
+        if not ((teams >= -1) & (teams < len(models))).all():
+            raise ValueError(f"teams must be positions of {len(models)} models, or -1")
+        owner = np.append(np.array(models.owner, dtype=np.int64), -1)[teams]
+        if ((owner >= 0) & (owner != np.arange(self.n_clients)[:, None])).any():
+            raise ConfigError("a private model competes at its owner only: give other clients -1")
+        if held_by is not None and not held_by.hold_out:
+            raise ConfigError("held_by must hold something out: give it the hold_out that the models were trained with")
+        n_rows = self.counts[self.tau] - (held_by is not None)  # of a single row nothing can be held out
+        takes_part = (teams >= 0).any(axis=2).all(axis=0) & (n_rows > 0) & self.reachable
+        if not len(teams) or not takes_part.any():
+            return Tournament.nobody(self.n_clients, len(teams))
+        teams = np.where(takes_part[:, None], teams, -1)
+        self._send_teams(models, teams)
+        return self.worker.contest(models, teams, held_by)
+
+    def _send_teams(self, models: Models, teams: Ints) -> None:
+        """Shared models go to the clients where they compete, unless they are there already."""
+        for m in np.unique(teams[teams >= 0]):
+            if not models.private[m]:
+                self._traffic.score(np.flatnonzero((teams == m).any(axis=(0, 2))), take(models, [m], [models.ids[m]]))
+
     def progress(self) -> dict[str, Any]:
         """What the rest of this time step depends on, for a checkpoint: `restore` is the way back."""
         own = {"round": self.round, "losses": list(self._losses.items()), "moments": self.worker.save()}

@@ -184,6 +184,41 @@ class InProcessWorker(Worker):
     def trial(self, models: Models, older: Entries, parent: Ints, starts: Sequence[Start], local: Local) -> Tournament:
         return trials.hold_trials(self, models, older, parent, starts, local)
 
+    def contest(self, models: Models, teams: Ints, held_by: Local | None) -> Tournament:
+        clients = np.flatnonzero((teams >= 0).any(axis=2).all(axis=0))
+        if not len(clients):
+            return Tournament.nobody(teams.shape[1], len(teams))
+        judged = [self._judged(int(c), held_by) for c in clients]
+        mistakes = [self._mistaken(models, team[clients], judged) for team in teams]
+        return trials.counted(teams.shape[1], clients, np.array([len(rows) for rows in judged]), mistakes)
+
+    def _judged(self, c: int, held_by: Local | None) -> Ints:
+        """The rows of client c on which a contest is decided."""
+        if held_by is None:
+            return self.rows(self.tau, c)
+        rows = self.shuffled(self.tau, c)
+        return rows[sampling.held_rows(len(rows), held_by.hold_out, held_by.holds)]
+
+    def _mistaken(self, models: Models, team: Ints, judged: Sequence[Ints]) -> Bools:
+        """[row]: whether the team of its client is mistaken; clients with the same team are asked at once."""
+        alone, sizes = (team >= 0).sum(axis=1) == 1, np.array([len(rows) for rows in judged])
+        rows, of_row = np.concatenate(judged), np.repeat(np.arange(len(team)), sizes)
+        mistaken = np.zeros(len(rows), dtype=bool)
+        if alone.any():
+            at = np.flatnonzero(alone[of_row])
+            mistaken[at] = self.wrong(models, rows[at], sizes[alone], team[alone].max(axis=1))
+        for several in np.unique(team[~alone], axis=0):
+            at = np.flatnonzero((team == several).all(axis=1)[of_row])
+            mistaken[at] = self._together(models, several[several >= 0], rows[at]) != self.engine.stream.y[rows[at]]
+        return mistaken
+
+    def _together(self, models: Models, members: Ints, rows: Ints) -> Ints:
+        """[row]: the class with the highest mean probability; who is named twice counts twice."""
+        used, votes = np.unique(members, return_counts=True)
+        blocks = self.engine.outputs(take(models, used, [models.ids[m] for m in used]), rows)
+        every = [voting.chances(logits, np.tile(votes, (logits.shape[1], 1))).argmax(axis=1) for logits in blocks]
+        return np.concatenate(every)
+
     def apart(self) -> InProcessWorker:
         """Another worker at the same time: what happens there is no part of the run."""
         worker = self.engine.worker(self.tau)
@@ -216,7 +251,8 @@ class InProcessWorker(Worker):
     def trained(self, t: int, c: int, model_id: int, local: Local) -> Ints:
         """The rows of a cell that a lane trains on, in the order of this time step."""
         rows = self.bag(t, c, model_id) if local.bags else self.shuffled(t, c)
-        return rows[: int(sampling.trained_rows(np.array(len(rows)), local.hold_out))]
+        n = int(sampling.trained_rows(np.array(len(rows)), local.hold_out))
+        return rows[:n] if local.holds == "last" else rows[len(rows) - n :]
 
     def balanced(self, c: int, model_id: int, times: Ints, w: Floats, local: Local) -> sampling.Balanced:
         """The tables of a client's cells at these times, which train this model with these weights."""

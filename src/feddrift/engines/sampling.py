@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrift import rng
-from feddrift.types import Floats, Ints
+from feddrift.types import Floats, Holds, Ints
 
 MOST_PLACES = 100  # of a balanced table, for each row of its cell
 
@@ -42,7 +42,7 @@ def bag(seed: int, tau: int, t: int, c: int, model_id: int, n: int) -> Ints:
 
 
 def trained_rows(counts: Ints, hold_out: float) -> Ints:
-    """How many rows of a cell are trained on, the first ones of its order; of two rows or more both parts get some."""
+    """How many rows of a cell are trained on, the rest is held out; of two rows or more both parts get some."""
     held_out = np.minimum(np.maximum(np.rint(counts * hold_out), 1), counts - 1) if hold_out else 0
     return np.asarray(counts - np.maximum(held_out, 0), dtype=np.int64)
 
@@ -81,6 +81,12 @@ def balanced(classes: Ints | npt.NDArray[np.int32], sizes: Ints, w: Floats) -> B
     at = (nth + 0.5) / places.reshape(-1)[of_group]  # of the whole table
     order = np.lexsort((at, of_group // n_classes))
     return Balanced(rows[order], places.sum(axis=1), mass)
+
+
+def held_rows(n: int, hold_out: float, holds: Holds) -> slice:
+    """Which of the n rows of a cell, in its order, are held out."""
+    trained = int(trained_rows(np.array(n), hold_out))
+    return slice(trained, n) if holds == "last" else slice(0, n - trained)
 
 
 def chances(w: Floats, counts: Ints | Floats) -> npt.NDArray[np.float32]:

@@ -204,6 +204,8 @@ class SimulatorWorker(InProcessWorker):
         counts = np.repeat(sampling.trained_rows(stream.counts[:-1, client].T, local.hold_out), heads, axis=1)
         starts: Ints = np.repeat(stream.starts[:-1, client].T, heads, axis=1)
         mass: Ints | Floats = counts
+        if local.holds == "first":
+            starts = starts + np.repeat(stream.counts[:-1, client].T, heads, axis=1) - counts
         if local.balance:
             starts, counts, mass, order = self._balanced(models, work, pair, pairs, size=(n, steps, heads), local=local)
         elif local.bags:

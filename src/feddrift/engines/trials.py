@@ -33,22 +33,27 @@ def hold_trials(
     host: Host, models: Models, older: Entries, parent: Ints, starts: Sequence[Start], local: Local
 ) -> Tournament:
     """Let every client with a parent train each start; how many of the rows that it held out each gets wrong."""
-    tournament = Tournament.nobody(len(parent), len(starts))
     clients = np.flatnonzero(parent >= 0)
     if not len(clients):
-        return tournament
+        return Tournament.nobody(len(parent), len(starts))
     judged = [host.shuffled(host.tau, int(c)) for c in clients]
-    judged = [rows[int(sampling.trained_rows(np.array(len(rows)), HELD_OUT_SHARE)) :] for rows in judged]
+    judged = [rows[sampling.held_rows(len(rows), HELD_OUT_SHARE, "last")] for rows in judged]
     sizes = np.array([len(rows) for rows in judged])
-    tournament.rows[clients] = sizes
     mistakes: list[Bools] = []  # [start][row]
     for start in starts:
         contender, data, position = _contender(host, models, older, parent, clients, start)
         trains: Literal["all", "head"] = "head" if start == "head" else "all"
-        how = replace(local, hold_out=HELD_OUT_SHARE, bags=False, trains=trains)
+        how = replace(local, hold_out=HELD_OUT_SHARE, holds="last", bags=False, trains=trains)
         trained = _trained(host.apart(), contender, Work.of(contender, data, host.known.counts), how)
         mistakes.append(host.wrong(trained, np.concatenate(judged), sizes, position))
-    for a, b in np.ndindex(len(starts), len(starts)):
+    return counted(len(parent), clients, sizes, mistakes)
+
+
+def counted(n_clients: int, clients: Ints, sizes: Ints, mistakes: Sequence[Bools]) -> Tournament:
+    """The table of each client from mistakes[contestant][row], whose rows lie one client after the other."""
+    tournament = Tournament.nobody(n_clients, len(mistakes))
+    tournament.rows[clients] = sizes
+    for a, b in np.ndindex(len(mistakes), len(mistakes)):
         tournament.wrong[clients, a, b] = np.add.reduceat(mistakes[a] & mistakes[b], begins_of(sizes), dtype=np.int64)
     return tournament
 

@@ -80,8 +80,8 @@ class Worker(Protocol):
     """All that clients do at time tau; who uses which model, counts and decisions are the server's.
 
     A client that does not answer is out of reach (`known.reachable`) from then on; `score` and `updates` leave it out,
-    `confusion` and `trial` have zeros for it. `feddrift.testing.check_worker` says whether an engine made of one keeps
-    the contract:
+    `confusion`, `trial` and `contest` have zeros for it. `feddrift.testing.check_worker` says whether an engine made of
+    one keeps the contract:
 
     >>> from feddrift.engines.reference import Reference
     >>> from feddrift.testing import check_worker
@@ -111,6 +111,10 @@ class Worker(Protocol):
 
     def trial(self, models: Models, older: Entries, parent: Ints, starts: Sequence[Start], local: Local) -> Tournament:
         """What each client with a parent finds about these starts of a new model: see `Federation.tournament`."""
+        ...
+
+    def contest(self, models: Models, teams: Ints, held_by: Local | None) -> Tournament:
+        """How many rows which contestants get wrong, at each client where all have models: see `Federation.contest`."""
         ...
 
     def save(self) -> Any:

@@ -36,6 +36,10 @@ class RunConfig(BaseModel):
     algorithm: str = Field(description="a name from `feddrift list`, or your own package.module:Name")
     settings: dict[str, Any] = Field(default={}, description="hyper-parameters of the algorithm, e.g. delta=0.1")
     seed: int = Field(default=0, ge=0, lt=2**63, description="of initial models and minibatches")
+    data_seed: int | Literal["seed"] = Field(
+        default=0,
+        description="any but 0 draws other data and random patterns of streams that are made; seed: each seed its own",
+    )
     rounds: int | None = Field(default=None, ge=1, le=1_000_000, description="R, communication rounds per time step")
     steps: int | None = Field(default=None, ge=1, le=1_000_000, description="K, local steps per round")
     batch: int | None = Field(default=None, ge=1, le=100_000, description="B, minibatch size")
@@ -102,6 +106,16 @@ class RunConfig(BaseModel):
             raise ValueError("input should be a number")
         return value
 
+    @field_validator("data_seed", mode="before")
+    @classmethod
+    def _is_a_data_seed(cls, value: Any) -> Any:
+        if isinstance(value, str) and value.isdecimal() and len(value) < 11:
+            value = int(value)
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if value != "seed" and not (whole and 0 <= value < 2**32):
+            raise ValueError("input should be a whole number from 0 on, or seed")
+        return value
+
     @field_validator("every", mode="before")
     @classmethod
     def _is_a_length(cls, value: Any) -> Any:
@@ -122,6 +136,7 @@ class RunConfig(BaseModel):
         stream = streams.stream(
             self.stream,
             seed=self.seed,
+            data_seed=self._drawn(),
             pattern=self.pattern,
             data_dir=self.data_dir,
             label=self.label,
@@ -129,6 +144,12 @@ class RunConfig(BaseModel):
         )
         harm, clients = self._poison(stream)
         return flipped(stream, clients) if harm == "flip" else stream
+
+    def _drawn(self) -> int:
+        """The data seed; where it follows the seed, streams that are not made stay what they are."""
+        if self.data_seed != "seed":
+            return self.data_seed
+        return self.seed if streams.is_made(self.stream) else 0
 
     def conditions(self, stream: Stream) -> Conditions:
         """Who is in reach, takes part and lies."""
@@ -183,6 +204,8 @@ class RunConfig(BaseModel):
                 raise ConfigError(f"cannot read the weights {self.weights}: {reason}") from None
         if self.net is not None:
             overrides["net"] = self.net
+        if self.data_seed and (self.data_seed != "seed" or streams.is_made(self.stream)):
+            overrides["data_seed"] = self.data_seed
         for name in ("participation", "dropout", "rest"):
             if getattr(self, name) != RunConfig.model_fields[name].default:
                 overrides[name] = getattr(self, name)

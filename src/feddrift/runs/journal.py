@@ -7,7 +7,7 @@ the answers that are known already, up to the very round where it stopped; from 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from feddrift.errors import DataError
@@ -71,13 +71,17 @@ class Journal:
         question = f"tournament {models.ids} {w.shape} {parent.tolist()} {starts}"
         return self._asked(question, lambda: self._fed.tournament(models, w, parent, starts))
 
+    def contest(self, models: Models, teams: Ints, held_by: Local | None = None) -> Tournament:
+        question = f"contest {models.ids} {teams.shape} {_told(held_by)}"
+        return self._asked(question, lambda: self._fed.contest(models, teams, held_by))
+
     def local_updates(self, models: Models, w: Weights, local: Local | None = None) -> Updates:
         def ask() -> Updates:
             updates = self._fed.local_updates(models, w, local)
             self._rounds += 1
             return updates
 
-        question = f"local_updates {models.ids} {w.shape} {local and astuple(local)}"
+        question = f"local_updates {models.ids} {w.shape} {_told(local)}"
         return self._asked(question, ask, then_save=True)
 
     def train(self, models: Models, w: Weights, rounds: int | None = None, local: Local | None = None) -> Models:
@@ -95,7 +99,7 @@ class Journal:
                     self._save_if_due(now, rounds_done)
             return now
 
-        question = f"train {models.ids} {w.shape} {total} {local and astuple(local)}"
+        question = f"train {models.ids} {w.shape} {total} {_told(local)}"
         return self._asked(question, ask, then_save=True)
 
     def _asked(self, question: str, ask: Callable[[], T], then_save: bool = False) -> T:
@@ -118,3 +122,8 @@ class Journal:
         if self._rounds >= self._saved + self._every:
             self._saved = self._rounds
             self._save(Inside(self._rounds, tuple(self._answers), models, trained, self._fed.progress()))
+
+
+def _told(local: Local | None) -> tuple[Any, ...] | None:
+    """How clients train, as questions have always had it."""
+    return None if local is None else tuple(local.plain().values())

@@ -6,6 +6,7 @@ import inspect
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ class Entry:
     family: str
     n_concepts: int
     pattern: str | None  # the paper's; R stands for R0 to R4, turn by turn with the seed; None: it has its own drift
-    make: Callable[..., Stream]  # of name, concepts (unless it has its own drift), data directory
+    make: Callable[..., Stream]  # of name, concepts (unless it has its own drift), data directory, data seed
 
 
 STREAMS: dict[str, Entry] = {
@@ -57,6 +58,7 @@ def stream(
     name: str,
     *,
     seed: int = 0,
+    data_seed: int = 0,
     pattern: str | None = None,
     data_dir: str | Path | None = None,
     label: str = "label",
@@ -72,6 +74,7 @@ def stream(
     Parameters:
         name: As `feddrift list` has it, a table ``FILE.csv``, ``folder:DIR``, or ``package.module:make``.
         seed: Of random patterns, and which of R0 to R4 is the pattern of mnist-r.
+        data_seed: Any but 0 draws other rows, in another order, and other random patterns, for streams that are made.
         pattern: Who has which concept when: a name (Y, F, R0..R4), a file, or ``random:every=2,concepts=4``.
         data_dir: Where data files lie; else $FEDDRIFT_DATA, else a cache.
         label: The label column of a table or of ``folder:DIR``.
@@ -91,10 +94,12 @@ def stream(
             raise ConfigError(f"a stream's {what} must be text, got {safe_repr(value)}")
     if pattern is not None and not isinstance(pattern, str):
         raise ConfigError(f"pattern must be a name, a file or random:..., got a {type(pattern).__name__}")
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**63:
-        raise ConfigError(f"seed must be a whole number from 0 on, got {safe_repr(seed)}")
+    for what, number, end in (("seed", seed, 2**63), ("data_seed", data_seed, 2**32)):
+        if isinstance(number, bool) or not isinstance(number, int | np.integer) or not 0 <= number < end:
+            raise ConfigError(f"{what} must be a whole number from 0 on, got {safe_repr(number)}")
     if is_table(name):
         _refuse_pattern(name, pattern)
+        _refuse_data_seed(name, data_seed)
         return table.load(name, Plan(client, time, label, every, missing, categories, scale))
     of_tables = {"client": client, "time": time, "every": every, "missing": missing, "categories": categories}
     for option, setting in (of_tables | {"scale": None if scale else False}).items():
@@ -104,23 +109,26 @@ def stream(
     kind, _, directory = name.partition(":")
     if kind == "folder":
         _refuse_pattern(name, pattern)
+        _refuse_data_seed(name, data_seed)
         return folder.load(directory, label=label)
     if label != "label" and name in STREAMS:
         raise ConfigError(f"label names a column of your own files, so it must be left out for {name}, got {label!r}")
     if name not in STREAMS and (make := plugins.find("stream", name)) is not None:
         _refuse_pattern(name, pattern)
-        return _made(name, make, data_dir)
+        return _made(name, make, data_dir, data_seed)
     entry = _entry(name)
     if entry.pattern is None:
         if pattern is not None:
             raise ConfigError(f"{name} has its own drift: pattern must be left out, got {pattern!r}")
-        return entry.make(name, data_dir)
-    spec = default_pattern(name, seed) if pattern is None else pattern
-    concepts = patterns.pattern(spec, seed)
+        return entry.make(name, data_dir, **_drawn(name, entry.make, data_seed))
+    spec = pattern
+    if spec is None:  # with other data mnist-r's drifts are others, too, drawn as its five patterns were
+        spec = "random:every=2,concepts=4" if entry.pattern == "R" and data_seed else default_pattern(name, seed)
+    concepts = patterns.pattern(spec, seed, data_seed)
     if concepts.max() >= entry.n_concepts:
         legal = "0 and 1" if entry.n_concepts == 2 else f"0 to {entry.n_concepts - 1}"
         raise ConfigError(f"pattern {spec} uses concept {concepts.max()}, but {entry.family} has concepts {legal}")
-    return entry.make(name, concepts, data_dir)
+    return entry.make(name, concepts, data_dir, **_drawn(name, entry.make, data_seed))
 
 
 def is_table(name: str) -> bool:
@@ -136,17 +144,46 @@ def _refuse_pattern(name: str, pattern: str | None) -> None:
         raise ConfigError(f"{name} brings its own drift: pattern must be left out, got {pattern!r}")
 
 
-def _made(name: str, make: object, data_dir: str | Path | None) -> Stream:
-    """The stream that a function makes, told the data directory if it wants to know."""
+def _refuse_data_seed(name: str, data_seed: int) -> None:
+    if data_seed:
+        raise ConfigError(f"the data of {name} are what they are: data_seed must be left out, got {data_seed}")
+
+
+def is_made(name: str) -> bool:
+    """Whether a data seed draws other data of this stream."""
+    if name.startswith("folder:") or is_table(name):
+        return False
+    make = _entry(name).make if name in STREAMS else plugins.find("stream", name)
+    return callable(make) and _takes(make, "data_seed")
+
+
+def _drawn(name: str, make: Callable[..., Stream], data_seed: int) -> dict[str, int]:
+    """The data seed, for who takes one; others take none but 0."""
+    if _takes(make, "data_seed"):
+        return {"data_seed": int(data_seed)}
+    _refuse_data_seed(name, data_seed)
+    return {}
+
+
+def _made(name: str, make: object, data_dir: str | Path | None, data_seed: int) -> Stream:
+    """The stream that a function makes, told the data directory and the data seed if it wants to know."""
     if callable(make):
-        make = plugins.called("stream", name, _told_where, make, data_dir)
+        drawn = _drawn(name, make, data_seed)
+        make = plugins.called("stream", name, partial(_told_where, make, data_dir), drawn)
     if not isinstance(make, Stream):
         raise ConfigError(f"'{name}' must be a Stream or a function that makes one, got a {type(make).__name__}")
     return make
 
 
-def _told_where(make: Callable[..., Any], data_dir: str | Path | None) -> Any:
-    return make(data_dir=data_dir) if "data_dir" in inspect.signature(make).parameters else make()
+def _told_where(make: Callable[..., Any], data_dir: str | Path | None, drawn: dict[str, int]) -> Any:
+    return make(data_dir=data_dir, **drawn) if _takes(make, "data_dir") else make(**drawn)
+
+
+def _takes(make: Callable[..., Any], parameter: str) -> bool:
+    try:
+        return parameter in inspect.signature(make).parameters
+    except (TypeError, ValueError):  # what is not written in Python may not tell
+        return False
 
 
 def check(name: str) -> None:
@@ -179,4 +216,4 @@ def _entry(name: str) -> Entry:
     return STREAMS[name]
 
 
-__all__ = ["STREAMS", "Entry", "check", "default_pattern", "is_table", "stream"]
+__all__ = ["STREAMS", "Entry", "check", "default_pattern", "is_made", "is_table", "stream"]

@@ -175,11 +175,11 @@ def _pictures(root: Path, numbers: Ints) -> npt.NDArray[Any]:
     return np.zeros((0, 224, 224, 3), dtype=np.uint8) if pictures is None else pictures
 
 
-def labels(name: str, data_dir: str | Path | None = None) -> Stream:
+def labels(name: str, data_dir: str | Path | None = None, data_seed: int = 0) -> Stream:
     """FMoW's classes over time, each shown by one of Fashion-MNIST's; a class that has shown all images starts over."""
     pixels, classes = fashion(data_dir)
     counts, _ = class_counts()
-    order = rng.permutation(rng.derive(0, "data", _FASHION), len(classes))
+    order = rng.permutation(rng.derive(data_seed, "data", _FASHION), len(classes))
     of_class = [order[classes[order] == k] for k in range(10)]
     shown = np.zeros(10, dtype=np.int64)
     rows = []

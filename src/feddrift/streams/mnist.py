@@ -45,17 +45,17 @@ _LABELS = np.array([  # [concept, digit]
 Bytes = npt.NDArray[np.uint8]
 
 
-def swapped(name: str, concepts: Ints, data_dir: str | Path | None = None) -> Stream:
+def swapped(name: str, concepts: Ints, data_dir: str | Path | None = None, data_seed: int = 0) -> Stream:
     """Concept 1 swaps the labels of digits 1 and 2, concept 2 those of 3 and 4, concept 3 those of 5 and 6."""
     pixels, digits = load(data_dir)
-    rows = np.resize(_order(len(digits)), (concepts.size, SAMPLES))  # np.resize starts over at the end
+    rows = np.resize(_order(len(digits), data_seed), (concepts.size, SAMPLES))  # np.resize starts over at the end
     return _stream(name, concepts, pixels, rows, _LABELS[concepts.reshape(-1, 1), digits[rows]])
 
 
-def label_shift(name: str, concepts: Ints, data_dir: str | Path | None = None) -> Stream:
+def label_shift(name: str, concepts: Ints, data_dir: str | Path | None = None, data_seed: int = 0) -> Stream:
     """Concept k shows the digits 2k and 2k + 1 only; their labels stay."""
     pixels, digits = load(data_dir)
-    order, of_cell = _order(len(digits)), concepts.reshape(-1)
+    order, of_cell = _order(len(digits), data_seed), concepts.reshape(-1)
     rows = np.empty((concepts.size, SAMPLES), dtype=np.int64)
     for k in np.unique(of_cell):
         rows[of_cell == k] = np.resize(order[digits[order] // 2 == k], (int((of_cell == k).sum()), SAMPLES))
@@ -112,8 +112,8 @@ def _read(path: Path, shape: tuple[int, ...], name: str) -> Bytes:
     return np.frombuffer(raw, dtype=np.uint8, offset=len(header)).reshape(shape)
 
 
-def _order(n: int) -> Ints:
-    return rng.permutation(rng.derive(0, "data", _MNIST), n)  # one shuffle for every seed, as in the paper
+def _order(n: int, data_seed: int) -> Ints:
+    return rng.permutation(rng.derive(data_seed, "data", _MNIST), n)  # one shuffle for every seed, as in the paper
 
 
 def _stream(name: str, concepts: Ints, pixels: Bytes, rows: Ints, labels: npt.NDArray[np.integer]) -> Stream:

@@ -16,7 +16,7 @@ SHIPPED = ("Y", "F", "R0", "R1", "R2", "R3", "R4")  # the paper's
 MAX_CELLS = 1_000_000  # of a random pattern: more are no stream that fits into memory
 
 
-def pattern(spec: str, seed: int = 0) -> Ints:
+def pattern(spec: str, seed: int = 0, data_seed: int = 0) -> Ints:
     """Concept ids [T + 1, c] of a shipped NAME, a FILE, or random:every=N,concepts=N; the last row only tests.
 
     >>> pattern("Y").shape
@@ -28,7 +28,7 @@ def pattern(spec: str, seed: int = 0) -> Ints:
         return _parse(resources.files("feddrift.streams").joinpath("patterns", f"{spec}.txt").read_text(), spec)
     kind, _, options = spec.partition(":")
     if kind == "random":
-        return _random(spec, options, seed)
+        return _random(spec, options, seed, data_seed)
     if not os.path.isfile(spec):  # unlike Path's, it takes any string
         if os.sep in spec or "." in spec:
             raise DataError(f"there is no pattern file {spec}")
@@ -63,7 +63,7 @@ def table(text: str, where: str, legal: str) -> Ints:
     return np.array(rows, dtype=np.int64)
 
 
-def _random(spec: str, options: str, seed: int) -> Ints:
+def _random(spec: str, options: str, seed: int, data_seed: int) -> Ints:
     values = {"clients": 10, "steps": 10, "seed": seed}
     least = {"every": 1, "concepts": 1, "clients": 1, "steps": 1, "seed": 0}
     keys_seen: set[str] = set()
@@ -84,7 +84,9 @@ def _random(spec: str, options: str, seed: int) -> Ints:
         got = f"{values['clients']} clients in {values['steps']} steps"
         raise ConfigError(f"pattern {spec}: clients times steps must be at most {MAX_CELLS}, got {got}")
     block = np.arange(values["steps"]) // values["every"]
-    words, _ = rng.derive(values["seed"], "pattern", np.arange(block[-1] + 1)[:, None], np.arange(values["clients"]))
+    redrawn = (data_seed,) if data_seed else ()
+    blocks, clients = np.arange(block[-1] + 1)[:, None], np.arange(values["clients"])
+    words, _ = rng.derive(values["seed"], "pattern", blocks, clients, *redrawn)
     drawn = (rng.unit(words) * values["concepts"]).astype(np.int64)
     drawn[0] = 0  # everybody starts with concept 0
     rows = drawn[block]

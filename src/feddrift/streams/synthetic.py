@@ -1,6 +1,7 @@
 """SINE, CIRCLE and SEA: points in a square or cube, labelled by the concept of their cell.
 
-The data are the same for every seed, as in the paper: its trials differ in models and minibatches only.
+The data are the same for every seed, as in the paper: its trials differ in models and minibatches only. A data seed
+draws others.
 """
 
 from __future__ import annotations
@@ -27,30 +28,32 @@ _RADII = np.array([0.15, 0.25])
 Points = npt.NDArray[np.float64]
 
 
-def sine(name: str, concepts: Ints, data_dir: str | Path | None = None) -> Stream:
+def sine(name: str, concepts: Ints, data_dir: str | Path | None = None, data_seed: int = 0) -> Stream:
     """Label 1 iff x2 <= sin(x1); concept 1 swaps the labels."""
-    return _unit_square(name, "sine", concepts, lambda x, k: (x[:, 1] <= np.sin(x[:, 0])) ^ (k == 1))
+    return _unit_square(name, "sine", concepts, data_seed, lambda x, k: (x[:, 1] <= np.sin(x[:, 0])) ^ (k == 1))
 
 
-def circle(name: str, concepts: Ints, data_dir: str | Path | None = None) -> Stream:
+def circle(name: str, concepts: Ints, data_dir: str | Path | None = None, data_seed: int = 0) -> Stream:
     """Label 1 iff outside the concept's circle."""
-    return _unit_square(name, "circle", concepts, lambda x, k: ((x - _CENTRES[k]) ** 2).sum(axis=1) > _RADII[k] ** 2)
+    return _unit_square(
+        name, "circle", concepts, data_seed, lambda x, k: ((x - _CENTRES[k]) ** 2).sum(axis=1) > _RADII[k] ** 2
+    )
 
 
-def sea(name: str, concepts: Ints, data_dir: str | Path | None = None) -> Stream:
+def sea(name: str, concepts: Ints, data_dir: str | Path | None = None, data_seed: int = 0) -> Stream:
     """Label 1 iff x2 + x3 > theta, as in the files the authors released, then one label in ten flipped."""
-    return _cube(name, concepts, lambda x, k: x[:, 1] + x[:, 2] > RELEASED[k], same={3: 1})
+    return _cube(name, concepts, data_seed, lambda x, k: x[:, 1] + x[:, 2] > RELEASED[k], same={3: 1})
 
 
-def sea_text(name: str, concepts: Ints, data_dir: str | Path | None = None) -> Stream:
+def sea_text(name: str, concepts: Ints, data_dir: str | Path | None = None, data_seed: int = 0) -> Stream:
     """Label 1 iff x1 + x2 <= theta, as the paper's text has it, then one label in ten flipped."""
-    return _cube(name, concepts, lambda x, k: x[:, 0] + x[:, 1] <= TEXT[k], same={})
+    return _cube(name, concepts, data_seed, lambda x, k: x[:, 0] + x[:, 1] <= TEXT[k], same={})
 
 
 def _unit_square(
-    name: str, family: str, concepts: Ints, label: Callable[[Points, int], npt.NDArray[np.bool_]]
+    name: str, family: str, concepts: Ints, data_seed: int, label: Callable[[Points, int], npt.NDArray[np.bool_]]
 ) -> Stream:
-    random = np.random.RandomState(0)  # the released recipe, so that the data match it bit for bit
+    random = np.random.RandomState(data_seed)  # the released recipe: with 0 the data match it bit for bit
     x = np.empty((concepts.size, SAMPLES, 2), dtype=np.float32)
     y = np.empty((concepts.size, SAMPLES), dtype=np.int32)
     for cell, concept in enumerate(concepts.reshape(-1)):  # time outer, client inner
@@ -63,14 +66,15 @@ def _unit_square(
 def _cube(
     name: str,
     concepts: Ints,
+    data_seed: int,
     label: Callable[[npt.NDArray[np.float32], int], npt.NDArray[np.bool_]],
     same: Mapping[int, int],
 ) -> Stream:
     x = np.empty((concepts.size, SAMPLES, 3), dtype=np.float32)
     y = np.empty((concepts.size, SAMPLES), dtype=np.int32)
     for cell, (t, c) in enumerate(np.ndindex(concepts.shape)):
-        x[cell] = rng.uniform(rng.derive(0, "data", _SEA, t, c, 0), (SAMPLES, 3), 0.0, 10.0)
-        flip = rng.uniform(rng.derive(0, "data", _SEA, t, c, 1), (SAMPLES,)) < NOISE
+        x[cell] = rng.uniform(rng.derive(data_seed, "data", _SEA, t, c, 0), (SAMPLES, 3), 0.0, 10.0)
+        flip = rng.uniform(rng.derive(data_seed, "data", _SEA, t, c, 1), (SAMPLES,)) < NOISE
         y[cell] = label(x[cell], int(concepts[t, c])) ^ flip
     return _stream(name, "sea", concepts, x, y, same)
 

@@ -29,6 +29,7 @@ from feddrift.engines.flower.messages import (
     REQUESTS,
     VERSION,
     About,
+    Contest,
     Evaluate,
     Explain,
     Hello,
@@ -116,15 +117,17 @@ class Client:
             return self._hello(task, store, request, raw), {}
         if isinstance(request, Explain):
             return {"shifts": self._shifts(task, store) if self.explain else None}, {}
-        assert isinstance(request, Evaluate | Train | Trial)
+        assert isinstance(request, Evaluate | Train | Trial | Contest)
         models, new = self._models(task, store, request.models, raw)
         parts: dict[str, Part] = {}
         if isinstance(request, Evaluate):
             reply = self._evaluate(task, store, request, models)
         elif isinstance(request, Train):
             reply, parts = self._train(task, store, request, models)
-        else:
+        elif isinstance(request, Trial):
             reply = self._trial(task, store, request, models)
+        else:
+            reply = self._contest(task, store, request, models)
         store.put_parts(new)
         self._forget(store, request.models)
         return reply, parts
@@ -227,6 +230,21 @@ class Client:
             parent[task.index] = request.parent
         worker = engine.worker(task.tau)
         tournament = worker.trial(models, older, parent, request.starts, Local(**request.local))
+        return {"rows": int(tournament.rows[task.index]), "wrong": tournament.wrong[task.index].tolist()}
+
+    def _contest(self, task: About, store: Store, request: Contest, models: Models) -> Body:
+        held_by = None if request.held_by is None else Local(**request.held_by)
+        if held_by is not None and not held_by.hold_out:
+            raise Refused("it asks for a contest on held-out rows, and holds none out")
+        teams = np.full((len(request.teams), task.n_clients, max(map(len, request.teams), default=0)), -1)
+        for k, team in enumerate(request.teams):
+            teams[k, task.index, : len(team)] = [whole(m, 0, len(models) - 1) for m in team]
+        if not (len(teams) and all(request.teams)):
+            raise Refused("it asks for a contest with nobody in it")
+        engine = self._engine(task, store)
+        if engine.stream.counts[task.tau, task.index] < (1 if held_by is None else 2):
+            raise Refused("it asks for a contest on data that this client does not hold")
+        tournament = engine.worker(task.tau).contest(models, teams, held_by)
         return {"rows": int(tournament.rows[task.index]), "wrong": tournament.wrong[task.index].tolist()}
 
     def _engine(self, task: About, store: Store) -> InProcess:

@@ -146,12 +146,24 @@ class Explain(Request):
     action, deadline = "query.explain", "hello"
 
 
+@dataclass(frozen=True)
+class Contest(Request):
+    """Let teams of models compete on the newest data, or on the part of them that was held out of training."""
+
+    action, deadline = "evaluate.contest", "evaluate"
+
+    models: list[Body]
+    teams: list[list[int]]  # [contestant], positions of its models
+    held_by: Body | None  # the fields of Local
+
+
 REQUESTS: dict[str, type[Request]] = {
     "hello": Hello,
     "evaluate": Evaluate,
     "train": Train,
     "tournament": Trial,
     "explain": Explain,
+    "contest": Contest,
 }
 KIND_OF = {cls: kind for kind, cls in REQUESTS.items()}
 
@@ -236,12 +248,15 @@ def read_trained(body: Body, raw: Raw, round: int, trunks: list[Shapes], heads: 
     ]
 
 
-def read_trial(body: Body, n_starts: int, most: int) -> tuple[int, Ints]:
-    """The answer to Trial: how many rows were held out, and how many of them two starts both get wrong."""
-    rows, wrong = whole(body["rows"], 1, most), np.array(body["wrong"])
-    counts = wrong.shape == (n_starts,) * 2 and wrong.dtype.kind == "i"
+def read_tournament(body: Body, n_contestants: int, least: int, most: int) -> tuple[int, Ints]:
+    """The answer to Trial and to Contest: how many rows there were, and how many of them two contestants get wrong."""
+    rows, wrong = whole(body["rows"], least, most), np.array(body["wrong"])
+    counts = wrong.shape == (n_contestants,) * 2 and wrong.dtype.kind == "i"
     if not counts or not ((wrong >= 0) & (wrong <= rows)).all():
-        raise Refused(f"expected a table of {n_starts} by {n_starts} counts up to {rows}")
+        raise Refused(f"expected a table of {n_contestants} by {n_contestants} counts up to {rows}")
+    own = wrong.diagonal()
+    if (wrong != wrong.T).any() or (wrong > np.minimum.outer(own, own)).any():
+        raise Refused("expected counts of common mistakes: both ways the same, and no more than each makes alone")
     return rows, wrong
 
 

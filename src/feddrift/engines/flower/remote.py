@@ -13,11 +13,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from feddrift.engines import sampling
 from feddrift.engines.entries import Entries
 from feddrift.engines.flower import messages
 from feddrift.engines.flower import parts as model_parts
 from feddrift.engines.flower.exchange import WaitingRules
-from feddrift.engines.flower.messages import Evaluate, Raw, Request, Scores, Train, Trial, slice_of
+from feddrift.engines.flower.messages import Contest, Evaluate, Raw, Request, Scores, Train, Trial, slice_of
 from feddrift.engines.flower.parts import Body, Part
 from feddrift.engines.worker import Known, Scored, Work, Worker, gathered, in_turn
 from feddrift.models import params_of
@@ -153,12 +154,34 @@ class Remote(Worker):
         specs, parts = model_parts.described(self.line.net, models)
 
         def check(c: int, body: Body, raw: Raw) -> tuple[int, Ints]:
-            return messages.read_trial(body, len(starts), int(self.known.counts[self.tau, c]))
+            return messages.read_tournament(body, len(starts), 1, int(self.known.counts[self.tau, c]))
 
         asked: dict[int, Asked] = {}
         for c in np.flatnonzero(parent >= 0).tolist():
             w = slice_of(older.select(older.c == c))
             asked[c] = Trial(specs, int(parent[c]), list(starts), local.plain(), w), parts
+        for c, (rows, wrong) in self._ask(asked, check).items():
+            tournament.rows[c], tournament.wrong[c] = rows, wrong
+        return tournament
+
+    def contest(self, models: Models, teams: Ints, held_by: Local | None) -> Tournament:
+        """Each client gets the models of its own teams, which are numbered from 0 in its message."""
+        tournament = Tournament.nobody(teams.shape[1], len(teams))
+        specs, parts = model_parts.described(self.line.net, models)
+        n_rows = self.known.counts[self.tau]
+        if held_by is not None:
+            n_rows = n_rows - sampling.trained_rows(n_rows, held_by.hold_out)
+
+        def check(c: int, body: Body, raw: Raw) -> tuple[int, Ints]:
+            return messages.read_tournament(body, len(teams), int(n_rows[c]), int(n_rows[c]))
+
+        asked: dict[int, Asked] = {}
+        for c in np.flatnonzero((teams >= 0).any(axis=2).all(axis=0)).tolist():
+            used = np.unique(teams[:, c][teams[:, c] >= 0])
+            own_teams = [np.searchsorted(used, team[team >= 0]).tolist() for team in teams[:, c]]
+            own_specs = [specs[m] for m in used]
+            request = Contest(own_specs, own_teams, None if held_by is None else held_by.plain())
+            asked[c] = request, _parts_of(own_specs, parts)
         for c, (rows, wrong) in self._ask(asked, check).items():
             tournament.rows[c], tournament.wrong[c] = rows, wrong
         return tournament
