@@ -130,6 +130,36 @@ def test_later_rows_are_appended(table: Path, monkeypatch: pytest.MonkeyPatch, t
         fd.update("runs", append="late.csv")
 
 
+def test_files_are_meant_from_where_one_is_whatever_they_are_called(
+    table: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = tmp_path / "c++"
+    folder.mkdir()
+    (folder / "first.csv").write_text(sales(range(1, 5)))
+    (folder / "july.txt").write_text(sales(range(5, 7)))
+    (folder / "august.csv").write_text(sales(range(7, 8)))
+    recorded("Oblivious")
+    monkeypatch.chdir(folder)
+    (after,) = fd.update("../runs", "table:first.csv+july.txt")
+    monkeypatch.chdir(tmp_path)
+    recorded("Oblivious", "others", "c++/first.csv")
+    (other,) = fd.update("others", append="c++/july.txt")
+    assert after.rows.steps == 5 and other.header["stream"] == "table:c++/first.csv+c++/july.txt"
+    np.testing.assert_array_equal(after.rows.accuracy, other.rows.accuracy)
+    (other,) = fd.update("others", append="table:c++/august.csv")
+    assert other.rows.steps == 6
+    with pytest.raises(DataError, match=r"^'c\+\+/none.csv' is not a file"):
+        fd.stream("c++/none.csv", **COLUMNS)
+
+
+def test_poisoned_clients_stay_those_when_others_join(table: Path) -> None:
+    before = recorded("Oblivious", poison="flip:0")
+    grow(table, shops=("aarhus", *SHOPS))  # which takes the first place in the file's own order
+    (after,) = fd.update("runs")
+    np.testing.assert_array_equal(after.rows.accuracy[:3, :3], before.rows.accuracy)
+    assert after.rows.accuracy[-1, 3] > 0.5 > after.rows.accuracy[-1, 0]  # bonn still lies, and aarhus does not
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the dead close no files
 @pytest.mark.parametrize("every", [0, 1])
 def test_killed_before_any_change_of_the_disk_it_goes_on(

@@ -16,6 +16,7 @@ from feddrift.data import Stream
 from feddrift.engines.conditions import Conditions
 from feddrift.errors import ConfigError, DataError, problem
 from feddrift.nets import default_net, named_net
+from feddrift.runs.continuation import in_order
 from feddrift.streams.patterns import table
 from feddrift.tables.times import read_every
 from feddrift.types import Algorithm, Average, Bools, Local, Net
@@ -113,7 +114,7 @@ class RunConfig(BaseModel):
             value = int(value)
         whole = isinstance(value, int) and not isinstance(value, bool)
         if value != "seed" and not (whole and 0 <= value < 2**32):
-            raise ValueError("input should be a whole number from 0 on, or seed")
+            raise ValueError(f"input should be a whole number from 0 to {2**32 - 1}, or seed")
         return value
 
     @field_validator("every", mode="before")
@@ -129,11 +130,11 @@ class RunConfig(BaseModel):
         except ValidationError as error:
             raise ConfigError(problem(error)) from None
 
-    def load(self) -> Stream:
-        """The stream of this run, with the labels flipped that `poison` says."""
+    def load(self, clients: Sequence[str] = ()) -> Stream:
+        """The stream of this run, these clients first, with the labels flipped that `poison` says."""
         engines.engine(self.engine)  # wrong names first: data may take a while
         algorithms.algorithm(self.algorithm, **self.settings)
-        stream = streams.stream(
+        found = streams.stream(
             self.stream,
             seed=self.seed,
             data_seed=self._drawn(),
@@ -142,8 +143,9 @@ class RunConfig(BaseModel):
             label=self.label,
             **{name: getattr(self, name) for name in TABLE},
         )
-        harm, clients = self._poison(stream)
-        return flipped(stream, clients) if harm == "flip" else stream
+        stream = in_order(found, clients)
+        harm, liars = self._poison(stream)
+        return flipped(stream, liars) if harm == "flip" else stream
 
     def _drawn(self) -> int:
         """The data seed; where it follows the seed, streams that are not made stay what they are."""

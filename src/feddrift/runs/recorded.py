@@ -28,7 +28,7 @@ from feddrift.nets import initial
 from feddrift.run import Step, Trained, models_in_use, steps_on
 from feddrift.runs.background import in_background
 from feddrift.runs.config import RunConfig
-from feddrift.runs.continuation import Remembered, in_order
+from feddrift.runs.continuation import Remembered
 from feddrift.runs.journal import Inside, Journal
 from feddrift.runs.record import file_name, is_complete, part_of, read
 from feddrift.runs.schema import LARGEST
@@ -61,7 +61,7 @@ class RecordedRun:
     ) -> None:
         self.config, self.resumes, self.every, self.replaces = config, resume, every, replaces
         self._cwd = Path.cwd()  # what its paths are meant from
-        self.stream = in_order(config.load(), clients)
+        self.stream = config.load(clients)
         self.algorithm, self.local = config.resolve(self.stream)
         self.conditions = config.conditions(self.stream)
         self.net = config.find_net(self.stream)

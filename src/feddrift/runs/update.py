@@ -19,6 +19,7 @@ from feddrift.runs.continuation import AGAIN, Remembered
 from feddrift.runs.record import is_complete, read
 from feddrift.runs.recorded import Lines, RecordedRun, checkpoint_folders, remove_replaced, replaced
 from feddrift.scores import SCORES
+from feddrift.streams.table import files
 from feddrift.types import State
 
 GROWS = ("data", "trace")  # overrides that are digests of what may have become longer
@@ -61,7 +62,9 @@ def update(state: Path, stream: str | None = None, append: str | None = None) ->
     if append is not None and not streams.is_table(config.stream):
         raise ConfigError(f"rows are appended to tables, FILE.csv, and the stream of {state.stem} is {config.stream}")
     if append is not None:
-        stream = f"{config.stream}+{_seen_from(cwd, f'table:{append}').removeprefix('table:')}"
+        later = _seen_from(cwd, f"table:{append.removeprefix('table:')}").removeprefix("table:")
+        stream = f"{config.stream}+{later}"
+        stream = stream if streams.is_table(stream) else f"table:{stream}"
     elif stream is not None:
         stream = _seen_from(cwd, stream)
     config = RunConfig.checked(**config.model_dump() | {"stream": stream or config.stream})
@@ -95,8 +98,10 @@ def _seen_from(cwd: str, stream: str) -> str:
     """The name of a stream for a run whose paths are meant from another folder."""
     if not (streams.is_table(stream) or stream.startswith("folder:")) or Path(cwd) == Path.cwd():
         return stream
-    kind, colon, path = stream.partition(":") if stream.startswith(("table:", "folder:")) else ("", "", stream)
-    return f"{kind}{colon}{Path(os.path.expanduser(path)).absolute()}"
+    if stream.startswith("folder:"):
+        return f"folder:{Path(os.path.expanduser(stream.removeprefix('folder:'))).absolute()}"
+    paths = "+".join(str(path.absolute()) for path in files(stream))
+    return f"table:{paths}" if stream.startswith("table:") else paths
 
 
 def _check_settings(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:

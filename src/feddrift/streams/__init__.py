@@ -96,7 +96,7 @@ def stream(
         raise ConfigError(f"pattern must be a name, a file or random:..., got a {type(pattern).__name__}")
     for what, number, end in (("seed", seed, 2**63), ("data_seed", data_seed, 2**32)):
         if isinstance(number, bool) or not isinstance(number, int | np.integer) or not 0 <= number < end:
-            raise ConfigError(f"{what} must be a whole number from 0 on, got {safe_repr(number)}")
+            raise ConfigError(f"{what} must be a whole number from 0 to {end - 1}, got {safe_repr(number)}")
     if is_table(name):
         _refuse_pattern(name, pattern)
         _refuse_data_seed(name, data_seed)

@@ -40,14 +40,30 @@ def load(name: str, plan: Plan) -> Stream:
     """
     if name == "table:":
         raise DataError("'table:' names no file, expected one with a table such as table:weather.csv")
-    whole = os.path.expanduser(name.removeprefix("table:"))
-    paths = [Path(whole)] if os.path.isfile(whole) else [Path(os.path.expanduser(part)) for part in whole.split("+")]
+    paths = files(name)
     for path in paths:
         if not os.path.isfile(path):
             raise DataError(f"'{path}' is not a file, expected a table such as weather.csv")
     tables = [read(path, plan) for path in paths]
     table = tables[0] if len(tables) == 1 else _joined(tables)
     return Stream(name=f"table:{'+'.join(path.name for path in paths)}", family=TABLE, **vars(arrange(table, plan)))
+
+
+def files(name: str) -> list[Path]:
+    """The files of a table; a + in the name of a file that is there, or of its folder, parts nothing.
+
+    >>> [path.name for path in files("table:june.csv+july.csv")], [path.name for path in files("c++/june.csv")]
+    (['june.csv', 'july.csv'], ['june.csv'])
+    """
+    parts, paths = name.removeprefix("table:").split("+"), list[Path]()
+    while parts:
+        begun = [Path(os.path.expanduser("+".join(parts[: n + 1]))) for n in range(len(parts))]
+        there = [n for n, path in enumerate(begun) if os.path.isfile(path)]
+        named = [n for n, path in enumerate(begun) if path.suffix.lower() == ".csv"]
+        end = there[-1] if there else named[0] if named else len(begun) - 1
+        paths.append(begun[end])
+        parts = parts[end + 1 :]
+    return paths
 
 
 def _joined(tables: list[Table]) -> Table:
