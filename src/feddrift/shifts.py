@@ -23,7 +23,8 @@ What = Literal["mean", "deviation", "share", "missing", "class"]
 LEVEL = 0.01  # of all tests together, and again of those within classes: how often chance alone names something
 NAMED = 3  # inputs, and classes, that are named
 FEW = 10  # rows that a mean or a share must be of at least: fewer tell little of chance and much of themselves
-ROOM = 1 << 21  # numbers of a cell that are looked at; of a larger one a part of the rows
+ROOM = 1 << 21  # numbers of a cell that are looked at; of a larger one a part of the rows, of pictures of the inputs
+LEAST_ROWS = 100  # of a large cell that are looked at
 LARGEST = 1e15  # beyond, a number is not told
 GAP = " missing"  # "age missing" is the feature that is 1 where age has no value
 
@@ -71,7 +72,10 @@ def shifts(stream: Stream, t: int, c: int, counts: Ints) -> Shifts | None:
     (x0, y0), (x1, y1) = stream.cell(since, c), stream.cell(t, c)
     features = described(stream)
     classes = [str(name) for name in stream.classes] or [str(k) for k in range(stream.n_classes)]
-    moved, more = compare((in_units(x0, features), y0), (in_units(x1, features), y1), features, classes)
+    columns = _evenly(len(features), ROOM // LEAST_ROWS)
+    known = [features[k] for k in columns]
+    x0, x1 = (x.reshape(len(x), -1)[:, columns] if len(known) < len(features) else x for x in (x0, x1))
+    moved, more = compare((in_units(x0, known), y0), (in_units(x1, known), y1), known, classes)
     return Shifts(since, (len(y0), len(y1)), moved, more)
 
 
@@ -103,7 +107,12 @@ def in_units(x: npt.NDArray[Any], features: Sequence[Feature]) -> Floats:
 
 
 def _looked_at(n: int, n_features: int) -> Ints:
-    return np.linspace(0, n - 1, min(n, max(ROOM // n_features, 100))).astype(np.int64)
+    return _evenly(n, max(ROOM // n_features, LEAST_ROWS))
+
+
+def _evenly(n: int, most: int) -> Ints:
+    """At most so many of 0 to n - 1, from the first to the last."""
+    return np.linspace(0, n - 1, min(n, most)).astype(np.int64)
 
 
 def compare(

@@ -16,7 +16,7 @@ from feddrift.data import Stream
 from feddrift.reports.page.data import collect
 from feddrift.reports.story import alarm_sentence
 from feddrift.run import Step
-from feddrift.shifts import Shift, Shifts, _of_shares, _of_values, shifts
+from feddrift.shifts import LEAST_ROWS, Shift, Shifts, _of_shares, _of_values, shifts
 from feddrift.testing import small_stream
 from feddrift.types import Local
 
@@ -128,6 +128,20 @@ def test_of_a_large_cell_a_part_of_the_rows_is_looked_at(monkeypatch: pytest.Mon
     assert found.moved[0].before == pytest.approx(1, abs=0.3) and found.rows == (N, N)
     swapped = moved(cell(0), cell(1, swap=True))
     assert {(s.name, s.within) for s in swapped.moved} == {("input 1", "0"), ("input 1", "1")}
+
+
+def test_of_a_large_picture_a_part_of_the_inputs_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("feddrift.shifts.ROOM", 5 * LEAST_ROWS)  # five of the nine inputs
+    draw = np.random.default_rng(0)
+    before, after = draw.normal(size=(2, 200, 3, 3))
+    after[:, 1, 1:] += 9  # of these two the first is looked at
+    found = moved(*((x, np.arange(200) % 2) for x in (before, after)))
+    assert [(s.name, round(s.after)) for s in found.moved] == [("input (1, 1)", 9)] and not found.more
+
+
+def test_who_has_few_rows_is_not_said_to_have_what_it_had() -> None:
+    few = moved(*((np.full((n, 2), 1.0 * n), np.arange(n) % 2) for n in (9, 30)))
+    assert alarm_sentence(few.plain(), 1) == "of fewer than 10 rows it is not told what moved"
 
 
 def test_of_a_few_rows_nothing_is_told() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from feddrift import algorithms
 from feddrift.reports.words import describe, moved
+from feddrift.shifts import FEW
 
 
 def letter(k: int) -> str:
@@ -43,7 +44,9 @@ def alarm_sentence(shifts: Mapping[str, Any], t: int) -> str:
     inputs = [s for s in named if s["what"] != "class"]
     parts = [moved(s) for s in inputs] + [f"{more} input{'s' * (more > 1)} more"] * (more > 0)
     text = "; ".join([*parts, *(moved(s) for s in named if s["what"] == "class")])
-    if not named and not more:
+    if not named and not more and min(shifts["rows"]) < FEW:
+        text = f"of fewer than {FEW} rows it is not told what moved"
+    elif not named and not more:
         text = "neither the inputs nor the class shares differ from before by more than chance, also within classes"
     elif (inputs or not more) and all(s.get("within") is not None for s in inputs):  # none moved among all rows
         same = "the inputs are" if len(named) > len(inputs) else "the inputs and the class shares are"
