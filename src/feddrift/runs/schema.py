@@ -232,7 +232,7 @@ class ExchangeLine:
 
     kind: Literal["exchange"]
     t: Whole
-    asked: str  # hello, evaluate, train, tournament, contest
+    asked: str  # hello, evaluate, train, tournament, contest, explain
     round: Whole | None  # of training
     at: Clock  # when it was asked
     took: Amount  # seconds until all had answered, or had had their time

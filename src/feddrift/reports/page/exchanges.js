@@ -5,7 +5,7 @@ const ASKED = {
   contest: ["contest of models", "var(--m3)"],
   tournament: ["trial of starts", "var(--m4)"],
   train: ["train", "var(--m0)"],
-  explain: ["what moved at an alarm", "var(--m3)"],
+  explain: ["what moved at an alarm", "var(--m6)"],
 };
 
 function exchanges() {
