@@ -91,6 +91,8 @@ def record(
 def update(where: str | Path, stream: str | None = None, *, append: str | Path | None = None) -> list[Record]:
     """Give finished runs their next time steps, when there are more data, and read their records, which are new ones.
 
+    What is wrong with one of several runs is raised once the others are done.
+
     Parameters:
         where: A folder of records with their checkpoints, or one record.
         stream: What goes on where their stream ended; else it is their own, which has grown.
@@ -112,12 +114,18 @@ def update(where: str | Path, stream: str | None = None, *, append: str | Path |
         raise ConfigError(f"update takes the stream by name, as fd.record does, got {type(stream).__name__}")
     if append is not None and not isinstance(append, str | Path):
         raise ConfigError(f"append must be a file, got {type(append).__name__}")
-    records = []
+    records: list[Record] = []
+    problems: list[FeddriftError] = []
     for state in runs_to_update(Path(where)):
-        updated = find_update(state, stream, None if append is None else str(append))
-        for _ in updated:
-            pass
-        records.append(read_record(updated.path))
+        try:
+            updated = find_update(state, stream, None if append is None else str(append))
+            for _ in updated:
+                pass
+            records.append(read_record(updated.path))
+        except FeddriftError as error:
+            problems.append(error)
+    if problems:
+        raise problems[0]
     return records
 
 

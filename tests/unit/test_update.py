@@ -319,6 +319,16 @@ def test_what_cannot_be_updated_says_so(table: Path, capsys: pytest.CaptureFixtu
     assert code == 1 and "is not finished: `feddrift resume" in error
 
 
+def test_what_is_wrong_with_one_run_is_no_reason_to_leave_the_others(table: Path) -> None:
+    recorded("Oblivious", "runs/a")
+    fd.record("sine-2", "Oblivious", out="runs/b", rounds=1, steps=1)
+    recorded("Oblivious", "runs/c")
+    grow(table)
+    with pytest.raises(DataError, match="sine-2 always has the same 10 time steps"):
+        fd.update("runs")
+    assert {run.rows.steps for run in fd.read("runs") if run.header["stream"] == "sales.csv"} == {5}
+
+
 def test_a_run_that_is_started_again_after_its_update_stays(table: Path) -> None:
     recorded()
     grow(table)
