@@ -98,13 +98,13 @@ def update(where: str | Path, stream: str | None = None, *, append: str | Path |
         stream: What goes on where their stream ended; else it is their own, which has grown.
         append: A file of later rows, for runs on tables: it is appended to their own.
 
-    >>> import os, tempfile
-    >>> june = ["shop,month,size,sold"] + [f"oslo,{month},{k},{k % 2}" for month in range(1, 7) for k in range(20)]
+    >>> import tempfile
+    >>> rows = [f"oslo,{month},{k},{k % 2}" for month in range(1, 8) for k in range(20)]
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     sales, columns = f"{folder}/sales.csv", {"client": "shop", "time": "month", "label": "sold"}
-    ...     written = open(sales, "w").write("\\n".join(june))
-    ...     run = record(sales, "Oblivious", out=f"{folder}/runs", rounds=1, **columns)
-    ...     written = open(sales, "a").write("".join(f"\\noslo,7,{k},{k % 2}" for k in range(20)))
+    ...     sales, columns = Path(folder, "sales.csv"), {"client": "shop", "time": "month", "label": "sold"}
+    ...     size = sales.write_text("\\n".join(["shop,month,size,sold", *rows[:120]]))  # without the seventh month
+    ...     run = record(str(sales), "Oblivious", out=f"{folder}/runs", rounds=1, **columns)
+    ...     size = sales.write_text("\\n".join(["shop,month,size,sold", *rows]))
     ...     run.rows.steps, [longer.rows.steps for longer in update(f"{folder}/runs")]
     (5, [6])
     """
