@@ -6,8 +6,9 @@ Everything is computed from two cells of one client, where its data are; what le
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from statistics import NormalDist
 from typing import Any, Literal
 
@@ -22,10 +23,13 @@ What = Literal["mean", "deviation", "share", "missing", "class"]
 
 LEVEL = 0.01  # of all tests together, and again of those within classes: how often chance alone names something
 NAMED = 3  # inputs, and classes, that are named
+TOLD = 12  # inputs that a client tells, of which those are named that moved there only
+OTHERS = 20  # clients without an alarm that are asked as well, at most
 FEW = 10  # rows that a mean or a share must be of at least: fewer tell little of chance and much of themselves
 ROOM = 1 << 21  # numbers of a cell that are looked at; of a larger one a part of the rows, of pictures of the inputs
 LEAST_ROWS = 100  # of a large cell that are looked at
 LARGEST = 1e15  # beyond, a number is not told
+ORDER = {"missing": 0, "class": 1}  # is told before all else
 GAP = " missing"  # "age missing" is the feature that is 1 where age has no value
 
 Rows = tuple[Floats, npt.NDArray[np.integer]]  # x[n, feature] and y[n]
@@ -46,6 +50,7 @@ class Shift:
     after: float
     distance: float  # of Kolmogorov and Smirnov; of shares it is their difference
     within: str | None = None  # the class among whose rows it moved; None: among all
+    common: bool = False  # most other clients moved the same way, at least half as far
 
 
 @dataclass(frozen=True)
@@ -54,12 +59,12 @@ class Shifts:
 
     since: int  # the time step of the earlier one
     rows: tuple[int, int]  # of both
-    moved: tuple[Shift, ...]  # inputs before classes, each farthest first; none: nothing moved by more than chance
+    moved: tuple[Shift, ...]  # none: nothing did by more than chance
     more: int = 0  # inputs that moved as well
 
     def plain(self) -> dict[str, Any]:
         """As JSON values."""
-        moved = [{k: v for k, v in asdict(shift).items() if v is not None} for shift in self.moved]
+        moved = [{k: v for k, v in asdict(shift).items() if v is not None and v is not False} for shift in self.moved]
         return {"since": self.since, "rows": list(self.rows), "moved": moved, "more": self.more}
 
 
@@ -77,6 +82,45 @@ def shifts(stream: Stream, t: int, c: int, counts: Ints) -> Shifts | None:
     x0, x1 = (x.reshape(len(x), -1)[:, columns] if len(known) < len(features) else x for x in (x0, x1))
     moved, more = compare((in_units(x0, known), y0), (in_units(x1, known), y1), known, classes)
     return Shifts(since, (len(y0), len(y1)), moved, more)
+
+
+def asked(alarmed: Sequence[int], have_data: Iterable[int]) -> list[int]:
+    """Who is asked what moved: who raised an alarm, and some of the others, to tell what moved everywhere."""
+    others = sorted(set(have_data) - set(alarmed))
+    return sorted([*alarmed, *(others[k] for k in _evenly(len(others), OTHERS))])
+
+
+def told(answers: Mapping[int, Shifts], alarmed: Sequence[int]) -> dict[int, Shifts]:
+    """What is told of those who raised an alarm: what moved there only first, what moved at most others last.
+
+    Others count if they compare with the same time step and have rows enough for it.
+    """
+    moves, comparable = defaultdict[Any, list[float]](list), Counter[int]()
+    for answer in answers.values():
+        comparable[answer.since] += min(answer.rows) >= FEW
+        for shift in answer.moved:
+            moves[answer.since, _movement(shift)].append(shift.distance)
+    result = {}
+    for c in alarmed:
+        if (own := answers.get(c)) is not None:
+            marked = []
+            for shift in own.moved:
+                alike = sum(2 * d >= shift.distance for d in moves[own.since, _movement(shift)]) - 1  # not itself
+                marked.append(replace(shift, common=2 * alike > comparable[own.since] - 1))
+            result[c] = _named(replace(own, moved=tuple(marked)))
+    return result
+
+
+def _movement(shift: Shift) -> tuple[Any, ...]:
+    return shift.what, shift.name, shift.within, shift.after > shift.before
+
+
+def _named(shifts: Shifts) -> Shifts:
+    """The first of them, in the order in which they are told."""
+    ordered = sorted(shifts.moved, key=lambda shift: (shift.common, ORDER.get(shift.what, len(ORDER))))
+    inputs, classes = ([s for s in ordered if (s.what == "class") == is_class] for is_class in (False, True))
+    left_out = inputs[NAMED:] + classes[NAMED:]
+    return replace(shifts, moved=tuple(s for s in ordered if s not in left_out), more=shifts.more + len(inputs[NAMED:]))
 
 
 def described(stream: Stream) -> tuple[Feature, ...]:
@@ -134,7 +178,7 @@ def compare(
     for k, name in enumerate(classes):
         of_class, n_moved = _inputs(x0[y0 == k], x1[y1 == k], features, LEVEL / (len(features) * len(classes)), name)
         within, n_within = within + of_class, n_within + n_moved
-    within = sorted(within, key=lambda shift: -shift.distance)[:NAMED]
+    within = sorted(within, key=lambda shift: -shift.distance)[:TOLD]
     return (*within, *shares), n_within - len(within)
 
 
@@ -164,7 +208,7 @@ def _inputs(
         distance[columns], moved[columns] = test(x0[:, columns], x1[:, columns], level)
     farthest = _farthest(distance, moved)
     shifts = []
-    for k in farthest[:NAMED]:
+    for k in farthest[:TOLD]:
         a, b, feature = x0[~np.isnan(x0[:, k]), k], x1[~np.isnan(x1[:, k]), k], features[k]
         is_gap = feature.kind == "gap" and binary[k]
         what: What = "missing" if is_gap else "share" if binary[k] else "mean"

@@ -16,7 +16,7 @@ from feddrift.data import Stream
 from feddrift.reports.page.data import collect
 from feddrift.reports.story import alarm_sentence
 from feddrift.run import Step
-from feddrift.shifts import LEAST_ROWS, Shift, Shifts, _of_shares, _of_values, shifts
+from feddrift.shifts import LEAST_ROWS, Shift, Shifts, _of_shares, _of_values, asked, shifts, told
 from feddrift.testing import small_stream
 from feddrift.types import Local
 
@@ -37,7 +37,7 @@ def moved(before: Any, after: Any, **fields: Any) -> Shifts:
     stream = replace(Stream.from_arrays([[before], [after], [after]], n_classes=2), **fields)
     found = shifts(stream, 1, 0, stream.counts[:, 0])
     assert found is not None
-    return found
+    return told({0: found}, [0])[0]
 
 
 def test_distances_are_those_of_kolmogorov_and_smirnov() -> None:
@@ -147,14 +147,74 @@ def test_who_has_few_rows_is_not_said_to_have_what_it_had() -> None:
 def test_of_a_few_rows_nothing_is_told() -> None:
     x, y = cell(0)
     x[:, 0] = 0
-    for n, told in ((9, False), (10, True)):
+    for n, is_told in ((9, False), (10, True)):
         few = np.ones((n, 2)), np.ones(n, dtype=int)
-        assert bool(moved((x, y), few).moved) == told == bool(moved(few, (x, y)).moved)
+        assert bool(moved((x, y), few).moved) == is_told == bool(moved(few, (x, y)).moved)
 
 
 def test_numbers_beyond_all_bounds_are_not_told() -> None:
     found = moved(cell(0), cell(1, mean=1e20))
     assert found.moved == () and found.more == 1 and alarm_sentence(found.plain(), 1) == "1 input more"
+
+
+def seasonal(c: int, *, share: float = 0.5, warmer: float = 9.0, extra: float = 0.0) -> tuple[Any, Any]:
+    """Two cells of client c: everywhere it gets warmer, and by this much more here."""
+    before, after = cell(2 * c, mean=12), cell(2 * c + 1, mean=12 + warmer, share=share)
+    after[0][:, 1] += extra
+    return before, after
+
+
+def told_of(*cells: tuple[Any, Any], alarmed: int = 0) -> Shifts:
+    columns = [[of_client[t] for of_client in cells] for t in (0, 1, 1)]
+    stream = replace(Stream.from_arrays(columns, n_classes=2), columns=("warmth", "wind"), classes=("no", "yes"))
+    answers = {c: shifts(stream, 1, c, stream.counts[:, c]) for c in range(len(cells))}
+    return told({c: answer for c, answer in answers.items() if answer is not None}, [alarmed])[alarmed]
+
+
+def test_what_moved_everywhere_is_told_last_and_said_to_have() -> None:
+    here = told_of(seasonal(0, extra=0.5), seasonal(1), seasonal(2), seasonal(3))
+    assert [(s.name, s.common) for s in here.moved] == [("wind", False), ("warmth", True)]
+    text = alarm_sentence(here.plain(), 1)
+    assert text == "wind: mean 0.482, before 0.019; warmth: mean 20.9, before 11.9, as at most clients"
+    season = alarm_sentence(told_of(*map(seasonal, range(4))).plain(), 1)
+    assert season.startswith("nothing is seen that moved at this client only: warmth: mean 2")
+
+
+def test_what_moved_at_half_of_the_others_or_the_other_way_or_farther_did_not_move_everywhere() -> None:
+    still = cell(8, mean=12), cell(9, mean=12)
+    cold = cell(10, mean=12), cell(11, mean=3)
+    little = [(cell(20 + k, mean=12), cell(30 + k, mean=12.4)) for k in range(3)]
+    assert not told_of(seasonal(0), seasonal(1), still).moved[0].common
+    assert not told_of(seasonal(0), cold, cold, cold).moved[0].common
+    assert told_of(*little).moved[0].common and not told_of(seasonal(0), *little).moved[0].common
+    assert told_of(seasonal(0), seasonal(1), seasonal(2), still).moved[0].common
+    assert not told_of(seasonal(0)).moved[0].common
+
+
+def test_classes_come_before_a_season() -> None:
+    here = told_of(seasonal(0, share=0.83), seasonal(1), seasonal(2))
+    assert [(s.what, s.common) for s in here.moved] == [("class", False), ("mean", True)]
+    assert alarm_sentence(here.plain(), 1).startswith("class yes: 83 %, before 50 %; warmth: mean 2")
+    older = {**here.plain(), "moved": here.plain()["moved"][::-1]}  # inputs first
+    assert alarm_sentence(older, 1) == alarm_sentence(here.plain(), 1)
+
+
+def test_inputs_that_moved_here_only_are_not_crowded_out() -> None:
+    draw, y = np.random.default_rng(0), np.arange(N) % 2
+    season = np.array([9.0, 8, 7, 6, 0])
+    cells = [(draw.normal(size=(N, 5)), draw.normal(size=(N, 5)) + season) for _ in range(4)]
+    cells[0][1][:, 4] += 0.8
+    stream = Stream.from_arrays([[(pair[t], y) for pair in cells] for t in (0, 1, 1)], n_classes=2)
+    answers = {c: found for c in range(4) if (found := shifts(stream, 1, c, stream.counts[:, c]))}
+    here = told(answers, [0])[0]
+    assert here.moved[0].name == "input 4" and [s.common for s in here.moved] == [False, True, True]
+    assert here.more == 2 and alarm_sentence(here.plain(), 1).endswith("; 2 inputs more")
+
+
+def test_of_many_clients_some_are_asked() -> None:
+    assert asked([3], range(5)) == [0, 1, 2, 3, 4]
+    many = asked([7, 500], range(1000))
+    assert len(many) == 22 and {7, 500} < set(many) and many[0] == 0 and many[-1] == 999
 
 
 def weather(*, late: int, gap: float) -> dict[str, list[Any]]:
@@ -214,10 +274,10 @@ def test_records_have_it_at_alarms_only_and_give_it_back(tmp_path: Path) -> None
     run = fd.record("sine-2", "FedDrift", out=tmp_path, rounds=5)
     (path,) = tmp_path.glob("*.jsonl")
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    told = {(line["t"], line["c"]): line["shifts"] for line in lines if "shifts" in line}
-    assert set(told) == {(t, c) for t, c in np.argwhere(run.rows.drift).tolist()} and told == run.shifts
+    written = {(line["t"], line["c"]): line["shifts"] for line in lines if "shifts" in line}
+    assert set(written) == {(t, c) for t, c in np.argwhere(run.rows.drift).tolist()} and written == run.shifts
     as_before = "as before: what changed is which class they belong to"
-    assert told and all(as_before in why for why in fd.alarms(run)["why"])
+    assert written and all(as_before in why for why in fd.alarms(run)["why"])
     silent = fd.record("sine-2", "Oblivious", out=tmp_path / "silent", rounds=1)
     assert silent.shifts == {} and fd.alarms(silent)["why"] == []
 
@@ -247,8 +307,9 @@ def test_over_flower_it_is_what_the_simulator_says(tmp_path: Path) -> None:
     here = [dict(step.shifts) for step in fd.run(stream, FEDDRIFT, local=LEARN)]
     there, engine = over_flower(stream, tmp_path)
     assert [dict(step.shifts) for step in there] == here and any(here)
-    asked = [kind for _, kind, _ in engine.local_grid.log]
-    assert asked.count("explain") == sum(map(len, here))
+    kinds = [kind for _, kind, _ in engine.local_grid.log]
+    n_alarms = [int(step.drifted.sum()) for step in there]
+    assert kinds.count("explain") == stream.n_clients * sum(n > 0 for n in n_alarms) > sum(n_alarms) > 0
 
 
 def test_who_forbids_it_is_not_asked_or_does_not_say(tmp_path: Path) -> None:
@@ -282,7 +343,7 @@ SHIFT: dict[str, Any] = GOOD["moved"][0]
         (GOOD | {"since": 2}, "whole number in 0..1"),
         (GOOD | {"rows": [0, 9]}, "whole number in 1.."),
         (GOOD | {"more": -1}, "whole number in 0.."),
-        (GOOD | {"moved": [SHIFT] * 7}, "names 7 inputs and classes, at most 6"),
+        (GOOD | {"moved": [SHIFT] * 16}, "names 16 inputs and classes, at most 15"),
         (GOOD | {"moved": [SHIFT | {"what": "median"}]}, "'median', legal are mean"),
         (GOOD | {"moved": [SHIFT | {"name": "x" * 101}]}, "at most 100 characters"),
         (GOOD | {"moved": [SHIFT | {"within": 3}]}, "at most 100 characters"),

@@ -21,7 +21,7 @@ from feddrift.models import fresh, take
 from feddrift.nets import voting
 from feddrift.nets.voting import log_probabilities, totals
 from feddrift.scores import measure
-from feddrift.shifts import Shifts, shifts
+from feddrift.shifts import Shifts, asked, shifts, told
 from feddrift.types import Bools, Floats, Ints, Local, Metric, Models, Net, Start, State, Tournament, Updates
 
 SCORE_ROOM = 1 << 22  # pairs of a row and a model that are scored at a time
@@ -113,8 +113,9 @@ class InProcess(Engine):
 
     def shifts(self, tau: int, clients: Sequence[int]) -> Mapping[int, Shifts]:
         counts = np.where(self.in_reach, self.stream.counts[:-1], 0)
-        moved = {c: shifts(self.stream, tau, c, counts[:, c]) for c in clients}
-        return {c: of_client for c, of_client in moved.items() if of_client is not None}
+        everybody = asked(clients, np.flatnonzero(counts[tau]).tolist())
+        answers = {c: shifts(self.stream, tau, c, counts[:, c]) for c in everybody}
+        return told({c: answer for c, answer in answers.items() if answer is not None}, clients)
 
     def outputs(self, models: Models, rows: Ints) -> Iterator[npt.NDArray[np.float32]]:
         """As `logits`, for numbers whose last bits do not matter."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from feddrift import algorithms
 from feddrift.reports.words import describe, moved
-from feddrift.shifts import FEW
+from feddrift.shifts import FEW, ORDER
 
 
 def letter(k: int) -> str:
@@ -42,8 +42,8 @@ def alarm_sentence(shifts: Mapping[str, Any], t: int) -> str:
     """
     named, more = shifts["moved"], shifts["more"]
     inputs = [s for s in named if s["what"] != "class"]
-    parts = [moved(s) for s in inputs] + [f"{more} input{'s' * (more > 1)} more"] * (more > 0)
-    text = "; ".join([*parts, *(moved(s) for s in named if s["what"] == "class")])
+    in_order = sorted(named, key=lambda s: (s.get("common", False), ORDER.get(s["what"], len(ORDER))))
+    text = "; ".join([*map(moved, in_order), *[f"{more} input{'s' * (more > 1)} more"] * (more > 0)])
     if not named and not more and min(shifts["rows"]) < FEW:
         text = f"of fewer than {FEW} rows it is not told what moved"
     elif not named and not more:
@@ -51,6 +51,8 @@ def alarm_sentence(shifts: Mapping[str, Any], t: int) -> str:
     elif (inputs or not more) and all(s.get("within") is not None for s in inputs):  # none moved among all rows
         same = "the inputs are" if len(named) > len(inputs) else "the inputs and the class shares are"
         text = f"{same} as before: what changed is which class they belong to ({text})"
+    elif named and all(s.get("common") for s in named):
+        text = f"nothing is seen that moved at this client only: {text}"
     return text if shifts["since"] == t - 1 else f"{text}; before is time {shifts['since'] + 1}"
 
 

@@ -49,13 +49,14 @@ def moved(shift: Mapping[str, Any]) -> str:
     'age within class yes: mean 21.3, before 12.0'
     """
     what, name = shift["what"], shift["name"]
+    as_others = ", as at most clients" if shift.get("common") else ""
     label = f"class {name}" if what == "class" else name
     label += f" within class {shift['within']}" if shift.get("within") is not None else ""
     if what in ("mean", "deviation"):
         after, before = _alike(shift["after"], shift["before"])
-        return f"{label}: {'mean' if what == 'mean' else 'standard deviation'} {after}, before {before}"
+        return f"{label}: {'mean' if what == 'mean' else 'standard deviation'} {after}, before {before}{as_others}"
     after, before = _alike(100 * shift["after"], 100 * shift["before"], 2)
-    return f"{label}: {after} %{' missing' * (what == 'missing')}, before {before} %"
+    return f"{label}: {after} %{' missing' * (what == 'missing')}, before {before} %{as_others}"
 
 
 def _alike(a: float, b: float, digits: int = 3) -> tuple[str, str]:

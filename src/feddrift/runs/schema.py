@@ -110,6 +110,7 @@ class ShiftLine:
     after: Number
     distance: Share
     within: str | None = None  # the class among whose rows it moved; null: among all
+    common: bool = False  # it moved in the same way at most other clients
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from feddrift.engines.worker import Known
 from feddrift.errors import ConfigError, one_line
 from feddrift.models import take
 from feddrift.scores import SCORES
-from feddrift.shifts import Shifts
+from feddrift.shifts import Shifts, asked, told
 from feddrift.types import Floats, Ints, Local, Net, State
 
 ABSENT = "it is not connected"
@@ -120,9 +120,10 @@ class Flower(Engine):
 
     def shifts(self, tau: int, clients: Sequence[int]) -> Mapping[int, Shifts]:
         """What moved by the clients' own account; who does not answer misses nothing else."""
-        asked: dict[int, Asked] = {c: (Explain(), {}) for c in clients} if self.explain else {}
-        answers = self.ask(tau, asked, lambda _, body, __: read_shifts(body, tau))
-        return {c: shifts for c, shifts in answers.items() if shifts is not None}
+        have_data = [c for c in self.present if self.counts[tau, c]]
+        requests: dict[int, Asked] = {c: (Explain(), {}) for c in asked(clients, have_data)} if self.explain else {}
+        answers = self.ask(tau, requests, lambda _, body, __: read_shifts(body, tau))
+        return told({c: answer for c, answer in answers.items() if answer is not None}, clients)
 
     def lost_private(self) -> list[tuple[int, int]]:
         lost, self._lost = sorted(self._lost), set()
