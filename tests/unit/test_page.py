@@ -5,12 +5,15 @@ from __future__ import annotations
 import base64
 import json
 import re
+import shutil
+import subprocess
 import tempfile
 import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +22,7 @@ from feddrift.errors import DataError
 from feddrift.reports import page
 from feddrift.reports.page import data
 from feddrift.reports.page.data import collect
-from feddrift.runs.record import Record
+from feddrift.runs.record import Record, by_score
 from tests.unit.fake_records import header, make, merged
 
 CONCEPTS = [[0, 0, 0], [0, 0, 0], [1, 0, 1], [1, 0, 1], [1, 1, 1]]
@@ -76,6 +79,49 @@ def test_without_truth_all_moves_are_listed(tmp_path: Path) -> None:
     run = only([make(tmp_path, header(4, 3), COLUMNS, EVENTS)])
     assert run["drifts"] is None and not run["truth"] and run["detection"] == {} and run["concepts"] is None
     assert run["false"] == [[2, 0, 3], [2, 1, 3], [3, 2, 2]] and "concept" not in run["cells"]
+
+
+def in_node(script: str, *files: str) -> Any:
+    """What the page's scripts compute, where Node is there to run them."""
+    if (node := shutil.which("node")) is None:
+        pytest.skip("Node is not installed")
+    folder = Path(page.__file__).parent
+    code = "".join((folder / f"{name}.js").read_text() for name in files)
+    made = subprocess.run([node, "-e", f"{code}\n;{script}"], capture_output=True, text=True, check=True)
+    return json.loads(made.stdout)
+
+
+def test_the_first_sentence_says_which_moves_are_alarms(tmp_path: Path) -> None:
+    run = only([make(tmp_path, header(4, 3, times=["May", "June", "July", "August", "September"]), COLUMNS, EVENTS)])
+    group = {"algorithm": "FedDrift", "runs": [run]}
+    view = {"run": run, "group": group, "stream": {"clients": ["DL", "WN", "MQ"], "groups": [group]}}
+    says = f"""Object.assign(score, {{name: "accuracy", title: "accuracy", share: true, higher_is_better: true}});
+        console.log(JSON.stringify(gist({json.dumps(view)})))"""
+    told = in_node(says, "tools", "words", "tables")
+    assert told.startswith(
+        "2 alarms: DL at time 3 (July), WN at time 3 (July). "
+        "1 switch to another model without an alarm: MQ at time 4 (August). The true concepts are not known."
+    )
+
+
+def test_names_in_the_map_have_the_room_that_they_need() -> None:
+    wide = """var document = {createElement: () => ({getContext: () => ({measureText: (text) => ({width: 11 * text.length})})})};
+        var getComputedStyle = () => ({fontFamily: "serif"});
+        const maps = Object.create(Maps.prototype);
+        Object.assign(maps, {n: 2, stream: {clients: ["WN", "MQ"]}, cells: {}, ordered: () => [0, 1]});
+        try { maps.draw(null, {}); } catch {}  // the rest of it needs a page
+        console.log(maps.names)"""
+    assert in_node(wide, "map", "words") == 14 + 2 * 11
+
+
+def test_accuracy_stands_beside_another_score(tmp_path: Path) -> None:
+    columns = COLUMNS | {"log_loss": [[0.5] * 3] * 4}
+    record = make(tmp_path, header(4, 3), columns, EVENTS)
+    (by_loss,) = by_score([record], "log_loss")
+    numbers = only([by_loss])["numbers"]
+    assert numbers["mean"] == 0.5 and numbers["accuracy"] == pytest.approx(np.nanmean(record.rows.accuracy))
+    assert only([record])["numbers"]["accuracy"] == pytest.approx(np.nanmean(record.rows.accuracy))
+    assert '"accuracy, %", "accuracy"' in (Path(page.__file__).parent / "tables.js").read_text()
 
 
 def test_seeds_settings_and_streams_are_kept_apart(tmp_path: Path) -> None:

@@ -80,6 +80,7 @@ class Record:
     exchanges: tuple[dict[str, Any], ...] = ()  # the questions to clients of real machines
     seconds: float | None = None  # that it took, once it has ended
     score: Score = ACCURACY  # what stands in rows.accuracy: see `by_score`
+    accuracy: Floats | None = None  # where that is another score: the accuracy itself
     shifts: Mapping[tuple[int, int], dict[str, Any]] = field(default_factory=dict)  # by (t, c): what moved at an alarm
 
     @property
@@ -104,7 +105,12 @@ def by_score(records: Iterable[Record], name: str) -> list[Record]:
         why = "an older version made them, no step is tested yet, or (AUC) no test has two classes"
         raise DataError(f"these records have no {chosen.title}: {why}")
     return [
-        replace(record, score=chosen, rows=replace(record.rows, accuracy=getattr(record.rows, name)))
+        replace(
+            record,
+            score=chosen,
+            rows=replace(record.rows, accuracy=getattr(record.rows, name)),
+            accuracy=record.rows.accuracy,
+        )
         for record in given
     ]
 

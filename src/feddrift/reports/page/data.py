@@ -158,6 +158,7 @@ def _run(record: Record, oracle: Record | None, with_cells: bool) -> dict[str, A
             **metrics.numbers(measured),
             "omitting": _level(record, total.omitting_drifts),
             **{name: _known_mean(getattr(rows, name)) for name in SCORES},
+            "accuracy": _known_mean(rows.accuracy if record.accuracy is None else record.accuracy),
             "sent": total.models_sent_ratio,
             "models": None if total.models_final is None else float(total.models_final),
         },

@@ -2,6 +2,15 @@
 const ROOM = 620; // how tall a map may grow
 const NAME = 25; // letters of a client's name beside its row
 
+// The pixels of a name as the map writes it: letters differ, WN is twice as wide as il.
+function widthOf(name) {
+  const g = document.createElement("canvas").getContext("2d");
+  g.font = mapFont();
+  return Math.ceil(g.measureText(name).width);
+}
+
+const mapFont = () => `12px ${getComputedStyle(document.body).fontFamily}`;
+
 class Maps {
   constructor(stream, run, choose) {
     Object.assign(this, { stream, run, choose, cells: run.cells, n: stream.clients.length, T: run.steps });
@@ -54,7 +63,7 @@ class Maps {
     this.tall = Math.min(26, Math.max(ROOM / this.n, 0.05));
     this.names =
       this.tall >= 11
-        ? Math.min(190, 14 + 7 * this.stream.clients.reduce((most, x) => Math.max(most, Math.min(x.length, NAME)), 0))
+        ? Math.min(190, 14 + this.stream.clients.reduce((most, x) => Math.max(most, widthOf(shorten(x, NAME))), 0))
         : 46;
     const scale = ramp(this.low, this.high),
       heat = (v) => scale(score.higher_is_better ? v : this.low + this.high - v),
@@ -137,7 +146,7 @@ class Maps {
     if (this.tall >= 7) this.paintCells(p, g);
     else this.paintDense(p, g);
     g.fillStyle = colour("soft");
-    g.font = `12px ${getComputedStyle(document.body).fontFamily}`;
+    g.font = mapFont();
     g.textAlign = "center";
     g.textBaseline = "top";
     for (const t of times(this.T, width - this.names, 30)) {

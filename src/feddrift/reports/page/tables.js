@@ -226,7 +226,7 @@ function worstTable(view) {
     ["client", "text"],
     [`mean${score.share ? ", %" : ""}`],
     ...(theirs ? [[`Oracle${score.share ? ", %" : ""}`]] : []),
-    ["worst at time"],
+    [run.times.length ? "worst at" : "worst at time"],
     ...(maps ? [["over time", "text"]] : []),
   ];
   const rows = run.worst.slice(0, 8).map(([c, mean, low]) =>
@@ -238,7 +238,7 @@ function worstTable(view) {
           h("button", { type: "button", class: "link", onclick: () => view.choose(low, c, true) }, nameOf(stream, c)),
           level(mean),
           ...(theirs ? [level(theirs(c))] : []),
-          low + 1,
+          run.times[low] || low + 1,
           ...(maps ? [spark(maps, c)] : []),
         ],
         ["text", "", "", ...(theirs ? [""] : []), "text"].map((k, i, a) => (i === a.length - 1 ? "text" : k)),
@@ -254,6 +254,7 @@ const COLUMNS = [
   ["omitting drifts", "omitting", level, "without the rows that a drift strikes"],
   ["worst client", "worst", level],
   ["10th pct.", "tenth", level, "10th percentile over clients, from the worst"],
+  ["accuracy, %", "accuracy", percent, "how often the models are right"],
   ["majority, %", "majority", percent, "what each client's most frequent class so far would have got"],
   ["log loss", "log_loss", (x) => number(x, 3), "of the probabilities; lower is better", true],
   ["Brier", "brier", (x) => number(x, 3), "Brier score of the probabilities; lower is better", true],

@@ -17,17 +17,15 @@ function gist(view) {
     told.push(`No client's concept changed; ${d.alarms === 0 ? "no false move" : count(d.alarms, "false move")}.`);
   else {
     const [alarms, switches] = moves(run),
-      said = [
-        alarms && count(alarms, "alarm"),
-        switches && `${count(switches, "switch", "switches")} to another model`,
-      ];
-    const who = run.false.map(([t, c]) => `${shorten(nameOf(stream, c), 24)} at ${timeOf(run, t)}`);
-    told.push(
-      who.length
-        ? `${said.filter(Boolean).join(" and ")}: ${who.slice(0, 4).join(", ")}` +
-            `${who.length > 4 ? ` and ${who.length - 4} more` : ""}. The true concepts are not known.`
-        : "No alarm and no switch. The true concepts are not known.",
-    );
+      who = (list) =>
+        list
+          .slice(0, 4)
+          .map(([t, c]) => `${shorten(nameOf(stream, c), 24)} at ${timeOf(run, t)}`)
+          .join(", ") + (list.length > 4 ? ` and ${list.length - 4} more` : "");
+    told.push(alarms.length ? `${count(alarms.length, "alarm")}: ${who(alarms)}.` : "No alarm.");
+    if (switches.length)
+      told.push(`${count(switches.length, "switch", "switches")} to another model without an alarm: ${who(switches)}.`);
+    told.push("The true concepts are not known.");
   }
   const used = run.used[run.steps - 1],
     concepts = run.concepts && run.concepts[run.steps - 1];
@@ -51,8 +49,7 @@ function gist(view) {
 
 // Alarms, and switches to another model without one, where nobody knows which were right.
 function moves(run) {
-  const alarms = run.false.filter((f) => f[2] & 1).length;
-  return [alarms, run.false.length - alarms];
+  return [run.false.filter((f) => f[2] & 1), run.false.filter((f) => !(f[2] & 1))];
 }
 
 function tiles(view) {
@@ -108,7 +105,7 @@ function tiles(view) {
     );
   } else {
     const [alarms, switches] = moves(run);
-    found.push(tile("Alarms", String(alarms), "", `and ${count(switches, "switch", "switches")} without one`));
+    found.push(tile("Alarms", String(alarms.length), "", `and ${count(switches.length, "switch", "switches")} without one`));
   }
   found.push(
     tile(
