@@ -77,6 +77,17 @@ def problem(error: ValidationError) -> str:
     return f"{where + ': ' if where else ''}{why[0].lower()}{why[1:]}{got}"
 
 
+def nearest(name: str, legal: Iterable[str]) -> str:
+    """A question that suggests the name that was perhaps meant, or nothing.
+
+    >>> nearest("staton", ["date", "station"])
+    ", did you mean 'station'?"
+    """
+    lower = {candidate.lower(): candidate for candidate in legal}
+    near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
+    return f", did you mean '{lower[near[0]]}'?" if near else ""
+
+
 def unknown(what: str, name: object, legal: Iterable[object]) -> ConfigError:
     """An error that names the legal set and suggests the nearest name.
 
@@ -84,7 +95,4 @@ def unknown(what: str, name: object, legal: Iterable[object]) -> ConfigError:
     ConfigError("unknown algorithm 'FedDrif', did you mean 'FedDrift'? (one of: FedDrift, Oracle)")
     """
     names = [str(n) for n in legal]
-    lower = {n.lower(): n for n in names}
-    near = difflib.get_close_matches(str(name).lower(), lower, n=1, cutoff=0.6)
-    hint = f", did you mean '{lower[near[0]]}'?" if near else ""
-    return ConfigError(f"unknown {what} '{name}'{hint} (one of: {', '.join(names)})")
+    return ConfigError(f"unknown {what} '{name}'{nearest(str(name), names)} (one of: {', '.join(names)})")

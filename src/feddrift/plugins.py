@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from feddrift.errors import ConfigError, FeddriftError
+from feddrift.errors import ConfigError, FeddriftError, nearest
 
 
 def is_path(name: str) -> bool:
@@ -50,9 +50,14 @@ def load(what: str, name: str, folder: Path | None = None) -> Any:
             sys.path.remove(cwd)
     for part in attribute.split("."):
         if not hasattr(target, part):
-            raise ConfigError(f"{what} '{name}': {module} has no '{attribute}'")
+            raise ConfigError(f"{what} '{name}': {module} has no '{attribute}'{nearest(part, _public(target))}")
         target = getattr(target, part)
     return target
+
+
+def _public(target: object) -> list[str]:
+    """The names in a module or class that are meant to be used."""
+    return [name for name in dir(target) if not name.startswith("_")]
 
 
 def called(what: str, name: str, make: Callable[..., Any], *args: Any) -> Any:

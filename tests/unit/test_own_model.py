@@ -59,6 +59,16 @@ def of_stream(stream):
     return Logistic()
 
 
+class Sized(Logistic):
+    def __init__(self, n_in, n_out):
+        self.shape = n_in, n_out
+
+
+class Wide(Logistic):
+    def __init__(self, width):
+        self.weights = np.zeros(int(width))
+
+
 model = Logistic()
 """
 LOCAL = fd.Local(rounds=2, steps=10, lr=0.5, optimizer="sgd", weight_decay=0.0)
@@ -122,7 +132,9 @@ def test_it_is_recorded_and_exported(folder: Path, capsys: pytest.CaptureFixture
         ("Shrinking", "simulator", "time 0, must give arrays of the shapes that it was given"),
         ("Deaf", "simulator", "the net does not take inputs of shape (2,): ValueError"),
         ("model", "reference", "trains itself, which only the engine simulator lets it"),
-        ("MODEL", "simulator", "numpy_models has no 'MODEL'"),
+        ("MODEL", "simulator", "numpy_models has no 'MODEL', did you mean 'model'?"),
+        ("Sized", "simulator", "Sized' needs the arguments n_in, n_out: write a function of the stream that makes it"),
+        ("Wide", "simulator", "it was given the stream as its argument 'width': write a function of the stream"),
         ("np", "simulator", "must be a Net, a PyTorch module's class, a model with init, logits and fit, or"),
     ],
 )

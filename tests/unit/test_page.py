@@ -105,7 +105,8 @@ def test_the_first_sentence_says_which_moves_are_alarms(tmp_path: Path) -> None:
 
 
 def test_names_in_the_map_have_the_room_that_they_need() -> None:
-    wide = """var document = {createElement: () => ({getContext: () => ({measureText: (text) => ({width: 11 * text.length})})})};
+    wide = """const canvas = {getContext: () => ({measureText: (text) => ({width: 11 * text.length})})};
+        var document = {createElement: () => canvas};
         var getComputedStyle = () => ({fontFamily: "serif"});
         const maps = Object.create(Maps.prototype);
         Object.assign(maps, {n: 2, stream: {clients: ["WN", "MQ"]}, cells: {}, ordered: () => [0, 1]});

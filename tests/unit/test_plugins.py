@@ -109,6 +109,7 @@ def test_streams_and_nets_of_ones_own(folder: Path) -> None:
     for name, sentence in {
         "people_own:NUMBER": "must be a Stream or a function that makes one, got a int",
         "people_own:gone": "people_own has no 'gone'",
+        "people_own:Meen": "people_own has no 'Meen', did you mean 'Mean'?",
         "sin-2": "unknown stream 'sin-2', did you mean 'sine-2'",
     }.items():
         with pytest.raises(ConfigError, match=sentence):

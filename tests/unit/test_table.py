@@ -159,7 +159,8 @@ def test_moments_are_those_of_all_clients_together() -> None:
 def test_missing_values(caplog: pytest.LogCaptureFixture) -> None:
     table = frame(temp=["1", "3", "NA", "?"], wind=[1.0, 2.0, float("nan"), 4.0])
     with pytest.raises(
-        DataError, match=r"2 rows have no value in 'temp' \(2: rows 2, 3\), 'wind' \(1: row 2\): missing=drop"
+        DataError,
+        match=r"2 rows have no value in 'temp' \(2: rows 2, 3\), 'wind' \(1: row 2\): --missing drop \(in Python ",
     ):
         of(table)
     filled = of(table, missing="mean", scale=False)
@@ -185,9 +186,44 @@ def test_rows_without_client_time_or_label_cannot_be_filled(missing: str, caplog
     assert of(table, missing=missing).counts.tolist() == [[1, 1], [1, 1]] and "left out 3 of 7" in caplog.text
 
 
+def test_one_class_is_refused() -> None:
+    with pytest.raises(
+        DataError, match="column 'rain', every row has the label '1', and at least 2 classes are needed"
+    ):
+        of(frame(temp=[1, 2, 3, 4]) | {"rain": [1, 1, 1, 1]})
+
+
+def measured(labels: list[Any]) -> dict[str, Any]:
+    n = len(labels)
+    return {
+        "station": ["a"] * n,
+        "date": [k % 2 for k in range(n)],
+        "temp": [float(k) for k in range(n)],
+        "rain": labels,
+    }
+
+
+@pytest.mark.parametrize(
+    ("labels", "limit"), [([k % 60 - 20 for k in range(600)], 9), ([k / 10 for k in range(60)], 2.9), (range(100), 49)]
+)
+def test_a_measurement_is_no_label(labels: Any, limit: float) -> None:
+    sentence = rf"'rain', which has \d+ different numbers .* is a measurement.* such as rain > {limit}$"
+    with pytest.raises(DataError, match=sentence):
+        of(measured([*labels]))
+
+
+def test_many_classes_are_legal(caplog: pytest.LogCaptureFixture) -> None:
+    assert of(measured([k % 60 for k in range(600)])).n_classes == 60
+    assert "60 different numbers are a class each; of a measurement, make classes" in caplog.text
+    caplog.clear()
+    assert of(measured([f"word {k % 60}" for k in range(600)])).n_classes == 60 and not caplog.text
+
+
 def test_words_become_features(caplog: pytest.LogCaptureFixture) -> None:
     table = frame(temp=[1, 2, 3, 4], wind=["NW", "S", "W", "S"])
-    with pytest.raises(DataError, match="'wind' has words, but features are numbers: categories=onehot"):
+    with pytest.raises(
+        DataError, match=r"'wind' has words, but features are numbers: --categories onehot \(in Python categories="
+    ):
         of(table)
     s = of(table, categories="onehot", scale=False)
     assert s.columns == ("temp", "wind=NW", "wind=S")
@@ -343,7 +379,7 @@ def test_all_problems_are_told_in_one_go(put: Any) -> None:
 
 def test_of_very_many_problems_the_first_are_told(put: Any) -> None:
     names = [f"column_{k}" for k in range(40)]
-    lines = [",".join(["s", str(t), "0", *["x" if t == 3 else "1"] * 40]) for t in range(5)]
+    lines = [",".join(["s", str(t), str(t % 2), *["x" if t == 3 else "1"] * 40]) for t in range(5)]
     with pytest.raises(DataError, match=r"has 40 problems: \(1\) column 'column_0' .*; and \d\d more$") as error:
         stream(put(",".join(["station", "date", "rain", *names]) + "\n" + "\n".join(lines)), **KEYS)
     assert len(str(error.value)) <= 1000
@@ -471,7 +507,7 @@ def test_what_every_was_in_version_0_2(tmp_path: Path) -> None:
 def test_very_many_time_steps_are_told(caplog: pytest.LogCaptureFixture) -> None:
     n = 1002
     of({"station": ["a"] * n, "date": range(n), "rain": [0, 1] * (n // 2), "x": range(n)})
-    assert "1002 time steps, from 0 to 1001; every=month, or a number, makes fewer" in caplog.text
+    assert "1002 time steps, from 0 to 1001; --every month, or a number, makes fewer" in caplog.text
 
 
 def test_nothing_is_said_of_a_good_table(put: Any, caplog: pytest.LogCaptureFixture) -> None:

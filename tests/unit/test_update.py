@@ -120,7 +120,7 @@ def test_later_rows_are_appended(table: Path, monkeypatch: pytest.MonkeyPatch, t
     grow(table)
     np.testing.assert_array_equal(after.rows.accuracy, recorded(out="whole").rows.accuracy)
     assert fd.stream("sales.csv+july.csv", **COLUMNS).name == "table:sales.csv+july.csv"
-    with pytest.raises(DataError, match="data of time 5 .* are not those"):  # a second time
+    with pytest.raises(DataError, match=r"^july.csv is part of the run already: where it has grown, update without"):
         fd.update("runs", append="july.csv")
     Path("odd.csv").write_text("shop,month,age,sold\noslo,9,1,no\n")
     with pytest.raises(DataError, match=r"odd.csv must have the columns of sales.csv, got income in one only"):
@@ -128,6 +128,14 @@ def test_later_rows_are_appended(table: Path, monkeypatch: pytest.MonkeyPatch, t
     Path("late.csv").write_text(sales(range(7, 8)).replace("yes", "", 1))
     with pytest.raises(DataError, match=r"1 rows have no value in 'sold' \(1: line late.csv:\d+\)"):
         fd.update("runs", append="late.csv")
+
+
+def test_the_same_refusal_of_many_runs_is_told_once(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed in range(3):
+        recorded(seed=seed)
+    code, _, error = feddrift(capsys, "update", "runs", "--append", "sales.csv")
+    assert code == 1 and error.count("sales.csv is part of the run already") == 1
+    assert "is wrong with sales" in error and error.count("\n") == 2
 
 
 def test_files_are_meant_from_where_one_is_whatever_they_are_called(

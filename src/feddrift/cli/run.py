@@ -36,6 +36,7 @@ from feddrift.runs.update import runs_to_update
 from feddrift.runs.update import update as find_update
 from feddrift.runs.writer import check_folder
 from feddrift.system import cores
+from feddrift.tables.problems import listed
 from feddrift.types import Ints
 
 
@@ -158,17 +159,23 @@ def update(
 
 def _each(states: Sequence[Path], find: Callable[[Path], RecordedRun]) -> None:
     """Go on with the runs of these checkpoint folders; what is wrong with one is no reason to leave the others."""
-    failed = 0
+    alike: dict[str, list[str]] = {}  # the runs by what is wrong with them
     for state in states:
         try:
             _follow([find(state)], 1)
+            continue
         except FeddriftError as error:
-            fail(f"{state.stem}: {error}")
-            failed += 1
+            why = str(error)
         except Exception as error:
-            fail(f"{state.stem}: {type(error).__name__}: {error}")
-            failed += 1
-    if failed:
+            why = f"{type(error).__name__}: {error}"
+        same = alike.setdefault(why.replace(state.stem, ""), [])
+        same.append(state.stem)
+        if len(same) == 1:
+            fail(f"{state.stem}: {why}")
+    for first, *others in alike.values():
+        if others:
+            fail(f"the same, as of {first}, is wrong with {listed(others)}")
+    if alike:
         raise typer.Exit(1)
 
 

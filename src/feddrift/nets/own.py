@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,11 @@ from feddrift.types import Net
 Arrays = list[npt.NDArray[Any]]
 
 LEGAL = "a Net, a PyTorch module's class, a model with init, logits and fit, or a function of the stream that makes one"
+
+OF_THE_STREAM = (
+    "write a function of the stream that makes it, def net(stream), with stream.x.shape[1] inputs and stream.n_classes "
+    "outputs, and name that"
+)
 
 _bridges: dict[Any, Net] = {}  # one net, one compiled program, however many runs a process makes
 
@@ -72,12 +77,20 @@ def own_net(name: str, source: Any, features: Sequence[int], n_classes: int, str
     if not callable(source) or _is_module(source):
         hint = ": name its class, since each model starts anew" if _is_module(source) else ""
         raise ConfigError(f"'{name}' must be {LEGAL}, got {type(source).__name__}{hint}")
-    make: Callable[[], Any] = source
-    if _wants_a_stream(source):
+    make, arguments = cast("Callable[[], Any]", source), _arguments(source)
+    if arguments:
         if stream is None:
             raise ConfigError(f"'{name}' must be made without arguments: clients that keep their data have no stream")
+        if len(arguments) > 1:
+            raise ConfigError(f"'{name}' needs the arguments {', '.join(arguments)}: {OF_THE_STREAM}")
         make = partial(source, stream)
-    product = plugins.called("net", name, _undisturbed, make)
+    try:
+        product = plugins.called("net", name, _undisturbed, make)
+    except ConfigError as error:
+        if isinstance(source, type) and arguments not in ([], ["stream"]):
+            got = f"it was given the stream as its argument '{arguments[0]}'"
+            raise ConfigError(f"{error}; {got}: {OF_THE_STREAM}") from error.__cause__
+        raise
     if _is_module(product):
         from feddrift.nets.torch import bridge  # here, since PyTorch takes a while to import
 
@@ -117,12 +130,11 @@ def _digest(stream: Any) -> tuple[Any, ...]:
     return stream.name, *(zlib.crc32(np.ascontiguousarray(a).data) for a in (stream.x, stream.y, stream.counts))
 
 
-def _wants_a_stream(make: Callable[..., Any]) -> bool:
+def _arguments(make: Callable[..., Any]) -> list[str]:
+    """The names of the arguments that it needs, or takes and calls a stream."""
     try:
         parameters = inspect.signature(make).parameters.values()
     except ValueError:  # it tells no parameters
-        return True
-    required = (
-        p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    )
-    return any(required) or any(p.name == "stream" for p in parameters)
+        return ["stream"]
+    required = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    return required or [p.name for p in parameters if p.name == "stream"]

@@ -66,7 +66,8 @@ def _check(name: str, module: Any, features: Sequence[int]) -> None:
             module.train()(torch.zeros(2, *features))
         except Exception as error:  # whatever the module's own code says
             why = f"{type(error).__name__}: {error}"
-            raise ConfigError(f"net '{name}' does not take inputs of shape {tuple(features)}: {why}") from error
+            cure = "a function of the stream, def net(stream), can give it these sizes"
+            raise ConfigError(f"net '{name}' does not take inputs of shape {tuple(features)}: {why}; {cure}") from error
         drew = not torch.equal(state, torch.get_rng_state())
     if drew:
         what = "draws random numbers as it trains, as dropout does, and a run could not repeat them: set p=0"

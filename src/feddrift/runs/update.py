@@ -62,6 +62,7 @@ def update(state: Path, stream: str | None = None, append: str | None = None) ->
     if append is not None and not streams.is_table(config.stream):
         raise ConfigError(f"rows are appended to tables, FILE.csv, and the stream of {state.stem} is {config.stream}")
     if append is not None:
+        _check_new(append, config.stream, cwd)
         later = _seen_from(cwd, f"table:{append.removeprefix('table:')}").removeprefix("table:")
         stream = f"{config.stream}+{later}"
         stream = stream if streams.is_table(stream) else f"table:{stream}"
@@ -92,6 +93,14 @@ def _newest(state: Path) -> checkpoint.Checkpoint | None:
 def _replaces(state: Path) -> str | None:
     saved = _newest(state)
     return None if saved is None else replaced(saved)
+
+
+def _check_new(append: str, stream: str, cwd: str) -> None:
+    """Refuse to append a file that a table has already."""
+    has = {(Path(cwd) / path).resolve() for path in files(stream)}
+    for path in files(append):
+        if path.resolve() in has:
+            raise DataError(f"{path.name} is part of the run already: where it has grown, update without append")
 
 
 def _seen_from(cwd: str, stream: str) -> str:

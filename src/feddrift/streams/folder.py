@@ -18,7 +18,7 @@ import numpy.typing as npt
 from feddrift.data import TABLE, Stream
 from feddrift.errors import DataError
 from feddrift.tables.columns import read_number
-from feddrift.tables.labels import check_kind, distinct, in_order, warn_of_odd_classes
+from feddrift.tables.labels import check_kind, check_several, distinct, in_order, warn_of_odd_classes
 
 LARGE = 100.0  # features beyond it hardly train with the usual step sizes
 
@@ -72,6 +72,7 @@ def load(directory: str | Path, label: str = "label") -> Stream:
         _log.warning("%s: features reach %g; scale them to about -1 to 1, or training may fail", root, largest)
     classes, index = classes_of(root / "classes.txt", files.values())
     warn_of_odd_classes(root, classes)
+    check_several(classes, f"{root}: ")
     cells = {key: (file.x, [index[text] for text in file.labels]) for key, file in files.items()}
     stream = Stream.from_arrays(
         [[cells.get((t, client)) for client in clients] for t in times],

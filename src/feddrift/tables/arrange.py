@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feddrift.errors import ConfigError, DataError, safe_repr, unknown
+from feddrift.errors import ConfigError, DataError, nearest, safe_repr, unknown
 from feddrift.tables import labels
 from feddrift.tables.columns import Columns, texts
 from feddrift.tables.features import Column, Feature, learn, values_of
-from feddrift.tables.problems import Problems, listed, nearest
+from feddrift.tables.problems import Problems, listed
 from feddrift.tables.times import Steps, natural, read_every, steps
 from feddrift.types import Bools, Ints
 
@@ -23,8 +23,8 @@ CATEGORIES = ("onehot",)
 LARGE = 100.0  # features beyond it hardly train with the usual step sizes
 MANY = 1000  # time steps, which hardly anybody means
 CURES = (
-    "missing=drop leaves such rows out, mean fills in the mean of the first time step, indicator also adds a column of "
-    "0 and 1"
+    '--missing drop (in Python missing="drop") leaves such rows out, mean fills in the mean of the first time step, '
+    "indicator also adds a column of 0 and 1"
 )
 
 _log = logging.getLogger("feddrift")
@@ -103,7 +103,7 @@ def arrange(table: Table, plan: Plan) -> Arranged:
     where = np.flatnonzero(keep)
     kept = {what: [column[i] for i in where] for what, column in keys.items()}
     times = _attempt(problems, f"column '{plan.time}': ", lambda: _steps(table, kept["time"], where, plan.every))
-    labelled = _attempt(problems, f"column '{plan.label}', ", lambda: _classes(table, kept["label"], where))
+    labelled = _attempt(problems, f"column '{plan.label}', ", lambda: _classes(table, plan.label, kept["label"], where))
     problems.stop()
     assert times is not None and labelled is not None
     classes, index = labelled
@@ -192,7 +192,7 @@ def _check_features(table: Table, plan: Plan, features: Sequence[Column], keep: 
     if words and plan.categories is None:
         table.problems.add(
             f"{listed(words, 10)} {'have' if len(words) > 1 else 'has'} words, but features are numbers: "
-            "categories=onehot makes a feature of each word, or leave the column out"
+            '--categories onehot (in Python categories="onehot") makes a feature of each word, or leave the column out'
         )
 
 
@@ -220,10 +220,12 @@ def _steps(table: Table, times: Sequence[str], where: Ints, every: str | float |
     return time_steps
 
 
-def _classes(table: Table, written: Sequence[str], where: Ints) -> tuple[list[int | str], dict[str, int]]:
+def _classes(table: Table, label: str, written: Sequence[str], where: Ints) -> tuple[list[int | str], dict[str, int]]:
     lines = [table.lines[i] for i in where.tolist()]
+    labels.check_not_measured(label, written)
     distinct = labels.distinct(written, lambda k: f"{table.row} {lines[k]}")
     classes = labels.in_order(distinct)
+    labels.check_several(classes)
     index = {value: i for i, value in enumerate(classes)}
     return classes, {label.text: index[label.value] for label in distinct}
 
@@ -248,8 +250,8 @@ def _check_scale(name: str, recipe: Sequence[Feature], x: npt.NDArray[np.float32
 def _tell(table: Table, recipe: Sequence[Feature], columns: Sequence[Column], names: Sequence[str]) -> None:
     """What is done without being asked for, and what may not be meant."""
     if len(names) > MANY:
-        _log.warning("%s: %d time steps, from %s to %s; every=month, or a number, makes fewer", table.name, len(names),
-                     names[0], names[-1])  # fmt: skip
+        _log.warning("%s: %d time steps, from %s to %s; --every month, or a number, makes fewer",
+                     table.name, len(names), names[0], names[-1])  # fmt: skip
     for column in columns:
         if column.words is not None:
             words = {feature.word for feature in recipe if feature.column == column.name} | {""}

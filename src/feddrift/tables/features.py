@@ -86,7 +86,7 @@ def learn(
         if column.words is None:
             has_value = first & ~column.gaps
             if not has_value.any():
-                raise DataError(f"column '{name}' has no value in the first time step: leave it out, or missing=drop")
+                raise DataError(f"column '{name}' has no value in the first time step: leave it out, or --missing drop")
             mean, std = moments(column.numbers[has_value], client[has_value])
             fill = mean if fills else None
             features.append(Feature(name, name, "number", "", fill, *((mean, std) if scales else ())))

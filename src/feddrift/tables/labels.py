@@ -7,12 +7,15 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from statistics import median_low
 from typing import NamedTuple
 
 from feddrift.errors import DataError
 from feddrift.tables.columns import read_number
 
 _WHOLE = re.compile(r"([+-]?[0-9]+)(\.0*)?")  # many programs write 3 as 3.0 in a column with gaps
+
+MANY = 50  # classes; more are perhaps a measurement
 
 _log = logging.getLogger("feddrift")
 
@@ -44,7 +47,7 @@ def _value(text: str, place: str) -> int | str:
     if text.lower() in ("", "nan"):
         raise DataError(f"{place}: the label is empty")
     if not math.isnan(read_number(text)):
-        raise DataError(f"{place}: labels are whole numbers or words, got {text}")
+        raise DataError(f"{place}: labels are whole numbers or words, got {text}: of a measurement, make classes")
     return text
 
 
@@ -68,10 +71,30 @@ def check_kind(labels: Sequence[Label]) -> None:
 
 
 def warn_of_odd_classes(where: object, classes: Sequence[int | str]) -> None:
-    """Say so where classes differ in upper and lower case only, or there is but one."""
+    """Say so where classes differ in upper and lower case only, or may be no classes."""
     alike = Counter(str(name).lower() for name in classes)
     if len(alike) < len(classes):
         same = [str(name) for name in classes if alike[str(name).lower()] > 1]
         _log.warning("%s: the labels %s differ in upper and lower case only, and are classes of their own", where, same)
-    if len(classes) < 2:
-        _log.warning("%s: all labels are the same, there is nothing to learn", where)
+    if len(classes) > MANY and isinstance(classes[0], int):
+        _log.warning("%s: %d different numbers are a class each; of a measurement, make classes", where, len(classes))
+
+
+def check_several(classes: Sequence[int | str], where: str = "") -> None:
+    """Refuse a single class."""
+    if len(classes) == 1:
+        raise DataError(
+            f"{where}every row has the label {str(classes[0])!r}, and at least 2 classes are needed to learn from"
+        )
+
+
+def check_not_measured(column: str, texts: Sequence[str]) -> None:
+    """Refuse what is measured and not a class: many numbers, of which some are negative or no whole ones, or which
+    hardly repeat."""
+    numbers = sorted({read_number(text) for text in set(texts)})
+    if len(numbers) <= MANY or any(map(math.isnan, numbers)):
+        return
+    if numbers[0] < 0 or any(number % 1 for number in numbers) or 2 * len(numbers) > len(texts):
+        many = f"{len(numbers)} different numbers from {numbers[0]:g} to {numbers[-1]:g}"
+        cure = f"make classes of it, such as {column} > {median_low(map(read_number, texts)):g}"
+        raise DataError(f"which has {many}, is a measurement, and labels are classes: {cure}")

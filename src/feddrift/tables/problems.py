@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from feddrift.errors import LONGEST, DataError, one_line
 
@@ -50,14 +49,3 @@ def listed(values: Iterable[object], most: int = 3) -> str:
     names = [str(value) for value in values]
     rest = len(names) - most
     return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
-
-
-def nearest(name: str, legal: Sequence[str]) -> str:
-    """A question that suggests the name that was perhaps meant, or nothing.
-
-    >>> nearest("staton", ["date", "station"])
-    ", did you mean 'station'?"
-    """
-    lower = {candidate.lower(): candidate for candidate in legal}
-    near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
-    return f", did you mean '{lower[near[0]]}'?" if near else ""

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from feddrift.errors import ConfigError, DataError, safe_repr
+from feddrift.errors import ConfigError, DataError, nearest, safe_repr
 from feddrift.tables.columns import read_number
-from feddrift.tables.problems import listed, nearest
+from feddrift.tables.problems import listed
 
 CALENDAR: Mapping[str, Callable[[datetime], str]] = {  # names whose alphabetical order is that of time
     "year": lambda date: f"{date.year:04}",
