@@ -24,12 +24,12 @@ What = Literal["mean", "deviation", "share", "missing", "class"]
 LEVEL = 0.01  # of all tests together, and again of those within classes: how often chance alone names something
 NAMED = 3  # inputs, and classes, that are named
 TOLD = 12  # inputs that a client tells, of which those are named that moved there only
+WITHIN = 1  # inputs that are told to have moved within a class only, where others moved among all rows
 OTHERS = 20  # clients without an alarm that are asked as well, at most
 FEW = 10  # rows that a mean or a share must be of at least: fewer tell little of chance and much of themselves
 ROOM = 1 << 21  # numbers of a cell that are looked at; of a larger one a part of the rows, of pictures of the inputs
 LEAST_ROWS = 100  # of a large cell that are looked at
 LARGEST = 1e15  # beyond, a number is not told
-ORDER = {"missing": 0, "class": 1}  # is told before all else
 GAP = " missing"  # "age missing" is the feature that is 1 where age has no value
 
 Rows = tuple[Floats, npt.NDArray[np.integer]]  # x[n, feature] and y[n]
@@ -111,13 +111,18 @@ def told(answers: Mapping[int, Shifts], alarmed: Sequence[int]) -> dict[int, Shi
     return result
 
 
+def rank(what: str, within: str | None, common: bool) -> tuple[bool, int]:
+    """The order in which shifts are told: missing values, classes, what moved within a class, other inputs."""
+    return common, 0 if what == "missing" else 1 if what == "class" else 2 if within is not None else 3
+
+
 def _movement(shift: Shift) -> tuple[Any, ...]:
     return shift.what, shift.name, shift.within, shift.after > shift.before
 
 
 def _named(shifts: Shifts) -> Shifts:
     """The first of them, in the order in which they are told."""
-    ordered = sorted(shifts.moved, key=lambda shift: (shift.common, ORDER.get(shift.what, len(ORDER))))
+    ordered = sorted(shifts.moved, key=lambda shift: rank(shift.what, shift.within, shift.common))
     inputs, classes = ([s for s in ordered if (s.what == "class") == is_class] for is_class in (False, True))
     left_out = inputs[NAMED:] + classes[NAMED:]
     return replace(shifts, moved=tuple(s for s in ordered if s not in left_out), more=shifts.more + len(inputs[NAMED:]))
@@ -164,22 +169,25 @@ def compare(
 ) -> tuple[tuple[Shift, ...], int]:
     """The inputs and classes that moved, and how many inputs moved beyond those named.
 
-    If no input did, also those that moved among the rows of one class: then inputs belong to other classes than before.
+    Of those that did not, also those that moved among the rows of one class: then inputs belong to other classes than
+    before. Where others did, the farthest of them stands for all.
     """
     (x0, y0), (x1, y1) = before, after
     level = LEVEL / (len(features) + len(classes))
-    inputs, n_moved = _inputs(x0, x1, features, level)
+    inputs, moved = _inputs(x0, x1, features, level)
     shares = _classes(y0, y1, classes, level)
-    if n_moved:
-        return (*inputs, *shares), n_moved - len(inputs)
+    if moved and not inputs:  # nothing is told of them
+        return (*shares,), len(moved)
     y0, y1 = y0[_looked_at(len(y0), len(features))], y1[_looked_at(len(y1), len(features))]
+    still = sorted(set(range(len(features))) - set(moved))
+    x0, x1, same = x0[:, still], x1[:, still], [features[k] for k in still]
     within: list[Shift] = []
     n_within = 0
     for k, name in enumerate(classes):
-        of_class, n_moved = _inputs(x0[y0 == k], x1[y1 == k], features, LEVEL / (len(features) * len(classes)), name)
-        within, n_within = within + of_class, n_within + n_moved
-    within = sorted(within, key=lambda shift: -shift.distance)[:TOLD]
-    return (*within, *shares), n_within - len(within)
+        of_class, moved_within = _inputs(x0[y0 == k], x1[y1 == k], same, LEVEL / (len(features) * len(classes)), name)
+        within, n_within = within + of_class, n_within + len(moved_within)
+    within = sorted(within, key=lambda shift: -shift.distance)[: WITHIN if moved else TOLD]
+    return (*inputs, *within, *shares), len(moved) - len(inputs) if moved else n_within - len(within)
 
 
 def _classes(
@@ -197,10 +205,10 @@ def _classes(
 
 def _inputs(
     x0: Floats, x1: Floats, features: Sequence[Feature], level: float, within: str | None = None
-) -> tuple[list[Shift], int]:
-    """The inputs that moved farthest, and how many moved."""
-    if not len(x0) or not len(x1):
-        return [], 0
+) -> tuple[list[Shift], list[int]]:
+    """The inputs that moved farthest, and the columns of all that moved."""
+    if not len(x0) or not len(x1) or not features:
+        return [], []
     both = np.concatenate([x0, x1])
     binary = (np.isnan(both) | (np.abs(both) < 1e-4) | (np.abs(both - 1) < 1e-4)).all(axis=0)
     distance, moved = np.zeros(len(features)), np.zeros(len(features), dtype=bool)
@@ -217,7 +225,7 @@ def _inputs(
             what, ends = "deviation", (a.std(), b.std())
         if max(map(abs, ends)) <= LARGEST:
             shifts.append(_rounded(what, feature.column if is_gap else feature.name, *ends, distance[k], within))
-    return shifts, len(farthest)
+    return shifts, farthest
 
 
 def _farthest(distance: Floats, moved: Bools) -> list[int]:

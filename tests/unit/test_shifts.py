@@ -193,10 +193,23 @@ def test_what_moved_at_half_of_the_others_or_the_other_way_or_farther_did_not_mo
 
 def test_classes_come_before_a_season() -> None:
     here = told_of(seasonal(0, share=0.83), seasonal(1), seasonal(2))
-    assert [(s.what, s.common) for s in here.moved] == [("class", False), ("mean", True)]
-    assert alarm_sentence(here.plain(), 1).startswith("class yes: 83 %, before 50 %; warmth: mean 2")
+    assert [(s.what, s.name, s.common) for s in here.moved] == [
+        ("class", "yes", False), ("mean", "wind", False), ("mean", "warmth", True),
+    ]  # fmt: skip
+    assert alarm_sentence(here.plain(), 1).startswith("class yes: 83 %, before 50 %; wind within class ")
     older = {**here.plain(), "moved": here.plain()["moved"][::-1]}  # inputs first
     assert alarm_sentence(older, 1) == alarm_sentence(here.plain(), 1)
+
+
+def test_labels_that_swap_in_a_season_are_told_within_a_class() -> None:
+    before, (x, y) = seasonal(0)
+    here = told_of((before, (x, 1 - y)), seasonal(1), seasonal(2))  # as many of each class as before
+    assert [(s.name, s.within is None, s.common) for s in here.moved] == [
+        ("wind", False, False),
+        ("warmth", True, True),
+    ]
+    text = alarm_sentence(here.plain(), 1)
+    assert text.startswith("wind within class ") and "as before: what changed" not in text
 
 
 def test_inputs_that_moved_here_only_are_not_crowded_out() -> None:
@@ -343,7 +356,7 @@ SHIFT: dict[str, Any] = GOOD["moved"][0]
         (GOOD | {"since": 2}, "whole number in 0..1"),
         (GOOD | {"rows": [0, 9]}, "whole number in 1.."),
         (GOOD | {"more": -1}, "whole number in 0.."),
-        (GOOD | {"moved": [SHIFT] * 16}, "names 16 inputs and classes, at most 15"),
+        (GOOD | {"moved": [SHIFT] * 17}, "names 17 inputs and classes, at most 16"),
         (GOOD | {"moved": [SHIFT | {"what": "median"}]}, "'median', legal are mean"),
         (GOOD | {"moved": [SHIFT | {"name": "x" * 101}]}, "at most 100 characters"),
         (GOOD | {"moved": [SHIFT | {"within": 3}]}, "at most 100 characters"),

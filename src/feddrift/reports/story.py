@@ -8,7 +8,7 @@ from typing import Any
 
 from feddrift import algorithms
 from feddrift.reports.words import describe, moved
-from feddrift.shifts import FEW, ORDER
+from feddrift.shifts import FEW, rank
 
 
 def letter(k: int) -> str:
@@ -42,7 +42,7 @@ def alarm_sentence(shifts: Mapping[str, Any], t: int) -> str:
     """
     named, more = shifts["moved"], shifts["more"]
     inputs = [s for s in named if s["what"] != "class"]
-    in_order = sorted(named, key=lambda s: (s.get("common", False), ORDER.get(s["what"], len(ORDER))))
+    in_order = sorted(named, key=lambda s: rank(s["what"], s.get("within"), s.get("common", False)))
     text = "; ".join([*map(moved, in_order), *[f"{more} input{'s' * (more > 1)} more"] * (more > 0)])
     if not named and not more and min(shifts["rows"]) < FEW:
         text = f"of fewer than {FEW} rows it is not told what moved"

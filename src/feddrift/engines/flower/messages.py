@@ -24,7 +24,7 @@ from feddrift.engines.worker import SCORE_ROWS
 from feddrift.errors import one_line
 from feddrift.scores import LARGEST, SCORES
 from feddrift.shifts import LARGEST as LARGEST_VALUE
-from feddrift.shifts import NAMED, TOLD, Shift, Shifts, What
+from feddrift.shifts import NAMED, TOLD, WITHIN, Shift, Shifts, What
 from feddrift.types import Ballot, Ints, Metric, Start
 
 PROTOCOL = 3
@@ -266,8 +266,8 @@ def read_shifts(body: Body, tau: int) -> Shifts | None:
         return None
     before, after = shifts["rows"]
     moved = [_read_shift(**shift) for shift in shifts["moved"]]
-    if len(moved) > TOLD + NAMED:
-        raise Refused(f"it names {len(moved)} inputs and classes, at most {TOLD + NAMED} are legal")
+    if len(moved) > (most := TOLD + WITHIN + NAMED):
+        raise Refused(f"it names {len(moved)} inputs and classes, at most {most} are legal")
     rows = whole(before, 1, MAX_ROWS), whole(after, 1, MAX_ROWS)
     return Shifts(whole(shifts["since"], 0, tau - 1), rows, tuple(moved), whole(shifts["more"], 0, MAX_SIZE**2))
 
