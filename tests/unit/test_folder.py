@@ -193,6 +193,12 @@ def test_wrong_csv(tmp_path: Path, second: str, message: str) -> None:
         load(tmp_path)
 
 
+def test_one_class_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, {"client_a/step_0.csv": "a,label\n1,cat\n", "client_a/step_1.csv": "a,label\n1,cat\n"})
+    with pytest.raises(DataError, match="every row has the label 'cat', and at least 2 classes are needed"):
+        load(tmp_path)
+
+
 def test_a_number_among_words(tmp_path: Path) -> None:
     write(tmp_path, {"client_a/step_0.csv": "a,label\n1,cat\n", "client_a/step_1.csv": "a,label\n1,cat\n1,7\n"})
     with pytest.raises(DataError, match=r"step_1.csv, line 3: label '7' is a whole number, but other labels are words"):
