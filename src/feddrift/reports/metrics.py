@@ -20,6 +20,7 @@ from feddrift.reports.summary import (
     joined,
     lineage,
     mean_of_known,
+    mean_over_cells,
     spread_of,
     truth,
     with_data,
@@ -90,7 +91,7 @@ def measure(record: Record, oracle: Record | None = None) -> Metrics:
         dummies=dummies(changed, cells, noticed.alarms / noticed.cells if noticed.cells else 0.0) if there else {},
         lost=_mean(areas(record)) if there else None,
         lost_to_oracle=_mean(areas(record, oracle)) if there and oracle is not None else None,
-        mean=_mean(record.rows.accuracy),
+        mean=mean_over_cells(record, record.rows.accuracy),
         worst=float(worst(averages)) if averages.size else None,
         tenth=float(np.percentile(averages, tenth)) if averages.size else None,
         ari=adjusted_rand(lineage(record)[is_known], concepts[is_known]) if there else None,
@@ -259,7 +260,9 @@ def areas(record: Record, oracle: Record | None = None, within: int = WITHIN) ->
 
 def by_client(record: Record) -> Floats:
     """[c], each client's mean accuracy over time; NaN where it was never tested."""
-    return mean_of_known(record.rows.accuracy.T, -1)
+    weights = np.where(np.isnan(record.rows.accuracy), 0.0, record.weights)
+    total = weights.sum(axis=0)
+    return np.asarray(np.nansum(weights * record.rows.accuracy, axis=0) / np.where(total > 0, total, np.nan))
 
 
 def count_in_use(record: Record) -> Ints:

@@ -31,6 +31,16 @@ def differences(configurations: Sequence[tuple[str, str, Mapping[str, Any]]]) ->
     return result
 
 
+def shared(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What all of several settings have in common.
+
+    >>> shared([{"every": "month", "net": "linear"}, {"every": "month"}])
+    {'every': 'month'}
+    """
+    first, *others = settings
+    return {k: v for k, v in first.items() if all(k in other and other[k] == v for other in others)}
+
+
 def describe(settings: Mapping[str, Any]) -> str:
     """Settings as one line.
 
