@@ -122,8 +122,8 @@ def numbers(metrics: Metrics) -> dict[str, float | None]:
 def summarise(records: Iterable[Record]) -> list[dict[str, Spread | None]]:
     """The numbers of each configuration over its seeds, in the order of `summary.summarise`."""
     groups = configurations(records)
-    oracles = {_data(run): run for group in groups for run in group if run.header["algorithm"] == "Oracle"}
-    return [over_seeds([numbers(measure(run, oracles.get(_data(run)))) for run in group]) for group in groups]
+    oracles = oracles_of(run for group in groups for run in group)
+    return [over_seeds([numbers(measure(run, oracles.get(conditions(run)))) for run in group]) for group in groups]
 
 
 def over_seeds(runs: Sequence[Mapping[str, float | None]]) -> dict[str, Spread | None]:
@@ -135,8 +135,13 @@ def over_seeds(runs: Sequence[Mapping[str, float | None]]) -> dict[str, Spread |
     return spreads
 
 
-def _data(run: Record) -> str:
-    """What an Oracle must share with a run to be compared with."""
+def oracles_of(runs: Iterable[Record]) -> dict[str, Record]:
+    """The runs of Oracle by their conditions."""
+    return {conditions(run): run for run in runs if run.header["algorithm"] == "Oracle"}
+
+
+def conditions(run: Record) -> str:
+    """What an Oracle must share with a run to be compared with: data, training, net and seed."""
     return json.dumps([run.header[key] for key in ("stream", "overrides", "seed")], sort_keys=True)
 
 

@@ -19,7 +19,7 @@ from feddrift.reports.summary import (
     scores,
     spread_of,
 )
-from feddrift.reports.words import describe, differences, shared
+from feddrift.reports.words import names
 from feddrift.runs.record import Record, by_score
 
 SEEN = 0.1  # points of accuracy: less is not worth a sentence
@@ -46,25 +46,13 @@ def remarks(records: Iterable[Record], name_streams: bool = True) -> list[str]:
 def _on_stream(groups: Sequence[Group], stream: str, where: str) -> list[str]:
     unequal = _unequal([run for group in groups for run in group])
     sentences = [f"{stream}: {unequal}." if stream else f"{unequal}."] if unequal else []
-    for group, name in zip(groups, _names(groups), strict=True):
+    for group, name in zip(groups, names([group[0].header for group in groups]), strict=True):
         oblivious = next((other for other in groups if other is not group and _is_oblivious_on(other, group)), None)
         if group[0].header["algorithm"] == "Majority":  # what others are measured by
             continue
         about = [_against(group, oblivious) if oblivious else None, _below_majority(group), _unused(group)]
         sentences += [f"{where}{name}: {sentence}." for sentence in about if sentence]
     return sentences
-
-
-def _names(groups: Sequence[Group]) -> list[str]:
-    """Of the configurations on a stream the algorithm, with the settings and options that set it apart."""
-    heads = [group[0].header for group in groups]
-    common = shared([h["overrides"] for h in heads])
-    differing = differences([(h["stream"], h["algorithm"], h["settings"]) for h in heads])
-    own = [
-        differs | {k: v for k, v in h["overrides"].items() if k not in common}
-        for h, differs in zip(heads, differing, strict=True)
-    ]
-    return [h["algorithm"] + (f" ({describe(told)})" if told else "") for h, told in zip(heads, own, strict=True)]
 
 
 def _unequal(runs: Sequence[Record]) -> str | None:

@@ -41,6 +41,17 @@ def shared(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {k: v for k, v in first.items() if all(k in other and other[k] == v for other in others)}
 
 
+def names(headers: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Of runs on one stream the algorithm, with the settings and run options that set each apart."""
+    common = shared([header["overrides"] for header in headers]) if headers else {}
+    differing = differences([(h["stream"], h["algorithm"], h["settings"]) for h in headers])
+    labels = []
+    for header, differs in zip(headers, differing, strict=True):
+        own = differs | {k: v for k, v in header["overrides"].items() if k not in common}
+        labels.append(header["algorithm"] + (f" ({describe(own)})" if own else ""))
+    return labels
+
+
 def describe(settings: Mapping[str, Any]) -> str:
     """Settings as one line.
 
