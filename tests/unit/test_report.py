@@ -266,6 +266,25 @@ def test_the_table_reads_well(tmp_path: Path) -> None:
     )
 
 
+def test_what_all_rows_of_a_stream_share_is_said_once(tmp_path: Path) -> None:
+    options = {"data": "0123abcd", "label": "late", "every": "month"}
+    for algorithm, own in (("Window", {}), ("Oblivious", {"net": "linear"}), ("Oblivious", {"net": "mlp:8"})):
+        runs(tmp_path, {0: 0.9}, stream="flights.csv", algorithm=algorithm, settings={}, overrides=options | own)
+    runs(tmp_path, {0: 0.9}, algorithm="Window", settings={})  # on another stream, which has no options
+    records = read_all(tmp_path)
+    summaries, numbers = summarise(records), metrics.summarise(records)
+    shown = [[tables.table(summaries)], tables.metrics_tables(summaries, numbers)]
+    for together in shown:
+        console = Console(width=120, file=io.StringIO())
+        with console.capture() as capture:
+            console.print(*together)
+        assert capture.get().count("flights.csv: data=0123abcd, label=late, every=month") == 1
+        assert capture.get().count("0123abcd") == 1
+        names = sorted(str(cell) for cell in together[0].columns[1].cells)
+        assert names == ["Oblivious net=linear", "Oblivious net=mlp:8", "Window", "Window"]
+    assert tables.table(summarise(runs(tmp_path / "plain", {0: 0.9}))).caption is None
+
+
 def test_the_best_of_each_stream_is_first_by_what_was_asked(tmp_path: Path) -> None:
     for name, accuracy, loss in (
         ("Window", 0.7, 0.9),
