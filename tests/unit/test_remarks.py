@@ -100,8 +100,8 @@ def test_remarks_name_what_sets_runs_of_one_algorithm_apart(tmp_path: Path) -> N
 def test_clients_with_hardly_a_row_are_told(tmp_path: Path) -> None:
     flights = make(tmp_path / "a", header(), {"tested": [[3, 5259], [5, 5259]]})
     told = (
-        "1 of 2 clients has fewer than 10 rows a step to test on, the largest 5259, and every mean counts them alike; "
-        "`feddrift report --weigh rows` counts rows alike."
+        "1 of 2 clients has fewer than 10 rows a step to test on, the largest 5259, and every mean counts all clients "
+        "alike; `feddrift report --weigh rows` counts rows alike."
     )
     assert remarks([flights]) == [f"sine-2: {told}"]
     assert collect([flights], "flights")["streams"][0]["remarks"] == [told]

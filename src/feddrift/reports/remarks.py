@@ -69,7 +69,7 @@ def _unequal(runs: Sequence[Record]) -> str | None:
         return None
     return (
         f"{few} of {clients} clients {'has' if few == 1 else 'have'} fewer than {FEW} rows a step to test on, the "
-        f"largest {most:.0f}, and every mean counts them alike; `feddrift report --weigh rows` counts rows alike"
+        f"largest {most:.0f}, and every mean counts all clients alike; `feddrift report --weigh rows` counts rows alike"
     )
 
 
