@@ -138,6 +138,26 @@ def test_seeds_settings_and_streams_are_kept_apart(tmp_path: Path) -> None:
     assert sine["groups"][1]["std"] is None and other["groups"][0]["numbers"]["lost_to_oracle"][0] is None
 
 
+def test_another_net_on_the_same_data_is_no_other_stream(tmp_path: Path) -> None:
+    """It is part of the algorithm's name, and a run has the Oracle of its own net beside it."""
+    table = {"data": "0123abcd", "label": "late"}
+    better = {**COLUMNS, "accuracy": [[1.0] * 3] * 4}
+    head = header(4, 3, concepts=CONCEPTS)
+    runs = [one(tmp_path, overrides=table), one(tmp_path, overrides=table | {"net": "linear"})]
+    runs.append(make(tmp_path, head | {"algorithm": "Oracle", "overrides": table | {"net": "linear"}}, better))
+    (stream,) = collect(runs, "nets")["streams"]
+    assert stream["name"] == "sine-2 (data=0123abcd, label=late)" and stream["options"] == "data=0123abcd, label=late"
+    labels = ["FedDrift", "FedDrift (net=linear)", "Oracle (net=linear)"]
+    assert [group["label"] for group in stream["groups"]] == labels
+    own, linear, _ = (group["numbers"]["lost_to_oracle"][0] for group in stream["groups"])
+    assert own is None and linear > 0
+    assert [group["runs"][0]["net"] for group in stream["groups"]] == [None, "linear", "linear"]  # peers share it
+    (alone,) = collect(runs[1:], "net")["streams"]
+    assert alone["options"] == "data=0123abcd, label=late, net=linear" and alone["groups"][0]["label"] == "FedDrift"
+    two = collect([*runs, one(tmp_path, overrides=table | {"data": "other"})], "data")["streams"]
+    assert sorted(len(stream["groups"]) for stream in two) == [1, 3]
+
+
 def test_the_newest_run_counts_but_a_complete_one_first(tmp_path: Path) -> None:
     old = one(tmp_path / "old")
     new = replace(old, header=old.header | {"started": "2026-02-01T00:00:00+00:00"})

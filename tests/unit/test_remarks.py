@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,18 +39,75 @@ def test_what_a_higher_accuracy_hides(tmp_path: Path) -> None:
         run(tmp_path, "CFL", columns(0.75, log_loss=0.4, model=[[0, 1], [0, 1]], n_models=2)),
     ]
     assert remarks(records) == [
-        "sine-2, FedDrift: 2.00 points more accurate than Oblivious, but its probabilities are worse: "
+        "sine-2, FedDrift: 2.00 points more accurate than Oblivious in one seed, but its probabilities are worse: "
         "log loss 0.9000, Oblivious 0.5000.",
         "sine-2, FedDrift: 8 of its 9 models are used by no client at the end.",
         "sine-2, IFCA: all clients use one model all the time, as Oblivious does, for 2.5 times its traffic.",
-        "sine-2, AUE: 20.00 points less accurate than Oblivious.",
-        "sine-2, AUE: 50.00 % right, less than always naming the client's most frequent class (55.00 %).",
+        "sine-2, AUE: 20.00 points less accurate than Oblivious in one seed.",
+        "sine-2, AUE: 50.00 % right in one seed, less than always naming the client's most frequent class (55.00 %).",
     ]
     assert remarks(records[:1] + records[-1:]) == []
     ensemble = [records[0], run(tmp_path / "vote", "KUE", columns(0.7, n_models=10, models_sent=99))]
     assert remarks(ensemble) == []  # its record names the heaviest vote only
     assert remarks([make(tmp_path / "older", header())]) == []  # a record that has no scores
     assert collect(records, "all")["streams"][0]["remarks"][0].startswith("FedDrift: 2.00 points")
+
+
+def test_a_difference_that_seeds_do_not_agree_on_is_not_claimed(tmp_path: Path) -> None:
+    """Three seeds of each: IFCA's interval contains 0, Window's does not; FedDrift's accuracy is clear, its log loss
+    is not, and Local's is; KUE is below the majority class in the mean only."""
+    seeds: dict[str, list[dict[str, Any]]] = {
+        "Oblivious": [columns(0.7), columns(0.7), columns(0.7)],
+        "IFCA": [columns(0.68), columns(0.705), columns(0.695)],
+        "Window": [columns(0.68), columns(0.681), columns(0.682)],
+        "FedDrift": [columns(0.75, log_loss=x) for x in (0.2, 0.5, 1.1)],
+        "Local": [columns(0.75, log_loss=x) for x in (0.6, 0.61, 0.62)],
+        "KUE": [columns(x, majority=0.7) for x in (0.65, 0.71, 0.73)],
+        "AUE": [columns(x, log_loss=0.8) for x in (0.69, 0.72, 0.73)],
+    }
+    records = [run(tmp_path, name, cells, seed) for name, runs in seeds.items() for seed, cells in enumerate(runs)]
+    assert remarks(records, name_streams=False) == [
+        "Window: 1.90 points less accurate than Oblivious.",
+        "Local: 5.00 points more accurate than Oblivious, but its probabilities are worse: "
+        "log loss 0.6100, Oblivious 0.5000.",
+        "AUE: neither clearly more nor less accurate than Oblivious, and its probabilities are worse: "
+        "log loss 0.8000, Oblivious 0.5000.",
+    ]
+    first = [record for record in records if record.header["seed"] == 0]
+    assert "IFCA: 2.00 points less accurate than Oblivious in one seed." in remarks(first, name_streams=False)
+
+
+def test_remarks_are_on_accuracy_whatever_score_is_shown(tmp_path: Path) -> None:
+    run(tmp_path, "Oblivious", columns(0.7))
+    run(tmp_path, "AUE", columns(0.6))
+    sentence = "AUE: 10.00 points less accurate than Oblivious in one seed."
+    page = collect(by_score(read_all(tmp_path), "log_loss"), "losses")
+    assert page["streams"][0]["remarks"] == [sentence]
+    shown = CliRunner().invoke(cli.app, ["report", str(tmp_path), "--score", "auc"])
+    assert sentence in " ".join(shown.output.split())
+
+
+def test_remarks_name_what_sets_runs_of_one_algorithm_apart(tmp_path: Path) -> None:
+    for net, accuracy in (("linear", 0.6), ("mlp:8", 0.65)):
+        for name, level in (("Oblivious", 0.7), ("AUE", accuracy)):
+            make(tmp_path, header(algorithm=name, settings={}, overrides={"label": "late", "net": net}), columns(level))
+    assert remarks(read_all(tmp_path), name_streams=False) == [
+        "AUE (net=linear): 10.00 points less accurate than Oblivious in one seed.",
+        "AUE (net=mlp:8): 5.00 points less accurate than Oblivious in one seed.",
+    ]
+
+
+def test_clients_with_hardly_a_row_are_told(tmp_path: Path) -> None:
+    flights = make(tmp_path / "a", header(), {"tested": [[3, 5259], [5, 5259]]})
+    told = (
+        "1 of 2 clients has fewer than 10 rows a step to test on, the largest 5259, and every mean counts all clients "
+        "alike; `feddrift report --weigh rows` counts rows alike."
+    )
+    assert remarks([flights]) == [f"sine-2: {told}"]
+    assert collect([flights], "flights")["streams"][0]["remarks"] == [told]
+    assert remarks([replace(flights, weigh="rows")]) == []
+    for name, tested in {"all few": [[3, 9]] * 2, "one never": [[0, 5259]] * 2, "enough": [[10, 5259]] * 2}.items():
+        assert remarks([make(tmp_path / name, header(), {"tested": tested})]) == []
 
 
 def test_another_score_takes_the_place_of_accuracy(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from typer.testing import CliRunner
 
+from feddrift import cli
 from feddrift.errors import ConfigError
 from feddrift.reports import metrics, summary, tables
 from feddrift.reports.summary import Spread, adjusted_rand, lineage, scores, summarise
@@ -44,6 +47,26 @@ def test_cells_without_test_data_are_left_out(tmp_path: Path) -> None:
     got = scores(make(tmp_path, header(concepts=CONCEPTS), columns))
     assert got.including_drifts == pytest.approx(55)
     assert got.omitting_drifts == pytest.approx(90)
+
+
+def test_means_by_rows(tmp_path: Path) -> None:
+    """A client of 3 rows counts like 3 rows: in both means, in differences, and in the metrics of clients."""
+    cells = {"accuracy": [[0.5, 0.9], [1.0, None]], "tested": [[3, 97], [1, 0]]}
+    record = make(tmp_path, header(concepts=[[0, 0], [0, 0], [1, 1]]), cells)
+    by_rows = replace(record, weigh="rows")
+    assert scores(record).including_drifts == pytest.approx(80) and scores(record).omitting_drifts == pytest.approx(70)
+    got, measured = scores(by_rows), metrics.measure(by_rows)
+    assert got.including_drifts == pytest.approx(100 * (3 * 0.5 + 97 * 0.9 + 1) / 101)
+    assert got.omitting_drifts == pytest.approx(100 * (3 * 0.5 + 97 * 0.9) / 100)
+    assert measured.mean == pytest.approx((3 * 0.5 + 97 * 0.9 + 1) / 101)
+    assert measured.worst == pytest.approx((3 * 0.5 + 1) / 4)
+    runner = CliRunner()
+    (group,) = json.loads(runner.invoke(cli.app, ["report", str(tmp_path), "--weigh", "rows", "--json"]).output)
+    assert group["weigh"] == "rows" and group["omitting_drifts"]["mean"] == pytest.approx(got.omitting_drifts)
+    shown = runner.invoke(cli.app, ["report", str(tmp_path), "--weigh", "rows"]).output
+    assert "88.80" in shown and "count every row that was tested alike" in shown
+    page = runner.invoke(cli.app, ["report", str(tmp_path), "--weigh", "rows", "--html", str(tmp_path / "page.html")])
+    assert isinstance(page.exception, ConfigError)
 
 
 def test_nothing_is_said_without_test_data_or_truth(tmp_path: Path) -> None:
@@ -241,6 +264,25 @@ def test_the_table_reads_well(tmp_path: Path) -> None:
     assert own.count(" - ") + own.rstrip().endswith(" -") == 3, (
         "no truth: no accuracy omitting drifts, no false alarms, no ARI"
     )
+
+
+def test_what_all_rows_of_a_stream_share_is_said_once(tmp_path: Path) -> None:
+    options = {"data": "0123abcd", "label": "late", "every": "month"}
+    for algorithm, own in (("Window", {}), ("Oblivious", {"net": "linear"}), ("Oblivious", {"net": "mlp:8"})):
+        runs(tmp_path, {0: 0.9}, stream="flights.csv", algorithm=algorithm, settings={}, overrides=options | own)
+    runs(tmp_path, {0: 0.9}, algorithm="Window", settings={})  # on another stream, which has no options
+    records = read_all(tmp_path)
+    summaries, numbers = summarise(records), metrics.summarise(records)
+    shown = [[tables.table(summaries)], tables.metrics_tables(summaries, numbers)]
+    for together in shown:
+        console = Console(width=120, file=io.StringIO())
+        with console.capture() as capture:
+            console.print(*together)
+        assert capture.get().count("flights.csv: data=0123abcd, label=late, every=month") == 1
+        assert capture.get().count("0123abcd") == 1
+        names = sorted(str(cell) for cell in together[0].columns[1].cells)
+        assert names == ["Oblivious net=linear", "Oblivious net=mlp:8", "Window", "Window"]
+    assert tables.table(summarise(runs(tmp_path / "plain", {0: 0.9}))).caption is None
 
 
 def test_the_best_of_each_stream_is_first_by_what_was_asked(tmp_path: Path) -> None:

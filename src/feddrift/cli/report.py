@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from contextlib import closing, suppress
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -24,6 +25,13 @@ from feddrift.scores import ACCURACY, SCORES
 from feddrift.scores import score as find_score
 
 
+class Weigh(StrEnum):
+    """What a mean counts alike."""
+
+    clients = "clients"
+    rows = "rows"
+
+
 def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="a folder of records, or one record")],
     against: Annotated[
@@ -38,6 +46,9 @@ def report(
     score: Annotated[
         str, typer.Option(metavar="NAME", help=f"in the place of accuracy: {', '.join(SCORES)}")
     ] = "accuracy",
+    weigh: Annotated[
+        Weigh, typer.Option(help="what a mean counts alike: each client at each time step, or each row tested")
+    ] = Weigh.clients,
     as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="write a page to look at in a browser, of unfinished runs, too")
@@ -50,11 +61,14 @@ def report(
     if follow and html is None:
         raise ConfigError("--follow writes a page again and again: it needs --html FILE")
     chosen = find_score(score)
-    if beside and chosen != ACCURACY:
-        raise ConfigError("the paper has accuracies only: leave out --paper or --score")
+    if beside and (chosen != ACCURACY or weigh is Weigh.rows):
+        raise ConfigError("the paper has mean accuracies of clients only: leave out --paper, --score or --weigh")
     if html is not None and (as_json or measured or beside or against):
         raise ConfigError("--html writes a page of all there is: leave out --json, --metrics, --paper and --against")
+    if html is not None and weigh is Weigh.rows:
+        raise ConfigError("--weigh rows is for tables and --json, the page counts clients alike: leave out one of them")
     records = record.by_score(record.read_all(folder), score)
+    records = [replace(run, weigh=weigh.value) for run in records]
     if html is not None:
         page.write(records, html, folder.resolve().name)
         say(f"wrote {html}")
@@ -74,6 +88,7 @@ def report(
     numbers = metrics.summarise(records) if measured else []
     if as_json:
         named = {} if chosen == ACCURACY else {"score": score}
+        named |= {} if weigh is Weigh.clients else {"weigh": weigh.value}
         print(json.dumps([named | group for group in tables.to_json(summaries, gaps, published, numbers)], indent=2))
     elif measured:
         for k, table in enumerate(tables.metrics_tables(summaries, numbers, chosen)):
@@ -85,6 +100,8 @@ def report(
             say(f"{sum(flags)} of {len(flags)} accuracies within max(1.0, twice the paper's deviation) of the paper's")
         for sentence in remarks(records):
             say(sentence)
+    if weigh is Weigh.rows and not as_json:
+        say("means count every row that was tested alike (--weigh rows)")
     for going_on in (run for run in finished(records) if run.status != "complete"):
         tell(f"{going_on.header['stream']} is not finished: these are its first {going_on.rows.steps} time steps")
     if left_out:

@@ -20,6 +20,7 @@ from feddrift.reports.summary import (
     joined,
     lineage,
     mean_of_known,
+    mean_over_cells,
     spread_of,
     truth,
     with_data,
@@ -90,7 +91,7 @@ def measure(record: Record, oracle: Record | None = None) -> Metrics:
         dummies=dummies(changed, cells, noticed.alarms / noticed.cells if noticed.cells else 0.0) if there else {},
         lost=_mean(areas(record)) if there else None,
         lost_to_oracle=_mean(areas(record, oracle)) if there and oracle is not None else None,
-        mean=_mean(record.rows.accuracy),
+        mean=mean_over_cells(record, record.rows.accuracy),
         worst=float(worst(averages)) if averages.size else None,
         tenth=float(np.percentile(averages, tenth)) if averages.size else None,
         ari=adjusted_rand(lineage(record)[is_known], concepts[is_known]) if there else None,
@@ -121,8 +122,8 @@ def numbers(metrics: Metrics) -> dict[str, float | None]:
 def summarise(records: Iterable[Record]) -> list[dict[str, Spread | None]]:
     """The numbers of each configuration over its seeds, in the order of `summary.summarise`."""
     groups = configurations(records)
-    oracles = {_data(run): run for group in groups for run in group if run.header["algorithm"] == "Oracle"}
-    return [over_seeds([numbers(measure(run, oracles.get(_data(run)))) for run in group]) for group in groups]
+    oracles = oracles_of(run for group in groups for run in group)
+    return [over_seeds([numbers(measure(run, oracles.get(conditions(run)))) for run in group]) for group in groups]
 
 
 def over_seeds(runs: Sequence[Mapping[str, float | None]]) -> dict[str, Spread | None]:
@@ -134,8 +135,13 @@ def over_seeds(runs: Sequence[Mapping[str, float | None]]) -> dict[str, Spread |
     return spreads
 
 
-def _data(run: Record) -> str:
-    """What an Oracle must share with a run to be compared with."""
+def oracles_of(runs: Iterable[Record]) -> dict[str, Record]:
+    """The runs of Oracle by their conditions."""
+    return {conditions(run): run for run in runs if run.header["algorithm"] == "Oracle"}
+
+
+def conditions(run: Record) -> str:
+    """What an Oracle must share with a run to be compared with: data, training, net and seed."""
     return json.dumps([run.header[key] for key in ("stream", "overrides", "seed")], sort_keys=True)
 
 
@@ -259,7 +265,9 @@ def areas(record: Record, oracle: Record | None = None, within: int = WITHIN) ->
 
 def by_client(record: Record) -> Floats:
     """[c], each client's mean accuracy over time; NaN where it was never tested."""
-    return mean_of_known(record.rows.accuracy.T, -1)
+    weights = np.where(np.isnan(record.rows.accuracy), 0.0, record.weights)
+    total = weights.sum(axis=0)
+    return np.asarray(np.nansum(weights * record.rows.accuracy, axis=0) / np.where(total > 0, total, np.nan))
 
 
 def count_in_use(record: Record) -> Ints:

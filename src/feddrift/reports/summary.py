@@ -204,7 +204,7 @@ def compare(records: Iterable[Record], baseline: str) -> list[Difference | None]
     if not any(group[0].header["algorithm"] == baseline for group in groups):
         have = ", ".join(dict.fromkeys(group[0].header["algorithm"] for group in groups))
         raise ConfigError(f"no finished runs of '{baseline}' to compare with (there are: {have})")
-    return [_difference(group, _baseline_of(group, groups, baseline), baseline) for group in groups]
+    return [difference_of(group, _baseline_of(group, groups, baseline), baseline) for group in groups]
 
 
 def configurations(records: Iterable[Record]) -> list[list[Record]]:
@@ -230,7 +230,8 @@ def _baseline_of(group: list[Record], groups: list[list[Record]], name: str) -> 
     return best[0] if best else []
 
 
-def _difference(group: list[Record], baseline: list[Record], name: str) -> Difference | None:
+def difference_of(group: Sequence[Record], baseline: Sequence[Record], name: str) -> Difference | None:
+    """How far a configuration is above another, seed by seed; None where no seed can be compared."""
     baseline_scores = {record.header["seed"]: scores(record) for record in baseline}
     pairs = [
         (r.header["seed"], scores(r), baseline_scores[r.header["seed"]])
@@ -245,17 +246,23 @@ def _difference(group: list[Record], baseline: list[Record], name: str) -> Diffe
         gaps.append(np.nan if x is None or y is None else x - y)
     if not gaps or np.isnan(gaps).any():
         return None
+    return Difference(name, tuple(seed for seed, _, _ in pairs), *interval(gaps))
+
+
+def interval(gaps: Sequence[float]) -> tuple[float, float | None, float | None]:
+    """The mean of a difference over seeds and its 95 % interval, which one seed does not have."""
+    mean, n = float(np.mean(gaps)), len(gaps)
+    if n == 1:
+        return mean, None, None
     from scipy.special import stdtrit  # here, since SciPy takes a while to import
 
-    mean, n = float(np.mean(gaps)), len(gaps)
-    half = float(stdtrit(n - 1, 0.975) * np.std(gaps, ddof=1) / np.sqrt(n)) if n > 1 else None
-    seeds = tuple(seed for seed, _, _ in pairs)
-    return Difference(name, seeds, mean, None if half is None else mean - half, None if half is None else mean + half)
+    half = float(stdtrit(n - 1, 0.975) * np.std(gaps, ddof=1) / np.sqrt(n))
+    return mean, mean - half, mean + half
 
 
 def _percent(record: Record, cells: Bools) -> float | None:
-    values = record.rows.accuracy[cells & ~np.isnan(record.rows.accuracy)]
-    return (100 if record.score.share else 1) * float(values.mean()) if values.size else None
+    mean = mean_over_cells(record, np.where(cells, record.rows.accuracy, np.nan))
+    return None if mean is None else (100 if record.score.share else 1) * mean
 
 
 def _started(record: Record) -> float:
@@ -286,6 +293,12 @@ def _summary(group: Sequence[Record]) -> Summary:
         false_alarms=alarms.mean if alarms else None,
         ari=ari.mean if ari else None,
     )
+
+
+def mean_over_cells(record: Record, values: Floats) -> float | None:
+    """The mean of values [t, c] over the cells where they are known, weighed as the record says; None of nothing."""
+    known = ~np.isnan(values) & (record.weights > 0)
+    return float(np.average(values[known], weights=record.weights[known])) if known.any() else None
 
 
 def mean_of_known(values: Floats, axis: int) -> Floats:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from feddrift.reports.summary import Difference, Published, Spread, Summary
-from feddrift.reports.words import describe, differences, notable, ranges
+from feddrift.reports.words import describe, differences, notable, ranges, shared
 from feddrift.scores import ACCURACY, Score
 
 Column = tuple[str, str | None, float]  # what is measured, the dummy's that stands behind it in brackets, a factor
@@ -92,6 +92,7 @@ def table(
     if paper:
         columns += ["paper,\nomitting", "ours\nover it", "paper,\nincluding", "ours\nover it"]
     grid, names = _grid(columns, 15), _names(summaries)
+    grid.caption = _caption(summaries)
     if score != ACCURACY:
         grid.title = score.title
     for k in _best_first(summaries, score):
@@ -145,8 +146,9 @@ def metrics_tables(
     ]
     order = _best_first(summaries, score)
     tables = [_metrics_table(summaries, metrics, columns, order) for columns in shown if columns]
-    if tables and score != ACCURACY:
-        tables[0].title = score.title
+    if tables:
+        tables[0].title = None if score == ACCURACY else score.title
+        tables[-1].caption = _caption(summaries)
     return tables
 
 
@@ -180,16 +182,26 @@ def _measured(spreads: Mapping[str, Spread | None], name: str, dummy: str | None
 
 
 def _names(summaries: Sequence[Summary]) -> list[tuple[str, str, str]]:
-    """Stream, algorithm with what sets it apart, and seeds, as texts."""
+    """Stream, algorithm with its settings and what sets it apart on the stream, and seeds, as texts."""
     different = differences([(s.stream, s.algorithm, {**s.settings, **s.overrides}) for s in summaries])
-    extras = [
-        describe({**notable(s.algorithm, s.settings), **s.overrides, **differs})
-        for s, differs in zip(summaries, different, strict=True)
-    ]
-    return [
-        (s.stream, f"{s.algorithm} {words}".strip(), ranges(s.seeds))
-        for s, words in zip(summaries, extras, strict=True)
-    ]
+    common, names = _common(summaries), []
+    for s, differs in zip(summaries, different, strict=True):
+        own = {k: v for k, v in s.overrides.items() if k not in common[s.stream]}
+        words = describe({**notable(s.algorithm, s.settings), **own, **differs})
+        names.append((s.stream, f"{s.algorithm} {words}".strip(), ranges(s.seeds)))
+    return names
+
+
+def _common(summaries: Sequence[Summary]) -> dict[str, dict[str, Any]]:
+    """By stream, the run options that all its rows share."""
+    streams = dict.fromkeys(summary.stream for summary in summaries)
+    return {name: shared([s.overrides for s in summaries if s.stream == name]) for name in streams}
+
+
+def _caption(summaries: Sequence[Summary]) -> Text | None:
+    """What the rows of each stream share and so leave out, a line for each."""
+    lines = [f"{stream}: {describe(options)}" for stream, options in _common(summaries).items() if options]
+    return Text("\n".join(lines), justify="left") if lines else None
 
 
 def _beside(summary: Summary, published: Published | None) -> list[str]:

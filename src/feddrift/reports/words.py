@@ -31,6 +31,27 @@ def differences(configurations: Sequence[tuple[str, str, Mapping[str, Any]]]) ->
     return result
 
 
+def shared(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What all of several settings have in common.
+
+    >>> shared([{"every": "month", "net": "linear"}, {"every": "month"}])
+    {'every': 'month'}
+    """
+    first, *others = settings
+    return {k: v for k, v in first.items() if all(k in other and other[k] == v for other in others)}
+
+
+def names(headers: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Of runs on one stream the algorithm, with the settings and run options that set each apart."""
+    common = shared([header["overrides"] for header in headers]) if headers else {}
+    differing = differences([(h["stream"], h["algorithm"], h["settings"]) for h in headers])
+    labels = []
+    for header, differs in zip(headers, differing, strict=True):
+        own = differs | {k: v for k, v in header["overrides"].items() if k not in common}
+        labels.append(header["algorithm"] + (f" ({describe(own)})" if own else ""))
+    return labels
+
+
 def describe(settings: Mapping[str, Any]) -> str:
     """Settings as one line.
 

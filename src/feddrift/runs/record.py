@@ -23,6 +23,7 @@ from feddrift.types import Bools, Floats, Ints
 
 LOOKS = 5  # at a file that somebody may be renaming or asking about just now
 OLD_HISTORY = "history.jsonl"  # what deployments of version 0.1 wrote
+Weigh = Literal["clients", "rows"]
 KINDS = {"Floats": (np.float64, np.nan), "Ints": (np.int64, -1), "Bools": (np.bool_, False)}  # of Rows; where unknown
 
 
@@ -80,8 +81,15 @@ class Record:
     exchanges: tuple[dict[str, Any], ...] = ()  # the questions to clients of real machines
     seconds: float | None = None  # that it took, once it has ended
     score: Score = ACCURACY  # what stands in rows.accuracy: see `by_score`
-    accuracy: Floats | None = None  # where that is another score: the accuracy itself
+    accuracy: Floats | None = None  # where another score has its place: the accuracy itself
+    weigh: Weigh = "clients"  # what means over cells count alike: see `weights`
     shifts: Mapping[tuple[int, int], dict[str, Any]] = field(default_factory=dict)  # by (t, c): what moved at an alarm
+
+    @property
+    def weights(self) -> Floats:
+        """[t, c], how much a test counts in means: all alike, or by its rows."""
+        tested = self.rows.tested
+        return tested.astype(np.float64) if self.weigh == "rows" else np.ones(tested.shape)
 
     @property
     def runs_on(self) -> bool:
@@ -98,7 +106,8 @@ class Record:
 def by_score(records: Iterable[Record], name: str) -> list[Record]:
     """The records with another score in the place of accuracy, so that everything that is made of accuracies is made
     of it."""
-    chosen, given = score(name), list(records)
+    chosen = score(name)
+    given = [record if record.accuracy is None else _with_accuracy(record) for record in records]
     if chosen == ACCURACY:
         return given
     if given and all(np.isnan(getattr(record.rows, name)).all() for record in given):
@@ -113,6 +122,13 @@ def by_score(records: Iterable[Record], name: str) -> list[Record]:
         )
         for record in given
     ]
+
+
+def _with_accuracy(record: Record) -> Record:
+    """A record as it was read, after `by_score`."""
+    assert record.accuracy is not None
+    rows = replace(record.rows, accuracy=record.accuracy)
+    return replace(record, score=ACCURACY, rows=rows, accuracy=None)
 
 
 def configuration(header: Mapping[str, Any]) -> str:

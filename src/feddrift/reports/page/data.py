@@ -18,7 +18,7 @@ from feddrift.reports import exchanges, metrics
 from feddrift.reports.remarks import remarks
 from feddrift.reports.story import alarm_sentence, command, event_sentence, letter
 from feddrift.reports.summary import changes, deviation_of_known, joined, lineage, mean_of_known, reached, scores, truth
-from feddrift.reports.words import describe, differences
+from feddrift.reports.words import describe, names, shared
 from feddrift.runs.record import Record, configuration
 from feddrift.scores import SCORES
 from feddrift.types import Floats, Ints
@@ -30,11 +30,12 @@ BEFORE, AFTER = 2, 4  # rows around a drift
 
 
 def collect(records: Sequence[Record], name: str) -> dict[str, Any]:
-    """All runs, the newest of each, by stream and configuration."""
+    """All runs, the newest of each, by stream and configuration; another net on the same data is no other stream."""
     by_stream: dict[str, dict[str, list[Record]]] = {}
     for record in newest(records):
         header = record.header
-        same = header["stream"], header["overrides"], header["clients"] if record.runs_on else None
+        options = {key: value for key, value in header["overrides"].items() if key != "net"}
+        same = header["stream"], options, header["clients"] if record.runs_on else None
         data = json.dumps(same, sort_keys=True)
         by_stream.setdefault(data, {}).setdefault(configuration(record.header), []).append(record)
     shown = _with_cells(by_stream)
@@ -80,16 +81,16 @@ def _stream(groups: list[list[Record]], shown: set[int]) -> dict[str, Any]:
     header = groups[0][0].header
     order = list(algorithms.ALGORITHMS)
     groups.sort(key=lambda group: _place(group[0].header["algorithm"], order))
-    oracles = {run.header["seed"]: run for group in groups for run in group if run.header["algorithm"] == "Oracle"}
+    oracles = metrics.oracles_of(run for group in groups for run in group)
     heads = [group[0].header for group in groups]
-    different = differences([(h["stream"], h["algorithm"], h["settings"]) for h in heads])
+    options = describe(shared([head["overrides"] for head in heads]))
     return {
-        "name": header["stream"] + (f" ({describe(header['overrides'])})" if header["overrides"] else ""),
+        "name": header["stream"] + (f" ({options})" if options else ""),
         "short": header["stream"],
-        "options": describe(header["overrides"]),
+        "options": options,
         "clients": header["clients"],
         "remarks": remarks([run for group in groups for run in group], name_streams=False),
-        "groups": [_group(group, differs, oracles, shown) for group, differs in zip(groups, different, strict=True)],
+        "groups": [_group(group, label, oracles, shown) for group, label in zip(groups, names(heads), strict=True)],
     }
 
 
@@ -100,18 +101,16 @@ def _place(name: str, order: Sequence[str]) -> tuple[int, str]:
     return ends.get(name, family), f"{order.index(name):03d}" if name in order else name
 
 
-def _group(
-    group: Sequence[Record], differs: Mapping[str, Any], oracles: Mapping[int, Record], shown: set[int]
-) -> dict[str, Any]:
+def _group(group: Sequence[Record], label: str, oracles: Mapping[str, Record], shown: set[int]) -> dict[str, Any]:
     header = group[0].header
     entry = algorithms.ALGORITHMS.get(header["algorithm"])
-    runs = [_run(run, oracles.get(run.header["seed"]), id(run) in shown) for run in group]
+    runs = [_run(run, oracles.get(metrics.conditions(run)), id(run) in shown) for run in group]
     curves = np.full((len(group), max(run.rows.steps for run in group)), np.nan)
     for curve, run in zip(curves, group, strict=True):
         curve[: run.rows.steps] = mean_of_known(run.rows.accuracy, 1)
     return {
         "algorithm": header["algorithm"],
-        "label": header["algorithm"] + (f" ({describe(differs)})" if differs else ""),
+        "label": label,
         "summary": entry.summary if entry else "",
         "mean": _rounded(mean_of_known(curves.T, 1)),
         "std": _rounded(deviation_of_known(curves)) if len(group) > 1 else None,
@@ -146,6 +145,7 @@ def _run(record: Record, oracle: Record | None, with_cells: bool) -> dict[str, A
     }
     return {
         "seed": header["seed"],
+        "net": header["overrides"].get("net"),
         "status": record.status,
         "steps": rows.steps,
         "n_steps": header["n_steps"],

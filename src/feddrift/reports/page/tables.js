@@ -33,9 +33,10 @@ function both(spread, show) {
   return h("span", {}, show(spread[0]), known(spread[1]) ? h("span", { class: "sd" }, ` ± ${show(spread[1])}`) : null);
 }
 
-function peer(stream, name, seed) {
+// The run of that algorithm with the same seed and net.
+function peer(stream, name, { seed, net }) {
   const groups = stream.groups.filter((g) => g.algorithm === name);
-  const run = groups.flatMap((g) => g.runs).find((r) => r.seed === seed);
+  const run = groups.flatMap((g) => g.runs).find((r) => r.seed === seed && r.net === net);
   return run || null;
 }
 
@@ -73,7 +74,7 @@ function detectionTable(view) {
     line("its switches alone", d.switches, "dummy"),
   ];
   for (const name of ["Oracle", "Oblivious"]) {
-    const other = name === group.algorithm ? null : peer(stream, name, run.seed);
+    const other = name === group.algorithm ? null : peer(stream, name, run);
     if (other && other.detection.noticed) rows.push(line(name, other.detection.noticed));
   }
   rows.push(line("Dummy: a coin, as often", d.chance), line("Dummy: always", d.always), line("Dummy: never", d.never));
@@ -212,7 +213,7 @@ function driftList(view, show = 12, only = "all") {
 
 function worstTable(view) {
   const { run, stream, maps } = view,
-    oracle = view.group.algorithm === "Oracle" ? null : peer(stream, "Oracle", run.seed);
+    oracle = view.group.algorithm === "Oracle" ? null : peer(stream, "Oracle", run);
   const theirs =
     oracle && oracle.cells && run.cells && oracle.steps === run.steps
       ? (c) => {

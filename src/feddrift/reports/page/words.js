@@ -35,7 +35,7 @@ function gist(view) {
   );
   const others = ["Oracle", "Oblivious"]
     .filter((name) => name !== group.algorithm)
-    .map((name) => [name, peer(stream, name, run.seed)])
+    .map((name) => [name, peer(stream, name, run)])
     .filter(([, r]) => r && r.steps === run.steps);
   if (run.tested < run.steps)
     told.push(`${sentence(timeOf(run, run.tested)).slice(0, -1)} is trained and not tested yet: it waits for new data.`);
