@@ -21,7 +21,7 @@ from feddrift.errors import ConfigError
 from feddrift.memory import pooled
 from feddrift.models import mix, unused_id
 from feddrift.trees import has_trunk
-from feddrift.types import Event, Federation, Floats, Ints, Models, Start
+from feddrift.types import Event, Federation, Floats, Ints, Metric, Models, Start
 
 
 @dataclass(frozen=True)
@@ -50,52 +50,69 @@ class FedDriftTrunk(FedDrift):
 
     def merge(self, now: Clustering, D: Floats, fed: Federation) -> Clustering:
         """As FedDrift, pair by pair; the average stands unless a parent is better on the members' new data."""
-        models, w = now.models, now.w
-        events: list[Event] = []
-        pairs, left = cluster.Pairs(D), list(range(len(models)))  # left[k]: the row in D of the model now at k
-        name = unused_id(models)  # names for averages on trial
-        while (closest := pairs.closest())[2] <= self.limit + cluster.TOLERANCE:
-            i, j = left.index(closest[0]), left.index(closest[1])
-            remaining = np.flatnonzero(np.arange(len(models)) != j)
-            data = np.where((w.model == i) | (w.model == j), w.weight[:, None], 0.0)
-            share = cluster.mass(w, fed.counts)[[i, j]]
-            kept, row, family = self._merged(models, i, j, share, data, name + len(events), fed)
-            cause = {"into": models.ids[i], "distance": closest[2], "kept": kept, "family": family}
-            events.append(Event("merged", models.ids[j], cause))
-            A = np.eye(len(models))
-            A[i] = row
-            families = [family if m == i else models.family[m] for m in remaining]
-            models = mix(models, A[remaining], [models.ids[m] for m in remaining], families)
-            new = np.arange(w.n_models) - (np.arange(w.n_models) > j)
-            new[j] = i
-            w = cluster.moved(w, new, len(remaining))
-            pairs.unite(closest[0], closest[1])
-            left.pop(j)
-        return Clustering(models, w, now.events).tell(events)
+        return merge_families(now, D, self.limit, self.delta / 2, self.metric, fed)
 
-    def _merged(
-        self, models: Models, i: int, j: int, share: Floats, data: Floats, name: int, fed: Federation
-    ) -> tuple[str | int, Floats, int]:
-        """What i and j become: their average or one of them, as a row of `mix`, and the family of it.
 
-        The best on held-out data; but the larger of two families keeps its own unless that is worse by over delta / 2.
-        """
-        only_i, only_j = np.eye(len(models))[[i, j]]
-        share = share / share.sum() if share.sum() else np.array([0.5, 0.5])
-        a, b = models.family[i], models.family[j]
-        kin = {family: models.family.count(family) for family in (a, b)}
-        ways: list[tuple[str | int, Floats, int]] = [(models.ids[i], only_i, a), (models.ids[j], only_j, b)]
-        allowance = [self.delta / 2 if kin[a] > kin[b] else 0.0, self.delta / 2 if kin[b] > kin[a] else 0.0]
-        if a == b or min(kin.values()) == 1:  # two trunks that both serve others cannot become one
-            alone = a if a == b or kin[a] == 1 else b
-            ways.insert(0, ("average", share[0] * only_i + share[1] * only_j, alone))
-            allowance.insert(0, 0.0)
-        names = [name if kept == "average" else int(kept) for kept, _, _ in ways]
-        families = [name if kept == "average" and a != b else family for kept, _, family in ways]
-        rivals = mix(models, [row for _, row, _ in ways], names, families)
-        members = data[-1] > 0
-        error = pooled(fed.evaluate(rivals, self.metric)[members], fed.counts[-1, members])
-        if np.isnan(error).any():  # nobody among them has new data: what they have must do
-            error = fed.cross_evaluate(rivals, np.repeat(data[:, :, None], len(ways), axis=2), self.metric)[:, 0]
-        best, _ = cluster.best_models((error - allowance)[None], np.zeros(1, dtype=np.int64))
-        return ways[int(best[0])]
+def merge_families(
+    now: Clustering, D: Floats, limit: float, allowance: float, metric: Metric, fed: Federation
+) -> Clustering:
+    """Merge models no further apart than the limit, pair by pair; the average stands unless a parent is better on the
+    members' new data."""
+    models, w = now.models, now.w
+    events: list[Event] = []
+    pairs, left = cluster.Pairs(D), list(range(len(models)))  # left[k]: the row in D of the model now at k
+    name = unused_id(models)  # names for averages on trial
+    while (closest := pairs.closest())[2] <= limit + cluster.TOLERANCE:
+        i, j = left.index(closest[0]), left.index(closest[1])
+        remaining = np.flatnonzero(np.arange(len(models)) != j)
+        data = np.where((w.model == i) | (w.model == j), w.weight[:, None], 0.0)
+        share = cluster.mass(w, fed.counts)[[i, j]]
+        kept, row, family = _merged(models, i, j, share, data, name + len(events), allowance, metric, fed)
+        cause = {"into": models.ids[i], "distance": closest[2], "kept": kept, "family": family}
+        events.append(Event("merged", models.ids[j], cause))
+        A = np.eye(len(models))
+        A[i] = row
+        families = [family if m == i else models.family[m] for m in remaining]
+        models = mix(models, A[remaining], [models.ids[m] for m in remaining], families)
+        new = np.arange(w.n_models) - (np.arange(w.n_models) > j)
+        new[j] = i
+        w = cluster.moved(w, new, len(remaining))
+        pairs.unite(closest[0], closest[1])
+        left.pop(j)
+    return Clustering(models, w, now.events).tell(events)
+
+
+def _merged(
+    models: Models,
+    i: int,
+    j: int,
+    share: Floats,
+    data: Floats,
+    name: int,
+    more: float,
+    metric: Metric,
+    fed: Federation,
+) -> tuple[str | int, Floats, int]:
+    """What i and j become: their average or one of them, as a row of `mix`, and the family of it.
+
+    The best on held-out data; but the larger of two families keeps its own unless that is worse by more than so much.
+    """
+    only_i, only_j = np.eye(len(models))[[i, j]]
+    share = share / share.sum() if share.sum() else np.array([0.5, 0.5])
+    a, b = models.family[i], models.family[j]
+    kin = {family: models.family.count(family) for family in (a, b)}
+    ways: list[tuple[str | int, Floats, int]] = [(models.ids[i], only_i, a), (models.ids[j], only_j, b)]
+    allowance = [more if kin[a] > kin[b] else 0.0, more if kin[b] > kin[a] else 0.0]
+    if a == b or min(kin.values()) == 1:  # two trunks that both serve others cannot become one
+        alone = a if a == b or kin[a] == 1 else b
+        ways.insert(0, ("average", share[0] * only_i + share[1] * only_j, alone))
+        allowance.insert(0, 0.0)
+    names = [name if kept == "average" else int(kept) for kept, _, _ in ways]
+    families = [name if kept == "average" and a != b else family for kept, _, family in ways]
+    rivals = mix(models, [row for _, row, _ in ways], names, families)
+    members = data[-1] > 0
+    error = pooled(fed.evaluate(rivals, metric)[members], fed.counts[-1, members])
+    if np.isnan(error).any():  # nobody among them has new data: what they have must do
+        error = fed.cross_evaluate(rivals, np.repeat(data[:, :, None], len(ways), axis=2), metric)[:, 0]
+    best, _ = cluster.best_models((error - allowance)[None], np.zeros(1, dtype=np.int64))
+    return ways[int(best[0])]
