@@ -1,4 +1,4 @@
-"""Write the tables of docs/air-quality.md from the records in results/air: `python experiments/air.py`."""
+"""Write the tables of docs/air-quality.md from results/air and results/real: `python experiments/air.py`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ PAGE = ROOT / "docs" / "air-quality.md"
 WITH, CONTROL, WITHOUT = "air-quality", "air-beijing", "experiments.variants:without_date"
 BY_CITY = {WITH: "experiments.variants:by_city", WITHOUT: "experiments.variants:by_city_without_date"}
 WINTERS = ("2013 Q4", "2014 Q4")
-ORDER = ("Oblivious", "Window", "FedDrift", "FedDrift-Eager", "FedDrift-Trunk", "IFCA")
+AT_HOME = ("Local", "FineTuned")  # a model for each client
+ORDER = ("Oblivious", "Window", *AT_HOME, "FedDrift", "FedDrift-Eager", "FedDrift-Trunk", "IFCA")
 
 
 def main() -> None:
@@ -28,6 +29,7 @@ def main() -> None:
 def rendered(text: str) -> str:
     """The page, with what stands between its marks made anew."""
     records = record.read_all(ROOT / "results" / "air")
+    records += [run for run in record.read_all(ROOT / "results" / "real") if run.header["algorithm"] in AT_HOME]
     for name, made in (("accuracy", accuracy), ("clusters", clusters), ("without-date", without_date)):
         begin, end = f"<!-- {name}: written by experiments/air.py -->\n", f"<!-- end of {name} -->"
         assert begin in text and end in text, name
@@ -57,7 +59,7 @@ def clusters(records: Sequence[Record]) -> str:
     for group, summary, _ in _compared(records, WITH):
         alarms = np.array([run.rows.drift.sum(axis=1) for run in group])  # [seed, t]
         shares = [share for run in group for share in _agreement(run)]
-        if not shares:
+        if not shares or summary.algorithm in AT_HOME:
             continue
         at = [group[0].header["times"].index(time) for time in WINTERS]
         told = [f"{alarms.sum(axis=1).mean():.1f}", *(f"{alarms[:, t].mean():.1f}" for t in at)]
