@@ -103,7 +103,6 @@ class Decision:
     target: Ints  # [c], the model that a client is to have; that of a founder is still its old one
     founders: tuple[tuple[int, bool], ...]  # clients, and whether they begin afresh
     trials: tuple[Models, ...]  # the private models of the trials
-    events: tuple[Event, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -147,7 +146,7 @@ class Auto:
             scene, good, bad = self._judge(state, scene, scored, fed)
         trust = (good + 2) / (good + bad + 3)
         decision = self._try(state, scene, scored, trust, fed)
-        now, born, events = self._act(state, scene, decision, scored, fed)
+        now, born, events = self._act(state, scene, decision, fed)
         models = fed.train(now.models, now.w)
         at_home = newest_home(now.w)
         tuned, own = self._at_home(state, models, now.w, at_home, fed)
@@ -162,7 +161,7 @@ class Auto:
             Clusters(now.w.model, len(everything)),
             votes,
             "soft",
-            events=scene.events + decision.events + events,
+            events=scene.events + events,
             drifted=decision.alarmed,
             good=good,
             bad=bad,
@@ -305,7 +304,7 @@ class Auto:
     # act
 
     def _act(
-        self, state: AutoState, scene: Scene, decision: Decision, scored: Bools, fed: Federation
+        self, state: AutoState, scene: Scene, decision: Decision, fed: Federation
     ) -> tuple[Clustering, int, tuple[Event, ...]]:
         """The clusters after switches, foundings and merges, how many ids are given, and what happened."""
         n_old, founders = len(scene.models), [c for c, _ in decision.founders]
@@ -401,7 +400,8 @@ class Auto:
         teams = np.full((2, fed.n_clients, 1), -1)
         for k, group in enumerate(groups):
             teams[:, group, 0] = np.array([[k], [m + k]])
-        result, stack = fed.contest(join(own, heads), teams, local), join(own, heads)
+        stack = join(own, heads)
+        result = fed.contest(stack, teams, local)
         enough = [ahead(result.wrong[group].sum(axis=0), 0, 1) < self.alike for group in groups]
         at = [m + k if head else k for k, head in enumerate(enough)]
         return take(

@@ -12,7 +12,7 @@ import feddrift as fd
 from feddrift.data import Cell
 from feddrift.streams.air import FEATURES
 from feddrift.streams.fmow import fashion
-from feddrift.streams.mnist import _LABELS
+from feddrift.streams.mnist import LABELS
 from feddrift.streams.patterns import pattern
 
 
@@ -90,7 +90,7 @@ def _fashion(rows: int, data_dir: str | Path | None, data_seed: int) -> fd.Strea
     pixels, classes = fashion(data_dir)
     x, concepts = _components(pixels), pattern("F")
     chosen = np.resize(np.random.default_rng([data_seed, 10]).permutation(len(x)), (concepts.size, rows))
-    y = _LABELS[concepts.reshape(-1, 1), classes[chosen]]
+    y = LABELS[concepts.reshape(-1, 1), classes[chosen]]
     return fd.Stream(
         name=f"fashion-{rows}",
         x=x[chosen].reshape(-1, x.shape[1]),

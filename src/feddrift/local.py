@@ -11,6 +11,7 @@ from feddrift.errors import ConfigError
 
 Average = Literal["mean", "median", "trimmed", "clipped"]
 Holds = Literal["last", "first"]
+LATER = ("balance", "holds")  # fields that came after records and messages were there
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,10 @@ class Local:
             raise ConfigError(f"holds must be last or first, got {self.holds!r}")
 
     def plain(self) -> dict[str, Any]:
-        """The fields by name, for records and messages; those that older versions do not know only where they say
-        something."""
-        return {name: value for name, value in asdict(self).items() if (name, value) not in LATER}
+        """The fields by name, for records and messages; those that older versions do not know where they say something.
 
-
-LATER = (("balance", False), ("holds", "last"))
+        >>> "holds" in Local(hold_out=0.5).plain(), Local(holds="first").plain()["holds"]
+        (False, 'first')
+        """
+        unsaid = {name for name in LATER if getattr(self, name) == getattr(Local, name)}
+        return {name: value for name, value in asdict(self).items() if name not in unsaid}

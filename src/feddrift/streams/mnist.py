@@ -35,7 +35,7 @@ MD5 = {
 }
 
 _MNIST = 2  # its name among the random keys of data
-_LABELS = np.array([  # [concept, digit]
+LABELS = np.array([  # [concept, digit]
     [0, 1, 2, 3, 4, 5, 6, 7, 8, 9],
     [0, 2, 1, 3, 4, 5, 6, 7, 8, 9],
     [0, 1, 2, 4, 3, 5, 6, 7, 8, 9],
@@ -49,7 +49,7 @@ def swapped(name: str, concepts: Ints, data_dir: str | Path | None = None, data_
     """Concept 1 swaps the labels of digits 1 and 2, concept 2 those of 3 and 4, concept 3 those of 5 and 6."""
     pixels, digits = load(data_dir)
     rows = np.resize(_order(len(digits), data_seed), (concepts.size, SAMPLES))  # np.resize starts over at the end
-    return _stream(name, concepts, pixels, rows, _LABELS[concepts.reshape(-1, 1), digits[rows]])
+    return _stream(name, concepts, pixels, rows, LABELS[concepts.reshape(-1, 1), digits[rows]])
 
 
 def label_shift(name: str, concepts: Ints, data_dir: str | Path | None = None, data_seed: int = 0) -> Stream:
