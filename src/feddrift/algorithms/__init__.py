@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from feddrift import plugins
 from feddrift.algorithms.adaptive import AdaptiveFedAvg
 from feddrift.algorithms.aue import AUE
+from feddrift.algorithms.auto import FedDriftAuto
 from feddrift.algorithms.cfl import CFL
 from feddrift.algorithms.detection import Detecting
 from feddrift.algorithms.driftsurf import DriftSurf
@@ -63,6 +64,7 @@ ALGORITHMS: dict[str, Entry] = {
     "FedDrift-W": Entry(FedDrift, {"memory": window(1)}, "FedDrift that remembers one time step"),
     "FedDrift-C": Entry(FedDriftC, {}, "FedDrift with at most one new global model per time step"),
     "FedDrift-Trunk": Entry(FedDriftTrunk, {}, "FedDrift whose concepts share a trunk where that serves them"),
+    "FedDrift-Auto": Entry(FedDriftAuto, {}, "no settings: models for conflicts in the data, private ones beside them"),
     "Local": Entry(LocalOnly, {}, "a model for each client, trained on its own data alone: nothing is sent"),
     "Local-W": Entry(LocalOnly, {"memory": window(1)}, "Local that remembers one time step"),
     "FineTuned": Entry(FineTuned, {}, "one model for all, and at each client a copy that learns from its own data"),

@@ -106,7 +106,7 @@ class Decision:
 
 
 @dataclass(frozen=True)
-class Auto:
+class FedDriftAuto:
     """The method; its fields are chances, standard errors, and shares of R, the same for all data."""
 
     short: float = 0.25
