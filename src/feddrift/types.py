@@ -186,7 +186,7 @@ class Event:
     'created'
     """
 
-    kind: Literal["created", "merged", "retired", "revived"]
+    kind: Literal["created", "merged", "retired", "revived", "decided"]
     model: int
     cause: Mapping[str, Any]
 

@@ -87,7 +87,7 @@ class EventLine:
 
     kind: Literal["event"]
     t: Whole
-    event: Literal["created", "merged", "retired", "revived"]
+    event: Literal["created", "merged", "retired", "revived", "decided"]
     model: Whole
     cause: dict[str, Any]  # of a merge: at least into, a model, and distance
 

@@ -1,0 +1,86 @@
+"""Models that stay with their clients: which there are, how they learn, and who of them votes.
+
+At every client learn, beside the shared model of its home,
+
+    tuned   a copy of the shared model that learns from the client's own data of this home, anew at every step,
+    own     a model of the client's own over time, from all of its data: it remembers what the clusters forget.
+
+They vote as the team that would have done best so far, over all clients: the shared model alone, with tuned, or with
+both. A team's probabilities are the mean of its members'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from feddrift.models import join, take
+from feddrift.types import Clusters, Federation, Floats, Ints, Models
+
+STAY, NEW, FRESH, TUNED, OWN = 0, 2, 4, 6, 7  # kinds of private models; those of trials are two, one for each half
+KIND = 2**20  # ids of private models are (kind + 1) * KIND + client
+
+
+def private_id(kind: int, c: int | np.integer[Any]) -> int:
+    """The id of a client's private model of a kind."""
+    return (kind + 1) * KIND + int(c)
+
+
+def copies(models: Models, at: Ints, kind: int, clients: Ints) -> Models:
+    """Private copies of the models at these positions, one for each client."""
+    ids = [private_id(kind, c) for c in clients]
+    return take(models, at, ids, ids, clients.tolist())
+
+
+def positions(models: Models) -> dict[int, int]:
+    """Where the model of each id stands."""
+    return {i: m for m, i in enumerate(models.ids)}
+
+
+def only(models: Models, ids: Sequence[int]) -> Models:
+    """The models with these ids, as far as there are any."""
+    place = positions(models)
+    kept = [i for i in ids if i in place]
+    return take(models, [place[i] for i in kept], kept)
+
+
+def learn(before: Models, shared: Models, w: Clusters, at_home: Ints, short: int, long: int, fed: Federation) -> Models:
+    """The private models tuned and own of all clients after this time step, of which `before` has the last ones.
+
+    A client that cannot learn keeps what it has; one that never has follows its shared model.
+    """
+    n, who = fed.n_clients, np.arange(fed.n_clients)
+    cells = Clusters(np.where(w.model == at_home, who, -1), n)
+    learns = fed.reachable & ((fed.counts * (cells.model >= 0)).sum(axis=0) > 0)
+    stack = join(shared, before) if len(before.ids) else shared
+    place = positions(stack)
+    kept = [place.get(private_id(TUNED, c), at_home[c]) if not learns[c] else at_home[c] for c in who]
+    old = [place.get(private_id(OWN, c), at_home[c]) for c in who]
+    tuned = fed.train(copies(stack, np.array(kept), TUNED, who), cells, short)
+    everything = Clusters(np.tile(who, (fed.tau + 1, 1)), n)
+    return join(tuned, fed.train(copies(stack, np.array(old), OWN, who), everything, long))
+
+
+def team(place: dict[int, int], shared: int, c: int | np.integer[Any]) -> list[int]:
+    """The client's shared model, tuned and own, as positions."""
+    return [shared, place[private_id(TUNED, c)], place[private_id(OWN, c)]]
+
+
+def team_size(helped: tuple[float, float]) -> int:
+    """How many of a team vote: as many as would have gained most, the larger of equals.
+
+    >>> team_size((0.4, 0.1)), team_size((-0.1, 0.2)), team_size((-0.1, -0.2))
+    (2, 3, 1)
+    """
+    tuned, both = helped
+    return 3 if both >= max(tuned, 0.0) else 2 if tuned >= 0 else 1
+
+
+def votes(models: Models, at_home: Ints, size: int) -> Floats:
+    """[c, m], equal votes for the first so many of each client's team."""
+    place, shares = positions(models), np.zeros((len(at_home), len(models)))
+    for c, shared in enumerate(at_home):
+        shares[c, team(place, int(shared), c)[:size]] = 1 / size
+    return shares
