@@ -55,7 +55,7 @@ class Deployment:
         self.port, self.inner = start.free_port(), start.free_port()
         make.init(folder, NAMES, [2], ["0", "1"], port=self.port, inner=self.inner, experiment="loopback")
         settings = self.server / "federation.toml"
-        settings.write_text(SETTINGS + settings.read_text() + "delta = 0.2\n")
+        settings.write_text(SETTINGS + settings.read_text().replace("FedDrift-Auto", "FedDrift") + "delta = 0.2\n")
         self.children: dict[str, subprocess.Popen[bytes]] = {}
 
     def run(self, name: str, *words: str) -> None:
