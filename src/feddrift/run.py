@@ -102,7 +102,7 @@ def run(
 
     Parameters:
         stream: What the clients receive, or a name as `feddrift list` has it.
-        algorithm: The method, or its name; a name stands for its defaults on this stream. The default needs no settings.
+        algorithm: The method, or its name; a name stands for its defaults on this stream. The default has no settings.
         net: What is trained: a Net, or its name, such as linear or mlp:64,64; by default the one that suits the stream.
         engine: Where the clients live: simulator, reference, or your own at ``package.module:Name``.
         local: How clients train; by default as the stream says.

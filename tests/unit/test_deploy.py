@@ -137,9 +137,8 @@ def spoil(made: Path, what: str) -> None:
     elif what == "setting":
         (server / "federation.toml").write_text((server / "federation.toml").read_text().replace("features", "featurs"))
     elif what == "algorithm":
-        (server / "federation.toml").write_text(
-            (server / "federation.toml").read_text().replace("FedDrift-Auto", "Oracle")
-        )
+        settings = (server / "federation.toml").read_text()
+        (server / "federation.toml").write_text(settings.replace('"FedDrift-Auto"', '"Oracle"'))
     elif what == "quorum":
         (server / "federation.toml").write_text("quorum = 9\n" + (server / "federation.toml").read_text())
     elif what == "client setting":
