@@ -42,7 +42,8 @@ def measured(folder: Path, n: int) -> dict[str, list[float]]:
     make.init(folder, names, [2], ["0", "1"], port=outer, inner=inner, experiment="benchmark")
     settings = folder / "server" / "federation.toml"
     own = f"time_steps = {STEPS}\nrounds = {ROUNDS}\nsteps = 100\nquorum = {n}\npatience = 600\n"
-    settings.write_text(f"{own}hello = 300\nevaluate = 300\ntrain = 300\n{settings.read_text()}")
+    others = settings.read_text().replace("FedDrift-Auto", "FedDrift")  # the exchanges of the paper's method
+    settings.write_text(f"{own}hello = 300\nevaluate = 300\ntrain = 300\n{others}")
     draw = np.random.default_rng(0)
     for name in names:
         for t in range(STEPS + 1):

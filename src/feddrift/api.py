@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from feddrift import streams
+from feddrift.algorithms import RECOMMENDED
 from feddrift.errors import ConfigError, DataError, FeddriftError, unknown
 from feddrift.exported import ABOUT
 from feddrift.reports import summary as summaries
@@ -38,7 +39,7 @@ Kind = Literal["clusters", "accuracy", "patterns", "delta", "traffic"]
 
 def record(
     stream: str,
-    algorithm: str,
+    algorithm: str = RECOMMENDED,
     *,
     out: str | Path = "runs",
     seed: int = 0,
@@ -50,7 +51,7 @@ def record(
 
     Parameters:
         stream: A name of `feddrift list`, a table ``FILE.csv``, ``folder:DIR``, or ``package.module:make``.
-        algorithm: A name of `feddrift list`, or ``package.module:Name``.
+        algorithm: A name of `feddrift list`, or ``package.module:Name``; the default needs no settings.
         out: The folder of the records.
         seed: Of initial models and minibatches.
         resume: Go on where the same run was stopped; one that is finished is only read. What your own code does now

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from feddrift.algorithms import RECOMMENDED
 from feddrift.algorithms import algorithm as find_algorithm
 from feddrift.data import Stream
 from feddrift.engines import engine as find_engine
@@ -89,7 +90,7 @@ class Step(Trained):
 
 def run(
     stream: Stream | str,
-    algorithm: Algorithm | str,
+    algorithm: Algorithm | str = RECOMMENDED,
     *,
     net: Net | str | None = None,
     engine: str = "simulator",
@@ -101,7 +102,7 @@ def run(
 
     Parameters:
         stream: What the clients receive, or a name as `feddrift list` has it.
-        algorithm: The method, or its name; a name stands for its defaults on this stream.
+        algorithm: The method, or its name; a name stands for its defaults on this stream. The default has no settings.
         net: What is trained: a Net, or its name, such as linear or mlp:64,64; by default the one that suits the stream.
         engine: Where the clients live: simulator, reference, or your own at ``package.module:Name``.
         local: How clients train; by default as the stream says.

@@ -101,6 +101,15 @@ def test_names_run_as_what_they_stand_for() -> None:
         next(fd.run("sine-2", "Fedrift"))
 
 
+def test_without_a_name_the_method_without_settings_runs(tmp_path: Path) -> None:
+    local = fd.Local(rounds=1, steps=1)
+    left_out, named = next(fd.run("sine-2", local=local)), next(fd.run("sine-2", "FedDrift-Auto", local=local))
+    assert (left_out.accuracy == named.accuracy).all() and type(left_out.state) is type(named.state)
+    pattern = "random:clients=2,steps=1,every=1,concepts=2"
+    record = fd.record("sine-2", out=tmp_path, rounds=1, steps=1, pattern=pattern)
+    assert record.header["algorithm"] == "FedDrift-Auto"
+
+
 def test_a_finished_run_is_read_where_it_may_go_on(folder: Path) -> None:
     paths = {path: path.stat().st_mtime_ns for path in folder.glob("*.jsonl")}
     again = fd.record("sine-2", "FedDrift", out=folder, seed=0, rounds=3, resume=True)

@@ -69,6 +69,18 @@ def test_run_report_and_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_without_a_name_the_method_without_settings_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["run", "--stream", "sine-2", *QUICK]
+    code, out, err = feddrift(capsys, *words, "--out", str(tmp_path / "left-out"))
+    sentence, *others = out.splitlines()
+    assert code == 0 and not err
+    assert sentence == "algorithm: FedDrift-Auto, which needs no settings (--algorithm chooses another)"
+    code, out, _ = feddrift(capsys, *words, "--algorithm", "FedDrift-Auto", "--out", str(tmp_path / "named"))
+    assert out.splitlines()[:-1] == others[:-1]  # the same, but for the folder and that sentence
+    (left_out,), (named,) = ((tmp_path / folder).glob("*.jsonl") for folder in ("left-out", "named"))
+    assert left_out.name == named.name and record.read(left_out).header["algorithm"] == "FedDrift-Auto"
+
+
 def test_a_rehearsal_warns_of_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -99,6 +111,7 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert [entry["name"] for entry in listed["algorithms"]] == list(ALGORITHMS)
     assert {"sine-2", "mnist-l-4", "sea-4-text"} <= {entry["name"] for entry in listed["streams"]}
     assert all(entry["summary"] for entries in listed.values() for entry in entries)
+    assert listed["algorithms"][0]["name"] == "FedDrift-Auto" and "default" in listed["algorithms"][0]["summary"]
     code, out, _ = feddrift(capsys, "list")
     assert code == 0 and "FedDrift-Eager-W" in out and "folder:DIR" in out and "merge_delta" in out
 
@@ -137,7 +150,8 @@ WRONG: list[tuple[list[str], str]] = [
     (["run", "--stream", "folder:nowhere", "--algorithm", "FedDrift"], "nowhere"),
     (["report", "nowhere"], "nowhere is neither a folder of records nor a record"),
     (["plot", ".", "pie", "--out", "x.png"], "'pie' is not one of"),
-    (["run", "--stream", "sine-2"], "Missing option '--algorithm'"),
+    (["run", "--algorithm", "FedDrift"], "Missing option '--stream'"),
+    (["run", "--stream", "sine-2", "--set", "delta=0.1"], "FedDrift-Auto has no settings, got 'delta'"),
     (["frobnicate"], "No such command 'frobnicate'"),
 ]
 
@@ -167,7 +181,7 @@ def test_a_folder_named_as_a_stream_is_recognised(
 def test_help_is_worth_reading(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = feddrift(capsys, "run", "--help")
     assert code == 0
-    for word in ("--stream", "--set", "--seeds", "communication rounds", "random:every=2", "Example"):
+    for word in ("--stream", "--set", "--seeds", "communication rounds", "random:every=2", "Example", "FedDrift-Auto,"):
         assert word in out
 
 
@@ -295,6 +309,7 @@ def test_the_same_command_writes_the_same_rows(tmp_path: Path, capsys: pytest.Ca
         ("feddrift rep", ["report"]),
         ("feddrift run --stream ci", ["circle-2"]),
         ("feddrift run --algorithm FedDrift-E", ["FedDrift-Eager", "FedDrift-Eager-W"]),
+        ("feddrift run --algorithm FedDrift-A", ["FedDrift-Auto"]),
     ],
 )
 def test_a_shell_completes_commands_and_names(typed: str, expected: list[str]) -> None:

@@ -42,6 +42,19 @@ def test_init_writes_what_check_takes(made: Path) -> None:
     assert (made / "clients" / "a" / "data" / "classes.txt").read_text() == "no\nyes\n"
 
 
+def test_a_new_federation_needs_no_settings_and_an_older_one_stays_what_it_is(made: Path) -> None:
+    path = made / "server" / "federation.toml"
+    settings = Settings.read(path)
+    assert (settings.algorithm, settings.settings) == ("FedDrift-Auto", {})
+    (line,) = (line for line in path.read_text().splitlines() if "algorithm =" in line)
+    path.write_text(path.read_text().replace(line, ""))
+    assert Settings.read(path).algorithm == "FedDrift" and wrong(made) == ""
+    path.write_text(f"{path.read_text()}delta = 0.2\n")
+    assert Settings.read(path).settings == {"delta": 0.2}
+    path.write_text(path.read_text().replace("[settings]", f"{line}\n[settings]"))
+    assert "FedDrift-Auto has no settings, got 'delta'" in wrong(made)
+
+
 def test_secrets_are_for_the_owner_alone_and_a_clients_key_stays_with_it(made: Path) -> None:
     secrets = [made / "server" / "ca.key", made / "server" / "server.key", made / "clients" / "a" / "key"]
     assert {stat.S_IMODE(path.stat().st_mode) for path in secrets} == {0o600}
@@ -124,7 +137,8 @@ def spoil(made: Path, what: str) -> None:
     elif what == "setting":
         (server / "federation.toml").write_text((server / "federation.toml").read_text().replace("features", "featurs"))
     elif what == "algorithm":
-        (server / "federation.toml").write_text('algorithm = "Oracle"\n' + (server / "federation.toml").read_text())
+        settings = (server / "federation.toml").read_text()
+        (server / "federation.toml").write_text(settings.replace('"FedDrift-Auto"', '"Oracle"'))
     elif what == "quorum":
         (server / "federation.toml").write_text("quorum = 9\n" + (server / "federation.toml").read_text())
     elif what == "client setting":

@@ -112,6 +112,7 @@ def check(words: list[str], whole: bool) -> None:
 
 
 def check_run(given: dict[str, Any]) -> None:
+    given["algorithm"] = given["algorithm"] or [algorithms.RECOMMENDED]
     settings = {key: value for key, _, value in (pair.partition("=") for pair in given["set_"] or ())}
     known = {key for name in given["algorithm"] for key in algorithms.options(algorithms.entry(name).cls)}
     assert set(settings) <= known, f"no setting of {given['algorithm']}: {set(settings) - known}"

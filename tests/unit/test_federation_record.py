@@ -397,6 +397,25 @@ def test_a_federation_that_stops_says_so_and_can_be_exported(tmp_path: Path) -> 
     assert "stopped, `feddrift deploy run` goes on" in run("deploy", "status", str(tmp_path))
 
 
+def test_the_method_of_new_federations_is_told_shown_and_exported(tmp_path: Path) -> None:
+    """Its private models stay with the clients: what is exported are the shared ones."""
+    server, exported = server_of(tmp_path), tmp_path / "models"
+    settings = server / "federation.toml"
+    settings.write_text(settings.read_text() + 'algorithm = "FedDrift-Auto"\n')
+    engine = over(swapping(), LEARN)
+    engine.n_steps = 4
+    list(federate(engine, fd.algorithm("FedDrift-Auto"), server / "state", {"algorithm": "FedDrift-Auto"}))
+    assert "FedDrift-Auto" in run("deploy", "status", str(tmp_path))
+    (group,) = collect(read_all(tmp_path), "fed")["streams"][0]["groups"]
+    assert group["algorithm"] == "FedDrift-Auto" and fd.report(tmp_path, tmp_path / "page.html").exists()
+    assert export(server, exported) == 4
+    models = fd.load_models(exported)
+    x = np.random.default_rng(1).random((200, 2)).astype(np.float32)
+    assert not models.models.private.any() and np.allclose(models.predict_proba("a", x).sum(axis=1), 1)
+    assert (models.predict("a", x) == (x[:, 0] > 0.5)).mean() > 0.9
+    assert (models.predict("c", x) == (x[:, 0] <= 0.5)).mean() > 0.8
+
+
 def test_no_client_can_spoil_the_record(tmp_path: Path) -> None:
     """Texts that are no text, and a loss beyond all bounds: the server goes on, and says what it can."""
     engine = over(swapping(), LEARN)

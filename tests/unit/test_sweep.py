@@ -15,7 +15,7 @@ import pytest
 import typer
 
 from feddrift import cli
-from feddrift.errors import FeddriftError
+from feddrift.errors import ConfigError, FeddriftError
 from feddrift.runs import record, sweep
 
 GRID = """
@@ -123,6 +123,16 @@ def test_a_grid_takes_all_that_a_run_takes(tmp_path: Path) -> None:
     for wrong, said in {"every = 'mont'": "did you mean 'month'", "clint = 'a'": "did you mean 'client'"}.items():
         with pytest.raises(FeddriftError, match=f"runs 1: unknown .*{said}"):
             sweep.read_grid(grid(tmp_path, f"[[runs]]\nstream = 'a.csv'\nalgorithm = 'Oracle'\n{wrong}"))
+
+
+def test_a_grid_without_an_algorithm_is_of_the_method_without_settings(tmp_path: Path) -> None:
+    left_out, named = (
+        sweep.read_grid(grid(tmp_path, f"[[runs]]\nstream = 'sine-2'\n{more}\nseeds = '0-1'"))
+        for more in ("", "algorithm = 'FedDrift-Auto'")
+    )
+    assert left_out == named and [config.algorithm for config in left_out] == ["FedDrift-Auto"] * 2
+    with pytest.raises(ConfigError, match="none of FedDrift-Auto has a setting 'delta'"):
+        sweep.read_grid(grid(tmp_path, "[[runs]]\nstream = 'sine-2'\nsettings = {delta = 0.1}"))
 
 
 def test_every_key_of_a_grid_is_documented() -> None:

@@ -40,7 +40,12 @@ class Entry:
     summary: str
 
 
+RECOMMENDED = "FedDrift-Auto"  # what runs where nobody names an algorithm
+
 ALGORITHMS: dict[str, Entry] = {
+    RECOMMENDED: Entry(
+        FedDriftAuto, {}, "the default, no settings: models for conflicts in the data, private ones beside them"
+    ),
     "Oblivious": Entry(Single, {}, "one model on all data so far: FedAvg that knows no drift"),
     "Window": Entry(Single, {"memory": window(1)}, "one model on the newest time step"),
     "Window-2": Entry(Single, {"memory": window(2)}, "one model on the two newest time steps"),
@@ -64,7 +69,6 @@ ALGORITHMS: dict[str, Entry] = {
     "FedDrift-W": Entry(FedDrift, {"memory": window(1)}, "FedDrift that remembers one time step"),
     "FedDrift-C": Entry(FedDriftC, {}, "FedDrift with at most one new global model per time step"),
     "FedDrift-Trunk": Entry(FedDriftTrunk, {}, "FedDrift whose concepts share a trunk where that serves them"),
-    "FedDrift-Auto": Entry(FedDriftAuto, {}, "no settings: models for conflicts in the data, private ones beside them"),
     "Local": Entry(LocalOnly, {}, "a model for each client, trained on its own data alone: nothing is sent"),
     "Local-W": Entry(LocalOnly, {"memory": window(1)}, "Local that remembers one time step"),
     "FineTuned": Entry(FineTuned, {}, "one model for all, and at each client a copy that learns from its own data"),
@@ -190,4 +194,4 @@ def _parsed(name: str, cls: type[Any], settings: Mapping[str, Any]) -> dict[str,
     return parsed
 
 
-__all__ = ["ALGORITHMS", "ON_FMOW", "Entry", "algorithm", "by_family", "entry", "options", "settings"]
+__all__ = ["ALGORITHMS", "ON_FMOW", "RECOMMENDED", "Entry", "algorithm", "by_family", "entry", "options", "settings"]

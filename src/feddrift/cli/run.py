@@ -56,9 +56,9 @@ def _algorithms(typed: str) -> list[str]:
 def run_(
     stream: Annotated[str, typer.Option(help=_describe("stream"), autocompletion=_streams)],
     algorithm: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(help=_describe("algorithm") + "; repeat it to compare several", autocompletion=_algorithms),
-    ],
+    ] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help=_describe("settings"))] = None,
     seed: Annotated[int | None, typer.Option(help=_describe("seed") + " (default 0)")] = None,
     seeds: Annotated[str | None, typer.Option(help="several seeds: 0-4, or 0,2,5")] = None,
@@ -99,7 +99,7 @@ def run_(
     can_be_stopped()
     if seed is not None and seeds is not None:
         raise ConfigError("give either --seed or --seeds, not both")
-    names, settings = list(dict.fromkeys(algorithm)), _settings(set_ or [])
+    names, settings = list(dict.fromkeys(algorithm or [algorithms.RECOMMENDED])), _settings(set_ or [])
     options = click.get_current_context().params  # by name: those of a RunConfig, and a few of this command alone
     common = {name: options[name] for name in RunConfig.model_fields.keys() & options.keys()} | {"scale": not no_scale}
     configs = [
@@ -112,6 +112,8 @@ def run_(
         config.resolve(first)  # a wrong name or setting shows now, not after the first hour
         config.conditions(first)
     configs[0].find_net(first)
+    if not algorithm:
+        say(f"algorithm: {algorithms.RECOMMENDED}, which needs no settings (--algorithm chooses another)")
     say(
         f"{stream}: {first.n_clients} clients, {first.n_steps} time steps + 1 to test, "
         f"{int(np.prod(first.x.shape[1:]))} features, {first.n_classes} classes"

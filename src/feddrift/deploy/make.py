@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from feddrift.algorithms import RECOMMENDED
 from feddrift.deploy.settings import Settings
 from feddrift.engines.flower.store import checked_name
 from feddrift.errors import ConfigError
@@ -126,6 +127,7 @@ def init(
         "clients": [checked_name(name, "a client") for name in clients],
         "features": list(features),
         "classes": list(classes),
+        "algorithm": RECOMMENDED,
     }
     Settings.checked(values, "the options")
     server = (folder / "server").resolve()
@@ -203,7 +205,7 @@ def _settings_text(values: Mapping[str, object]) -> str:
         elif name != "settings":
             example = {"time_steps": 100, "model": "mine:model"}.get(name, field.default)
             lines.append(f"# {name} = {json.dumps(example)}{about}")
-    return "\n".join([*lines, "", "[settings]  # of the algorithm", "# delta = 0.1", ""])
+    return "\n".join([*lines, "", f"[settings]  # of the algorithm; {RECOMMENDED} has none", "# delta = 0.1", ""])
 
 
 def _unit(path: Path, command: str, folder: Path, what: str, restart: str, seconds: int, after: str = "") -> None:

@@ -28,7 +28,7 @@ class Settings(BaseModel):
         min_length=1, description="the shape of one input"
     )
     classes: tuple[str | int, ...] = Field(min_length=2, description="the labels, in the same order at all clients")
-    algorithm: str = Field(default="FedDrift", description="a name from `feddrift list`")
+    algorithm: str = Field(default="FedDrift", description="a name from `feddrift list`; without this line FedDrift")
     settings: dict[str, Any] = Field(default={}, description="of the algorithm, e.g. delta = 0.1")
     seed: int = Field(default=0, ge=0, lt=2**63)
     time_steps: int | None = Field(default=None, ge=1, description="how many; none: on and on")

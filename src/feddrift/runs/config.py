@@ -34,7 +34,11 @@ class RunConfig(BaseModel):
     stream: str = Field(
         description="a name from `feddrift list`, a table FILE.csv, folder:DIR, or your own package.module:make"
     )
-    algorithm: str = Field(description="a name from `feddrift list`, or your own package.module:Name")
+    algorithm: str = Field(
+        default=algorithms.RECOMMENDED,
+        description="a name from `feddrift list`, or your own package.module:Name; "
+        f"left out: {algorithms.RECOMMENDED}, which needs no settings",
+    )
     settings: dict[str, Any] = Field(default={}, description="hyper-parameters of the algorithm, e.g. delta=0.1")
     seed: int = Field(default=0, ge=0, lt=2**63, description="of initial models and minibatches")
     data_seed: int | Literal["seed"] = Field(

@@ -58,11 +58,11 @@ def read_grid(path: Path, data_dir: Path | None = None) -> list[RunConfig]:
 def _combinations(table: Mapping[str, Any], data_dir: Path | None) -> Iterator[RunConfig]:
     if extra := sorted(set(table) - set(KEYS)):
         raise unknown("key", extra[0], KEYS)
+    table = {"algorithm": algorithms.RECOMMENDED, **table}
     if data_dir is not None:
         table = {**table, "data_dir": str(data_dir)}
-    for name in ("stream", "algorithm"):
-        if name not in table:
-            raise ConfigError(f"{name} is missing")
+    if "stream" not in table:
+        raise ConfigError("stream is missing")
     settings = table.get("settings", {})
     if not isinstance(settings, dict):
         raise ConfigError(f"settings must be a table such as {{delta = 0.1}}, got {safe_repr(settings)}")
