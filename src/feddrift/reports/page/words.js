@@ -211,20 +211,22 @@ function spark(maps, c, width = 150, height = 22) {
   return svg;
 }
 
-// Why a client has the model that it has: the events of this time that touch it.
+// Why a client has the model that it has: the events of this time that touch it. An alarm's reason is the first of them.
 function reasons(maps, t, c, numbers = true) {
   const k = maps.at(t, c),
     model = maps.cells.model[k],
     told = [];
   const before = t ? maps.cells.model[maps.at(t - 1, c)] : null;
-  const events = maps.run.events.filter((e) => e.t === t);
+  const events = maps.run.events.filter((e) => e.t === t),
+    isAlarm = (text) => text.startsWith("Alarm");
   for (const e of events) {
     const mine = e.clients ? e.clients.includes(c) : e.model === model;
-    if (e.kind === "created" && mine) told.push(`${maps.alarms.has(k) ? "Alarm" : `New model ${e.model}`}: ${e.why}.`);
+    const about = { created: `New model ${e.model}`, decided: "Decided" }[e.kind];
+    if (about && mine) told.push(`${maps.alarms.has(k) && !told.some(isAlarm) ? "Alarm" : about}: ${e.why}.`);
     if (e.kind === "merged" && e.model === before) told.push(sentence(e.why));
   }
   const born = events.some((e) => e.kind === "created" && e.model === model);
-  if (maps.alarms.has(k) && !told.some((text) => text.startsWith("Alarm")))
+  if (maps.alarms.has(k) && !told.some(isAlarm))
     told.push("Alarm, but no new model for this client.");
   told.push(...shiftsOf(maps.run, t, c));
   if (maps.switches.has(k) && !born)
