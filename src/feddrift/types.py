@@ -182,8 +182,8 @@ class Models:
 class Event:
     """A turn in the life of a model, or a decision about clients, with its cause, which reports put into words.
 
-    What is *decided* makes, merges or retires no model. Its cause names the clients (positions) and the reason, a
-    sentence without a full stop; what else it holds are numbers, which follow in brackets. One time step may have many.
+    What is *decided* makes, merges or retires no model. Its cause names the clients (positions; none: all) and the
+    reason, a sentence without a full stop; other keys are numbers, which follow in brackets. A time step may have many.
 
     >>> Event("created", model=2, cause={"clients": [4], "reason": "its error doubled"}).kind
     'created'

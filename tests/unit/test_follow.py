@@ -89,10 +89,12 @@ def test_what_is_told_of_a_run(tmp_path: Path) -> None:
 
 
 def test_decisions_are_told_of_their_clients(tmp_path: Path) -> None:
-    causes = [{"clients": [1], "reason": "goes back to model 0", "rows": 9}, {"clients": [0, 1], "reason": "stay"}]
+    causes = [{"clients": [1], "reason": "goes back to model 0", "rows": 9}, {"clients": [], "reason": "all stay"}]
     decided = [{"t": 1, "event": "decided", "model": 0, "cause": cause} for cause in causes]
     found = make(tmp_path, header(2), None, decided)
-    assert events(found)[1] == "decided for client 1: goes back to model 0 (rows=9)\ndecided for 2 clients: stay"
+    assert events(found)[1].split("\n") == [
+        "decided for client 1: goes back to model 0 (rows=9)", "decided for all clients: all stay",
+    ]  # fmt: skip
     assert "decided" not in line_of_training(found, 1)
 
 

@@ -45,7 +45,9 @@ def event_line(event: Mapping[str, Any], clients: Sequence[str]) -> str:
     if event["event"] == "merged":
         return why
     line = "decided" if event["event"] == "decided" else f"model {event['model']} {event['event']}"
-    if isinstance(users, list) and users:
+    if event["event"] == "decided" and not users:
+        line += " for all clients"
+    elif isinstance(users, list) and users:
         one = len(users) == 1 and users[0] in range(len(clients))
         line += f" for client {clients[users[0]]}" if one else f" for {len(users)} clients"
     return f"{line}: {why}" if why else line

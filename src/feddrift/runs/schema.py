@@ -99,7 +99,7 @@ class EventLine:
         if self.event == "merged" and not complete:
             raise ValueError("the cause of a merge must say into which model and at what distance")
         clients, reason = self.cause.get("clients"), self.cause.get("reason")
-        named = isinstance(clients, list) and clients and all(type(c) is int and c >= 0 for c in clients)
+        named = isinstance(clients, list) and all(type(c) is int and c >= 0 for c in clients)
         if self.event == "decided" and not (named and isinstance(reason, str) and reason):
             raise ValueError("the cause of a decision must name its clients by their positions, and a reason")
 

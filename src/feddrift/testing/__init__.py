@@ -121,7 +121,7 @@ def _check_state(step: Step, n_clients: int) -> None:
     assert len(set(kinds)) == len(kinds), f"an event is told twice {at}: {kinds}"
     for cause in [event.cause for event in state.events if event.kind == "decided"]:
         clients = cause.get("clients")
-        named = isinstance(clients, list) and clients and set(clients) <= set(range(n_clients))
+        named = isinstance(clients, list) and set(clients) <= set(range(n_clients))
         assert named and cause.get("reason"), (
             f"a decision must name its clients, of 0 to {n_clients - 1}, and a reason {at}, got {cause}"
         )
