@@ -172,7 +172,7 @@ def rows(records: Record | Iterable[Record]) -> Columns:
 
 
 def events(records: Record | Iterable[Record]) -> Columns:
-    """One row for every birth, merge, retirement and revival of a model: when (from 0), and why.
+    """One row for every birth, merge, retirement and revival of a model, and what was decided: when (from 0), and why.
 
     >>> list(events([]))
     ['stream', 'algorithm', 'settings', 'seed', 't', 'event', 'model', 'why', 'cause']

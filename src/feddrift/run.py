@@ -198,11 +198,11 @@ def _check(state: State, fed: TimeStep, where: str) -> None:
 
 
 def lineage(before: State, after: State) -> tuple[Event, ...]:
-    """The algorithm's own events, and the models that fell out of use or came back into it."""
+    """The algorithm's own events, and the shared models that fell out of use or came back into it."""
 
     def used(state: State) -> set[int]:
         ids = np.asarray(state.models.ids)
-        return {int(i) for i in ids[(state.w[-1] > 0).any(axis=0)]} if len(state.w) else set()
+        return {int(i) for i in ids[(state.w[-1] > 0).any(axis=0) & ~state.models.private]} if len(state.w) else set()
 
     explained = {e.model for e in after.events if e.kind in ("merged", "retired")}
     old, new = set(before.models.ids), set(after.models.ids)

@@ -180,14 +180,19 @@ class Models:
 
 @dataclass(frozen=True)
 class Event:
-    """A turn in the life of a model, with its cause, which reports put into words.
+    """A turn in the life of a model, or a decision about clients, with its cause, which reports put into words.
 
-    >>> Event("created", model=2, cause={"client": 4, "reason": "its error doubled"}).kind
+    What is *decided* makes, merges or retires no model. Its cause names the clients (positions; none: all) and the
+    reason, a sentence without a full stop; other keys are numbers, which follow in brackets. A time step may have many.
+
+    >>> Event("created", model=2, cause={"clients": [4], "reason": "its error doubled"}).kind
     'created'
+    >>> Event("decided", model=0, cause={"clients": [4], "reason": "goes back to model 0", "rows": 250}).kind
+    'decided'
     """
 
     kind: Literal["created", "merged", "retired", "revived", "decided"]
-    model: int
+    model: int  # of a decision: the one that it concerns, such as what its client had, or moves to
     cause: Mapping[str, Any]
 
 

@@ -98,7 +98,7 @@ def test_an_alarm_is_in_record_status_and_page_before_the_next_data_come(tmp_pat
     assert record.rows.drift[2].tolist() == [False, False, True] and np.isnan(record.rows.accuracy[2]).all()
     assert [(e["event"], e["model"], e["t"]) for e in record.events] == [("created", 1, 2)]
     assert "running" in found["status"] and "not tested yet" in found["status"]
-    assert "time 3: model 1 created: the best model's error rose" in found["status"]
+    assert "time 3: model 1 created for client c: the best model's error rose" in found["status"]
     assert "test is not finished: these are its first 3 time steps" in found["report"]
     told = found["json"]
     assert told["status"] == "running" and [step["tested"] for step in told["steps"]] == [True, True, False]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from feddrift import cli
+from feddrift.cli.deploy import line_of_training
 from feddrift.errors import ConfigError, DataError
 from feddrift.reports import trackers
 from feddrift.reports.follow import Follower, events, numbers
@@ -85,6 +86,16 @@ def look(run: Path, tracker: Tracker) -> list[str]:
 def test_what_is_told_of_a_run(tmp_path: Path) -> None:
     found = make(tmp_path, header(3), COLUMNS, EVENTS)
     assert numbers(found) == STEPS and events(found) == TOLD
+
+
+def test_decisions_are_told_of_their_clients(tmp_path: Path) -> None:
+    causes = [{"clients": [1], "reason": "goes back to model 0", "rows": 9}, {"clients": [], "reason": "all stay"}]
+    decided = [{"t": 1, "event": "decided", "model": 0, "cause": cause} for cause in causes]
+    found = make(tmp_path, header(2), None, decided)
+    assert events(found)[1].split("\n") == [
+        "decided for client 1: goes back to model 0 (rows=9)", "decided for all clients: all stay",
+    ]  # fmt: skip
+    assert "decided" not in line_of_training(found, 1)
 
 
 def test_other_scores_are_told_as_means_where_they_are_recorded(tmp_path: Path) -> None:

@@ -104,6 +104,26 @@ def test_the_first_sentence_says_which_moves_are_alarms(tmp_path: Path) -> None:
     )
 
 
+def test_decisions_stand_at_their_cells(tmp_path: Path) -> None:
+    causes = [
+        {"clients": [0, 1], "reason": "the last alarm did not pay"},
+        {"clients": [1], "reason": "new data contradict the old ones", "rows": 250},
+        {"clients": [2], "reason": "goes back to model 0", "rows": 9},
+        {"clients": [], "reason": "own models vote"},
+    ]
+    decided = [{"t": 2, "event": "decided", "model": 0, "cause": cause} for cause in causes]
+    run = only([make(tmp_path, header(4, 3), COLUMNS, [*decided, EVENTS[0], EVENTS[2]])])
+    says = f"""const run = {json.dumps(run)}, at = (t, c) => 3 * t + c;
+        const maps = {{run, at, cells: run.cells, alarms: new Set(run.cells.alarms), switches: new Set()}};
+        console.log(JSON.stringify([[0, 1, 2].map((c) => reasons(maps, 2, c)), eventsOf(run, 2, 2)]))"""
+    cells, listed = in_node(says, "tools", "words", "tables")
+    past, everybody = "Decided: the last alarm did not pay.", "Decided for all clients: own models vote."
+    assert cells[0][:2] == [past, everybody] and cells[0][2].startswith("Alarm: the best model's error rose")
+    assert cells[1] == [past, "Alarm: new data contradict the old ones (rows=250).", everybody]
+    assert cells[2] == ["Decided: goes back to model 0 (rows=9).", everybody]
+    assert listed == "Goes back to model 0 (rows=9). Own models vote."
+
+
 def test_names_in_the_map_have_the_room_that_they_need() -> None:
     wide = """const canvas = {getContext: () => ({measureText: (text) => ({width: 11 * text.length})})};
         var document = {createElement: () => canvas};

@@ -12,7 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import feddrift as fd
 from feddrift.errors import DataError
+from feddrift.reports.metrics import sent_by_phase, switches
 from feddrift.runs import writer as writer_module
 from feddrift.runs.record import file_name, latest, read, read_all
 from feddrift.runs.writer import Writer
@@ -109,6 +111,17 @@ def test_numpy_values_and_nan_are_written_as_json(tmp_path: Path) -> None:
     assert np.isnan(read(writer.path).rows.accuracy).all()
 
 
+def test_decisions_are_read_back_and_change_no_clusters(tmp_path: Path) -> None:
+    causes = [{"clients": [c], "reason": "stays with model 0", "rows": 250} for c in range(2)]
+    decided = [{"t": 1, "event": "decided", "model": 0, "cause": cause} for cause in causes]
+    record = make(tmp_path, header(), None, decided)
+    assert record.events == tuple({"kind": "event", **event} for event in decided)
+    table = fd.events(record)
+    assert table["event"] == ["decided"] * 2 and table["cause"] == causes
+    assert table["why"] == ["stays with model 0 (rows=250)"] * 2
+    assert not switches(record).any() and set(sent_by_phase(record)) == {"first", "quiet"}
+
+
 def test_events_come_before_the_rows_of_their_step(tmp_path: Path) -> None:
     head = header()
     with Writer(tmp_path, head) as writer:
@@ -189,6 +202,9 @@ def test_a_record_cut_anywhere_still_holds_its_whole_steps(tmp_path: Path) -> No
         (4, {"event": "merged", "cause": {"into": 2**63, "distance": 0.1}}, "into which model"),
         (4, {"event": "merged", "cause": {"into": -1, "distance": 0.1}}, "into which model"),
         (4, {"event": "merged", "cause": {"into": 0, "distance": float("inf")}}, "cause must hold finite numbers"),
+        (4, {"event": "decided", "cause": {"reason": "stays"}}, "must name its clients"),
+        (4, {"event": "decided", "cause": {"clients": ["a"], "reason": "stays"}}, "must name its clients"),
+        (4, {"event": "decided", "cause": {"clients": [0], "z": 2.5}}, "and a reason"),
         (4, {"t": 0}, "expected time 1, client 0"),
         (5, {"t": 2}, "expected time 1, client 0 .* got the row of time 2, client 0"),
         (7, {"status": "done"}, "status.*got 'done'"),

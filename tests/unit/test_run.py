@@ -53,6 +53,11 @@ def test_the_target_of_a_merge_is_revived_when_it_was_idle() -> None:
 def test_a_model_is_not_born_twice() -> None:
     created = Event("created", 1, {})
     assert kinds(state((0,), [0, 0]), state((0, 1), [0, 1], (created,))) == [("created", 1)]
+    decided = Event("decided", 0, {"clients": [1], "reason": "stays"})
+    both = state((0, 1), [0, 1])
+    assert kinds(both, state((0, 1), [1, 1], (decided,))) == [("decided", 0), ("retired", 0)]
+    private = replace(both, models=Models({}, (0, 1), owner=(-1, 1)))
+    assert kinds(private, state((0,), [0, 0])) == []  # private models need no events
     told = Event("retired", 0, {"reason": "its own"})
     assert lineage(state((0, 1), [0, 1]), state((1,), [1, 1], (told,))) == (told,)
 

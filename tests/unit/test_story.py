@@ -77,6 +77,11 @@ CAUSES: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("retired", {"reason": "no client uses it"}, "no client uses it"),
     ("revived", {"clients": [4]}, ""),
+    (
+        "decided",
+        {"clients": [4], "reason": "new data contradict the old ones", "rows": 250, "z": 2.418273},
+        "new data contradict the old ones (rows=250, z=2.418)",
+    ),
     ("created", {}, ""),
 ]
 
@@ -99,7 +104,9 @@ NAMES = [
 ]  # fmt: skip
 
 
-@given(st.sampled_from(["created", "retired", "revived"]), st.dictionaries(st.sampled_from(NAMES), json_values))
+@given(
+    st.sampled_from(["created", "retired", "revived", "decided"]), st.dictionaries(st.sampled_from(NAMES), json_values)
+)
 def test_any_cause_is_told_somehow(kind: str, cause: dict[str, Any]) -> None:
     assert isinstance(event_sentence({"event": kind, "model": 1, "cause": cause}), str)
 

@@ -17,6 +17,7 @@ from feddrift.algorithms import ALGORITHMS
 from feddrift.algorithms.drift_tests import Evidence, Proportional, Threshold, TwoSample
 from feddrift.engines import ENGINES
 from feddrift.engines.simulator import Simulator, SimulatorWorker
+from feddrift.models import join, take
 from feddrift.testing import FakeFederation, check_algorithm, check_net, check_test, check_worker
 from feddrift.types import Bools, Event, Federation, State
 
@@ -82,9 +83,47 @@ WRONG: dict[str, tuple[Any, str]] = {
     "needs truth": (lambda b, a, fed: replace(a, votes=a.votes * (1 + fed.concepts[-1, 0])), "looks at the true"),
     "no bool": (lambda b, a, fed: replace(a, drifted=np.zeros(4)), "an array of 4 truth values"),
     "alarm": (lambda b, a, fed: replace(a, drifted=np.ones(4, dtype=bool)), "an alarm at a client without new data"),
+    "whose": (lambda b, a, fed: replace(a, events=(Event("decided", 0, {"clients": [4], "reason": "stays"}),)),
+              "must name its clients, of 0 to 3"),
+    "why": (lambda b, a, fed: replace(a, events=(Event("decided", 0, {"clients": [0]}),)), "and a reason at time 0"),
     "twice": (lambda b, a, fed: replace(a, events=(Event("revived", 0, {}),) * 2), "told twice"),
     "lineage": (lambda b, a, fed: replace(a, events=(Event("created", 7 + fed.tau, {}),)), "leave the models"),
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Decides:
+    """FedAvg that decides about each client; at even times there is a model of one client beside, as `owner` says."""
+
+    owner: Callable[[int], int]
+
+    def init(self, fed: Federation) -> State:
+        return fd.algorithm("Oblivious").init(fed)
+
+    def step(self, state: State, fed: Federation) -> State:
+        w = np.ones((fed.tau + 1, fed.n_clients, 1))
+        models = fed.train(take(state.models, [0], [0]), w)
+        if fed.tau % 2 == 0:
+            models = join(models, take(models, [0], [9], owner=[self.owner(fed.tau)]))
+            w = np.pad(w, ((0, 0), (0, 0), (0, 1)))
+            w[-1, 0, 1] = 1
+        decided = [
+            Event("decided", 0, {"clients": [c], "reason": "it stays", "rows": 30}) for c in range(fed.n_clients)
+        ]
+        return State(models, w, votes=w[-1], events=tuple(decided))
+
+
+def test_decisions_and_a_private_model_for_one_time_step_pass() -> None:
+    check_algorithm(Decides(lambda tau: 0))
+
+
+@pytest.mark.parametrize(
+    ("owner", "sentence"),
+    [(lambda tau: -1, r"leave the models \[0\], there are \[0, 9\]"), (lambda tau: tau, "has one owner, or none")],
+)
+def test_shared_models_need_events_and_owners_stay(owner: Callable[[int], int], sentence: str) -> None:
+    with pytest.raises(AssertionError, match=sentence):
+        check_algorithm(Decides(owner))
 
 
 class Counts:

@@ -16,7 +16,7 @@ from feddrift.cli import console
 from feddrift.cli.console import say
 from feddrift.errors import ConfigError
 from feddrift.reports.exchanges import sat_out
-from feddrift.reports.story import alarm_sentence, event_sentence
+from feddrift.reports.story import alarm_sentence, event_line
 from feddrift.runs.record import OLD_HISTORY, Record
 
 app = typer.Typer(no_args_is_help=True, help="Run a federation on real machines, with Flower.")
@@ -139,7 +139,7 @@ def status(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help=
         table.add_row(*map(Text, (*cells, now["trouble"] or "")))  # as Text: a reason may hold [brackets]
     console.out.print(table)
     for event in record.events:
-        say(f"  time {event['t'] + 1}: model {event['model']} {event['event']}: {event_sentence(event)}")
+        say(f"  time {event['t'] + 1}: {event_line(event, record.header['clients'])}")
     for (t, c), shifts in record.shifts.items():
         say(f"  time {t + 1}: alarm of {record.header['clients'][c]}: {alarm_sentence(shifts, t)}")
 
@@ -147,7 +147,8 @@ def status(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help=
 def line_of_training(record: Record, t: int) -> str:
     """A time step whose training has ended in one line, and below what moved at each client that raised an alarm."""
     rows, names = record.rows, record.header["clients"]
-    news = [f"{event['event']} model {event['model']}" for event in record.events if event["t"] == t]
+    turns = [event for event in record.events if event["t"] == t and event["event"] != "decided"]
+    news = [f"{event['event']} model {event['model']}" for event in turns]
     alarms = [names[c] for c in range(len(names)) if rows.drift[t, c]]
     if alarms:
         news.insert(0, f"alarm at {', '.join(alarms)}")

@@ -6,16 +6,15 @@ What a tracker is told is a function of the record alone, so a follower may be k
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from feddrift.errors import DataError
-from feddrift.reports.story import alarm_sentence, event_sentence
+from feddrift.reports.story import alarm_sentence, event_line
 from feddrift.reports.trackers import News, Numbers, Tracked, Tracker, identity
 from feddrift.runs.record import Record, latest, part_of, paths
 from feddrift.runs.writer import is_being_written
@@ -67,28 +66,17 @@ def _names(clients: Sequence[str]) -> list[str]:
 
 
 def events(record: Record) -> list[str]:
-    """What happened to models in each time step, and what moved at alarms, in words, a line each."""
+    """What happened to models in each time step, what was decided, and what moved at alarms, in words, a line each."""
     found: list[list[str]] = [[] for _ in range(record.rows.steps)]
     clients = record.header["clients"]
     for event in record.events:
-        found[event["t"]].append(_line(event, clients))
+        found[event["t"]].append(event_line(event, clients))
     for (t, c), shifts in record.shifts.items():
         found[t].append(f"alarm of client {clients[c]}: {alarm_sentence(shifts, t)}")
     return [
         "\n".join(lines[:MANY_EVENTS] + [f"and {len(lines) - MANY_EVENTS} events more"] * (len(lines) > MANY_EVENTS))
         for lines in found
     ]
-
-
-def _line(event: Mapping[str, Any], clients: Sequence[str]) -> str:
-    why, users = event_sentence(event), event["cause"].get("clients")
-    if event["event"] == "merged":
-        return why
-    line = f"model {event['model']} {event['event']}"
-    if isinstance(users, list) and users:
-        one = len(users) == 1 and users[0] in range(len(clients))
-        line += f" for client {clients[users[0]]}" if one else f" for {len(users)} clients"
-    return f"{line}: {why}" if why else line
 
 
 class Follower:

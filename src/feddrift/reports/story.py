@@ -1,9 +1,9 @@
-"""A record told in words: why a model was born, merged or left, and which command made the run."""
+"""A record told in words: why a model was born, merged or left, what was decided, and which command made the run."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from feddrift import algorithms
@@ -28,9 +28,29 @@ def event_sentence(event: Mapping[str, Any]) -> str:
     "the best model's error rose from 0.120 to 0.860, by more than delta 0.1; model 2 starts as a copy of model 0"
     """
     cause = {key: value for key, value in event["cause"].items() if key != "clients"}
-    parts = {"created": _created, "merged": _merged}.get(event["event"], _turned)(event["model"], cause)
+    tell = {"created": _created, "merged": _merged, "decided": _decided}.get(event["event"], _turned)
+    parts = tell(event["model"], cause)
     sentence = "; ".join(part for part in parts if part)
     return f"{sentence} ({describe(cause)})" if sentence and cause else sentence or describe(cause)
+
+
+def event_line(event: Mapping[str, Any], clients: Sequence[str]) -> str:
+    """An event in one line: what became of which model for whom, or was decided for whom, and why.
+
+    >>> cause = {"clients": [1], "reason": "goes back to model 0", "rows": 250}
+    >>> event_line({"event": "decided", "model": 0, "cause": cause}, ["north", "south"])
+    'decided for client south: goes back to model 0 (rows=250)'
+    """
+    why, users = event_sentence(event), event["cause"].get("clients")
+    if event["event"] == "merged":
+        return why
+    line = "decided" if event["event"] == "decided" else f"model {event['model']} {event['event']}"
+    if event["event"] == "decided" and not users:
+        line += " for all clients"
+    elif isinstance(users, list) and users:
+        one = len(users) == 1 and users[0] in range(len(clients))
+        line += f" for client {clients[users[0]]}" if one else f" for {len(users)} clients"
+    return f"{line}: {why}" if why else line
 
 
 def alarm_sentence(shifts: Mapping[str, Any], t: int) -> str:
@@ -93,6 +113,11 @@ def _merged(model: int, cause: dict[str, Any]) -> list[str]:
     on = f" on trunk {family}" if family is not None else ""
     of = f"; {kept} was kept" if kept is not None else ""
     return [f"model {model} merged into model {into}{on}: on each other's data they are {distance:.3f} apart{of}"]
+
+
+def _decided(model: int, cause: dict[str, Any]) -> list[str]:
+    cause |= {key: f"{value:.4g}" for key, value in cause.items() if isinstance(value, float)}
+    return _turned(model, cause)
 
 
 def _turned(model: int, cause: dict[str, Any]) -> list[str]:

@@ -129,7 +129,11 @@ def _about(source: Source) -> dict[str, Any]:
         **({"recipe": [asdict(feature) for feature in source.recipe]} if source.recipe else {}),
         "models": {str(i): {"family": state.models.family[m]} for m, i in enumerate(ids)},
         "clients": clients,
-        "lineage": [_with_names(event, source.clients) for event in source.events if event["t"] < source.steps],
+        "lineage": [
+            _with_names(event, source.clients)
+            for event in source.events
+            if event["t"] < source.steps and event["event"] != "decided"  # which is about clients
+        ],
         "net": source.described,
     }
 

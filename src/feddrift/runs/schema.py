@@ -83,13 +83,13 @@ class HeaderLine:
 
 @dataclass(frozen=True)
 class EventLine:
-    """A turn in the life of a model at time t."""
+    """A turn in the life of a model at time t, or a decision about clients."""
 
     kind: Literal["event"]
     t: Whole
     event: Literal["created", "merged", "retired", "revived", "decided"]
     model: Whole
-    cause: dict[str, Any]  # of a merge: at least into, a model, and distance
+    cause: dict[str, Any]  # of a merge: at least into, a model, and distance; of a decision: clients and reason
 
     def __post_init__(self) -> None:
         into, distance = self.cause.get("into"), self.cause.get("distance")
@@ -98,6 +98,10 @@ class EventLine:
         complete = type(into) is int and 0 <= into < 2**63 and near
         if self.event == "merged" and not complete:
             raise ValueError("the cause of a merge must say into which model and at what distance")
+        clients, reason = self.cause.get("clients"), self.cause.get("reason")
+        named = isinstance(clients, list) and all(type(c) is int and c >= 0 for c in clients)
+        if self.event == "decided" and not (named and isinstance(reason, str) and reason):
+            raise ValueError("the cause of a decision must name its clients by their positions, and a reason")
 
 
 @dataclass(frozen=True)

@@ -211,21 +211,25 @@ function spark(maps, c, width = 150, height = 22) {
   return svg;
 }
 
-// Why a client has the model that it has: the events of this time that touch it.
+// Why a client has the model that it has: the events of this time that touch it. The reason of an alarm is
+// that of the model it made, or what was decided last.
 function reasons(maps, t, c, numbers = true) {
   const k = maps.at(t, c),
     model = maps.cells.model[k],
     told = [];
   const before = t ? maps.cells.model[maps.at(t - 1, c)] : null;
-  const events = maps.run.events.filter((e) => e.t === t);
+  const events = maps.run.events.filter((e) => e.t === t),
+    mine = events.filter((e) => (e.clients ? e.clients.includes(c) : e.model === model)),
+    last = (kind) => mine.filter((e) => e.kind === kind).pop();
+  const alarm = maps.alarms.has(k) ? last("created") || last("decided") : null;
   for (const e of events) {
-    const mine = e.clients ? e.clients.includes(c) : e.model === model;
-    if (e.kind === "created" && mine) told.push(`${maps.alarms.has(k) ? "Alarm" : `New model ${e.model}`}: ${e.why}.`);
+    const about = e === alarm ? "Alarm" : { created: `New model ${e.model}`, decided: "Decided" }[e.kind];
+    if (about && mine.includes(e)) told.push(`${about}: ${e.why}.`);
+    if (forAll(e)) told.push(`Decided for all clients: ${e.why}.`);
     if (e.kind === "merged" && e.model === before) told.push(sentence(e.why));
   }
   const born = events.some((e) => e.kind === "created" && e.model === model);
-  if (maps.alarms.has(k) && !told.some((text) => text.startsWith("Alarm")))
-    told.push("Alarm, but no new model for this client.");
+  if (maps.alarms.has(k) && !alarm) told.push("Alarm, but no new model for this client.");
   told.push(...shiftsOf(maps.run, t, c));
   if (maps.switches.has(k) && !born)
     told.push(`Moved from model ${before} to model ${model}, which was there before${numbers ? numbersOf(maps, t, c) : ""}.`);
@@ -270,8 +274,12 @@ function nameOf(stream, c) {
   return /^\d+$/.test(stream.clients[c]) ? `Client ${stream.clients[c]}` : stream.clients[c];
 }
 
+function forAll(event) {
+  return event.kind === "decided" && !event.clients.length;
+}
+
 function eventsOf(run, t, c) {
-  const events = run.events.filter((e) => e.t === t && (e.clients || []).includes(c));
+  const events = run.events.filter((e) => e.t === t && ((e.clients || []).includes(c) || forAll(e)));
   return [...events.map((e) => sentence(e.why)), ...shiftsOf(run, t, c)].join(" ");
 }
 

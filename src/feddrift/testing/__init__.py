@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass, field, fields, replace
+from dataclasses import astuple, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,22 +28,9 @@ from feddrift.errors import ConfigError
 from feddrift.models import fresh
 from feddrift.nets import default_net
 from feddrift.run import Step, steps_on
+from feddrift.testing.fake import FakeFederation as FakeFederation
 from feddrift.trees import leaves, tree_map
-from feddrift.types import (
-    Algorithm,
-    Bools,
-    Floats,
-    Ints,
-    Local,
-    Metric,
-    Models,
-    Net,
-    Start,
-    State,
-    Tournament,
-    Updates,
-    Weights,
-)
+from feddrift.types import Algorithm, Bools, Ints, Local, Net, State
 
 BRIEF = Local(rounds=2, steps=4, batch=8, lr=0.05)
 # Two clients drift at once, concept 0 is left by all and found again by one.
@@ -70,7 +57,8 @@ def small_stream(concepts: Ints = CONCEPTS, size: int = 30, seed: int = 0, missi
 
 def check_algorithm(algorithm: Algorithm, *, local: Local = BRIEF) -> None:
     """A method of your own: states of the right shape, same seed same result, no input changed, a saved state goes on
-    alike, events account for all models, clients may lack data or be away, and neither truth nor future is used.
+    alike, events account for all models but private ones, which need none, clients may lack data or be away, and
+    neither truth nor future is used.
 
     Parameters:
         algorithm: What is checked; its `init` and `step` are called many times.
@@ -127,24 +115,37 @@ def _check_state(step: Step, n_clients: int) -> None:
     assert right, f"drifted must be an array of {n_clients} truth values {at}"
     silent = drifted & (step.received == 0)
     assert not silent.any(), f"an alarm at a client without new data {at}: {np.flatnonzero(silent).tolist()}"
-    kinds = [(event.kind, event.model) for event in state.events]
+    unknown = {event.kind for event in state.events} - {"created", "merged", "retired", "revived", "decided"}
+    assert not unknown, f"events are created, merged, retired, revived or decided {at}, got {sorted(unknown)}"
+    kinds = [(event.kind, event.model) for event in state.events if event.kind != "decided"]
     assert len(set(kinds)) == len(kinds), f"an event is told twice {at}: {kinds}"
-    unknown = {kind for kind, _ in kinds} - {"created", "merged", "retired", "revived"}
-    assert not unknown, f"events are created, merged, retired or revived {at}, got {sorted(unknown)}"
+    for cause in [event.cause for event in state.events if event.kind == "decided"]:
+        clients = cause.get("clients")
+        named = isinstance(clients, list) and set(clients) <= set(range(n_clients))
+        assert named and cause.get("reason"), (
+            f"a decision must name its clients, of 0 to {n_clients - 1}, and a reason {at}, got {cause}"
+        )
 
 
 def _check_lineage(steps: Sequence[Step]) -> None:
-    first = steps[0]
+    """Events account for all shared models; private ones need none, and one's id may come back for the same client."""
+    owner_of: dict[int, int] = {}
+    for step in steps:
+        for i, owner in zip(step.state.models.ids, step.state.models.owner, strict=True):
+            same = owner_of.setdefault(i, owner) == owner
+            assert same, f"a model has one owner, or none, for life: model {i} has another at time {step.tau}"
+    private = {i for i, owner in owner_of.items() if owner >= 0}
     gone: set[int] = set()
-    alive = set(first.state.models.ids)
+    alive = set(steps[0].state.models.ids) - private
     for step in steps[1:]:
-        born = {event.model for event in step.events if event.kind == "created"}
+        events = [event for event in step.events if event.model not in private]
+        born = {event.model for event in events if event.kind == "created"}
         assert not born & gone, f"model ids are for life: {sorted(born & gone)} was used before, at time {step.tau}"
-        left = {event.model for event in step.events if event.kind == "merged"}
-        left |= {e.model for e in step.events if e.kind == "retired" and e.cause.get("reason") != "no client uses it"}
+        left = {event.model for event in events if event.kind == "merged"}
+        left |= {e.model for e in events if e.kind == "retired" and e.cause.get("reason") != "no client uses it"}
         alive = (alive | born) - left
         gone |= left
-        there = set(step.state.models.ids)
+        there = set(step.state.models.ids) - private
         assert alive == there, f"events at time {step.tau} leave the models {sorted(alive)}, there are {sorted(there)}"
 
 
@@ -312,85 +313,3 @@ def check_worker(make: Callable[..., Engine], *, atol: float = 1e-4) -> None:
     state = State(models, w, np.eye(3)[[0, 1, 2, 0]])
     tested, expected = (factory(*arguments).test(state, 3) for factory in (make, find_engine("reference")))
     assert np.array_equal(tested, expected), "test is not what the reference engine gives"
-
-
-@dataclass
-class FakeFederation:
-    """A federation without clients, for unit tests of a method: it answers with what you write down, and notes what it
-    was asked.
-
-    `loss(c, id)` and `cross(i, j)` (by model id) are the world; training adds 1 to what is used at tau.
-
-    >>> from feddrift import algorithm
-    >>> method = algorithm("FedDrift", delta=0.1)
-    >>> state = method.init(FakeFederation(tau=0, n_clients=2))
-    >>> for tau in (0, 1, 2):  # at time 2 the error of client 1 jumps
-    ...     fed = FakeFederation(tau, n_clients=2, loss=lambda c, i: 0.4 if (tau, c) == (2, 1) else 0.1)
-    ...     state = method.step(state, fed)
-    >>> state.models.ids, state.drifted.tolist(), fed.asked[:2]
-    ((0, 1), [False, True], ['evaluate error', 'train'])
-    """
-
-    tau: int
-    n_clients: int
-    loss: Callable[[int, int], float] = lambda c, i: 0.0
-    cross: Callable[[int, int], float] = lambda i, j: 0.0 if i == j else 1.0
-    n_classes: int = 2
-    features: tuple[int, ...] = (4,)
-    counts: Ints = None  # type: ignore[assignment]
-    concepts: Ints | None = None
-    local: Local = Local()
-    confusions: Ints = None  # type: ignore[assignment]  # what confusion() answers
-    lanes: Callable[[Models, Weights], Updates] | None = None  # what local_updates() answers
-    trial: Tournament | None = None  # what tournament() answers
-    judge: Callable[[Models, Ints], Tournament] | None = None  # what contest() answers
-    asked: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        if self.counts is None:
-            self.counts = np.full((self.tau + 1, self.n_clients), 100)
-        self.reachable: Bools = np.ones(self.n_clients, dtype=bool)
-
-    def key(self, purpose: str, *names: int) -> rng.Words:
-        return rng.derive(0, purpose, self.tau, *names)
-
-    def fresh(self, n: int = 1, distinct: bool = False) -> Models:
-        return Models({"a": np.zeros((n, 1))}, tuple(range(n)))
-
-    def evaluate(self, models: Models, metric: Metric = "error") -> Floats:
-        self.asked.append(f"evaluate {metric}")
-        table = np.array([[self.loss(c, i) for i in models.ids] for c in range(self.n_clients)], dtype=float)
-        table[self.counts[-1] == 0] = np.nan
-        return table
-
-    def confusion(self, models: Models) -> Ints:
-        self.asked.append("confusion")
-        return self.confusions[:, : len(models)]
-
-    def cross_evaluate(self, models: Models, w: Weights, metric: Metric = "error") -> Floats:
-        self.asked.append(f"cross_evaluate {metric}")
-        self.crossed = w
-        return np.array([[self.cross(i, j) for j in models.ids] for i in models.ids])
-
-    def tournament(self, models: Models, w: Weights, parent: Ints, starts: Sequence[Start]) -> Tournament:
-        self.asked.append(f"tournament {' '.join(starts)}")
-        self.tried = w, parent
-        assert self.trial is not None
-        return self.trial
-
-    def contest(self, models: Models, teams: Ints, held_by: Local | None = None) -> Tournament:
-        self.asked.append("contest" + ("" if held_by is None else f" holds={held_by.holds}"))
-        assert self.judge is not None
-        return self.judge(models, teams)
-
-    def local_updates(self, models: Models, w: Weights, local: Local | None = None) -> Updates:
-        self.asked.append("local_updates")
-        assert self.lanes is not None
-        return self.lanes(models, w)
-
-    def train(self, models: Models, w: Weights, rounds: int | None = None, local: Local | None = None) -> Models:
-        self.trained = models, w, local or self.local
-        lr = "" if local is None else f" lr={local.lr:g}"
-        self.asked.append("train" + ("" if rounds is None else f" rounds={rounds}") + lr)
-        used = (w[self.tau] > 0).any(axis=0)
-        return replace(models, params={"a": models.params["a"] + used[:, None]})
