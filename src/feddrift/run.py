@@ -187,6 +187,16 @@ def models_in_use(state: State) -> Ints:
     return used
 
 
+def n_models(state: State) -> int:
+    """How many models there are: shared ones, and private ones that have data of their own by w.
+
+    Private models without such data vote along with a shared one, or are on trial.
+    """
+    w = state.w
+    data = np.isin(np.arange(len(state.models)), w.model) if isinstance(w, Clusters) else (w > 0).any(axis=(0, 1))
+    return int((data | ~state.models.private).sum())
+
+
 def _check(state: State, fed: TimeStep, where: str) -> None:
     """Say what is wrong with a state before anything trips over it."""
     if not isinstance(state, State):

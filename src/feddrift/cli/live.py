@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from feddrift.run import Step
+from feddrift.run import Step, n_models
 from feddrift.types import Ints
 
 SHOWN = 8  # runs in the table: the newest
@@ -34,7 +34,7 @@ class Tally:
     def add(self, step: Step) -> None:
         """Count one more time step."""
         self.accuracy.append(float(step.accuracy[step.tested > 0].mean()) if step.tested.any() else np.nan)
-        self.models = len(step.state.models)
+        self.models = n_models(step.state)
         self.alarms += int(step.drifted.sum())
         self.merges += sum(event.kind == "merged" for event in step.events)
 
@@ -121,7 +121,7 @@ def step_line(step: Step, before: Ints | None, clients: Sequence[str]) -> str:
         news += [f"{_few(movers)} to model {model}" for model, movers in sorted(moves.items())]
     seen = step.tested > 0
     accuracy = f"{100 * step.accuracy[seen].mean():6.2f} %" if seen.any() else "no test data"
-    n = len(step.state.models)
+    n = n_models(step.state)
     return f"  time {step.tau + 1:3d}   {accuracy}   {n} model{'s' if n > 1 else ' '}   {'; '.join(news)}".rstrip()
 
 

@@ -109,10 +109,12 @@ def _created(model: int, cause: dict[str, Any]) -> list[str]:
 
 
 def _merged(model: int, cause: dict[str, Any]) -> list[str]:
-    into, distance, kept, family = (cause.pop(key, None) for key in ("into", "distance", "kept", "family"))
+    keys = "into", "distance", "unit", "kept", "family"
+    into, distance, unit, kept, family = (cause.pop(key, None) for key in keys)
+    far = f"{distance:.3f} {unit}" if unit else f"{distance:.3f}"
     on = f" on trunk {family}" if family is not None else ""
     of = f"; {kept} was kept" if kept is not None else ""
-    return [f"model {model} merged into model {into}{on}: on each other's data they are {distance:.3f} apart{of}"]
+    return [f"model {model} merged into model {into}{on}: on each other's data they are {far} apart{of}"]
 
 
 def _decided(model: int, cause: dict[str, Any]) -> list[str]:

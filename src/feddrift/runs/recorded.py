@@ -25,7 +25,7 @@ from feddrift.engines.federation import TimeStep
 from feddrift.engines.lanes import device_kind
 from feddrift.errors import DataError
 from feddrift.nets import initial
-from feddrift.run import Step, Trained, models_in_use, steps_on
+from feddrift.run import Step, Trained, models_in_use, n_models, steps_on
 from feddrift.runs.background import in_background
 from feddrift.runs.config import RunConfig
 from feddrift.runs.continuation import Remembered
@@ -272,7 +272,7 @@ def lines_of(step: Trained, concepts: Ints | None = None) -> Lines:
             "concept": concept(step.tau, c),
             "next_concept": concept(step.tau + 1, c),
             "model": model[c],
-            "n_models": len(step.state.models),
+            "n_models": n_models(step.state),
             "drift": drifted[c],
             "models_sent": _short(step.sent[c]),
             "sent_scoring": _short(step.sent_scoring[c]),
