@@ -12,14 +12,16 @@ both. A team's probabilities are the mean of its members'.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from feddrift.models import join, take
-from feddrift.types import Clusters, Federation, Floats, Ints, Models
+from feddrift.types import Clusters, Federation, Floats, Ints, Local, Models, Tournament
 
 STAY, NEW, FRESH, TUNED, OWN = 0, 2, 4, 6, 7  # kinds of private models; those of trials are two, one for each half
+Gain = tuple[float, float]  # of tuned, and of tuned and own, over the shared model alone
 KIND = 2**20  # ids of private models are (kind + 1) * KIND + client
 
 
@@ -46,7 +48,10 @@ def only(models: Models, ids: Sequence[int]) -> Models:
     return take(models, [place[i] for i in kept], kept)
 
 
-def learn(before: Models, shared: Models, w: Clusters, at_home: Ints, short: int, long: int, fed: Federation) -> Models:
+def learn(
+    before: Models | None, shared: Models, w: Clusters, at_home: Ints, rounds: tuple[int, int], fed: Federation,
+    local: Local | None = None,
+) -> Models:  # fmt: skip
     """The private models tuned and own of all clients after this time step, of which `before` has the last ones.
 
     A client that cannot learn keeps what it has; one that never has follows its shared model.
@@ -54,13 +59,33 @@ def learn(before: Models, shared: Models, w: Clusters, at_home: Ints, short: int
     n, who = fed.n_clients, np.arange(fed.n_clients)
     cells = Clusters(np.where(w.model == at_home, who, -1), n)
     learns = fed.reachable & ((fed.counts * (cells.model >= 0)).sum(axis=0) > 0)
-    stack = join(shared, before) if len(before.ids) else shared
+    stack = join(shared, before) if before is not None else shared
     place = positions(stack)
     kept = [place.get(private_id(TUNED, c), at_home[c]) if not learns[c] else at_home[c] for c in who]
     old = [place.get(private_id(OWN, c), at_home[c]) for c in who]
-    tuned = fed.train(copies(stack, np.array(kept), TUNED, who), cells, short)
+    tuned = fed.train(copies(stack, np.array(kept), TUNED, who), cells, rounds[0], local)
     everything = Clusters(np.tile(who, (fed.tau + 1, 1)), n)
-    return join(tuned, fed.train(copies(stack, np.array(old), OWN, who), everything, long))
+    return join(tuned, fed.train(copies(stack, np.array(old), OWN, who), everything, rounds[1], local))
+
+
+def first_gain(shared: Models, w: Clusters, at_home: Ints, rounds: tuple[int, int], fed: Federation) -> Gain:
+    """What private models would gain at the first time step, when no other data are there to tell: those trained on
+    half of the rows, on the other half. The shared models have seen these, so it takes much to be worth it."""
+    local = replace(fed.local, hold_out=0.5)
+    stack = join(shared, learn(None, shared, w, at_home, rounds, fed, local))
+    place, teams = positions(stack), np.full((3, fed.n_clients, 3), -1)
+    for c in range(fed.n_clients):
+        for k in range(3):
+            teams[k, c, : k + 1] = team(place, int(at_home[c]), c)[: k + 1]
+    return gained(fed.contest(stack, teams, local))
+
+
+def gained(result: Tournament) -> Gain:
+    """What contestants 1 and 2 gained over contestant 0, as shares of right rows summed over clients."""
+    took_part = result.rows > 0
+    wrong, rows = result.wrong[took_part], result.rows[took_part]
+    tuned, both = (float(((wrong[:, 0, 0] - wrong[:, k, k]) / rows).sum()) for k in (1, 2))
+    return tuned, both
 
 
 def team(place: dict[int, int], shared: int, c: int | np.integer[Any]) -> list[int]:
@@ -68,7 +93,7 @@ def team(place: dict[int, int], shared: int, c: int | np.integer[Any]) -> list[i
     return [shared, place[private_id(TUNED, c)], place[private_id(OWN, c)]]
 
 
-def team_size(helped: tuple[float, float]) -> int:
+def team_size(helped: Gain) -> int:
     """How many of a team vote: as many as would have gained most, the larger of equals.
 
     >>> team_size((0.4, 0.1)), team_size((-0.1, 0.2)), team_size((-0.1, -0.2))

@@ -10,7 +10,8 @@ for all data.
               good or bad at 5 %; bad and acted on: the client goes back
               no alarm, but new looked as good as stay: half a bad where new is now worse beyond doubt (z < -4)
             trust = (good + 2) / (good + bad + 3)
-            which team would have been best so far: the shared model, with tuned, with tuned and own?
+            which team would have been best so far: the shared model, with tuned, with tuned and own? (at the first
+            time step half of the data tell)
     try     clients whose error rises (z > 1) or is compared for the first time, or whom another shared model serves
             better, hold a trial (conflict.py)
             alarm: another shared model is ahead by z > 1.28; or a model of the new data alone is needed, at a rate of
@@ -34,7 +35,7 @@ import numpy as np
 
 from feddrift import cluster
 from feddrift.algorithms import at_home, conflict, founding
-from feddrift.algorithms.at_home import NEW, OWN, STAY, TUNED, positions, private_id
+from feddrift.algorithms.at_home import NEW, OWN, STAY, TUNED, Gain, positions, private_id
 from feddrift.algorithms.conflict import Trial
 from feddrift.cluster import Clustering
 from feddrift.models import join
@@ -50,7 +51,7 @@ class AutoState(State):
     w: Clusters
     good: float = 0.0  # alarms that paid
     bad: float = 0.0
-    helped: tuple[float, float] = (0.0, 0.0)  # what tuned, and tuned and own, would have gained over the shared model
+    helped: Gain = (0.0, 0.0)  # what tuned, and tuned and own, would have gained over the shared model
     born: int = 1  # the next id
     error: Floats = field(kw_only=True, metadata={"newcomer": np.nan})  # [c], of the home's model on the last data
     rows: Ints = field(kw_only=True, metadata={"newcomer": 0})  # [c], how many these were
@@ -67,7 +68,7 @@ class Scene:
     mistakes: Tournament  # of all shared models on the new data
     good: float
     bad: float
-    helped: tuple[float, float]
+    helped: Gain
 
     @property
     def models(self) -> Models:
@@ -140,8 +141,10 @@ class FedDriftAuto:
         home = newest_home(now.w)
         models = fed.train(now.models, _at_most_two(now, home, fed.counts))
         rounds = self._rounds(self.short, fed), self._rounds(self.long, fed)
+        helped = scene.helped if fed.tau else at_home.first_gain(models, now.w, home, rounds, fed)
         ids = [private_id(kind, c) for kind in (TUNED, OWN) for c in range(fed.n_clients)]
-        models = join(models, at_home.learn(at_home.only(state.models, ids), models, now.w, home, *rounds, fed))
+        before = at_home.only(state.models, ids) if fed.tau else None
+        models = join(models, at_home.learn(before, models, now.w, home, rounds, fed))
         for trial_models in decided.private:
             models = join(models, trial_models)
         known = np.where(scene.scored, scene.error[np.arange(fed.n_clients), decided.target], state.error)
@@ -149,13 +152,13 @@ class FedDriftAuto:
         return AutoState(
             models,
             Clusters(now.w.model, len(models)),
-            at_home.votes(models, home, at_home.team_size(scene.helped)),
+            at_home.votes(models, home, at_home.team_size(helped)),
             "soft",
             events=now.events,
             drifted=decided.alarmed,
             good=scene.good,
             bad=scene.bad,
-            helped=scene.helped,
+            helped=helped,
             born=born,
             error=known if fed.tau else np.full(fed.n_clients, np.nan),  # an untrained model says nothing
             rows=np.where(scene.scored, fed.counts[-1], state.rows),
@@ -180,13 +183,11 @@ class FedDriftAuto:
         judged = scene.scored & state.looked
         alarmed = judged & (state.drifted if state.drifted is not None else False)
         result = fed.contest(state.models, self._teams(state, scene, judged, alarmed, fed))
-        took_part = result.rows > 0
-        wrong, rows = result.wrong[took_part], result.rows[took_part]
-        gain = [float(((wrong[:, 0, 0] - wrong[:, k, k]) / rows).sum()) for k in (1, 2)]
+        gain = at_home.gained(result)
         helped = state.helped[0] + gain[0], state.helped[1] + gain[1]
         events = self._gate_told(state.helped, helped, now)
         good, bad, home, at = state.good, state.bad, now.w.model.copy(), at.copy()
-        for c in np.flatnonzero(judged & took_part):
+        for c in np.flatnonzero(judged & (result.rows > 0)):
             z = conflict.ahead(result.wrong[c], 4, 3)
             if not alarmed[c]:
                 bad += 0.5 * (z < -self.beyond)
@@ -222,7 +223,7 @@ class FedDriftAuto:
                 teams[k, c, : len(members)] = members
         return teams
 
-    def _gate_told(self, before: tuple[float, float], after: tuple[float, float], now: Clustering) -> list[Event]:
+    def _gate_told(self, before: Gain, after: Gain, now: Clustering) -> list[Event]:
         """The event of private models that begin or cease to vote."""
         old, new = at_home.team_size(before), at_home.team_size(after)
         if old == new:
