@@ -1,8 +1,12 @@
-"""Copy finished records into results/, compactly: `python experiments/publish.py RUNS results/tables`."""
+"""Copy finished records into results/, compactly: `python experiments/publish.py RUNS results/tables`.
+
+With `pack` at the end, one compressed file for each stream, which is read like a folder of records.
+"""
 
 from __future__ import annotations
 
 import json
+import lzma
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,7 +28,7 @@ def compact(text: str) -> list[dict[str, Any]]:
         if line["kind"] == "row":
             rows.append(line)
         if rows and (line["kind"] != "row" or len(rows) == n_clients):
-            columns = {name: [row[name] for row in rows] for name in schema.COLUMNS if name in rows[0]}
+            columns = {name: [row[name] for row in rows] for name in schema.COLUMNS if all(name in row for row in rows)}
             lines.append({"kind": "columns", "t": rows[0]["t"], **columns})
             rows = []
         if line["kind"] != "row":
@@ -47,5 +51,20 @@ def main(source: Path, target: Path) -> None:
     print(f"{len(paths)} records to {target}, {size / 1e6:.1f} MB in all")
 
 
+def pack(source: Path, target: Path) -> None:
+    """All finished records of a stream in one file."""
+    target.mkdir(parents=True, exist_ok=True)
+    by_stream: dict[str, list[str]] = {}
+    for path in sorted(source.glob("*.jsonl")):
+        if record.is_complete(path):
+            lines = compact(path.read_text())
+            texts = by_stream.setdefault(lines[0]["stream"].rpartition(":")[2], [])
+            texts += [json.dumps(line, separators=(",", ":")) + "\n" for line in lines]
+    for stream, texts in by_stream.items():
+        (target / f"{stream}.jsonl.xz").write_bytes(lzma.compress("".join(texts).encode(), preset=6))
+    size = sum(path.stat().st_size for path in target.glob("*.jsonl.xz"))
+    print(f"{len(record.read_all(target))} records to {target}, {size / 1e6:.1f} MB in all")
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    (pack if sys.argv[3:] == ["pack"] else main)(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import json
+import lzma
 import re
 import threading
 from pathlib import Path
@@ -37,6 +38,32 @@ def good_lines() -> list[Any]:
         *({"kind": "row", **row} for row in rows(head, 1)),
         {"kind": "end", "status": "complete", "seconds": 1.5},
     ]
+
+
+def test_a_packed_file_is_read_like_a_folder(tmp_path: Path) -> None:
+    for seed in (0, 1, 2):
+        lines = good_lines()
+        lines[0] |= {"seed": seed}
+        write_lines(tmp_path / f"{seed}.jsonl", lines)
+    single = read_all(tmp_path)
+    packed = tmp_path / "packed" / "all.jsonl.xz"
+    packed.parent.mkdir()
+    packed.write_bytes(lzma.compress(b"".join((tmp_path / f"{seed}.jsonl").read_bytes() for seed in (1, 0))))
+    assert (
+        [run.header["seed"] for run in read_all(packed)]
+        == [0, 1]
+        == [r.header["seed"] for r in read_all(packed.parent)]
+    )
+    for a, b in zip(single, read_all(packed), strict=False):
+        np.testing.assert_array_equal(a.rows.accuracy, b.rows.accuracy)
+        assert a.events == b.events and a.status == b.status == "complete"
+    assert len(read_all(tmp_path)) == 5  # both kinds of files
+    packed.write_bytes(lzma.compress(b"{}\n"))
+    with pytest.raises(DataError, match="it has no header"):
+        read_all(packed)
+    packed.write_bytes(b"no xz")
+    with pytest.raises(DataError, match="cannot read"):
+        read_all(packed)
 
 
 @pytest.mark.parametrize("many", [writer_module.MANY_CLIENTS, 0])

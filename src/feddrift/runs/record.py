@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import lzma
 import os
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +23,8 @@ from feddrift.scores import ACCURACY, SCORES, Score, score
 from feddrift.types import Bools, Floats, Ints
 
 LOOKS = 5  # at a file that somebody may be renaming or asking about just now
+PACKED = ".jsonl.xz"
+HEADER = re.compile(rb'\{"kind": ?"header"')  # how a packed record begins
 OLD_HISTORY = "history.jsonl"  # what deployments of version 0.1 wrote
 Weigh = Literal["clients", "rows"]
 KINDS = {"Floats": (np.float64, np.nan), "Ints": (np.int64, -1), "Bools": (np.bool_, False)}  # of Rows; where unknown
@@ -180,7 +183,23 @@ def latest(path: Path) -> Record | None:
 
 
 def _read(path: Path) -> Record:
-    lines = path.read_bytes().split(b"\n")
+    return _parsed(path.read_bytes().split(b"\n"), path)
+
+
+def _packed(path: Path) -> Iterator[Record]:
+    """The records of a compressed file, which stand there one after the other."""
+    try:
+        lines = lzma.decompress(path.read_bytes()).splitlines()
+    except (lzma.LZMAError, OSError) as error:
+        raise DataError(f"cannot read {path}: {error}") from None
+    starts = [k for k, line in enumerate(lines) if HEADER.match(line)]
+    if not starts:
+        raise DataError(f"{path}: not a file of records, it has no header")
+    for start, end in itertools.pairwise([*starts, len(lines)]):
+        yield _parsed(lines[start:end], path)
+
+
+def _parsed(lines: list[bytes], path: Path) -> Record:
     if not schema.is_json(lines[-1]):  # nothing after the last newline, or a line cut off
         lines.pop()
     if not lines:
@@ -232,15 +251,20 @@ def _read(path: Path) -> Record:
 def read_all(folder: str | Path) -> list[Record]:
     """All records below a folder, by configuration and seed, or the one of a file.
 
-    An unfinished part is left out where a complete record of the same name is there.
+    An unfinished part is left out where a complete record of the same name is there. A file ``*.jsonl.xz`` may hold
+    many records, one after the other, as `experiments/publish.py` packs them.
     """
     if os.path.isfile(folder):  # unlike Path's, it takes any string
-        return [read(folder)]
-    records = [record for path in paths(folder) if (record := latest(path)) is not None]
+        records = list(_packed(Path(folder))) if str(folder).endswith(PACKED) else [read(folder)]
+    else:
+        packed = sorted(Path(folder).rglob(f"*{PACKED}")) if os.path.isdir(folder) else []
+        records = [record for path in packed for record in _packed(path)]
+        single = paths(folder, may_be_none=bool(packed))
+        records += [record for path in single if (record := latest(path)) is not None]
     return sorted(records, key=lambda r: (configuration(r.header), r.header["seed"]))
 
 
-def paths(folder: str | Path) -> list[Path]:
+def paths(folder: str | Path, may_be_none: bool = False) -> list[Path]:
     """Where the records below a folder are when nobody writes them, for `latest`; or that of one file."""
     if not os.path.isdir(folder):
         if os.path.isfile(folder) or os.path.isfile(f"{folder}.part"):
@@ -248,7 +272,7 @@ def paths(folder: str | Path) -> list[Path]:
         raise DataError(f"{folder} is neither a folder of records nor a record")
     found = {path for path in Path(folder).rglob("*.jsonl") if path.name != OLD_HISTORY}
     found |= {path.with_suffix("") for path in Path(folder).rglob("*.jsonl.part")}
-    if not found:
+    if not found and not may_be_none:
         raise DataError(f"no records (*.jsonl) below {folder}")
     return sorted(found)
 
