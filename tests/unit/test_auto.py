@@ -24,7 +24,7 @@ from feddrift.models import join
 from feddrift.nets import default_net
 from feddrift.run import Step, steps_on
 from feddrift.streams import STREAMS
-from feddrift.testing import FakeFederation, check_algorithm, small_stream
+from feddrift.testing import FakeFederation, small_stream
 from feddrift.types import Clusters, Federation, Ints, Local, Models, Tournament, Weights
 from tests.golden import hashes
 
@@ -69,9 +69,7 @@ def test_strength_is_the_strongest_of_being_ahead_a_risen_error_and_both() -> No
     assert trial(3.0, rise=0.0).strength(-1.0) == 3.0
     assert trial(0.0, rise=3.0).strength(-1.0) == 3.0
     assert trial(2.0, rise=2.0).strength(-1.0) == pytest.approx(4 / math.sqrt(2))
-    assert trial(-2.0, rise=3.0).strength(-1.0) == pytest.approx(
-        1 / math.sqrt(2)
-    )  # behind: a rise alone says nothing
+    assert trial(-2.0, rise=3.0).strength(-1.0) == pytest.approx(1 / math.sqrt(2))  # behind: a rise alone says nothing
 
 
 @pytest.mark.parametrize(
@@ -243,11 +241,8 @@ def played(stream: Stream, name: str = "FedDrift-Auto", **options: Any) -> list[
 
 def homes_of(step: Step) -> list[int]:
     """The id of each client's shared model."""
+    assert isinstance(step.state.w, Clusters)
     return [step.state.models.ids[m] for m in newest_home(step.state.w)]
-
-
-def shared_of(step: Step) -> list[int]:
-    return [i for i, owner in zip(step.state.models.ids, step.state.models.owner, strict=True) if owner < 0]
 
 
 def noisy(concepts: Ints, seed: int = 0) -> Stream:
@@ -304,20 +299,28 @@ def test_without_drift_nearly_all_stay_together_and_lose_nothing() -> None:
     assert np.mean(apart) < 0.1 and np.mean(lost) < 0.01
 
 
-def seasonal() -> Stream:
-    """One rule; in every other time step the inputs of half of the clients come from elsewhere."""
-    draw = np.random.default_rng(3)
+def seasonal(seed: int) -> Stream:
+    """One rule that is no straight line; in every other time step the inputs of half of the clients come from where
+    it bends the other way."""
+    draw = np.random.default_rng(seed)
 
     def cell(t: int, c: int) -> tuple[Any, Any]:
-        x = draw.random((200, 2)) + (1.0 if c > 2 and t % 2 else 0.0)
-        return x, (x[:, 0] > x[:, 1]).astype(int)
+        x = draw.random((200, 2))
+        x[:, 0] += c > 2 and t % 2
+        along = x[:, 0] - 1
+        return x, (x[:, 1] > 0.5 + 0.5 * along * np.abs(along)).astype(int)
 
     return Stream.from_arrays([[cell(t, c) for c in range(6)] for t in range(7)], name="seasonal", n_classes=2)
 
 
 def test_a_season_is_no_conflict() -> None:
-    last = played(seasonal())[-1]
-    assert len(set(homes_of(last))) == 1 and len(shared_of(last)) == 1
+    apart = []
+    for seed in SEEDS:
+        steps = played(seasonal(seed))
+        apart += [home != 0 for step in steps for home in homes_of(step)]
+        turned, still = (np.mean([step.accuracy[who] for step in steps[::2]]) for who in (slice(3, 6), slice(3)))
+        assert turned < still - 0.02  # it is felt all the same
+    assert np.mean(apart) < 0.1
 
 
 def decisions(steps: list[Step]) -> list[Any]:
@@ -352,10 +355,6 @@ def test_every_engine_decides_alike(kind: str) -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # what is killed closes no files
 def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been() -> None:
     assert hashes.outcome("resumed/FedDrift-Auto") == hashes.outcome("simulator/FedDrift-Auto")
-
-
-def test_the_contract_holds() -> None:
-    check_algorithm(FedDriftAuto(), local=replace(LEARN, rounds=4))
 
 
 def test_no_part_knows_streams_or_the_truth() -> None:
