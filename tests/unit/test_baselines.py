@@ -34,7 +34,8 @@ def play(algorithm: Any, worlds: list[dict[str, Any]], n_clients: int = 2) -> li
 
 
 def test_all_22_names_of_the_paper_are_there_and_a_few_more() -> None:
-    more = {"FedDrift-Trunk", "Oracle-Trunk", "Local", "Local-W", "FineTuned", "FineTuned-W", "Majority"}
+    private = {"Local", "Local-W", "FineTuned", "FineTuned-W", "Majority"}
+    more = {"FedDrift-Auto", "FedDrift-Trunk", "Oracle-Trunk"} | private
     assert sorted(set(ALGORITHMS) - more) == sorted(
         ["Oblivious", "DriftSurf", "KUE", "AUE", "AUE-PC", "Window", "Window-2", "Weighted-Linear", "Weighted-Exp",
          "Adaptive-FedAvg", "IFCA", "IFCA-W", "IFCA(T)", "CFL", "CFL-W", "FedDrift-Eager", "FedDrift-Eager-W",
