@@ -51,7 +51,7 @@ class Trial:
         counts = f"of {self.rows} new rows {self.won} are right only with {what}, {self.lost} only with what it had"
         strength = self.ahead if self.switch else self.strength(least)
         if not self.switch and self.rise == strength:
-            return f"its error rose beyond chance ({chance(strength)}), and {counts}"
+            return f"its error rose ({chance(strength)}), and {counts}"
         said = "another shared model fits the new data" if self.switch else "new data contradict the old ones"
         return f"{said}: {counts} ({chance(strength)})"
 
