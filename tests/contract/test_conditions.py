@@ -154,13 +154,9 @@ def test_a_client_that_joins_later_is_one_that_was_out_of_reach(name: str) -> No
     stream, local = late_stream(), Local(rounds=2, steps=3)
     net = fd.mlp(2, 4, 2)
     results = []
+    delta = {"delta": 0.05} if "delta" in algorithms.options(algorithms.entry(name).cls) else {}
     for cls in (fd.engines.engine("reference"), Growing):
-        steps = list(
-            steps_on(
-                cls(stream, net, local, 0), fd.algorithm(name, delta=0.05) if "Drift" in name else fd.algorithm(name)
-            )
-        )
-        results.append(steps)
+        results.append(list(steps_on(cls(stream, net, local, 0), fd.algorithm(name, **delta))))
     for full, short in zip(*results, strict=True):
         n = len(short.state.votes)
         assert n == (3, 4, 5, 5)[full.tau]

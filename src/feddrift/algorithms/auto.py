@@ -199,7 +199,7 @@ class FedDriftAuto:
                     why = f"the alarm of the last time step did not pay ({conflict.chance(-z)}): back from model"
                     reason = f"{why} {now.models.ids[at[c]]} to model {old}"
                     at[c] = now.models.ids.index(old)
-                    home[-1, c] = at[c] if home[-1, c] >= 0 else -1
+                    home[-1, c] = at[c]
                     events.append(Event("decided", old, {"clients": [int(c)], "reason": reason}))
         now = replace(now, w=Clusters(home, now.w.n_models)).tell(events)
         scene = replace(scene, now=now, at=at, good=good, bad=bad, helped=helped)
@@ -244,7 +244,7 @@ class FedDriftAuto:
         if who.any():
             rounds = self._rounds(self.short, fed)
             trials, private = conflict.hold(models, scene.now.w, scene.at, best, rise, who, rounds, fed)
-        raised = conflict.alarms(trials, int(scene.scored.sum()), self.false, self.switch, self.least)
+        raised = set(conflict.alarms(trials, int(scene.scored.sum()), self.false, self.switch, self.least))
         alarmed, acted, looked = (np.zeros(n, dtype=bool) for _ in range(3))
         target, events, founders = scene.at.copy(), list[Event](), list[int]()
         for c, trial in trials.items():
@@ -256,7 +256,7 @@ class FedDriftAuto:
                 target[c] = best[c]
             elif acted[c]:
                 founders.append(c)
-            if alarmed[c] and c not in founders:
+            if alarmed[c] and (trial.switch or not acted[c]):
                 events.append(self._alarm_told(trial, c, scene, int(target[c]), bool(acted[c]), fed.tau))
         kept = [private_id(kind + half, c) for kind in (STAY, NEW) for half in range(2) for c in np.flatnonzero(looked)]
         private = [kept_ones for stack in private if len((kept_ones := at_home.only(stack, kept)).ids)]
@@ -276,9 +276,9 @@ class FedDriftAuto:
 
     def _act(self, state: AutoState, scene: Scene, decided: Decisions, fed: Federation) -> tuple[Clustering, int]:
         """The clusters after switches, foundings and merges, and the next id."""
-        home = np.where(fed.counts[-1] > 0, decided.target, -1)
-        home[decided.founders] = -1
-        now = scene.now.assign(home).tell(decided.events)
+        members = decided.target.copy()
+        members[decided.founders] = -1
+        now = scene.now.assign(members).tell(decided.events)
         born = state.born
         if decided.founders:
             best, _ = cluster.best_models(scene.error, scene.at)
@@ -286,8 +286,6 @@ class FedDriftAuto:
             newborn = founding.found(decided.founders, decided.fresh, scene.models, best, born, rounds, self.alike, fed)
             now = now.add(newborn.models, newborn.groups).tell(self._births(newborn, decided.trials))
             born += len(newborn.groups)
-        members = decided.target.copy()
-        members[decided.founders] = -1
         return founding.merge_alike(now, scene.now, scene.mistakes, members, self.merge, fed), born
 
     def _births(self, newborn: founding.Newborn, trials: dict[int, Trial]) -> list[Event]:
