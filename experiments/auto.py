@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 import feddrift as fd
+from feddrift.reports.summary import interval
 from feddrift.runs import record
 from feddrift.runs.record import Record
 
@@ -25,7 +26,6 @@ TOLD = {"air-quality": "by_city", "without_date": "by_city_without_date"}  # whe
 COLUMNS = ("Oblivious", "Local", "FineTuned", "IFCA", "FedDrift", "FedDrift-Trunk", "Oracle")
 ONE = {"delta": 0.05, "n_models": 4, "own_rounds": 2}  # the setting that all streams share
 MNIST = ("mnist-2", "mnist-4", "mnist-r", "mnist-l-4")
-T_975 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}  # by how many pairs
 
 
 def main() -> None:
@@ -100,10 +100,8 @@ def _levels(records: Sequence[Record]) -> dict[tuple[str, str], tuple[dict[int, 
 
 
 def _paired(mine: dict[int, float], other: dict[int, float]) -> str:
-    both = sorted(set(mine) & set(other))
-    gaps = np.array([mine[seed] - other[seed] for seed in both])
-    wide = T_975[len(both)] * gaps.std(ddof=1) / np.sqrt(len(both)) if len(both) > 1 else np.nan
-    return f"{gaps.mean():+.2f} ± {wide:.2f}"
+    gap, _, high = interval([mine[seed] - other[seed] for seed in sorted(set(mine) & set(other))])
+    return f"{gap:+.2f} ± {high - gap:.2f}" if high is not None else f"{gap:+.2f}"
 
 
 def _row(cells: Sequence[str]) -> str:

@@ -101,8 +101,13 @@ def beats(wrong: Ints, a: int, b: int) -> bool:
     >>> beats(np.array([[3, 3], [3, 9]]), 0, 1), beats(np.array([[3, 1], [1, 6]]), 0, 1)
     (True, False)
     """
-    won, lost = int(wrong[b, b] - wrong[a, b]), int(wrong[a, a] - wrong[a, b])
+    won, lost = decisive(wrong, a, b)
     return won > lost and _at_most(lost, won + lost, 0.5) <= 0.05
+
+
+def decisive(wrong: Ints, a: int, b: int) -> tuple[int, int]:
+    """How many rows only a gets right, and how many only b."""
+    return int(wrong[b, b] - wrong[a, b]), int(wrong[a, a] - wrong[a, b])
 
 
 def below(wrong: int, rows: int, limit: float) -> bool:
@@ -212,6 +217,17 @@ class Pairs:
             self._nearest[k], self._distance[k] = D[k].argmin(), D[k].min()
 
 
+def linked(D: Floats, limit: float) -> tuple[Ints, list[tuple[int, int, float]]]:
+    """Unite the two closest while they are within the limit: the first of each one's group, and every pair united."""
+    pairs, into, united = Pairs(D), np.arange(len(D)), []
+    while (closest := pairs.closest())[2] <= limit + TOLERANCE:
+        i, j, _ = closest
+        pairs.unite(i, j)
+        into[into == j] = i
+        united.append(closest)
+    return into, united
+
+
 def merge_closest(
     models: Models, w: Clusters, D: Floats, counts: Ints, delta: float
 ) -> tuple[Models, Clusters, tuple[Event, ...]]:
@@ -219,15 +235,10 @@ def merge_closest(
 
     Parameters are averaged by the data behind them, and the data are united (Merge of Algorithm 4).
     """
-    pairs, into = Pairs(D), np.arange(len(models))
-    events = []
-    while (closest := pairs.closest())[2] <= delta + TOLERANCE:
-        i, j, distance = closest
-        events.append(Event("merged", models.ids[j], {"into": models.ids[i], "distance": distance}))
-        pairs.unite(i, j)
-        into[into == j] = i
-    if not events:
+    into, united = linked(D, delta)
+    if not united:
         return models, w, ()
+    events = [Event("merged", models.ids[j], {"into": models.ids[i], "distance": apart}) for i, j, apart in united]
     left, new = np.unique(into, return_inverse=True)
     behind = mass(w, counts)
     member = np.zeros((len(left), len(models)))

@@ -86,6 +86,11 @@ class Scene:
         return np.asarray(np.divide(wrong, rows, out=np.full(wrong.shape, np.nan), where=rows > 0))
 
     @property
+    def best(self) -> Ints:
+        """[c], the position of the model that serves each client best; its own for who is not scored."""
+        return cluster.best_models(self.error, self.at)[0]
+
+    @property
     def trust(self) -> float:
         """How likely an alarm is to pay."""
         return (self.good + 2) / (self.good + self.bad + 3)
@@ -104,7 +109,6 @@ class Decisions:
     looked: Bools
     target: Ints  # [c], the position of the model that a client is to have; that of a founder is still its old one
     founders: list[int]
-    fresh: list[bool]  # whether they begin afresh
     trials: dict[int, Trial]
     private: list[Models]  # the private models of the trials
     events: tuple[Event, ...]
@@ -236,7 +240,7 @@ class FedDriftAuto:
 
     def _decide(self, state: AutoState, scene: Scene, fed: Federation) -> Decisions:
         n, rows, models = fed.n_clients, fed.counts[-1], scene.models
-        best, _ = cluster.best_models(scene.error, scene.at)
+        best = scene.best
         rise = conflict.risen(scene.error[np.arange(n), scene.at], rows, state.error, state.rows)
         reason = (rise > self.look) | np.isnan(rise) | (best != scene.at)
         who = scene.scored & (fed.tau > 0) & (rows > 1) & reason
@@ -260,8 +264,7 @@ class FedDriftAuto:
                 events.append(self._alarm_told(trial, c, scene, int(target[c]), bool(acted[c]), fed.tau))
         kept = [private_id(kind + half, c) for kind in (STAY, NEW) for half in range(2) for c in np.flatnonzero(looked)]
         private = [kept_ones for stack in private if len((kept_ones := at_home.only(stack, kept)).ids)]
-        fresh = [trials[c].fresh for c in founders]
-        return Decisions(alarmed, acted, looked, target, founders, fresh, trials, private, tuple(events))
+        return Decisions(alarmed, acted, looked, target, founders, trials, private, tuple(events))
 
     def _alarm_told(self, trial: Trial, c: int, scene: Scene, target: int, acted: bool, tau: int) -> Event:
         """The event of an alarm that founds no model."""
@@ -281,9 +284,9 @@ class FedDriftAuto:
         now = scene.now.assign(members).tell(decided.events)
         born = state.born
         if decided.founders:
-            best, _ = cluster.best_models(scene.error, scene.at)
+            fresh = [decided.trials[c].fresh for c in decided.founders]
             rounds = self._rounds(self.short, fed)
-            newborn = founding.found(decided.founders, decided.fresh, scene.models, best, born, rounds, self.alike, fed)
+            newborn = founding.found(decided.founders, fresh, scene.models, scene.best, born, rounds, self.alike, fed)
             now = now.add(newborn.models, newborn.groups).tell(self._births(newborn, decided.trials))
             born += len(newborn.groups)
         return founding.merge_alike(now, scene.now, scene.mistakes, members, self.merge, fed), born

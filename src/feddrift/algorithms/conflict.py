@@ -62,7 +62,7 @@ def ahead(wrong: Ints, a: int, b: int) -> float:
     >>> ahead(np.array([[3, 3], [3, 12]]), 0, 1)
     3.0
     """
-    won, lost = int(wrong[b, b] - wrong[a, b]), int(wrong[a, a] - wrong[a, b])
+    won, lost = cluster.decisive(wrong, a, b)
     return (won - lost) / math.sqrt(max(1, won + lost))
 
 
@@ -131,7 +131,7 @@ def _trial(result: Tournament, c: int, other: bool, rise: float) -> Trial:
     z = ahead(wrong, best, STAYING)
     if switch:
         z = min(z, ahead(wrong, BEST, HOME))
-    won, lost = (int(wrong[a, a] - wrong[STAYING, best]) for a in (STAYING, best))
+    won, lost = cluster.decisive(wrong, best, STAYING)
     halves = 2 * int(wrong[best, best]) < int(wrong[STAYING, STAYING])
     return Trial(switch, fresh and not switch, int(result.rows[c]), won, lost, z, rise, halves)
 

@@ -47,10 +47,7 @@ def found(
     better = np.array([[ahead(wrong[a], a, b) for b in range(m)] for a in range(m)])  # a's own, at its client
     D = np.maximum(better, better.T)
     np.fill_diagonal(D, np.inf)
-    pairs, into = cluster.Pairs(D), np.arange(m)
-    while m > 1 and (closest := pairs.closest())[2] <= alike:
-        pairs.unite(closest[0], closest[1])
-        into[into == closest[1]] = closest[0]
+    into, _ = cluster.linked(D, alike)
     left, group = np.unique(into, return_inverse=True)
     groups = [[clients[int(k)] for k in np.flatnonzero(group == g)] for g in range(len(left))]
     share = (group == np.arange(len(left))[:, None]).astype(np.float64)
