@@ -25,7 +25,7 @@ from feddrift.algorithms.oracle import Oracle
 from feddrift.algorithms.private import FineTuned, LocalOnly
 from feddrift.algorithms.single import Single
 from feddrift.algorithms.trunk import FedDriftTrunk
-from feddrift.data import TABLE, Stream
+from feddrift.data import MADE, TABLE, Stream
 from feddrift.errors import ConfigError, safe_repr, unknown
 from feddrift.memory import EXPONENTIAL, LINEAR, window
 from feddrift.types import Algorithm
@@ -157,6 +157,9 @@ def _defaults(name: str, cls: type[Any], stream: Stream, given: Mapping[str, Any
     detects = isinstance(cls, type) and issubclass(cls, Detecting)
     if detects and stream.family == TABLE and not {"delta", "metric"} & set(given):
         defaults["test"] = "two-sample"  # nobody knows a delta there; who gives one means a threshold
+    if stream.family == MADE and "delta" in by_family(cls) and not {"delta", "test"} & set(given):
+        instead = ", or test=two-sample, which needs none" if detects else ""
+        raise ConfigError(f"{name} needs a delta for {stream.name}, such as delta=0.05{instead}: nobody published one")
     if cls is IFCA and stream.concepts is not None:
         defaults["n_models"] = len(set(stream.concepts[:-1].reshape(-1).tolist()))
     return defaults
