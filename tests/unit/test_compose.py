@@ -24,8 +24,9 @@ from feddrift.runs.config import RunConfig
 from feddrift.streams import bases, components, is_made, stream
 from feddrift.streams.compose import compose, dirichlet
 from feddrift.streams.composed import COMPOSED, IN_GROUP
+from feddrift.streams.maps import FORMS
 from feddrift.streams.patterns import pattern
-from feddrift.streams.recipe import Recipe, read
+from feddrift.streams.recipe import OPTIONS, Recipe, read
 
 SIDE = 6
 N = 7000  # pictures of the made-up base; picture i has class i % 10 and is known by its last three pixels
@@ -331,6 +332,16 @@ def test_blur_is_the_mean_of_neighbours() -> None:
     x = np.pad(WHOLE[numbers(made().x)], ((0, 0), (1, 1), (1, 1)), mode="edge")
     boxes = sum(x[:, i : i + SIDE, j : j + SIDE] for i in range(3) for j in range(3)) / 9
     np.testing.assert_allclose(s.x.reshape(-1, SIDE, SIDE), boxes, atol=1e-6)
+
+
+def test_keys_options_and_maps_are_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    rows = dict(re.findall(r"^\| `(.+?)` \| (.*) \|$", page, re.M))
+    described = {key: field.description for key, field in Recipe.model_fields.items()} | FORMS
+    assert {key: rows.get(key) for key in described} == described
+    assert {key.partition("=")[0] for key in rows if re.match(r"\w+=", key)} == set(OPTIONS)
+    named = {name for name in COMPOSED if f"`{name}`" in page}
+    assert named == set(COMPOSED) - {"mnist-g-2", "mnist-g-3", "mnist-g-4"}
 
 
 BAD = [
