@@ -18,12 +18,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import feddrift as fd
-from feddrift import streams
+from feddrift import rng, streams
 from feddrift.errors import ConfigError, DataError, FeddriftError
 from feddrift.runs.config import RunConfig
-from feddrift.streams import bases, components, is_made, stream
+from feddrift.streams import bases, components, is_made, maps, mnist, stream
 from feddrift.streams.compose import compose, dirichlet
-from feddrift.streams.composed import COMPOSED, IN_GROUP
+from feddrift.streams.composed import COMPOSED
 from feddrift.streams.maps import FORMS
 from feddrift.streams.patterns import pattern
 from feddrift.streams.recipe import OPTIONS, Recipe, read
@@ -48,7 +48,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def load(data_dir: object = None) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
         return PIXELS, (np.arange(N) % 10).astype(np.uint8)
 
-    monkeypatch.setattr(bases.mnist, "load", load)
+    monkeypatch.setattr(mnist, "load", load)
     monkeypatch.setattr(bases, "fashion", load)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
@@ -66,7 +66,8 @@ def truth(name: str, **options: Any) -> npt.NDArray[np.int64]:
 
 
 def of(**keys: Any) -> Recipe:
-    return Recipe(**{"base": "mnist", "concepts": ["keep"], "pattern": ["00", "00", "00"], "rows": 20} | keys)
+    usual: dict[str, Any] = {"base": "mnist", "concepts": ["keep"], "pattern": ["00", "00", "00"], "rows": 20}
+    return Recipe(**usual | keys)
 
 
 def made(data_seed: int = 0, **keys: Any) -> fd.Stream:
@@ -119,9 +120,18 @@ def test_shares_are_from_the_dirichlet_distribution() -> None:
     assert draws.var() == pytest.approx(0.25 * 0.75 / (4 * 0.5 + 1), rel=0.05)  # of Dir(1/2, 1/2, 1/2, 1/2)
 
 
-@pytest.mark.parametrize("k", range(1, 6))
+PUBLISHED = {
+    1: "0000000000/0000000000/0000011111/0000011111/0000011111/2222211111/2222211111/2222211111/2220000011/2220000011",
+    2: "0000000000/0000000000/0001111000/0001111000/0001111000/2222211000/2222211000/2222211000/0001100011/0001100011",
+    3: "0000000000/0000000000/0011112222/0011112222/0011112220/1222221110/1222221110/1222221110/0002222111/0002222111",
+    4: "0000000000/0000000000/3334440000/3334442211/3334442211/2222112211/2222110003/4443330003/4443331112/4443331112",
+    5: "0000000000/0000000000/1112223300/1112223333/1121441122/3321441122/4441422333/4442222333/1133322122/1133322122",
+}
+
+
+@pytest.mark.parametrize("k", PUBLISHED)
 def test_patterns_of_groups_are_the_published_ones(k: int) -> None:
-    rows = [[int(digit) for digit in row] for row in IN_GROUP[k - 1].split("/")]
+    rows = [[int(digit) for digit in row] for row in PUBLISHED[k].split("/")]
     assert len(rows) == 10 and truth(f"mnist-g-{k}:rows=10").tolist() == rows
 
 
@@ -146,19 +156,26 @@ def test_digits_turn_to_the_bit() -> None:
     assert s.concepts is not None and (s.concepts == pattern("F")).all()
     for t, c in np.ndindex(s.counts.shape):
         x, y = s.cell(t, c)
-        upright = np.rot90(x.reshape(-1, SIDE, SIDE), -s.concepts[t, c], axes=(1, 2))
+        upright = np.rot90(x.reshape(-1, SIDE, SIDE), -int(s.concepts[t, c]), axes=(1, 2))
         np.testing.assert_array_equal(upright, WHOLE[numbers(upright)])
         assert (y == numbers(upright) % 10).all()
-    quarter = np.array([[[0, 1], [0, 0]]], dtype=np.float32)  # ink at the top right goes to the top left
-    assert np.rot90(quarter, 1, axes=(1, 2)).tolist() == [[[1, 0], [0, 0]]]
     often = stream("digits-turn:rows=1", pattern="random:every=1,concepts=4,clients=3,steps=5")
     assert often.counts.shape == (6, 3)
+
+
+def test_turns_are_against_the_clock() -> None:
+    ink = np.array([[[0, 1], [0, 0]]], dtype=np.float32)  # at the top right
+    base = bases.Base(np.zeros((1, 2, 2), dtype=np.uint8), np.zeros(1, dtype=np.int64), 10)
+    for degrees, turned in ((90, [[1, 0], [0, 0]]), (180, [[0, 0], [1, 0]]), (270, [[0, 0], [0, 1]])):
+        one = maps.parse(f"turn({degrees})", "mnist", 10)
+        x, _ = maps.apply(one, ink, np.zeros(1, dtype=np.int64), base, lambda i: rng.derive(0, "data", i))
+        assert x[0].tolist() == turned
 
 
 def test_each_client_is_shown_a_pair_of_digits() -> None:
     s = stream("digits-shown")
     pairs: dict[int, set[int]] = {}
-    for (t, c), k in np.ndenumerate(truth("digits-shown")):
+    for (t, c), k in np.ndenumerate(truth("digits-shown").astype(object)):
         x, y = s.cell(t, c)
         assert (y == numbers(x) % 10).all() and len(y) == 500
         assert pairs.setdefault(k, set(y.tolist())) == set(y.tolist())
@@ -295,7 +312,7 @@ def denied(path: Path, data: bytes) -> None:
         ("swap(1,2)", lambda k: {1: 2, 2: 1}.get(k, k)),
         ("reverse", lambda k: 9 - k),
         ("add(3)", lambda k: (k + 3) % 10),
-        ("swap( 1 , 2 )  add(1)", lambda k: ({1: 2, 2: 1}.get(k, k) + 1) % 10),
+        ("swap( 1 , 2 )  add(1)", lambda k: {1: 3, 2: 2}.get(k, (k + 1) % 10)),
     ],
 )
 def test_maps_of_labels(text: str, told: Any) -> None:
@@ -330,7 +347,7 @@ def test_worse_corruption_is_further_from_the_picture(kind: str) -> None:
 def test_blur_is_the_mean_of_neighbours() -> None:
     s = made(concepts=["corrupt(blur,1)"])
     x = np.pad(WHOLE[numbers(made().x)], ((0, 0), (1, 1), (1, 1)), mode="edge")
-    boxes = sum(x[:, i : i + SIDE, j : j + SIDE] for i in range(3) for j in range(3)) / 9
+    boxes = np.mean([x[:, i : i + SIDE, j : j + SIDE] for i in range(3) for j in range(3)], axis=0)
     np.testing.assert_allclose(s.x.reshape(-1, SIDE, SIDE), boxes, atol=1e-6)
 
 
@@ -496,6 +513,14 @@ def test_a_composed_stream_never_grows(tmp_path: Path) -> None:
     fd.record("sea-4-burst:rows=20", "Oblivious", out=tmp_path, rounds=1)
     with pytest.raises(DataError, match=r"sea-4-burst:rows=20 always has the same 10 time steps \+ 1 to test"):
         fd.update(tmp_path)
+
+
+@pytest.mark.parametrize(("base", "concept"), [("sea", "plane(8)"), ("mnist", "add(1)")])
+def test_a_recipe_that_has_become_longer_begins_as_before(base: str, concept: str) -> None:
+    short = made(base=base, concepts=[concept], pattern=["00", "00"])
+    long = made(base=base, concepts=[concept], pattern=["00", "00", "00"])
+    np.testing.assert_array_equal(long.x[: len(short.x)], short.x)
+    np.testing.assert_array_equal(long.y[: len(short.y)], short.y)
 
 
 def test_no_setting_is_chosen_for_a_composed_stream() -> None:

@@ -86,7 +86,8 @@ class _Cells:
         self.concepts, self.last = recipe.concept_maps, len(ids) - 1
         self.group_map, self.burst_map = recipe.maps(recipe.group_map), recipe.maps(recipe.burst_map)
         self.over_time = [recipe.maps(text) for text in recipe.over_time]
-        self.pools = _Pools(base.y, rng.permutation(self._key(_POOL), len(base.y)))
+        n = len(base.y)  # points are random as they are, and the first ones stay where a stream becomes longer
+        self.pools = _Pools(base.y, rng.permutation(self._key(_POOL), n) if base.pictures else np.arange(n))
         bursts = rng.permutation(self._key(_BURST), ids.size)[: round(recipe.burst_share * ids.size)]
         self.bursts = np.isin(np.arange(ids.size), bursts).reshape(ids.shape)
         self.first: dict[int, Ints] = {}  # the rows of each client, where they are fixed
