@@ -11,6 +11,7 @@ from pathlib import Path
 from feddrift.data import Stream
 
 Maker = Callable[[str, str | Path | None], Stream]
+Listing = tuple[tuple[str, int, int], ...]  # path, size and time of each file
 
 
 def data_folder(data_dir: str | Path | None, name: str) -> Path:
@@ -34,17 +35,21 @@ def read_once(folder: str) -> Callable[[Maker], Maker]:
 
     def decorate(make: Maker) -> Maker:
         @lru_cache(maxsize=1)
-        def last(name: str, data_dir: str | Path | None, files: tuple[tuple[str, int, int], ...]) -> Stream:
+        def last(name: str, data_dir: str | Path | None, listing: Listing) -> Stream:
             return make(name, data_dir)
 
         @wraps(make)
         def made(name: str, data_dir: str | Path | None = None) -> Stream:
-            root = data_folder(data_dir, folder)
-            found = sorted(root.iterdir()) if root.is_dir() else []
-            files = tuple((str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in found if p.is_file())
-            stream = last(name, data_dir, files)
+            stream = last(name, data_dir, _listing(data_folder(data_dir, folder)))
             return replace(stream, x=stream.x.copy(), y=stream.y.copy())  # whoever writes into it has a copy
 
         return made
 
     return decorate
+
+
+def _listing(root: Path) -> Listing:
+    try:
+        return tuple((str(path), (on := path.stat()).st_size, on.st_mtime_ns) for path in sorted(root.iterdir()))
+    except (OSError, ValueError):  # the maker tells what is wrong with the folder
+        return ()
