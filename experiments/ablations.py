@@ -11,7 +11,7 @@ from feddrift.types import Federation, State
 
 
 @dataclass(frozen=True)
-class shared_alone(FedDriftAuto):  # noqa: N801  # the words of the table
+class shared_alone(FedDriftAuto):
     """Private models never vote."""
 
     def step(self, state: State, fed: Federation) -> AutoState:
@@ -19,7 +19,7 @@ class shared_alone(FedDriftAuto):  # noqa: N801  # the words of the table
 
 
 @dataclass(frozen=True)
-class private_always(FedDriftAuto):  # noqa: N801
+class private_always(FedDriftAuto):
     """Private models always vote."""
 
     def step(self, state: State, fed: Federation) -> AutoState:
@@ -32,7 +32,7 @@ def _voting(state: AutoState, helped: at_home.Gain) -> AutoState:
 
 
 @dataclass(frozen=True)
-class all_trusted(FedDriftAuto):  # noqa: N801
+class all_trusted(FedDriftAuto):
     """Every alarm is acted on, whether alarms have paid or not."""
 
     def step(self, state: State, fed: Federation) -> AutoState:
@@ -40,21 +40,21 @@ class all_trusted(FedDriftAuto):  # noqa: N801
 
 
 @dataclass(frozen=True)
-class error_alone(FedDriftAuto):  # noqa: N801
+class error_alone(FedDriftAuto):
     """A risen error is an alarm even where what fits the new data fits the old ones."""
 
     least: float = -math.inf
 
 
 @dataclass(frozen=True)
-class never_merged(FedDriftAuto):  # noqa: N801
+class never_merged(FedDriftAuto):
     """Models never merge."""
 
     merge: float = -math.inf
 
 
 @dataclass(frozen=True)
-class never_split(FedDriftAuto):  # noqa: N801
+class never_split(FedDriftAuto):
     """No alarm is ever raised: one shared model and what stays at home."""
 
     false: float = 0.0
