@@ -57,5 +57,5 @@ class never_merged(FedDriftAuto):
 class never_split(FedDriftAuto):
     """No alarm is ever raised: one shared model and what stays at home."""
 
-    false: float = 0.0
+    false: float = -1.0
     switch: float = math.inf
