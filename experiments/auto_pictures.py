@@ -41,7 +41,8 @@ def conflict() -> Any:
         alone = _fitted(new[half], labels[1][half])
         for points, of, strength in ((old, labels[0], OLD), (new, labels[1], NEW)):
             axes.scatter(*points.T, s=14, c=np.array(COLOURS)[of.astype(int)], alpha=strength, linewidths=0)
-        grid = np.stack(np.meshgrid(np.linspace(0, 1, 200), np.linspace(0, 1, 200)), axis=-1)
+        reach = max(old[:, 0].max(), new[:, 0].max())  # there is no data beyond
+        grid = np.stack(np.meshgrid(np.linspace(0, reach, 200), np.linspace(0, 1, 200)), axis=-1)
         for weights, style in ((stay, "solid"), (alone, "dashed")):
             level = (_powers(grid.reshape(-1, 2)) @ weights).reshape(200, 200)
             axes.contour(grid[..., 0], grid[..., 1], level, [0.0], colors="black", linestyles=style, linewidths=1.6)
