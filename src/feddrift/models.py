@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from feddrift import rng
 from feddrift.trees import map_trunk_and_head, tree_map, trunk_of
-from feddrift.types import Floats, Ints, Models, Net, Params
+from feddrift.types import Floats, Ints, Models, Net, Params, Trains
 
 
 def params_of(models: Models, m: int) -> Params:
@@ -142,7 +142,11 @@ def fresh(net: Net, seed: int, n: int = 1, distinct: bool = False) -> Models:
     return Models(params, tuple(range(n)), trunk=trunk_of(net, params))
 
 
-def with_trunk_of(before: Models, trained: Models) -> Models:
-    """Trained heads on the trunks as they were: an average of equal trunks may differ in its last bits."""
-    params = map_trunk_and_head(lambda new, old, trunk: old if trunk else new, trained, False, True, before.params)
+def only_trained(before: Models, trained: Models, trains: Trains) -> Models:
+    """The trained part, the rest as it was: an average of equal arrays may differ in its last bits."""
+    if trains == "all":
+        return trained
+    params = map_trunk_and_head(
+        lambda new, old, part: new if part == trains else old, trained, "head", "trunk", before.params
+    )
     return replace(trained, params=params)

@@ -34,6 +34,7 @@ from feddrift.answers import Updates as Updates
 from feddrift.local import Average as Average
 from feddrift.local import Holds as Holds
 from feddrift.local import Local as Local
+from feddrift.local import Trains as Trains
 from feddrift.rng import Words
 
 Floats = npt.NDArray[np.float64]

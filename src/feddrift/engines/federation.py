@@ -17,8 +17,8 @@ from feddrift.engines.resting import badly_served
 from feddrift.engines.traffic import Traffic
 from feddrift.engines.worker import SCORE_ROWS, Work, Worker, lanes_left_out
 from feddrift.errors import ConfigError
-from feddrift.models import fresh, take, with_trunk_of
-from feddrift.trees import map_trunk_and_head
+from feddrift.models import fresh, only_trained, take
+from feddrift.trees import has_trunk, map_trunk_and_head
 from feddrift.types import (
     Bools,
     Floats,
@@ -147,6 +147,7 @@ class TimeStep:
     def local_updates(self, models: Models, w: Weights | Entries, local: Local | None = None) -> Updates:
         _check_shared(models, "local_updates")
         used, local = self._entries_in_use(models, w), local or self.local
+        _check_trains(models, local)
         work = Work.of(models, self._drawn(used), self.counts)
         if len(work.client):
             self._traffic.train(models, work, 1, local)
@@ -160,6 +161,7 @@ class TimeStep:
 
     def train(self, models: Models, w: Weights, rounds: int | None = None, local: Local | None = None) -> Models:
         local = local or self.local
+        _check_trains(models, local)
         rounds = local.rounds if rounds is None else rounds
         entries = self._entries_in_use(models, w)
         if not len(entries.t) or not rounds:
@@ -175,7 +177,7 @@ class TimeStep:
                 trained = self._rounds(trained, self._drawn(entries), 1, local)
         else:
             trained = self._rounds(trained, entries, rounds, local)
-        return with_trunk_of(models, trained) if local.trains == "head" else trained
+        return only_trained(models, trained, local.trains)
 
     def tournament(self, models: Models, w: Weights, parent: Ints, starts: Sequence[Start]) -> Tournament:
         _check_shared(models, "tournament")
@@ -306,6 +308,11 @@ def _part(models: Models, at: Ints) -> Models:
 def _check_shared(models: Models, verb: str) -> None:
     if models.private.any():
         raise ConfigError(f"{verb} is about models that clients share: leave out private ones")
+
+
+def _check_trains(models: Models, local: Local) -> None:
+    if local.trains == "trunk" and not has_trunk(models):
+        raise ConfigError("trains='trunk' needs a net with a trunk and a head, this one has only one of them")
 
 
 def _check(metric: str) -> None:

@@ -68,7 +68,8 @@ def rounds(
     sees = np.ones((1, 0), dtype=np.float32) if mask is None else mask.reshape(len(mask), -1)
     how = (
         local.steps, local.batch, np.float32(local.lr), np.float32(local.weight_decay),
-        local.optimizer == "adam", local.trains == "all" or not shape["W1"],
+        local.optimizer == "adam", np.float32(local.momentum), local.trains != "head" or not shape["W1"],
+        local.trains != "trunk",
     )  # fmt: skip
     flat = x.reshape(len(x), -1)
     sound, refused = np.ones(n_lanes, dtype=bool), np.zeros(n_lanes, dtype=np.int32)
@@ -89,7 +90,9 @@ def rounds(
                 lane_of = {True: every, False: lanes.pair[:n_pairs] // n_heads}
                 left = {trunk: renormalised(*parts[trunk], at[k], sound[lane_of[trunk]]) for k, trunk in shape.items()}
                 used = [left[shape[k]] for k in leaves]
-            for place, shares in zip(places, used, strict=True):
+            for name, place, shares in zip(leaves, places, used, strict=True):
+                if local.trains == "trunk" and not shape[name]:
+                    continue  # as it was, to the last bit
                 kernel_loops.average(*place, *shares)
     kept = []
     for shelf, names in zip((of_trunk, of_head), split({name: name for name in leaves}, shape), strict=True):

@@ -117,8 +117,14 @@ def _corrections(taken: Any, lr: Any) -> Any:
 
 @_loose
 def _update(params: Any, grads: Any, held: Any, row: Any, rate: Any, bias: Any, decay: Any, adam: Any) -> None:
-    """`optim.update` of this row of parameters and moments; in place."""
+    """`optim.update` of this row of parameters and moments; in place. Of sgd `bias` is the momentum."""
     mean, square, largest = held
+    if not adam and bias > 0:  # momentum
+        for i in range(len(grads)):
+            m = bias * mean[row, i] + (grads[i] + decay * params[row, i])
+            mean[row, i] = m
+            params[row, i] -= rate * m
+        return
     if not adam:
         for i in range(len(grads)):
             params[row, i] -= rate * (grads[i] + decay * params[row, i])
@@ -329,7 +335,7 @@ def train(
 ) -> None:  # fmt: skip
     """The local steps of lanes lo..hi-1 in one round, from the models' parameters; in place."""
     key0, key1, cumulative, counts, starts, order = drawn
-    steps, batch, lr, decay, adam, all_learn = how
+    steps, batch, lr, decay, adam, momentum, trunk_learns, head_learns = how
     d, h, k = W1.shape[1], W1.shape[2], W2.shape[2]
     wide = (batch + WIDTH - 1) // WIDTH * WIDTH  # the rows beyond the batch have no weight
     x, y = np.zeros((d, wide), dtype=np.float32), np.zeros(wide, dtype=np.int32)
@@ -366,13 +372,16 @@ def train(
                     for b in range(wide):
                         x[i, b] *= sees[model[pair], i]
             _gradient(W1[lane], b1[lane], W2[pair], b2[pair], x, y, min(n, batch), room, grads)
-            head_taken[pair] += 1
-            rate, bias = _corrections(head_taken[pair], lr) if adam else (lr, lr)
-            _update(flatW2, flat[2], heldW2, pair, rate, bias, decay, adam)
-            _update(flatb2, flat[3], heldb2, pair, rate, bias, decay, adam)
-            if all_learn:
+            rate, bias = lr, momentum
+            if head_learns:
+                head_taken[pair] += 1
+                if adam:
+                    rate, bias = _corrections(head_taken[pair], lr)
+                _update(flatW2, flat[2], heldW2, pair, rate, bias, decay, adam)
+                _update(flatb2, flat[3], heldb2, pair, rate, bias, decay, adam)
+            if trunk_learns:
                 trunk_taken[lane] += 1
-                if adam and trunk_taken[lane] != head_taken[pair]:
+                if adam and not (head_learns and trunk_taken[lane] == head_taken[pair]):
                     rate, bias = _corrections(trunk_taken[lane], lr)
                 _update(flatW1, flat[0], heldW1, lane, rate, bias, decay, adam)
                 _update(flatb1, flat[1], heldb1, lane, rate, bias, decay, adam)

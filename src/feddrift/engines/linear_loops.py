@@ -124,7 +124,7 @@ def train(
 ) -> None:  # fmt: skip
     """The local steps of lanes lo..hi-1 in one round, from the models' parameters; in place."""
     key0, key1, cumulative, counts, starts, order = drawn
-    steps, batch, lr, decay, adam, _ = how
+    steps, batch, lr, decay, adam, momentum, _, _ = how
     d, k = W.shape[1], W.shape[2]
     wide = (batch + WIDTH - 1) // WIDTH * WIDTH  # the rows beyond the batch have no weight
     x, y = np.zeros((d, wide), dtype=np.float32), np.zeros(wide, dtype=np.int32)
@@ -157,7 +157,7 @@ def train(
                         x[i, r] *= sees[model[pair], i]
             _gradient(W[pair], b[pair], x, y, min(n, batch), room, gW, gb)
             taken[pair] += 1
-            rate, bias = _corrections(taken[pair], lr) if adam else (lr, lr)
+            rate, bias = _corrections(taken[pair], lr) if adam else (lr, momentum)
             _update(flatW, flat, heldW, pair, rate, bias, decay, adam)
             _update(flatb, gb, heldb, pair, rate, bias, decay, adam)
         sound[lane] = True

@@ -49,7 +49,8 @@ class Own(InProcess):
 
 
 class OwnWorker(InProcessWorker):
-    """The clients' work; the optimiser's memory, if any, is the model's own affair and lasts for a round."""
+    """The clients' work; the optimiser, what it remembers (for a round) and when it has enough are the model's own
+    affair."""
 
     engine: Own
 
@@ -90,7 +91,7 @@ class OwnWorker(InProcessWorker):
         for step in range(local.steps):
             words = sampling.step_words(key, np.uint32(round), np.uint32(step))
             t, first = (int(drawn) for drawn in sampling.pick(words, cumulative, lane.counts, np))
-            rows = lane.tables[t] if local.balance else self.trained(t, c, models.ids[m], local)
+            rows = lane.tables[t] if local.by_class else self.trained(t, c, models.ids[m], local)
             n = int(lane.counts[t])
             batch = rows[(first + np.arange(min(local.batch, n))) % n]
             yield _seen(models, m, self.engine.stream.x[batch]), self.engine.stream.y[batch]

@@ -92,7 +92,10 @@ def _in_chunks(
             lane_of = np.arange(n), parts[1] // heads
             added = [renormalised(*added[k], at[k], sound[lane_of[k]]) for k in (0, 1)]
         models = [
-            [average(old, new, at[k], *added[k]) for old, new in zip(models[k], work[k], strict=True)] for k in (0, 1)
+            [average(old, new, at[k], *added[k]) for old, new in zip(models[k], work[k], strict=True)]
+            if k == 0 or local.trains != "trunk"
+            else models[k]
+            for k in (0, 1)
         ]
     return unsplit(models[0], models[1], shape), unsplit(work[0], work[1], shape), states[0], states[1], refused
 
@@ -104,22 +107,62 @@ def logits(net: Net, params: Params, on: Any, mask: Any, x: Any, rows: Any) -> A
         return jax.vmap(partial(masked, net), in_axes=(0, None if mask is None else 0, None))(full, mask, x[rows])
 
 
+Carry = tuple[list[Any], list[Any], Optimiser, Optimiser]  # trunks, heads, and their moments
+
+
 def _local_round(
     net: Net, local: Local, params: Params, mask: Any, of_trunk: Optimiser, of_head: Optimiser, lanes: Lanes,
     x: Any, y: Any, order: Any, round: Any, lr: Any,
-) -> tuple[list[Any], list[Any], Optimiser, Optimiser]:  # fmt: skip
+) -> Carry:  # fmt: skip
     """K local steps of every lane, from its models' parameters: trunks [lane], heads [lane * head], their moments."""
-    shape = trunk_of(net, params)
-    trunk, head = split(params, shape)
-    n_heads = lanes.model.shape[1]
+    step, drawn = stepper(net, local, params, lanes, x, y, lr), draws(local, lanes, order, round)
+
+    def local_update(begin: Carry, sees: Any, drawn: Any) -> Any:
+        return jax.lax.scan(lambda carry, drawn: (step(carry, sees, drawn), None), begin, drawn)[0]
+
+    begin, sees = begun(net, params, mask, of_trunk, of_head, lanes)
+    with jax.default_matmul_precision("float32"):
+        over_lanes = jax.vmap(local_update, in_axes=(0, None if mask is None else 0, 0))
+        return flat(over_lanes(begin, sees, drawn), lanes)
+
+
+def draws(local: Local, lanes: Lanes, order: Any, round: Any) -> tuple[Any, Any, Any]:
+    """[lane, step]: the rows of each minibatch [B], how many rows there are to draw from, and the head that learns."""
     steps = jnp.arange(local.steps, dtype=jnp.uint32)
-    words = sampling.step_words((lanes.key[0][:, None], lanes.key[1][:, None]), round, steps[None])  # [lane, step]
+    words = sampling.step_words((lanes.key[0][:, None], lanes.key[1][:, None]), round, steps[None])
     cell, first = sampling.pick(words, lanes.cumulative[:, None], lanes.counts[:, None], jnp)
     n = jnp.take_along_axis(lanes.counts, cell, axis=1)
     at = (first[..., None] + jnp.arange(local.batch)) % n[..., None]
-    rows = order[jnp.take_along_axis(lanes.starts, cell, axis=1)[..., None] + at]  # [lane, step, B]
-    model = lanes.model[:, 0] if n_heads == 1 else lanes.model  # a single head needs no axis of its own
-    sees = None if mask is None else mask[model]
+    rows = order[jnp.take_along_axis(lanes.starts, cell, axis=1)[..., None] + at]
+    return rows, n, cell % lanes.model.shape[1]
+
+
+def begun(
+    net: Net, params: Params, mask: Any, of_trunk: Optimiser, of_head: Optimiser, lanes: Lanes
+) -> tuple[Carry, Any]:
+    """What lanes begin a round with, and what their models see."""
+    trunk, head = split(params, trunk_of(net, params))
+    model = _models(lanes)
+    by_lane = partial(tree_map, lambda leaf: leaf.reshape(*model.shape, *leaf.shape[1:]))
+    begin = [leaf[lanes.trunk] for leaf in trunk], [leaf[model] for leaf in head], of_trunk, by_lane(of_head)
+    return begin, None if mask is None else mask[model]
+
+
+def flat(trained: Carry, lanes: Lanes) -> Carry:
+    """The same with all heads, [lane * head], in one row."""
+    trunks, heads, of_trunk, head_optimisers = trained
+    rows = partial(tree_map, lambda leaf: leaf.reshape(-1, *leaf.shape[_models(lanes).ndim :]))
+    return trunks, rows(heads), of_trunk, rows(head_optimisers)
+
+
+def _models(lanes: Lanes) -> Any:
+    """[lane, head]; a single head needs no axis of its own."""
+    return lanes.model[:, 0] if lanes.model.shape[1] == 1 else lanes.model
+
+
+def stepper(net: Net, local: Local, params: Params, lanes: Lanes, x: Any, y: Any, lr: Any) -> Any:
+    """One local step of one lane: step(carry, what its models see, what is drawn) is the carry after it."""
+    shape, n_heads = trunk_of(net, params), lanes.model.shape[1]
     gradient = jax.grad(partial(batch_loss, net))
 
     def get(stack: Any, h: Any) -> Any:
@@ -129,37 +172,25 @@ def _local_round(
         chosen = (jnp.arange(n_heads) == h).reshape(-1, *[1] * new.ndim)
         return new if n_heads == 1 else jnp.where(chosen, new, stack)
 
-    def local_update(begin: Any, sees: Any, drawn: Any) -> Any:
-        def step(carry: Any, drawn: Any) -> Any:
-            trunk, heads, (trunk_moments, trunk_done), head_optimisers = carry
-            batch, size, h = drawn
-            head, (head_moments, head_done) = tree_map(lambda stack: get(stack, h), (heads, head_optimisers))
-            full = unsplit(trunk, head, shape)
-            grads = gradient(full, None if sees is None else get(sees, h), x[batch], y[batch], size)
-            trunk_grads, head_grads = split(grads, shape)
-            if local.trains == "all":
-                trunk_done = trunk_done + 1
-                trunk, trunk_moments = optim.update(local, trunk, trunk_grads, trunk_moments, trunk_done, lr)
+    def step(carry: Carry, sees: Any, drawn: Any) -> Carry:
+        trunk, heads, (trunk_moments, trunk_done), head_optimisers = carry
+        batch, size, h = drawn
+        head, (head_moments, head_done) = tree_map(lambda stack: get(stack, h), (heads, head_optimisers))
+        full = unsplit(trunk, head, shape)
+        grads = gradient(full, None if sees is None else get(sees, h), x[batch], y[batch], size)
+        trunk_grads, head_grads = split(grads, shape)
+        if local.trains != "head":
+            trunk_done = trunk_done + 1
+            trunk, trunk_moments = optim.update(local, trunk, trunk_grads, trunk_moments, trunk_done, lr)
+        if local.trains != "trunk":
             head_done = head_done + 1
             head, head_moments = optim.update(local, head, head_grads, head_moments, head_done, lr)
             heads, head_optimisers = tree_map(
                 lambda stack, new: set(stack, new, h), (heads, head_optimisers), (head, (head_moments, head_done))
             )
-            return (trunk, heads, (trunk_moments, trunk_done), head_optimisers), None
+        return trunk, heads, (trunk_moments, trunk_done), head_optimisers
 
-        return jax.lax.scan(step, begin, drawn)[0]
-
-    def by_lane(leaf: Any) -> Any:
-        return leaf.reshape(*model.shape, *leaf.shape[1:])
-
-    begin = (
-        [leaf[lanes.trunk] for leaf in trunk], [leaf[model] for leaf in head], of_trunk, tree_map(by_lane, of_head),
-    )  # fmt: skip
-    with jax.default_matmul_precision("float32"):
-        over_lanes = jax.vmap(local_update, in_axes=(0, None if mask is None else 0, 0))
-        trunks, heads, of_trunk, head_optimisers = over_lanes(begin, sees, (rows, n, cell % n_heads))
-    flat = partial(tree_map, lambda leaf: leaf.reshape(-1, *leaf.shape[model.ndim :]))
-    return trunks, flat(heads), of_trunk, flat(head_optimisers)
+    return step
 
 
 _chunk = jax.jit(_local_round, static_argnums=(0, 1), donate_argnums=(4, 5))
@@ -183,9 +214,10 @@ def _rounds(
         every, sound = jnp.arange(len(lanes.trunk)), _finite(trunks, heads, len(lanes.trunk))
         of_pair = jnp.repeat(sound, lanes.model.shape[1])
         trunk = _averaged(mesh, trunk, trunks, lanes.trunk, lanes.trunk_share, every, lanes.n_lanes, sound)
-        head = _averaged(
-            mesh, head, heads, lanes.model.reshape(-1), lanes.head_share, lanes.pair, lanes.n_pairs, of_pair
-        )
+        if local.trains != "trunk":
+            head = _averaged(
+                mesh, head, heads, lanes.model.reshape(-1), lanes.head_share, lanes.pair, lanes.n_pairs, of_pair
+            )
         return trunk, head, trunks, heads, of_trunk, of_head, refused + ~sound
 
     trunks, heads = [leaf[lanes.trunk] for leaf in trunk], [leaf[lanes.model.reshape(-1)] for leaf in head]

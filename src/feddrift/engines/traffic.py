@@ -45,12 +45,14 @@ class Traffic:
         if models.private[work.model].all():
             return
         trunk, head = self._sizes(models)
-        changed = {("head", models.ids[m]) for m in work.model}
-        if local.trains == "all":
+        changed: set[tuple[str, int]] = set()
+        if local.trains != "head":
             _, first = np.unique(work.lane, return_index=True)
             np.add.at(self.numbers[TRAINING], work.client[first], 2 * rounds * trunk)
             changed |= {("trunk", models.family[m]) for m in work.model}
-        np.add.at(self.numbers[TRAINING], work.client, 2 * rounds * head)
+        if local.trains != "trunk":
+            np.add.at(self.numbers[TRAINING], work.client, 2 * rounds * head)
+            changed |= {("head", models.ids[m]) for m in work.model}
         self.has = {part: has for part, has in self.has.items() if part not in changed}
 
     def save(self) -> dict[str, Any]:

@@ -214,8 +214,10 @@ class Client:
             return {"round": round}, {}
         updates = worker.updates(models, work, round, local)
         trunk, head = split(updates.params, trunk_of(engine.net, updates.params))
-        parts = {f"head-{k}": [leaf[k] for leaf in head] for k in range(len(work.model)) if head}
-        if local.trains == "all":
+        parts: dict[str, Part] = {}
+        if local.trains != "trunk":
+            parts |= {f"head-{k}": [leaf[k] for leaf in head] for k in range(len(work.model)) if head}
+        if local.trains != "head":
             parts |= {f"trunk-{k}": [leaf[k] for leaf in trunk] for k in range(work.n_lanes) if trunk}
         store.put_moments({"tau": task.tau, "round": round, "before": before, "after": worker.save()})
         return {"round": round}, parts

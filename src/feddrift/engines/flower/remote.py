@@ -104,8 +104,8 @@ class Remote(Worker):
             asked[c] = Train(round, local.plain(), own_specs, w), _parts_of(own_specs, parts)
 
         def check(c: int, body: Body, raw: Raw) -> list[list[Part]]:
-            trunks = [trunk_shapes] * mine[c].n_lanes if local.trains == "all" and trunk_shapes else []
-            heads = [head_shapes] * len(mine[c].model) if head_shapes else []
+            trunks = [trunk_shapes] * mine[c].n_lanes if local.trains != "head" and trunk_shapes else []
+            heads = [head_shapes] * len(mine[c].model) if local.trains != "trunk" and head_shapes else []
             return messages.read_trained(body, raw, round, trunks, heads)
 
         replies = []
@@ -115,7 +115,7 @@ class Remote(Worker):
                 trunks = [trunks[k] for k in np.argsort(np.argsort(first))]
             else:
                 trunks = [split(params_of(models, m), shape)[0] for m in mine[c].model[first].tolist()]
-            heads = heads or [[] for _ in mine[c].model]
+            heads = heads or [split(params_of(models, m), shape)[1] for m in mine[c].model.tolist()]
             stacked = [[np.stack(rows) for rows in zip(*part, strict=True)] for part in (trunks, heads)]
             replies.append(mine[c].updates(unsplit(stacked[0], stacked[1], shape)))
         return gathered(models, work, replies)
