@@ -2,17 +2,51 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
 from feddrift.errors import ConfigError
 
+if TYPE_CHECKING:
+    from feddrift.types import Models
+
 Average = Literal["mean", "median", "trimmed", "clipped"]
 Holds = Literal["last", "first"]
 Trains = Literal["all", "head", "trunk"]
-LATER = ("balance", "holds", "momentum", "even", "patience")  # fields that came after records and messages were there
+# Fields that came after records and messages were there.
+LATER = ("balance", "holds", "momentum", "even", "patience", "pull")
+
+
+@dataclass(frozen=True, eq=False)
+class Pull:
+    """A pull in the loss of local training: weight / 2 * |theta - to|^2 is added, so weight (theta - to) to gradients.
+
+    `weight` is one number, or one for each client. A model is pulled to what it was when the round began, or to other
+    models: of a stack as long as the one that is trained each to the one in its place, of a single one all to that.
+
+    >>> Local(pull=Pull(0.1)).plain()["pull"]
+    {'weight': 0.1, 'to': None}
+    """
+
+    weight: float | Sequence[float]
+    to: Models | None = None  # None: what it was when the round began
+
+    def __post_init__(self) -> None:
+        weights = np.asarray(self.weight, dtype=object).reshape(-1)
+        if not len(weights) or not all(isinstance(w, int | float | np.number) and 0 <= w < np.inf for w in weights):
+            raise ConfigError(f"the weight of a pull must be numbers of at least 0, got {self.weight!r}")
+
+    def on(self, client: int) -> float:
+        """The weight at a client."""
+        return float(np.asarray(self.weight).reshape(-1)[client if np.ndim(self.weight) else 0])
+
+    def plain(self) -> dict[str, Any]:
+        """Weight, and the ids of the models, for questions that are asked again."""
+        weight = np.asarray(self.weight, dtype=np.float64).tolist()
+        return {"weight": weight, "to": None if self.to is None else list(self.to.ids)}
 
 
 @dataclass(frozen=True)
@@ -40,6 +74,7 @@ class Local:
     # With hold_out: a client looks at its held-out loss every ceil(N / B) local steps, and stops the round at the e-th
     # look if the loss fell since the look before (in this time step) by less than patience / e. 0: never.
     patience: float = 0.0
+    pull: Pull | None = None  # of parameters, towards where the round began or towards other models
 
     def __post_init__(self) -> None:
         for name in ("rounds", "steps", "batch", "even"):
@@ -77,6 +112,8 @@ class Local:
             raise ConfigError(f"patience must be at least 0, got {self.patience}")
         if self.patience and not self.hold_out:
             raise ConfigError("patience looks at held-out rows: give hold_out a share, such as 0.2")
+        if self.pull is not None and not isinstance(self.pull, Pull):
+            raise ConfigError(f"pull must be a Pull, such as Pull(0.1), got {self.pull!r}")
 
     @property
     def by_class(self) -> bool:
@@ -90,4 +127,5 @@ class Local:
         (False, 'first')
         """
         unsaid = {name for name in LATER if getattr(self, name) == getattr(Local, name)}
-        return {name: value for name, value in asdict(self).items() if name not in unsaid}
+        said = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in unsaid}
+        return said if self.pull is None else {**said, "pull": self.pull.plain()}

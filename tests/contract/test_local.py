@@ -12,9 +12,9 @@ import pytest
 import feddrift as fd
 from feddrift.data import Stream
 from feddrift.engines import sampling
-from feddrift.models import take
+from feddrift.models import in_place_of, take
 from feddrift.nets.perceptron import mlp
-from feddrift.types import Local, Models
+from feddrift.types import Local, Models, Pull
 from tests.contract.test_engines import BUILDS, LOCAL, NAMES, differs, make, same, some_w, uneven_stream
 
 VALUES: dict[str, dict[str, Any]] = {
@@ -42,6 +42,83 @@ def test_engines_agree(value: str) -> None:
         same(results[0], other, atol=1e-5)
     plain = make("simulator", stream, replace(local, **PLAIN)).at(2)
     assert differs(plain.train(shared_trunk(plain), w).params, results[0][1])
+
+
+def shared_and_own(fed: Any) -> tuple[Models, Models]:
+    """A model for all, and a private copy of another at each client."""
+    start = fed.fresh(2, distinct=True)
+    return take(start, [0], [0]), take(start, [1] * 4, range(1, 5), owner=range(4))
+
+
+def test_engines_agree_on_pulls() -> None:
+    """To where a round began, with weights of each client; and of private models to a shared one."""
+    stream, results = uneven_stream(1), []
+    w, own = some_w(2, stream, 3, 1), np.tile(np.eye(4), (3, 1, 1))
+    for name in NAMES:
+        fed = make(name, stream, replace(LOCAL, steps=3)).at(2)
+        models, (shared, private) = shared_trunk(fed), shared_and_own(fed)
+        answers: list[Any] = [fed.train(models, w, local=replace(fed.local, pull=Pull([1.0, 0.5, 0.0, 2.0]))).params]
+        tuned = fed.train(private, own, rounds=1, local=replace(fed.local, pull=Pull(1.0, to=shared)))
+        answers.append(fed.evaluate(tuned, "loss"))  # of private models only scores leave a client
+        results.append([*answers, fed.sent])
+    for other in results[1:]:
+        same(results[0], other, atol=1e-5)
+    free = make("simulator", stream, replace(LOCAL, steps=3)).at(2)
+    assert differs(free.train(shared_trunk(free), w).params, results[0][0])
+
+
+def test_models_are_pulled_to_those_in_their_places() -> None:
+    fed = make("reference", uneven_stream()).at(0)
+    models, others = shared_trunk(fed), fed.fresh(3, distinct=True)
+    same(in_place_of(models, others).params["W2"], others.params["W2"])
+    same(in_place_of(models, others).params["W1"], others.params["W1"][[0, 2]])  # of the first of each family
+    same(in_place_of(models, take(others, [1], [1])).params["W2"], others.params["W2"][[1, 1, 1]])
+
+
+def test_a_pull_by_hand() -> None:
+    """One row, two steps of sgd: b <- b - lr (gradient + weight (b - to)); the first is free where to is the start."""
+    stream = Stream.from_arrays([[(np.ones((1, 1)), np.zeros(1, dtype=int))]] * 2, n_classes=2)
+    net, w = mlp(1, (), 2), np.ones((1, 1, 1))
+    local = Local(rounds=1, steps=2, batch=1, lr=0.1, optimizer="sgd", weight_decay=0.0)
+    for name in ("reference", "simulator"):
+        fed = BUILDS[name](stream, net, local, 0).at(0)
+        models, other = fed.fresh(), fed.fresh(2, distinct=True)
+        for to in (None, take(other, [1], [0])):
+            theta = np.concatenate([models.params["W1"][0, 0], models.params["b1"][0]]).astype(float)
+            aim = theta if to is None else np.concatenate([to.params["W1"][0, 0], to.params["b1"][0]])
+            for _ in range(2):
+                p = np.exp(theta[:2] + theta[2:]) / np.exp(theta[:2] + theta[2:]).sum()
+                theta = theta - 0.1 * (np.tile(p - [1, 0], 2) + 2.0 * (theta - aim))
+            trained = fed.train(models, w, local=replace(local, pull=Pull(2.0, to))).params
+            np.testing.assert_allclose(np.concatenate([trained["W1"][0, 0], trained["b1"][0]]), theta, atol=1e-6)
+
+
+def test_a_strong_pull_keeps_models_where_they_are_and_what_they_are_pulled_to_is_sent_once() -> None:
+    stream = uneven_stream()
+    fed = make("simulator", stream, replace(LOCAL, optimizer="sgd", lr=0.01)).at(2)
+    shared, private = shared_and_own(fed)
+    local = replace(fed.local, steps=50, pull=Pull([50.0, 50.0, 50.0, 0.0], to=shared))
+    tuned = fed.train(private, np.tile(np.eye(4), (3, 1, 1)), rounds=2, local=local)
+    away = np.abs(tuned.params["W1"] - shared.params["W1"]).max(axis=(1, 2))
+    assert away[1:3].max() < 0.02 < away[3]
+    assert fed.sent.tolist() == (stream.counts[:3].sum(axis=0) > 0).astype(float).tolist()
+
+
+def test_pulls_that_do_not_fit_are_refused() -> None:
+    fed = make("simulator", uneven_stream()).at(2)
+    models, w = fed.fresh(3), np.ones((3, 4, 3))
+    for pull, sentence in (
+        (Pull([1.0, 2.0]), "one weight, or one for each of 4 clients, got"),
+        (Pull(1.0, fed.fresh(2)), "to one model, or to one for each of 3, got 2"),
+        (Pull(1.0, take(fed.fresh(), [0], [0], owner=[1])), "a pull is about models that clients share"),
+    ):
+        with pytest.raises(fd.ConfigError, match=sentence):
+            fed.train(models, w, local=replace(LOCAL, pull=pull))
+    with pytest.raises(fd.ConfigError, match="weight of a pull must be numbers of at least 0, got -1"):
+        Pull(-1)
+    with pytest.raises(fd.ConfigError, match=r"pull must be a Pull, such as Pull\(0.1\), got 0.1"):
+        Local(pull=0.1)  # type: ignore[arg-type]
+    assert "pull" not in Local().plain()
 
 
 PLAIN: dict[str, Any] = {"momentum": 0.0, "trains": "all", "even": 0, "patience": 0.0}

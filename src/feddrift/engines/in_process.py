@@ -275,8 +275,8 @@ class InProcessWorker(Worker):
         return lane
 
     def looks(self, c: int, w: Floats, lane: Lane, local: Local) -> tuple[Ints, Floats, int]:
-        """For `Local.patience`: the held-out rows of a lane, their weights [head, row] by w[t, head], which add up to 1,
-        and after how many local steps it looks at them."""
+        """For `Local.patience`: the held-out rows of a lane, their weights [head, row] by w[t, head], and after how
+        many local steps it looks at them."""
         times = np.flatnonzero(w.any(axis=1))
         held = [self.shuffled(int(t), c) for t in times]
         held = [rows[sampling.held_rows(len(rows), local.hold_out, local.holds)] for rows in held]

@@ -26,6 +26,11 @@ def start(params: Params) -> Moments:
     return {name: tree_map(zeros, params) for name in ("mean", "square", "largest")}
 
 
+def pulled(grads: list[Any], params: list[Any], to: list[Any], weight: Any) -> list[Any]:
+    """The gradients with those of weight / 2 * |params - to|^2."""
+    return [g + weight * (p - a) for g, p, a in zip(grads, params, to, strict=True)]
+
+
 def update(
     local: Local, params: Params, grads: Params, moments: Moments, step: Any, lr: Any = None
 ) -> tuple[Params, Moments]:

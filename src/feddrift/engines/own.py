@@ -61,6 +61,8 @@ class OwnWorker(InProcessWorker):
         pass
 
     def updates(self, models: Models, work: Work, round: int, local: Local) -> Updates:
+        if local.pull is not None:
+            raise ConfigError("a model with init, logits and fit trains itself: a pull needs a Net or a PyTorch module")
         self.engine.lane_rounds += work.n_lanes
         trained = [
             self._fit(c, m, models, self._batches(c, m, models, work.data, round, local), local.lr)

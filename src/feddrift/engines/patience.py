@@ -22,12 +22,12 @@ jax.tree_util.register_dataclass(Looks, data_fields=[f.name for f in fields(Look
 @partial(jax.jit, static_argnums=(0, 1), donate_argnums=(4, 5))
 def local_round(
     net: Net, local: Local, params: Params, mask: Any, of_trunk: Optimiser, of_head: Optimiser, lanes: Lanes,
-    looks: Looks, x: Any, y: Any, order: Any, round: Any, lr: Any,
+    looks: Looks, x: Any, y: Any, order: Any, round: Any, lr: Any, to: Params,
 ) -> tuple[program.Carry, Any]:  # fmt: skip
     """As `program._local_round`, and the loss [lane] at the last look; a lane that has stopped stays as it is."""
     shape, n_heads = trunk_of(net, params), lanes.model.shape[1]
-    step = jax.vmap(program.stepper(net, local, params, lanes, x, y, lr), in_axes=(0, None if mask is None else 0, 0))
-    begin, sees = program.begun(net, params, mask, of_trunk, of_head, lanes)
+    step = jax.vmap(program.stepper(net, local, params, lanes, x, y, lr))
+    begin, stays = program.begun(net, params, mask, of_trunk, of_head, lanes, to)
     drawn = tree_map(lambda leaf: jnp.swapaxes(leaf, 0, 1), program.draws(local, lanes, order, round))
 
     def look(trunk: list[Any], heads: list[Any], sees: Any, rows: Any, weight: Any) -> Any:
@@ -36,16 +36,15 @@ def local_round(
 
         if n_heads == 1:
             return under(heads, sees, weight[0])
-        return jax.vmap(under, in_axes=(0, None if mask is None else 0, 0))(heads, sees, weight).sum()
+        return jax.vmap(under)(heads, sees, weight).sum()
 
     def look_all(now: program.Carry) -> Any:
-        over_lanes = jax.vmap(look, in_axes=(0, 0, None if mask is None else 0, 0, 0))
-        return over_lanes(now[0], now[1], sees, looks.rows, looks.weight)
+        return jax.vmap(look)(now[0], now[1], stays[0], looks.rows, looks.weight)
 
     def one(carry: Any, drawn: Any) -> Any:
         now, going, before = carry
         done, batches = drawn
-        moved = step(now, sees, batches)
+        moved = step(now, stays, batches)
         now = tree_map(lambda old, new: jnp.where(going.reshape(-1, *[1] * (new.ndim - 1)), new, old), now, moved)
         due = going & (done % looks.every == 0)
         loss = jax.lax.cond(due.any(), look_all, lambda _: before, now)

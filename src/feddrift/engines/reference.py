@@ -16,7 +16,7 @@ from feddrift.engines.conditions import IDEAL, Conditions
 from feddrift.engines.entries import Entries
 from feddrift.engines.in_process import InProcess, InProcessWorker
 from feddrift.engines.worker import Work
-from feddrift.models import params_of
+from feddrift.models import in_place_of, params_of
 from feddrift.nets import check_fits
 from feddrift.nets.losses import batch_loss, masked
 from feddrift.nets.own import check_traceable
@@ -104,6 +104,10 @@ class ReferenceWorker(InProcessWorker):
         family, ids = models.family[members[0]], [models.ids[m] for m in members]
         parts = [split(tree_map(np.asarray, params_of(models, m)), shape) for m in members]
         trunk, heads = parts[0][0], [head for _, head in parts]
+        to = parts
+        if local.pull is not None and local.pull.to is not None:
+            others = in_place_of(models, local.pull.to)
+            to = [split(tree_map(np.asarray, params_of(others, m)), shape) for m in members]
         weights = np.zeros(w.shape[::2])
         weights[w.t[w.c == c], w.m[w.c == c]] = w.value[w.c == c]
         lane = self.lane(c, ids, weights[:, members], local)
@@ -122,6 +126,10 @@ class ReferenceWorker(InProcessWorker):
             params = unsplit(trunk, heads[h], shape)
             grads = self.engine.gradient(params, mask, stream.x[batch], stream.y[batch], n)
             of_trunk, of_head = split(tree_map(np.asarray, grads), shape)
+            if local.pull is not None:
+                weight = np.float32(local.pull.on(c))
+                of_trunk = optim.pulled(of_trunk, trunk, to[h][0], weight)
+                of_head = optim.pulled(of_head, heads[h], to[h][1], weight)
             if local.trains != "head":
                 trunk = self._updated((c, "trunk", family), trunk, of_trunk, local)
             if local.trains != "trunk":

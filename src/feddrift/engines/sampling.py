@@ -86,7 +86,7 @@ def balanced(classes: Ints | npt.NDArray[np.int32], sizes: Ints, w: Floats) -> T
 def even(classes: Ints | npt.NDArray[np.int32], sizes: Ints, most: int) -> Tables:
     """The tables of a lane that trains on `most` rows of each of its classes, or on as many as the rarest has.
 
-    The newest cells give theirs first, in their order. In a table classes take turns, so that minibatches are even, too.
+    The newest cells give theirs first, in their order. In a table classes take turns, so minibatches are even, too.
 
     >>> even(np.array([0, 0, 1, 0, 1, 1, 1]), np.array([4, 3]), 3)
     Tables(rows=array([0, 1, 3, 4, 5, 6]), sizes=array([3, 3]), mass=array([3., 3.]))

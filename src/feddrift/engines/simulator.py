@@ -32,6 +32,7 @@ from feddrift.engines.lanes import Devices, Lanes, on_cpu
 from feddrift.engines.looks import looks_of
 from feddrift.engines.moments import MomentStore, Name, power_of_two
 from feddrift.engines.worker import Work, gathered, in_turn
+from feddrift.models import in_place_of
 from feddrift.nets import check_fits
 from feddrift.nets.own import check_traceable
 from feddrift.nets.perceptron import linear, perceptron
@@ -171,7 +172,7 @@ class SimulatorWorker(InProcessWorker):
         described, order, pairs = self._describe(models, work, local)
         params, _, mask = _padded(models, model_bucket(len(models)))
         lane_names, pair_names = _names(models, work, described, pairs)
-        engine, kernel = self.engine, self.engine.kernel(params)
+        engine, kernel = self.engine, None if local.pull else self.engine.kernel(params)
         moments = self._recall(params, lane_names, pair_names)
         limits = np.uint32(first), np.uint32(last)
         if kernel:
@@ -179,7 +180,7 @@ class SimulatorWorker(InProcessWorker):
         else:
             from feddrift.engines import program
 
-            data, run = engine.data, partial(program.rounds, engine.devices)
+            data, run = engine.data, partial(program.rounds, engine.devices, to=_pulled_to(models, local))
         trained, updates, of_trunk, of_head, refused = run(
             engine.net, local, params, mask, *moments, described, *data, order, *limits
         )
@@ -189,6 +190,7 @@ class SimulatorWorker(InProcessWorker):
     def _patient(self, models: Models, work: Work, round: int, local: Local) -> Updates:
         """`updates` of lanes that may stop early; as many clients at a time as there is room for."""
         from feddrift.engines import patience
+        from feddrift.engines.program import compiled_for
 
         engine, clients = self.engine, np.unique(work.client)
         params, _, mask = _padded(models, model_bucket(len(models)))
@@ -203,10 +205,10 @@ class SimulatorWorker(InProcessWorker):
         lane_names, pair_names = _names(models, work, described, pairs)
         moments = self._recall(params, lane_names, pair_names)
         looks = looks_of(self, models, work, described.model.shape, self.looked, local)
-        program = replace(local, rounds=1, lr=1.0, average="mean")
         (trunks, heads, of_trunk, of_head), last = patience.local_round(
-            engine.net, program, params, mask, *engine.devices.put((*moments, described, looks), deal=True),
+            engine.net, compiled_for(local), params, mask, *engine.devices.put((*moments, described, looks), deal=True),
             *engine.data, engine.devices.put(order), np.uint32(round), np.float32(local.lr),
+            _pulled_to(models, local),
         )  # fmt: skip
         self._keep(params, lane_names, pair_names, of_trunk, of_head)
         self.looked |= {name: float(loss) for name, loss in zip(lane_names, np.asarray(last), strict=True) if name}
@@ -272,6 +274,7 @@ class SimulatorWorker(InProcessWorker):
             pair=added,
             n_lanes=np.int32(n),
             n_pairs=np.int32(len(pairs)),
+            pull=None if (pull := local.pull) is None else pad(np.array([pull.on(int(c)) for c in client], np.float32)),
         )
         return described, order, pairs
 
@@ -361,6 +364,12 @@ def _joined(order: list[Ints]) -> npt.NDArray[np.int32]:
 
 def _pad_rows(rows: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
     return np.concatenate([rows, np.repeat(rows[:1], size - len(rows), axis=0)])
+
+
+def _pulled_to(models: Models, local: Local) -> Params:
+    """The parameters that models are pulled to, padded as they are; None: to what a round begins with."""
+    to = None if local.pull is None else local.pull.to
+    return None if to is None else _padded(in_place_of(models, to), model_bucket(len(models)))[0]
 
 
 def _padded(models: Models, size: int) -> tuple[Params, Any, Any]:
