@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import sys
+import types
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +16,10 @@ from feddrift.data import Stream
 from feddrift.engines import sampling
 from feddrift.models import in_place_of, take
 from feddrift.nets.perceptron import mlp
+from feddrift.testing import check_algorithm
 from feddrift.types import Local, Models, Pull
 from tests.contract.test_engines import BUILDS, LOCAL, NAMES, differs, make, same, some_w, uneven_stream
+from tests.docs import blocks
 
 VALUES: dict[str, dict[str, Any]] = {
     "momentum": {"optimizer": "sgd", "momentum": 0.9, "lr": 0.1},
@@ -247,3 +251,13 @@ def test_they_are_recorded_where_they_are_set_alone() -> None:
 def test_nonsense_is_refused(wrong: dict[str, Any], sentence: str) -> None:
     with pytest.raises(fd.ConfigError, match=sentence):
         Local(**wrong)
+
+
+@pytest.mark.parametrize(("file", "name"), [("prox.py", "FedProx"), ("ditto.py", "Ditto")])
+def test_the_proximal_methods_of_the_documentation_keep_the_contract(file: str, name: str) -> None:
+    (text,) = [block.text for block in blocks("docs/extend.md") if block.file == file]
+    module = types.ModuleType(file.removesuffix(".py"))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(sys.modules, module.__name__, module)  # where dataclasses look for annotations
+        exec(compile(text, file, "exec"), vars(module))
+        check_algorithm(getattr(module, name)())

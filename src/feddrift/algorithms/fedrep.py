@@ -24,9 +24,7 @@ TRUNK = 0  # the family of all heads
 class FedRep:
     """One trunk that learns from all, and a head of its own for each client."""
 
-    head_share: float = option(
-        0.5, "the share of a round's local steps in which the head learns, the first ones"
-    )
+    head_share: float = option(0.5, "the share of a round's local steps in which the head learns, the first ones")
     memory: Memory = ALL
 
     def __post_init__(self) -> None:
