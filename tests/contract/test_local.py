@@ -203,13 +203,22 @@ def test_patience_ends_a_round_when_the_held_out_loss_falls_by_too_little() -> N
     w[2, 1] = 1
     local = replace(LOCAL, hold_out=0.3, lr=0.001, steps=1000, batch=8)
     every = -(-int(sampling.trained_rows(np.array(n), 0.3)) // 8)
-    for name in ("reference", "compiled"):
+    for name in ("reference", "compiled", "simulator"):
         hasty = make(name, stream, replace(local, patience=1e9)).at(2)
         updates = hasty.local_updates(hasty.fresh(), w).params
         short = make(name, stream, replace(local, steps=2 * every)).at(2)
         same(updates, short.local_updates(short.fresh(), w).params, atol=1e-6)  # the loss falls at this step size
         patient, plain = (make(name, stream, replace(local, patience=p, steps=40)).at(2) for p in (1e-12, 0.0))
         same(patient.local_updates(patient.fresh(), w).params, plain.local_updates(plain.fresh(), w).params, atol=1e-6)
+
+
+def test_linear_nets_have_patience_and_momentum_too() -> None:
+    stream, results = uneven_stream(1), []
+    local = replace(LOCAL, hold_out=0.3, patience=0.05, steps=8, optimizer="sgd", momentum=0.9)
+    for name in ("reference", "simulator"):
+        fed = BUILDS[name](stream, mlp(3, (), 2), local, 3).at(2)
+        results.append(fed.train(fed.fresh(2, distinct=True), some_w(2, stream, 2)).params)
+    same(results[0], results[1], atol=1e-5)
 
 
 def test_a_look_of_an_earlier_round_counts() -> None:

@@ -25,17 +25,24 @@ class Looks:
     every: Any  # [lane], local steps from one look to the next
     before: Any  # [lane], the loss at the last look, NaN: there was none
 
+    @classmethod
+    def none(cls, n_lanes: int, n_heads: int = 1, n_rows: int = 0) -> Looks:
+        """No looks yet, with room for some."""
+        return cls(
+            np.zeros((n_lanes, n_rows), dtype=np.int32), np.zeros((n_lanes, n_heads, n_rows), dtype=np.float32),
+            np.zeros(n_lanes, dtype=np.int32), np.full(n_lanes, np.nan, dtype=np.float32),
+        )  # fmt: skip
+
 
 def looks_of(
     worker: InProcessWorker,
     models: Models,
     work: Work,
     shape: tuple[int, int],
-    before: Mapping[Name, float],
+    past: Mapping[Name, float],
     local: Local,
 ) -> Looks:
     """What each lane looks at, padded to this number of lanes and of heads in each."""
-    last = np.full(shape[0], np.nan, dtype=np.float32)
     w, each = work.data, []
     for lane in range(work.n_lanes):
         pairs = np.flatnonzero(work.lane == lane)
@@ -44,14 +51,10 @@ def looks_of(
         mine = np.flatnonzero((w.c == c) & np.isin(w.m, members))
         weights[w.t[mine], np.searchsorted(members, w.m[mine])] = w.value[mine]
         drawn = worker.lane(c, [models.ids[m] for m in members], weights, local)
-        each.append(worker.looks(c, weights, drawn, local))
-        last[lane] = before.get((c, models.family[members[0]]), np.nan)
-    size = power_of_two(max(LEAST, *(len(rows) for rows, _, _ in each)))
-    looks = Looks(
-        np.zeros((shape[0], size), dtype=np.int32), np.zeros((*shape, size), dtype=np.float32),
-        np.ones(shape[0], dtype=np.int32), last,
-    )  # fmt: skip
-    for lane, (rows, weight, every) in enumerate(each):
+        each.append(((c, models.family[members[0]]), *worker.looks(c, weights, drawn, local)))
+    looks = Looks.none(*shape, power_of_two(max(LEAST, *(len(rows) for _, rows, _, _ in each))))
+    looks.every[:] = 1  # of padding, too
+    for lane, (name, rows, weight, every) in enumerate(each):
         looks.rows[lane, : len(rows)], looks.weight[lane, : len(weight), : len(rows)] = rows, weight
-        looks.every[lane] = every
+        looks.every[lane], looks.before[lane] = every, past.get(name, np.nan)
     return looks

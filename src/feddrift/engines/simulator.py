@@ -152,13 +152,13 @@ class SimulatorWorker(InProcessWorker):
         self.looked = dict(saved[2]) if len(saved) > 2 else {}  # older checkpoints have none
 
     def rounds(self, models: Models, work: Work, first: int, last: int, local: Local) -> tuple[Models, Ints]:
-        if local.patience:
+        if local.patience and not self._native(models, local):
             return in_turn(self, models, work, first, last, local)
         params, _, _, left_out = self._run(models, work, first, last, local)
         return replace(models, params=self._fetch(params, len(models.families), len(models))), left_out
 
     def updates(self, models: Models, work: Work, round: int, local: Local) -> Updates:
-        if local.patience:
+        if local.patience and not self._native(models, local):
             return self._patient(models, work, round, local)
         _, trained, pairs, _ = self._run(models, work, round, round + 1, local)
         return work.updates(self._fetch(trained, np.arange(work.n_lanes), pairs))
@@ -172,11 +172,13 @@ class SimulatorWorker(InProcessWorker):
         described, order, pairs = self._describe(models, work, local)
         params, _, mask = _padded(models, model_bucket(len(models)))
         lane_names, pair_names = _names(models, work, described, pairs)
-        engine, kernel = self.engine, None if local.pull else self.engine.kernel(params)
+        engine, kernel, looks = self.engine, self._native(models, local), None
         moments = self._recall(params, lane_names, pair_names)
         limits = np.uint32(first), np.uint32(last)
         if kernel:
-            data, run = (engine.stream.x, engine.stream.y), kernel.rounds
+            if local.patience:
+                looks = looks_of(self, models, work, described.model.shape, self.looked, local)
+            data, run = (engine.stream.x, engine.stream.y), partial(kernel.rounds, looks=looks)
         else:
             from feddrift.engines import program
 
@@ -185,6 +187,8 @@ class SimulatorWorker(InProcessWorker):
             engine.net, local, params, mask, *moments, described, *data, order, *limits
         )
         self._keep(params, lane_names, pair_names, of_trunk, of_head)
+        if looks is not None:
+            self._look_back(lane_names, looks.before)
         return trained, updates, pairs, np.asarray(refused)[: int(described.n_lanes)]
 
     def _patient(self, models: Models, work: Work, round: int, local: Local) -> Updates:
@@ -211,9 +215,17 @@ class SimulatorWorker(InProcessWorker):
             _pulled_to(models, local),
         )  # fmt: skip
         self._keep(params, lane_names, pair_names, of_trunk, of_head)
-        self.looked |= {name: float(loss) for name, loss in zip(lane_names, np.asarray(last), strict=True) if name}
+        self._look_back(lane_names, last)
         trained = unsplit(trunks, heads, trunk_of(engine.net, params))
         return work.updates(self._fetch(trained, np.arange(work.n_lanes), pairs))
+
+    def _native(self, models: Models, local: Local) -> Any:
+        """The native code, where it does for these models, trained like this: it knows no pull."""
+        return None if local.pull is not None else self.engine.kernel(models.params)
+
+    def _look_back(self, names: list[Name | None], losses: Any) -> None:
+        """Keep the held-out losses of the last look."""
+        self.looked |= {name: float(loss) for name, loss in zip(names, np.asarray(losses), strict=True) if name}
 
     def _recall(self, params: Params, lanes: list[Name | None], pairs: list[Name | None]) -> tuple[Any, Any]:
         """The moments of trunks and heads of these names."""

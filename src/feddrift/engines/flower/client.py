@@ -193,7 +193,7 @@ class Client:
     ) -> tuple[Body, dict[str, Part]]:
         local, round = Local(**request.local), int(request.round)
         if request.pull is not None:
-            local = replace(local, pull=Pull(numbers([request.pull], 1, MAX_SIZE, False)[0], to))
+            local = replace(local, pull=Pull(numbers([request.pull], 1, np.finfo(np.float64).max, False)[0], to))
         whole(request.keep, 0, MAX_ID)
         private = [name for name in model_parts.named(request.models) if name.startswith(model_parts.PRIVATE)]
         if private and not request.keep:
