@@ -16,8 +16,11 @@ from feddrift.algorithms.auto import FedDriftAuto
 from feddrift.algorithms.cfl import CFL
 from feddrift.algorithms.detection import Detecting
 from feddrift.algorithms.driftsurf import DriftSurf
+from feddrift.algorithms.fedccfa import FedCCFAHeads
 from feddrift.algorithms.feddrift import FedDrift, FedDriftEager
 from feddrift.algorithms.feddrift_c import FedDriftC
+from feddrift.algorithms.fedrep import FedRep
+from feddrift.algorithms.flash import Flash
 from feddrift.algorithms.ifca import IFCA
 from feddrift.algorithms.kue import KUE
 from feddrift.algorithms.options import options, settings
@@ -74,6 +77,9 @@ ALGORITHMS: dict[str, Entry] = {
     "FineTuned": Entry(FineTuned, {}, "one model for all, and at each client a copy that learns from its own data"),
     "FineTuned-W": Entry(FineTuned, {"memory": window(1)}, "FineTuned whose copies learn from the newest data alone"),
     "Majority": Entry(LocalOnly, {"sees_inputs": False}, "each client's most frequent class, without a look at inputs"),
+    "FedRep": Entry(FedRep, {}, "one trunk that learns from all, and a head of its own for each client"),
+    "Flash": Entry(Flash, {}, "one model on the newest time step, whose server steps by how the clients' changes vary"),
+    "FedCCFA-Heads": Entry(FedCCFAHeads, {}, "FedRep on the newest data; clients that agree on a class share its row"),
     "Oracle": Entry(Oracle, {}, "one model per true concept: the ceiling"),
     "Oracle-W": Entry(Oracle, {"memory": window(1)}, "Oracle that remembers one time step"),
     "Oracle-Trunk": Entry(Oracle, {"share": True}, "one head per true concept on one trunk"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, final, get_args
 
@@ -17,8 +18,8 @@ from feddrift.engines.resting import badly_served
 from feddrift.engines.traffic import Traffic
 from feddrift.engines.worker import SCORE_ROWS, Work, Worker, lanes_left_out
 from feddrift.errors import ConfigError
-from feddrift.models import fresh, take, with_trunk_of
-from feddrift.trees import map_trunk_and_head
+from feddrift.models import fresh, only_trained, take
+from feddrift.trees import has_trunk, map_trunk_and_head
 from feddrift.types import (
     Bools,
     Floats,
@@ -147,6 +148,7 @@ class TimeStep:
     def local_updates(self, models: Models, w: Weights | Entries, local: Local | None = None) -> Updates:
         _check_shared(models, "local_updates")
         used, local = self._entries_in_use(models, w), local or self.local
+        self._check_local(models, local)
         work = Work.of(models, self._drawn(used), self.counts)
         if len(work.client):
             self._traffic.train(models, work, 1, local)
@@ -160,6 +162,7 @@ class TimeStep:
 
     def train(self, models: Models, w: Weights, rounds: int | None = None, local: Local | None = None) -> Models:
         local = local or self.local
+        self._check_local(models, local)
         rounds = local.rounds if rounds is None else rounds
         entries = self._entries_in_use(models, w)
         if not len(entries.t) or not rounds:
@@ -175,7 +178,7 @@ class TimeStep:
                 trained = self._rounds(trained, self._drawn(entries), 1, local)
         else:
             trained = self._rounds(trained, entries, rounds, local)
-        return with_trunk_of(models, trained) if local.trains == "head" else trained
+        return only_trained(models, trained, local.trains)
 
     def tournament(self, models: Models, w: Weights, parent: Ints, starts: Sequence[Start]) -> Tournament:
         _check_shared(models, "tournament")
@@ -188,7 +191,9 @@ class TimeStep:
         if not takes_part.any():
             return Tournament.nobody(self.n_clients, len(starts))
         older = older.select(takes_part[older.c] & (self.counts[older.t, older.c] > 0))
-        return self.worker.trial(models, older, np.where(takes_part, parent, -1), starts, self.local)
+        return self.worker.trial(
+            models, older, np.where(takes_part, parent, -1), starts, replace(self.local, pull=None)
+        )
 
     def contest(self, models: Models, teams: Ints, held_by: Local | None = None) -> Tournament:
         if teams.ndim != 3 or teams.shape[1] != self.n_clients or teams.dtype.kind != "i":
@@ -206,7 +211,7 @@ class TimeStep:
             return Tournament.nobody(self.n_clients, len(teams))
         teams = np.where(takes_part[:, None], teams, -1)
         self._send_teams(models, teams)
-        return self.worker.contest(models, teams, held_by)
+        return self.worker.contest(models, teams, held_by and replace(held_by, pull=None))
 
     def _send_teams(self, models: Models, teams: Ints) -> None:
         """Shared models go to the clients where they compete, unless they are there already."""
@@ -281,6 +286,19 @@ class TimeStep:
 
     def _asleep(self, models: Models) -> Bools:
         return np.isin(models.ids, list(self.resting)) & ~models.private
+
+    def _check_local(self, models: Models, local: Local) -> None:
+        if local.trains == "trunk" and not has_trunk(models):
+            raise ConfigError("trains='trunk' needs a net with a trunk and a head, this one has only one of them")
+        if local.pull is None:
+            return
+        if np.ndim(local.pull.weight) and np.shape(local.pull.weight) != (self.n_clients,):
+            n = np.shape(local.pull.weight)
+            raise ConfigError(f"a pull needs one weight, or one for each of {self.n_clients} clients, got {n}")
+        if (to := local.pull.to) is not None:
+            _check_shared(to, "a pull")
+            if len(to) not in (1, len(models)):
+                raise ConfigError(f"a pull is to one model, or to one for each of {len(models)}, got {len(to)}")
 
     def _all_private(self, models: Models, entries: Entries) -> bool:
         """Whether these are data for private models, each its owner's own; both kinds at once are refused."""

@@ -37,7 +37,8 @@ def resnet18(classes: int, weights: str | Path | None = None) -> Net:
     """
     pretrained = {} if weights is None else read_weights(Path(weights))
     fixed = {name: pretrained.get(name, _plain(name, shape)) for name, shape in _statistics().items()}
-    return Net(partial(_init, classes, pretrained), partial(_apply, fixed), trunk=below_the_classifier)
+    counts_classes = {"fc/weight": 0, "fc/bias": 0}
+    return Net(partial(_init, classes, pretrained), partial(_apply, fixed), below_the_classifier, counts_classes)
 
 
 def below_the_classifier(path: str) -> bool:

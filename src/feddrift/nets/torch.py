@@ -33,8 +33,9 @@ def bridge(name: str, make: Callable[[], Any], features: Sequence[int]) -> Net:
 
     module = seeded(make, 0)
     _check(name, module, features)
-    states, call = torchax.extract_jax(module.eval())
     learns = {path for path, parameter in module.named_parameters() if parameter.requires_grad}
+    classes = _classes(module, features, learns)
+    states, call = torchax.extract_jax(module.eval())
     fixed = {path: array for path, array in states.items() if path not in learns}
 
     def init(key: rng.Words) -> Params:
@@ -45,7 +46,7 @@ def bridge(name: str, make: Callable[[], Any], features: Sequence[int]) -> Net:
         learnt = {path.replace("/", "."): jnp.asarray(leaf) for path, leaf in paths(params)}
         return call(learnt | fixed, (jnp.asarray(x, dtype=np.float32),))
 
-    return Net(init, apply, trunk=_trunk(name, module))
+    return Net(init, apply, trunk=_trunk(name, module), classes=classes)
 
 
 def _check(name: str, module: Any, features: Sequence[int]) -> None:
@@ -86,6 +87,20 @@ def _trunk(name: str, module: Any) -> list[str]:
     if not isinstance(names, list | tuple) or not all(isinstance(layer, str) for layer in names):
         raise ConfigError(f"net '{name}': its trunk must be a layer, or the names of layers, got {trunk!r}")
     return [layer.replace(".", "/") for layer in names]
+
+
+def _classes(module: Any, features: Sequence[int], learns: set[str]) -> dict[str, int]:
+    """The arrays of the last linear layer, if its outputs are as many as the module's: it makes the logits."""
+    import torch
+
+    linear = [(path, layer) for path, layer in module.named_modules() if isinstance(layer, torch.nn.Linear)]
+    if not linear:
+        return {}
+    path, layer = linear[-1]
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        n_classes = module.eval()(torch.zeros(1, *features)).shape[-1]
+    names = [f"{path}.{kind}".lstrip(".") for kind in ("weight", "bias")] if layer.out_features == n_classes else []
+    return {name.replace(".", "/"): 0 for name in names if name in learns}
 
 
 def seeded(make: Callable[[], Any], seed: int) -> Any:

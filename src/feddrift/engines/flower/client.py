@@ -43,7 +43,7 @@ from feddrift.engines.flower.messages import (
 )
 from feddrift.engines.flower.parts import Body, Part
 from feddrift.engines.flower.store import Load, Named, Store, checked_name, from_folder, named_in
-from feddrift.engines.flower.wire import Refused, whole
+from feddrift.engines.flower.wire import Refused, numbers, whole
 from feddrift.engines.in_process import InProcess
 from feddrift.engines.own import simulated
 from feddrift.engines.worker import SCORE_ROWS, Work, Worker
@@ -52,7 +52,7 @@ from feddrift.models import params_of
 from feddrift.nets import imported, net_for
 from feddrift.shifts import shifts
 from feddrift.trees import split, trunk_of
-from feddrift.types import Ints, Local, Metric, Models, Net, State
+from feddrift.types import Ints, Local, Metric, Models, Net, Pull, State
 
 _log = logging.getLogger("feddrift")
 
@@ -118,18 +118,23 @@ class Client:
         if isinstance(request, Explain):
             return {"shifts": self._shifts(task, store) if self.explain else None}, {}
         assert isinstance(request, Evaluate | Train | Trial | Contest)
-        models, new = self._models(task, store, request.models, raw)
+        to = request.to if isinstance(request, Train) else []
+        beside = {name: raw[name] for name in model_parts.named(to) & raw.keys()}
+        names = model_parts.named(request.models) | raw.keys() - beside.keys()
+        models, new = self._models(task, store, request.models, {name: raw[name] for name in names & raw.keys()})
         parts: dict[str, Part] = {}
         if isinstance(request, Evaluate):
             reply = self._evaluate(task, store, request, models)
         elif isinstance(request, Train):
-            reply, parts = self._train(task, store, request, models)
+            pulled_to, more = self._models(task, store, to, beside) if to else (None, {})
+            new |= more
+            reply, parts = self._train(task, store, request, models, pulled_to)
         elif isinstance(request, Trial):
             reply = self._trial(task, store, request, models)
         else:
             reply = self._contest(task, store, request, models)
         store.put_parts(new)
-        self._forget(store, request.models)
+        self._forget(store, [*request.models, *to])
         return reply, parts
 
     def _hello(self, task: About, store: Store, request: Hello, raw: Raw) -> Body:
@@ -183,8 +188,12 @@ class Client:
         stored = dict(zip(times, _sums(worker, models, cells, metric, SCORE_ROWS), strict=True))
         return Scores(new[0] if new else None, stored).body()
 
-    def _train(self, task: About, store: Store, request: Train, models: Models) -> tuple[Body, dict[str, Part]]:
+    def _train(
+        self, task: About, store: Store, request: Train, models: Models, to: Models | None
+    ) -> tuple[Body, dict[str, Part]]:
         local, round = Local(**request.local), int(request.round)
+        if request.pull is not None:
+            local = replace(local, pull=Pull(numbers([request.pull], 1, np.finfo(np.float64).max, False)[0], to))
         whole(request.keep, 0, MAX_ID)
         private = [name for name in model_parts.named(request.models) if name.startswith(model_parts.PRIVATE)]
         if private and not request.keep:
@@ -214,8 +223,10 @@ class Client:
             return {"round": round}, {}
         updates = worker.updates(models, work, round, local)
         trunk, head = split(updates.params, trunk_of(engine.net, updates.params))
-        parts = {f"head-{k}": [leaf[k] for leaf in head] for k in range(len(work.model)) if head}
-        if local.trains == "all":
+        parts: dict[str, Part] = {}
+        if local.trains != "trunk":
+            parts |= {f"head-{k}": [leaf[k] for leaf in head] for k in range(len(work.model)) if head}
+        if local.trains != "head":
             parts |= {f"trunk-{k}": [leaf[k] for leaf in trunk] for k in range(work.n_lanes) if trunk}
         store.put_moments({"tau": task.tau, "round": round, "before": before, "after": worker.save()})
         return {"round": round}, parts
