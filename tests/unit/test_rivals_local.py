@@ -57,7 +57,7 @@ def test_flash_by_hand() -> None:
     np.testing.assert_allclose([state.m[0], state.v[0], state.d[0]], [m, v, d], rtol=1e-12)
     assert fed.told is not None and fed.told.optimizer == "sgd" and fed.told.momentum == 0.9
     assert fed.told.patience == 0.004 and fed.told.hold_out == 0.2
-    assert state.votes.tolist() == [[1.0], [1.0]] and state.w.tolist() == [[[1.0], [1.0]]]
+    assert state.votes.tolist() == [[1.0], [1.0]] and np.asarray(state.w).tolist() == [[[1.0], [1.0]]]
 
 
 def test_flash_divides_by_no_less_than_tau_and_steps_further_when_changes_grow() -> None:
@@ -228,7 +228,7 @@ def test_the_first_head_of_a_client_is_the_balanced_one_and_two_clients_share_no
 def test_rows_are_mixed_by_hand() -> None:
     models = fresh(mlp(1, 2, 3), 0, 2, distinct=True)
     A = np.tile(np.eye(2), (3, 1, 1))
-    A[1] = [[0.25, 0.75], [0, 1]]
+    A[1] = np.array([[0.25, 0.75], [0.0, 1.0]])
     mixed, old = mix_rows(models, A).params, models.params
     for name in ("W1", "b1"):
         np.testing.assert_array_equal(mixed[name], old[name])
