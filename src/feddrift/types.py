@@ -29,6 +29,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from feddrift.answers import Moments as Moments
+from feddrift.answers import Projection as Projection
 from feddrift.answers import Tournament as Tournament
 from feddrift.answers import Updates as Updates
 from feddrift.local import Average as Average
@@ -43,6 +45,7 @@ Params = Any  # nested dicts, lists or tuples of arrays
 Metric = Literal["error", "loss", "brier"]
 Ballot = Literal["hard", "soft"]
 Start = Literal["warm", "fresh", "head", "joint"]
+Layer = Literal["input", "trunk", "logits"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +97,8 @@ class Net:
     ``init(key)`` makes the parameters from a key of two 32-bit words; ``apply(params, x)`` gives the logits
     ``[n, n_classes]`` of inputs ``x[n, ...]``. ``trunk`` says which parameters several models may share, by paths such
     as ``"params/Dense_0"`` (an array, or a branch with all below it) or by a function of an array's path; the rest is a
-    model's head. Nothing is shared unless an algorithm asks for it.
+    model's head. Nothing is shared unless an algorithm asks for it. ``hidden(params, x)`` gives what the head sees of
+    inputs, ``[n, ...]``, for methods that ask for it.
 
     >>> def init(key):
     ...     return {"weight": np.zeros((2, 3), dtype=np.float32)}
@@ -108,6 +112,7 @@ class Net:
     init: Callable[[Words], Params]
     apply: Callable[[Params, Any], Any]
     trunk: Sequence[str] | Callable[[str], bool] = ()
+    hidden: Callable[[Params, Any], Any] | None = None
 
     def __post_init__(self) -> None:
         if not callable(self.trunk):  # hashable, as everything that a compiled program depends on
@@ -302,6 +307,22 @@ class Federation(Protocol):
 
     def train(self, models: Models, w: Weights, rounds: int | None = None, local: Local | None = None) -> Models:
         """FedAvg of each model on its data by w (the paper's Algorithm 1); a family unused at tau stays as it is."""
+        ...
+
+    def moments(
+        self,
+        models: Models,
+        layer: Layer,
+        by: Literal["all", "class"] = "all",
+        project: Floats | Projection | None = None,
+        square: bool = True,
+    ) -> Moments:
+        """Mean and standard deviation of what a layer of each model makes of S_c^(tau), over all rows or by class.
+
+        The layer is what the model sees (input), the features before its head (trunk) or its logits, each row as one
+        vector. A matrix [D, d], or a map that both sides draw from a key, is applied to it first. Without `square`
+        only means are sent, and the deviations are NaN. Who is not scored by `evaluate` is not asked here.
+        """
         ...
 
     def tournament(self, models: Models, w: Weights, parent: Ints, starts: Sequence[Start]) -> Tournament:

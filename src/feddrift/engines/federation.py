@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, final, get_args
+from typing import Any, Literal, final, get_args
 
 import numpy as np
 
@@ -15,18 +15,22 @@ from feddrift.engines.conditions import Conditions
 from feddrift.engines.entries import Entries
 from feddrift.engines.resting import badly_served
 from feddrift.engines.traffic import Traffic
-from feddrift.engines.worker import SCORE_ROWS, Work, Worker, lanes_left_out
+from feddrift.engines.worker import SCORE_ROWS, Question, Work, Worker, lanes_left_out
 from feddrift.errors import ConfigError
 from feddrift.models import fresh, take, with_trunk_of
+from feddrift.nets import layer_width
 from feddrift.trees import map_trunk_and_head
 from feddrift.types import (
     Bools,
     Floats,
     Ints,
+    Layer,
     Local,
     Metric,
     Models,
+    Moments,
     Net,
+    Projection,
     Start,
     Tournament,
     Updates,
@@ -110,6 +114,36 @@ class TimeStep:
         for scored, positions, clients in self._scorers(models):
             counts[np.ix_(clients, positions)] = self.worker.confusion(scored, clients)
         return counts
+
+    def moments(
+        self,
+        models: Models,
+        layer: Layer,
+        by: Literal["all", "class"] = "all",
+        project: Floats | Projection | None = None,
+        square: bool = True,
+    ) -> Moments:
+        question, width = Question(layer, by, project, square), self._width(layer, by, project)
+        parts, size = question.shape(width, self.n_classes)
+        moments = Moments.nobody(self.n_clients, len(models), parts, size)
+        sent_down = 0 if project is None or isinstance(project, Projection) else width * size
+        for asked, positions, clients in self._scorers(models):
+            self._traffic.tell(clients, sent_down + len(asked) * parts * ((1 + square) * size + 1), asked)
+            answer = self.worker.describe(asked, clients, question)
+            for name in ("count", "mean", "std"):
+                getattr(moments, name)[np.ix_(clients, positions)] = getattr(answer, name)
+        return moments
+
+    def _width(self, layer: str, by: str, project: Floats | Projection | None) -> int:
+        """How many numbers the layer has, where the question makes sense."""
+        if layer not in get_args(Layer):
+            raise ConfigError(f"layer must be input, trunk or logits, got {layer!r}")
+        if by not in ("all", "class"):
+            raise ConfigError(f"by must be all or class, got {by!r}")
+        width = layer_width(self._net, layer, self.features, self.n_classes)
+        if isinstance(project, np.ndarray) and (project.ndim != 2 or len(project) != width):
+            raise ConfigError(f"project must be a matrix [{width}, d] for layer={layer}, got shape {project.shape}")
+        return width
 
     def cross_evaluate(self, models: Models, w: Weights | Entries, metric: Metric = "error") -> Floats:
         _check(metric)

@@ -11,18 +11,32 @@ import numpy.typing as npt
 
 from feddrift import rng
 from feddrift.data import Stream
-from feddrift.engines import sampling, trials
+from feddrift.engines import describing, sampling, trials
 from feddrift.engines.base import Engine
 from feddrift.engines.conditions import IDEAL, Conditions
 from feddrift.engines.entries import Entries, begins_of
-from feddrift.engines.worker import Known, Scored, Work, Worker, in_turn
+from feddrift.engines.worker import Known, Question, Scored, Work, Worker, in_turn
 from feddrift.errors import ConfigError
 from feddrift.models import fresh, take
-from feddrift.nets import voting
+from feddrift.nets import below_the_head, layer_width, voting
 from feddrift.nets.voting import log_probabilities, totals
 from feddrift.scores import measure
 from feddrift.shifts import Shifts, asked, shifts, told
-from feddrift.types import Bools, Floats, Ints, Local, Metric, Models, Net, Start, State, Tournament, Updates
+from feddrift.types import (
+    Bools,
+    Floats,
+    Ints,
+    Layer,
+    Local,
+    Metric,
+    Models,
+    Moments,
+    Net,
+    Start,
+    State,
+    Tournament,
+    Updates,
+)
 
 SCORE_ROOM = 1 << 22  # pairs of a row and a model that are scored at a time
 
@@ -35,8 +49,12 @@ class InProcess(Engine):
         self.in_reach, self.n_steps = conditions.in_reach(stream.counts[:-1], seed), stream.n_steps
 
     @abstractmethod
-    def logits(self, models: Models, rows: Ints) -> Iterator[npt.NDArray[np.float32]]:
-        """The logits [m, row, class] of these rows, in blocks of rows."""
+    def logits(self, models: Models, rows: Ints, net: Net | None = None) -> Iterator[npt.NDArray[np.float32]]:
+        """The logits [m, row, class] of these rows, in blocks of rows; with `net`, what that makes of them."""
+
+    def hidden(self, models: Models, rows: Ints) -> Iterator[npt.NDArray[np.float32]]:
+        """What the heads of these models see of these rows, in blocks of rows."""
+        return self.logits(models, rows, below_the_head(self.net))
 
     def per_row(self, models: Models, rows: Ints, value: Metric | Literal["class"]) -> Floats:
         """[m, row]: error is 0 or 1, loss the cross-entropy, brier (1 - p)^2, class the predicted one."""
@@ -51,6 +69,17 @@ class InProcess(Engine):
             true = np.take_along_axis(log_probabilities(logits), y[None, :, None], axis=2)[..., 0]
             blocks.append(-true if value == "loss" else (1 - np.exp(true)) ** 2)
         return np.concatenate([np.zeros((len(models), 0)), *blocks], axis=1)
+
+    def layer(self, models: Models, rows: Ints, layer: Layer) -> Iterator[npt.NDArray[Any]]:
+        """What a layer of these models makes of these rows, [m, row, number], in blocks of rows."""
+        if layer == "logits":
+            yield from self.outputs(models, rows)
+        elif layer == "input":
+            x = self.stream.x[rows]
+            masks = [None] * len(models) if models.mask is None else models.mask
+            yield np.stack([x if mask is None else x * mask.astype(np.float32) for mask in masks])
+        else:
+            yield from self.hidden(models, rows)
 
     def sums(self, models: Models, rows: Ints, sizes: Ints, metric: Metric) -> Floats:
         """[m, cell]: mistakes, or losses added up, over each cell's rows, which lie one cell after the other."""
@@ -178,6 +207,20 @@ class InProcessWorker(Worker):
             owner, of_model = np.repeat(np.arange(part.start, part.stop), sizes), np.arange(len(models))[:, None]
             np.add.at(counts, (owner, of_model, self.engine.stream.y[rows], predicted), 1)
         return counts
+
+    def describe(self, models: Models, clients: Ints, question: Question) -> Moments:
+        engine, known = self.engine, self.known
+        width = layer_width(engine.net, question.layer, known.features, known.n_classes)
+        matrix, (parts, size) = question.matrix(width), question.shape(width, known.n_classes)
+        moments = Moments.nobody(len(clients), len(models), parts, size)
+        cells = np.stack([np.full_like(clients, self.tau), clients], axis=1)
+        for block, rows, sizes in self._blocks(cells, len(models) * width):
+            of_row = np.repeat(np.arange(block.start, block.stop), sizes) * parts
+            if question.by == "class":
+                of_row += engine.stream.y[rows]
+            values = describing.vectors(engine.layer(models, rows, question.layer), matrix)
+            describing.put(moments, of_row, values, question.square)
+        return moments
 
     def rounds(self, models: Models, work: Work, first: int, last: int, local: Local) -> tuple[Models, Ints]:
         return in_turn(self, models, work, first, last, local)

@@ -40,6 +40,11 @@ class Traffic:
             self.numbers[SCORING, clients[~has[clients]]] += size
             has[clients] = True
 
+    def tell(self, clients: Ints, numbers: int, models: Models) -> None:
+        """So many numbers about these models go between the server and each of these clients."""
+        self._sizes(models)
+        self.numbers[SCORING, clients] += numbers
+
     def train(self, models: Models, work: Work, rounds: int, local: Local) -> None:
         """These models go down and up in every round, unless they are private."""
         if models.private[work.model].all():

@@ -37,7 +37,9 @@ def resnet18(classes: int, weights: str | Path | None = None) -> Net:
     """
     pretrained = {} if weights is None else read_weights(Path(weights))
     fixed = {name: pretrained.get(name, _plain(name, shape)) for name, shape in _statistics().items()}
-    return Net(partial(_init, classes, pretrained), partial(_apply, fixed), trunk=below_the_classifier)
+    return Net(
+        partial(_init, classes, pretrained), partial(_apply, fixed), below_the_classifier, partial(_pooled, fixed)
+    )
 
 
 def below_the_classifier(path: str) -> bool:
@@ -100,6 +102,10 @@ def _random(name: str, shape: tuple[int, ...], key: rng.Words) -> npt.NDArray[np
 
 def _apply(fixed: Arrays, params: Params, x: Any) -> Any:
     return layers(fixed, params, x)["fc"]
+
+
+def _pooled(fixed: Arrays, params: Params, x: Any) -> Any:
+    return layers(fixed, params, x)["avgpool"]
 
 
 def layers(fixed: Arrays, params: Params, x: Any) -> dict[str, Any]:

@@ -8,10 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from feddrift.errors import DataError
-from feddrift.types import Federation, Floats, Ints, Local, Metric, Models, Start, Tournament, Updates, Weights
+from feddrift.types import (
+    Federation,
+    Floats,
+    Ints,
+    Layer,
+    Local,
+    Metric,
+    Models,
+    Moments,
+    Projection,
+    Start,
+    Tournament,
+    Updates,
+    Weights,
+)
 
 T = TypeVar("T")
 
@@ -66,6 +80,18 @@ class Journal:
     def cross_evaluate(self, models: Models, w: Weights, metric: Metric = "error") -> Floats:
         question = f"cross_evaluate {models.ids} {w.shape} {metric}"
         return self._asked(question, lambda: self._fed.cross_evaluate(models, w, metric))
+
+    def moments(
+        self,
+        models: Models,
+        layer: Layer,
+        by: Literal["all", "class"] = "all",
+        project: Floats | Projection | None = None,
+        square: bool = True,
+    ) -> Moments:
+        return self._asked(
+            f"moments {models.ids} {layer} {by} {square}", lambda: self._fed.moments(models, layer, by, project, square)
+        )
 
     def tournament(self, models: Models, w: Weights, parent: Ints, starts: Sequence[Start]) -> Tournament:
         question = f"tournament {models.ids} {w.shape} {parent.tolist()} {starts}"

@@ -237,7 +237,7 @@ class ExchangeLine:
 
     kind: Literal["exchange"]
     t: Whole
-    asked: str  # hello, evaluate, train, tournament, contest, explain
+    asked: str  # hello, evaluate, describe, train, tournament, contest, explain
     round: Whole | None  # of training
     at: Clock  # when it was asked
     took: Amount  # seconds until all had answered, or had had their time

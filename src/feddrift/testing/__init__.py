@@ -299,6 +299,7 @@ def check_worker(make: Callable[..., Engine], *, atol: float = 1e-4) -> None:
         "evaluate loss": lambda fed: fed.evaluate(models, "loss"),
         "cross_evaluate": lambda fed: fed.cross_evaluate(models, w),
         "confusion": lambda fed: fed.confusion(models),
+        "moments": lambda fed: [astuple(fed.moments(own, *ask)) for ask in (("input", "class"), ("trunk", "all"))],
         "local_updates": lambda fed: fed.local_updates(models, w).params,
         "train": lambda fed: fed.train(models, w).params,
         "tournament": lambda fed: fed.tournament(models, w[:-1], parent, ("warm", "fresh")).rows,

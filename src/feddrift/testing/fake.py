@@ -4,11 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 
 from feddrift import rng
-from feddrift.types import Bools, Floats, Ints, Local, Metric, Models, Start, Tournament, Updates, Weights
+from feddrift.types import (
+    Bools,
+    Floats,
+    Ints,
+    Layer,
+    Local,
+    Metric,
+    Models,
+    Moments,
+    Projection,
+    Start,
+    Tournament,
+    Updates,
+    Weights,
+)
 
 
 @dataclass
@@ -40,6 +55,7 @@ class FakeFederation:
     confusions: Ints = None  # type: ignore[assignment]  # what confusion() answers
     lanes: Callable[[Models, Weights], Updates] | None = None  # what local_updates() answers
     trial: Tournament | None = None  # what tournament() answers
+    described: Callable[[Models, Layer, str], Moments] | None = None  # what moments() answers
     judge: Callable[[Models, Ints], Tournament] | None = None  # what contest() answers
     asked: list[str] = field(default_factory=list)
 
@@ -68,6 +84,18 @@ class FakeFederation:
         self.asked.append(f"cross_evaluate {metric}")
         self.crossed = w
         return np.array([[self.cross(i, j) for j in models.ids] for i in models.ids])
+
+    def moments(
+        self,
+        models: Models,
+        layer: Layer,
+        by: Literal["all", "class"] = "all",
+        project: Floats | Projection | None = None,
+        square: bool = True,
+    ) -> Moments:
+        self.asked.append(f"moments {layer} {by}")
+        assert self.described is not None
+        return self.described(models, layer, by)
 
     def tournament(self, models: Models, w: Weights, parent: Ints, starts: Sequence[Start]) -> Tournament:
         self.asked.append(f"tournament {' '.join(starts)}")

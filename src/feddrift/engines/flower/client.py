@@ -30,6 +30,7 @@ from feddrift.engines.flower.messages import (
     VERSION,
     About,
     Contest,
+    Describe,
     Evaluate,
     Explain,
     Hello,
@@ -40,6 +41,7 @@ from feddrift.engines.flower.messages import (
     Train,
     Trial,
     entries_of,
+    moments_body,
 )
 from feddrift.engines.flower.parts import Body, Part
 from feddrift.engines.flower.store import Load, Named, Store, checked_name, from_folder, named_in
@@ -49,10 +51,10 @@ from feddrift.engines.own import simulated
 from feddrift.engines.worker import SCORE_ROWS, Work, Worker
 from feddrift.errors import ConfigError
 from feddrift.models import params_of
-from feddrift.nets import imported, net_for
+from feddrift.nets import imported, layer_width, net_for
 from feddrift.shifts import shifts
 from feddrift.trees import split, trunk_of
-from feddrift.types import Ints, Local, Metric, Models, Net, State
+from feddrift.types import Ints, Layer, Local, Metric, Models, Net, State
 
 _log = logging.getLogger("feddrift")
 
@@ -117,7 +119,7 @@ class Client:
             return self._hello(task, store, request, raw), {}
         if isinstance(request, Explain):
             return {"shifts": self._shifts(task, store) if self.explain else None}, {}
-        assert isinstance(request, Evaluate | Train | Trial | Contest)
+        assert isinstance(request, Evaluate | Train | Trial | Contest | Describe)
         models, new = self._models(task, store, request.models, raw)
         parts: dict[str, Part] = {}
         if isinstance(request, Evaluate):
@@ -126,6 +128,8 @@ class Client:
             reply, parts = self._train(task, store, request, models)
         elif isinstance(request, Trial):
             reply = self._trial(task, store, request, models)
+        elif isinstance(request, Describe):
+            reply = self._describe(task, store, request, models)
         else:
             reply = self._contest(task, store, request, models)
         store.put_parts(new)
@@ -183,6 +187,16 @@ class Client:
         stored = dict(zip(times, _sums(worker, models, cells, metric, SCORE_ROWS), strict=True))
         return Scores(new[0] if new else None, stored).body()
 
+    def _describe(self, task: About, store: Store, request: Describe, models: Models) -> Body:
+        if request.layer not in get_args(Layer):
+            raise Refused(f"it asks for the layer {request.layer!r}, legal are {', '.join(get_args(Layer))}")
+        engine = self._engine(task, store)
+        if not engine.stream.counts[task.tau, task.index]:
+            raise Refused("it asks for moments of data that this client does not hold")
+        width = layer_width(engine.net, request.layer, task.features, task.n_classes)
+        worker = engine.worker(task.tau)
+        return moments_body(worker.describe(models, np.array([task.index]), request.question(width)))
+
     def _train(self, task: About, store: Store, request: Train, models: Models) -> tuple[Body, dict[str, Part]]:
         local, round = Local(**request.local), int(request.round)
         whole(request.keep, 0, MAX_ID)
@@ -195,7 +209,7 @@ class Client:
         if not (len(behind) and all(behind > 0)):
             raise Refused("it asks for training on data that this client does not hold")
         worker = engine.worker(task.tau)
-        before = _before(store.moments(), task.tau, round, self.name)
+        before = store.moments_before(task.tau, round)
         if before is not None:
             worker.load(before)
         work = Work.of(models, w, engine.stream.counts)
@@ -322,24 +336,6 @@ def _sums(
     for _, sums, sizes in worker.score(models, cells, metric, most):
         per_cell += [(int(size), column.tolist()) for size, column in zip(sizes, sums.T, strict=True)]
     return per_cell
-
-
-def _before(past: dict[str, Any] | None, tau: int, round: int, name: str) -> Any:
-    """The optimiser's moments at the start of this round; they live for one time step."""
-    if past is None or past["tau"] != tau or not round:
-        return None
-    if past["round"] < round:
-        return past["after"]
-    if past["round"] > round:
-        _log.warning(
-            "client %s: round %d of time %d comes after round %d, its moments start anew",
-            name,
-            round,
-            tau,
-            past["round"],
-        )
-        return None
-    return past["before"]
 
 
 def client_app(find: Callable[[Context], Client]) -> ClientApp:

@@ -20,12 +20,12 @@ from feddrift.engines.entries import Entries
 from feddrift.engines.flower import wire
 from feddrift.engines.flower.parts import Body, Part, Shapes
 from feddrift.engines.flower.wire import Refused, numbers, whole
-from feddrift.engines.worker import SCORE_ROWS
+from feddrift.engines.worker import SCORE_ROWS, Question
 from feddrift.errors import one_line
 from feddrift.scores import LARGEST, SCORES
 from feddrift.shifts import LARGEST as LARGEST_VALUE
 from feddrift.shifts import NAMED, TOLD, WITHIN, Shift, Shifts, What
-from feddrift.types import Ballot, Ints, Metric, Start
+from feddrift.types import Ballot, Ints, Metric, Moments, Projection, Start
 
 PROTOCOL = 3
 VERSION = f"{__version__}/{PROTOCOL}"
@@ -157,6 +157,43 @@ class Contest(Request):
     held_by: Body | None  # the fields of Local
 
 
+@dataclass(frozen=True)
+class Describe(Request):
+    """Tell moments of what a layer of these models makes of the newest data."""
+
+    action, deadline = "evaluate.describe", "evaluate"
+
+    models: list[Body]
+    layer: str
+    by: str
+    project: Any  # None, a matrix as lists, or the key and size of a map that is drawn
+    square: bool
+
+    @classmethod
+    def of(cls, question: Question, models: list[Body]) -> Self:
+        """The message of a question."""
+        project: Any = question.project
+        if isinstance(project, Projection):
+            project = asdict(project)
+        elif project is not None:
+            project = np.asarray(project, dtype=np.float64).tolist()
+        return cls(models, question.layer, question.by, project, question.square)
+
+    def question(self, width: int) -> Question:
+        """What is asked, checked, for a layer of this width."""
+        project = self.project
+        if isinstance(project, dict):
+            words = [whole(word, 0, 2**32 - 1) for word in project["key"]]
+            project = Projection((words[0], words[1]), whole(project["size"], 1, MAX_SIZE))
+        elif project is not None:
+            project = np.array(project, dtype=np.float64)
+            if project.ndim != 2 or len(project) != width:
+                raise Refused(f"it projects {len(project)} numbers of a layer that has {width}")
+        if self.by not in ("all", "class"):
+            raise Refused(f"it asks for moments by {str(self.by)[:40]!r}, legal are all and class")
+        return Question(self.layer, self.by, project, bool(self.square))  # type: ignore[arg-type]
+
+
 REQUESTS: dict[str, type[Request]] = {
     "hello": Hello,
     "evaluate": Evaluate,
@@ -164,6 +201,7 @@ REQUESTS: dict[str, type[Request]] = {
     "tournament": Trial,
     "explain": Explain,
     "contest": Contest,
+    "describe": Describe,
 }
 KIND_OF = {cls: kind for kind, cls in REQUESTS.items()}
 
@@ -233,6 +271,24 @@ def read_confusion(body: Body, shape: tuple[int, ...], n: int) -> Ints:
     if not counts or (confusion.sum(axis=(1, 2)) != n).any():
         raise Refused(f"expected counts of shape {shape}, each model's adding up to {n}")
     return confusion
+
+
+def moments_body(moments: Moments) -> Body:
+    """The answer to Describe of one client: counts, and zeros in place of moments without rows."""
+    body = {name: np.nan_to_num(getattr(moments, name)[0]).tolist() for name in ("mean", "std")}
+    return {"count": moments.count[0].tolist(), **body}
+
+
+def read_moments(body: Body, shape: tuple[int, int, int], n: int, square: bool) -> Moments:
+    """The answer to Describe: of each model and class, which have n rows together, mean and deviation; [1, m, k, d]."""
+    count, (mean, std) = np.array(body["count"]), (np.array(body[name], dtype=np.float64) for name in ("mean", "std"))
+    if count.shape != shape[:2] or count.dtype.kind != "i" or (count < 0).any() or (count.sum(axis=1) != n).any():
+        raise Refused(f"expected counts of shape {shape[:2]}, each model's adding up to {n}")
+    if mean.shape != shape or std.shape != shape or not np.isfinite([mean, std]).all() or (std < 0).any():
+        raise Refused(f"expected finite means and deviations of shape {shape}")
+    none = (count == 0)[..., None]
+    mean, std = np.where(none, np.nan, mean), np.where(none if square else True, np.nan, std)
+    return Moments(count[None].astype(np.int64), mean[None], std[None])
 
 
 def read_trained(body: Body, raw: Raw, round: int, trunks: list[Shapes], heads: list[Shapes]) -> list[list[Part]]:

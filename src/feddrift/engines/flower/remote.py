@@ -18,12 +18,13 @@ from feddrift.engines.entries import Entries
 from feddrift.engines.flower import messages
 from feddrift.engines.flower import parts as model_parts
 from feddrift.engines.flower.exchange import WaitingRules
-from feddrift.engines.flower.messages import Contest, Evaluate, Raw, Request, Scores, Train, Trial, slice_of
+from feddrift.engines.flower.messages import Contest, Describe, Evaluate, Raw, Request, Scores, Train, Trial, slice_of
 from feddrift.engines.flower.parts import Body, Part
-from feddrift.engines.worker import Known, Scored, Work, Worker, gathered, in_turn
+from feddrift.engines.worker import Known, Question, Scored, Work, Worker, gathered, in_turn
 from feddrift.models import params_of
+from feddrift.nets import layer_width
 from feddrift.trees import map_trunk_and_head, split, trunk_of, unsplit
-from feddrift.types import Floats, Ints, Local, Metric, Models, Net, Start, Tournament, Updates
+from feddrift.types import Floats, Ints, Local, Metric, Models, Moments, Net, Start, Tournament, Updates
 
 Asked = tuple[Request, dict[str, Part]]  # a request, and all parts of the models that it names
 Check = Callable[[int, Body, Raw], Any]  # what a client's reply says, or Refused
@@ -88,6 +89,23 @@ class Remote(Worker):
         for c, of_client in self._ask(asked, check).items():
             counts[np.searchsorted(clients, c)] = of_client
         return counts
+
+    def describe(self, models: Models, clients: Ints, question: Question) -> Moments:
+        net, known = self.line.net, self.known
+        width = layer_width(net, question.layer, known.features, known.n_classes)
+        parts, size = question.shape(width, known.n_classes)
+        moments = Moments.nobody(len(clients), len(models), parts, size)
+        specs, model_arrays = model_parts.described(net, models)
+
+        def check(c: int, body: Body, raw: Raw) -> Moments:
+            n = int(known.counts[self.tau, c])
+            return messages.read_moments(body, (len(models), parts, size), n, question.square)
+
+        asked = {int(c): (Describe.of(question, specs), model_arrays) for c in clients}
+        for c, answer in self._ask(asked, check).items():
+            for name in ("count", "mean", "std"):
+                getattr(moments, name)[np.searchsorted(clients, c)] = getattr(answer, name)[0]
+        return moments
 
     def updates(self, models: Models, work: Work, round: int, local: Local) -> Updates:
         net = self.line.net
