@@ -57,7 +57,8 @@ def _thin(name: str, rows: int = 100) -> fd.Stream:
     stream = fd.stream(name)
     kept = np.concatenate([start + np.arange(rows) for start in stream.starts.reshape(-1)])
     counts = np.full_like(stream.counts, rows)
-    return replace(stream, name=f"{name} of {rows}", x=stream.x[kept], y=stream.y[kept], counts=counts)
+    group = None if stream.group is None else stream.group[kept]
+    return replace(stream, name=f"{name} of {rows}", x=stream.x[kept], y=stream.y[kept], counts=counts, group=group)
 
 
 def plane(data_seed: int = 0) -> fd.Stream:

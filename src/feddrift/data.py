@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from feddrift.tables.features import Feature
 
 TABLE = "table"  # the family of tables and folders of files
+MADE = "made"  # the family of streams that are composed: nobody has published settings for them
+MOST_GROUPS = 1000
 Cell = tuple[npt.ArrayLike, npt.ArrayLike]  # x[n, ...], y[n]
 
 
@@ -45,6 +47,8 @@ class Stream:
     recipe: tuple[Feature, ...] = ()  # of a table: how each feature is made of its columns
     family: str = "own"  # which defaults apply: sine, circle, sea, mnist, table, ...
     local: Local = Local()  # the training settings its numbers are published with
+    group: Ints | None = None  # [n], small numbers from 0: which of the groups within a cell a row belongs to
+    net: str | None = None  # the name of its usual net, such as mlp:28; None: the paper's for such inputs
 
     def __post_init__(self) -> None:
         if self.counts.ndim != 2 or len(self.counts) < 2 or self.counts.shape[1] < 1:
@@ -55,6 +59,8 @@ class Stream:
             raise DataError(
                 f"stream {self.name}: concepts must have shape {self.counts.shape}, got {self.concepts.shape}"
             )
+        if self.group is not None:
+            _check_group(self.group, len(self.y), f"stream {self.name}")
         if self.clients and len(self.clients) != self.n_clients:
             raise DataError(f"stream {self.name}: {self.n_clients} clients need as many names, got {len(self.clients)}")
         if self.times and len(self.times) != len(self.counts):
@@ -113,6 +119,7 @@ class Stream:
         clients: Sequence[str] = (),
         times: Sequence[str] = (),
         local: Local | None = None,
+        groups: Sequence[Sequence[npt.ArrayLike | None]] | None = None,
     ) -> Stream:
         """Your own data: ``cells[t][c]`` is a pair (x, y), or None where client c received nothing at time t.
 
@@ -125,6 +132,7 @@ class Stream:
             clients: What the clients are called.
             times: What the time steps are called.
             local: The training settings that suit these data.
+            groups: [t][c], whole numbers from 0 for the rows of each cell: which group a row belongs to.
 
         >>> x, y = np.zeros((4, 2)), [0, 1, 1, 0]
         >>> Stream.from_arrays([[(x, y), None], [(x, y), (x, y)]]).counts.tolist()
@@ -140,6 +148,9 @@ class Stream:
             raise DataError(f"stream {name}: every time step needs the same clients, got {sorted(width)} of them")
         if clients and len(clients) not in width:
             raise DataError(f"stream {name}: {width.pop()} clients need as many names, got {len(clients)}")
+        if groups is not None and [len(row) for row in groups] != [len(row) for row in cells]:
+            raise DataError(f"stream {name}: groups must have the time steps and clients of cells")
+        group: list[Ints] = []
         xs: list[npt.NDArray[np.float32]] = []
         ys: list[npt.NDArray[np.int32]] = []
         counts = np.zeros((len(cells), width.pop()), dtype=np.int64)
@@ -155,6 +166,8 @@ class Stream:
                     raise DataError(f"{where}: unknown label {int(y.max())}, legal are 0 to {n_classes - 1}")
                 xs.append(x)
                 ys.append(y)
+                if groups is not None:
+                    group.append(_checked_group(groups[t][c], len(y), where))
                 counts[t, c] = len(x)
         if not counts.sum():
             raise DataError(f"stream {name}: no examples at all")
@@ -169,6 +182,7 @@ class Stream:
             clients=tuple(clients),
             times=tuple(str(time) for time in times),
             local=local or Local(),
+            group=None if groups is None else np.concatenate(group),
         )
 
     @classmethod
@@ -235,3 +249,20 @@ def _checked(cell: Cell, where: str) -> tuple[npt.NDArray[np.float32], npt.NDArr
     if not whole.all():
         raise DataError(f"{where}: unknown label {labels[~whole][0]:g}, labels are whole numbers from 0")
     return x, labels.astype(np.int32)
+
+
+def _checked_group(values: npt.ArrayLike | None, n: int, where: str) -> Ints:
+    try:
+        group = np.asarray(values)
+        whole = group.astype(np.int64)
+    except (TypeError, ValueError):  # None, too
+        raise DataError(f"{where}: groups must be {n} whole numbers, as many as the cell has rows") from None
+    _check_group(group, n, where)
+    return whole
+
+
+def _check_group(group: npt.NDArray[Any], n: int, where: str) -> None:
+    if group.dtype.kind not in "iu" or group.shape != (n,):
+        raise DataError(f"{where}: a group is a whole number for each of {n} rows, got {group.dtype} {group.shape}")
+    if n and not 0 <= group.min() <= group.max() < MOST_GROUPS:
+        raise DataError(f"{where}: groups are 0 to {MOST_GROUPS - 1}, got {group.min()} to {group.max()}")

@@ -24,13 +24,15 @@ BUILT_IN = ("linear", "mlp:64,64")  # names that need no module
 
 
 def default_net(stream: Stream, weights: str | Path | None = None) -> Net:
-    """The paper's net for this stream: a ResNet-18 for pictures, from these weights, else a d-2d-C perceptron."""
+    """The stream's own net, or the paper's: a ResNet-18 for its pictures, from these weights, else d-2d-C."""
     if stream.family == "fmow" and stream.x.ndim == 4:
         from feddrift.nets.resnet import resnet18  # here: few need it
 
         return resnet18(stream.n_classes, weights)
     if weights is not None:
         raise ConfigError(f"weights are for streams of pictures, {stream.name} has none")
+    if stream.net is not None:
+        return named_net(stream.net, stream)
     return usual(stream.x.shape[1:], stream.n_classes)
 
 

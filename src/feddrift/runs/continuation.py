@@ -52,8 +52,9 @@ def _digest(stream: Stream, t: int) -> str:
     start = int(stream.starts[t, 0])
     rows = slice(start, start + int(stream.counts[t].sum()))
     digest = hashlib.sha256(repr(names).encode())
-    for part in (stream.x[rows], stream.y[rows]):
-        digest.update(np.ascontiguousarray(part).tobytes())
+    for part in (stream.x, stream.y, stream.group):
+        if part is not None:
+            digest.update(np.ascontiguousarray(part[rows]).tobytes())
     return digest.hexdigest()[:16]
 
 
@@ -76,6 +77,7 @@ def in_order(stream: Stream, clients: Sequence[str]) -> Stream:
         counts=stream.counts[:, order],
         concepts=None if stream.concepts is None else stream.concepts[:, order],
         clients=tuple(names),
+        group=None if stream.group is None else stream.group[rows],
     )
 
 
