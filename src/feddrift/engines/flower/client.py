@@ -38,6 +38,7 @@ from feddrift.engines.flower.messages import (
     Raw,
     Request,
     Scores,
+    Sums,
     Train,
     Trial,
     entries_of,
@@ -54,7 +55,7 @@ from feddrift.models import params_of
 from feddrift.nets import imported, layer_width, net_for
 from feddrift.shifts import shifts
 from feddrift.trees import split, trunk_of
-from feddrift.types import Ints, Layer, Local, Metric, Models, Net, State
+from feddrift.types import Ints, Layer, Local, Metric, Models, Net, Parting, State
 
 _log = logging.getLogger("feddrift")
 
@@ -180,11 +181,14 @@ class Client:
             return {"confusion": counts[0].tolist()}
         if request.metric not in get_args(Metric):
             raise Refused(f"it asks for the metric {request.metric!r}, legal are {', '.join(get_args(Metric))}")
+        if request.by not in (None, "class"):
+            raise Refused(f"it asks for scores by {str(request.by)[:40]!r}, legal is class")
         times = [t for t in store.cells() if t <= task.tau]
         metric: Metric = request.metric  # type: ignore[assignment]
         cells = np.array([(t, c) for t in times], dtype=np.int64).reshape(-1, 2)
-        new = [sums for _, sums in _sums(worker, models, cells[cells[:, 0] == task.tau], metric)]
-        stored = dict(zip(times, _sums(worker, models, cells, metric, SCORE_ROWS), strict=True))
+        by: Parting | None = "class" if request.by else None
+        new = _sums(worker, models, cells[cells[:, 0] == task.tau], metric, None, by)
+        stored = dict(zip(times, _sums(worker, models, cells, metric, SCORE_ROWS, by), strict=True))
         return Scores(new[0] if new else None, stored).body()
 
     def _describe(self, task: About, store: Store, request: Describe, models: Models) -> Body:
@@ -329,12 +333,12 @@ class Client:
 
 
 def _sums(
-    worker: Worker, models: Models, cells: Ints, metric: Metric, most: int | None = None
-) -> list[tuple[int, list[float]]]:
+    worker: Worker, models: Models, cells: Ints, metric: Metric, most: int | None, by: Parting | None
+) -> list[Sums]:
     """Of each cell: how many rows were looked at, and each model's mistakes or losses on them."""
-    per_cell: list[tuple[int, list[float]]] = []
-    for _, sums, sizes in worker.score(models, cells, metric, most):
-        per_cell += [(int(size), column.tolist()) for size, column in zip(sizes, sums.T, strict=True)]
+    per_cell: list[Sums] = []
+    for _, sums, sizes in worker.score(models, cells, metric, most, by):
+        per_cell += zip(sizes.tolist(), np.swapaxes(sums, 0, 1).tolist(), strict=True)
     return per_cell
 
 
