@@ -102,11 +102,11 @@ def choose(loss: Floats, levels: Floats, current: Ints, delta: float) -> tuple[S
 
     A group of which a client has no rows, or never had any, forbids nothing.
     """
-    scored: Bools = ~np.isnan(loss).all(axis=2)  # [c, m]
+    scored: Bools = np.isfinite(loss).sum(axis=2) > 0  # [c, m]
     total = np.where(scored, np.nansum(loss, axis=2), np.nan)
     worse = loss - levels.T[:, None] > delta + TOLERANCE  # NaN is not
-    suits: Bools = scored & ~worse.any(axis=2)
-    drifted: Bools = scored.any(axis=1) & ~suits.any(axis=1)
+    suits: Bools = scored & (worse.sum(axis=2) == 0)
+    drifted: Bools = (scored.sum(axis=1) > 0) & (suits.sum(axis=1) == 0)
     best, lowest = cluster.best_models(np.where(suits | drifted[:, None], total, np.nan), current)
     now = loss[np.arange(len(loss)), best].T  # [g, c]
     return Seen(best, lowest, drifted), np.where(np.isnan(now), levels, now)
