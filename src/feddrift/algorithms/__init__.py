@@ -20,6 +20,8 @@ from feddrift.algorithms.fairfeddrift import FairFedDrift
 from feddrift.algorithms.feddrift import FedDrift, FedDriftEager
 from feddrift.algorithms.feddrift_c import FedDriftC
 from feddrift.algorithms.fedrc import FedRC
+from feddrift.algorithms.feroma import FEROMA
+from feddrift.algorithms.flux import FLUX
 from feddrift.algorithms.ifca import IFCA
 from feddrift.algorithms.kue import KUE
 from feddrift.algorithms.options import options, settings
@@ -79,6 +81,8 @@ ALGORITHMS: dict[str, Entry] = {
     "FairFedDrift": Entry(FairFedDrift, {}, "FedDrift that looks at every group of rows, or class, by itself"),
     "FedRC": Entry(FedRC, {}, "a given number of models, mixed at each client by how well they explain its classes"),
     "FedEM": Entry(FedRC, {"by_class": False}, "a given number of models, mixed by how well they explain its data"),
+    "FLUX": Entry(FLUX, {}, "clusters of clients whose data look alike to one model, found anew at every time step"),
+    "FEROMA": Entry(FEROMA, {}, "a model for each client, mixed of those of clients whose data look like its own"),
     "Oracle": Entry(Oracle, {}, "one model per true concept: the ceiling"),
     "Oracle-W": Entry(Oracle, {"memory": window(1)}, "Oracle that remembers one time step"),
     "Oracle-Trunk": Entry(Oracle, {"share": True}, "one head per true concept on one trunk"),
