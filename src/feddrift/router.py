@@ -33,8 +33,8 @@ class Router:
     Centres with the same votes belong together, and the nearest of them counts. `per` says what a row's choice rests
     on: on that `row` alone, on the rows before it and itself (`running`), or on all rows at once (`batch`).
 
-    With a `margin` a client keeps its own votes unless others are nearer by so many standard errors; where the choice
-    rests on one row alone, unless they are nearer.
+    With a `margin` a client keeps its own votes unless others are nearer by so many standard errors of half the squared
+    distance; where the choice rests on one row alone, unless that is less by so much.
 
     >>> router = Router("row", centre=np.array([[0.0], [4.0]]), votes=np.eye(2))
     >>> router.choose(np.array([[1.0], [3.0]])).tolist()
@@ -100,7 +100,7 @@ class Router:
             return np.full(len(layer), OWN)
         ahead = near - near[:, at[:1]]
         total, noise = self._summed(ahead), self._summed(ahead**2)
-        clear = total > self.margin * np.sqrt(noise) if self.per != "row" else total > 0
+        clear = total > self.margin * (np.sqrt(noise) if self.per != "row" else 1.0)
         best = np.where(clear, total, -np.inf).argmax(axis=1)
         return self._spread(np.where(clear.any(axis=1), first[best], OWN), len(layer))
 

@@ -14,9 +14,9 @@ from feddrift import checkpoint
 from feddrift.engines.conditions import Conditions
 from feddrift.errors import ConfigError
 from feddrift.nets import default_net, initial
+from feddrift.reports.story import command
 from feddrift.router import OWN, Router, Routing
 from feddrift.run import Step, steps_on
-from feddrift.runs.config import RunConfig
 from feddrift.testing import small_stream
 from feddrift.types import Federation, Local, Projection, State
 
@@ -54,7 +54,8 @@ def test_where_inputs_tell_the_concept_it_wins(route: str) -> None:
     np.testing.assert_allclose([s.model for s in routed], [s.model for s in plain])  # training is what it was
     for step, same, row in zip(routed, plain, CONCEPTS[1:], strict=True):
         stays = CONCEPTS[step.tau] == row
-        np.testing.assert_array_equal(step.accuracy[stays], same.accuracy[stays])
+        lost = 1 / 60 + 1e-9 if route == "row" else 0.0  # a row
+        np.testing.assert_allclose(step.accuracy[stays], same.accuracy[stays], rtol=0, atol=lost)
 
 
 def test_the_gate_is_closed_until_labels_have_shown_that_it_pays() -> None:
@@ -93,24 +94,22 @@ def test_traffic_is_counted_and_training_costs_what_it_did() -> None:
         assert (step.sent_scoring > same.sent_scoring).all()
 
 
-@pytest.mark.parametrize("route", WAYS)
-def test_the_reference_decides_alike(route: str) -> None:
+def test_the_reference_decides_alike() -> None:
     stream = shifted(3.0)
-    for one, other in zip(played(stream, route), played(stream, route, engine="reference"), strict=True):
+    for one, other in zip(played(stream, "running"), played(stream, "running", engine="reference"), strict=True):
         np.testing.assert_array_equal(one.model, other.model)
         np.testing.assert_allclose(one.accuracy, other.accuracy, atol=0.05)
         assert one.state.routing.pays == other.state.routing.pays
         np.testing.assert_allclose(one.sent, other.sent)
 
 
-@pytest.mark.parametrize("route", ["running", "batch"])
-def test_over_flower_it_decides_alike(route: Any) -> None:
+def test_over_flower_it_decides_alike() -> None:
     from tests.flower import OverFlower
 
     stream = shifted(3.0)
-    engine = OverFlower(stream, default_net(stream), LEARN, 0, Conditions(route=route))
+    engine = OverFlower(stream, default_net(stream), LEARN, 0, Conditions(route="running"))
     engine.n_steps = stream.n_steps
-    for step, same in zip(steps_on(engine, FEDDRIFT), played(stream, route), strict=True):
+    for step, same in zip(steps_on(engine, FEDDRIFT), played(stream, "running"), strict=True):
         np.testing.assert_array_equal(step.model, same.model)
         np.testing.assert_allclose(step.accuracy, same.accuracy, atol=0.05)
         np.testing.assert_allclose(step.sent, same.sent)
@@ -136,7 +135,7 @@ def test_clients_may_be_away_or_come_late() -> None:
     trace = np.ones((5, 6), dtype=bool)
     trace[2, 1] = False
     steps = played(shifted(3.0, missing=missing), "batch", conditions=Conditions(trace=trace))
-    assert [len(step.state.routing.rows) for step in steps] == [0, 0, 4, 8, 14]
+    assert [len(step.state.routing.rows) for step in steps] == [0, 0, 4, 9, 15]
     assert np.nansum(steps[-1].scores["routed"]) > 0 and drifting(steps, 5) > 0.7
 
 
@@ -160,11 +159,11 @@ def record_names(record: Any) -> str:
 
 
 def test_a_record_has_the_share_of_rows_that_were_routed(tmp_path: Path) -> None:
-    config = RunConfig.checked(stream="tests.golden.world:shifted", algorithm="FedDrift", settings={"delta": 0.1})
-    run = fd.record(config.stream, config.algorithm, settings=config.settings, route="batch", out=tmp_path)
+    settings, stream = {"delta": 0.1}, "tests.golden.world:shifted"
+    run = fd.record(stream, "FedDrift", settings=settings, route="batch", out=tmp_path)
     assert np.nanmax(run.rows.routed) == 1 and np.isnan(run.rows.routed[:2]).all()
-    page = fd.report(run, tmp_path / "page.html").read_text()
-    assert "inputs choose the model from now on" in page and "--route" in page
+    assert any(why.startswith("inputs choose the model from now on") for why in fd.events(run)["why"])
+    assert "--route batch" in command(run.header)[0]
 
 
 @pytest.mark.parametrize("value", ["yes", None, 3, "Batch"])
@@ -186,12 +185,14 @@ def test_a_router_chooses_by_row_so_far_or_all_at_once() -> None:
 
 def test_with_a_margin_a_client_stays_unless_others_are_clearly_nearer() -> None:
     centre, votes, own = np.array([[0.0], [1.0]]), np.eye(2), np.array([1.0, 0.0])
-    for per, least in (("running", 5), ("batch", 5)):
+    for per in ("running", "batch"):
         router = Router(per, centre, votes, margin=2.0)  # type: ignore[arg-type]
         chosen = [router.choose(np.ones((n, 1)), own)[-1] for n in range(1, 8)]
-        assert chosen == [OWN] * (least - 1) + [1] * (8 - least)
+        assert chosen == [OWN] * 4 + [1] * 3
         assert router.choose(np.full((9, 1), 0.5), own).tolist() == [OWN] * 9  # just as near
         assert router.choose(np.ones((9, 1)), np.array([0.0, 1.0])).tolist() == [OWN] * 9  # at home
+    alone = Router("row", 3 * centre, votes, margin=2.0)
+    assert alone.choose(np.array([[3.0], [2.0], [0.0]]), own).tolist() == [1, OWN, OWN]
     strangers = Router("batch", centre, np.array([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]), margin=2.0)
     assert strangers.choose(np.ones((9, 1)), np.array([1.0, 0.0, 0.0])).tolist() == [OWN] * 9
     assert strangers.choose(np.ones((0, 1)), own).tolist() == []
