@@ -37,6 +37,8 @@ from feddrift.local import Average as Average
 from feddrift.local import Holds as Holds
 from feddrift.local import Local as Local
 from feddrift.rng import Words
+from feddrift.router import Router as Router
+from feddrift.router import Routing as Routing
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -217,6 +219,8 @@ class State:
     ballot: Ballot = "hard"  # what is weighed by the votes: each model's class, or its probabilities
     events: tuple[Event, ...] = ()  # of this step
     drifted: Bools | None = None  # [c], where this step raised an alarm
+    router: Router | None = field(default=None, kw_only=True)  # at a test: in place of votes[c], what inputs choose
+    routing: Routing | None = field(default=None, kw_only=True)  # the condition `route`'s own, no algorithm's
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

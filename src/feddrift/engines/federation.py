@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, final, get_args
 
@@ -22,6 +22,7 @@ from feddrift.models import fresh, take, with_trunk_of
 from feddrift.nets import layer_width
 from feddrift.trees import map_trunk_and_head
 from feddrift.types import (
+    Ballot,
     Bools,
     Floats,
     Ints,
@@ -33,6 +34,7 @@ from feddrift.types import (
     Net,
     Parting,
     Projection,
+    Router,
     Start,
     Tournament,
     Updates,
@@ -257,6 +259,21 @@ class TimeStep:
         teams = np.where(takes_part[:, None], teams, -1)
         self._send_teams(models, teams)
         return self.worker.contest(models, teams, held_by)
+
+    def reroute(self, models: Models, votes: Floats, ballot: Ballot, routers: Mapping[int, Router]) -> Ints:
+        """[c, 3], at the clients with a router: their new rows, the mistakes of votes[c] on them, and of its choice."""
+        for c, router in routers.items():
+            self._send_router(np.array([c]), models, router, votes[c], 3)
+        return self.worker.reroute(models, votes, ballot, routers)
+
+    def serve(self, models: Models, router: Router) -> None:
+        """Clients in reach get what they need to choose by their inputs."""
+        self._send_router(np.flatnonzero(self.reachable), models, router, np.zeros(len(models)), 0)
+
+    def _send_router(self, clients: Ints, models: Models, router: Router, votes: Floats, answer: int) -> None:
+        voters = (router.votes.any(axis=0) | (votes > 0)) & ~models.private
+        self._traffic.score(clients, _part(models, np.flatnonzero(voters)))
+        self._traffic.tell(clients, router.size + answer, models)
 
     def _send_teams(self, models: Models, teams: Ints) -> None:
         """Shared models go to the clients where they compete, unless they are there already."""

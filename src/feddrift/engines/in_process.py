@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 from feddrift import rng
 from feddrift.data import Stream
-from feddrift.engines import describing, sampling, trials
+from feddrift.engines import choices, describing, sampling, trials
 from feddrift.engines.base import Engine
 from feddrift.engines.conditions import IDEAL, Conditions
-from feddrift.engines.entries import Entries, begins_of
+from feddrift.engines.entries import Entries, begins_of, by_group
 from feddrift.engines.worker import Known, Question, Scored, Work, Worker, in_turn
 from feddrift.errors import ConfigError
 from feddrift.models import fresh, take
@@ -23,6 +23,7 @@ from feddrift.nets.voting import log_probabilities, totals
 from feddrift.scores import measure
 from feddrift.shifts import Shifts, asked, shifts, told
 from feddrift.types import (
+    Ballot,
     Bools,
     Floats,
     Ints,
@@ -33,6 +34,7 @@ from feddrift.types import (
     Moments,
     Net,
     Parting,
+    Router,
     Start,
     State,
     Tournament,
@@ -89,7 +91,7 @@ class InProcess(Engine):
     def wrong(self, models: Models, rows: Ints, sizes: Ints, which: Ints) -> Bools:
         """[row]: whether the model at position which[cell] is mistaken."""
         mistaken = np.zeros(len(rows), dtype=bool)
-        for m, at in _by_group(np.repeat(which, sizes)):
+        for m, at in by_group(np.repeat(which, sizes)):
             mistaken[at] = self.per_row(take(models, [m], [models.ids[m]]), rows[at], "error")[0] > 0
         return mistaken
 
@@ -100,10 +102,14 @@ class InProcess(Engine):
 
     def test(self, state: State, t: int) -> tuple[Ints, Ints]:
         sizes = self.stream.counts[t]
+        if state.router is not None:
+            rows, owner = self._tested(t)
+            ways = choices.at_test(self, state, rows, sizes)
+            hits = choices.right(self, state.models, state.ballot, rows, ways)
+            return np.bincount(owner, hits, len(sizes)).astype(int), sizes
         used = np.flatnonzero(state.votes.any(axis=0))
         voters = take(state.models, used, [state.models.ids[m] for m in used])
-        rows = np.arange(self.stream.starts[t, 0], self.stream.starts[t, 0] + sizes.sum())
-        owner = np.repeat(np.arange(len(sizes)), sizes)
+        rows, owner = self._tested(t)
         if ((state.votes > 0).sum(axis=1) == 1).all():  # one model decides
             which = np.searchsorted(used, state.votes.argmax(axis=1))
             return sizes - np.bincount(owner, self.wrong(voters, rows, sizes, which), len(sizes)).astype(int), sizes
@@ -117,29 +123,36 @@ class InProcess(Engine):
 
     def scores(self, state: State, t: int) -> Mapping[str, Floats]:
         stream, sizes = self.stream, self.stream.counts[t]
-        rows = np.arange(stream.starts[t, 0], stream.starts[t, 0] + sizes.sum())
-        owner = np.repeat(np.arange(len(sizes)), sizes)
+        rows, owner = self._tested(t)
         chances, predicted = np.zeros((len(rows), stream.n_classes)), np.zeros(len(rows), dtype=np.int64)
-        all_votes = np.zeros((len(sizes), len(state.models)))
-        all_votes[: len(state.votes)] = state.votes  # who has not joined yet has no vote
-        groups: dict[bytes, int] = {}  # of clients who listen to the same models
+        all_votes, of_row = choices.at_test(self, state, rows, sizes)
+        groups: dict[bytes, int] = {}  # of votes for the same models
         listens = [row.tobytes() for row in np.packbits(all_votes > 0, axis=1)]
-        of_client = np.array([groups.setdefault(models, len(groups)) for models in listens])
-        for _, at in _by_group(of_client[owner]):
-            used = np.flatnonzero(all_votes[owner[at[0]]] > 0)
+        of_votes = np.array([groups.setdefault(models, len(groups)) for models in listens])
+        for _, at in by_group(of_votes[of_row]):
+            used = np.flatnonzero(all_votes[of_row[at[0]]] > 0)
             models = take(state.models, used, [state.models.ids[m] for m in used])
             done = 0
             for logits in self.outputs(models, rows[at]) if len(used) else ():
                 block = at[done : done + logits.shape[1]]
                 done += logits.shape[1]
-                votes = all_votes[np.ix_(owner[block], used)]
+                votes = all_votes[np.ix_(of_row[block], used)]
                 chances[block] = voting.chances(logits, votes)
                 predicted[block] = voting.totals(logits, votes, state.ballot).argmax(axis=1)
         before = slice(0, int(stream.starts[t, 0]))
         cell = np.repeat(np.tile(np.arange(stream.n_clients), t), stream.counts[:t].reshape(-1))
         received = np.bincount(cell * stream.n_classes + stream.y[before], minlength=len(sizes) * stream.n_classes)
         scores = measure(chances, predicted, stream.y[rows], sizes, received.reshape(len(sizes), -1))
-        return {name: np.where(all_votes.any(axis=1), values, np.nan) for name, values in scores.items()}
+        if state.router is not None:
+            away = np.bincount(owner, of_row >= len(sizes), len(sizes))
+            scores["routed"] = np.divide(away, sizes, out=np.full(len(sizes), np.nan), where=sizes > 0)
+        has_votes = all_votes[: len(sizes)].any(axis=1)
+        return {name: np.where(has_votes, values, np.nan) for name, values in scores.items()}
+
+    def _tested(self, t: int) -> tuple[Ints, Ints]:
+        """The rows of all cells of time t, and the client of each."""
+        first, sizes = int(self.stream.starts[t, 0]), self.stream.counts[t]
+        return np.arange(first, first + sizes.sum()), np.repeat(np.arange(len(sizes)), sizes)
 
     def shifts(self, tau: int, clients: Sequence[int]) -> Mapping[int, Shifts]:
         counts = np.where(self.in_reach, self.stream.counts[:-1], 0)
@@ -158,18 +171,6 @@ class Lane(NamedTuple):
     counts: Ints  # [cell], rows, or places of its table
     mass: Floats  # [cell], by which it is drawn, beside w
     tables: dict[int, Ints]  # the rows of a cell, where classes are balanced; else `InProcessWorker.trained`
-
-
-def _by_group(of_row: Ints) -> Iterator[tuple[int, Ints]]:
-    """Each group with its rows, ascending; sorted once, however many groups there are.
-
-    >>> [(group, rows.tolist()) for group, rows in _by_group(np.array([2, 0, 2]))], list(_by_group(np.zeros(0, int)))
-    ([(0, [1]), (2, [0, 2])], [])
-    """
-    order = np.argsort(of_row, kind="stable")
-    begins = np.flatnonzero(np.diff(of_row[order], prepend=-1))
-    for rows in np.split(order, begins)[1:]:
-        yield int(of_row[rows[0]]), rows
 
 
 class InProcessWorker(Worker):
@@ -243,6 +244,15 @@ class InProcessWorker(Worker):
             values = describing.vectors(engine.layer(models, rows, question.layer), matrix)
             describing.put(moments, of_row, values, question.square)
         return moments
+
+    def reroute(self, models: Models, votes: Floats, ballot: Ballot, routers: Mapping[int, Router]) -> Ints:
+        sizes = np.where(np.isin(np.arange(len(votes)), list(routers)), self.known.counts[self.tau], 0)
+        rows = np.concatenate([np.zeros(0, dtype=np.int64), *(self.rows(self.tau, c) for c in sorted(routers))])
+        of_row, counts = np.repeat(np.arange(len(sizes)), sizes), [sizes]
+        for ways in ((votes, of_row), choices.polled(self.engine, votes, routers, rows, sizes)):
+            wrong = ~choices.right(self.engine, models, ballot, rows, ways)
+            counts.append(np.bincount(of_row, wrong, len(sizes)).astype(np.int64))
+        return np.stack(counts, axis=1)
 
     def rounds(self, models: Models, work: Work, first: int, last: int, local: Local) -> tuple[Models, Ints]:
         return in_turn(self, models, work, first, last, local)

@@ -6,7 +6,7 @@ frameworks and clients at the other end of a network are Workers, and a new engi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -16,6 +16,7 @@ from feddrift.averaging import averaged, finite
 from feddrift.engines.entries import Entries
 from feddrift.trees import map_trunk_and_head
 from feddrift.types import (
+    Ballot,
     Bools,
     Floats,
     Ints,
@@ -27,6 +28,7 @@ from feddrift.types import (
     Params,
     Parting,
     Projection,
+    Router,
     Start,
     Tournament,
     Updates,
@@ -116,8 +118,8 @@ class Worker(Protocol):
     """All that clients do at time tau; who uses which model, counts and decisions are the server's.
 
     A client that does not answer is out of reach (`known.reachable`) from then on; `score` and `updates` leave it out,
-    `confusion`, `trial` and `contest` have zeros for it, `describe` no rows. `feddrift.testing.check_worker` says
-    whether an engine made of one keeps the contract:
+    `confusion`, `trial`, `contest` and `reroute` have zeros for it, `describe` no rows.
+    `feddrift.testing.check_worker` says whether an engine made of one keeps the contract:
 
     >>> from feddrift.engines.reference import Reference
     >>> from feddrift.testing import check_worker
@@ -138,6 +140,10 @@ class Worker(Protocol):
 
     def describe(self, models: Models, clients: Ints, question: Question) -> Moments:
         """What a layer makes of the newest data of these clients, in their order: see `Federation.moments`."""
+        ...
+
+    def reroute(self, models: Models, votes: Floats, ballot: Ballot, routers: Mapping[int, Router]) -> Ints:
+        """[c, 3], at the clients with a router: their new rows, the mistakes of votes[c] on them, and of its choice."""
         ...
 
     def updates(self, models: Models, work: Work, round: int, local: Local) -> Updates:

@@ -37,6 +37,7 @@ from feddrift.engines.flower.messages import (
     Present,
     Raw,
     Request,
+    Reroute,
     Scores,
     Sums,
     Train,
@@ -45,6 +46,7 @@ from feddrift.engines.flower.messages import (
     moments_body,
 )
 from feddrift.engines.flower.parts import Body, Part
+from feddrift.engines.flower.routers import read_router
 from feddrift.engines.flower.store import Load, Named, Store, checked_name, from_folder, named_in
 from feddrift.engines.flower.wire import Refused, whole
 from feddrift.engines.in_process import InProcess
@@ -120,7 +122,7 @@ class Client:
             return self._hello(task, store, request, raw), {}
         if isinstance(request, Explain):
             return {"shifts": self._shifts(task, store) if self.explain else None}, {}
-        assert isinstance(request, Evaluate | Train | Trial | Contest | Describe)
+        assert isinstance(request, Evaluate | Train | Trial | Contest | Describe | Reroute)
         models, new = self._models(task, store, request.models, raw)
         parts: dict[str, Part] = {}
         if isinstance(request, Evaluate):
@@ -131,6 +133,8 @@ class Client:
             reply = self._trial(task, store, request, models)
         elif isinstance(request, Describe):
             reply = self._describe(task, store, request, models)
+        elif isinstance(request, Reroute):
+            reply = self._reroute(task, store, request, models)
         else:
             reply = self._contest(task, store, request, models)
         store.put_parts(new)
@@ -147,14 +151,15 @@ class Client:
         tested, scores = None, dict[str, float]()
         if cells.get(task.tau):
             votes = np.tile(np.array(serve["votes"], dtype=np.float64), (task.n_clients, 1))
-            state = State(models, np.zeros((0, task.n_clients, len(models))), votes, serve["ballot"])
+            router = read_router(serve["router"], models) if "router" in serve else None
+            state = State(models, np.zeros((0, *votes.shape)), votes, serve["ballot"], router=router)
             engine, c = self._engine(task, store), task.index
             right, n = engine.test(state, task.tau)
             tested = int(right[c]), int(n[c])
             every = {name: float(values[c]) for name, values in engine.scores(state, task.tau).items()}
             scores = {name: value for name, value in every.items() if np.isfinite(value)}
         store.put_parts(new)
-        served = {key: serve[key] for key in ("models", "votes", "ballot", "tau")}
+        served = {key: serve[key] for key in ("models", "votes", "ballot", "tau", "router") if key in serve}
         store.serve(served | {"features": list(task.features), "n_classes": task.n_classes})
         self._forget(store, serve["models"])
         return Present(cells, tested, scores).body()
@@ -200,6 +205,15 @@ class Client:
         width = layer_width(engine.net, request.layer, task.features, task.n_classes)
         worker = engine.worker(task.tau)
         return moments_body(worker.describe(models, np.array([task.index]), request.question(width)))
+
+    def _reroute(self, task: About, store: Store, request: Reroute, models: Models) -> Body:
+        engine, votes = self._engine(task, store), np.zeros((task.n_clients, len(models)))
+        if not engine.stream.counts[task.tau, task.index]:
+            raise Refused("it asks for a choice by inputs that this client does not hold")
+        votes[task.index] = request.votes
+        router = read_router(request.router, models)
+        counts = engine.worker(task.tau).reroute(models, votes, request.ballot, {task.index: router})[task.index]
+        return {"rows": int(counts[0]), "wrong": counts[1:].tolist()}
 
     def _train(self, task: About, store: Store, request: Train, models: Models) -> tuple[Body, dict[str, Part]]:
         local, round = Local(**request.local), int(request.round)

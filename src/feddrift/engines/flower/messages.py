@@ -87,12 +87,15 @@ class Hello(Request):
 
     action, deadline = "query.hello", "hello"
 
-    serve: Body | None = None  # tau, models, votes, ballot
+    serve: Body | None = None  # tau, models, votes, ballot, perhaps router
 
     @classmethod
-    def serving(cls, tau: int, models: list[Body], votes: list[float], ballot: Ballot) -> Self:
+    def serving(
+        cls, tau: int, models: list[Body], votes: list[float], ballot: Ballot, router: Body | None = None
+    ) -> Self:
         """A hello with models to use from now on, trained at time tau."""
-        return cls({"tau": tau, "models": models, "votes": votes, "ballot": ballot})
+        chosen = {} if router is None else {"router": router}
+        return cls({"tau": tau, "models": models, "votes": votes, "ballot": ballot, **chosen})
 
     def body(self) -> Body:
         return {} if self.serve is None else {"serve": self.serve}
@@ -202,6 +205,18 @@ class Describe(Request):
         return Question(self.layer, self.by, project, bool(self.square))  # type: ignore[arg-type]
 
 
+@dataclass(frozen=True)
+class Reroute(Request):
+    """On the newest data, whose labels are there: would your inputs have chosen better votes than these?"""
+
+    action, deadline = "evaluate.reroute", "evaluate"
+
+    models: list[Body]
+    votes: list[float]
+    ballot: Ballot
+    router: Body
+
+
 REQUESTS: dict[str, type[Request]] = {
     "hello": Hello,
     "evaluate": Evaluate,
@@ -210,6 +225,7 @@ REQUESTS: dict[str, type[Request]] = {
     "explain": Explain,
     "contest": Contest,
     "describe": Describe,
+    "reroute": Reroute,
 }
 KIND_OF = {cls: kind for kind, cls in REQUESTS.items()}
 
@@ -236,9 +252,9 @@ class Present:
         if "right" not in body:
             return cls(dict(cells))
         n = dict(cells).get(tau, 0)
-        if unknown := sorted(body["scores"].keys() - SCORES.keys()):
+        most = {name: 1.0 if score.share else LARGEST for name, score in SCORES.items()} | {"routed": 1.0}
+        if unknown := sorted(body["scores"].keys() - most.keys()):
             raise Refused(f"it has a score that nobody asked for, {unknown[0]!r}")
-        most = {name: 1.0 if score.share else LARGEST for name, score in SCORES.items()}
         scores = {name: numbers([value], 1, most[name], False)[0] for name, value in body["scores"].items()}
         return cls(dict(cells), (whole(body["right"], 0, n), whole(body["tested"], n, n)), scores)
 
@@ -296,6 +312,12 @@ def read_confusion(body: Body, shape: tuple[int, ...], n: int) -> Ints:
     if not counts or (confusion.sum(axis=(1, 2)) != n).any():
         raise Refused(f"expected counts of shape {shape}, each model's adding up to {n}")
     return confusion
+
+
+def read_rerouted(body: Body, n: int) -> list[int]:
+    """The answer to Reroute: of n rows how many the votes get wrong, and how many those that inputs chose."""
+    own, chosen = body["wrong"]
+    return [whole(body["rows"], n, n), whole(own, 0, n), whole(chosen, 0, n)]
 
 
 def moments_body(moments: Moments) -> Body:

@@ -18,13 +18,39 @@ from feddrift.engines.entries import Entries
 from feddrift.engines.flower import messages
 from feddrift.engines.flower import parts as model_parts
 from feddrift.engines.flower.exchange import WaitingRules
-from feddrift.engines.flower.messages import Contest, Describe, Evaluate, Raw, Request, Scores, Train, Trial, slice_of
+from feddrift.engines.flower.messages import (
+    Contest,
+    Describe,
+    Evaluate,
+    Raw,
+    Request,
+    Reroute,
+    Scores,
+    Train,
+    Trial,
+    slice_of,
+)
 from feddrift.engines.flower.parts import Body, Part
+from feddrift.engines.flower.routers import sent_with
 from feddrift.engines.worker import Known, Question, Scored, Work, Worker, gathered, in_turn
-from feddrift.models import params_of
+from feddrift.models import params_of, take
 from feddrift.nets import layer_width
 from feddrift.trees import map_trunk_and_head, split, trunk_of, unsplit
-from feddrift.types import Floats, Ints, Local, Metric, Models, Moments, Net, Parting, Start, Tournament, Updates
+from feddrift.types import (
+    Ballot,
+    Floats,
+    Ints,
+    Local,
+    Metric,
+    Models,
+    Moments,
+    Net,
+    Parting,
+    Router,
+    Start,
+    Tournament,
+    Updates,
+)
 
 Asked = tuple[Request, dict[str, Part]]  # a request, and all parts of the models that it names
 Check = Callable[[int, Body, Raw], Any]  # what a client's reply says, or Refused
@@ -106,6 +132,22 @@ class Remote(Worker):
             for name in ("count", "mean", "std"):
                 getattr(moments, name)[np.searchsorted(clients, c)] = getattr(answer, name)[0]
         return moments
+
+    def reroute(self, models: Models, votes: Floats, ballot: Ballot, routers: Mapping[int, Router]) -> Ints:
+        counts, asked = np.zeros((len(votes), 3), dtype=np.int64), dict[int, Asked]()
+        for c, router in routers.items():
+            used = np.flatnonzero((votes[c] > 0) | router.votes.any(axis=0))
+            chosen = replace(router, votes=router.votes[:, used])
+            voters, own, body = sent_with(take(models, used, [models.ids[m] for m in used]), votes[c, used], chosen)
+            specs, parts = model_parts.described(self.line.net, voters)
+            asked[c] = Reroute(specs, own.tolist(), ballot, body), parts
+
+        def check(c: int, body: Body, raw: Raw) -> list[int]:
+            return messages.read_rerouted(body, int(self.known.counts[self.tau, c]))
+
+        for c, answer in self._ask(asked, check).items():
+            counts[c] = answer
+        return counts
 
     def updates(self, models: Models, work: Work, round: int, local: Local) -> Updates:
         net = self.line.net
