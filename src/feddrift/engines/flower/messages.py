@@ -20,12 +20,12 @@ from feddrift.engines.entries import Entries
 from feddrift.engines.flower import wire
 from feddrift.engines.flower.parts import Body, Part, Shapes
 from feddrift.engines.flower.wire import Refused, numbers, whole
-from feddrift.engines.worker import SCORE_ROWS, Question
+from feddrift.engines.worker import SCORE_ROWS
 from feddrift.errors import one_line
 from feddrift.scores import LARGEST, SCORES
 from feddrift.shifts import LARGEST as LARGEST_VALUE
 from feddrift.shifts import NAMED, TOLD, WITHIN, Shift, Shifts, What
-from feddrift.types import Ballot, Ints, Metric, Moments, Projection, Start
+from feddrift.types import Ballot, Ints, Metric, Start
 
 PROTOCOL = 3
 VERSION = f"{__version__}/{PROTOCOL}"
@@ -180,30 +180,6 @@ class Describe(Request):
     project: Any  # None, a matrix as lists, or the key and size of a map that is drawn
     square: bool
 
-    @classmethod
-    def of(cls, question: Question, models: list[Body]) -> Self:
-        """The message of a question."""
-        project: Any = question.project
-        if isinstance(project, Projection):
-            project = asdict(project)
-        elif project is not None:
-            project = np.asarray(project, dtype=np.float64).tolist()
-        return cls(models, question.layer, question.by, project, question.square)
-
-    def question(self, width: int) -> Question:
-        """What is asked, checked, for a layer of this width."""
-        project = self.project
-        if isinstance(project, dict):
-            words = [whole(word, 0, 2**32 - 1) for word in project["key"]]
-            project = Projection((words[0], words[1]), whole(project["size"], 1, MAX_SIZE))
-        elif project is not None:
-            project = np.array(project, dtype=np.float64)
-            if project.ndim != 2 or len(project) != width:
-                raise Refused(f"it projects {len(project)} numbers of a layer that has {width}")
-        if self.by not in ("all", "class"):
-            raise Refused(f"it asks for moments by {str(self.by)[:40]!r}, legal are all and class")
-        return Question(self.layer, self.by, project, bool(self.square))  # type: ignore[arg-type]
-
 
 @dataclass(frozen=True)
 class Reroute(Request):
@@ -318,24 +294,6 @@ def read_rerouted(body: Body, n: int) -> list[int]:
     """The answer to Reroute: of n rows how many the votes get wrong, and how many those that inputs chose."""
     own, chosen = body["wrong"]
     return [whole(body["rows"], n, n), whole(own, 0, n), whole(chosen, 0, n)]
-
-
-def moments_body(moments: Moments) -> Body:
-    """The answer to Describe of one client: counts, and zeros in place of moments without rows."""
-    body = {name: np.nan_to_num(getattr(moments, name)[0]).tolist() for name in ("mean", "std")}
-    return {"count": moments.count[0].tolist(), **body}
-
-
-def read_moments(body: Body, shape: tuple[int, int, int], n: int, square: bool) -> Moments:
-    """The answer to Describe: of each model and class, which have n rows together, mean and deviation; [1, m, k, d]."""
-    count, (mean, std) = np.array(body["count"]), (np.array(body[name], dtype=np.float64) for name in ("mean", "std"))
-    if count.shape != shape[:2] or count.dtype.kind != "i" or (count < 0).any() or (count.sum(axis=1) != n).any():
-        raise Refused(f"expected counts of shape {shape[:2]}, each model's adding up to {n}")
-    if mean.shape != shape or std.shape != shape or not np.isfinite([mean, std]).all() or (std < 0).any():
-        raise Refused(f"expected finite means and deviations of shape {shape}")
-    none = (count == 0)[..., None]
-    mean, std = np.where(none, np.nan, mean), np.where(none if square else True, np.nan, std)
-    return Moments(count[None].astype(np.int64), mean[None], std[None])
 
 
 def read_trained(body: Body, raw: Raw, round: int, trunks: list[Shapes], heads: list[Shapes]) -> list[list[Part]]:

@@ -15,12 +15,11 @@ import numpy as np
 
 from feddrift.engines import sampling
 from feddrift.engines.entries import Entries
-from feddrift.engines.flower import messages
+from feddrift.engines.flower import described, messages
 from feddrift.engines.flower import parts as model_parts
 from feddrift.engines.flower.exchange import WaitingRules
 from feddrift.engines.flower.messages import (
     Contest,
-    Describe,
     Evaluate,
     Raw,
     Request,
@@ -125,9 +124,9 @@ class Remote(Worker):
 
         def check(c: int, body: Body, raw: Raw) -> Moments:
             n = int(known.counts[self.tau, c])
-            return messages.read_moments(body, (len(models), parts, size), n, question.square)
+            return described.read(body, (len(models), parts, size), n, question.square)
 
-        asked = {int(c): (Describe.of(question, specs), model_arrays) for c in clients}
+        asked = {int(c): (described.asking(question, specs), model_arrays) for c in clients}
         for c, answer in self._ask(asked, check).items():
             for name in ("count", "mean", "std"):
                 getattr(moments, name)[np.searchsorted(clients, c)] = getattr(answer, name)[0]
