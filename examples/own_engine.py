@@ -15,9 +15,9 @@ import numpy as np
 import feddrift as fd
 from feddrift.engines.base import Engine
 from feddrift.engines.simulator import Simulator
-from feddrift.engines.worker import Scored, Work, Worker, gathered, in_turn
+from feddrift.engines.worker import Question, Scored, Work, Worker, gathered, in_turn
 from feddrift.run import steps_on
-from feddrift.types import Ints, Local, Metric, Models, State, Tournament, Updates
+from feddrift.types import Ints, Local, Metric, Models, Moments, State, Tournament, Updates
 
 POOL = ThreadPoolExecutor(HANDS := 2)
 
@@ -43,15 +43,21 @@ class CrewWorker(Worker):
     def each(self, ask: Callable[[int, Worker], Any]) -> list[Any]:
         return list(POOL.map(ask, range(HANDS), self.hands))
 
-    def score(self, models: Models, cells: Ints, metric: Metric, most: int | None = None) -> Iterator[Scored]:
+    def score(self, models: Models, cells: Ints, metric: Metric, most: Any = None, by: Any = None) -> Iterator[Scored]:
         for k, hand in enumerate(self.hands):
             mine = np.flatnonzero(self.hand_of[cells[:, 1]] == k)
-            for which, sums, sizes in hand.score(models, cells[mine], metric, most):
+            for which, sums, sizes in hand.score(models, cells[mine], metric, most, by):
                 yield mine[which], sums, sizes
 
     def confusion(self, models: Models, clients: Ints) -> Ints:
         found = self.each(lambda k, hand: hand.confusion(models, clients[self.hand_of[clients] == k]))
         return np.asarray(np.concatenate(found)[np.argsort(np.argsort(self.hand_of[clients], kind="stable"))])
+
+    def describe(self, models: Models, clients: Ints, question: Question) -> Moments:
+        found = self.each(lambda k, hand: hand.describe(models, clients[self.hand_of[clients] == k], question))
+        order = np.argsort(np.argsort(self.hand_of[clients], kind="stable"))
+        parts = zip(*((part.count, part.mean, part.std) for part in found), strict=True)
+        return Moments(*(np.concatenate(part)[order] for part in parts))
 
     def updates(self, models: Models, work: Work, round: int, local: Local) -> Updates:
         mine = [work.select(self.hand_of == k) for k in range(HANDS)]

@@ -1,4 +1,4 @@
-"""What clients answer where it is more than an array: see `Federation.local_updates`, `tournament` and `contest`."""
+"""What clients answer where it is more than an array: see the verbs of `Federation`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from feddrift import rng
 
 if TYPE_CHECKING:
     from feddrift.types import Floats, Ints, Params
@@ -47,3 +49,43 @@ class Tournament:
         """No client took part."""
         shape = n_clients, n_contestants, n_contestants
         return cls(np.zeros(n_clients, dtype=np.int64), np.zeros(shape, dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class Moments:
+    """What a layer of each model makes of the new rows of each client, of all or by class: see `Federation.moments`.
+
+    >>> nobody = Moments.nobody(n_clients=3, n_models=1, n_parts=2, width=4)
+    >>> nobody.count.shape, nobody.mean.shape, bool(np.isnan(nobody.std).all())
+    ((3, 1, 2), (3, 1, 2, 4), True)
+    """
+
+    count: Ints  # [c, m, k], how many rows; 0: the client was not asked, or has none of this class
+    mean: Floats  # [c, m, k, d], NaN without rows
+    std: Floats  # [c, m, k, d], the root of the mean square of what rows differ from their mean by; NaN as the mean
+
+    @classmethod
+    def nobody(cls, n_clients: int, n_models: int, n_parts: int, width: int) -> Moments:
+        """No client has any rows."""
+        shape = n_clients, n_models, n_parts
+        return cls(np.zeros(shape, dtype=np.int64), *np.full((2, *shape, width), np.nan))
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A random map onto `size` numbers, with orthonormal columns, that server and clients draw from one key.
+
+    >>> columns = Projection(key=(1, 2), size=2).matrix(5)
+    >>> columns.shape, bool(np.allclose(columns.T @ columns, np.eye(2)))
+    ((5, 2), True)
+    """
+
+    key: tuple[int, int]  # the two words of a key, such as `Federation.key` gives
+    size: int
+
+    def matrix(self, width: int) -> Floats:
+        """[width, size] for a layer of this width; one of fewer numbers than `size` keeps as many as it has."""
+        words = np.uint32(self.key[0]), np.uint32(self.key[1])
+        drawn = rng.normal(words, (width, min(self.size, width))).astype(np.float64)
+        columns, upper = np.linalg.qr(drawn)
+        return np.asarray(columns * np.where(np.diag(upper) < 0, -1.0, 1.0))  # one of the two signs, everywhere

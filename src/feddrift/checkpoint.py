@@ -25,7 +25,19 @@ from safetensors.numpy import save as save_arrays
 from feddrift.errors import DataError
 from feddrift.system import write_whole
 from feddrift.trees import leaves, refill
-from feddrift.types import Clusters, Event, Models, Params, State, Tournament, Updates
+from feddrift.types import (
+    Clusters,
+    Event,
+    Models,
+    Moments,
+    Params,
+    Projection,
+    Router,
+    Routing,
+    State,
+    Tournament,
+    Updates,
+)
 
 SCHEMA = 3  # what runs and servers keep in them is a part of it
 READABLE = (2, SCHEMA)  # 2 named classes with the module that they lay in
@@ -124,7 +136,18 @@ def _classes_by_name() -> dict[str, type[Any]]:
 
     They go by their names; where several have the same, all but the first, ours, go by their modules, too.
     """
-    classes: list[type[Any]] = [Models, Clusters, Event, Tournament, Updates, State]
+    classes: list[type[Any]] = [
+        Models,
+        Clusters,
+        Event,
+        Tournament,
+        Updates,
+        Moments,
+        Projection,
+        Router,
+        Routing,
+        State,
+    ]
     for cls in classes:
         classes += [sub for sub in cls.__subclasses__() if sub not in classes]
     at_path = {_path(cls): cls for cls in sorted(classes, key=lambda cls: not _ours(cls))}  # the last definition counts

@@ -17,8 +17,10 @@ from feddrift.engines.base import Engine
 from feddrift.engines.conditions import IDEAL, Conditions, S
 from feddrift.engines.federation import TimeStep
 from feddrift.engines.resting import idle
+from feddrift.engines.routing import with_route, without_route
 from feddrift.errors import ConfigError
 from feddrift.nets import default_net, named_net
+from feddrift.router import Route
 from feddrift.shifts import Shifts
 from feddrift.streams import stream as find_stream
 from feddrift.types import (
@@ -97,6 +99,7 @@ def run(
     local: Local | None = None,
     seed: int = 0,
     conditions: Conditions = IDEAL,
+    route: Route = "none",
 ) -> Iterator[Step]:
     """Train on the data of tau, test on those of tau + 1, for tau = 0, 1, ...; yields each step as it is done.
 
@@ -108,6 +111,7 @@ def run(
         local: How clients train; by default as the stream says.
         seed: Of initial models and minibatches, and of a stream that is given by name.
         conditions: Who is in reach, who takes part, who lies; by default all are, all do, and nobody lies.
+        route: By what inputs choose the model that votes at a test, where that has paid: row, running or batch.
 
     >>> for step in run("sine-2", "FedDrift", local=Local(rounds=1)):
     ...     if step.tau == 1:
@@ -129,6 +133,8 @@ def run(
             raise ConfigError(f"{name} must be a {kind.__name__}, got {type(value).__name__}")
     if isinstance(net, str):
         net = named_net(net, stream)
+    if route != "none":
+        conditions = replace(conditions, route=route)
     runner = find_engine(engine)(stream, net or default_net(stream), local or stream.local, int(seed), conditions)
     return steps_on(runner, algorithm)
 
@@ -157,10 +163,12 @@ def steps_on(
         yield _tested(engine, untested)
     for tau in itertools.count(done) if engine.n_steps is None else range(done, engine.n_steps):
         fed = engine.at(tau)
-        before = with_newcomers(state, fed.n_clients)
+        before, route = with_newcomers(state, fed.n_clients), engine.conditions.route
         fed.resting = idle(before, engine.conditions.rest)
-        state = algorithm.step(before, journal(before, fed) if journal else fed)
+        state = algorithm.step(without_route(before), journal(before, fed) if journal else fed)
         _check(state, fed, f"{type(algorithm).__name__}.step at time {tau}")
+        if route != "none":
+            state = with_route(before, state, fed, route)
         received, loss = fed.counts[tau], fed.losses(models_in_use(state))
         owner = dict(zip(state.models.ids, state.models.owner, strict=True))
         lost = [(c, i) for c, i in engine.lost_private() if owner.get(i) == c]
@@ -205,6 +213,8 @@ def _check(state: State, fed: TimeStep, where: str) -> None:
     for name, actual, shape in (("w", state.w.shape, (fed.tau + 1, c, m)), ("votes", state.votes.shape, (c, m))):
         if actual != shape:
             raise ConfigError(f"{where}: {name} must have shape {shape} for {c} clients and {m} models, got {actual}")
+    if state.router is not None and state.router.votes.shape[1] != m:
+        raise ConfigError(f"{where}: a router votes for {m} models here, got {state.router.votes.shape[1]}")
 
 
 def lineage(before: State, after: State) -> tuple[Event, ...]:

@@ -29,6 +29,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from feddrift.answers import Moments as Moments
+from feddrift.answers import Projection as Projection
 from feddrift.answers import Tournament as Tournament
 from feddrift.answers import Updates as Updates
 from feddrift.local import Average as Average
@@ -37,6 +39,8 @@ from feddrift.local import Local as Local
 from feddrift.local import Pull as Pull
 from feddrift.local import Trains as Trains
 from feddrift.rng import Words
+from feddrift.router import Router as Router
+from feddrift.router import Routing as Routing
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -45,6 +49,8 @@ Params = Any  # nested dicts, lists or tuples of arrays
 Metric = Literal["error", "loss", "brier"]
 Ballot = Literal["hard", "soft"]
 Start = Literal["warm", "fresh", "head", "joint"]
+Layer = Literal["input", "trunk", "logits"]
+Parting = Literal["class", "group"]  # what rows are told apart by
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,6 +104,7 @@ class Net:
     as ``"params/Dense_0"`` (an array, or a branch with all below it) or by a function of an array's path; the rest is a
     model's head. Nothing is shared unless an algorithm asks for it. ``classes`` says of each array of the head which of
     its axes counts the classes, such as ``{"W2": 1, "b2": 0}``: heads can then be mixed class by class.
+    ``hidden(params, x)`` gives what the head sees of inputs, ``[n, ...]``, for methods that ask for it.
 
     >>> def init(key):
     ...     return {"weight": np.zeros((2, 3), dtype=np.float32)}
@@ -112,6 +119,7 @@ class Net:
     apply: Callable[[Params, Any], Any]
     trunk: Sequence[str] | Callable[[str], bool] = ()
     classes: Mapping[str, int] | tuple[tuple[str, int], ...] = ()
+    hidden: Callable[[Params, Any], Any] | None = None
 
     def __post_init__(self) -> None:
         if not callable(self.trunk):  # hashable, as everything that a compiled program depends on
@@ -217,6 +225,8 @@ class State:
     ballot: Ballot = "hard"  # what is weighed by the votes: each model's class, or its probabilities
     events: tuple[Event, ...] = ()  # of this step
     drifted: Bools | None = None  # [c], where this step raised an alarm
+    router: Router | None = field(default=None, kw_only=True)  # at a test: in place of votes[c], what inputs choose
+    routing: Routing | None = field(default=None, kw_only=True)  # the condition `route`'s own, no algorithm's
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -255,6 +265,11 @@ class Federation(Protocol):
         ...
 
     @property
+    def n_groups(self) -> int:
+        """How many groups the rows of each client fall into (`Stream.group`); 0: nobody tells."""
+        ...
+
+    @property
     def features(self) -> tuple[int, ...]:
         """The shape of one input."""
         ...
@@ -287,10 +302,11 @@ class Federation(Protocol):
         """n new models with ids 0..n-1: all the trial's one initialisation, or each its own."""
         ...
 
-    def evaluate(self, models: Models, metric: Metric = "error") -> Floats:
+    def evaluate(self, models: Models, metric: Metric = "error", by: Parting | None = None) -> Floats:
         """l[c, m] on S_c^(tau); NaN for a client without new data or out of reach, and where model m rests for it.
 
-        error: share of mistakes; loss: cross-entropy; brier: mean of (1 - probability of the true class)^2.
+        error: share of mistakes; loss: cross-entropy; brier: mean of (1 - probability of the true class)^2. With `by`,
+        l[c, m, g] on the rows of each class or group g; NaN also where there are none.
         """
         ...
 
@@ -298,8 +314,18 @@ class Federation(Protocol):
         """Counts [c, m, true class, predicted class] on S_c^(tau); zeros where evaluate has NaN."""
         ...
 
-    def cross_evaluate(self, models: Models, w: Weights, metric: Metric = "error") -> Floats:
-        """L[i, j], model i on a sample of the data that w gives to model j; NaN where there are none, or one rests."""
+    def cross_evaluate(
+        self,
+        models: Models,
+        w: Weights,
+        metric: Metric = "error",
+        by: Parting | None = None,
+        per_client: bool = False,
+    ) -> Floats:
+        """L[i, j], model i on a sample of the data that w gives to model j; NaN where there are none, or one rests.
+
+        Per client it is L[i, j, c] on the data that client c has for model j, and with `by` there is one axis more.
+        """
         ...
 
     def local_updates(self, models: Models, w: Weights, local: Local | None = None) -> Updates:
@@ -308,6 +334,22 @@ class Federation(Protocol):
 
     def train(self, models: Models, w: Weights, rounds: int | None = None, local: Local | None = None) -> Models:
         """FedAvg of each model on its data by w (the paper's Algorithm 1); a family unused at tau stays as it is."""
+        ...
+
+    def moments(
+        self,
+        models: Models,
+        layer: Layer,
+        by: Literal["all", "class"] = "all",
+        project: Floats | Projection | None = None,
+        square: bool = True,
+    ) -> Moments:
+        """Mean and standard deviation of what a layer of each model makes of S_c^(tau), over all rows or by class.
+
+        The layer is what the model sees (input), the features before its head (trunk) or its logits, each row as one
+        vector. A matrix [D, d], or a map that both sides draw from a key, is applied to it first. Without `square`
+        only means are sent, and the deviations are NaN. Who is not scored by `evaluate` is not asked here.
+        """
         ...
 
     def tournament(self, models: Models, w: Weights, parent: Ints, starts: Sequence[Start]) -> Tournament:

@@ -32,12 +32,12 @@ from tests.golden import world
 
 LIST = Path(__file__).with_name("hashes.json")
 CLOCK = ("started", "seconds", "versions", "device")  # of no concern here
-WORLD, DEEP = "tests.golden.world:make", "tests.golden.world:deep"
+WORLD, DEEP, SHIFTED = (f"tests.golden.world:{name}" for name in ("make", "deep", "shifted"))
 BRIEF: dict[str, Any] = {"rounds": 2, "steps": 4}
 DRIFT: dict[str, Any] = {"delta": 0.1}
 CATALOGUE = tuple(algorithms.ALGORITHMS)
 DELTA = tuple(name for name in CATALOGUE if name.startswith(("FedDrift", "DriftSurf")) and name != "FedDrift-Auto")
-KILLED = ("FedDrift", "FedDrift-Trunk", "FedDrift-Auto", "KUE", "CFL")
+KILLED = ("FedDrift", "FedDrift-Trunk", "FedDrift-Auto", "KUE", "CFL", "FLUX")
 
 
 def _run(algorithm: str, settings: dict[str, Any] | None = None, **given: Any) -> RunConfig:
@@ -62,6 +62,8 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "trunk-all": ("FedDrift-Trunk", {"quarantine": True, "max_models": 6, "first": "each", "delta": 0.02}),
     "released-kue": ("KUE", {"as_released": True}), "released-aue": ("AUE", {"as_released": True}),
     "ifca-choose": ("IFCA", {"first": "choose", "n_models": 3}),
+    "flux-complete": ("FLUX", {"linkage": "complete"}), "flux-known": ("FLUX", {"router": False}),
+    "feroma-softmax": ("FEROMA", {"weighting": "softmax"}),
 }  # fmt: skip
 CONDITIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "participation": ("FedDrift", {"participation": 0.5}), "dropout": ("FedDrift", {"dropout": 0.3}),
@@ -69,6 +71,8 @@ CONDITIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "median": ("FedDrift-Trunk", {"average": "median"}), "trimmed": ("FedDrift", {"average": "trimmed"}),
     "clipped": ("FedDrift-Trunk", {"average": "clipped"}), "kue-dropout": ("KUE", {"dropout": 0.3}),
     "cfl-participation": ("CFL", {"participation": 0.6}),
+    "route": ("FedDrift", {"stream": SHIFTED, "route": "batch"}),
+    "route-running": ("FedDrift-Trunk", {"stream": SHIFTED, "route": "running"}),
 }  # fmt: skip
 SINE = ("FedDrift", "FedDrift-Eager", "FedDrift-C", "FedDrift-Trunk", "Oracle-Trunk", "AUE-PC", "Oblivious")
 PLAIN = ("FedDrift", "FedDrift-Trunk", "FedDrift-Auto", "FedDrift-C", "KUE", "CFL", "IFCA", "AUE", "Adaptive-FedAvg")
@@ -84,7 +88,7 @@ RUNS: dict[str, RunConfig] = {
 }
 FLOWER = [name for name in CATALOGUE if not getattr(algorithms.ALGORITHMS[name].cls, "needs_truth", False)]
 CASES = [
-    *RUNS, *(f"resumed/{name}" for name in KILLED), *(f"flower/{name}" for name in FLOWER),
+    *RUNS, *(f"resumed/{name}" for name in KILLED), "resumed/route", *(f"flower/{name}" for name in FLOWER),
     "flower-own/FedDrift", "flower-resumed/FedDrift",
 ]  # fmt: skip
 
@@ -234,7 +238,8 @@ def outcome(case: str) -> dict[str, str]:
     kind, _, name = case.partition("/")
     try:
         if kind == "resumed":
-            return recorded(from_checkpoints(begun(RUNS[f"simulator/{name}"], root, 3, 1)))
+            config = RUNS["condition/route" if name == "route" else f"simulator/{name}"]
+            return recorded(from_checkpoints(begun(config, root, 3, 1)))
         if kind == "flower":
             return over_flower(name, root)
         if kind == "flower-own":

@@ -37,6 +37,20 @@ def make() -> Stream:
     return Stream.from_arrays(cells, name="world", n_classes=2, concepts=concepts, local=local, clients="abcde")
 
 
+def shifted() -> Stream:
+    """Six clients whose inputs tell the concept, for runs in which inputs choose the model."""
+    concepts = np.array([list(map(int, row)) for row in ("000000", "000000", "111100", "111100", "001111", "110011")])
+    draw = np.random.Generator(np.random.Philox(17))
+
+    def cell(concept: int) -> Any:
+        x = draw.integers(0, 1 << 12, (40, 3)) / (1 << 12)
+        return x + [0, 0, 2 * concept], (x[:, 0] > x[:, 1]) ^ (concept == 1)
+
+    cells = [[cell(int(concept)) for concept in row] for row in concepts]
+    local = Local(rounds=6, steps=8, batch=20, lr=0.05)
+    return Stream.from_arrays(cells, name="shifted", n_classes=2, concepts=concepts, local=local, clients="abcdef")
+
+
 def deep(stream: Stream) -> Net:
     """A net with two hidden layers, which the native code does not know."""
     import jax.numpy as jnp

@@ -66,7 +66,7 @@ def tampers(draw: st.DrawFn) -> Callable[[RecordDict], RecordDict]:
 
 
 @tries(60)
-@given(verb=st.sampled_from(["train", "evaluate", "contest", "hello"]), tamper=tampers())
+@given(verb=st.sampled_from(["train", "evaluate", "describe", "contest", "hello"]), tamper=tampers())
 def test_replies(caplog: pytest.LogCaptureFixture, verb: str, tamper: Any) -> None:
     """One client answers anything at all: it is named in one line, and the others go on."""
     caplog.clear()
@@ -74,12 +74,14 @@ def test_replies(caplog: pytest.LogCaptureFixture, verb: str, tamper: Any) -> No
     engine.local_grid.tamper["b", verb] = tamper
     fed = engine.at(0)
     models, w = fed.fresh(), np.ones((1, 3, 1))
-    loss, found, trained = (
+    loss, moments, found, trained = (
         fed.evaluate(models),
+        fed.moments(models, "trunk"),
         fed.contest(models, np.zeros((2, 3, 1), dtype=int)),
         fed.train(models, w),
     )
     assert (found.rows[[0, 2]] > 0).all() and (found.wrong.diagonal(axis1=1, axis2=2) <= found.rows[:, None]).all()
+    assert np.isfinite(moments.mean[[0, 2]]).all() and np.isfinite(moments.std[[0, 2]]).all()
     assert np.isfinite(loss[[0, 2]]).all() and all(np.isfinite(leaf).all() for leaf in leaves(trained.params))
     for line in caplog.records:
         told = line.getMessage()

@@ -23,7 +23,7 @@ from feddrift.errors import ConfigError, DataError
 from feddrift.runs import record
 from feddrift.runs.config import RunConfig
 from feddrift.runs.recorded import RecordedRun, from_checkpoints, unfinished_runs
-from feddrift.types import Event, Models, State
+from feddrift.types import Event, Models, Projection, State
 from tests.unit.conftest import Killed
 from tests.unit.test_cli import feddrift
 
@@ -361,6 +361,27 @@ def test_an_interrupted_step_knows_the_counts_of_its_contests(tmp_path: Path, pa
     same([found, trained], [again, went_on])
     with pytest.raises(DataError, match=r"it asks 'contest .* None', it asked 'contest .*'first'\)'"):
         Journal(engine.at(0), 1, lambda inside: None, before).contest(fed.fresh(), teams)
+
+
+def test_an_interrupted_step_knows_its_moments(tmp_path: Path, pattern: Path) -> None:
+    from feddrift.runs.journal import Inside, Journal
+
+    s = fd.stream("sine-2", pattern=str(pattern))
+    engine = fd.engines.engine("simulator")(s, fd.mlp(2, 4, 2), fd.Local(rounds=2, steps=1), 0)
+
+    def step(fed: Any) -> tuple[Any, Any]:
+        moments = fed.moments(fed.fresh(), "trunk", by="class", project=Projection((1, 2), 2))
+        return moments, fed.train(fed.fresh(), np.ones((1, s.n_clients, 1)))
+
+    saved: list[Inside] = []
+    moments, trained = step(Journal(engine.at(0), 1, saved.append))
+    checkpoint.write(tmp_path / "inside", {}, saved[0].plain())
+    before = Inside(*checkpoint.read(tmp_path / "inside").value(fd.mlp(2, 4, 2).init(rng.derive(0, "init", 0))))
+    fed = engine.at(0)
+    fed.moments = lambda *_: pytest.fail("it was asked again")  # type: ignore[method-assign]
+    again, went_on = step(Journal(fed, 1, lambda inside: None, before))
+    assert np.isfinite(moments.std).any()
+    same([moments, trained], [again, went_on])
 
 
 def test_how_clients_train_is_told_as_before_where_nothing_is_new() -> None:

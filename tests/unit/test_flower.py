@@ -395,6 +395,68 @@ def test_a_bad_count_is_refused_by_name_and_harms_nobody(lie: str, caplog: pytes
     assert len(told) == 1 and told[0].startswith("client b, contest at time 0:") and sentence in told[0], told
 
 
+PART_LIES: dict[str, tuple[Any, str]] = {
+    "fewer rows": (edited(lambda body: body.update(sizes=[29, 30])), "2 numbers of rows that add up to 60"),
+    "three classes": (edited(lambda body: body.update(sizes=[20, 20, 20])), "2 numbers of rows that add up to 60"),
+    "no sizes": (edited(lambda body: body.pop("sizes")), "malformed"),
+    "more mistakes than rows": (edited(lambda body: body.update(sizes=[0, 60], new=[[1, 0]])), "no more mistakes"),
+    "two models": (edited(lambda body: body.update(new=[[0, 0], [0, 0]])), "sums of 1 models"),
+    "a lie of older data": (edited(lambda body: body.update(stored=[[0, [60, 1], [[0, 0]]]])), "add up to 60"),
+}
+
+
+@pytest.mark.parametrize("lie", PART_LIES)
+def test_bad_scores_by_class_are_refused_by_name(lie: str, caplog: pytest.LogCaptureFixture) -> None:
+    engine = over(swapping())
+    engine.local_grid.tamper["b", "evaluate"], sentence = PART_LIES[lie]
+    loss = engine.at(0).evaluate(engine.at(0).fresh(), by="class")
+    assert loss.shape == (3, 1, 2) and np.isnan(loss).all(axis=(1, 2)).tolist() == [False, True, False]
+    told = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    assert len(told) == 1 and told[0].startswith("client b, evaluate at time 0:") and sentence in told[0], told
+
+
+MOMENT_LIES: dict[str, tuple[Any, str]] = {
+    "fewer rows": (edited(lambda body: body.update(count=[[29, 30]])), "(1, 2), each model's adding up to 60"),
+    "below zero": (edited(lambda body: body.update(count=[[-1, 61]])), "adding up to 60"),
+    "half a row": (edited(lambda body: body.update(count=[[29.5, 30.5]])), "adding up to 60"),
+    "another size": (edited(lambda body: body.update(mean=[[[1.0]]])), "deviations of shape (1, 2, 2)"),
+    "a negative deviation": (edited(lambda body: body.update(std=[[[-1.0, 0], [0, 0]]])), "deviations of shape"),
+    "a word": (edited(lambda body: body.update(std="none")), "malformed"),
+    "missing": (edited(lambda body: body.pop("mean")), "malformed"),
+}
+
+
+@pytest.mark.parametrize("lie", MOMENT_LIES)
+def test_bad_moments_are_refused_by_name_and_harm_nobody(lie: str, caplog: pytest.LogCaptureFixture) -> None:
+    engine = over(swapping())
+    engine.local_grid.tamper["b", "describe"], sentence = MOMENT_LIES[lie]
+    fed = engine.at(0)
+    moments = fed.moments(fed.fresh(), "input", by="class")
+    assert moments.count.sum(axis=(1, 2)).tolist() == [60, 0, 60] and np.isnan(moments.mean[1]).all()
+    assert not fed.reachable[1]
+    told = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    assert len(told) == 1 and told[0].startswith("client b, describe at time 0:") and sentence in told[0], told
+
+
+def test_a_client_refuses_to_tell_moments_that_make_no_sense() -> None:
+    engine = over(swapping())
+    client = engine.local_grid.clients["a"]
+    client.answer("hello", question(engine, "hello", {}))
+    specs, parts = described(engine.net, engine.at(0).fresh())
+
+    def told(tau: int = 0, **body: Any) -> str:
+        head = {"version": VERSION, "about": asdict(engine.about(0, tau)), "models": specs}
+        plain = {"layer": "input", "by": "all", "project": None, "square": True}
+        return str(reply_of(client, "describe", wire.pack(head | plain | body, parts)))
+
+    assert "'count': [[60]]" in told()
+    assert "the layer 'head', legal are input, trunk, logits" in told(layer="head")
+    assert "moments by 'client', legal are all and class" in told(by="client")
+    assert "projects 3 numbers of a layer that has 2" in told(project=[[1.0]] * 3)
+    assert "expected a whole number in 1..1000000, got 0" in told(project={"key": [1, 2], "size": 0})
+    assert "data that this client does not hold" in told(tau=1)
+
+
 def test_a_client_refuses_a_contest_that_makes_no_sense() -> None:
     engine = over(swapping())
     client = engine.local_grid.clients["a"]

@@ -169,6 +169,30 @@ def test_a_layer_called_trunk_is_the_trunk(folder: Path) -> None:
     assert leaves(shared["trunk"]) == [True, True] and leaves(shared["head"]) == [False, False]
 
 
+@pytest.mark.parametrize("name", ["Perceptron", "Layers"])
+def test_moments_of_what_the_head_of_a_module_sees(folder: Path, name: str) -> None:
+    stream = fd.stream("sine-2")
+    net = named_net(f"torch_nets:{name}", stream)
+    fed = fd.engines.engine("simulator")(stream, net, fd.Local(rounds=1, steps=1), 0).at(0)
+    models = fed.fresh()
+    moments = fed.moments(models, "trunk")
+    layer = models.params["first"] if name == "Perceptron" else models.params["trunk"]["0"]
+    x, _ = stream.cell(0, 3)
+    seen = x @ layer["weight"][0].T + layer["bias"][0]
+    seen = np.maximum(seen, 0) if name == "Perceptron" else np.tanh(seen)
+    np.testing.assert_allclose(moments.mean[3, 0, 0], seen.mean(axis=0), atol=1e-5)
+    np.testing.assert_allclose(moments.std[3, 0, 0], seen.std(axis=0), atol=1e-5)
+
+
+def test_a_module_without_a_trunk_has_inputs_and_logits(folder: Path) -> None:
+    stream = fd.stream("sine-2")
+    net = named_net("torch_nets:of_stream", stream)
+    fed = fd.engines.engine("simulator")(stream, net, fd.Local(rounds=1, steps=1), 0).at(0)
+    assert np.isfinite(fed.moments(fed.fresh(), "logits").mean).all()
+    with pytest.raises(fd.ConfigError, match="what its head sees"):
+        fed.moments(fed.fresh(), "trunk")
+
+
 def test_what_is_frozen_stays(folder: Path) -> None:
     net = named_net("torch_nets:frozen", fd.stream("sine-2"))
     assert [path for path, _ in paths(net.init(rng.derive(0, "init", 0)))] == ["last/bias", "last/weight"]

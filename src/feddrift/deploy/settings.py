@@ -14,6 +14,7 @@ from feddrift.engines.flower.federation import Roster
 from feddrift.engines.flower.store import checked_name
 from feddrift.errors import ConfigError, problem
 from feddrift.nets import imported, net_for
+from feddrift.router import Route
 from feddrift.types import Average, Local, Net
 
 
@@ -45,6 +46,11 @@ class Settings(BaseModel):
         default=0,
         ge=0,
         description="time steps unused after which a model is sent to badly served clients only; 0: never",
+    )
+    route: Route = Field(
+        default="none",
+        description="or row, running, batch: inputs choose the model that votes, each alone, so far, or all at once, "
+        "where that has paid",
     )
     model: str | None = Field(default=None, description="linear, mlp:64,64, or a net of your own, module:object")
     start: float | Literal["data"] = Field(default="data", description="when new data are there, or every so many s")

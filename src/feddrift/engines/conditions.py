@@ -11,12 +11,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 
 from feddrift import rng
 from feddrift.errors import ConfigError, DataError
+from feddrift.router import Route
 from feddrift.trees import map_trunk_and_head
 from feddrift.types import Bools, Ints, Models, State, Updates
 
@@ -39,6 +40,7 @@ class Conditions:
     trace: Bools | None = None  # [t, c], who is in reach
     garbage: tuple[int, ...] = ()  # clients that send noise in place of what they trained
     rest: int = 0  # after so many time steps unused, a model is scored by badly served clients only; 0: by all, always
+    route: Route = "none"  # what a client chooses by at a test whose model votes, besides its own: see engines.routing
 
     def __post_init__(self) -> None:
         for name in ("participation", "dropout"):
@@ -47,6 +49,8 @@ class Conditions:
                 raise ConfigError(f"{name} must be a number, got {value!r}")
         if isinstance(self.rest, bool) or not isinstance(self.rest, int | np.integer) or self.rest < 0:
             raise ConfigError(f"rest must be a whole number of time steps, 0 for never, got {self.rest!r}")
+        if self.route not in get_args(Route):
+            raise ConfigError(f"route must be one of {', '.join(get_args(Route))}, got {self.route!r}")
         if self.trace is not None:
             trace = np.asarray(self.trace)
             if trace.ndim != 2 or not np.isin(trace, (0, 1)).all():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,3 +56,15 @@ class Entries:
     def select(self, which: Bools) -> Entries:
         """The entries where `which` is true."""
         return Entries(self.t[which], self.c[which], self.m[which], self.value[which], self.shape)
+
+
+def by_group(of_row: Ints) -> Iterator[tuple[int, Ints]]:
+    """Each group with its rows, ascending; sorted once, however many groups there are.
+
+    >>> [(group, rows.tolist()) for group, rows in by_group(np.array([2, 0, 2]))], list(by_group(np.zeros(0, int)))
+    ([(0, [1]), (2, [0, 2])], [])
+    """
+    order = np.argsort(of_row, kind="stable")
+    begins = np.flatnonzero(np.diff(of_row[order], prepend=-1))
+    for rows in np.split(order, begins)[1:]:
+        yield int(of_row[rows[0]]), rows

@@ -3,31 +3,39 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, final, get_args
+from typing import Any, Literal, final, get_args
 
 import numpy as np
 
 from feddrift import rng
 from feddrift.averaging import averaged
 from feddrift.engines.conditions import Conditions
+from feddrift.engines.crossing import axis_of, crossed
+from feddrift.engines.describing import checked_width
 from feddrift.engines.entries import Entries
 from feddrift.engines.resting import badly_served
 from feddrift.engines.traffic import Traffic
-from feddrift.engines.worker import SCORE_ROWS, Work, Worker, lanes_left_out
+from feddrift.engines.worker import SCORE_ROWS, Question, Scored, Work, Worker, lanes_left_out
 from feddrift.errors import ConfigError
 from feddrift.models import fresh, only_trained, take
 from feddrift.trees import has_trunk, map_trunk_and_head
 from feddrift.types import (
+    Ballot,
     Bools,
     Floats,
     Ints,
+    Layer,
     Local,
     Metric,
     Models,
+    Moments,
     Net,
+    Parting,
+    Projection,
+    Router,
     Start,
     Tournament,
     Updates,
@@ -56,6 +64,10 @@ class TimeStep:
     @property
     def n_classes(self) -> int:
         return self.worker.known.n_classes
+
+    @property
+    def n_groups(self) -> int:
+        return self.worker.known.n_groups
 
     @property
     def features(self) -> tuple[int, ...]:
@@ -94,15 +106,16 @@ class TimeStep:
     def fresh(self, n: int = 1, distinct: bool = False) -> Models:
         return fresh(self._net, self._seed, n, distinct)
 
-    def evaluate(self, models: Models, metric: Metric = "error") -> Floats:
+    def evaluate(self, models: Models, metric: Metric = "error", by: Parting | None = None) -> Floats:
         _check(metric)
-        loss = np.full((self.n_clients, len(models)), np.nan)
+        loss = np.full((self.n_clients, len(models), *axis_of(by, self.worker.known)), np.nan)
         for scored, positions, clients in self._scorers(models):
             cells = np.stack([np.full_like(clients, self.tau), clients], axis=1)
-            for which, sums, sizes in self.worker.score(scored, cells, metric):
-                loss[np.ix_(clients[which], positions)] = (sums / sizes).T
+            for which, sums, sizes in self._scored(scored, cells, metric, None, by):
+                with np.errstate(invalid="ignore"):  # a part without rows: 0 / 0
+                    loss[np.ix_(clients[which], positions)] = np.swapaxes(sums / sizes, 0, 1)
         loss = np.where(np.isfinite(loss), loss, np.nan)
-        if self.round == 0:
+        if self.round == 0 and by is None:
             self._losses = dict(zip(models.ids, loss.T.copy(), strict=True)) | self._losses
         return loss
 
@@ -112,38 +125,61 @@ class TimeStep:
             counts[np.ix_(clients, positions)] = self.worker.confusion(scored, clients)
         return counts
 
-    def cross_evaluate(self, models: Models, w: Weights | Entries, metric: Metric = "error") -> Floats:
+    def moments(
+        self,
+        models: Models,
+        layer: Layer,
+        by: Literal["all", "class"] = "all",
+        project: Floats | Projection | None = None,
+        square: bool = True,
+    ) -> Moments:
+        question, width = (
+            Question(layer, by, project, square),
+            checked_width(self._net, self.worker.known, layer, by, project),
+        )
+        parts, size = question.shape(width, self.n_classes)
+        moments = Moments.nobody(self.n_clients, len(models), parts, size)
+        sent_down = 0 if project is None or isinstance(project, Projection) else width * size
+        for asked, positions, clients in self._scorers(models):
+            self._traffic.tell(clients, sent_down + len(asked) * parts * ((1 + square) * size + 1), asked)
+            answer = self.worker.describe(asked, clients, question)
+            for name in ("count", "mean", "std"):
+                getattr(moments, name)[np.ix_(clients, positions)] = getattr(answer, name)
+        return moments
+
+    def _scored(
+        self, models: Models, cells: Ints, metric: Metric, most: int | None, by: Parting | None
+    ) -> Iterator[Scored]:
+        given = (models, cells, metric, most)  # an engine of somebody's own may know of no parts
+        return self.worker.score(*given) if by is None else self.worker.score(*given, by)
+
+    def cross_evaluate(
+        self,
+        models: Models,
+        w: Weights | Entries,
+        metric: Metric = "error",
+        by: Parting | None = None,
+        per_client: bool = False,
+    ) -> Floats:
         _check(metric)
+        parts = axis_of(by, self.worker.known)
         _check_shared(models, "cross_evaluate")
         entries = Entries.of(w, (self.tau + 1, self.n_clients, len(models)))
         asleep = self._asleep(models)
         asleep[entries.m[entries.t == self.tau]] = False  # woken, and chosen
         if asleep.any():  # no distance to any other
-            L, awake = np.full((len(models),) * 2, np.nan), np.flatnonzero(~asleep)
+            each = (self.n_clients,) if per_client else ()
+            L, awake = np.full((len(models), len(models), *each, *parts), np.nan), np.flatnonzero(~asleep)
             entries = entries.select(~asleep[entries.m])
             m, shape = np.searchsorted(awake, entries.m), (*entries.shape[:2], len(awake))
             entries = Entries(entries.t, entries.c, m, entries.value, shape)
-            L[np.ix_(awake, awake)] = self.cross_evaluate(_part(models, awake), entries, metric)
+            L[np.ix_(awake, awake)] = self.cross_evaluate(_part(models, awake), entries, metric, by, per_client)
             return L
         entries = entries.select((self.counts[entries.t, entries.c] > 0) & self.reachable[entries.c])
-        cells, of_entry = np.unique(entries.t * self.n_clients + entries.c, return_inverse=True)
         self._traffic.score(np.unique(entries.c), models)
-        behind = entries.value * self.counts[entries.t, entries.c]
-        L, answered = np.zeros((len(models),) * 2), np.zeros(len(cells), dtype=bool)
-        by_cell = np.argsort(of_entry, kind="stable")
-        asked = np.stack(np.divmod(cells, self.n_clients), axis=1)
-        for which, sums, sizes in self.worker.score(models, asked, metric, SCORE_ROWS):
-            answered[which] = True
-            block = by_cell[slice(*np.searchsorted(of_entry[by_cell], [which[0], which[-1] + 1]))]
-            if len(which) <= which[-1] - which[0]:  # some cells between are missing
-                block = block[np.isin(of_entry[block], which)]
-            block = block[np.argsort(entries.m[block], kind="stable")]  # by model, then cell: the order of all engines
-            columns, begins = np.unique(entries.m[block], return_index=True)
-            mean = (sums / sizes)[:, np.searchsorted(which, of_entry[block])]
-            L[:, columns] += np.add.reduceat(mean * behind[block], begins, axis=1)
-        heard = answered[of_entry]
-        with np.errstate(invalid="ignore"):  # a model without data: 0 / 0
-            return np.asarray(L / np.bincount(entries.m[heard], behind[heard], len(models)))
+        return crossed(
+            lambda cells: self._scored(models, cells, metric, SCORE_ROWS, by), entries, self.counts, parts, per_client
+        )
 
     def local_updates(self, models: Models, w: Weights | Entries, local: Local | None = None) -> Updates:
         _check_shared(models, "local_updates")
@@ -212,6 +248,21 @@ class TimeStep:
         teams = np.where(takes_part[:, None], teams, -1)
         self._send_teams(models, teams)
         return self.worker.contest(models, teams, held_by and replace(held_by, pull=None))
+
+    def reroute(self, models: Models, votes: Floats, ballot: Ballot, routers: Mapping[int, Router]) -> Ints:
+        """[c, 3], at the clients with a router: their new rows, the mistakes of votes[c] on them, and of its choice."""
+        for c, router in routers.items():
+            self._send_router(np.array([c]), models, router, votes[c], 3)
+        return self.worker.reroute(models, votes, ballot, routers)
+
+    def serve(self, models: Models, router: Router) -> None:
+        """Clients in reach get what they need to choose by their inputs."""
+        self._send_router(np.flatnonzero(self.reachable), models, router, np.zeros(len(models)), 0)
+
+    def _send_router(self, clients: Ints, models: Models, router: Router, votes: Floats, answer: int) -> None:
+        voters = (router.votes.any(axis=0) | (votes > 0)) & ~models.private
+        self._traffic.score(clients, _part(models, np.flatnonzero(voters)))
+        self._traffic.tell(clients, router.size + answer, models)
 
     def _send_teams(self, models: Models, teams: Ints) -> None:
         """Shared models go to the clients where they compete, unless they are there already."""

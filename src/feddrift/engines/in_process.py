@@ -11,18 +11,35 @@ import numpy.typing as npt
 
 from feddrift import rng
 from feddrift.data import Stream
-from feddrift.engines import sampling, trials
+from feddrift.engines import choices, describing, sampling, trials
 from feddrift.engines.base import Engine
 from feddrift.engines.conditions import IDEAL, Conditions
-from feddrift.engines.entries import Entries, begins_of
-from feddrift.engines.worker import Known, Scored, Work, Worker, in_turn
+from feddrift.engines.entries import Entries, begins_of, by_group
+from feddrift.engines.worker import Known, Question, Scored, Work, Worker, in_turn
 from feddrift.errors import ConfigError
 from feddrift.models import fresh, take
-from feddrift.nets import voting
+from feddrift.nets import below_the_head, layer_width, voting
 from feddrift.nets.voting import log_probabilities, totals
 from feddrift.scores import measure
 from feddrift.shifts import Shifts, asked, shifts, told
-from feddrift.types import Bools, Floats, Ints, Local, Metric, Models, Net, Start, State, Tournament, Updates
+from feddrift.types import (
+    Ballot,
+    Bools,
+    Floats,
+    Ints,
+    Layer,
+    Local,
+    Metric,
+    Models,
+    Moments,
+    Net,
+    Parting,
+    Router,
+    Start,
+    State,
+    Tournament,
+    Updates,
+)
 
 SCORE_ROOM = 1 << 22  # pairs of a row and a model that are scored at a time
 
@@ -35,8 +52,12 @@ class InProcess(Engine):
         self.in_reach, self.n_steps = conditions.in_reach(stream.counts[:-1], seed), stream.n_steps
 
     @abstractmethod
-    def logits(self, models: Models, rows: Ints) -> Iterator[npt.NDArray[np.float32]]:
-        """The logits [m, row, class] of these rows, in blocks of rows."""
+    def logits(self, models: Models, rows: Ints, net: Net | None = None) -> Iterator[npt.NDArray[np.float32]]:
+        """The logits [m, row, class] of these rows, in blocks of rows; with `net`, what that makes of them."""
+
+    def hidden(self, models: Models, rows: Ints) -> Iterator[npt.NDArray[np.float32]]:
+        """What the heads of these models see of these rows, in blocks of rows."""
+        return self.logits(models, rows, below_the_head(self.net))
 
     def per_row(self, models: Models, rows: Ints, value: Metric | Literal["class"]) -> Floats:
         """[m, row]: error is 0 or 1, loss the cross-entropy, brier (1 - p)^2, class the predicted one."""
@@ -52,6 +73,17 @@ class InProcess(Engine):
             blocks.append(-true if value == "loss" else (1 - np.exp(true)) ** 2)
         return np.concatenate([np.zeros((len(models), 0)), *blocks], axis=1)
 
+    def layer(self, models: Models, rows: Ints, layer: Layer) -> Iterator[npt.NDArray[Any]]:
+        """What a layer of these models makes of these rows, [m, row, number], in blocks of rows."""
+        if layer == "logits":
+            yield from self.outputs(models, rows)
+        elif layer == "input":
+            x = self.stream.x[rows]
+            masks = [None] * len(models) if models.mask is None else models.mask
+            yield np.stack([x if mask is None else x * mask.astype(np.float32) for mask in masks])
+        else:
+            yield from self.hidden(models, rows)
+
     def sums(self, models: Models, rows: Ints, sizes: Ints, metric: Metric) -> Floats:
         """[m, cell]: mistakes, or losses added up, over each cell's rows, which lie one cell after the other."""
         return np.add.reduceat(self.per_row(models, rows, metric), begins_of(sizes), axis=1)
@@ -59,7 +91,7 @@ class InProcess(Engine):
     def wrong(self, models: Models, rows: Ints, sizes: Ints, which: Ints) -> Bools:
         """[row]: whether the model at position which[cell] is mistaken."""
         mistaken = np.zeros(len(rows), dtype=bool)
-        for m, at in _by_group(np.repeat(which, sizes)):
+        for m, at in by_group(np.repeat(which, sizes)):
             mistaken[at] = self.per_row(take(models, [m], [models.ids[m]]), rows[at], "error")[0] > 0
         return mistaken
 
@@ -70,10 +102,14 @@ class InProcess(Engine):
 
     def test(self, state: State, t: int) -> tuple[Ints, Ints]:
         sizes = self.stream.counts[t]
+        if state.router is not None:
+            rows, owner = self._tested(t)
+            ways = choices.at_test(self, state, rows, sizes)
+            hits = choices.right(self, state.models, state.ballot, rows, ways)
+            return np.bincount(owner, hits, len(sizes)).astype(int), sizes
         used = np.flatnonzero(state.votes.any(axis=0))
         voters = take(state.models, used, [state.models.ids[m] for m in used])
-        rows = np.arange(self.stream.starts[t, 0], self.stream.starts[t, 0] + sizes.sum())
-        owner = np.repeat(np.arange(len(sizes)), sizes)
+        rows, owner = self._tested(t)
         if ((state.votes > 0).sum(axis=1) == 1).all():  # one model decides
             which = np.searchsorted(used, state.votes.argmax(axis=1))
             return sizes - np.bincount(owner, self.wrong(voters, rows, sizes, which), len(sizes)).astype(int), sizes
@@ -87,29 +123,36 @@ class InProcess(Engine):
 
     def scores(self, state: State, t: int) -> Mapping[str, Floats]:
         stream, sizes = self.stream, self.stream.counts[t]
-        rows = np.arange(stream.starts[t, 0], stream.starts[t, 0] + sizes.sum())
-        owner = np.repeat(np.arange(len(sizes)), sizes)
+        rows, owner = self._tested(t)
         chances, predicted = np.zeros((len(rows), stream.n_classes)), np.zeros(len(rows), dtype=np.int64)
-        all_votes = np.zeros((len(sizes), len(state.models)))
-        all_votes[: len(state.votes)] = state.votes  # who has not joined yet has no vote
-        groups: dict[bytes, int] = {}  # of clients who listen to the same models
+        all_votes, of_row = choices.at_test(self, state, rows, sizes)
+        groups: dict[bytes, int] = {}  # of votes for the same models
         listens = [row.tobytes() for row in np.packbits(all_votes > 0, axis=1)]
-        of_client = np.array([groups.setdefault(models, len(groups)) for models in listens])
-        for _, at in _by_group(of_client[owner]):
-            used = np.flatnonzero(all_votes[owner[at[0]]] > 0)
+        of_votes = np.array([groups.setdefault(models, len(groups)) for models in listens])
+        for _, at in by_group(of_votes[of_row]):
+            used = np.flatnonzero(all_votes[of_row[at[0]]] > 0)
             models = take(state.models, used, [state.models.ids[m] for m in used])
             done = 0
             for logits in self.outputs(models, rows[at]) if len(used) else ():
                 block = at[done : done + logits.shape[1]]
                 done += logits.shape[1]
-                votes = all_votes[np.ix_(owner[block], used)]
+                votes = all_votes[np.ix_(of_row[block], used)]
                 chances[block] = voting.chances(logits, votes)
                 predicted[block] = voting.totals(logits, votes, state.ballot).argmax(axis=1)
         before = slice(0, int(stream.starts[t, 0]))
         cell = np.repeat(np.tile(np.arange(stream.n_clients), t), stream.counts[:t].reshape(-1))
         received = np.bincount(cell * stream.n_classes + stream.y[before], minlength=len(sizes) * stream.n_classes)
         scores = measure(chances, predicted, stream.y[rows], sizes, received.reshape(len(sizes), -1))
-        return {name: np.where(all_votes.any(axis=1), values, np.nan) for name, values in scores.items()}
+        if state.router is not None:
+            away = np.bincount(owner, of_row >= len(sizes), len(sizes))
+            scores["routed"] = np.divide(away, sizes, out=np.full(len(sizes), np.nan), where=sizes > 0)
+        has_votes = all_votes[: len(sizes)].any(axis=1)
+        return {name: np.where(has_votes, values, np.nan) for name, values in scores.items()}
+
+    def _tested(self, t: int) -> tuple[Ints, Ints]:
+        """The rows of all cells of time t, and the client of each."""
+        first, sizes = int(self.stream.starts[t, 0]), self.stream.counts[t]
+        return np.arange(first, first + sizes.sum()), np.repeat(np.arange(len(sizes)), sizes)
 
     def shifts(self, tau: int, clients: Sequence[int]) -> Mapping[int, Shifts]:
         counts = np.where(self.in_reach, self.stream.counts[:-1], 0)
@@ -130,18 +173,6 @@ class Lane(NamedTuple):
     tables: dict[int, Ints]  # the rows of a cell, where it has a table; else `InProcessWorker.trained`
 
 
-def _by_group(of_row: Ints) -> Iterator[tuple[int, Ints]]:
-    """Each group with its rows, ascending; sorted once, however many groups there are.
-
-    >>> [(group, rows.tolist()) for group, rows in _by_group(np.array([2, 0, 2]))], list(_by_group(np.zeros(0, int)))
-    ([(0, [1]), (2, [0, 2])], [])
-    """
-    order = np.argsort(of_row, kind="stable")
-    begins = np.flatnonzero(np.diff(of_row[order], prepend=-1))
-    for rows in np.split(order, begins)[1:]:
-        yield int(of_row[rows[0]]), rows
-
-
 class InProcessWorker(Worker):
     """The clients' work at time tau, on data that are here; what is left to say is how they train."""
 
@@ -155,7 +186,8 @@ class InProcessWorker(Worker):
         counts = np.where(engine.in_reach, stream.counts[:-1], 0)[: tau + 1]
         concepts = None if stream.concepts is None else stream.concepts[: tau + 1]
         shape = stream.x.shape[1:]
-        self.known = Known(stream.clients, shape, stream.n_classes, counts, engine.in_reach[tau], concepts)
+        groups = 0 if stream.group is None else int(stream.group.max()) + 1
+        self.known = Known(stream.clients, shape, stream.n_classes, counts, engine.in_reach[tau], concepts, groups)
 
     @abstractmethod
     def updates(self, models: Models, work: Work, round: int, local: Local) -> Updates: ...
@@ -166,9 +198,29 @@ class InProcessWorker(Worker):
     @abstractmethod
     def load(self, saved: Any) -> None: ...
 
-    def score(self, models: Models, cells: Ints, metric: Metric, most: int | None = None) -> Iterator[Scored]:
-        for part, rows, sizes in self._blocks(cells, len(models), most):
-            yield np.arange(part.start, part.stop), self.engine.sums(models, rows, sizes, metric), sizes
+    def score(
+        self, models: Models, cells: Ints, metric: Metric, most: int | None = None, by: Parting | None = None
+    ) -> Iterator[Scored]:
+        for block, rows, sizes in self._blocks(cells, len(models), most):
+            which = np.arange(block.start, block.stop)
+            if by is None:
+                yield which, self.engine.sums(models, rows, sizes, metric), sizes
+            else:
+                yield which, *self._sums_by(by, models, rows, sizes, metric)
+
+    def _sums_by(self, by: Parting, models: Models, rows: Ints, sizes: Ints, metric: Metric) -> tuple[Floats, Ints]:
+        """Sums [m, cell, part] over the rows of each class or group, and how many rows [cell, part] these are."""
+        engine, stream = self.engine, self.engine.stream
+        labels, n_parts = (stream.y, stream.n_classes) if by == "class" else (stream.group, self.known.n_groups)
+        assert labels is not None
+        place = np.repeat(np.arange(len(sizes)), sizes) * n_parts + labels[rows]
+        if metric == "error":  # as `sums` has it
+            values = [engine.wrong(models, rows, sizes, np.full(len(sizes), m)) for m in range(len(models))]
+        else:
+            values = list(engine.per_row(models, rows, metric))
+        sums: list[Floats] = [np.bincount(place, row, len(sizes) * n_parts).astype(np.float64) for row in values]
+        counts: Ints = np.bincount(place, minlength=len(sizes) * n_parts)
+        return np.stack(sums).reshape(len(models), len(sizes), n_parts), counts.reshape(len(sizes), n_parts)
 
     def confusion(self, models: Models, clients: Ints) -> Ints:
         n, cells = self.known.n_classes, np.stack([np.full_like(clients, self.tau), clients], axis=1)
@@ -178,6 +230,29 @@ class InProcessWorker(Worker):
             owner, of_model = np.repeat(np.arange(part.start, part.stop), sizes), np.arange(len(models))[:, None]
             np.add.at(counts, (owner, of_model, self.engine.stream.y[rows], predicted), 1)
         return counts
+
+    def describe(self, models: Models, clients: Ints, question: Question) -> Moments:
+        engine, known = self.engine, self.known
+        width = layer_width(engine.net, question.layer, known.features, known.n_classes)
+        matrix, (parts, size) = question.matrix(width), question.shape(width, known.n_classes)
+        moments = Moments.nobody(len(clients), len(models), parts, size)
+        cells = np.stack([np.full_like(clients, self.tau), clients], axis=1)
+        for block, rows, sizes in self._blocks(cells, len(models) * width):
+            of_row = np.repeat(np.arange(block.start, block.stop), sizes) * parts
+            if question.by == "class":
+                of_row += engine.stream.y[rows]
+            values = describing.vectors(engine.layer(models, rows, question.layer), matrix)
+            describing.put(moments, of_row, values, question.square)
+        return moments
+
+    def reroute(self, models: Models, votes: Floats, ballot: Ballot, routers: Mapping[int, Router]) -> Ints:
+        sizes = np.where(np.isin(np.arange(len(votes)), list(routers)), self.known.counts[self.tau], 0)
+        rows = np.concatenate([np.zeros(0, dtype=np.int64), *(self.rows(self.tau, c) for c in sorted(routers))])
+        of_row, counts = np.repeat(np.arange(len(sizes)), sizes), [sizes]
+        for ways in ((votes, of_row), choices.polled(self.engine, votes, routers, rows, sizes)):
+            wrong = ~choices.right(self.engine, models, ballot, rows, ways)
+            counts.append(np.bincount(of_row, wrong, len(sizes)).astype(np.int64))
+        return np.stack(counts, axis=1)
 
     def rounds(self, models: Models, work: Work, first: int, last: int, local: Local) -> tuple[Models, Ints]:
         return in_turn(self, models, work, first, last, local)

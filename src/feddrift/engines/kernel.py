@@ -128,15 +128,31 @@ def wrong(net: Net, models: Models, stream: Stream, rows: Ints, sizes: Ints, whi
 def logits(net: Net, models: Models, stream: Stream, rows: Ints) -> Iterator[npt.NDArray[np.float32]]:
     """The logits [m, row, class] of these rows, in blocks; their last bits are not those of `wrong`."""
     (w1, b1, *last), on = _stacks(net, models), _positions(net, models)
-    for start in range(0, len(rows), ROWS):
-        x = stream.x[rows[start : start + ROWS]].reshape(-1, w1.shape[1]).astype(np.float32, copy=False)
-        first = [x @ w1[k] + b1[k] for k in range(len(w1))]
+    for first in _first(w1, b1, stream, rows):
         if not last:  # the only layer
             yield np.stack(first)
             continue
         w2, b2 = last
-        hidden = [np.maximum(values, 0) for values in first]
-        yield np.stack([hidden[k] @ w2[m] + b2[m] for m, k in enumerate(on)])
+        seen = [np.maximum(values, 0) for values in first]
+        yield np.stack([seen[k] @ w2[m] + b2[m] for m, k in enumerate(on)])
+
+
+def hidden(net: Net, models: Models, stream: Stream, rows: Ints) -> Iterator[npt.NDArray[np.float32]]:
+    """What the last layers [m, row, unit] see of these rows, in blocks."""
+    (w1, b1, *last), on = _stacks(net, models), _positions(net, models)
+    if not last:
+        inputs = stream.x[rows].reshape(len(rows), -1)
+        yield np.broadcast_to(inputs, (len(models), *inputs.shape))
+        return
+    for first in _first(w1, b1, stream, rows):
+        yield np.maximum(np.stack(first)[on], 0)
+
+
+def _first(w1: Any, b1: Any, stream: Stream, rows: Ints) -> Iterator[list[npt.NDArray[np.float32]]]:
+    """What the first layers make of these rows, in blocks, before they are bent."""
+    for start in range(0, len(rows), ROWS):
+        x = stream.x[rows[start : start + ROWS]].reshape(-1, w1.shape[1]).astype(np.float32, copy=False)
+        yield [x @ w1[k] + b1[k] for k in range(len(w1))]
 
 
 def shuffle(key: rng.Words, starts: Ints, counts: Ints, order: npt.NDArray[np.int32]) -> None:

@@ -41,7 +41,7 @@ class Own(InProcess):
     def worker(self, tau: int) -> OwnWorker:
         return OwnWorker(self, tau)
 
-    def logits(self, models: Models, rows: Ints) -> Iterator[npt.NDArray[np.float32]]:
+    def logits(self, models: Models, rows: Ints, net: Net | None = None) -> Iterator[npt.NDArray[np.float32]]:
         if len(rows):
             x, n = self.stream.x[rows], len(models)
             scores = [np.asarray(self.model.logits(params_of(models, m), _seen(models, m, x))) for m in range(n)]

@@ -49,7 +49,7 @@ class Reference(InProcess):
     def worker(self, tau: int) -> ReferenceWorker:
         return ReferenceWorker(self, tau)
 
-    def logits(self, models: Models, rows: Ints) -> Iterator[npt.NDArray[np.float32]]:
+    def logits(self, models: Models, rows: Ints, net: Net | None = None) -> Iterator[npt.NDArray[np.float32]]:
         import jax
 
         if not len(rows):
@@ -59,7 +59,7 @@ class Reference(InProcess):
             params = params_of(models, m)
             mask = None if models.mask is None else models.mask[m]
             with jax.default_matmul_precision("float32"):
-                logits.append(np.asarray(masked(self.net, params, mask, self.stream.x[rows])))
+                logits.append(np.asarray(masked(net or self.net, params, mask, self.stream.x[rows])))
         yield np.stack(logits)
 
 

@@ -93,7 +93,7 @@ class Simulator(InProcess):
     def worker(self, tau: int) -> SimulatorWorker:
         return SimulatorWorker(self, tau)
 
-    def logits(self, models: Models, rows: Ints) -> Iterator[npt.NDArray[np.float32]]:
+    def logits(self, models: Models, rows: Ints, net: Net | None = None) -> Iterator[npt.NDArray[np.float32]]:
         from feddrift.engines import program  # here, since JAX takes a while to import
 
         padded = self.devices.put(_padded(models, power_of_two(len(models))))  # once, not with every block
@@ -105,7 +105,7 @@ class Simulator(InProcess):
             block = np.zeros(size, dtype=np.int32)
             part = rows[start : start + size]
             block[: len(part)] = part
-            now = len(part), program.logits(self.net, *padded, self.data[0], self.devices.put(block, deal=True))
+            now = len(part), program.logits(net or self.net, *padded, self.data[0], self.devices.put(block, deal=True))
             if ahead is not None:
                 yield np.asarray(ahead[1])[: len(models), : ahead[0]]
             ahead = now
@@ -117,6 +117,12 @@ class Simulator(InProcess):
         if kernel is None or models.mask is not None:
             return self.logits(models, rows)
         return kernel.logits(self.net, models, self.stream, rows)  # type: ignore[no-any-return]
+
+    def hidden(self, models: Models, rows: Ints) -> Iterator[npt.NDArray[np.float32]]:
+        kernel = self.kernel(models.params)
+        if kernel is None or models.mask is not None:
+            return super().hidden(models, rows)
+        return kernel.hidden(self.net, models, self.stream, rows)  # type: ignore[no-any-return]
 
     def sums(self, models: Models, rows: Ints, sizes: Ints, metric: Metric) -> Floats:
         kernel = self.kernel(models.params)

@@ -44,6 +44,11 @@ class Traffic:
             self.numbers[purpose, clients[~has[clients]]] += size
             has[clients] = True
 
+    def tell(self, clients: Ints, numbers: int, models: Models) -> None:
+        """So many numbers about these models go between the server and each of these clients."""
+        self._sizes(models)
+        self.numbers[SCORING, clients] += numbers
+
     def train(self, models: Models, work: Work, rounds: int, local: Local) -> None:
         """These models go down and up in every round, unless they are private; what they are pulled to goes down."""
         if local.pull is not None and local.pull.to is not None:

@@ -6,9 +6,9 @@ frameworks and clients at the other end of a network are Workers, and a new engi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -16,12 +16,30 @@ from feddrift.averaging import averaged, finite
 from feddrift.engines.entries import Entries
 from feddrift.models import only_trained
 from feddrift.trees import map_trunk_and_head
-from feddrift.types import Bools, Floats, Ints, Local, Metric, Models, Params, Start, Tournament, Updates
+from feddrift.types import (
+    Ballot,
+    Bools,
+    Floats,
+    Ints,
+    Layer,
+    Local,
+    Metric,
+    Models,
+    Moments,
+    Params,
+    Parting,
+    Projection,
+    Router,
+    Start,
+    Tournament,
+    Updates,
+)
 
 # Stored cells are scored on a keyed sample of at most so many rows.
 SCORE_ROWS = 512
 
-# Positions in the list of cells (at least one, ascending), sums [m, cell] over their rows, and how many rows these are.
+# Positions in the list of cells (at least one, ascending), sums [m, cell] over their rows, and how many rows these are;
+# with `by`, both have one more axis, of classes or groups.
 Scored = tuple[Ints, Floats, Ints]
 
 
@@ -35,6 +53,26 @@ class Known:
     counts: Ints  # N[t, c] for t = 0..tau; 0 where a client received nothing, or was out of reach
     reachable: Bools  # [c], who can be asked; may change while the time step goes on
     concepts: Ints | None = None  # the truth for t = 0..tau, where somebody knows it
+    n_groups: int = 0  # into which rows fall, where they do
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """Which moments clients are asked for: see `Federation.moments`."""
+
+    layer: Layer
+    by: Literal["all", "class"] = "all"
+    project: Floats | Projection | None = None
+    square: bool = True
+
+    def matrix(self, width: int) -> Floats | None:
+        """[D, d], what is applied to a layer of this width; None: nothing."""
+        return self.project.matrix(width) if isinstance(self.project, Projection) else self.project
+
+    def shape(self, width: int, n_classes: int) -> tuple[int, int]:
+        """How many parts the rows of a client fall into, and how many numbers describe each, for a layer so wide."""
+        matrix = self.matrix(width)
+        return n_classes if self.by == "class" else 1, width if matrix is None else matrix.shape[1]
 
 
 @dataclass(frozen=True)
@@ -81,8 +119,8 @@ class Worker(Protocol):
     """All that clients do at time tau; who uses which model, counts and decisions are the server's.
 
     A client that does not answer is out of reach (`known.reachable`) from then on; `score` and `updates` leave it out,
-    `confusion`, `trial` and `contest` have zeros for it. `feddrift.testing.check_worker` says whether an engine made of
-    one keeps the contract:
+    `confusion`, `trial`, `contest` and `reroute` have zeros for it, `describe` no rows.
+    `feddrift.testing.check_worker` says whether an engine made of one keeps the contract:
 
     >>> from feddrift.engines.reference import Reference
     >>> from feddrift.testing import check_worker
@@ -91,12 +129,22 @@ class Worker(Protocol):
 
     known: Known
 
-    def score(self, models: Models, cells: Ints, metric: Metric, most: int | None = None) -> Iterator[Scored]:
+    def score(
+        self, models: Models, cells: Ints, metric: Metric, most: int | None = None, by: Parting | None = None
+    ) -> Iterator[Scored]:
         """Mistakes, or losses added up, of every model on each cell (t, c), or on a sample of `most` of its rows."""
         ...
 
     def confusion(self, models: Models, clients: Ints) -> Ints:
         """Counts [client, m, true class, predicted class] on the newest data of these clients."""
+        ...
+
+    def describe(self, models: Models, clients: Ints, question: Question) -> Moments:
+        """What a layer makes of the newest data of these clients, in their order: see `Federation.moments`."""
+        ...
+
+    def reroute(self, models: Models, votes: Floats, ballot: Ballot, routers: Mapping[int, Router]) -> Ints:
+        """[c, 3], at the clients with a router: their new rows, the mistakes of votes[c] on them, and of its choice."""
         ...
 
     def updates(self, models: Models, work: Work, round: int, local: Local) -> Updates:

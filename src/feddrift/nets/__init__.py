@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from feddrift.errors import ConfigError, FeddriftError, unknown
 from feddrift.nets.own import OwnNet, own_net
 from feddrift.nets.perceptron import layer_sizes, mlp, usual
 from feddrift.trees import paths
-from feddrift.types import Net, Params
+from feddrift.types import Layer, Net, Params
 
 BUILT_IN = ("linear", "mlp:64,64")  # names that need no module
 
@@ -62,6 +64,26 @@ def _logits_shape(net: Net, params: Params, inputs: tuple[int, ...]) -> tuple[in
     import jax  # here, since it takes a while
 
     return np.shape(jax.eval_shape(net.apply, params, jax.ShapeDtypeStruct(inputs, np.float32)))  # type: ignore[no-untyped-call]
+
+
+def below_the_head(net: Net) -> Net:
+    """A net whose logits are what the head of this one sees."""
+    if net.hidden is None:
+        raise ConfigError(
+            "layer=trunk needs a net that says what its head sees, Net(init, apply, trunk, hidden), and this one does "
+            "not: use layer=input or logits"
+        )
+    return replace(net, apply=net.hidden)
+
+
+@lru_cache(maxsize=64)
+def layer_width(net: Net, layer: Layer, features: tuple[int, ...], n_classes: int) -> int:
+    """How many numbers a layer of this net makes of an input."""
+    if layer != "trunk":
+        return math.prod(features) if layer == "input" else n_classes
+    params, hidden = initial(net, rng.derive(0, "init", 0)), below_the_head(net)
+    sizes = layer_sizes(net, params)
+    return sizes[-2] if sizes else math.prod(_logits_shape(hidden, params, (1, *features)))
 
 
 def initial(net: Net, key: rng.Words) -> Params:

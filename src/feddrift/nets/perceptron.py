@@ -52,7 +52,7 @@ def _mlp(sizes: tuple[int, ...]) -> Net:
 
     apply = {2: linear, 3: perceptron}.get(len(sizes), deep)
     weight, bias = tuple(shapes)[-2:]
-    return Net(init, apply, trunk=tuple(shapes)[:-2], classes={weight: 1, bias: 0})
+    return Net(init, apply, tuple(shapes)[:-2], classes={weight: 1, bias: 0}, hidden=below_the_last)
 
 
 def linear(params: Params, x: Any) -> Any:
@@ -76,6 +76,16 @@ def deep(params: Params, x: Any) -> Any:
     for k in range(1, last):
         x = relu(x @ params[f"W{k}"] + params[f"b{k}"])
     return x @ params[f"W{last}"] + params[f"b{last}"]
+
+
+def below_the_last(params: Params, x: Any) -> Any:
+    """What the last layer sees; of a net without hidden layers the inputs."""
+    from jax.nn import relu
+
+    x = x.reshape(len(x), -1)
+    for k in range(1, len(params) // 2):
+        x = relu(x @ params[f"W{k}"] + params[f"b{k}"])
+    return x
 
 
 def layer_sizes(net: Net, params: Params) -> tuple[int, ...] | None:

@@ -37,8 +37,8 @@ def resnet18(classes: int, weights: str | Path | None = None) -> Net:
     """
     pretrained = {} if weights is None else read_weights(Path(weights))
     fixed = {name: pretrained.get(name, _plain(name, shape)) for name, shape in _statistics().items()}
-    counts_classes = {"fc/weight": 0, "fc/bias": 0}
-    return Net(partial(_init, classes, pretrained), partial(_apply, fixed), below_the_classifier, counts_classes)
+    make, logits, pooled = partial(_init, classes, pretrained), partial(_apply, fixed), partial(_pooled, fixed)
+    return Net(make, logits, below_the_classifier, classes={"fc/weight": 0, "fc/bias": 0}, hidden=pooled)
 
 
 def below_the_classifier(path: str) -> bool:
@@ -101,6 +101,10 @@ def _random(name: str, shape: tuple[int, ...], key: rng.Words) -> npt.NDArray[np
 
 def _apply(fixed: Arrays, params: Params, x: Any) -> Any:
     return layers(fixed, params, x)["fc"]
+
+
+def _pooled(fixed: Arrays, params: Params, x: Any) -> Any:
+    return layers(fixed, params, x)["avgpool"]
 
 
 def layers(fixed: Arrays, params: Params, x: Any) -> dict[str, Any]:

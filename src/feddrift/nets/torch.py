@@ -46,7 +46,20 @@ def bridge(name: str, make: Callable[[], Any], features: Sequence[int]) -> Net:
         learnt = {path.replace("/", "."): jnp.asarray(leaf) for path, leaf in paths(params)}
         return call(learnt | fixed, (jnp.asarray(x, dtype=np.float32),))
 
-    return Net(init, apply, trunk=_trunk(name, module), classes=classes)
+    def hidden(params: Params, x: Any) -> Any:
+        """What the first layer of the head is given."""
+        given: list[Any] = []
+        hooks = [layer.register_forward_pre_hook(lambda _, x: given.append(x[0])) for layer in heads]
+        try:
+            apply(params, x)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return torchax.default_env().t2j_iso(given[0])
+
+    trunk = _trunk(name, module)
+    heads = _heads(module, learns, trunk)
+    return Net(init, apply, trunk, classes=classes, hidden=hidden if trunk and heads else None)
 
 
 def _check(name: str, module: Any, features: Sequence[int]) -> None:
@@ -87,6 +100,15 @@ def _trunk(name: str, module: Any) -> list[str]:
     if not isinstance(names, list | tuple) or not all(isinstance(layer, str) for layer in names):
         raise ConfigError(f"net '{name}': its trunk must be a layer, or the names of layers, got {trunk!r}")
     return [layer.replace(".", "/") for layer in names]
+
+
+def _heads(module: Any, learns: set[str], trunk: list[str]) -> list[Any]:
+    """The layers that have parameters of the head."""
+    names = {
+        path for path in learns if not any(f"{path}.".startswith(layer.replace("/", ".") + ".") for layer in trunk)
+    }
+    layers = dict(module.named_modules())
+    return [layers[name] for name in dict.fromkeys(path.rpartition(".")[0] for path in names) if name]
 
 
 def _classes(module: Any, features: Sequence[int], learns: set[str]) -> dict[str, int]:

@@ -16,6 +16,7 @@ from feddrift.data import Stream
 from feddrift.engines.conditions import Conditions
 from feddrift.errors import ConfigError, DataError, problem
 from feddrift.nets import default_net, named_net
+from feddrift.router import Route
 from feddrift.runs.continuation import digest_of, in_order
 from feddrift.streams.patterns import table
 from feddrift.tables.times import read_every
@@ -71,6 +72,11 @@ class RunConfig(BaseModel):
         ge=0,
         le=1_000_000,
         description="after so many time steps unused, a model is scored only where all others do badly; 0: never rest",
+    )
+    route: Route = Field(
+        default="none",
+        description="by what inputs choose the model that votes at a test, where that has paid: each row alone, "
+        "the rows so far (running), or all at once (batch)",
     )
     pattern: str | None = Field(
         default=None,
@@ -167,6 +173,7 @@ class RunConfig(BaseModel):
             None if self.trace is None else read_trace(self.trace),
             clients if harm == "garbage" else (),
             self.rest,
+            self.route,
         )
         conditions.in_reach(stream.counts[:-1], self.seed)  # a trace that does not fit shows now
         return conditions
@@ -213,7 +220,7 @@ class RunConfig(BaseModel):
             overrides["net"] = self.net
         if self.data_seed and (self.data_seed != "seed" or streams.is_made(self.stream)):
             overrides["data_seed"] = self.data_seed
-        for name in ("participation", "dropout", "rest"):
+        for name in ("participation", "dropout", "rest", "route"):
             if getattr(self, name) != RunConfig.model_fields[name].default:
                 overrides[name] = getattr(self, name)
         if self.trace is not None:

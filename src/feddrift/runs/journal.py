@@ -8,10 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from feddrift.errors import DataError
-from feddrift.types import Federation, Floats, Ints, Local, Metric, Models, Start, Tournament, Updates, Weights
+from feddrift.types import (
+    Federation,
+    Floats,
+    Ints,
+    Layer,
+    Local,
+    Metric,
+    Models,
+    Moments,
+    Parting,
+    Projection,
+    Start,
+    Tournament,
+    Updates,
+    Weights,
+)
 
 T = TypeVar("T")
 
@@ -57,15 +72,36 @@ class Journal:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._fed, name)  # attributes that ask no client are passed through
 
-    def evaluate(self, models: Models, metric: Metric = "error") -> Floats:
-        return self._asked(f"evaluate {models.ids} {metric}", lambda: self._fed.evaluate(models, metric))
+    def evaluate(self, models: Models, metric: Metric = "error", by: Parting | None = None) -> Floats:
+        question = f"evaluate {models.ids} {metric}" + (f" by {by}" if by else "")
+        return self._asked(question, lambda: self._fed.evaluate(models, metric, by))
 
     def confusion(self, models: Models) -> Ints:
         return self._asked(f"confusion {models.ids}", lambda: self._fed.confusion(models))
 
-    def cross_evaluate(self, models: Models, w: Weights, metric: Metric = "error") -> Floats:
+    def cross_evaluate(
+        self,
+        models: Models,
+        w: Weights,
+        metric: Metric = "error",
+        by: Parting | None = None,
+        per_client: bool = False,
+    ) -> Floats:
         question = f"cross_evaluate {models.ids} {w.shape} {metric}"
-        return self._asked(question, lambda: self._fed.cross_evaluate(models, w, metric))
+        question += (f" by {by}" if by else "") + (" per client" if per_client else "")
+        return self._asked(question, lambda: self._fed.cross_evaluate(models, w, metric, by, per_client))
+
+    def moments(
+        self,
+        models: Models,
+        layer: Layer,
+        by: Literal["all", "class"] = "all",
+        project: Floats | Projection | None = None,
+        square: bool = True,
+    ) -> Moments:
+        return self._asked(
+            f"moments {models.ids} {layer} {by} {square}", lambda: self._fed.moments(models, layer, by, project, square)
+        )
 
     def tournament(self, models: Models, w: Weights, parent: Ints, starts: Sequence[Start]) -> Tournament:
         question = f"tournament {models.ids} {w.shape} {parent.tolist()} {starts}"

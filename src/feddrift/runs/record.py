@@ -51,6 +51,7 @@ class Rows:
     balanced_accuracy: Floats
     f1: Floats
     majority: Floats
+    routed: Floats  # NaN where inputs had no choice
 
     @property
     def steps(self) -> int:
@@ -229,7 +230,7 @@ def _parsed(lines: list[bytes], path: Path) -> Record:
         for c, tested in enumerate(test["tested"]):
             k = starts[test["t"]] + c
             if tested or not columns["tested"][k]:  # a client that is away now may have been tested before
-                for name in ("accuracy", "tested", *SCORES):
+                for name in ("accuracy", "tested", *SCORES, "routed"):
                     columns[name][k] = test[name][c] if test.get(name) is not None else None
     if header["schema"] == 2:
         names = [line["name"] for line in by_kind.get("client", [])]

@@ -152,6 +152,9 @@ class RowLine:
     balanced_accuracy: Share | None = None
     f1: Share | None = None
     majority: Share | None = None  # what the class most often received so far would have got
+    routed: Share | None = (
+        None  # of the test's rows: where inputs chose others than the client's own votes, if they may
+    )
     shifts: ShiftsLine | None = None  # written at alarms only, and only where the client says
 
 
@@ -165,6 +168,7 @@ class ScoreColumns:
     balanced_accuracy: list[Share | None] | None = None
     f1: list[Share | None] | None = None
     majority: list[Share | None] | None = None
+    routed: list[Share | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -226,7 +230,7 @@ class TestLine(ScoreColumns):
     tested: list[Whole]
 
     def __post_init__(self) -> None:
-        columns = [self.accuracy, *(getattr(self, name) for name in SCORES)]
+        columns = [self.accuracy, *(getattr(self, name) for name in (*SCORES, "routed"))]
         if any(column is not None and len(column) != len(self.tested) for column in columns):
             raise ValueError("all columns must have the same length")
 
@@ -237,7 +241,7 @@ class ExchangeLine:
 
     kind: Literal["exchange"]
     t: Whole
-    asked: str  # hello, evaluate, train, tournament, contest, explain
+    asked: str  # hello, evaluate, describe, train, tournament, contest, explain
     round: Whole | None  # of training
     at: Clock  # when it was asked
     took: Amount  # seconds until all had answered, or had had their time

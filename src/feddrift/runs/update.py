@@ -156,7 +156,7 @@ def _not_yet_there(rows: list[dict[str, Any]], c: int, stream: Stream) -> dict[s
     used, t = Counter(row["model"] for row in rows), rows[0]["t"]
     concepts = (None, None) if stream.concepts is None else stream.concepts[t : t + 2, c].tolist()
     nothing = {"accuracy": None, "tested": 0, "drift": False, "models_sent": 0, "sent_scoring": 0, "received": 0}
-    nothing |= {"loss": None, "concept": concepts[0], "next_concept": concepts[1]} | dict.fromkeys(SCORES)
+    nothing |= {"loss": None, "concept": concepts[0], "next_concept": concepts[1]} | dict.fromkeys((*SCORES, "routed"))
     usual = min(used, key=lambda model: (-used[model], model))
     known = {"t": t, "c": c, "model": usual, "n_models": rows[0]["n_models"]} | nothing
     return {name: known[name] for name in rows[0] if name in known}

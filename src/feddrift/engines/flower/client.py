@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 from flwr.app import Context, Message, RecordDict
@@ -20,8 +20,8 @@ from flwr.clientapp import ClientApp
 
 from feddrift import plugins, rng
 from feddrift.data import Stream
+from feddrift.engines.flower import described, scored, wire
 from feddrift.engines.flower import parts as model_parts
-from feddrift.engines.flower import wire
 from feddrift.engines.flower.messages import (
     MAX_ID,
     MAX_NAME,
@@ -30,29 +30,31 @@ from feddrift.engines.flower.messages import (
     VERSION,
     About,
     Contest,
+    Describe,
     Evaluate,
     Explain,
     Hello,
     Present,
     Raw,
     Request,
-    Scores,
+    Reroute,
     Train,
     Trial,
     entries_of,
 )
 from feddrift.engines.flower.parts import Body, Part
+from feddrift.engines.flower.routers import read_router
 from feddrift.engines.flower.store import Load, Named, Store, checked_name, from_folder, named_in
 from feddrift.engines.flower.wire import Refused, numbers, whole
 from feddrift.engines.in_process import InProcess
 from feddrift.engines.own import simulated
-from feddrift.engines.worker import SCORE_ROWS, Work, Worker
+from feddrift.engines.worker import Work
 from feddrift.errors import ConfigError
 from feddrift.models import params_of
 from feddrift.nets import imported, net_for
 from feddrift.shifts import shifts
 from feddrift.trees import split, trunk_of
-from feddrift.types import Ints, Local, Metric, Models, Net, Pull, State
+from feddrift.types import Local, Models, Net, Pull, State
 
 _log = logging.getLogger("feddrift")
 
@@ -117,20 +119,25 @@ class Client:
             return self._hello(task, store, request, raw), {}
         if isinstance(request, Explain):
             return {"shifts": self._shifts(task, store) if self.explain else None}, {}
-        assert isinstance(request, Evaluate | Train | Trial | Contest)
+        assert isinstance(request, Evaluate | Train | Trial | Contest | Describe | Reroute)
         to = request.to if isinstance(request, Train) else []
         beside = {name: raw[name] for name in model_parts.named(to) & raw.keys()}
         names = model_parts.named(request.models) | raw.keys() - beside.keys()
         models, new = self._models(task, store, request.models, {name: raw[name] for name in names & raw.keys()})
         parts: dict[str, Part] = {}
         if isinstance(request, Evaluate):
-            reply = self._evaluate(task, store, request, models)
+            times = [t for t in store.cells() if t <= task.tau]
+            reply = scored.answer(self._engine(task, store).worker(task.tau), task, times, request, models)
         elif isinstance(request, Train):
             pulled_to, more = self._models(task, store, to, beside) if to else (None, {})
             new |= more
             reply, parts = self._train(task, store, request, models, pulled_to)
         elif isinstance(request, Trial):
             reply = self._trial(task, store, request, models)
+        elif isinstance(request, Describe):
+            reply = described.answer(self._engine(task, store), task, request, models)
+        elif isinstance(request, Reroute):
+            reply = self._reroute(task, store, request, models)
         else:
             reply = self._contest(task, store, request, models)
         store.put_parts(new)
@@ -147,14 +154,15 @@ class Client:
         tested, scores = None, dict[str, float]()
         if cells.get(task.tau):
             votes = np.tile(np.array(serve["votes"], dtype=np.float64), (task.n_clients, 1))
-            state = State(models, np.zeros((0, task.n_clients, len(models))), votes, serve["ballot"])
+            router = read_router(serve["router"], models) if "router" in serve else None
+            state = State(models, np.zeros((0, *votes.shape)), votes, serve["ballot"], router=router)
             engine, c = self._engine(task, store), task.index
             right, n = engine.test(state, task.tau)
             tested = int(right[c]), int(n[c])
             every = {name: float(values[c]) for name, values in engine.scores(state, task.tau).items()}
             scores = {name: value for name, value in every.items() if np.isfinite(value)}
         store.put_parts(new)
-        served = {key: serve[key] for key in ("models", "votes", "ballot", "tau")}
+        served = {key: serve[key] for key in ("models", "votes", "ballot", "tau", "router") if key in serve}
         store.serve(served | {"features": list(task.features), "n_classes": task.n_classes})
         self._forget(store, serve["models"])
         return Present(cells, tested, scores).body()
@@ -172,21 +180,14 @@ class Client:
         short = [replace(s, name=s.name[:MAX_NAME], within=s.within and s.within[:MAX_NAME]) for s in moved.moved]
         return replace(moved, moved=tuple(short)).plain()
 
-    def _evaluate(self, task: About, store: Store, request: Evaluate, models: Models) -> Body:
-        worker, c = self._engine(task, store).worker(task.tau), task.index
-        if request.metric == "confusion":
-            new_data = np.flatnonzero(worker.known.counts[task.tau])  # this client, or nobody
-            shape = 1, len(models), task.n_classes, task.n_classes
-            counts = worker.confusion(models, new_data) if len(new_data) else np.zeros(shape, dtype=np.int64)
-            return {"confusion": counts[0].tolist()}
-        if request.metric not in get_args(Metric):
-            raise Refused(f"it asks for the metric {request.metric!r}, legal are {', '.join(get_args(Metric))}")
-        times = [t for t in store.cells() if t <= task.tau]
-        metric: Metric = request.metric  # type: ignore[assignment]
-        cells = np.array([(t, c) for t in times], dtype=np.int64).reshape(-1, 2)
-        new = [sums for _, sums in _sums(worker, models, cells[cells[:, 0] == task.tau], metric)]
-        stored = dict(zip(times, _sums(worker, models, cells, metric, SCORE_ROWS), strict=True))
-        return Scores(new[0] if new else None, stored).body()
+    def _reroute(self, task: About, store: Store, request: Reroute, models: Models) -> Body:
+        engine, votes = self._engine(task, store), np.zeros((task.n_clients, len(models)))
+        if not engine.stream.counts[task.tau, task.index]:
+            raise Refused("it asks for a choice by inputs that this client does not hold")
+        votes[task.index] = request.votes
+        router = read_router(request.router, models)
+        counts = engine.worker(task.tau).reroute(models, votes, request.ballot, {task.index: router})[task.index]
+        return {"rows": int(counts[0]), "wrong": counts[1:].tolist()}
 
     def _train(
         self, task: About, store: Store, request: Train, models: Models, to: Models | None
@@ -204,7 +205,7 @@ class Client:
         if not (len(behind) and all(behind > 0)):
             raise Refused("it asks for training on data that this client does not hold")
         worker = engine.worker(task.tau)
-        before = _before(store.moments(), task.tau, round, self.name)
+        before = store.moments_before(task.tau, round)
         if before is not None:
             worker.load(before)
         work = Work.of(models, w, engine.stream.counts)
@@ -323,34 +324,6 @@ class Client:
         private = {name for name in parts if name.startswith(model_parts.PRIVATE)} - model_parts.older_private(parts)
         in_use = model_parts.named(serving["models"] if serving else [])
         store.keep_parts(model_parts.named(specs) | in_use | private)
-
-
-def _sums(
-    worker: Worker, models: Models, cells: Ints, metric: Metric, most: int | None = None
-) -> list[tuple[int, list[float]]]:
-    """Of each cell: how many rows were looked at, and each model's mistakes or losses on them."""
-    per_cell: list[tuple[int, list[float]]] = []
-    for _, sums, sizes in worker.score(models, cells, metric, most):
-        per_cell += [(int(size), column.tolist()) for size, column in zip(sizes, sums.T, strict=True)]
-    return per_cell
-
-
-def _before(past: dict[str, Any] | None, tau: int, round: int, name: str) -> Any:
-    """The optimiser's moments at the start of this round; they live for one time step."""
-    if past is None or past["tau"] != tau or not round:
-        return None
-    if past["round"] < round:
-        return past["after"]
-    if past["round"] > round:
-        _log.warning(
-            "client %s: round %d of time %d comes after round %d, its moments start anew",
-            name,
-            round,
-            tau,
-            past["round"],
-        )
-        return None
-    return past["before"]
 
 
 def client_app(find: Callable[[Context], Client]) -> ClientApp:

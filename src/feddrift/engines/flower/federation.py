@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, NoReturn
 
@@ -31,6 +31,7 @@ from feddrift.engines.flower.messages import (
 )
 from feddrift.engines.flower.parts import Body
 from feddrift.engines.flower.remote import Asked, Check, Remote
+from feddrift.engines.flower.routers import sent_with
 from feddrift.engines.flower.wire import Refused, whole
 from feddrift.engines.worker import Known
 from feddrift.errors import ConfigError, one_line
@@ -112,7 +113,8 @@ class Flower(Engine):
         return right, tested
 
     def scores(self, state: State, t: int) -> Mapping[str, Floats]:
-        scores = {name: np.full(len(self.roster.clients), np.nan) for name in SCORES}
+        names = (*SCORES, "routed") if state.router is not None else SCORES
+        scores = {name: np.full(len(self.roster.clients), np.nan) for name in names}
         for c, present in self._tested.items():
             for name, value in present.scores.items():
                 scores[name][c] = value
@@ -174,9 +176,7 @@ class Flower(Engine):
                 shared = np.flatnonzero(~state.models.private)
                 if state.models.private[used].any() and len(shared):  # what it falls back on where it has lost its own
                     used = np.union1d(used, shared[:1])
-                voters = take(state.models, used, [state.models.ids[m] for m in used])
-                specs, parts = model_parts.described(self.net, voters)
-                requests[c] = Hello.serving(tau - 1, specs, state.votes[c, used].tolist(), state.ballot), parts
+                requests[c] = self._serving(tau - 1, state, c, used)
         if tau >= len(self.counts):
             new_times = np.zeros((tau + 1 - len(self.counts), len(self.roster.clients)), dtype=np.int64)
             self.counts = np.concatenate([self.counts, new_times])
@@ -190,6 +190,18 @@ class Flower(Engine):
             if state is not None and requests[c][1]:
                 self._has[c] = self._serves[c] = set(requests[c][1])
         return set(answers)
+
+    def _serving(self, tau: int, state: State, c: int, used: Ints) -> Asked:
+        """A hello with these models, and those that the client's inputs may choose."""
+        if state.router is not None:
+            used = np.union1d(used, np.flatnonzero(state.router.votes.any(axis=0)))
+        voters, votes = take(state.models, used, [state.models.ids[m] for m in used]), state.votes[c, used]
+        router: Body | None = None
+        if state.router is not None:
+            chosen = replace(state.router, votes=state.router.votes[:, used])
+            voters, votes, router = sent_with(voters, votes, chosen)
+        specs, parts = model_parts.described(self.net, voters)
+        return Hello.serving(tau, specs, votes.tolist(), state.ballot, router), parts
 
     def ask(self, tau: int, requests: Mapping[int, Asked], check: Check, round: int | None = None) -> dict[int, Any]:
         """One exchange of one kind: the checked replies by client, in order; others are complained about by name."""

@@ -87,12 +87,15 @@ class Hello(Request):
 
     action, deadline = "query.hello", "hello"
 
-    serve: Body | None = None  # tau, models, votes, ballot
+    serve: Body | None = None  # tau, models, votes, ballot, perhaps router
 
     @classmethod
-    def serving(cls, tau: int, models: list[Body], votes: list[float], ballot: Ballot) -> Self:
+    def serving(
+        cls, tau: int, models: list[Body], votes: list[float], ballot: Ballot, router: Body | None = None
+    ) -> Self:
         """A hello with models to use from now on, trained at time tau."""
-        return cls({"tau": tau, "models": models, "votes": votes, "ballot": ballot})
+        chosen = {} if router is None else {"router": router}
+        return cls({"tau": tau, "models": models, "votes": votes, "ballot": ballot, **chosen})
 
     def body(self) -> Body:
         return {} if self.serve is None else {"serve": self.serve}
@@ -110,6 +113,14 @@ class Evaluate(Request):
 
     metric: str  # a Metric, or confusion
     models: list[Body]
+    by: str | None = None  # class: apart for each class
+
+    def body(self) -> Body:
+        return {"metric": self.metric, "models": self.models} | ({} if self.by is None else {"by": self.by})
+
+    @classmethod
+    def read(cls, body: Body) -> Self:
+        return cls(body["metric"], body["models"], body.get("by"))
 
 
 @dataclass(frozen=True)
@@ -159,6 +170,31 @@ class Contest(Request):
     held_by: Body | None  # the fields of Local
 
 
+@dataclass(frozen=True)
+class Describe(Request):
+    """Tell moments of what a layer of these models makes of the newest data."""
+
+    action, deadline = "evaluate.describe", "evaluate"
+
+    models: list[Body]
+    layer: str
+    by: str
+    project: Any  # None, a matrix as lists, or the key and size of a map that is drawn
+    square: bool
+
+
+@dataclass(frozen=True)
+class Reroute(Request):
+    """On the newest data, whose labels are there: would your inputs have chosen better votes than these?"""
+
+    action, deadline = "evaluate.reroute", "evaluate"
+
+    models: list[Body]
+    votes: list[float]
+    ballot: Ballot
+    router: Body
+
+
 REQUESTS: dict[str, type[Request]] = {
     "hello": Hello,
     "evaluate": Evaluate,
@@ -166,6 +202,8 @@ REQUESTS: dict[str, type[Request]] = {
     "tournament": Trial,
     "explain": Explain,
     "contest": Contest,
+    "describe": Describe,
+    "reroute": Reroute,
 }
 KIND_OF = {cls: kind for kind, cls in REQUESTS.items()}
 
@@ -192,40 +230,57 @@ class Present:
         if "right" not in body:
             return cls(dict(cells))
         n = dict(cells).get(tau, 0)
-        if unknown := sorted(body["scores"].keys() - SCORES.keys()):
+        most = {name: 1.0 if score.share else LARGEST for name, score in SCORES.items()} | {"routed": 1.0}
+        if unknown := sorted(body["scores"].keys() - most.keys()):
             raise Refused(f"it has a score that nobody asked for, {unknown[0]!r}")
-        most = {name: 1.0 if score.share else LARGEST for name, score in SCORES.items()}
         scores = {name: numbers([value], 1, most[name], False)[0] for name, value in body["scores"].items()}
         return cls(dict(cells), (whole(body["right"], 0, n), whole(body["tested"], n, n)), scores)
+
+
+Sums = tuple[Any, list[Any]]  # how many rows, and the sum of each model; by class, lists over classes in their places
 
 
 @dataclass(frozen=True)
 class Scores:
     """The answer to Evaluate: of each model the sum over the newest data, and over a sample of each stored cell."""
 
-    new: list[float] | None  # [m]; None: nothing is new
-    stored: dict[int, tuple[int, list[float]]]  # by time: how many rows, and [m]
+    new: Sums | None  # None: nothing is new
+    stored: dict[int, Sums]  # by time
 
     def body(self) -> Body:
         """The message as plain values, to be sent as JSON."""
-        new = {} if self.new is None else {"new": self.new}
+        new: Body = {} if self.new is None else {"new": self.new[1]}
+        if self.new is not None and isinstance(self.new[0], list):
+            new["sizes"] = self.new[0]
         return new | {"stored": [[t, size, sums] for t, (size, sums) in self.stored.items()]}
 
     @classmethod
-    def read(cls, body: Body, counts: Ints, n_models: int, metric: Metric) -> Self:
+    def read(cls, body: Body, counts: Ints, n_models: int, metric: Metric, n_parts: int | None = None) -> Self:
         """What the body of a reply says, checked for a client that has counts[t] rows of each time t."""
         mistakes, n, tau = metric == "error", int(counts[-1]), len(counts) - 1
-        top = np.finfo(np.float64).max
-        new = numbers(body["new"], n_models, n if mistakes else top, mistakes) if n else None
+        size = n if n_parts is None or not n else body["sizes"]
+        new = _read_sums(size, body["new"], n, n_models, n_parts, mistakes) if n else None
         stored = {}
         for t, size, sums in body["stored"]:
             n_rows = int(counts[t]) if isinstance(t, int) and 0 <= t <= tau else 0
             if n_rows:  # else it came too late for this time step
-                size = whole(size, min(n_rows, SCORE_ROWS), min(n_rows, SCORE_ROWS))
-                stored[t] = size, numbers(sums, n_models, size if mistakes else top, mistakes)
+                stored[t] = _read_sums(size, sums, min(n_rows, SCORE_ROWS), n_models, n_parts, mistakes)
         if set(stored) != set(np.flatnonzero(counts).tolist()):
             raise Refused("expected sums for every stored time step")
         return cls(new, stored)
+
+
+def _read_sums(size: Any, sums: Any, n: int, n_models: int, n_parts: int | None, mistakes: bool) -> Sums:
+    top = np.finfo(np.float64).max
+    if n_parts is None:
+        return whole(size, n, n), numbers(sums, n_models, n if mistakes else top, mistakes)
+    sizes = [whole(rows, 0, n) for rows in size]
+    if len(sizes) != n_parts or sum(sizes) != n or len(sums) != n_models:
+        raise Refused(f"expected {n_parts} numbers of rows that add up to {n}, and sums of {n_models} models")
+    checked = [numbers(of_model, n_parts, n if mistakes else top, mistakes) for of_model in sums]
+    if mistakes and any(wrong > rows for row in checked for wrong, rows in zip(row, sizes, strict=True)):
+        raise Refused("expected no more mistakes than rows")
+    return sizes, checked
 
 
 def read_confusion(body: Body, shape: tuple[int, ...], n: int) -> Ints:
@@ -235,6 +290,12 @@ def read_confusion(body: Body, shape: tuple[int, ...], n: int) -> Ints:
     if not counts or (confusion.sum(axis=(1, 2)) != n).any():
         raise Refused(f"expected counts of shape {shape}, each model's adding up to {n}")
     return confusion
+
+
+def read_rerouted(body: Body, n: int) -> list[int]:
+    """The answer to Reroute: of n rows how many the votes get wrong, and how many those that inputs chose."""
+    own, chosen = body["wrong"]
+    return [whole(body["rows"], n, n), whole(own, 0, n), whole(chosen, 0, n)]
 
 
 def read_trained(body: Body, raw: Raw, round: int, trunks: list[Shapes], heads: list[Shapes]) -> list[list[Part]]:

@@ -135,6 +135,19 @@ class Store:
             _log.warning("%s; local training starts with fresh moments", error)
             return None
 
+    def moments_before(self, tau: int, round: int) -> Any:
+        """The optimiser's moments at the start of this round; they live for one time step."""
+        past = self.moments()
+        if past is None or past["tau"] != tau or not round:
+            return None
+        if past["round"] < round:
+            return past["after"]
+        if past["round"] > round:
+            what = "client %s: round %d of time %d comes after round %d, its moments start anew"
+            _log.warning(what, self.path.name, round, tau, past["round"])
+            return None
+        return past["before"]
+
     def put_moments(self, moments: Mapping[str, Any]) -> None:
         """Store the optimiser before and after the last round."""
         self._write(self.path / "moments", dict(moments))

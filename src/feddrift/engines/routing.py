@@ -1,0 +1,149 @@
+"""The condition `route`: clients choose by their inputs whose vote counts, where labels have shown that this pays.
+
+After every time step clients tell the moments, by class, of a random projection of their new inputs, and the server
+adds them up for each model in use. The means of its classes are a model's centres, and inputs go to the model whose
+centres are nearer than those of the client's own (see `Router`).
+
+The gate: on its new data, whose labels are there, each client counts the mistakes of the model that it had before and
+those of the choice by inputs, with centres that know nothing of these very data. Only the counts leave it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from feddrift.engines.federation import TimeStep
+from feddrift.models import take
+from feddrift.router import Per, Router, Routing, Sums
+from feddrift.types import Event, Moments, Projection, State
+
+SIZE = 32  # numbers that an input is projected to
+MARGIN = 2.0  # standard errors by which the data of another model must be nearer
+ROUNDING = 1e-9  # of a sum of squares; what varies less is constant
+
+Data = Mapping[int, Sums]  # by the id of a model
+
+
+def without_route(state: State) -> State:
+    """The state as its algorithm made it."""
+    return state if state.routing is None else replace(state, router=None, routing=None)
+
+
+def with_route(before: State, after: State, fed: TimeStep, per: Per) -> State:
+    """The state after a time step with what the condition adds to it; an algorithm's own router stands."""
+    shared = np.flatnonzero((after.votes > 0).any(axis=0) & ~after.models.private)
+    if after.router is not None or not len(shared):
+        return after
+    past = before.routing or Routing(Projection(_words(fed), SIZE))
+    any_model = replace(take(after.models, shared[:1], [after.models.ids[shared[0]]]), mask=None)
+    cells = _sums(fed.moments(any_model, "input", "class", past.project))
+    data, used, had = _merged(past.data, after), _in_use(after), _renamed(_in_use(before), after)
+    for c, cell in cells.items():
+        data[used[c]] = _plus(data.get(used[c]), cell)
+    now = replace(past, data=data)
+    if len(before.w):  # there was a test
+        now = _judged(now, cells, after, used, had, fed, per)
+    events = after.events if now.pays == past.pays else (*after.events, _decision(now, after))
+    router = _router(now, data, after, per) if now.pays else None
+    if router is not None:
+        fed.serve(after.models, router)
+    return replace(after, router=router, routing=now, events=events)
+
+
+def _judged(
+    now: Routing, cells: Data, after: State, used: Mapping[int, int], had: Mapping[int, int], fed: TimeStep, per: Per
+) -> Routing:
+    """With what the choice by inputs would have saved on the newest cells, which it does not know."""
+    routers, votes = dict[int, Router](), after.votes.copy()
+    for c, cell in cells.items():
+        if had[c] not in after.models.ids:
+            continue
+        others = {i: _minus(sums, cell) if i == used[c] else sums for i, sums in now.data.items()}
+        router = _router(now, {i: sums for i, sums in others.items() if sums[0].any()}, after, per)
+        if router is not None and had[c] in others:
+            routers[c] = router
+            if had[c] != used[c]:
+                votes[c] = np.array(after.models.ids) == had[c]
+    if not routers:
+        return now
+    clients = np.array(sorted(routers))
+    counts = fed.reroute(after.models, votes, after.ballot, routers)[clients]
+    heard = counts[:, 0] > 0
+    stayed = np.array([had[c] == used[c] for c in clients.tolist()])
+    return replace(
+        now,
+        saved=np.concatenate([now.saved, (counts[:, 1] - counts[:, 2])[heard]]),
+        rows=np.concatenate([now.rows, counts[heard, 0]]),
+        stayed=np.concatenate([now.stayed, stayed[heard]]),
+    )
+
+
+def _router(now: Routing, data: Data, after: State, per: Per) -> Router | None:
+    """A centre for each class of each shared model; None where there is nothing to choose."""
+    models = [m for m in np.flatnonzero(~after.models.private).tolist() if after.models.ids[m] in data]
+    if len(models) < 2:
+        return None
+    parts = [data[after.models.ids[m]] for m in models]
+    count, total, squares = (np.concatenate([sums[k] for sums in parts]) for k in range(3))
+    votes = np.repeat(np.eye(len(after.models))[models], len(parts[0][0]), axis=0)
+    seen, n = count > 0, count[count > 0, None]
+    within = (squares[seen] - total[seen] ** 2 / n).sum(axis=0)
+    varies = within > ROUNDING * squares.sum(axis=0)
+    scale = np.where(varies, np.sqrt(n.sum() / np.where(varies, within, 1.0)), 0.0)
+    return Router(per, total[seen] / n * scale, votes[seen], project=now.project, scale=scale, margin=MARGIN)
+
+
+def _decision(now: Routing, after: State) -> Event:
+    reason = "inputs choose the model from now on" if now.pays else "inputs choose the model no more"
+    numbers = {"mistakes_saved": int(now.saved.sum()), "rows": int(now.rows.sum())}
+    return Event(
+        "decided", after.models.ids[0], {"clients": [], "reason": f"{reason}, labels have shown why", **numbers}
+    )
+
+
+def _words(fed: TimeStep) -> tuple[int, int]:
+    first, second = fed.key("projection")
+    return int(first), int(second)
+
+
+def _sums(moments: Moments) -> dict[int, Sums]:
+    """By client: the sums of its new rows, where it has any."""
+    count, mean, std = (getattr(moments, name)[:, 0] for name in ("count", "mean", "std"))
+    mean, std = (np.where(count[..., None] > 0, value, 0.0) for value in (mean, std))
+    total, squares = count[..., None] * mean, count[..., None] * (mean**2 + std**2)
+    return {c: (count[c], total[c], squares[c]) for c in np.flatnonzero(count.any(axis=1)).tolist()}
+
+
+def _plus(sums: Sums | None, cell: Sums) -> Sums:
+    return cell if sums is None else (sums[0] + cell[0], sums[1] + cell[1], sums[2] + cell[2])
+
+
+def _minus(sums: Sums, cell: Sums) -> Sums:
+    return sums[0] - cell[0], sums[1] - cell[1], sums[2] - cell[2]
+
+
+def _in_use(state: State) -> dict[int, int]:
+    """By client: the id of the model with its heaviest vote."""
+    return {c: state.models.ids[m] for c, m in enumerate(state.votes.argmax(axis=1).tolist())}
+
+
+def _renamed(used: Mapping[int, int], after: State) -> dict[int, int]:
+    """The same after the merges of this step."""
+    names = dict(used)
+    for event in after.events:
+        if event.kind == "merged":
+            names = {c: event.cause["into"] if i == event.model else i for c, i in names.items()}
+    return names
+
+
+def _merged(data: Data, after: State) -> dict[int, Sums]:
+    """The sums of the models that are left, each with those that merged into it."""
+    left: dict[int, Sums] = {}
+    names = _renamed({i: i for i in data}, after)
+    for i, sums in data.items():
+        if names[i] in after.models.ids:
+            left[names[i]] = _plus(left.get(names[i]), sums)
+    return left

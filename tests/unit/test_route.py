@@ -1,0 +1,260 @@
+"""Inputs choose the model that votes at a test, where labels have shown that this pays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import feddrift as fd
+from feddrift import checkpoint
+from feddrift.engines.conditions import Conditions
+from feddrift.errors import ConfigError
+from feddrift.nets import default_net, initial
+from feddrift.reports.story import command
+from feddrift.router import OWN, Router, Routing
+from feddrift.run import Step, steps_on
+from feddrift.testing import small_stream
+from feddrift.types import Federation, Local, Projection, State
+
+LEARN = Local(rounds=6, steps=20, batch=20, lr=0.05)
+# Four clients find concept 1 at once; later some go back to 0, and others follow.
+CONCEPTS = np.array([[0] * 6, [0] * 6, [1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 0, 0], [0, 0, 1, 1, 1, 1], [1, 1, 0, 0, 1, 1]])
+FEDDRIFT = fd.algorithm("FedDrift", delta=0.1)
+WAYS = ("row", "running", "batch")
+
+
+def shifted(apart: float, concepts: Any = CONCEPTS, missing: Any = ()) -> fd.Stream:
+    """Concept 1 swaps the labels; its inputs are so far apart from those of concept 0 along a feature of no other use.
+
+    With 0 the inputs say nothing about the concept.
+    """
+    stream = small_stream(concepts, size=60, missing=missing)
+    of_row = np.repeat(concepts.reshape(-1), stream.counts.reshape(-1))
+    extra = np.random.default_rng(5).random(len(stream.x)) + apart * of_row
+    return replace(stream, x=np.column_stack([stream.x, extra]).astype(np.float32))
+
+
+def played(stream: fd.Stream, route: Any, method: Any = FEDDRIFT, **options: Any) -> list[Step]:
+    return list(fd.run(stream, method, local=LEARN, route=route, **options))
+
+
+def drifting(steps: list[Step], t: int) -> float:
+    """The accuracy at time t of the clients that change their concept then."""
+    return float(steps[t - 1].accuracy[CONCEPTS[t] != CONCEPTS[t - 1]].mean())
+
+
+@pytest.mark.parametrize("route", WAYS)
+def test_where_inputs_tell_the_concept_it_wins(route: str) -> None:
+    plain, routed = played(shifted(3.0), "none"), played(shifted(3.0), route)
+    assert all(drifting(plain, t) < 0.3 for t in (4, 5)) and all(drifting(routed, t) > 0.7 for t in (4, 5))
+    np.testing.assert_allclose([s.model for s in routed], [s.model for s in plain])  # training is what it was
+    for step, same, row in zip(routed, plain, CONCEPTS[1:], strict=True):
+        stays = CONCEPTS[step.tau] == row
+        lost = 1 / 60 + 1e-9 if route == "row" else 0.0  # a row
+        np.testing.assert_allclose(step.accuracy[stays], same.accuracy[stays], rtol=0, atol=lost)
+
+
+def test_the_gate_is_closed_until_labels_have_shown_that_it_pays() -> None:
+    steps = played(shifted(3.0), "batch")
+    assert [step.state.router is None for step in steps] == [True, True, False, False, False]
+    assert [len(step.state.routing.saved) for step in steps[:3]] == [0, 0, 6]
+    assert "routed" not in steps[1].scores and steps[3].scores["routed"].tolist() == [1, 1, 0, 0, 1, 1]
+    (event,) = [e for step in steps for e in step.events if e.kind == "decided"]
+    assert event in steps[2].events and event.cause["reason"].startswith("inputs choose the model from now on")
+    assert event.cause["mistakes_saved"] == steps[2].state.routing.saved.sum() > 0
+
+
+@pytest.mark.parametrize("route", WAYS)
+def test_where_inputs_say_nothing_it_never_acts(route: str) -> None:
+    plain, routed = played(shifted(0.0), "none"), played(shifted(0.0), route)
+    assert all(step.state.router is None for step in routed)
+    for step, same in zip(routed, plain, strict=True):
+        np.testing.assert_array_equal(step.accuracy, same.accuracy)
+        assert step.events == same.events
+
+
+def test_it_stops_where_it_has_begun_to_cost() -> None:
+    cells = {"rows": np.full(6, 100), "stayed": np.array([False] * 4 + [True] * 2)}
+    paid = [Routing(Projection((0, 0), 2), {}, np.array(saved), **cells).pays for saved in (
+        [90, 90, 90, 90, 0, 0], [90, 90, 0, 0, 0, 0], [90, 90, 90, 90, 0, -1], [90, 90, 90, 90, 5, -5],
+        [-90, 90, 90, 90, 0, 0], [0] * 6,
+    )]  # fmt: skip
+    assert paid == [True, False, False, True, False, False]
+    assert not Routing(Projection((0, 0), 2)).pays
+
+
+def test_traffic_is_counted_and_training_costs_what_it_did() -> None:
+    plain, routed = played(shifted(3.0), "none"), played(shifted(3.0), "batch")
+    for step, same in zip(routed, plain, strict=True):
+        np.testing.assert_allclose(step.sent - step.sent_scoring, same.sent - same.sent_scoring)
+        assert (step.sent_scoring > same.sent_scoring).all()
+
+
+def test_the_reference_decides_alike() -> None:
+    stream = shifted(3.0)
+    for one, other in zip(played(stream, "running"), played(stream, "running", engine="reference"), strict=True):
+        np.testing.assert_array_equal(one.model, other.model)
+        np.testing.assert_allclose(one.accuracy, other.accuracy, atol=0.05)
+        assert one.state.routing.pays == other.state.routing.pays
+        np.testing.assert_allclose(one.sent, other.sent)
+
+
+def test_over_flower_it_decides_alike() -> None:
+    from tests.flower import OverFlower
+
+    stream = shifted(3.0)
+    engine = OverFlower(stream, default_net(stream), LEARN, 0, Conditions(route="running"))
+    engine.n_steps = stream.n_steps
+    for step, same in zip(steps_on(engine, FEDDRIFT), played(stream, "running"), strict=True):
+        np.testing.assert_array_equal(step.model, same.model)
+        np.testing.assert_allclose(step.accuracy, same.accuracy, atol=0.05)
+        np.testing.assert_allclose(step.sent, same.sent)
+        assert step.state.routing.pays == same.state.routing.pays
+        if step.state.router is not None:
+            np.testing.assert_allclose(step.scores["routed"], same.scores["routed"], atol=0.05)
+
+
+def test_it_goes_on_as_it_would_have(tmp_path: Path) -> None:
+    stream, whole = shifted(3.0), played(shifted(3.0), "running")
+    engine = fd.engines.engine("simulator")(stream, default_net(stream), LEARN, 0, Conditions(route="running"))
+    for done in (2, 3):
+        checkpoint.write(tmp_path / "state", {}, whole[done - 1].state)
+        state = checkpoint.read(tmp_path / "state").value(initial(engine.net, (np.uint32(0), np.uint32(0))))
+        for step, same in zip(steps_on(engine, FEDDRIFT, done=done, state=state), whole[done:], strict=True):
+            np.testing.assert_array_equal(step.accuracy, same.accuracy)
+            np.testing.assert_array_equal(step.state.routing.saved, same.state.routing.saved)
+            np.testing.assert_array_equal(step.scores["routed"], same.scores["routed"])
+
+
+def test_clients_may_be_away_or_come_late() -> None:
+    missing = [(t, 5) for t in range(3)] + [(3, 0)]
+    trace = np.ones((5, 6), dtype=bool)
+    trace[2, 1] = False
+    steps = played(shifted(3.0, missing=missing), "batch", conditions=Conditions(trace=trace))
+    assert [len(step.state.routing.rows) for step in steps] == [0, 0, 4, 9, 15]
+    assert np.nansum(steps[-1].scores["routed"]) > 0 and drifting(steps, 5) > 0.7
+
+
+@pytest.mark.parametrize("name", [n for n in fd.algorithms.ALGORITHMS if n not in ("Oracle", "Oracle-Trunk")])
+def test_every_method_can_be_run_with_it(name: str) -> None:
+    stream, brief = shifted(3.0), Local(rounds=1, steps=2, batch=10, lr=0.05)
+    for step in fd.run(stream, fd.algorithm(name, stream), local=brief, route="batch"):
+        assert np.isfinite(step.accuracy).all() and step.accuracy.shape == (6,)
+
+
+def test_the_record_says_so(tmp_path: Path) -> None:
+    options = {"rounds": 1, "out": tmp_path}
+    record = fd.record("sine-2", "FedDrift", route="running", **options)
+    assert record.header["overrides"] == {"rounds": 1, "route": "running"} and "route=running" in record_names(record)
+    assert np.isnan(record.rows.routed).all()
+    assert "route" not in fd.record("sine-2", "FedDrift", route="none", **options).header["overrides"]
+
+
+def record_names(record: Any) -> str:
+    return str(fd.summary([record])["settings"])
+
+
+def test_a_record_has_the_share_of_rows_that_were_routed(tmp_path: Path) -> None:
+    settings, stream = {"delta": 0.1}, "tests.golden.world:shifted"
+    run = fd.record(stream, "FedDrift", settings=settings, route="batch", out=tmp_path)
+    assert np.nanmax(run.rows.routed) == 1 and np.isnan(run.rows.routed[:2]).all()
+    assert any(why.startswith("inputs choose the model from now on") for why in fd.events(run)["why"])
+    assert "--route batch" in command(run.header)[0]
+
+
+@pytest.mark.parametrize("value", ["yes", None, 3, "Batch"])
+def test_other_values_are_refused(value: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="route must be one of none, row, running, batch, got"):
+        Conditions(route=value)
+    with pytest.raises(ConfigError, match="route must be one of"):
+        fd.run("sine-2", route=value)
+    with pytest.raises(ConfigError, match="route"):
+        fd.record("sine-2", "FedDrift", route=value, out=tmp_path)
+
+
+def test_a_router_chooses_by_row_so_far_or_all_at_once() -> None:
+    centre, votes = np.array([[0.0], [1.0], [10.0]]), np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    x = np.array([[0.0], [8.0], [9.0], [9.5]])
+    chosen = {per: Router(per, centre, votes).choose(x).tolist() for per in WAYS}  # type: ignore[arg-type]
+    assert chosen == {"row": [0, 2, 2, 2], "running": [0, 0, 2, 2], "batch": [2, 2, 2, 2]}
+
+
+def test_with_a_margin_a_client_stays_unless_others_are_clearly_nearer() -> None:
+    centre, votes, own = np.array([[0.0], [1.0]]), np.eye(2), np.array([1.0, 0.0])
+    for per in ("running", "batch"):
+        router = Router(per, centre, votes, margin=2.0)  # type: ignore[arg-type]
+        chosen = [router.choose(np.ones((n, 1)), own)[-1] for n in range(1, 8)]
+        assert chosen == [OWN] * 4 + [1] * 3
+        assert router.choose(np.full((9, 1), 0.5), own).tolist() == [OWN] * 9  # just as near
+        assert router.choose(np.ones((9, 1)), np.array([0.0, 1.0])).tolist() == [OWN] * 9  # at home
+    alone = Router("row", 3 * centre, votes, margin=2.0)
+    assert alone.choose(np.array([[3.0], [2.0], [0.0]]), own).tolist() == [1, OWN, OWN]
+    strangers = Router("batch", centre, np.array([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]), margin=2.0)
+    assert strangers.choose(np.ones((9, 1)), np.array([1.0, 0.0, 0.0])).tolist() == [OWN] * 9
+    assert strangers.choose(np.ones((0, 1)), own).tolist() == []
+
+
+def test_a_router_of_moments_compares_means_and_deviations() -> None:
+    centre = np.array([[0.0, 1.0], [0.0, 3.0]])
+    x = np.array([[-3.0], [3.0], [-3.0], [3.0]])
+    assert Router("batch", centre, np.eye(2), of="moments").choose(x).tolist() == [1] * 4
+    low, scale = np.array([0.0, 1.0]), np.array([1.0, 0.5])
+    assert Router("batch", (centre - low) * scale, np.eye(2), "moments", None, low, scale).choose(x).tolist() == [1] * 4
+
+
+@pytest.mark.parametrize(("changes", "sentence"), [
+    ({"per": "day"}, "per must be row, running or batch, got 'day'"),
+    ({"of": "words"}, "describes rows or moments, got 'words'"),
+    ({"of": "moments", "per": "row"}, "is per batch, got 'row'"),
+    ({"votes": np.eye(3)}, "as many votes"),
+    ({"centre": np.array([[np.nan], [0.0]])}, "must be finite"),
+    ({"votes": -np.eye(2)}, "at least 0"),
+    ({"layer": "trunk"}, "needs the model whose layer it is"),
+])  # fmt: skip
+def test_a_router_that_makes_no_sense_is_refused(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        Router(**{"per": "batch", "centre": np.zeros((2, 1)), "votes": np.eye(2)} | changes)
+
+
+@dataclass(frozen=True)
+class Known:
+    """Two models for two places of inputs; its own router says who votes, by the layer of its first model."""
+
+    layer: Any = "input"
+
+    def init(self, fed: Federation) -> State:
+        models = fed.fresh(2, distinct=True)
+        return State(models, np.zeros((0, fed.n_clients, 2)), np.tile([1.0, 0.0], (fed.n_clients, 1)))
+
+    def step(self, state: State, fed: Federation) -> State:
+        assert state.routing is None
+        w = np.concatenate([state.w, np.eye(2)[fed.concepts[-1]][None]]) if fed.concepts is not None else state.w
+        models = fed.train(state.models, w)
+        first = None if self.layer == "input" else fed.fresh()
+        moments = fed.moments(fed.fresh(), self.layer)
+        seen = np.concatenate([moments.mean[:, 0, 0], moments.std[:, 0, 0]], axis=1)
+        concepts = fed.concepts[-1] if fed.concepts is not None else np.zeros(fed.n_clients, dtype=int)
+        votes = np.eye(2)[concepts]
+        return State(models, w, votes, router=Router("batch", seen, votes, "moments", model=first, layer=self.layer))
+
+
+@pytest.mark.parametrize("layer", ["input", "trunk", "logits"])
+def test_a_method_may_bring_a_router_of_its_own(layer: str) -> None:
+    steps, under = (played(shifted(3.0), route, Known(layer)) for route in ("none", "batch"))
+    assert drifting(steps, 4) > 0.7 and steps[3].scores["routed"].tolist() == [1] * 6
+    for step, same in zip(under, steps, strict=True):  # the condition leaves it alone
+        np.testing.assert_array_equal(step.accuracy, same.accuracy)
+
+
+def test_a_router_for_other_models_is_refused() -> None:
+    class Wrong(Known):
+        def step(self, state: State, fed: Federation) -> State:
+            good = super().step(state, fed)
+            return replace(good, router=Router("batch", np.zeros((1, 6)), np.eye(1), "moments"))
+
+    with pytest.raises(ConfigError, match="a router votes for 2 models here, got 1"):
+        played(shifted(3.0), "none", Wrong())
