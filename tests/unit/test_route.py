@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,10 @@ import feddrift as fd
 from feddrift import checkpoint
 from feddrift.engines.conditions import Conditions
 from feddrift.errors import ConfigError
+from feddrift.exported import Predictor
+from feddrift.models import fresh
 from feddrift.nets import default_net, initial
+from feddrift.nets.voting import layer_of
 from feddrift.reports.story import command
 from feddrift.router import OWN, Router, Routing
 from feddrift.run import Step, steps_on
@@ -36,6 +40,9 @@ def shifted(apart: float, concepts: Any = CONCEPTS, missing: Any = ()) -> fd.Str
     of_row = np.repeat(concepts.reshape(-1), stream.counts.reshape(-1))
     extra = np.random.default_rng(5).random(len(stream.x)) + apart * of_row
     return replace(stream, x=np.column_stack([stream.x, extra]).astype(np.float32))
+
+
+NET = default_net(shifted(3.0))
 
 
 def played(stream: fd.Stream, route: Any, method: Any = FEDDRIFT, **options: Any) -> list[Step]:
@@ -258,3 +265,27 @@ def test_a_router_for_other_models_is_refused() -> None:
 
     with pytest.raises(ConfigError, match="a router votes for 2 models here, got 1"):
         played(shifted(3.0), "none", Wrong())
+
+
+def test_what_a_client_serves_chooses_as_its_test_did() -> None:
+    """The router and the model that describes inputs travel with the others, and are found again."""
+    from feddrift.engines.flower.routers import read_router, sent_with
+
+    models = replace(fresh(NET, 0, 2, distinct=True), ids=(3, 8))
+    x = shifted(3.0).x[:40]
+    centre = np.array([[0.0, 0.0, 0.0], [0.0, 0.0, 4.0]])
+    for router in (
+        Router("row", centre, np.eye(2), project=Projection((1, 2), 3), margin=2.0),
+        Router("batch", np.zeros((1, 4)), np.array([[0.0, 1.0]]), "moments", model=fresh(NET, 1), layer="logits"),
+    ):
+        own = np.array([1.0, 0.0])
+        sent, votes, body = sent_with(models, own, router)
+        found = read_router(json.loads(json.dumps(body)), sent)
+        seen = layer_of(NET, router.model, router.layer, x)
+        chosen = router.choose(seen, own)
+        np.testing.assert_array_equal(chosen, found.choose(seen, votes))
+        predictor = Predictor(NET, sent, votes, "hard", (3,), (0, 1), router=found)
+        alone = [Predictor(NET, models, np.eye(2)[m], "hard", (3,), (0, 1)).predict(x) for m in (0, 1)]
+        by_second = router.votes[chosen, 1] * (chosen >= 0) > 0
+        np.testing.assert_array_equal(predictor.predict(x), np.where(by_second, alone[1], alone[0]))
+        np.testing.assert_allclose(predictor.predict_proba(x).sum(axis=1), 1)

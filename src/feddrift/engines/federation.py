@@ -246,6 +246,7 @@ class TimeStep:
 
     def reroute(self, models: Models, votes: Floats, ballot: Ballot, routers: Mapping[int, Router]) -> Ints:
         """[c, 3], at the clients with a router: their new rows, the mistakes of votes[c] on them, and of its choice."""
+        routers = {c: router for c, router in sorted(routers.items()) if c in self._new_data()}
         for c, router in routers.items():
             self._send_router(np.array([c]), models, router, votes[c], 3)
         return self.worker.reroute(models, votes, ballot, routers)
