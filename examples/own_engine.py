@@ -43,10 +43,10 @@ class CrewWorker(Worker):
     def each(self, ask: Callable[[int, Worker], Any]) -> list[Any]:
         return list(POOL.map(ask, range(HANDS), self.hands))
 
-    def score(self, models: Models, cells: Ints, metric: Metric, most: int | None = None) -> Iterator[Scored]:
+    def score(self, models: Models, cells: Ints, metric: Metric, most: Any = None, by: Any = None) -> Iterator[Scored]:
         for k, hand in enumerate(self.hands):
             mine = np.flatnonzero(self.hand_of[cells[:, 1]] == k)
-            for which, sums, sizes in hand.score(models, cells[mine], metric, most):
+            for which, sums, sizes in hand.score(models, cells[mine], metric, most, by):
                 yield mine[which], sums, sizes
 
     def confusion(self, models: Models, clients: Ints) -> Ints:

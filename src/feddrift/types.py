@@ -48,6 +48,7 @@ Metric = Literal["error", "loss", "brier"]
 Ballot = Literal["hard", "soft"]
 Start = Literal["warm", "fresh", "head", "joint"]
 Layer = Literal["input", "trunk", "logits"]
+Parting = Literal["class", "group"]  # what rows are told apart by
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,6 +259,11 @@ class Federation(Protocol):
         ...
 
     @property
+    def n_groups(self) -> int:
+        """How many groups the rows of each client fall into (`Stream.group`); 0: nobody tells."""
+        ...
+
+    @property
     def features(self) -> tuple[int, ...]:
         """The shape of one input."""
         ...
@@ -290,10 +296,11 @@ class Federation(Protocol):
         """n new models with ids 0..n-1: all the trial's one initialisation, or each its own."""
         ...
 
-    def evaluate(self, models: Models, metric: Metric = "error") -> Floats:
+    def evaluate(self, models: Models, metric: Metric = "error", by: Parting | None = None) -> Floats:
         """l[c, m] on S_c^(tau); NaN for a client without new data or out of reach, and where model m rests for it.
 
-        error: share of mistakes; loss: cross-entropy; brier: mean of (1 - probability of the true class)^2.
+        error: share of mistakes; loss: cross-entropy; brier: mean of (1 - probability of the true class)^2. With `by`,
+        l[c, m, g] on the rows of each class or group g; NaN also where there are none.
         """
         ...
 
@@ -301,8 +308,18 @@ class Federation(Protocol):
         """Counts [c, m, true class, predicted class] on S_c^(tau); zeros where evaluate has NaN."""
         ...
 
-    def cross_evaluate(self, models: Models, w: Weights, metric: Metric = "error") -> Floats:
-        """L[i, j], model i on a sample of the data that w gives to model j; NaN where there are none, or one rests."""
+    def cross_evaluate(
+        self,
+        models: Models,
+        w: Weights,
+        metric: Metric = "error",
+        by: Parting | None = None,
+        per_client: bool = False,
+    ) -> Floats:
+        """L[i, j], model i on a sample of the data that w gives to model j; NaN where there are none, or one rests.
+
+        Per client it is L[i, j, c] on the data that client c has for model j, and with `by` there is one axis more.
+        """
         ...
 
     def local_updates(self, models: Models, w: Weights, local: Local | None = None) -> Updates:

@@ -395,6 +395,26 @@ def test_a_bad_count_is_refused_by_name_and_harms_nobody(lie: str, caplog: pytes
     assert len(told) == 1 and told[0].startswith("client b, contest at time 0:") and sentence in told[0], told
 
 
+PART_LIES: dict[str, tuple[Any, str]] = {
+    "fewer rows": (edited(lambda body: body.update(sizes=[29, 30])), "2 numbers of rows that add up to 60"),
+    "three classes": (edited(lambda body: body.update(sizes=[20, 20, 20])), "2 numbers of rows that add up to 60"),
+    "no sizes": (edited(lambda body: body.pop("sizes")), "malformed"),
+    "more mistakes than rows": (edited(lambda body: body.update(sizes=[0, 60], new=[[1, 0]])), "no more mistakes"),
+    "two models": (edited(lambda body: body.update(new=[[0, 0], [0, 0]])), "sums of 1 models"),
+    "a lie of older data": (edited(lambda body: body.update(stored=[[0, [60, 1], [[0, 0]]]])), "add up to 60"),
+}
+
+
+@pytest.mark.parametrize("lie", PART_LIES)
+def test_bad_scores_by_class_are_refused_by_name(lie: str, caplog: pytest.LogCaptureFixture) -> None:
+    engine = over(swapping())
+    engine.local_grid.tamper["b", "evaluate"], sentence = PART_LIES[lie]
+    loss = engine.at(0).evaluate(engine.at(0).fresh(), by="class")
+    assert loss.shape == (3, 1, 2) and np.isnan(loss).all(axis=(1, 2)).tolist() == [False, True, False]
+    told = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    assert len(told) == 1 and told[0].startswith("client b, evaluate at time 0:") and sentence in told[0], told
+
+
 MOMENT_LIES: dict[str, tuple[Any, str]] = {
     "fewer rows": (edited(lambda body: body.update(count=[[29, 30]])), "(1, 2), each model's adding up to 60"),
     "below zero": (edited(lambda body: body.update(count=[[-1, 61]])), "adding up to 60"),

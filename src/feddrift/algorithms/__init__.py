@@ -16,8 +16,12 @@ from feddrift.algorithms.auto import FedDriftAuto
 from feddrift.algorithms.cfl import CFL
 from feddrift.algorithms.detection import Detecting
 from feddrift.algorithms.driftsurf import DriftSurf
+from feddrift.algorithms.fairfeddrift import FairFedDrift
 from feddrift.algorithms.feddrift import FedDrift, FedDriftEager
 from feddrift.algorithms.feddrift_c import FedDriftC
+from feddrift.algorithms.fedrc import FedRC
+from feddrift.algorithms.feroma import FEROMA
+from feddrift.algorithms.flux import FLUX
 from feddrift.algorithms.ifca import IFCA
 from feddrift.algorithms.kue import KUE
 from feddrift.algorithms.options import options, settings
@@ -74,6 +78,11 @@ ALGORITHMS: dict[str, Entry] = {
     "FineTuned": Entry(FineTuned, {}, "one model for all, and at each client a copy that learns from its own data"),
     "FineTuned-W": Entry(FineTuned, {"memory": window(1)}, "FineTuned whose copies learn from the newest data alone"),
     "Majority": Entry(LocalOnly, {"sees_inputs": False}, "each client's most frequent class, without a look at inputs"),
+    "FairFedDrift": Entry(FairFedDrift, {}, "FedDrift that looks at every group of rows, or class, by itself"),
+    "FedRC": Entry(FedRC, {}, "a given number of models, mixed at each client by how well they explain its classes"),
+    "FedEM": Entry(FedRC, {"by_class": False}, "a given number of models, mixed by how well they explain its data"),
+    "FLUX": Entry(FLUX, {}, "clusters of clients whose data look alike to one model, found anew at every time step"),
+    "FEROMA": Entry(FEROMA, {}, "a model for each client, mixed of those of clients whose data look like its own"),
     "Oracle": Entry(Oracle, {}, "one model per true concept: the ceiling"),
     "Oracle-W": Entry(Oracle, {"memory": window(1)}, "Oracle that remembers one time step"),
     "Oracle-Trunk": Entry(Oracle, {"share": True}, "one head per true concept on one trunk"),
@@ -86,6 +95,7 @@ _DELTA = {"sine": 0.10, "circle": 0.04, "sea": 0.04, "mnist": 0.10, "fmow": 0.06
 BY_FAMILY: dict[type[Any], dict[str, dict[str, float]]] = {
     FedDrift: {"delta": _DELTA},
     FedDriftEager: {"delta": _DELTA},
+    FairFedDrift: {},  # compares losses, not errors
     DriftSurf: {"delta": {"sine": 0.10, "circle": 0.05, "sea": 0.02, "mnist": 0.10, "fmow": 0.04}},
     AdaptiveFedAvg: {"lr": {"sine": 0.1}},
 }
@@ -154,7 +164,7 @@ def _defaults(name: str, cls: type[Any], stream: Stream, given: Mapping[str, Any
     defaults: dict[str, Any] = {k: v[stream.family] for k, v in by_family(cls).items() if stream.family in v}
     if stream.family == "fmow":
         defaults |= ON_FMOW.get(name, {})
-    detects = isinstance(cls, type) and issubclass(cls, Detecting)
+    detects = isinstance(cls, type) and issubclass(cls, Detecting) and not cls.has_own_test
     if detects and stream.family == TABLE and not {"delta", "metric"} & set(given):
         defaults["test"] = "two-sample"  # nobody knows a delta there; who gives one means a threshold
     if cls is IFCA and stream.concepts is not None:

@@ -62,6 +62,7 @@ class Detecting:
     )
     memory: Memory = ALL
     candidates: ClassVar[tuple[Start, ...]] = ("warm", "fresh")  # of init=best
+    has_own_test: ClassVar[bool] = False  # what a drift is, is not for `test` to say
 
     def __post_init__(self) -> None:
         self._check_threshold("delta", self.delta)

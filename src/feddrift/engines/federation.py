@@ -12,10 +12,11 @@ import numpy as np
 from feddrift import rng
 from feddrift.averaging import averaged
 from feddrift.engines.conditions import Conditions
+from feddrift.engines.crossing import crossed
 from feddrift.engines.entries import Entries
 from feddrift.engines.resting import badly_served
 from feddrift.engines.traffic import Traffic
-from feddrift.engines.worker import SCORE_ROWS, Question, Work, Worker, lanes_left_out
+from feddrift.engines.worker import SCORE_ROWS, Question, Scored, Work, Worker, lanes_left_out
 from feddrift.errors import ConfigError
 from feddrift.models import fresh, take, with_trunk_of
 from feddrift.nets import layer_width
@@ -31,6 +32,7 @@ from feddrift.types import (
     Models,
     Moments,
     Net,
+    Parting,
     Projection,
     Router,
     Start,
@@ -61,6 +63,10 @@ class TimeStep:
     @property
     def n_classes(self) -> int:
         return self.worker.known.n_classes
+
+    @property
+    def n_groups(self) -> int:
+        return self.worker.known.n_groups
 
     @property
     def features(self) -> tuple[int, ...]:
@@ -99,15 +105,16 @@ class TimeStep:
     def fresh(self, n: int = 1, distinct: bool = False) -> Models:
         return fresh(self._net, self._seed, n, distinct)
 
-    def evaluate(self, models: Models, metric: Metric = "error") -> Floats:
+    def evaluate(self, models: Models, metric: Metric = "error", by: Parting | None = None) -> Floats:
         _check(metric)
-        loss = np.full((self.n_clients, len(models)), np.nan)
+        loss = np.full((self.n_clients, len(models), *self._parts(by)), np.nan)
         for scored, positions, clients in self._scorers(models):
             cells = np.stack([np.full_like(clients, self.tau), clients], axis=1)
-            for which, sums, sizes in self.worker.score(scored, cells, metric):
-                loss[np.ix_(clients[which], positions)] = (sums / sizes).T
+            for which, sums, sizes in self._scored(scored, cells, metric, None, by):
+                with np.errstate(invalid="ignore"):  # a part without rows: 0 / 0
+                    loss[np.ix_(clients[which], positions)] = np.swapaxes(sums / sizes, 0, 1)
         loss = np.where(np.isfinite(loss), loss, np.nan)
-        if self.round == 0:
+        if self.round == 0 and by is None:
             self._losses = dict(zip(models.ids, loss.T.copy(), strict=True)) | self._losses
         return loss
 
@@ -147,38 +154,47 @@ class TimeStep:
             raise ConfigError(f"project must be a matrix [{width}, d] for layer={layer}, got shape {project.shape}")
         return width
 
-    def cross_evaluate(self, models: Models, w: Weights | Entries, metric: Metric = "error") -> Floats:
+    def _parts(self, by: str | None) -> tuple[int, ...]:
+        """The axis that `by` adds."""
+        if by not in (None, *get_args(Parting)):
+            raise ConfigError(f"by must be class or group, got {by!r}")
+        if by == "group" and not self.n_groups:
+            raise ConfigError("by=group needs data whose rows belong to groups, and these do not: use by=class")
+        return () if by is None else (self.n_classes if by == "class" else self.n_groups,)
+
+    def _scored(
+        self, models: Models, cells: Ints, metric: Metric, most: int | None, by: Parting | None
+    ) -> Iterator[Scored]:
+        given = (models, cells, metric, most)  # an engine of somebody's own may know of no parts
+        return self.worker.score(*given) if by is None else self.worker.score(*given, by)
+
+    def cross_evaluate(
+        self,
+        models: Models,
+        w: Weights | Entries,
+        metric: Metric = "error",
+        by: Parting | None = None,
+        per_client: bool = False,
+    ) -> Floats:
         _check(metric)
+        parts = self._parts(by)
         _check_shared(models, "cross_evaluate")
         entries = Entries.of(w, (self.tau + 1, self.n_clients, len(models)))
         asleep = self._asleep(models)
         asleep[entries.m[entries.t == self.tau]] = False  # woken, and chosen
         if asleep.any():  # no distance to any other
-            L, awake = np.full((len(models),) * 2, np.nan), np.flatnonzero(~asleep)
+            each = (self.n_clients,) if per_client else ()
+            L, awake = np.full((len(models), len(models), *each, *parts), np.nan), np.flatnonzero(~asleep)
             entries = entries.select(~asleep[entries.m])
             m, shape = np.searchsorted(awake, entries.m), (*entries.shape[:2], len(awake))
             entries = Entries(entries.t, entries.c, m, entries.value, shape)
-            L[np.ix_(awake, awake)] = self.cross_evaluate(_part(models, awake), entries, metric)
+            L[np.ix_(awake, awake)] = self.cross_evaluate(_part(models, awake), entries, metric, by, per_client)
             return L
         entries = entries.select((self.counts[entries.t, entries.c] > 0) & self.reachable[entries.c])
-        cells, of_entry = np.unique(entries.t * self.n_clients + entries.c, return_inverse=True)
         self._traffic.score(np.unique(entries.c), models)
-        behind = entries.value * self.counts[entries.t, entries.c]
-        L, answered = np.zeros((len(models),) * 2), np.zeros(len(cells), dtype=bool)
-        by_cell = np.argsort(of_entry, kind="stable")
-        asked = np.stack(np.divmod(cells, self.n_clients), axis=1)
-        for which, sums, sizes in self.worker.score(models, asked, metric, SCORE_ROWS):
-            answered[which] = True
-            block = by_cell[slice(*np.searchsorted(of_entry[by_cell], [which[0], which[-1] + 1]))]
-            if len(which) <= which[-1] - which[0]:  # some cells between are missing
-                block = block[np.isin(of_entry[block], which)]
-            block = block[np.argsort(entries.m[block], kind="stable")]  # by model, then cell: the order of all engines
-            columns, begins = np.unique(entries.m[block], return_index=True)
-            mean = (sums / sizes)[:, np.searchsorted(which, of_entry[block])]
-            L[:, columns] += np.add.reduceat(mean * behind[block], begins, axis=1)
-        heard = answered[of_entry]
-        with np.errstate(invalid="ignore"):  # a model without data: 0 / 0
-            return np.asarray(L / np.bincount(entries.m[heard], behind[heard], len(models)))
+        return crossed(
+            lambda cells: self._scored(models, cells, metric, SCORE_ROWS, by), entries, self.counts, parts, per_client
+        )
 
     def local_updates(self, models: Models, w: Weights | Entries, local: Local | None = None) -> Updates:
         _check_shared(models, "local_updates")

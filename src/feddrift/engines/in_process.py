@@ -33,6 +33,7 @@ from feddrift.types import (
     Models,
     Moments,
     Net,
+    Parting,
     Router,
     Start,
     State,
@@ -185,7 +186,8 @@ class InProcessWorker(Worker):
         counts = np.where(engine.in_reach, stream.counts[:-1], 0)[: tau + 1]
         concepts = None if stream.concepts is None else stream.concepts[: tau + 1]
         shape = stream.x.shape[1:]
-        self.known = Known(stream.clients, shape, stream.n_classes, counts, engine.in_reach[tau], concepts)
+        groups = 0 if stream.group is None else int(stream.group.max()) + 1
+        self.known = Known(stream.clients, shape, stream.n_classes, counts, engine.in_reach[tau], concepts, groups)
 
     @abstractmethod
     def updates(self, models: Models, work: Work, round: int, local: Local) -> Updates: ...
@@ -196,9 +198,29 @@ class InProcessWorker(Worker):
     @abstractmethod
     def load(self, saved: Any) -> None: ...
 
-    def score(self, models: Models, cells: Ints, metric: Metric, most: int | None = None) -> Iterator[Scored]:
-        for part, rows, sizes in self._blocks(cells, len(models), most):
-            yield np.arange(part.start, part.stop), self.engine.sums(models, rows, sizes, metric), sizes
+    def score(
+        self, models: Models, cells: Ints, metric: Metric, most: int | None = None, by: Parting | None = None
+    ) -> Iterator[Scored]:
+        for block, rows, sizes in self._blocks(cells, len(models), most):
+            which = np.arange(block.start, block.stop)
+            if by is None:
+                yield which, self.engine.sums(models, rows, sizes, metric), sizes
+            else:
+                yield which, *self._sums_by(by, models, rows, sizes, metric)
+
+    def _sums_by(self, by: Parting, models: Models, rows: Ints, sizes: Ints, metric: Metric) -> tuple[Floats, Ints]:
+        """Sums [m, cell, part] over the rows of each class or group, and how many rows [cell, part] these are."""
+        engine, stream = self.engine, self.engine.stream
+        labels, n_parts = (stream.y, stream.n_classes) if by == "class" else (stream.group, self.known.n_groups)
+        assert labels is not None
+        place = np.repeat(np.arange(len(sizes)), sizes) * n_parts + labels[rows]
+        if metric == "error":  # as `sums` has it
+            values = [engine.wrong(models, rows, sizes, np.full(len(sizes), m)) for m in range(len(models))]
+        else:
+            values = list(engine.per_row(models, rows, metric))
+        sums: list[Floats] = [np.bincount(place, row, len(sizes) * n_parts).astype(np.float64) for row in values]
+        counts: Ints = np.bincount(place, minlength=len(sizes) * n_parts)
+        return np.stack(sums).reshape(len(models), len(sizes), n_parts), counts.reshape(len(sizes), n_parts)
 
     def confusion(self, models: Models, clients: Ints) -> Ints:
         n, cells = self.known.n_classes, np.stack([np.full_like(clients, self.tau), clients], axis=1)

@@ -26,6 +26,7 @@ from feddrift.types import (
     Models,
     Moments,
     Params,
+    Parting,
     Projection,
     Router,
     Start,
@@ -36,7 +37,8 @@ from feddrift.types import (
 # Stored cells are scored on a keyed sample of at most so many rows.
 SCORE_ROWS = 512
 
-# Positions in the list of cells (at least one, ascending), sums [m, cell] over their rows, and how many rows these are.
+# Positions in the list of cells (at least one, ascending), sums [m, cell] over their rows, and how many rows these are;
+# with `by`, both have one more axis, of classes or groups.
 Scored = tuple[Ints, Floats, Ints]
 
 
@@ -50,6 +52,7 @@ class Known:
     counts: Ints  # N[t, c] for t = 0..tau; 0 where a client received nothing, or was out of reach
     reachable: Bools  # [c], who can be asked; may change while the time step goes on
     concepts: Ints | None = None  # the truth for t = 0..tau, where somebody knows it
+    n_groups: int = 0  # into which rows fall, where they do
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +128,9 @@ class Worker(Protocol):
 
     known: Known
 
-    def score(self, models: Models, cells: Ints, metric: Metric, most: int | None = None) -> Iterator[Scored]:
+    def score(
+        self, models: Models, cells: Ints, metric: Metric, most: int | None = None, by: Parting | None = None
+    ) -> Iterator[Scored]:
         """Mistakes, or losses added up, of every model on each cell (t, c), or on a sample of `most` of its rows."""
         ...
 

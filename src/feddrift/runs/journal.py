@@ -20,6 +20,7 @@ from feddrift.types import (
     Metric,
     Models,
     Moments,
+    Parting,
     Projection,
     Start,
     Tournament,
@@ -71,15 +72,24 @@ class Journal:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._fed, name)  # attributes that ask no client are passed through
 
-    def evaluate(self, models: Models, metric: Metric = "error") -> Floats:
-        return self._asked(f"evaluate {models.ids} {metric}", lambda: self._fed.evaluate(models, metric))
+    def evaluate(self, models: Models, metric: Metric = "error", by: Parting | None = None) -> Floats:
+        question = f"evaluate {models.ids} {metric}" + (f" by {by}" if by else "")
+        return self._asked(question, lambda: self._fed.evaluate(models, metric, by))
 
     def confusion(self, models: Models) -> Ints:
         return self._asked(f"confusion {models.ids}", lambda: self._fed.confusion(models))
 
-    def cross_evaluate(self, models: Models, w: Weights, metric: Metric = "error") -> Floats:
+    def cross_evaluate(
+        self,
+        models: Models,
+        w: Weights,
+        metric: Metric = "error",
+        by: Parting | None = None,
+        per_client: bool = False,
+    ) -> Floats:
         question = f"cross_evaluate {models.ids} {w.shape} {metric}"
-        return self._asked(question, lambda: self._fed.cross_evaluate(models, w, metric))
+        question += (f" by {by}" if by else "") + (" per client" if per_client else "")
+        return self._asked(question, lambda: self._fed.cross_evaluate(models, w, metric, by, per_client))
 
     def moments(
         self,

@@ -299,6 +299,8 @@ def check_worker(make: Callable[..., Engine], *, atol: float = 1e-4) -> None:
         "evaluate": lambda fed: fed.evaluate(models),
         "evaluate loss": lambda fed: fed.evaluate(models, "loss"),
         "cross_evaluate": lambda fed: fed.cross_evaluate(models, w),
+        "evaluate by class": lambda fed: fed.evaluate(models, "loss", by="class"),
+        "cross_evaluate by class and client": lambda fed: fed.cross_evaluate(models, w, "error", "class", True),
         "confusion": lambda fed: fed.confusion(models),
         "moments": lambda fed: [astuple(fed.moments(own, *ask)) for ask in (("input", "class"), ("trunk", "all"))],
         "local_updates": lambda fed: fed.local_updates(models, w).params,

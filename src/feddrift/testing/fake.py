@@ -18,6 +18,7 @@ from feddrift.types import (
     Metric,
     Models,
     Moments,
+    Parting,
     Projection,
     Start,
     Tournament,
@@ -48,6 +49,7 @@ class FakeFederation:
     loss: Callable[[int, int], float] = lambda c, i: 0.0
     cross: Callable[[int, int], float] = lambda i, j: 0.0 if i == j else 1.0
     n_classes: int = 2
+    n_groups: int = 0
     features: tuple[int, ...] = (4,)
     counts: Ints = None  # type: ignore[assignment]
     concepts: Ints | None = None
@@ -55,6 +57,8 @@ class FakeFederation:
     confusions: Ints = None  # type: ignore[assignment]  # what confusion() answers
     lanes: Callable[[Models, Weights], Updates] | None = None  # what local_updates() answers
     trial: Tournament | None = None  # what tournament() answers
+    loss_by: Callable[[int, int, int], float] | None = None  # loss_by(c, id, g) of each class or group g
+    cross_by: Callable[[int, int, int, int], float] | None = None  # cross_by(i, j, c, g), also of each client
     described: Callable[[Models, Layer, str], Moments] | None = None  # what moments() answers
     judge: Callable[[Models, Ints], Tournament] | None = None  # what contest() answers
     asked: list[str] = field(default_factory=list)
@@ -70,8 +74,13 @@ class FakeFederation:
     def fresh(self, n: int = 1, distinct: bool = False) -> Models:
         return Models({"a": np.zeros((n, 1))}, tuple(range(n)))
 
-    def evaluate(self, models: Models, metric: Metric = "error") -> Floats:
-        self.asked.append(f"evaluate {metric}")
+    def evaluate(self, models: Models, metric: Metric = "error", by: Parting | None = None) -> Floats:
+        self.asked.append(f"evaluate {metric}" + (f" by {by}" if by else ""))
+        if by is not None:
+            ask, parts = self.loss_by, range(self.n_classes if by == "class" else self.n_groups)
+            assert ask is not None
+            by_part = [[[ask(c, i, g) for g in parts] for i in models.ids] for c in range(self.n_clients)]
+            return np.where((self.counts[-1] == 0)[:, None, None], np.nan, by_part)
         table = np.array([[self.loss(c, i) for i in models.ids] for c in range(self.n_clients)], dtype=float)
         table[self.counts[-1] == 0] = np.nan
         return table
@@ -80,9 +89,23 @@ class FakeFederation:
         self.asked.append("confusion")
         return self.confusions[:, : len(models)]
 
-    def cross_evaluate(self, models: Models, w: Weights, metric: Metric = "error") -> Floats:
-        self.asked.append(f"cross_evaluate {metric}")
+    def cross_evaluate(
+        self,
+        models: Models,
+        w: Weights,
+        metric: Metric = "error",
+        by: Parting | None = None,
+        per_client: bool = False,
+    ) -> Floats:
+        self.asked.append(f"cross_evaluate {metric}" + (f" by {by}" if by else ""))
         self.crossed = w
+        if by is not None:
+            ask, parts = self.cross_by, range(self.n_classes if by == "class" else self.n_groups)
+            assert ask is not None and per_client, "write down what each client has for each model"
+            clients = range(self.n_clients)
+            return np.array(
+                [[[[ask(i, j, c, g) for g in parts] for c in clients] for j in models.ids] for i in models.ids]
+            )
         return np.array([[self.cross(i, j) for j in models.ids] for i in models.ids])
 
     def moments(

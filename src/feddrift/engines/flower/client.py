@@ -20,8 +20,8 @@ from flwr.clientapp import ClientApp
 
 from feddrift import plugins, rng
 from feddrift.data import Stream
+from feddrift.engines.flower import described, wire
 from feddrift.engines.flower import parts as model_parts
-from feddrift.engines.flower import wire
 from feddrift.engines.flower.messages import (
     MAX_ID,
     MAX_NAME,
@@ -39,10 +39,10 @@ from feddrift.engines.flower.messages import (
     Request,
     Reroute,
     Scores,
+    Sums,
     Train,
     Trial,
     entries_of,
-    moments_body,
 )
 from feddrift.engines.flower.parts import Body, Part
 from feddrift.engines.flower.routers import read_router
@@ -53,10 +53,10 @@ from feddrift.engines.own import simulated
 from feddrift.engines.worker import SCORE_ROWS, Work, Worker
 from feddrift.errors import ConfigError
 from feddrift.models import params_of
-from feddrift.nets import imported, layer_width, net_for
+from feddrift.nets import imported, net_for
 from feddrift.shifts import shifts
 from feddrift.trees import split, trunk_of
-from feddrift.types import Ints, Layer, Local, Metric, Models, Net, State
+from feddrift.types import Ints, Local, Metric, Models, Net, Parting, State
 
 _log = logging.getLogger("feddrift")
 
@@ -131,7 +131,7 @@ class Client:
         elif isinstance(request, Trial):
             reply = self._trial(task, store, request, models)
         elif isinstance(request, Describe):
-            reply = self._describe(task, store, request, models)
+            reply = described.answer(self._engine(task, store), task, request, models)
         elif isinstance(request, Reroute):
             reply = self._reroute(task, store, request, models)
         else:
@@ -185,22 +185,15 @@ class Client:
             return {"confusion": counts[0].tolist()}
         if request.metric not in get_args(Metric):
             raise Refused(f"it asks for the metric {request.metric!r}, legal are {', '.join(get_args(Metric))}")
+        if request.by not in (None, "class"):
+            raise Refused(f"it asks for scores by {str(request.by)[:40]!r}, legal is class")
         times = [t for t in store.cells() if t <= task.tau]
         metric: Metric = request.metric  # type: ignore[assignment]
         cells = np.array([(t, c) for t in times], dtype=np.int64).reshape(-1, 2)
-        new = [sums for _, sums in _sums(worker, models, cells[cells[:, 0] == task.tau], metric)]
-        stored = dict(zip(times, _sums(worker, models, cells, metric, SCORE_ROWS), strict=True))
+        by: Parting | None = "class" if request.by else None
+        new = _sums(worker, models, cells[cells[:, 0] == task.tau], metric, None, by)
+        stored = dict(zip(times, _sums(worker, models, cells, metric, SCORE_ROWS, by), strict=True))
         return Scores(new[0] if new else None, stored).body()
-
-    def _describe(self, task: About, store: Store, request: Describe, models: Models) -> Body:
-        if request.layer not in get_args(Layer):
-            raise Refused(f"it asks for the layer {request.layer!r}, legal are {', '.join(get_args(Layer))}")
-        engine = self._engine(task, store)
-        if not engine.stream.counts[task.tau, task.index]:
-            raise Refused("it asks for moments of data that this client does not hold")
-        width = layer_width(engine.net, request.layer, task.features, task.n_classes)
-        worker = engine.worker(task.tau)
-        return moments_body(worker.describe(models, np.array([task.index]), request.question(width)))
 
     def _reroute(self, task: About, store: Store, request: Reroute, models: Models) -> Body:
         engine, votes = self._engine(task, store), np.zeros((task.n_clients, len(models)))
@@ -343,12 +336,12 @@ class Client:
 
 
 def _sums(
-    worker: Worker, models: Models, cells: Ints, metric: Metric, most: int | None = None
-) -> list[tuple[int, list[float]]]:
+    worker: Worker, models: Models, cells: Ints, metric: Metric, most: int | None, by: Parting | None
+) -> list[Sums]:
     """Of each cell: how many rows were looked at, and each model's mistakes or losses on them."""
-    per_cell: list[tuple[int, list[float]]] = []
-    for _, sums, sizes in worker.score(models, cells, metric, most):
-        per_cell += [(int(size), column.tolist()) for size, column in zip(sizes, sums.T, strict=True)]
+    per_cell: list[Sums] = []
+    for _, sums, sizes in worker.score(models, cells, metric, most, by):
+        per_cell += zip(sizes.tolist(), np.swapaxes(sums, 0, 1).tolist(), strict=True)
     return per_cell
 
 

@@ -20,12 +20,12 @@ from feddrift.engines.entries import Entries
 from feddrift.engines.flower import wire
 from feddrift.engines.flower.parts import Body, Part, Shapes
 from feddrift.engines.flower.wire import Refused, numbers, whole
-from feddrift.engines.worker import SCORE_ROWS, Question
+from feddrift.engines.worker import SCORE_ROWS
 from feddrift.errors import one_line
 from feddrift.scores import LARGEST, SCORES
 from feddrift.shifts import LARGEST as LARGEST_VALUE
 from feddrift.shifts import NAMED, TOLD, WITHIN, Shift, Shifts, What
-from feddrift.types import Ballot, Ints, Metric, Moments, Projection, Start
+from feddrift.types import Ballot, Ints, Metric, Start
 
 PROTOCOL = 3
 VERSION = f"{__version__}/{PROTOCOL}"
@@ -113,6 +113,14 @@ class Evaluate(Request):
 
     metric: str  # a Metric, or confusion
     models: list[Body]
+    by: str | None = None  # class: apart for each class
+
+    def body(self) -> Body:
+        return {"metric": self.metric, "models": self.models} | ({} if self.by is None else {"by": self.by})
+
+    @classmethod
+    def read(cls, body: Body) -> Self:
+        return cls(body["metric"], body["models"], body.get("by"))
 
 
 @dataclass(frozen=True)
@@ -172,30 +180,6 @@ class Describe(Request):
     project: Any  # None, a matrix as lists, or the key and size of a map that is drawn
     square: bool
 
-    @classmethod
-    def of(cls, question: Question, models: list[Body]) -> Self:
-        """The message of a question."""
-        project: Any = question.project
-        if isinstance(project, Projection):
-            project = asdict(project)
-        elif project is not None:
-            project = np.asarray(project, dtype=np.float64).tolist()
-        return cls(models, question.layer, question.by, project, question.square)
-
-    def question(self, width: int) -> Question:
-        """What is asked, checked, for a layer of this width."""
-        project = self.project
-        if isinstance(project, dict):
-            words = [whole(word, 0, 2**32 - 1) for word in project["key"]]
-            project = Projection((words[0], words[1]), whole(project["size"], 1, MAX_SIZE))
-        elif project is not None:
-            project = np.array(project, dtype=np.float64)
-            if project.ndim != 2 or len(project) != width:
-                raise Refused(f"it projects {len(project)} numbers of a layer that has {width}")
-        if self.by not in ("all", "class"):
-            raise Refused(f"it asks for moments by {str(self.by)[:40]!r}, legal are all and class")
-        return Question(self.layer, self.by, project, bool(self.square))  # type: ignore[arg-type]
-
 
 @dataclass(frozen=True)
 class Reroute(Request):
@@ -251,33 +235,50 @@ class Present:
         return cls(dict(cells), (whole(body["right"], 0, n), whole(body["tested"], n, n)), scores)
 
 
+Sums = tuple[Any, list[Any]]  # how many rows, and the sum of each model; by class, lists over classes in their places
+
+
 @dataclass(frozen=True)
 class Scores:
     """The answer to Evaluate: of each model the sum over the newest data, and over a sample of each stored cell."""
 
-    new: list[float] | None  # [m]; None: nothing is new
-    stored: dict[int, tuple[int, list[float]]]  # by time: how many rows, and [m]
+    new: Sums | None  # None: nothing is new
+    stored: dict[int, Sums]  # by time
 
     def body(self) -> Body:
         """The message as plain values, to be sent as JSON."""
-        new = {} if self.new is None else {"new": self.new}
+        new: Body = {} if self.new is None else {"new": self.new[1]}
+        if self.new is not None and isinstance(self.new[0], list):
+            new["sizes"] = self.new[0]
         return new | {"stored": [[t, size, sums] for t, (size, sums) in self.stored.items()]}
 
     @classmethod
-    def read(cls, body: Body, counts: Ints, n_models: int, metric: Metric) -> Self:
+    def read(cls, body: Body, counts: Ints, n_models: int, metric: Metric, n_parts: int | None = None) -> Self:
         """What the body of a reply says, checked for a client that has counts[t] rows of each time t."""
         mistakes, n, tau = metric == "error", int(counts[-1]), len(counts) - 1
-        top = np.finfo(np.float64).max
-        new = numbers(body["new"], n_models, n if mistakes else top, mistakes) if n else None
+        size = n if n_parts is None or not n else body["sizes"]
+        new = _read_sums(size, body["new"], n, n_models, n_parts, mistakes) if n else None
         stored = {}
         for t, size, sums in body["stored"]:
             n_rows = int(counts[t]) if isinstance(t, int) and 0 <= t <= tau else 0
             if n_rows:  # else it came too late for this time step
-                size = whole(size, min(n_rows, SCORE_ROWS), min(n_rows, SCORE_ROWS))
-                stored[t] = size, numbers(sums, n_models, size if mistakes else top, mistakes)
+                stored[t] = _read_sums(size, sums, min(n_rows, SCORE_ROWS), n_models, n_parts, mistakes)
         if set(stored) != set(np.flatnonzero(counts).tolist()):
             raise Refused("expected sums for every stored time step")
         return cls(new, stored)
+
+
+def _read_sums(size: Any, sums: Any, n: int, n_models: int, n_parts: int | None, mistakes: bool) -> Sums:
+    top = np.finfo(np.float64).max
+    if n_parts is None:
+        return whole(size, n, n), numbers(sums, n_models, n if mistakes else top, mistakes)
+    sizes = [whole(rows, 0, n) for rows in size]
+    if len(sizes) != n_parts or sum(sizes) != n or len(sums) != n_models:
+        raise Refused(f"expected {n_parts} numbers of rows that add up to {n}, and sums of {n_models} models")
+    checked = [numbers(of_model, n_parts, n if mistakes else top, mistakes) for of_model in sums]
+    if mistakes and any(wrong > rows for row in checked for wrong, rows in zip(row, sizes, strict=True)):
+        raise Refused("expected no more mistakes than rows")
+    return sizes, checked
 
 
 def read_confusion(body: Body, shape: tuple[int, ...], n: int) -> Ints:
@@ -293,24 +294,6 @@ def read_rerouted(body: Body, n: int) -> list[int]:
     """The answer to Reroute: of n rows how many the votes get wrong, and how many those that inputs chose."""
     own, chosen = body["wrong"]
     return [whole(body["rows"], n, n), whole(own, 0, n), whole(chosen, 0, n)]
-
-
-def moments_body(moments: Moments) -> Body:
-    """The answer to Describe of one client: counts, and zeros in place of moments without rows."""
-    body = {name: np.nan_to_num(getattr(moments, name)[0]).tolist() for name in ("mean", "std")}
-    return {"count": moments.count[0].tolist(), **body}
-
-
-def read_moments(body: Body, shape: tuple[int, int, int], n: int, square: bool) -> Moments:
-    """The answer to Describe: of each model and class, which have n rows together, mean and deviation; [1, m, k, d]."""
-    count, (mean, std) = np.array(body["count"]), (np.array(body[name], dtype=np.float64) for name in ("mean", "std"))
-    if count.shape != shape[:2] or count.dtype.kind != "i" or (count < 0).any() or (count.sum(axis=1) != n).any():
-        raise Refused(f"expected counts of shape {shape[:2]}, each model's adding up to {n}")
-    if mean.shape != shape or std.shape != shape or not np.isfinite([mean, std]).all() or (std < 0).any():
-        raise Refused(f"expected finite means and deviations of shape {shape}")
-    none = (count == 0)[..., None]
-    mean, std = np.where(none, np.nan, mean), np.where(none if square else True, np.nan, std)
-    return Moments(count[None].astype(np.int64), mean[None], std[None])
 
 
 def read_trained(body: Body, raw: Raw, round: int, trunks: list[Shapes], heads: list[Shapes]) -> list[list[Part]]:

@@ -15,12 +15,11 @@ import numpy as np
 
 from feddrift.engines import sampling
 from feddrift.engines.entries import Entries
-from feddrift.engines.flower import messages
+from feddrift.engines.flower import described, messages
 from feddrift.engines.flower import parts as model_parts
 from feddrift.engines.flower.exchange import WaitingRules
 from feddrift.engines.flower.messages import (
     Contest,
-    Describe,
     Evaluate,
     Raw,
     Request,
@@ -36,7 +35,21 @@ from feddrift.engines.worker import Known, Question, Scored, Work, Worker, gathe
 from feddrift.models import params_of, take
 from feddrift.nets import layer_width
 from feddrift.trees import map_trunk_and_head, split, trunk_of, unsplit
-from feddrift.types import Ballot, Floats, Ints, Local, Metric, Models, Moments, Net, Router, Start, Tournament, Updates
+from feddrift.types import (
+    Ballot,
+    Floats,
+    Ints,
+    Local,
+    Metric,
+    Models,
+    Moments,
+    Net,
+    Parting,
+    Router,
+    Start,
+    Tournament,
+    Updates,
+)
 
 Asked = tuple[Request, dict[str, Part]]  # a request, and all parts of the models that it names
 Check = Callable[[int, Body, Raw], Any]  # what a client's reply says, or Refused
@@ -62,8 +75,8 @@ class Remote(Worker):
 
     def __init__(self, line: Line, tau: int, known: Known) -> None:
         self.line, self.tau, self.known = line, tau, known
-        # By client, model and metric: the sum over the new batch, and by stored cell how many rows and their sum.
-        self._scores: dict[tuple[int, str, str], tuple[float | None, dict[int, tuple[int, float]]]] = {}
+        # By client, model and what was asked: how many rows and their sum, of the new batch and by stored cell.
+        self._scores: dict[tuple[int, str, str], tuple[Any, dict[int, Any]]] = {}
 
     def save(self) -> dict[str, Any]:  # moments are where the training is
         return {"reachable": self.known.reachable, "counts": self.known.counts}
@@ -72,21 +85,21 @@ class Remote(Worker):
         self.known.reachable = self.known.reachable & saved["reachable"]
         self.known.counts = saved["counts"]  # what the known answers are about
 
-    def score(self, models: Models, cells: Ints, metric: Metric, most: int | None = None) -> Iterator[Scored]:
+    def score(
+        self, models: Models, cells: Ints, metric: Metric, most: int | None = None, by: Parting | None = None
+    ) -> Iterator[Scored]:
         """Cells without a `most` are of the newest data, all others are stored: Evaluate asks for both at once."""
-        names = self._have_scored(np.unique(cells[:, 1]), models, metric)
+        names, what = self._have_scored(np.unique(cells[:, 1]), models, metric, by), f"{metric} by {by}"
         which = np.flatnonzero(self.known.reachable[cells[:, 1]])
         if not len(which):
             return
-        sums: Floats = np.zeros((len(models), len(which)))
-        sizes = self.known.counts[cells[which, 0], cells[which, 1]]
+        parts = () if by is None else (self.known.n_classes,)
+        sums: Floats = np.zeros((len(models), len(which), *parts))
+        sizes: Ints = np.zeros((len(which), *parts), dtype=np.int64)
         for k, (t, c) in enumerate(cells[which].tolist()):
             for m, name in enumerate(names):
-                new, stored = self._scores[c, name, metric]
-                if most is None:
-                    sums[m, k] = new
-                else:
-                    sizes[k], sums[m, k] = stored[t]
+                new, stored = self._scores[c, name, what]
+                sizes[k], sums[m, k] = new if most is None else stored[t]
         yield which, sums, sizes
 
     def confusion(self, models: Models, clients: Ints) -> Ints:
@@ -111,9 +124,9 @@ class Remote(Worker):
 
         def check(c: int, body: Body, raw: Raw) -> Moments:
             n = int(known.counts[self.tau, c])
-            return messages.read_moments(body, (len(models), parts, size), n, question.square)
+            return described.read(body, (len(models), parts, size), n, question.square)
 
-        asked = {int(c): (Describe.of(question, specs), model_arrays) for c in clients}
+        asked = {int(c): (described.asking(question, specs), model_arrays) for c in clients}
         for c, answer in self._ask(asked, check).items():
             for name in ("count", "mean", "std"):
                 getattr(moments, name)[np.searchsorted(clients, c)] = getattr(answer, name)[0]
@@ -232,26 +245,28 @@ class Remote(Worker):
             tournament.rows[c], tournament.wrong[c] = rows, wrong
         return tournament
 
-    def _have_scored(self, clients: Ints, models: Models, metric: Metric) -> list[str]:
+    def _have_scored(self, clients: Ints, models: Models, metric: Metric, by: Parting | None) -> list[str]:
         """Have these clients score what they have not scored yet; the names under which the models' scores are kept."""
         specs, parts = model_parts.described(self.line.net, models)
         names = [f"{spec['trunk']} {spec['head']} {spec['mask']}" for spec in specs]
         lacking: dict[int, list[int]] = {}
+        what, n_parts = f"{metric} by {by}", None if by is None else self.known.n_classes
         for c in clients.tolist():
-            unscored = [m for m, name in enumerate(names) if (c, name, metric) not in self._scores]
+            unscored = [m for m, name in enumerate(names) if (c, name, what) not in self._scores]
             lacking |= {c: unscored} if unscored else {}
 
         def check(c: int, body: Body, raw: Raw) -> Scores:
-            return Scores.read(body, self.known.counts[: self.tau + 1, c], len(lacking[c]), metric)
+            return Scores.read(body, self.known.counts[: self.tau + 1, c], len(lacking[c]), metric, n_parts)
 
         asked: dict[int, Asked] = {}
         for c, unscored in lacking.items():
             own_specs = [specs[m] for m in unscored]
-            asked[c] = Evaluate(metric, own_specs), _parts_of(own_specs, parts)
+            asked[c] = Evaluate(metric, own_specs, by), _parts_of(own_specs, parts)
         for c, scores in self._ask(asked, check).items():
             for k, m in enumerate(lacking[c]):
                 cells = {t: (size, sums[k]) for t, (size, sums) in scores.stored.items()}
-                self._scores[c, names[m], metric] = None if scores.new is None else scores.new[k], cells
+                new = None if scores.new is None else (scores.new[0], scores.new[1][k])
+                self._scores[c, names[m], what] = new, cells
         return names
 
     def _ask(self, asked: Mapping[int, Asked], check: Check, round: int | None = None) -> dict[int, Any]:
