@@ -189,6 +189,20 @@ def server(**_: Any) -> Numbers:
     return found
 
 
+def methods(**_: Any) -> Numbers:
+    """Whole runs of what needs no settings beside what it is compared with."""
+    names = ["FedDrift", "Oblivious", "Local", "FineTuned", "FedDrift-Trunk", "FedDrift-Auto"]
+    found: Numbers = {}
+    for stream in ("sine-2", "air-quality"):
+        if (seconds := measure("methods", stream=stream, names=names)) is not None:
+            found[stream] = {"seconds": seconds, "to FedDrift": {n: seconds[n] / seconds["FedDrift"] for n in names}}
+    if "air-quality" not in found:
+        out.print("no air-quality: its data are not there, see docs/data.md\n")
+    rows = [[f"{stream}, {what}", *values.values()] for stream, both in found.items() for what, values in both.items()]
+    show("a whole run, and relative to FedDrift's", ["", *names], rows)
+    return found
+
+
 def start(**_: Any) -> Numbers:
     """Seconds from the shell to a first result."""
     with tempfile.TemporaryDirectory() as folder:
@@ -280,7 +294,8 @@ def past() -> list[Any]:
 
 
 SECTIONS: dict[str, Callable[..., Numbers]] = {
-    "step": step, "flower": flower, "growth": growth, "server": server, "start": start,
+    "step": step, "flower": flower, "growth": growth, "server": server, "methods": methods,
+    "start": start,
 }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -88,8 +89,8 @@ def fashion_500(data_dir: str | Path | None = None, data_seed: int = 0) -> fd.St
 
 
 def _fashion(rows: int, data_dir: str | Path | None, data_seed: int) -> fd.Stream:
-    pixels, classes = fashion(data_dir)
-    x, concepts = _components(pixels), pattern("F")
+    x, classes = _fashion_components(data_dir)
+    concepts = pattern("F")
     chosen = np.resize(np.random.default_rng([data_seed, 10]).permutation(len(x)), (concepts.size, rows))
     y = LABELS[concepts.reshape(-1, 1), classes[chosen]]
     return fd.Stream(
@@ -101,6 +102,14 @@ def _fashion(rows: int, data_dir: str | Path | None, data_seed: int) -> fd.Strea
         concepts=concepts,
         local=fd.Local(rounds=20),
     )
+
+
+@lru_cache(maxsize=1)  # as long as a sweep draws from them
+def _fashion_components(
+    data_dir: str | Path | None,
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    pixels, classes = fashion(data_dir)
+    return _components(pixels), classes
 
 
 def _components(pixels: npt.NDArray[np.uint8], n: int = 32) -> npt.NDArray[np.float32]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ def lines(days: int) -> list[str]:
 
 
 def put(folder: Path, rows: list[str], packed: bool = True) -> Path:
-    (folder / "elec2").mkdir(parents=True)
+    (folder / "elec2").mkdir(parents=True, exist_ok=True)
     text = "\n".join([HEADER, *rows]) + "\n"
     if packed:
         (folder / "elec2" / "elec2.csv.gz").write_bytes(gzip.compress(text.encode()))
@@ -58,3 +59,14 @@ def test_the_real_one() -> None:
         pytest.skip("needs $FEDDRIFT_DATA/elec2")
     stream = fd.stream("elec2-hours")
     assert stream.counts.shape == (17, 8) and stream.y.sum() == 19_237 and np.abs(stream.x).max() <= 4
+
+
+def test_the_files_are_read_once_as_long_as_they_stay_and_nobody_shares_the_rows(tmp_path: Path) -> None:
+    folder = put(tmp_path, lines(130))
+    first = fd.stream("elec2-hours", data_dir=folder)
+    kept = first.x.copy()
+    with mock.patch("feddrift.streams.elec._read", side_effect=AssertionError("read again")):
+        first.x[:] = 0
+        assert np.array_equal(fd.stream("elec2-hours", data_dir=folder).x, kept)
+    put(tmp_path, lines(186))
+    assert fd.stream("elec2-hours", data_dir=folder).n_steps == first.n_steps + 1

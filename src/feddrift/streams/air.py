@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from feddrift.data import Cell, Stream
 from feddrift.errors import DataError
-from feddrift.streams.files import data_folder
+from feddrift.streams.files import data_folder, read_once
 from feddrift.types import Floats, Local
 
 LIMIT = 75.0  # ug/m3, the 24-hour limit of China's standard: above it the label is 1
@@ -44,6 +44,7 @@ _CALM = ("cv", "CV")
 Table = Mapping[str, Sequence[str]]
 
 
+@read_once("five_cities_pm25")
 def five_cities(name: str, data_dir: str | Path | None = None) -> Stream:
     """Clients are the posts of DIR/five_cities_pm25/<City>PM*.csv; a post that repeats another is left out."""
     clients: dict[str, list[Cell | None]] = {}
@@ -59,6 +60,7 @@ def five_cities(name: str, data_dir: str | Path | None = None) -> Stream:
     return _stream(name, clients, [f"{2013 + t // 4} Q{t % 4 + 1}" for t in range(_steps(clients))])
 
 
+@read_once("beijing_air")
 def beijing(name: str, data_dir: str | Path | None = None) -> Stream:
     """Clients are the stations of DIR/beijing_air/PRSA_Data_<Station>_*.csv."""
     clients: dict[str, list[Cell | None]] = {}

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from feddrift.data import Cell, Stream
 from feddrift.errors import DataError
-from feddrift.streams.files import data_folder
+from feddrift.streams.files import data_folder, read_once
 from feddrift.types import Local
 
 # (centre, spread): round numbers rather than moments of the data, so that nothing of the future is in them.
@@ -32,6 +32,7 @@ HALF_HOURS, CLIENTS, DAYS = 48, 8, 56
 LOCAL = Local(rounds=20)
 
 
+@read_once("elec2")
 def hours(name: str, data_dir: str | Path | None = None) -> Stream:
     """The stream of DIR/elec2/elec2.csv.gz or elec2.csv."""
     x, y = _read(data_folder(data_dir, "elec2"))

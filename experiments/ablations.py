@@ -1,0 +1,61 @@
+"""FedDrift-Auto without one of its parts: `--algorithm experiments.ablations:shared_alone`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from feddrift.algorithms import at_home
+from feddrift.algorithms.auto import AutoState, FedDriftAuto, newest_home
+from feddrift.types import Federation, State
+
+
+@dataclass(frozen=True)
+class shared_alone(FedDriftAuto):
+    """Private models never vote."""
+
+    def step(self, state: State, fed: Federation) -> AutoState:
+        return _voting(super().step(state, fed), (-1e9, -1e9))
+
+
+@dataclass(frozen=True)
+class private_always(FedDriftAuto):
+    """Private models always vote."""
+
+    def step(self, state: State, fed: Federation) -> AutoState:
+        return _voting(super().step(state, fed), (0.0, 1e9))
+
+
+def _voting(state: AutoState, helped: at_home.Gain) -> AutoState:
+    votes = at_home.votes(state.models, newest_home(state.w), at_home.team_size(helped))
+    return replace(state, helped=helped, votes=votes)
+
+
+@dataclass(frozen=True)
+class all_trusted(FedDriftAuto):
+    """Every alarm is acted on, whether alarms have paid or not."""
+
+    def step(self, state: State, fed: Federation) -> AutoState:
+        return replace(super().step(state, fed), good=1e9, bad=0.0)
+
+
+@dataclass(frozen=True)
+class error_alone(FedDriftAuto):
+    """A risen error is an alarm even where what fits the new data fits the old ones."""
+
+    least: float = -math.inf
+
+
+@dataclass(frozen=True)
+class never_merged(FedDriftAuto):
+    """Models never merge."""
+
+    merge: float = -math.inf
+
+
+@dataclass(frozen=True)
+class never_split(FedDriftAuto):
+    """No alarm is ever raised: one shared model and what stays at home."""
+
+    false: float = -1.0
+    switch: float = math.inf
