@@ -253,6 +253,7 @@ class Known:
 def test_a_method_may_bring_a_router_of_its_own(layer: str) -> None:
     steps, under = (played(shifted(3.0), route, Known(layer)) for route in ("none", "batch"))
     assert drifting(steps, 4) > 0.7 and steps[3].scores["routed"].tolist() == [1] * 6
+    assert (steps[3].sent_scoring > 2).all()  # both models, centres, and moments
     for step, same in zip(under, steps, strict=True):  # the condition leaves it alone
         np.testing.assert_array_equal(step.accuracy, same.accuracy)
 
@@ -265,6 +266,16 @@ def test_a_router_for_other_models_is_refused() -> None:
 
     with pytest.raises(ConfigError, match="a router votes for 2 models here, got 1"):
         played(shifted(3.0), "none", Wrong())
+
+
+def test_a_router_has_no_vote_for_private_models() -> None:
+    class Prying(Known):
+        def step(self, state: State, fed: Federation) -> State:
+            good = super().step(state, fed)
+            return replace(good, models=replace(good.models, owner=(3, -1)))
+
+    with pytest.raises(ConfigError, match="a router votes for shared models only"):
+        played(shifted(3.0), "none", Prying())
 
 
 def test_what_a_client_serves_chooses_as_its_test_did() -> None:

@@ -274,6 +274,8 @@ class TimeStep:
     def _send_router(self, clients: Ints, models: Models, router: Router, votes: Floats, answer: int) -> None:
         voters = (router.votes.any(axis=0) | (votes > 0)) & ~models.private
         self._traffic.score(clients, _part(models, np.flatnonzero(voters)))
+        if router.model is not None:
+            self._traffic.score(clients, router.model)
         self._traffic.tell(clients, router.size + answer, models)
 
     def _send_teams(self, models: Models, teams: Ints) -> None:

@@ -48,8 +48,6 @@ def with_route(before: State, after: State, fed: TimeStep, per: Per) -> State:
         now = _judged(now, cells, after, used, had, fed, per)
     events = after.events if now.pays == past.pays else (*after.events, _decision(now, after))
     router = _router(now, data, after, per) if now.pays else None
-    if router is not None:
-        fed.serve(after.models, router)
     return replace(after, router=router, routing=now, events=events)
 
 
