@@ -12,6 +12,7 @@ import pytest
 
 import feddrift as fd
 from feddrift import checkpoint
+from feddrift.engines import routing
 from feddrift.engines.conditions import Conditions
 from feddrift.errors import ConfigError
 from feddrift.exported import Predictor
@@ -82,6 +83,11 @@ def test_where_inputs_say_nothing_it_never_acts(route: str) -> None:
     for step, same in zip(routed, plain, strict=True):
         np.testing.assert_array_equal(step.accuracy, same.accuracy)
         assert step.events == same.events
+
+
+def test_among_too_many_models_nothing_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routing, "MOST_MODELS", 1)
+    assert all(step.state.router is None and not len(step.state.routing.rows) for step in played(shifted(3.0), "batch"))
 
 
 def test_it_stops_where_it_has_begun_to_cost() -> None:
