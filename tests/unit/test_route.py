@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,13 @@ import pytest
 
 import feddrift as fd
 from feddrift import checkpoint
+from feddrift.engines import routing
 from feddrift.engines.conditions import Conditions
 from feddrift.errors import ConfigError
+from feddrift.exported import Predictor
+from feddrift.models import fresh
 from feddrift.nets import default_net, initial
+from feddrift.nets.voting import layer_of
 from feddrift.reports.story import command
 from feddrift.router import OWN, Router, Routing
 from feddrift.run import Step, steps_on
@@ -38,8 +43,17 @@ def shifted(apart: float, concepts: Any = CONCEPTS, missing: Any = ()) -> fd.Str
     return replace(stream, x=np.column_stack([stream.x, extra]).astype(np.float32))
 
 
+NET = default_net(shifted(3.0))
+
+
 def played(stream: fd.Stream, route: Any, method: Any = FEDDRIFT, **options: Any) -> list[Step]:
     return list(fd.run(stream, method, local=LEARN, route=route, **options))
+
+
+def learnt(step: Step) -> Routing:
+    """What the gate has learned."""
+    assert step.state.routing is not None
+    return step.state.routing
 
 
 def drifting(steps: list[Step], t: int) -> float:
@@ -61,11 +75,11 @@ def test_where_inputs_tell_the_concept_it_wins(route: str) -> None:
 def test_the_gate_is_closed_until_labels_have_shown_that_it_pays() -> None:
     steps = played(shifted(3.0), "batch")
     assert [step.state.router is None for step in steps] == [True, True, False, False, False]
-    assert [len(step.state.routing.saved) for step in steps[:3]] == [0, 0, 6]
+    assert [len(learnt(step).saved) for step in steps[:3]] == [0, 0, 6]
     assert "routed" not in steps[1].scores and steps[3].scores["routed"].tolist() == [1, 1, 0, 0, 1, 1]
     (event,) = [e for step in steps for e in step.events if e.kind == "decided"]
     assert event in steps[2].events and event.cause["reason"].startswith("inputs choose the model from now on")
-    assert event.cause["mistakes_saved"] == steps[2].state.routing.saved.sum() > 0
+    assert event.cause["mistakes_saved"] == learnt(steps[2]).saved.sum() > 0
 
 
 @pytest.mark.parametrize("route", WAYS)
@@ -75,6 +89,11 @@ def test_where_inputs_say_nothing_it_never_acts(route: str) -> None:
     for step, same in zip(routed, plain, strict=True):
         np.testing.assert_array_equal(step.accuracy, same.accuracy)
         assert step.events == same.events
+
+
+def test_among_too_many_models_nothing_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routing, "MOST_MODELS", 1)
+    assert all(step.state.router is None and not len(learnt(step).rows) for step in played(shifted(3.0), "batch"))
 
 
 def test_it_stops_where_it_has_begun_to_cost() -> None:
@@ -99,7 +118,7 @@ def test_the_reference_decides_alike() -> None:
     for one, other in zip(played(stream, "running"), played(stream, "running", engine="reference"), strict=True):
         np.testing.assert_array_equal(one.model, other.model)
         np.testing.assert_allclose(one.accuracy, other.accuracy, atol=0.05)
-        assert one.state.routing.pays == other.state.routing.pays
+        assert learnt(one).pays == learnt(other).pays
         np.testing.assert_allclose(one.sent, other.sent)
 
 
@@ -113,7 +132,7 @@ def test_over_flower_it_decides_alike() -> None:
         np.testing.assert_array_equal(step.model, same.model)
         np.testing.assert_allclose(step.accuracy, same.accuracy, atol=0.05)
         np.testing.assert_allclose(step.sent, same.sent)
-        assert step.state.routing.pays == same.state.routing.pays
+        assert learnt(step).pays == learnt(same).pays
         if step.state.router is not None:
             np.testing.assert_allclose(step.scores["routed"], same.scores["routed"], atol=0.05)
 
@@ -126,7 +145,7 @@ def test_it_goes_on_as_it_would_have(tmp_path: Path) -> None:
         state = checkpoint.read(tmp_path / "state").value(initial(engine.net, (np.uint32(0), np.uint32(0))))
         for step, same in zip(steps_on(engine, FEDDRIFT, done=done, state=state), whole[done:], strict=True):
             np.testing.assert_array_equal(step.accuracy, same.accuracy)
-            np.testing.assert_array_equal(step.state.routing.saved, same.state.routing.saved)
+            np.testing.assert_array_equal(learnt(step).saved, learnt(same).saved)
             np.testing.assert_array_equal(step.scores["routed"], same.scores["routed"])
 
 
@@ -135,7 +154,7 @@ def test_clients_may_be_away_or_come_late() -> None:
     trace = np.ones((5, 6), dtype=bool)
     trace[2, 1] = False
     steps = played(shifted(3.0, missing=missing), "batch", conditions=Conditions(trace=trace))
-    assert [len(step.state.routing.rows) for step in steps] == [0, 0, 4, 9, 15]
+    assert [len(learnt(step).rows) for step in steps] == [0, 0, 4, 9, 15]
     assert np.nansum(steps[-1].scores["routed"]) > 0 and drifting(steps, 5) > 0.7
 
 
@@ -147,7 +166,7 @@ def test_every_method_can_be_run_with_it(name: str) -> None:
 
 
 def test_the_record_says_so(tmp_path: Path) -> None:
-    options = {"rounds": 1, "out": tmp_path}
+    options: dict[str, Any] = {"rounds": 1, "out": tmp_path}
     record = fd.record("sine-2", "FedDrift", route="running", **options)
     assert record.header["overrides"] == {"rounds": 1, "route": "running"} and "route=running" in record_names(record)
     assert np.isnan(record.rows.routed).all()
@@ -186,7 +205,7 @@ def test_a_router_chooses_by_row_so_far_or_all_at_once() -> None:
 def test_with_a_margin_a_client_stays_unless_others_are_clearly_nearer() -> None:
     centre, votes, own = np.array([[0.0], [1.0]]), np.eye(2), np.array([1.0, 0.0])
     for per in ("running", "batch"):
-        router = Router(per, centre, votes, margin=2.0)  # type: ignore[arg-type]
+        router = Router(per, centre, votes, margin=2.0)
         chosen = [router.choose(np.ones((n, 1)), own)[-1] for n in range(1, 8)]
         assert chosen == [OWN] * 4 + [1] * 3
         assert router.choose(np.full((9, 1), 0.5), own).tolist() == [OWN] * 9  # just as near
@@ -246,6 +265,7 @@ class Known:
 def test_a_method_may_bring_a_router_of_its_own(layer: str) -> None:
     steps, under = (played(shifted(3.0), route, Known(layer)) for route in ("none", "batch"))
     assert drifting(steps, 4) > 0.7 and steps[3].scores["routed"].tolist() == [1] * 6
+    assert (steps[3].sent_scoring > 2).all()  # both models, centres, and moments
     for step, same in zip(under, steps, strict=True):  # the condition leaves it alone
         np.testing.assert_array_equal(step.accuracy, same.accuracy)
 
@@ -258,3 +278,37 @@ def test_a_router_for_other_models_is_refused() -> None:
 
     with pytest.raises(ConfigError, match="a router votes for 2 models here, got 1"):
         played(shifted(3.0), "none", Wrong())
+
+
+def test_a_router_has_no_vote_for_private_models() -> None:
+    class Prying(Known):
+        def step(self, state: State, fed: Federation) -> State:
+            good = super().step(state, fed)
+            return replace(good, models=replace(good.models, owner=(3, -1)))
+
+    with pytest.raises(ConfigError, match="a router votes for shared models only"):
+        played(shifted(3.0), "none", Prying())
+
+
+def test_what_a_client_serves_chooses_as_its_test_did() -> None:
+    """The router and the model that describes inputs travel with the others, and are found again."""
+    from feddrift.engines.flower.routers import read_router, sent_with
+
+    models = replace(fresh(NET, 0, 2, distinct=True), ids=(3, 8))
+    x = shifted(3.0).x[:40]
+    centre = np.array([[0.0, 0.0, 0.0], [0.0, 0.0, 4.0]])
+    for router in (
+        Router("row", centre, np.eye(2), project=Projection((1, 2), 3), margin=2.0),
+        Router("batch", np.zeros((1, 4)), np.array([[0.0, 1.0]]), "moments", model=fresh(NET, 1), layer="logits"),
+    ):
+        own = np.array([1.0, 0.0])
+        sent, votes, body = sent_with(models, own, router)
+        found = read_router(json.loads(json.dumps(body)), sent)
+        seen = layer_of(NET, router.model, router.layer, x)
+        chosen = router.choose(seen, own)
+        np.testing.assert_array_equal(chosen, found.choose(seen, votes))
+        predictor = Predictor(NET, sent, votes, "hard", (3,), (0, 1), router=found)
+        alone = [Predictor(NET, models, np.eye(2)[m], "hard", (3,), (0, 1)).predict(x) for m in (0, 1)]
+        by_second = router.votes[chosen, 1] * (chosen >= 0) > 0
+        np.testing.assert_array_equal(predictor.predict(x), np.where(by_second, alone[1], alone[0]))
+        np.testing.assert_allclose(predictor.predict_proba(x).sum(axis=1), 1)
