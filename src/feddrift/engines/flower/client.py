@@ -196,8 +196,8 @@ class Client:
         if request.pull is not None:
             local = replace(local, pull=Pull(numbers([request.pull], 1, np.finfo(np.float64).max, False)[0], to))
         whole(request.keep, 0, MAX_ID)
-        private = [name for name in model_parts.named(request.models) if name.startswith(model_parts.PRIVATE)]
-        if private and not request.keep:
+        shown = [] if request.keep else request.models  # what is trained is sent; so is, nearly, what it is pulled to
+        if any(name.startswith(model_parts.PRIVATE) for name in model_parts.named([*shown, *request.to])):
             raise Refused("it asks for a private model, which never leaves this client")
         w = entries_of(request.w, task.index, (task.tau + 1, task.n_clients, len(models)))
         engine = self._engine(task, store)
