@@ -59,6 +59,10 @@ class CrewWorker(Worker):
         parts = zip(*((part.count, part.mean, part.std) for part in found), strict=True)
         return Moments(*(np.concatenate(part)[order] for part in parts))
 
+    def reroute(self, models: Models, votes: Any, ballot: Any, routers: Any) -> Ints:
+        mine = [{c: router for c, router in routers.items() if self.hand_of[c] == k} for k in range(HANDS)]
+        return np.asarray(sum(self.each(lambda k, hand: hand.reroute(models, votes, ballot, mine[k]))))
+
     def updates(self, models: Models, work: Work, round: int, local: Local) -> Updates:
         mine = [work.select(self.hand_of == k) for k in range(HANDS)]
         found = self.each(lambda k, hand: mine[k].n_lanes and hand.updates(models, mine[k], round, local))

@@ -154,7 +154,8 @@ def rows(records: Record | Iterable[Record]) -> Columns:
     NaN without any. `concept` and `next_concept` are the true ones of t and t + 1, -1 where unknown. `model` is the id
     in use, `n_models` how many there are, `drift` whether an alarm was raised. `models_sent` counts models to and from
     the client, `sent_scoring` those of them that were only scored. `received` counts new examples, `loss` is how the
-    model in use did on them before training: its error, or what the setting `metric` says.
+    model in use did on them before training: its error, or what the setting `metric` says. `routed` is the share of the
+    tested examples for which inputs chose other votes than the client's own, NaN where they had no choice.
 
     >>> list(rows([]))[:6]
     ['stream', 'algorithm', 'settings', 'seed', 't', 'client']

@@ -17,11 +17,11 @@ from safetensors.numpy import load_file
 from feddrift import rng
 from feddrift.errors import ConfigError, DataError, problem, unknown
 from feddrift.nets.perceptron import mlp
-from feddrift.nets.voting import poll, poll_chances
+from feddrift.nets.voting import layer_of, poll, poll_chances
 from feddrift.tables.columns import read_frame
 from feddrift.tables.features import Feature, read_again
 from feddrift.trees import leaves, paths, refill
-from feddrift.types import Ballot, Floats, Models, Net
+from feddrift.types import Ballot, Floats, Models, Net, Router
 
 MODELS, ABOUT, RESNET = "models.safetensors", "models.json", "resnet18.safetensors"
 MASK = "mask"  # the name of what a model sees of its inputs, beside its parameters
@@ -42,6 +42,7 @@ class Predictor:
     classes: tuple[int | str, ...]
     columns: tuple[str, ...] = ()  # what the features are called, in their order, where they have names
     recipe: tuple[Feature, ...] = ()  # of a table: how each feature is made of its columns
+    router: Router | None = None  # what inputs choose in the place of these votes
 
     def predict(self, x: npt.ArrayLike | Mapping[str, npt.ArrayLike]) -> npt.NDArray[Any]:
         """The classes of inputs x[n, ...], as they are called in the data.
@@ -53,12 +54,21 @@ class Predictor:
 
     def scores(self, x: npt.ArrayLike | Mapping[str, npt.ArrayLike]) -> Floats:
         """[n, class], which adds up to 1: shares of the votes, or probabilities where the models vote with these."""
-        votes = poll(self.net, self.models, self.votes, self.ballot, self._inputs(x))
-        return np.asarray(votes / self.votes.sum())
+        inputs = self._inputs(x)
+        votes = self._votes(inputs)
+        return np.asarray(poll(self.net, self.models, votes, self.ballot, inputs) / votes.sum(axis=-1, keepdims=True))
 
     def predict_proba(self, x: npt.ArrayLike | Mapping[str, npt.ArrayLike]) -> Floats:
         """[n, class], the probability of each of `classes`: the mean of the models' own, weighed by their votes."""
-        return poll_chances(self.net, self.models, self.votes, self._inputs(x))
+        inputs = self._inputs(x)
+        return poll_chances(self.net, self.models, self._votes(inputs), inputs)
+
+    def _votes(self, x: npt.NDArray[Any]) -> Floats:
+        """[m], or where inputs choose [n, m]."""
+        if self.router is None:
+            return self.votes
+        choice = self.router.choose(layer_of(self.net, self.router.model, self.router.layer, x), self.votes)
+        return np.where((choice >= 0)[:, None], self.router.votes[choice], self.votes)
 
     def _inputs(self, x: Any) -> npt.NDArray[Any]:
         return self._checked(self._in_order(x) if isinstance(x, Mapping) or hasattr(x, "columns") else x)

@@ -169,6 +169,8 @@ def steps_on(
         _check(state, fed, f"{type(algorithm).__name__}.step at time {tau}")
         if route != "none":
             state = with_route(before, state, fed, route)
+        if state.router is not None:
+            fed.serve(state.models, state.router)
         received, loss = fed.counts[tau], fed.losses(models_in_use(state))
         owner = dict(zip(state.models.ids, state.models.owner, strict=True))
         lost = [(c, i) for c, i in engine.lost_private() if owner.get(i) == c]
@@ -215,6 +217,8 @@ def _check(state: State, fed: TimeStep, where: str) -> None:
             raise ConfigError(f"{where}: {name} must have shape {shape} for {c} clients and {m} models, got {actual}")
     if state.router is not None and state.router.votes.shape[1] != m:
         raise ConfigError(f"{where}: a router votes for {m} models here, got {state.router.votes.shape[1]}")
+    if state.router is not None and state.router.votes[:, state.models.private].any():
+        raise ConfigError(f"{where}: a router votes for shared models only, private ones are their owner's")
 
 
 def lineage(before: State, after: State) -> tuple[Event, ...]:

@@ -24,6 +24,7 @@ from feddrift.errors import LONGEST
 from feddrift.reports.story import alarm_sentence
 from feddrift.runs import schema
 from feddrift.trees import leaves
+from feddrift.types import Router
 from tests.property.fuzz import accepted, mutated, paths, placed, tries
 from tests.property.test_fuzz_data import headers
 from tests.property.test_fuzz_records import ODD, SHIFTS, json_values
@@ -66,7 +67,7 @@ def tampers(draw: st.DrawFn) -> Callable[[RecordDict], RecordDict]:
 
 
 @tries(60)
-@given(verb=st.sampled_from(["train", "evaluate", "describe", "contest", "hello"]), tamper=tampers())
+@given(verb=st.sampled_from(["train", "evaluate", "describe", "reroute", "contest", "hello"]), tamper=tampers())
 def test_replies(caplog: pytest.LogCaptureFixture, verb: str, tamper: Any) -> None:
     """One client answers anything at all: it is named in one line, and the others go on."""
     caplog.clear()
@@ -74,13 +75,16 @@ def test_replies(caplog: pytest.LogCaptureFixture, verb: str, tamper: Any) -> No
     engine.local_grid.tamper["b", verb] = tamper
     fed = engine.at(0)
     models, w = fed.fresh(), np.ones((1, 3, 1))
-    loss, moments, found, trained = (
+    router = Router("batch", np.zeros((2, 2)), np.eye(1)[[0, 0]])
+    loss, moments, found, rerouted, trained = (
         fed.evaluate(models),
         fed.moments(models, "trunk"),
         fed.contest(models, np.zeros((2, 3, 1), dtype=int)),
+        fed.reroute(models, np.ones((3, 1)), "hard", dict.fromkeys(range(3), router)),
         fed.train(models, w),
     )
     assert (found.rows[[0, 2]] > 0).all() and (found.wrong.diagonal(axis1=1, axis2=2) <= found.rows[:, None]).all()
+    assert (rerouted[[0, 2], 0] > 0).all() and (rerouted[:, 1:] <= rerouted[:, :1]).all()
     assert np.isfinite(moments.mean[[0, 2]]).all() and np.isfinite(moments.std[[0, 2]]).all()
     assert np.isfinite(loss[[0, 2]]).all() and all(np.isfinite(leaf).all() for leaf in leaves(trained.params))
     for line in caplog.records:

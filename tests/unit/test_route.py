@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,13 @@ import pytest
 
 import feddrift as fd
 from feddrift import checkpoint
+from feddrift.engines import routing
 from feddrift.engines.conditions import Conditions
 from feddrift.errors import ConfigError
+from feddrift.exported import Predictor
+from feddrift.models import fresh
 from feddrift.nets import default_net, initial
+from feddrift.nets.voting import layer_of
 from feddrift.reports.story import command
 from feddrift.router import OWN, Router, Routing
 from feddrift.run import Step, steps_on
@@ -36,6 +41,9 @@ def shifted(apart: float, concepts: Any = CONCEPTS, missing: Any = ()) -> fd.Str
     of_row = np.repeat(concepts.reshape(-1), stream.counts.reshape(-1))
     extra = np.random.default_rng(5).random(len(stream.x)) + apart * of_row
     return replace(stream, x=np.column_stack([stream.x, extra]).astype(np.float32))
+
+
+NET = default_net(shifted(3.0))
 
 
 def played(stream: fd.Stream, route: Any, method: Any = FEDDRIFT, **options: Any) -> list[Step]:
@@ -75,6 +83,11 @@ def test_where_inputs_say_nothing_it_never_acts(route: str) -> None:
     for step, same in zip(routed, plain, strict=True):
         np.testing.assert_array_equal(step.accuracy, same.accuracy)
         assert step.events == same.events
+
+
+def test_among_too_many_models_nothing_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routing, "MOST_MODELS", 1)
+    assert all(step.state.router is None and not len(step.state.routing.rows) for step in played(shifted(3.0), "batch"))
 
 
 def test_it_stops_where_it_has_begun_to_cost() -> None:
@@ -246,6 +259,7 @@ class Known:
 def test_a_method_may_bring_a_router_of_its_own(layer: str) -> None:
     steps, under = (played(shifted(3.0), route, Known(layer)) for route in ("none", "batch"))
     assert drifting(steps, 4) > 0.7 and steps[3].scores["routed"].tolist() == [1] * 6
+    assert (steps[3].sent_scoring > 2).all()  # both models, centres, and moments
     for step, same in zip(under, steps, strict=True):  # the condition leaves it alone
         np.testing.assert_array_equal(step.accuracy, same.accuracy)
 
@@ -258,3 +272,37 @@ def test_a_router_for_other_models_is_refused() -> None:
 
     with pytest.raises(ConfigError, match="a router votes for 2 models here, got 1"):
         played(shifted(3.0), "none", Wrong())
+
+
+def test_a_router_has_no_vote_for_private_models() -> None:
+    class Prying(Known):
+        def step(self, state: State, fed: Federation) -> State:
+            good = super().step(state, fed)
+            return replace(good, models=replace(good.models, owner=(3, -1)))
+
+    with pytest.raises(ConfigError, match="a router votes for shared models only"):
+        played(shifted(3.0), "none", Prying())
+
+
+def test_what_a_client_serves_chooses_as_its_test_did() -> None:
+    """The router and the model that describes inputs travel with the others, and are found again."""
+    from feddrift.engines.flower.routers import read_router, sent_with
+
+    models = replace(fresh(NET, 0, 2, distinct=True), ids=(3, 8))
+    x = shifted(3.0).x[:40]
+    centre = np.array([[0.0, 0.0, 0.0], [0.0, 0.0, 4.0]])
+    for router in (
+        Router("row", centre, np.eye(2), project=Projection((1, 2), 3), margin=2.0),
+        Router("batch", np.zeros((1, 4)), np.array([[0.0, 1.0]]), "moments", model=fresh(NET, 1), layer="logits"),
+    ):
+        own = np.array([1.0, 0.0])
+        sent, votes, body = sent_with(models, own, router)
+        found = read_router(json.loads(json.dumps(body)), sent)
+        seen = layer_of(NET, router.model, router.layer, x)
+        chosen = router.choose(seen, own)
+        np.testing.assert_array_equal(chosen, found.choose(seen, votes))
+        predictor = Predictor(NET, sent, votes, "hard", (3,), (0, 1), router=found)
+        alone = [Predictor(NET, models, np.eye(2)[m], "hard", (3,), (0, 1)).predict(x) for m in (0, 1)]
+        by_second = router.votes[chosen, 1] * (chosen >= 0) > 0
+        np.testing.assert_array_equal(predictor.predict(x), np.where(by_second, alone[1], alone[0]))
+        np.testing.assert_allclose(predictor.predict_proba(x).sum(axis=1), 1)

@@ -77,7 +77,7 @@ def run_(
     trace: Annotated[Path | None, typer.Option(help=_describe("trace"))] = None,
     poison: Annotated[str | None, typer.Option(help=_describe("poison"))] = None,
     rest: Annotated[int, typer.Option(help=_describe("rest"))] = 0,
-    route: Annotated[str, typer.Option(metavar="none|row|running|batch", help=_describe("route"))] = "none",
+    route: Annotated[str, typer.Option(help=_describe("route"))] = "none",
     engine: Annotated[str, typer.Option(help=_describe("engine"))] = "simulator",
     label: Annotated[str, typer.Option(help=_describe("label"))] = "label",
     client: Annotated[str | None, typer.Option(help=_describe("client"))] = None,

@@ -251,6 +251,7 @@ class TimeStep:
 
     def reroute(self, models: Models, votes: Floats, ballot: Ballot, routers: Mapping[int, Router]) -> Ints:
         """[c, 3], at the clients with a router: their new rows, the mistakes of votes[c] on them, and of its choice."""
+        routers = {c: router for c, router in sorted(routers.items()) if c in self._new_data()}
         for c, router in routers.items():
             self._send_router(np.array([c]), models, router, votes[c], 3)
         return self.worker.reroute(models, votes, ballot, routers)
@@ -262,6 +263,8 @@ class TimeStep:
     def _send_router(self, clients: Ints, models: Models, router: Router, votes: Floats, answer: int) -> None:
         voters = (router.votes.any(axis=0) | (votes > 0)) & ~models.private
         self._traffic.score(clients, _part(models, np.flatnonzero(voters)))
+        if router.model is not None:
+            self._traffic.score(clients, router.model)
         self._traffic.tell(clients, router.size + answer, models)
 
     def _send_teams(self, models: Models, teams: Ints) -> None:

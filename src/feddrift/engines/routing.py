@@ -22,6 +22,7 @@ from feddrift.types import Event, Moments, Projection, State
 
 SIZE = 32  # numbers that an input is projected to
 MARGIN = 2.0  # standard errors by which the data of another model must be nearer
+MOST_MODELS = 32  # to choose from; with more, as where many clients found models at once, nothing is chosen yet
 ROUNDING = 1e-9  # of a sum of squares; what varies less is constant
 
 Data = Mapping[int, Sums]  # by the id of a model
@@ -48,8 +49,6 @@ def with_route(before: State, after: State, fed: TimeStep, per: Per) -> State:
         now = _judged(now, cells, after, used, had, fed, per)
     events = after.events if now.pays == past.pays else (*after.events, _decision(now, after))
     router = _router(now, data, after, per) if now.pays else None
-    if router is not None:
-        fed.serve(after.models, router)
     return replace(after, router=router, routing=now, events=events)
 
 
@@ -84,7 +83,7 @@ def _judged(
 def _router(now: Routing, data: Data, after: State, per: Per) -> Router | None:
     """A centre for each class of each shared model; None where there is nothing to choose."""
     models = [m for m in np.flatnonzero(~after.models.private).tolist() if after.models.ids[m] in data]
-    if len(models) < 2:
+    if not 2 <= len(models) <= MOST_MODELS:
         return None
     parts = [data[after.models.ids[m]] for m in models]
     count, total, squares = (np.concatenate([sums[k] for sums in parts]) for k in range(3))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy.typing as npt
 
 from feddrift.models import params_of
 from feddrift.nets.losses import masked
-from feddrift.types import Ballot, Floats, Models, Net
+from feddrift.types import Ballot, Floats, Layer, Models, Net
 
 
 def log_probabilities(logits: npt.NDArray[Any]) -> Floats:
@@ -42,18 +43,27 @@ def chances(logits: npt.NDArray[Any], votes: Floats) -> Floats:
 
 
 def poll(net: Net, models: Models, votes: Floats, ballot: Ballot, x: npt.NDArray[Any]) -> Floats:
-    """The votes [row, class] of models that weigh votes[m] each, on inputs x[row, ...]."""
+    """The votes [row, class] of models that weigh votes[m] each, or votes[row, m], on inputs x[row, ...]."""
     return totals(*_of_voters(net, models, votes, x), ballot)
 
 
 def poll_chances(net: Net, models: Models, votes: Floats, x: npt.NDArray[Any]) -> Floats:
-    """The probabilities [row, class] by models that weigh votes[m] each, on inputs x[row, ...]."""
+    """The probabilities [row, class] by models that weigh votes[m] each, or votes[row, m], on inputs x[row, ...]."""
     return chances(*_of_voters(net, models, votes, x))
+
+
+def layer_of(net: Net, model: Models | None, layer: Layer, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """What a layer of a stack of one model makes of inputs; without a model the inputs themselves."""
+    if model is None:
+        return x
+    how = net if layer == "logits" or net.hidden is None else replace(net, apply=net.hidden)
+    return np.asarray(masked(how, params_of(model, 0), None if model.mask is None else model.mask[0], x))
 
 
 def _of_voters(net: Net, models: Models, votes: Floats, x: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], Floats]:
     """The logits [m, row, class] of the models that have a vote, and their votes [row, m]."""
-    used = np.flatnonzero(votes)
+    votes = np.atleast_2d(votes)
+    used = np.flatnonzero(votes.any(axis=0))
     masks = [None] * len(models) if models.mask is None else models.mask
     logits = np.stack([np.asarray(masked(net, params_of(models, m), masks[m], x)) for m in used.tolist()])
-    return logits, np.broadcast_to(votes[used], (len(x), len(used)))
+    return logits, np.broadcast_to(votes[:, used], (len(x), len(used)))

@@ -9,7 +9,7 @@ import numpy as np
 
 from feddrift.runs.record import Record
 
-KINDS = ("hello", "evaluate", "describe", "contest", "tournament", "train", "explain")
+KINDS = ("hello", "evaluate", "describe", "reroute", "contest", "tournament", "train", "explain")
 MAX_LISTED = 1000  # of those who sat out, the newest
 
 

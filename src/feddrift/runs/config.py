@@ -75,8 +75,8 @@ class RunConfig(BaseModel):
     )
     route: Route = Field(
         default="none",
-        description="by what inputs choose the model that votes at a test, where that has paid: each row alone, "
-        "the rows so far (running), or all at once (batch)",
+        description="row, running or batch: each input, those so far, or all at once choose w"
+        "hich model votes at a test, where it has paid",
     )
     pattern: str | None = Field(
         default=None,

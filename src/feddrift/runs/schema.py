@@ -152,9 +152,7 @@ class RowLine:
     balanced_accuracy: Share | None = None
     f1: Share | None = None
     majority: Share | None = None  # what the class most often received so far would have got
-    routed: Share | None = (
-        None  # of the test's rows: where inputs chose others than the client's own votes, if they may
-    )
+    routed: Share | None = None  # of the test's rows, where inputs chose other votes than the client's; if they may
     shifts: ShiftsLine | None = None  # written at alarms only, and only where the client says
 
 
@@ -241,7 +239,7 @@ class ExchangeLine:
 
     kind: Literal["exchange"]
     t: Whole
-    asked: str  # hello, evaluate, describe, train, tournament, contest, explain
+    asked: str  # hello, evaluate, describe, reroute, train, tournament, contest, explain
     round: Whole | None  # of training
     at: Clock  # when it was asked
     took: Amount  # seconds until all had answered, or had had their time

@@ -30,7 +30,7 @@ from feddrift.nets import default_net
 from feddrift.run import Step, steps_on
 from feddrift.testing.fake import FakeFederation as FakeFederation
 from feddrift.trees import leaves, tree_map
-from feddrift.types import Algorithm, Bools, Ints, Local, Net, State
+from feddrift.types import Algorithm, Bools, Ints, Local, Net, Router, State
 
 BRIEF = Local(rounds=2, steps=4, batch=8, lr=0.05)
 # Two clients drift at once, concept 0 is left by all and found again by one.
@@ -290,7 +290,8 @@ def check_worker(make: Callable[..., Engine], *, atol: float = 1e-4) -> None:
     arguments = stream, net, BRIEF, 3, Conditions()
     ours, reference = make(*arguments).at(2), find_engine("reference")(*arguments).at(2)
     models = reference.fresh(3, distinct=True)
-    parent = np.array([0, 1, -1, 2])
+    parent, votes = np.array([0, 1, -1, 2]), np.eye(3)[[0, 1, 2, 0]]
+    router = Router("running", draw.random((3, 3)), np.eye(3), margin=0.5)
     own = replace(models, owner=(-1, -1, 1))
     teams = np.array([[[0, -1]] * 4, [[0, 1]] * 4, [[1, -1], [1, 2], [0, -1], [-1, -1]]])
     halves = [replace(BRIEF, hold_out=0.5, holds="last"), replace(BRIEF, hold_out=0.5, holds="first")]
@@ -307,12 +308,14 @@ def check_worker(make: Callable[..., Engine], *, atol: float = 1e-4) -> None:
         "tournament": lambda fed: fed.tournament(models, w[:-1], parent, ("warm", "fresh")).rows,
         "train on a half": lambda fed: fed.train(models, w, local=halves[1]).params,
         "contest": lambda fed: [astuple(fed.contest(own, teams, held_by)) for held_by in (None, *halves)],
+        "reroute": lambda fed: fed.reroute(models, votes, "hard", dict.fromkeys(range(4), router)),
         "sent": lambda fed: fed.sent,
     }
     for what, ask in verbs.items():
         for a, b in zip(leaves(ask(ours)), leaves(ask(reference)), strict=True):
             same = np.allclose(np.asarray(a, dtype=float), np.asarray(b, dtype=float), atol=atol, equal_nan=True)
             assert same, f"{what} is not what the reference engine gives"
-    state = State(models, w, np.eye(3)[[0, 1, 2, 0]])
-    tested, expected = (factory(*arguments).test(state, 3) for factory in (make, find_engine("reference")))
-    assert np.array_equal(tested, expected), "test is not what the reference engine gives"
+    state = State(models, w, votes)
+    for what, tried in (("test", state), ("test with a router", replace(state, router=router))):
+        tested, expected = (factory(*arguments).test(tried, 3) for factory in (make, find_engine("reference")))
+        assert np.array_equal(tested, expected), f"{what} is not what the reference engine gives"

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from feddrift.engines.flower import parts as model_parts
+from feddrift.engines.flower.routers import read_router
 from feddrift.engines.flower.store import Store
 from feddrift.errors import ConfigError, DataError
 from feddrift.exported import Predictor
@@ -50,4 +51,5 @@ def current(folder: str | Path, experiment: str | None = None) -> Serving:
     names = root / settings.get("data", "data") / "classes.txt"
     classes = listed(names) if names.exists() else range(n_classes)
     votes = np.array(serving["votes"], dtype=np.float64)
-    return Serving(net, models, votes, serving["ballot"], features, tuple(classes), tau=serving["tau"])
+    router = read_router(serving["router"], models) if "router" in serving else None
+    return Serving(net, models, votes, serving["ballot"], features, tuple(classes), router=router, tau=serving["tau"])

@@ -3,6 +3,7 @@ const ASKED = {
   hello: ["hello: new data, test", "var(--m5)"],
   evaluate: ["evaluate", "var(--m2)"],
   describe: ["moments of data", "var(--m1)"],
+  reroute: ["choice by inputs", "var(--m7)"],
   contest: ["contest of models", "var(--m3)"],
   tournament: ["trial of starts", "var(--m4)"],
   train: ["train", "var(--m0)"],
