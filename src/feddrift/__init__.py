@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from feddrift.run import Step, run
     from feddrift.runs.record import Record
     from feddrift.streams import stream
-    from feddrift.types import Algorithm, Event, Federation, Local, Models, Net, State
+    from feddrift.types import Algorithm, Event, Federation, Local, Models, Net, Pull, State
 
 __all__ = [
     "Algorithm", "Conditions", "ConfigError", "DataError", "Event", "FeddriftError", "Federation", "Local", "Models",
-    "Net", "Record", "State", "Step", "Stream", "Worker", "alarms", "algorithm", "events", "export", "load_models",
-    "mlp", "option", "plot", "read", "record", "report", "rows", "run", "stream", "summary", "update",
+    "Net", "Pull", "Record", "State", "Step", "Stream", "Worker", "alarms", "algorithm", "events", "export",
+    "load_models", "mlp", "option", "plot", "read", "record", "report", "rows", "run", "stream", "summary", "update",
 ]  # fmt: skip
 
 _PLACES = {  # where the public names are: `import feddrift` loads none of these before they are asked for
@@ -45,7 +45,7 @@ _PLACES = {  # where the public names are: `import feddrift` loads none of these
     "feddrift.run": ("Step", "run"),
     "feddrift.runs.record": ("Record",),
     "feddrift.streams": ("stream",),
-    "feddrift.types": ("Algorithm", "Event", "Federation", "Local", "Models", "Net", "State"),
+    "feddrift.types": ("Algorithm", "Event", "Federation", "Local", "Models", "Net", "Pull", "State"),
 }
 _PLACE_OF = {name: place for place, names in _PLACES.items() for name in names}
 

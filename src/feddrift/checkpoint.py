@@ -43,6 +43,7 @@ SCHEMA = 3  # what runs and servers keep in them is a part of it
 READABLE = (2, SCHEMA)  # 2 named classes with the module that they lay in
 KEPT = 2  # should the last one be damaged, there is the one before
 MAX_LINE = 4096  # bytes of the first line
+TREES = ("params", "trunk", "classes")  # fields of models that are trees like their parameters
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -188,7 +189,7 @@ def _encoded(value: Any, arrays: Arrays) -> Any:
         fields = {}
         for field in dataclasses.fields(value):
             part = getattr(value, field.name)
-            if isinstance(value, Models | Updates) and field.name in ("params", "trunk") and part is not None:
+            if isinstance(value, Models | Updates) and field.name in TREES and part is not None:
                 fields[field.name] = {"tree": [_encoded(leaf, arrays) for leaf in leaves(part)]}
             else:
                 fields[field.name] = _encoded(part, arrays)

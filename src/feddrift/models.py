@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrift import rng
-from feddrift.trees import map_trunk_and_head, tree_map, trunk_of
-from feddrift.types import Floats, Ints, Models, Net, Params
+from feddrift.errors import ConfigError
+from feddrift.trees import classes_of, map_trunk_and_head, tree_map, trunk_of
+from feddrift.types import Floats, Ints, Models, Net, Params, Trains
 
 
 def params_of(models: Models, m: int) -> Params:
@@ -39,11 +40,59 @@ def mix(models: Models, A: npt.ArrayLike, ids: Sequence[int], family: Sequence[i
     names = tuple(int(i) for i in ids)
     if family is None:
         family = [_family(models, i, np.flatnonzero(row)) for i, row in zip(names, rows, strict=True)]
-    frame = Models(None, names, family=tuple(int(i) for i in family), trunk=models.trunk)
+    frame = Models(None, names, family=tuple(int(i) for i in family), trunk=models.trunk, classes=models.classes)
     on_trunks = np.zeros((len(rows), len(models.families)))
     np.add.at(on_trunks.T, models.trunk_index, rows.T)
     on_trunks[np.abs(on_trunks - 1) < 1e-12] = 1  # shares of one family add up to its trunk
     return replace(frame, params=map_trunk_and_head(_mixed, models, rows, _agreed(frame, on_trunks)))
+
+
+def mix_rows(models: Models, A: npt.ArrayLike) -> Models:
+    """The same models with heads mixed class by class: row k of head `new` is the sum of A[k, new, old] times old's.
+
+    The row of a class is all that leads to its logit: weights and bias, of every array of the head. Trunks stay.
+
+    >>> two = Models({"b": np.array([[2.0, 1.0], [4.0, 3.0]])}, ids=(0, 1), classes={"b": 0})
+    >>> mix_rows(two, [[[0.5, 0.5], [0.5, 0.5]], [[1, 0], [0, 1]]]).params["b"].tolist()
+    [[3.0, 1.0], [3.0, 3.0]]
+    """
+    rows = np.asarray(A, dtype=np.float64)
+    if models.private.any():
+        raise ValueError("private models stay with their clients: they cannot be mixed")
+
+    def mixed(leaf: Any, axis: int, in_trunk: bool) -> Any:
+        if in_trunk:
+            return leaf
+        by_class = np.moveaxis(leaf, 1 + _counts_classes(axis), 0)  # [k, m, ...]
+        if rows.shape != (len(by_class), len(models), len(models)):
+            expected = len(by_class), len(models), len(models)
+            raise ValueError(f"mix_rows needs an array of shape {expected}, got {rows.shape}")
+        return np.moveaxis(np.stack([_mixed(*pair) for pair in zip(by_class, rows, strict=True)]), 0, 1 + axis)
+
+    return replace(models, params=map_trunk_and_head(mixed, models, False, True, _classes(models)))
+
+
+def class_rows(models: Models) -> Floats:
+    """[m, k, number]: of each head all numbers that lead to the logit of class k, weights and bias."""
+    parts: list[Any] = []
+
+    def gather(leaf: Any, axis: int, in_trunk: bool) -> None:
+        if not in_trunk:
+            by_class = np.moveaxis(leaf, 1 + _counts_classes(axis), 1)  # [m, k, ...]
+            parts.append(by_class.reshape(*by_class.shape[:2], -1).astype(np.float64))
+
+    map_trunk_and_head(gather, models, False, True, _classes(models))
+    return np.concatenate(parts, axis=2)
+
+
+def _classes(models: Models) -> Params:
+    return tree_map(lambda _: -1, models.params) if models.classes is None else models.classes
+
+
+def _counts_classes(axis: int) -> int:
+    if axis < 0:
+        raise ConfigError("the net must say of each array of its head which axis counts classes: Net(classes=...)")
+    return axis
 
 
 def take(
@@ -66,7 +115,7 @@ def take(
     held = tuple(models.held[m] for m in at)
     if any(label and models.ids[m] != i for label, m, i in zip(held, at, names, strict=True)):
         raise ValueError("only the owner has the parameters of this model: it cannot be copied under another id")
-    frame = Models(None, names, mask, tuple(int(i) for i in family), models.trunk, owners, held)
+    frame = Models(None, names, mask, tuple(int(i) for i in family), models.trunk, owners, held, models.classes)
     on_trunk = _agreed(frame, models.trunk_index[at])
     return replace(frame, params=map_trunk_and_head(lambda leaf, rows: leaf[rows], models, at, on_trunk))
 
@@ -108,7 +157,8 @@ def join(a: Models, b: Models) -> Models:
         return np.concatenate([x, y[new] if trunk else y])
 
     params = map_trunk_and_head(joined, a, False, True, b.params)
-    return Models(params, a.ids + b.ids, mask, a.family + b.family, a.trunk, a.owner + b.owner, a.held + b.held)
+    owner, held = a.owner + b.owner, a.held + b.held
+    return Models(params, a.ids + b.ids, mask, a.family + b.family, a.trunk, owner, held, a.classes)
 
 
 def graft(heads: Models, stock: Models, family: int) -> Models:
@@ -118,6 +168,16 @@ def graft(heads: Models, stock: Models, family: int) -> Models:
     return replace(
         renamed, params=map_trunk_and_head(lambda x, y, trunk: y[at] if trunk else x, heads, False, True, stock.params)
     )
+
+
+def in_place_of(models: Models, others: Models) -> Models:
+    """For each of these models the one of `others` in its place, or the only one there is, under the same ids."""
+    if len(others) not in (1, len(models)):
+        raise ValueError(f"expected one model, or {len(models)} of them, got {len(others)}")
+    at = np.arange(len(models)) % len(others)
+    _, first = np.unique(models.trunk_index, return_index=True)
+    params = map_trunk_and_head(lambda leaf, rows: leaf[rows], others, at, others.trunk_index[at[first]])
+    return replace(models, params=params)
 
 
 def unused_id(models: Models) -> int:
@@ -139,10 +199,14 @@ def fresh(net: Net, seed: int, n: int = 1, distinct: bool = False) -> Models:
     """n new models with ids 0..n-1: all the one initialisation of this seed, or each its own."""
     inits = [net.init(rng.derive(seed, "init", i if distinct else 0)) for i in range(n)]
     params = tree_map(lambda *leaves: np.stack(leaves), *inits)
-    return Models(params, tuple(range(n)), trunk=trunk_of(net, params))
+    return Models(params, tuple(range(n)), trunk=trunk_of(net, params), classes=classes_of(net, params))
 
 
-def with_trunk_of(before: Models, trained: Models) -> Models:
-    """Trained heads on the trunks as they were: an average of equal trunks may differ in its last bits."""
-    params = map_trunk_and_head(lambda new, old, trunk: old if trunk else new, trained, False, True, before.params)
+def only_trained(before: Models, trained: Models, trains: Trains) -> Models:
+    """The trained part, the rest as it was: an average of equal arrays may differ in its last bits."""
+    if trains == "all":
+        return trained
+    params = map_trunk_and_head(
+        lambda new, old, part: new if part == trains else old, trained, "head", "trunk", before.params
+    )
     return replace(trained, params=params)

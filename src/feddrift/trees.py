@@ -53,6 +53,15 @@ def trunk_of(net: Net, params: Params) -> Params:
     return refill(params, iter(in_trunk))
 
 
+def classes_of(net: Net, params: Params) -> Params:
+    """A tree like params: which axis of an array (of one model) counts classes, -1: none."""
+    axes, names = dict(net.classes), [path for path, _ in paths(params)]
+    for name in axes:
+        if name not in names:
+            raise ConfigError(f"the net has no array '{name}' that counts classes (there are: {', '.join(names)})")
+    return refill(params, iter([axes.get(path, -1) for path in names]))
+
+
 def has_trunk(models: Models) -> bool:
     """Whether these models can share something and differ in something."""
     return models.trunk is not None and len(set(leaves(models.trunk))) == 2

@@ -36,6 +36,8 @@ from feddrift.answers import Updates as Updates
 from feddrift.local import Average as Average
 from feddrift.local import Holds as Holds
 from feddrift.local import Local as Local
+from feddrift.local import Pull as Pull
+from feddrift.local import Trains as Trains
 from feddrift.rng import Words
 from feddrift.router import Router as Router
 from feddrift.router import Routing as Routing
@@ -100,8 +102,9 @@ class Net:
     ``init(key)`` makes the parameters from a key of two 32-bit words; ``apply(params, x)`` gives the logits
     ``[n, n_classes]`` of inputs ``x[n, ...]``. ``trunk`` says which parameters several models may share, by paths such
     as ``"params/Dense_0"`` (an array, or a branch with all below it) or by a function of an array's path; the rest is a
-    model's head. Nothing is shared unless an algorithm asks for it. ``hidden(params, x)`` gives what the head sees of
-    inputs, ``[n, ...]``, for methods that ask for it.
+    model's head. Nothing is shared unless an algorithm asks for it. ``classes`` says of each array of the head which of
+    its axes counts the classes, such as ``{"W2": 1, "b2": 0}``: heads can then be mixed class by class.
+    ``hidden(params, x)`` gives what the head sees of inputs, ``[n, ...]``, for methods that ask for it.
 
     >>> def init(key):
     ...     return {"weight": np.zeros((2, 3), dtype=np.float32)}
@@ -115,11 +118,13 @@ class Net:
     init: Callable[[Words], Params]
     apply: Callable[[Params, Any], Any]
     trunk: Sequence[str] | Callable[[str], bool] = ()
+    classes: Mapping[str, int] | tuple[tuple[str, int], ...] = ()
     hidden: Callable[[Params, Any], Any] | None = None
 
     def __post_init__(self) -> None:
         if not callable(self.trunk):  # hashable, as everything that a compiled program depends on
             object.__setattr__(self, "trunk", (self.trunk,) if isinstance(self.trunk, str) else tuple(self.trunk))
+        object.__setattr__(self, "classes", tuple(sorted(dict(self.classes).items())))
 
 
 @dataclass(frozen=True, repr=False)
@@ -143,6 +148,7 @@ class Models:
     trunk: Params = None  # a tree like params: True where an array belongs to the trunk; None: nowhere
     owner: tuple[int, ...] = ()  # [m], the client whose private model it is, -1: shared; by default all are shared
     held: tuple[int, ...] = ()  # [m], 0: parameters are here; else only its owner has them, in the version of this name
+    classes: Params = None  # a tree like params: which axis of a model's array counts classes, -1: none; None: unknown
 
     def __post_init__(self) -> None:
         if not self.family:

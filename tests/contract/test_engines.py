@@ -56,10 +56,10 @@ if importlib.util.find_spec("flwr"):
     from tests.flower import OverFlower
 
     BUILDS["flower"] = OverFlower
-    from feddrift.engines.flower import client as flower_client
     from feddrift.engines.flower import messages as flower_messages
+    from feddrift.engines.flower import scored as flower_scored
 
-    SCORING += [flower_client, flower_messages]
+    SCORING += [flower_scored, flower_messages]
 NAMES = list(BUILDS)
 
 

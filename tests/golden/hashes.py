@@ -37,7 +37,7 @@ BRIEF: dict[str, Any] = {"rounds": 2, "steps": 4}
 DRIFT: dict[str, Any] = {"delta": 0.1}
 CATALOGUE = tuple(algorithms.ALGORITHMS)
 DELTA = tuple(name for name in CATALOGUE if name.startswith(("FedDrift", "DriftSurf")) and name != "FedDrift-Auto")
-KILLED = ("FedDrift", "FedDrift-Trunk", "FedDrift-Auto", "KUE", "CFL")
+KILLED = ("FedDrift", "FedDrift-Trunk", "FedDrift-Auto", "KUE", "CFL", "FLUX")
 
 
 def _run(algorithm: str, settings: dict[str, Any] | None = None, **given: Any) -> RunConfig:
@@ -62,6 +62,8 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "trunk-all": ("FedDrift-Trunk", {"quarantine": True, "max_models": 6, "first": "each", "delta": 0.02}),
     "released-kue": ("KUE", {"as_released": True}), "released-aue": ("AUE", {"as_released": True}),
     "ifca-choose": ("IFCA", {"first": "choose", "n_models": 3}),
+    "flux-complete": ("FLUX", {"linkage": "complete"}), "flux-known": ("FLUX", {"router": False}),
+    "feroma-softmax": ("FEROMA", {"weighting": "softmax"}),
 }  # fmt: skip
 CONDITIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "participation": ("FedDrift", {"participation": 0.5}), "dropout": ("FedDrift", {"dropout": 0.3}),

@@ -20,7 +20,8 @@ from tests.docs import PAGES, ROOT, blocks, furnish
 pytestmark = pytest.mark.slow
 SHORT = {"run": ["--rounds", "2", "--steps", "2"], "sweep": ["--jobs", "1"]}
 NEEDS = {  # how the name of a stream or grid begins, and the folder of data that it reads
-    "mnist": "mnist", "experiments/tables-mnist": "mnist", "fmow-labels": "fashion_mnist",
+    "mnist": "mnist", "digits-": "mnist", "fashion-": "fashion_mnist", "clothes.toml": "fashion_mnist",
+    "experiments/tables-mnist": "mnist", "fmow-labels": "fashion_mnist",
     "air-quality": "five_cities_pm25", "air-beijing": "beijing_air",
     "experiments/air": "five_cities_pm25", "experiments/air.toml": "beijing_air",
     "experiments.variants:by_city": "five_cities_pm25", "experiments.variants:without_date": "five_cities_pm25",

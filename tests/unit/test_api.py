@@ -15,8 +15,8 @@ import feddrift as fd
 
 PUBLIC = [
     "Algorithm", "Conditions", "ConfigError", "DataError", "Event", "FeddriftError", "Federation", "Local", "Models",
-    "Net", "Record", "State", "Step", "Stream", "Worker", "alarms", "algorithm", "events", "export", "load_models",
-    "mlp", "option", "plot", "read", "record", "report", "rows", "run", "stream", "summary", "update",
+    "Net", "Pull", "Record", "State", "Step", "Stream", "Worker", "alarms", "algorithm", "events", "export",
+    "load_models", "mlp", "option", "plot", "read", "record", "report", "rows", "run", "stream", "summary", "update",
 ]  # fmt: skip
 
 

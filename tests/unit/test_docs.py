@@ -128,8 +128,11 @@ def check_run(given: dict[str, Any]) -> None:
         made = config.load()
     elif config.stream.startswith(("sine", "circle", "sea")):
         made = loaded(config.stream, config.pattern)
-    else:  # data that may be missing here
-        assert config.stream in streams.STREAMS or callable(plugins.load("stream", config.stream))
+    elif streams.listed(config.stream) or streams.is_recipe(config.stream):  # data that may be missing here
+        streams.check(config.stream)
+        return
+    else:
+        assert callable(plugins.load("stream", config.stream))
         return
     config.conditions(made)
 

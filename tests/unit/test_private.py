@@ -178,7 +178,8 @@ def test_a_deployment_keeps_them_at_the_clients(name: str, tmp_path: Path) -> No
             assert len({part.split("-")[2] for part in parts}) <= 3  # older versions are forgotten
 
 
-def test_a_server_cannot_have_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["sent", "pulled to"])
+def test_a_server_cannot_have_them(tmp_path: Path, how: str) -> None:
     from feddrift.engines.flower.messages import REQUESTS
 
     engine = over(small_stream(), tmp_path)
@@ -186,9 +187,10 @@ def test_a_server_cannot_have_them(tmp_path: Path) -> None:
     client, asked = engine.local_grid.clients["1"], list[Any]()
     answer = client._train
 
-    def curious(task: Any, store: Any, request: Any, models: Any) -> Any:
+    def curious(task: Any, store: Any, request: Any, models: Any, to: Any) -> Any:
         asked.append(request)
-        return answer(task, store, replace(request, keep=0), models)
+        trick = {"keep": 0} if how == "sent" else {"pull": 1e6, "to": request.models}
+        return answer(task, store, replace(request, **trick), models, to)
 
     client._train = curious
     engine.n_steps = None

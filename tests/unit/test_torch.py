@@ -134,6 +134,7 @@ def test_a_module_computes_what_our_perceptron_does(folder: Path) -> None:
     assert [path for path, _ in paths(params)] == ["first/bias", "first/weight", "last/bias", "last/weight"]
     assert all(leaf.dtype == np.float32 for leaf in leaves(params))
     assert leaves(trunk_of(net, params)) == [True, True, False, False]
+    assert net.classes == (("last/bias", 0), ("last/weight", 0))  # of the layer that makes the logits
     np.testing.assert_allclose(
         net.apply(params, stream.x[:50]), ours(net).apply(ours(net).init(key), stream.x[:50]), atol=1e-5
     )

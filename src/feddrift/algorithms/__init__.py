@@ -17,10 +17,13 @@ from feddrift.algorithms.cfl import CFL
 from feddrift.algorithms.detection import Detecting
 from feddrift.algorithms.driftsurf import DriftSurf
 from feddrift.algorithms.fairfeddrift import FairFedDrift
+from feddrift.algorithms.fedccfa import FedCCFAHeads
 from feddrift.algorithms.feddrift import FedDrift, FedDriftEager
 from feddrift.algorithms.feddrift_c import FedDriftC
 from feddrift.algorithms.fedrc import FedRC
+from feddrift.algorithms.fedrep import FedRep
 from feddrift.algorithms.feroma import FEROMA
+from feddrift.algorithms.flash import Flash
 from feddrift.algorithms.flux import FLUX
 from feddrift.algorithms.ifca import IFCA
 from feddrift.algorithms.kue import KUE
@@ -29,7 +32,7 @@ from feddrift.algorithms.oracle import Oracle
 from feddrift.algorithms.private import FineTuned, LocalOnly
 from feddrift.algorithms.single import Single
 from feddrift.algorithms.trunk import FedDriftTrunk
-from feddrift.data import TABLE, Stream
+from feddrift.data import MADE, TABLE, Stream
 from feddrift.errors import ConfigError, safe_repr, unknown
 from feddrift.memory import EXPONENTIAL, LINEAR, window
 from feddrift.types import Algorithm
@@ -78,6 +81,9 @@ ALGORITHMS: dict[str, Entry] = {
     "FineTuned": Entry(FineTuned, {}, "one model for all, and at each client a copy that learns from its own data"),
     "FineTuned-W": Entry(FineTuned, {"memory": window(1)}, "FineTuned whose copies learn from the newest data alone"),
     "Majority": Entry(LocalOnly, {"sees_inputs": False}, "each client's most frequent class, without a look at inputs"),
+    "FedRep": Entry(FedRep, {}, "one trunk that learns from all, and a head of its own for each client"),
+    "Flash": Entry(Flash, {}, "one model on the newest time step, whose server steps by how the clients' changes vary"),
+    "FedCCFA-Heads": Entry(FedCCFAHeads, {}, "FedRep on the newest data; clients that agree on a class share its row"),
     "FairFedDrift": Entry(FairFedDrift, {}, "FedDrift that looks at every group of rows, or class, by itself"),
     "FedRC": Entry(FedRC, {}, "a given number of models, mixed at each client by how well they explain its classes"),
     "FedEM": Entry(FedRC, {"by_class": False}, "a given number of models, mixed by how well they explain its data"),
@@ -167,6 +173,9 @@ def _defaults(name: str, cls: type[Any], stream: Stream, given: Mapping[str, Any
     detects = isinstance(cls, type) and issubclass(cls, Detecting) and not cls.has_own_test
     if detects and stream.family == TABLE and not {"delta", "metric"} & set(given):
         defaults["test"] = "two-sample"  # nobody knows a delta there; who gives one means a threshold
+    if stream.family == MADE and "delta" in by_family(cls) and not {"delta", "test"} & set(given):
+        instead = ", or test=two-sample, which needs none" if detects else ""
+        raise ConfigError(f"{name} needs a delta for {stream.name}, such as delta=0.05{instead}: nobody published one")
     if cls is IFCA and stream.concepts is not None:
         defaults["n_models"] = len(set(stream.concepts[:-1].reshape(-1).tolist()))
     return defaults

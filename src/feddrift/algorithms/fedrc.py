@@ -29,9 +29,10 @@ LEAST = 1e-8  # of C, and of a share of omega: what has come to nothing may come
 
 @dataclass(frozen=True, repr=False)
 class MixtureState(State):
-    """`shares` is C."""
+    """`shares` is C, `odds` is omega, of which only proportions count."""
 
     shares: Floats = field(default_factory=lambda: np.zeros((0, 0)))  # [m, y]
+    odds: Floats = field(default_factory=lambda: np.zeros((0, 0)), metadata={"newcomer": 1.0})  # [m, c]
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,12 @@ class FedRC:
         omega = np.full((fed.n_clients, self.n_models), 1 / self.n_models)
         shares = np.full((self.n_models, fed.n_classes), 1 / fed.n_classes)
         w = np.zeros((0, *omega.shape))
-        return MixtureState(fed.fresh(self.n_models, distinct=True), w, omega, ballot="soft", shares=shares)
+        models = fed.fresh(self.n_models, distinct=True)
+        return MixtureState(models, w, omega, ballot="soft", shares=shares, odds=omega.T)
 
     def step(self, state: State, fed: Federation) -> MixtureState:
         assert isinstance(state, MixtureState)
-        models, omega, shares = state.models, state.votes, state.shares
+        models, omega, shares = state.models, (state.odds / state.odds.sum(axis=0)).T, state.shares
         created = () if fed.tau else tuple(Event("created", i, {"reason": "given"}) for i in models.ids[1:])
         counts = fed.confusion(take(models, [0], [models.ids[0]])).sum(axis=(1, 3)).astype(np.float64)  # N[c, y]
         for _ in range(fed.local.rounds):
@@ -63,7 +65,7 @@ class FedRC:
             shares = by_model if self.by_class else shares
             models = fed.train(models, self._weights(state.w, omega, fed.tau), rounds=1)
         w = self._weights(state.w, omega, fed.tau)
-        return MixtureState(models, w, omega, "soft", created, shares=shares)
+        return MixtureState(models, w, omega, "soft", created, shares=shares, odds=omega.T)
 
     def _weights(self, before: Weights, omega: Floats, tau: int) -> Floats:
         """w[t, c, m]: the mixtures of all time steps, as far as they are remembered."""

@@ -6,7 +6,8 @@ now and p_j that of client j in the round before,
 
     W[i, j] ~ 1 / (|p_i - p_j| + 1e-8),   or ~ exp(-|p_i - p_j|)   (weighting=softmax),
 
-client i trains, from  sum over j of N_j W[i, j] theta_j / sum over j of N_j W[i, j],  theta_j as client j sent it last.
+client i trains from  sum over j of N_j W[i, j] theta_j / sum over j of N_j W[i, j],  theta_j as client j sent it last.
+At a test each client's inputs, without labels, choose the model of the client whose last profile they are nearest to.
 
 A profile there is the mean over three random halves of the fifth of its rows that a client holds out, drawn anew in
 every round. Here clients are described once a time step, by all new rows, and the server draws what such halves would
@@ -24,11 +25,11 @@ import numpy as np
 from feddrift import cluster, rng
 from feddrift.algorithms.flux import newest
 from feddrift.algorithms.options import option
-from feddrift.algorithms.profiles import MISSING, Scale, describe, describer, distances
+from feddrift.algorithms.profiles import MISSING, Scale, describe, describer, distances, router
 from feddrift.averaging import averaged
 from feddrift.errors import ConfigError
 from feddrift.models import join, mix, take
-from feddrift.types import Event, Federation, Floats, Ints, Layer, Models, State
+from feddrift.types import Event, Federation, Floats, Ints, Layer, Models, Projection, Router, State
 
 LOOKED_AT = 0.6  # three halves of a fifth of n rows scatter about the fifth's mean as 0.6 n independent rows would
 
@@ -55,6 +56,8 @@ class FEROMA:
     )
     layer: Layer = option("trunk", "what is described: what the net's head sees (trunk), input or logits")
 
+    router: bool = option(True, "at a test a client's inputs choose whose model it takes; false: its own")
+
     def __post_init__(self) -> None:
         if self.common_rounds < 1:
             raise ConfigError(f"FEROMA.common_rounds must be at least 1, got {self.common_rounds}")
@@ -74,7 +77,8 @@ class FEROMA:
         events = _births(range(1, n) if fed.tau == 0 else late)
         w, before = newest(np.arange(n), n, fed.tau), state.profile.T
         if not (fed.reachable & (fed.counts[-1] > 0)).any():  # nobody to describe
-            return replace(state, models=models, w=w, votes=np.eye(n), events=events)
+            way = self._router(before, state.scale, model, state.key, fed)
+            return replace(state, models=models, w=w, votes=np.eye(n), events=events, router=way)
         if model is None:
             common = min(self.common_rounds, rounds)
             one = newest(np.zeros(n, dtype=np.int64), 1, fed.tau)
@@ -82,17 +86,28 @@ class FEROMA:
             models, model, rounds = take(first, [0] * n, range(n)), describer(first), rounds - common
         described, count = describe(fed, model, self.layer, state.key)  # [c, block, d], [c, k]
         scale = Scale(*state.scale) if state.scale.size else Scale.of(described)
-        if not before.size:
-            before = np.full_like(scale(described), np.nan)
-        size = _newest_counts(fed.counts)
+        now, size = scale(described), _newest_counts(fed.counts)
+        before = before if before.size else np.full_like(now, np.nan)
         for k in range(rounds):
             draws = [rng.normal(fed.key("profile", k, c), described.shape[1:]) for c in range(n)]
             now = scale(described + scatter(described, count) * np.array(draws))  # [c, number]
             mixed = mix(models, shares(now, before, size, self.weighting), models.ids)
             models = averaged(models, fed.local_updates(mixed, w), fed.local.average)
             before = np.where(np.isnan(now), before, now)
+        before = np.where(np.isnan(now), before, now)  # also where no rounds are left
         kept = np.stack([scale.low, scale.scale])
-        return FeromaState(models, w, np.eye(n), "hard", events, None, model, state.key, kept, before.T)
+        way = self._router(before, kept, model, state.key, fed)
+        return FeromaState(models, w, np.eye(n), "hard", events, None, model, state.key, kept, before.T, router=way)
+
+    def _router(
+        self, profile: Floats, scale: Floats, model: Models | None, key: tuple[int, int], fed: Federation
+    ) -> Router | None:
+        """By the last profiles [c, number] of all that have one."""
+        there = np.isnan(profile).sum(axis=1) == 0
+        if model is None or not self.router or not there.sum():
+            return None
+        votes, project = np.eye(len(there), fed.n_clients)[there], Projection(key, fed.n_classes)
+        return router(profile[there], votes, Scale(*scale), model, self.layer, project)
 
 
 def scatter(described: Floats, count: Ints) -> Floats:

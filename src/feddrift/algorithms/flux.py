@@ -6,8 +6,10 @@ each other, directly or through others, are one cluster (DBSCAN with at least tw
 neighbour is a cluster of its own; eps is the knee of the sorted distances to the nearest neighbour. A cluster's model
 starts as a copy of G and is trained by its members.
 
-Over time, which the publication leaves to a configured round: clients are described and clustered anew at every time
-step. A new cluster goes on with the model of the nearest earlier one within eps, or else with a copy of it.
+At a test each client's inputs, without labels, choose: the model of the cluster whose centre their means and deviations
+under G are nearest to. Over time, which the publication leaves to a configured round, clients are described and
+clustered anew at every time step. A new cluster goes on with the model of the nearest earlier one within eps, or else
+with a copy of it.
 """
 
 from __future__ import annotations
@@ -19,10 +21,10 @@ import numpy as np
 
 from feddrift import cluster
 from feddrift.algorithms.options import option
-from feddrift.algorithms.profiles import Scale, components, describe, describer, distances, knee
+from feddrift.algorithms.profiles import Scale, components, describe, describer, distances, knee, router
 from feddrift.errors import ConfigError
 from feddrift.models import join, take
-from feddrift.types import Clusters, Event, Federation, Floats, Ints, Layer, Models, State
+from feddrift.types import Clusters, Event, Federation, Floats, Ints, Layer, Models, Projection, State
 
 FIRST_ROUND = 3  # after which the first model may be good enough
 LATEST = 0.8  # of the rounds, when it is
@@ -44,10 +46,10 @@ class FLUX:
 
     rise: float = option(0.06, "clients are described once the first model's accuracy rises by less than this a round")
     linkage: Literal["single", "complete"] = option(
-        "single",
-        "a cluster's clients are within eps of one another through others (single), or each of each (complete)",
+        "single", "clients of a cluster are near through others (single, as published), or each to each (complete)"
     )
     layer: Layer = option("trunk", "what is described: what the net's head sees (trunk), input or logits")
+    router: bool = option(True, "at a test a client's inputs choose the cluster; false: it keeps the one it trained")
 
     def __post_init__(self) -> None:
         if not 0 <= self.rise <= 1:
@@ -82,7 +84,11 @@ class FLUX:
         w = newest(home, len(models), fed.tau)
         models = fed.train(models, w, rounds=rounds)
         drifted = drifted if fed.tau else np.zeros_like(drifted)
-        return FluxState(models, w, w[-1], "hard", events, drifted, model, state.key, centre)
+        way = None
+        if self.router:
+            project = Projection(state.key, fed.n_classes)
+            way = router(scale(centre), np.eye(len(models)), scale, model, self.layer, project)
+        return FluxState(models, w, w[-1], "hard", events, drifted, model, state.key, centre, router=way)
 
     def _first(self, models: Models, fed: Federation) -> tuple[Models, int]:
         """The model under which clients are described, and how many rounds are left."""
@@ -104,9 +110,11 @@ class FLUX:
             return np.zeros(len(described), dtype=np.int64), np.inf
         D = distances(described, described)
         np.fill_diagonal(D, np.inf)
-        eps = knee(D.min(axis=1))
         if self.linkage == "complete":
+            united = cluster.linked(D, float(np.finfo(np.float64).max))[1]
+            eps = knee(np.array([apart for _, _, apart in united]))
             return cluster.linked(D, eps)[0], eps
+        eps = knee(D.min(axis=1))
         return components(D - eps <= cluster.TOLERANCE), eps
 
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from feddrift.models import take
-from feddrift.types import Bools, Federation, Floats, Ints, Layer, Models, Moments, Projection
+from feddrift.types import Bools, Federation, Floats, Ints, Layer, Models, Moments, Projection, Router
 
 DESCRIBER = 2**31 - 1  # the id of the model that describes, below those of trials and above all others
 FEWEST = 2  # rows of a class, else its numbers are MISSING
 MISSING = -1.0
+LABEL_FREE = 2  # so many blocks need no labels
 
 
 def describer(models: Models, m: int = 0) -> Models:
@@ -61,6 +62,18 @@ class Scale:
         return scaled.reshape(*described.shape[:-2], -1)
 
 
+def router(scaled: Floats, votes: Floats, scale: Scale, model: Models, layer: Layer, project: Projection) -> Router:
+    """At a test, the votes [j, m] of the scaled profile [j, number] to which that of a client's inputs is nearest.
+
+    Only the blocks that need no labels count.
+    """
+    width = scaled.shape[1] // len(scale.low)
+    low, factor = (np.repeat(part[:LABEL_FREE], width) for part in (scale.low, scale.scale))
+    given = None if layer == "input" else model
+    centre = scaled[:, : LABEL_FREE * width]
+    return Router("batch", centre, votes, "moments", project, low, factor, model=given, layer=layer)
+
+
 def distances(a: Floats, b: Floats) -> Floats:
     """[i, j], how far the rows of a lie from those of b (Euclid)."""
     return np.asarray(np.sqrt(((a[:, None] - b[None]) ** 2).sum(axis=2)))
@@ -75,7 +88,7 @@ def knee(values: Floats) -> float:
     """
     rising = np.sort(values)
     span = rising[-1] - rising[0]
-    if span <= 0:
+    if span <= 1e-9 * rising[-1]:  # all are the same
         return float(rising[-1])
     below = np.linspace(0, 1, len(rising)) - (rising - rising[0]) / span
     return float(rising[below.argmax()]) if below.max() > 1e-9 else float(rising[-1])

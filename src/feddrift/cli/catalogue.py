@@ -16,7 +16,7 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="for programs")] 
     """Show the algorithms, streams and engines there are, one line each."""
     catalogue = {
         "algorithms": {name: entry.summary for name, entry in algorithms.ALGORITHMS.items()},
-        "streams": {name: entry.summary for name, entry in streams.STREAMS.items()},
+        "streams": streams.summaries(),
         "engines": {name: summary for name, (_, summary) in engines.ENGINES.items()},
     }
     for kind in ("algorithm", "stream", "engine"):
@@ -37,6 +37,7 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="for programs")] 
         "package.module:make": "your own: a Net, a PyTorch module's class, or a model with init, logits and fit",
     }
     catalogue["streams"]["FILE.csv"] = "your own table, with --client, --time and --label; any other name as table:FILE"
+    catalogue["streams"]["FILE.toml"] = "your own recipe: base data, label shares, concept maps, pattern (docs/data.md)"
     catalogue["streams"]["folder:DIR"] = "your own data: DIR/client_<name>/step_<t>.csv (or .npz with x, y)"
     catalogue["algorithms"]["package.module:Name"] = "your own: a class with init(fed) and step(state, fed)"
     catalogue["streams"]["package.module:make"] = "your own: a function that makes a Stream"

@@ -46,7 +46,7 @@ def _describe(name: str) -> str:
 
 def _streams(typed: str) -> list[str]:
     """The streams whose names begin so, for shells that complete them."""
-    return [name for name in (*streams.STREAMS, "folder:", "table:") if name.startswith(typed)]
+    return [name for name in (*streams.summaries(), "folder:", "table:") if name.startswith(typed)]
 
 
 def _algorithms(typed: str) -> list[str]:

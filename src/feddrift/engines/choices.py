@@ -46,7 +46,7 @@ def at_test(host: Host, state: State, rows: Ints, sizes: Ints) -> Polled:
     """Whose votes count at a test; who has not joined yet has none."""
     votes = np.zeros((len(sizes), len(state.models)))
     votes[: len(state.votes)] = state.votes
-    clients = np.flatnonzero(votes.any(axis=1)).tolist() if state.router is not None else ()
+    clients = np.flatnonzero((votes.sum(axis=1) > 0) & (sizes > 0)).tolist() if state.router is not None else ()
     return polled(host, votes, {c: state.router for c in clients if state.router is not None}, rows, sizes)
 
 

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import get_args
 
 import numpy as np
 
 from feddrift.engines.entries import Entries
-from feddrift.engines.worker import Scored
-from feddrift.types import Floats, Ints
+from feddrift.engines.worker import Known, Scored
+from feddrift.errors import ConfigError
+from feddrift.types import Floats, Ints, Parting
+
+
+def axis_of(by: str | None, known: Known) -> tuple[int, ...]:
+    """The axis that telling rows apart adds to scores."""
+    if by not in (None, *get_args(Parting)):
+        raise ConfigError(f"by must be class or group, got {by!r}")
+    if by == "group" and not known.n_groups:
+        raise ConfigError("by=group needs data whose rows belong to groups, and these do not: use by=class")
+    return () if by is None else (known.n_classes if by == "class" else known.n_groups,)
 
 
 def crossed(

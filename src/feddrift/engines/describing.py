@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from feddrift.types import Floats, Ints, Moments
+from feddrift.engines.worker import Known
+from feddrift.errors import ConfigError
+from feddrift.nets import layer_width
+from feddrift.types import Floats, Ints, Layer, Moments, Net, Projection
+
+
+def checked_width(net: Net, known: Known, layer: Layer, by: str, project: Floats | Projection | None) -> int:
+    """How many numbers the layer has, where the question makes sense."""
+    if layer not in get_args(Layer):
+        raise ConfigError(f"layer must be input, trunk or logits, got {layer!r}")
+    if by not in ("all", "class"):
+        raise ConfigError(f"by must be all or class, got {by!r}")
+    width = layer_width(net, layer, known.features, known.n_classes)
+    if isinstance(project, np.ndarray) and (project.ndim != 2 or len(project) != width):
+        raise ConfigError(f"project must be a matrix [{width}, d] for layer={layer}, got shape {project.shape}")
+    return width
 
 
 def vectors(blocks: Iterator[npt.NDArray[Any]], matrix: Floats | None = None) -> Floats:

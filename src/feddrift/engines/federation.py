@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, final, get_args
 
@@ -12,15 +13,15 @@ import numpy as np
 from feddrift import rng
 from feddrift.averaging import averaged
 from feddrift.engines.conditions import Conditions
-from feddrift.engines.crossing import crossed
+from feddrift.engines.crossing import axis_of, crossed
+from feddrift.engines.describing import checked_width
 from feddrift.engines.entries import Entries
 from feddrift.engines.resting import badly_served
 from feddrift.engines.traffic import Traffic
 from feddrift.engines.worker import SCORE_ROWS, Question, Scored, Work, Worker, lanes_left_out
 from feddrift.errors import ConfigError
-from feddrift.models import fresh, take, with_trunk_of
-from feddrift.nets import layer_width
-from feddrift.trees import map_trunk_and_head
+from feddrift.models import fresh, only_trained, take
+from feddrift.trees import has_trunk, map_trunk_and_head
 from feddrift.types import (
     Ballot,
     Bools,
@@ -107,7 +108,7 @@ class TimeStep:
 
     def evaluate(self, models: Models, metric: Metric = "error", by: Parting | None = None) -> Floats:
         _check(metric)
-        loss = np.full((self.n_clients, len(models), *self._parts(by)), np.nan)
+        loss = np.full((self.n_clients, len(models), *axis_of(by, self.worker.known)), np.nan)
         for scored, positions, clients in self._scorers(models):
             cells = np.stack([np.full_like(clients, self.tau), clients], axis=1)
             for which, sums, sizes in self._scored(scored, cells, metric, None, by):
@@ -132,7 +133,10 @@ class TimeStep:
         project: Floats | Projection | None = None,
         square: bool = True,
     ) -> Moments:
-        question, width = Question(layer, by, project, square), self._width(layer, by, project)
+        question, width = (
+            Question(layer, by, project, square),
+            checked_width(self._net, self.worker.known, layer, by, project),
+        )
         parts, size = question.shape(width, self.n_classes)
         moments = Moments.nobody(self.n_clients, len(models), parts, size)
         sent_down = 0 if project is None or isinstance(project, Projection) else width * size
@@ -142,25 +146,6 @@ class TimeStep:
             for name in ("count", "mean", "std"):
                 getattr(moments, name)[np.ix_(clients, positions)] = getattr(answer, name)
         return moments
-
-    def _width(self, layer: str, by: str, project: Floats | Projection | None) -> int:
-        """How many numbers the layer has, where the question makes sense."""
-        if layer not in get_args(Layer):
-            raise ConfigError(f"layer must be input, trunk or logits, got {layer!r}")
-        if by not in ("all", "class"):
-            raise ConfigError(f"by must be all or class, got {by!r}")
-        width = layer_width(self._net, layer, self.features, self.n_classes)
-        if isinstance(project, np.ndarray) and (project.ndim != 2 or len(project) != width):
-            raise ConfigError(f"project must be a matrix [{width}, d] for layer={layer}, got shape {project.shape}")
-        return width
-
-    def _parts(self, by: str | None) -> tuple[int, ...]:
-        """The axis that `by` adds."""
-        if by not in (None, *get_args(Parting)):
-            raise ConfigError(f"by must be class or group, got {by!r}")
-        if by == "group" and not self.n_groups:
-            raise ConfigError("by=group needs data whose rows belong to groups, and these do not: use by=class")
-        return () if by is None else (self.n_classes if by == "class" else self.n_groups,)
 
     def _scored(
         self, models: Models, cells: Ints, metric: Metric, most: int | None, by: Parting | None
@@ -177,7 +162,7 @@ class TimeStep:
         per_client: bool = False,
     ) -> Floats:
         _check(metric)
-        parts = self._parts(by)
+        parts = axis_of(by, self.worker.known)
         _check_shared(models, "cross_evaluate")
         entries = Entries.of(w, (self.tau + 1, self.n_clients, len(models)))
         asleep = self._asleep(models)
@@ -199,6 +184,7 @@ class TimeStep:
     def local_updates(self, models: Models, w: Weights | Entries, local: Local | None = None) -> Updates:
         _check_shared(models, "local_updates")
         used, local = self._entries_in_use(models, w), local or self.local
+        self._check_local(models, local)
         work = Work.of(models, self._drawn(used), self.counts)
         if len(work.client):
             self._traffic.train(models, work, 1, local)
@@ -212,6 +198,7 @@ class TimeStep:
 
     def train(self, models: Models, w: Weights, rounds: int | None = None, local: Local | None = None) -> Models:
         local = local or self.local
+        self._check_local(models, local)
         rounds = local.rounds if rounds is None else rounds
         entries = self._entries_in_use(models, w)
         if not len(entries.t) or not rounds:
@@ -227,7 +214,7 @@ class TimeStep:
                 trained = self._rounds(trained, self._drawn(entries), 1, local)
         else:
             trained = self._rounds(trained, entries, rounds, local)
-        return with_trunk_of(models, trained) if local.trains == "head" else trained
+        return only_trained(models, trained, local.trains)
 
     def tournament(self, models: Models, w: Weights, parent: Ints, starts: Sequence[Start]) -> Tournament:
         _check_shared(models, "tournament")
@@ -240,7 +227,9 @@ class TimeStep:
         if not takes_part.any():
             return Tournament.nobody(self.n_clients, len(starts))
         older = older.select(takes_part[older.c] & (self.counts[older.t, older.c] > 0))
-        return self.worker.trial(models, older, np.where(takes_part, parent, -1), starts, self.local)
+        return self.worker.trial(
+            models, older, np.where(takes_part, parent, -1), starts, replace(self.local, pull=None)
+        )
 
     def contest(self, models: Models, teams: Ints, held_by: Local | None = None) -> Tournament:
         if teams.ndim != 3 or teams.shape[1] != self.n_clients or teams.dtype.kind != "i":
@@ -258,7 +247,7 @@ class TimeStep:
             return Tournament.nobody(self.n_clients, len(teams))
         teams = np.where(takes_part[:, None], teams, -1)
         self._send_teams(models, teams)
-        return self.worker.contest(models, teams, held_by)
+        return self.worker.contest(models, teams, held_by and replace(held_by, pull=None))
 
     def reroute(self, models: Models, votes: Floats, ballot: Ballot, routers: Mapping[int, Router]) -> Ints:
         """[c, 3], at the clients with a router: their new rows, the mistakes of votes[c] on them, and of its choice."""
@@ -351,6 +340,19 @@ class TimeStep:
 
     def _asleep(self, models: Models) -> Bools:
         return np.isin(models.ids, list(self.resting)) & ~models.private
+
+    def _check_local(self, models: Models, local: Local) -> None:
+        if local.trains == "trunk" and not has_trunk(models):
+            raise ConfigError("trains='trunk' needs a net with a trunk and a head, this one has only one of them")
+        if local.pull is None:
+            return
+        if np.ndim(local.pull.weight) and np.shape(local.pull.weight) != (self.n_clients,):
+            n = np.shape(local.pull.weight)
+            raise ConfigError(f"a pull needs one weight, or one for each of {self.n_clients} clients, got {n}")
+        if (to := local.pull.to) is not None:
+            _check_shared(to, "a pull")
+            if len(to) not in (1, len(models)):
+                raise ConfigError(f"a pull is to one model, or to one for each of {len(models)}, got {len(to)}")
 
     def _all_private(self, models: Models, entries: Entries) -> bool:
         """Whether these are data for private models, each its owner's own; both kinds at once are refused."""

@@ -170,7 +170,7 @@ class Lane(NamedTuple):
 
     counts: Ints  # [cell], rows, or places of its table
     mass: Floats  # [cell], by which it is drawn, beside w
-    tables: dict[int, Ints]  # the rows of a cell, where classes are balanced; else `InProcessWorker.trained`
+    tables: dict[int, Ints]  # the rows of a cell, where it has a table; else `InProcessWorker.trained`
 
 
 class InProcessWorker(Worker):
@@ -330,23 +330,34 @@ class InProcessWorker(Worker):
         n = int(sampling.trained_rows(np.array(len(rows)), local.hold_out))
         return rows[:n] if local.holds == "last" else rows[len(rows) - n :]
 
-    def balanced(self, c: int, model_id: int, times: Ints, w: Floats, local: Local) -> sampling.Balanced:
+    def tables(self, c: int, model_id: int, times: Ints, w: Floats, local: Local) -> sampling.Tables:
         """The tables of a client's cells at these times, which train this model with these weights."""
         cells = [self.trained(int(t), c, model_id, local) for t in times]
         rows, sizes = np.concatenate(cells), np.array([len(cell) for cell in cells])
-        tables = sampling.balanced(self.engine.stream.y[rows], sizes, w)
+        y = self.engine.stream.y[rows]
+        tables = sampling.even(y, sizes, local.even) if local.even else sampling.balanced(y, sizes, w)
         return tables._replace(rows=rows[tables.rows])
 
     def lane(self, c: int, ids: Sequence[int], w: Floats, local: Local) -> Lane:
         """What a client draws from to train the models of these ids on its data, by w[t, head]."""
         counts = np.repeat(sampling.trained_rows(self.known.counts[:, c], local.hold_out), len(ids))
         lane = Lane(counts, counts.astype(np.float64), {})
-        for h, model_id in enumerate(ids if local.balance else ()):
+        for h, model_id in enumerate(ids if local.by_class else ()):
             times = np.flatnonzero(w[:, h])
-            tables, at = self.balanced(c, model_id, times, w[times, h], local), times * len(ids) + h
+            tables, at = self.tables(c, model_id, times, w[times, h], local), times * len(ids) + h
             lane.counts[at], lane.mass[at] = tables.sizes, tables.mass
             lane.tables.update(zip(at.tolist(), np.split(tables.rows, np.cumsum(tables.sizes)[:-1]), strict=True))
         return lane
+
+    def looks(self, c: int, w: Floats, lane: Lane, local: Local) -> tuple[Ints, Floats, int]:
+        """For `Local.patience`: the held-out rows of a lane, their weights [head, row] by w[t, head], and after how
+        many local steps it looks at them."""
+        times = np.flatnonzero(w.any(axis=1))
+        held = [self.shuffled(int(t), c) for t in times]
+        held = [rows[sampling.held_rows(len(rows), local.hold_out, local.holds)] for rows in held]
+        weight = np.repeat(w[times], [len(rows) for rows in held], axis=0).T
+        n = int(lane.counts[w.reshape(-1) > 0].sum())
+        return np.concatenate(held), weight / (weight.sum() or 1.0), -(-n // local.batch)
 
     def _blocks(self, cells: Ints, n_models: int, most: int | None = None) -> Iterator[tuple[slice, Ints, Ints]]:
         """Cells [n, (t, c)] in blocks that fit into memory: which, their rows (a sample of at most `most`), sizes."""

@@ -19,6 +19,7 @@ from feddrift import rng
 from feddrift.averaging import renormalised
 from feddrift.data import Stream
 from feddrift.engines import kernel_loops, linear_loops
+from feddrift.engines.looks import Looks
 from feddrift.nets.perceptron import linear, perceptron
 from feddrift.system import cores
 from feddrift.trees import split, trunk_of
@@ -45,9 +46,9 @@ def applies(net: Net, params: Params) -> bool:
 
 def rounds(
     net: Net, local: Local, params: Params, mask: Any, of_trunk: Any, of_head: Any, lanes: Any, x: Any, y: Any,
-    order: Any, first: int, last: int,
+    order: Any, first: int, last: int, looks: Looks | None = None,
 ) -> tuple[Params, Params, Any, Any, Any]:  # fmt: skip
-    """The same as `program.rounds`, in native code."""
+    """The same as `program.rounds`, in native code; lanes with looks may stop early, and change `looks.before`."""
     shape, leaves, loops = trunk_of(net, params), LEAVES[net.apply], LOOPS[net.apply]
     n_lanes, n_pairs, n_heads = int(lanes.n_lanes), int(lanes.n_pairs), lanes.model.shape[1]
     models = {name: np.array(params[name]) for name in leaves}
@@ -68,13 +69,17 @@ def rounds(
     sees = np.ones((1, 0), dtype=np.float32) if mask is None else mask.reshape(len(mask), -1)
     how = (
         local.steps, local.batch, np.float32(local.lr), np.float32(local.weight_decay),
-        local.optimizer == "adam", local.trains == "all" or not shape["W1"],
+        local.optimizer == "adam", np.float32(local.momentum), local.trains != "head" or not shape["W1"],
+        local.trains != "trunk",
     )  # fmt: skip
+    if looks is None:
+        looks = Looks.none(n_lanes)
+    look = looks.rows, looks.weight, looks.every, looks.before, np.float32(local.patience)
     flat = x.reshape(len(x), -1)
     sound, refused = np.ones(n_lanes, dtype=bool), np.zeros(n_lanes, dtype=np.int32)
     arguments = (
         n_heads, *(models[k] for k in leaves), *(work[k] for k in leaves), *(_rows(work[k]) for k in leaves),
-        *(tuple(map(_rows, moments_of[k])) for k in leaves), *counters, heads, drawn, flat, y, sees, how, sound,
+        *(tuple(map(_rows, moments_of[k])) for k in leaves), *counters, heads, drawn, flat, y, sees, how, look, sound,
     )  # fmt: skip
     every = np.arange(n_lanes, dtype=np.int32)
     parts = {True: (lanes.trunk_share, every), False: (lanes.head_share, lanes.pair[:n_pairs])}
@@ -89,7 +94,9 @@ def rounds(
                 lane_of = {True: every, False: lanes.pair[:n_pairs] // n_heads}
                 left = {trunk: renormalised(*parts[trunk], at[k], sound[lane_of[trunk]]) for k, trunk in shape.items()}
                 used = [left[shape[k]] for k in leaves]
-            for place, shares in zip(places, used, strict=True):
+            for name, place, shares in zip(leaves, places, used, strict=True):
+                if local.trains == "trunk" and not shape[name]:
+                    continue  # as it was, to the last bit
                 kernel_loops.average(*place, *shares)
     kept = []
     for shelf, names in zip((of_trunk, of_head), split({name: name for name in leaves}, shape), strict=True):

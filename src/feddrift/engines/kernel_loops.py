@@ -117,8 +117,14 @@ def _corrections(taken: Any, lr: Any) -> Any:
 
 @_loose
 def _update(params: Any, grads: Any, held: Any, row: Any, rate: Any, bias: Any, decay: Any, adam: Any) -> None:
-    """`optim.update` of this row of parameters and moments; in place."""
+    """`optim.update` of this row of parameters and moments; in place. Of sgd `bias` is the momentum."""
     mean, square, largest = held
+    if not adam and bias > 0:  # momentum
+        for i in range(len(grads)):
+            m = bias * mean[row, i] + (grads[i] + decay * params[row, i])
+            mean[row, i] = m
+            params[row, i] -= rate * m
+        return
     if not adam:
         for i in range(len(grads)):
             params[row, i] -= rate * (grads[i] + decay * params[row, i])
@@ -312,6 +318,35 @@ def flag(
             begin += n
 
 
+@_loose
+def _cross_entropy(out: Any, y: Any) -> Any:
+    """Of one row's logits."""
+    top, total = out[0], np.float32(0)
+    for c in range(1, len(out)):
+        top = max(top, out[c])
+    for c in range(len(out)):
+        total += np.float32(math.exp(out[c] - top))
+    return np.float32(math.log(total)) + top - out[y]
+
+
+@_loose
+def _held_loss(W1: Any, b1: Any, W2: Any, b2: Any, X: Any, Y: Any, rows: Any, weight: Any, sees: Any) -> Any:
+    """`losses.weighed_loss` of these rows."""
+    hidden, out, loss = np.empty(len(b1), dtype=np.float32), np.empty(len(b2), dtype=np.float32), np.float32(0)
+    for r in range(len(rows)):
+        if weight[r] > 0:
+            hidden[:], out[:] = b1, b2
+            for i in range(len(W1)):
+                x = X[rows[r], i] * (sees[i] if len(sees) else np.float32(1))
+                for j in range(len(b1)):
+                    hidden[j] += x * W1[i, j]
+            for j in range(len(b1)):
+                for c in range(len(b2)):
+                    out[c] += max(hidden[j], np.float32(0)) * W2[j, c]
+            loss += weight[r] * _cross_entropy(out, Y[rows[r]])
+    return loss
+
+
 @_strict
 def _finite(values: Any) -> Any:
     sound = True
@@ -325,11 +360,12 @@ def train(
     lo: Any, hi: Any, round: Any, n_heads: Any, modelW1: Any, modelb1: Any, modelW2: Any, modelb2: Any,
     W1: Any, b1: Any, W2: Any, b2: Any, flatW1: Any, flatb1: Any, flatW2: Any, flatb2: Any, heldW1: Any, heldb1: Any,
     heldW2: Any, heldb2: Any, trunk_taken: Any, head_taken: Any, trunk: Any, model: Any, drawn: Any, X: Any, Y: Any,
-    sees: Any, how: Any, sound: Any,
+    sees: Any, how: Any, looks: Any, sound: Any,
 ) -> None:  # fmt: skip
     """The local steps of lanes lo..hi-1 in one round, from the models' parameters; in place."""
     key0, key1, cumulative, counts, starts, order = drawn
-    steps, batch, lr, decay, adam, all_learn = how
+    steps, batch, lr, decay, adam, momentum, trunk_learns, head_learns = how
+    held, held_weight, every, before, patience = looks
     d, h, k = W1.shape[1], W1.shape[2], W2.shape[2]
     wide = (batch + WIDTH - 1) // WIDTH * WIDTH  # the rows beyond the batch have no weight
     x, y = np.zeros((d, wide), dtype=np.float32), np.zeros(wide, dtype=np.int32)
@@ -366,16 +402,30 @@ def train(
                     for b in range(wide):
                         x[i, b] *= sees[model[pair], i]
             _gradient(W1[lane], b1[lane], W2[pair], b2[pair], x, y, min(n, batch), room, grads)
-            head_taken[pair] += 1
-            rate, bias = _corrections(head_taken[pair], lr) if adam else (lr, lr)
-            _update(flatW2, flat[2], heldW2, pair, rate, bias, decay, adam)
-            _update(flatb2, flat[3], heldb2, pair, rate, bias, decay, adam)
-            if all_learn:
+            rate, bias = lr, momentum
+            if head_learns:
+                head_taken[pair] += 1
+                if adam:
+                    rate, bias = _corrections(head_taken[pair], lr)
+                _update(flatW2, flat[2], heldW2, pair, rate, bias, decay, adam)
+                _update(flatb2, flat[3], heldb2, pair, rate, bias, decay, adam)
+            if trunk_learns:
                 trunk_taken[lane] += 1
-                if adam and trunk_taken[lane] != head_taken[pair]:
+                if adam and not (head_learns and trunk_taken[lane] == head_taken[pair]):
                     rate, bias = _corrections(trunk_taken[lane], lr)
                 _update(flatW1, flat[0], heldW1, lane, rate, bias, decay, adam)
                 _update(flatb1, flat[1], heldb1, lane, rate, bias, decay, adam)
+            if every[lane] > 0 and (step + 1) % every[lane] == 0:
+                loss = np.float32(0)
+                for i in range(n_heads):
+                    pair = lane * n_heads + i
+                    seen = sees[model[pair] if sees.shape[1] else 0]
+                    loss += _held_loss(
+                        W1[lane], b1[lane], W2[pair], b2[pair], X, Y, held[lane], held_weight[lane, i], seen
+                    )
+                fell, before[lane] = before[lane] - loss, loss
+                if fell > 0 and fell < patience / np.float32((step + 1) // every[lane]):
+                    break
         sound[lane] = _finite(flatW1[lane]) and _finite(flatb1[lane])
         for pair in range(lane * n_heads, (lane + 1) * n_heads):
             sound[lane] = sound[lane] and _finite(flatW2[pair]) and _finite(flatb2[pair])

@@ -41,6 +41,7 @@ class Lanes:
     pair: Any  # [lane * head], where the k-th pair of client and model lies in the flat heads
     n_lanes: Any  # how many are real
     n_pairs: Any
+    pull: Any = None  # [lane], the weight of the pull in its loss; None: there is none
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from feddrift.engines.kernel_loops import (
     BLOCK,
     WIDTH,
     _corrections,
+    _cross_entropy,
     _exp,
     _finite,
     _gather,
@@ -118,13 +119,30 @@ def flag(
 
 
 @_loose
+def _held_loss(W: Any, b: Any, X: Any, Y: Any, rows: Any, weight: Any, sees: Any) -> Any:
+    """As `kernel_loops._held_loss`."""
+    out, loss = np.empty(len(b), dtype=np.float32), np.float32(0)
+    for r in range(len(rows)):
+        if weight[r] > 0:
+            out[:] = b
+            for i in range(len(W)):
+                x = X[rows[r], i] * (sees[i] if len(sees) else np.float32(1))
+                for c in range(len(b)):
+                    out[c] += x * W[i, c]
+            loss += weight[r] * _cross_entropy(out, Y[rows[r]])
+    return loss
+
+
+@_loose
 def train(
     lo: Any, hi: Any, round: Any, n_heads: Any, modelW: Any, modelb: Any, W: Any, b: Any, flatW: Any, flatb: Any,
-    heldW: Any, heldb: Any, taken: Any, model: Any, drawn: Any, X: Any, Y: Any, sees: Any, how: Any, sound: Any,
+    heldW: Any, heldb: Any, taken: Any, model: Any, drawn: Any, X: Any, Y: Any, sees: Any, how: Any, looks: Any,
+    sound: Any,
 ) -> None:  # fmt: skip
     """The local steps of lanes lo..hi-1 in one round, from the models' parameters; in place."""
     key0, key1, cumulative, counts, starts, order = drawn
-    steps, batch, lr, decay, adam, _ = how
+    steps, batch, lr, decay, adam, momentum, _, _ = how
+    held, held_weight, every, before, patience = looks
     d, k = W.shape[1], W.shape[2]
     wide = (batch + WIDTH - 1) // WIDTH * WIDTH  # the rows beyond the batch have no weight
     x, y = np.zeros((d, wide), dtype=np.float32), np.zeros(wide, dtype=np.int32)
@@ -157,9 +175,18 @@ def train(
                         x[i, r] *= sees[model[pair], i]
             _gradient(W[pair], b[pair], x, y, min(n, batch), room, gW, gb)
             taken[pair] += 1
-            rate, bias = _corrections(taken[pair], lr) if adam else (lr, lr)
+            rate, bias = _corrections(taken[pair], lr) if adam else (lr, momentum)
             _update(flatW, flat, heldW, pair, rate, bias, decay, adam)
             _update(flatb, gb, heldb, pair, rate, bias, decay, adam)
+            if every[lane] > 0 and (step + 1) % every[lane] == 0:
+                loss = np.float32(0)
+                for i in range(n_heads):
+                    pair = lane * n_heads + i
+                    seen = sees[model[pair] if sees.shape[1] else 0]
+                    loss += _held_loss(W[pair], b[pair], X, Y, held[lane], held_weight[lane, i], seen)
+                fell, before[lane] = before[lane] - loss, loss
+                if fell > 0 and fell < patience / np.float32((step + 1) // every[lane]):
+                    break
         sound[lane] = True
         for pair in range(lane * n_heads, (lane + 1) * n_heads):
             sound[lane] = sound[lane] and _finite(flatW[pair]) and _finite(flatb[pair])

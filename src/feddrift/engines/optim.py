@@ -1,6 +1,7 @@
 """The optimisers of local training, for NumPy and JAX arrays alike.
 
-Adam with amsgrad is PyTorch's: L2 is added to the gradient and the maximum is taken before bias correction.
+Adam with amsgrad is PyTorch's: L2 is added to the gradient and the maximum is taken before bias correction. So is the
+momentum of SGD, which lies where Adam has its mean.
 """
 
 from __future__ import annotations
@@ -25,12 +26,20 @@ def start(params: Params) -> Moments:
     return {name: tree_map(zeros, params) for name in ("mean", "square", "largest")}
 
 
+def pulled(grads: list[Any], params: list[Any], to: list[Any], weight: Any) -> list[Any]:
+    """The gradients with those of weight / 2 * |params - to|^2."""
+    return [g + weight * (p - a) for g, p, a in zip(grads, params, to, strict=True)]
+
+
 def update(
     local: Local, params: Params, grads: Params, moments: Moments, step: Any, lr: Any = None
 ) -> tuple[Params, Moments]:
     """One step; `step` counts from 1 and is an array (0-d float32), and so may be the step size."""
     lr = local.lr if lr is None else lr
     grads = tree_map(lambda g, p: g + local.weight_decay * p, grads, params)
+    if local.optimizer == "sgd" and local.momentum:
+        mean = tree_map(lambda m, g: local.momentum * m + g, moments["mean"], grads)
+        return tree_map(lambda p, m: p - lr * m, params, mean), moments | {"mean": mean}
     if local.optimizer == "sgd":
         return tree_map(lambda p, g: p - lr * g, params, grads), moments
     xp = step.__array_namespace__()

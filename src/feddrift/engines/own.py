@@ -49,7 +49,8 @@ class Own(InProcess):
 
 
 class OwnWorker(InProcessWorker):
-    """The clients' work; the optimiser's memory, if any, is the model's own affair and lasts for a round."""
+    """The clients' work; the optimiser, what it remembers (for a round) and when it has enough are the model's own
+    affair."""
 
     engine: Own
 
@@ -60,6 +61,8 @@ class OwnWorker(InProcessWorker):
         pass
 
     def updates(self, models: Models, work: Work, round: int, local: Local) -> Updates:
+        if local.pull is not None:
+            raise ConfigError("a model with init, logits and fit trains itself: a pull needs a Net or a PyTorch module")
         self.engine.lane_rounds += work.n_lanes
         trained = [
             self._fit(c, m, models, self._batches(c, m, models, work.data, round, local), local.lr)
@@ -90,7 +93,7 @@ class OwnWorker(InProcessWorker):
         for step in range(local.steps):
             words = sampling.step_words(key, np.uint32(round), np.uint32(step))
             t, first = (int(drawn) for drawn in sampling.pick(words, cumulative, lane.counts, np))
-            rows = lane.tables[t] if local.balance else self.trained(t, c, models.ids[m], local)
+            rows = lane.tables[t] if local.by_class else self.trained(t, c, models.ids[m], local)
             n = int(lane.counts[t])
             batch = rows[(first + np.arange(min(local.batch, n))) % n]
             yield _seen(models, m, self.engine.stream.x[batch]), self.engine.stream.y[batch]

@@ -29,25 +29,34 @@ jax.tree_util.register_dataclass(Lanes, data_fields=[f.name for f in fields(Lane
 
 def rounds(
     devices: Devices, net: Net, local: Local, params: Params, mask: Any, of_trunk: Optimiser, of_head: Optimiser,
-    lanes: Lanes, x: Any, y: Any, order: Any, first: Any, last: Any,
+    lanes: Lanes, x: Any, y: Any, order: Any, first: Any, last: Any, to: Params = None,
 ) -> tuple[Params, Params, Optimiser, Optimiser, Any]:  # fmt: skip
     """Algorithm 1 for the rounds first..last-1: the models, the lanes before the last average, their
-    moments, and in how many rounds each lane was left out of the average since not all in it were numbers."""
+    moments, and in how many rounds each lane was left out of the average since not all in it were numbers.
+
+    Lanes with a pull are pulled to the models `to`, or to what they begin a round with."""
     room = devices.room(params)
     if int(lanes.n_lanes) > room:
-        return _in_chunks(devices, room, net, local, params, mask, of_trunk, of_head, lanes, x, y, order, first, last)
-    program = replace(local, rounds=1, lr=1.0, average="mean")  # neither is a part of it
+        return _in_chunks(
+            devices, room, net, local, params, mask, of_trunk, of_head, lanes, x, y, order, first, last, to
+        )
+    program = compiled_for(local)
     of_trunk, of_head, lanes = devices.put((of_trunk, of_head, lanes), deal=True)
     trained: Any = _rounds(
         devices.mesh, net, program, params, mask, of_trunk, of_head, lanes, x, y, devices.put(order), first, last,
-        np.float32(local.lr),
+        np.float32(local.lr), to,
     )  # fmt: skip
     return trained  # type: ignore[no-any-return]
 
 
+def compiled_for(local: Local) -> Local:
+    """What the program depends on: what it is given as arguments is no part of it."""
+    return replace(local, rounds=1, lr=1.0, average="mean", pull=None)
+
+
 def _in_chunks(
     devices: Devices, room: int, net: Net, local: Local, params: Params, mask: Any, of_trunk: Optimiser,
-    of_head: Optimiser, lanes: Lanes, x: Any, y: Any, order: Any, first: Any, last: Any,
+    of_head: Optimiser, lanes: Lanes, x: Any, y: Any, order: Any, first: Any, last: Any, to: Params,
 ) -> tuple[Params, Params, Optimiser, Optimiser, Any]:  # fmt: skip
     """`rounds` for more lanes than there is room for: models, lanes and moments stay on the host."""
     shape, heads, n = trunk_of(net, params), lanes.model.shape[1], int(lanes.n_lanes)
@@ -57,7 +66,7 @@ def _in_chunks(
     states: Any = tree_map(np.array, (of_trunk, of_head))
     parts = np.arange(n), lanes.pair[: int(lanes.n_pairs)]
     share, order = (lanes.trunk_share, lanes.head_share), devices.put(order)
-    program = replace(local, rounds=1, lr=1.0, average="mean")
+    program = compiled_for(local)
     refused = np.zeros(n, dtype=np.int32)
     for round in range(int(first), int(last)):
         now = unsplit(models[0], models[1], shape)
@@ -69,13 +78,14 @@ def _in_chunks(
                 lanes, trunk=lanes.trunk[lane], model=lanes.model[lane], key=(lanes.key[0][lane], lanes.key[1][lane]),
                 cumulative=lanes.cumulative[lane], counts=lanes.counts[lane], starts=lanes.starts[lane],
                 trunk_share=share[0][lane], head_share=share[1][of[1]], pair=of[1],
+                pull=None if lanes.pull is None else lanes.pull[lane],
             )  # fmt: skip
             moments = [
                 tree_map(lambda leaf, rows=rows: leaf[rows], part) for part, rows in zip(states, of, strict=True)
             ]
             moments, chunk = devices.put((moments, chunk), deal=True)
             trained: Any = _chunk(
-                net, program, now, mask, *moments, chunk, x, y, order, np.uint32(round), np.float32(local.lr)
+                net, program, now, mask, *moments, chunk, x, y, order, np.uint32(round), np.float32(local.lr), to
             )
             for k, span in enumerate((slice(begin, begin + real), slice(begin * heads, (begin + real) * heads))):
                 m = real * (heads if k else 1)
@@ -92,7 +102,10 @@ def _in_chunks(
             lane_of = np.arange(n), parts[1] // heads
             added = [renormalised(*added[k], at[k], sound[lane_of[k]]) for k in (0, 1)]
         models = [
-            [average(old, new, at[k], *added[k]) for old, new in zip(models[k], work[k], strict=True)] for k in (0, 1)
+            [average(old, new, at[k], *added[k]) for old, new in zip(models[k], work[k], strict=True)]
+            if k == 0 or local.trains != "trunk"
+            else models[k]
+            for k in (0, 1)
         ]
     return unsplit(models[0], models[1], shape), unsplit(work[0], work[1], shape), states[0], states[1], refused
 
@@ -104,22 +117,66 @@ def logits(net: Net, params: Params, on: Any, mask: Any, x: Any, rows: Any) -> A
         return jax.vmap(partial(masked, net), in_axes=(0, None if mask is None else 0, None))(full, mask, x[rows])
 
 
+Carry = tuple[list[Any], list[Any], Optimiser, Optimiser]  # trunks, heads, and their moments
+
+
 def _local_round(
     net: Net, local: Local, params: Params, mask: Any, of_trunk: Optimiser, of_head: Optimiser, lanes: Lanes,
-    x: Any, y: Any, order: Any, round: Any, lr: Any,
-) -> tuple[list[Any], list[Any], Optimiser, Optimiser]:  # fmt: skip
+    x: Any, y: Any, order: Any, round: Any, lr: Any, to: Params,
+) -> Carry:  # fmt: skip
     """K local steps of every lane, from its models' parameters: trunks [lane], heads [lane * head], their moments."""
-    shape = trunk_of(net, params)
-    trunk, head = split(params, shape)
-    n_heads = lanes.model.shape[1]
+    step, drawn = stepper(net, local, params, lanes, x, y, lr), draws(local, lanes, order, round)
+
+    def local_update(begin: Carry, stays: Any, drawn: Any) -> Any:
+        return jax.lax.scan(lambda carry, drawn: (step(carry, stays, drawn), None), begin, drawn)[0]
+
+    begin, stays = begun(net, params, mask, of_trunk, of_head, lanes, to)
+    with jax.default_matmul_precision("float32"):
+        return flat(jax.vmap(local_update)(begin, stays, drawn), lanes)
+
+
+def draws(local: Local, lanes: Lanes, order: Any, round: Any) -> tuple[Any, Any, Any]:
+    """[lane, step]: the rows of each minibatch [B], how many rows there are to draw from, and the head that learns."""
     steps = jnp.arange(local.steps, dtype=jnp.uint32)
-    words = sampling.step_words((lanes.key[0][:, None], lanes.key[1][:, None]), round, steps[None])  # [lane, step]
+    words = sampling.step_words((lanes.key[0][:, None], lanes.key[1][:, None]), round, steps[None])
     cell, first = sampling.pick(words, lanes.cumulative[:, None], lanes.counts[:, None], jnp)
     n = jnp.take_along_axis(lanes.counts, cell, axis=1)
     at = (first[..., None] + jnp.arange(local.batch)) % n[..., None]
-    rows = order[jnp.take_along_axis(lanes.starts, cell, axis=1)[..., None] + at]  # [lane, step, B]
-    model = lanes.model[:, 0] if n_heads == 1 else lanes.model  # a single head needs no axis of its own
+    rows = order[jnp.take_along_axis(lanes.starts, cell, axis=1)[..., None] + at]
+    return rows, n, cell % lanes.model.shape[1]
+
+
+def begun(
+    net: Net, params: Params, mask: Any, of_trunk: Optimiser, of_head: Optimiser, lanes: Lanes, to: Params
+) -> tuple[Carry, Any]:
+    """What lanes begin a round with; and what stays: what their models see, where they are pulled, and how strongly."""
+    shape, model = trunk_of(net, params), _models(lanes)
+
+    def of_lanes(params: Params) -> tuple[list[Any], list[Any]]:
+        trunk, head = split(params, shape)
+        return [leaf[lanes.trunk] for leaf in trunk], [leaf[model] for leaf in head]
+
+    by_lane = partial(tree_map, lambda leaf: leaf.reshape(*model.shape, *leaf.shape[1:]))
+    pulled = None if lanes.pull is None else (*of_lanes(params if to is None else to), lanes.pull)
     sees = None if mask is None else mask[model]
+    return (*of_lanes(params), of_trunk, by_lane(of_head)), (sees, pulled)
+
+
+def flat(trained: Carry, lanes: Lanes) -> Carry:
+    """The same with all heads, [lane * head], in one row."""
+    trunks, heads, of_trunk, head_optimisers = trained
+    rows = partial(tree_map, lambda leaf: leaf.reshape(-1, *leaf.shape[_models(lanes).ndim :]))
+    return trunks, rows(heads), of_trunk, rows(head_optimisers)
+
+
+def _models(lanes: Lanes) -> Any:
+    """[lane, head]; a single head needs no axis of its own."""
+    return lanes.model[:, 0] if lanes.model.shape[1] == 1 else lanes.model
+
+
+def stepper(net: Net, local: Local, params: Params, lanes: Lanes, x: Any, y: Any, lr: Any) -> Any:
+    """One local step of one lane: step(carry, what stays, what is drawn) is the carry after it."""
+    shape, n_heads = trunk_of(net, params), lanes.model.shape[1]
     gradient = jax.grad(partial(batch_loss, net))
 
     def get(stack: Any, h: Any) -> Any:
@@ -129,37 +186,29 @@ def _local_round(
         chosen = (jnp.arange(n_heads) == h).reshape(-1, *[1] * new.ndim)
         return new if n_heads == 1 else jnp.where(chosen, new, stack)
 
-    def local_update(begin: Any, sees: Any, drawn: Any) -> Any:
-        def step(carry: Any, drawn: Any) -> Any:
-            trunk, heads, (trunk_moments, trunk_done), head_optimisers = carry
-            batch, size, h = drawn
-            head, (head_moments, head_done) = tree_map(lambda stack: get(stack, h), (heads, head_optimisers))
-            full = unsplit(trunk, head, shape)
-            grads = gradient(full, None if sees is None else get(sees, h), x[batch], y[batch], size)
-            trunk_grads, head_grads = split(grads, shape)
-            if local.trains == "all":
-                trunk_done = trunk_done + 1
-                trunk, trunk_moments = optim.update(local, trunk, trunk_grads, trunk_moments, trunk_done, lr)
+    def step(carry: Carry, stays: Any, drawn: Any) -> Carry:
+        sees, pulled = stays
+        trunk, heads, (trunk_moments, trunk_done), head_optimisers = carry
+        batch, size, h = drawn
+        head, (head_moments, head_done) = tree_map(lambda stack: get(stack, h), (heads, head_optimisers))
+        full = unsplit(trunk, head, shape)
+        grads = gradient(full, None if sees is None else get(sees, h), x[batch], y[batch], size)
+        trunk_grads, head_grads = split(grads, shape)
+        if pulled is not None:
+            trunk_grads = optim.pulled(trunk_grads, trunk, pulled[0], pulled[2])
+            head_grads = optim.pulled(head_grads, head, [get(leaf, h) for leaf in pulled[1]], pulled[2])
+        if local.trains != "head":
+            trunk_done = trunk_done + 1
+            trunk, trunk_moments = optim.update(local, trunk, trunk_grads, trunk_moments, trunk_done, lr)
+        if local.trains != "trunk":
             head_done = head_done + 1
             head, head_moments = optim.update(local, head, head_grads, head_moments, head_done, lr)
             heads, head_optimisers = tree_map(
                 lambda stack, new: set(stack, new, h), (heads, head_optimisers), (head, (head_moments, head_done))
             )
-            return (trunk, heads, (trunk_moments, trunk_done), head_optimisers), None
+        return trunk, heads, (trunk_moments, trunk_done), head_optimisers
 
-        return jax.lax.scan(step, begin, drawn)[0]
-
-    def by_lane(leaf: Any) -> Any:
-        return leaf.reshape(*model.shape, *leaf.shape[1:])
-
-    begin = (
-        [leaf[lanes.trunk] for leaf in trunk], [leaf[model] for leaf in head], of_trunk, tree_map(by_lane, of_head),
-    )  # fmt: skip
-    with jax.default_matmul_precision("float32"):
-        over_lanes = jax.vmap(local_update, in_axes=(0, None if mask is None else 0, 0))
-        trunks, heads, of_trunk, head_optimisers = over_lanes(begin, sees, (rows, n, cell % n_heads))
-    flat = partial(tree_map, lambda leaf: leaf.reshape(-1, *leaf.shape[model.ndim :]))
-    return trunks, flat(heads), of_trunk, flat(head_optimisers)
+    return step
 
 
 _chunk = jax.jit(_local_round, static_argnums=(0, 1), donate_argnums=(4, 5))
@@ -168,7 +217,7 @@ _chunk = jax.jit(_local_round, static_argnums=(0, 1), donate_argnums=(4, 5))
 @partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=(5, 6))
 def _rounds(
     mesh: Mesh | None, net: Net, local: Local, params: Params, mask: Any, of_trunk: Optimiser, of_head: Optimiser,
-    lanes: Lanes, x: Any, y: Any, order: Any, first: Any, last: Any, lr: Any,
+    lanes: Lanes, x: Any, y: Any, order: Any, first: Any, last: Any, lr: Any, to: Params,
 ) -> tuple[Params, Params, Optimiser, Optimiser, Any]:  # fmt: skip
     """Algorithm 1 for the rounds first..last-1: the models, the lanes before the last average, their
     moments, and in how many rounds each lane was left out of the average since not all in it were numbers."""
@@ -178,14 +227,15 @@ def _rounds(
     def one_round(round: Any, carry: Any) -> Any:
         trunk, head, _, _, of_trunk, of_head, refused = carry
         trunks, heads, of_trunk, of_head = _local_round(
-            net, local, unsplit(trunk, head, shape), mask, of_trunk, of_head, lanes, x, y, order, round, lr
+            net, local, unsplit(trunk, head, shape), mask, of_trunk, of_head, lanes, x, y, order, round, lr, to
         )
         every, sound = jnp.arange(len(lanes.trunk)), _finite(trunks, heads, len(lanes.trunk))
         of_pair = jnp.repeat(sound, lanes.model.shape[1])
         trunk = _averaged(mesh, trunk, trunks, lanes.trunk, lanes.trunk_share, every, lanes.n_lanes, sound)
-        head = _averaged(
-            mesh, head, heads, lanes.model.reshape(-1), lanes.head_share, lanes.pair, lanes.n_pairs, of_pair
-        )
+        if local.trains != "trunk":
+            head = _averaged(
+                mesh, head, heads, lanes.model.reshape(-1), lanes.head_share, lanes.pair, lanes.n_pairs, of_pair
+            )
         return trunk, head, trunks, heads, of_trunk, of_head, refused + ~sound
 
     trunks, heads = [leaf[lanes.trunk] for leaf in trunk], [leaf[lanes.model.reshape(-1)] for leaf in head]

@@ -16,12 +16,13 @@ from feddrift.engines.conditions import IDEAL, Conditions
 from feddrift.engines.entries import Entries
 from feddrift.engines.in_process import InProcess, InProcessWorker
 from feddrift.engines.worker import Work
-from feddrift.models import params_of
+from feddrift.models import in_place_of, params_of
 from feddrift.nets import check_fits
 from feddrift.nets.losses import batch_loss, masked
 from feddrift.nets.own import check_traceable
+from feddrift.nets.voting import log_probabilities
 from feddrift.trees import split, tree_map, trunk_of, unsplit
-from feddrift.types import Ints, Local, Models, Net, Params, Updates
+from feddrift.types import Floats, Ints, Local, Models, Net, Params, Updates
 
 
 @lru_cache(maxsize=16)
@@ -69,7 +70,7 @@ class ReferenceWorker(InProcessWorker):
 
     def __init__(self, engine: Reference, tau: int) -> None:
         super().__init__(engine, tau)
-        # Moments and steps taken, by client, trunk or head, and the id of the family or model.
+        # Moments and steps taken, by client, trunk or head, and the id of the family or model; also the last look.
         self.moments: dict[tuple[int, str, int], tuple[optim.Moments, int]] = {}
 
     def save(self) -> Any:
@@ -103,26 +104,57 @@ class ReferenceWorker(InProcessWorker):
         family, ids = models.family[members[0]], [models.ids[m] for m in members]
         parts = [split(tree_map(np.asarray, params_of(models, m)), shape) for m in members]
         trunk, heads = parts[0][0], [head for _, head in parts]
+        to = parts
+        if local.pull is not None and local.pull.to is not None:
+            others = in_place_of(models, local.pull.to)
+            to = [split(tree_map(np.asarray, params_of(others, m)), shape) for m in members]
         weights = np.zeros(w.shape[::2])
         weights[w.t[w.c == c], w.m[w.c == c]] = w.value[w.c == c]
         lane = self.lane(c, ids, weights[:, members], local)
         cumulative = sampling.chances(weights[:, members].reshape(-1), lane.mass)  # over pairs (t, head)
         key = rng.derive(self.engine.seed, "batch", self.tau, c, family)
+        if local.patience:
+            held, held_weight, every = self.looks(c, weights[:, members], lane, local)
         for step in range(local.steps):
             words = sampling.step_words(key, np.uint32(round), np.uint32(step))
             cell, first = sampling.pick(words, cumulative, lane.counts, np)
             t, h = divmod(int(cell), len(members))
             n = int(lane.counts[cell])
-            rows = lane.tables[int(cell)] if local.balance else self.trained(t, c, ids[h], local)
+            rows = lane.tables[int(cell)] if local.by_class else self.trained(t, c, ids[h], local)
             batch = rows[(first + np.arange(local.batch)) % n]
             mask = None if models.mask is None else np.asarray(models.mask[members[h]], dtype=np.float32)
             params = unsplit(trunk, heads[h], shape)
             grads = self.engine.gradient(params, mask, stream.x[batch], stream.y[batch], n)
             of_trunk, of_head = split(tree_map(np.asarray, grads), shape)
-            if local.trains == "all":
+            if local.pull is not None:
+                weight = np.float32(local.pull.on(c))
+                of_trunk = optim.pulled(of_trunk, trunk, to[h][0], weight)
+                of_head = optim.pulled(of_head, heads[h], to[h][1], weight)
+            if local.trains != "head":
                 trunk = self._updated((c, "trunk", family), trunk, of_trunk, local)
-            heads[h] = self._updated((c, "head", ids[h]), heads[h], of_head, local)
+            if local.trains != "trunk":
+                heads[h] = self._updated((c, "head", ids[h]), heads[h], of_head, local)
+            if local.patience and (step + 1) % every == 0:
+                masks = None if models.mask is None else models.mask[members]
+                loss = self._looked(held, held_weight, [unsplit(trunk, head, shape) for head in heads], masks)
+                before = self.moments.get((c, "look", family), ({"loss": np.float32(np.nan)}, 0))[0]["loss"]
+                self.moments[c, "look", family] = {"loss": loss}, 0
+                if sampling.enough(before, loss, local.patience, (step + 1) // every):
+                    break
         return trunk, heads
+
+    def _looked(self, rows: Ints, weight: Floats, heads: list[Params], masks: Any) -> Any:
+        """The loss on held-out rows, by their weights [head, row]."""
+        import jax
+
+        x, y, net = self.engine.stream.x[rows], self.engine.stream.y[rows], self.engine.net
+        loss = np.float32(0)
+        for h, params in enumerate(heads):
+            with jax.default_matmul_precision("float32"):
+                logits = np.asarray(masked(net, params, None if masks is None else masks[h], x))
+            true = np.take_along_axis(log_probabilities(logits), y[:, None], axis=1)[:, 0]
+            loss -= (true * weight[h].astype(np.float32)).sum()
+        return loss
 
     def _updated(self, name: tuple[int, str, int], params: list[Any], grads: list[Any], local: Local) -> list[Any]:
         moments, steps = self.moments.get(name) or (optim.start(params), 0)

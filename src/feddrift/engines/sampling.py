@@ -47,15 +47,15 @@ def trained_rows(counts: Ints, hold_out: float) -> Ints:
     return np.asarray(counts - np.maximum(held_out, 0), dtype=np.int64)
 
 
-class Balanced(NamedTuple):
-    """What a lane draws from in place of its cells, so that all classes in its data are drawn equally often."""
+class Tables(NamedTuple):
+    """What a lane draws from in place of its cells: see `balanced` and `even`."""
 
     rows: Ints  # the tables of its cells, one after the other: positions in the rows that it has
     sizes: Ints  # [cell], how many places each table has
     mass: Floats  # [cell], by which a cell is drawn in place of its number of rows
 
 
-def balanced(classes: Ints | npt.NDArray[np.int32], sizes: Ints, w: Floats) -> Balanced:
+def balanced(classes: Ints | npt.NDArray[np.int32], sizes: Ints, w: Floats) -> Tables:
     """The tables of a lane whose rows have these classes; they lie one cell after the other, w is that of the cells.
 
     A row of class y weighs n / (k n_y): n_y counts the rows of the class by their w, k is the number of classes, n the
@@ -63,7 +63,7 @@ def balanced(classes: Ints | npt.NDArray[np.int32], sizes: Ints, w: Floats) -> B
     evenly over the table, so that every minibatch has its share of all.
 
     >>> balanced(np.array([0, 0, 0, 1, 0]), np.array([4, 1]), np.ones(2))
-    Balanced(rows=array([3, 0, 3, 1, 3, 2, 3, 4]), sizes=array([7, 1]), mass=array([4.375, 0.625]))
+    Tables(rows=array([3, 0, 3, 1, 3, 2, 3, 4]), sizes=array([7, 1]), mass=array([4.375, 0.625]))
     """
     n_classes, cell = int(classes.max()) + 1, np.repeat(np.arange(len(sizes)), sizes)
     n = np.bincount(classes, w[cell])
@@ -80,13 +80,41 @@ def balanced(classes: Ints | npt.NDArray[np.int32], sizes: Ints, w: Floats) -> B
     rows = np.argsort(group, kind="stable")[first[of_group] + nth % counts.reshape(-1)[of_group]]
     at = (nth + 0.5) / places.reshape(-1)[of_group]  # of the whole table
     order = np.lexsort((at, of_group // n_classes))
-    return Balanced(rows[order], places.sum(axis=1), mass)
+    return Tables(rows[order], places.sum(axis=1), mass)
+
+
+def even(classes: Ints | npt.NDArray[np.int32], sizes: Ints, most: int) -> Tables:
+    """The tables of a lane that trains on `most` rows of each of its classes, or on as many as the rarest has.
+
+    The newest cells give theirs first, in their order. In a table classes take turns, so minibatches are even, too.
+
+    >>> even(np.array([0, 0, 1, 0, 1, 1, 1]), np.array([4, 3]), 3)
+    Tables(rows=array([0, 1, 3, 4, 5, 6]), sizes=array([3, 3]), mass=array([3., 3.]))
+    """
+    cell = np.repeat(np.arange(len(sizes)), sizes)
+    newest = np.lexsort((np.arange(len(cell)), -cell, classes))  # by class
+    counts = np.bincount(classes)
+    nth = np.empty_like(newest)
+    nth[newest] = np.arange(len(newest)) - np.repeat(np.cumsum(counts) - counts, counts)
+    taken = np.flatnonzero(nth < min(most, int(counts[counts > 0].min())))
+    rows = taken[np.lexsort((classes[taken], nth[taken], cell[taken]))]
+    n: Ints = np.bincount(cell[taken], minlength=len(sizes))
+    return Tables(rows, n, n.astype(np.float64))
 
 
 def held_rows(n: int, hold_out: float, holds: Holds) -> slice:
     """Which of the n rows of a cell, in its order, are held out."""
     trained = int(trained_rows(np.array(n), hold_out))
     return slice(trained, n) if holds == "last" else slice(0, n - trained)
+
+
+def enough(before: Any, now: Any, patience: float, look: Any) -> Any:
+    """Whether a lane stops at this look, counted from 1: its held-out loss still falls, but by too little.
+
+    >>> [bool(enough(np.float32(before), np.float32(0.5), 0.2, 2)) for before in (0.55, 0.65, 0.45, np.nan)]
+    [True, False, False, False]
+    """
+    return (before - now > 0) & (before - now < patience / look)
 
 
 def chances(w: Floats, counts: Ints | Floats) -> npt.NDArray[np.float32]:

@@ -29,12 +29,14 @@ from feddrift.engines.conditions import IDEAL, Conditions
 from feddrift.engines.entries import Entries
 from feddrift.engines.in_process import InProcess, InProcessWorker
 from feddrift.engines.lanes import Devices, Lanes, on_cpu
+from feddrift.engines.looks import looks_of
 from feddrift.engines.moments import MomentStore, Name, power_of_two
-from feddrift.engines.worker import Work
+from feddrift.engines.worker import Work, gathered, in_turn
+from feddrift.models import in_place_of
 from feddrift.nets import check_fits
 from feddrift.nets.own import check_traceable
 from feddrift.nets.perceptron import linear, perceptron
-from feddrift.trees import split, tree_map, trunk_of
+from feddrift.trees import split, tree_map, trunk_of, unsplit
 from feddrift.types import Bools, Floats, Ints, Local, Metric, Models, Net, Params, Updates
 
 log = logging.getLogger(__name__)
@@ -145,19 +147,25 @@ class SimulatorWorker(InProcessWorker):
         self.order = np.zeros(len(engine.stream.y), dtype=np.int32)  # each cell's rows, shuffled when first used
         self.in_order: Bools = np.zeros(self.known.counts.shape, dtype=bool)  # the cells whose rows are
         self.trunks, self.heads = MomentStore(engine.devices), MomentStore(engine.devices)
+        self.looked: dict[Name, float] = {}  # the held-out loss at the last look: see Local.patience
 
     def save(self) -> Any:
-        return self.trunks.saved(), self.heads.saved()
+        return self.trunks.saved(), self.heads.saved(), list(self.looked.items())
 
     def load(self, saved: Any) -> None:
         self.trunks.restore(saved[0])
         self.heads.restore(saved[1])
+        self.looked = dict(saved[2]) if len(saved) > 2 else {}  # older checkpoints have none
 
     def rounds(self, models: Models, work: Work, first: int, last: int, local: Local) -> tuple[Models, Ints]:
+        if local.patience and not self._native(models, local):
+            return in_turn(self, models, work, first, last, local)
         params, _, _, left_out = self._run(models, work, first, last, local)
         return replace(models, params=self._fetch(params, len(models.families), len(models))), left_out
 
     def updates(self, models: Models, work: Work, round: int, local: Local) -> Updates:
+        if local.patience and not self._native(models, local):
+            return self._patient(models, work, round, local)
         _, trained, pairs, _ = self._run(models, work, round, round + 1, local)
         return work.updates(self._fetch(trained, np.arange(work.n_lanes), pairs))
 
@@ -169,27 +177,74 @@ class SimulatorWorker(InProcessWorker):
         self.engine.lane_rounds += work.n_lanes * (last - first)
         described, order, pairs = self._describe(models, work, local)
         params, _, mask = _padded(models, model_bucket(len(models)))
-        trunk, head = split(params, trunk_of(self.engine.net, params))
-        lane_names: list[Name | None] = [None] * len(described.trunk)
-        pair_names: list[Name | None] = [None] * len(described.head_share)
-        for c, m, lane, at in zip(work.client, work.model, work.lane, pairs, strict=True):
-            lane_names[lane], pair_names[at] = (int(c), models.family[m]), (int(c), models.ids[m])
-        engine, kernel = self.engine, self.engine.kernel(params)
-        moments = self.trunks.recall(lane_names, trunk), self.heads.recall(pair_names, head)
+        lane_names, pair_names = _names(models, work, described, pairs)
+        engine, kernel, looks = self.engine, self._native(models, local), None
+        moments = self._recall(params, lane_names, pair_names)
         limits = np.uint32(first), np.uint32(last)
         if kernel:
-            data, run = (engine.stream.x, engine.stream.y), kernel.rounds
+            if local.patience:
+                looks = looks_of(self, models, work, described.model.shape, self.looked, local)
+            data, run = (engine.stream.x, engine.stream.y), partial(kernel.rounds, looks=looks)
         else:
             from feddrift.engines import program
 
-            data, run = engine.data, partial(program.rounds, engine.devices)
+            data, run = engine.data, partial(program.rounds, engine.devices, to=_pulled_to(models, local))
         trained, updates, of_trunk, of_head, refused = run(
             engine.net, local, params, mask, *moments, described, *data, order, *limits
         )
-        room = engine.devices.room(params) // 2  # training needs the rest
-        self.trunks.keep(lane_names, of_trunk, room)
-        self.heads.keep(pair_names, of_head, room)
+        self._keep(params, lane_names, pair_names, of_trunk, of_head)
+        if looks is not None:
+            self._look_back(lane_names, looks.before)
         return trained, updates, pairs, np.asarray(refused)[: int(described.n_lanes)]
+
+    def _patient(self, models: Models, work: Work, round: int, local: Local) -> Updates:
+        """`updates` of lanes that may stop early; as many clients at a time as there is room for."""
+        from feddrift.engines import patience
+        from feddrift.engines.program import compiled_for
+
+        engine, clients = self.engine, np.unique(work.client)
+        params, _, mask = _padded(models, model_bucket(len(models)))
+        widest = int(np.bincount(work.client[np.unique(work.lane, return_index=True)[1]]).max())
+        at_once = max(1, engine.devices.room(params) // widest)
+        if len(clients) > at_once:
+            shares = (clients[begin : begin + at_once] for begin in range(0, len(clients), at_once))
+            mine = (work.select(np.isin(np.arange(work.data.shape[1]), share)) for share in shares)
+            return gathered(models, work, [self._patient(models, part, round, local) for part in mine])
+        engine.lane_rounds += work.n_lanes
+        described, order, pairs = self._describe(models, work, local)
+        lane_names, pair_names = _names(models, work, described, pairs)
+        moments = self._recall(params, lane_names, pair_names)
+        looks = looks_of(self, models, work, described.model.shape, self.looked, local)
+        (trunks, heads, of_trunk, of_head), last = patience.local_round(
+            engine.net, compiled_for(local), params, mask, *engine.devices.put((*moments, described, looks), deal=True),
+            *engine.data, engine.devices.put(order), np.uint32(round), np.float32(local.lr),
+            _pulled_to(models, local),
+        )  # fmt: skip
+        self._keep(params, lane_names, pair_names, of_trunk, of_head)
+        self._look_back(lane_names, last)
+        trained = unsplit(trunks, heads, trunk_of(engine.net, params))
+        return work.updates(self._fetch(trained, np.arange(work.n_lanes), pairs))
+
+    def _native(self, models: Models, local: Local) -> Any:
+        """The native code, where it does for these models, trained like this: it knows no pull."""
+        return None if local.pull is not None else self.engine.kernel(models.params)
+
+    def _look_back(self, names: list[Name | None], losses: Any) -> None:
+        """Keep the held-out losses of the last look."""
+        self.looked |= {name: float(loss) for name, loss in zip(names, np.asarray(losses), strict=True) if name}
+
+    def _recall(self, params: Params, lanes: list[Name | None], pairs: list[Name | None]) -> tuple[Any, Any]:
+        """The moments of trunks and heads of these names."""
+        trunk, head = split(params, trunk_of(self.engine.net, params))
+        return self.trunks.recall(lanes, trunk), self.heads.recall(pairs, head)
+
+    def _keep(
+        self, params: Params, lanes: list[Name | None], pairs: list[Name | None], trunks: Any, heads: Any
+    ) -> None:
+        """Keep the moments of trunks and heads under these names."""
+        room = self.engine.devices.room(params) // 2  # training needs the rest
+        self.trunks.keep(lanes, trunks, room)
+        self.heads.keep(pairs, heads, room)
 
     def _describe(self, models: Models, work: Work, local: Local) -> tuple[Lanes, Any, Ints]:
         """The lanes as padded arrays, the order of rows that their starts point into, and where each pair lies."""
@@ -212,8 +267,8 @@ class SimulatorWorker(InProcessWorker):
         mass: Ints | Floats = counts
         if local.holds == "first":
             starts = starts + np.repeat(stream.counts[:-1, client].T, heads, axis=1) - counts
-        if local.balance:
-            starts, counts, mass, order = self._balanced(models, work, pair, pairs, size=(n, steps, heads), local=local)
+        if local.by_class:
+            starts, counts, mass, order = self._tables(models, work, pair, pairs, size=(n, steps, heads), local=local)
         elif local.bags:
             starts, order = self._bags(client, np.asarray(models.ids)[model], wide)
         else:
@@ -237,6 +292,7 @@ class SimulatorWorker(InProcessWorker):
             pair=added,
             n_lanes=np.int32(n),
             n_pairs=np.int32(len(pairs)),
+            pull=None if (pull := local.pull) is None else pad(np.array([pull.on(int(c)) for c in client], np.float32)),
         )
         return described, order, pairs
 
@@ -261,10 +317,10 @@ class SimulatorWorker(InProcessWorker):
             end += len(order[-1])
         return starts.reshape(len(client), -1), _joined(order)
 
-    def _balanced(
+    def _tables(
         self, models: Models, work: Work, pair: Ints, places: Ints, size: tuple[int, int, int], local: Local
     ) -> tuple[Ints, Ints, Floats, npt.NDArray[np.int32]]:
-        """Where each cell's balanced table begins, its length and mass [lane, cell], and all of them in one row.
+        """Where each cell's table begins, its length and mass [lane, cell], and all of them in one row.
 
         `pair` [entry of w] says which pair each is of, `places` [pair] where that lies among lanes and heads.
         """
@@ -276,7 +332,7 @@ class SimulatorWorker(InProcessWorker):
         entries = np.lexsort((w.t, pair))
         of_pair = np.split(entries, np.searchsorted(pair[entries], np.arange(1, len(places))))
         for c, m, place, mine in zip(work.client, work.model, places, of_pair, strict=True):
-            tables = self.balanced(int(c), models.ids[m], w.t[mine], w.value[mine], local)
+            tables = self.tables(int(c), models.ids[m], w.t[mine], w.value[mine], local)
             at = place // heads, w.t[mine], place % heads
             starts[at] = end + np.cumsum(tables.sizes) - tables.sizes
             counts[at], mass[at] = tables.sizes, tables.mass
@@ -300,6 +356,15 @@ class SimulatorWorker(InProcessWorker):
         )
 
 
+def _names(models: Models, work: Work, described: Lanes, pairs: Ints) -> tuple[list[Name | None], list[Name | None]]:
+    """Under which names the moments of lanes and pairs are kept; None for padding."""
+    lanes: list[Name | None] = [None] * len(described.trunk)
+    heads: list[Name | None] = [None] * len(described.head_share)
+    for c, m, lane, at in zip(work.client, work.model, work.lane, pairs, strict=True):
+        lanes[lane], heads[at] = (int(c), models.family[m]), (int(c), models.ids[m])
+    return lanes, heads
+
+
 @cache  # once for each net
 def _tell_that_it_compiles(net: Net, stream: str) -> None:
     folder = os.environ.get("JAX_COMPILATION_CACHE_DIR")
@@ -317,6 +382,12 @@ def _joined(order: list[Ints]) -> npt.NDArray[np.int32]:
 
 def _pad_rows(rows: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
     return np.concatenate([rows, np.repeat(rows[:1], size - len(rows), axis=0)])
+
+
+def _pulled_to(models: Models, local: Local) -> Params:
+    """The parameters that models are pulled to, padded as they are; None: to what a round begins with."""
+    to = None if local.pull is None else local.pull.to
+    return None if to is None else _padded(in_place_of(models, to), model_bucket(len(models)))[0]
 
 
 def _padded(models: Models, size: int) -> tuple[Params, Any, Any]:

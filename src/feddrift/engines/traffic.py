@@ -33,11 +33,15 @@ class Traffic:
 
     def score(self, clients: Ints, models: Models) -> None:
         """These clients are sent these models to score."""
+        self._send(clients, models, SCORING)
+
+    def _send(self, clients: Ints, models: Models, purpose: int) -> None:
+        """These clients are sent what they have not of these models."""
         trunk, head = self._sizes(models)
         parts = {("trunk", i): trunk for i in models.families} | {("head", i): head for i in models.ids}
         for part, size in parts.items():
             has = self.has.setdefault(part, np.zeros(self.numbers.shape[1], dtype=bool))
-            self.numbers[SCORING, clients[~has[clients]]] += size
+            self.numbers[purpose, clients[~has[clients]]] += size
             has[clients] = True
 
     def tell(self, clients: Ints, numbers: int, models: Models) -> None:
@@ -46,16 +50,20 @@ class Traffic:
         self.numbers[SCORING, clients] += numbers
 
     def train(self, models: Models, work: Work, rounds: int, local: Local) -> None:
-        """These models go down and up in every round, unless they are private."""
+        """These models go down and up in every round, unless they are private; what they are pulled to goes down."""
+        if local.pull is not None and local.pull.to is not None:
+            self._send(np.unique(work.client), local.pull.to, TRAINING)
         if models.private[work.model].all():
             return
         trunk, head = self._sizes(models)
-        changed = {("head", models.ids[m]) for m in work.model}
-        if local.trains == "all":
+        changed: set[tuple[str, int]] = set()
+        if local.trains != "head":
             _, first = np.unique(work.lane, return_index=True)
             np.add.at(self.numbers[TRAINING], work.client[first], 2 * rounds * trunk)
             changed |= {("trunk", models.family[m]) for m in work.model}
-        np.add.at(self.numbers[TRAINING], work.client, 2 * rounds * head)
+        if local.trains != "trunk":
+            np.add.at(self.numbers[TRAINING], work.client, 2 * rounds * head)
+            changed |= {("head", models.ids[m]) for m in work.model}
         self.has = {part: has for part, has in self.has.items() if part not in changed}
 
     def save(self) -> dict[str, Any]:

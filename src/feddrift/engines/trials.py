@@ -11,7 +11,7 @@ import numpy as np
 from feddrift.engines import sampling
 from feddrift.engines.entries import Entries, begins_of
 from feddrift.engines.worker import Work, Worker, in_turn
-from feddrift.models import take, with_trunk_of
+from feddrift.models import only_trained, take
 from feddrift.types import Bools, Ints, Local, Models, Start, Tournament
 
 HELD_OUT_SHARE = 0.3  # of a client's new data: a trial is judged on it
@@ -43,7 +43,7 @@ def hold_trials(
     for start in starts:
         contender, data, position = _contender(host, models, older, parent, clients, start)
         trains: Literal["all", "head"] = "head" if start == "head" else "all"
-        how = replace(local, hold_out=HELD_OUT_SHARE, holds="last", bags=False, trains=trains)
+        how = replace(local, hold_out=HELD_OUT_SHARE, holds="last", bags=False, trains=trains, patience=0.0)
         trained = _trained(host.apart(), contender, Work.of(contender, data, host.known.counts), how)
         mistakes.append(host.wrong(trained, np.concatenate(judged), sizes, position))
     return counted(len(parent), clients, sizes, mistakes)
@@ -61,7 +61,7 @@ def counted(n_clients: int, clients: Ints, sizes: Ints, mistakes: Sequence[Bools
 def _trained(worker: Worker, models: Models, work: Work, local: Local) -> Models:
     rounds = worker.rounds if local.average == "mean" else lambda *args: in_turn(worker, *args)
     trained, _ = rounds(models, work, 0, local.rounds, local)
-    return with_trunk_of(models, trained) if local.trains == "head" else trained
+    return only_trained(models, trained, local.trains)
 
 
 def _contender(

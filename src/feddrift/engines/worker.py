@@ -14,6 +14,7 @@ import numpy as np
 
 from feddrift.averaging import averaged, finite
 from feddrift.engines.entries import Entries
+from feddrift.models import only_trained
 from feddrift.trees import map_trunk_and_head
 from feddrift.types import (
     Ballot,
@@ -180,7 +181,8 @@ def in_turn(worker: Worker, models: Models, work: Work, first: int, last: int, l
     for round in range(first, last):
         updates = worker.updates(models, work, round, local)
         left_out += lanes_left_out(models, work, updates)
-        models = averaged(models, updates, local.average)
+        average = averaged(models, updates, local.average)
+        models = only_trained(models, average, local.trains) if local.trains == "trunk" else average
     return models, left_out
 
 

@@ -20,6 +20,11 @@ def masked(net: Net, params: Params, mask: Any, x: Any) -> Any:
     return net.apply(params, x if mask is None else x * mask)
 
 
+def weighed_loss(net: Net, params: Params, mask: Any, x: Any, y: Any, weight: Any) -> Any:
+    """The sum of the losses of these examples, each by its weight."""
+    return (cross_entropy(masked(net, params, mask, x), y) * weight).sum()
+
+
 def batch_loss(net: Net, params: Params, mask: Any, x: Any, y: Any, n: Any) -> Any:
     """Mean loss over a minibatch drawn from a cell of n rows: where n < B, its last B - n rows are repeats."""
     import jax.numpy as jnp

@@ -51,7 +51,8 @@ def _mlp(sizes: tuple[int, ...]) -> Net:
         return params
 
     apply = {2: linear, 3: perceptron}.get(len(sizes), deep)
-    return Net(init, apply, trunk=tuple(shapes)[:-2], hidden=below_the_last)
+    weight, bias = tuple(shapes)[-2:]
+    return Net(init, apply, tuple(shapes)[:-2], classes={weight: 1, bias: 0}, hidden=below_the_last)
 
 
 def linear(params: Params, x: Any) -> Any:

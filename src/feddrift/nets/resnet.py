@@ -37,9 +37,8 @@ def resnet18(classes: int, weights: str | Path | None = None) -> Net:
     """
     pretrained = {} if weights is None else read_weights(Path(weights))
     fixed = {name: pretrained.get(name, _plain(name, shape)) for name, shape in _statistics().items()}
-    return Net(
-        partial(_init, classes, pretrained), partial(_apply, fixed), below_the_classifier, partial(_pooled, fixed)
-    )
+    make, logits, pooled = partial(_init, classes, pretrained), partial(_apply, fixed), partial(_pooled, fixed)
+    return Net(make, logits, below_the_classifier, classes={"fc/weight": 0, "fc/bias": 0}, hidden=pooled)
 
 
 def below_the_classifier(path: str) -> bool:

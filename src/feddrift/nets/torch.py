@@ -33,8 +33,9 @@ def bridge(name: str, make: Callable[[], Any], features: Sequence[int]) -> Net:
 
     module = seeded(make, 0)
     _check(name, module, features)
-    states, call = torchax.extract_jax(module.eval())
     learns = {path for path, parameter in module.named_parameters() if parameter.requires_grad}
+    classes = _classes(module, features, learns)
+    states, call = torchax.extract_jax(module.eval())
     fixed = {path: array for path, array in states.items() if path not in learns}
 
     def init(key: rng.Words) -> Params:
@@ -58,7 +59,7 @@ def bridge(name: str, make: Callable[[], Any], features: Sequence[int]) -> Net:
 
     trunk = _trunk(name, module)
     heads = _heads(module, learns, trunk)
-    return Net(init, apply, trunk, hidden if trunk and heads else None)
+    return Net(init, apply, trunk, classes=classes, hidden=hidden if trunk and heads else None)
 
 
 def _check(name: str, module: Any, features: Sequence[int]) -> None:
@@ -108,6 +109,20 @@ def _heads(module: Any, learns: set[str], trunk: list[str]) -> list[Any]:
     }
     layers = dict(module.named_modules())
     return [layers[name] for name in dict.fromkeys(path.rpartition(".")[0] for path in names) if name]
+
+
+def _classes(module: Any, features: Sequence[int], learns: set[str]) -> dict[str, int]:
+    """The arrays of the last linear layer, if its outputs are as many as the module's: it makes the logits."""
+    import torch
+
+    linear = [(path, layer) for path, layer in module.named_modules() if isinstance(layer, torch.nn.Linear)]
+    if not linear:
+        return {}
+    path, layer = linear[-1]
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        n_classes = module.eval()(torch.zeros(1, *features)).shape[-1]
+    names = [f"{path}.{kind}".lstrip(".") for kind in ("weight", "bias")] if layer.out_features == n_classes else []
+    return {name.replace(".", "/"): 0 for name in names if name in learns}
 
 
 def seeded(make: Callable[[], Any], seed: int) -> Any:

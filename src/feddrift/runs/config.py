@@ -17,7 +17,7 @@ from feddrift.engines.conditions import Conditions
 from feddrift.errors import ConfigError, DataError, problem
 from feddrift.nets import default_net, named_net
 from feddrift.router import Route
-from feddrift.runs.continuation import in_order
+from feddrift.runs.continuation import digest_of, in_order
 from feddrift.streams.patterns import table
 from feddrift.tables.times import read_every
 from feddrift.types import Algorithm, Average, Bools, Local, Net
@@ -33,7 +33,8 @@ class RunConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     stream: str = Field(
-        description="a name from `feddrift list`, a table FILE.csv, folder:DIR, or your own package.module:make"
+        description="a name from `feddrift list`, a table FILE.csv, a recipe FILE.toml, folder:DIR, or your own "
+        "package.module:make"
     )
     algorithm: str = Field(
         default=algorithms.RECOMMENDED,
@@ -199,13 +200,13 @@ class RunConfig(BaseModel):
         """The run options that differ from the stream's own."""
         training = {name: getattr(self, name) for name in TRAINING}
         overrides = {k: v for k, v in training.items() if v is not None and v != getattr(stream.local, k)}
-        if self.pattern is not None and self.pattern != streams.STREAMS[self.stream].pattern:
+        if self.pattern is not None and self.pattern != streams.own_pattern(self.stream):
             overrides["pattern"] = self.pattern
             if os.path.isfile(self.pattern):  # two files may share a name
                 digest = hashlib.sha256(Path(self.pattern).read_bytes()).hexdigest()[:8]
                 overrides["pattern"] = f"{Path(self.pattern).name}@{digest}"
-        if self.stream not in streams.STREAMS:  # what the files held may change under the same name
-            overrides["data"] = hashlib.sha256(stream.x.tobytes() + stream.y.tobytes()).hexdigest()[:8]
+        if not streams.listed(self.stream):  # what the files held may change under the same name
+            overrides["data"] = streams.recipe_digest(self.stream) or digest_of(stream)
             for name in ("label", *TABLE):
                 if getattr(self, name) != RunConfig.model_fields[name].default:
                     overrides[name] = getattr(self, name)

@@ -46,6 +46,12 @@ class Remembered:
         return remembered
 
 
+def digest_of(stream: Stream, rows: int | None = None) -> str:
+    """What the first rows of a stream are, or all, for the name of a record."""
+    parts = [part[:rows].tobytes() for part in (stream.x, stream.y, stream.group) if part is not None]
+    return hashlib.sha256(b"".join(parts)).hexdigest()[:8]
+
+
 def _digest(stream: Stream, t: int) -> str:
     """Who received what at time t; a client without data leaves no trace."""
     names = [(name, int(n)) for name, n in zip(stream.clients, stream.counts[t], strict=True) if n]
@@ -97,11 +103,9 @@ def check(stream: Stream, name: str, before: Remembered | None, header: Mapping[
             called = f" ({stream.times[t]})" if stream.times else ""
             cure = "; a run is updated when its last time step is whole" if t == last else ""
             raise DataError(f"{name}: the data of time {t + 1}{called} are not those that the run had{cure}: {AGAIN}")
-    if before is None:
-        rows = int(stream.counts[: last + 1].sum())
-        digest = hashlib.sha256(stream.x[:rows].tobytes() + stream.y[:rows].tobytes()).hexdigest()[:8]
-        if digest != header["overrides"].get("data"):
-            raise DataError(f"{name}: the data up to time {last + 1} are not those that the run had: {AGAIN}")
+    rows = int(stream.counts[: last + 1].sum())
+    if before is None and digest_of(stream, rows) != header["overrides"].get("data"):
+        raise DataError(f"{name}: the data up to time {last + 1} are not those that the run had: {AGAIN}")
     if n == last:
         raise DataError(f"there is nothing new: {name} has the same {n} time steps + 1 to test")
 

@@ -114,7 +114,7 @@ class RecordedRun:
     @cached_property
     def _data(self) -> dict[str, Any] | None:
         """What its checkpoints say of a stream that may grow."""
-        return None if self.config.stream in streams.STREAMS else asdict(Remembered.of(self.stream))
+        return None if streams.listed(self.config.stream) else asdict(Remembered.of(self.stream))
 
     def _save(self, writer: Writer, steps_done: int, state: State | None, inside: Inside | None = None) -> None:
         about = {

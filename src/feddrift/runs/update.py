@@ -54,7 +54,7 @@ def update(state: Path, stream: str | None = None, append: str | None = None) ->
     if saved is None or saved.about.get("steps") != header["n_steps"] or not isinstance(saved.about["config"], dict):
         raise DataError(f"cannot update {state.stem}: the checkpoint of its last time step is gone: {AGAIN}")
     config, cwd = RunConfig.checked(**saved.about["config"]), str(saved.about.get("cwd"))
-    if config.stream in streams.STREAMS:
+    if streams.listed(config.stream):
         length = f"the same {header['n_steps']} time steps + 1 to test"
         raise DataError(f"{config.stream} always has {length}: tables, folders and streams of your own can grow")
     if stream is not None and append is not None:
@@ -105,8 +105,11 @@ def _check_new(append: str, stream: str, cwd: str) -> None:
 
 def _seen_from(cwd: str, stream: str) -> str:
     """The name of a stream for a run whose paths are meant from another folder."""
-    if not (streams.is_table(stream) or stream.startswith("folder:")) or Path(cwd) == Path.cwd():
+    named = not (streams.is_table(stream) or streams.is_recipe(stream) or stream.startswith("folder:"))
+    if named or Path(cwd) == Path.cwd():
         return stream
+    if streams.is_recipe(stream):
+        return str(Path(stream).absolute())
     if stream.startswith("folder:"):
         return f"folder:{Path(os.path.expanduser(stream.removeprefix('folder:'))).absolute()}"
     paths = "+".join(str(path.absolute()) for path in files(stream))

@@ -1,7 +1,8 @@
-"""Streams by name: the paper's, a table or a folder of your own files, or a function of your own."""
+"""Streams by name: the paper's and others, a recipe or data in your own files, or a function of your own."""
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import os
 from collections.abc import Callable
@@ -15,7 +16,10 @@ import numpy as np
 from feddrift import plugins
 from feddrift.data import Stream
 from feddrift.errors import ConfigError, safe_repr, unknown
-from feddrift.streams import air, elec, fmow, folder, mnist, patterns, synthetic, table
+from feddrift.streams import air, elec, fmow, folder, mnist, patterns, recipe, synthetic, table
+from feddrift.streams.compose import compose
+from feddrift.streams.composed import COMPOSED
+from feddrift.streams.recipe import Recipe
 from feddrift.tables.arrange import Plan
 
 
@@ -54,6 +58,9 @@ STREAMS: dict[str, Entry] = {
 }
 
 
+FORMS = ("FILE.csv", "FILE.toml", "folder:DIR", "package.module:make")  # of what is not in the catalogue
+
+
 def stream(
     name: str,
     *,
@@ -72,7 +79,8 @@ def stream(
     """The stream called `name`, a table ``FILE.csv``, the files of ``folder:DIR``, or that of ``package.module:make``.
 
     Parameters:
-        name: As `feddrift list` has it, a table ``FILE.csv``, ``folder:DIR``, or ``package.module:make``.
+        name: As `feddrift list` has it, a table ``FILE.csv``, a recipe ``FILE.toml``, ``folder:DIR``, or
+            ``package.module:make``; composed streams take options, ``digits-turn:components=32``.
         seed: Of random patterns, and which of R0 to R4 is the pattern of mnist-r.
         data_seed: Any but 0 draws other rows, in another order, and other random patterns, for streams that are made.
         pattern: Who has which concept when: a name (Y, F, R0..R4), a file, or ``random:every=2,concepts=4``.
@@ -111,8 +119,11 @@ def stream(
         _refuse_pattern(name, pattern)
         _refuse_data_seed(name, data_seed)
         return folder.load(directory, label=label)
-    if label != "label" and name in STREAMS:
+    if label != "label" and (listed(name) or is_recipe(name)):
         raise ConfigError(f"label names a column of your own files, so it must be left out for {name}, got {label!r}")
+    if (own := _recipe(name, data_seed)) is not None:
+        ids = own.concept_ids(seed, data_seed, pattern)
+        return compose(own, Path(name).name, ids, data_dir, data_seed)
     if name not in STREAMS and (make := plugins.find("stream", name)) is not None:
         _refuse_pattern(name, pattern)
         return _made(name, make, data_dir, data_seed)
@@ -134,9 +145,53 @@ def stream(
 def is_table(name: str) -> bool:
     """Whether a name is that of a file with a table; a file that is meant as one but has another name is refused."""
     answer = name not in STREAMS and table.is_table(name)
-    if not answer and name not in STREAMS and os.path.isfile(name):
+    if not answer and not listed(name) and not is_recipe(name) and os.path.isfile(name):
         raise ConfigError(f"unknown stream '{name}'; it is a file: did you mean 'table:{name}'?")
     return answer
+
+
+def is_recipe(name: str) -> bool:
+    """Whether a name is that of a file with a recipe."""
+    return name.lower().endswith(".toml") and not name.startswith(("table:", "folder:"))
+
+
+def listed(name: str) -> bool:
+    """Whether a name is one of `feddrift list`, perhaps with options behind it."""
+    return name in STREAMS or name.partition(":")[0] in COMPOSED
+
+
+def summaries() -> dict[str, str]:
+    """What there is by name, a line each."""
+    entries = {name: entry.summary for name, entry in STREAMS.items()}
+    return entries | {name: entry.summary for name, entry in COMPOSED.items()}
+
+
+def own_pattern(name: str) -> str | None:
+    """The name of the pattern that a stream has where none is given, if it has one."""
+    if name in STREAMS:
+        return STREAMS[name].pattern
+    pattern = own.pattern if (own := _recipe(name)) is not None else None
+    return pattern if isinstance(pattern, str) else None
+
+
+def recipe_digest(name: str) -> str | None:
+    """Which recipe a file holds; None: the name is of no such file."""
+    return (
+        hashlib.sha256(recipe.read(name).model_dump_json(exclude_defaults=True).encode()).hexdigest()[:8]
+        if is_recipe(name)
+        else None
+    )
+
+
+def _recipe(name: str, data_seed: int = 0) -> Recipe | None:
+    """What a name of the catalogue, perhaps with options, or a file is composed of; None: it is not composed."""
+    if is_recipe(name):
+        return recipe.read(name)
+    first, colon, options = name.partition(":")
+    if first not in COMPOSED:
+        return None
+    named = COMPOSED[first].recipe(data_seed)
+    return recipe.with_options(first, named, options) if colon else named
 
 
 def _refuse_pattern(name: str, pattern: str | None) -> None:
@@ -153,6 +208,8 @@ def is_made(name: str) -> bool:
     """Whether a data seed draws other data of this stream."""
     if name.startswith("folder:") or is_table(name):
         return False
+    if is_recipe(name) or name.partition(":")[0] in COMPOSED:
+        return True
     make = _entry(name).make if name in STREAMS else plugins.find("stream", name)
     return callable(make) and _takes(make, "data_seed")
 
@@ -188,7 +245,7 @@ def _takes(make: Callable[..., Any], parameter: str) -> bool:
 
 def check(name: str) -> None:
     """Refuse a name that no stream has; a folder or a table is looked at when it is read."""
-    if name.startswith("folder:") or is_table(name):
+    if name.startswith("folder:") or is_table(name) or _recipe(name) is not None:
         return
     if name in STREAMS or plugins.find("stream", name) is None:
         _entry(name)
@@ -210,10 +267,11 @@ def _entry(name: str) -> Entry:
     if name not in STREAMS:
         if os.path.isdir(name):
             raise ConfigError(f"unknown stream '{name}'; it is a folder: did you mean 'folder:{name}'?")
-        raise unknown(
-            "stream", name, [*STREAMS, *plugins.installed("stream"), "FILE.csv", "folder:DIR", "package.module:make"]
-        )
+        raise unknown("stream", name, [*summaries(), *plugins.installed("stream"), *FORMS])
     return STREAMS[name]
 
 
-__all__ = ["STREAMS", "Entry", "check", "default_pattern", "is_made", "is_table", "stream"]
+__all__ = [
+    "COMPOSED", "STREAMS", "Entry", "check", "default_pattern", "is_made", "is_recipe", "is_table", "listed",
+    "own_pattern", "recipe_digest", "stream", "summaries",
+]  # fmt: skip

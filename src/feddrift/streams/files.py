@@ -16,7 +16,7 @@ Listing = tuple[tuple[str, int, int], ...]  # path, size and time of each file
 
 def data_folder(data_dir: str | Path | None, name: str) -> Path:
     """DATA_DIR/name, $FEDDRIFT_DATA/name, or a folder in the user's cache: the first that is named."""
-    return Path(os.path.expanduser(named_root(data_dir) or _cache())) / name
+    return Path(os.path.expanduser(named_root(data_dir) or cache())) / name
 
 
 def named_root(data_dir: str | Path | None) -> str | Path | None:
@@ -24,7 +24,8 @@ def named_root(data_dir: str | Path | None) -> str | Path | None:
     return data_dir or os.environ.get("FEDDRIFT_DATA")
 
 
-def _cache() -> Path:
+def cache() -> Path:
+    """The user's folder of what can be fetched or computed again."""
     import pooch  # a twentieth of a second, for nothing where a folder is named
 
     return Path(pooch.os_cache("feddrift"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 
@@ -16,8 +17,10 @@ SHIPPED = ("Y", "F", "R0", "R1", "R2", "R3", "R4")  # the paper's
 MAX_CELLS = 1_000_000  # of a random pattern: more are no stream that fits into memory
 
 
-def pattern(spec: str, seed: int = 0, data_seed: int = 0) -> Ints:
+def pattern(spec: str, seed: int = 0, data_seed: int = 0, clients: int = 10, steps: int = 10) -> Ints:
     """Concept ids [T + 1, c] of a shipped NAME, a FILE, or random:every=N,concepts=N; the last row only tests.
+
+    A random one that does not say so has so many clients and steps.
 
     >>> pattern("Y").shape
     (11, 10)
@@ -28,7 +31,7 @@ def pattern(spec: str, seed: int = 0, data_seed: int = 0) -> Ints:
         return _parse(resources.files("feddrift.streams").joinpath("patterns", f"{spec}.txt").read_text(), spec)
     kind, _, options = spec.partition(":")
     if kind == "random":
-        return _random(spec, options, seed, data_seed)
+        return _random(spec, options, {"clients": clients, "steps": steps, "seed": seed}, data_seed)
     if not os.path.isfile(spec):  # unlike Path's, it takes any string
         if os.sep in spec or "." in spec:
             raise DataError(f"there is no pattern file {spec}")
@@ -63,8 +66,8 @@ def table(text: str, where: str, legal: str) -> Ints:
     return np.array(rows, dtype=np.int64)
 
 
-def _random(spec: str, options: str, seed: int, data_seed: int) -> Ints:
-    values = {"clients": 10, "steps": 10, "seed": seed}
+def _random(spec: str, options: str, usual: Mapping[str, int], data_seed: int) -> Ints:
+    values = dict(usual)
     least = {"every": 1, "concepts": 1, "clients": 1, "steps": 1, "seed": 0}
     keys_seen: set[str] = set()
     for option in filter(None, options.split(",")):

@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 from flwr.app import Context, Message, RecordDict
@@ -20,7 +20,7 @@ from flwr.clientapp import ClientApp
 
 from feddrift import plugins, rng
 from feddrift.data import Stream
-from feddrift.engines.flower import described, wire
+from feddrift.engines.flower import described, scored, wire
 from feddrift.engines.flower import parts as model_parts
 from feddrift.engines.flower.messages import (
     MAX_ID,
@@ -38,8 +38,6 @@ from feddrift.engines.flower.messages import (
     Raw,
     Request,
     Reroute,
-    Scores,
-    Sums,
     Train,
     Trial,
     entries_of,
@@ -47,16 +45,16 @@ from feddrift.engines.flower.messages import (
 from feddrift.engines.flower.parts import Body, Part
 from feddrift.engines.flower.routers import read_router
 from feddrift.engines.flower.store import Load, Named, Store, checked_name, from_folder, named_in
-from feddrift.engines.flower.wire import Refused, whole
+from feddrift.engines.flower.wire import Refused, numbers, whole
 from feddrift.engines.in_process import InProcess
 from feddrift.engines.own import simulated
-from feddrift.engines.worker import SCORE_ROWS, Work, Worker
+from feddrift.engines.worker import Work
 from feddrift.errors import ConfigError
 from feddrift.models import params_of
 from feddrift.nets import imported, net_for
 from feddrift.shifts import shifts
 from feddrift.trees import split, trunk_of
-from feddrift.types import Ints, Local, Metric, Models, Net, Parting, State
+from feddrift.types import Local, Models, Net, Pull, State
 
 _log = logging.getLogger("feddrift")
 
@@ -122,12 +120,18 @@ class Client:
         if isinstance(request, Explain):
             return {"shifts": self._shifts(task, store) if self.explain else None}, {}
         assert isinstance(request, Evaluate | Train | Trial | Contest | Describe | Reroute)
-        models, new = self._models(task, store, request.models, raw)
+        to = request.to if isinstance(request, Train) else []
+        beside = {name: raw[name] for name in model_parts.named(to) & raw.keys()}
+        names = model_parts.named(request.models) | raw.keys() - beside.keys()
+        models, new = self._models(task, store, request.models, {name: raw[name] for name in names & raw.keys()})
         parts: dict[str, Part] = {}
         if isinstance(request, Evaluate):
-            reply = self._evaluate(task, store, request, models)
+            times = [t for t in store.cells() if t <= task.tau]
+            reply = scored.answer(self._engine(task, store).worker(task.tau), task, times, request, models)
         elif isinstance(request, Train):
-            reply, parts = self._train(task, store, request, models)
+            pulled_to, more = self._models(task, store, to, beside) if to else (None, {})
+            new |= more
+            reply, parts = self._train(task, store, request, models, pulled_to)
         elif isinstance(request, Trial):
             reply = self._trial(task, store, request, models)
         elif isinstance(request, Describe):
@@ -137,7 +141,7 @@ class Client:
         else:
             reply = self._contest(task, store, request, models)
         store.put_parts(new)
-        self._forget(store, request.models)
+        self._forget(store, [*request.models, *to])
         return reply, parts
 
     def _hello(self, task: About, store: Store, request: Hello, raw: Raw) -> Body:
@@ -176,25 +180,6 @@ class Client:
         short = [replace(s, name=s.name[:MAX_NAME], within=s.within and s.within[:MAX_NAME]) for s in moved.moved]
         return replace(moved, moved=tuple(short)).plain()
 
-    def _evaluate(self, task: About, store: Store, request: Evaluate, models: Models) -> Body:
-        worker, c = self._engine(task, store).worker(task.tau), task.index
-        if request.metric == "confusion":
-            new_data = np.flatnonzero(worker.known.counts[task.tau])  # this client, or nobody
-            shape = 1, len(models), task.n_classes, task.n_classes
-            counts = worker.confusion(models, new_data) if len(new_data) else np.zeros(shape, dtype=np.int64)
-            return {"confusion": counts[0].tolist()}
-        if request.metric not in get_args(Metric):
-            raise Refused(f"it asks for the metric {request.metric!r}, legal are {', '.join(get_args(Metric))}")
-        if request.by not in (None, "class"):
-            raise Refused(f"it asks for scores by {str(request.by)[:40]!r}, legal is class")
-        times = [t for t in store.cells() if t <= task.tau]
-        metric: Metric = request.metric  # type: ignore[assignment]
-        cells = np.array([(t, c) for t in times], dtype=np.int64).reshape(-1, 2)
-        by: Parting | None = "class" if request.by else None
-        new = _sums(worker, models, cells[cells[:, 0] == task.tau], metric, None, by)
-        stored = dict(zip(times, _sums(worker, models, cells, metric, SCORE_ROWS, by), strict=True))
-        return Scores(new[0] if new else None, stored).body()
-
     def _reroute(self, task: About, store: Store, request: Reroute, models: Models) -> Body:
         engine, votes = self._engine(task, store), np.zeros((task.n_clients, len(models)))
         if not engine.stream.counts[task.tau, task.index]:
@@ -204,11 +189,15 @@ class Client:
         counts = engine.worker(task.tau).reroute(models, votes, request.ballot, {task.index: router})[task.index]
         return {"rows": int(counts[0]), "wrong": counts[1:].tolist()}
 
-    def _train(self, task: About, store: Store, request: Train, models: Models) -> tuple[Body, dict[str, Part]]:
+    def _train(
+        self, task: About, store: Store, request: Train, models: Models, to: Models | None
+    ) -> tuple[Body, dict[str, Part]]:
         local, round = Local(**request.local), int(request.round)
+        if request.pull is not None:
+            local = replace(local, pull=Pull(numbers([request.pull], 1, np.finfo(np.float64).max, False)[0], to))
         whole(request.keep, 0, MAX_ID)
-        private = [name for name in model_parts.named(request.models) if name.startswith(model_parts.PRIVATE)]
-        if private and not request.keep:
+        shown = [] if request.keep else request.models  # what is trained is sent; so is, nearly, what it is pulled to
+        if any(name.startswith(model_parts.PRIVATE) for name in model_parts.named([*shown, *request.to])):
             raise Refused("it asks for a private model, which never leaves this client")
         w = entries_of(request.w, task.index, (task.tau + 1, task.n_clients, len(models)))
         engine = self._engine(task, store)
@@ -235,8 +224,10 @@ class Client:
             return {"round": round}, {}
         updates = worker.updates(models, work, round, local)
         trunk, head = split(updates.params, trunk_of(engine.net, updates.params))
-        parts = {f"head-{k}": [leaf[k] for leaf in head] for k in range(len(work.model)) if head}
-        if local.trains == "all":
+        parts: dict[str, Part] = {}
+        if local.trains != "trunk":
+            parts |= {f"head-{k}": [leaf[k] for leaf in head] for k in range(len(work.model)) if head}
+        if local.trains != "head":
             parts |= {f"trunk-{k}": [leaf[k] for leaf in trunk] for k in range(work.n_lanes) if trunk}
         store.put_moments({"tau": task.tau, "round": round, "before": before, "after": worker.save()})
         return {"round": round}, parts
@@ -333,16 +324,6 @@ class Client:
         private = {name for name in parts if name.startswith(model_parts.PRIVATE)} - model_parts.older_private(parts)
         in_use = model_parts.named(serving["models"] if serving else [])
         store.keep_parts(model_parts.named(specs) | in_use | private)
-
-
-def _sums(
-    worker: Worker, models: Models, cells: Ints, metric: Metric, most: int | None, by: Parting | None
-) -> list[Sums]:
-    """Of each cell: how many rows were looked at, and each model's mistakes or losses on them."""
-    per_cell: list[Sums] = []
-    for _, sums, sizes in worker.score(models, cells, metric, most, by):
-        per_cell += zip(sizes.tolist(), np.swapaxes(sums, 0, 1).tolist(), strict=True)
-    return per_cell
 
 
 def client_app(find: Callable[[Context], Client]) -> ClientApp:

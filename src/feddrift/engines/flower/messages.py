@@ -27,7 +27,7 @@ from feddrift.shifts import LARGEST as LARGEST_VALUE
 from feddrift.shifts import NAMED, TOLD, WITHIN, Shift, Shifts, What
 from feddrift.types import Ballot, Ints, Metric, Start
 
-PROTOCOL = 3
+PROTOCOL = 4
 VERSION = f"{__version__}/{PROTOCOL}"
 MAX_ROWS = 10**9  # of a cell
 MAX_ID = 2**62  # of a model, or a version of it
@@ -135,6 +135,8 @@ class Train(Request):
     w: Slice
     rounds: int = 1
     keep: int = 0  # the label under which private models are kept; 0: these are shared, and sent back
+    pull: float | None = None  # the weight of a pull in the loss; None: there is none
+    to: list[Body] = field(default_factory=list)  # the models that it pulls to; none: to what a round begins with
 
 
 @dataclass(frozen=True)

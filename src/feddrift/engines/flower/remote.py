@@ -160,11 +160,11 @@ class Remote(Worker):
             mine[c] = work.select(np.arange(len(self.known.clients)) == c)
             own_specs = [specs[m] for m in mine[c].model]
             w = slice_of(mine[c].data, mine[c].model)
-            asked[c] = Train(round, local.plain(), own_specs, w), _parts_of(own_specs, parts)
+            asked[c] = self._told(Train(round, {}, own_specs, w), c, mine[c].model, local, parts)
 
         def check(c: int, body: Body, raw: Raw) -> list[list[Part]]:
-            trunks = [trunk_shapes] * mine[c].n_lanes if local.trains == "all" and trunk_shapes else []
-            heads = [head_shapes] * len(mine[c].model) if head_shapes else []
+            trunks = [trunk_shapes] * mine[c].n_lanes if local.trains != "head" and trunk_shapes else []
+            heads = [head_shapes] * len(mine[c].model) if local.trains != "trunk" and head_shapes else []
             return messages.read_trained(body, raw, round, trunks, heads)
 
         replies = []
@@ -174,7 +174,7 @@ class Remote(Worker):
                 trunks = [trunks[k] for k in np.argsort(np.argsort(first))]
             else:
                 trunks = [split(params_of(models, m), shape)[0] for m in mine[c].model[first].tolist()]
-            heads = heads or [[] for _ in mine[c].model]
+            heads = heads or [split(params_of(models, m), shape)[1] for m in mine[c].model.tolist()]
             stacked = [[np.stack(rows) for rows in zip(*part, strict=True)] for part in (trunks, heads)]
             replies.append(mine[c].updates(unsplit(stacked[0], stacked[1], shape)))
         return gathered(models, work, replies)
@@ -184,6 +184,17 @@ class Remote(Worker):
             return self._train_private(models, work, first, last, local), np.zeros(work.n_lanes, dtype=np.int64)
         return in_turn(self, models, work, first, last, local)
 
+    def _told(self, request: Train, c: int, members: Ints, local: Local, parts: dict[str, Part]) -> Asked:
+        """The request with how client c trains these models, and where they are pulled; and all parts of models."""
+        request = replace(request, local=replace(local, pull=None).plain())
+        if local.pull is not None:
+            request = replace(request, pull=local.pull.on(c))
+            if (to := local.pull.to) is not None:
+                specs, more = model_parts.described(self.line.net, to)
+                request = replace(request, to=[specs[m % len(specs)] for m in members.tolist()])
+                parts = parts | more
+        return request, _parts_of([*request.models, *request.to], parts)
+
     def _train_private(self, models: Models, work: Work, first: int, last: int, local: Local) -> Models:
         """Each owner trains its own models and keeps them: what remains here is the name of the new version."""
         specs, parts = model_parts.described(self.line.net, models)
@@ -191,8 +202,8 @@ class Remote(Worker):
         for c in np.unique(work.client[self.known.reachable[work.client]]).tolist():
             mine[c] = work.select(np.arange(len(self.known.clients)) == c)
             own_specs, w = [specs[m] for m in mine[c].model], slice_of(mine[c].data, mine[c].model)
-            request = Train(first, local.plain(), own_specs, w, last - first, label)
-            asked[c] = request, _parts_of(own_specs, parts)
+            request = Train(first, {}, own_specs, w, last - first, label)
+            asked[c] = self._told(request, c, mine[c].model, local, parts)
 
         def check(c: int, body: Body, raw: Raw) -> list[list[Part]]:
             return messages.read_trained(body, raw, first, [], [])
