@@ -38,9 +38,9 @@ def test_the_simulator_uses_it_and_works_without(monkeypatch: pytest.MonkeyPatch
     w, calls = some_w(2, stream, 2), []
     native = kernel.rounds
 
-    def counted(*args: Any) -> Any:
+    def counted(*args: Any, **more: Any) -> Any:
         calls.append(1)
-        return native(*args)
+        return native(*args, **more)
 
     monkeypatch.setattr(kernel, "rounds", counted)
     fed = make("simulator", stream).at(2)
