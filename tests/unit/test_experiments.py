@@ -44,6 +44,7 @@ def test_the_tables_of_air_quality_are_what_the_records_say() -> None:
     assert air.PAGE.read_text() == air.rendered(air.PAGE.read_text())
 
 
+@pytest.mark.slow
 def test_the_tables_of_the_method_without_settings_are_what_the_records_say() -> None:
     auto = script("auto")
     assert auto.PAGE.read_text() == auto.rendered(auto.PAGE.read_text())
