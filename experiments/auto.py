@@ -134,7 +134,11 @@ def choice(stream: str, measure: str) -> tuple[str, str]:
 def names() -> str:
     """Everybody with one setting, on the reported seeds."""
     streams = {**MADE, **REAL}
-    found = {(run.algorithm, run.setting) for run in _runs() if run.stream in streams and _is_the_one(run.setting)}
+    found = {
+        (run.algorithm, run.setting)
+        for run in _runs()
+        if run.stream in streams and _is_the_one(run.setting) and not run.algorithm.startswith("experiments.")
+    }
     lines = [_row(["", *streams.values()]), _row(["---"] * (len(streams) + 1))]
     for method in sorted(found, key=lambda method: (method[0] != AUTO, method)):
         of_streams = [_mean(_values(stream, *method, "accuracy")) for stream in streams]
