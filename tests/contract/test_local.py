@@ -262,6 +262,7 @@ def test_nonsense_is_refused(wrong: dict[str, Any], sentence: str) -> None:
         Local(**wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("file", "name"), [("prox.py", "FedProx"), ("ditto.py", "Ditto")])
 def test_the_proximal_methods_of_the_documentation_keep_the_contract(file: str, name: str) -> None:
     (text,) = [block.text for block in blocks("docs/extend.md") if block.file == file]

@@ -16,7 +16,19 @@ def test_the_list_has_every_case() -> None:
     assert list(hashes.expected()["cases"]) == hashes.CASES
 
 
-@pytest.mark.parametrize("case", hashes.CASES)
+def in_the_long_checks(case: str) -> bool:
+    """XLA compiles for long, and Flower's grid is slow: a few of them show what is wrong with all."""
+    kind, _, name = case.partition("/")
+    quick = {
+        "compiled": {"FedDrift"},
+        "flower": {"FedDrift", "FedDrift-Trunk", "FedDrift-Auto", "Local", "FedRep", "FLUX"},
+    }
+    return kind in quick and name not in quick[kind]
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=pytest.mark.slow) if in_the_long_checks(c) else c for c in hashes.CASES]
+)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # what is killed closes no files
 def test_nothing_has_moved(case: str) -> None:
     if not same_machine():

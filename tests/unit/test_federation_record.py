@@ -186,6 +186,7 @@ def same_record(a: Record, b: Record) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the dead close no files
+@pytest.mark.slow
 def test_killed_before_any_change_of_the_disk_a_record_comes_out_the_same(
     tmp_path: Path, deadly: Callable[[int], None]
 ) -> None:

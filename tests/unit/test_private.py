@@ -197,7 +197,7 @@ def test_a_server_cannot_have_them(tmp_path: Path, how: str) -> None:
     fed = engine.at(4)
     fed.train(state.models, state.w)
     assert asked and not fed.reachable[1] and "never leaves this client" in engine.trouble["1"]
-    asks = {"hello", "evaluate", "contest", "explain", "train", "tournament"}
+    asks = {"hello", "evaluate", "contest", "describe", "reroute", "explain", "train", "tournament"}
     assert set(REQUESTS) == asks  # nothing else could ask for one
 
 

@@ -120,7 +120,7 @@ def distances(L: Floats, delta: float) -> Floats:
 
     >>> L = np.zeros((2, 2, 1, 2))  # one client, two groups
     >>> L[0, 1, 0] = [0.2, 0.1]
-    >>> distances(L, delta=0.25)[0, 1].round(9), distances(L, delta=0.15)[0, 1]
+    >>> float(distances(L, delta=0.25)[0, 1].round(9)), float(distances(L, delta=0.15)[0, 1])
     (0.3, inf)
     """
     D = np.full(L.shape[:2], np.inf)
