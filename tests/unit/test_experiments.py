@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from feddrift import algorithms
 from feddrift.reports import paper, summary
 from feddrift.runs import record, sweep
 
@@ -19,6 +20,14 @@ def test_every_grid_is_legal(path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.chdir(ROOT)
     if path.stem != "notes":
         assert len(sweep.read_grid(path)) >= 3
+
+
+def test_the_field_writes_every_threshold_and_number_of_models_out() -> None:
+    configs = sweep.read_grid(ROOT / "experiments" / "field.toml")
+    assert {config.algorithm for config in configs} == set(algorithms.ALGORITHMS)
+    for config in configs:
+        known = algorithms.options(algorithms.entry(config.algorithm).cls)
+        assert {"delta", "n_models", "gamma", "eps"} & set(known) <= set(config.settings), config.algorithm
 
 
 def script(name: str) -> Any:
