@@ -27,6 +27,7 @@ def feddrift(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["feddrift", *args])
         patch.setattr(signal, "signal", lambda *_: None)
+        patch.setattr(cli, "busy", lambda: False)  # a stopped run may still compute, and the command would not wait
         with pytest.raises(SystemExit) as stop:
             cli.main()
     told = capsys.readouterr()

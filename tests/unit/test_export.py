@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from feddrift.errors import ConfigError, DataError
 from feddrift.models import params_of
 from feddrift.nets import resnet
 from feddrift.nets.perceptron import mlp
-from feddrift.runs import background
 from feddrift.runs.config import RunConfig
 from feddrift.runs.export import export
 from feddrift.runs.recorded import RecordedRun
@@ -63,9 +61,6 @@ def test_a_run_that_was_stopped_exports_what_it_has(tmp_path: Path, capsys: pyte
     steps = iter(RecordedRun(config, tmp_path / "runs"))
     next(steps), next(steps)
     steps.close()  # type: ignore[attr-defined]
-    for thread in threading.enumerate():
-        if thread.name == background.NAME:  # a command that ends waits for no work, nor would this process
-            thread.join()
     code, told, _ = feddrift(capsys, "export", str(tmp_path / "runs"), "--out", str(tmp_path / "models"))
     assert code == 0 and "the models after 2 time steps" in told
     assert len(fd.load_models(tmp_path / "models").predict("3", np.zeros((7, 2)))) == 7
