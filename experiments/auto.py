@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +29,7 @@ REAL = {
     "elec2-hours": "elec2-hours",
 }  # fmt: skip
 TOLD = {"by_city": "air-quality", "by_city_without_date": "without_date"}  # where Oracle is told the city
-ONE = {"delta": 0.05, "n_models": 4}  # the setting that all streams share
+ONE = ("delta 0.05", "models 4")  # the settings that all streams share
 MNIST = ("mnist-2", "mnist-4", "mnist-r", "mnist-l-4")
 BESIDE = ("Oblivious", "Local", "FineTuned", "FedDrift", "FedDrift-Trunk", "Oracle", AUTO)
 CONDITIONS = {
@@ -266,7 +267,7 @@ def _run(run: Record) -> Run:
     return Run(
         stream=TOLD.get(stream, stream),
         algorithm=header["algorithm"],
-        setting=_setting(header["settings"]) or ("told the city" if told else ""),
+        setting=_setting(header) or ("told the city" if told else ""),
         seed=header["seed"],
         accuracy=including if omitting is None or told else omitting,
         first=float(halves[0]),
@@ -278,15 +279,16 @@ def _run(run: Record) -> Run:
     )
 
 
-def _setting(settings: dict[str, object]) -> str:
-    """The threshold or number of models, which is what depends on the data."""
-    shown = {"delta": "delta", "n_models": "models"}
-    return ", ".join(f"{word} {settings[key]}" for key, word in shown.items() if key in settings)
+def _setting(header: dict[str, Any]) -> str:
+    """The threshold or number of clusters, which is what depends on the data."""
+    settings, clusters = header["settings"], header["algorithm"].startswith("IFCA")
+    if "n_models" in settings and clusters:
+        return f"models {settings['n_models']}"
+    return f"delta {settings['delta']}" if "delta" in settings else ""
 
 
 def _is_the_one(setting: str) -> bool:
-    numbers = {f"{'models' if key == 'n_models' else key} {value}" for key, value in ONE.items()}
-    return all(part in numbers for part in filter(None, setting.split(", ")) if not part.startswith("told"))
+    return not setting or setting in ONE or setting.startswith("told")
 
 
 def _plain(run: Record) -> bool:

@@ -132,7 +132,7 @@ class Stream:
             clients: What the clients are called.
             times: What the time steps are called.
             local: The training settings that suit these data.
-            groups: [t][c], whole numbers from 0 for the rows of each cell: which group a row belongs to.
+            groups: By time step and client as cells, whole numbers from 0: which group each row of a cell belongs to.
 
         >>> x, y = np.zeros((4, 2)), [0, 1, 1, 0]
         >>> Stream.from_arrays([[(x, y), None], [(x, y), (x, y)]]).counts.tolist()
