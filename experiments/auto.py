@@ -1,25 +1,23 @@
-"""Write the tables of docs/auto.md from results/auto and others: `python experiments/auto.py`."""
+"""Write the tables of docs/auto.md from results/auto and others: `python -m experiments.auto`."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from experiments import measured
+from experiments.measured import TUNING, Run, mean, paired, table
 
 import feddrift as fd
-from feddrift.reports import metrics
 from feddrift.reports.summary import interval
-from feddrift.runs import record
 from feddrift.runs.record import Record
 
-ROOT = Path(__file__).parent.parent
-PAGE, RESULTS = ROOT / "docs" / "auto.md", ROOT / "results"
-AUTO, TUNING = "FedDrift-Auto", (0, 1)  # the seeds on which settings are chosen; the others are reported
+PAGE = Path(__file__).parent.parent / "docs" / "auto.md"
+AUTO = "FedDrift-Auto"
 MADE = {
     "sine-2": "sine-2", "circle-2": "circle-2", "sea-2": "sea-2", "sea-4": "sea-4", "plane": "hyperplane",
     "fashion_100": "Fashion, 100 rows", "fashion_500": "Fashion, 500 rows",
@@ -36,23 +34,6 @@ CONDITIONS = {
     "5_clients": "5 clients", "50_clients": "50 clients", "100_rows": "100 rows a cell", "2000_rows": "2,000 rows",
     "participation": "20 % take part", "bursts": "bursts of noise", "gradual": "gradual drift",
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Run:
-    """The numbers of one record, in percent but the log loss and what was sent."""
-
-    stream: str
-    algorithm: str
-    setting: str  # its threshold or number of models, if it has one
-    seed: int
-    accuracy: float  # omitting drifts where there is truth, else over all time steps
-    first: float  # the first half of the time steps
-    second: float
-    including: float
-    worst: float
-    log_loss: float
-    sent: float
 
 
 def main() -> None:
@@ -115,11 +96,11 @@ def _gap(stream: str, title: str, best: tuple[str, str], measure: str) -> Gap:
 def distance() -> str:
     """How far FedDrift-Auto is from the best."""
     header = ["", AUTO, "sent", "Oblivious", "best of all, chosen on tuning data", "it has", "Auto minus it"]
-    lines = [_row(header), _row(["---"] * len(header))]
+    rows = list[list[str]]()
     for gap in gaps():
-        numbers = [f"**{_mean(gap.mine)}**", _mean(gap.sent), _mean(gap.oblivious), gap.best, _mean(gap.other)]
-        lines.append(_row([gap.stream, *numbers, f"{gap.mean:+.2f} ± {gap.half:.2f}"]))
-    return "\n".join(lines)
+        numbers = [f"**{mean(gap.mine)}**", mean(gap.sent), mean(gap.oblivious), gap.best, mean(gap.other)]
+        rows.append([gap.stream, *numbers, f"{gap.mean:+.2f} ± {gap.half:.2f}"])
+    return table(header, rows)
 
 
 def choice(stream: str, measure: str) -> tuple[str, str]:
@@ -140,32 +121,32 @@ def names() -> str:
         for run in _runs()
         if run.stream in streams and _is_the_one(run.setting) and not run.algorithm.startswith("experiments.")
     }
-    lines = [_row(["", *streams.values()]), _row(["---"] * (len(streams) + 1))]
+    header, rows = ["", *streams.values()], list[list[str]]()
     for method in sorted(found, key=lambda method: (method[0] != AUTO, method)):
-        of_streams = [_mean(_values(stream, *method, "accuracy")) for stream in streams]
-        lines.append(_row([" ".join(filter(None, method)), *of_streams]))
-    return "\n".join(lines)
+        of_streams = [mean(_values(stream, *method, "accuracy")) for stream in streams]
+        rows.append([" ".join(filter(None, method)), *of_streams])
+    return table(header, rows)
 
 
 def beside() -> str:
     """Including drifts, the worst client and the log loss."""
-    lines = [_row(["", *BESIDE]), _row(["---"] * (len(BESIDE) + 1))]
+    header, rows = ["", *BESIDE], list[list[str]]()
     for stream, title in {**MADE, **REAL}.items():
         cells = []
         for name in BESIDE:
             setting = "delta 0.05" if name in ("FedDrift", "FedDrift-Trunk") else ""
             values = [_values(stream, name, setting, measure) for measure in ("including", "worst")]
             loss = _values(stream, name, setting, "log_loss")
-            cells.append(" / ".join([*map(_mean, values), f"{np.mean(list(loss.values())):.3f}"]) if loss else "-")
-        lines.append(_row([title, *cells]))
-    return "\n".join(lines)
+            cells.append(" / ".join([*map(mean, values), f"{np.mean(list(loss.values())):.3f}"]) if loss else "-")
+        rows.append([title, *cells])
+    return table(header, rows)
 
 
 def mnist() -> str:
     """Runs on the data of seed 0, omitting and including drifts."""
     algorithms = ("Oblivious", "FedDrift", "FedDrift-Trunk", "Oracle", "Oracle-Trunk", "Local", "FineTuned", AUTO)
-    records = [run for folder in ("auto", "tables", "trunk") for run in _records(folder)]
-    lines = [_row(["", *algorithms]), _row(["---"] * (len(algorithms) + 1))]
+    records = [run for folder in ("auto", "tables", "trunk") for run in measured.read(folder)]
+    header, rows = ["", *algorithms], list[list[str]]()
     for stream in MNIST:
         cells = []
         for name in algorithms:
@@ -173,8 +154,8 @@ def mnist() -> str:
             numbers = [[fd.summary(r)[f"{which}_drifts"][0] for r in runs] for which in ("omitting", "including")]
             seeds = f" ({len(runs)})" if runs else ""
             cells.append(" / ".join(f"{np.mean(values):.2f}" for values in numbers) + seeds if runs else "-")
-        lines.append(_row([stream, *cells]))
-    return "\n".join(lines)
+        rows.append([stream, *cells])
+    return table(header, rows)
 
 
 def constants() -> str:
@@ -190,18 +171,18 @@ def ablations() -> str:
 def _changed(module: str, streams: Sequence[str]) -> str:
     """What the classes of a module of experiments do, paired by seed with the method as it is."""
     changed = dict.fromkeys(run.algorithm for run in _runs() if run.algorithm.startswith(f"experiments.{module}:"))
-    lines = [_row(["", *streams]), _row(["---"] * (len(streams) + 1))]
+    header, rows = ["", *streams], list[list[str]]()
     for name in changed:
         gaps = [
-            _paired(_values(stream, name, "", "accuracy"), _values(stream, AUTO, "", "accuracy")) for stream in streams
+            paired(_values(stream, name, "", "accuracy"), _values(stream, AUTO, "", "accuracy")) for stream in streams
         ]
-        lines.append(_row([name.rpartition(":")[2].replace("_", " "), *gaps]))
-    return "\n".join(lines)
+        rows.append([name.rpartition(":")[2].replace("_", " "), *gaps])
+    return table(header, rows)
 
 
 def harder() -> str:
     """The same methods where there are other numbers of clients and rows, fewer who take part, and noise."""
-    lines = [_row(["", *BESIDE, "best of the others", "Auto minus it"]), _row(["---"] * (len(BESIDE) + 3))]
+    header, rows = ["", *BESIDE, "best of the others", "Auto minus it"], list[list[str]]()
     for of, stream in {"sine": "sine-2", "sea": "sea-4", "air": "air-quality"}.items():
         for condition, title in CONDITIONS.items():
             key = f"{stream} {condition}" if condition == "participation" else f"{of}_{condition}"
@@ -215,76 +196,26 @@ def harder() -> str:
                 name: np.mean(list(of_seeds.values())) for name, of_seeds in values.items() if of_seeds and name != AUTO
             }
             best = max(others, key=lambda name: float(others[name]))
-            gap = _paired(values[AUTO], values[best])
-            lines.append(_row([f"{stream}, {title}", *map(_mean, values.values()), best, gap]))
-    return "\n".join(lines)
+            gap = paired(values[AUTO], values[best])
+            rows.append([f"{stream}, {title}", *map(mean, values.values()), best, gap])
+    return table(header, rows)
 
 
 def _values(stream: str, algorithm: str, setting: str, measure: str) -> dict[int, float]:
-    """By reported seed."""
-    wanted = (stream, algorithm, setting)
-    return {
-        run.seed: getattr(run, measure)
-        for run in _runs()
-        if (run.stream, run.algorithm, run.setting) == wanted and run.seed not in TUNING
-    }
-
-
-def _mean(values: dict[int, float]) -> str:
-    return f"{np.mean(list(values.values())):.2f}" if values else "-"
-
-
-def _paired(mine: dict[int, float], other: dict[int, float]) -> str:
-    shared = sorted(set(mine) & set(other))
-    if not shared:
-        return "-"
-    gap, _, high = interval([mine[seed] - other[seed] for seed in shared])
-    return f"{gap:+.2f} ± {high - gap:.2f}" if high is not None else f"{gap:+.2f}"
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-@cache
-def _records(folder: str) -> Sequence[Record]:
-    return record.read_all(RESULTS / folder)
+    return measured.values(_runs(), stream, algorithm, setting, measure)
 
 
 @cache
 def _runs() -> Sequence[Run]:
-    return [_run(run) for run in _records("auto") if run.header["stream"] not in MNIST]
+    return [_run(run) for run in measured.read("auto") if run.header["stream"] not in MNIST]
 
 
 def _run(run: Record) -> Run:
-    header, numbers, n = run.header, fd.summary(run), run.rows.steps
-    stream = header["stream"].rpartition(":")[2]
-    if "participation" in header["overrides"]:
-        stream += " participation"
-    told = stream in TOLD
-    halves = [np.nanmean(run.rows.accuracy[part]) * 100 for part in (slice(n // 2), slice(n // 2, n))]
-    omitting, including = numbers["omitting_drifts"][0], numbers["including_drifts"][0]
-    return Run(
-        stream=TOLD.get(stream, stream),
-        algorithm=header["algorithm"],
-        setting=_setting(header) or ("told the city" if told else ""),
-        seed=header["seed"],
-        accuracy=including if omitting is None or told else omitting,
-        first=float(halves[0]),
-        second=float(halves[1]),
-        including=including,
-        worst=100 * float(np.nanmin(metrics.by_client(run))),
-        log_loss=float(np.nanmean(run.rows.log_loss)),
-        sent=numbers["models_sent_ratio"][0],
-    )
-
-
-def _setting(header: dict[str, Any]) -> str:
-    """The threshold or number of clusters, which is what depends on the data."""
-    settings, clusters = header["settings"], header["algorithm"].startswith("IFCA")
-    if "n_models" in settings and clusters:
-        return f"models {settings['n_models']}"
-    return f"delta {settings['delta']}" if "delta" in settings else ""
+    stream = run.header["stream"].rpartition(":")[2]
+    found = measured.numbers(run, told=stream in TOLD)
+    if stream in TOLD:
+        return replace(found, stream=TOLD[stream], setting="told the city")
+    return replace(found, stream=f"{stream} participation" if "participation" in run.header["overrides"] else stream)
 
 
 def _is_the_one(setting: str) -> bool:

@@ -1,13 +1,13 @@
-"""Draw the pictures of docs/auto.md: `python experiments/auto_pictures.py`."""
+"""Draw the pictures of docs/auto.md: `python -m experiments.auto_pictures`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import auto
 import numpy as np
 import numpy.typing as npt
+from experiments import auto
 
 from feddrift.reports import pictures
 
