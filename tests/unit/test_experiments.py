@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +31,7 @@ def test_the_field_writes_every_threshold_and_number_of_models_out() -> None:
 
 
 def script(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "experiments" / f"{name}.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module(f"experiments.{name}")
 
 
 def test_the_page_is_what_the_records_say() -> None:
