@@ -2,7 +2,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo check check-slow bench docs format clean
+.PHONY: demo check check-slow check-all bench docs format clean
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -23,6 +23,8 @@ check: $(VENV)/ready  ## lint, types and tests
 
 check-slow: $(VENV)/ready  ## the long checks
 	$(BIN)/pytest -m slow
+
+check-all: check check-slow  ## both: over Flower every name, not only one for each verb
 
 bench: $(VENV)/ready  ## time and memory as ratios, added to benchmarks/history.json
 	$(BIN)/python benchmarks/bench.py
