@@ -100,9 +100,13 @@ def shared_rows(rows: Floats, clients: Ints, eps: float) -> Floats:
 def row_distances(v: Floats) -> Floats:
     """D(i, j): by how much the cosines of i and j to all others differ, on average."""
     n, unit = len(v), v / np.maximum(np.linalg.norm(v, axis=1, keepdims=True), 1e-30)
-    cos, each = unit @ unit.T, np.arange(n)
-    others = (each[:, None, None] != each) & (each[:, None] != each)  # [i, j, z]
-    return np.asarray((np.abs(cos[:, None] - cos) * others).sum(axis=2) / (n - 2))
+    cos, total = unit @ unit.T, np.empty((n, n))
+    for i in range(n):  # one at a time: all at once need n^3 numbers
+        apart = np.abs(cos[i] - cos)  # [j, z]
+        apart[:, i] = 0
+        np.fill_diagonal(apart, 0)
+        total[i] = apart.sum(axis=1)
+    return total / (n - 2)
 
 
 def _with_heads_of(models: Models, others: Models, clients: Ints) -> Models:

@@ -85,6 +85,9 @@ class FEROMA:
             first = fed.train(take(models, [0], [models.ids[0]]), one, rounds=common)
             models, model, rounds = take(first, [0] * n, range(n)), describer(first), rounds - common
         described, count = describe(fed, model, self.layer, state.key)  # [c, block, d], [c, k]
+        if np.isnan(described[:, 0, 0]).all():  # all were lost while they were asked
+            way = self._router(before, state.scale, model, state.key, fed)
+            return replace(state, models=models, describer=model, w=w, votes=np.eye(n), events=events, router=way)
         scale = Scale(*state.scale) if state.scale.size else Scale.of(described)
         now, size = scale(described), _newest_counts(fed.counts)
         before = before if before.size else np.full_like(now, np.nan)

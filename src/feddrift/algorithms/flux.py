@@ -70,6 +70,9 @@ class FLUX:
             model = describer(models)
         described, _ = describe(fed, model, self.layer, state.key)  # [c, block, d]
         clients = np.flatnonzero(~np.isnan(described[:, 0, 0]))
+        if not len(clients):  # all were lost while they were asked
+            w = newest(home, len(models), fed.tau)
+            return replace(state, models=models, describer=model, w=w, events=(), drifted=None)
         scale = Scale.of(described)
         groups, eps = self._clusters(scale(described[clients]))
         members = [clients[groups == first] for first in np.unique(groups)]

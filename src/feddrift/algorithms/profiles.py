@@ -76,7 +76,7 @@ def router(scaled: Floats, votes: Floats, scale: Scale, model: Models, layer: La
 
 def distances(a: Floats, b: Floats) -> Floats:
     """[i, j], how far the rows of a lie from those of b (Euclid)."""
-    return np.asarray(np.sqrt(((a[:, None] - b[None]) ** 2).sum(axis=2)))
+    return np.stack([np.sqrt(((row - b) ** 2).sum(axis=1)) for row in a]) if len(a) else np.zeros((0, len(b)))
 
 
 def knee(values: Floats) -> float:

@@ -36,8 +36,10 @@ def without_route(state: State) -> State:
 def with_route(before: State, after: State, fed: TimeStep, per: Per) -> State:
     """The state after a time step with what the condition adds to it; an algorithm's own router stands."""
     shared = np.flatnonzero((after.votes > 0).any(axis=0) & ~after.models.private)
-    if after.router is not None or not len(shared):
+    if after.router is not None:
         return after
+    if not len(shared):  # nothing to choose now, but what was learned stays
+        return replace(after, routing=before.routing)
     past = before.routing or Routing(Projection(_words(fed), SIZE))
     any_model = replace(take(after.models, shared[:1], [after.models.ids[shared[0]]]), mask=None)
     cells = _sums(fed.moments(any_model, "input", "class", past.project))

@@ -132,7 +132,9 @@ class _Cells:
             return np.take(rows, rng.permutation(key, len(rows)))
         rows = np.empty(len(concept), dtype=np.int64)
         for k in np.unique(concept):
-            rows[concept == k] = self.pools.take(shown(self.concepts[k]), int((concept == k).sum()))
+            classes = shown(self.concepts[k])
+            drawn = self.pools.take(classes, int((concept == k).sum()))
+            rows[concept == k] = np.take(drawn, rng.permutation(key, len(drawn))) if classes else drawn
         return rows
 
     def _where(
@@ -148,17 +150,26 @@ class _Cells:
 
 
 class _Pools:
-    """All rows in a random order, or those of some classes; who has seen all starts over."""
+    """All rows in a random order, or those of some classes, each once until those that are asked for are used up."""
 
     def __init__(self, y: Labels, order: Ints) -> None:
         self.y, self.order = y, order
         self.rows: dict[tuple[int, ...], Ints] = {}
-        self.used: dict[tuple[int, ...], int] = {}
+        self.is_new = np.ones(len(y), dtype=bool)
 
     def take(self, classes: tuple[int, ...], n: int) -> Ints:
-        """The next rows of these classes, of all where none is named."""
+        """The next rows of these classes, as many of each, or of all where none is named."""
+        if len(classes) > 1:
+            ends = n * np.arange(len(classes) + 1) // len(classes)
+            return np.concatenate([self.take((k,), m) for k, m in zip(classes, np.diff(ends).tolist(), strict=True)])
         if classes not in self.rows:
             self.rows[classes] = self.order[np.isin(self.y[self.order], classes)] if classes else self.order
-        start = self.used.get(classes, 0)
-        self.used[classes] = start + n
-        return np.take(self.rows[classes], start + np.arange(n), mode="wrap")
+        rows = self.rows[classes]
+        taken = rows[self.is_new[rows]][:n]
+        self.is_new[taken] = False
+        if len(taken) == n:
+            return taken
+        self.is_new[rows] = True  # all over again
+        again = np.take(rows, np.arange(n - len(taken)), mode="wrap")
+        self.is_new[again] = False
+        return np.concatenate([taken, again])

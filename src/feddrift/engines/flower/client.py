@@ -1,4 +1,5 @@
-"""A client: it answers what a server may ask, from its own store. Losses, counts and parameters leave it, no data.
+"""A client: it answers what a server may ask, from its own store. No data leave it: losses, counts,
+parameters and, where a method asks for them, moments.
 
 Every handler computes first and commits last, so a question that comes twice gets the same answer twice.
 """

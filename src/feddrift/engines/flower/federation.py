@@ -116,8 +116,8 @@ class Flower(Engine):
         names = (*SCORES, "routed") if state.router is not None else SCORES
         scores = {name: np.full(len(self.roster.clients), np.nan) for name in names}
         for c, present in self._tested.items():
-            for name, value in present.scores.items():
-                scores[name][c] = value
+            for name in scores.keys() & present.scores.keys():  # a client may tell what nobody asked
+                scores[name][c] = present.scores[name]
         return scores
 
     def shifts(self, tau: int, clients: Sequence[int]) -> Mapping[int, Shifts]:
