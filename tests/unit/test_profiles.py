@@ -14,6 +14,7 @@ from feddrift.algorithms.flux import FLUX, FluxState
 from feddrift.algorithms.profiles import DESCRIBER, Scale, components, distances, knee, profiles
 from feddrift.data import Stream
 from feddrift.engines import engine as find_engine
+from feddrift.engines.in_process import InProcessWorker
 from feddrift.nets import default_net
 from feddrift.testing import FakeFederation, check_algorithm
 from feddrift.types import Floats, Ints, Models, Moments, Net, Tournament, Updates
@@ -273,3 +274,26 @@ def test_what_flux_sends_is_counted() -> None:
     fed = engine.at(1)
     assert isinstance(algorithm.step(state, fed), FluxState)
     np.testing.assert_allclose(fed.sent, 2 * LOCAL.rounds + 1 + (2 * 2 + 1) * 2 / size)
+
+
+@pytest.mark.parametrize("name", ["FLUX", "FEROMA"])
+def test_clients_that_are_lost_while_they_are_asked_stop_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only one client has data at first, and it does not come to describe them."""
+    draw = np.random.default_rng(0)
+
+    def cell() -> Any:
+        x = draw.random((20, 3))
+        return x, (x[:, 0] > 0.5).astype(int)
+
+    stream = fd.Stream.from_arrays([[cell(), None, None], [cell(), cell(), cell()], [cell()] * 3], n_classes=2)
+    answer = InProcessWorker.describe
+
+    def lost(self: Any, models: Any, clients: Any, question: Any) -> Any:
+        found = answer(self, models, clients, question)
+        if self.tau:
+            return found
+        return Moments.nobody(len(clients), len(models), found.count.shape[2], found.mean.shape[3])
+
+    monkeypatch.setattr(InProcessWorker, "describe", lost)
+    steps = list(fd.run(stream, name, engine="reference", local=fd.Local(rounds=4, steps=3, batch=8)))
+    assert len(steps) == 2 and np.isfinite(steps[-1].accuracy).all()

@@ -285,3 +285,18 @@ def test_a_net_without_a_trunk_is_refused(name: str) -> None:
 def test_settings_that_make_no_sense(method: Any, wrong: dict[str, Any], sentence: str) -> None:
     with pytest.raises(fd.ConfigError, match=sentence):
         method(**wrong)
+
+
+def test_who_has_a_single_row_has_none_to_look_at() -> None:
+    draw = np.random.default_rng(0)
+
+    def cell(n: int) -> Any:
+        x = draw.random((n, 3))
+        return x, (x[:, 0] > 0.5).astype(int)
+
+    stream = fd.Stream.from_arrays([[cell(20), cell(1)], [cell(20), cell(20)]], n_classes=2)
+    a, b = (
+        [s.accuracy for s in fd.run(stream, "Flash", engine=engine, local=fd.Local(rounds=2, steps=4, batch=8))]
+        for engine in ("simulator", "reference")
+    )
+    np.testing.assert_allclose(a, b)

@@ -312,3 +312,11 @@ def test_what_a_client_serves_chooses_as_its_test_did() -> None:
         by_second = router.votes[chosen, 1] * (chosen >= 0) > 0
         np.testing.assert_array_equal(predictor.predict(x), np.where(by_second, alone[1], alone[0]))
         np.testing.assert_allclose(predictor.predict_proba(x).sum(axis=1), 1)
+
+
+def test_what_the_gate_has_learned_outlives_a_step_of_private_votes() -> None:
+    models = fd.Models({"b": np.zeros((2, 1))}, (0, 1), owner=(-1, 0))
+    past = Routing(Projection((0, 0), 2), saved=np.full(4, 9), rows=np.full(4, 100), stayed=np.zeros(4, dtype=bool))
+    before = State(models, np.zeros((1, 1, 2)), np.array([[1.0, 0.0]]), routing=past)
+    after = replace(before, votes=np.array([[0.0, 1.0]]), routing=None)
+    assert routing.with_route(before, after, None, "row").routing is past  # type: ignore[arg-type]
