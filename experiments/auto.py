@@ -123,9 +123,17 @@ def names() -> str:
     }
     header, rows = ["", *streams.values()], list[list[str]]()
     for method in sorted(found, key=lambda method: (method[0] != AUTO, method)):
-        of_streams = [mean(_values(stream, *method, "accuracy")) for stream in streams]
-        rows.append([" ".join(filter(None, method)), *of_streams])
+        rows.append([" ".join(filter(None, method)), *(_level(stream, method) for stream in streams)])
     return table(header, rows)
+
+
+def _level(stream: str, method: tuple[str, str]) -> str:
+    """On the reported seeds; else, slanted, on the tuning ones."""
+    if reported := _values(stream, *method, "accuracy"):
+        return mean(reported)
+    wanted = (stream, *method)
+    tried = {run.seed: run.accuracy for run in _runs() if (run.stream, run.algorithm, run.setting) == wanted}
+    return f"*{mean(tried)}*" if tried else "-"
 
 
 def beside() -> str:
