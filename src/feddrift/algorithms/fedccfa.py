@@ -22,6 +22,7 @@ import numpy as np
 
 from feddrift.algorithms.fedrep import fresh_heads, halves, heads_on_one_trunk, own_data, with_late_heads
 from feddrift.algorithms.options import option
+from feddrift.algorithms.profiles import components
 from feddrift.averaging import averaged
 from feddrift.errors import ConfigError
 from feddrift.memory import window
@@ -87,11 +88,9 @@ def shared_rows(rows: Floats, clients: Ints, eps: float) -> Floats:
     >>> shared_rows(apart, np.arange(4), 0.1)[0].tolist()
     [[0.5, 0.5, 0.0, 0.0], [0.5, 0.5, 0.0, 0.0], [0.0, 0.0, 0.5, 0.5], [0.0, 0.0, 0.5, 0.5]]
     """
-    from scipy.sparse.csgraph import connected_components  # here, since it takes a while to import
-
     A = np.tile(np.eye(len(rows)), (rows.shape[1], 1, 1))
     for k in range(rows.shape[1]):
-        _, group = connected_components(row_distances(rows[clients, k]) <= eps)
+        group = components(row_distances(rows[clients, k]) <= eps)
         together = group[:, None] == group
         A[k][np.ix_(clients, clients)] = together / together.sum(axis=1, keepdims=True)
     return A

@@ -55,7 +55,6 @@ class FEROMA:
         "inverse", "how near models count: 1 / distance, or exp(-distance)"
     )
     layer: Layer = option("trunk", "what is described: what the net's head sees (trunk), input or logits")
-
     router: bool = option(True, "at a test a client's inputs choose whose model it takes; false: its own")
 
     def __post_init__(self) -> None:

@@ -7,9 +7,10 @@ from typing import Any, get_args
 
 import numpy as np
 
-from feddrift.engines.flower.messages import MAX_SIZE, About, Describe
+from feddrift.engines.flower.messages import About, Describe
 from feddrift.engines.flower.parts import Body
-from feddrift.engines.flower.wire import Refused, whole
+from feddrift.engines.flower.routers import read_projection
+from feddrift.engines.flower.wire import Refused
 from feddrift.engines.in_process import InProcess
 from feddrift.engines.worker import Question
 from feddrift.nets import layer_width
@@ -43,15 +44,10 @@ def answer(engine: InProcess, task: About, request: Describe, models: Models) ->
 
 
 def _projection(project: Any, width: int) -> Any:
-    if isinstance(project, dict):
-        words = [whole(word, 0, 2**32 - 1) for word in project["key"]]
-        return Projection((words[0], words[1]), whole(project["size"], 1, MAX_SIZE))
-    if project is None:
-        return None
-    matrix = np.array(project, dtype=np.float64)
-    if matrix.ndim != 2 or len(matrix) != width:
+    read = read_projection(project)
+    if isinstance(read, np.ndarray) and (read.ndim != 2 or len(read) != width):
         raise Refused(f"it projects {len(project)} numbers of a layer that has {width}")
-    return matrix
+    return read
 
 
 def read(body: Body, shape: tuple[int, int, int], n: int, square: bool) -> Moments:

@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 
 from feddrift.answers import Projection
+from feddrift.engines.flower.messages import MAX_SIZE
 from feddrift.engines.flower.parts import Body
 from feddrift.engines.flower.wire import Refused, whole
 from feddrift.errors import ConfigError
 from feddrift.models import join, take, unused_id
 from feddrift.router import Router
 from feddrift.types import Floats, Models
-
-MAX_SIZE = 10**6
 
 
 def sent_with(models: Models, votes: Floats, router: Router) -> tuple[Models, Floats, Body]:
@@ -43,12 +42,7 @@ def sent_with(models: Models, votes: Floats, router: Router) -> tuple[Models, Fl
 
 def read_router(body: Body, models: Models) -> Router:
     """The router that `sent_with` made this of, checked."""
-    project = body["project"]
-    if isinstance(project, dict):
-        words = [whole(word, 0, 2**32 - 1) for word in project["key"]]
-        project = Projection((words[0], words[1]), whole(project["size"], 1, MAX_SIZE))
-    elif project is not None:
-        project = np.array(project, dtype=np.float64)
+    project = read_projection(body["project"])
     centre, votes, low, scale = (np.array(body[name], dtype=np.float64) for name in ("centre", "votes", "low", "scale"))
     if votes.ndim != 2 or votes.shape[1] != len(models):
         raise Refused(f"its router must vote for {len(models)} models, got votes of shape {votes.shape}")
@@ -59,6 +53,14 @@ def read_router(body: Body, models: Models) -> Router:
         return Router(*kinds, project, low, scale, body["margin"], model, body["layer"])
     except ConfigError as error:
         raise Refused(str(error)) from None
+
+
+def read_projection(project: Any) -> Any:
+    """What rows are projected by: a key from which it is drawn, a matrix, or nothing."""
+    if isinstance(project, dict):
+        words = [whole(word, 0, 2**32 - 1) for word in project["key"]]
+        return Projection((words[0], words[1]), whole(project["size"], 1, MAX_SIZE))
+    return None if project is None else np.array(project, dtype=np.float64)
 
 
 def _plain(value: Any) -> Any:
