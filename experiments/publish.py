@@ -37,6 +37,12 @@ def compact(text: str) -> list[dict[str, Any]]:
     return lines
 
 
+def _short(stream: str) -> str:
+    """Without the module of a stream of one's own, and without the options of one that has a name."""
+    first, _, last = stream.partition(":")
+    return last if "." in first else first
+
+
 def main(source: Path, target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     paths = [path for path in sorted(source.glob("*.jsonl")) if record.is_complete(path)]
@@ -58,7 +64,7 @@ def pack(source: Path, target: Path) -> None:
     for path in sorted(source.glob("*.jsonl")):
         if record.is_complete(path):
             lines = compact(path.read_text())
-            texts = by_stream.setdefault(lines[0]["stream"].rpartition(":")[2], [])
+            texts = by_stream.setdefault(_short(lines[0]["stream"]), [])
             texts += [json.dumps(line, separators=(",", ":")) + "\n" for line in lines]
     for stream, texts in by_stream.items():
         (target / f"{stream}.jsonl.xz").write_bytes(lzma.compress("".join(texts).encode(), preset=6))

@@ -154,6 +154,21 @@ def test_a_sweep_skips_what_is_finished_and_tells_what_failed(tmp_path: Path) ->
     assert again.stderr.count("\n") == 1 and "failed: mnist-4 Oracle seed 0:" in again.stderr
 
 
+def test_a_dry_run_says_what_is_left_and_writes_nothing(tmp_path: Path) -> None:
+    path, first, out = grid(tmp_path), tmp_path / "first.toml", tmp_path / "runs"
+    first.write_text("[[runs]]" + GRID.split("[[runs]]")[1])
+
+    def left() -> list[list[str]]:
+        told = feddrift("sweep", path, "--out", out, "--dry-run", "--jobs", 3)
+        assert told.returncode == 0 and "with 3 processes at a time" in told.stdout, told.stderr
+        return [line.split()[:4] for line in told.stdout.splitlines()[2:4]]
+
+    assert left() == [["sine-2", "6", "0", "6"], ["circle-2", "1", "0", "1"]] and not out.exists()
+    assert feddrift("sweep", first, "--out", out).returncode == 0
+    before = sorted(out.iterdir())
+    assert left() == [["sine-2", "6", "6", "0"], ["circle-2", "1", "0", "1"]] and sorted(out.iterdir()) == before
+
+
 def test_the_same_run_in_other_words_is_done_once(tmp_path: Path) -> None:
     quick = "rounds = 1\nsteps = 2\nseeds = [0, 1]\npattern = 'random:every=1,concepts=2,clients=3,steps=3'\n"
     words = ("", "settings = {delta = [0.05, 0.1]}\n")  # 0.1 is the default there

@@ -30,7 +30,7 @@ from feddrift.reports.remarks import remarks
 from feddrift.reports.summary import summarise
 from feddrift.runs import record, sweep
 from feddrift.runs.config import RunConfig, parse_seeds
-from feddrift.runs.estimate import estimate
+from feddrift.runs.estimate import Estimate, estimate
 from feddrift.runs.recorded import RecordedRun, checkpoint_folders, from_checkpoints, unfinished_runs
 from feddrift.runs.update import runs_to_update
 from feddrift.runs.update import update as find_update
@@ -233,6 +233,9 @@ def sweep_(
     out_dir: Annotated[Path, typer.Option("--out", help="the folder for the records")] = Path("runs"),
     jobs: Annotated[int | None, typer.Option(min=1, help="processes at a time; default: one per core")] = None,
     data_dir: Annotated[Path | None, typer.Option(help=_describe("data_dir"))] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="only say what is left to do, and how long it takes")
+    ] = False,
 ) -> None:
     """Run a grid of runs in parallel; those that are finished in the folder are skipped.
 
@@ -240,8 +243,12 @@ def sweep_(
     """
     can_be_stopped()
     configs = sweep.read_grid(file, data_dir)
-    check_folder(out_dir)
+    if not dry_run:
+        check_folder(out_dir)
     say(f"{file}: {len(configs)} runs")
+    if dry_run:
+        console.out.print(_plan(configs, out_dir, jobs or cores()))
+        return
     ended: dict[str, int] = {"done": 0, "skipped": 0, "failed": 0}
     failures: list[str] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -276,11 +283,7 @@ def _costs(stream: Stream, configs: Sequence[RunConfig]) -> Table:
     total = time.process_time()  # to start up
     for name in dict.fromkeys(config.algorithm for config in configs):
         runs = [config for config in configs if config.algorithm == name]
-        with console.out.status(f"rehearsing {escape(name)}") if console.out.is_terminal else nullcontext():
-            algorithm, local = runs[0].resolve(stream)
-            cost = estimate(
-                stream, algorithm, engine=runs[0].engine, local=local, seed=runs[0].seed, net=runs[0].find_net(stream)
-            )
+        cost = _rehearsed(runs[0], stream)
         total += cost.seconds * len(runs)
         table.add_row(
             escape(name),
@@ -292,6 +295,40 @@ def _costs(stream: Stream, configs: Sequence[RunConfig]) -> Table:
             _duration(cost.seconds * len(runs)),
         )
     table.caption = f"about {_duration(total)} in all; lanes are clients at work on a model in a round"
+    return table
+
+
+def _rehearsed(config: RunConfig, stream: Stream) -> Estimate:
+    name = f"rehearsing {config.algorithm} on {config.stream}"
+    with console.out.status(escape(name)) if console.out.is_terminal else nullcontext():
+        algorithm, local = config.resolve(stream)
+        net = config.find_net(stream)
+        return estimate(stream, algorithm, engine=config.engine, local=local, seed=config.seed, net=net)
+
+
+def _plan(configs: Sequence[RunConfig], out: Path, jobs: int) -> Table:
+    """What is left to do on each stream: a run takes as long as the finished ones of its algorithm there took on
+    average, else as a rehearsal says."""
+    table = Table("stream", "runs", "finished", "left", "time of these", box=None)
+    total = 0.0
+    for name in dict.fromkeys(config.stream for config in configs):
+        took: dict[str, list[float]] = {}
+        left: dict[str, list[RecordedRun]] = {}
+        of_stream = [config for config in configs if config.stream == name]
+        for config in of_stream:
+            run = RecordedRun(config, out)
+            if record.is_complete(run.path):
+                took.setdefault(config.algorithm, []).append(record.read(run.path).seconds or 0.0)
+            else:
+                left.setdefault(config.algorithm, []).append(run)
+        seconds = 0.0
+        for algorithm, runs in left.items():
+            known = took.get(algorithm)
+            seconds += len(runs) * (np.mean(known) if known else _rehearsed(runs[0].config, runs[0].stream).seconds)
+        n_left = sum(map(len, left.values()))
+        table.add_row(escape(name), str(len(of_stream)), str(len(of_stream) - n_left), str(n_left), _duration(seconds))
+        total += seconds
+    table.caption = f"about {_duration(total / jobs)} with {jobs} processes at a time"
     return table
 
 
