@@ -91,6 +91,16 @@ def test_where_inputs_say_nothing_it_never_acts(route: str) -> None:
         assert step.events == same.events
 
 
+def test_what_was_learned_by_heart_does_not_open_the_gate() -> None:
+    """Labels are noise: the model that a client moves to knows its rows, and helps with no others."""
+    random = np.random.default_rng(0)
+    cells = [[(random.normal(k, 0.2, (60, 8)), random.integers(0, 2, 60)) for k in row] for row in CONCEPTS]
+    stream = fd.Stream.from_arrays(cells, name="noise", n_classes=2, concepts=CONCEPTS)
+    local = Local(rounds=10, steps=30, batch=20, lr=0.01)
+    steps = list(fd.run(stream, fd.algorithm("Oracle"), net="mlp:64", local=local, route="running"))
+    assert len(learnt(steps[-1]).saved) and not any(learnt(step).pays for step in steps)
+
+
 def test_among_too_many_models_nothing_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routing, "MOST_MODELS", 1)
     assert all(step.state.router is None and not len(learnt(step).rows) for step in played(shifted(3.0), "batch"))

@@ -5,20 +5,21 @@ adds them up for each model in use. The means of its classes are a model's centr
 centres are nearer than those of the client's own (see `Router`).
 
 The gate: on its new data, whose labels are there, each client counts the mistakes of the model that it had before and
-those of the choice by inputs, with centres that know nothing of these very data. Only the counts leave it.
+those of the choice by inputs, with centres that know nothing of these very data, and among models that have not learned
+from them: the one that it uses now is there as it was before, if it was. Only the counts leave it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from feddrift.engines.federation import TimeStep
-from feddrift.models import take
+from feddrift.models import join, take
 from feddrift.router import Per, Router, Routing, Sums
-from feddrift.types import Event, Moments, Projection, State
+from feddrift.types import Event, Models, Moments, Projection, State
 
 SIZE = 32  # numbers that an input is projected to
 MARGIN = 2.0  # standard errors by which the data of another model must be nearer
@@ -48,30 +49,37 @@ def with_route(before: State, after: State, fed: TimeStep, per: Per) -> State:
         data[used[c]] = _plus(data.get(used[c]), cell)
     now = replace(past, data=data)
     if len(before.w):  # there was a test
-        now = _judged(now, cells, after, used, had, fed, per)
+        now = _judged(now, cells, before, after, used, had, fed, per)
     events = after.events if now.pays == past.pays else (*after.events, _decision(now, after))
-    router = _router(now, data, after, per) if now.pays else None
+    router = _router(now, data, _places(after.models), per, len(after.models)) if now.pays else None
     return replace(after, router=router, routing=now, events=events)
 
 
 def _judged(
-    now: Routing, cells: Data, after: State, used: Mapping[int, int], had: Mapping[int, int], fed: TimeStep, per: Per
-) -> Routing:
+    now: Routing, cells: Data, before: State, after: State, used: Mapping[int, int], had: Mapping[int, int],
+    fed: TimeStep, per: Per,
+) -> Routing:  # fmt: skip
     """With what the choice by inputs would have saved on the newest cells, which it does not know."""
-    routers, votes = dict[int, Router](), after.votes.copy()
+    entered = sorted({used[c] for c in cells if used[c] != had[c]} & set(_places(before.models)))
+    stack, former = _with_former(after.models, before.models, entered)
+    routers, votes = dict[int, Router](), np.zeros((len(after.votes), len(stack)))
+    votes[:, : len(after.models)] = after.votes
     for c, cell in cells.items():
         if had[c] not in after.models.ids:
             continue
-        others = {i: _minus(sums, cell) if i == used[c] else sums for i, sums in now.data.items()}
-        router = _router(now, {i: sums for i, sums in others.items() if sums[0].any()}, after, per)
-        if router is not None and had[c] in others:
+        places, data = _places(after.models), dict(now.data)
+        data[used[c]] = _minus(data[used[c]], cell)
+        if had[c] != used[c]:
+            votes[c] = np.array(stack.ids) == had[c]
+            places.pop(used[c], None)  # it has learned from these very rows
+            places |= {i: m for i, m in former.items() if i == used[c]}
+        router = _router(now, {i: sums for i, sums in data.items() if sums[0].any()}, places, per, len(stack))
+        if router is not None and had[c] in data:
             routers[c] = router
-            if had[c] != used[c]:
-                votes[c] = np.array(after.models.ids) == had[c]
     if not routers:
         return now
     clients = np.array(sorted(routers))
-    counts = fed.reroute(after.models, votes, after.ballot, routers)[clients]
+    counts = fed.reroute(stack, votes, after.ballot, routers)[clients]
     heard = counts[:, 0] > 0
     stayed = np.array([had[c] == used[c] for c in clients.tolist()])
     return replace(
@@ -82,14 +90,28 @@ def _judged(
     )
 
 
-def _router(now: Routing, data: Data, after: State, per: Per) -> Router | None:
-    """A centre for each class of each shared model; None where there is nothing to choose."""
-    models = [m for m in np.flatnonzero(~after.models.private).tolist() if after.models.ids[m] in data]
+def _places(models: Models) -> dict[int, int]:
+    """The position of each shared model, by its id."""
+    return {i: m for m, i in enumerate(models.ids) if not models.private[m]}
+
+
+def _with_former(models: Models, before: Models, ids: Sequence[int]) -> tuple[Models, dict[int, int]]:
+    """The models and, behind them, those of these ids as they were before; and where each of these stands."""
+    if not ids:
+        return models, {}
+    names = [max((*models.ids, *before.ids)) + 1 + k for k in range(len(ids))]
+    former = take(before, [_places(before)[i] for i in ids], names)
+    return join(models, former), {i: len(models) + k for k, i in enumerate(ids)}
+
+
+def _router(now: Routing, data: Data, places: Mapping[int, int], per: Per, n_models: int) -> Router | None:
+    """A centre for each class of each of the models at these places; None where there is nothing to choose."""
+    models = [i for i in places if i in data]
     if not 2 <= len(models) <= MOST_MODELS:
         return None
-    parts = [data[after.models.ids[m]] for m in models]
+    parts = [data[i] for i in models]
     count, total, squares = (np.concatenate([sums[k] for sums in parts]) for k in range(3))
-    votes = np.repeat(np.eye(len(after.models))[models], len(parts[0][0]), axis=0)
+    votes = np.repeat(np.eye(n_models)[[places[i] for i in models]], len(parts[0][0]), axis=0)
     seen, n = count > 0, count[count > 0, None]
     within = (squares[seen] - total[seen] ** 2 / n).sum(axis=0)
     varies = within > ROUNDING * squares.sum(axis=0)
