@@ -18,6 +18,7 @@ from feddrift.algorithms import RECOMMENDED
 from feddrift.errors import ConfigError, DataError, FeddriftError, unknown
 from feddrift.exported import ABOUT
 from feddrift.reports import summary as summaries
+from feddrift.reports.ranks import ranking
 from feddrift.reports.story import alarm_sentence, event_sentence
 from feddrift.reports.words import describe, notable
 from feddrift.runs.config import RunConfig
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 Columns = dict[str, list[Any]]
 COLUMNS = tuple(column.name for column in fields(Rows))
 RUN = ("stream", "algorithm", "settings", "seed")  # which run a row is of
-Kind = Literal["clusters", "accuracy", "patterns", "delta", "traffic"]
+Kind = Literal["clusters", "accuracy", "patterns", "delta", "traffic", "ranks"]
 
 
 def record(
@@ -245,7 +246,7 @@ def plot(records: Record | Iterable[Record], kind: Kind = "clusters") -> Figure:
     Parameters:
         records: What `read` or `record` gave.
         kind: `clusters`: who used which model; `accuracy`: over time; `patterns`: the true concepts; `delta` and
-            `traffic`: accuracy against these.
+            `traffic`: accuracy against these; `ranks`: who is best over several streams.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -261,6 +262,7 @@ def plot(records: Record | Iterable[Record], kind: Kind = "clusters") -> Figure:
         "patterns": pictures.patterns,
         "delta": pictures.threshold,
         "traffic": pictures.traffic,
+        "ranks": lambda runs: pictures.ranks(ranking(runs)),
     }
     if not isinstance(kind, str) or kind not in draw:
         raise ConfigError(f"kind must be one of {', '.join(draw)}, got {kind!r}")

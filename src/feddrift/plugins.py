@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.metadata
 import sys
@@ -53,6 +54,21 @@ def load(what: str, name: str, folder: Path | None = None) -> Any:
             raise ConfigError(f"{what} '{name}': {module} has no '{attribute}'{nearest(part, _public(target))}")
         target = getattr(target, part)
     return target
+
+
+def sources(*names: str | None) -> dict[str, str]:
+    """Of each module that one of these names is a path into: the digest of its file, which changes with the code.
+
+    >>> sources("FedDrift", None), list(sources("json.decoder:JSONDecoder"))
+    ({}, ['json.decoder'])
+    """
+    found = {}
+    for name in filter(None, names):
+        module = name.partition(":")[0] if ":" in name else name.rpartition(".")[0]
+        file = getattr(sys.modules.get(module), "__file__", None)
+        if file is not None and Path(file).is_file():
+            found[module] = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12]
+    return found
 
 
 def _public(target: object) -> list[str]:

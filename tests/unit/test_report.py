@@ -15,8 +15,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from feddrift import cli
-from feddrift.errors import ConfigError
+from feddrift.errors import ConfigError, DataError
 from feddrift.reports import metrics, summary, tables
+from feddrift.reports.ranks import ranking
 from feddrift.reports.summary import Spread, adjusted_rand, lineage, scores, summarise
 from feddrift.reports.words import differences
 from feddrift.runs.record import Record, by_score, read_all
@@ -377,11 +378,46 @@ def test_of_several_configurations_the_plain_one_is_the_baseline(tmp_path: Path)
     fresh = compared(tmp_path)["FedDrift fresh"]
     assert fresh is not None and fresh.mean == pytest.approx(10)
     runs(tmp_path, {0: 0.7}, settings={"delta": 0.2, "init": "warm"})
-    with pytest.raises(ConfigError, match="3 configurations of 'FedDrift' on sine-2: which one to compare with"):
+    with pytest.raises(ConfigError, match="3 configurations of 'FedDrift' on sine-2: which .* such as 'FedDrift delta"):
         compared(tmp_path)
+    named = compared(tmp_path, "FedDrift delta=0.2")["FedDrift fresh"]
+    assert named is not None and named.mean == pytest.approx(20)
 
 
 def test_a_baseline_that_did_not_run(tmp_path: Path) -> None:
     runs(tmp_path, {0: 0.8})
     with pytest.raises(ConfigError, match=r"no finished runs of 'Oracle' to compare with \(there are: FedDrift\)"):
         compared(tmp_path, "Oracle")
+
+
+def test_ranks_are_of_who_ran_everywhere_on_the_seeds_of_all(tmp_path: Path) -> None:
+    for stream, level in {"sine-2": 0.9, "sea-4": 0.6}.items():
+        runs(tmp_path, {0: level, 1: level}, stream=stream)
+        runs(tmp_path, {0: level - 0.1, 1: level - 0.1, 2: 1.0}, stream=stream, algorithm="Oblivious", settings={})
+    runs(tmp_path, {0: 0.95, 1: 0.95}, stream="sine-2", algorithm="Local", settings={})
+    runs(tmp_path, {0: 0.6, 1: 0.6}, stream="sea-4", algorithm="Local", settings={})
+    runs(tmp_path, {0: 1.0}, stream="sea-4", algorithm="Oracle", settings={})
+    found = ranking(read_all(tmp_path))
+    assert found.methods == ("Local", "FedDrift", "Oblivious") and found.streams == ("sea-4", "sine-2")
+    assert found.ranks.tolist() == [[1.5, 1], [1.5, 2], [3, 3]] and found.left_out == ("Oracle",)
+    shown = CliRunner().invoke(cli.app, ["report", str(tmp_path), "--ranks"])
+    assert (
+        shown.exit_code == 0
+        and "Local" in shown.output.splitlines()[1]
+        and "not on all streams: Oracle" in shown.output
+    )
+    told = json.loads(CliRunner().invoke(cli.app, ["report", str(tmp_path), "--ranks", "--json"]).output)
+    assert told[0] == {"method": "Local", "mean_rank": 1.25, "ranks": {"sea-4": 1.5, "sine-2": 1.0}}
+    picture = CliRunner().invoke(cli.app, ["plot", str(tmp_path), "ranks", "--out", str(tmp_path / "ranks.png")])
+    assert picture.exit_code == 0 and (tmp_path / "ranks.png").stat().st_size
+
+
+def test_what_cannot_be_ranked_is_said(tmp_path: Path) -> None:
+    runs(tmp_path, {0: 0.9})
+    runs(tmp_path, {0: 0.8}, algorithm="Oblivious", settings={})
+    with pytest.raises(DataError, match="two or more streams, there are 2 on all of 1"):
+        ranking(read_all(tmp_path))
+    runs(tmp_path, {0: 0.9}, stream="sea-4")
+    runs(tmp_path, {1: 0.9}, stream="sea-4", algorithm="Oblivious", settings={})
+    with pytest.raises(DataError, match="on sea-4 have no seed in common"):
+        ranking(read_all(tmp_path))

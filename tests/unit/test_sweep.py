@@ -169,6 +169,22 @@ def test_a_dry_run_says_what_is_left_and_writes_nothing(tmp_path: Path) -> None:
     assert left() == [["sine-2", "6", "6", "0"], ["circle-2", "1", "0", "1"]] and sorted(out.iterdir()) == before
 
 
+def test_what_was_recorded_with_other_code_is_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = "from feddrift.algorithms.single import Single\n\nclass Mine(Single):\n    pass\n"
+    (tmp_path / "mine.py").write_text(code)
+    path = grid(
+        tmp_path,
+        GRID.partition("[[runs]]\nstream = [")[0].replace('"FedDrift"', '"mine:Mine"').partition("settings")[0],
+    )
+    assert "4 done, 0 were finished before" in feddrift("sweep", path, "--out", "runs").stdout
+    assert "0 done, 4 were finished before" in feddrift("sweep", path, "--out", "runs").stdout
+    (tmp_path / "mine.py").write_text(f"{code}\n# better\n")
+    again = feddrift("sweep", path, "--out", "runs").stdout
+    assert "2 done, 2 were finished before" in again and again.count("again: mine has changed since") == 2
+    assert "0 done, 4 were finished before" in feddrift("sweep", path, "--out", "runs").stdout
+
+
 def test_the_same_run_in_other_words_is_done_once(tmp_path: Path) -> None:
     quick = "rounds = 1\nsteps = 2\nseeds = [0, 1]\npattern = 'random:every=1,concepts=2,clients=3,steps=3'\n"
     words = ("", "settings = {delta = [0.05, 0.1]}\n")  # 0.1 is the default there

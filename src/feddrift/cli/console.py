@@ -9,10 +9,10 @@ from rich.console import Console
 
 from feddrift.errors import one_line
 
-out = Console()
+out = Console(emoji=False)
 if not out.is_terminal and "COLUMNS" not in os.environ:
-    out = Console(width=160)  # a pipe or a file has no edge
-err = Console(stderr=True)
+    out = Console(width=160, emoji=False)  # a pipe or a file has no edge
+err = Console(stderr=True, emoji=False)
 
 
 def say(text: str) -> None:

@@ -18,6 +18,7 @@ from feddrift.cli.console import can_be_stopped, say, tell
 from feddrift.errors import ConfigError, DataError
 from feddrift.reports import metrics, page, paper, tables, trackers
 from feddrift.reports.follow import Follower
+from feddrift.reports.ranks import ranking
 from feddrift.reports.remarks import remarks
 from feddrift.reports.summary import compare, finished, grouped, summarise, unfinished
 from feddrift.runs import record
@@ -35,13 +36,20 @@ class Weigh(StrEnum):
 def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="a folder of records, or one record")],
     against: Annotated[
-        str | None, typer.Option(help="an algorithm to compare with, seed by seed: difference and 95 % interval")
+        str | None,
+        typer.Option(
+            help="an algorithm, or one in a setting, such as 'IFCA n_models=4', to compare with seed by seed: "
+            "difference and 95 % interval"
+        ),
     ] = None,
     beside: Annotated[
         bool, typer.Option("--paper", help="the paper's numbers beside ours; *: over 1 point and 2 of its std apart")
     ] = False,
     measured: Annotated[
         bool, typer.Option("--metrics", help="how drifts were noticed and got over, clients, clusters, traffic")
+    ] = False,
+    ranks: Annotated[
+        bool, typer.Option("--ranks", help="who is best over several streams: mean ranks, and which of them differ")
     ] = False,
     score: Annotated[
         str, typer.Option(metavar="NAME", help=f"in the place of accuracy: {', '.join(SCORES)}")
@@ -63,8 +71,12 @@ def report(
     chosen = find_score(score)
     if beside and (chosen != ACCURACY or weigh is Weigh.rows):
         raise ConfigError("the paper has mean accuracies of clients only: leave out --paper, --score or --weigh")
-    if html is not None and (as_json or measured or beside or against):
-        raise ConfigError("--html writes a page of all there is: leave out --json, --metrics, --paper and --against")
+    if html is not None and (as_json or measured or beside or against or ranks):
+        raise ConfigError(
+            "--html writes a page of all there is: leave out --json, --metrics, --paper, --against, --ranks"
+        )
+    if ranks and (measured or beside or against):
+        raise ConfigError("--ranks is a table of its own: leave out --metrics, --paper and --against")
     if html is not None and weigh is Weigh.rows:
         raise ConfigError("--weigh rows is for tables and --json, the page counts clients alike: leave out one of them")
     records = record.by_score(record.read_all(folder), score)
@@ -83,6 +95,13 @@ def report(
     if not summaries:
         what = "the run" if len(records) == 1 else f"none of the {len(records)} runs"
         raise DataError(f"{what} in {folder} is {'not ' * (len(records) == 1)}finished yet: `feddrift resume` goes on")
+    if ranks:
+        found = ranking(records)
+        if as_json:
+            print(json.dumps(tables.ranks_to_json(found), indent=2))
+        else:
+            console.out.print(tables.ranks_table(found))
+        return
     gaps = compare(records, against) if against else []
     published = [paper.published(summary) for summary in summaries] if beside else []
     numbers = metrics.summarise(records) if measured else []
@@ -116,6 +135,7 @@ class Kind(StrEnum):
     patterns = "patterns"
     delta = "delta"
     traffic = "traffic"
+    ranks = "ranks"
 
 
 def plot(
@@ -124,7 +144,7 @@ def plot(
         Kind,
         typer.Argument(
             help="clusters: who used which model when; accuracy: over time; patterns: "
-            "the true concepts; delta, traffic: accuracy against them"
+            "the true concepts; delta, traffic: accuracy against them; ranks: over several streams"
         ),
     ],
     file: Annotated[Path, typer.Option("--out", help="the picture: .png, .pdf or .svg")],

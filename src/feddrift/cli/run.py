@@ -28,6 +28,7 @@ from feddrift.errors import ConfigError, DataError, FeddriftError
 from feddrift.reports import tables
 from feddrift.reports.remarks import remarks
 from feddrift.reports.summary import summarise
+from feddrift.reports.words import describe
 from feddrift.runs import record, sweep
 from feddrift.runs.config import RunConfig, parse_seeds
 from feddrift.runs.estimate import Estimate, estimate
@@ -229,7 +230,9 @@ def export_(
 
 
 def sweep_(
-    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="tables [[runs]]: streams, algorithms, seeds, ...")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE.toml", help=r"tables \[\[runs]]: streams, algorithms, seeds, ...")
+    ],
     out_dir: Annotated[Path, typer.Option("--out", help="the folder for the records")] = Path("runs"),
     jobs: Annotated[int | None, typer.Option(min=1, help="processes at a time; default: one per core")] = None,
     data_dir: Annotated[Path | None, typer.Option(help=_describe("data_dir"))] = None,
@@ -266,10 +269,12 @@ def sweep_(
             if item.kind == "skipped":  # says nothing about the speed of the others
                 progress.update(task, total=len(configs) - ended["skipped"])
                 continue
-            what = f"{item.config.stream} {item.config.algorithm} seed {item.config.seed}"
+            method = f"{item.config.algorithm} {describe(item.config.settings)}".strip()
+            what = f"{item.config.stream} {method} seed {item.config.seed}"
             if item.kind == "failed":
                 failures.append(f"{what}: {item.reason}")
-            say(f"[{sum(ended.values())}/{len(configs)}] {what}" + (" failed" if item.kind == "failed" else ""))
+            why = " failed" if item.kind == "failed" else f", again: {item.reason}" if item.reason else ""
+            say(f"[{sum(ended.values())}/{len(configs)}] {what}{why}")
     say(f"{ended['done']} done, {ended['skipped']} were finished before, {ended['failed']} failed; in {out_dir}")
     for failure in failures:
         tell(f"failed: {failure}")
@@ -294,7 +299,9 @@ def _costs(stream: Stream, configs: Sequence[RunConfig]) -> Table:
             _duration(cost.seconds),
             _duration(cost.seconds * len(runs)),
         )
-    table.caption = f"about {_duration(total)} in all; lanes are clients at work on a model in a round"
+    _, local = configs[0].resolve(stream)
+    budget = f"{local.rounds} rounds of {local.steps} local steps a time step"
+    table.caption = f"about {_duration(total)} in all: {budget}; lanes are clients at work on a model in a round"
     return table
 
 
@@ -317,7 +324,7 @@ def _plan(configs: Sequence[RunConfig], out: Path, jobs: int) -> Table:
         of_stream = [config for config in configs if config.stream == name]
         for config in of_stream:
             run = RecordedRun(config, out)
-            if record.is_complete(run.path):
+            if record.is_complete(run.path) and not run.changed_since():
                 took.setdefault(config.algorithm, []).append(record.read(run.path).seconds or 0.0)
             else:
                 left.setdefault(config.algorithm, []).append(run)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrift.errors import ConfigError
-from feddrift.reports.words import notable
+from feddrift.reports.words import describe, differences, notable
 from feddrift.runs.record import Record, configuration
 from feddrift.types import Bools, Floats, Ints
 
@@ -198,10 +198,12 @@ def compare(records: Iterable[Record], baseline: str) -> list[Difference | None]
     """Each configuration, in the order of `summarise`, against an algorithm on the same stream, seed by seed.
 
     Compared is the accuracy omitting drifts, or including them where drifts are not known. Of several configurations
-    of the baseline the one with its default settings counts.
+    of the baseline the one with its default settings counts, or the one with the settings behind its name, such as
+    ``IFCA n_models=4``.
     """
     groups = configurations(records)
-    if not any(group[0].header["algorithm"] == baseline for group in groups):
+    name = baseline.split()[0] if baseline.split() else ""
+    if not any(group[0].header["algorithm"] == name for group in groups):
         have = ", ".join(dict.fromkeys(group[0].header["algorithm"] for group in groups))
         raise ConfigError(f"no finished runs of '{baseline}' to compare with (there are: {have})")
     return [difference_of(group, _baseline_of(group, groups, baseline), baseline) for group in groups]
@@ -214,20 +216,30 @@ def configurations(records: Iterable[Record]) -> list[list[Record]]:
     return sorted(groups, key=lambda group: (group[0].header["stream"], order.index(group[0].header["algorithm"])))
 
 
-def _baseline_of(group: list[Record], groups: list[list[Record]], name: str) -> list[Record]:
+def _baseline_of(group: list[Record], groups: list[list[Record]], baseline: str) -> list[Record]:
     """The runs of the baseline with the same data and training, or none."""
-    header = group[0].header
+    header, (name, *asked) = group[0].header, baseline.split()
     alike = [
         candidate
         for candidate in groups
         if candidate[0].header["algorithm"] == name
         and all(candidate[0].header[key] == header[key] for key in ("stream", "overrides"))
+        and {part.rstrip(",") for part in asked} <= _settings_of(candidate[0])
     ]
     plain = [candidate for candidate in alike if set(notable(name, candidate[0].header["settings"])) <= {"delta"}]
     best = plain if len(alike) > 1 else alike
     if len(best) != 1 and alike:
-        raise ConfigError(f"{len(alike)} configurations of '{name}' on {header['stream']}: which one to compare with?")
+        told = describe(differences([(name, name, c[0].header["settings"]) for c in alike])[0])
+        raise ConfigError(
+            f"{len(alike)} configurations of '{name}' on {header['stream']}: which one to compare with? "
+            f"Name its settings, such as '{name} {told}'"
+        )
     return best[0] if best else []
+
+
+def _settings_of(record: Record) -> set[str]:
+    """As one may name them: key=value."""
+    return {describe({key: value}) for key, value in record.header["settings"].items()}
 
 
 def difference_of(group: Sequence[Record], baseline: Sequence[Record], name: str) -> Difference | None:

@@ -10,6 +10,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from feddrift.reports.ranks import Ranking
 from feddrift.reports.summary import Difference, Published, Spread, Summary
 from feddrift.reports.words import describe, differences, notable, ranges, shared
 from feddrift.scores import ACCURACY, Score
@@ -109,6 +110,27 @@ def table(
         ]
         grid.add_row(*(Text(cell) for cell in cells))  # as Text: a name may hold [brackets]
     return grid
+
+
+def ranks_to_json(ranking: Ranking) -> list[dict[str, Any]]:
+    """A method after the other, the best first."""
+    rows = zip(ranking.methods, ranking.mean.tolist(), ranking.ranks.tolist(), strict=True)
+    return [
+        {"method": method, "mean_rank": mean, "ranks": dict(zip(ranking.streams, each, strict=True))}
+        for method, mean, each in rows
+    ]
+
+
+def ranks_table(ranking: Ranking) -> Table:
+    """Mean ranks and those on each stream, 1: best."""
+    table = Table("", "mean rank", *ranking.streams, box=None)
+    for method, mean, each in zip(ranking.methods, ranking.mean, ranking.ranks, strict=True):
+        table.add_row(Text(method), f"{mean:.2f}", *(f"{rank:g}" for rank in each))
+    lines = [f"mean ranks differ at 5 % where they are {ranking.critical_difference:.2f} apart (Nemenyi)"]
+    if ranking.left_out:
+        lines.append(f"not on all streams: {', '.join(ranking.left_out)}")
+    table.caption = Text("\n".join(lines), justify="left")
+    return table
 
 
 def _mean(score: Score) -> str:

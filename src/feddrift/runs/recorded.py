@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from feddrift import algorithms, checkpoint, engines, rng, streams
+from feddrift import algorithms, checkpoint, engines, plugins, rng, streams
 from feddrift._version import __version__
 from feddrift.data import Stream
 from feddrift.engines.federation import TimeStep
@@ -140,6 +140,14 @@ class RecordedRun:
                 log.warning("%s", error)
         return _Start()
 
+    def changed_since(self) -> list[str]:
+        """The modules of one's own that have other code now than when the record was begun; a record may not know."""
+        mine = plugins.sources(self.config.algorithm, self.config.stream, self.config.net)
+        paths = [path for path in (part_of(self.path), self.path) if path.is_file()]
+        for versions_then in (read(path).header["versions"] for path in paths[:1]):
+            return [module for module, code in mine.items() if versions_then.get(module, code) != code]
+        return []
+
     def _start(self, saved: checkpoint.Checkpoint | DataError, like: Params) -> _Start:
         if isinstance(saved, DataError):
             raise saved
@@ -243,7 +251,7 @@ def _header(config: RunConfig, stream: Stream, algorithm: Algorithm, local: Loca
         "clients": list(stream.clients),
         "concepts": None if stream.concepts is None else stream.concepts.tolist(),
         "same": {str(k): v for k, v in stream.same.items()},
-        "versions": versions(),
+        "versions": versions() | plugins.sources(config.algorithm, config.stream, config.net),
         "device": device_kind(),
         "started": datetime.now(UTC).isoformat(),
         "times": list(stream.times),

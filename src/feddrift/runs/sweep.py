@@ -105,7 +105,7 @@ class Progress:
     config: RunConfig
     kind: Literal["skipped", "step", "done", "failed"]
     share: float = 1.0  # of the run, that a time step is
-    reason: str = ""  # of a failure
+    reason: str = ""  # of a failure, or of doing again what was finished
 
 
 def sweep(configs: Sequence[RunConfig], out: Path, jobs: int) -> Generator[Progress, None, None]:
@@ -211,7 +211,9 @@ def _work(pipe: Connection, cores: list[int], out: Path) -> None:
 
 def _one(config: RunConfig, out: Path, pipe: Connection) -> Progress:
     recorded = RecordedRun(config, out, resume=True)
-    if record.is_complete(recorded.path):
+    if changed := recorded.changed_since():
+        recorded = RecordedRun(config, out)  # from its beginning
+    elif record.is_complete(recorded.path):
         return Progress(config, "skipped")
     try:
         for _ in recorded:
@@ -219,4 +221,4 @@ def _one(config: RunConfig, out: Path, pipe: Connection) -> Progress:
     except BusyError:  # the same run under other words, in this sweep or another
         return Progress(config, "skipped")
     recorded.checkpoints.clear()  # a sweep is run for its records
-    return Progress(config, "done")
+    return Progress(config, "done", reason=f"{', '.join(changed)} has changed since" if changed else "")
