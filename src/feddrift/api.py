@@ -6,7 +6,7 @@ Tables are plain columns, lists by name: ``pandas.DataFrame(fd.rows(records))`` 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -256,7 +256,7 @@ def plot(records: Record | Iterable[Record], kind: Kind = "clusters") -> Figure:
     """
     from feddrift.reports import pictures  # here, since matplotlib takes a while to import
 
-    draw = {
+    draw: dict[str, Callable[[Sequence[Record]], Figure]] = {
         "clusters": pictures.clusters,
         "accuracy": pictures.accuracy,
         "patterns": pictures.patterns,

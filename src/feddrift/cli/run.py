@@ -331,7 +331,8 @@ def _plan(configs: Sequence[RunConfig], out: Path, jobs: int) -> Table:
         seconds = 0.0
         for algorithm, runs in left.items():
             known = took.get(algorithm)
-            seconds += len(runs) * (np.mean(known) if known else _rehearsed(runs[0].config, runs[0].stream).seconds)
+            each = sum(known) / len(known) if known else _rehearsed(runs[0].config, runs[0].stream).seconds
+            seconds += len(runs) * each
         n_left = sum(map(len, left.values()))
         table.add_row(escape(name), str(len(of_stream)), str(len(of_stream) - n_left), str(n_left), _duration(seconds))
         total += seconds
