@@ -10,18 +10,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from experiments import measured
 from experiments.measured import TUNING, Run, mean, table
 
 from feddrift.reports import pictures
+from feddrift.reports.ranks import Ranking, ranked
 from feddrift.reports.summary import interval
 from feddrift.runs.record import Record
-from feddrift.types import Floats
 
 DOCS = Path(__file__).parent.parent / "docs"
+LEAST = 3  # seeds
 PAGE, PICTURE = DOCS / "field.md", DOCS / "figures" / "field-ranks.png"
 AUTO = "FedDrift-Auto"
 PICTURES = ("fashion-swap-sudden", "fashion-swap-recurrent", "mnist-g-3", "digits-turn", "digits-shown")
@@ -47,7 +47,7 @@ Method = tuple[str, str]  # its name, and its setting, if it has one that depend
 
 def main() -> None:
     PAGE.write_text(rendered(PAGE.read_text()))
-    pictures.save(ranks_picture(), PICTURE)
+    pictures.save(pictures.ranks(ranking(), AUTO), PICTURE)
 
 
 def rendered(text: str) -> str:
@@ -106,35 +106,32 @@ def reported(stream: str) -> frozenset[int]:
 
 
 @cache
-def ranks() -> tuple[list[Method], Floats]:
-    """The methods that ran on all streams without being told anything, and their ranks [method, stream], 1: best."""
-    from scipy.stats import rankdata
-
-    every = [m for m in methods() if m[0] not in TOLD and all(level(m, stream) for stream in STREAMS)]
-    means = np.array([[np.mean(list(level(m, stream).values())) for stream in STREAMS] for m in every])
-    found = np.apply_along_axis(rankdata, 0, -means.round(6))
-    order = np.argsort(found.mean(axis=1), kind="stable")
-    return [every[k] for k in order], found[order]
+def complete() -> tuple[str, ...]:
+    """The streams on which everybody ran who is told nothing."""
+    untold = [m for m in methods() if m[0] not in TOLD]
+    return tuple(s for s in STREAMS if all((s, *m) in _values() for m in untold) and len(reported(s)) >= LEAST)
 
 
-def critical_difference(n_methods: int, n_streams: int) -> float:
-    """How far mean ranks must be apart to differ at 5 % (Nemenyi).
+@cache
+def ranking() -> Ranking:
+    """Of everybody who is told nothing."""
+    untold = [m for m in methods() if m[0] not in TOLD]
+    means = {words(m): [float(np.mean(list(level(m, s).values()))) for s in complete()] for m in untold}
+    return ranked(means, complete())
 
-    >>> round(critical_difference(4, 14), 2)  # q = 2.569 for four (Demsar 2006)
-    1.25
-    """
-    from scipy.stats import studentized_range
 
-    q = studentized_range.ppf(0.95, n_methods, np.inf) / np.sqrt(2)
-    return float(q * np.sqrt(n_methods * (n_methods + 1) / (6 * n_streams)))
+def in_order() -> list[Method]:
+    """The best first, then who is told."""
+    place = {name: k for k, name in enumerate(ranking().methods)}
+    return sorted(methods(), key=lambda m: (m[0] in TOLD, place.get(words(m), 0), m))
 
 
 def beaten() -> str:
     """Where somebody who is told nothing is better than FedDrift-Auto, beyond the interval."""
     rows = list[list[str]]()
-    for stream, title in STREAMS.items():
+    for stream in complete():
         mine, better = level((AUTO, ""), stream), list[tuple[float, float, str]]()
-        for method in ranks()[0]:
+        for method in (m for m in in_order() if m[0] not in TOLD):
             theirs = level(method, stream)
             gap, _, high = interval([theirs[seed] - mine[seed] for seed in sorted(theirs)])
             if method[0] != AUTO and high is not None and gap > high - gap:
@@ -142,32 +139,33 @@ def beaten() -> str:
         better.sort(reverse=True)
         told = [f"{name} +{gap:.2f} ± {half:.2f}" for gap, half, name in better[:3]]
         more = [f"and {len(better) - 3} others"] if len(better) > 3 else []
-        rows.append([title, mean(mine), ", ".join(told + more) or "nobody"])
+        rows.append([STREAMS[stream], mean(mine), ", ".join(told + more) or "nobody"])
     return table(["", AUTO, "better, beyond the 95 % interval"], rows)
 
 
 def accuracy() -> str:
     """Everybody on every stream, the best rank first, then who is told."""
-    ranked, places = ranks()
-    rows = [["seeds", "", *(str(len(reported(stream))) for stream in STREAMS)]]
-    best = {stream: max(float(mean(level(m, stream))) for m in ranked) for stream in STREAMS}
-    for method in [*ranked, *(m for m in methods() if m not in ranked)]:
-        place = f"{places[ranked.index(method)].mean():.1f}" if method in ranked else "told"
-        cells = [mean(level(method, stream)) for stream in STREAMS]
-        if method in ranked:
-            cells = [f"**{x}**" if float(x) == best[s] else x for x, s in zip(cells, STREAMS, strict=True)]
+    rows = [["seeds", "", *(str(len(reported(stream))) for stream in complete())]]
+    mean_rank = dict(zip(ranking().methods, ranking().mean, strict=True))
+    for method in in_order():
+        cells = []
+        for stream in complete():
+            first = ranking().ranks[:, complete().index(stream)].argmin()
+            cell = mean(level(method, stream))
+            cells.append(f"**{cell}**" if words(method) == ranking().methods[first] else cell)
+        place = "told" if method[0] in TOLD else f"{mean_rank[words(method)]:.1f}"
         rows.append([words(method), place, *cells])
-    return table(["", "mean rank", *STREAMS.values()], rows)
+    return table(["", "mean rank", *(STREAMS[stream] for stream in complete())], rows)
 
 
 def others() -> str:
     """The other measures, as means over the streams where they are known."""
     rows = []
-    for method in [*ranks()[0], *(m for m in methods() if m[0] in TOLD)]:
+    for method in in_order():
         cells = []
         for measure, (_, digits) in MEASURES.items():
-            known = {s: list(level(method, s, measure).values()) for s in STREAMS}
-            cells.append(mean({k: float(np.mean(v)) for k, v in enumerate(known.values()) if v}, digits))
+            known = [list(level(method, stream, measure).values()) for stream in complete()]
+            cells.append(mean({k: float(np.mean(v)) for k, v in enumerate(known) if v}, digits))
         rows.append([words(method), *cells])
     return table(["", *(title for title, _ in MEASURES.values())], rows)
 
@@ -179,7 +177,7 @@ def best_setting(name: str, stream: str) -> str:
         for (s, algorithm, setting), by_seed in _values().items()
         if (s, algorithm) == (stream, name) and set(TUNING) <= set(by_seed)
     }
-    return max(tried, key=lambda setting: (tried[setting], setting == ONE.get(name, DELTA)))
+    return max(tried, key=lambda setting: (tried[setting], setting == ONE.get(name, DELTA)), default="")
 
 
 def chosen() -> str:
@@ -187,35 +185,16 @@ def chosen() -> str:
     rows = []
     for name in TUNED:
         cells = []
-        for stream in STREAMS:
+        for stream in complete():
             setting = best_setting(name, stream)
-            cells.append(f"{mean(level((name, setting), stream))} ({setting.rpartition(' ')[2]})")
+            cells.append(f"{mean(level((name, setting), stream))} ({setting.rpartition(' ')[2]})" if setting else "-")
         rows.append([name, *cells])
-    return table(["", *STREAMS.values()], rows)
+    return table(["", *(STREAMS[stream] for stream in complete())], rows)
 
 
 def words(method: Method) -> str:
     """As the tables have it."""
     return " ".join(filter(None, method))
-
-
-def ranks_picture() -> Any:
-    """The rank on each stream, the mean, and how far apart means must be to differ."""
-    from matplotlib.figure import Figure
-
-    ranked, places = ranks()
-    averages, apart = places.mean(axis=1), critical_difference(*places.shape)
-    fig = Figure(figsize=(8, 0.24 * len(ranked) + 1.2), layout="constrained")
-    axes, at = fig.subplots(), np.arange(len(ranked))[::-1]
-    color = ["#c2570c" if name == AUTO else "#1f5fa8" for name, _ in ranked]
-    axes.axvspan(averages[0], averages[0] + apart, color="#1f5fa8", alpha=0.08, linewidth=0)
-    axes.scatter(places.T, np.tile(at, (places.shape[1], 1)), s=9, color="#9aa3ad", linewidths=0)
-    axes.scatter(averages, at, s=42, color=color, zorder=3)
-    axes.set_yticks(at, [words(m) for m in ranked], fontsize=8)
-    axes.set_ylim(-0.8, len(ranked) - 0.2)
-    axes.set_xlabel("rank on each stream (grey) and their mean; within the band: not different from the first at 5 %")
-    axes.spines[["top", "right"]].set_visible(False)
-    return fig
 
 
 if __name__ == "__main__":

@@ -202,6 +202,11 @@ def test_four_label_maps_while_all_pictures_turn() -> None:
             assert (y == [classes, 9 - classes, (classes + 1) % 10, (classes + 2) % 10][k]).all()
 
 
+def test_concepts_that_mean_the_same_are_one_however_they_are_written() -> None:
+    concepts = ["keep", "swap(1, 2)", "turn(0) add(0)", "swap(2,1) keep", "turn(90)", "swap(1,2) turn(90.0)"]
+    assert made(concepts=concepts, pattern=["01", "23", "45"]).same == {2: 0, 3: 1}
+
+
 def clean(x: npt.NDArray[np.float32], concept: int | npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     return np.asarray(x[:, 1] + x[:, 2] > np.array([8, 9, 7, 9])[concept])
 

@@ -14,7 +14,7 @@ from feddrift.errors import ConfigError
 from feddrift.streams import bases
 from feddrift.streams.bases import Base, Values
 from feddrift.streams.components import components, project
-from feddrift.streams.maps import Labels, Map, apply, shown
+from feddrift.streams.maps import Labels, Map, apply, meaning, shown
 from feddrift.streams.recipe import SMALL_NET, Recipe
 from feddrift.types import Ints
 
@@ -47,7 +47,7 @@ def compose(recipe: Recipe, name: str, ids: Ints, data_dir: str | Path | None = 
         rows = slice(end, end := end + len(labels))
         x[rows] = values.reshape(len(labels), -1) if axes is None else project(values, *axes)
         y[rows], group[rows] = labels, ~in_group
-    maps = recipe.concept_maps
+    meanings = [meaning(of_concept) for of_concept in recipe.concept_maps]
     return Stream(
         name=name,
         x=x,
@@ -55,7 +55,7 @@ def compose(recipe: Recipe, name: str, ids: Ints, data_dir: str | Path | None = 
         counts=counts,
         n_classes=base.n_classes,
         concepts=ids,
-        same={k: maps.index(of_concept) for k, of_concept in enumerate(maps) if of_concept in maps[:k]},
+        same={k: meanings.index(of_concept) for k, of_concept in enumerate(meanings) if of_concept in meanings[:k]},
         family=MADE,
         local=recipe.local,
         group=group if recipe.group_share else None,

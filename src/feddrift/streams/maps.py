@@ -110,6 +110,20 @@ def _fits(one: Map, n_classes: int) -> bool:
     return legal[one.kind]
 
 
+def meaning(maps: tuple[Map, ...]) -> tuple[tuple[str | float, ...], ...]:
+    """What a concept does, however it is written: concepts that mean the same are the same.
+
+    >>> meaning(parse("keep swap(2,1.0)", "mnist", 10)) == meaning(parse("turn(0) swap(1,2)", "mnist", 10))
+    True
+    """
+    found = list[tuple[str | float, ...]]()
+    for one in maps:
+        numbers = sorted(one.numbers) if one.kind in ("swap", "show") else list(one.numbers)
+        if one.kind != "keep" and not (one.kind in ("add", "noise", "turn") and numbers == [0]):
+            found.append((one.kind, *(arg for arg in one.args if arg in CORRUPTIONS), *numbers))
+    return tuple(found)
+
+
 def shown(maps: tuple[Map, ...]) -> tuple[int, ...]:
     """The classes that a concept shows only; none: it shows all."""
     return next((tuple(sorted(map(int, one.numbers))) for one in maps if one.kind == "show"), ())

@@ -20,6 +20,6 @@ def ranks(ranking: Ranking, ours: str | None = None) -> Picture:
     axes.scatter(ranking.mean, at, s=42, color=color, zorder=3)
     axes.set_yticks(at, list(ranking.methods), fontsize=8)
     axes.set_ylim(-0.8, len(ranking.methods) - 0.2)
-    axes.set_xlabel("rank on each stream (grey) and their mean; within the band: not different from the first at 5 %")
+    axes.set_xlabel("rank on each stream (grey) and mean rank\nin the band: not different from the first at 5 %")
     axes.spines[["top", "right"]].set_visible(False)
     return fig
