@@ -25,10 +25,10 @@ MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # every file of a st
 
 
 def load_of(stream: Stream, c: int) -> Any:
-    """What client c of a stream receives at time t."""
+    """The batches of client c of a stream: one for each time step, those without data are empty."""
 
-    def load(t: int) -> Cell | None:
-        return stream.cell(t, c) if t < len(stream.counts) and stream.counts[t, c] else None
+    def load(n: int) -> Cell | None:
+        return stream.cell(n, c) if n < len(stream.counts) else None
 
     return load
 

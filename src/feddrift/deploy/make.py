@@ -184,9 +184,9 @@ def _client(folder: Path, server: Path, name: str, address: str, classes: Sequen
     _write(
         folder / "client.toml",
         f"name = {json.dumps(name)}\nserver = {json.dumps(address)}\n"
-        '# data = "data"             # new time steps: data/step_<t>.csv or .npz, moved there when they are whole\n'
+        '# data = "data"             # its batches: data/step_<n>.csv or .npz, n = 0, 1, ..., moved there whole\n'
         '# label = "label"           # the column of the labels\n'
-        '# load = "mine:load"        # or a function load(t) of mine.py in this folder: (x, y), or None\n'
+        '# load = "mine:load"        # or a function load(n) of mine.py in this folder: (x, y), or None: not yet\n'
         '# model = "mine:model"      # or linear, mlp:64,64; the server must name the same\n'
         "# max_rows = 100000         # how much history is kept, in rows\n"
         "# max_age = 50              # and in time steps\n"

@@ -23,6 +23,7 @@ from feddrift import plugins, rng
 from feddrift.data import Stream
 from feddrift.engines.flower import described, scored, wire
 from feddrift.engines.flower import parts as model_parts
+from feddrift.engines.flower.batches import Load, Named, StepFiles, waiting
 from feddrift.engines.flower.messages import (
     MAX_ID,
     MAX_NAME,
@@ -45,7 +46,7 @@ from feddrift.engines.flower.messages import (
 )
 from feddrift.engines.flower.parts import Body, Part
 from feddrift.engines.flower.routers import read_router
-from feddrift.engines.flower.store import Load, Named, Store, checked_name, from_folder, named_in
+from feddrift.engines.flower.store import Store, checked_name
 from feddrift.engines.flower.wire import Refused, numbers, whole
 from feddrift.engines.in_process import InProcess
 from feddrift.engines.own import simulated
@@ -75,7 +76,7 @@ class Client:
         model: Any = None,  # a Net, its name, or what makes one: see nets.net_for
         max_rows: int | None = None,
         max_age: int | None = None,
-        named: Named = lambda t: ((), ()),  # what the features and classes of time t are called
+        named: Named = lambda n: ((), ()),  # what the features and classes of the n-th batch are called
         explain: bool = True,  # whether the server may know what moved in the data when there is an alarm
     ) -> None:
         self.name, self.root, self.load, self.model = checked_name(name, "a client"), Path(root), load, model
@@ -146,11 +147,14 @@ class Client:
         return reply, parts
 
     def _hello(self, task: About, store: Store, request: Hello, raw: Raw) -> Body:
-        store.take_in(self.load, task.tau, task.features, task.n_classes)
+        if request.seen is not None:
+            store.show_again(task.tau, request.seen)
+            store.take_in(self.load, task.tau, task.features, task.n_classes)
         store.limit(task.tau, self.max_rows, self.max_age)
         cells = {t: n for t, n in store.cells().items() if t <= task.tau}
+        present = Present(cells, **self._waiting(task, store))
         if (serve := request.serve) is None:
-            return Present(cells).body()
+            return present.body()
         models, new = self._models(task, store, serve["models"], raw)
         tested, scores = None, dict[str, float]()
         if cells.get(task.tau):
@@ -166,12 +170,26 @@ class Client:
         served = {key: serve[key] for key in ("models", "votes", "ballot", "tau", "router") if key in serve}
         store.serve(served | {"features": list(task.features), "n_classes": task.n_classes})
         self._forget(store, serve["models"])
-        return Present(cells, tested, scores).body()
+        return replace(present, tested=tested, scores=scores).body()
+
+    def _waiting(self, task: About, store: Store) -> dict[str, Any]:
+        """How many batches wait to be shown, and the number of one that is missing before them."""
+        if isinstance(self.load, StepFiles):
+            for name in store.changed(self.load):
+                _log.warning("client %s: %s was written again after it was taken in, which is ignored", self.name, name)
+        n = store.next_number()
+        later = waiting(self.load, n, task.tau)
+        if later and n not in later:
+            what = (
+                "client %s: its batch %d is missing, and %s wait for it; one without rows says that there was nothing"
+            )
+            _log.warning(what, self.name, n, ", ".join(map(str, later[:10])))
+        return {"backlog": min(len(later), MAX_SIZE), "gap": n if later and n not in later else None}
 
     def _shifts(self, task: About, store: Store) -> Body | None:
         """Means and shares of what moved, with names; None without earlier data."""
         engine = self._engine(task, store)
-        columns, classes = self.named(task.tau)
+        columns, classes = self.named(store.held()[task.tau].n if task.tau in store.held() else task.tau)
         columns = columns if len(columns) == math.prod(task.features) else ()
         classes = classes if len(classes) == task.n_classes else ()
         stream = replace(engine.stream, columns=columns, classes=classes)
@@ -352,15 +370,11 @@ def from_toml(folder: Path) -> Client:
         raise ConfigError(f"{path} must name the client; legal are {', '.join(sorted(legal))}, got {sorted(settings)}")
     if not isinstance(explain := settings.get("explain", True), bool):
         raise ConfigError(f"{path}: explain must be true or false, got {explain!r}")
-    directory, label = folder / settings.get("data", "data"), settings.get("label", "label")
-    if "load" in settings:
-        load: Load = plugins.load("load", settings["load"], folder)
-    else:
-        load = from_folder(directory, label)
+    files = StepFiles(folder / settings.get("data", "data"), settings.get("label", "label"))
+    load: Load = plugins.load("load", settings["load"], folder) if "load" in settings else files
     model = imported(settings.get("model"), folder)
     limits = {key: settings.get(key) for key in ("max_rows", "max_age")}
-    named = named_in(directory, label)
-    return Client(settings["name"], folder / "store", load, model, **limits, named=named, explain=explain)
+    return Client(settings["name"], folder / "store", load, model, **limits, named=files.named, explain=explain)
 
 
 def _from_context(context: Context) -> Client:
