@@ -21,7 +21,7 @@ from feddrift.engines.flower.store import Store
 from feddrift.runs.record import read
 from tests.flower import QUICK, OverFlower, load_of
 from tests.unit.test_federation_record import FEDDRIFT, run, server_of
-from tests.unit.test_flower import LEARN, edited, over, question, reply_of, swapping
+from tests.unit.test_flower import LEARN, edited, over, question, reply_of, same, swapping
 
 
 def hello(client: Client, tau: int) -> dict[str, Any]:
@@ -217,3 +217,36 @@ def test_only_names_that_are_read_count_as_batches(tmp_path: Path) -> None:
     ):
         (tmp_path / name).touch()
     assert StepFiles(tmp_path).numbers() == [0, 2] and Store(tmp_path, "e", "c").next_number() == 0
+
+
+def damage(store: Store, t: int) -> None:
+    """One byte of the stored batch of time t is another."""
+    path = store.path / "cells" / store.held()[t].file
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+
+
+def test_a_damaged_batch_is_taken_in_again_and_nothing_is_missed(caplog: pytest.LogCaptureFixture) -> None:
+    engine, whole = over(swapping()), over(swapping())
+    fed, models, w = engine.at(1), whole.at(1).fresh(), np.ones((2, 3, 1))
+    damage(engine.local_grid.clients["b"].store("test"), 0)
+    same(fed.train(models, w).params, whole.at(1).train(models, w).params)
+    assert fed.reachable.all() and "batch 0 is taken in again" in caplog.text
+
+
+def test_a_damaged_batch_that_is_gone_is_forgotten_and_its_client_goes_on(tmp_path: Path) -> None:
+    write(tmp_path / "data", 0, rows=2)
+    write(tmp_path / "data", 1, rows=3)
+    client, stream = in_folder(tmp_path), swapping()
+    engine = over(stream)
+    engine.local_grid.clients = {**engine.local_grid.clients, "a": client}
+    fed = engine.at(1)
+    damage(client.store("test"), 0)
+    (tmp_path / "data" / "step_0.csv").unlink()
+    fed.train(fed.fresh(), np.ones((2, 3, 1)), rounds=1)
+    assert fed.reachable.tolist() == [False, True, True]  # it has other rows than it said
+    write(tmp_path / "data", 2, rows=4)
+    fed = engine.at(2)
+    assert fed.counts[:, 0].tolist() == [0, 3, 4]
+    fed.train(fed.fresh(), np.ones((3, 3, 1)), rounds=1)
+    assert fed.reachable.all()

@@ -23,7 +23,7 @@ from feddrift import plugins, rng
 from feddrift.data import Stream
 from feddrift.engines.flower import described, scored, wire
 from feddrift.engines.flower import parts as model_parts
-from feddrift.engines.flower.batches import Load, Named, StepFiles, waiting
+from feddrift.engines.flower.batches import Load, Named, StepFiles
 from feddrift.engines.flower.messages import (
     MAX_ID,
     MAX_NAME,
@@ -152,7 +152,8 @@ class Client:
             store.take_in(self.load, task.tau, task.features, task.n_classes)
         store.limit(task.tau, self.max_rows, self.max_age)
         cells = {t: n for t, n in store.cells().items() if t <= task.tau}
-        present = Present(cells, **self._waiting(task, store))
+        backlog, gap = store.waiting(self.load, task.tau)
+        present = Present(cells, backlog=backlog, gap=gap)
         if (serve := request.serve) is None:
             return present.body()
         models, new = self._models(task, store, serve["models"], raw)
@@ -171,20 +172,6 @@ class Client:
         store.serve(served | {"features": list(task.features), "n_classes": task.n_classes})
         self._forget(store, serve["models"])
         return replace(present, tested=tested, scores=scores).body()
-
-    def _waiting(self, task: About, store: Store) -> dict[str, Any]:
-        """How many batches wait to be shown, and the number of one that is missing before them."""
-        if isinstance(self.load, StepFiles):
-            for name in store.changed(self.load):
-                _log.warning("client %s: %s was written again after it was taken in, which is ignored", self.name, name)
-        n = store.next_number()
-        later = waiting(self.load, n, task.tau)
-        if later and n not in later:
-            what = (
-                "client %s: its batch %d is missing, and %s wait for it; one without rows says that there was nothing"
-            )
-            _log.warning(what, self.name, n, ", ".join(map(str, later[:10])))
-        return {"backlog": min(len(later), MAX_SIZE), "gap": n if later and n not in later else None}
 
     def _shifts(self, task: About, store: Store) -> Body | None:
         """Means and shares of what moved, with names; None without earlier data."""
@@ -284,8 +271,8 @@ class Client:
         key = task, tuple(cells.items())
         if self._last_engine is None or self._last_engine[0] != key:
             counts = np.zeros((task.tau + 2, task.n_clients), dtype=np.int64)
-            counts[list(cells), task.index] = list(cells.values())
-            stored = [store.cell(t) for t in cells]
+            stored = [store.mended(self.load, t, task.features, task.n_classes) for t in cells]
+            counts[list(cells), task.index] = [len(y) for _, y in stored]
             x = np.concatenate([np.zeros((0, *task.features), dtype=np.float32), *(x for x, _ in stored)])
             y = np.concatenate([np.zeros(0, dtype=np.int32), *(y for _, y in stored)])
             stream = Stream(task.experiment, x, y, counts, task.n_classes)

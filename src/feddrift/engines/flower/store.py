@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from feddrift import checkpoint
 from feddrift.data import Cell, Stream
-from feddrift.engines.flower.batches import Load, StepFiles
+from feddrift.engines.flower.batches import Load, StepFiles, waiting
 from feddrift.errors import ConfigError, DataError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -81,6 +81,23 @@ class Store:
             x, y = _checked(cell, n, features, n_classes)
             self._write(self.path / "cells" / Held(tau, len(x), n).file, {"x": x, "y": y})
 
+    def mended(
+        self, load: Load, t: int, features: tuple[int, ...], n_classes: int
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:
+        """x and y of time step t; a batch that is damaged is taken in again, and has no rows where it is gone."""
+        damaged, cells = self.held()[t], self.path / "cells"
+        try:
+            return self.cell(t)
+        except DataError as error:
+            cell = load(damaged.n)
+            what = "forgotten: it is gone" if cell is None else "taken in again"
+            _log.warning("client %s: %s; batch %d is %s", self.path.name, error, damaged.n, what)
+        x, y = _checked(([], []) if cell is None else cell, damaged.n, features, n_classes)
+        self._write(cells / replace(damaged, rows=len(x)).file, {"x": x, "y": y})
+        if len(x) != damaged.rows:
+            (cells / damaged.file).unlink()
+        return x, y
+
     def show_again(self, tau: int, seen: int) -> None:
         """Show the newest batch at time tau if the server never got to know of it: all after time `seen` is unknown."""
         held = self.held()
@@ -89,7 +106,21 @@ class Store:
             cells = self.path / "cells"
             (cells / newest.file).rename(cells / replace(newest, t=tau).file)
 
-    def changed(self, files: StepFiles) -> list[str]:
+    def waiting(self, load: Load, tau: int) -> tuple[int, int | None]:
+        """How many batches wait to be shown, and the number of one that is missing before them; the log names both."""
+        if isinstance(load, StepFiles):
+            for name in self._changed(load):
+                what = "client %s: %s was written again after it was taken in, which is ignored"
+                _log.warning(what, self.path.name, name)
+        n = self.next_number()
+        later = waiting(load, n, tau)
+        if not later or n in later:
+            return len(later), None
+        what = "client %s: its batch %d is missing, and %s wait for it; one without rows says that there was nothing"
+        _log.warning(what, self.path.name, n, ", ".join(map(str, later[:10])))
+        return len(later), n
+
+    def _changed(self, files: StepFiles) -> list[str]:
         """The files whose batches are here and that were written again since; each change is told once."""
         path, taken_in = self.path / "files", range(self.next_number())
         try:
