@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 
 import feddrift as fd
 from feddrift.algorithms import ALGORITHMS
@@ -26,7 +26,7 @@ from feddrift.data import Stream
 from feddrift.deploy.server import federate, run
 from feddrift.deploy.settings import Settings
 from feddrift.engines.flower import wire
-from feddrift.engines.flower.client import Client, from_toml
+from feddrift.engines.flower.client import Client, client_app, from_toml
 from feddrift.engines.flower.exchange import LATE, QuorumError
 from feddrift.engines.flower.federation import Flower
 from feddrift.engines.flower.messages import VERSION
@@ -544,6 +544,46 @@ def test_what_goes_wrong_with_data_is_told_at_home_only(tmp_path: Path, caplog: 
     told = reply_of(from_toml(tmp_path), "hello", question(over(swapping()), "hello", {}))
     assert "secret" not in str(told) and "DataError" in told["failed"]
     assert "secret" in caplog.text
+
+
+SECRET = "row 17 of Mrs Smith"
+FAILING = {
+    "load at import": ('load = "mine_a:load"', f"raise ValueError('{SECRET}')"),
+    "load at import, exit": ('load = "mine_b:load"', f"raise SystemExit('{SECRET}')"),
+    "model at import": ('model = "mine_c:model"', f"raise KeyError('{SECRET}')"),
+    "no such name": ('load = "mine_d:load"', f"lod = '{SECRET}'"),
+    "load": ('load = "mine_e:load"', f"def load(n): raise OSError('{SECRET}')"),
+    "load, exit": ('load = "mine_f:load"', f"def load(n): raise SystemExit('{SECRET}')"),
+    "model": ('model = "mine_g:model"', f"def model(): raise TypeError('{SECRET}')"),
+}
+
+
+@pytest.mark.parametrize("case", FAILING)
+def test_nothing_that_a_clients_own_code_says_reaches_the_server(
+    case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither by its answer nor by Flower, which sends on what an app raises; the client's log has the whole text."""
+    line, code = FAILING[case]
+    (tmp_path / "client.toml").write_text(f'name = "b"\n{line}\n')
+    (tmp_path / f"{line.split(chr(34))[1].split(':')[0]}.py").write_text(code)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "classes.txt").write_text("0\n1\n")
+    (tmp_path / "data" / "step_0.csv").write_text("x,y,label\n1,2,0\n3,4,1\n")
+    engine = over(swapping())
+    app, replies = client_app(lambda context: from_toml(tmp_path)), list[str]()
+
+    def told(message: Message) -> Message:
+        reply = app(message, Context(1, 1, {}, RecordDict(), {}))
+        replies.append(str(reply.content.config_records["body"]["json"]))
+        return reply
+
+    engine.local_grid.faults["b", "hello"] = engine.local_grid.faults["b", "evaluate"] = told
+    fed = engine.at(0)
+    fed.evaluate(fed.fresh())
+    assert fed.reachable.tolist() == [True, False, True]
+    assert "see the client's log" in engine.trouble["b"] and "claims" not in engine.trouble["b"]
+    assert replies and "Smith" not in str(replies)
+    assert case == "no such name" or "Smith" in caplog.text
 
 
 def test_files_arrive_in_a_folder(tmp_path: Path) -> None:

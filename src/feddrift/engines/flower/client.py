@@ -102,9 +102,8 @@ class Client:
         except Refused as refused:
             _log.error("client %s refused a message (%s): %s", self.name, kind, refused)
             return wire.pack(says | {"failed": str(refused)})
-        except Exception as error:  # whatever it is, its text stays on this machine
-            _log.exception("client %s failed (%s)", self.name, kind)
-            return wire.pack(says | {"failed": f"{type(error).__name__}, see the client's log"})
+        except (Exception, SystemExit) as error:
+            return wire.pack(says | _failed(error, f"client {self.name} failed ({kind})"))
 
     def store(self, experiment: str) -> Store:
         """The client's store of an experiment."""
@@ -332,12 +331,25 @@ class Client:
         store.keep_parts(model_parts.named(specs) | in_use | private)
 
 
+def _failed(error: BaseException, what: str) -> Body:
+    """What the server gets to know of an error: its type. Whatever the text says stays in the log of this machine."""
+    _log.error(what, exc_info=error)
+    return {"failed": f"{type(error).__name__}, see the client's log"}
+
+
 def client_app(find: Callable[[Context], Client]) -> ClientApp:
     """A Flower app of the client that `find` gives for a context."""
     app = ClientApp()
 
+    def answered(kind: str, message: Message, context: Context) -> RecordDict:
+        try:
+            client = find(context)
+        except (Exception, SystemExit) as error:  # of the client's own modules; Flower would send its text on
+            return wire.pack({"version": VERSION} | _failed(error, f"the client cannot be made ({kind})"))
+        return client.answer(kind, message.content)
+
     def answer(kind: str) -> Callable[[Message, Context], Message]:
-        return lambda message, context: Message(find(context).answer(kind, message.content), reply_to=message)
+        return lambda message, context: Message(answered(kind, message, context), reply_to=message)
 
     for kind, request in REQUESTS.items():
         category, action = request.action.split(".")

@@ -314,7 +314,8 @@ class Flower(Engine):
         """Refuse a reply of another version, from another client, or that says it failed."""
         if body.get("version") != VERSION:
             raise Refused(f"the client has version {body.get('version')!r}, the server {VERSION!r}")
-        if body.get("client") != self.roster.clients[c]:
+        nameless = "failed" in body and "client" not in body  # it failed before it knew who it is
+        if body.get("client") != self.roster.clients[c] and not nameless:
             raise Refused(f"it claims to be from client {body.get('client')!r}, but its key is another's")
         if "failed" in body:
             raise Refused(f"it says {str(body['failed'])[:300]!r}")

@@ -3,7 +3,8 @@
 A request is a dataclass whose fields are the body that is sent. A reply is read by a function that refuses what is
 not what it should be, before anything of it counts. Models travel as the names of their parts (see `parts`), with those
 parts that the client lacks beside the body. Every body also holds `version`; a request `about`, a reply `client`, and
-in place of an answer perhaps `missing` (names of parts to send after all) or `failed` (why).
+in place of an answer perhaps `missing` (names of parts to send after all) or `failed` (why; a client that could not be
+made has no `client`).
 """
 
 from __future__ import annotations
