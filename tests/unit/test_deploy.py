@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import http.server
 import re
 import shutil
+import ssl
 import stat
 import sys
+import threading
+import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -17,6 +22,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
 from feddrift.cli import app
+from feddrift.deploy import check as checks
 from feddrift.deploy import make, start
 from feddrift.deploy.check import problems
 from feddrift.deploy.settings import Settings
@@ -36,7 +42,7 @@ def wrong(folder: Path) -> str:
 
 
 def test_init_writes_what_check_takes(made: Path) -> None:
-    assert wrong(made) == wrong(made / "server") == wrong(made / "clients" / "a") == ""
+    assert wrong(made) == wrong(made / "server") == ""
     settings = Settings.read(made / "server" / "federation.toml")
     assert settings.clients == ("a", "b") and settings.roster(made / "server" / "keys").n_classes == 2
     assert (made / "clients" / "a" / "data" / "classes.txt").read_text() == "no\nyes\n"
@@ -145,6 +151,17 @@ def spoil(made: Path, what: str) -> None:
         (client / "client.toml").write_text('name = "a"\nmax_rws = 3\n')
     elif what == "classes":
         (client / "data" / "classes.txt").unlink()
+    elif what == "gap":
+        (client / "data" / "step_0.csv").touch()
+        (client / "data" / "step_2.csv").touch()
+        (client / "store" / "first" / "a" / "cells").mkdir(parents=True)
+        (client / "store" / "first" / "a" / "cells" / "000000-5.cell").touch()
+    elif " = " in what:
+        settings = client / "client.toml"
+        if what.startswith("features"):
+            settings = server / "federation.toml"
+            settings.write_text(re.sub(r"(?m)^features.*$", "", settings.read_text()))
+        settings.write_text(f"{what}\n{settings.read_text()}")
 
 
 @pytest.mark.parametrize(
@@ -156,11 +173,74 @@ def spoil(made: Path, what: str) -> None:
         ("setting", "featurs"), ("algorithm", "Oracle needs the true concepts"),
         ("quorum", r"quorum must be in 1\.\.2, got 9"),
         ("client setting", "max_rws"), ("classes", "classes.txt"),
+        ("max_rows = -1", "max_rows must be a whole number from 1 on, got -1"),
+        ("max_rows = 0", "max_rows must be a whole number from 1 on, got 0"),
+        ("max_age = 2.5", "max_age must be a whole number from 1 on, got 2.5"),
+        ("label = 3", "label must be text in quotes, got 3"), ("load = true", "load must be text in quotes, got True"),
+        ("features = [224, 224, 3]", r"features = \[224, 224, 3\] make a net of 5e\+10 weights, and at most 3e\+08"),
+        ("features = [1000000, 1000000]", r"2e\+24 weights"),
+        ("gap", "has step_2 and no step_1, for which the client waits"),
     ],
 )  # fmt: skip
 def test_check_says_what_is_wrong(made: Path, what: str, sentence: str) -> None:
     spoil(made, what)
     assert re.search(sentence, wrong(made)), wrong(made)
+
+
+def test_check_says_that_a_net_of_your_own_does_not_take_the_features(made: Path) -> None:
+    server = made / "server"
+    (server / "three_inputs.py").write_text("import feddrift as fd\n\nnet = fd.mlp(3, 4, 2)\n")
+    settings = (server / "federation.toml").read_text()
+    (server / "federation.toml").write_text('model = "three_inputs:net"\n' + settings)
+    assert "the net takes 3 features, the stream has 2" in wrong(made / "server")
+
+
+@pytest.mark.parametrize("folder", ["server", "clients/a"])
+def test_check_names_a_clock_that_is_before_the_certificates(
+    made: Path, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "_clock", lambda client: [])  # which asks the server
+    assert wrong(made / folder) == ""
+    now = datetime.now(UTC)
+    monkeypatch.setattr(checks, "_now", lambda: now - timedelta(days=1))
+    assert re.match(
+        r"the clock of this machine is off: it says .* UTC, and .*/ca.crt was made at", wrong(made / folder)
+    )
+
+
+class Wrong(http.server.BaseHTTPRequestHandler):
+    """A server whose clock is off by so many seconds."""
+
+    off = 0.0
+
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        return super().date_time_string(time.time() + self.off)
+
+    def do_GET(self) -> None:
+        self.send_error(403)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("off", "said"), [(0, ""), (-3600, "s ahead of"), (3600, "s behind")])
+def test_check_names_a_clock_that_is_off_by_the_servers(made: Path, off: float, said: str) -> None:
+    handler = type("Off", (Wrong,), {"off": off})
+    with http.server.HTTPServer(("127.0.0.1", 0), handler) as server:
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls.load_cert_chain(made / "server" / "server.crt", made / "server" / "server.key")
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+        answering = threading.Thread(target=server.serve_forever, args=(0.05,))
+        answering.start()
+        try:
+            settings = made / "clients" / "a" / "client.toml"
+            address = f"localhost:{server.server_port}"
+            settings.write_text(settings.read_text().replace("fed.example.org:18443", address))
+            told = wrong(made / "clients" / "a")
+        finally:
+            server.shutdown()
+            answering.join()
+    assert told.startswith("the clock of this machine is 3") and said in told if said else told == ""
 
 
 def test_the_commands(tmp_path: Path) -> None:

@@ -12,13 +12,13 @@ import socket
 import subprocess
 import sys
 import time
-import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from feddrift.deploy.status import Watch
+from feddrift.engines.flower.client_toml import settings_of
 from feddrift.errors import ConfigError, DataError
 from feddrift.runs.record import Record
 
@@ -79,11 +79,9 @@ def superlink(server: Path) -> list[str]:
 
 def supernode(folder: Path, address: str | None = None) -> list[str]:
     """The command that starts a client."""
-    try:
-        settings = tomllib.loads((folder / "client.toml").read_text())
-        server = address or settings["server"]
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"cannot read {folder / 'client.toml'}: {error!r}") from None
+    server = address or settings_of(folder).get("server")
+    if server is None:
+        raise ConfigError(f"{folder / 'client.toml'} must name the server, host:port")
     return [
         program("flower-supernode"), "--superlink", server, "--root-certificates", str(folder / "ca.crt"),
         "--auth-supernode-private-key", str(folder / "key"), "--host", "127.0.0.1", "--port", str(free_port()),

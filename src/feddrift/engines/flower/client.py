@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from feddrift.data import Stream
 from feddrift.engines.flower import described, scored, wire
 from feddrift.engines.flower import parts as model_parts
 from feddrift.engines.flower.batches import Load, Named, StepFiles
+from feddrift.engines.flower.client_toml import settings_of
 from feddrift.engines.flower.messages import (
     MAX_ID,
     MAX_NAME,
@@ -359,20 +359,12 @@ def client_app(find: Callable[[Context], Client]) -> ClientApp:
 
 def from_toml(folder: Path) -> Client:
     """The client whose folder this is, as its client.toml describes it."""
-    path = folder / "client.toml"
-    try:
-        settings = tomllib.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from None
-    legal = {"name", "server", "data", "label", "load", "model", "max_rows", "max_age", "explain"}
-    if set(settings) - legal or "name" not in settings:
-        raise ConfigError(f"{path} must name the client; legal are {', '.join(sorted(legal))}, got {sorted(settings)}")
-    if not isinstance(explain := settings.get("explain", True), bool):
-        raise ConfigError(f"{path}: explain must be true or false, got {explain!r}")
+    settings = settings_of(folder)
     files = StepFiles(folder / settings.get("data", "data"), settings.get("label", "label"))
     load: Load = plugins.load("load", settings["load"], folder) if "load" in settings else files
     model = imported(settings.get("model"), folder)
     limits = {key: settings.get(key) for key in ("max_rows", "max_age")}
+    explain = settings.get("explain", True)
     return Client(settings["name"], folder / "store", load, model, **limits, named=files.named, explain=explain)
 
 
