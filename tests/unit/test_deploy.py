@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import http.server
+import os
 import re
 import shutil
+import signal
 import ssl
 import stat
+import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -23,9 +27,9 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
 from feddrift.cli import app
 from feddrift.deploy import check as checks
-from feddrift.deploy import make, start
+from feddrift.deploy import make, processes, start
 from feddrift.deploy.check import problems
-from feddrift.deploy.settings import Settings
+from feddrift.deploy.settings import Settings, public_key
 from feddrift.errors import ConfigError
 
 OPTIONS = ["--clients", "a,b", "--features", "2", "--classes", "no,yes"]
@@ -126,6 +130,101 @@ def test_add_makes_a_place_behind_the_others(made: Path) -> None:
     assert wrong(made) == ""
     with pytest.raises(ConfigError, match="already"):
         make.add(made, "late")
+
+
+@pytest.mark.parametrize("given", ["fed", "fed/server"])
+def test_add_needs_the_servers_folder_only(made: Path, given: str) -> None:
+    """The clients' folders are where they belong."""
+    shutil.rmtree(made / "clients")
+    folder = made.parent / given
+    make.add(folder, "late")
+    assert Settings.read(made / "server" / "federation.toml").clients == ("a", "b", "late")
+    client = folder / "clients" / "late"
+    assert 'server = "fed.example.org:18443"' in (client / "client.toml").read_text()
+    assert (client / "data" / "classes.txt").read_text() == "no\nyes\n" and wrong(folder) == ""
+    make.add(folder, "later")
+    (made / "server" / "keys" / "latest.pub").touch()
+    with pytest.raises(ConfigError, match=r"latest.pub is there already: move it away"):
+        make.add(folder, "latest")
+
+
+@pytest.mark.filterwarnings("ignore:No path_separator:DeprecationWarning")  # of Flower's database
+def test_a_key_that_is_no_clients_any_more_is_shut_out(
+    made: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In Flower's own database; a client that gets a new key is known by that one."""
+    from flwr.server.superlink.linkstate import LinkStateFactory
+    from flwr.supercore.object_store import ObjectStoreFactory
+    from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
+
+    server, said = made / "server", list[tuple[str, ...]]()
+    database = server / "state" / "superlink.db"
+    link = LinkStateFactory(str(database), NoOpFederationManager(), ObjectStoreFactory()).state()
+
+    def flwr(_: Path, *words: str) -> dict[str, object]:
+        said.append(words)
+        if words[1] == "register":
+            link.create_node("me", "me", public_key(Path(words[2])), 30.0)
+        else:
+            link.delete_node("me", int(words[2]))
+        return {"success": True}
+
+    monkeypatch.setattr(start, "flwr", flwr)
+    start.register(server)
+    start.register(server)
+    old, other = (public_key(server / "keys" / f"{name}.pub") for name in "ab")
+    make.init(made.parent / "other", ["x"], [2], ["no", "yes"])
+    (server / "keys" / "a.pub").rename(made / "old.pub")
+    shutil.copy(made.parent / "other" / "server" / "keys" / "x.pub", server / "keys" / "a.pub")
+    start.register(server)
+    assert [words[1] for words in said] == ["register", "register", "register", "unregister"]
+    known = start._registered(database)
+    assert known[old] is None and known[other] is not None and len(known) == 3
+    shutil.copy(made / "old.pub", server / "keys" / "a.pub")
+    start.register(server)  # the new key is shut out in its turn
+    assert said[-1][1] == "unregister" and "client a was shut out, which is for good" in caplog.text
+
+
+def until(true: Callable[[], object]) -> None:
+    """On a busy machine, too."""
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+FAMILY = """
+import subprocess, sys, time
+code = "import subprocess, sys, time; subprocess.Popen(['sleep', '600']); time.sleep(600)"
+subprocess.Popen([sys.executable, "-c", code, "flower-superexec"], start_new_session=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the system has no /proc")
+def test_who_ends_takes_along_also_those_with_a_session_of_their_own() -> None:
+    """As Flower's server starts what runs its apps."""
+    child = subprocess.Popen([sys.executable, "-c", FAMILY], start_new_session=True)
+    until(lambda: len(processes.below(child.pid)) == 2)
+    family = processes.below(child.pid)
+    processes.end(child)
+    pids = {(process.pid, process.started) for process in processes.living()}
+    assert child.returncode is not None and not pids & {(process.pid, process.started) for process in family}
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the system has no /proc")
+def test_an_executor_that_was_killed_is_missed() -> None:
+    child = subprocess.Popen([sys.executable, "-c", FAMILY], start_new_session=True)
+    try:
+        executors = processes.Executors([child.pid])
+        until(lambda: len(processes.below(child.pid)) == 2)
+        assert not executors.lost() and not executors.lost()
+        executor, _ = processes.below(child.pid)
+        os.kill(executor.pid, signal.SIGKILL)  # its parent does not bury it
+        until(executors.lost)
+        assert child.poll() is None
+    finally:
+        processes.end(child)
 
 
 def spoil(made: Path, what: str) -> None:

@@ -136,19 +136,24 @@ class Settings(BaseModel):
 
     def roster(self, keys: Path) -> Roster:
         """Who takes part: the folder has a public key KEYS/<client>.pub for each."""
-        from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
-
         name_of_key: dict[bytes, str] = {}
         for name in self.clients:
-            path = keys / f"{name}.pub"
-            try:
-                key = load_ssh_public_key(path.read_bytes())
-            except (OSError, ValueError) as error:
-                raise ConfigError(f"cannot read the key of client {name}, {path}: {error}") from None
-            name_of_key[key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)] = name
+            name_of_key[public_key(keys / f"{name}.pub")] = name
         if len(name_of_key) < len(self.clients):
             raise ConfigError(f"{keys}: every client needs a key of its own")
         return Roster(self.experiment, self.clients, name_of_key, self.features, len(self.classes))
+
+
+def public_key(path: Path) -> bytes:
+    """The key in a file KEYS/<client>.pub, as the SuperLink has it."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
+
+    try:
+        key = load_ssh_public_key(path.read_bytes())
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"cannot read the key of client {path.stem}, {path}: {error}") from None
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
 def _hidden(model: str | None, d: int) -> list[int]:
