@@ -223,6 +223,8 @@ def test_an_executor_that_was_killed_is_missed() -> None:
         os.kill(executor.pid, signal.SIGKILL)  # its parent does not bury it
         until(executors.lost)
         assert child.poll() is None
+        assert not processes.Executors([child.pid]).lost()  # it may still be about to start it,
+        until(processes.Executors([child.pid], patience=0).lost)  # but not for ever
     finally:
         processes.end(child)
 

@@ -49,16 +49,16 @@ def living() -> list[Process]:
 class Executors:
     """Watches what runs apps for these processes: once gone, it does not come back by itself."""
 
-    def __init__(self, pids: Iterable[int]) -> None:
-        self._pids, self._seen = tuple(pids), set[int]()
+    def __init__(self, pids: Iterable[int], patience: float = 180.0) -> None:
+        self._pids, self._seen = set(pids), set[int]()
+        self._end = time.monotonic() + patience  # by then each has started its own
 
     def lost(self) -> bool:
-        """Whether one of them was there at an earlier look and is no more."""
+        """Whether one of them is not there that was at an earlier look, or should be by now."""
         every = living()
         now = {pid for pid in self._pids if any(EXECUTOR in _command(p.pid) for p in below(pid, every))}
-        lost = bool(self._seen - now)
-        self._seen |= now
-        return lost
+        self._seen |= self._pids if every and time.monotonic() > self._end else now
+        return bool(self._seen - now)
 
 
 def end(child: subprocess.Popen[bytes]) -> None:

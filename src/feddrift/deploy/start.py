@@ -218,11 +218,12 @@ def _until(true: Callable[[], bool], what: str, children: Sequence[subprocess.Po
 
 def _wait(children: Sequence[subprocess.Popen[bytes]]) -> str:
     """Wait until one of these has ended, or what runs apps for it, without which it would be mute; which it is."""
-    executors = Executors(child.pid for child in children)
+    names = {child.pid: Path(str(child.args[0])).name for child in children}  # type: ignore[index]
+    executors = Executors(pid for pid, name in names.items() if name.startswith("flower-"))
     while True:
         for child in children:
             if child.poll() is not None:
-                return f"{Path(str(child.args[0])).name} has ended with code {child.returncode}"  # type: ignore[index]
+                return f"{names[child.pid]} has ended with code {child.returncode}"
         if executors.lost():
             return f"{EXECUTOR} has ended"
         time.sleep(1)
