@@ -123,6 +123,12 @@ def test_a_function_may_say_that_there_was_nothing(tmp_path: Path) -> None:
     assert [now["cells"] for now in told] == [[], [[1, 1]], [[1, 1], [2, 2]]]
 
 
+def test_a_batch_that_fails_does_not_keep_back_the_one_before(tmp_path: Path) -> None:
+    client = Client("a", tmp_path, lambda n: (np.ones((4, 2)), [0] * 4) if n == 0 else [][n])
+    assert hello(client, tau=3)["cells"] == [[3, 4]]
+    assert "IndexError" in hello(client, tau=4)["failed"]
+
+
 def test_a_store_of_an_older_version_goes_on_with_its_numbers(tmp_path: Path) -> None:
     """A cell of time t was file t; this client had become late: three files by time 6."""
     cells = tmp_path / "test" / "a" / "cells"

@@ -74,4 +74,11 @@ def waiting(load: Load, n: int, tau: int) -> list[int]:
     """The numbers from n on of batches that are there; a function is asked for a few of them, up to time tau."""
     if isinstance(load, StepFiles):
         return [number for number in load.numbers() if number >= n]
-    return [number for number in range(n, min(n + PROBED, tau + 1)) if load(number) is not None]
+    return [number for number in range(n, min(n + PROBED, tau + 1)) if _is_there(load, number)]
+
+
+def _is_there(load: Load, n: int) -> bool:
+    try:
+        return load(n) is not None
+    except Exception:  # which is told when its turn comes
+        return False

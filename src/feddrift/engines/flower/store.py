@@ -59,8 +59,7 @@ class Store:
 
     def cell(self, t: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:
         """x and y of time step t."""
-        arrays = self._read(self.path / "cells" / self.held()[t].file)
-        return arrays["x"], arrays["y"]
+        return self._arrays(self.held()[t])
 
     def held(self) -> dict[int, Held]:
         """By time, in order, the batches that are here; those of no rows stand for time steps without data."""
@@ -87,7 +86,7 @@ class Store:
         """x and y of time step t; a batch that is damaged is taken in again, and has no rows where it is gone."""
         damaged, cells = self.held()[t], self.path / "cells"
         try:
-            return self.cell(t)
+            return self._arrays(damaged)
         except DataError as error:
             cell = load(damaged.n)
             what = "forgotten: it is gone" if cell is None else "taken in again"
@@ -97,6 +96,10 @@ class Store:
         if len(x) != damaged.rows:
             (cells / damaged.file).unlink()
         return x, y
+
+    def _arrays(self, batch: Held) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:
+        arrays = self._read(self.path / "cells" / batch.file)
+        return arrays["x"], arrays["y"]
 
     def show_again(self, tau: int, seen: int) -> None:
         """Show the newest batch at time tau if the server never got to know of it: all after time `seen` is unknown."""
