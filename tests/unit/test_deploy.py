@@ -258,11 +258,11 @@ def spoil(made: Path, what: str) -> None:
         (client / "store" / "first" / "a" / "cells").mkdir(parents=True)
         (client / "store" / "first" / "a" / "cells" / "000000-5.cell").touch()
     elif " = " in what:
-        settings = client / "client.toml"
+        path = client / "client.toml"
         if what.startswith("features"):
-            settings = server / "federation.toml"
-            settings.write_text(re.sub(r"(?m)^features.*$", "", settings.read_text()))
-        settings.write_text(f"{what}\n{settings.read_text()}")
+            path = server / "federation.toml"
+            path.write_text(re.sub(r"(?m)^features.*$", "", path.read_text()))
+        path.write_text(f"{what}\n{path.read_text()}")
 
 
 @pytest.mark.parametrize(
