@@ -289,6 +289,39 @@ def test_a_node_that_claims_anothers_id_is_refused(deployment: Deployment) -> No
     assert "client b, hello at time 0: its reply is refused: it claims to be from client 'a'" in deployment.told()
 
 
+def test_nothing_is_mute_left_behind_or_let_in_again(deployment: Deployment, tmp_path: Path) -> None:
+    """What runs a client's app is killed; the server is stopped while a run is on; a client's key is taken back."""
+
+    def executors() -> list[int]:
+        found = below(deployment.children["a"].pid)
+        return [pid for pid in found if "flower-superexec" in command_of(pid)]
+
+    deployment.start_server()
+    deployment.start_client("a")
+    until(lambda: nodes(deployment, "online") == 1 and executors(), 240, deployment)
+    (killed,) = executors()
+    os.kill(killed, signal.SIGKILL)
+    until(lambda: any(pid != killed for pid in executors()), 400, deployment)
+    assert "flower-superexec has ended; the client starts again" in (deployment.folder / "a.out").read_text()
+
+    deployment.run("run", "run", str(deployment.folder))
+    server = deployment.children["server"].pid
+    until(lambda: any("flwr-serverapp" in command_of(pid) for pid in below(server)), 240, deployment)
+    family = {pid: command_of(pid) for pid in below(server)}
+    deployment.end("server")
+    assert not [what for pid, what in family.items() if command_of(pid) == what]
+    deployment.end("run")
+
+    make.init(tmp_path / "other", ["x"], [2], ["0", "1"])
+    shutil.copy(tmp_path / "other" / "server" / "keys" / "x.pub", deployment.server / "keys" / "a.pub")
+    deployment.run("server", "server", str(deployment.folder), *([] if NGINX else ["--no-proxy"]))
+    until(lambda: nodes(deployment, "unregistered") == 1, 240, deployment)
+    deployment.end("a")
+    deployment.start_client("a")
+    until(lambda: "flower-supernode has ended" in deployment.told(), 240, deployment)  # it is not let in
+    assert nodes(deployment, "online") == 0
+
+
 def test_the_walk_through_of_the_docs_is_true(tmp_path: Path) -> None:
     """Both terminals of docs/deploy.md, line by line, but on ports that are free and without installing anything."""
     first, second, *_ = (block.text for block in blocks("docs/deploy.md"))

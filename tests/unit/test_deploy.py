@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import http.server
+import os
 import re
 import shutil
+import signal
+import ssl
 import stat
+import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -17,9 +26,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
 from feddrift.cli import app
-from feddrift.deploy import make, start
+from feddrift.deploy import check as checks
+from feddrift.deploy import make, processes, start
 from feddrift.deploy.check import problems
-from feddrift.deploy.settings import Settings
+from feddrift.deploy.settings import Settings, public_key
 from feddrift.errors import ConfigError
 
 OPTIONS = ["--clients", "a,b", "--features", "2", "--classes", "no,yes"]
@@ -36,7 +46,7 @@ def wrong(folder: Path) -> str:
 
 
 def test_init_writes_what_check_takes(made: Path) -> None:
-    assert wrong(made) == wrong(made / "server") == wrong(made / "clients" / "a") == ""
+    assert wrong(made) == wrong(made / "server") == ""
     settings = Settings.read(made / "server" / "federation.toml")
     assert settings.clients == ("a", "b") and settings.roster(made / "server" / "keys").n_classes == 2
     assert (made / "clients" / "a" / "data" / "classes.txt").read_text() == "no\nyes\n"
@@ -122,6 +132,103 @@ def test_add_makes_a_place_behind_the_others(made: Path) -> None:
         make.add(made, "late")
 
 
+@pytest.mark.parametrize("given", ["fed", "fed/server"])
+def test_add_needs_the_servers_folder_only(made: Path, given: str) -> None:
+    """The clients' folders are where they belong."""
+    shutil.rmtree(made / "clients")
+    folder = made.parent / given
+    make.add(folder, "late")
+    assert Settings.read(made / "server" / "federation.toml").clients == ("a", "b", "late")
+    client = folder / "clients" / "late"
+    assert 'server = "fed.example.org:18443"' in (client / "client.toml").read_text()
+    assert (client / "data" / "classes.txt").read_text() == "no\nyes\n" and wrong(folder) == ""
+    make.add(folder, "later")
+    (made / "server" / "keys" / "latest.pub").touch()
+    with pytest.raises(ConfigError, match=r"latest.pub is there already: move it away"):
+        make.add(folder, "latest")
+
+
+@pytest.mark.filterwarnings("ignore:No path_separator:DeprecationWarning")  # of Flower's database
+def test_a_key_that_is_no_clients_any_more_is_shut_out(
+    made: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In Flower's own database; a client that gets a new key is known by that one."""
+    from flwr.server.superlink.linkstate import LinkStateFactory
+    from flwr.supercore.object_store import ObjectStoreFactory
+    from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
+
+    server, said = made / "server", list[tuple[str, ...]]()
+    database = server / "state" / "superlink.db"
+    link = LinkStateFactory(str(database), NoOpFederationManager(), ObjectStoreFactory()).state()
+
+    def flwr(_: Path, *words: str) -> dict[str, object]:
+        said.append(words)
+        if words[1] == "register":
+            link.create_node("me", "me", public_key(Path(words[2])), 30.0)
+        else:
+            link.delete_node("me", int(words[2]))
+        return {"success": True}
+
+    monkeypatch.setattr(start, "flwr", flwr)
+    start.register(server)
+    start.register(server)
+    old, other = (public_key(server / "keys" / f"{name}.pub") for name in "ab")
+    make.init(made.parent / "other", ["x"], [2], ["no", "yes"])
+    (server / "keys" / "a.pub").rename(made / "old.pub")
+    shutil.copy(made.parent / "other" / "server" / "keys" / "x.pub", server / "keys" / "a.pub")
+    start.register(server)
+    assert [words[1] for words in said] == ["register", "register", "register", "unregister"]
+    known = start._registered(database)
+    assert known[old] is None and known[other] is not None and len(known) == 3
+    shutil.copy(made / "old.pub", server / "keys" / "a.pub")
+    start.register(server)  # the new key is shut out in its turn
+    assert said[-1][1] == "unregister" and "client a was shut out, which is for good" in caplog.text
+
+
+def until(true: Callable[[], object]) -> None:
+    """On a busy machine, too."""
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+FAMILY = """
+import subprocess, sys, time
+code = "import subprocess, sys, time; subprocess.Popen(['sleep', '600']); time.sleep(600)"
+subprocess.Popen([sys.executable, "-c", code, "flower-superexec"], start_new_session=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the system has no /proc")
+def test_who_ends_takes_along_also_those_with_a_session_of_their_own() -> None:
+    """As Flower's server starts what runs its apps."""
+    child = subprocess.Popen([sys.executable, "-c", FAMILY], start_new_session=True)
+    until(lambda: len(processes.below(child.pid)) == 2)
+    family = processes.below(child.pid)
+    processes.end(child)
+    pids = {(process.pid, process.started) for process in processes.living()}
+    assert child.returncode is not None and not pids & {(process.pid, process.started) for process in family}
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the system has no /proc")
+def test_an_executor_that_was_killed_is_missed() -> None:
+    child = subprocess.Popen([sys.executable, "-c", FAMILY], start_new_session=True)
+    try:
+        executors = processes.Executors([child.pid])
+        until(lambda: len(processes.below(child.pid)) == 2)
+        assert not executors.lost() and not executors.lost()
+        executor, _ = processes.below(child.pid)
+        os.kill(executor.pid, signal.SIGKILL)  # its parent does not bury it
+        until(executors.lost)
+        assert child.poll() is None
+        assert not processes.Executors([child.pid]).lost()  # it may still be about to start it,
+        until(processes.Executors([child.pid], patience=0).lost)  # but not for ever
+    finally:
+        processes.end(child)
+
+
 def spoil(made: Path, what: str) -> None:
     server, client = made / "server", made / "clients" / "a"
     if what == "open key":
@@ -145,6 +252,17 @@ def spoil(made: Path, what: str) -> None:
         (client / "client.toml").write_text('name = "a"\nmax_rws = 3\n')
     elif what == "classes":
         (client / "data" / "classes.txt").unlink()
+    elif what == "gap":
+        (client / "data" / "step_0.csv").touch()
+        (client / "data" / "step_2.csv").touch()
+        (client / "store" / "first" / "a" / "cells").mkdir(parents=True)
+        (client / "store" / "first" / "a" / "cells" / "000000-5.cell").touch()
+    elif " = " in what:
+        path = client / "client.toml"
+        if what.startswith("features"):
+            path = server / "federation.toml"
+            path.write_text(re.sub(r"(?m)^features.*$", "", path.read_text()))
+        path.write_text(f"{what}\n{path.read_text()}")
 
 
 @pytest.mark.parametrize(
@@ -156,11 +274,74 @@ def spoil(made: Path, what: str) -> None:
         ("setting", "featurs"), ("algorithm", "Oracle needs the true concepts"),
         ("quorum", r"quorum must be in 1\.\.2, got 9"),
         ("client setting", "max_rws"), ("classes", "classes.txt"),
+        ("max_rows = -1", "max_rows must be a whole number from 1 on, got -1"),
+        ("max_rows = 0", "max_rows must be a whole number from 1 on, got 0"),
+        ("max_age = 2.5", "max_age must be a whole number from 1 on, got 2.5"),
+        ("label = 3", "label must be text in quotes, got 3"), ("load = true", "load must be text in quotes, got True"),
+        ("features = [224, 224, 3]", r"features = \[224, 224, 3\] make a net of 5e\+10 weights, and at most 3e\+08"),
+        ("features = [1000000, 1000000]", r"2e\+24 weights"),
+        ("gap", "has step_2 and no step_1, for which the client waits"),
     ],
 )  # fmt: skip
 def test_check_says_what_is_wrong(made: Path, what: str, sentence: str) -> None:
     spoil(made, what)
     assert re.search(sentence, wrong(made)), wrong(made)
+
+
+def test_check_says_that_a_net_of_your_own_does_not_take_the_features(made: Path) -> None:
+    server = made / "server"
+    (server / "three_inputs.py").write_text("import feddrift as fd\n\nnet = fd.mlp(3, 4, 2)\n")
+    settings = (server / "federation.toml").read_text()
+    (server / "federation.toml").write_text('model = "three_inputs:net"\n' + settings)
+    assert "the net takes 3 features, the stream has 2" in wrong(made / "server")
+
+
+@pytest.mark.parametrize("folder", ["server", "clients/a"])
+def test_check_names_a_clock_that_is_before_the_certificates(
+    made: Path, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "_clock", lambda client: [])  # which asks the server
+    assert wrong(made / folder) == ""
+    now = datetime.now(UTC)
+    monkeypatch.setattr(checks, "_now", lambda: now - timedelta(days=1))
+    assert re.match(
+        r"the clock of this machine is off: it says .* UTC, and .*/ca.crt was made at", wrong(made / folder)
+    )
+
+
+class Wrong(http.server.BaseHTTPRequestHandler):
+    """A server whose clock is off by so many seconds."""
+
+    off = 0.0
+
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        return super().date_time_string(time.time() + self.off)
+
+    def do_GET(self) -> None:
+        self.send_error(403)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("off", "said"), [(0, ""), (-3600, "s ahead of"), (3600, "s behind")])
+def test_check_names_a_clock_that_is_off_by_the_servers(made: Path, off: float, said: str) -> None:
+    handler = type("Off", (Wrong,), {"off": off})
+    with http.server.HTTPServer(("127.0.0.1", 0), handler) as server:
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls.load_cert_chain(made / "server" / "server.crt", made / "server" / "server.key")
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+        answering = threading.Thread(target=server.serve_forever, args=(0.05,))
+        answering.start()
+        try:
+            settings = made / "clients" / "a" / "client.toml"
+            address = f"localhost:{server.server_port}"
+            settings.write_text(settings.read_text().replace("fed.example.org:18443", address))
+            told = wrong(made / "clients" / "a")
+        finally:
+            server.shutdown()
+            answering.join()
+    assert told.startswith("the clock of this machine is 3") and said in told if said else told == ""
 
 
 def test_the_commands(tmp_path: Path) -> None:

@@ -337,6 +337,20 @@ def test_federations_of_one_name_are_told_apart(tmp_path: Path) -> None:
     assert len(records) == 2 == len(summarise(records)) and len(collect(records, "two")["streams"]) == 2
 
 
+@pytest.mark.parametrize("record", ["whole", "lost"])
+def test_a_federation_whose_checkpoints_are_all_damaged_stops_and_asks(tmp_path: Path, record: str) -> None:
+    """Also where its record is lost, which told before that there had been time steps."""
+    taken(over(swapping(n=20), root=tmp_path / "clients"), 2, tmp_path / "state")
+    files = list((tmp_path / "state" / "checkpoints").iterdir())
+    for path in files:
+        path.write_bytes(path.read_bytes()[:-1])
+    if record == "lost":
+        (tmp_path / "state" / "test.jsonl").unlink()
+    with pytest.raises(DataError, match="none of the checkpoints in .* is whole .*put one back .* or move this folder"):
+        taken(over(swapping(n=20), root=tmp_path / "clients"), 3, tmp_path / "state")
+    assert len(files) == 2 and sorted((tmp_path / "state" / "checkpoints").iterdir()) == sorted(files)
+
+
 def test_a_record_is_kept_by_whoever_writes_it(tmp_path: Path) -> None:
     """A torn line is cut off; a federation without its checkpoints does not start over; a lost record is replaced."""
     server, state = server_of(tmp_path), tmp_path / "server" / "state"

@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 
 import feddrift as fd
 from feddrift.algorithms import ALGORITHMS
@@ -26,7 +26,7 @@ from feddrift.data import Stream
 from feddrift.deploy.server import federate, run
 from feddrift.deploy.settings import Settings
 from feddrift.engines.flower import wire
-from feddrift.engines.flower.client import Client, from_toml
+from feddrift.engines.flower.client import Client, client_app, from_toml
 from feddrift.engines.flower.exchange import LATE, QuorumError
 from feddrift.engines.flower.federation import Flower
 from feddrift.engines.flower.messages import VERSION
@@ -243,7 +243,7 @@ def test_a_client_that_comes_back_completes_the_quorum() -> None:
     same(trained.params, over(stream).at(0).train(models, w).params)
 
 
-def test_a_client_joins_later_and_takes_its_history_along() -> None:
+def test_a_client_joins_later_and_shows_its_oldest_batch_first() -> None:
     stream = swapping()
     engine = over(stream)
     engine.local_grid.offline.add("c")
@@ -253,7 +253,7 @@ def test_a_client_joins_later_and_takes_its_history_along() -> None:
         if tau == 2:
             engine.local_grid.offline.clear()
         fed = engine.at(tau)
-        assert (fed.counts[:, 2] > 0).tolist() == [tau == 2] * (tau + 1)
+        assert (fed.counts[:, 2] > 0).tolist() == [False] * tau + [tau == 2]
         state = algorithm.step(state, fed)
     assert fed.reachable.all() and fed.sent[2] > 0
 
@@ -499,7 +499,8 @@ def test_a_node_with_an_unknown_key_is_not_even_asked() -> None:
 
 def question(engine: Flower, kind: str, body: dict[str, Any], c: int = 0, tau: int = 0, **about: Any) -> RecordDict:
     head = {"version": VERSION, "about": asdict(engine.about(c, tau)) | about}
-    return wire.pack(head | body)
+    heard = {"seen": tau - 1} if kind == "hello" else {}  # of all before
+    return wire.pack(head | heard | body)
 
 
 def reply_of(client: Client, kind: str, content: RecordDict) -> dict[str, Any]:
@@ -545,6 +546,46 @@ def test_what_goes_wrong_with_data_is_told_at_home_only(tmp_path: Path, caplog: 
     assert "secret" in caplog.text
 
 
+SECRET = "row 17 of Mrs Smith"
+FAILING = {
+    "load at import": ('load = "mine_a:load"', f"raise ValueError('{SECRET}')"),
+    "load at import, exit": ('load = "mine_b:load"', f"raise SystemExit('{SECRET}')"),
+    "model at import": ('model = "mine_c:model"', f"raise KeyError('{SECRET}')"),
+    "no such name": ('load = "mine_d:load"', f"lod = '{SECRET}'"),
+    "load": ('load = "mine_e:load"', f"def load(n): raise OSError('{SECRET}')"),
+    "load, exit": ('load = "mine_f:load"', f"def load(n): raise SystemExit('{SECRET}')"),
+    "model": ('model = "mine_g:model"', f"def model(): raise TypeError('{SECRET}')"),
+}
+
+
+@pytest.mark.parametrize("case", FAILING)
+def test_nothing_that_a_clients_own_code_says_reaches_the_server(
+    case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither by its answer nor by Flower, which sends on what an app raises; the client's log has the whole text."""
+    line, code = FAILING[case]
+    (tmp_path / "client.toml").write_text(f'name = "b"\n{line}\n')
+    (tmp_path / f"{line.split(chr(34))[1].split(':')[0]}.py").write_text(code)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "classes.txt").write_text("0\n1\n")
+    (tmp_path / "data" / "step_0.csv").write_text("x,y,label\n1,2,0\n3,4,1\n")
+    engine = over(swapping())
+    app, replies = client_app(lambda context: from_toml(tmp_path)), list[str]()
+
+    def told(message: Message) -> Message:
+        reply = app(message, Context(1, 1, {}, RecordDict(), {}))
+        replies.append(str(reply.content.config_records["body"]["json"]))
+        return reply
+
+    engine.local_grid.faults["b", "hello"] = engine.local_grid.faults["b", "evaluate"] = told
+    fed = engine.at(0)
+    fed.evaluate(fed.fresh())
+    assert fed.reachable.tolist() == [True, False, True]
+    assert "see the client's log" in engine.trouble["b"] and "claims" not in engine.trouble["b"]
+    assert replies and "Smith" not in str(replies)
+    assert case == "no such name" or "Smith" in caplog.text
+
+
 def test_files_arrive_in_a_folder(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "classes.txt").write_text("no\nyes\n")
@@ -559,7 +600,7 @@ def test_files_arrive_in_a_folder(tmp_path: Path) -> None:
     assert cells(0) == [[0, 2]]
     (tmp_path / "data" / "step_0.csv").unlink()  # the store has its own copy
     np.savez(tmp_path / "data" / "step_1.npz", x=np.zeros((3, 2)), y=np.array(["yes", "no", "no"]))
-    (tmp_path / "data" / "step_3.csv").write_text("x,y,label\n1,2,yes\n")
+    (tmp_path / "data" / "step_2.csv").write_text("x,y,label\n1,2,yes\n")
     assert cells(1) == [[0, 2], [1, 3]]
     assert cells(3) == [[3, 1]]  # at most two time steps old
     assert client.store("test").cell(3)[1].tolist() == [1]

@@ -411,10 +411,11 @@ def test_a_deployed_client_names_its_columns_and_classes(tmp_path: Path) -> None
         (tmp_path / "data" / f"step_{t}.csv").write_text("\n".join(["age,income,sold", *rows]))
     (tmp_path / "client.toml").write_text('name = "a"\nlabel = "sold"\n')
 
-    def answer(kind: str) -> Any:
-        about = About("first", "a", 0, 1, 2, (2,), 0, 1).__dict__
-        return wire.unpack(from_toml(tmp_path).answer(kind, wire.pack({"version": VERSION, "about": about})))[0]
+    def answer(kind: str, tau: int = 1) -> Any:
+        asked = {"version": VERSION, "about": About("first", "a", 0, 1, 2, (2,), 0, tau).__dict__, "seen": tau - 1}
+        return wire.unpack(from_toml(tmp_path).answer(kind, wire.pack(asked)))[0]
 
+    answer("hello", 0)
     answer("hello")
     found = read_shifts(answer("explain"), 1)
     assert found is not None and [s.name for s in found.moved] == ["age"]

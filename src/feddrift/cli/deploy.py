@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -129,12 +130,14 @@ def status(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help=
     say(f"{_time(record, last)} is trained{'' if record.tested > last else ', not tested yet: it waits for new data'}")
     table = Table(box=None)
     accuracy = f"accuracy, time {record.tested}" if record.tested else "accuracy"
-    for name in ("client", "model", accuracy, "alarms", *(["here"] if federation.running else []), "trouble"):
+    here = ["here"] if federation.running else []
+    for name in ("client", "model", accuracy, "alarms", "new data", *here, "trouble"):
         table.add_column(name)
     for c, (name, now) in enumerate(federation.clients().items()):
         share = federation.client(record.tested - 1, c)["accuracy"] if record.tested else None
         alarms = ", ".join(str(t + 1) for t in range(last + 1) if record.rows.drift[t, c])
         cells = [name, str(record.rows.model[last, c]), "" if share is None else f"{100 * share:.1f} %", alarms]
+        cells.append(new_data(now))
         cells += ["yes" if now["here"] else "no"] if federation.running else []
         table.add_row(*map(Text, (*cells, now["trouble"] or "")))  # as Text: a reason may hold [brackets]
     console.out.print(table)
@@ -142,6 +145,20 @@ def status(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help=
         say(f"  time {event['t'] + 1}: {event_line(event, record.header['clients'])}")
     for (t, c), shifts in record.shifts.items():
         say(f"  time {t + 1}: alarm of {record.header['clients'][c]}: {alarm_sentence(shifts, t)}")
+
+
+def new_data(client: Mapping[str, Any]) -> str:
+    """How a client's data come, by its status: nothing where each time step has some and none wait.
+
+    >>> new_data({"quiet": 0, "backlog": 3, "gap": None}), new_data({"quiet": 2, "backlog": 1, "gap": 4})
+    ('3 batches wait', 'none for 2 time steps: batch 4 is missing, 1 batch waits for it')
+    """
+    quiet, backlog, gap = client["quiet"], client["backlog"], client["gap"]
+    none = "none yet" if quiet is None else f"none for {quiet} time step{'s' * (quiet > 1)}" if quiet else ""
+    waits = f"{backlog} batch{'es wait' if backlog > 1 else ' waits'}" if backlog else ""
+    if gap is not None:
+        waits = f"batch {gap} is missing, {waits} for it"
+    return ": ".join(filter(None, (none, waits)))
 
 
 def line_of_training(record: Record, t: int) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import http.client
 import shutil
+import ssl
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 from importlib import metadata
 from pathlib import Path
 
@@ -21,11 +24,15 @@ from cryptography.hazmat.primitives.serialization import (
 
 from feddrift.deploy import start
 from feddrift.deploy.settings import Settings
+from feddrift.engines.flower.batches import StepFiles
 from feddrift.engines.flower.client import from_toml
+from feddrift.engines.flower.client_toml import settings_of
+from feddrift.engines.flower.store import Store
 from feddrift.errors import FeddriftError
 from feddrift.streams.folder import listed
 
 SOON = timedelta(days=30)
+AHEAD, BEHIND = timedelta(seconds=5), timedelta(seconds=300)  # how far a client's clock may be off, by Flower
 
 
 def problems(folder: Path) -> Iterator[str]:
@@ -81,11 +88,25 @@ def _certificate(server: Path) -> Iterator[str]:
         return
     if _bytes(key.public_key()) != _bytes(certificate.public_key()):
         yield f"{server / 'server.key'} is not the key of server.crt"
-    for path, crt in (("ca.crt", authority), ("server.crt", certificate)):
-        left = crt.not_valid_after_utc - datetime.now(UTC)
-        if left < SOON:
-            when = crt.not_valid_after_utc.date()
-            yield f"{server / path} {'ended' if left < timedelta(0) else 'ends'} on {when}, make a new one"
+    for name, crt in (("ca.crt", authority), ("server.crt", certificate)):
+        yield from _dates(server / name, crt)
+
+
+def _dates(path: Path, crt: x509.Certificate) -> Iterator[str]:
+    now = _now()
+    left = crt.not_valid_after_utc - now
+    if now < crt.not_valid_before_utc:
+        yield (
+            f"the clock of this machine is off: it says {now:%Y-%m-%d %H:%M} UTC, and {path} was made at "
+            f"{crt.not_valid_before_utc:%Y-%m-%d %H:%M}; set it"
+        )
+    if left < SOON:
+        when = crt.not_valid_after_utc.date()
+        yield f"{path} {'ended' if left < timedelta(0) else 'ends'} on {when}, make a new one"
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
 
 
 def _client(client: Path, server: Path | None) -> Iterator[str]:
@@ -104,7 +125,7 @@ def _client(client: Path, server: Path | None) -> Iterator[str]:
             _bytes(public)
         ):
             yield f"the server has another key of client {owner.name}"
-        x509.load_pem_x509_certificate((client / "ca.crt").read_bytes())
+        yield from _dates(client / "ca.crt", x509.load_pem_x509_certificate((client / "ca.crt").read_bytes()))
         if server is not None and (client / "ca.crt").read_bytes() != (server / "ca.crt").read_bytes():
             yield f"{client / 'ca.crt'} is not the server's"
     except (OSError, ValueError, TypeError) as error:
@@ -113,6 +134,37 @@ def _client(client: Path, server: Path | None) -> Iterator[str]:
         listed(client / "data" / "classes.txt") if (client / "data").is_dir() else None
     except FeddriftError as error:
         yield str(error)
+    if isinstance(owner.load, StepFiles):
+        yield from _gaps(owner.load, [owner.store(path.name) for path in owner.root.glob("*") if path.is_dir()])
+    if server is None:  # on the client's own machine
+        yield from _clock(client)
+
+
+def _gaps(files: StepFiles, stores: Sequence[Store]) -> Iterator[str]:
+    for n in sorted({store.next_number() for store in stores} or {0}):
+        later = [number for number in files.numbers() if number >= n]
+        if later and n not in later:
+            yield f"{files.directory} has step_{later[0]} and no step_{n}, for which the client waits"
+
+
+def _clock(client: Path) -> Iterator[str]:
+    """A clock that is off by the server's, where that can be reached: Flower would refuse this client."""
+    host, _, port = settings_of(client).get("server", "").rpartition(":")
+    began = _now()
+    try:
+        trusts = ssl.create_default_context(cafile=str(client / "ca.crt"))
+        line = http.client.HTTPSConnection(host, int(port), timeout=5, context=trusts)
+        line.request("GET", "/")
+        told = parsedate_to_datetime(line.getresponse().headers["Date"] or "")
+    except (OSError, ValueError, http.client.HTTPException):  # it does not run yet, or is not what it should be
+        return
+    ahead, behind = began - told - timedelta(seconds=1), told - _now()  # it tells whole seconds
+    if ahead > AHEAD or behind > BEHIND:
+        how = f"{ahead.total_seconds():.0f} s ahead of" if ahead > AHEAD else f"{behind.total_seconds():.0f} s behind"
+        yield (
+            f"the clock of this machine is {how} that of the server, which refuses clients more than "
+            f"{AHEAD.seconds} s ahead or {BEHIND.seconds} s behind: set it"
+        )
 
 
 def _secret(path: Path) -> Iterator[str]:

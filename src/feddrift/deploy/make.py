@@ -7,7 +7,6 @@ import json
 import os
 import re
 import sys
-import tomllib
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,6 +20,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from feddrift.algorithms import RECOMMENDED
 from feddrift.deploy.settings import Settings
+from feddrift.deploy.start import part, ports
 from feddrift.engines.flower.store import checked_name
 from feddrift.errors import ConfigError
 
@@ -153,21 +153,36 @@ def init(
 
 
 def add(folder: Path, name: str) -> None:
-    """A place for one more client, behind those there are; a federation that runs takes it in when it is run anew."""
-    server, path = (folder / "server").resolve(), folder / "server" / "federation.toml"
+    """A place for one more client, behind those there are; a federation that runs takes it in when it is run anew.
+
+    All that it needs is in the server's folder: the folders of the other clients may be where they belong.
+    """
+    server = part(folder, "server")
+    path, client = server / "federation.toml", folder.resolve() / "clients" / checked_name(name, "a client")
     settings = Settings.read(path)
-    if checked_name(name, "a client") in settings.clients:
+    if name in settings.clients:
         raise ConfigError(f"{path} has a client {name} already")
-    client_folders = list((folder.resolve() / "clients").glob("*"))
-    if not client_folders:
-        raise ConfigError(f"{folder / 'clients'} has no client whose server and classes a new one could take over")
-    address = tomllib.loads((client_folders[0] / "client.toml").read_text())["server"]
+    for old in (client, server / "keys" / f"{name}.pub"):
+        if old.exists():
+            raise ConfigError(f"{old} is there already: move it away, or choose another name")
+    address = f"{_host(server / 'server.crt')}:{ports(server)[0]}"
     line = f"clients = {json.dumps([*settings.clients, name])}"
     changed, replacements = re.subn(r"(?m)^clients *= *\[[^]]*\]", line, path.read_text())
     if not replacements:
         raise ConfigError(f"{path}: add {name!r} to its clients by hand")
-    _client(folder.resolve() / "clients" / name, server, name, address, [str(label) for label in settings.classes])
+    _client(client, server, name, address, [str(label) for label in settings.classes])
     path.write_text(changed)
+
+
+def _host(certificate: Path) -> str:
+    """The server's name or address as clients see it: what its certificate is for, beside this machine's own."""
+    try:
+        found = x509.load_pem_x509_certificate(certificate.read_bytes())
+        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (OSError, ValueError, x509.ExtensionNotFound) as error:
+        raise ConfigError(f"cannot read {certificate}, which names the server: {error}") from None
+    hosts = [*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))]
+    return next((host for host in hosts if host not in ("localhost", "127.0.0.1")), "localhost")
 
 
 def _client(folder: Path, server: Path, name: str, address: str, classes: Sequence[str]) -> None:
@@ -184,9 +199,9 @@ def _client(folder: Path, server: Path, name: str, address: str, classes: Sequen
     _write(
         folder / "client.toml",
         f"name = {json.dumps(name)}\nserver = {json.dumps(address)}\n"
-        '# data = "data"             # new time steps: data/step_<t>.csv or .npz, moved there when they are whole\n'
+        '# data = "data"             # its batches: data/step_<n>.csv or .npz, n = 0, 1, ..., moved there whole\n'
         '# label = "label"           # the column of the labels\n'
-        '# load = "mine:load"        # or a function load(t) of mine.py in this folder: (x, y), or None\n'
+        '# load = "mine:load"        # or a function load(n) of mine.py in this folder: (x, y), or None: not yet\n'
         '# model = "mine:model"      # or linear, mlp:64,64; the server must name the same\n'
         "# max_rows = 100000         # how much history is kept, in rows\n"
         "# max_age = 50              # and in time steps\n"

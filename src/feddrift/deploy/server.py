@@ -188,9 +188,11 @@ def _close_test(record: Writer) -> None:
 
 
 def _last(checkpoints: checkpoint.Folder, engine: Flower, about: dict[str, Any]) -> _Saved:
+    damage = ""
     for saved in checkpoints.newest_first():
         if isinstance(saved, DataError):
             _log.warning("%s", saved)
+            damage = damage or str(saved)
             continue
         if saved.about.get("federation") != about:
             raise DataError(
@@ -217,6 +219,11 @@ def _last(checkpoints: checkpoint.Folder, engine: Flower, about: dict[str, Any])
         received, loss, sent, scoring = work
         return _Saved(
             steps_done, state, None, Trained(steps_done - 1, state, received, loss, sent, scoring, events), seconds
+        )
+    if damage:
+        raise DataError(
+            f"none of the checkpoints in {checkpoints.path} is whole ({damage}): put one back from a backup to go on, "
+            "or move this folder and the record beside it away to start over at time 0"
         )
     return _Saved()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,9 +15,11 @@ from feddrift.engines.flower.exchange import WaitingRules
 from feddrift.engines.flower.federation import Roster
 from feddrift.engines.flower.store import checked_name
 from feddrift.errors import ConfigError, problem
-from feddrift.nets import imported, net_for
+from feddrift.nets import check_fits, imported, net_for
 from feddrift.router import Route
 from feddrift.types import Average, Local, Net
+
+MAX_WEIGHTS = 2**28  # of a net: 1 GB, which goes to every client and back in every round
 
 
 class Settings(BaseModel):
@@ -116,20 +120,44 @@ class Settings(BaseModel):
 
     def net(self, folder: Path) -> Net:
         """The net all clients train; by default a perceptron with one hidden layer."""
-        return net_for(imported(self.model, folder), self.features, len(self.classes))
+        d, n_classes = math.prod(self.features), len(self.classes)
+        source = imported(self.model, folder)
+        if source is None or isinstance(source, str):
+            n_weights = sum(a * b for a, b in pairwise((d, *_hidden(source, d), n_classes)))
+            if n_weights > MAX_WEIGHTS:
+                raise ConfigError(
+                    f"features = {list(self.features)} make a net of {n_weights:.0e} weights, and at most "
+                    f'{MAX_WEIGHTS:.0e} can be sent around: name a smaller one, such as model = "linear" or "mlp:64"'
+                )
+            return net_for(source, self.features, n_classes)
+        net = net_for(source, self.features, n_classes)
+        check_fits(net, self.features, n_classes)
+        return net
 
     def roster(self, keys: Path) -> Roster:
         """Who takes part: the folder has a public key KEYS/<client>.pub for each."""
-        from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
-
         name_of_key: dict[bytes, str] = {}
         for name in self.clients:
-            path = keys / f"{name}.pub"
-            try:
-                key = load_ssh_public_key(path.read_bytes())
-            except (OSError, ValueError) as error:
-                raise ConfigError(f"cannot read the key of client {name}, {path}: {error}") from None
-            name_of_key[key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)] = name
+            name_of_key[public_key(keys / f"{name}.pub")] = name
         if len(name_of_key) < len(self.clients):
             raise ConfigError(f"{keys}: every client needs a key of its own")
         return Roster(self.experiment, self.clients, name_of_key, self.features, len(self.classes))
+
+
+def public_key(path: Path) -> bytes:
+    """The key in a file KEYS/<client>.pub, as the SuperLink has it."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
+
+    try:
+        key = load_ssh_public_key(path.read_bytes())
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"cannot read the key of client {path.stem}, {path}: {error}") from None
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+def _hidden(model: str | None, d: int) -> list[int]:
+    """The sizes of the hidden layers of a net that is built in, for d features."""
+    if model is None:
+        return [2 * d]
+    return [] if model == "linear" else [int(size) for size in model.removeprefix("mlp:").split(",")]

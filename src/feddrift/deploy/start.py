@@ -9,16 +9,19 @@ import re
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
-import tomllib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from feddrift.deploy.processes import EXECUTOR, Executors, end
+from feddrift.deploy.settings import public_key
 from feddrift.deploy.status import Watch
+from feddrift.engines.flower.client_toml import settings_of
 from feddrift.errors import ConfigError, DataError
 from feddrift.runs.record import Record
 
@@ -79,11 +82,9 @@ def superlink(server: Path) -> list[str]:
 
 def supernode(folder: Path, address: str | None = None) -> list[str]:
     """The command that starts a client."""
-    try:
-        settings = tomllib.loads((folder / "client.toml").read_text())
-        server = address or settings["server"]
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"cannot read {folder / 'client.toml'}: {error!r}") from None
+    server = address or settings_of(folder).get("server")
+    if server is None:
+        raise ConfigError(f"{folder / 'client.toml'} must name the server, host:port")
     return [
         program("flower-supernode"), "--superlink", server, "--root-certificates", str(folder / "ca.crt"),
         "--auth-supernode-private-key", str(folder / "key"), "--host", "127.0.0.1", "--port", str(free_port()),
@@ -114,17 +115,36 @@ def serve(folder: Path, proxy: bool = True) -> None:
         if proxy:
             _until(lambda: _listens(outer), "nginx to listen", children)
         _log.info("clients can connect to port %d", outer if proxy else inner)
-        while all(child.poll() is None for child in children):
-            time.sleep(0.5)
-    raise DataError("a process of the server has ended, see its output")
+        ended = _wait(children)
+    raise DataError(f"the server stops, since {ended}: see its output, and start it again")
 
 
 def register(server: Path) -> None:
     """Make the clients' keys, and no others, known to the SuperLink."""
+    known, current = _registered(server / "state" / "superlink.db"), set[bytes]()
     for path in sorted((server / "keys").glob("*.pub")):
-        answer = flwr(server, "supernode", "register", str(path), "--name", path.stem)
-        if not answer.get("success") and "already in use" not in str(answer):
-            raise DataError(f"the SuperLink does not take the key of client {path.stem}: {answer}")
+        current.add(key := public_key(path))
+        if key in known and known[key] is None:
+            _log.warning("the key of client %s was shut out, which is for good: give it a new one", path.stem)
+        elif key not in known:
+            answer = flwr(server, "supernode", "register", str(path), "--name", path.stem)
+            if not answer.get("success"):
+                raise DataError(f"the SuperLink does not take the key of client {path.stem}: {answer}")
+    for node in [node for key, node in known.items() if key not in current and node is not None]:
+        _log.info("a key that is no client's any more is shut out (node %d)", node)
+        answer = flwr(server, "supernode", "unregister", str(node))
+        if not answer.get("success"):
+            raise DataError(f"the SuperLink does not shut out node {node}: {answer}")
+
+
+def _registered(database: Path) -> dict[bytes, int | None]:
+    """By key, the node that the SuperLink has for it; None: it was shut out. No command of Flower's tells the keys."""
+    try:
+        with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as opened:
+            rows = opened.execute("SELECT public_key, node_id, status FROM node").fetchall()
+    except sqlite3.Error as error:
+        raise DataError(f"cannot read the keys in {database}, which the SuperLink writes: {error}") from None
+    return {key: None if status == "unregistered" else node % 2**64 for key, node, status in rows}  # it is kept signed
 
 
 def client(folder: Path, address: str | None = None) -> None:
@@ -134,10 +154,10 @@ def client(folder: Path, address: str | None = None) -> None:
     while True:
         began = time.monotonic()
         with _children([supernode(folder, address)], environment(folder)) as children:
-            children[0].wait()
+            ended = _wait(children)
         if time.monotonic() - began > 120:
             wait = BACKOFF[0]
-        _log.warning("the client ended with code %d, it starts again in %g s", children[0].returncode, wait)
+        _log.warning("%s; the client starts again in %g s", ended, wait)
         time.sleep(wait)
         wait = min(2 * wait, BACKOFF[1])
 
@@ -196,6 +216,19 @@ def _until(true: Callable[[], bool], what: str, children: Sequence[subprocess.Po
         time.sleep(0.2)
 
 
+def _wait(children: Sequence[subprocess.Popen[bytes]]) -> str:
+    """Wait until one of these has ended, or what runs apps for it, without which it would be mute; which it is."""
+    names = {child.pid: Path(str(child.args[0])).name for child in children}  # type: ignore[index]
+    executors = Executors(pid for pid, name in names.items() if name.startswith("flower-"))
+    while True:
+        for child in children:
+            if child.poll() is not None:
+                return f"{names[child.pid]} has ended with code {child.returncode}"
+        if executors.lost():
+            return f"{EXECUTOR} has ended"
+        time.sleep(1)
+
+
 @contextmanager
 def _children(commands: Sequence[list[str]], env: dict[str, str]) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Run these, each in a group of its own, and end them and all that they started when this ends."""
@@ -210,16 +243,5 @@ def _children(commands: Sequence[list[str]], env: dict[str, str]) -> Iterator[li
         yield children
     finally:
         for child in children:
-            _end(child)
+            end(child)
         signal.signal(signal.SIGTERM, before)
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """Ask a group of processes to end, and make it."""
-    for how, seconds in ((signal.SIGTERM, 15), (signal.SIGKILL, 5)):
-        with suppress(ProcessLookupError):
-            os.killpg(child.pid, how)
-        with suppress(subprocess.TimeoutExpired):
-            child.wait(seconds)
-    with suppress(ProcessLookupError):  # what outlived its parent
-        os.killpg(child.pid, signal.SIGKILL)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from feddrift.errors import ConfigError
-from feddrift.reports.exchanges import last_words
+from feddrift.reports.exchanges import last_words, waiting
 from feddrift.runs.record import Record, latest, part_of
 from feddrift.runs.writer import is_being_written
 
@@ -51,13 +51,24 @@ class Status:
         }
 
     def clients(self) -> dict[str, dict[str, Any]]:
-        """Of each client, by name, whether it answered the last question, and if not, why."""
-        last = last_words(self.record)
-        names = self.record.header["clients"]
-        return {
-            name: {"here": self.running and c in last and last[c] is None, "trouble": last.get(c)}
-            for c, name in enumerate(names)
-        }
+        """Of each client, by name, whether it answered the last question, and if not, why; and how its data come.
+
+        `quiet` is the number of time steps since its last new data, None where it never had any; `backlog` the number
+        of its batches that wait for their time step, and `gap` that of a missing batch which they wait for.
+        """
+        last, waits, received = last_words(self.record), waiting(self.record), self.record.rows.received
+        clients: dict[str, dict[str, Any]] = {}
+        for c, name in enumerate(self.record.header["clients"]):
+            backlog, gap = waits.get(c, (0, None))
+            with_data = np.flatnonzero(received[:, c])
+            clients[name] = {
+                "here": self.running and c in last and last[c] is None,
+                "trouble": last.get(c),
+                "quiet": len(received) - 1 - int(with_data[-1]) if len(with_data) else None,
+                "backlog": backlog,
+                "gap": gap,
+            }
+        return clients
 
     def plain(self) -> dict[str, Any]:
         """The whole status as JSON values."""

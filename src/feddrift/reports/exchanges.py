@@ -52,6 +52,17 @@ def last_words(record: Record) -> dict[int, str | None]:
     return trouble
 
 
+def waiting(record: Record) -> dict[int, tuple[int, int | None]]:
+    """By client, as of its last hello, how many batches wait to be shown, and the missing one that they wait for."""
+    found: dict[int, tuple[int, int | None]] = {}
+    for line in record.exchanges:
+        for k, c in enumerate(line["c"]):
+            if line["asked"] == "hello" and line["trouble"][k] is None:
+                nobody = line.get("backlog") is None or line.get("gap") is None
+                found[c] = (0, None) if nobody else (line["backlog"][k], line["gap"][k])
+    return found
+
+
 def by_client(record: Record) -> list[dict[str, Any]]:
     """Of each client how often it was asked and answered, how fast, bytes to and from it, and the last trouble."""
     entries = [{"asked": 0, "answered": 0, "to": 0, "from": 0} for _ in record.header["clients"]]

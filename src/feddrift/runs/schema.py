@@ -248,9 +248,12 @@ class ExchangeLine:
     answered: list[Whole]  # bytes from it
     seconds: list[Amount | None]  # until the answer was there; null: none came
     trouble: list[str | None]  # why it sits out
+    backlog: list[Whole] | None = None  # of a hello: batches that have come and are not shown yet; null: nobody has any
+    gap: list[Whole | None] | None = None  # and the number of a missing one that they wait for
 
     def __post_init__(self) -> None:
-        if len({len(column) for column in (self.c, self.sent, self.answered, self.seconds, self.trouble)}) != 1:
+        columns = self.c, self.sent, self.answered, self.seconds, self.trouble, self.backlog, self.gap
+        if len({len(column) for column in columns if column is not None}) != 1:
             raise ValueError("all columns must have the same length")
 
 

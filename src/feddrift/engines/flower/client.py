@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +22,8 @@ from feddrift import plugins, rng
 from feddrift.data import Stream
 from feddrift.engines.flower import described, scored, wire
 from feddrift.engines.flower import parts as model_parts
+from feddrift.engines.flower.batches import Load, Named, StepFiles
+from feddrift.engines.flower.client_toml import settings_of
 from feddrift.engines.flower.messages import (
     MAX_ID,
     MAX_NAME,
@@ -45,7 +46,7 @@ from feddrift.engines.flower.messages import (
 )
 from feddrift.engines.flower.parts import Body, Part
 from feddrift.engines.flower.routers import read_router
-from feddrift.engines.flower.store import Load, Named, Store, checked_name, from_folder, named_in
+from feddrift.engines.flower.store import Store, checked_name
 from feddrift.engines.flower.wire import Refused, numbers, whole
 from feddrift.engines.in_process import InProcess
 from feddrift.engines.own import simulated
@@ -75,7 +76,7 @@ class Client:
         model: Any = None,  # a Net, its name, or what makes one: see nets.net_for
         max_rows: int | None = None,
         max_age: int | None = None,
-        named: Named = lambda t: ((), ()),  # what the features and classes of time t are called
+        named: Named = lambda n: ((), ()),  # what the features and classes of the n-th batch are called
         explain: bool = True,  # whether the server may know what moved in the data when there is an alarm
     ) -> None:
         self.name, self.root, self.load, self.model = checked_name(name, "a client"), Path(root), load, model
@@ -101,9 +102,8 @@ class Client:
         except Refused as refused:
             _log.error("client %s refused a message (%s): %s", self.name, kind, refused)
             return wire.pack(says | {"failed": str(refused)})
-        except Exception as error:  # whatever it is, its text stays on this machine
-            _log.exception("client %s failed (%s)", self.name, kind)
-            return wire.pack(says | {"failed": f"{type(error).__name__}, see the client's log"})
+        except (Exception, SystemExit) as error:
+            return wire.pack(says | _failed(error, f"client {self.name} failed ({kind})"))
 
     def store(self, experiment: str) -> Store:
         """The client's store of an experiment."""
@@ -146,11 +146,15 @@ class Client:
         return reply, parts
 
     def _hello(self, task: About, store: Store, request: Hello, raw: Raw) -> Body:
-        store.take_in(self.load, task.tau, task.features, task.n_classes)
+        if request.seen is not None:
+            store.show_again(task.tau, request.seen)
+            store.take_in(self.load, task.tau, task.features, task.n_classes)
         store.limit(task.tau, self.max_rows, self.max_age)
         cells = {t: n for t, n in store.cells().items() if t <= task.tau}
+        backlog, gap = store.waiting(self.load, task.tau)
+        present = Present(cells, backlog=backlog, gap=gap)
         if (serve := request.serve) is None:
-            return Present(cells).body()
+            return present.body()
         models, new = self._models(task, store, serve["models"], raw)
         tested, scores = None, dict[str, float]()
         if cells.get(task.tau):
@@ -166,12 +170,12 @@ class Client:
         served = {key: serve[key] for key in ("models", "votes", "ballot", "tau", "router") if key in serve}
         store.serve(served | {"features": list(task.features), "n_classes": task.n_classes})
         self._forget(store, serve["models"])
-        return Present(cells, tested, scores).body()
+        return replace(present, tested=tested, scores=scores).body()
 
     def _shifts(self, task: About, store: Store) -> Body | None:
         """Means and shares of what moved, with names; None without earlier data."""
         engine = self._engine(task, store)
-        columns, classes = self.named(task.tau)
+        columns, classes = self.named(store.held()[task.tau].n if task.tau in store.held() else task.tau)
         columns = columns if len(columns) == math.prod(task.features) else ()
         classes = classes if len(classes) == task.n_classes else ()
         stream = replace(engine.stream, columns=columns, classes=classes)
@@ -266,8 +270,8 @@ class Client:
         key = task, tuple(cells.items())
         if self._last_engine is None or self._last_engine[0] != key:
             counts = np.zeros((task.tau + 2, task.n_clients), dtype=np.int64)
-            counts[list(cells), task.index] = list(cells.values())
-            stored = [store.cell(t) for t in cells]
+            stored = [store.mended(self.load, t, task.features, task.n_classes) for t in cells]
+            counts[list(cells), task.index] = [len(y) for _, y in stored]
             x = np.concatenate([np.zeros((0, *task.features), dtype=np.float32), *(x for x, _ in stored)])
             y = np.concatenate([np.zeros(0, dtype=np.int32), *(y for _, y in stored)])
             stream = Stream(task.experiment, x, y, counts, task.n_classes)
@@ -327,12 +331,25 @@ class Client:
         store.keep_parts(model_parts.named(specs) | in_use | private)
 
 
+def _failed(error: BaseException, what: str) -> Body:
+    """What the server gets to know of an error: its type. Whatever the text says stays in the log of this machine."""
+    _log.error(what, exc_info=error)
+    return {"failed": f"{type(error).__name__}, see the client's log"}
+
+
 def client_app(find: Callable[[Context], Client]) -> ClientApp:
     """A Flower app of the client that `find` gives for a context."""
     app = ClientApp()
 
+    def answered(kind: str, message: Message, context: Context) -> RecordDict:
+        try:
+            client = find(context)
+        except (Exception, SystemExit) as error:  # of the client's own modules; Flower would send its text on
+            return wire.pack({"version": VERSION} | _failed(error, f"the client cannot be made ({kind})"))
+        return client.answer(kind, message.content)
+
     def answer(kind: str) -> Callable[[Message, Context], Message]:
-        return lambda message, context: Message(find(context).answer(kind, message.content), reply_to=message)
+        return lambda message, context: Message(answered(kind, message, context), reply_to=message)
 
     for kind, request in REQUESTS.items():
         category, action = request.action.split(".")
@@ -342,25 +359,13 @@ def client_app(find: Callable[[Context], Client]) -> ClientApp:
 
 def from_toml(folder: Path) -> Client:
     """The client whose folder this is, as its client.toml describes it."""
-    path = folder / "client.toml"
-    try:
-        settings = tomllib.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from None
-    legal = {"name", "server", "data", "label", "load", "model", "max_rows", "max_age", "explain"}
-    if set(settings) - legal or "name" not in settings:
-        raise ConfigError(f"{path} must name the client; legal are {', '.join(sorted(legal))}, got {sorted(settings)}")
-    if not isinstance(explain := settings.get("explain", True), bool):
-        raise ConfigError(f"{path}: explain must be true or false, got {explain!r}")
-    directory, label = folder / settings.get("data", "data"), settings.get("label", "label")
-    if "load" in settings:
-        load: Load = plugins.load("load", settings["load"], folder)
-    else:
-        load = from_folder(directory, label)
+    settings = settings_of(folder)
+    files = StepFiles(folder / settings.get("data", "data"), settings.get("label", "label"))
+    load: Load = plugins.load("load", settings["load"], folder) if "load" in settings else files
     model = imported(settings.get("model"), folder)
     limits = {key: settings.get(key) for key in ("max_rows", "max_age")}
-    named = named_in(directory, label)
-    return Client(settings["name"], folder / "store", load, model, **limits, named=named, explain=explain)
+    explain = settings.get("explain", True)
+    return Client(settings["name"], folder / "store", load, model, **limits, named=files.named, explain=explain)
 
 
 def _from_context(context: Context) -> Client:

@@ -60,6 +60,8 @@ class Answer:
     answered: int = 0  # bytes from it
     seconds: float | None = None  # until its answer was there; None: none came
     trouble: str | None = None  # why it sits out
+    backlog: int = 0  # of a hello: batches that have come and are not shown yet
+    gap: int | None = None  # and the number of the missing one that they wait for
 
 
 @dataclass
@@ -101,6 +103,8 @@ class Exchange:
         """The exchange as a line of the record, in lists over the clients."""
         head = {name: getattr(self, name) for name in ("t", "asked", "round", "at", "took")}
         columns = {f.name: [getattr(answer, f.name) for answer in self.clients.values()] for f in fields(Answer)}
+        if not any(columns["backlog"]):
+            del columns["backlog"], columns["gap"]
         return {**head, "c": list(self.clients), **columns}
 
 

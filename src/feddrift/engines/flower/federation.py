@@ -29,7 +29,7 @@ from feddrift.engines.flower.messages import (
     Present,
     read_shifts,
 )
-from feddrift.engines.flower.parts import Body
+from feddrift.engines.flower.parts import Body, Part
 from feddrift.engines.flower.remote import Asked, Check, Remote
 from feddrift.engines.flower.routers import sent_with
 from feddrift.engines.flower.wire import Refused, whole
@@ -89,6 +89,7 @@ class Flower(Engine):
         self._tested: dict[int, Present] = {}  # by client: how the models it uses do on its newest data
         self._has: dict[int, set[str]] = {}  # by client, the parts of models that it has
         self._serves: dict[int, set[str]] = {}  # those of them that it keeps, since it serves them
+        self._gaps: dict[int, int | None] = {}  # by client, the batch that is missing before others that have come
         self._heard: Any = None  # what the last hello found, if nothing was asked since
 
     def worker(self, tau: int) -> Remote:
@@ -166,17 +167,19 @@ class Flower(Engine):
                 logged = True
             time.sleep(self.waiting.look)
 
-    def _greet(self, tau: int, clients: Sequence[int], state: State | None = None) -> set[int]:
-        """Say hello to these clients; who answered."""
+    def _greet(self, tau: int, clients: Sequence[int], state: State | None = None, inside: bool = False) -> set[int]:
+        """Say hello to these clients, perhaps inside a time step, when it is too late for new data; who answered."""
         requests: dict[int, Asked] = {}
         for c in clients:
-            requests[c] = Hello(), {}
+            hello, parts = Hello(), dict[str, Part]()
             if state is not None and state.votes[c].any():
                 used = np.flatnonzero(state.votes[c])
                 shared = np.flatnonzero(~state.models.private)
                 if state.models.private[used].any() and len(shared):  # what it falls back on where it has lost its own
                     used = np.union1d(used, shared[:1])
-                requests[c] = self._serving(tau - 1, state, c, used)
+                hello, parts = self._serving(tau - 1, state, c, used)
+            seen = max(np.flatnonzero(self.counts[:, c]).tolist(), default=-1)
+            requests[c] = replace(hello, seen=None if inside else seen), parts
         if tau >= len(self.counts):
             new_times = np.zeros((tau + 1 - len(self.counts), len(self.roster.clients)), dtype=np.int64)
             self.counts = np.concatenate([self.counts, new_times])
@@ -187,11 +190,15 @@ class Flower(Engine):
                 self.counts[t, c] = n
             if present.tested is not None:
                 self._tested[c] = present
+            if present.gap != self._gaps.get(c) and present.gap is not None:
+                what = "client %s: its batch %d is missing, and %d later ones wait for it"
+                _log.warning(what, self.roster.clients[c], present.gap, present.backlog)
+            self._gaps[c] = present.gap
             if state is not None and requests[c][1]:
                 self._has[c] = self._serves[c] = set(requests[c][1])
         return set(answers)
 
-    def _serving(self, tau: int, state: State, c: int, used: Ints) -> Asked:
+    def _serving(self, tau: int, state: State, c: int, used: Ints) -> tuple[Hello, dict[str, Part]]:
         """A hello with these models, and those that the client's inputs may choose."""
         if state.router is not None:
             used = np.union1d(used, np.flatnonzero(state.router.votes.any(axis=0)))
@@ -213,6 +220,8 @@ class Flower(Engine):
         if again:
             replies |= self._asked(account, again, check, last=True)[0]
         heard = (replies, account.in_trouble) if kind is Hello else None
+        for c, present in replies.items() if kind is Hello else ():
+            account.clients[c].backlog, account.clients[c].gap = present.backlog, present.gap
         if heard is None or heard != self._heard:  # who waits for data says hello again and again
             self.on_exchange(account)
         self._heard = heard
@@ -275,7 +284,7 @@ class Flower(Engine):
             if time.monotonic() > end:  # also where clients come back only to fail again
                 self._give_up(tau, reachable | back, where)
             absent = [c for c in range(len(self.roster.clients)) if c not in reachable | back]
-            back |= self._greet(tau, absent)
+            back |= self._greet(tau, absent, inside=True)
             self.present |= back
             if len(reachable | back) >= self.waiting.quorum:
                 return back
@@ -305,7 +314,8 @@ class Flower(Engine):
         """Refuse a reply of another version, from another client, or that says it failed."""
         if body.get("version") != VERSION:
             raise Refused(f"the client has version {body.get('version')!r}, the server {VERSION!r}")
-        if body.get("client") != self.roster.clients[c]:
+        nameless = "failed" in body and "client" not in body  # it failed before it knew who it is
+        if body.get("client") != self.roster.clients[c] and not nameless:
             raise Refused(f"it claims to be from client {body.get('client')!r}, but its key is another's")
         if "failed" in body:
             raise Refused(f"it says {str(body['failed'])[:300]!r}")

@@ -3,13 +3,14 @@
 A request is a dataclass whose fields are the body that is sent. A reply is read by a function that refuses what is
 not what it should be, before anything of it counts. Models travel as the names of their parts (see `parts`), with those
 parts that the client lacks beside the body. Every body also holds `version`; a request `about`, a reply `client`, and
-in place of an answer perhaps `missing` (names of parts to send after all) or `failed` (why).
+in place of an answer perhaps `missing` (names of parts to send after all) or `failed` (why; a client that could not be
+made has no `client`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, Self, get_args
 
 import numpy as np
@@ -27,7 +28,7 @@ from feddrift.shifts import LARGEST as LARGEST_VALUE
 from feddrift.shifts import NAMED, TOLD, WITHIN, Shift, Shifts, What
 from feddrift.types import Ballot, Ints, Metric, Start
 
-PROTOCOL = 4
+PROTOCOL = 5
 VERSION = f"{__version__}/{PROTOCOL}"
 MAX_ROWS = 10**9  # of a cell
 MAX_ID = 2**62  # of a model, or a version of it
@@ -88,6 +89,7 @@ class Hello(Request):
     action, deadline = "query.hello", "hello"
 
     serve: Body | None = None  # tau, models, votes, ballot, perhaps router
+    seen: int | None = -1  # the newest time of which the client told data, -1: none; None: it shows nothing new now
 
     @classmethod
     def serving(
@@ -98,11 +100,12 @@ class Hello(Request):
         return cls({"tau": tau, "models": models, "votes": votes, "ballot": ballot, **chosen})
 
     def body(self) -> Body:
-        return {} if self.serve is None else {"serve": self.serve}
+        return ({} if self.serve is None else {"serve": self.serve}) | {"seen": self.seen}
 
     @classmethod
     def read(cls, body: Body) -> Self:
-        return cls(body.get("serve"))
+        seen = body.get("seen", -1)
+        return cls(body.get("serve"), None if seen is None else whole(seen, -1, MAX_SIZE))
 
 
 @dataclass(frozen=True)
@@ -215,11 +218,14 @@ class Present:
     cells: dict[int, int]
     tested: tuple[int, int] | None = None  # how many are right, of how many
     scores: dict[str, float] = field(default_factory=dict)  # by name, of the same test, where they are numbers
+    backlog: int = 0  # batches that have come and are not shown yet
+    gap: int | None = None  # the number of the batch that they wait for, which has not come
 
     def body(self) -> Body:
         """The message as plain values, to be sent as JSON."""
         right = {} if self.tested is None else {"right": self.tested[0], "tested": self.tested[1]}
-        return {"cells": [[t, n] for t, n in self.cells.items()]} | right | {"scores": self.scores}
+        waiting = {"backlog": self.backlog, "gap": self.gap} if self.backlog else {}
+        return {"cells": [[t, n] for t, n in self.cells.items()]} | right | {"scores": self.scores} | waiting
 
     @classmethod
     def read(cls, body: Body, tau: int) -> Self:
@@ -227,14 +233,16 @@ class Present:
         cells = [(whole(t, 0, tau), whole(n, 1, MAX_ROWS)) for t, n in body["cells"]]
         if len(dict(cells)) != len(cells):
             raise Refused("it names a time step twice")
+        gap = None if body.get("gap") is None else whole(body["gap"], 0, MAX_SIZE)
+        present = cls(dict(cells), backlog=whole(body.get("backlog", 0), 0, MAX_SIZE), gap=gap)
         if "right" not in body:
-            return cls(dict(cells))
+            return present
         n = dict(cells).get(tau, 0)
         most = {name: 1.0 if score.share else LARGEST for name, score in SCORES.items()} | {"routed": 1.0}
         if unknown := sorted(body["scores"].keys() - most.keys()):
             raise Refused(f"it has a score that nobody asked for, {unknown[0]!r}")
         scores = {name: numbers([value], 1, most[name], False)[0] for name, value in body["scores"].items()}
-        return cls(dict(cells), (whole(body["right"], 0, n), whole(body["tested"], n, n)), scores)
+        return replace(present, tested=(whole(body["right"], 0, n), whole(body["tested"], n, n)), scores=scores)
 
 
 Sums = tuple[Any, list[Any]]  # how many rows, and the sum of each model; by class, lists over classes in their places

@@ -7,13 +7,13 @@ model.predict(x)
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from feddrift.engines.flower import parts as model_parts
+from feddrift.engines.flower.client_toml import settings_of
 from feddrift.engines.flower.routers import read_router
 from feddrift.engines.flower.store import Store
 from feddrift.errors import ConfigError, DataError
@@ -32,10 +32,7 @@ class Serving(Predictor):
 def current(folder: str | Path, experiment: str | None = None) -> Serving:
     """The model that the client of this folder uses now; it must be told which experiment if there are several."""
     root = Path(folder)
-    try:
-        settings = tomllib.loads((root / "client.toml").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read {root / 'client.toml'}: {error}") from None
+    settings = settings_of(root)
     experiments = sorted(path.name for path in (root / "store").glob("*") if path.is_dir())
     if experiment is None and len(experiments) > 1:
         raise ConfigError(f"{root} took part in several experiments, name one of: {', '.join(experiments)}")

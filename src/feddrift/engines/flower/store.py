@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence, Sized
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,11 @@ import numpy.typing as npt
 
 from feddrift import checkpoint
 from feddrift.data import Cell, Stream
+from feddrift.engines.flower.batches import Load, StepFiles, waiting
 from feddrift.errors import ConfigError, DataError
-from feddrift.streams import folder
-
-Load = Callable[[int], Cell | None]  # what a client received at time t; None: nothing, or not yet
-Named = Callable[[int], tuple[tuple[str, ...], tuple[int | str, ...]]]  # what its features and the classes are called
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-_CELL = re.compile(r"([0-9]{6,})-([0-9]+)\.cell")
+_CELL = re.compile(r"([0-9]{6,})-([0-9]+)(?:-([0-9]+))?\.cell")
 
 _log = logging.getLogger("feddrift")
 
@@ -35,6 +33,20 @@ def checked_name(name: object, what: str) -> str:
     return name
 
 
+@dataclass(frozen=True)
+class Held:
+    """A batch in the store: its number among the client's own, its rows, and the time step at which it was shown."""
+
+    t: int
+    rows: int
+    n: int
+
+    @property
+    def file(self) -> str:
+        """The name of its file; where batches come as time steps do, the number is the time and is left out."""
+        return f"{self.t:06d}-{self.rows}" + (f"-{self.n}" if self.n != self.t else "") + ".cell"
+
+
 class Store:
     """The folder `root/experiment/client`."""
 
@@ -43,44 +55,97 @@ class Store:
 
     def cells(self) -> dict[int, int]:
         """The number of rows of every time step held."""
-        matches = (_CELL.fullmatch(path.name) for path in (self.path / "cells").glob("*.cell"))
-        return dict(sorted((int(match[1]), int(match[2])) for match in matches if match))
+        return {t: held.rows for t, held in self.held().items() if held.rows}
 
     def cell(self, t: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:
         """x and y of time step t."""
-        arrays = self._read(self._cell(t, self.cells()[t]))
-        return arrays["x"], arrays["y"]
+        return self._arrays(self.held()[t])
+
+    def held(self) -> dict[int, Held]:
+        """By time, in order, the batches that are here; those of no rows stand for time steps without data."""
+        matches = (_CELL.fullmatch(path.name) for path in (self.path / "cells").glob("*.cell"))
+        numbers = ((int(match[1]), int(match[2]), int(match[3] or match[1])) for match in matches if match)
+        return {t: Held(t, rows, n) for t, rows, n in sorted(numbers)}
+
+    def next_number(self) -> int:
+        """The number of the oldest batch that was not shown yet."""
+        held = self.held()
+        return held[max(held)].n + 1 if held else 0
 
     def take_in(self, load: Load, tau: int, features: tuple[int, ...], n_classes: int) -> None:
-        """Hold what has arrived up to time tau, missed time steps included."""
-        stored, floor = self.cells(), self._floor()
-        for t in range(floor, tau + 1):
-            cell = None if t in stored else load(t)
-            if cell is None:
-                continue
-            checked = Stream.from_arrays([[cell], [None]], name=f"time {t}", n_classes=n_classes)
-            if checked.x.shape[1:] != features:
-                raise DataError(f"time {t}: features of shape {checked.x.shape[1:]}, the federation has {features}")
-            self._write(self._cell(t, len(checked.x)), {"x": checked.x, "y": checked.y})
+        """Show at time tau the oldest batch that was not shown yet, if it has come; of each time step one at most."""
+        if max(self.held(), default=-1) >= tau:
+            return
+        if (cell := load(n := self.next_number())) is not None:
+            x, y = _checked(cell, n, features, n_classes)
+            self._write(self.path / "cells" / Held(tau, len(x), n).file, {"x": x, "y": y})
+
+    def mended(
+        self, load: Load, t: int, features: tuple[int, ...], n_classes: int
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:
+        """x and y of time step t; a batch that is damaged is taken in again, and has no rows where it is gone."""
+        damaged, cells = self.held()[t], self.path / "cells"
+        try:
+            return self._arrays(damaged)
+        except DataError as error:
+            cell = load(damaged.n)
+            what = "forgotten: it is gone" if cell is None else "taken in again"
+            _log.warning("client %s: %s; batch %d is %s", self.path.name, error, damaged.n, what)
+        x, y = _checked(([], []) if cell is None else cell, damaged.n, features, n_classes)
+        self._write(cells / replace(damaged, rows=len(x)).file, {"x": x, "y": y})
+        if len(x) != damaged.rows:
+            (cells / damaged.file).unlink()
+        return x, y
+
+    def _arrays(self, batch: Held) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:
+        arrays = self._read(self.path / "cells" / batch.file)
+        return arrays["x"], arrays["y"]
+
+    def show_again(self, tau: int, seen: int) -> None:
+        """Show the newest batch at time tau if the server never got to know of it: all after time `seen` is unknown."""
+        held = self.held()
+        newest = held[max(held)] if held else Held(tau, 0, 0)
+        if newest.rows and seen < newest.t < tau:
+            cells = self.path / "cells"
+            (cells / newest.file).rename(cells / replace(newest, t=tau).file)
+
+    def waiting(self, load: Load, tau: int) -> tuple[int, int | None]:
+        """How many batches wait to be shown, and the number of one that is missing before them; the log names both."""
+        if isinstance(load, StepFiles):
+            for name in self._changed(load):
+                what = "client %s: %s was written again after it was taken in, which is ignored"
+                _log.warning(what, self.path.name, name)
+        n = self.next_number()
+        later = waiting(load, n, tau)
+        if not later or n in later:
+            return len(later), None
+        what = "client %s: its batch %d is missing, and %s wait for it; one without rows says that there was nothing"
+        _log.warning(what, self.path.name, n, ", ".join(map(str, later[:10])))
+        return len(later), n
+
+    def _changed(self, files: StepFiles) -> list[str]:
+        """The files whose batches are here and that were written again since; each change is told once."""
+        path, taken_in = self.path / "files", range(self.next_number())
+        try:
+            before: dict[int, str] = self._read(path) if path.exists() else {}
+        except DataError:  # of what is damaged it starts anew
+            before = {}
+        now = before | files.looks(n for n in files.numbers() if n in taken_in)
+        if now != before:
+            self._write(path, now)
+        return [look.split()[0] for n, look in now.items() if before.get(n, look) != look]
 
     def limit(self, tau: int, max_rows: int | None, max_age: int | None) -> None:
         """Forget time steps that are too old, and the oldest ones while there are too many rows; never the newest."""
-        stored = self.cells()
-        rows, newest = sum(stored.values()), max(stored, default=0)
-        for t, n in stored.items():
+        held = self.held()
+        rows = sum(batch.rows for batch in held.values())
+        newest = {max(held, default=0), max((t for t, batch in held.items() if batch.rows), default=0)}
+        for t, batch in held.items():
             old = max_age is not None and t <= tau - max_age
-            if t == newest or not (old or (max_rows is not None and rows > max_rows)):
+            if t in newest or not (old or (max_rows is not None and rows > max_rows)):
                 continue
-            self._write(self.path / "floor", t + 1)  # first: what was forgotten is not taken in again
-            self._cell(t, n).unlink()
-            rows -= n
-
-    def _floor(self) -> int:
-        path = self.path / "floor"
-        return int(self._read(path)) if path.exists() else 0
-
-    def _cell(self, t: int, n: int) -> Path:
-        return self.path / "cells" / f"{t:06d}-{n}.cell"
+            (self.path / "cells" / batch.file).unlink()
+            rows -= batch.rows
 
     def has(self, part: str) -> bool:
         """Whether this part of a model is here and whole."""
@@ -159,29 +224,13 @@ class Store:
         checkpoint.write(path, {}, value)
 
 
-def from_folder(directory: Path, label: str = "label") -> Load:
-    """New time steps are files DIR/step_<t>.csv or .npz; DIR/classes.txt names the classes, the same at all clients."""
-    classes = directory / "classes.txt"
-
-    def load(t: int) -> Cell | None:
-        paths = [directory / f"step_{t}{suffix}" for suffix in (".csv", ".npz")]
-        for path in filter(Path.exists, paths):
-            file = folder.read_file(path, label, None)
-            if not classes.exists():
-                raise DataError(f"{classes} is missing, it has one class a line, the same at all clients")
-            _, index = folder.classes_of(classes, [file])
-            return (file.x, np.array([index[text] for text in file.labels], dtype=np.int32)) if len(file.x) else None
-        return None
-
-    return load
-
-
-def named_in(directory: Path, label: str = "label") -> Named:
-    """The names that `from_folder` reads past: those of the columns in the file's header, and of classes.txt."""
-
-    def named(t: int) -> tuple[tuple[str, ...], tuple[int | str, ...]]:
-        path, classes = directory / f"step_{t}.csv", directory / "classes.txt"
-        columns = folder.read_file(path, label, None).columns if path.exists() else ()
-        return columns, tuple(folder.listed(classes)) if classes.exists() else ()
-
-    return named
+def _checked(
+    cell: Cell, n: int, features: tuple[int, ...], n_classes: int
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """The n-th batch as the federation's clients have them."""
+    if isinstance(cell, Sequence) and len(cell) == 2 and isinstance(cell[1], Sized) and not len(cell[1]):
+        return np.zeros((0, *features), dtype=np.float32), np.zeros(0, dtype=np.int32)
+    checked = Stream.from_arrays([[cell], [None]], name=f"batch {n}", n_classes=n_classes)
+    if checked.x.shape[1:] != features:
+        raise DataError(f"batch {n}: features of shape {checked.x.shape[1:]}, the federation has {features}")
+    return checked.x, checked.y

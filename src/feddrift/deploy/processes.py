@@ -1,0 +1,98 @@
+"""Processes that start others: which of them live, and how all of them are ended, each by its own id."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+EXECUTOR = "flower-superexec"  # starts the app for SuperLink and SuperNode, which do not miss it
+ENDINGS = (signal.SIGTERM, 15.0), (signal.SIGKILL, 5.0)  # and the seconds until the next
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process that lives; a later one of the same id has started at another time."""
+
+    pid: int
+    parent: int
+    started: int
+
+
+def below(pid: int, processes: Iterable[Process] | None = None) -> list[Process]:
+    """All that descend from a process, nearest first."""
+    every = list(living() if processes is None else processes)
+    pids, found = [pid], list[Process]()
+    for parent in pids:
+        children = [process for process in every if process.parent == parent]
+        pids += (child.pid for child in children)
+        found += children
+    return found
+
+
+def living() -> list[Process]:
+    """All processes but those that are dead and not yet buried; none where the system has no /proc."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, ValueError, IndexError):  # it has ended meanwhile
+            fields = path.read_text().rpartition(")")[2].split()
+            if fields[0] not in "ZX":
+                found.append(Process(int(path.parent.name), int(fields[1]), int(fields[19])))
+    return found
+
+
+class Executors:
+    """Watches what runs apps for these processes: once gone, it does not come back by itself."""
+
+    def __init__(self, pids: Iterable[int], patience: float = 180.0) -> None:
+        self._pids, self._seen = set(pids), set[int]()
+        self._end = time.monotonic() + patience  # by then each has started its own
+
+    def lost(self) -> bool:
+        """Whether one of them is not there that was at an earlier look, or should be by now."""
+        every = living()
+        now = {pid for pid in self._pids if any(EXECUTOR in _command(p.pid) for p in below(pid, every))}
+        self._seen |= self._pids if every and time.monotonic() > self._end else now
+        return bool(self._seen - now)
+
+
+def end(child: subprocess.Popen[bytes]) -> None:
+    """Ask a child of ours and all below it to end, also those with a session of their own, and make them."""
+    every = living()
+    known = {_name(process) for process in every if process.pid == child.pid}
+    for how, seconds in ENDINGS:
+        told, deadline = set[tuple[int, int]](), time.monotonic() + seconds
+        if not every:  # the system does not say who there is
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, how)
+        while True:
+            every = living()
+            for pid, _ in known & set(map(_name, every)):
+                known |= set(map(_name, below(pid, every)))
+            left = known & set(map(_name, every))
+            if child.poll() is not None and not left:
+                return
+            for pid, started in left - told:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, how)
+                told.add((pid, started))
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.1)
+
+
+def _name(process: Process) -> tuple[int, int]:
+    """What no other process is called, also later."""
+    return process.pid, process.started
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+    except OSError:
+        return ""
