@@ -18,6 +18,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from feddrift.deploy.notices import Herald
+from feddrift.deploy.settings import Settings
 from feddrift.deploy.status import Watch
 from feddrift.errors import ConfigError, DataError
 from feddrift.runs.record import Record
@@ -114,8 +116,9 @@ def serve(folder: Path, proxy: bool = True) -> None:
         if proxy:
             _until(lambda: _listens(outer), "nginx to listen", children)
         _log.info("clients can connect to port %d", outer if proxy else inner)
-        while all(child.poll() is None for child in children):
-            time.sleep(0.5)
+        with Herald(server, Settings.read(server / "federation.toml").notify).watching():
+            while all(child.poll() is None for child in children):
+                time.sleep(0.5)
     raise DataError("a process of the server has ended, see its output")
 
 
