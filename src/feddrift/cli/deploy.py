@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from feddrift.cli import console
-from feddrift.cli.console import say
+from feddrift.cli.console import can_be_stopped, say
 from feddrift.errors import ConfigError
 from feddrift.reports.exchanges import sat_out
 from feddrift.reports.story import alarm_sentence, event_line
@@ -145,6 +145,19 @@ def status(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help=
         say(f"  time {event['t'] + 1}: {event_line(event, record.header['clients'])}")
     for (t, c), shifts in record.shifts.items():
         say(f"  time {t + 1}: alarm of {record.header['clients'][c]}: {alarm_sentence(shifts, t)}")
+
+
+@app.command()
+def page(folder: Folder, port: Annotated[int, typer.Option(help="on this machine's loopback")] = 8050) -> None:
+    """Serve the live page of the federation, and its numbers for Prometheus, to this machine."""
+    from feddrift.deploy import start, web
+
+    with web.listen(start.part(folder, "server"), port) as listening:
+        for where, what in web.PLACES.items():
+            say(f"http://127.0.0.1:{listening.server_port}{where}  {what}")
+        say("Ctrl-C ends it; from elsewhere: ssh -L 8050:127.0.0.1:8050 SERVER")
+        can_be_stopped()
+        listening.serve_forever()
 
 
 def new_data(client: Mapping[str, Any]) -> str:

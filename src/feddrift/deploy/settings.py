@@ -67,6 +67,11 @@ class Settings(BaseModel):
     explain: bool = Field(
         default=True, description="ask clients that raise an alarm which inputs and classes moved; false: never"
     )
+    notify: tuple[str, ...] = Field(
+        default=(),
+        description="commands and web addresses that are told of drifts, silent or refused clients, a lost quorum, a "
+        "certificate that ends",
+    )
     look: float = Field(default=10.0, gt=0, description="how often clients are asked for new data, in seconds")
 
     @field_validator("clients")

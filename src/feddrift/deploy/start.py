@@ -18,8 +18,9 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from feddrift.deploy.notices import Herald
 from feddrift.deploy.processes import EXECUTOR, Executors, end
-from feddrift.deploy.settings import public_key
+from feddrift.deploy.settings import Settings, public_key
 from feddrift.deploy.status import Watch
 from feddrift.engines.flower.client_toml import settings_of
 from feddrift.errors import ConfigError, DataError
@@ -115,7 +116,8 @@ def serve(folder: Path, proxy: bool = True) -> None:
         if proxy:
             _until(lambda: _listens(outer), "nginx to listen", children)
         _log.info("clients can connect to port %d", outer if proxy else inner)
-        ended = _wait(children)
+        with Herald(server, Settings.read(server / "federation.toml").notify).watching():
+            ended = _wait(children)
     raise DataError(f"the server stops, since {ended}: see its output, and start it again")
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from feddrift.runs.record import Record
 
 KINDS = ("hello", "evaluate", "describe", "reroute", "contest", "tournament", "train", "explain")
+REFUSED = "its reply is refused"  # how the trouble with a client begins whose answer cannot be used
 MAX_LISTED = 1000  # of those who sat out, the newest
 
 

@@ -1,0 +1,202 @@
+"""A federation that is looked at, measured, and tells somebody when something happens."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
+
+from prometheus_client.parser import text_string_to_metric_families
+
+import feddrift as fd
+from feddrift.deploy import certificates, notices, web
+from feddrift.deploy.make import init
+from feddrift.deploy.metrics import Page, metrics
+from feddrift.deploy.notices import Herald, Notice, audited, changed
+from feddrift.deploy.server import federate
+from feddrift.engines.flower.exchange import QuorumError
+from feddrift.errors import ConfigError
+from tests.unit.test_federation_record import server_of, watched
+from tests.unit.test_flower import LEARN, edited, over, swapping
+
+FEDDRIFT = fd.algorithm("FedDrift", delta=0.2)
+
+
+def tampered(body: dict[str, Any]) -> None:
+    body.update(new=[1e300] * len(body["new"]))
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Path:
+    """The labels of c swap at time 3; b sends nonsense there, and is not connected after that."""
+    server, engine = server_of(tmp_path), over(swapping(), LEARN)
+    engine.n_steps = 4
+
+    def see(t: int) -> None:
+        if t == 2:
+            engine.local_grid.tamper["b", "evaluate"] = edited(tampered)
+        if t == 3:
+            engine.local_grid.offline.add("b")
+
+    watched(engine, see)
+    list(federate(engine, FEDDRIFT, server / "state"))
+    return server
+
+
+def told(found: list[Notice]) -> list[tuple[str, str | None]]:
+    return [(notice.event, notice.client) for notice in found]
+
+
+def test_what_happened_is_told_once(server: Path, tmp_path: Path) -> None:
+    script = tmp_path / "tell.py"
+    script.write_text(
+        "import json, os, sys\n"
+        "told = json.load(sys.stdin)\n"
+        "assert told['text'] == os.environ['FEDDRIFT_TEXT'] and told['experiment'] == 'test'\n"
+        "open('told', 'a').write(os.environ['FEDDRIFT_EVENT'] + ' ' + os.environ['FEDDRIFT_CLIENT'] + '\\n')\n"
+    )
+    herald = Herald(server, [shlex.join([sys.executable, str(script)])])
+    new = herald.look()
+    assert told(new) == [("joined", "a"), ("joined", "b"), ("joined", "c"), ("refused", "b"), ("drift", "c")]
+    refused, drift = new[3:]
+    assert refused.text.startswith("client b: its reply is refused") and refused.when.startswith("20")
+    assert drift.when == "time 3" and "alarm of client c at time 3: the inputs and the class shares" in drift.text
+    assert (server / "told").read_text().splitlines() == ["refused b", "drift c"]  # who joined is kept only
+    assert herald.look() == [] == Herald(server).look() and audited(server) == new
+    with open(server / "state" / "audit.jsonl", "a") as log:
+        log.write('{"event": "dri')  # the machine went down
+    assert Herald(server).look() == []
+
+
+def test_who_falls_silent_and_comes_back(tmp_path: Path) -> None:
+    server, engine = server_of(tmp_path), over(swapping(), LEARN)
+    engine.n_steps = 4
+
+    def see(t: int) -> None:
+        (engine.local_grid.offline.add if t == 2 else engine.local_grid.offline.discard)("b")
+
+    watched(engine, see)
+    list(federate(engine, FEDDRIFT, server / "state"))
+    events = [event for event, client in told(Herald(server).look()) if client == "b"]
+    assert events == ["joined", "silent", "back"]
+
+
+def test_a_lost_quorum_is_told(tmp_path: Path) -> None:
+    server, engine = server_of(tmp_path), over(swapping(), LEARN)
+    engine.n_steps = 4
+    watched(engine, lambda t: engine.local_grid.offline.update("abc") if t == 2 else None)
+    with pytest.raises(QuorumError) as error:
+        list(federate(engine, FEDDRIFT, server / "state"))
+    (server / "state" / "server.log").write_text(f"INFO: begins\nERROR: {error.value}\n")
+    (last,) = [notice for notice in Herald(server).look() if notice.event == "quorum"]
+    assert last.text.startswith("the federation has stopped: ERROR: time 2")
+
+
+def test_certificates_are_told_before_they_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    init(tmp_path / "fed", ["a"], [2], ["0", "1"])
+    server = tmp_path / "fed" / "server"
+    days = certificates.days_left(server)
+    assert set(days) == {"ca.crt", "server.crt"} and min(days.values()) > 30 and Herald(server).look() == []
+    for left, told_then in ((29.9, 1), (29.0, 0), (6.5, 1), (0.5, 1), (-1.0, 0)):
+        monkeypatch.setattr(notices, "days_left", lambda _, left=left: {"server.crt": left})
+        assert [notice.event for notice in Herald(server).look()] == ["certificate"] * told_then, left
+    changed(server, "a", "its place was made")
+    assert audited(server)[-1].text == "its place was made"
+
+
+def test_a_webhook_gets_it_and_one_that_is_down_stops_nothing(server: Path, caplog: pytest.LogCaptureFixture) -> None:
+    heard: list[dict[str, Any]] = []
+
+    class Hook(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            heard.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with running(ThreadingHTTPServer(("127.0.0.1", 0), Hook)) as hook:
+        targets = ["http://127.0.0.1:9/?secret=1", "no-such-command", f"http://127.0.0.1:{hook.server_port}/"]
+        Herald(server, targets).look()
+    assert [(one["event"], one["client"]) for one in heard] == [("refused", "b"), ("drift", "c")]
+    assert "no-such-command was not told" in caplog.text and "secret" not in caplog.text
+
+
+@contextmanager
+def running(listening: ThreadingHTTPServer) -> Iterator[ThreadingHTTPServer]:
+    thread = threading.Thread(target=listening.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield listening
+    finally:
+        listening.shutdown()
+        listening.server_close()
+        thread.join()
+
+
+def test_prometheus_reads_the_numbers(server: Path) -> None:
+    samples = {
+        (sample.name, *(v for k, v in sorted(sample.labels.items()) if k != "experiment")): sample.value
+        for family in text_string_to_metric_families(metrics(server))
+        for sample in family.samples
+    }
+    record = fd.read(server / "state" / "test.jsonl")[0]
+    assert samples["feddrift_clients", "silent"] == 3 and samples["feddrift_running",] == 0  # it has ended
+    assert samples["feddrift_time_steps_total",] == 4 and samples["feddrift_alarms_total", "c"] == 1
+    assert samples["feddrift_models",] == record.rows.n_models[-1].max()
+    assert samples["feddrift_accuracy", "a"] == pytest.approx(record.rows.accuracy[-1, 0])
+    trained = [line for line in record.exchanges if line["asked"] == "train"]
+    assert samples["feddrift_exchange_seconds_count", "train"] == len(trained) == 8
+    assert samples["feddrift_exchange_seconds_sum", "train"] == pytest.approx(sum(line["took"] for line in trained))
+    assert samples["feddrift_bytes_total", "a", "to"] == sum(
+        line["sent"][line["c"].index(0)] for line in record.exchanges
+    )
+
+
+def test_names_with_quotes_stay_one_label() -> None:
+    page = Page('a"b\\c\nd')
+    page.tell("x", "gauge", "About.", [({}, 1.0)])
+    (family,) = text_string_to_metric_families("\n".join(page.lines) + "\n")
+    assert family.samples[0].labels == {"experiment": 'a"b\\c\nd'}
+
+
+def test_the_page_is_served_to_this_machine_alone(server: Path) -> None:
+    def get(where: str, host: str | None = None) -> tuple[int, str]:
+        request = urllib.request.Request(f"http://127.0.0.1:{page.server_port}{where}")
+        if host:
+            request.add_header("Host", host)
+        try:
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    with running(web.listen(server, 0)) as page:
+        assert page.server_address[0] == "127.0.0.1"
+        code, text = get("/")
+        assert code == 200 and "test · feddrift report" in text
+        assert "feddrift_time_steps_total" in get("/metrics")[1]
+        assert json.loads(get("/status.json")[1])["status"] == "finished"
+        assert get("/state/superlink.db")[0] == 404 and get("/", host="evil.example:80")[0] == 403
+        with pytest.raises(ConfigError, match=r"port [0-9]+ cannot be used: Address already in use"):
+            web.listen(server, page.server_port)
+
+
+def test_before_the_first_time_step(tmp_path: Path) -> None:
+    server = server_of(tmp_path)
+    assert "No time step is done yet" in web.contents(server, "/")[1]
+    assert web.contents(server, "/status.json")[1] == "null" and "feddrift_running" in metrics(server)
+    assert Herald(server).look() == []
