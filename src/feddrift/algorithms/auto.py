@@ -106,6 +106,7 @@ class Decisions:
 
     alarmed: Bools  # [c]
     acted: Bools
+    held: Bools  # would have founded a model, and may not: its error is compared with the same one again
     looked: Bools
     target: Ints  # [c], the position of the model that a client is to have; that of a founder is still its old one
     founders: list[int]
@@ -151,7 +152,8 @@ class FedDriftAuto:
         models = join(models, at_home.learn(before, models, now.w, home, rounds, fed))
         for trial_models in decided.private:
             models = join(models, trial_models)
-        known = np.where(scene.scored, scene.error[np.arange(fed.n_clients), decided.target], state.error)
+        compared = scene.scored & ~decided.held
+        known = np.where(compared, scene.error[np.arange(fed.n_clients), decided.target], state.error)
         known[decided.founders] = np.nan
         return AutoState(
             models,
@@ -165,7 +167,7 @@ class FedDriftAuto:
             helped=helped,
             born=born,
             error=known if fed.tau else np.full(fed.n_clients, np.nan),  # an untrained model says nothing
-            rows=np.where(scene.scored, fed.counts[-1], state.rows),
+            rows=np.where(compared, fed.counts[-1], state.rows),
             left=np.where(decided.acted, np.asarray(scene.models.ids)[scene.at], -1),
             looked=decided.looked,
         )
@@ -256,15 +258,19 @@ class FedDriftAuto:
             looked[c] = alarmed[c] or trial.ahead > self.least
             plain = trial.ahead > self.beyond and trial.halves
             acted[c] = alarmed[c] and (plain or (scene.trust > 0.5 and fed.tau > 1))
+        found = np.isin(np.arange(n), [c for c, trial in trials.items() if acted[c] and not trial.switch])
+        held = found & ~fed.allowed(found)
+        acted &= ~held
+        for c, trial in trials.items():
             if acted[c] and trial.switch:
                 target[c] = best[c]
             elif acted[c]:
                 founders.append(c)
-            if alarmed[c] and (trial.switch or not acted[c]):
+            if alarmed[c] and not held[c] and (trial.switch or not acted[c]):
                 events.append(self._alarm_told(trial, c, scene, int(target[c]), bool(acted[c]), fed.tau))
         kept = [private_id(kind + half, c) for kind in (STAY, NEW) for half in range(2) for c in np.flatnonzero(looked)]
         private = [kept_ones for stack in private if len((kept_ones := at_home.only(stack, kept)).ids)]
-        return Decisions(alarmed, acted, looked, target, founders, trials, private, tuple(events))
+        return Decisions(alarmed, acted, held, looked, target, founders, trials, private, tuple(events))
 
     def _alarm_told(self, trial: Trial, c: int, scene: Scene, target: int, acted: bool, tau: int) -> Event:
         """The event of an alarm that founds no model."""

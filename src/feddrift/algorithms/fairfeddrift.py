@@ -57,6 +57,8 @@ class FairFedDrift(FedDrift):
         assert isinstance(state, FairState)
         loss = fed.evaluate(state.models, self.metric, by=parting(fed))  # l[c, m, g]
         seen, levels = choose(loss, state.levels, state.votes.argmax(axis=1), self.delta)
+        drifted = fed.allowed(seen.drifted)
+        seen, levels = replace(seen, drifted=drifted), np.where(seen.drifted & ~drifted, state.levels, levels)
         now, seen, groups = make_room(self, Clustering(state.models, state.w), seen, alone(seen.drifted))
         first = replace(seen, best=np.where(seen.drifted, 0, seen.best))
         born = create(self, now, first, groups, state, fed)  # a copy of model 0 for each drifted client
