@@ -15,7 +15,7 @@ from feddrift.data import Stream
 from feddrift.engines import engine as find_engine
 from feddrift.engines.base import Engine
 from feddrift.engines.conditions import IDEAL, Conditions, S
-from feddrift.engines.defence import QUIET, held_events, last_acted
+from feddrift.engines.defence import QUIET, last_acted
 from feddrift.engines.federation import TimeStep
 from feddrift.engines.resting import idle
 from feddrift.engines.routing import with_route, without_route
@@ -184,7 +184,6 @@ def steps_on(
         owner = dict(zip(state.models.ids, state.models.owner, strict=True))
         lost = [(c, i) for c, i in engine.lost_private() if owner.get(i) == c]
         events = lineage(before, state) + tuple(Event("created", i, {"reason": LOST, "clients": [c]}) for c, i in lost)
-        events += held_events(fed.alarms & fed.quiet, acted, models_in_use(state))
         alarmed = [] if state.drifted is None else np.flatnonzero(state.drifted).tolist()
         shifts = engine.shifts(tau, alarmed) if alarmed else {}
         trained = Trained(tau, state, received, loss, fed.sent, fed.sent_scoring, events, shifts=shifts)

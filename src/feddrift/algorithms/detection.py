@@ -13,10 +13,11 @@ from feddrift.algorithms.drift_tests import Evidence, checked_answer, drift_test
 from feddrift.algorithms.options import option
 from feddrift.errors import ConfigError
 from feddrift.memory import ALL, Memory
-from feddrift.types import Bools, Clusters, Federation, Floats, Ints, Start, State
+from feddrift.types import Bools, Clusters, Event, Federation, Floats, Ints, Models, Start, State
 
 log = logging.getLogger(__name__)
 
+TOO_SOON = "the last alarm of this client that was, is not long ago"
 UNSCORED = {"newcomer": np.nan}  # what a client that has never been scored has
 
 
@@ -115,6 +116,13 @@ def detect(method: Detecting, state: DriftState, fed: Federation) -> Seen:
     alarms = checked_answer(answer, len(best), str(method.test))
     drifted = fed.allowed(alarms)
     return Seen(best, lowest, drifted, alarms & ~drifted)
+
+
+def held_told(seen: Seen, models: Models) -> list[Event]:
+    """The events of alarms that are not acted on."""
+    held = [] if seen.held is None else np.flatnonzero(seen.held).tolist()
+    reason = f"its error rose; not acted on: {TOO_SOON}"
+    return [Event("decided", models.ids[seen.best[c]], {"clients": [c], "reason": reason}) for c in held]
 
 
 def remembered(state: DriftState, seen: Seen, tau: int) -> dict[str, Any]:

@@ -21,7 +21,6 @@ from feddrift.engines.worker import Question, Scored, Through, Worker
 from feddrift.types import (
     Ballot,
     Bools,
-    Event,
     Floats,
     Ints,
     Local,
@@ -76,18 +75,6 @@ def last_acted(state: State, n_clients: int) -> Ints:
     """[c], when an alarm of each client was acted on last; NEVER for who has raised none, and for newcomers."""
     known: Ints = np.zeros(0, dtype=np.int64) if state.acted is None else state.acted
     return np.concatenate([known, np.full(n_clients - len(known), NEVER)])
-
-
-def held_events(held: Bools, acted: Ints, used: Ints) -> tuple[Event, ...]:
-    """What is told of alarms that are held back: whose they are, the id of its model, and why."""
-    return tuple(
-        Event("decided", int(used[c]), {"clients": [int(c)], "reason": f"its alarm is not acted on: {_why(acted[c])}"})
-        for c in np.flatnonzero(held)
-    )
-
-
-def _why(acted: int) -> str:
-    return f"that of time {acted} was, and at most one in {QUIET} time steps is"
 
 
 class Guarded(Through):

@@ -66,9 +66,9 @@ class RunConfig(BaseModel):
     )
     poison: str | None = Field(
         default=None,
-        description="clients that do harm: flip:0,3 (wrong labels), garbage:0,3 (noise for models), claims:0 (rows that "
-        "it has not), alarms:0 (every second time step), glue:0 (confirms all merges), losses:0 (random counts), or "
-        "several, joined by +",
+        description="clients that do harm: flip:0,3 (wrong labels), garbage:0,3 (noise for models), claims:0 (rows "
+        "that it has not), alarms:0 (every second time step), glue:0 (confirms all merges), losses:0 (random counts), "
+        "or several, joined by +",
     )
     defend: bool = Field(
         default=False,
