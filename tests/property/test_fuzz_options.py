@@ -21,7 +21,7 @@ from feddrift.engines.conditions import Conditions
 from feddrift.errors import LONGEST, FeddriftError
 from feddrift.runs import sweep
 from feddrift.runs.config import MAX_SEEDS, RunConfig, parse_seeds, read_trace
-from feddrift.runs.poison import KINDS, read_poison
+from feddrift.runs.poison import read_poison
 from feddrift.runs.recorded import unfinished_runs
 from feddrift.streams import patterns
 from feddrift.testing import FakeFederation
