@@ -227,7 +227,7 @@ class State:
     drifted: Bools | None = None  # [c], where this step raised an alarm
     router: Router | None = field(default=None, kw_only=True)  # at a test: in place of votes[c], what inputs choose
     routing: Routing | None = field(default=None, kw_only=True)  # the condition `route`'s own, no algorithm's
-    acted: Ints | None = field(default=None, kw_only=True)  # [c], of the last alarm acted on; the condition `defend`'s
+    acted: Ints | None = field(default=None, kw_only=True)  # [c], when its last alarm counted: `defend`'s own
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
