@@ -100,7 +100,7 @@ def liars(stream: str, records: Iterable[Record]) -> str:
 
     def cell(name: str, harm: str, defend: bool) -> str:
         lost = found.get((name, harm, defend), [])
-        seeds = "" if len(lost) in (0, SEEDS) else f", {len(lost)} seeds"
+        seeds = "" if len(lost) in (0, SEEDS) else f", {len(lost)} seed{'s' * (len(lost) > 1)}"
         return f"{np.mean(lost):+.2f} ({min(lost):+.2f}){seeds}" if lost else ""
 
     methods = ("FedDrift", "FedDrift-Auto")
