@@ -9,10 +9,12 @@ import numpy as np
 
 from feddrift.reports import summary
 from feddrift.runs import record
+from feddrift.runs.poison import read_poison
 from feddrift.runs.record import Record
 
 ROOT = Path(__file__).parent.parent
 PAGE, MARK = ROOT / "docs" / "faults.md", "<!-- measured: written by experiments/faults.py -->\n"
+SEEDS = 5  # of runs among liars, where no cell says otherwise
 ORDER = ("Oblivious", "FedDrift-Eager", "FedDrift", "Oracle")
 
 
@@ -25,8 +27,10 @@ def measured() -> str:
     """All below the mark."""
     away = record.read_all(ROOT / "results" / "participation")
     harm = record.read_all(ROOT / "results" / "poison")
+    lies = record.read_all(ROOT / "results" / "liars")
     streams = ("sine-2", "sea-4")
-    return MARK + "\n".join([*(presence(s, away) for s in streams), *(poison(s, harm) for s in streams)])
+    sections = [*(presence(s, away) for s in streams), *(poison(s, harm) for s in streams)]
+    return MARK + "\n".join([*sections, *(liars(s, lies) for s in streams)])
 
 
 def presence(stream: str, records: Iterable[Record]) -> str:
@@ -84,6 +88,58 @@ def honest(r: Record) -> float:
     liars = [int(c) for c in r.header["overrides"]["poison"].split(":")[1].split(",")]
     stable = (r.rows.concept == r.rows.next_concept) & ~np.isin(np.arange(r.header["n_clients"]), liars)
     return float(100 * np.mean(r.rows.accuracy[stable]))
+
+
+def liars(stream: str, records: Iterable[Record]) -> str:
+    """What honest clients lose to liars, in points: mean over seeds, and the worst of them."""
+    runs = {(*_asked(r), r.header["seed"]): r for r in records if r.header["stream"] == stream}
+    found: dict[tuple[str, str, bool], list[float]] = {}
+    for (name, harm, defend, seed), r in runs.items():
+        who = read_poison(harm, 10).who if harm else ()
+        found.setdefault((name, harm, defend), []).append(_others(r, who) - _others(runs[name, "", False, seed], who))
+
+    def cell(name: str, harm: str, defend: bool) -> str:
+        lost = found.get((name, harm, defend), [])
+        seeds = "" if len(lost) in (0, SEEDS) else f", {len(lost)} seed{'s' * (len(lost) > 1)}"
+        return f"{np.mean(lost):+.2f} ({min(lost):+.2f}){seeds}" if lost else ""
+
+    methods = ("FedDrift", "FedDrift-Auto")
+    right = [np.mean([_others(r, ()) for key, r in runs.items() if key[:3] == (name, "", False)]) for name in methods]
+    columns = [f"{name}, {how}" for name in methods for how in ("believed", "defended")]
+    lines = [
+        f"\n### {stream}: what the honest clients lose to liars, in points\n",
+        "Where all are honest, " + ", ".join(f"{n}: {v:.2f} %" for n, v in zip(methods, right, strict=True)) + ".\n",
+        "| liars | " + " | ".join(columns) + " |",
+        "|---|" + "---|" * len(columns),
+    ]
+    for harm in sorted({key[1] for key in found}, key=lambda h: (len(read_poison(h, 10).who) if h else 0, _rank(h))):
+        cells = [cell(name, harm, defend) if harm or defend else "" for name in methods for defend in (False, True)]
+        lines.append(f"| {_lie(harm)} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _asked(r: Record) -> tuple[str, str, bool]:
+    given = r.header["overrides"]
+    return r.header["algorithm"], given.get("poison", ""), given.get("defend", False)
+
+
+def _others(r: Record, who: Iterable[int]) -> float:
+    """Percent right over all time steps, without these clients."""
+    return float(100 * np.nanmean(np.delete(r.rows.accuracy, list(who), axis=1)))
+
+
+def _kinds(harm: str) -> list[str]:
+    return [part.split(":")[0] for part in harm.split("+") if part]
+
+
+def _rank(harm: str) -> tuple[int, list[int]]:
+    order = ("claims", "alarms", "glue", "losses", "flip", "garbage")
+    kinds = [order.index(kind) for kind in _kinds(harm)]
+    return int(min(kinds, default=0) > 3), [*([9] if len(kinds) > 1 else []), *kinds]
+
+
+def _lie(harm: str) -> str:
+    return f"{len(read_poison(harm, 10).who)} of 10: {' and '.join(_kinds(harm))}" if harm else "nobody"
 
 
 def told(harm: str) -> str:

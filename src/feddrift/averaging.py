@@ -13,12 +13,13 @@ from feddrift.trees import map_trunk_and_head
 from feddrift.types import Average, Bools, Floats, Ints, Models, Params, Updates
 
 TRIM = 0.3  # of the clients at each end
+LARGEST = 1e15  # of a parameter: even the squares of many such still fit into float32
 
 
 def averaged(models: Models, updates: Updates, rule: Average = "mean") -> Models:
     """Algorithm 1's average: each model becomes the mean of its pairs by the data behind them, or stays as it is.
 
-    A trunk becomes the mean of its family's lanes by all the data behind them. A lane that is not finite is left out.
+    A trunk becomes the mean of its family's lanes by all the data behind them. A lane that is not `finite` is left out.
     The other rules bound what a few clients can do: the `median` of each parameter; its mean without the TRIM lowest
     and highest share (`trimmed`), both whatever the data behind; or the mean of updates no longer than the median one
     (`clipped`).
@@ -42,12 +43,12 @@ def averaged(models: Models, updates: Updates, rule: Average = "mean") -> Models
 
 
 def finite(models: Models, updates: Updates) -> Bools:
-    """[lane], whether all that it trained are numbers."""
+    """[lane], whether all that it trained are numbers that one can compute with: none beyond LARGEST."""
     _, first = np.unique(updates.lane, return_index=True)
     sound = np.ones(len(first), dtype=bool)
 
     def look(_: Any, new: Any, lane: Ints) -> None:
-        sound[lane[~np.isfinite(new.reshape(len(new), math.prod(new.shape[1:]))).all(axis=1)]] = False
+        sound[lane[~(np.abs(new.reshape(len(new), math.prod(new.shape[1:]))) <= LARGEST).all(axis=1)]] = False
 
     map_trunk_and_head(look, models, updates.lane, np.arange(len(first)), updates.params)
     return sound

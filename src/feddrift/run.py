@@ -15,6 +15,7 @@ from feddrift.data import Stream
 from feddrift.engines import engine as find_engine
 from feddrift.engines.base import Engine
 from feddrift.engines.conditions import IDEAL, Conditions, S
+from feddrift.engines.defence import QUIET, last_acted
 from feddrift.engines.federation import TimeStep
 from feddrift.engines.resting import idle
 from feddrift.engines.routing import with_route, without_route
@@ -100,6 +101,7 @@ def run(
     seed: int = 0,
     conditions: Conditions = IDEAL,
     route: Route = "none",
+    defend: bool = False,
 ) -> Iterator[Step]:
     """Train on the data of tau, test on those of tau + 1, for tau = 0, 1, ...; yields each step as it is done.
 
@@ -112,6 +114,7 @@ def run(
         seed: Of initial models and minibatches, and of a stream that is given by name.
         conditions: Who is in reach, who takes part, who lies; by default all are, all do, and nobody lies.
         route: By what inputs choose the model that votes at a test, where that has paid: row, running or batch.
+        defend: Whether the server bounds what one client can do to the others: see docs/faults.md.
 
     >>> for step in run("sine-2", "FedDrift", local=Local(rounds=1)):
     ...     if step.tau == 1:
@@ -135,6 +138,8 @@ def run(
         net = named_net(net, stream)
     if route != "none":
         conditions = replace(conditions, route=route)
+    if defend:
+        conditions = replace(conditions, defend=defend)
     runner = find_engine(engine)(stream, net or default_net(stream), local or stream.local, int(seed), conditions)
     return steps_on(runner, algorithm)
 
@@ -164,14 +169,18 @@ def steps_on(
     for tau in itertools.count(done) if engine.n_steps is None else range(done, engine.n_steps):
         fed = engine.at(tau)
         before, route = with_newcomers(state, fed.n_clients), engine.conditions.route
-        fed.resting = idle(before, engine.conditions.rest)
+        fed.resting, acted = idle(before, engine.conditions.rest), last_acted(before, fed.n_clients)
+        if engine.conditions.defend:
+            fed.quiet = tau - acted < QUIET
         state = algorithm.step(without_route(before), journal(before, fed) if journal else fed)
         _check(state, fed, f"{type(algorithm).__name__}.step at time {tau}")
+        if engine.conditions.defend:
+            state = replace(state, acted=np.where(fed.alarms & ~fed.quiet, tau, acted))
         if route != "none":
             state = with_route(before, state, fed, route)
         if state.router is not None:
             fed.serve(state.models, state.router)
-        received, loss = fed.counts[tau], fed.losses(models_in_use(state))
+        received, loss = fed.received, fed.losses(models_in_use(state))
         owner = dict(zip(state.models.ids, state.models.owner, strict=True))
         lost = [(c, i) for c, i in engine.lost_private() if owner.get(i) == c]
         events = lineage(before, state) + tuple(Event("created", i, {"reason": LOST, "clients": [c]}) for c, i in lost)

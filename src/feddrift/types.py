@@ -227,6 +227,7 @@ class State:
     drifted: Bools | None = None  # [c], where this step raised an alarm
     router: Router | None = field(default=None, kw_only=True)  # at a test: in place of votes[c], what inputs choose
     routing: Routing | None = field(default=None, kw_only=True)  # the condition `route`'s own, no algorithm's
+    acted: Ints | None = field(default=None, kw_only=True)  # [c], when its last alarm counted: `defend`'s own
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -296,6 +297,10 @@ class Federation(Protocol):
 
     def key(self, purpose: str, *names: int) -> Words:
         """A random key of (seed, purpose, tau, names...) for the algorithm's own draws."""
+        ...
+
+    def allowed(self, alarms: Bools) -> Bools:
+        """[c], which of these alarms may found new models: all, unless some clients raise too many (`defend`)."""
         ...
 
     def fresh(self, n: int = 1, distinct: bool = False) -> Models:

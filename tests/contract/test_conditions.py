@@ -20,7 +20,8 @@ from feddrift.engines.conditions import Conditions
 from feddrift.engines.in_process import InProcess
 from feddrift.errors import ConfigError, DataError
 from feddrift.run import steps_on, with_newcomers
-from feddrift.runs.config import flipped, read_poison, read_trace
+from feddrift.runs.config import read_trace
+from feddrift.runs.poison import flipped, read_poison
 from feddrift.types import Clusters, Local, Models, State, Updates
 from tests.contract.test_engines import HERE, LOCAL, NAMES, make, same, some_w, uneven_stream
 

@@ -71,6 +71,9 @@ CONDITIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "median": ("FedDrift-Trunk", {"average": "median"}), "trimmed": ("FedDrift", {"average": "trimmed"}),
     "clipped": ("FedDrift-Trunk", {"average": "clipped"}), "kue-dropout": ("KUE", {"dropout": 0.3}),
     "cfl-participation": ("CFL", {"participation": 0.6}),
+    "liars": ("FedDrift", {"poison": "claims:1+alarms:2+glue:1+losses:3"}),
+    "defend": ("FedDrift", {"poison": "claims:1+alarms:2+glue:1+losses:3", "defend": True}),
+    "auto-defend": ("FedDrift-Auto", {"poison": "claims:1+alarms:2+glue:1+losses:3", "defend": True}),
     "route": ("FedDrift", {"stream": SHIFTED, "route": "batch"}),
     "route-running": ("FedDrift-Trunk", {"stream": SHIFTED, "route": "running"}),
 }  # fmt: skip
@@ -88,7 +91,7 @@ RUNS: dict[str, RunConfig] = {
 }
 FLOWER = [name for name in CATALOGUE if not getattr(algorithms.ALGORITHMS[name].cls, "needs_truth", False)]
 CASES = [
-    *RUNS, *(f"resumed/{name}" for name in KILLED), "resumed/route", *(f"flower/{name}" for name in FLOWER),
+    *RUNS, *(f"resumed/{name}" for name in (*KILLED, "route", "auto-defend")), *(f"flower/{name}" for name in FLOWER),
     "flower-own/FedDrift", "flower-resumed/FedDrift",
 ]  # fmt: skip
 
@@ -238,7 +241,7 @@ def outcome(case: str) -> dict[str, str]:
     kind, _, name = case.partition("/")
     try:
         if kind == "resumed":
-            config = RUNS["condition/route" if name == "route" else f"simulator/{name}"]
+            config = RUNS.get(f"condition/{name}") or RUNS[f"simulator/{name}"]
             return recorded(from_checkpoints(begun(config, root, 3, 1)))
         if kind == "flower":
             return over_flower(name, root)

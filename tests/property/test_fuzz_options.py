@@ -20,7 +20,8 @@ from feddrift.cli import run
 from feddrift.engines.conditions import Conditions
 from feddrift.errors import LONGEST, FeddriftError
 from feddrift.runs import sweep
-from feddrift.runs.config import MAX_SEEDS, RunConfig, parse_seeds, read_poison, read_trace
+from feddrift.runs.config import MAX_SEEDS, RunConfig, parse_seeds, read_trace
+from feddrift.runs.poison import KINDS, read_poison
 from feddrift.runs.recorded import unfinished_runs
 from feddrift.streams import patterns
 from feddrift.testing import FakeFederation
@@ -110,12 +111,13 @@ def test_pattern_files(tmp_path: Path, content: bytes) -> None:
 
 @tries(150)
 @given(
-    words | st.tuples(st.sampled_from(["flip", "garbage", "lie"]), count, count).map(lambda o: f"{o[0]}:{o[1]},{o[2]}")
+    words
+    | st.tuples(st.sampled_from([*KINDS, "lie", "flip:1+glue"]), count, count).map(lambda o: f"{o[0]}:{o[1]},{o[2]}")
 )
 def test_poison(text: str) -> None:
     found = accepted(lambda: read_poison(text, 10))
     if found is not None:
-        assert found[0] in ("flip", "garbage") and found[1] and set(found[1]) <= set(range(10))
+        assert found.who and set(found.who) <= set(range(10)) and read_poison(str(found), 10) == found
 
 
 @tries(100)

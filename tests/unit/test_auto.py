@@ -187,7 +187,8 @@ def learned(concepts: Ints, homes: list[int]) -> tuple[Federation, Clustering]:
 def test_clients_whose_candidates_serve_each_other_found_one_model() -> None:
     fed, now = learned(SWAP[:5], [0] * 6)
     clients, best = [2, 3, 4, 5], np.zeros(6, dtype=np.int64)
-    newborn = founding.found(clients, [False, True, True, True], now.models, best, 7, 40, FedDriftAuto().alike, fed)
+    how, all_may = (7, 40, FedDriftAuto().alike, fed), np.ones(fed.n_clients, dtype=bool)
+    newborn = founding.found(clients, [False, True, True, True], all_may, now.models, best, *how)
     assert newborn.groups == [[2], [3, 4, 5]] and newborn.models.ids == (7, 8)
     assert newborn.parents == [0, None]
     error = fed.evaluate(newborn.models)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -55,7 +56,9 @@ def test_init_writes_what_check_takes(made: Path) -> None:
 def test_a_new_federation_needs_no_settings_and_an_older_one_stays_what_it_is(made: Path) -> None:
     path = made / "server" / "federation.toml"
     settings = Settings.read(path)
-    assert (settings.algorithm, settings.settings) == ("FedDrift-Auto", {})
+    assert (settings.algorithm, settings.settings, settings.defend) == ("FedDrift-Auto", {}, True)
+    trusting = path.read_text().replace("\ndefend = true", "\n# defend = true")
+    assert Settings.checked(tomllib.loads(trusting), "here").defend is False
     (line,) = (line for line in path.read_text().splitlines() if "algorithm =" in line)
     path.write_text(path.read_text().replace(line, ""))
     assert Settings.read(path).algorithm == "FedDrift" and wrong(made) == ""

@@ -23,6 +23,7 @@ from feddrift.algorithms import ALGORITHMS
 from feddrift.averaging import averaged
 from feddrift.checkpoint import Folder
 from feddrift.data import Stream
+from feddrift.deploy import server
 from feddrift.deploy.server import federate, run
 from feddrift.deploy.settings import Settings
 from feddrift.engines.flower import wire
@@ -315,6 +316,7 @@ def fewer(content: RecordDict) -> RecordDict:
 TRAIN_LIES: dict[str, tuple[Any, str]] = {
     "nan": (arrays(lambda a: np.full_like(a, np.nan)), "not finite"),
     "infinite": (arrays(lambda a: np.full_like(a, np.inf)), "not finite"),
+    "absurd": (arrays(lambda a: np.full_like(a, 1e38)), "beyond 1e+15"),
     "shape": (arrays(lambda a: a[:1]), "expected float32"),
     "dtype": (arrays(lambda a: a.astype(np.float16)), "expected float32"),
     "far too many bytes": (arrays(lambda a: np.zeros(10_000_000, dtype=np.float32)), "bytes where at most"),
@@ -736,6 +738,21 @@ def test_two_servers_do_not_work_on_one_federation(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="another server is at work"):
         run(second.local_grid, settings, second.roster, tmp_path)
     steps.close()
+
+
+@pytest.mark.parametrize("defend", [False, True])
+def test_a_server_defends_itself_if_its_settings_say_so(
+    defend: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Any] = []
+    monkeypatch.setattr(server, "federate", lambda *given: found.extend(given) or ())
+    places = {"experiment": "test", "clients": ("a", "b", "c"), "features": (2,), "classes": (0, 1)}
+    engine = over(swapping())
+    run(engine.local_grid, Settings(**places, **({"defend": True} if defend else {})), engine.roster, tmp_path)
+    made, algorithm, _, about = found
+    assert made.conditions.defend is defend and about.get("defend", False) is defend
+    assert ("defend" in about) is defend  # older checkpoints have no such line
+    assert server._header(made, algorithm, about)["overrides"] == ({"defend": True} if defend else {})
 
 
 def test_those_who_were_there_are_waited_for_a_while(tmp_path: Path) -> None:

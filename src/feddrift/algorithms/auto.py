@@ -37,6 +37,7 @@ from feddrift import cluster
 from feddrift.algorithms import at_home, conflict, founding
 from feddrift.algorithms.at_home import NEW, OWN, STAY, TUNED, Gain, positions, private_id
 from feddrift.algorithms.conflict import Trial
+from feddrift.algorithms.detection import TOO_SOON
 from feddrift.cluster import Clustering
 from feddrift.models import join
 from feddrift.types import Bools, Clusters, Event, Federation, Floats, Ints, Models, State, Tournament
@@ -141,7 +142,7 @@ class FedDriftAuto:
         assert isinstance(state, AutoState)
         scene = self._judged(state, fed)
         decided = self._decide(state, scene, fed)
-        now, born = self._act(state, scene, decided, fed)
+        now, born, held = self._act(state, scene, decided, fed)
         home = newest_home(now.w)
         models = fed.train(now.models, _at_most_two(now, home, fed.counts))
         rounds = self._rounds(self.short, fed), self._rounds(self.long, fed)
@@ -151,8 +152,9 @@ class FedDriftAuto:
         models = join(models, at_home.learn(before, models, now.w, home, rounds, fed))
         for trial_models in decided.private:
             models = join(models, trial_models)
-        known = np.where(scene.scored, scene.error[np.arange(fed.n_clients), decided.target], state.error)
-        known[decided.founders] = np.nan
+        compared = scene.scored & ~held  # an alarm that was held back, and is right, comes again
+        known = np.where(compared, scene.error[np.arange(fed.n_clients), decided.target], state.error)
+        known[[c for c in decided.founders if not held[c]]] = np.nan
         return AutoState(
             models,
             Clusters(now.w.model, len(models)),
@@ -165,8 +167,8 @@ class FedDriftAuto:
             helped=helped,
             born=born,
             error=known if fed.tau else np.full(fed.n_clients, np.nan),  # an untrained model says nothing
-            rows=np.where(scene.scored, fed.counts[-1], state.rows),
-            left=np.where(decided.acted, np.asarray(scene.models.ids)[scene.at], -1),
+            rows=np.where(compared, fed.counts[-1], state.rows),
+            left=np.where(decided.acted & ~held, np.asarray(scene.models.ids)[scene.at], -1),
             looked=decided.looked,
         )
 
@@ -277,19 +279,31 @@ class FedDriftAuto:
 
     # act
 
-    def _act(self, state: AutoState, scene: Scene, decided: Decisions, fed: Federation) -> tuple[Clustering, int]:
-        """The clusters after switches, foundings and merges, and the next id."""
-        members = decided.target.copy()
-        members[decided.founders] = -1
-        now = scene.now.assign(members).tell(decided.events)
-        born = state.born
-        if decided.founders:
+    def _act(
+        self, state: AutoState, scene: Scene, decided: Decisions, fed: Federation
+    ) -> tuple[Clustering, int, Bools]:
+        """The clusters after switches, foundings and merges, the next id, and [c] who would have founded but may not.
+
+        Who may not found by itself may still found together with one who may: that makes no model more.
+        """
+        members, born = decided.target.copy(), state.born
+        wants = np.isin(np.arange(fed.n_clients), decided.founders)
+        may, events = fed.allowed(wants), list(decided.events)
+        held, newborn = wants, None
+        if may.any():
             fresh = [decided.trials[c].fresh for c in decided.founders]
-            rounds = self._rounds(self.short, fed)
-            newborn = founding.found(decided.founders, fresh, scene.models, scene.best, born, rounds, self.alike, fed)
+            rounds, best = self._rounds(self.short, fed), scene.best
+            newborn = founding.found(decided.founders, fresh, may, scene.models, best, born, rounds, self.alike, fed)
+            held = wants & ~np.isin(np.arange(fed.n_clients), [c for group in newborn.groups for c in group])
+            members[wants & ~held] = -1
+        for c in np.flatnonzero(held).tolist():
+            reason = f"{decided.trials[c].words(self.least)}; not acted on: {TOO_SOON}"
+            events.append(Event("decided", scene.models.ids[scene.at[c]], {"clients": [c], "reason": reason}))
+        now = scene.now.assign(members).tell(events)
+        if newborn is not None:
             now = now.add(newborn.models, newborn.groups).tell(self._births(newborn, decided.trials))
             born += len(newborn.groups)
-        return founding.merge_alike(now, scene.now, scene.mistakes, members, self.merge, fed), born
+        return founding.merge_alike(now, scene.now, scene.mistakes, members, self.merge, fed), born, held
 
     def _births(self, newborn: founding.Newborn, trials: dict[int, Trial]) -> list[Event]:
         events = []

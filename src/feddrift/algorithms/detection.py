@@ -13,10 +13,11 @@ from feddrift.algorithms.drift_tests import Evidence, checked_answer, drift_test
 from feddrift.algorithms.options import option
 from feddrift.errors import ConfigError
 from feddrift.memory import ALL, Memory
-from feddrift.types import Bools, Clusters, Federation, Floats, Ints, Start, State
+from feddrift.types import Bools, Clusters, Event, Federation, Floats, Ints, Models, Start, State
 
 log = logging.getLogger(__name__)
 
+TOO_SOON = "the last alarm of this client that was, is not long ago"
 UNSCORED = {"newcomer": np.nan}  # what a client that has never been scored has
 
 
@@ -97,7 +98,8 @@ class Seen:
 
     best: Ints  # [c], a position; a client that was not scored keeps the one it has
     lowest: Floats  # [c], NaN where not scored
-    drifted: Bools  # [c]
+    drifted: Bools  # [c], whose alarm is acted on
+    held: Bools | None = None  # [c], whose alarm is not
 
 
 def detect(method: Detecting, state: DriftState, fed: Federation) -> Seen:
@@ -110,15 +112,26 @@ def detect(method: Detecting, state: DriftState, fed: Federation) -> Seen:
     if first and method.test == "threshold" and method.metric == "error":
         _warn_if_noisy(method.delta, lowest, fed.counts[-1])
     evidence = Evidence(_with(state.observed, lowest), fed.counts, state.since, state.reference)
-    drifted = drift_test(method.test, method.delta, method.metric)(evidence)
-    return Seen(best, lowest, checked_answer(drifted, len(best), str(method.test)))
+    answer = drift_test(method.test, method.delta, method.metric)(evidence)
+    alarms = checked_answer(answer, len(best), str(method.test))
+    drifted = fed.allowed(alarms)
+    return Seen(best, lowest, drifted, alarms & ~drifted)
+
+
+def held_told(seen: Seen, models: Models) -> list[Event]:
+    """The events of alarms that are not acted on."""
+    held = [] if seen.held is None else np.flatnonzero(seen.held).tolist()
+    reason = f"its error rose; not acted on: {TOO_SOON}"
+    return [Event("decided", models.ids[seen.best[c]], {"clients": [c], "reason": reason}) for c in held]
 
 
 def remembered(state: DriftState, seen: Seen, tau: int) -> dict[str, Any]:
-    """The fields of the next DriftState that detection needs; a client that was not scored keeps its reference."""
+    """The fields of the next DriftState that detection needs; a client that was not scored keeps its reference,
+    and so does one whose alarm was held back: if it was right, it comes again."""
+    kept = np.isnan(seen.lowest) if seen.held is None else np.isnan(seen.lowest) | seen.held
     return {
         "drifted": seen.drifted,
-        "reference": np.where(np.isnan(seen.lowest), state.reference, seen.lowest),
+        "reference": np.where(kept, state.reference, seen.lowest),
         "observed": _with(state.observed, seen.lowest),
         "since": np.where(seen.drifted, tau + 1, state.since),
     }

@@ -18,7 +18,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from feddrift import cluster
-from feddrift.algorithms.detection import UNSCORED, DriftState, Seen, remembered
+from feddrift.algorithms.detection import UNSCORED, DriftState, Seen, held_told, remembered
 from feddrift.algorithms.feddrift import FedDrift
 from feddrift.algorithms.newborn import Newborn, alone, create, home, make_room
 from feddrift.algorithms.options import option
@@ -57,10 +57,14 @@ class FairFedDrift(FedDrift):
         assert isinstance(state, FairState)
         loss = fed.evaluate(state.models, self.metric, by=parting(fed))  # l[c, m, g]
         seen, levels = choose(loss, state.levels, state.votes.argmax(axis=1), self.delta)
+        drifted = fed.allowed(seen.drifted)
+        held = seen.drifted & ~drifted
+        seen, levels = replace(seen, drifted=drifted, held=held), np.where(held, state.levels, levels)
         now, seen, groups = make_room(self, Clustering(state.models, state.w), seen, alone(seen.drifted))
         first = replace(seen, best=np.where(seen.drifted, 0, seen.best))
         born = create(self, now, first, groups, state, fed)  # a copy of model 0 for each drifted client
         now = now.assign(home(seen, groups))
+        now = now.tell(held_told(seen, now.models))
         D = self.distances(now, born, (), fed)
         now = self.merge(now.add(born.models, groups), D, fed).tell(born.events)
         now = now.forget(self.memory)

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from feddrift import cluster
-from feddrift.algorithms.detection import Detecting, DriftState, detect, remembered
+from feddrift.algorithms.detection import Detecting, DriftState, detect, held_told, remembered
 from feddrift.algorithms.newborn import Newborn, alone, create, home, make_room, together
 from feddrift.algorithms.options import option
 from feddrift.algorithms.quarantine import review, waiting
@@ -35,7 +35,7 @@ class FedDriftEager(Detecting):
         now, seen, groups = make_room(self, now, seen, together(seen.drifted))
         born = create(self, now, seen, groups, state, fed)  # M <- M + 1, for all drifted clients
         now = now.assign(home(seen, groups))  # w[tau] = 1{m = argmin l}
-        now = now.add(born.models, groups).tell(born.events)  # w[tau] = 0 but for M
+        now = now.add(born.models, groups).tell(held_told(seen, now.models)).tell(born.events)  # w[tau] = 0 but for M
         now = now.forget(self.memory)  # the -W variant
         models = fed.train(now.models, now.w)  # Algorithm 1
         return DriftState(
@@ -83,6 +83,7 @@ class FedDrift(Detecting):
         now, seen, groups = make_room(self, now, seen, alone(seen.drifted))
         born = create(self, now, seen, groups, state, fed)  # a local model at each drifted client
         now = now.assign(home(seen, groups))  # the others: w[tau] = 1{m = argmin l}
+        now = now.tell(held_told(seen, now.models))
         D = self.distances(now, born, state.waiting, fed)  # max(L_ij - L_ii, L_ji - L_jj, 0)
         now = self.merge(now.add(born.models, groups), D, fed).tell(born.events)  # while min D <= delta: Merge(i, j, D)
         now = now.forget(self.memory)  # the -W variant

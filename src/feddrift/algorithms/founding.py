@@ -14,7 +14,7 @@ from feddrift.algorithms.trunk import merge_families
 from feddrift.cluster import Clustering
 from feddrift.models import join, mix, put, take
 from feddrift.trees import has_trunk
-from feddrift.types import Clusters, Event, Federation, Ints, Models, Tournament
+from feddrift.types import Bools, Clusters, Event, Federation, Ints, Models, Tournament
 
 HEADS = 2**30  # ids of heads on trial
 
@@ -29,11 +29,11 @@ class Newborn:
 
 
 def found(
-    clients: Sequence[int], fresh: Sequence[bool], models: Models, best: Ints, born: int, rounds: int, alike: float,
-    fed: Federation,
+    clients: Sequence[int], fresh: Sequence[bool], may: Bools, models: Models, best: Ints, born: int, rounds: int,
+    alike: float, fed: Federation,
 ) -> Newborn:  # fmt: skip
     """Founders train candidates on half of their new data; those of whom neither's own is better by `alike` standard
-    errors on the other half found together."""
+    errors on the other half found together, if one of them `may` [c]."""
     m = len(clients)
     starts = take(models, best[list(clients)], range(born, born + m))
     for k in np.flatnonzero(fresh):
@@ -49,8 +49,10 @@ def found(
     np.fill_diagonal(D, np.inf)
     into, _ = cluster.linked(D, alike)
     left, group = np.unique(into, return_inverse=True)
-    groups = [[clients[int(k)] for k in np.flatnonzero(group == g)] for g in range(len(left))]
-    share = (group == np.arange(len(left))[:, None]).astype(np.float64)
+    every = [[clients[int(k)] for k in np.flatnonzero(group == g)] for g in range(len(left))]
+    kept = np.array([g for g, members in enumerate(every) if may[members].any()])
+    groups, left = [every[g] for g in kept], left[kept]
+    share = (group == kept[:, None]).astype(np.float64)
     whole = mix(candidates, share / share.sum(axis=1, keepdims=True), range(born, born + len(left)))
     parents = [None if fresh[k] else models.ids[best[clients[k]]] for k in map(int, left)]
     if has_trunk(models):

@@ -77,6 +77,7 @@ def run_(
     dropout: Annotated[float, typer.Option(help=_describe("dropout"))] = 0.0,
     trace: Annotated[Path | None, typer.Option(help=_describe("trace"))] = None,
     poison: Annotated[str | None, typer.Option(help=_describe("poison"))] = None,
+    defend: Annotated[bool, typer.Option("--defend", help=_describe("defend"))] = False,
     rest: Annotated[int, typer.Option(help=_describe("rest"))] = 0,
     route: Annotated[str, typer.Option(help=_describe("route"))] = "none",
     engine: Annotated[str, typer.Option(help=_describe("engine"))] = "simulator",

@@ -128,6 +128,7 @@ def init(
         "features": list(features),
         "classes": list(classes),
         "algorithm": RECOMMENDED,
+        "defend": True,
     }
     Settings.checked(values, "the options")
     server = (folder / "server").resolve()

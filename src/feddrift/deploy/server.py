@@ -124,7 +124,7 @@ def _add_test(record: Writer, step: Step) -> None:
 
 def _header(engine: Flower, algorithm: Algorithm, about: dict[str, Any]) -> dict[str, Any]:
     """The header of this federation's record."""
-    overrides = {name: getattr(engine.conditions, name) for name in ("participation", "rest", "route")}
+    overrides = {name: getattr(engine.conditions, name) for name in ("participation", "rest", "route", "defend")}
     return {
         "stream": engine.roster.experiment,
         "algorithm": about.get("algorithm", type(algorithm).__name__),
@@ -231,7 +231,9 @@ def _last(checkpoints: checkpoint.Folder, engine: Flower, about: dict[str, Any])
 def run(grid: Grid, settings: Settings, roster: Roster, folder: Path) -> None:
     """The server of a deployment, from beginning or checkpoint to the end."""
     net = settings.net(folder.parent)  # where federation.toml is
-    conditions = Conditions(participation=settings.participation, rest=settings.rest, route=settings.route)
+    conditions = Conditions(
+        participation=settings.participation, rest=settings.rest, route=settings.route, defend=settings.defend
+    )
     engine = Flower(
         *(grid, roster, net, settings.local, settings.seed, settings.waiting, conditions, settings.time_steps),
         explain=settings.explain,
@@ -246,6 +248,7 @@ def run(grid: Grid, settings: Settings, roster: Roster, folder: Path) -> None:
         "participation": settings.participation,
         **({"rest": settings.rest} if settings.rest else {}),
         **({"route": settings.route} if settings.route != "none" else {}),
+        **({"defend": True} if settings.defend else {}),
     }
     for _ in federate(engine, algorithm, folder, about):
         pass

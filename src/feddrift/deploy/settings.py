@@ -56,6 +56,9 @@ class Settings(BaseModel):
         description="or row, running, batch: inputs choose the model that votes, each alone, so far, or all at once, "
         "where that has paid",
     )
+    defend: bool = Field(
+        default=False, description="bound what one client can do to the others; without this line false"
+    )
     model: str | None = Field(default=None, description="linear, mlp:64,64, or a net of your own, module:object")
     start: float | Literal["data"] = Field(default="data", description="when new data are there, or every so many s")
     quorum: int = Field(default=1, ge=1, description="clients; with fewer the server waits, then says so and stops")

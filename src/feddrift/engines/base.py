@@ -6,7 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
 from feddrift.engines.conditions import Conditions
+from feddrift.engines.defence import Guarded
 from feddrift.engines.federation import TimeStep
+from feddrift.engines.liars import lying
 from feddrift.engines.worker import Worker
 from feddrift.shifts import Shifts
 from feddrift.types import Floats, Ints, Local, Net, State
@@ -50,4 +52,7 @@ class Engine(ABC):
 
     def at(self, tau: int) -> TimeStep:
         """All that a server may ask at time tau."""
-        return TimeStep(self.worker(tau), tau, self.net, self.local, self.seed, self.conditions)
+        worker = lying(self.worker(tau), self.conditions.lies, tau, self.seed)
+        if self.conditions.defend:
+            worker = Guarded(worker, tau)
+        return TimeStep(worker, tau, self.net, self.local, self.seed, self.conditions)

@@ -16,6 +16,7 @@ from typing import Any, TypeVar, get_args
 import numpy as np
 
 from feddrift import rng
+from feddrift.engines.liars import Lies
 from feddrift.errors import ConfigError, DataError
 from feddrift.router import Route
 from feddrift.trees import map_trunk_and_head
@@ -41,6 +42,8 @@ class Conditions:
     garbage: tuple[int, ...] = ()  # clients that send noise in place of what they trained
     rest: int = 0  # after so many time steps unused, a model is scored by badly served clients only; 0: by all, always
     route: Route = "none"  # what a client chooses by at a test whose model votes, besides its own: see engines.routing
+    defend: bool = False  # whether the server bounds what one client can do to the others: see engines.defence
+    lies: Lies = Lies()  # who tells what is not so
 
     def __post_init__(self) -> None:
         for name in ("participation", "dropout"):
@@ -58,6 +61,10 @@ class Conditions:
             object.__setattr__(self, "trace", trace.astype(bool))
         if isinstance(self.garbage, str) or not all(isinstance(c, int | np.integer) and c >= 0 for c in self.garbage):
             raise ConfigError(f"garbage must be numbers of clients, such as (0, 3), got {self.garbage!r}")
+        if not isinstance(self.defend, bool):
+            raise ConfigError(f"defend must be true or false, got {self.defend!r}")
+        if not isinstance(self.lies, Lies):
+            raise ConfigError(f"lies must be a Lies, got {type(self.lies).__name__}")
         if not 0 < self.participation <= 1:
             raise ConfigError(f"participation must be above 0 and at most 1, got {self.participation}")
         if not 0 <= self.dropout < 1:
@@ -66,8 +73,8 @@ class Conditions:
     def in_reach(self, counts: Ints, seed: int) -> Bools:
         """[t, c] for data of these counts [t, c]: a client is there from its first data on, unless it drops out."""
         there: Bools = np.logical_or.accumulate(counts > 0, axis=0)
-        if strangers := [c for c in self.garbage if c >= counts.shape[1]]:
-            raise ConfigError(f"garbage: clients are 0 to {counts.shape[1] - 1}, got {strangers[0]}")
+        if strangers := [c for c in (*self.garbage, *self.lies.who) if c >= counts.shape[1]]:
+            raise ConfigError(f"liars: clients are 0 to {counts.shape[1] - 1}, got {strangers[0]}")
         if self.trace is not None:
             if self.trace.shape[1] != counts.shape[1]:
                 raise DataError(f"the trace is for {self.trace.shape[1]} clients, the stream has {counts.shape[1]}")

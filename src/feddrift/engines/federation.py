@@ -14,6 +14,7 @@ from feddrift import rng
 from feddrift.averaging import averaged
 from feddrift.engines.conditions import Conditions
 from feddrift.engines.crossing import axis_of, crossed
+from feddrift.engines.defence import Guarded, middle
 from feddrift.engines.describing import checked_width
 from feddrift.engines.entries import Entries
 from feddrift.engines.resting import badly_served
@@ -54,6 +55,8 @@ class TimeStep:
         self._net, self._seed, self._conditions = net, seed, conditions
         self.round = 0  # rounds trained so far
         self.resting: frozenset[int] = frozenset()  # ids of models that only badly served clients are sent to score
+        self.quiet: Bools = np.zeros(self.n_clients, dtype=bool)  # [c], whose alarms are not acted on now
+        self.alarms: Bools = np.zeros(self.n_clients, dtype=bool)  # [c], who raised one that would have been
         self._traffic = Traffic(self.n_clients)
         self._losses: dict[int, Floats] = {}  # by the id of a model: [c], how it did before anything was trained
 
@@ -86,6 +89,12 @@ class TimeStep:
         return self.worker.known.concepts
 
     @property
+    def received(self) -> Ints:
+        """[c], how many new rows each client says it has."""
+        behind = self.worker.worker if isinstance(self.worker, Guarded) else self.worker
+        return np.asarray(behind.known.counts[self.tau])
+
+    @property
     def sent(self) -> Floats:
         """[c], models to and from each client so far; a trunk or a head alone is the part of a model that it is."""
         return self._traffic.sent
@@ -105,6 +114,10 @@ class TimeStep:
 
     def fresh(self, n: int = 1, distinct: bool = False) -> Models:
         return fresh(self._net, self._seed, n, distinct)
+
+    def allowed(self, alarms: Bools) -> Bools:
+        self.alarms = self.alarms | alarms
+        return np.asarray(alarms & ~self.quiet)
 
     def evaluate(self, models: Models, metric: Metric = "error", by: Parting | None = None) -> Floats:
         _check(metric)
@@ -177,9 +190,10 @@ class TimeStep:
             return L
         entries = entries.select((self.counts[entries.t, entries.c] > 0) & self.reachable[entries.c])
         self._traffic.score(np.unique(entries.c), models)
-        return crossed(
-            lambda cells: self._scored(models, cells, metric, SCORE_ROWS, by), entries, self.counts, parts, per_client
-        )
+        agree = self._conditions.defend and not per_client
+        score = partial(self._scored, models, metric=metric, most=SCORE_ROWS, by=by)
+        L = crossed(score, entries, self.counts, parts, per_client or agree)
+        return middle(L) if agree else L
 
     def local_updates(self, models: Models, w: Weights | Entries, local: Local | None = None) -> Updates:
         _check_shared(models, "local_updates")
@@ -300,7 +314,7 @@ class TimeStep:
             pairs = np.flatnonzero(work.lane == lane)
             name = self.worker.known.clients[work.client[pairs[0]]]
             ids = ", ".join(str(models.ids[m]) for m in work.model[pairs])
-            what = "time %d: client %s sent updates of model %s that are not finite, left out of %d rounds"
+            what = "time %d: client %s sent updates of model %s that are not finite or absurd, left out of %d rounds"
             log.warning(what, self.tau, name, ids, rounds[lane])
 
     def _drawn(self, entries: Entries) -> Entries:

@@ -187,7 +187,8 @@ class InProcessWorker(Worker):
         concepts = None if stream.concepts is None else stream.concepts[: tau + 1]
         shape = stream.x.shape[1:]
         groups = 0 if stream.group is None else int(stream.group.max()) + 1
-        self.known = Known(stream.clients, shape, stream.n_classes, counts, engine.in_reach[tau], concepts, groups)
+        there = engine.in_reach[tau].copy()  # a server may cease to listen to somebody
+        self.known = Known(stream.clients, shape, stream.n_classes, counts, there, concepts, groups)
 
     @abstractmethod
     def updates(self, models: Models, work: Work, round: int, local: Local) -> Updates: ...

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from feddrift.averaging import LARGEST
 from feddrift.engines import optim
 
 try:
@@ -351,7 +352,7 @@ def _held_loss(W1: Any, b1: Any, W2: Any, b2: Any, X: Any, Y: Any, rows: Any, we
 def _finite(values: Any) -> Any:
     sound = True
     for value in values:
-        sound = sound and math.isfinite(value)
+        sound = sound and abs(value) <= LARGEST  # NaN is not
     return sound
 
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from feddrift.averaging import average, renormalised
+from feddrift.averaging import LARGEST, average, renormalised
 from feddrift.engines import optim, sampling
 from feddrift.engines.lanes import Devices, Lanes, Optimiser
 from feddrift.nets.losses import batch_loss, masked
@@ -95,7 +95,7 @@ def _in_chunks(
                     stack[span] = np.asarray(new)[:m]
         sound = np.ones(n, dtype=bool)
         for leaf in (*work[0], *work[1]):
-            sound &= np.isfinite(leaf).reshape(len(share[0]), -1).all(axis=1)[:n]
+            sound &= (np.abs(leaf) <= LARGEST).reshape(len(share[0]), -1).all(axis=1)[:n]
         added = list(zip(share, parts, strict=True))
         if not sound.all():
             refused += ~sound
@@ -247,10 +247,10 @@ def _rounds(
 
 
 def _finite(trunks: list[Any], heads: list[Any], n_lanes: int) -> Any:
-    """[lane], whether all that it trained are numbers."""
+    """`averaging.finite`."""
     sound = jnp.ones(n_lanes, dtype=bool)
     for leaf in (*trunks, *heads):
-        sound &= jnp.isfinite(leaf).reshape(n_lanes, -1).all(axis=1)
+        sound &= (jnp.abs(leaf) <= LARGEST).reshape(n_lanes, -1).all(axis=1)
     return sound
 
 

@@ -175,6 +175,46 @@ class Worker(Protocol):
         ...
 
 
+class Through(Worker):
+    """A Worker that passes every question on to another; what stands between server and clients overrides some."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker, self.known = worker, worker.known
+
+    def score(
+        self, models: Models, cells: Ints, metric: Metric, most: int | None = None, by: Parting | None = None
+    ) -> Iterator[Scored]:
+        given = (models, cells, metric, most)  # an engine of somebody's own may know of no parts
+        return self.worker.score(*given) if by is None else self.worker.score(*given, by)
+
+    def confusion(self, models: Models, clients: Ints) -> Ints:
+        return self.worker.confusion(models, clients)
+
+    def describe(self, models: Models, clients: Ints, question: Question) -> Moments:
+        return self.worker.describe(models, clients, question)
+
+    def reroute(self, models: Models, votes: Floats, ballot: Ballot, routers: Mapping[int, Router]) -> Ints:
+        return self.worker.reroute(models, votes, ballot, routers)
+
+    def updates(self, models: Models, work: Work, round: int, local: Local) -> Updates:
+        return self.worker.updates(models, work, round, local)
+
+    def rounds(self, models: Models, work: Work, first: int, last: int, local: Local) -> tuple[Models, Ints]:
+        return self.worker.rounds(models, work, first, last, local)
+
+    def trial(self, models: Models, older: Entries, parent: Ints, starts: Sequence[Start], local: Local) -> Tournament:
+        return self.worker.trial(models, older, parent, starts, local)
+
+    def contest(self, models: Models, teams: Ints, held_by: Local | None) -> Tournament:
+        return self.worker.contest(models, teams, held_by)
+
+    def save(self) -> Any:
+        return self.worker.save()
+
+    def load(self, saved: Any) -> None:
+        self.worker.load(saved)
+
+
 def in_turn(worker: Worker, models: Models, work: Work, first: int, last: int, local: Local) -> tuple[Models, Ints]:
     """Rounds one after the other; an update that is not finite is left out of the average."""
     left_out: Ints = np.zeros(work.n_lanes, dtype=np.int64)

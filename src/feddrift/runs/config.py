@@ -18,6 +18,7 @@ from feddrift.errors import ConfigError, DataError, problem
 from feddrift.nets import default_net, named_net
 from feddrift.router import Route
 from feddrift.runs.continuation import digest_of, in_order
+from feddrift.runs.poison import Poison, flipped, read_poison
 from feddrift.streams.patterns import table
 from feddrift.tables.times import read_every
 from feddrift.types import Algorithm, Average, Bools, Local, Net
@@ -65,7 +66,13 @@ class RunConfig(BaseModel):
     )
     poison: str | None = Field(
         default=None,
-        description="clients that do harm: flip:0,3 (wrong labels) or garbage:0,3 (noise for models)",
+        description="clients that do harm: flip:0,3 (wrong labels), garbage:0,3 (noise for models), claims:0 (rows "
+        "that it has not), alarms:0 (every second time step), glue:0 (confirms all merges), losses:0 (random counts), "
+        "or several, joined by +",
+    )
+    defend: bool = Field(
+        default=False,
+        description="bound what one client can do to the others: its weight, its alarms, its say in merges",
     )
     rest: int = Field(
         default=0,
@@ -155,8 +162,7 @@ class RunConfig(BaseModel):
             **{name: getattr(self, name) for name in TABLE},
         )
         stream = in_order(found, clients)
-        harm, liars = self._poison(stream)
-        return flipped(stream, liars) if harm == "flip" else stream
+        return flipped(stream, self._poison(stream).flip)
 
     def _drawn(self) -> int:
         """The data seed; where it follows the seed, streams that are not made stay what they are."""
@@ -166,20 +172,22 @@ class RunConfig(BaseModel):
 
     def conditions(self, stream: Stream) -> Conditions:
         """Who is in reach, takes part and lies."""
-        harm, clients = self._poison(stream)
+        poison = self._poison(stream)
         conditions = Conditions(
             self.participation,
             self.dropout,
             None if self.trace is None else read_trace(self.trace),
-            clients if harm == "garbage" else (),
+            poison.garbage,
             self.rest,
             self.route,
+            self.defend,
+            poison.lies,
         )
         conditions.in_reach(stream.counts[:-1], self.seed)  # a trace that does not fit shows now
         return conditions
 
-    def _poison(self, stream: Stream) -> tuple[str, tuple[int, ...]]:
-        return ("", ()) if self.poison is None else read_poison(self.poison, stream.n_clients)
+    def _poison(self, stream: Stream) -> Poison:
+        return Poison() if self.poison is None else read_poison(self.poison, stream.n_clients)
 
     def resolve(self, stream: Stream) -> tuple[Algorithm, Local]:
         """The algorithm and training settings that the names stand for on this stream."""
@@ -220,15 +228,14 @@ class RunConfig(BaseModel):
             overrides["net"] = self.net
         if self.data_seed and (self.data_seed != "seed" or streams.is_made(self.stream)):
             overrides["data_seed"] = self.data_seed
-        for name in ("participation", "dropout", "rest", "route"):
+        for name in ("participation", "dropout", "rest", "route", "defend"):
             if getattr(self, name) != RunConfig.model_fields[name].default:
                 overrides[name] = getattr(self, name)
         if self.trace is not None:
             digest = hashlib.sha256(read_trace(self.trace).tobytes()).hexdigest()[:8]
             overrides["trace"] = f"{self.trace.name}@{digest}"
         if self.poison is not None:
-            harm, clients = self._poison(stream)
-            overrides["poison"] = f"{harm}:{','.join(map(str, clients))}"
+            overrides["poison"] = str(self._poison(stream))
         if self.engine != "simulator":
             overrides["engine"] = self.engine
         return overrides
@@ -250,31 +257,6 @@ def parse_seeds(text: str) -> list[int]:
             raise ConfigError(f"seeds are at most {MAX_SEEDS}, got '{text}'")
         seeds += range(int(ends[0]), int(ends[1]) + 1)
     return list(dict.fromkeys(seeds))
-
-
-def flipped(stream: Stream, clients: Sequence[int]) -> Stream:
-    """The stream in which these clients call every class by the name of its opposite: the first the last, and so on."""
-    y = stream.y.copy()
-    for c in clients:
-        for t in range(stream.n_steps + 1):
-            y[stream.rows(t, c)] = stream.n_classes - 1 - y[stream.rows(t, c)]
-    return replace(stream, y=y)
-
-
-def read_poison(text: str, n_clients: int) -> tuple[Literal["flip", "garbage"], tuple[int, ...]]:
-    """What some clients do, and which.
-
-    >>> read_poison("flip:0,3", n_clients=10)
-    ('flip', (0, 3))
-    """
-    kind, _, names = text.partition(":")
-    clients = [name.strip() for name in names.split(",")]
-    if kind not in ("flip", "garbage") or not all(name.isdecimal() and len(name) < 20 for name in clients):
-        raise ConfigError(f"poison is flip: or garbage: and the numbers of clients, such as flip:0,3, got '{text}'")
-    numbers = tuple(sorted({int(name) for name in clients}))
-    if numbers[-1] >= n_clients:
-        raise ConfigError(f"poison: clients are 0 to {n_clients - 1}, got {numbers[-1]}")
-    return ("flip" if kind == "flip" else "garbage"), numbers
 
 
 def read_trace(path: str | Path) -> Bools:

@@ -67,9 +67,13 @@ class FakeFederation:
         if self.counts is None:
             self.counts = np.full((self.tau + 1, self.n_clients), 100)
         self.reachable: Bools = np.ones(self.n_clients, dtype=bool)
+        self.quiet: Bools = np.zeros(self.n_clients, dtype=bool)  # whose alarms are not acted on
 
     def key(self, purpose: str, *names: int) -> rng.Words:
         return rng.derive(0, purpose, self.tau, *names)
+
+    def allowed(self, alarms: Bools) -> Bools:
+        return np.asarray(alarms & ~self.quiet)
 
     def fresh(self, n: int = 1, distinct: bool = False) -> Models:
         return Models({"a": np.zeros((n, 1))}, tuple(range(n)))

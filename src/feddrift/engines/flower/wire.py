@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
+from feddrift.averaging import LARGEST
 from feddrift.engines.flower.parts import Body, Part, Shapes
 from feddrift.errors import FeddriftError
 
@@ -60,7 +61,7 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def arrays(part: Sequence[Array], shapes: Shapes, what: str) -> Part:
-    """The arrays of a part, which must have these shapes and be finite; nothing larger is even read."""
+    """The arrays of a part, which must have these shapes and sound numbers; nothing larger is even read."""
     if len(part) != len(shapes):
         raise Refused(f"{what} has {len(part)} arrays, expected {len(shapes)}")
     checked = []
@@ -77,8 +78,8 @@ def arrays(part: Sequence[Array], shapes: Shapes, what: str) -> Part:
         if not isinstance(value, np.ndarray) or value.shape != shape or value.dtype != dtype:
             got = f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else "an archive"
             raise Refused(f"{what} is {got}, expected {dtype} {shape}")
-        if not np.isfinite(value).all():
-            raise Refused(f"{what} has numbers that are not finite")
+        if not (np.abs(value) <= LARGEST).all():  # NaN is not
+            raise Refused(f"{what} has numbers that are not finite, or beyond {LARGEST:g}")
         checked.append(value)
     return checked
 
