@@ -65,7 +65,7 @@ def test_a_model_is_not_born_twice() -> None:
 @pytest.mark.parametrize(
     ("state", "why"),
     [
-        (lambda s: None, "Wrong.step at time 0 must return a State, got NoneType"),
+        (lambda s: None, "Wrong.step at tau=0 must return a State, got NoneType"),
         (lambda s: replace(s, votes=np.ones((10, 3))), r"votes must have shape \(10, 1\) .* got \(10, 3\)"),
         (lambda s: replace(s, w=np.ones((4, 10, 1))), r"w must have shape \(1, 10, 1\) .* got \(4, 10, 1\)"),
     ],

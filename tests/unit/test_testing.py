@@ -72,12 +72,12 @@ def peeks(before: State, after: State, fed: Any) -> State:
 
 
 WRONG: dict[str, tuple[Any, str]] = {
-    "negative": (lambda b, a, fed: replace(a, w=np.asarray(a.w) - 2.0), "w must be finite and not below 0"),
+    "negative": (lambda b, a, fed: replace(a, w=np.asarray(a.w) - 2.0), "step at tau=0: w must be finite and not negative, got -1.0 at"),
     "no votes": (lambda b, a, fed: replace(a, votes=a.votes * 0), "every client needs a model"),
     "nan": (lambda b, a, fed: replace(a, votes=a.votes * np.nan), "votes must be finite"),
     "in place": (in_place, "changes an array of the state"),
     "unseeded": (forgets_the_seed, "two runs with one seed differ"),
-    "peeks": (peeks, "other data after time 2 change"),
+    "peeks": (peeks, "other data after tau=2 change"),
     "truth": (lambda b, a, fed: replace(a, votes=a.votes * (1 + (0 if fed.concepts is None else fed.concepts.sum()))),
               "looks at the true concepts"),
     "needs truth": (lambda b, a, fed: replace(a, votes=a.votes * (1 + fed.concepts[-1, 0])), "looks at the true"),
@@ -85,7 +85,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "alarm": (lambda b, a, fed: replace(a, drifted=np.ones(4, dtype=bool)), "an alarm at a client without new data"),
     "whose": (lambda b, a, fed: replace(a, events=(Event("decided", 0, {"clients": [4], "reason": "stays"}),)),
               "must name its clients, of 0 to 3"),
-    "why": (lambda b, a, fed: replace(a, events=(Event("decided", 0, {"clients": [0]}),)), "and a reason at time 0"),
+    "why": (lambda b, a, fed: replace(a, events=(Event("decided", 0, {"clients": [0]}),)), "and a reason, got"),
     "twice": (lambda b, a, fed: replace(a, events=(Event("revived", 0, {}),) * 2), "told twice"),
     "lineage": (lambda b, a, fed: replace(a, events=(Event("created", 7 + fed.tau, {}),)), "leave the models"),
 }  # fmt: skip
@@ -143,7 +143,7 @@ class Counts:
 
 
 def test_what_is_remembered_outside_the_state_is_noticed() -> None:
-    with pytest.raises(AssertionError, match="was saved and read goes on differently at time 1"):
+    with pytest.raises(AssertionError, match="was saved and read goes on differently at tau=1"):
         check_algorithm(Counts())
     with pytest.raises(AssertionError, match="an algorithm is an object with init and step, got"):
         check_algorithm(Counts)  # type: ignore[arg-type]
