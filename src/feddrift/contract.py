@@ -14,6 +14,8 @@ from feddrift.errors import ConfigError, FeddriftError
 from feddrift.trees import leaves
 from feddrift.types import Algorithm, Ballot, Event, Federation, Kind, Models, State
 
+STALE = "events and drifted belong to one step, give them anew in each"
+
 
 @contextmanager
 def told(algorithm: Algorithm, where: str) -> Iterator[None]:
@@ -72,9 +74,11 @@ def _problems(state: State, before: State | None, fed: Federation) -> Iterator[s
         yield f"ballot must be hard or soft, got {state.ballot!r}"
     for leaf in leaves(models.params):
         if not np.isfinite(leaf).all():
-            at = np.isfinite(leaf).reshape(len(leaf), -1).all(axis=1).argmin()
             row = np.arange(m) if len(leaf) == m else models.trunk_index
-            yield f"parameters must be finite, those of model {models.ids[np.flatnonzero(row == at)[0]]} are not"
+            wrong = ~np.isfinite(leaf).reshape(len(leaf), -1).all(axis=1)[row]
+            wrong &= np.array(models.held) == 0  # of the others only their owners have the parameters
+            if wrong.any():
+                yield f"parameters must be finite, those of model {models.ids[wrong.argmax()]} are not"
     if state.router is not None and state.router.votes.shape[1] != m:
         yield f"a router votes for {m} models here, got {state.router.votes.shape[1]}"
     if state.router is not None and state.router.votes[:, models.private].any():
@@ -85,31 +89,30 @@ def _problems(state: State, before: State | None, fed: Federation) -> Iterator[s
 def _wrong_news(state: State, before: State | None, n_clients: int) -> Iterator[str]:
     """What is wrong with the alarms and events of a step."""
     drifted, events = state.drifted, state.events
-    if drifted is not None and (getattr(drifted, "dtype", None) != bool or drifted.shape != (n_clients,)):
+    right = isinstance(drifted, np.ndarray) and drifted.shape == (n_clients,) and drifted.dtype.kind == "b"
+    if drifted is not None and not right:
         yield f"drifted must be None or an array of {n_clients} truth values, got {_short(drifted)}"
     if not isinstance(events, tuple | list) or not all(isinstance(event, Event) for event in events):
         yield f"events must be a tuple of Event, got {_short(events)}"
+    everybody = set(range(n_clients))
     for event in events:
         if event.kind not in get_args(Kind) or not isinstance(event.cause, Mapping):
             yield f"an event is one of {', '.join(get_args(Kind))}, with a dictionary as its cause, got {event}"
         clients, reason = event.cause.get("clients"), event.cause.get("reason")
-        named = isinstance(clients, list) and set(clients) <= set(range(n_clients))
+        named = isinstance(clients, list) and set(clients) <= everybody
         if event.kind == "decided" and not (named and reason):
             yield f"a decision must name its clients, of 0 to {n_clients - 1}, and a reason, got {event.cause}"
     if before is None:
         return
-    stale = "events and drifted belong to one step, give them anew in each"
-    if events and events is before.events:
-        yield f"these events are those of the step before: {stale}"
     if drifted is not None and drifted is before.drifted and drifted.any():
-        yield f"these alarms are those of the step before: {stale}"
+        yield f"these alarms are those of the step before: {STALE}"
     was = set(before.models.ids)
     created = {event.model for event in events if event.kind == "created"}
     if len(before.w) and created & was:
-        yield f"model {min(created & was)} is created, but was there before: {stale}"
+        yield f"model {min(created & was)} is created, but was there before: {STALE}"
     left = {event.model for event in events if event.kind in ("merged", "retired")}
     if unknown := left - was - created:
-        yield f"model {min(unknown)} is merged or retired, but was not there before: {stale}"
+        yield f"model {min(unknown)} is merged or retired, but was not there before: {STALE}"
 
 
 def _short(value: object) -> str:

@@ -253,7 +253,8 @@ def with_newcomers(state: S, n_clients: int) -> S:
     changes: dict[str, Any] = {}
     for f in fields(state):
         value = getattr(state, f.name)
-        if "newcomer" in f.metadata and value.shape[-1] == len(state.votes):
+        if "newcomer" in f.metadata and np.shape(value)[-1:] == (len(state.votes),):
+            value = np.asarray(value)
             room = np.full((*value.shape[:-1], n_new), f.metadata["newcomer"], dtype=value.dtype)
             changes[f.name] = np.concatenate([value, room], axis=-1)
     if drifted is not None:

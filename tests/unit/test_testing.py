@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from feddrift.engines import ENGINES
 from feddrift.engines.simulator import Simulator, SimulatorWorker
 from feddrift.models import join, take
 from feddrift.testing import FakeFederation, check_algorithm, check_net, check_test, check_worker
-from feddrift.types import Bools, Event, Federation, State
+from feddrift.types import Bools, Event, Federation, Ints, State
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -72,7 +72,8 @@ def peeks(before: State, after: State, fed: Any) -> State:
 
 
 WRONG: dict[str, tuple[Any, str]] = {
-    "negative": (lambda b, a, fed: replace(a, w=np.asarray(a.w) - 2.0), "step at tau=0: w must be finite and not negative, got -1.0 at"),
+    "negative": (lambda b, a, fed: replace(a, w=np.asarray(a.w) - 2.0),
+                 "Spoilt.step at tau=0: w must be finite and not negative, got -1.0 at"),
     "no votes": (lambda b, a, fed: replace(a, votes=a.votes * 0), "every client needs a model"),
     "nan": (lambda b, a, fed: replace(a, votes=a.votes * np.nan), "votes must be finite"),
     "in place": (in_place, "changes an array of the state"),
@@ -86,6 +87,8 @@ WRONG: dict[str, tuple[Any, str]] = {
     "whose": (lambda b, a, fed: replace(a, events=(Event("decided", 0, {"clients": [4], "reason": "stays"}),)),
               "must name its clients, of 0 to 3"),
     "why": (lambda b, a, fed: replace(a, events=(Event("decided", 0, {"clients": [0]}),)), "and a reason, got"),
+    "stale": (lambda b, a, fed: replace(a, events=b.events or (Event("revived", 0, {}),)),
+              "the events at tau=1 are those of the step before"),
     "twice": (lambda b, a, fed: replace(a, events=(Event("revived", 0, {}),) * 2), "told twice"),
     "lineage": (lambda b, a, fed: replace(a, events=(Event("created", 7 + fed.tau, {}),)), "leave the models"),
 }  # fmt: skip
@@ -124,6 +127,43 @@ def test_decisions_and_a_private_model_for_one_time_step_pass() -> None:
 def test_shared_models_need_events_and_owners_stay(owner: Callable[[int], int], sentence: str) -> None:
     with pytest.raises(AssertionError, match=sentence):
         check_algorithm(Decides(owner))
+
+
+@dataclass(frozen=True)
+class Seen(State):
+    """With what each client has."""
+
+    rows: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64), metadata={"newcomer": 0})
+
+
+@dataclass(frozen=True)
+class Forgetful(State):
+    """The same, without room for clients that join."""
+
+    rows: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class Adds:
+    """FedAvg that adds up how many rows each client had."""
+
+    kind: type[Any]
+
+    def init(self, fed: Federation) -> State:
+        made: State = self.kind(**vars(fd.algorithm("Oblivious").init(fed)), rows=np.zeros(fed.n_clients, dtype=int))
+        return made
+
+    def step(self, state: Any, fed: Federation) -> State:
+        return replace(fd.algorithm("Oblivious").step(state, fed), rows=state.rows + fed.counts[-1])  # type: ignore[call-arg]
+
+
+def test_a_client_that_joins_later_needs_room() -> None:
+    check_algorithm(Adds(Seen))
+    sentence = (
+        r"go on when a client joins: Adds.step at tau=3: ValueError: operands .*test_testing.py, line \d+\); .*newcomer"
+    )
+    with pytest.raises(AssertionError, match=sentence):
+        check_algorithm(Adds(Forgetful))
 
 
 class Counts:

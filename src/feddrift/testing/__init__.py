@@ -9,6 +9,7 @@ Each check runs in seconds and raises an AssertionError that says what is wrong.
 from __future__ import annotations
 
 import copy
+import itertools
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, fields, replace
@@ -20,6 +21,7 @@ import numpy.typing as npt
 
 from feddrift import checkpoint, rng
 from feddrift.algorithms.drift_tests import DriftTest, Evidence, checked_answer
+from feddrift.contract import STALE
 from feddrift.data import Stream
 from feddrift.engines import engine as find_engine
 from feddrift.engines.base import Engine
@@ -130,7 +132,7 @@ def _check_newcomer(algorithm: Algorithm, stream: Stream, local: Local) -> None:
     try:
         steps += _played(algorithm, all_, local, done=3, state=steps[-1].state)
     except AssertionError as error:
-        cure = 'a field of its State with a value for each client needs field(metadata={"newcomer": value})'
+        cure = 'a field of its State with a value for each client says field(metadata={"newcomer": value})'
         raise AssertionError(f"it must go on when a client joins: {error}; {cure}") from error
     for step in steps:
         _check_step(step)
@@ -147,7 +149,9 @@ def _check_lineage(steps: Sequence[Step]) -> None:
     private = {i for i, owner in owner_of.items() if owner >= 0}
     gone: set[int] = set()
     alive = set(steps[0].state.models.ids) - private
-    for step in steps[1:]:
+    for before, step in itertools.pairwise(steps):
+        stale = step.state.events and step.state.events is before.state.events
+        assert not stale, f"the events at tau={step.tau} are those of the step before: {STALE}"
         events = [event for event in step.events if event.model not in private]
         born = {event.model for event in events if event.kind == "created"}
         assert not born & gone, f"model ids are for life: {sorted(born & gone)} was used before, at tau={step.tau}"
@@ -176,9 +180,7 @@ def _check_saved(algorithm: Algorithm, stream: Stream, expected: Sequence[Step],
                 state = copy.deepcopy(algorithm).step(replace(saved, models=models, **arrays), engine.at(tau))
             except ValueError as error:
                 if "read-only" in str(error):
-                    raise AssertionError(
-                        f"the step at tau={tau} changes an array of the state it was given"
-                    ) from error
+                    raise AssertionError(f"the step at tau={tau} changes an array of the state it was given") from error
                 raise
             _check_same(state, step.state, f"a state that was saved and read goes on differently at tau={tau}")
 
