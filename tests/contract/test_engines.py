@@ -140,7 +140,7 @@ def test_clusters_are_the_array_they_stand_for(name: str) -> None:
     same(results[0], results[1])
     np.testing.assert_array_equal(w[-1], np.asarray(w)[-1])
     np.testing.assert_array_equal(w[:, 2, 1], np.asarray(w)[:, 2, 1])
-    with pytest.raises(ValueError, match="positions of 3 models"):
+    with pytest.raises(ConfigError, match="positions of 3 models"):
         fed.train(models, replace(w, model=w.model + 1))
 
 

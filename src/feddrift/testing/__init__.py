@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from feddrift import checkpoint, rng
 from feddrift.algorithms.drift_tests import DriftTest, Evidence, checked_answer
-from feddrift.contract import STALE
+from feddrift.contract import STALE, told
 from feddrift.data import Stream
 from feddrift.engines import engine as find_engine
 from feddrift.engines.base import Engine
@@ -177,11 +177,11 @@ def _check_saved(algorithm: Algorithm, stream: Stream, expected: Sequence[Step],
             }
             models = replace(saved.models, params=tree_map(_frozen, saved.models.params))
             try:
-                state = copy.deepcopy(algorithm).step(replace(saved, models=models, **arrays), engine.at(tau))
-            except ValueError as error:
-                if "read-only" in str(error):
-                    raise AssertionError(f"the step at tau={tau} changes an array of the state it was given") from error
-                raise
+                with told(algorithm, type(algorithm).__name__):
+                    state = copy.deepcopy(algorithm).step(replace(saved, models=models, **arrays), engine.at(tau))
+            except Exception as error:
+                why = "changes an array of" if "read-only" in str(error) else "fails when it has saved and read"
+                raise AssertionError(f"the step at tau={tau} {why} the state it was given: {error}") from error
             _check_same(state, step.state, f"a state that was saved and read goes on differently at tau={tau}")
 
 
