@@ -326,7 +326,7 @@ def test_a_w_of_the_wrong_shape_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=r"w must have shape \(t, c, m\) = \(3, 4, 1\), got \(2, 4, 1\)"):
         fed.train(fed.fresh(), np.ones((2, 4, 1)))
     with pytest.raises(ConfigError, match=r"w must have shape .*, got list"):
-        fed.train(fed.fresh(), [[[1.0]] * 4] * 3)
+        fed.train(fed.fresh(), [[[1.0]] * 4] * 3)  # type: ignore[arg-type]
     w = np.ones((3, 4, 1))
     for value in (np.nan, np.inf, -2.0):
         w[1, 2, 0] = value

@@ -98,7 +98,7 @@ def news(*events: Any) -> Callable[[State], State]:
     return lambda state: replace(state, events=events)
 
 
-NONSENSE: list[tuple[Callable[[State], Any], str]] = [
+NONSENSE: list[tuple[Callable[[Any], Any], str]] = [
     (lambda s: None, " must return a State, got NoneType"),
     (lambda s: replace(s, models=None), ": models must be Models, got NoneType"),
     (lambda s: replace(s, models=replace(s.models, ids=(3, 3))), r": every model needs an id of its own, got \(3, 3\)"),
