@@ -11,6 +11,7 @@ import numpy as np
 
 from feddrift.algorithms import RECOMMENDED
 from feddrift.algorithms import algorithm as find_algorithm
+from feddrift.contract import check_state, told
 from feddrift.data import Stream
 from feddrift.engines import engine as find_engine
 from feddrift.engines.base import Engine
@@ -162,8 +163,12 @@ def steps_on(
         journal: What stands between the algorithm and the federation of a time step, to save how far it has come.
         sink: Is told of each step when its training ends, which may be long before the data come to test it on.
     """
+    name = type(algorithm).__name__
     if state is None:
-        state = algorithm.init(engine.at(0))
+        fed = engine.at(0)
+        with told(algorithm, f"{name}.init"):
+            state = algorithm.init(fed)
+        check_state(state, None, fed, f"{name}.init")
     if untested is not None:
         yield _tested(engine, untested)
     for tau in itertools.count(done) if engine.n_steps is None else range(done, engine.n_steps):
@@ -172,8 +177,9 @@ def steps_on(
         fed.resting, acted = idle(before, engine.conditions.rest), last_acted(before, fed.n_clients)
         if engine.conditions.defend:
             fed.quiet = tau - acted < QUIET
-        state = algorithm.step(without_route(before), journal(before, fed) if journal else fed)
-        _check(state, fed, f"{type(algorithm).__name__}.step at time {tau}")
+        with told(algorithm, f"{name}.step at tau={tau}"):
+            state = algorithm.step(without_route(before), journal(before, fed) if journal else fed)
+        check_state(state, before, fed, f"{name}.step at tau={tau}")
         if engine.conditions.defend:
             state = replace(state, acted=np.where(fed.alarms & ~fed.quiet, tau, acted))
         if route != "none":
@@ -216,20 +222,6 @@ def n_models(state: State) -> int:
     return int((data | ~state.models.private).sum())
 
 
-def _check(state: State, fed: TimeStep, where: str) -> None:
-    """Say what is wrong with a state before anything trips over it."""
-    if not isinstance(state, State):
-        raise ConfigError(f"{where} must return a State, got {type(state).__name__}")
-    c, m = fed.n_clients, len(state.models)
-    for name, actual, shape in (("w", state.w.shape, (fed.tau + 1, c, m)), ("votes", state.votes.shape, (c, m))):
-        if actual != shape:
-            raise ConfigError(f"{where}: {name} must have shape {shape} for {c} clients and {m} models, got {actual}")
-    if state.router is not None and state.router.votes.shape[1] != m:
-        raise ConfigError(f"{where}: a router votes for {m} models here, got {state.router.votes.shape[1]}")
-    if state.router is not None and state.router.votes[:, state.models.private].any():
-        raise ConfigError(f"{where}: a router votes for shared models only, private ones are their owner's")
-
-
 def lineage(before: State, after: State) -> tuple[Event, ...]:
     """The algorithm's own events, and the shared models that fell out of use or came back into it."""
 
@@ -270,7 +262,8 @@ def with_newcomers(state: S, n_clients: int) -> S:
     changes: dict[str, Any] = {}
     for f in fields(state):
         value = getattr(state, f.name)
-        if "newcomer" in f.metadata and value.shape[-1] == len(state.votes):
+        if "newcomer" in f.metadata and np.shape(value)[-1:] == (len(state.votes),):
+            value = np.asarray(value)
             room = np.full((*value.shape[:-1], n_new), f.metadata["newcomer"], dtype=value.dtype)
             changes[f.name] = np.concatenate([value, room], axis=-1)
     if drifted is not None:

@@ -48,6 +48,7 @@ Bools = npt.NDArray[np.bool_]
 Params = Any  # nested dicts, lists or tuples of arrays
 Metric = Literal["error", "loss", "brier"]
 Ballot = Literal["hard", "soft"]
+Kind = Literal["created", "merged", "retired", "revived", "decided"]  # of an event
 Start = Literal["warm", "fresh", "head", "joint"]
 Layer = Literal["input", "trunk", "logits"]
 Parting = Literal["class", "group"]  # what rows are told apart by
@@ -205,7 +206,7 @@ class Event:
     'decided'
     """
 
-    kind: Literal["created", "merged", "retired", "revived", "decided"]
+    kind: Kind
     model: int  # of a decision: the one that it concerns, such as what its client had, or moves to
     cause: Mapping[str, Any]
 

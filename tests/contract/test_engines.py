@@ -18,6 +18,7 @@ from feddrift.data import Stream
 from feddrift.engines import ENGINES, federation, in_process, lanes, program, simulator
 from feddrift.engines.base import Engine
 from feddrift.engines.conditions import IDEAL, Conditions
+from feddrift.errors import ConfigError
 from feddrift.nets import default_net
 from feddrift.nets.perceptron import perceptron
 from feddrift.types import Clusters, Floats, Local
@@ -139,7 +140,7 @@ def test_clusters_are_the_array_they_stand_for(name: str) -> None:
     same(results[0], results[1])
     np.testing.assert_array_equal(w[-1], np.asarray(w)[-1])
     np.testing.assert_array_equal(w[:, 2, 1], np.asarray(w)[:, 2, 1])
-    with pytest.raises(ValueError, match="positions of 3 models"):
+    with pytest.raises(ConfigError, match="positions of 3 models"):
         fed.train(models, replace(w, model=w.model + 1))
 
 
@@ -322,10 +323,17 @@ def test_large_cells_are_sampled_alike_by_all_engines(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("name", NAMES)
 def test_a_w_of_the_wrong_shape_is_refused(name: str) -> None:
     fed = make(name, uneven_stream()).at(2)
-    with pytest.raises(ValueError, match=r"w must have shape \(t, c, m\) = \(3, 4, 1\), got \(2, 4, 1\)"):
+    with pytest.raises(ConfigError, match=r"w must have shape \(t, c, m\) = \(3, 4, 1\), got \(2, 4, 1\)"):
         fed.train(fed.fresh(), np.ones((2, 4, 1)))
-    with pytest.raises(ValueError, match="finite"):
-        fed.train(fed.fresh(), np.full((3, 4, 1), np.nan))
+    with pytest.raises(ConfigError, match=r"w must have shape .*, got list"):
+        fed.train(fed.fresh(), [[[1.0]] * 4] * 3)  # type: ignore[arg-type]
+    w = np.ones((3, 4, 1))
+    for value in (np.nan, np.inf, -2.0):
+        w[1, 2, 0] = value
+        with pytest.raises(ConfigError, match=rf"finite and not negative, got {value} at \(t, c, m\) = \(1, 2, 0\)"):
+            fed.train(fed.fresh(), w)
+    with pytest.raises(ConfigError, match="w must be numbers, got object"):
+        fed.train(fed.fresh(), np.full((3, 4, 1), None))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -15,6 +15,7 @@ from feddrift.engines.base import Engine
 from feddrift.engines.in_process import InProcessWorker
 from feddrift.engines.sampling import trained_rows
 from feddrift.engines.trials import HELD_OUT_SHARE
+from feddrift.errors import ConfigError
 from feddrift.models import graft, join, params_of, take
 from feddrift.nets import default_net
 from feddrift.trees import leaves
@@ -202,7 +203,7 @@ def test_a_trial_is_held_on_whole_cells_and_refuses_what_it_cannot_do() -> None:
     fed = make("simulator", stream, replace(LOCAL, bags=True)).at(2)
     models, w, parent = families(fed), np.ones((2, 4, 4)), np.zeros(4, dtype=np.int64)
     assert fed.tournament(models, w, parent, STARTS).rows.any()
-    with pytest.raises(ValueError, match=r"w must have shape \(t, c, m\) = \(2, 4, 4\), got \(3, 4, 4\)"):
+    with pytest.raises(ConfigError, match=r"w must have shape \(t, c, m\) = \(2, 4, 4\), got \(3, 4, 4\)"):
         fed.tournament(models, np.ones((3, 4, 4)), parent, STARTS)
     with pytest.raises(ValueError, match="different inputs"):
         fed.tournament(replace(models, mask=np.ones((4, 3))), w, parent, STARTS)

@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import click
@@ -21,7 +22,8 @@ from feddrift import algorithms, cli, plugins, streams
 from feddrift.data import Stream
 from feddrift.runs import sweep
 from feddrift.runs.config import RunConfig, parse_seeds
-from tests.docs import COMMANDS, PAGES, ROOT, blocks, furnish, mentioned
+from feddrift.testing import check_algorithm
+from tests.docs import COMMANDS, PAGES, ROOT, Block, blocks, furnish, mentioned
 
 COMMAND = typer.main.get_command(cli.app)
 SPEC = importlib.util.spec_from_file_location("site_hooks", ROOT / "docs" / "site_hooks.py")
@@ -66,6 +68,15 @@ def test_python_runs(page: str, desk: Path, capsys: pytest.CaptureFixture[str]) 
         assert "created 1" in told and len(re.findall(r"^\d ", told, re.M)) == 10
     if page == "docs/faults.md":
         assert names["classes"].shape == (500,)
+
+
+@pytest.mark.parametrize("block", [b for b in blocks("docs/extend.md") if "def step(" in b.text], ids=lambda b: b.line)
+def test_methods_that_are_shown_keep_the_contract(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = ModuleType("shown")
+    monkeypatch.setitem(sys.modules, "shown", shown)
+    exec(compile(block.text, block.file or block.page, "exec"), vars(shown))
+    (method,) = [c for c in vars(shown).values() if getattr(c, "__module__", None) == "shown" and hasattr(c, "step")]
+    check_algorithm(method())
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -128,8 +128,8 @@ def test_it_is_recorded_and_exported(folder: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("name", "engine", "sentence"),
     [
-        ("Failing", "simulator", "the model's fit at client 0, time 0, failed: ValueError: no such optimiser"),
-        ("Shrinking", "simulator", "time 0, must give arrays of the shapes that it was given"),
+        ("Failing", "simulator", "the model's fit at client 0, tau=0, failed: ValueError: no such optimiser"),
+        ("Shrinking", "simulator", "tau=0, must give arrays of the shapes that it was given"),
         ("Deaf", "simulator", "the net does not take inputs of shape (2,): ValueError"),
         ("model", "reference", "trains itself, which only the engine simulator lets it"),
         ("MODEL", "simulator", "numpy_models has no 'MODEL', did you mean 'model'?"),

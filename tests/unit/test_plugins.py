@@ -36,6 +36,10 @@ class Mean:
         w = np.ones((fed.tau + 1, fed.n_clients, 1))
         return fd.State(fed.train(state.models, w), w, votes=w[-1])
 
+class Buggy(Mean):
+    def step(self, state, fed):
+        return fed.train(state.models, state.weights)
+
 @dataclass(frozen=True)
 class Mine(FedDrift):
     twist: int = 3
@@ -59,6 +63,10 @@ def net(stream):
 
 NUMBER = 3
 '''
+LINE = MINE[: MINE.index("state.weights")].count("\n") + 1
+BUGGY = (
+    rf"Buggy.step at tau=0: AttributeError: 'State' object has no attribute 'weights' \(.*people_own.py, line {LINE}\)"
+)
 
 
 @pytest.fixture
@@ -137,16 +145,19 @@ def test_they_run_and_are_recorded_by_name(folder: Path, capsys: pytest.CaptureF
     assert len(summary.summarise(records)) == 2  # seeds belong together
     code, _, err = feddrift(capsys, "run", "--stream", "sine-2", "--algorithm", "people_own:Mode")
     assert code == 2 and err.count("\n") == 1 and "people_own has no 'Mode'" in err
+    code, _, err = feddrift(capsys, "run", "--stream", "people_own:data", "--algorithm", "people_own:Buggy")
+    assert code == 2 and err.count("\n") == 1 and re.search(BUGGY, err)
 
 
 def test_a_sweep_takes_them(folder: Path) -> None:
     (folder / "grid.toml").write_text(
-        '[[runs]]\nstream = "people_own:data"\nalgorithm = ["people_own:Mean", "Oblivious"]\nrounds = 1\n'
-        'net = "people_own:net"\nsettings = {strength = [0.1, 0.2]}\n'
+        '[[runs]]\nstream = "people_own:data"\nalgorithm = ["people_own:Mean", "Oblivious", "people_own:Buggy"]\n'
+        'rounds = 1\nnet = "people_own:net"\nsettings = {strength = [0.1, 0.2]}\n'
     )
     configs = sweep.read_grid(folder / "grid.toml")
     news = list(sweep.sweep(configs, folder / "runs", jobs=1))
-    assert len(configs) == 3 and [n.reason for n in news if n.kind == "failed"] == []
+    failures = [n.reason for n in news if n.kind == "failed"]
+    assert len(configs) == 5 and len(failures) == 2 and all(re.match(BUGGY, reason) for reason in failures)
     assert len([n for n in news if n.kind == "done"]) == 3
 
 

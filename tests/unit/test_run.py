@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from feddrift.run import lineage, steps_on
 from feddrift.runs.config import RunConfig
 from feddrift.runs.record import read
 from feddrift.runs.recorded import RecordedRun
-from feddrift.types import Event, Local, Models, State
+from feddrift.types import Clusters, Event, Federation, Local, Models, State
 
 
 def state(ids: tuple[int, ...], used: list[int], events: tuple[Event, ...] = ()) -> State:
@@ -62,24 +63,102 @@ def test_a_model_is_not_born_twice() -> None:
     assert lineage(state((0, 1), [0, 1]), state((1,), [1, 1], (told,))) == (told,)
 
 
-@pytest.mark.parametrize(
-    ("state", "why"),
-    [
-        (lambda s: None, "Wrong.step at time 0 must return a State, got NoneType"),
-        (lambda s: replace(s, votes=np.ones((10, 3))), r"votes must have shape \(10, 1\) .* got \(10, 3\)"),
-        (lambda s: replace(s, w=np.ones((4, 10, 1))), r"w must have shape \(1, 10, 1\) .* got \(4, 10, 1\)"),
-    ],
-)
-def test_a_method_of_ones_own_that_returns_nonsense_is_told_so(state: Any, why: str) -> None:
-    class Wrong:
-        def init(self, fed: Any) -> State:
-            return State(fed.fresh(), w=np.zeros((0, fed.n_clients, 1)), votes=np.ones((fed.n_clients, 1)))
+class Wrong:
+    """FedAvg that trains nothing, and makes something else of its states."""
 
-        def step(self, before: State, fed: Any) -> Any:
-            return state(replace(before, w=np.ones((fed.tau + 1, fed.n_clients, 1))))
+    def __init__(self, spoil: Callable[[State], Any], first: Callable[[State], Any] = lambda state: state) -> None:
+        self.spoil, self.first = spoil, first
 
-    with pytest.raises(ConfigError, match=why):
-        next(fd.run(fd.stream("sine-2"), Wrong(), local=Local(rounds=1, steps=1)))
+    def init(self, fed: Federation) -> Any:
+        n = fed.n_clients
+        return self.first(State(fed.fresh(2), w=np.zeros((0, n, 2)), votes=np.ones((n, 2))))
+
+    def step(self, before: State, fed: Federation) -> Any:
+        return self.spoil(replace(before, w=np.ones((fed.tau + 1, fed.n_clients, 2)), events=()))
+
+
+def spoilt(name: str, value: float, *at: int) -> Callable[[State], State]:
+    """The state with one number of w or of the votes replaced."""
+
+    def spoil(state: State) -> State:
+        array = np.array(getattr(state, name))
+        array[at] = value
+        return replace(state, **{name: array})  # type: ignore[arg-type]
+
+    return spoil
+
+
+def not_numbers(state: State) -> State:
+    params = {name: np.array(leaf) for name, leaf in state.models.params.items()}
+    params["b2"][1, 0] = np.inf
+    return replace(state, models=replace(state.models, params=params))
+
+
+def news(*events: Any) -> Callable[[State], State]:
+    return lambda state: replace(state, events=events)
+
+
+NONSENSE: list[tuple[Callable[[Any], Any], str]] = [
+    (lambda s: None, " must return a State, got NoneType"),
+    (lambda s: replace(s, models=None), ": models must be Models, got NoneType"),
+    (lambda s: replace(s, models=replace(s.models, ids=(3, 3))), r": every model needs an id of its own, got \(3, 3\)"),
+    (lambda s: replace(s, votes=np.ones((10, 3))), r": votes must have shape \(10, 2\) .* got \(10, 3\)"),
+    (lambda s: replace(s, votes=s.votes.tolist()), r": votes must have shape \(10, 2\) .* got list"),
+    (lambda s: replace(s, w=np.ones((4, 10, 2))), r": w must have shape \(., 10, 2\) .* got \(4, 10, 2\)"),
+    (lambda s: replace(s, w=Clusters(np.full(s.w.shape[:2], 5), 2)), ": w must name positions of 2 models"),
+    (spoilt("w", np.nan, -1, 3, 1), r": w must be finite and not negative, got nan at \(t, c, m\) = \(., 3, 1\)"),
+    (spoilt("votes", np.nan, 3, 1), r": votes must be finite and not negative, got nan at \(c, m\) = \(3, 1\)"),
+    (spoilt("votes", -1, 0, 0), ": votes must be finite and not negative, got -1"),
+    (spoilt("votes", 0, 4), ": every client needs a model to vote with, client 4 has none"),
+    (lambda s: replace(s, ballot="secret"), ": ballot must be hard or soft, got 'secret'"),
+    (not_numbers, ": parameters must be finite, those of model 1 are not"),
+    (lambda s: replace(s, drifted=np.array([3])), ": drifted must be None or an array of 10 truth values, got int64"),
+    (lambda s: replace(s, drifted=[True] * 10), ": drifted must be None or an array of 10 truth values, got list"),
+    (lambda s: replace(s, events=Event("revived", 0, {})), ": events must be a tuple of Event, got Event"),
+    (news("created"), ": events must be a tuple of Event, got tuple"),
+    (news(Event("reset", 0, {})), ": an event is one of created, merged, .* got Event"),  # type: ignore[arg-type]
+    (news(Event("created", 7, None)), ": an event is .* with a dictionary as its cause, got"),  # type: ignore[arg-type]
+    (news(Event("decided", 0, {"clients": [10], "reason": "far"})), ": a decision must name its clients, of 0 to 9"),
+]
+
+
+BRIEF = Local(rounds=1, steps=1)
+
+
+@pytest.mark.parametrize(("spoil", "why"), NONSENSE)
+def test_a_method_of_ones_own_that_returns_nonsense_is_told_so(spoil: Callable[[State], Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=f"^Wrong.step at tau=0{why}"):
+        next(fd.run("sine-2", Wrong(spoil), local=BRIEF))
+
+
+def test_so_is_one_that_begins_with_nonsense() -> None:
+    for first, why in {
+        lambda s: None: " must return a State, got NoneType",
+        lambda s: replace(s, w=np.zeros((0, 10, 1))): r": w must have shape \(0, 10, 2\) .* got \(0, 10, 1\)",
+        not_numbers: ": parameters must be finite, those of model 1 are not",
+    }.items():
+        with pytest.raises(ConfigError, match=f"^Wrong.init{why}"):
+            next(fd.run("sine-2", Wrong(lambda state: state, first), local=BRIEF))
+
+
+def test_news_of_the_step_before_are_refused() -> None:
+    """As `replace(state, ...)` would tell them again."""
+
+    def told(*steps: Callable[[State], State]) -> list[State]:
+        made = iter(steps)
+        states = fd.run("sine-2", Wrong(lambda state: next(made)(state)), local=BRIEF)
+        return [next(states).state for _ in steps]
+
+    born, merged = news(Event("created", 1, {})), news(Event("merged", 1, {"into": 0, "distance": 0.0}))
+    alarm = lambda state: replace(state, drifted=np.ones(10, dtype=bool))  # noqa: E731
+    assert len(told(born, lambda state: state, merged)) == 3  # at tau=0 there was no model before
+    with pytest.raises(ConfigError, match="at tau=1: model 1 is created, but was there before: events and drifted be"):
+        told(born, born)
+    with pytest.raises(ConfigError, match="at tau=1: model 7 is merged or retired, but was not there before"):
+        told(born, news(Event("retired", 7, {})))
+    assert told(news(Event("created", 7, {}), Event("retired", 7, {})))  # in one step
+    with pytest.raises(ConfigError, match="at tau=1: these alarms are those of the step before"):
+        told(alarm, lambda state: state)
 
 
 @pytest.mark.parametrize("engine", ["simulator", "reference"])

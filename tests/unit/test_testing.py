@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from feddrift.engines import ENGINES
 from feddrift.engines.simulator import Simulator, SimulatorWorker
 from feddrift.models import join, take
 from feddrift.testing import FakeFederation, check_algorithm, check_net, check_test, check_worker
-from feddrift.types import Bools, Event, Federation, State
+from feddrift.types import Bools, Event, Federation, Ints, State
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -72,12 +72,13 @@ def peeks(before: State, after: State, fed: Any) -> State:
 
 
 WRONG: dict[str, tuple[Any, str]] = {
-    "negative": (lambda b, a, fed: replace(a, w=np.asarray(a.w) - 2.0), "w must be finite and not below 0"),
+    "negative": (lambda b, a, fed: replace(a, w=np.asarray(a.w) - 2.0),
+                 "Spoilt.step at tau=0: w must be finite and not negative, got -1.0 at"),
     "no votes": (lambda b, a, fed: replace(a, votes=a.votes * 0), "every client needs a model"),
     "nan": (lambda b, a, fed: replace(a, votes=a.votes * np.nan), "votes must be finite"),
     "in place": (in_place, "changes an array of the state"),
     "unseeded": (forgets_the_seed, "two runs with one seed differ"),
-    "peeks": (peeks, "other data after time 2 change"),
+    "peeks": (peeks, "other data after tau=2 change"),
     "truth": (lambda b, a, fed: replace(a, votes=a.votes * (1 + (0 if fed.concepts is None else fed.concepts.sum()))),
               "looks at the true concepts"),
     "needs truth": (lambda b, a, fed: replace(a, votes=a.votes * (1 + fed.concepts[-1, 0])), "looks at the true"),
@@ -85,7 +86,9 @@ WRONG: dict[str, tuple[Any, str]] = {
     "alarm": (lambda b, a, fed: replace(a, drifted=np.ones(4, dtype=bool)), "an alarm at a client without new data"),
     "whose": (lambda b, a, fed: replace(a, events=(Event("decided", 0, {"clients": [4], "reason": "stays"}),)),
               "must name its clients, of 0 to 3"),
-    "why": (lambda b, a, fed: replace(a, events=(Event("decided", 0, {"clients": [0]}),)), "and a reason at time 0"),
+    "why": (lambda b, a, fed: replace(a, events=(Event("decided", 0, {"clients": [0]}),)), "and a reason, got"),
+    "stale": (lambda b, a, fed: replace(a, events=b.events or (Event("revived", 0, {}),)),
+              "the events at tau=1 are those of the step before"),
     "twice": (lambda b, a, fed: replace(a, events=(Event("revived", 0, {}),) * 2), "told twice"),
     "lineage": (lambda b, a, fed: replace(a, events=(Event("created", 7 + fed.tau, {}),)), "leave the models"),
 }  # fmt: skip
@@ -126,6 +129,43 @@ def test_shared_models_need_events_and_owners_stay(owner: Callable[[int], int], 
         check_algorithm(Decides(owner))
 
 
+@dataclass(frozen=True)
+class Seen(State):
+    """With what each client has."""
+
+    rows: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64), metadata={"newcomer": 0})
+
+
+@dataclass(frozen=True)
+class Forgetful(State):
+    """The same, without room for clients that join."""
+
+    rows: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class Adds:
+    """FedAvg that adds up how many rows each client had."""
+
+    kind: type[Any]
+
+    def init(self, fed: Federation) -> State:
+        made: State = self.kind(**vars(fd.algorithm("Oblivious").init(fed)), rows=np.zeros(fed.n_clients, dtype=int))
+        return made
+
+    def step(self, state: Any, fed: Federation) -> State:
+        return replace(fd.algorithm("Oblivious").step(state, fed), rows=state.rows + fed.counts[-1])  # type: ignore[call-arg]
+
+
+def test_a_client_that_joins_later_needs_room() -> None:
+    check_algorithm(Adds(Seen))
+    sentence = (
+        r"go on when a client joins: Adds.step at tau=3: ValueError: operands .*test_testing.py, line \d+\); .*newcomer"
+    )
+    with pytest.raises(AssertionError, match=sentence):
+        check_algorithm(Adds(Forgetful))
+
+
 class Counts:
     """FedAvg that remembers something beside its state."""
 
@@ -143,7 +183,7 @@ class Counts:
 
 
 def test_what_is_remembered_outside_the_state_is_noticed() -> None:
-    with pytest.raises(AssertionError, match="was saved and read goes on differently at time 1"):
+    with pytest.raises(AssertionError, match="was saved and read goes on differently at tau=1"):
         check_algorithm(Counts())
     with pytest.raises(AssertionError, match="an algorithm is an object with init and step, got"):
         check_algorithm(Counts)  # type: ignore[arg-type]

@@ -286,6 +286,33 @@ def test_what_does_not_go_on_is_refused(
     assert told("runs") == before and len(list(Path("runs").iterdir())) == 2
 
 
+PRIVATE = """import numpy as np
+import feddrift as fd
+from feddrift.models import take
+
+class Private:
+    def init(self, fed):
+        n = fed.n_clients
+        return fd.State(take(fed.fresh(), [0] * n, range(n), owner=range(n)), w=np.zeros((0, n, n)), votes=np.eye(n))
+
+    def step(self, state, fed):
+        n = fed.n_clients
+        models = take(state.models, range(n), range(n))
+        w = np.tile(np.eye(n), (fed.tau + 1, 1, 1))
+        return fd.State(fed.train(models, w), w, np.eye(n))
+"""
+
+
+def test_a_method_without_room_for_newcomers_is_told_where(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (table.parent / "without_room.py").write_text(PRIVATE)
+    recorded("without_room:Private")
+    grow(table, shops=(*SHOPS, "kiel"))
+    code, _, error = feddrift(capsys, "update", "runs")
+    assert code == 1 and error.count("\n") == 1 and "Private.step at tau=3: IndexError" in error
+    line = PRIVATE[: PRIVATE.index("take(state")].count("\n") + 1
+    assert f"without_room.py, line {line})" in error
+
+
 def forget(out: str) -> None:
     """Make the newest checkpoint one of a version that remembers nothing of the data."""
     newest = saved(out)

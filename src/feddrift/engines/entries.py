@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from feddrift.errors import ConfigError
 from feddrift.types import (
     Bools,
     Clusters,
@@ -21,9 +22,22 @@ def begins_of(sizes: Ints) -> Ints:
     return begins
 
 
-def _check(w: Floats) -> None:
-    if not (np.isfinite(w).all() and (w >= 0).all()):
-        raise ValueError("w must be finite and not negative")
+def wrong_weights(w: Weights, name: str = "w", axes: str = "t, c, m") -> str:
+    """What is wrong with the numbers of a w, or of what has other axes; nothing where all is well.
+
+    >>> wrong_weights(np.array([[[1.0], [-2.0]]]))
+    'w must be finite and not negative, got -2.0 at (t, c, m) = (0, 1, 0)'
+    """
+    if isinstance(w, Clusters):
+        if len(w) and not (w.model.min() >= -1 and w.model.max() < w.n_models):
+            return f"w must name positions of {w.n_models} models"
+        return wrong_weights(w.weight, "w", "t")
+    if w.dtype.kind not in "biuf":
+        return f"{name} must be numbers, got {w.dtype}"
+    if np.isfinite(w).all() and (w >= 0).all():
+        return ""
+    at = tuple(np.argwhere(~(np.isfinite(w) & (w >= 0)))[0].tolist())
+    return f"{name} must be finite and not negative, got {w[at]} at ({axes}) = ({', '.join(map(str, at))})"
 
 
 @dataclass(frozen=True)
@@ -39,17 +53,16 @@ class Entries:
     @classmethod
     def of(cls, w: Weights | Entries, shape: tuple[int, ...]) -> Entries:
         """The entries of a w that must have this shape."""
-        if w.shape != shape:
-            raise ValueError(f"w must have shape (t, c, m) = {shape}, got {w.shape}")
+        got = getattr(w, "shape", type(w).__name__)
+        if got != shape:
+            raise ConfigError(f"w must have shape (t, c, m) = {shape}, got {got}")
         if isinstance(w, Entries):
             return w
+        if problem := wrong_weights(w):
+            raise ConfigError(problem)
         if isinstance(w, Clusters):
-            if len(w) and not (w.model.min() >= -1 and w.model.max() < w.n_models):
-                raise ValueError(f"w must name positions of {w.n_models} models")
             t, c = np.nonzero((w.model >= 0) & (w.weight[:, None] > 0))
-            _check(w.weight)
             return cls(t, c, w.model[t, c], w.weight[t], shape)
-        _check(w)
         t, c, m = np.nonzero(w)
         return cls(t, c, m, w[t, c, m], shape)
 

@@ -314,7 +314,7 @@ class TimeStep:
             pairs = np.flatnonzero(work.lane == lane)
             name = self.worker.known.clients[work.client[pairs[0]]]
             ids = ", ".join(str(models.ids[m]) for m in work.model[pairs])
-            what = "time %d: client %s sent updates of model %s that are not finite or absurd, left out of %d rounds"
+            what = "tau=%d: client %s sent updates of model %s that are not finite or absurd, left out of %d rounds"
             log.warning(what, self.tau, name, ids, rounds[lane])
 
     def _drawn(self, entries: Entries) -> Entries:

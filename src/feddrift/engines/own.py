@@ -72,7 +72,7 @@ class OwnWorker(InProcessWorker):
 
     def _fit(self, c: int, m: int, models: Models, batches: Iterator[tuple[Any, Any]], lr: float) -> Arrays:
         before = [np.array(array) for array in params_of(models, m)]
-        where = f"the model's fit at client {self.known.clients[c]}, time {self.tau}"
+        where = f"the model's fit at client {self.known.clients[c]}, tau={self.tau}"
         try:
             after = [np.asarray(array) for array in self.engine.model.fit(before, batches, lr)]
         except Exception as error:  # whatever the model's own code says

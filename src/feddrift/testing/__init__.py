@@ -9,6 +9,7 @@ Each check runs in seconds and raises an AssertionError that says what is wrong.
 from __future__ import annotations
 
 import copy
+import itertools
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, fields, replace
@@ -20,6 +21,7 @@ import numpy.typing as npt
 
 from feddrift import checkpoint, rng
 from feddrift.algorithms.drift_tests import DriftTest, Evidence, checked_answer
+from feddrift.contract import STALE, told
 from feddrift.data import Stream
 from feddrift.engines import engine as find_engine
 from feddrift.engines.base import Engine
@@ -57,8 +59,8 @@ def small_stream(concepts: Ints = CONCEPTS, size: int = 30, seed: int = 0, missi
 
 def check_algorithm(algorithm: Algorithm, *, local: Local = BRIEF) -> None:
     """A method of your own: states of the right shape, same seed same result, no input changed, a saved state goes on
-    alike, events account for all models but private ones, which need none, clients may lack data or be away, and
-    neither truth nor future is used.
+    alike, events account for all models but private ones, which need none, clients may lack data, be away or join
+    later, and neither truth nor future is used. An AssertionError says what is wrong.
 
     Parameters:
         algorithm: What is checked; its `init` and `step` are called many times.
@@ -69,62 +71,72 @@ def check_algorithm(algorithm: Algorithm, *, local: Local = BRIEF) -> None:
     stream = small_stream()
     steps = _played(algorithm, stream, local)
     for step in steps:
-        _check_state(step, stream.n_clients)
+        _check_step(step)
     _check_lineage(steps)
     for a, b in zip(steps, _played(algorithm, stream, local), strict=True):
-        _check_same(a.state, b.state, f"two runs with one seed differ at time {a.tau}")
+        _check_same(a.state, b.state, f"two runs with one seed differ at tau={a.tau}")
     _check_saved(untouched, stream, steps, local)
     later = replace(stream, x=stream.x.copy(), y=stream.y.copy())
     future = slice(int(stream.starts[3, 0]), None)
     later.x[future], later.y[future] = 0.5, 0
     for a, b in zip(steps[:3], _played(algorithm, later, local)[:3], strict=True):
-        _check_same(a.state, b.state, f"other data after time 2 change what was decided at time {a.tau}")
+        _check_same(a.state, b.state, f"other data after tau=2 change what was decided at tau={a.tau}")
     nobody = [(2, c) for c in range(4)]
     gaps = [(0, 0), (1, 0), (2, 3), (3, 3), (4, 1), (5, 2)]  # a client that joins later, others with gaps
     for missing, conditions in ((nobody, Conditions()), (gaps, Conditions()), ((), Conditions(0.5, 0.3))):
         for step in _played(algorithm, small_stream(missing=missing), local, conditions):
-            _check_state(step, stream.n_clients)
+            _check_step(step)
+    _check_newcomer(algorithm, stream, local)
     if not getattr(algorithm, "needs_truth", False):
         complaint = "it looks at the true concepts: set needs_truth = True if it is told them"
         for concepts in (None, 1 - CONCEPTS):
             try:
                 blind = _played(algorithm, replace(stream, concepts=concepts), local)
-            except (AttributeError, TypeError) as error:
+            except AssertionError as error:  # which there was not when it could look
                 raise AssertionError(complaint) from error
             for a, b in zip(steps, blind, strict=True):
                 _check_same(a.state, b.state, complaint)
 
 
 def _played(
-    algorithm: Algorithm, stream: Stream, local: Local, conditions: Conditions | None = None, seed: int = 0
+    algorithm: Algorithm, stream: Stream, local: Local, conditions: Conditions | None = None, **at: Any
 ) -> list[Step]:
-    engine = find_engine("simulator")(stream, default_net(stream), local, seed, conditions or Conditions())
-    return list(steps_on(engine, algorithm))  # which looks at shapes
+    """All time steps, or those after `done`, which go on from a `state`; what `run` refuses is what is wrong."""
+    engine = find_engine("simulator")(stream, default_net(stream), local, 0, conditions or Conditions())
+    try:
+        return list(steps_on(engine, algorithm, **at))
+    except ConfigError as error:
+        raise AssertionError(str(error)) from error
 
 
-def _check_state(step: Step, n_clients: int) -> None:
-    state, at = step.state, f"at time {step.tau}"
-    w, votes = np.asarray(state.w), np.asarray(state.votes)
-    assert len(set(state.models.ids)) == len(state.models.ids), f"two models have one id {at}: {state.models.ids}"
-    assert np.isfinite(w).all() and (w >= 0).all(), f"w must be finite and not below 0 {at}"
-    assert np.isfinite(votes).all() and (votes >= 0).all(), f"votes must be finite and not below 0 {at}"
-    assert (votes.sum(axis=1) > 0).all(), f"every client needs a model to vote with {at}"
-    assert all(np.isfinite(leaf).all() for leaf in leaves(state.models.params)), f"parameters are not finite {at}"
-    drifted = step.drifted
-    right = isinstance(drifted, np.ndarray) and drifted.shape == (n_clients,) and drifted.dtype == bool
-    assert right, f"drifted must be an array of {n_clients} truth values {at}"
-    silent = drifted & (step.received == 0)
+def _check_step(step: Step) -> None:
+    """What a run puts up with, and a method that is right does not do."""
+    at = f"at tau={step.tau}"
+    silent = step.drifted & (step.received == 0)
     assert not silent.any(), f"an alarm at a client without new data {at}: {np.flatnonzero(silent).tolist()}"
-    unknown = {event.kind for event in state.events} - {"created", "merged", "retired", "revived", "decided"}
-    assert not unknown, f"events are created, merged, retired, revived or decided {at}, got {sorted(unknown)}"
-    kinds = [(event.kind, event.model) for event in state.events if event.kind != "decided"]
+    kinds = [(event.kind, event.model) for event in step.state.events if event.kind != "decided"]
     assert len(set(kinds)) == len(kinds), f"an event is told twice {at}: {kinds}"
-    for cause in [event.cause for event in state.events if event.kind == "decided"]:
-        clients = cause.get("clients")
-        named = isinstance(clients, list) and set(clients) <= set(range(n_clients))
-        assert named and cause.get("reason"), (
-            f"a decision must name its clients, of 0 to {n_clients - 1}, and a reason {at}, got {cause}"
-        )
+
+
+def _check_newcomer(algorithm: Algorithm, stream: Stream, local: Local) -> None:
+    """Three clients, and from tau=3 on a fourth, as `feddrift update` has it."""
+    late = stream.n_clients - 1
+    cells = [[None if c == late and t < 3 else stream.cell(t, c) for c in range(late + 1)] for t in range(6)]
+    concepts = stream.concepts
+    assert concepts is not None
+    few, all_ = (
+        Stream.from_arrays([row[:n] for row in cells], name="small", n_classes=2, concepts=concepts[:, :n])
+        for n in (late, late + 1)
+    )
+    steps = _played(algorithm, few, local)[:3]
+    try:
+        steps += _played(algorithm, all_, local, done=3, state=steps[-1].state)
+    except AssertionError as error:
+        cure = 'a field of its State with a value for each client says field(metadata={"newcomer": value})'
+        raise AssertionError(f"it must go on when a client joins: {error}; {cure}") from error
+    for step in steps:
+        _check_step(step)
+    _check_lineage(steps)
 
 
 def _check_lineage(steps: Sequence[Step]) -> None:
@@ -133,20 +145,22 @@ def _check_lineage(steps: Sequence[Step]) -> None:
     for step in steps:
         for i, owner in zip(step.state.models.ids, step.state.models.owner, strict=True):
             same = owner_of.setdefault(i, owner) == owner
-            assert same, f"a model has one owner, or none, for life: model {i} has another at time {step.tau}"
+            assert same, f"a model has one owner, or none, for life: model {i} has another at tau={step.tau}"
     private = {i for i, owner in owner_of.items() if owner >= 0}
     gone: set[int] = set()
     alive = set(steps[0].state.models.ids) - private
-    for step in steps[1:]:
+    for before, step in itertools.pairwise(steps):
+        stale = step.state.events and step.state.events is before.state.events
+        assert not stale, f"the events at tau={step.tau} are those of the step before: {STALE}"
         events = [event for event in step.events if event.model not in private]
         born = {event.model for event in events if event.kind == "created"}
-        assert not born & gone, f"model ids are for life: {sorted(born & gone)} was used before, at time {step.tau}"
+        assert not born & gone, f"model ids are for life: {sorted(born & gone)} was used before, at tau={step.tau}"
         left = {event.model for event in events if event.kind == "merged"}
         left |= {e.model for e in events if e.kind == "retired" and e.cause.get("reason") != "no client uses it"}
         alive = (alive | born) - left
         gone |= left
         there = set(step.state.models.ids) - private
-        assert alive == there, f"events at time {step.tau} leave the models {sorted(alive)}, there are {sorted(there)}"
+        assert alive == there, f"events at tau={step.tau} leave the models {sorted(alive)}, there are {sorted(there)}"
 
 
 def _check_saved(algorithm: Algorithm, stream: Stream, expected: Sequence[Step], local: Local) -> None:
@@ -163,14 +177,12 @@ def _check_saved(algorithm: Algorithm, stream: Stream, expected: Sequence[Step],
             }
             models = replace(saved.models, params=tree_map(_frozen, saved.models.params))
             try:
-                state = copy.deepcopy(algorithm).step(replace(saved, models=models, **arrays), engine.at(tau))
-            except ValueError as error:
-                if "read-only" in str(error):
-                    raise AssertionError(
-                        f"the step at time {tau} changes an array of the state it was given"
-                    ) from error
-                raise
-            _check_same(state, step.state, f"a state that was saved and read goes on differently at time {tau}")
+                with told(algorithm, type(algorithm).__name__):
+                    state = copy.deepcopy(algorithm).step(replace(saved, models=models, **arrays), engine.at(tau))
+            except Exception as error:
+                why = "changes an array of" if "read-only" in str(error) else "fails when it has saved and read"
+                raise AssertionError(f"the step at tau={tau} {why} the state it was given: {error}") from error
+            _check_same(state, step.state, f"a state that was saved and read goes on differently at tau={tau}")
 
 
 def _check_is(value: Any, methods: Sequence[str], what: str) -> None:
