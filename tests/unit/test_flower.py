@@ -745,10 +745,15 @@ def test_a_server_defends_itself_if_its_settings_say_so(
     defend: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[Any] = []
-    monkeypatch.setattr(server, "federate", lambda *given: found.extend(given) or ())
-    places = {"experiment": "test", "clients": ("a", "b", "c"), "features": (2,), "classes": (0, 1)}
+
+    def federate(*given: Any) -> tuple[()]:
+        found.extend(given)
+        return ()
+
+    monkeypatch.setattr(server, "federate", federate)
+    places: dict[str, Any] = {"experiment": "test", "clients": ("a", "b", "c"), "features": (2,), "classes": (0, 1)}
     engine = over(swapping())
-    run(engine.local_grid, Settings(**places, **({"defend": True} if defend else {})), engine.roster, tmp_path)
+    run(engine.local_grid, Settings(**places | ({"defend": True} if defend else {})), engine.roster, tmp_path)
     made, algorithm, _, about = found
     assert made.conditions.defend is defend and about.get("defend", False) is defend
     assert ("defend" in about) is defend  # older checkpoints have no such line
