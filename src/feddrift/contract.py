@@ -94,13 +94,14 @@ def _wrong_news(state: State, before: State | None, n_clients: int) -> Iterator[
         yield f"drifted must be None or an array of {n_clients} truth values, got {_short(drifted)}"
     if not isinstance(events, tuple | list) or not all(isinstance(event, Event) for event in events):
         yield f"events must be a tuple of Event, got {_short(events)}"
-    everybody = set(range(n_clients))
     for event in events:
         if event.kind not in get_args(Kind) or not isinstance(event.cause, Mapping):
             yield f"an event is one of {', '.join(get_args(Kind))}, with a dictionary as its cause, got {event}"
-        clients, reason = event.cause.get("clients"), event.cause.get("reason")
-        named = isinstance(clients, list) and set(clients) <= everybody
-        if event.kind == "decided" and not (named and reason):
+        clients = event.cause.get("clients")
+        named = isinstance(clients, list) and all(
+            isinstance(c, int | np.integer) and 0 <= c < n_clients for c in clients
+        )
+        if event.kind == "decided" and not (named and event.cause.get("reason")):
             yield f"a decision must name its clients, of 0 to {n_clients - 1}, and a reason, got {event.cause}"
     if before is None:
         return

@@ -119,6 +119,7 @@ NONSENSE: list[tuple[Callable[[Any], Any], str]] = [
     (news(Event("reset", 0, {})), ": an event is one of created, merged, .* got Event"),  # type: ignore[arg-type]
     (news(Event("created", 7, None)), ": an event is .* with a dictionary as its cause, got"),  # type: ignore[arg-type]
     (news(Event("decided", 0, {"clients": [10], "reason": "far"})), ": a decision must name its clients, of 0 to 9"),
+    (news(Event("decided", 0, {"clients": [[1]], "reason": "far"})), ": a decision must name its clients, of 0 to 9"),
 ]
 
 
