@@ -218,6 +218,8 @@ def between() -> dict[str, float]:
 if __name__ == "__main__":
     print(
         json.dumps(
-            {f.__name__: f for f in (train, floor, loop, drift, merge, between)}[sys.argv[1]](**json.loads(sys.argv[2]))
+            {f.__name__: f for f in (train, floor, loop, drift, merge, methods, between)}[sys.argv[1]](
+                **json.loads(sys.argv[2])
+            )
         )
     )
