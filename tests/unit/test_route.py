@@ -147,6 +147,18 @@ def test_over_flower_it_decides_alike() -> None:
             np.testing.assert_allclose(step.scores["routed"], same.scores["routed"], atol=0.05)
 
 
+def test_a_client_that_tells_nothing_of_its_data_is_no_part_of_any_centre() -> None:
+    from tests.flower import OverFlower
+
+    stream = shifted(3.0)
+    engine = OverFlower(stream, default_net(stream), LEARN, 0, Conditions(route="batch"))
+    engine.n_steps = 2
+    engine.local_grid.clients[stream.clients[0]].describe = False
+    *_, last = steps_on(engine, FEDDRIFT)
+    rows = sum(int(count.sum()) for count, *_ in learnt(last).data.values())
+    assert rows == stream.counts[:2, 1:].sum() and not np.isnan(last.accuracy).any()
+
+
 def test_it_goes_on_as_it_would_have(tmp_path: Path) -> None:
     stream, whole = shifted(3.0), played(shifted(3.0), "running")
     engine = fd.engines.engine("simulator")(stream, default_net(stream), LEARN, 0, Conditions(route="running"))

@@ -78,9 +78,11 @@ class Client:
         max_age: int | None = None,
         named: Named = lambda n: ((), ()),  # what the features and classes of the n-th batch are called
         explain: bool = True,  # whether the server may know what moved in the data when there is an alarm
+        describe: bool = True,  # whether it may know how the data look, by class
     ) -> None:
         self.name, self.root, self.load, self.model = checked_name(name, "a client"), Path(root), load, model
-        self.max_rows, self.max_age, self.named, self.explain = max_rows, max_age, named, explain
+        self.max_rows, self.max_age, self.named = max_rows, max_age, named
+        self.explain, self.describe = explain, describe
         self._lost: list[int] = []  # the private models that this answer had to do without
         self._last_engine: tuple[Any, InProcess] | None = None  # for the next question to this process
 
@@ -136,7 +138,8 @@ class Client:
         elif isinstance(request, Trial):
             reply = self._trial(task, store, request, models)
         elif isinstance(request, Describe):
-            reply = described.answer(self._engine(task, store), task, request, models)
+            engine = self._engine(task, store)
+            reply = described.answer(engine, task, request, models) if self.describe else {"count": None}
         elif isinstance(request, Reroute):
             reply = self._reroute(task, store, request, models)
         else:
@@ -364,8 +367,8 @@ def from_toml(folder: Path) -> Client:
     load: Load = plugins.load("load", settings["load"], folder) if "load" in settings else files
     model = imported(settings.get("model"), folder)
     limits = {key: settings.get(key) for key in ("max_rows", "max_age")}
-    explain = settings.get("explain", True)
-    return Client(settings["name"], folder / "store", load, model, **limits, named=files.named, explain=explain)
+    says = {key: settings.get(key, True) for key in ("explain", "describe")}
+    return Client(settings["name"], folder / "store", load, model, **limits, named=files.named, **says)
 
 
 def _from_context(context: Context) -> Client:

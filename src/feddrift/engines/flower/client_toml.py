@@ -19,6 +19,7 @@ _KINDS = {
     "max_rows": "number",
     "max_age": "number",
     "explain": "truth",
+    "describe": "truth",
 }
 _LEGAL: dict[str, tuple[Callable[[Any], bool], str]] = {
     "text": (lambda value: isinstance(value, str) and value != "", "text in quotes"),

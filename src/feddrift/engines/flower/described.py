@@ -51,7 +51,12 @@ def _projection(project: Any, width: int) -> Any:
 
 
 def read(body: Body, shape: tuple[int, int, int], n: int, square: bool) -> Moments:
-    """The answer: of each model and class, which have n rows together, mean and deviation; [1, m, k, d]."""
+    """The answer: of each model and class, which have n rows together, mean and deviation; [1, m, k, d].
+
+    A client that is not to describe its data says no counts: then it is as if it had no rows.
+    """
+    if body["count"] is None:
+        return Moments.nobody(1, *shape)
     count, (mean, std) = np.array(body["count"]), (np.array(body[name], dtype=np.float64) for name in ("mean", "std"))
     if count.shape != shape[:2] or count.dtype.kind != "i" or (count < 0).any() or (count.sum(axis=1) != n).any():
         raise Refused(f"expected counts of shape {shape[:2]}, each model's adding up to {n}")
