@@ -55,6 +55,13 @@ def test_the_tables_of_the_method_without_settings_are_what_the_records_say() ->
     assert auto.PAGE.read_text() == auto.rendered(auto.PAGE.read_text())
 
 
+@pytest.mark.slow
+def test_the_tables_of_the_field_are_what_the_records_say() -> None:
+    field = script("field")
+    assert field.PAGE.read_text() == field.rendered(field.PAGE.read_text())
+    assert len(field.complete()) >= 12 and len(field.ranking().methods) >= 35
+
+
 def test_the_tables_of_real_data_are_what_the_records_say() -> None:
     real = script("real")
     assert real.PAGE.read_text() == real.rendered(real.PAGE.read_text())
