@@ -12,6 +12,8 @@ from typing import Any
 
 from feddrift.errors import ConfigError, FeddriftError, nearest
 
+_digests: dict[str, str] = {}  # by module of a user
+
 
 def is_path(name: str) -> bool:
     """Whether a name says where to import from.
@@ -40,6 +42,7 @@ def load(what: str, name: str, folder: Path | None = None) -> Any:
         sys.path.append(cwd)
     try:
         target: Any = importlib.import_module(module)
+        _remember(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise ConfigError(f"{what} '{name}': importing {module} failed: {error}") from error
@@ -57,18 +60,16 @@ def load(what: str, name: str, folder: Path | None = None) -> Any:
 
 
 def sources(*names: str | None) -> dict[str, str]:
-    """Of each module that one of these names is a path into: the digest of its file, which changes with the code.
+    """Of each module that one of these names is a path into: the digest of its file as it was when it was loaded."""
+    modules = [name.partition(":")[0] if ":" in name else name.rpartition(".")[0] for name in names if name]
+    return {module: _digests[module] for module in modules if module in _digests}
 
-    >>> sources("FedDrift", None), list(sources("json.decoder:JSONDecoder"))
-    ({}, ['json.decoder'])
-    """
-    found = {}
-    for name in filter(None, names):
-        module = name.partition(":")[0] if ":" in name else name.rpartition(".")[0]
-        file = getattr(sys.modules.get(module), "__file__", None)
-        if file is not None and Path(file).is_file():
-            found[module] = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12]
-    return found
+
+def _remember(module: str) -> None:
+    """The digest of what Python has loaded, which a later change of the file does not move."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if module not in _digests and file is not None and Path(file).is_file():
+        _digests[module] = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12]
 
 
 def _public(target: object) -> list[str]:

@@ -382,6 +382,8 @@ def test_of_several_configurations_the_plain_one_is_the_baseline(tmp_path: Path)
         compared(tmp_path)
     named = compared(tmp_path, "FedDrift delta=0.2")["FedDrift fresh"]
     assert named is not None and named.mean == pytest.approx(20)
+    with pytest.raises(ConfigError, match="no finished runs of 'FedDrift' have the settings detla=0.2"):
+        compared(tmp_path, "FedDrift detla=0.2")
 
 
 def test_a_baseline_that_did_not_run(tmp_path: Path) -> None:

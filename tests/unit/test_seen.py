@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from tests.unit.test_federation_record import server_of, watched
 from tests.unit.test_flower import LEARN, edited, over, swapping
 
 FEDDRIFT = fd.algorithm("FedDrift", delta=0.2)
+TOLD = [("refused", "b"), ("silent", "b"), ("drift", "c")]
 
 
 def tampered(body: dict[str, Any]) -> None:
@@ -69,15 +71,20 @@ def test_what_happened_is_told_once(server: Path, tmp_path: Path) -> None:
     )
     herald = Herald(server, [shlex.join([sys.executable, str(script)])])
     new = herald.look()
-    assert told(new) == [("joined", "a"), ("joined", "b"), ("joined", "c"), ("refused", "b"), ("drift", "c")]
-    refused, drift = new[3:]
+    assert told(new) == [("joined", "a"), ("joined", "b"), ("joined", "c"), *TOLD]
+    refused, _, drift = new[3:]
     assert refused.text.startswith("client b: its reply is refused") and refused.when.startswith("20")
-    assert drift.when == "time 3" and "alarm of client c at time 3: the inputs and the class shares" in drift.text
-    assert (server / "told").read_text().splitlines() == ["refused b", "drift c"]  # who joined is kept only
+    assert (
+        drift.when.startswith("time 3 of test, 20")
+        and "alarm of client c at time 3: the inputs and the class shares" in drift.text
+    )
+    assert (server / "told").read_text().splitlines() == ["refused b", "silent b", "drift c"]  # who joined is kept only
     assert herald.look() == [] == Herald(server).look() and audited(server) == new
     with open(server / "state" / "audit.jsonl", "a") as log:
         log.write('{"event": "dri')  # the machine went down
     assert Herald(server).look() == []
+    changed(server, "a", "its key was renewed")
+    assert audited(server)[-1].client == "a"  # not lost behind the torn line
 
 
 def test_who_falls_silent_and_comes_back(tmp_path: Path) -> None:
@@ -93,6 +100,23 @@ def test_who_falls_silent_and_comes_back(tmp_path: Path) -> None:
     assert events == ["joined", "silent", "back"]
 
 
+def test_silence_that_ends_in_a_refusal_is_told(tmp_path: Path) -> None:
+    """b comes late, goes, and returns with nonsense."""
+    server, engine = server_of(tmp_path), over(swapping(n_steps=6), LEARN)
+    engine.n_steps = 6
+    engine.local_grid.offline.add("b")
+
+    def see(t: int) -> None:
+        (engine.local_grid.offline.add if t == 3 else engine.local_grid.offline.discard)("b")
+        if t == 4:
+            engine.local_grid.tamper["b", "hello"] = edited(lambda body: body.update(cells=[["x", 1]]))
+
+    watched(engine, see)
+    list(federate(engine, FEDDRIFT, server / "state"))
+    events = [event for event, client in told(Herald(server).look()) if client == "b"]
+    assert events == ["joined", "silent", "refused"]
+
+
 def test_a_lost_quorum_is_told(tmp_path: Path) -> None:
     server, engine = server_of(tmp_path), over(swapping(), LEARN)
     engine.n_steps = 4
@@ -104,14 +128,29 @@ def test_a_lost_quorum_is_told(tmp_path: Path) -> None:
     assert last.text.startswith("the federation has stopped: ERROR: time 2")
 
 
+def at(now: datetime) -> Any:
+    """The clock at this time."""
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return now
+
+    return Clock
+
+
 def test_certificates_are_told_before_they_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     init(tmp_path / "fed", ["a"], [2], ["0", "1"])
     server = tmp_path / "fed" / "server"
     days = certificates.days_left(server)
     assert set(days) == {"ca.crt", "server.crt"} and min(days.values()) > 30 and Herald(server).look() == []
-    for left, told_then in ((29.9, 1), (29.0, 0), (6.5, 1), (0.5, 1), (-1.0, 0)):
-        monkeypatch.setattr(notices, "days_left", lambda _, left=left: {"server.crt": left})
-        assert [notice.event for notice in Herald(server).look()] == ["certificate"] * told_then, left
+    for passed, told_then in ((0, 0), (370, 2), (371, 0), (392, 2), (396.5, 2)):  # both end together
+        left = {name: n - passed for name, n in {"ca.crt": 397.0, "server.crt": 397.0}.items()}
+        monkeypatch.setattr(notices, "days_left", lambda _, left=left: left)
+        monkeypatch.setattr(notices, "datetime", at(datetime.now(UTC) + timedelta(days=passed)))
+        assert [notice.event for notice in Herald(server).look()] == ["certificate"] * told_then, passed
+    monkeypatch.setattr(notices, "days_left", lambda _: {"server.crt": 20.0})  # that of the next year
+    assert [notice.event for notice in Herald(server).look()] == ["certificate"]
     changed(server, "a", "its place was made")
     assert audited(server)[-1].text == "its place was made"
 
@@ -131,7 +170,7 @@ def test_a_webhook_gets_it_and_one_that_is_down_stops_nothing(server: Path, capl
     with running(ThreadingHTTPServer(("127.0.0.1", 0), Hook)) as hook:
         targets = ["http://127.0.0.1:9/?secret=1", "no-such-command", f"http://127.0.0.1:{hook.server_port}/"]
         Herald(server, targets).look()
-    assert [(one["event"], one["client"]) for one in heard] == [("refused", "b"), ("drift", "c")]
+    assert [(one["event"], one["client"]) for one in heard] == TOLD
     assert "no-such-command was not told" in caplog.text and "secret" not in caplog.text
 
 

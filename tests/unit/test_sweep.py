@@ -183,6 +183,10 @@ def test_what_was_recorded_with_other_code_is_run_again(tmp_path: Path, monkeypa
     again = feddrift("sweep", path, "--out", "runs").stdout
     assert "2 done, 2 were finished before" in again and again.count("again: mine has changed since") == 2
     assert "0 done, 4 were finished before" in feddrift("sweep", path, "--out", "runs").stdout
+    (tmp_path / "mine.py").write_text(f"{code}\n# better still\n")
+    first, *_ = sorted((tmp_path / "runs").glob("*mine*.jsonl"))
+    record.part_of(first).write_text("")  # of a run that was stopped at once
+    assert "2 done, 2 were finished before" in feddrift("sweep", path, "--out", "runs").stdout
 
 
 def test_the_same_run_in_other_words_is_done_once(tmp_path: Path) -> None:

@@ -318,26 +318,26 @@ def _plan(configs: Sequence[RunConfig], out: Path, jobs: int) -> Table:
     """What is left to do on each stream: a run takes as long as the finished ones of its algorithm there took on
     average, else as a rehearsal says."""
     table = Table("stream", "runs", "finished", "left", "time of these", box=None)
-    total = 0.0
+    total = longest = 0.0
     for name in dict.fromkeys(config.stream for config in configs):
-        took: dict[str, list[float]] = {}
-        left: dict[str, list[RecordedRun]] = {}
+        took: dict[tuple[str, str], list[float]] = {}
+        left: dict[tuple[str, str], list[RecordedRun]] = {}
         of_stream = [config for config in configs if config.stream == name]
         for config in of_stream:
-            run = RecordedRun(config, out)
+            run, method = RecordedRun(config, out), (config.algorithm, describe(config.settings))
             if record.is_complete(run.path) and not run.changed_since():
-                took.setdefault(config.algorithm, []).append(record.read(run.path).seconds or 0.0)
+                took.setdefault(method, []).append(record.read(run.path).seconds or 0.0)
             else:
-                left.setdefault(config.algorithm, []).append(run)
+                left.setdefault(method, []).append(run)
         seconds = 0.0
-        for algorithm, runs in left.items():
-            known = took.get(algorithm)
+        for method, runs in left.items():
+            known = took.get(method)
             each = sum(known) / len(known) if known else _rehearsed(runs[0].config, runs[0].stream).seconds
-            seconds += len(runs) * each
+            seconds, longest = seconds + len(runs) * each, max(longest, each)
         n_left = sum(map(len, left.values()))
         table.add_row(escape(name), str(len(of_stream)), str(len(of_stream) - n_left), str(n_left), _duration(seconds))
         total += seconds
-    table.caption = f"about {_duration(total / jobs)} with {jobs} processes at a time"
+    table.caption = f"about {_duration(max(longest, total / jobs))} with {jobs} processes at a time"
     return table
 
 

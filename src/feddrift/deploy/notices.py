@@ -16,15 +16,18 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+
 from feddrift.deploy.certificates import days_left
-from feddrift.deploy.status import record_path, status
+from feddrift.deploy.status import Status, record_path, status
 from feddrift.reports.exchanges import REFUSED
 from feddrift.reports.story import alarm_sentence
 from feddrift.runs.record import Record, part_of
+from feddrift.runs.writer import is_being_written
 
 What = Literal["drift", "silent", "refused", "quorum", "stopped", "certificate", "joined", "back", "changed"]
 TOLD: tuple[What, ...] = ("drift", "silent", "refused", "quorum", "stopped", "certificate")  # the others are kept only
@@ -52,26 +55,25 @@ class Notice:
 
 def of_record(record: Record) -> Iterator[Notice]:
     """Who came, fell silent, was refused and came back, and who drifted."""
-    names, well = record.header["clients"], dict[int, bool]()
+    names, state, joined = record.header["clients"], dict[int, What](), set[int]()
     for line in record.exchanges:
         for c, trouble in zip(line["c"], line["trouble"], strict=True):
-            if line["asked"] == "explain" or well.get(c) == (trouble is None):
+            now: What = "back" if trouble is None else "refused" if trouble.startswith(REFUSED) else "silent"
+            unknown = now == "silent" and c not in joined  # it has a place, and did not come yet
+            if line["asked"] == "explain" or state.get(c) == now or unknown:
                 continue
-            if trouble is None:
-                known = c in well
-                word = "is back" if known else "has joined"
-                yield Notice("back" if known else "joined", line["at"], names[c], f"client {names[c]} {word}")
-            elif c in well or trouble.startswith(REFUSED):
-                refused = trouble.startswith(REFUSED)
-                text = f"client {names[c]}: {trouble}" if refused else f"client {names[c]} is silent: {trouble}"
-                yield Notice("refused" if refused else "silent", line["at"], names[c], text)
-            well[c] = trouble is None
-    for t in range(record.rows.steps):
-        for c in range(record.rows.drift.shape[1]):
-            if record.rows.drift[t, c]:
-                shifts = record.shifts.get((t, c))
-                why = "" if shifts is None else f": {alarm_sentence(shifts, t)}"
-                yield Notice("drift", f"time {t + 1}", names[c], f"alarm of client {names[c]} at time {t + 1}{why}")
+            state[c] = now
+            if now == "back" and c not in joined:
+                yield Notice("joined", line["at"], names[c], f"client {names[c]} has joined")
+            else:
+                why = {"back": "is back", "refused": str(trouble), "silent": f"is silent: {trouble}"}[now]
+                yield Notice(now, line["at"], names[c], f"client {names[c]}{':' * (now == 'refused')} {why}")
+            joined |= {c} if now == "back" else set()
+    for t, c in np.argwhere(record.rows.drift).tolist():
+        shifts = record.shifts.get((t, c))
+        why = "" if shifts is None else f": {alarm_sentence(shifts, t)}"
+        text = f"alarm of client {names[c]} at time {t + 1}{why}"
+        yield Notice("drift", f"time {t + 1} of {record.header['stream']}, {record.header['started']}", names[c], text)
 
 
 def of_certificates(server: Path) -> Iterator[Notice]:
@@ -80,13 +82,13 @@ def of_certificates(server: Path) -> Iterator[Notice]:
         due = [limit for limit in SOON if days <= limit]
         if due:
             text = f"{name} ends in {days:.0f} days" if days > 0 else f"{name} has ended: nobody can connect any more"
-            yield Notice("certificate", f"{min(due)} days before", None, text)
+            ends = (datetime.now(UTC) + timedelta(days=days)).date()
+            yield Notice("certificate", f"{name}, {min(due)} days before {ends}", None, text)
 
 
-def of_stop(server: Path) -> Iterator[Notice]:
+def of_stop(federation: Status, server: Path) -> Iterator[Notice]:
     """The federation's end before its time."""
-    federation = status(server)
-    if federation is None or federation.word != "stopped":
+    if federation.word != "stopped":
         return
     log = server / "state" / "server.log"
     lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
@@ -100,11 +102,12 @@ class Herald:
 
     def __init__(self, server: Path, targets: Sequence[str] = ()) -> None:
         self.server, self.targets = server, targets
-        self._record: tuple[tuple[int, int], list[Notice]] | None = None
+        self._stamp: tuple[object, ...] | None = None
+        self._known: list[Notice] = []
 
     def look(self) -> list[Notice]:
         """What nobody was told yet."""
-        found = [*self._of_record(), *of_stop(self.server), *of_certificates(self.server)]
+        found = [*self._of_federation(), *of_certificates(self.server)]
         told = {notice.key for notice in audited(self.server)}
         new = list({notice.key: notice for notice in found if notice.key not in told}.values())
         for notice in new:
@@ -113,17 +116,19 @@ class Herald:
                 deliver(target, notice, self.server)
         return new
 
-    def _of_record(self) -> list[Notice]:
-        """Read again only where the record has changed."""
+    def _of_federation(self) -> list[Notice]:
+        """By its record, which is read again only where it has changed, or its writer has come or gone."""
         path = record_path(self.server)
         file = next((file for file in (part_of(path), path) if file.exists()), None)
         if file is None:
             return []
-        stamp = file.stat().st_size, file.stat().st_mtime_ns
-        if self._record is None or self._record[0] != stamp:
+        stamp = file, file.stat().st_size, file.stat().st_mtime_ns, is_being_written(path)
+        if stamp != self._stamp:
             federation = status(self.server)
-            self._record = stamp, [] if federation is None else list(of_record(federation.record))
-        return self._record[1]
+            self._stamp, self._known = stamp, []
+            if federation is not None:
+                self._known = [*of_record(federation.record), *of_stop(federation, self.server)]
+        return self._known
 
     @contextmanager
     def watching(self, every: float = EVERY) -> Iterator[None]:
@@ -168,8 +173,10 @@ def audit(server: Path, notice: Notice) -> None:
     path = server / "state" / "audit.jsonl"
     path.parent.mkdir(exist_ok=True)
     line = {"at": datetime.now(UTC).isoformat(timespec="seconds"), **asdict(notice)}
-    with open(path, "a", encoding="utf-8") as log:
-        log.write(json.dumps(line) + "\n")
+    with open(path, "a+b") as log:
+        log.seek(max(0, log.seek(0, os.SEEK_END) - 1))
+        torn = log.read(1) not in (b"", b"\n")  # the machine went down while it wrote
+        log.write(b"\n" * torn + json.dumps(line).encode() + b"\n")
         log.flush()
         os.fsync(log.fileno())
 

@@ -67,8 +67,8 @@ def end(child: subprocess.Popen[bytes]) -> None:
     known = {_name(process) for process in every if process.pid == child.pid}
     for how, seconds in ENDINGS:
         told, deadline = set[tuple[int, int]](), time.monotonic() + seconds
-        if not every:  # the system does not say who there is
-            with suppress(ProcessLookupError):
+        if not every or child.poll() is not None:  # the system does not say who there is, or its parent is dead
+            with suppress(ProcessLookupError, PermissionError):
                 os.killpg(child.pid, how)
         while True:
             every = living()

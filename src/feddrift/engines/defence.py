@@ -141,12 +141,12 @@ class Guarded(Through):
         for c in np.flatnonzero(bad.any(axis=(1, 2)) | (rows > self.worker.known.counts[self.tau])):
             self._refuse(int(c), f"common mistakes of {int(own[c].max(initial=0))} on {int(rows[c])} rows")
             rows[c], wrong[c] = 0, 0
-        return Tournament(self._weighed(rows, everyone), self._weighed(wrong, everyone))
+        return Tournament(np.maximum(self._weighed(rows, everyone), rows > 0), self._weighed(wrong, everyone))
 
     def _weighed(self, counts: Ints, clients: Ints) -> Ints:
         """Counts [client, ...] by how much of its claim a client weighs."""
         by = self._share[clients].reshape(-1, *[1] * (counts.ndim - 1))
-        return np.asarray(np.ceil(counts * by - 1e-6)).astype(np.int64)
+        return np.asarray(np.rint(counts * by)).astype(np.int64)
 
     def _refuse(self, c: int, what: str) -> None:
         self.known.reachable[c] = False

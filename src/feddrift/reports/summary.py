@@ -202,8 +202,12 @@ def compare(records: Iterable[Record], baseline: str) -> list[Difference | None]
     ``IFCA n_models=4``.
     """
     groups = configurations(records)
-    name = baseline.split()[0] if baseline.split() else ""
-    if not any(group[0].header["algorithm"] == name for group in groups):
+    name, *asked = baseline.split() or [""]
+    named = [group[0] for group in groups if group[0].header["algorithm"] == name]
+    if named and not any(_has(record, asked) for record in named):
+        settings = "; ".join(dict.fromkeys(describe(notable(name, record.header["settings"])) for record in named))
+        raise ConfigError(f"no finished runs of '{name}' have the settings {' '.join(asked)} (there are: {settings})")
+    if not named:
         have = ", ".join(dict.fromkeys(group[0].header["algorithm"] for group in groups))
         raise ConfigError(f"no finished runs of '{baseline}' to compare with (there are: {have})")
     return [difference_of(group, _baseline_of(group, groups, baseline), baseline) for group in groups]
@@ -224,7 +228,7 @@ def _baseline_of(group: list[Record], groups: list[list[Record]], baseline: str)
         for candidate in groups
         if candidate[0].header["algorithm"] == name
         and all(candidate[0].header[key] == header[key] for key in ("stream", "overrides"))
-        and {part.rstrip(",") for part in asked} <= _settings_of(candidate[0])
+        and _has(candidate[0], asked)
     ]
     plain = [candidate for candidate in alike if set(notable(name, candidate[0].header["settings"])) <= {"delta"}]
     best = plain if len(alike) > 1 else alike
@@ -237,9 +241,10 @@ def _baseline_of(group: list[Record], groups: list[list[Record]], baseline: str)
     return best[0] if best else []
 
 
-def _settings_of(record: Record) -> set[str]:
-    """As one may name them: key=value."""
-    return {describe({key: value}) for key, value in record.header["settings"].items()}
+def _has(record: Record, asked: Sequence[str]) -> bool:
+    """Whether these are settings of the run, each as key=value."""
+    own = {describe({key: value}) for key, value in record.header["settings"].items()}
+    return {part.rstrip(",") for part in asked} <= own
 
 
 def difference_of(group: Sequence[Record], baseline: Sequence[Record], name: str) -> Difference | None:

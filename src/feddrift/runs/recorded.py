@@ -8,7 +8,7 @@ import math
 import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import chdir, nullcontext
+from contextlib import chdir, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -143,9 +143,11 @@ class RecordedRun:
     def changed_since(self) -> list[str]:
         """The modules of one's own that have other code now than when the record was begun; a record may not know."""
         mine = plugins.sources(self.config.algorithm, self.config.stream, self.config.net)
-        paths = [path for path in (part_of(self.path), self.path) if path.is_file()]
-        for versions_then in (read(path).header["versions"] for path in paths[:1]):
-            return [module for module, code in mine.items() if versions_then.get(module, code) != code]
+        files = [self.path, part_of(self.path)] if is_complete(self.path) else [part_of(self.path)]
+        for path in files if mine else ():
+            with suppress(DataError):  # what cannot be read is run again anyway
+                then = read(path).header["versions"]
+                return [module for module, code in mine.items() if then.get(module, code) != code]
         return []
 
     def _start(self, saved: checkpoint.Checkpoint | DataError, like: Params) -> _Start:

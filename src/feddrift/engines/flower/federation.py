@@ -185,9 +185,10 @@ class Flower(Engine):
             self.counts = np.concatenate([self.counts, new_times])
         answers = self.ask(tau, requests, lambda c, body, _: Present.read(body, tau))
         for c, present in answers.items():
+            late = inside and not self.counts[tau, c]  # what it took in unheard, it shows again in the next time step
             self.counts[:, c] = 0
             for t, n in present.cells.items():
-                self.counts[t, c] = n
+                self.counts[t, c] = 0 if late and t == tau else n
             if present.tested is not None:
                 self._tested[c] = present
             if present.gap != self._gaps.get(c) and present.gap is not None:

@@ -228,7 +228,11 @@ def _checked(
     cell: Cell, n: int, features: tuple[int, ...], n_classes: int
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """The n-th batch as the federation's clients have them."""
-    if isinstance(cell, Sequence) and len(cell) == 2 and isinstance(cell[1], Sized) and not len(cell[1]):
+    if (
+        isinstance(cell, Sequence)
+        and len(cell) == 2
+        and all(isinstance(part, Sized) and not len(part) for part in cell)
+    ):
         return np.zeros((0, *features), dtype=np.float32), np.zeros(0, dtype=np.int32)
     checked = Stream.from_arrays([[cell], [None]], name=f"batch {n}", n_classes=n_classes)
     if checked.x.shape[1:] != features:
