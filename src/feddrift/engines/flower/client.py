@@ -366,8 +366,8 @@ def from_toml(folder: Path) -> Client:
     files = StepFiles(folder / settings.get("data", "data"), settings.get("label", "label"))
     load: Load = plugins.load("load", settings["load"], folder) if "load" in settings else files
     model = imported(settings.get("model"), folder)
-    limits = {key: settings.get(key) for key in ("max_rows", "max_age")}
-    says = {key: settings.get(key, True) for key in ("explain", "describe")}
+    limits: dict[str, Any] = {key: settings.get(key) for key in ("max_rows", "max_age")}
+    says: dict[str, bool] = {key: settings.get(key, True) for key in ("explain", "describe")}
     return Client(settings["name"], folder / "store", load, model, **limits, named=files.named, **says)
 
 
