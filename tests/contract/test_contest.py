@@ -69,7 +69,7 @@ def private_pairs(fed: Any, local: Local) -> Models:
     return join(fed.fresh(), fed.train(own, w, local=local))
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_all_engines_count_alike(seed: int) -> None:
     stream, learn = uneven_stream(seed), replace(LOCAL, rounds=4, steps=10, lr=0.05)
     results = []

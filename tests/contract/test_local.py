@@ -54,6 +54,7 @@ def shared_and_own(fed: Any) -> tuple[Models, Models]:
     return take(start, [0], [0]), take(start, [1] * 4, range(1, 5), owner=range(4))
 
 
+@pytest.mark.slow
 def test_engines_agree_on_pulls() -> None:
     """To where a round began, with weights of each client; and of private models to a shared one."""
     stream, results = uneven_stream(1), []

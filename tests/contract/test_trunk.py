@@ -41,7 +41,9 @@ def families(fed: Any) -> Models:
     return models
 
 
-@pytest.mark.parametrize(("seed", "optimizer"), [(0, "adam"), (1, "adam"), (2, "sgd")])  # test_engines has all pairs
+@pytest.mark.parametrize(  # test_engines has all pairs
+    ("seed", "optimizer"), [(0, "adam"), *(pytest.param(*p, marks=pytest.mark.slow) for p in ((1, "adam"), (2, "sgd")))]
+)
 def test_all_verbs_agree_between_engines(seed: int, optimizer: Any) -> None:
     stream = uneven_stream(seed)
     w = some_w(2, stream, 4, seed)

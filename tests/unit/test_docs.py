@@ -70,6 +70,7 @@ def test_python_runs(page: str, desk: Path, capsys: pytest.CaptureFixture[str]) 
         assert names["classes"].shape == (500,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [b for b in blocks("docs/extend.md") if "def step(" in b.text], ids=lambda b: b.line)
 def test_methods_that_are_shown_keep_the_contract(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = ModuleType("shown")

@@ -28,7 +28,7 @@ def played(rest: int, engine: str = "simulator", metric: str = "error") -> list[
     return list(fd.run(stream, method, engine=engine, local=LEARN, conditions=Conditions(rest=rest)))
 
 
-@pytest.mark.parametrize("engine", ["simulator", "reference"])
+@pytest.mark.parametrize("engine", ["simulator", pytest.param("reference", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("metric", ["error", "loss"])
 def test_a_concept_that_comes_back_is_found_for_less(engine: str, metric: str) -> None:
     usual, resting = played(0, engine, metric), played(2, engine, metric)
