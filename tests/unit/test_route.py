@@ -16,7 +16,7 @@ from feddrift.engines import routing
 from feddrift.engines.conditions import Conditions
 from feddrift.errors import ConfigError
 from feddrift.exported import Predictor
-from feddrift.models import fresh
+from feddrift.models import fresh, take
 from feddrift.nets import default_net, initial
 from feddrift.nets.voting import layer_of
 from feddrift.reports.story import command
@@ -342,3 +342,13 @@ def test_what_the_gate_has_learned_outlives_a_step_of_private_votes() -> None:
     before = State(models, np.zeros((1, 1, 2)), np.array([[1.0, 0.0]]), routing=past)
     after = replace(before, votes=np.array([[0.0, 1.0]]), routing=None)
     assert routing.with_route(before, after, None, "row").routing is past  # type: ignore[arg-type]
+
+
+def test_models_as_they_were_get_names_that_no_trunk_has() -> None:
+    net = default_net(small_stream())
+    founded = fresh(net, seed=0, n=3, distinct=True)
+    before = take(founded, [0, 1, 2], [0, 1, 2])
+    now = replace(take(founded, [0, 1], [0, 1]), family=(0, 3))  # model 1 stands on the trunk of one that is no more
+    stack, former = routing._with_former(now, before, [1, 2])
+    assert len(set(stack.ids)) == 4 and former == {1: 2, 2: 3}
+    assert not set(stack.family[2:]) & set(stack.family[:2])

@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from feddrift.engines.federation import TimeStep
-from feddrift.models import join, take
+from feddrift.models import join, take, unused_id
 from feddrift.router import Per, Router, Routing, Sums
 from feddrift.types import Event, Models, Moments, Projection, State
 
@@ -99,7 +99,8 @@ def _with_former(models: Models, before: Models, ids: Sequence[int]) -> tuple[Mo
     """The models and, behind them, those of these ids as they were before; and where each of these stands."""
     if not ids:
         return models, {}
-    names = [max((*models.ids, *before.ids)) + 1 + k for k in range(len(ids))]
+    first = max(unused_id(models), unused_id(before))
+    names = [first + k for k in range(len(ids))]
     former = take(before, [_places(before)[i] for i in ids], names)
     return join(models, former), {i: len(models) + k for k, i in enumerate(ids)}
 
