@@ -18,6 +18,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from feddrift.deploy import warm
 from feddrift.deploy.notices import Herald
 from feddrift.deploy.processes import EXECUTOR, Executors, end
 from feddrift.deploy.settings import Settings, public_key
@@ -83,11 +84,14 @@ def superlink(server: Path) -> list[str]:
 
 def supernode(folder: Path, address: str | None = None) -> list[str]:
     """The command that starts a client."""
-    server = address or settings_of(folder).get("server")
+    settings = settings_of(folder)
+    server = address or settings.get("server")
     if server is None:
         raise ConfigError(f"{folder / 'client.toml'} must name the server, host:port")
+    own = program("flower-supernode")
     return [
-        program("flower-supernode"), "--superlink", server, "--root-certificates", str(folder / "ca.crt"),
+        *(warm.command("flower-supernode", settings.get("look")) if settings.get("warm", True) else [own]),
+        "--superlink", server, "--root-certificates", str(folder / "ca.crt"),
         "--auth-supernode-private-key", str(folder / "key"), "--host", "127.0.0.1", "--port", str(free_port()),
         "--node-config", f"folder={json.dumps(str(folder))}",
     ]  # fmt: skip
@@ -220,7 +224,7 @@ def _until(true: Callable[[], bool], what: str, children: Sequence[subprocess.Po
 
 def _wait(children: Sequence[subprocess.Popen[bytes]]) -> str:
     """Wait until one of these has ended, or what runs apps for it, without which it would be mute; which it is."""
-    names = {child.pid: Path(str(child.args[0])).name for child in children}  # type: ignore[index]
+    names = {child.pid: _name(child) for child in children}
     executors = Executors(pid for pid, name in names.items() if name.startswith("flower-"))
     while True:
         for child in children:
@@ -229,6 +233,12 @@ def _wait(children: Sequence[subprocess.Popen[bytes]]) -> str:
         if executors.lost():
             return f"{EXECUTOR} has ended"
         time.sleep(1)
+
+
+def _name(child: subprocess.Popen[bytes]) -> str:
+    """The program: with a warm start its name is not the first word."""
+    names = [Path(word).name for word in map(str, child.args)]  # type: ignore[arg-type, union-attr]
+    return next((name for name in names if name.startswith("flower-")), names[0])
 
 
 @contextmanager
