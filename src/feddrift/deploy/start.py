@@ -18,7 +18,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from feddrift.deploy import warm
+from feddrift.deploy import control, warm
 from feddrift.deploy.notices import Herald
 from feddrift.deploy.processes import EXECUTOR, Executors, end
 from feddrift.deploy.settings import Settings, public_key
@@ -127,20 +127,14 @@ def serve(folder: Path, proxy: bool = True) -> None:
 
 def register(server: Path) -> None:
     """Make the clients' keys, and no others, known to the SuperLink."""
-    known, current = _registered(server / "state" / "superlink.db"), set[bytes]()
-    for path in sorted((server / "keys").glob("*.pub")):
-        current.add(key := public_key(path))
-        if key in known and known[key] is None:
-            _log.warning("the key of client %s was shut out, which is for good: give it a new one", path.stem)
-        elif key not in known:
-            answer = flwr(server, "supernode", "register", str(path), "--name", path.stem)
-            if not answer.get("success"):
-                raise DataError(f"the SuperLink does not take the key of client {path.stem}: {answer}")
-    for node in [node for key, node in known.items() if key not in current and node is not None]:
-        _log.info("a key that is no client's any more is shut out (node %d)", node)
-        answer = flwr(server, "supernode", "unregister", str(node))
-        if not answer.get("success"):
-            raise DataError(f"the SuperLink does not shut out node {node}: {answer}")
+    known = _registered(server / "state" / "superlink.db")
+    keys = {path.stem: public_key(path) for path in sorted((server / "keys").glob("*.pub"))}
+    for name in (name for name, key in keys.items() if known.get(key, 0) is None):
+        _log.warning("the key of client %s was shut out, which is for good: give it a new one", name)
+    new = {name: key for name, key in keys.items() if key not in known}
+    gone = [node for key, node in known.items() if key not in keys.values() and node is not None]
+    if new or gone:
+        control.tell(f"127.0.0.1:{ports(server)[1]}", server / "ca.crt", new, gone)
 
 
 def _registered(database: Path) -> dict[bytes, int | None]:
