@@ -8,11 +8,13 @@ by names that Flower's modules look up; with a version of Flower that was not tr
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import importlib.metadata
 import json
 import logging
+import mmap
 import os
 import select
 import signal
@@ -26,14 +28,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+
 FLOWER = "1.41."  # the versions whose modules have the names that are replaced here
 LOOK = 3.0  # seconds between looks for messages when none come, as in Flower
 SOONEST = 0.3  # seconds until the next look after a message
 REPLY = 0.1  # seconds between looks for the reply to a message, in the SuperNode's own memory
 TASKS = 5.0  # seconds between a SuperExec's looks for messages where it is woken
-PATIENCE = 25.0  # seconds until a message must have its process: Flower gives it up after 30
-TRIES = 3  # times in a row that the warm process may fail before it is left alone
-PRELOADED = "feddrift.engines.flower.client", "feddrift.engines.program", "feddrift.engines.kernel"
+START, FORK = 120.0, 10.0  # seconds until the warm process must be there, and have forked
+TRIES = 3  # times in a row that it may fail before it is left alone
 
 _log = logging.getLogger("feddrift")
 
@@ -89,22 +92,40 @@ def _clientapp() -> None:
     """The warm process; what goes on after `_forked` is a child of it, which handles one message and ends."""
     from flwr.supernode.cli import flwr_clientapp
 
-    for name in PRELOADED:
-        importlib.import_module(name)
+    _practise()
     gc.collect()
     gc.freeze()  # what is there by now is not looked at, and so not copied, in the children
     sys.argv = _forked(socket.socket(fileno=int(sys.argv[1])))
     flwr_clientapp()
 
 
+def _practise() -> None:
+    """Import what clients need and, where JAX is not needed for it, load the native code by a use of it."""
+    from feddrift.algorithms import algorithm
+    from feddrift.data import Stream
+    from feddrift.engines.flower import client
+    from feddrift.engines.lanes import only_one_cpu
+    from feddrift.run import steps_on
+
+    if only_one_cpu():  # else JAX would be asked, and start threads
+        x, y, counts = np.zeros((16, 2), np.float32), np.arange(16, dtype=np.int32) % 2, np.full((2, 1), 8)
+        stream = Stream("practice", x, y, counts, 2)
+        local = client.Local(rounds=1, steps=1, batch=2)
+        engine = client.simulated(stream, client.net_for(None, (2,), 2), local, 0)
+        list(steps_on(engine, algorithm("FedDrift")))
+
+
 def _forked(line: socket.socket) -> list[str]:
     """Fork whenever the SuperExec asks; returns in the children, with the words to be started with."""
-    import numpy
-
     signal.signal(signal.SIGCHLD, _bury)
+    needed = mmap.mmap(-1, 1)  # shared with the children: whether one of them has needed JAX
     words = None
     with line, line.makefile("rw") as talk:
+        talk.write("ready\n")
+        talk.flush()
         for asked in talk:
+            if needed[0]:
+                importlib.import_module("feddrift.engines.program")
             if not (pid := os.fork()):
                 words = json.loads(asked)
                 break
@@ -113,7 +134,8 @@ def _forked(line: socket.socket) -> list[str]:
     if words is None:  # the SuperExec is gone
         sys.exit(0)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    numpy.random.seed()  # noqa: NPY002  (a user's code may draw from it; Python's own generator does so by itself)
+    np.random.seed()  # noqa: NPY002  (a user's code may draw from it; Python's own generator does so by itself)
+    atexit.register(lambda: needed.__setitem__(0, needed[0] | ("jax" in sys.modules)))
     return [str(Path(sys.executable).parent / words[0]), *words[1:]]
 
 
@@ -152,11 +174,15 @@ class Warm:
             self._start()
 
     def _start(self) -> None:
+        """Start it and wait for it: the SuperExec takes no message meanwhile, so none runs out of time."""
         ours, its = socket.socketpair()
-        ours.settimeout(PATIENCE)
+        ours.settimeout(START)
         with its:
             self._process = subprocess.Popen([*command("flwr-clientapp"), str(its.fileno())], pass_fds=[its.fileno()])
         self._line, self._talk = ours, ours.makefile("rw")
+        with suppress(OSError):  # then it does not fork, either
+            self._talk.readline()
+        ours.settimeout(FORK)
 
     def _ask(self, words: Sequence[str]) -> int:
         self._talk.write(json.dumps(list(words)) + "\n")

@@ -14,6 +14,7 @@ from feddrift.engines.flower.wire import size
 from feddrift.errors import ConfigError, FeddriftError
 
 LATE = 5.0  # seconds that a message outlives its deadline: a late reply is thrown away, not worked on
+LONGEST = 60.0  # seconds between questions for new data that never come
 
 
 class QuorumError(FeddriftError):
@@ -32,7 +33,7 @@ class WaitingRules:
     poll: float = 0.5  # how often replies are looked for
     start: float | Literal["data"] = "data"  # a time step starts when new data are there, or so long after the last one
     grace: float = 60.0  # once a quorum has new data, so long it waits for the others
-    look: float = 10.0  # how often clients are asked for new data
+    look: float = 10.0  # how often clients are asked for new data, at first
 
     def __post_init__(self) -> None:
         if self.quorum < 1:
@@ -42,6 +43,10 @@ class WaitingRules:
                 raise ConfigError(f"{name} must be above 0 seconds, got {getattr(self, name)}")
         if self.start != "data" and not (isinstance(self.start, int | float) and self.start >= 0):
             raise ConfigError(f"start must be 'data' or a number of seconds, got {self.start!r}")
+
+    def pause(self, waited: float) -> float:
+        """Seconds until clients are asked again, when for so long none has had new data: a question costs them."""
+        return max(self.look, min(waited / 10, LONGEST))
 
 
 @dataclass(frozen=True)
