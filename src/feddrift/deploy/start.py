@@ -231,7 +231,7 @@ def _wait(children: Sequence[subprocess.Popen[bytes]]) -> str:
 
 def _name(child: subprocess.Popen[bytes]) -> str:
     """The program: with a warm start its name is not the first word."""
-    names = [Path(word).name for word in map(str, child.args)]  # type: ignore[arg-type, union-attr]
+    names = [Path(word).name for word in map(str, child.args)]  # type: ignore[arg-type]
     return next((name for name in names if name.startswith("flower-")), names[0])
 
 

@@ -103,15 +103,17 @@ def _practise() -> None:
     """Import what clients need and, where JAX is not needed for it, load the native code by a use of it."""
     from feddrift.algorithms import algorithm
     from feddrift.data import Stream
-    from feddrift.engines.flower import client
+    from feddrift.engines.flower import client  # noqa: F401
     from feddrift.engines.lanes import only_one_cpu
+    from feddrift.engines.own import simulated
+    from feddrift.nets import net_for
     from feddrift.run import steps_on
+    from feddrift.types import Local
 
     if only_one_cpu():  # else JAX would be asked, and start threads
         x, y, counts = np.zeros((16, 2), np.float32), np.arange(16, dtype=np.int32) % 2, np.full((2, 1), 8)
         stream = Stream("practice", x, y, counts, 2)
-        local = client.Local(rounds=1, steps=1, batch=2)
-        engine = client.simulated(stream, client.net_for(None, (2,), 2), local, 0)
+        engine = simulated(stream, net_for(None, (2,), 2), Local(rounds=1, steps=1, batch=2), 0)
         list(steps_on(engine, algorithm("FedDrift")))
 
 
@@ -187,7 +189,9 @@ class Warm:
     def _ask(self, words: Sequence[str]) -> int:
         self._talk.write(json.dumps(list(words)) + "\n")
         self._talk.flush()
-        return int(self._talk.readline())  # nothing, where it has ended
+        if not (answer := self._talk.readline()):
+            raise OSError("it has ended")
+        return int(answer)
 
     def _end(self) -> None:
         """End it, so that no message is handled twice."""
