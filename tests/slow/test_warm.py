@@ -131,6 +131,5 @@ def test_ten_keys_are_registered_at_once(tmp_path: Path) -> None:
         start.register(folder)
         known = start._registered(folder / "state" / "superlink.db")
         assert sum(node is None for node in known.values()) == 1
-        assert start.flwr(folder, "supernode", "list")["nodes"]
     finally:
         start.end(child)
