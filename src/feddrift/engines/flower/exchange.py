@@ -10,7 +10,7 @@ from typing import Any, Literal
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from feddrift.engines.flower.wire import size
+from feddrift.engines.flower import wire
 from feddrift.errors import ConfigError, FeddriftError
 
 LATE = 5.0  # seconds that a message outlives its deadline: a late reply is thrown away, not worked on
@@ -98,9 +98,9 @@ class Exchange:
             answer, reply = self.clients.setdefault(c, Answer()), replies.get(c)
             answer.trouble = trouble.get(c)
             if c in contents:
-                answer.sent += size(contents[c])
+                answer.sent += wire.size(contents[c])
             if reply is not None and not isinstance(reply.content, str):
-                answer.answered += size(reply.content)
+                answer.answered += wire.size(reply.content)
                 answer.seconds = round(self.took + (reply.seconds or 0.0), 3)
         self.took = round(self.took + took, 3)
 
@@ -120,7 +120,7 @@ def exchange(
     nodes, replies = list(contents), dict[int, Reply]()
     if not nodes:
         return replies
-    sent = [Message(contents[n], n, action, ttl=deadline + LATE, group_id=action) for n in nodes]
+    sent = [Message(wire.sealed(contents[n]), n, action, ttl=deadline + LATE, group_id=action) for n in nodes]
     began = time.monotonic()
     end = began + deadline
     waiting = dict(zip(grid.push_messages(sent), nodes, strict=False))
@@ -133,7 +133,7 @@ def exchange(
             # An error of Flower's own has not the node's id: the message it answers tells whose it is.
             node = waiting.pop(reply.metadata.reply_to_message_id, None)
             if node is not None:
-                content = _error(reply) if reply.has_error() else reply.content
+                content = _error(reply) if reply.has_error() else wire.opened(reply.content)
                 replies[node] = Reply(content, round(time.monotonic() - began, 3))
         if waiting and time.monotonic() >= end:
             break
