@@ -45,8 +45,8 @@ def sealed(content: RecordDict) -> RecordDict:
 
 def opened(content: RecordDict) -> RecordDict:
     """The message as it was before it was sealed, if it was; an empty one, which all refuse, if that cannot be."""
-    body = content.config_records.get("body", {})
-    if "blob" not in body:
+    body = content.config_records.get("body")
+    if body is None or "blob" not in body:
         return content
     text, index, blob, records, at = body.get("json"), body.get("index"), body["blob"], dict[str, ArrayRecord](), 0
     try:
