@@ -34,7 +34,7 @@ FLOWER = "1.41."  # the versions whose modules have the names that are replaced 
 LOOK = 3.0  # seconds between looks for messages when none come, as in Flower
 SOONEST = 0.3  # seconds until the next look after a message
 REPLY = 0.1  # seconds between looks for the reply to a message, in the SuperNode's own memory
-TASKS = 5.0  # seconds between a SuperExec's looks for messages where it is woken
+TASKS = 10.0  # seconds between a SuperExec's looks for messages where it is woken
 START, FORK = 120.0, 10.0  # seconds until the warm process must be there, and have forked
 TRIES = 3  # times in a row that it may fail before it is left alone
 
