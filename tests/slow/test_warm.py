@@ -51,7 +51,7 @@ def test_it_waits_with_one_thread_and_learns_to_import_jax(tmp_path: Path, monke
     monkeypatch.setattr(warm, "command", lambda name: [sys.executable, str(tmp_path / "program.py"), name])
     executor = warm.Warm()
     try:
-        for k, loaded in enumerate((False, True)):  # the first message imports JAX by itself, the second has it
+        for k, loaded in enumerate((False, False, True)):  # it imports JAX once it knows that a message has done so
             path = tmp_path / str(k)
             executor.Popen(["flwr-clientapp", str(path)])
             assert executor._process is not None and not executor._cold

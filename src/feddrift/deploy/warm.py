@@ -126,13 +126,13 @@ def _forked(line: socket.socket) -> list[str]:
         talk.write("ready\n")
         talk.flush()
         for asked in talk:
-            if needed[0]:
-                importlib.import_module("feddrift.engines.program")
             if not (pid := os.fork()):
                 words = json.loads(asked)
                 break
             talk.write(f"{pid}\n")
             talk.flush()
+            if needed[0]:
+                importlib.import_module("feddrift.engines.program")
     if words is None:  # the SuperExec is gone
         sys.exit(0)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
