@@ -269,3 +269,21 @@ def test_a_client_chooses_how_it_is_started(tmp_path: Path) -> None:
         toml.write_text(f"{line}\n{text}")
         with pytest.raises(ConfigError, match=r"look must be a number of seconds from 0.1 to 60, got"):
             settings_of(folder)
+
+
+@pytest.mark.parametrize("lacks", ["native code", "a CPU alone"])
+def test_nothing_is_practised_with_jax(lacks: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its threads would not outlive the fork."""
+    from feddrift.engines import kernel, lanes, own
+
+    def simulated(*_: object) -> None:
+        raise AssertionError("it practises")
+
+    monkeypatch.setattr(own, "simulated", simulated)
+    monkeypatch.setattr(lanes, "only_one_cpu", lambda: lacks != "a CPU alone")
+    monkeypatch.setattr(kernel, "ready", lambda: lacks != "native code")
+    warm._practise()
+    monkeypatch.setattr(lanes, "only_one_cpu", lambda: True)
+    monkeypatch.setattr(kernel, "ready", lambda: True)
+    with pytest.raises(AssertionError, match="it practises"):
+        warm._practise()

@@ -103,6 +103,7 @@ def _practise() -> None:
     """Import what clients need and, where JAX is not needed for it, load the native code by a use of it."""
     from feddrift.algorithms import algorithm
     from feddrift.data import Stream
+    from feddrift.engines import kernel
     from feddrift.engines.flower import client  # noqa: F401
     from feddrift.engines.lanes import only_one_cpu
     from feddrift.engines.own import simulated
@@ -110,7 +111,7 @@ def _practise() -> None:
     from feddrift.run import steps_on
     from feddrift.types import Local
 
-    if only_one_cpu():  # else JAX would be asked, and start threads
+    if only_one_cpu() and kernel.ready():  # else JAX would do it, and start threads
         x, y, counts = np.zeros((16, 2), np.float32), np.arange(16, dtype=np.int32) % 2, np.full((2, 1), 8)
         stream = Stream("practice", x, y, counts, 2)
         engine = simulated(stream, net_for(None, (2,), 2), Local(rounds=1, steps=1, batch=2), 0)
