@@ -1,42 +1,67 @@
-"""Seconds per exchange of a real deployment on this machine: `python benchmarks/deployment.py 3 10` (numbers of nodes).
+"""What exchanges of a real deployment cost on this machine: `python benchmarks/deployment.py 3 10` (numbers of nodes).
 
-Everything is as in docs/deploy.md, but all nodes share this machine with the server and nginx is left out.
+Each number of nodes twice: cold, as Flower does it by itself, and warm. Everything is as in docs/deploy.md, but all
+nodes share this machine with the server and nginx is left out. CPU seconds are those of a client and all that it
+starts, from the first answered hello to the last exchange, over exchanges and clients.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 
-from feddrift.deploy import make, start
+from feddrift.deploy import make, processes, start
 
-STEPS, ROUNDS = 3, 5
+STEPS, ROUNDS = 3, 7
 ANSWERED = re.compile(r"(hello|evaluate|train) at time (\d+).*: (\d+) of (\d+) clients answered in ([0-9.]+) s")
+TICK = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass
+class Measured:
+    """What exchanges took in which all clients answered."""
+
+    seconds: dict[str, list[float]]  # by kind
+    client: float  # CPU seconds per exchange and client
+    server: float  # and per exchange
 
 
 def main(numbers: list[int]) -> None:
-    print("| nodes | load of this machine | hello | evaluate | a round of training | exchanges |")
-    print("|---|---|---|---|---|---|")
+    kinds = "hello | evaluate | a round of training"
+    print(f"| nodes | way | {kinds} | CPU s per exchange and client | server's per exchange | exchanges | load |")
+    print("|---|---|---|---|---|---|---|---|---|")
     for n in numbers:
-        with tempfile.TemporaryDirectory() as folder:
-            seconds = measured(Path(folder) / "deployment", n)
-        cells = [f"{median(took):.1f} (fastest {min(took):.1f})" if took else "-" for took in seconds.values()]
-        load, count = os.getloadavg()[0], sum(map(len, seconds.values()))
-        print(f"| {n} | {load:.1f} at the end | {' | '.join(cells)} | {count} |", flush=True)
+        found = {way: row(n, way) for way in ("cold", "warm")}
+        cold, warm = found["cold"], found["warm"]
+        shares = [f"{median(warm.seconds[kind]) / median(cold.seconds[kind]):.2f}" for kind in cold.seconds]
+        shares += [f"{warm.client / cold.client:.2f}", f"{warm.server / cold.server:.2f}"]
+        print(f"| {n} | warm / cold | {' | '.join(shares)} | | |")
 
 
-def measured(folder: Path, n: int) -> dict[str, list[float]]:
-    """By kind of exchange, how long each took in which all clients answered."""
+def row(n: int, way: str) -> Measured:
+    """Measure and print one line of the table."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = measured(Path(folder) / "deployment", n, way)
+    cells = [f"{median(took):.1f} ({min(took):.1f} to {max(took):.1f})" for took in found.seconds.values()]
+    costs, count = f"{found.client:.2f} | {found.server:.2f}", sum(map(len, found.seconds.values()))
+    print(f"| {n} | {way} | {' | '.join(cells)} | {costs} | {count} | {os.getloadavg()[0]:.1f} |", flush=True)
+    return found
+
+
+def measured(folder: Path, n: int, way: str) -> Measured:
+    """Run a deployment of n clients and read off its log what each exchange took."""
     names = [f"client{k}" for k in range(n)]
     outer, inner = start.free_port(), start.free_port()
     make.init(folder, names, [2], ["0", "1"], port=outer, inner=inner, experiment="benchmark")
@@ -46,39 +71,70 @@ def measured(folder: Path, n: int) -> dict[str, list[float]]:
     settings.write_text(f"{own}hello = 300\nevaluate = 300\ntrain = 300\n{others}")
     draw = np.random.default_rng(0)
     for name in names:
+        toml = folder / "clients" / name / "client.toml"
+        toml.write_text(f"warm = {str(way == 'warm').lower()}\n{toml.read_text()}")
         for t in range(STEPS + 1):
             x = draw.random((200, 2))
             rows = "".join(f"{a:.5f},{b:.5f},{int(a > 0.5)}\n" for a, b in x)
             (folder / "clients" / name / "data" / f"step_{t}.csv").write_text("u,v,label\n" + rows)
+    output, log = folder / "output", folder / "server" / "state" / "server.log"
+
+    def exchanges() -> list[tuple[str, float]]:
+        every = ANSWERED.findall(log.read_text()) if log.exists() else []
+        return [(kind, float(took)) for kind, _, answered, asked, took in every if int(answered) == int(asked) == n]
+
     with ExitStack() as running:
-        server = running.enter_context(command(folder, "server", str(folder), "--no-proxy"))
-        while "can connect" not in (folder / "output").read_text():
-            if server.poll() is not None:
-                sys.exit((folder / "output").read_text())
-            time.sleep(0.5)
+        server = running.enter_context(command(output, "server", str(folder), "--no-proxy"))
+        until(lambda: "can connect" in output.read_text(), server, output)
+        clients = []
         for name in names:
             words = "client", str(folder / "clients" / name), "--server", f"localhost:{inner}"
-            running.enter_context(command(folder, *words))
-        for _ in start.run(folder):
-            pass
-    found: dict[str, list[float]] = {"hello": [], "evaluate": [], "train": []}
-    for kind, _, answered, asked, took in ANSWERED.findall((folder / "server" / "state" / "server.log").read_text()):
-        if int(answered) == int(asked) == n:
-            found[kind].append(float(took))
-    return found
+            clients.append(running.enter_context(command(output, *words)))
+        run = running.enter_context(command(output, "run", str(folder)))
+        until(exchanges, run, output)
+        before, begun = [cpu(child.pid) for child in (server, *clients)], len(exchanges())
+        run.wait()
+        after, every = [cpu(child.pid) for child in (server, *clients)], exchanges()
+    if run.returncode:
+        sys.exit(output.read_text()[-4000:])
+    seconds: dict[str, list[float]] = {"hello": [], "evaluate": [], "train": []}
+    for kind, took in every[1:]:  # the first met processes that were about to start
+        seconds[kind].append(took)
+    burnt = [(b - a) / (len(every) - begun) for a, b in zip(before, after, strict=True)]
+    return Measured(seconds, sum(burnt[1:]) / n, burnt[0])
+
+
+def cpu(pid: int) -> float:
+    """CPU seconds of a process and all below it, also of those that have ended, buried or not."""
+    parents, ticks = dict[int, int](), dict[int, int]()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, ValueError, IndexError):  # it is gone, and its parent has its time
+            fields = path.read_text().rpartition(")")[2].split()
+            parents[int(path.parent.name)], ticks[int(path.parent.name)] = int(fields[1]), sum(map(int, fields[11:15]))
+    family = [pid]
+    for one in family:
+        family += (child for child, parent in parents.items() if parent == one)
+    return sum(ticks.get(one, 0) for one in family) / TICK
+
+
+def until(true: Callable[[], object], child: subprocess.Popen[bytes], output: Path) -> None:
+    while not true():
+        if child.poll() is not None:
+            sys.exit(output.read_text()[-4000:])
+        time.sleep(0.2)
 
 
 @contextmanager
-def command(folder: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+def command(output: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
     """`feddrift deploy ...` in the background, until this ends."""
-    with open(folder / "output", "ab") as out:
+    with open(output, "ab") as out:
         child = subprocess.Popen([sys.executable, "-m", "feddrift", "deploy", *words], stdout=out, stderr=out)
     try:
         yield child
     finally:
-        child.terminate()
-        child.wait(60)
+        processes.end(child)
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as for Ctrl-C: what was started ends, too
     main([int(n) for n in sys.argv[1:]] or [3, 10])

@@ -160,19 +160,20 @@ def test_a_key_that_is_no_clients_any_more_is_shut_out(
     from flwr.supercore.object_store import ObjectStoreFactory
     from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
 
-    server, said = made / "server", list[tuple[str, ...]]()
+    server, said = made / "server", list[str]()
     database = server / "state" / "superlink.db"
     link = LinkStateFactory(str(database), NoOpFederationManager(), ObjectStoreFactory()).state()
 
-    def flwr(_: Path, *words: str) -> dict[str, object]:
-        said.append(words)
-        if words[1] == "register":
-            link.create_node("me", "me", public_key(Path(words[2])), 30.0)
-        else:
-            link.delete_node("me", int(words[2]))
-        return {"success": True}
+    def tell(address: str, authority: Path, new: dict[str, bytes], gone: list[int]) -> None:
+        assert (address, authority) == ("127.0.0.1:18444", server / "ca.crt")
+        for name, key in new.items():
+            said.append(f"new {name}")
+            link.create_node("me", "me", key, 30.0)
+        for node in gone:
+            said.append("gone")
+            link.delete_node("me", node)
 
-    monkeypatch.setattr(start, "flwr", flwr)
+    monkeypatch.setattr(start.control, "tell", tell)
     start.register(server)
     start.register(server)
     old, other = (public_key(server / "keys" / f"{name}.pub") for name in "ab")
@@ -180,12 +181,12 @@ def test_a_key_that_is_no_clients_any_more_is_shut_out(
     (server / "keys" / "a.pub").rename(made / "old.pub")
     shutil.copy(made.parent / "other" / "server" / "keys" / "x.pub", server / "keys" / "a.pub")
     start.register(server)
-    assert [words[1] for words in said] == ["register", "register", "register", "unregister"]
+    assert said == ["new a", "new b", "new a", "gone"]
     known = start._registered(database)
     assert known[old] is None and known[other] is not None and len(known) == 3
     shutil.copy(made / "old.pub", server / "keys" / "a.pub")
     start.register(server)  # the new key is shut out in its turn
-    assert said[-1][1] == "unregister" and "client a was shut out, which is for good" in caplog.text
+    assert said[4:] == ["gone"] and "client a was shut out, which is for good" in caplog.text
 
 
 def until(true: Callable[[], object]) -> None:

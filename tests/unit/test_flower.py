@@ -9,6 +9,7 @@ import pickle
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from feddrift.data import Stream
 from feddrift.deploy import server
 from feddrift.deploy.server import federate, run
 from feddrift.deploy.settings import Settings
-from feddrift.engines.flower import wire
+from feddrift.engines.flower import federation, wire
 from feddrift.engines.flower.client import Client, client_app, from_toml
 from feddrift.engines.flower.exchange import LATE, QuorumError
 from feddrift.engines.flower.federation import Flower
@@ -220,6 +221,27 @@ def test_without_a_quorum_the_step_waits_and_then_says_so() -> None:
         fed.train(models, w)
     with pytest.raises(QuorumError, match="to start with"):
         engine.at(1)
+
+
+def test_clients_without_new_data_are_asked_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But not while some have new data and the others are waited for."""
+    now, slept = 0.0, list[float]()
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        slept.append(seconds)
+        if now > 2000:
+            engine.local_grid.clients["a"].load = load_of(stream, 0)
+
+    stream = swapping()
+    engine = over(stream, waiting=replace(QUICK, start="data", look=10, grace=100))
+    for client in engine.local_grid.clients.values():
+        client.load = lambda n: None
+    monkeypatch.setattr(federation, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    engine.hello(0)
+    assert slept[:11] == [10.0] * 11 and slept == sorted(slept[:-11]) + [10.0] * 11  # the last ones are the grace
+    assert slept[-12] == 60.0 and slept.count(60.0) > 20
 
 
 def test_a_client_that_comes_back_only_to_fail_again_is_given_up() -> None:

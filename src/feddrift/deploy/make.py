@@ -206,7 +206,9 @@ def _client(folder: Path, server: Path, name: str, address: str, classes: Sequen
         '# model = "mine:model"      # or linear, mlp:64,64; the server must name the same\n'
         "# max_rows = 100000         # how much history is kept, in rows\n"
         "# max_age = 50              # and in time steps\n"
-        "# explain = true            # false: the server never gets to know what moved in the data at an alarm\n",
+        "# explain = true            # false: the server never gets to know what moved in the data at an alarm\n"
+        "# look = 3                  # seconds between looks for messages when none come\n"
+        "# warm = true               # false: a new Python for every message, which takes seconds and saves memory\n",
     )
     _unit(folder / "feddrift-client.service", "client", folder, f"client {name}", "always", 20)
 

@@ -37,28 +37,35 @@ def below(pid: int, processes: Iterable[Process] | None = None) -> list[Process]
 
 def living() -> list[Process]:
     """All processes but those that are dead and not yet buried; none where the system has no /proc."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError, ValueError, IndexError):  # it has ended meanwhile
-            fields = path.read_text().rpartition(")")[2].split()
-            if fields[0] not in "ZX":
-                found.append(Process(int(path.parent.name), int(fields[1]), int(fields[19])))
-    return found
+    return [process for path in Path("/proc").glob("[0-9]*/stat") if (process := _read(path))]
+
+
+def _read(path: Path) -> Process | None:
+    with suppress(OSError, ValueError, IndexError):  # it has ended meanwhile
+        fields = path.read_text().rpartition(")")[2].split()
+        if fields[0] not in "ZX":
+            return Process(int(path.parent.name), int(fields[1]), int(fields[19]))
+    return None
 
 
 class Executors:
     """Watches what runs apps for these processes: once gone, it does not come back by itself."""
 
     def __init__(self, pids: Iterable[int], patience: float = 180.0) -> None:
-        self._pids, self._seen = set(pids), set[int]()
+        self._pids, self._seen = set(pids), dict[int, Process]()
         self._end = time.monotonic() + patience  # by then each has started its own
 
     def lost(self) -> bool:
         """Whether one of them is not there that was at an earlier look, or should be by now."""
+        if self._seen.keys() == self._pids and all(
+            _read(Path(f"/proc/{p.pid}/stat")) == p for p in self._seen.values()
+        ):
+            return False  # a look at all processes every second is a hundredth of a core
         every = living()
-        now = {pid for pid in self._pids if any(EXECUTOR in _command(p.pid) for p in below(pid, every))}
-        self._seen |= self._pids if every and time.monotonic() > self._end else now
-        return bool(self._seen - now)
+        now = {pid: p for pid in self._pids for p in below(pid, every) if EXECUTOR in _command(p.pid)}
+        expected = self._pids if every and time.monotonic() > self._end else set(self._seen)
+        self._seen |= now
+        return bool(expected - now.keys())
 
 
 def end(child: subprocess.Popen[bytes]) -> None:

@@ -75,7 +75,11 @@ class Settings(BaseModel):
         description="commands and web addresses that are told of drifts, silent or refused clients, a lost quorum, a "
         "certificate that ends",
     )
-    look: float = Field(default=10.0, gt=0, description="how often clients are asked for new data, in seconds")
+    look: float = Field(
+        default=10.0,
+        gt=0,
+        description="how often clients are asked for new data, in seconds; while none has any, down to once a minute",
+    )
 
     @field_validator("clients")
     @classmethod

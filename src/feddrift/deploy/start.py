@@ -18,6 +18,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from feddrift.deploy import control, warm
 from feddrift.deploy.notices import Herald
 from feddrift.deploy.processes import EXECUTOR, Executors, end
 from feddrift.deploy.settings import Settings, public_key
@@ -83,11 +84,14 @@ def superlink(server: Path) -> list[str]:
 
 def supernode(folder: Path, address: str | None = None) -> list[str]:
     """The command that starts a client."""
-    server = address or settings_of(folder).get("server")
+    settings = settings_of(folder)
+    server = address or settings.get("server")
     if server is None:
         raise ConfigError(f"{folder / 'client.toml'} must name the server, host:port")
+    own = program("flower-supernode")
     return [
-        program("flower-supernode"), "--superlink", server, "--root-certificates", str(folder / "ca.crt"),
+        *(warm.command("flower-supernode", settings.get("look")) if settings.get("warm", True) else [own]),
+        "--superlink", server, "--root-certificates", str(folder / "ca.crt"),
         "--auth-supernode-private-key", str(folder / "key"), "--host", "127.0.0.1", "--port", str(free_port()),
         "--node-config", f"folder={json.dumps(str(folder))}",
     ]  # fmt: skip
@@ -123,20 +127,14 @@ def serve(folder: Path, proxy: bool = True) -> None:
 
 def register(server: Path) -> None:
     """Make the clients' keys, and no others, known to the SuperLink."""
-    known, current = _registered(server / "state" / "superlink.db"), set[bytes]()
-    for path in sorted((server / "keys").glob("*.pub")):
-        current.add(key := public_key(path))
-        if key in known and known[key] is None:
-            _log.warning("the key of client %s was shut out, which is for good: give it a new one", path.stem)
-        elif key not in known:
-            answer = flwr(server, "supernode", "register", str(path), "--name", path.stem)
-            if not answer.get("success"):
-                raise DataError(f"the SuperLink does not take the key of client {path.stem}: {answer}")
-    for node in [node for key, node in known.items() if key not in current and node is not None]:
-        _log.info("a key that is no client's any more is shut out (node %d)", node)
-        answer = flwr(server, "supernode", "unregister", str(node))
-        if not answer.get("success"):
-            raise DataError(f"the SuperLink does not shut out node {node}: {answer}")
+    known = _registered(server / "state" / "superlink.db")
+    keys = {path.stem: public_key(path) for path in sorted((server / "keys").glob("*.pub"))}
+    for name in (name for name, key in keys.items() if known.get(key, 0) is None):
+        _log.warning("the key of client %s was shut out, which is for good: give it a new one", name)
+    new = {name: key for name, key in keys.items() if key not in known}
+    gone = [node for key, node in known.items() if key not in keys.values() and node is not None]
+    if new or gone:
+        control.tell(f"127.0.0.1:{ports(server)[1]}", server / "ca.crt", new, gone)
 
 
 def _registered(database: Path) -> dict[bytes, int | None]:
@@ -220,7 +218,7 @@ def _until(true: Callable[[], bool], what: str, children: Sequence[subprocess.Po
 
 def _wait(children: Sequence[subprocess.Popen[bytes]]) -> str:
     """Wait until one of these has ended, or what runs apps for it, without which it would be mute; which it is."""
-    names = {child.pid: Path(str(child.args[0])).name for child in children}  # type: ignore[index]
+    names = {child.pid: _name(child) for child in children}
     executors = Executors(pid for pid, name in names.items() if name.startswith("flower-"))
     while True:
         for child in children:
@@ -229,6 +227,12 @@ def _wait(children: Sequence[subprocess.Popen[bytes]]) -> str:
         if executors.lost():
             return f"{EXECUTOR} has ended"
         time.sleep(1)
+
+
+def _name(child: subprocess.Popen[bytes]) -> str:
+    """The program: with a warm start its name is not the first word."""
+    names = [Path(word).name for word in map(str, child.args)]  # type: ignore[arg-type]
+    return next((name for name in names if name.startswith("flower-")), names[0])
 
 
 @contextmanager

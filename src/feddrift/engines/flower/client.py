@@ -349,7 +349,7 @@ def client_app(find: Callable[[Context], Client]) -> ClientApp:
             client = find(context)
         except (Exception, SystemExit) as error:  # of the client's own modules; Flower would send its text on
             return wire.pack({"version": VERSION} | _failed(error, f"the client cannot be made ({kind})"))
-        return client.answer(kind, message.content)
+        return wire.sealed(client.answer(kind, wire.opened(message.content)))
 
     def answer(kind: str) -> Callable[[Message, Context], Message]:
         return lambda message, context: Message(answered(kind, message, context), reply_to=message)

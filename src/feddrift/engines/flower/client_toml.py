@@ -20,10 +20,13 @@ _KINDS = {
     "max_age": "number",
     "explain": "truth",
     "describe": "truth",
+    "warm": "truth",
+    "look": "seconds",
 }
 _LEGAL: dict[str, tuple[Callable[[Any], bool], str]] = {
     "text": (lambda value: isinstance(value, str) and value != "", "text in quotes"),
     "number": (lambda value: type(value) is int and value >= 1, "a whole number from 1 on"),
+    "seconds": (lambda value: type(value) in (int, float) and 0.1 <= value <= 60, "a number of seconds from 0.1 to 60"),
     "truth": (lambda value: isinstance(value, bool), "true or false"),
 }
 

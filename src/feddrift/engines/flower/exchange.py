@@ -10,10 +10,11 @@ from typing import Any, Literal
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from feddrift.engines.flower.wire import size
+from feddrift.engines.flower import wire
 from feddrift.errors import ConfigError, FeddriftError
 
 LATE = 5.0  # seconds that a message outlives its deadline: a late reply is thrown away, not worked on
+LONGEST = 60.0  # seconds between questions for new data that never come
 
 
 class QuorumError(FeddriftError):
@@ -32,7 +33,7 @@ class WaitingRules:
     poll: float = 0.5  # how often replies are looked for
     start: float | Literal["data"] = "data"  # a time step starts when new data are there, or so long after the last one
     grace: float = 60.0  # once a quorum has new data, so long it waits for the others
-    look: float = 10.0  # how often clients are asked for new data
+    look: float = 10.0  # how often clients are asked for new data, at first
 
     def __post_init__(self) -> None:
         if self.quorum < 1:
@@ -42,6 +43,10 @@ class WaitingRules:
                 raise ConfigError(f"{name} must be above 0 seconds, got {getattr(self, name)}")
         if self.start != "data" and not (isinstance(self.start, int | float) and self.start >= 0):
             raise ConfigError(f"start must be 'data' or a number of seconds, got {self.start!r}")
+
+    def pause(self, waited: float) -> float:
+        """Seconds until clients are asked again, when for so long none has had new data: a question costs them."""
+        return max(self.look, min(waited / 10, LONGEST))
 
 
 @dataclass(frozen=True)
@@ -93,9 +98,9 @@ class Exchange:
             answer, reply = self.clients.setdefault(c, Answer()), replies.get(c)
             answer.trouble = trouble.get(c)
             if c in contents:
-                answer.sent += size(contents[c])
+                answer.sent += wire.size(contents[c])
             if reply is not None and not isinstance(reply.content, str):
-                answer.answered += size(reply.content)
+                answer.answered += wire.size(reply.content)
                 answer.seconds = round(self.took + (reply.seconds or 0.0), 3)
         self.took = round(self.took + took, 3)
 
@@ -115,7 +120,7 @@ def exchange(
     nodes, replies = list(contents), dict[int, Reply]()
     if not nodes:
         return replies
-    sent = [Message(contents[n], n, action, ttl=deadline + LATE, group_id=action) for n in nodes]
+    sent = [Message(wire.sealed(contents[n]), n, action, ttl=deadline + LATE, group_id=action) for n in nodes]
     began = time.monotonic()
     end = began + deadline
     waiting = dict(zip(grid.push_messages(sent), nodes, strict=False))
@@ -128,7 +133,7 @@ def exchange(
             # An error of Flower's own has not the node's id: the message it answers tells whose it is.
             node = waiting.pop(reply.metadata.reply_to_message_id, None)
             if node is not None:
-                content = _error(reply) if reply.has_error() else reply.content
+                content = _error(reply) if reply.has_error() else wire.opened(reply.content)
                 replies[node] = Reply(content, round(time.monotonic() - began, 3))
         if waiting and time.monotonic() >= end:
             break

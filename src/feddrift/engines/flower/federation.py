@@ -165,7 +165,7 @@ class Flower(Engine):
                     len(fresh),
                 )
                 logged = True
-            time.sleep(self.waiting.look)
+            time.sleep(self.waiting.pause(now - began if self.waiting.start == "data" and not fresh else 0.0))
 
     def _greet(self, tau: int, clients: Sequence[int], state: State | None = None, inside: bool = False) -> set[int]:
         """Say hello to these clients, perhaps inside a time step, when it is too late for new data; who answered."""

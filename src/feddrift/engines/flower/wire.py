@@ -17,6 +17,8 @@ from feddrift.errors import FeddriftError
 
 MAX_BODY = 1 << 25  # characters of JSON
 HEADER = 1 << 12  # bytes that an array may need beyond its numbers
+SEALED = 1 << 18  # bytes of arrays up to which a message travels in one piece
+SINCE = 5  # the protocol whose clients know that
 
 
 class Refused(FeddriftError):
@@ -27,6 +29,42 @@ def pack(body: Mapping[str, Any], parts: Mapping[str, Part] | None = None) -> Re
     """A message of a body, as JSON, and named parts of models, as arrays."""
     records = {name: ArrayRecord(list(map(_plain, part))) for name, part in (parts or {}).items()}
     return RecordDict({"body": ConfigRecord({"json": json.dumps(body, allow_nan=False)}), **records})
+
+
+def sealed(content: RecordDict) -> RecordDict:
+    """The message with small arrays in its body's record: Flower makes requests, several, for each array and record."""
+    text, records = str(content.config_records["body"]["json"]), content.array_records
+    index = {name: [len(array.data) for array in record.values()] for name, record in records.items()}
+    if not index or sum(map(sum, index.values())) > SEALED:
+        return content
+    if int(str(json.loads(text).get("version")).rpartition("/")[2]) < SINCE:  # in whose words it is
+        return content
+    blob = b"".join(array.data for record in records.values() for array in record.values())
+    return RecordDict({"body": ConfigRecord({"json": text, "index": json.dumps(index), "blob": blob})})
+
+
+def opened(content: RecordDict) -> RecordDict:
+    """The message as it was before it was sealed, if it was; an empty one, which all refuse, if that cannot be."""
+    body = content.config_records.get("body")
+    if body is None or "blob" not in body:
+        return content
+    text, index, blob, records, at = body.get("json"), body.get("index"), body["blob"], dict[str, ArrayRecord](), 0
+    try:
+        if not isinstance(text, str) or not isinstance(index, str) or not isinstance(blob, bytes):
+            raise ValueError("of other types")
+        if max(len(index), len(blob)) > SEALED:
+            raise ValueError("too large")
+        for name, sizes in json.loads(index).items():
+            arrays = {}
+            for k, n in enumerate(sizes):
+                if type(n) is not int or not 0 <= n <= len(blob) - at:
+                    raise ValueError(n)
+                arrays[str(k)] = Array("", (), "numpy.ndarray", blob[at : at + n])
+                at += n
+            records[name] = ArrayRecord(arrays)
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return RecordDict()
+    return RecordDict({**records, "body": ConfigRecord({"json": text})})
 
 
 def size(content: RecordDict) -> int:

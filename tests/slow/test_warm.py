@@ -1,0 +1,136 @@
+"""Warm clients for real: one thread at the fork, and the bits of a federation that knows neither forks nor networks."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
+
+from feddrift import checkpoint
+from feddrift.deploy import make, server, start, warm
+from feddrift.deploy.processes import end
+from feddrift.deploy.settings import Settings
+from feddrift.engines.flower import parts
+from feddrift.engines.flower.client import from_toml
+from feddrift.engines.flower.federation import Roster
+from feddrift.engines.flower.local_grid import LocalGrid
+from feddrift.trees import leaves
+from tests.slow.test_deploy import NAMES, Deployment, below, command_of, deployment, until
+
+pytestmark = pytest.mark.slow
+__all__ = ["deployment"]  # the fixture
+
+# The waiting process as it is, but what a message's process does is to tell what it found.
+PROGRAM = """
+import json, os, sys
+import flwr.supernode.cli
+from feddrift.deploy import warm
+
+def handle():
+    loaded = "feddrift.engines.program" in sys.modules
+    from jax._src import xla_bridge
+    with open(sys.argv[1], "w") as file:
+        json.dump([loaded, xla_bridge.backends_are_initialized(), "numba" in sys.modules], file)
+
+flwr.supernode.cli.flwr_clientapp = handle
+warm.main()
+"""
+
+
+def test_it_waits_with_one_thread_and_learns_to_import_jax(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    monkeypatch.setattr(warm, "command", lambda name: [sys.executable, str(tmp_path / "program.py"), name])
+    executor = warm.Warm()
+    try:
+        for k, loaded in enumerate((False, False, True)):  # it imports JAX once it knows that a message has done so
+            path = tmp_path / str(k)
+            executor.Popen(["flwr-clientapp", str(path)])
+            assert executor._process is not None and not executor._cold
+            until(lambda path=path: path.exists() and path.read_text().endswith("]"), 120)  # type: ignore[misc]
+            assert json.loads(path.read_text()) == [loaded, False, True]
+            until(lambda: len(below(executor._process.pid)) == 0, 60)  # type: ignore[union-attr]
+            assert len(os.listdir(f"/proc/{executor._process.pid}/task")) == 1
+    finally:
+        executor._end()
+
+
+def trained(state: Path, settings: Settings) -> list[Any]:
+    """The models and who uses them, by the newest checkpoint."""
+    saved = next(iter(checkpoint.Folder(state / "checkpoints").newest_first()))
+    assert isinstance(saved, checkpoint.Checkpoint)
+    found = saved.value(parts.like(settings.net(state.parent)))[0]
+    return [found.models.ids, found.w, found.votes, *leaves(found.models.params)]
+
+
+def test_forks_and_kills_of_what_forks_change_no_bit(deployment: Deployment) -> None:
+    path = deployment.server / "federation.toml"
+    path.write_text(path.read_text().replace("time_steps = 5", "time_steps = 2"))
+    for t in range(3):
+        deployment.deliver(t)
+    shutil.copytree(deployment.folder / "clients", deployment.folder / "others")
+
+    def waiting() -> list[int]:
+        """What forks for client a; what it has forked, which looks the same, is further below."""
+        found = below(deployment.children["a"].pid)
+        return [pid for pid in found if "feddrift.deploy.warm flwr-clientapp" in command_of(pid)][:1]
+
+    deployment.start_server()
+    for name in NAMES:
+        deployment.start_client(name)
+    deployment.run("run", "run", str(deployment.folder))
+    done = deployment.server / "state" / "checkpoints"
+    until(lambda: list(done.glob("000000-000001*")) and waiting(), 240, deployment)
+    os.kill(waiting()[0], signal.SIGKILL)
+    assert deployment.children.pop("run").wait(400) == 0, deployment.told()
+    assert "this message starts cold" in (deployment.folder / "a.out").read_text()
+    assert waiting()  # again
+    tokens = [command_of(pid) for name in NAMES for pid in below(deployment.children[name].pid)]
+    assert tokens and not [words for words in tokens if "--token" in words]
+
+    settings = Settings.read(path)
+    clients = {name: from_toml(deployment.folder / "others" / name) for name in NAMES}
+    roster = Roster(settings.experiment, NAMES, {name.encode(): name for name in NAMES}, (2,), 2)
+    other = deployment.folder / "other" / "state"
+    server.run(LocalGrid(clients), settings, roster, other)
+    for ours, theirs in zip(trained(done.parent, settings), trained(other, settings), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_client_that_is_killed_leaves_nothing(deployment: Deployment) -> None:
+    """Not even its SuperNode, which used to go on, and to keep a new one from being let in."""
+    deployment.start_server()
+    deployment.start_client("a")
+    until(lambda: any("flwr-clientapp" in command_of(pid) for pid in below(deployment.children["a"].pid)), 120)
+    family = {pid: command_of(pid) for pid in below(deployment.children["a"].pid)}
+    assert len(family) >= 3
+    deployment.children["a"].kill()
+    until(lambda: not [pid for pid, what in family.items() if command_of(pid) == what], 60, deployment)
+
+
+def test_ten_keys_are_registered_at_once(tmp_path: Path) -> None:
+    """Against a real SuperLink, which then has them all, and takes one back."""
+    names = [f"client{k}" for k in range(10)]
+    inner = start.free_port()
+    make.init(tmp_path / "fed", names, [2], ["0", "1"], port=start.free_port(), inner=inner)
+    folder = tmp_path / "fed" / "server"
+    child = subprocess.Popen(start.superlink(folder), env=start.environment(folder), start_new_session=True)
+    try:
+        until(lambda: start._listens(inner), 120)
+        start.register(folder)
+        assert len(start._registered(folder / "state" / "superlink.db")) == 10
+        (folder / "keys" / "client9.pub").unlink()
+        start.register(folder)
+        known = start._registered(folder / "state" / "superlink.db")
+        assert sum(node is None for node in known.values()) == 1
+    finally:
+        end(child)

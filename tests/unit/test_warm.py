@@ -1,0 +1,289 @@
+"""Warm starts at a client: what a forked process is like, and what happens where nothing can fork."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.metadata
+import inspect
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
+
+from feddrift.deploy import make, start, warm
+from feddrift.engines.flower.client_toml import settings_of
+from feddrift.errors import ConfigError
+
+# The warm process of these tests: all is real but Flower's imports, and what a message's process does.
+PROGRAM = """
+import json, os, sys, types
+import numpy as np
+from feddrift.deploy import warm
+
+def told():
+    return dict(argv=sys.argv, cwd=os.getcwd(), env=os.environ["WARM_TEST"], path=sys.path[0], parent=os.getppid(),
+                pid=os.getpid(), draw=np.random.random(), modules="mine" in sys.modules)
+
+def handle():
+    import mine
+    with open(f"{sys.argv[1]}.part", "w") as file:
+        json.dump(told() | {"mine": mine.VALUE}, file)
+    os.rename(f"{sys.argv[1]}.part", sys.argv[1])
+    sys.exit(int(sys.argv[2]))
+
+sys.modules["flwr.supernode.cli"] = types.SimpleNamespace(flwr_clientapp=handle)
+warm._practise = lambda: None
+warm.main()
+"""
+
+
+def until(true: Callable[[], Any], seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A place where a warm process can be started, with a `flwr-clientapp` that says that it was started cold."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "mine.py").write_text("VALUE = 1\n")
+    (tmp_path / "bin").mkdir()
+    cold = tmp_path / "bin" / "flwr-clientapp"
+    cold.write_text('#!/bin/sh\necho cold > "$1"\n')
+    cold.chmod(0o700)
+    monkeypatch.setattr(warm, "command", lambda name: [sys.executable, str(tmp_path / "program.py"), name])
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("WARM_TEST", "of the client")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def executor(folder: Path) -> Iterator[warm.Warm]:
+    made = warm.Warm()
+    yield made
+    made._end()
+    for process in made._cold:
+        process.wait()
+
+
+def answered(executor: warm.Warm, path: Path, code: int = 0) -> str:
+    executor.Popen(["flwr-clientapp", str(path), str(code)])
+    until(path.exists)
+    return path.read_text()
+
+
+def test_each_message_has_a_process_like_a_new_one(executor: warm.Warm, folder: Path) -> None:
+    assert executor._process is not None
+    first = json.loads(answered(executor, folder / "first"))
+    (folder / "mine.py").write_text("VALUE = 23\n")  # a user's module may change: it is read with every message
+    second = json.loads(answered(executor, folder / "second"))
+    assert (first["mine"], second["mine"]) == (1, 23)
+    for one, name in ((first, "first"), (second, "second")):
+        bin = Path(sys.executable).parent
+        assert one["argv"] == [str(bin / "flwr-clientapp"), str(folder / name), "0"] and one["path"] == str(bin)
+        assert (one["cwd"], one["env"]) == (str(folder), "of the client")
+        assert one["parent"] == executor._process.pid
+    assert first["pid"] != second["pid"] and first["draw"] != second["draw"]
+    until(lambda: not alive(first["pid"]) and not Path(f"/proc/{first['pid']}").exists())  # and nobody is left unburied
+
+
+def test_an_exit_status_is_told(capfd: pytest.CaptureFixture[str], folder: Path) -> None:
+    executor = warm.Warm()
+    answered(executor, folder / "failed", 3)
+    told = ""
+
+    def complained() -> bool:
+        nonlocal told
+        told += capfd.readouterr().err
+        return "the process of a message has ended with code 3" in told
+
+    until(complained)
+    assert json.loads(answered(executor, folder / "next"))["pid"]  # it goes on
+    executor._end()
+
+
+def test_without_the_warm_process_a_message_starts_cold_and_the_next_is_warm_again(
+    executor: warm.Warm, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    answered(executor, folder / "first")
+    assert executor._process is not None
+    os.kill(executor._process.pid, signal.SIGKILL)
+    executor._process.wait()
+    assert answered(executor, folder / "second") == "cold\n"
+    assert "this message starts cold: the warm process does not fork" in caplog.text
+    assert json.loads(answered(executor, folder / "third"))["mine"] == 1
+
+
+def test_a_warm_process_that_is_stuck_is_ended_so_that_nothing_is_done_twice(executor: warm.Warm, folder: Path) -> None:
+    answered(executor, folder / "first")
+    stuck = executor._process
+    assert stuck is not None
+    os.kill(stuck.pid, signal.SIGSTOP)
+    executor._line.settimeout(0.2)
+    assert answered(executor, folder / "second") == "cold\n"
+    assert stuck.returncode == -signal.SIGKILL
+
+
+def test_where_it_never_comes_up_it_is_left_alone(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (folder / "program.py").write_text("raise SystemExit(1)")
+    executor = warm.Warm()
+    for k in range(warm.TRIES + 2):
+        assert answered(executor, folder / str(k)) == "cold\n"
+    for process in executor._cold:
+        process.wait()
+    assert executor._process is None and len(caplog.records) == warm.TRIES
+    assert caplog.messages[-1].startswith("messages start cold")
+
+
+def test_other_programs_are_started_as_ever(executor: warm.Warm, folder: Path) -> None:
+    other = folder / "bin" / "flwr-serverapp"
+    other.write_text('#!/bin/sh\necho other > "$1"\n')
+    other.chmod(0o700)
+    executor.Popen(["flwr-serverapp", str(folder / "told")], stdout=subprocess.DEVNULL)
+    until((folder / "told").exists)
+
+
+def test_it_dies_with_its_superexec_also_when_that_is_killed(folder: Path) -> None:
+    code = "import sys; from feddrift.deploy import warm\nwarm.command = lambda n: [sys.executable, 'program.py', n]\n"
+    code += "print(warm.Warm()._process.pid, flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert alive(pid)
+        parent.kill()
+    until(lambda: not alive(pid))
+
+
+def test_a_supernode_ends_when_who_started_it_is_killed(tmp_path: Path) -> None:
+    child = (
+        "import time; from feddrift.deploy import warm; warm._end_with_parent(); print(1, flush=True); time.sleep(60)"
+    )
+    code = f"import subprocess, sys; c = subprocess.Popen([sys.executable, '-c', {child!r}], stdout=subprocess.PIPE)\n"
+    code += "c.stdout.readline(); print(c.pid, flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        parent.kill()
+    until(lambda: not alive(pid))
+
+
+def test_with_another_flower_its_own_program_runs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    started: list[Any] = []
+
+    def execv(path: Path, words: list[str]) -> None:
+        started.extend([str(path), *words])
+        raise SystemExit(0)
+
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.42.0")
+    monkeypatch.setattr(os, "execv", execv)
+    monkeypatch.setattr(sys, "argv", ["warm", *warm.command("flower-supernode", 1.5)[4:], "--superlink", "here:1"])
+    with caplog.at_level(logging.WARNING), pytest.raises(SystemExit):
+        warm.main()
+    own = str(Path(sys.executable).parent / "flower-supernode")
+    assert started == [own, own, "--superlink", "here:1"]
+    assert caplog.messages == ["flower-supernode starts cold: Flower is 1.42.0, and warm starts are for 1.41.x"]
+
+
+@pytest.mark.parametrize(
+    ("module", "lines"),
+    [
+        ("flwr.supernode.start_client_internal",
+         ["time.sleep(3)", "time.sleep(0.5)", "subprocess.Popen(command)", "  _push_messages(\n                state"]),
+        ("flwr.supercore.superexec.executor.subprocess_executor", ["subprocess.Popen(args)", "subprocess.DEVNULL"]),
+        ("flwr.supercore.superexec.run_superexec",
+         ["time.sleep(task_poll_interval)", "return _DEFAULT_TASK_POLL_INTERVAL_SECONDS"]),
+    ],
+)  # fmt: skip
+def test_what_is_replaced_is_still_there(module: str, lines: list[str]) -> None:
+    source = inspect.getsource(importlib.import_module(module))
+    assert not [line for line in lines if line not in source]
+    used = {ast.unparse(node) for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)}
+    found = {name for name in used if name.split(".")[0] in ("time", "subprocess")}
+    assert found <= {"time.sleep", "subprocess.Popen", "subprocess.DEVNULL"}  # nothing that a stand-in lacks
+
+
+def test_looks_follow_a_message_soon_and_then_slow_down(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    now, slept = 1000.0, list[float]()
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        slept.append(seconds)
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    waits = warm.Waits(3.0)
+    waits.sleep(3)
+    assert slept == [3.0]  # nothing has come yet
+    os.mkfifo(tmp_path / "bell")
+    bell = os.open(tmp_path / "bell", os.O_RDWR | os.O_NONBLOCK)
+    replied: list[dict[str, int]] = []
+    push = waits.woken(lambda **arguments: replied.append(arguments), tmp_path / "bell")
+    push(state=1)
+    assert replied == [{"state": 1}] and os.read(bell, 9) == b"!"
+    waits.sleep(0.5)
+    slept.clear()
+    for _ in range(12):
+        waits.sleep(3)
+    assert slept[0] == warm.SOONEST and slept == sorted(slept) and slept[-1] == 3.0
+    os.close(bell)
+    push(state=2)  # nobody listens: the reply is sent all the same
+    assert replied[1:] == [{"state": 2}]
+
+
+def test_a_client_chooses_how_it_is_started(tmp_path: Path) -> None:
+    make.init(tmp_path / "fed", ["a"], [2], ["no", "yes"])
+    folder = tmp_path / "fed" / "clients" / "a"
+    assert start.supernode(folder)[:7] == [*warm.command("flower-supernode"), *start.supernode(folder)[5:7]]
+    toml = folder / "client.toml"
+    text = toml.read_text()
+    toml.write_text(f"look = 0.5\n{text}")
+    assert start.supernode(folder)[4:7] == ["flower-supernode", "--look", "0.5"]
+    toml.write_text(f"warm = false\n{text}")
+    assert start.supernode(folder)[0] == start.program("flower-supernode")
+    for line in ("look = 0", "look = true", "look = 61"):
+        toml.write_text(f"{line}\n{text}")
+        with pytest.raises(ConfigError, match=r"look must be a number of seconds from 0.1 to 60, got"):
+            settings_of(folder)
+
+
+@pytest.mark.parametrize("lacks", ["native code", "a CPU alone"])
+def test_nothing_is_practised_with_jax(lacks: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its threads would not outlive the fork."""
+    from feddrift.engines import kernel, lanes, own
+
+    def simulated(*_: object) -> None:
+        raise AssertionError("it practises")
+
+    monkeypatch.setattr(own, "simulated", simulated)
+    monkeypatch.setattr(lanes, "only_one_cpu", lambda: lacks != "a CPU alone")
+    monkeypatch.setattr(kernel, "ready", lambda: lacks != "native code")
+    warm._practise()
+    monkeypatch.setattr(lanes, "only_one_cpu", lambda: True)
+    monkeypatch.setattr(kernel, "ready", lambda: True)
+    with pytest.raises(AssertionError, match="it practises"):
+        warm._practise()
