@@ -18,6 +18,7 @@ pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 
 from feddrift import checkpoint
 from feddrift.deploy import make, server, start, warm
+from feddrift.deploy.processes import end
 from feddrift.deploy.settings import Settings
 from feddrift.engines.flower import parts
 from feddrift.engines.flower.client import from_toml
@@ -132,4 +133,4 @@ def test_ten_keys_are_registered_at_once(tmp_path: Path) -> None:
         known = start._registered(folder / "state" / "superlink.db")
         assert sum(node is None for node in known.values()) == 1
     finally:
-        start.end(child)
+        end(child)
