@@ -21,7 +21,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 
-from feddrift.deploy import make, start
+from feddrift.deploy import make, runtime, start
 from feddrift.deploy.status import status
 from feddrift.engines.flower.serve import current
 from feddrift.errors import DataError
@@ -214,6 +214,7 @@ def test_a_federation_survives_kills_and_finds_the_clusters(deployment: Deployme
 
 def supernode(deployment: Deployment, folder: Path, *, drop: tuple[str, ...] = (), address: str | None = None) -> str:
     """What a SuperNode says that must not get in; it is given 40 seconds."""
+    runtime.prepare(folder)
     command = start.supernode(folder, address or f"localhost:{deployment.port if NGINX else deployment.inner}")
     for word in drop:
         at = command.index(word)
@@ -302,7 +303,8 @@ def test_nothing_is_mute_left_behind_or_let_in_again(deployment: Deployment, tmp
     (killed,) = executors()
     os.kill(killed, signal.SIGKILL)
     until(lambda: any(pid != killed for pid in executors()), 400, deployment)
-    assert "flower-superexec has ended; the client starts again" in (deployment.folder / "a.out").read_text()
+    told = (deployment.folder / "a.out").read_text()
+    assert "flower-superexec has ended with code -9; the client starts again" in " ".join(told.split()), told
 
     deployment.run("run", "run", str(deployment.folder))
     server = deployment.children["server"].pid

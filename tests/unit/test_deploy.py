@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
 from feddrift.cli import app
 from feddrift.deploy import check as checks
-from feddrift.deploy import make, processes, start
+from feddrift.deploy import control, make, processes, proxy, start
 from feddrift.deploy.check import problems
 from feddrift.deploy.settings import Settings, public_key
 from feddrift.errors import ConfigError
@@ -99,12 +99,37 @@ def test_the_proxy_forwards_the_fleet_path_only(made: Path) -> None:
     assert "proxy_ssl_verify on" in text and start.ports(made / "server") == (18443, 18444)
 
 
+@pytest.mark.parametrize(
+    ("lines", "address"),
+    [
+        ("listen 9443 ssl;", "127.0.0.1"),  # of older versions
+        ("listen 9443 ssl;\n    listen [::]:9443 ssl;", "127.0.0.1"),
+        ("listen 192.0.2.1:9443 ssl;", "192.0.2.1"),
+        ("listen [2001:db8::1]:9443 ssl;", "2001:db8::1"),
+    ],
+)
+def test_where_the_proxy_listens(made: Path, lines: str, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proxy, "_has_ipv6", lambda: "[::]" in lines)
+    assert proxy.listen(None if address == "127.0.0.1" else address, 9443) == lines
+    path = made / "server" / "nginx.conf"
+    path.write_text(re.sub(r"(?m)(^ *listen \S*18443 ssl;\n)+", f"    {lines}\n", path.read_text()))
+    assert start.ports(made / "server") == (9443, 18444) and start.proxy_address(made / "server") == address
+
+
+def test_clients_of_a_server_with_an_address_of_ipv6(tmp_path: Path) -> None:
+    make.init(tmp_path / "fed", ["a"], [2], ["no", "yes"], host="2001:db8::1", bind="2001:db8::1")
+    make.add(tmp_path / "fed", "late")
+    for name in ("a", "late"):
+        assert 'server = "[2001:db8::1]:9443"' in (tmp_path / "fed" / "clients" / name / "client.toml").read_text()
+
+
 def test_services_start_again(made: Path) -> None:
     units = sorted(made.rglob("*.service"))
     assert [unit.name for unit in units].count("feddrift-client.service") == 2 and len(units) == 4
     for unit in units:
         text = unit.read_text()
         assert re.search(r"Restart=(always|on-failure)", text) and "FLWR_TELEMETRY_ENABLED=0" in text
+        assert f"ProtectSystem=strict\nReadWritePaths={unit.parent}\n" in text  # and to no other folder
 
 
 def test_a_second_init_touches_nothing(made: Path) -> None:
@@ -119,6 +144,7 @@ def test_a_second_init_touches_nothing(made: Path) -> None:
         ({"clients": ["../x"]}, "a client must be letters"),
         ({"classes": ["0"]}, "classes"),
         ({"experiment": "a b"}, "an experiment must be"),
+        ({"bind": "fed.example.org"}, "--bind takes an address of the server, .* got 'fed.example.org'"),
     ],
 )
 def test_init_refuses(options: dict[str, object], sentence: str, tmp_path: Path) -> None:
@@ -173,7 +199,7 @@ def test_a_key_that_is_no_clients_any_more_is_shut_out(
             said.append("gone")
             link.delete_node("me", node)
 
-    monkeypatch.setattr(start.control, "tell", tell)
+    monkeypatch.setattr(control, "tell", tell)
     start.register(server)
     start.register(server)
     old, other = (public_key(server / "keys" / f"{name}.pub") for name in "ab")

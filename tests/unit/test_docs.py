@@ -219,3 +219,17 @@ def test_the_site_has_every_page() -> None:
     told = (ROOT / "mkdocs.yml").read_text()
     pages = [page.removeprefix("docs/") for page in PAGES[1:]]
     assert [page for page in pages if page not in told and not page.startswith("decisions/")] == []
+
+
+def test_each_attack_that_the_docs_list_has_the_test_that_they_name() -> None:
+    page = (ROOT / "docs" / "deploy.md").read_text().split("## Who can do what")[1]
+    rows = [row.strip("|").split("|") for row in page.splitlines() if row.startswith("|")]
+    attacks = [row for row in rows if row[0].strip() not in ("attack", "---")]
+    assert len(attacks) > 15 and {len(row) for row in attacks} == {3}
+    for attack, _, tests in attacks:
+        found = re.findall(r"`([a-z]+/test_[a-z_]+\.py)`: ([^;`]+)", tests)
+        assert found and len(found) == tests.count("`") / 2, attack
+        for path, names in found:
+            source = (ROOT / "tests" / path).read_text()
+            for name in names.split(", "):
+                assert re.search(rf"def test_\w*{name.strip().replace(' ', '_')}", source), (attack, path, name)

@@ -579,6 +579,15 @@ FAILING = {
     "load": ('load = "mine_e:load"', f"def load(n): raise OSError('{SECRET}')"),
     "load, exit": ('load = "mine_f:load"', f"def load(n): raise SystemExit('{SECRET}')"),
     "model": ('model = "mine_g:model"', f"def model(): raise TypeError('{SECRET}')"),
+    "model at import, exit": ('model = "mine_h:model"', f"raise SystemExit('{SECRET}')"),
+    "model, of its own kind": (
+        'model = "mine_i:model"',
+        f"class Panic(BaseException): pass\n\ndef model(): raise Panic('{SECRET}') from ValueError('{SECRET}')",
+    ),
+    "load, a warning": (
+        'load = "mine_j:load"',
+        f"import warnings\n\ndef load(n):\n    print('{SECRET}')\n    warnings.warn('{SECRET}')\n    return [1], [0]",
+    ),
 }
 
 

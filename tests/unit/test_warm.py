@@ -212,7 +212,7 @@ def test_with_another_flower_its_own_program_runs(
     ("module", "lines"),
     [
         ("flwr.supernode.start_client_internal",
-         ["time.sleep(3)", "time.sleep(0.5)", "subprocess.Popen(command)", "  _push_messages(\n                state"]),
+         ["time.sleep(3)", "time.sleep(0.5)", "  _push_messages(\n                state"]),
         ("flwr.supercore.superexec.executor.subprocess_executor", ["subprocess.Popen(args)", "subprocess.DEVNULL"]),
         ("flwr.supercore.superexec.run_superexec",
          ["time.sleep(task_poll_interval)", "return _DEFAULT_TASK_POLL_INTERVAL_SECONDS"]),

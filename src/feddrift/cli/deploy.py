@@ -39,6 +39,7 @@ def init(
     features: Annotated[str, typer.Option(help="how many inputs there are, or their shape: 2, or 28,28")],
     classes: Annotated[str, typer.Option(help="the labels: 0,1 or cat,dog")],
     host: Annotated[str, typer.Option(help="the server's name or address, as clients see it")] = "localhost",
+    bind: Annotated[str | None, typer.Option(help="the address that nginx listens on; without it, all")] = None,
     port: Annotated[int, typer.Option(help="the port that clients reach")] = 9443,
     inner: Annotated[int, typer.Option(help="the SuperLink's own port, on loopback")] = 9444,
     experiment: Annotated[str, typer.Option(help="a name; clients keep experiments apart")] = "first",
@@ -50,7 +51,7 @@ def init(
     if len(shape) != len(features.split(",")):
         raise ConfigError(f"--features takes whole numbers such as 2 or 28,28, got '{features}'")
     names, labels = ([part.strip() for part in text.split(",")] for text in (clients, classes))
-    make.init(folder, names, shape, labels, host=host, port=port, inner=inner, experiment=experiment)
+    make.init(folder, names, shape, labels, host=host, bind=bind, port=port, inner=inner, experiment=experiment)
     say(f"{folder / 'server'} is the server's; edit its federation.toml")
     for name in names:
         say(f"{folder / 'clients' / name} goes to client {name}; its data go to data/step_0.csv, data/step_1.csv, ...")

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_key,
 )
 
-from feddrift.deploy import start
+from feddrift.deploy import pin, start
 from feddrift.deploy.settings import Settings
 from feddrift.engines.flower.batches import StepFiles
 from feddrift.engines.flower.client import from_toml
@@ -116,6 +116,7 @@ def _client(client: Path, server: Path | None) -> Iterator[str]:
         yield str(error)
         return
     yield from _secret(client / "key")
+    yield from _local(client, server)
     try:
         private = load_ssh_private_key((client / "key").read_bytes(), None)
         public = load_ssh_public_key((client / "key.pub").read_bytes())
@@ -138,6 +139,19 @@ def _client(client: Path, server: Path | None) -> Iterator[str]:
         yield from _gaps(owner.load, [owner.store(path.name) for path in owner.root.glob("*") if path.is_dir()])
     if server is None:  # on the client's own machine
         yield from _clock(client)
+
+
+def _local(client: Path, server: Path | None) -> Iterator[str]:
+    """What keeps the data from others who use the machine, and from who has the server."""
+    if client.stat().st_mode & 0o077:
+        yield f"others can look into {client}: chmod 700 {client}"
+    trusted = client / pin.TRUSTED
+    if not trusted.exists():
+        yield f"{trusted} is missing: this client runs whatever the server sends, copy the server's file"
+        return
+    servers = None if server is None else server / pin.TRUSTED
+    if servers is not None and servers.exists() and servers.read_bytes() != trusted.read_bytes():
+        yield f"{trusted} trusts another app than the server's, which the client will refuse"
 
 
 def _gaps(files: StepFiles, stores: Sequence[Store]) -> Iterator[str]:

@@ -19,52 +19,13 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from feddrift.algorithms import RECOMMENDED
+from feddrift.deploy import pin, proxy
 from feddrift.deploy.settings import Settings
 from feddrift.deploy.start import part, ports
 from feddrift.engines.flower.store import checked_name
 from feddrift.errors import ConfigError
 
 CA_DAYS, SERVER_DAYS = 3650, 397
-MAX_REQUEST = "16m"  # Flower sends large objects in pieces of 5 MB
-
-NGINX = """\
-# Clients reach this proxy only, and of the SuperLink only the fleet path: its control path has no authentication.
-daemon off;
-worker_processes auto;
-pid {state}/nginx.pid;
-error_log {state}/nginx.log warn;
-events {{ worker_connections 1024; }}
-http {{
-  access_log off;
-  server_tokens off;
-  client_body_temp_path {state}/nginx-body;
-  proxy_temp_path {state}/nginx-proxy;
-  fastcgi_temp_path {state}/nginx-fastcgi;
-  uwsgi_temp_path {state}/nginx-uwsgi;
-  scgi_temp_path {state}/nginx-scgi;
-  limit_conn_zone $binary_remote_addr zone=from:1m;
-  server {{
-    listen {port} ssl;
-    ssl_certificate {server}/server.crt;
-    ssl_certificate_key {server}/server.key;
-    ssl_protocols TLSv1.2 TLSv1.3;
-    client_max_body_size {max_request};
-    limit_conn from 64;
-    client_body_buffer_size 64k;
-    location /v1/fleet/ {{
-      proxy_pass https://127.0.0.1:{inner};
-      proxy_http_version 1.1;
-      proxy_ssl_verify on;
-      proxy_ssl_trusted_certificate {server}/ca.crt;
-      proxy_ssl_name localhost;
-      proxy_read_timeout 300s;
-      proxy_request_buffering off;  # nothing goes by way of a file: workers may not enter this folder
-      proxy_max_temp_file_size 0;
-    }}
-    location / {{ return 403; }}
-  }}
-}}
-"""
 
 UNIT = """\
 [Unit]
@@ -115,6 +76,7 @@ def init(
     classes: Sequence[str],
     *,
     host: str = "localhost",
+    bind: str | None = None,
     port: int = 9443,
     inner: int = 9444,
     experiment: str = "first",
@@ -131,6 +93,7 @@ def init(
         "defend": True,
     }
     Settings.checked(values, "the options")
+    proxy.listen(bind, port)  # or refuse it, before anything is written
     server = (folder / "server").resolve()
     for path in (folder, server, server / "keys", server / "state", server / "app", server / "flwr"):
         path.mkdir(parents=True, exist_ok=True)
@@ -138,19 +101,19 @@ def init(
     authority = _authority(server)
     _server_certificate(server, authority, host)
     _write(server / "federation.toml", _settings_text(values))
-    words = {"state": server / "state", "server": server, "port": port, "inner": inner, "max_request": MAX_REQUEST}
-    _write(server / "nginx.conf", NGINX.format(**words))
+    _write(server / "nginx.conf", proxy.text(server, bind, port, inner))
     _write(server / "app" / "pyproject.toml", APP)
     _write(server / "app" / "feddrift_server.py", "from feddrift.deploy.server import app\n\n__all__ = ['app']\n")
     _write(
         server / "app" / "feddrift_client.py", "from feddrift.engines.flower.client import app\n\n__all__ = ['app']\n"
     )
+    pin.sign(server)
     link = f'address = "127.0.0.1:{inner}"\nroot-certificates = {json.dumps(str(server / "ca.crt"))}\n'
     _write(server / "flwr" / "config.toml", f'[superlink]\ndefault = "local"\n\n[superlink.local]\n{link}')
     _unit(server / "feddrift-server.service", "server", server, "SuperLink and proxy", "always", 10)
     _unit(server / "feddrift-run.service", "run", server, "federation", "on-failure", 30, " feddrift-server.service")
     for name in clients:
-        _client(folder.resolve() / "clients" / name, server, name, f"{host}:{port}", classes)
+        _client(folder.resolve() / "clients" / name, server, name, proxy.address(host, port), classes)
 
 
 def add(folder: Path, name: str) -> None:
@@ -166,11 +129,12 @@ def add(folder: Path, name: str) -> None:
     for old in (client, server / "keys" / f"{name}.pub"):
         if old.exists():
             raise ConfigError(f"{old} is there already: move it away, or choose another name")
-    address = f"{_host(server / 'server.crt')}:{ports(server)[0]}"
+    address = proxy.address(_host(server / "server.crt"), ports(server)[0])
     line = f"clients = {json.dumps([*settings.clients, name])}"
     changed, replacements = re.subn(r"(?m)^clients *= *\[[^]]*\]", line, path.read_text())
     if not replacements:
         raise ConfigError(f"{path}: add {name!r} to its clients by hand")
+    pin.sign(server)
     _client(client, server, name, address, [str(label) for label in settings.classes])
     path.write_text(changed)
 
@@ -195,7 +159,8 @@ def _client(folder: Path, server: Path, name: str, address: str, classes: Sequen
     _write(folder / "key", key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()).decode(), secret=True)
     _write(folder / "key.pub", public)
     _write(server / "keys" / f"{name}.pub", public)
-    _write(folder / "ca.crt", (server / "ca.crt").read_text())
+    for shared in ("ca.crt", pin.TRUSTED):
+        _write(folder / shared, (server / shared).read_text())
     _write(folder / "data" / "classes.txt", "".join(f"{label}\n" for label in classes))
     _write(
         folder / "client.toml",

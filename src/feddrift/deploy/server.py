@@ -23,6 +23,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from feddrift import algorithms, checkpoint
 from feddrift._version import __version__
+from feddrift.deploy import pin
 from feddrift.deploy.past import past_steps
 from feddrift.deploy.settings import Settings
 from feddrift.engines.conditions import IDEAL, Conditions
@@ -268,6 +269,7 @@ def main(grid: Grid, context: Context) -> None:
     _log.addHandler(handler)
     _log.setLevel(logging.INFO)
     try:
+        pin.vouch(folder)
         settings = Settings.read(folder / "federation.toml")
         run(grid, settings, settings.roster(folder / "keys"), state)
     except Exception:

@@ -18,7 +18,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from feddrift.deploy import control, warm
+from feddrift.deploy import control, pin, runtime, warm
 from feddrift.deploy.notices import Herald
 from feddrift.deploy.processes import EXECUTOR, Executors, end
 from feddrift.deploy.settings import Settings, public_key
@@ -65,11 +65,17 @@ def part(folder: Path, name: str) -> Path:
 def ports(server: Path) -> tuple[int, int]:
     """The port that clients reach, and the SuperLink's own behind it."""
     text = (server / "nginx.conf").read_text()
-    outer = re.search(r"listen ([0-9]+) ssl;", text)
+    outer = re.search(r"listen (?:\S+:)?([0-9]+) ssl;", text)
     inner = re.search(r"proxy_pass https://127\.0\.0\.1:([0-9]+);", text)
     if outer is None or inner is None:
         raise ConfigError(f"{server / 'nginx.conf'} must listen on a port with ssl and pass to one of 127.0.0.1")
     return int(outer[1]), int(inner[1])
+
+
+def proxy_address(server: Path) -> str:
+    """An address of this machine at which nginx listens."""
+    found = re.search(r"listen (?:(\S+):)?[0-9]+ ssl;", (server / "nginx.conf").read_text())
+    return found[1].strip("[]") if found and found[1] else "127.0.0.1"
 
 
 def superlink(server: Path) -> list[str]:
@@ -82,8 +88,8 @@ def superlink(server: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def supernode(folder: Path, address: str | None = None) -> list[str]:
-    """The command that starts a client."""
+def supernode(folder: Path, address: str | None = None, port: int | None = None) -> list[str]:
+    """The command that starts a client, with its runtime API on this port of loopback."""
     settings = settings_of(folder)
     server = address or settings.get("server")
     if server is None:
@@ -92,8 +98,9 @@ def supernode(folder: Path, address: str | None = None) -> list[str]:
     return [
         *(warm.command("flower-supernode", settings.get("look")) if settings.get("warm", True) else [own]),
         "--superlink", server, "--root-certificates", str(folder / "ca.crt"),
-        "--auth-supernode-private-key", str(folder / "key"), "--host", "127.0.0.1", "--port", str(free_port()),
-        "--node-config", f"folder={json.dumps(str(folder))}",
+        "--auth-supernode-private-key", str(folder / "key"), "--host", "127.0.0.1",
+        "--port", str(port or free_port()), "--node-config", f"folder={json.dumps(str(folder))}",
+        *runtime.of_supernode(folder), *pin.trusting(folder),
     ]  # fmt: skip
 
 
@@ -109,6 +116,7 @@ def serve(folder: Path, proxy: bool = True) -> None:
     server = part(folder, "server")
     outer, inner = ports(server)
     commands = [superlink(server)]
+    pin.sign(server)
     nginx = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
     if proxy and nginx is None:
         raise ConfigError("nginx is not installed; without it (--no-proxy) only clients on this machine can connect")
@@ -118,7 +126,8 @@ def serve(folder: Path, proxy: bool = True) -> None:
         _until(lambda: _listens(inner), "the SuperLink to listen", children)
         register(server)
         if proxy:
-            _until(lambda: _listens(outer), "nginx to listen", children)
+            at = proxy_address(server)
+            _until(lambda: _listens(outer, at), "nginx to listen", children)
         _log.info("clients can connect to port %d", outer if proxy else inner)
         with Herald(server, Settings.read(server / "federation.toml").notify).watching():
             ended = _wait(children)
@@ -150,16 +159,29 @@ def _registered(database: Path) -> dict[bytes, int | None]:
 def client(folder: Path, address: str | None = None) -> None:
     """Run a client, again and again: a server that takes it to be connected still refuses it for a minute."""
     folder, wait = folder.resolve(), BACKOFF[0]
-    (folder / "flwr").mkdir(exist_ok=True)
     while True:
         began = time.monotonic()
-        with _children([supernode(folder, address)], environment(folder)) as children:
-            ended = _wait(children)
+        ended = _life(folder, address)
         if time.monotonic() - began > 120:
             wait = BACKOFF[0]
         _log.warning("%s; the client starts again in %g s", ended, wait)
         time.sleep(wait)
         wait = min(2 * wait, BACKOFF[1])
+
+
+def _life(folder: Path, address: str | None) -> str:
+    """A SuperNode and its SuperExec, from their start until one of them has ended; which it is."""
+    runtime.prepare(folder)
+    port, env = free_port(), environment(folder)
+    with _children([supernode(folder, address, port)], env) as children:
+        try:
+            _until(lambda: _listens(port), "the SuperNode to listen", children, 3 * PATIENCE)  # small machines are slow
+        except DataError as error:
+            return str(error)
+        own = warm.command(EXECUTOR) if settings_of(folder).get("warm", True) else [program(EXECUTOR)]
+        command = [*own, *runtime.of_superexec(folder, port, children[0].pid)]
+        children.append(subprocess.Popen(command, env=env, start_new_session=True))
+        return _wait(children)
 
 
 def run(folder: Path) -> Iterator[tuple[Record, int, bool]]:
@@ -202,14 +224,18 @@ def _last_line(path: Path) -> str:
     return lines[-1] if lines else "it wrote no log"
 
 
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.settimeout(1)
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+def _listens(port: int, address: str = "127.0.0.1") -> bool:
+    try:
+        socket.create_connection((address, port), timeout=1).close()
+    except OSError:
+        return False
+    return True
 
 
-def _until(true: Callable[[], bool], what: str, children: Sequence[subprocess.Popen[bytes]]) -> None:
-    end = time.monotonic() + PATIENCE
+def _until(
+    true: Callable[[], bool], what: str, children: Sequence[subprocess.Popen[bytes]], patience: float = PATIENCE
+) -> None:
+    end = time.monotonic() + patience
     while not true():
         if time.monotonic() > end or any(child.poll() is not None for child in children):
             raise DataError(f"waited for {what}: it does not, see the output")
@@ -219,7 +245,7 @@ def _until(true: Callable[[], bool], what: str, children: Sequence[subprocess.Po
 def _wait(children: Sequence[subprocess.Popen[bytes]]) -> str:
     """Wait until one of these has ended, or what runs apps for it, without which it would be mute; which it is."""
     names = {child.pid: _name(child) for child in children}
-    executors = Executors(pid for pid, name in names.items() if name.startswith("flower-"))
+    executors = Executors(pid for pid, name in names.items() if name == "flower-superlink")
     while True:
         for child in children:
             if child.poll() is not None:

@@ -68,11 +68,7 @@ def _supernode(look: float) -> None:
     _end_with_parent()
     node = importlib.import_module("flwr.supernode.start_client_internal")
     waits = Waits(look)
-    vars(node).update(
-        time=waits,
-        _push_messages=waits.woken(node._push_messages, _fifo()),
-        subprocess=SimpleNamespace(Popen=lambda words: subprocess.Popen(command(words[0]) + words[1:])),
-    )
+    vars(node).update(time=waits, _push_messages=waits.woken(node._push_messages, _fifo()))
     flower_supernode()
 
 

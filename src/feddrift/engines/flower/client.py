@@ -104,7 +104,9 @@ class Client:
         except Refused as refused:
             _log.error("client %s refused a message (%s): %s", self.name, kind, refused)
             return wire.pack(says | {"failed": str(refused)})
-        except (Exception, SystemExit) as error:
+        except BaseException as error:  # of a library's own kind, too, without which nobody would answer
+            if isinstance(error, KeyboardInterrupt):
+                raise
             return wire.pack(says | _failed(error, f"client {self.name} failed ({kind})"))
 
     def store(self, experiment: str) -> Store:
@@ -347,7 +349,9 @@ def client_app(find: Callable[[Context], Client]) -> ClientApp:
     def answered(kind: str, message: Message, context: Context) -> RecordDict:
         try:
             client = find(context)
-        except (Exception, SystemExit) as error:  # of the client's own modules; Flower would send its text on
+        except BaseException as error:  # of the client's own modules; Flower would send its text on
+            if isinstance(error, KeyboardInterrupt):
+                raise
             return wire.pack({"version": VERSION} | _failed(error, f"the client cannot be made ({kind})"))
         return wire.sealed(client.answer(kind, wire.opened(message.content)))
 

@@ -1,0 +1,90 @@
+"""nginx in front of the SuperLink: the one port that is open to the network, and what it bears."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from pathlib import Path
+
+from feddrift.errors import ConfigError
+
+MAX_REQUEST = "16m"  # Flower sends large objects in pieces of 5 MB
+# From one address, behind which there may be 40 clients with up to 4 connections each. What comes faster than RATE has
+# to wait; refused, with 503, after which Flower tries again, is only who asks for more at once than these can.
+MAX_CONNECTIONS, RATE, AT_ONCE = 256, 200, 400
+
+NGINX = """\
+# Clients reach this proxy only, and of the SuperLink only the fleet path: its control path has no authentication.
+daemon off;
+worker_processes auto;
+worker_rlimit_nofile 4096;
+pid {state}/nginx.pid;
+error_log {state}/nginx.log warn;
+events {{ worker_connections 2048; }}
+http {{
+  access_log off;
+  server_tokens off;
+  client_body_temp_path {state}/nginx-body;
+  proxy_temp_path {state}/nginx-proxy;
+  fastcgi_temp_path {state}/nginx-fastcgi;
+  uwsgi_temp_path {state}/nginx-uwsgi;
+  scgi_temp_path {state}/nginx-scgi;
+  limit_conn_zone $binary_remote_addr zone=from:1m;
+  limit_req_zone $binary_remote_addr zone=asks:1m rate={rate}r/s;
+  client_header_timeout 10s;  # who sends a request byte by byte holds no connection for long
+  client_body_timeout 30s;
+  server {{
+    {listen}
+    ssl_certificate {server}/server.crt;
+    ssl_certificate_key {server}/server.key;
+    ssl_protocols TLSv1.2 TLSv1.3;
+    client_max_body_size {max_request};
+    limit_conn from {connections};
+    limit_req zone=asks burst={burst} delay={at_once};
+    client_body_buffer_size 64k;
+    location /v1/fleet/ {{
+      proxy_pass https://127.0.0.1:{inner};
+      proxy_http_version 1.1;
+      proxy_ssl_verify on;
+      proxy_ssl_trusted_certificate {server}/ca.crt;
+      proxy_ssl_name localhost;
+      proxy_read_timeout 300s;
+      proxy_request_buffering off;  # nothing goes by way of a file: workers may not enter this folder
+      proxy_max_temp_file_size 0;
+    }}
+    location / {{ return 403; }}
+  }}
+}}
+"""
+
+
+def text(server: Path, bind: str | None, port: int, inner: int) -> str:
+    """nginx.conf."""
+    return NGINX.format(
+        state=server / "state", server=server, listen=listen(bind, port), inner=inner, max_request=MAX_REQUEST,
+        connections=MAX_CONNECTIONS, rate=RATE, at_once=AT_ONCE, burst=AT_ONCE + MAX_CONNECTIONS,
+    )  # fmt: skip
+
+
+def listen(bind: str | None, port: int) -> str:
+    """Where nginx listens: at one address, or at all of this machine, those of IPv6 where it has any."""
+    if bind is None:
+        return f"listen {port} ssl;" + (f"\n    listen [::]:{port} ssl;" if _has_ipv6() else "")
+    try:
+        return f"listen {address(str(ipaddress.ip_address(bind)), port)} ssl;"
+    except ValueError:
+        raise ConfigError(f"--bind takes an address of the server, such as 192.0.2.1 or ::1, got {bind!r}") from None
+
+
+def _has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::", 0))
+    except OSError:
+        return False
+    return True
+
+
+def address(host: str, port: int) -> str:
+    """Both in one, as nginx and Flower take them."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

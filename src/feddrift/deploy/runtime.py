@@ -1,0 +1,93 @@
+"""A SuperNode's runtime API, on loopback: for this client's own processes, not for others who use the machine.
+
+Flower's SuperNode asks nobody who takes its tasks unless SuperExec is started apart, with a secret that both know;
+TLS keeps SuperExec, which runs what it is told to, from another listener on that port.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import secrets
+import shutil
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
+from cryptography.x509.oid import NameOID
+
+DAYS, LEFT = 3650, 365  # how long a certificate is valid, and how long at least when a client starts
+SECRET = 32  # bytes
+
+
+def prepare(folder: Path) -> None:
+    """A secret and a certificate, made once; apps that an earlier start has taken in are gone."""
+    home = folder / "flwr"
+    home.mkdir(exist_ok=True)
+    shutil.rmtree(home / "apps", ignore_errors=True)  # Flower would not look at them again
+    if _is_prepared(home):
+        return
+    key = ec.generate_private_key(ec.SECP256R1())
+    _write(home / "runtime.key", key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    _write(home / "runtime.crt", _certificate(key).public_bytes(Encoding.PEM))
+    _write(home / "runtime.secret", secrets.token_bytes(SECRET))
+
+
+def _is_prepared(home: Path) -> bool:
+    try:
+        certificate = x509.load_pem_x509_certificate((home / "runtime.crt").read_bytes())
+        private = load_pem_private_key((home / "runtime.key").read_bytes(), None)
+        secret = (home / "runtime.secret").read_bytes()
+    except (OSError, ValueError, TypeError):
+        return False
+    left = certificate.not_valid_after_utc - datetime.now(UTC)
+    return private.public_key() == certificate.public_key() and len(secret) == SECRET and left > timedelta(days=LEFT)
+
+
+def of_supernode(folder: Path) -> list[str]:
+    """The words with which a SuperNode guards that API."""
+    home = folder / "flwr"
+    return [
+        "--isolation", "process", "--superexec-auth-secret-file", str(home / "runtime.secret"),
+        "--ssl-certfile", str(home / "runtime.crt"), "--ssl-keyfile", str(home / "runtime.key"),
+        "--ssl-ca-certfile", str(home / "runtime.crt"),
+    ]  # fmt: skip
+
+
+def of_superexec(folder: Path, port: int, supernode: int) -> list[str]:
+    """The words with which SuperExec asks the SuperNode with this id for tasks; it ends when that does."""
+    home = folder / "flwr"
+    return [
+        "--runtime-api-address", f"127.0.0.1:{port}", "--root-certificates", str(home / "runtime.crt"),
+        "--superexec-auth-secret-file", str(home / "runtime.secret"), "--parent-pid", str(supernode),
+    ]  # fmt: skip
+
+
+def _certificate(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "feddrift client")])
+    now = datetime.now(UTC)
+    usage = x509.KeyUsage(True, False, False, False, False, True, False, False, False)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))  # clocks are set back
+        .not_valid_after(now + timedelta(days=DAYS))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+
+
+def _write(path: Path, data: bytes) -> None:
+    """For the owner alone, also where an older file was open to others."""
+    path.unlink(missing_ok=True)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(data)

@@ -1,0 +1,215 @@
+"""What those can do who have the network, another account on a client's machine, or the server (docs/deploy.md)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+import ssl
+import stat
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
+
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
+from flwr.supercore.runtime import RuntimeHttpClient
+
+from feddrift.deploy import make, pin, proxy, start
+from feddrift.deploy.processes import end
+from tests.slow.test_deploy import NGINX, Deployment, below, command_of, until
+
+pytestmark = pytest.mark.slow
+
+HOST = "Host: localhost\r\n"
+needs_nginx = pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
+
+
+@contextmanager
+def nginx(folder: Path, **options: str) -> Iterator[Path]:
+    """The proxy of a new federation, without a SuperLink behind it."""
+    make.init(folder, ["a"], [2], ["0", "1"], port=start.free_port(), inner=start.free_port(), **options)
+    server = folder / "server"
+    child = subprocess.Popen([str(NGINX), "-p", str(server), "-c", str(server / "nginx.conf")], start_new_session=True)
+    try:
+        until(lambda: start._listens(start.ports(server)[0], start.proxy_address(server)), 30)
+        yield server
+    finally:
+        end(child)
+
+
+class SuperLink:
+    """Stands behind the proxy: holds its answers back until it is told to answer, but those to the path `now`."""
+
+    def __init__(self) -> None:
+        self.go, self.held, self.most = asyncio.Event(), 0, 0
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        if b"/v1/fleet/now" not in head:
+            self.held += 1
+            self.most = max(self.most, self.held)
+            await self.go.wait()
+            self.held -= 1
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+
+async def ask(server: Path, times: int = 1, path: str = "/v1/fleet/x", source: str = "127.0.0.1") -> list[int]:
+    """The status of each of so many requests, one after the other on one connection."""
+    trusts = ssl.create_default_context(cafile=str(server / "ca.crt"))
+    reader, writer = await asyncio.open_connection(
+        "127.0.0.1", start.ports(server)[0], ssl=trusts, server_hostname="localhost", local_addr=(source, 0),
+        ssl_handshake_timeout=120,
+    )  # fmt: skip
+    found = []
+    for _ in range(times):
+        writer.write(f"POST {path} HTTP/1.1\r\n{HOST}Content-Length: 0\r\n\r\n".encode())
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        sizes = [line.partition(":")[2] for line in head.splitlines() if line.lower().startswith("content-length")]
+        await reader.readexactly(int(sizes[0]) if sizes else 0)
+        found.append(int(head.split()[1]))
+    writer.close()
+    return found
+
+
+@contextmanager
+def behind(server: Path) -> Iterator[ssl.SSLContext]:
+    """The SuperLink's certificate."""
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(server / "server.crt", server / "server.key")
+    yield tls
+
+
+@needs_nginx
+def test_forty_clients_behind_one_address_are_served_and_a_flood_is_not(tmp_path: Path) -> None:
+    async def tried(server: Path) -> None:
+        link = SuperLink()
+        with behind(server) as tls:
+            listening = await asyncio.start_server(link.answer, "127.0.0.1", start.ports(server)[1], ssl=tls)
+        async with listening:
+            link.go.set()
+            clients = [ask(server, times=5) for _ in range(40) for _ in range(4)]  # connections of each
+            assert {status for found in await asyncio.gather(*clients) for status in found} == {200}
+            link.go.clear()
+            link.most = 0
+            flood = [asyncio.create_task(ask(server)) for _ in range(500)]
+            refused = 500 - proxy.MAX_CONNECTIONS
+            while sum(task.done() for task in flood) < refused:
+                await asyncio.sleep(0.05)
+            assert await ask(server, path="/v1/fleet/now", source="127.0.0.2") == [200]  # others do not notice
+            link.go.set()
+            answers = [status for (status,) in await asyncio.gather(*flood)]
+            assert sorted(answers) == [200] * proxy.MAX_CONNECTIONS + [503] * refused
+            assert link.most <= proxy.MAX_CONNECTIONS
+
+    with nginx(tmp_path / "fed") as server:
+        asyncio.run(asyncio.wait_for(tried(server), 240))
+
+
+@needs_nginx
+def test_who_never_ends_a_request_is_shown_out(tmp_path: Path) -> None:
+    with nginx(tmp_path / "fed") as server:
+        trusts = ssl.create_default_context(cafile=str(server / "ca.crt"))
+        line = socket.create_connection(("127.0.0.1", start.ports(server)[0]), timeout=50)  # nginx's own limit is 60
+        with trusts.wrap_socket(line, server_hostname="localhost") as tls:
+            tls.sendall(b"POST /v1/fleet/x HTTP/1.1\r\nHost: local")
+            assert b" 200 " not in tls.recv(4096)
+
+
+@needs_nginx
+def test_the_proxy_is_where_it_was_told_to_be(tmp_path: Path) -> None:
+    with nginx(tmp_path / "one", bind="127.0.0.3") as server:
+        port = start.ports(server)[0]
+        assert start._listens(port, "127.0.0.3") and not start._listens(port, "127.0.0.1")
+    with nginx(tmp_path / "all") as server:
+        port = start.ports(server)[0]
+        assert start._listens(port, "127.0.0.3") and start._listens(port, "::1") is proxy._has_ipv6()
+    if proxy._has_ipv6():
+        with nginx(tmp_path / "six", bind="::1", host="::1") as server:
+            port = start.ports(server)[0]
+            assert start._listens(port, "::1") and not start._listens(port, "127.0.0.1")
+            assert f'server = "[::1]:{port}"' in (tmp_path / "six" / "clients" / "a" / "client.toml").read_text()
+
+
+@pytest.fixture
+def deployment(tmp_path: Path) -> Iterator[Deployment]:
+    made = Deployment(tmp_path / "fed")
+    try:
+        yield made
+    finally:
+        for name in list(made.children):
+            made.end(name)
+
+
+def acquire(port: int, certificate: Path | None, secret: bytes | None) -> None:
+    """Ask a SuperNode for a task, as its SuperExec does."""
+    interceptors = [RuntimeVersionHttpInterceptor(component_name="SuperExec")]
+    if secret is not None:
+        methods = frozenset({"/flwr.proto.Runtime/AcquireTask"})
+        interceptors.append(SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=methods))  # type: ignore[arg-type]
+    client = RuntimeHttpClient.from_server_address(
+        server_address=f"127.0.0.1:{port}", insecure=certificate is None,
+        root_certificates=None if certificate is None else certificate.read_bytes(), interceptors=interceptors,
+    )  # fmt: skip
+    try:
+        client.AcquireTask(AcquireTaskRequest(supported_task_types=["flwr-clientapp"]))
+    finally:
+        client.close()
+
+
+EVIL = """
+import os, pathlib
+pathlib.Path(os.environ["FLWR_HOME"], "owned").touch()
+from feddrift.engines.flower.client import app
+__all__ = ["app"]
+"""
+
+
+def test_neither_the_server_nor_another_user_of_the_machine_runs_code_at_a_client(deployment: Deployment) -> None:
+    """Somebody has the server and sends clients an app of his own, signed by himself: b trusts him, a does not."""
+    clients = deployment.folder / "clients"
+    (deployment.server / "app" / "feddrift_client.py").write_text(EVIL)
+    deployment.start_server()
+    shutil.copy(deployment.server / pin.TRUSTED, clients / "b" / pin.TRUSTED)
+    deployment.start_client("a")
+    deployment.start_client("b")
+    deployment.deliver(0)
+    deployment.run("run", "run", str(deployment.folder))
+    log = deployment.server / "state" / "server.log"
+    refused = "client a, hello at time 0: error 7: The FAB could not be verified"
+    shown = set[str]()
+
+    def seen(path: Path, text: str = "") -> bool:
+        shown.update(command_of(pid) for name in "ab" for pid in below(deployment.children[name].pid))
+        return path.exists() and text in path.read_text()
+
+    until(lambda: seen(log, refused), 240, deployment)
+    until(lambda: seen(clients / "b" / "flwr" / "owned"), 240, deployment)
+    assert shown and not [words for words in shown if "--token" in words]  # of the message that b has got, too
+    assert not (clients / "a" / "flwr" / "owned").exists()
+    assert not (clients / "a" / "flwr" / "apps").exists()  # it was not even unpacked
+    assert "client b" not in log.read_text()
+
+    home, family = clients / "a" / "flwr", below(deployment.children["a"].pid)
+    (words,) = (words for words in map(command_of, family) if "flower-supernode" in words)
+    port = int(words.split("--port ")[1].split()[0])
+    secret, certificate = (home / "runtime.secret").read_bytes(), home / "runtime.crt"
+    acquire(port, certificate, secret)
+    for wrong in (None, b"x" * 32):
+        with pytest.raises(httpx.HTTPStatusError, match="401"):
+            acquire(port, certificate, wrong)
+    with pytest.raises(httpx.TransportError):
+        acquire(port, None, secret)  # plain text
+    for path in (home / "runtime.secret", home / "runtime.key"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE((clients / "a").stat().st_mode) == 0o700
+    assert secret.hex() not in "".join(map(command_of, map(int, filter(str.isdecimal, os.listdir("/proc")))))

@@ -1,0 +1,181 @@
+"""What a client runs, and who may ask its SuperNode for work: signatures, secrets and certificates as files."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import ssl
+import stat
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
+
+from flwr.cli.build import build_fab_from_disk
+from flwr.server.superlink.linkstate import LinkStateFactory
+from flwr.supercore.fab import Fab
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
+from flwr.supernode.start_client_internal import _verify_fab
+
+from feddrift.deploy import make, pin, runtime, start
+from feddrift.deploy.check import problems
+from feddrift.errors import DataError
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:No path_separator:DeprecationWarning"),  # of Flower's database
+    pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning"),  # of how Flower builds an app
+]
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    make.init(tmp_path / "fed", ["a"], [2], ["no", "yes"])
+    return tmp_path / "fed"
+
+
+def app(server: Path, verifications: dict[str, str] | None = None) -> Fab:
+    """The app as Flower sends it to clients."""
+    signed = json.loads((server / pin.SIGNED).read_text())
+    return Fab("", build_fab_from_disk(server / "app"), verifications or signed["verifications"])
+
+
+def trusted(folder: Path) -> dict[str, str]:
+    return dict(json.loads((folder / pin.TRUSTED).read_text()))
+
+
+def test_a_client_takes_the_app_that_came_with_its_folder_and_no_other(made: Path) -> None:
+    server, client = made / "server", made / "clients" / "a"
+    old = app(server)
+    assert _verify_fab(old, trusted(client)) and old.verifications["valid_license"]
+    make.add(made, "late")
+    assert trusted(made / "clients" / "late") == trusted(client)  # the app is not signed again
+
+    (server / "app" / "feddrift_client.py").write_text("app = 'of another'\n")
+    assert not _verify_fab(app(server), trusted(client))  # the old signature
+    pin.sign(server)
+    assert trusted(server) != trusted(client)
+    new = app(server)
+    assert _verify_fab(new, trusted(server)) and not _verify_fab(new, trusted(client))  # another's
+    ((name, _),) = trusted(client).items()
+    stolen = {name: next(value for key, value in new.verifications.items() if key != "valid_license")}
+    assert not _verify_fab(app(server, stolen), trusted(client))  # another's under the old one's name
+
+
+def test_the_key_that_signed_is_nowhere(made: Path) -> None:
+    files = [path for path in (made / "server").rglob("*") if path.is_file()]
+    private = {path.name for path in files if b"PRIVATE KEY" in path.read_bytes()}
+    assert private == {"ca.key", "server.key"}
+    assert set(json.loads((made / "server" / pin.SIGNED).read_text())) == {"app", "verifications"}
+
+
+def test_the_superlink_tells_the_signature_of_this_app_only(made: Path) -> None:
+    """In Flower's own database."""
+    server = made / "server"
+    pin.vouch(server)  # there is none yet
+    link = LinkStateFactory(
+        str(server / "state" / "superlink.db"), NoOpFederationManager(), ObjectStoreFactory()
+    ).state()
+    ours = link.store_fab(Fab("", build_fab_from_disk(server / "app"), {}))
+    other = link.store_fab(Fab("", b"of another", {}))
+    pin.vouch(server)
+    sent, not_ours = link.get_fab(ours), link.get_fab(other)
+    assert sent is not None and _verify_fab(sent, trusted(made / "clients" / "a"))
+    assert not_ours is not None and not_ours.verifications == {}
+
+
+def test_a_deployment_of_before_goes_on_and_says_what_it_lacks(made: Path, caplog: pytest.LogCaptureFixture) -> None:
+    server, client = made / "server", made / "clients" / "a"
+    for path in (server / pin.SIGNED, server / pin.TRUSTED, client / pin.TRUSTED):
+        path.unlink()
+    pin.vouch(server)
+    assert "--trusted-entities" not in start.supernode(client)
+    assert "this client runs whatever its server sends" in caplog.text
+    assert any("trusted.yaml is missing: this client runs" in told for told in problems(made))
+    pin.sign(server)  # as `deploy server` does
+    (client / pin.TRUSTED).write_bytes((server / pin.TRUSTED).read_bytes())
+    assert start.supernode(client)[-2:] == ["--trusted-entities", str(client / pin.TRUSTED)]
+    assert not any("trusted.yaml" in told for told in problems(made))
+    (client / pin.TRUSTED).write_text("{}")
+    assert any("trusts another app than the server's" in told for told in problems(made))
+    (server / pin.SIGNED).write_text("{")
+    with pytest.raises(DataError, match="move it away to have the app signed anew"):
+        pin.vouch(server)
+
+
+def test_check_names_a_folder_that_others_can_enter(made: Path) -> None:
+    client = made / "clients" / "a"
+    client.chmod(0o755)
+    assert any(f"others can look into {client}: chmod 700" in told for told in problems(made))
+
+
+def test_secrets_of_the_runtime_are_made_once_and_for_the_owner_alone(made: Path) -> None:
+    folder = made / "clients" / "a"
+    runtime.prepare(folder)
+    home = folder / "flwr"
+    files = [home / name for name in ("runtime.key", "runtime.crt", "runtime.secret")]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+    before = [path.read_bytes() for path in files]
+    (home / "apps" / "of.another").mkdir(parents=True)
+    runtime.prepare(folder)  # a process that an earlier start has left goes on with the same
+    assert before == [path.read_bytes() for path in files] and not (home / "apps").exists()
+    files[2].write_bytes(b"")
+    files[2].chmod(0o644)
+    runtime.prepare(folder)
+    assert len(files[2].read_bytes()) == 32 and stat.S_IMODE(files[2].stat().st_mode) == 0o600
+    words = " ".join(start.supernode(folder))
+    assert "--isolation process" in words and f"--superexec-auth-secret-file {files[2]}" in words
+    assert "--insecure" not in words + " ".join(runtime.of_superexec(folder, 1, os.getpid()))
+
+
+def test_a_supernode_that_does_not_come_up_is_tried_again(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, waits = made / "clients" / "a", list[float]()
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if waits.count(30.0) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(start, "supernode", lambda *_: [sys.executable, "-c", "raise SystemExit(3)"])
+    monkeypatch.setattr(time, "sleep", sleep)
+    with pytest.raises(KeyboardInterrupt):
+        start.client(client)
+    assert [seconds for seconds in waits if seconds >= 5] == [5, 10, 20, 30, 30]
+
+
+@pytest.mark.parametrize("other", [True, False])
+def test_superexec_takes_no_other_listener_for_its_supernode(tmp_path: Path, other: bool) -> None:
+    """Who takes the port before the SuperNode does would else tell it what to run."""
+    for name in ("own", "other"):
+        (tmp_path / name).mkdir()
+        runtime.prepare(tmp_path / name)
+    home = tmp_path / ("other" if other else "own") / "flwr"
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(home / "runtime.crt", home / "runtime.key")
+    trusts = ssl.create_default_context(cafile=str(tmp_path / "own" / "flwr" / "runtime.crt"))
+    trusts.verify_flags |= ssl.VERIFY_X509_STRICT  # as later versions of Python do
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            line, _ = listening.accept()
+            try:
+                tls.wrap_socket(line, server_side=True).close()
+            except OSError:
+                line.close()
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        try:
+            with socket.create_connection(listening.getsockname(), timeout=30) as line:
+                if other:
+                    with pytest.raises(ssl.SSLCertVerificationError):
+                        trusts.wrap_socket(line, server_hostname="127.0.0.1")
+                else:
+                    trusts.wrap_socket(line, server_hostname="127.0.0.1").close()
+        finally:
+            answering.join()
