@@ -16,11 +16,12 @@ from flwr.serverapp import Grid
 from feddrift.engines.base import Engine
 from feddrift.engines.conditions import IDEAL, Conditions
 from feddrift.engines.flower import parts as model_parts
-from feddrift.engines.flower import wire
+from feddrift.engines.flower import protocol, wire
 from feddrift.engines.flower.exchange import Exchange, QuorumError, WaitingRules, exchange
 from feddrift.engines.flower.messages import (
     KIND_OF,
     MAX_ID,
+    PROTOCOL,
     REQUESTS,
     VERSION,
     About,
@@ -91,6 +92,7 @@ class Flower(Engine):
         self._serves: dict[int, set[str]] = {}  # those of them that it keeps, since it serves them
         self._gaps: dict[int, int | None] = {}  # by client, the batch that is missing before others that have come
         self._heard: Any = None  # what the last hello found, if nothing was asked since
+        self._versions: dict[int, str] = {}  # by client, the one in whose words it is asked
 
     def worker(self, tau: int) -> Remote:
         if self._greeted != tau:
@@ -231,18 +233,25 @@ class Flower(Engine):
     def _asked(
         self, account: Exchange, requests: Mapping[int, Asked], check: Check, last: bool
     ) -> tuple[dict[int, Any], dict[int, Asked]]:
-        """The checked replies, and the requests to clients that lack parts of models which they should have."""
+        """The checked replies, and the requests to clients that speak in other words, or lack parts of models."""
         what = REQUESTS[account.asked]
         when = f"{account.asked} at time {account.t}" + ("" if account.round is None else f", round {account.round}")
         node, contents = self._nodes(), dict[int, RecordDict]()
         checked, again, trouble = dict[int, Any](), dict[int, Asked](), dict[int, str]()
+        said = {c: self._versions.get(c, VERSION) for c in requests}
         for c, (request, parts) in requests.items():
-            if c in node:
-                new = {name: part for name, part in parts.items() if name not in self._has.get(c, ())}
-                head = {"version": VERSION, "about": asdict(self.about(c, account.t))}
-                contents[c] = wire.pack(head | request.body(), new)
-            else:
+            if c not in node:
                 trouble[c] = ABSENT
+                continue
+            try:
+                body = protocol.asked(said[c], account.asked, request.body())
+            except Refused as refused:
+                trouble[c] = f"it cannot be asked: {refused}"
+                continue
+            new = {name: part for name, part in parts.items() if name not in self._has.get(c, ())}
+            head = {"version": said[c], "about": asdict(self.about(c, account.t))}
+            head |= {} if said[c] == VERSION else {"server": VERSION}
+            contents[c] = wire.pack(head | body, new)
         self.exchanges, began = self.exchanges + 1, time.monotonic()
         by_node = {node[c]: content for c, content in contents.items()}
         replies = exchange(self.grid, what.action, by_node, getattr(self.waiting, what.deadline), self.waiting.poll)
@@ -256,6 +265,10 @@ class Flower(Engine):
                 continue
             try:
                 body, raw = wire.unpack(answer.content)
+                if self._in_other_words(c, said[c], body, last):
+                    again[c] = requests[c]
+                    continue
+                body = protocol.answered(said[c], account.asked, body)
                 self._checked(c, body)
                 if "missing" in body and not last:
                     self._has[c], again[c] = set(), requests[c]
@@ -311,10 +324,20 @@ class Flower(Engine):
         sizes = len(roster.clients), roster.n_classes, roster.features
         return About(roster.experiment, roster.clients[c], c, *sizes, self.seed, tau)
 
+    def _in_other_words(self, c: int, said: str, body: Body, last: bool) -> bool:
+        """Whether a client has to be asked again, in the words of the version that it says it is."""
+        version = protocol.check_client(body.get("version"))
+        if version != self._versions.get(c, VERSION) and protocol.number(version) != PROTOCOL:
+            what = "client %s has version %s, this server %s: it takes part, and should be updated before the next one"
+            _log.warning(what, self.roster.clients[c], version, VERSION)
+        self._versions[c] = version
+        other = protocol.number(version) != protocol.number(said)
+        if other and last:
+            raise Refused(f"it answers as version {version} what it was asked as version {said}")
+        return not last and version != said and (other or "failed" in body)
+
     def _checked(self, c: int, body: Body) -> None:
-        """Refuse a reply of another version, from another client, or that says it failed."""
-        if body.get("version") != VERSION:
-            raise Refused(f"the client has version {body.get('version')!r}, the server {VERSION!r}")
+        """Refuse a reply from another client, or that says it failed."""
         nameless = "failed" in body and "client" not in body  # it failed before it knew who it is
         if body.get("client") != self.roster.clients[c] and not nameless:
             raise Refused(f"it claims to be from client {body.get('client')!r}, but its key is another's")
