@@ -9,6 +9,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
@@ -98,8 +99,8 @@ class OldClient(Client):
         store = self.store(task.experiment)
         for t in set(range(task.tau + 1)) - store.held().keys():
             cell = self.load(t)
-            if cell is not None and len(cell[1]):
-                store._write(store.path / "cells" / Held(t, len(cell[1]), t).file, {"x": cell[0], "y": cell[1]})
+            if cell is not None and (rows := len(np.asarray(cell[1]))):
+                store._write(store.path / "cells" / Held(t, rows, t).file, {"x": cell[0], "y": cell[1]})
 
 
 def _with(content: RecordDict, body: dict[str, Any]) -> RecordDict:

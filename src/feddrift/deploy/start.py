@@ -204,6 +204,11 @@ def _last_line(path: Path) -> str:
     return lines[-1] if lines else "it wrote no log"
 
 
+def is_up(server: Path) -> bool:
+    """Whether the SuperLink of this server runs, on this machine."""
+    return _listens(ports(server)[1])
+
+
 def _listens(port: int) -> bool:
     with socket.socket() as probe:
         probe.settimeout(1)

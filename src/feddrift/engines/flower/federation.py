@@ -42,6 +42,7 @@ from feddrift.shifts import Shifts, asked, told
 from feddrift.types import Floats, Ints, Local, Net, State
 
 ABSENT = "it is not connected"
+SHUT_OUT = "it is shut out: its key was taken back"
 
 _log = logging.getLogger("feddrift")
 
@@ -50,7 +51,10 @@ MOST_LOST = 100  # models that a client may say to have lost in one answer
 
 @dataclass(frozen=True)
 class Roster:
-    """Whom the federation is made of: every place has a name and a key, whether its client has come yet or not."""
+    """Whom the federation is made of: every place has a name and a key, whether its client has come yet or not.
+
+    A place whose key was taken back has none.
+    """
 
     experiment: str
     clients: tuple[str, ...]
@@ -241,7 +245,7 @@ class Flower(Engine):
         said = {c: self._versions.get(c, VERSION) for c in requests}
         for c, (request, parts) in requests.items():
             if c not in node:
-                trouble[c] = ABSENT
+                trouble[c] = ABSENT if self.roster.clients[c] in self.roster.keys.values() else SHUT_OUT
                 continue
             try:
                 body = protocol.asked(said[c], account.asked, request.body())
@@ -283,7 +287,7 @@ class Flower(Engine):
                 trouble[c] = f"its reply is refused: it is malformed ({type(error).__name__})"
         trouble = {c: one_line(why) for c, why in trouble.items()}  # whatever a client may have put into it
         for c, why in trouble.items():
-            if why != ABSENT or what is not Hello:  # which asks who is there
+            if why not in (ABSENT, SHUT_OUT) or what is not Hello:  # which asks who is there
                 self._complain(c, when, why)
         account.add(seconds, requests, contents, answers, trouble)
         return checked, again
