@@ -22,7 +22,9 @@ import pytest
 pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 
 from feddrift.deploy import make, start
+from feddrift.deploy.notices import audited
 from feddrift.deploy.status import status
+from feddrift.engines.flower.federation import SHUT_OUT
 from feddrift.engines.flower.serve import current
 from feddrift.errors import DataError
 from feddrift.reports.exchanges import sat_out
@@ -320,6 +322,55 @@ def test_nothing_is_mute_left_behind_or_let_in_again(deployment: Deployment, tmp
     deployment.start_client("a")
     until(lambda: "flower-supernode has ended" in deployment.told(), 240, deployment)  # it is not let in
     assert nodes(deployment, "online") == 0
+
+
+def test_keys_and_certificates_are_replaced_while_the_federation_goes_on(deployment: Deployment) -> None:
+    """The key of b is replaced and that of c taken back while all run; then the server has a new certificate."""
+
+    def command(*words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "feddrift", "deploy", *words], capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done
+        return done.stdout
+
+    def served() -> str:
+        return ssl.get_server_certificate(("127.0.0.1", deployment.port if NGINX else deployment.inner))
+
+    settings = deployment.server / "federation.toml"
+    settings.write_text(settings.read_text().replace("rounds = 2", "rounds = 1").replace("steps = 5\n", "steps = 3\n"))
+    deployment.start_server()
+    for name in NAMES:
+        deployment.start_client(name)
+    deployment.deliver(0)
+    deployment.deliver(1)
+    deployment.run("run", "run", str(deployment.folder))
+    until(lambda: steps(deployment) >= 1, 240, deployment)
+    assert "client c is shut out\n" in command("revoke", str(deployment.folder), "c")
+    assert "the server knows the new key of client b" in command("rotate", str(deployment.folder), "b")
+    until(lambda: nodes(deployment, "unregistered") == 2, 60, deployment)
+    until(lambda: nodes(deployment, "online") == 2, 120, deployment)  # b has come back by itself
+    deployment.deliver(2)
+    until(lambda: steps(deployment) >= 2, 240, deployment)
+
+    old = served()
+    assert "start server and run again" in command("renew", str(deployment.folder))
+    assert served() == old
+    deployment.end("server")
+    deployment.children.pop("run").wait(60)
+    deployment.run("server", "server", str(deployment.folder), *([] if NGINX else ["--no-proxy"]))
+    until(lambda: nodes(deployment, "online") == 2, 120, deployment)
+    assert served() != old
+    deployment.deliver(3)
+    deployment.run("run", "run", str(deployment.folder))
+    until(lambda: steps(deployment) >= 3, 240, deployment)
+    assert deployment.children.pop("run").wait(120) == 0, deployment.told()
+
+    found = status(deployment.server)
+    assert found is not None and (found.record.rows.received[2] > 0).tolist() == [True, True, False]
+    assert found.clients()["c"]["trouble"] == SHUT_OUT
+    told = [(notice.client, notice.text) for notice in audited(deployment.server) if notice.event == "changed"]
+    assert [client for client, _ in told] == ["c", "b", None] and "is shut out" in told[0][1]
 
 
 def test_the_walk_through_of_the_docs_is_true(tmp_path: Path) -> None:
