@@ -8,6 +8,7 @@ import socket
 import ssl
 import stat
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,9 @@ from feddrift.deploy import certificates, files, keys, make, start
 from feddrift.deploy.check import problems
 from feddrift.deploy.notices import audited
 from feddrift.deploy.settings import Settings, public_key
-from feddrift.engines.flower.federation import SHUT_OUT, Roster
+from feddrift.engines.flower.federation import SHUT_OUT
 from feddrift.errors import ConfigError, DataError, FeddriftError
+from tests.flower import QUICK
 from tests.unit.test_flower import over, swapping
 
 
@@ -331,7 +333,7 @@ def test_a_server_that_cannot_be_told_is_started_again(
 def test_a_place_without_a_key_is_out_of_reach_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
     engine = over(swapping())
     known = {key: name for key, name in engine.roster.keys.items() if name != "b"}
-    engine.roster = Roster("test", engine.roster.clients, known, engine.roster.features, engine.roster.n_classes)
+    engine.roster = replace(engine.roster, keys=known)
     accounts: list[Any] = []
     engine.on_exchange = accounts.append
     fed = engine.at(0)
@@ -339,6 +341,13 @@ def test_a_place_without_a_key_is_out_of_reach_and_says_why(caplog: pytest.LogCa
     assert fed.reachable.tolist() == [True, False, True] and np.isnan(loss[1]).all()
     assert accounts[0].clients[1].trouble == SHUT_OUT
     assert all(line.levelno < logging.WARNING for line in caplog.records)  # as of one that has not come
+
+
+def test_nobody_waits_for_a_client_that_is_shut_out() -> None:
+    engine = over(swapping(), waiting=replace(QUICK, start="data", grace=1000.0))
+    known = {key: name for key, name in engine.roster.keys.items() if name != "b"}
+    engine.roster = replace(engine.roster, keys=known)
+    assert engine.at(0).reachable.tolist() == [True, False, True]
 
 
 def test_the_server_is_up_where_its_own_port_answers(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:

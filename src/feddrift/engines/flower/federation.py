@@ -142,7 +142,7 @@ class Flower(Engine):
         """Find out who is there and what has arrived; returns when time step tau can start."""
         began = time.monotonic()
         quorum_since, logged = np.inf, False
-        expected = self.present if self._greeted >= 0 else set(range(len(self.roster.clients)))
+        expected = self.present if self._greeted >= 0 else self._with_keys()
         self._tested = {}
         while True:
             self.present = self._greet(tau, range(len(self.roster.clients)), state)
@@ -245,7 +245,7 @@ class Flower(Engine):
         said = {c: self._versions.get(c, VERSION) for c in requests}
         for c, (request, parts) in requests.items():
             if c not in node:
-                trouble[c] = ABSENT if self.roster.clients[c] in self.roster.keys.values() else SHUT_OUT
+                trouble[c] = ABSENT if c in self._with_keys() else SHUT_OUT
                 continue
             try:
                 body = protocol.asked(said[c], account.asked, request.body())
@@ -321,6 +321,11 @@ class Flower(Engine):
         index = {name: c for c, name in enumerate(self.roster.clients)}
         owners = ((self.roster.keys.get(node.public_key), node.node_id) for node in self.grid.get_nodes())
         return {index[name]: node for name, node in owners if name is not None}
+
+    def _with_keys(self) -> set[int]:
+        """All clients that may come: whose key was not taken back."""
+        names = set(self.roster.keys.values())
+        return {c for c, name in enumerate(self.roster.clients) if name in names}
 
     def about(self, c: int, tau: int) -> About:
         """The part of a request to this client that all requests have."""
