@@ -19,7 +19,7 @@ from feddrift.engines.flower.protocol import CHANGES, SPOKEN, Change, check_clie
 from feddrift.engines.flower.wire import Refused
 from feddrift.run import Step
 from tests.flower import OldClient, OverFlower
-from tests.unit.test_flower import over, question, reply_of, same, swapping, taken
+from tests.unit.test_flower import edited, over, question, reply_of, same, swapping, taken
 
 
 def with_client(engine: OverFlower, kind: type[OldClient], name: str = "b") -> OldClient:
@@ -164,6 +164,29 @@ def test_another_version_of_the_same_number_is_no_reason(caplog: pytest.LogCaptu
     assert old.heard[1][1]["seen"] == -1
     asked = question(engine, "hello", {"version": f"9.9/{PROTOCOL}"})
     assert "failed" not in reply_of(engine.local_grid.clients["a"], "hello", asked)
+
+
+def test_one_that_understands_is_asked_once_whatever_its_version() -> None:
+    engine = over(swapping())
+    versions: list[str] = []
+
+    def renamed(body: dict[str, Any]) -> None:
+        versions.append(body["version"])
+        body.update(version=f"9.9/{PROTOCOL}")
+
+    engine.local_grid.tamper["b", "hello"] = edited(renamed)
+    assert engine.at(0).reachable.all() and versions == [VERSION]
+
+
+def test_what_an_older_answer_lacks_is_filled_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    change = replace(CHANGES[PROTOCOL], instead={"hello": {"backlog": 7, "gap": None}})
+    monkeypatch.setitem(protocol.CHANGES, PROTOCOL, change)
+    engine = over(swapping())
+    with_client(engine, OldClient)
+    accounts: list[Any] = []
+    engine.on_exchange = accounts.append
+    engine.at(0)
+    assert accounts[0].clients[1].backlog == 7
 
 
 class TooOld(OldClient):
