@@ -30,8 +30,9 @@ def with_client(engine: OverFlower, kind: type[OldClient], name: str = "b") -> O
     return old
 
 
-def steps_of(engine: OverFlower, folder: Path, n_steps: int = 3) -> list[Step]:
-    return taken(engine, fd.algorithm("FedDrift", delta=0.2), n_steps, folder)
+def steps_of(engine: OverFlower, folder: Path, algorithm: str = "FedDrift") -> list[Step]:
+    settings = {"delta": 0.2} if algorithm == "FedDrift" else {}
+    return taken(engine, fd.algorithm(algorithm, **settings), 3, folder)
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -100,6 +101,20 @@ def test_a_client_of_the_number_before_takes_part_with_the_same_result(
     assert first[1]["version"] == VERSION and {body["version"] for _, body in others} == {OldClient.version}
     assert {kind for kind, _ in others} == {"hello", "evaluate", "train"}
     assert not any("seen" in body for _, body in others) and "seen" in first[1]
+
+
+@pytest.mark.parametrize("algorithm", ["FedDrift-Auto", "FLUX", "FineTuned"])
+def test_it_answers_every_kind_of_question_alike(tmp_path: Path, algorithm: str) -> None:
+    """Contests, descriptions, private models: none of which changed."""
+    stream = swapping(n_steps=3, n=20)
+    engine = over(stream)
+    old = with_client(engine, OldClient)
+    there = steps_of(engine, tmp_path / "mixed", algorithm)
+    for mixed, new in zip(there, steps_of(over(stream), tmp_path / "new", algorithm), strict=True):
+        same(mixed.state.models.params, new.state.models.params)
+        np.testing.assert_array_equal(mixed.accuracy, new.accuracy)
+    asked = {"FedDrift-Auto": "contest", "FLUX": "describe", "FineTuned": "train"}[algorithm]
+    assert asked in {kind for kind, body in old.heard if body["version"] == OldClient.version}
 
 
 def test_what_comes_late_to_a_client_of_protocol_4_trains_and_is_never_tested() -> None:
