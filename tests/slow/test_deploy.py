@@ -22,7 +22,9 @@ import pytest
 pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 
 from feddrift.deploy import make, runtime, start
+from feddrift.deploy.notices import audited
 from feddrift.deploy.status import status
+from feddrift.engines.flower.federation import SHUT_OUT
 from feddrift.engines.flower.serve import current
 from feddrift.errors import DataError
 from feddrift.reports.exchanges import sat_out
@@ -322,6 +324,50 @@ def test_nothing_is_mute_left_behind_or_let_in_again(deployment: Deployment, tmp
     deployment.start_client("a")
     until(lambda: "flower-supernode has ended" in deployment.told(), 240, deployment)  # it is not let in
     assert nodes(deployment, "online") == 0
+
+
+def test_keys_and_certificates_are_replaced_while_the_federation_goes_on(deployment: Deployment) -> None:
+    """The server gets a new certificate; then the key of b is replaced and that of c taken back, while all run."""
+
+    def command(*words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "feddrift", "deploy", *words], capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done
+        return done.stdout
+
+    def served() -> str:
+        return ssl.get_server_certificate(("127.0.0.1", deployment.port if NGINX else deployment.inner))
+
+    settings = deployment.server / "federation.toml"
+    text = settings.read_text().replace('"FedDrift"', '"Oblivious"').replace("delta = 0.2", "")
+    settings.write_text(text.replace("rounds = 2", "rounds = 1").replace("time_steps = 5", "time_steps = 2"))
+    deployment.start_server()
+    for name in NAMES:
+        deployment.start_client(name)
+    until(lambda: nodes(deployment, "online") == 3, 120, deployment)
+    old = served()
+    assert "start server and run again" in command("renew", str(deployment.folder))
+    assert served() == old
+    deployment.end("server")
+    deployment.start_server()
+    assert served() != old
+
+    deployment.deliver(0)
+    deployment.run("run", "run", str(deployment.folder))
+    until(lambda: "000001-000000" in rounds_done(deployment), 240, deployment)  # the clients have come back
+    assert "client c is shut out\n" in command("revoke", str(deployment.folder), "c")
+    assert "the server knows the new key of client b" in command("rotate", str(deployment.folder), "b")
+    assert nodes(deployment, "unregistered") == 2
+    deployment.deliver(1)
+    assert deployment.children["run"].wait(300) == 0, deployment.told()  # the quorum is 2: b has come back by itself
+
+    found = status(deployment.server)
+    assert found is not None and found.word == "finished" and found.record.tested == 2
+    told = {name: now["trouble"] for name, now in found.clients().items()}
+    assert told == {"a": None, "b": None, "c": SHUT_OUT}, deployment.told()
+    changes = [(notice.client, notice.text) for notice in audited(deployment.server) if notice.event == "changed"]
+    assert [client for client, _ in changes] == [None, "c", "b"] and "is shut out" in changes[1][1]
 
 
 def test_the_walk_through_of_the_docs_is_true(tmp_path: Path) -> None:

@@ -350,7 +350,10 @@ TRAIN_LIES: dict[str, tuple[Any, str]] = {
     "a broken header": (raw(lambda a: claiming("(" * 500)), "is no plain array"),  # a TokenError
     "another kind": (raw(lambda a: b"\x80", "pickle"), "of kind 'pickle'"),
     "another round": (edited(lambda body: body.update(round=7)), "whole number in 0..0, got 7"),
-    "an old version": (edited(lambda body: body.update(version="0.0.1/0")), "has version '0.0.1/0'"),
+    "an old version": (
+        edited(lambda body: body.update(version="0.0.1/0")),
+        "the client has version 0.0.1 (protocol 0), the server",
+    ),
     "another's name": (edited(lambda body: body.update(client="a")), "claims to be from client 'a'"),
     "no JSON": (edited(lambda body: "{"), "no JSON"),
     "a list": (edited(lambda body: "[1]"), "no JSON object"),
@@ -552,7 +555,7 @@ def test_a_client_refuses_another_version_another_client_and_broken_messages(cap
     client = engine.local_grid.clients["a"]
     old = wire.pack({"version": "0.0.1/0", "about": asdict(engine.about(0, 0))})
     told = reply_of(client, "hello", old)
-    assert told["version"] == VERSION and "the server has version '0.0.1/0', this client" in told["failed"]
+    assert told["version"] == VERSION and "the server has version 0.0.1 (protocol 0), this client" in told["failed"]
     assert "for client 'b'" in reply_of(client, "hello", question(engine, "hello", {}, c=1))["failed"]
     assert "what federation" in reply_of(client, "hello", wire.pack({"version": VERSION}))["failed"]
     assert "ConfigError" in reply_of(client, "hello", question(engine, "hello", {}, experiment="../../etc"))["failed"]

@@ -16,7 +16,7 @@ import typer
 from rich.logging import RichHandler
 
 from feddrift._version import __version__
-from feddrift.cli import catalogue, console, deploy, report, run
+from feddrift.cli import catalogue, console, deploy, keys, report, run
 from feddrift.cli.console import fail, tell
 from feddrift.errors import FeddriftError
 from feddrift.runs.background import busy
@@ -36,6 +36,9 @@ app.command("sweep")(run.sweep_)
 app.command("report")(report.report)
 app.command("plot")(report.plot)
 app.command("follow")(report.follow)
+deploy.app.command()(keys.renew)
+deploy.app.command()(keys.rotate)
+deploy.app.command()(keys.revoke)
 app.add_typer(deploy.app, name="deploy")
 
 

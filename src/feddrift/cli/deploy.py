@@ -43,6 +43,13 @@ def init(
     port: Annotated[int, typer.Option(help="the port that clients reach")] = 9443,
     inner: Annotated[int, typer.Option(help="the SuperLink's own port, on loopback")] = 9444,
     experiment: Annotated[str, typer.Option(help="a name; clients keep experiments apart")] = "first",
+    algorithm: Annotated[
+        str | None, typer.Option(help="a name from `feddrift list`; without it, what it recommends")
+    ] = None,
+    time_steps: Annotated[int | None, typer.Option(help="how many; without it, on and on")] = None,
+    rounds: Annotated[int | None, typer.Option(help="R, exchanges of training in a time step")] = None,
+    steps: Annotated[int | None, typer.Option(help="K, local steps in a round")] = None,
+    quorum: Annotated[int | None, typer.Option(help="with fewer clients the server waits")] = None,
 ) -> None:
     """Write all that a new federation needs: certificates, keys, settings, proxy, service units."""
     from feddrift.deploy import make
@@ -51,7 +58,12 @@ def init(
     if len(shape) != len(features.split(",")):
         raise ConfigError(f"--features takes whole numbers such as 2 or 28,28, got '{features}'")
     names, labels = ([part.strip() for part in text.split(",")] for text in (clients, classes))
-    make.init(folder, names, shape, labels, host=host, bind=bind, port=port, inner=inner, experiment=experiment)
+    given = {"algorithm": algorithm, "time_steps": time_steps, "rounds": rounds, "steps": steps, "quorum": quorum}
+    settings = {key: value for key, value in given.items() if value is not None}
+    make.init(
+        folder, names, shape, labels, host=host, bind=bind, port=port, inner=inner, experiment=experiment,
+        settings=settings,
+    )  # fmt: skip
     say(f"{folder / 'server'} is the server's; edit its federation.toml")
     for name in names:
         say(f"{folder / 'clients' / name} goes to client {name}; its data go to data/step_0.csv, data/step_1.csv, ...")

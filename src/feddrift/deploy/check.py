@@ -13,7 +13,6 @@ from importlib import metadata
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     PublicFormat,
@@ -23,6 +22,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from feddrift.deploy import pin, start
+from feddrift.deploy.certificates import authorities, issuer_of
 from feddrift.deploy.settings import Settings
 from feddrift.engines.flower.batches import StepFiles
 from feddrift.engines.flower.client import from_toml
@@ -53,7 +53,9 @@ def problems(folder: Path) -> Iterator[str]:
 def _server(server: Path) -> Iterator[str]:
     try:
         settings = Settings.read(server / "federation.toml")
-        settings.roster(server / "keys")
+        here = len(settings.roster(server / "keys").keys)
+        if settings.quorum > here:
+            yield f"{server / 'federation.toml'}: quorum = {settings.quorum}, and only {here} clients have keys"
         settings.net(server)
         strangers = {path.stem for path in (server / "keys").glob("*.pub")} - set(settings.clients)
         if strangers:
@@ -79,12 +81,13 @@ def _server(server: Path) -> Iterator[str]:
 
 def _certificate(server: Path) -> Iterator[str]:
     try:
-        authority = x509.load_pem_x509_certificate((server / "ca.crt").read_bytes())
         certificate = x509.load_pem_x509_certificate((server / "server.crt").read_bytes())
-        certificate.verify_directly_issued_by(authority)
+        authority = issuer_of(certificate, authorities(server))
+        if authority is None:
+            raise ValueError("server.crt is not of an authority in ca.crt")
         key = load_pem_private_key((server / "server.key").read_bytes(), None)
-    except (OSError, ValueError, TypeError, InvalidSignature) as error:
-        yield f"{server}: ca.crt, server.crt and server.key do not fit together: {error!r}"
+    except (OSError, ValueError, TypeError, FeddriftError) as error:
+        yield f"{server}: ca.crt, server.crt and server.key do not fit together: {error}"
         return
     if _bytes(key.public_key()) != _bytes(certificate.public_key()):
         yield f"{server / 'server.key'} is not the key of server.crt"
@@ -102,7 +105,8 @@ def _dates(path: Path, crt: x509.Certificate) -> Iterator[str]:
         )
     if left < SOON:
         when = crt.not_valid_after_utc.date()
-        yield f"{path} {'ended' if left < timedelta(0) else 'ends'} on {when}, make a new one"
+        how = "renew --ca" if path.name == "ca.crt" else "renew"
+        yield f"{path} {'ended' if left < timedelta(0) else 'ends'} on {when}: `feddrift deploy {how}` at the server"
 
 
 def _now() -> datetime:
@@ -122,9 +126,10 @@ def _client(client: Path, server: Path | None) -> Iterator[str]:
         public = load_ssh_public_key((client / "key.pub").read_bytes())
         if _bytes(private.public_key()) != _bytes(public):
             yield f"{client / 'key.pub'} is not the public part of {client / 'key'}"
-        if server is not None and _bytes(load_ssh_public_key((server / "keys" / f"{owner.name}.pub").read_bytes())) != (
-            _bytes(public)
-        ):
+        known = None if server is None else server / "keys" / f"{owner.name}.pub"
+        if known is not None and not known.exists():
+            yield f"the server has no key of client {owner.name}: `feddrift deploy rotate` gives it a new one"
+        elif known is not None and _bytes(load_ssh_public_key(known.read_bytes())) != _bytes(public):
             yield f"the server has another key of client {owner.name}"
         yield from _dates(client / "ca.crt", x509.load_pem_x509_certificate((client / "ca.crt").read_bytes()))
         if server is not None and (client / "ca.crt").read_bytes() != (server / "ca.crt").read_bytes():

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
-import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from feddrift.algorithms import RECOMMENDED
-from feddrift.deploy import pin, proxy
+from feddrift.deploy import certificates, pin, proxy
+from feddrift.deploy.files import write as _write
+from feddrift.deploy.keys import new_pair
+from feddrift.deploy.notices import changed
 from feddrift.deploy.settings import Settings
 from feddrift.deploy.start import part, ports
 from feddrift.engines.flower.store import checked_name
 from feddrift.errors import ConfigError
-
-CA_DAYS, SERVER_DAYS = 3650, 397
 
 UNIT = """\
 [Unit]
@@ -80,6 +74,7 @@ def init(
     port: int = 9443,
     inner: int = 9444,
     experiment: str = "first",
+    settings: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a new federation to a folder that is not there yet: a part for the server and one for each client."""
     if folder.exists() and any(folder.iterdir()):
@@ -91,6 +86,7 @@ def init(
         "classes": list(classes),
         "algorithm": RECOMMENDED,
         "defend": True,
+        **(settings or {}),
     }
     Settings.checked(values, "the options")
     proxy.listen(bind, port)  # or refuse it, before anything is written
@@ -98,8 +94,7 @@ def init(
     for path in (folder, server, server / "keys", server / "state", server / "app", server / "flwr"):
         path.mkdir(parents=True, exist_ok=True)
         path.chmod(0o700)
-    authority = _authority(server)
-    _server_certificate(server, authority, host)
+    certificates.begin(server, host)
     _write(server / "federation.toml", _settings_text(values))
     _write(server / "nginx.conf", proxy.text(server, bind, port, inner))
     _write(server / "app" / "pyproject.toml", APP)
@@ -131,12 +126,13 @@ def add(folder: Path, name: str) -> None:
             raise ConfigError(f"{old} is there already: move it away, or choose another name")
     address = proxy.address(_host(server / "server.crt"), ports(server)[0])
     line = f"clients = {json.dumps([*settings.clients, name])}"
-    changed, replacements = re.subn(r"(?m)^clients *= *\[[^]]*\]", line, path.read_text())
+    text, replacements = re.subn(r"(?m)^clients *= *\[[^]]*\]", line, path.read_text())
     if not replacements:
         raise ConfigError(f"{path}: add {name!r} to its clients by hand")
     pin.sign(server)
     _client(client, server, name, address, [str(label) for label in settings.classes])
-    path.write_text(changed)
+    path.write_text(text)
+    changed(server, name, f"there is a place for client {name}")
 
 
 def _host(certificate: Path) -> str:
@@ -154,9 +150,8 @@ def _client(folder: Path, server: Path, name: str, address: str, classes: Sequen
     """What is carried to a client's machine; its private key is nowhere else."""
     (folder / "data").mkdir(parents=True)
     folder.chmod(0o700)
-    key = ec.generate_private_key(ec.SECP384R1())
-    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode() + f" {name}\n"
-    _write(folder / "key", key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()).decode(), secret=True)
+    private, public = new_pair(name)
+    _write(folder / "key", private, secret=True)
     _write(folder / "key.pub", public)
     _write(server / "keys" / f"{name}.pub", public)
     for shared in ("ca.crt", pin.TRUSTED):
@@ -194,73 +189,3 @@ def _settings_text(values: Mapping[str, object]) -> str:
 def _unit(path: Path, command: str, folder: Path, what: str, restart: str, seconds: int, after: str = "") -> None:
     words = {"what": what, "after": after, "python": sys.executable, "command": command, "folder": folder}
     _write(path, UNIT.format(**words, restart=restart, seconds=seconds))
-
-
-def _write(path: Path, text: str, secret: bool = False) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)
-    with open(handle, "w", encoding="utf-8") as file:
-        file.write(text)
-
-
-def _pem(key: ec.EllipticCurvePrivateKey) -> str:
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
-
-
-Authority = tuple[x509.Certificate, ec.EllipticCurvePrivateKey]
-
-
-def _authority(server: Path) -> Authority:
-    """A certificate authority of this federation alone."""
-    key, name = ec.generate_private_key(ec.SECP256R1()), _name("feddrift authority")
-    usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
-    certificate = (
-        _builder(name, name, key, CA_DAYS)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(usage, critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    _write(server / "ca.key", _pem(key), secret=True)
-    _write(server / "ca.crt", certificate.public_bytes(Encoding.PEM).decode())
-    return certificate, key
-
-
-def _server_certificate(server: Path, authority: Authority, host: str) -> None:
-    issuer, signer = authority
-    key = ec.generate_private_key(ec.SECP256R1())
-    names: list[x509.GeneralName] = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-    try:
-        names.append(x509.IPAddress(ipaddress.ip_address(host)))
-    except ValueError:
-        names.append(x509.DNSName(host))
-    usage = x509.KeyUsage(True, False, False, False, False, False, False, False, False)
-    certificate = (
-        _builder(_name(host), issuer.subject, key, SERVER_DAYS)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(usage, critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.SubjectAlternativeName(dict.fromkeys(names)), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
-        .sign(signer, hashes.SHA256())
-    )
-    _write(server / "server.key", _pem(key), secret=True)
-    _write(server / "server.crt", certificate.public_bytes(Encoding.PEM).decode())
-
-
-def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int
-) -> x509.CertificateBuilder:
-    now = datetime.now(UTC) - timedelta(minutes=5)  # clocks differ
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now)
-        .not_valid_after(now + timedelta(days=days))
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-    )
-
-
-def _name(text: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])

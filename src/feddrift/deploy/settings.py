@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import re
 import tomllib
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,7 +22,10 @@ from feddrift.nets import check_fits, imported, net_for
 from feddrift.router import Route
 from feddrift.types import Average, Local, Net
 
+REVOKED = "revoked"  # in the folder of keys, that of those which were shut out
 MAX_WEIGHTS = 2**28  # of a net: 1 GB, which goes to every client and back in every round
+
+_log = logging.getLogger("feddrift")
 
 
 class Settings(BaseModel):
@@ -147,13 +153,52 @@ class Settings(BaseModel):
         return net
 
     def roster(self, keys: Path) -> Roster:
-        """Who takes part: the folder has a public key KEYS/<client>.pub for each."""
-        name_of_key: dict[bytes, str] = {}
-        for name in self.clients:
-            name_of_key[public_key(keys / f"{name}.pub")] = name
-        if len(name_of_key) < len(self.clients):
-            raise ConfigError(f"{keys}: every client needs a key of its own")
-        return Roster(self.experiment, self.clients, name_of_key, self.features, len(self.classes))
+        """Who takes part, by the public keys in this folder."""
+        return Roster(self.experiment, self.clients, Keys(keys, self.clients), self.features, len(self.classes))
+
+
+class Keys(Mapping[bytes, str]):
+    """The clients by their public keys, KEYS/<client>.pub; a folder that changes while the server runs is read again.
+
+    A client has none where the last one was taken back, and then stands in KEYS/revoked.
+    """
+
+    def __init__(self, folder: Path, clients: tuple[str, ...]) -> None:
+        self.folder, self.clients = folder, clients
+        self._stamp, self._found = self._look(), self._read()
+
+    def _look(self) -> list[tuple[str, int, int]]:
+        stats = ((path.name, path.stat()) for path in sorted(self.folder.glob("*.pub")))
+        return [(name, stat.st_mtime_ns, stat.st_ino) for name, stat in stats]
+
+    def _read(self) -> dict[bytes, str]:
+        paths = {name: self.folder / f"{name}.pub" for name in self.clients}
+        taken_back = {name for name, path in paths.items() if not path.exists() and self._was_revoked(name)}
+        found = {public_key(path): name for name, path in paths.items() if name not in taken_back}
+        if len(found) < len(paths) - len(taken_back):
+            raise ConfigError(f"{self.folder}: every client needs a key of its own")
+        return found
+
+    def _was_revoked(self, name: str) -> bool:
+        stems = (path.stem for path in (self.folder / REVOKED).glob("*.pub"))
+        return any(re.fullmatch(rf"{re.escape(name)}-[0-9a-f]{{16}}", stem) for stem in stems)
+
+    def _now(self) -> dict[bytes, str]:
+        try:
+            if (stamp := self._look()) != self._stamp:
+                self._stamp, self._found = stamp, self._read()
+        except (OSError, ConfigError) as error:  # a file that is just being written
+            _log.warning("the keys stay what they were: %s", error)
+        return self._found
+
+    def __getitem__(self, key: bytes) -> str:
+        return self._now()[key]
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._now())
+
+    def __len__(self) -> int:
+        return len(self._now())
 
 
 def public_key(path: Path) -> bytes:

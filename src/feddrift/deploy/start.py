@@ -224,6 +224,11 @@ def _last_line(path: Path) -> str:
     return lines[-1] if lines else "it wrote no log"
 
 
+def is_up(server: Path) -> bool:
+    """Whether the SuperLink of this server runs, on this machine."""
+    return _listens(ports(server)[1])
+
+
 def _listens(port: int, address: str = "127.0.0.1") -> bool:
     try:
         socket.create_connection((address, port), timeout=1).close()

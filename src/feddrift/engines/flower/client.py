@@ -45,6 +45,7 @@ from feddrift.engines.flower.messages import (
     entries_of,
 )
 from feddrift.engines.flower.parts import Body, Part
+from feddrift.engines.flower.protocol import check_server
 from feddrift.engines.flower.routers import read_router
 from feddrift.engines.flower.store import Store, checked_name
 from feddrift.engines.flower.wire import Refused, numbers, whole
@@ -91,8 +92,7 @@ class Client:
         says: Body = {"version": VERSION, "client": self.name}
         try:
             body, raw = wire.unpack(content)
-            if body.get("version") != VERSION:
-                raise Refused(f"the server has version {body.get('version')!r}, this client {VERSION!r}")
+            check_server(body.get("version"), body.get("server"))
             task = About.read(body.get("about"))
             if task.client != self.name:
                 raise Refused(f"it is for client {task.client!r}")

@@ -16,11 +16,12 @@ from flwr.serverapp import Grid
 from feddrift.engines.base import Engine
 from feddrift.engines.conditions import IDEAL, Conditions
 from feddrift.engines.flower import parts as model_parts
-from feddrift.engines.flower import wire
+from feddrift.engines.flower import protocol, wire
 from feddrift.engines.flower.exchange import Exchange, QuorumError, WaitingRules, exchange
 from feddrift.engines.flower.messages import (
     KIND_OF,
     MAX_ID,
+    PROTOCOL,
     REQUESTS,
     VERSION,
     About,
@@ -41,6 +42,7 @@ from feddrift.shifts import Shifts, asked, told
 from feddrift.types import Floats, Ints, Local, Net, State
 
 ABSENT = "it is not connected"
+SHUT_OUT = "it is shut out: its key was taken back"
 
 _log = logging.getLogger("feddrift")
 
@@ -49,7 +51,10 @@ MOST_LOST = 100  # models that a client may say to have lost in one answer
 
 @dataclass(frozen=True)
 class Roster:
-    """Whom the federation is made of: every place has a name and a key, whether its client has come yet or not."""
+    """Whom the federation is made of: every place has a name and a key, whether its client has come yet or not.
+
+    A place whose key was taken back has none.
+    """
 
     experiment: str
     clients: tuple[str, ...]
@@ -91,6 +96,7 @@ class Flower(Engine):
         self._serves: dict[int, set[str]] = {}  # those of them that it keeps, since it serves them
         self._gaps: dict[int, int | None] = {}  # by client, the batch that is missing before others that have come
         self._heard: Any = None  # what the last hello found, if nothing was asked since
+        self._versions: dict[int, str] = {}  # by client, the one in whose words it is asked
 
     def worker(self, tau: int) -> Remote:
         if self._greeted != tau:
@@ -136,7 +142,7 @@ class Flower(Engine):
         """Find out who is there and what has arrived; returns when time step tau can start."""
         began = time.monotonic()
         quorum_since, logged = np.inf, False
-        expected = self.present if self._greeted >= 0 else set(range(len(self.roster.clients)))
+        expected = self.present if self._greeted >= 0 else self._with_keys()
         self._tested = {}
         while True:
             self.present = self._greet(tau, range(len(self.roster.clients)), state)
@@ -231,18 +237,25 @@ class Flower(Engine):
     def _asked(
         self, account: Exchange, requests: Mapping[int, Asked], check: Check, last: bool
     ) -> tuple[dict[int, Any], dict[int, Asked]]:
-        """The checked replies, and the requests to clients that lack parts of models which they should have."""
+        """The checked replies, and the requests to clients that speak in other words, or lack parts of models."""
         what = REQUESTS[account.asked]
         when = f"{account.asked} at time {account.t}" + ("" if account.round is None else f", round {account.round}")
         node, contents = self._nodes(), dict[int, RecordDict]()
         checked, again, trouble = dict[int, Any](), dict[int, Asked](), dict[int, str]()
+        said = {c: self._versions.get(c, VERSION) for c in requests}
         for c, (request, parts) in requests.items():
-            if c in node:
-                new = {name: part for name, part in parts.items() if name not in self._has.get(c, ())}
-                head = {"version": VERSION, "about": asdict(self.about(c, account.t))}
-                contents[c] = wire.pack(head | request.body(), new)
-            else:
-                trouble[c] = ABSENT
+            if c not in node:
+                trouble[c] = ABSENT if c in self._with_keys() else SHUT_OUT
+                continue
+            try:
+                body = protocol.asked(said[c], account.asked, request.body())
+            except Refused as refused:
+                trouble[c] = f"it cannot be asked: {refused}"
+                continue
+            new = {name: part for name, part in parts.items() if name not in self._has.get(c, ())}
+            head = {"version": said[c], "about": asdict(self.about(c, account.t))}
+            head |= {} if said[c] == VERSION else {"server": VERSION}
+            contents[c] = wire.pack(head | body, new)
         self.exchanges, began = self.exchanges + 1, time.monotonic()
         by_node = {node[c]: content for c, content in contents.items()}
         replies = exchange(self.grid, what.action, by_node, getattr(self.waiting, what.deadline), self.waiting.poll)
@@ -256,6 +269,10 @@ class Flower(Engine):
                 continue
             try:
                 body, raw = wire.unpack(answer.content)
+                if self._in_other_words(c, said[c], body, last):
+                    again[c] = requests[c]
+                    continue
+                body = protocol.answered(said[c], account.asked, body)
                 self._checked(c, body)
                 if "missing" in body and not last:
                     self._has[c], again[c] = set(), requests[c]
@@ -270,7 +287,7 @@ class Flower(Engine):
                 trouble[c] = f"its reply is refused: it is malformed ({type(error).__name__})"
         trouble = {c: one_line(why) for c, why in trouble.items()}  # whatever a client may have put into it
         for c, why in trouble.items():
-            if why != ABSENT or what is not Hello:  # which asks who is there
+            if why not in (ABSENT, SHUT_OUT) or what is not Hello:  # which asks who is there
                 self._complain(c, when, why)
         account.add(seconds, requests, contents, answers, trouble)
         return checked, again
@@ -305,16 +322,31 @@ class Flower(Engine):
         owners = ((self.roster.keys.get(node.public_key), node.node_id) for node in self.grid.get_nodes())
         return {index[name]: node for name, node in owners if name is not None}
 
+    def _with_keys(self) -> set[int]:
+        """All clients that may come: whose key was not taken back."""
+        names = set(self.roster.keys.values())
+        return {c for c, name in enumerate(self.roster.clients) if name in names}
+
     def about(self, c: int, tau: int) -> About:
         """The part of a request to this client that all requests have."""
         roster = self.roster
         sizes = len(roster.clients), roster.n_classes, roster.features
         return About(roster.experiment, roster.clients[c], c, *sizes, self.seed, tau)
 
+    def _in_other_words(self, c: int, said: str, body: Body, last: bool) -> bool:
+        """Whether a client has to be asked again, in the words of the version that it says it is."""
+        version = protocol.check_client(body.get("version"))
+        if version != self._versions.get(c, VERSION) and protocol.number(version) != PROTOCOL:
+            what = "client %s has version %s, this server %s: it takes part, and should be updated before the next one"
+            _log.warning(what, self.roster.clients[c], version, VERSION)
+        self._versions[c] = version
+        other = protocol.number(version) != protocol.number(said)
+        if other and last:
+            raise Refused(f"it answers as version {version} what it was asked as version {said}")
+        return not last and version != said and (other or "failed" in body)
+
     def _checked(self, c: int, body: Body) -> None:
-        """Refuse a reply of another version, from another client, or that says it failed."""
-        if body.get("version") != VERSION:
-            raise Refused(f"the client has version {body.get('version')!r}, the server {VERSION!r}")
+        """Refuse a reply from another client, or that says it failed."""
         nameless = "failed" in body and "client" not in body  # it failed before it knew who it is
         if body.get("client") != self.roster.clients[c] and not nameless:
             raise Refused(f"it claims to be from client {body.get('client')!r}, but its key is another's")

@@ -1,0 +1,74 @@
+"""The command line of a deployment's certificates and keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from feddrift.cli.console import say
+from feddrift.errors import ConfigError
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the deployment, or this machine's part of it")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="of the client")]
+
+
+def renew(
+    folder: Folder,
+    ca_key: Annotated[Path | None, typer.Option(help="where ca.key is, if not in the server's folder")] = None,
+    ca: Annotated[bool, typer.Option("--ca", help="a new authority, which clients have to be given first")] = False,
+) -> None:
+    """Make a new certificate of the server, for the same names, with the authority that clients trust already."""
+    from feddrift.deploy import certificates, notices, start
+
+    server = start.part(folder, "server")
+    if ca:
+        ends = certificates.renew_authority(server, ca_key)
+        notices.changed(server, None, f"there is a new authority until {ends.date()}")
+        say(f"{server / 'ca.crt'} now trusts a new authority, until {ends.date()}, beside the old one")
+        say("1. it goes to every client, in the place of its ca.crt, and these are started again, one by one")
+        say("2. when all have it: `feddrift deploy renew`, which makes the server's certificate with the new authority")
+        return
+    ends = certificates.renew(server, ca_key)
+    notices.changed(server, None, f"the server has a new certificate until {ends.date()}")
+    say(f"{server / 'server.crt'} is valid until {ends.date()}; the old one is beside it, server.crt.old")
+    say("start server and run again: they use it from then on; clients come back by themselves")
+
+
+def rotate(
+    folder: Folder,
+    name: Name,
+    key: Annotated[Path | None, typer.Option(help="at the server: the key.pub that was made at the client")] = None,
+) -> None:
+    """Give a client a new key: make it in the client's folder, take it in at the server, or both where both are."""
+    from feddrift.deploy import keys
+
+    server, client = keys.parts(folder, name)
+    if server is None and key is not None:
+        raise ConfigError(f"--key is taken in at the server, and {folder} is a client's folder")
+    if server is not None and client is None and key is None:
+        raise ConfigError(
+            f"the key of client {name} is made in its own folder, `feddrift deploy rotate DIR {name}`: bring the "
+            "key.pub that this writes, and name it here with --key"
+        )
+    if key is None and client is not None:
+        if server is not None:
+            keys.known(server, name)
+        key = keys.rotate_client(client, name)
+        say(f"{client} has a new key; the old one is beside it, key.old")
+    if server is None or key is None:
+        say(f"bring {key} to the server: `feddrift deploy rotate DIR {name} --key key.pub`")
+        say("a client that runs goes on with its old key until then, and comes back with the new one by itself")
+    elif keys.take_in(server, name, key):
+        say(f"the server knows the new key of client {name}, and the old one no more")
+    else:
+        say(f"the new key of client {name} is known, and the old one shut out, when the server is started")
+
+
+def revoke(folder: Folder, name: Name) -> None:
+    """Shut a client out: its key is never taken again; its place stays, for `rotate` to give it another."""
+    from feddrift.deploy import keys, start
+
+    done = keys.revoke(start.part(folder, "server"), name)
+    say(f"client {name} is shut out" + ("" if done else " when the server is started"))

@@ -1,0 +1,268 @@
+"""Who may talk to whom: a server of the protocol n has clients of n and n - 1, whatever their versions."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
+
+import feddrift as fd
+from feddrift.engines.flower import protocol, wire
+from feddrift.engines.flower.messages import PROTOCOL, VERSION
+from feddrift.engines.flower.protocol import CHANGES, SPOKEN, Change, check_client, check_server, number
+from feddrift.engines.flower.wire import Refused
+from feddrift.run import Step
+from tests.flower import OldClient, OverFlower
+from tests.unit.test_flower import edited, over, question, reply_of, same, swapping, taken
+
+
+def with_client(engine: OverFlower, kind: type[OldClient], name: str = "b") -> OldClient:
+    """The engine's client of this name in the words of another protocol."""
+    now = engine.local_grid.clients[name]
+    old = kind(name, now.root, now.load, now.model)
+    engine.local_grid.clients[name] = old  # type: ignore[index]
+    return old
+
+
+def steps_of(engine: OverFlower, folder: Path, algorithm: str = "FedDrift") -> list[Step]:
+    settings = {"delta": 0.2} if algorithm == "FedDrift" else {}
+    return taken(engine, fd.algorithm(algorithm, **settings), 3, folder)
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [line.getMessage() for line in caplog.records if line.levelno >= logging.WARNING]
+
+
+def test_the_table_goes_up_to_the_number_that_is_spoken() -> None:
+    """Who raises the number says here what an older client does not know."""
+    assert list(CHANGES) == list(range(2, PROTOCOL + 1)) and SPOKEN == (PROTOCOL, PROTOCOL - 1)
+    assert number(VERSION) == PROTOCOL and number(OldClient.version) == PROTOCOL - 1
+
+
+@pytest.mark.parametrize(
+    "version", [None, 5, "", "5", "/5", "1.0/", "1.0/-5", "1.0/5\n", "a b/5", "x" * 41 + "/5", "1/\u0665"]
+)
+def test_what_is_no_version_has_no_number(version: Any) -> None:
+    assert number(version) is None
+    with pytest.raises(
+        Refused, match=r"the client has version .*, the server .* \(protocol 5\), .*: update the client"
+    ):
+        check_client(version)
+    with pytest.raises(Refused, match=r"the server has version .*, this client .* \(protocol 5\): update the server"):
+        check_server(version)
+
+
+def test_the_number_alone_decides_and_a_refusal_says_which_side_to_update() -> None:
+    ours = rf"0\.[0-9.]+ \(protocol {PROTOCOL}\)"
+    assert [check_client(f"9.9/{n}") for n in SPOKEN] == [f"9.9/{n}" for n in SPOKEN]
+    check_server(f"9.9/{PROTOCOL}")
+    too_old, too_new = f"0.1/{PROTOCOL - 2}", f"9.9/{PROTOCOL + 1}"
+    spoken = f"which speaks {PROTOCOL - 1} and {PROTOCOL}"
+    with pytest.raises(
+        Refused, match=rf"has version 0.1 \(protocol {PROTOCOL - 2}\), the server {ours}, {spoken}: update the client$"
+    ):
+        check_client(too_old)
+    with pytest.raises(
+        Refused, match=rf"9.9 \(protocol {PROTOCOL + 1}\), the server {ours}, {spoken}: update the server$"
+    ):
+        check_client(too_new)
+    with pytest.raises(Refused, match=rf"0.1 \(protocol {PROTOCOL - 1}\), this client {ours}: update the server$"):
+        check_server(f"0.1/{PROTOCOL - 1}")
+    with pytest.raises(
+        Refused, match=rf"9.9 \(protocol {PROTOCOL + 1}\), this client {ours}: it asks again in this client's words$"
+    ):
+        check_server(too_new)
+    with pytest.raises(Refused, match=rf"has version {ours}, this client {ours}: it asks again"):
+        check_server(f"0.1/{PROTOCOL - 1}", VERSION)
+    with pytest.raises(Refused, match=rf"\(protocol {PROTOCOL + 2}\), this client {ours}: update the client$"):
+        check_server(f"9.9/{PROTOCOL + 2}")
+
+
+def test_a_client_of_the_number_before_takes_part_with_the_same_result(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = swapping(n_steps=3)
+    engine = over(stream)
+    old = with_client(engine, OldClient)
+    there = steps_of(engine, tmp_path / "mixed")
+    told = warnings(caplog)
+    for mixed, new in zip(there, steps_of(over(stream), tmp_path / "new"), strict=True):
+        same(mixed.state.models.params, new.state.models.params)
+        np.testing.assert_array_equal(mixed.tested, new.tested)
+        np.testing.assert_array_equal(mixed.accuracy, new.accuracy)
+    assert len(told) == 1 and f"client b has version 0.1.9/{PROTOCOL - 1}, this server" in told[0], told
+    first, *others = old.heard
+    assert first[1]["version"] == VERSION and {body["version"] for _, body in others} == {OldClient.version}
+    assert {kind for kind, _ in others} == {"hello", "evaluate", "train"}
+    assert not any("seen" in body for _, body in others) and "seen" in first[1]
+
+
+@pytest.mark.parametrize("algorithm", ["FedDrift-Auto", "FLUX", "FineTuned"])
+def test_it_answers_every_kind_of_question_alike(tmp_path: Path, algorithm: str) -> None:
+    """Contests, descriptions, private models: none of which changed."""
+    stream = swapping(n_steps=3, n=20)
+    engine = over(stream)
+    old = with_client(engine, OldClient)
+    there = steps_of(engine, tmp_path / "mixed", algorithm)
+    for mixed, new in zip(there, steps_of(over(stream), tmp_path / "new", algorithm), strict=True):
+        same(mixed.state.models.params, new.state.models.params)
+        np.testing.assert_array_equal(mixed.accuracy, new.accuracy)
+    asked = {"FedDrift-Auto": "contest", "FLUX": "describe", "FineTuned": "train"}[algorithm]
+    assert asked in {kind for kind, body in old.heard if body["version"] == OldClient.version}
+
+
+def test_what_comes_late_to_a_client_of_protocol_4_trains_and_is_never_tested() -> None:
+    """As it was in that protocol: the number of a batch is its time."""
+    stream, late = swapping(n_steps=3), [True]
+    engine = over(stream)
+    old = with_client(engine, OldClient)
+    load = old.load
+    old.load = lambda n: None if n == 1 and late[0] else load(n)
+    engine.at(0)
+    assert engine.at(1).counts[:, 1].tolist() == [60, 0]
+    late[0] = False
+    fed = engine.at(2)
+    assert fed.counts[:, 1].tolist() == [60, 60, 60] and fed.reachable.all()
+    assert np.isfinite(fed.evaluate(fed.fresh())).all()
+
+
+def test_a_client_may_be_updated_and_set_back_while_the_federation_runs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It keeps its store, and says by itself what it speaks now."""
+    stream = swapping(n_steps=3)
+    engine = over(stream)
+    new = engine.local_grid.clients["b"]
+    old = with_client(engine, OldClient)
+    fed = engine.at(0)
+    models, w = fed.fresh(), np.ones((1, 3, 1))
+    trained = fed.train(models, w, rounds=1)
+    engine.local_grid.clients["b"] = new  # type: ignore[index]
+    trained = fed.train(trained, w, rounds=1)
+    engine.local_grid.clients["b"] = old  # type: ignore[index]
+    trained = fed.train(trained, w, rounds=1)
+    assert fed.reachable.all()
+    every = over(stream).at(0)
+    expected = models
+    for _ in range(3):
+        expected = every.train(expected, w, rounds=1)
+    same(trained.params, expected.params)
+    first, at_the_client, again = warnings(caplog)
+    assert first == again and f"client b has version {OldClient.version}" in first
+    assert "client b refused a message" in at_the_client and "it asks again in this client's words" in at_the_client
+
+
+class OtherVersion(OldClient):
+    """A client of the same number and another version, from when versions had to be the same."""
+
+    version = f"0.1.9/{PROTOCOL}"
+
+    def take_in(self, task: Any) -> None:
+        """Nothing: what it hears is what it reads."""
+
+    def words(self, hello: dict[str, Any]) -> dict[str, Any]:
+        return hello
+
+
+def test_another_version_of_the_same_number_is_no_reason(caplog: pytest.LogCaptureFixture) -> None:
+    engine = over(swapping())
+    old = with_client(engine, OtherVersion)
+    fed = engine.at(0)
+    assert np.isfinite(fed.evaluate(fed.fresh())).all() and not warnings(caplog)
+    assert [body["version"] for _, body in old.heard] == [VERSION, old.version, old.version]
+    assert old.heard[1][1]["seen"] == -1
+    asked = question(engine, "hello", {"version": f"9.9/{PROTOCOL}"})
+    assert "failed" not in reply_of(engine.local_grid.clients["a"], "hello", asked)
+
+
+def test_one_that_understands_is_asked_once_whatever_its_version() -> None:
+    engine = over(swapping())
+    versions: list[str] = []
+
+    def renamed(body: dict[str, Any]) -> None:
+        versions.append(body["version"])
+        body.update(version=f"9.9/{PROTOCOL}")
+
+    engine.local_grid.tamper["b", "hello"] = edited(renamed)
+    assert engine.at(0).reachable.all() and versions == [VERSION]
+
+
+def test_what_an_older_answer_lacks_is_filled_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    change = replace(CHANGES[PROTOCOL], instead={"hello": {"backlog": 7, "gap": None}})
+    monkeypatch.setitem(protocol.CHANGES, PROTOCOL, change)
+    engine = over(swapping())
+    with_client(engine, OldClient)
+    accounts: list[Any] = []
+    engine.on_exchange = accounts.append
+    engine.at(0)
+    assert accounts[0].clients[1].backlog == 7
+
+
+class TooOld(OldClient):
+    version = f"0.0.9/{PROTOCOL - 2}"
+
+
+class TooNew(OldClient):
+    version = f"9.9/{PROTOCOL + 1}"
+
+
+@pytest.mark.parametrize(("kind", "side"), [(TooOld, "client"), (TooNew, "server")])
+def test_others_are_refused_by_name_and_asked_once(
+    kind: type[OldClient], side: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = over(swapping())
+    old = with_client(engine, kind)
+    fed = engine.at(0)
+    assert fed.reachable.tolist() == [True, False, True] and len(old.heard) == 1
+    (told,) = warnings(caplog)
+    assert told.startswith("client b, hello at time 0: its reply is refused: the client has version")
+    assert told.endswith(f"update the {side}")
+
+
+def test_one_that_changes_its_words_at_every_question_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    class Fickle(OldClient):
+        def answer(self, kind: str, content: Any) -> Any:
+            body, _ = wire.unpack(content)
+            self.heard.append((kind, body))
+            other = PROTOCOL if number(body["version"]) != PROTOCOL else PROTOCOL - 1
+            return wire.pack({"version": f"1.0/{other}", "client": "b", "cells": [[0, 60]], "scores": {}})
+
+    engine = over(swapping())
+    old = with_client(engine, Fickle)
+    assert engine.at(0).reachable.tolist() == [True, False, True] and len(old.heard) == 2
+    assert "it answers as version 1.0/5 what it was asked as version 1.0/4" in warnings(caplog)[-1]
+
+
+def test_a_question_that_the_number_before_does_not_know_is_not_asked(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    change = replace(CHANGES[PROTOCOL], questions=frozenset({"evaluate"}))
+    monkeypatch.setitem(protocol.CHANGES, PROTOCOL, change)
+    engine = over(swapping())
+    old = with_client(engine, OldClient)
+    loss = (fed := engine.at(0)).evaluate(fed.fresh())
+    assert np.isfinite(loss[:, 0]).tolist() == [True, False, True]
+    assert {kind for kind, _ in old.heard} == {"hello"}
+    assert (
+        "it cannot be asked: 0.1.9 (protocol 4) does not know the question 'evaluate': update the client" in caplog.text
+    )
+
+
+def test_words_are_left_out_and_filled_in_for_every_number_since(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = {
+        6: Change("one", fields={"hello": frozenset({"new"})}, instead={"hello": {"count": 0}}),
+        7: Change("two", fields={"hello": frozenset({"newer"})}, instead={"hello": {"count": 1, "gap": None}}),
+    }
+    monkeypatch.setattr(protocol, "CHANGES", table)
+    body = {"old": 1, "new": 2, "newer": 3}
+    assert protocol.asked("1.0/5", "hello", body) == {"old": 1}
+    assert protocol.asked("1.0/6", "hello", body) == {"old": 1, "new": 2}
+    assert protocol.asked("1.0/7", "hello", body) == protocol.asked("1.0/5", "train", body) == body
+    assert protocol.answered("1.0/6", "hello", {"count": 5}) == {"count": 5, "gap": None}
+    assert protocol.answered("1.0/7", "hello", {}) == protocol.answered("1.0/5", "train", {}) == {}
