@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from feddrift.cli import console
+from feddrift.cli import console, models
 from feddrift.cli.console import can_be_stopped, say
 from feddrift.errors import ConfigError
 from feddrift.reports.exchanges import sat_out
@@ -21,6 +21,7 @@ from feddrift.reports.story import alarm_sentence, event_line
 from feddrift.runs.record import OLD_HISTORY, Record
 
 app = typer.Typer(no_args_is_help=True, help="Run a federation on real machines, with Flower.")
+app.add_typer(models.app, name="models")
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the deployment, or this machine's part of it")]
 

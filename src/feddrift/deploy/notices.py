@@ -29,7 +29,7 @@ from feddrift.reports.story import alarm_sentence
 from feddrift.runs.record import Record, part_of
 from feddrift.runs.writer import is_being_written
 
-What = Literal["drift", "silent", "refused", "quorum", "stopped", "certificate", "joined", "back", "changed"]
+What = Literal["drift", "silent", "refused", "quorum", "stopped", "certificate", "archive", "joined", "back", "changed"]
 TOLD: tuple[What, ...] = ("drift", "silent", "refused", "quorum", "stopped", "certificate")  # the others are kept only
 SOON = 30, 7, 1  # days before a certificate ends
 EVERY = 10.0  # seconds

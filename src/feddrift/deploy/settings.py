@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from feddrift import algorithms
+from feddrift.deploy.archive import MOST
 from feddrift.engines.flower.exchange import WaitingRules
 from feddrift.engines.flower.federation import Roster
 from feddrift.engines.flower.store import checked_name
@@ -74,6 +75,9 @@ class Settings(BaseModel):
         default=(),
         description="commands and web addresses that are told of drifts, silent or refused clients, a lost quorum, a "
         "certificate that ends",
+    )
+    archive: int = Field(
+        default=MOST, ge=0, description="time steps whose models are kept to go back to, beside pinned ones; 0: none"
     )
     look: float = Field(default=10.0, gt=0, description="how often clients are asked for new data, in seconds")
 
