@@ -95,7 +95,8 @@ def test_the_oldest_make_room_and_pinned_ones_stay(tmp_path: Path) -> None:
     assert archive.times() == [1, 5, 6] and [step.pinned for step in kept(server)] == [True, False, False]
     assert [notice.text for notice in audited(server)] == ["the models of time 1 are pinned"]
     told = CliRunner().invoke(app, ["deploy", "models", "pin", str(tmp_path), "3"])
-    assert told.exit_code == 2 and "has no models of time 3: there are those of time 1, 5 to 6" in one(told.output)
+    assert isinstance(told.exception, DataError)
+    assert str(told.exception).endswith("has no models of time 3: there are those of time 1, 5 to 6")
     assert not (archive.path / "000003.pin").exists()
     taken(over(stream, root=tmp_path / "clients"), 7, server, archive=0)
     assert archive.times() == [1]
@@ -151,7 +152,7 @@ def test_an_archive_of_another_start_is_put_aside(tmp_path: Path) -> None:
 
 
 def test_going_back_gives_clients_the_old_models_and_starts_from_them(tmp_path: Path) -> None:
-    """At time 3 model 1 is made for c; back to time 2, all use model 0 as it was, and what came since trains nothing."""
+    """At time 3 model 1 is made for c; back to time 2, all use model 0 as it was; what came since trains nothing."""
     server, stream, found = server_of(tmp_path), swapping(n_steps=6), dict[str, Any]()
     served(stream, server, 4)
     before = state_of(Archive(server / "state").read(2), stream)
@@ -164,7 +165,9 @@ def test_going_back_gives_clients_the_old_models_and_starts_from_them(tmp_path: 
 
     settings.write_text(settings.read_text().replace("rounds = 2", "rounds = 2\ntime_steps = 6"))
     text = one(run("deploy", "models", "rollback", str(tmp_path), "2"))
-    assert text.startswith("time 5 will start from the models of time 2: start `feddrift deploy server` and `run` again")
+    assert text.startswith(
+        "time 5 will start from the models of time 2: start `feddrift deploy server` and `run` again"
+    )
     assert "the next time step goes on from the models of time 2" in run("deploy", "models", "list", str(tmp_path))
     assert [notice.text for notice in audited(server)] == [
         "an operator went back to the models of time 2, after time 4"
@@ -201,9 +204,9 @@ def test_going_back_gives_clients_the_old_models_and_starts_from_them(tmp_path: 
     at = [(e["event"], e["model"], e["cause"].get("reason")) for e in record.events if e["t"] == 4]
     reason = "an operator went back to the models of time 2"
     assert at[:2] == [("decided", 0, reason), ("retired", 1, reason)]
-    assert {event["model"] for event in record.events if event["event"] == "created" and event["t"] >= 4} <= {2, 3}
+    created = [(e["t"], e["model"], e["cause"]["clients"]) for e in record.events if e["event"] == "created"]
+    assert created == [(2, 1, [2]), (4, 2, [2])]  # c has other labels still; no id is given twice
     assert record.rows.steps == record.tested == 6 and record.status == "complete"
-    assert record.rows.loss[4, 2] > 0.8 > 0.2 > record.rows.loss[4, 0]  # c has other labels than model 0 learned
     text = one(run("deploy", "status", str(tmp_path)))
     assert f"time 5: decided for all clients: {reason}" in text
     assert fd.report(tmp_path, tmp_path / "page.html").exists() and reason in (tmp_path / "page.html").read_text()
@@ -216,7 +219,7 @@ def test_a_test_that_waited_is_not_told_of_other_models(tmp_path: Path) -> None:
     server, stream = server_of(tmp_path), swapping(n_steps=6)
     engine = over(stream, LEARN, root=tmp_path / "clients")
     with pytest.raises(Killed):
-        dying(engine, 2, server, exchanges=1, n_steps=6)  # after a hello
+        dying(engine, 2, server, exchanges=0, n_steps=6)
     trained_only = read(server / "state" / "test.jsonl")
     assert (trained_only.rows.steps, trained_only.tested) == (3, 2)
     rollback(server, 1)
@@ -330,7 +333,9 @@ def test_every_algorithm_can_go_back(name: str, tmp_path: Path) -> None:
             assert len(went.w) == done and not np.asarray(went.w)[back:].any()
     record = read(server / "state" / "test.jsonl")
     assert record.status == "complete" and record.rows.steps == 6 and record.rows.tested.all()
-    assert [e["t"] for e in record.events if "went back" in str(e["cause"].get("reason"))] and len(record.rows.model) == 6
+    assert [e["t"] for e in record.events if "went back" in str(e["cause"].get("reason"))] and len(
+        record.rows.model
+    ) == 6
 
 
 def test_private_models_are_those_that_the_clients_have_now(tmp_path: Path) -> None:
@@ -364,7 +369,7 @@ def test_it_is_refused_where_it_cannot_be(tmp_path: Path) -> None:
     taken(engine, 3, server)
     assert refused and refused[0].endswith("runs: stop `feddrift deploy server` first, then go back")
     told = CliRunner().invoke(app, ["deploy", "models", "rollback", str(tmp_path), "9"])
-    assert told.exit_code == 2 and "no models of time 9: there are those of time 1 to 3" in one(told.output)
+    assert "no models of time 9: there are those of time 1 to 3" in str(told.exception)
     settings = server / "federation.toml"
     settings.write_text(settings.read_text() + "time_steps = 3\n")
     with pytest.raises(DataError, match="finished after 3 time steps: give it more time_steps, then go back"):

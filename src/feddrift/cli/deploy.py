@@ -161,6 +161,28 @@ def page(folder: Folder, port: Annotated[int, typer.Option(help="on this machine
         listening.serve_forever()
 
 
+@app.command()
+def backup(folder: Folder, file: Annotated[Path, typer.Argument(metavar="FILE", help="a new file")]) -> None:
+    """Write a server's folder, though it runs, or a client's, into one file, with its keys: keep it safe."""
+    from feddrift.deploy import backup as backups
+    from feddrift.deploy import start
+
+    folder = folder if (folder / "client.toml").exists() else start.part(folder, "server")
+    say(f"{file} has {backups.backup(folder, file)} files of {folder}, private keys among them")
+
+
+@app.command()
+def restore(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="what `feddrift deploy backup` wrote")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="a new or an empty folder")],
+) -> None:
+    """Make a folder of a backup, in another place or on another machine, to go on from there."""
+    from feddrift.deploy import backup as backups
+
+    kind, made = backups.restore(file, folder)
+    say(f"{folder} is the {kind}'s folder as it was at {made}; `feddrift deploy check {folder}` looks at it")
+
+
 def new_data(client: Mapping[str, Any]) -> str:
     """How a client's data come, by its status: nothing where each time step has some and none wait.
 

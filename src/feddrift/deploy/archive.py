@@ -1,7 +1,7 @@
 """The models of past time steps, to go back to: the server keeps the checkpoint that each one ended with.
 
-They lie in ``state/archive`` as ``<time>.ckpt``, beside each that is to stay for ever an empty ``<time>.pin``. Time counts
-from 1 here, as people see it.
+They lie in ``state/archive`` as ``<time>.ckpt``, beside each that is to stay for ever an empty ``<time>.pin``. Time
+counts from 1 here, as people see it.
 """
 
 from __future__ import annotations

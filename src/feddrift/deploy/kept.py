@@ -36,7 +36,9 @@ def kept(server: Path) -> list[Kept]:
     found, here = [], None if federation is None else joined(federation.record)
     for time in archive.times():
         t, pinned = time - 1, archive.pinned(time)
-        if federation is None or here is None or t >= federation.record.rows.steps:  # the record was moved away, or is a moment behind
+        if (
+            federation is None or here is None or t >= federation.record.rows.steps
+        ):  # the record was moved away, or is a moment behind
             found.append(Kept(time, pinned))
             continue
         rows, header = federation.record.rows, federation.record.header

@@ -23,6 +23,7 @@ from typing import Literal
 import numpy as np
 
 from feddrift.deploy.certificates import days_left
+from feddrift.deploy.logs import last_line
 from feddrift.deploy.status import Status, record_path, status
 from feddrift.reports.exchanges import REFUSED
 from feddrift.reports.story import alarm_sentence
@@ -90,9 +91,7 @@ def of_stop(federation: Status, server: Path) -> Iterator[Notice]:
     """The federation's end before its time."""
     if federation.word != "stopped":
         return
-    log = server / "state" / "server.log"
-    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
-    last = lines[-1] if lines else "it wrote no log"
+    last = last_line(server / "state" / "server.log")
     when = f"after {len(federation.record.exchanges)} exchanges"
     yield Notice("quorum" if "quorum" in last else "stopped", when, None, f"the federation has stopped: {last}")
 

@@ -1,4 +1,4 @@
-"""Going back: the next time step starts from the models of an earlier one. docs/decisions/0020-archive.md says why so."""
+"""Going back: the next time step starts from the models of an earlier one (docs/decisions/0020-archive.md)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def rollback(server: Path, time: int) -> int:
             raise DataError(f"{old.path} is of a federation with other settings than {newest.path}")
         steps, federation = int(newest.about["steps"]), status(server)
         if federation is not None and federation.word == "finished" and (settings.time_steps or steps + 1) <= steps:
-            raise DataError(f"the federation is finished after {steps} time steps: give it more time_steps, then go back")
+            raise DataError(
+                f"the federation is finished after {steps} time steps: give it more time_steps, then go back"
+            )
         like = model_parts.like(settings.net(server))
         now, _, _, _, counts = newest.value(like)
         gone = back_to(old.value(like)[0], now)

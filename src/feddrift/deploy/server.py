@@ -21,6 +21,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from feddrift import algorithms, checkpoint
 from feddrift._version import __version__
+from feddrift.deploy import logs
 from feddrift.deploy.archive import MOST, Archive
 from feddrift.deploy.notices import Notice, audit
 from feddrift.deploy.past import past_steps
@@ -281,9 +282,7 @@ def main(grid: Grid, context: Context) -> None:
     folder = Path(str(context.run_config["folder"]))
     state = folder / "state"
     state.mkdir(exist_ok=True)
-    handler = logging.FileHandler(state / "server.log")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    _log.addHandler(handler)
+    _log.addHandler(logs.handler(state / "server.log"))
     _log.setLevel(logging.INFO)
     try:
         settings = Settings.read(folder / "federation.toml")
