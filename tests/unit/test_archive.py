@@ -35,7 +35,7 @@ from feddrift.engines.flower.serve import current
 from feddrift.errors import BusyError, DataError
 from feddrift.nets import default_net
 from feddrift.run import Step, passed_over
-from feddrift.runs.record import read
+from feddrift.runs.record import latest, read
 from feddrift.trees import leaves
 from feddrift.types import Clusters, Floats, Models, State
 from tests.flower import OverFlower
@@ -261,6 +261,30 @@ def test_going_back_inside_a_time_step_gives_that_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the dead close no files
+def test_a_command_that_is_killed_has_gone_back_or_not(tmp_path: Path, deadly: Callable[[int], None]) -> None:
+    """Inside a time step: whole checkpoints all the way, and given again it goes back."""
+    server, stream, seen = server_of(tmp_path / "made"), swapping(n_steps=6, n=20), set[int | None]()
+    with pytest.raises(Killed):
+        dying(over(stream, root=tmp_path / "made" / "clients"), 3, server, exchanges=3, n_steps=6)
+    for n in range(100):
+        again = tmp_path / str(n) / "server"
+        shutil.copytree(server, again)
+        deadly(n)
+        with suppress(Killed):
+            rollback(again, 1)
+            break
+        deadly(10**9)
+        gc.collect()  # the dead hold no locks
+        assert all(isinstance(saved, Checkpoint) for saved in Folder(again / "state" / "checkpoints").newest_first())
+        seen.add(back_to(again))
+        rollback(again, 1)
+        assert back_to(again) == 1 and newest(again).path.name == "000004-000000.ckpt"
+    deadly(10**9)
+    assert n > 3 and seen == {None, 1}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the dead close no files
+@pytest.mark.slow
 def test_killed_before_any_change_of_the_disk_it_goes_on_from_the_old_models(
     tmp_path: Path, deadly: Callable[[int], None]
 ) -> None:
@@ -276,7 +300,9 @@ def test_killed_before_any_change_of_the_disk_it_goes_on_from_the_old_models(
 
     def events(server: Path) -> Any:
         inside = newest(server).value(like(default_net(stream)))[2]
-        return [*read(server / "state" / "test.jsonl").events, *({"event": e.kind} for e in inside)]
+        told = latest(server / "state" / "test.jsonl")
+        assert told is not None
+        return [*told.events, *({"event": e.kind} for e in inside)]
 
     shutil.copytree(tmp_path / "made", tmp_path / "whole")
     on(tmp_path / "whole")
@@ -290,18 +316,14 @@ def test_killed_before_any_change_of_the_disk_it_goes_on_from_the_old_models(
         died = False
         with suppress(Killed):
             on(folder)
-            n += 7
             continue
         died = True
         gc.collect()  # the dead hold no locks
         deadly(10**9)
-        part = folder / "server" / "state" / "test.jsonl.part"
-        if part.exists() and not (folder / "server" / "state" / "test.jsonl").exists():
-            shutil.copy(part, folder / "server" / "state" / "test.jsonl")  # for events
         on(folder)
         same_record(read(folder / "server" / "state" / "test.jsonl"), expected)
         same(state_of(newest(folder / "server"), stream).models.params, params)
-        n += 1 if n < 6 else 7
+        n += 1 if n < 4 else 17
     assert n > 30
 
 

@@ -27,7 +27,7 @@ from feddrift.deploy.logs import last_line
 from feddrift.deploy.status import Status, record_path, status
 from feddrift.reports.exchanges import REFUSED
 from feddrift.reports.story import alarm_sentence
-from feddrift.runs.record import Record, part_of
+from feddrift.runs.record import AUDIT, Record, part_of
 from feddrift.runs.writer import is_being_written
 
 What = Literal["drift", "silent", "refused", "quorum", "stopped", "certificate", "archive", "joined", "back", "changed"]
@@ -169,7 +169,7 @@ def deliver(target: str, notice: Notice, server: Path) -> None:
 
 def audit(server: Path, notice: Notice) -> None:
     """Append it to the audit log, which is only ever appended to."""
-    path = server / "state" / "audit.jsonl"
+    path = server / "state" / AUDIT
     path.parent.mkdir(exist_ok=True)
     line = {"at": datetime.now(UTC).isoformat(timespec="seconds"), **asdict(notice)}
     with open(path, "a+b") as log:
@@ -187,7 +187,7 @@ def changed(server: Path, client: str | None, text: str) -> None:
 
 def audited(server: Path) -> list[Notice]:
     """All that the audit log has; a line that was cut short is left out."""
-    path, found = server / "state" / "audit.jsonl", []
+    path, found = server / "state" / AUDIT, []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
             entry = json.loads(line)

@@ -18,6 +18,7 @@ from feddrift.engines.flower.store import checked_name
 from feddrift.errors import ConfigError, problem
 from feddrift.nets import check_fits, imported, net_for
 from feddrift.router import Route
+from feddrift.runs.record import AUDIT, OLD_HISTORY
 from feddrift.types import Average, Local, Net
 
 MAX_WEIGHTS = 2**28  # of a net: 1 GB, which goes to every client and back in every round
@@ -110,7 +111,8 @@ class Settings(BaseModel):
             settings = cls(**values)
         except ValidationError as error:
             raise ConfigError(f"{where}, {problem(error)}") from None
-        checked_name(settings.experiment, "an experiment")
+        if f"{checked_name(settings.experiment, 'an experiment')}.jsonl" in (AUDIT, OLD_HISTORY):
+            raise ConfigError(f"{where}: an experiment cannot be called {settings.experiment}, other files are")
         algorithm = algorithms.algorithm(settings.algorithm, **settings.settings)
         if getattr(algorithm, "needs_truth", False):
             raise ConfigError(f"{where}: {settings.algorithm} needs the true concepts, which nobody knows here")
