@@ -43,6 +43,9 @@ from tests.unit.conftest import Killed
 from tests.unit.test_federation_record import FEDDRIFT, part_of_stream, run, same_record, server_of, watched
 from tests.unit.test_flower import LEARN, over, same, swapping
 
+QUICK = ["FedDrift", "FedDrift-Auto", "KUE", "DriftSurf", "FEROMA", "FedCCFA-Heads"]  # states of different kinds
+OTHERS = [name for name, entry in ALGORITHMS.items() if not hasattr(entry.cls, "needs_truth") and name not in QUICK]
+
 
 def taken(engine: OverFlower, n_steps: int, server: Path, algorithm: Any = FEDDRIFT, **options: Any) -> list[Step]:
     engine.n_steps = n_steps
@@ -340,13 +343,13 @@ def test_who_joined_later_is_taken_along(tmp_path: Path) -> None:
     assert [len(step.accuracy) for step in steps] == [3, 3] and read(server / "state" / "test.jsonl").rows.steps == 6
 
 
-@pytest.mark.parametrize("name", [name for name, entry in ALGORITHMS.items() if not hasattr(entry.cls, "needs_truth")])
+@pytest.mark.parametrize("name", QUICK + [pytest.param(name, marks=pytest.mark.slow) for name in OTHERS])
 def test_every_algorithm_can_go_back(name: str, tmp_path: Path) -> None:
-    """Twice: to the first time step, and then to one of the course that was given up."""
+    """To the first time step, and then to one of the course that was given up."""
     server, stream = server_of(tmp_path), swapping(n_steps=6, n=20)
     algorithm = fd.algorithm(name, stream)
     quick = fd.Local(rounds=1, steps=2, batch=8, lr=0.05)
-    for done, back in ((3, 1), (5, 3), (6, None)):
+    for done, back in ((2, 1), (3, 2), (4, None)):
         taken(over(stream, quick, root=tmp_path / "clients"), done, server, algorithm)
         if back is not None:
             rollback(server, back)

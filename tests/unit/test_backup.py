@@ -82,6 +82,7 @@ def test_a_federation_goes_on_from_a_backup_taken_while_it_ran(tmp_path: Path) -
         same_record(read(again / "state" / "test.jsonl"), expected)
         same(end(again), end(server))
         assert Archive(again / "state").times() == [1, 2, 3, 4]
+        assert not (again / "state" / "restored").exists()
         found = status(again)
         assert found is not None and found.word == "finished"
 
@@ -106,6 +107,7 @@ def test_a_restored_folder_names_its_new_place(made: Path, tmp_path: Path) -> No
     kind, when = restore(file, new)
     assert kind == "server" and when.startswith("20")
     before, after = contents(server), contents(new)
+    assert after.pop("state/restored") == b""
     left_out = {
         "state/nginx.pid",
         "cache/compiled",

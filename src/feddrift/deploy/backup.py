@@ -31,6 +31,7 @@ DATABASE = "state/superlink.db"
 FIRST = {"server": "state/checkpoints", "client": "store"}  # what must not change while it is copied; the rest may grow
 LEFT_OUT = ("cache/*", "*__pycache__/*", "state/nginx-*", "state/nginx.pid", "state/superlink.db*")  # are made again
 TRIES = 5
+RESTORED = "restored"  # in a server's state: it is of a backup, and did not run since
 
 _log = logging.getLogger("feddrift")
 
@@ -179,6 +180,9 @@ def restore(file: Path, folder: Path) -> tuple[str, str]:
         with tarfile.open(file, "r:") as tar:
             about = _unpack(tar, part, file)
         moved(part, Path(str(about["folder"])), folder)
+        if about["kind"] == "server":
+            (part / "state").mkdir(exist_ok=True)
+            (part / "state" / RESTORED).touch()
         os.replace(part, folder)  # also onto an empty one
         return str(about["kind"]), str(about["made"])
     except (tarfile.TarError, EOFError) as error:

@@ -23,6 +23,7 @@ from feddrift import algorithms, checkpoint
 from feddrift._version import __version__
 from feddrift.deploy import logs
 from feddrift.deploy.archive import MOST, Archive
+from feddrift.deploy.backup import RESTORED
 from feddrift.deploy.notices import Notice, audit
 from feddrift.deploy.past import past_steps
 from feddrift.deploy.settings import Settings
@@ -89,6 +90,12 @@ def _steps(
             value = state, inside and inside.plain(), events, work, engine.counts
             rounds = 0 if inside is None else inside.rounds
             return checkpoints.write(steps_done, rounds, description | {"seconds": record.seconds}, value)
+
+        if (restored := folder / RESTORED).exists():
+            if now.inside is not None and now.state is not None:  # the clients may have gone on since, begin it anew
+                now = replace(now, inside=None)
+                checkpoints.keep_only(save(now.done, now.state))
+            restored.unlink()
 
         def journal(state: State, fed: TimeStep) -> Journal:
             if record.order.begun == fed.tau:
