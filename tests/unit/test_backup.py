@@ -179,7 +179,7 @@ def test_a_folder_that_changes_is_copied_again(made: Path, tmp_path: Path, monke
     old.write_text("old")
     record = server / "state" / "first.jsonl.part"
     record.write_text("begins\n")
-    monkeypatch.setattr(module.time, "sleep", waits.append)
+    monkeypatch.setattr("time.sleep", waits.append)
     real = module._Summed.read
 
     def read_and_change(self: Any, size: int) -> bytes:

@@ -93,8 +93,8 @@ def _steps(
 
         if (restored := folder / RESTORED).exists():
             if now.inside is not None and now.state is not None:  # the clients may have gone on since, begin it anew
-                now = replace(now, inside=None)
                 checkpoints.keep_only(save(now.done, now.state))
+                now = replace(now, inside=None)
             restored.unlink()
 
         def journal(state: State, fed: TimeStep) -> Journal:
