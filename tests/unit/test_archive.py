@@ -211,6 +211,8 @@ def test_going_back_gives_clients_the_old_models_and_starts_from_them(tmp_path: 
     created = [(e["t"], e["model"], e["cause"]["clients"]) for e in record.events if e["event"] == "created"]
     assert created == [(2, 1, [2]), (4, 2, [2])]  # c has other labels still; no id is given twice
     assert record.rows.steps == record.tested == 6 and record.status == "complete"
+    hellos = [line["at"] for line in record.exchanges if (line["t"], line["asked"]) == (4, "hello")]
+    assert len(hellos) == 2  # the one that ended time 4, and the one that gave the old models back
     text = one(run("deploy", "status", str(tmp_path)))
     assert f"time 5: decided for all clients: {reason}" in text
     assert fd.report(tmp_path, tmp_path / "page.html").exists() and reason in json.dumps(

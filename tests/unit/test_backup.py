@@ -26,6 +26,7 @@ from feddrift.deploy.archive import Archive
 from feddrift.deploy.backup import MANIFEST, backup, restore
 from feddrift.deploy.check import problems
 from feddrift.deploy.notices import of_stop
+from feddrift.deploy.rollback import rollback
 from feddrift.deploy.server import federate
 from feddrift.deploy.status import status
 from feddrift.engines.flower.exchange import QuorumError
@@ -34,6 +35,7 @@ from feddrift.engines.flower.serve import current
 from feddrift.errors import ConfigError, DataError
 from feddrift.nets import default_net
 from feddrift.runs.record import read
+from tests.unit.conftest import Killed
 from tests.unit.test_federation_record import FEDDRIFT, run, same_record, server_of, watched
 from tests.unit.test_flower import LEARN, over, same, swapping
 
@@ -127,6 +129,38 @@ def test_a_restored_folder_names_its_new_place(made: Path, tmp_path: Path) -> No
         assert (new / name).stat().st_mtime == pytest.approx((server / name).stat().st_mtime, abs=1e-3)
     assert new.stat().st_mode & 0o777 == (new / "keys").stat().st_mode & 0o777 == 0o700
     assert not [problem for problem in problems(new) if "nginx" not in problem]
+
+
+def test_a_rollback_that_is_under_way_survives_a_restore(tmp_path: Path) -> None:
+    """The time step that begins anew starts from the old models, and the archive keeps the ones that were given up."""
+    server, stream = server_of(tmp_path), swapping(n_steps=6)
+    first = over(stream, LEARN, root=tmp_path / "clients")
+    first.n_steps = 3
+    list(federate(first, FEDDRIFT, server / "state"))
+    rollback(server, 1)
+    given_up = Archive(server / "state").read(3).about
+    engine = over(stream, LEARN, root=tmp_path / "clients")
+    asked = engine.ask
+
+    def ask(tau: int, *args: Any, **kwargs: Any) -> Any:
+        if list((server / "state" / "checkpoints").glob("000003-000001.ckpt")):
+            raise Killed
+        return asked(tau, *args, **kwargs)
+
+    engine.ask = ask  # type: ignore[method-assign]
+    with pytest.raises(Killed):
+        list(federate(engine, FEDDRIFT, server / "state"))
+    run("deploy", "backup", str(tmp_path), str(tmp_path / "b.tar"))
+    for folder in (server, tmp_path / "new"):
+        if folder != server:
+            restore(tmp_path / "b.tar", folder)
+        other = over(stream, LEARN, root=tmp_path / "clients")
+        other.n_steps = 5
+        list(federate(other, FEDDRIFT, folder / "state"))
+    expected, found = (read(folder / "state" / "test.jsonl") for folder in (server, tmp_path / "new"))
+    same_record(found, expected)
+    assert [event["t"] for event in found.events if event["event"] == "decided"] == [3]
+    assert Archive(tmp_path / "new" / "state").read(3).about == given_up
 
 
 def test_a_database_of_another_flower_is_made_again(
@@ -243,6 +277,10 @@ def manifest(**changes: Any) -> tuple[tarfile.TarInfo, bytes]:
             "it has 'l', which is no plain file of its own",
         ),
         (lambda path: tar_of(path, member("h", b"", type=tarfile.LNKTYPE, linkname="key"), manifest()), "it has 'h'"),
+        (lambda path: tar_of(path, member("s", type=tarfile.GNUTYPE_SPARSE), manifest()), "it has 's'"),
+        (lambda path: tar_of(path, member("d", b"", type=tarfile.DIRTYPE), manifest()), "it has 'd'"),
+        (lambda path: tar_of(path, member("a"), member("a/b"), manifest()), "cannot restore .*b.tar into"),
+        (lambda path: tar_of(path, member("a", mtime=2.0**70), manifest()), "is no backup, or is damaged"),
         (lambda path: tar_of(path, member("more"), manifest()), "is damaged: more is not what it was"),
         (lambda path: tar_of(path, manifest(sha256={"less": "0"})), "is damaged: less is not what it was"),
     ],
@@ -272,6 +310,18 @@ def test_a_damaged_backup_is_refused_wherever_the_damage_is(made: Path, tmp_path
         with pytest.raises(DataError, match="no backup"):
             restore(file, tmp_path / "new")
     assert not (tmp_path / "new").exists() and not list(tmp_path.glob("*.part"))
+    file.write_bytes(whole)
+    restore(file, tmp_path / "whole")
+    refused = 0
+    for place in range(0, len(whole), 97):  # headers, too; where nothing stands, nothing is damaged
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 64]) + whole[place + 1 :])
+        try:
+            restore(file, tmp_path / "new")
+            assert contents(tmp_path / "new").keys() == contents(tmp_path / "whole").keys()
+            shutil.rmtree(tmp_path / "new")
+        except DataError:
+            refused += 1
+    assert refused > 100
     file.write_bytes(whole)
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "mine").write_text("x")

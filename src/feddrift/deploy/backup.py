@@ -48,7 +48,8 @@ def backup(folder: Path, file: Path) -> int:
     try:
         for _ in range(TRIES):
             with suppress(_Changed):
-                with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:
+                part.unlink(missing_ok=True)
+                with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
                     n = _write(folder, kind, out)
                     out.flush()
                     os.fsync(out.fileno())
@@ -79,9 +80,12 @@ def _kind(folder: Path) -> str:
 def _write(folder: Path, kind: str, out: IO[bytes]) -> int:
     """All files: first those that others rely on, so that a record is never behind its checkpoint."""
     sums: dict[str, str] = {}
-    before = _stamp(folder / FIRST[kind])
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
+    try:
+        before = _stamp(folder / FIRST[kind])
         found = sorted(_files(folder), key=lambda name: (not name.startswith(f"{FIRST[kind]}/"), name))
+    except FileNotFoundError:  # a folder that is gone
+        raise _Changed from None
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name in found:
             try:
                 sums[name] = _add(tar, folder / name, name)
@@ -185,7 +189,7 @@ def restore(file: Path, folder: Path) -> tuple[str, str]:
             (part / "state" / RESTORED).touch()
         os.replace(part, folder)  # also onto an empty one
         return str(about["kind"]), str(about["made"])
-    except (tarfile.TarError, EOFError) as error:
+    except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:  # what a file that is no backup may hold
         raise DataError(f"{file} is no backup, or is damaged: {error}") from None
     except OSError as error:
         raise DataError(f"cannot restore {file} into {folder}: {error.strerror or error}") from None
@@ -197,7 +201,8 @@ def _unpack(tar: tarfile.TarFile, folder: Path, file: Path) -> dict[str, Any]:
     """Write the files of a backup, and hold them to its checksums; what it says of itself."""
     sums: dict[str, str] = {}
     for info in tar:
-        data, names = tar.extractfile(info) if info.isreg() else None, Path(info.name).parts
+        plain, names = info.type == tarfile.REGTYPE and not info.issparse(), Path(info.name).parts
+        data = tar.extractfile(info) if plain else None
         if data is None or ".." in names or info.name.startswith("/") or not names or info.name in sums:
             raise DataError(f"{file} is no backup of feddrift: it has {info.name!r}, which is no plain file of its own")
         if info.name == MANIFEST:

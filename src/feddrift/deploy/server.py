@@ -77,6 +77,7 @@ def _steps(
         return
     with _opened(path, _header(engine, algorithm, about), now) as record:
         _fill(record, folder, engine, now)
+        engine.on_exchange = lambda exchange: record.add("exchange", **exchange.line())
         if now.state is None:
             archive.put_aside()
         elif now.file is not None:
@@ -114,7 +115,6 @@ def _steps(
             alarm_text = f", alarm at {', '.join(alarms)}" if alarms else ""
             _log.info("time %d is trained: %d models%s", step.tau, len(step.state.models), alarm_text)
 
-        engine.on_exchange = lambda exchange: record.add("exchange", **exchange.line())
         for step in steps_on(
             engine, algorithm, done=now.done, state=now.state, untested=now.untested, journal=journal, sink=sink
         ):
@@ -238,14 +238,14 @@ def _last(checkpoints: checkpoint.Folder, engine: Flower, about: dict[str, Any])
                 nothing = 0, np.nan, 0, 0
                 work = tuple(np.append(v, np.full(n_new, of, v.dtype)) for v, of in zip(work, nothing, strict=True))
         steps_done, seconds = int(saved.about["steps"]), float(saved.about.get("seconds", 0.0))
-        ended = not saved.about.get("rounds") and "back_to" not in saved.about
-        found = _Saved(steps_done, state, seconds=seconds, file=saved.path if ended else None)
+        found = _Saved(steps_done, state, seconds=seconds)
         if work is None:
             back_to = None if inside is not None else saved.about.get("back_to")
             within = None if inside is None else Inside(*inside)
             return replace(found, inside=within, events=tuple(events), back_to=back_to)
         received, loss, sent, scoring = work
-        return replace(found, untested=Trained(steps_done - 1, state, received, loss, sent, scoring, events))
+        last = Trained(steps_done - 1, state, received, loss, sent, scoring, events)
+        return replace(found, untested=last, file=saved.path)
     if damage:
         raise DataError(
             f"none of the checkpoints in {checkpoints.path} is whole ({damage}): put one back from a backup to go on, "
