@@ -268,6 +268,22 @@ def test_going_back_inside_a_time_step_gives_that_up(tmp_path: Path) -> None:
     assert event["t"] == 4 and event["cause"]["reason"].endswith("time 3")
 
 
+def test_going_back_again_before_anything_ran_tells_both(tmp_path: Path) -> None:
+    """To time 2, which gives model 1 up, and on to time 1."""
+    server, stream = server_of(tmp_path), swapping(n_steps=6)
+    served(stream, server, 3)
+    rollback(server, 2)
+    rollback(server, 1)
+    same(
+        state_of(newest(server), stream).models.params,
+        state_of(Archive(server / "state").read(1), stream).models.params,
+    )
+    served(stream, server, 4)
+    at = [e for e in read(server / "state" / "test.jsonl").events if e["t"] == 3]
+    told = [(e["event"], e["model"], str(e["cause"].get("reason"))[-6:]) for e in at]
+    assert told[:3] == [("decided", 0, "time 2"), ("retired", 1, "time 2"), ("decided", 0, "time 1")]
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the dead close no files
 def test_a_command_that_is_killed_has_gone_back_or_not(tmp_path: Path, deadly: Callable[[int], None]) -> None:
     """Inside a time step: whole checkpoints all the way, and given again it goes back."""

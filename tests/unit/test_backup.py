@@ -313,7 +313,7 @@ def test_a_damaged_backup_is_refused_wherever_the_damage_is(made: Path, tmp_path
     file.write_bytes(whole)
     restore(file, tmp_path / "whole")
     refused = 0
-    for place in range(0, len(whole), 97):  # headers, too; where nothing stands, nothing is damaged
+    for place in range(0, len(whole), 397):  # headers, too; where nothing stands, nothing is damaged
         file.write_bytes(whole[:place] + bytes([whole[place] ^ 64]) + whole[place + 1 :])
         try:
             restore(file, tmp_path / "new")
@@ -321,7 +321,7 @@ def test_a_damaged_backup_is_refused_wherever_the_damage_is(made: Path, tmp_path
             shutil.rmtree(tmp_path / "new")
         except DataError:
             refused += 1
-    assert refused > 100
+    assert refused > 30
     file.write_bytes(whole)
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "mine").write_text("x")

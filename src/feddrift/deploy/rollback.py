@@ -37,9 +37,10 @@ def rollback(server: Path, time: int) -> int:
                 f"the federation is finished after {steps} time steps: give it more time_steps, then go back"
             )
         like = model_parts.like(settings.net(server))
-        now, _, _, _, counts = newest.value(like)
+        now, _, told, work, counts = newest.value(like)
+        pending = tuple(told) if work is None else ()  # of going back before, which no time step has told yet
         gone = back_to(old.value(like)[0], now)
-        value = gone, None, events(time, now, gone), None, counts
+        value = gone, None, (*pending, *events(time, now, gone)), None, counts
         about: dict[str, Any] = {**newest.about, "back_to": time}
         checkpoints.keep_only(checkpoints.write(steps, 0, about, value))
     changed(server, None, f"{WENT_BACK} {time}, after time {steps}")
