@@ -142,6 +142,9 @@ def test_what_was_killed_before_it_was_kept_is_kept_at_the_next_start(tmp_path: 
     shutil.rmtree(server / "state" / "archive")
     served(stream, server, 3)
     assert Archive(server / "state").times() == [2, 3]
+    served(stream, server, 4)
+    files = sorted(path.name for path in (server / "state" / "archive").iterdir())
+    assert files == ["000002.ckpt", "000003.ckpt", "000004.ckpt"]
 
 
 def test_an_archive_of_another_start_is_put_aside(tmp_path: Path) -> None:
