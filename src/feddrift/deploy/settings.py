@@ -72,13 +72,13 @@ class Settings(BaseModel):
     explain: bool = Field(
         default=True, description="ask clients that raise an alarm which inputs and classes moved; false: never"
     )
+    archive: int = Field(
+        default=MOST, ge=0, description="time steps whose models are kept to go back to, beside pinned ones; 0: none"
+    )
     notify: tuple[str, ...] = Field(
         default=(),
         description="commands and web addresses that are told of drifts, silent or refused clients, a lost quorum, a "
         "certificate that ends",
-    )
-    archive: int = Field(
-        default=MOST, ge=0, description="time steps whose models are kept to go back to, beside pinned ones; 0: none"
     )
     look: float = Field(default=10.0, gt=0, description="how often clients are asked for new data, in seconds")
 
