@@ -94,9 +94,11 @@ def test_a_restored_folder_names_its_new_place(made: Path, tmp_path: Path) -> No
     database = server / "state" / "superlink.db"
     with closing(sqlite3.connect(database)) as writing:
         writing.execute("PRAGMA journal_mode=WAL")
-        writing.execute("CREATE TABLE run (run_id INTEGER, override_config TEXT)")
-        configs = [json.dumps({"folder": str(server)}), json.dumps({"folder": "/elsewhere"}), None]
-        writing.executemany("INSERT INTO run VALUES (?, ?)", enumerate(configs))
+        writing.execute(
+            "CREATE TABLE task (finished_at TEXT, sub_status TEXT, details TEXT, active_until TEXT, token TEXT)"
+        )
+        past = ("2026-01-01 00:00:00+00:00", "completed", "", None, None)
+        writing.executemany("INSERT INTO task VALUES (?, ?, ?, ?, ?)", [past, (None, "", "", "2027-01-01", "secret")])
         writing.commit()  # in the journal only
         (server / "state" / "nginx.pid").write_text("17")
         (server / "cache").mkdir()
@@ -122,8 +124,8 @@ def test_a_restored_folder_names_its_new_place(made: Path, tmp_path: Path) -> No
         assert str(server).encode() not in after[name] and str(new).encode() in after[name]
     assert f"ExecStart={sys.executable} -m feddrift deploy server {new}".encode() in after["feddrift-server.service"]
     with closing(sqlite3.connect(new / "state" / "superlink.db")) as opened:
-        rows = opened.execute("SELECT override_config FROM run ORDER BY run_id").fetchall()
-    assert [row[0] for row in rows] == [json.dumps({"folder": str(new)}), configs[1], None]
+        ended = opened.execute("SELECT * FROM task ORDER BY finished_at").fetchall()
+    assert ended[0] == past and ended[1][0] > past[0] and ended[1][1:] == ("stopped", "restored", None, None)
     for name in ("ca.key", "server.key", "federation.toml"):
         assert (new / name).stat().st_mode == (server / name).stat().st_mode
         assert (new / name).stat().st_mtime == pytest.approx((server / name).stat().st_mtime, abs=1e-3)
@@ -163,6 +165,13 @@ def test_a_rollback_that_is_under_way_survives_a_restore(tmp_path: Path) -> None
     assert Archive(tmp_path / "new" / "state").read(3).about == given_up
 
 
+def test_flowers_tables_are_as_we_know_them() -> None:
+    from flwr.supercore.state.schema.corestate_models import Task
+
+    known = {"finished_at", "sub_status", "details", "active_until", "token"}
+    assert Task.__tablename__ == "task" and known <= set(Task.__table__.columns.keys())
+
+
 def test_a_database_of_another_flower_is_made_again(
     made: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -171,7 +180,7 @@ def test_a_database_of_another_flower_is_made_again(
     backup(made / "server", tmp_path / "b.tar")
     with caplog.at_level(logging.WARNING, "feddrift"):
         restore(tmp_path / "b.tar", tmp_path / "new")
-    assert not (tmp_path / "new" / "state" / "superlink.db").exists() and "no such table: run" in caplog.text
+    assert not (tmp_path / "new" / "state" / "superlink.db").exists() and "no such table: task" in caplog.text
 
 
 def test_a_clients_folder_is_carried_to_another_machine(tmp_path: Path, made: Path) -> None:

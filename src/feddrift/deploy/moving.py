@@ -8,6 +8,7 @@ import re
 import sqlite3
 import sys
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 
 TEXTS = "nginx.conf", "*.service", "flwr/config.toml"  # what `feddrift deploy init` writes paths into
@@ -26,7 +27,7 @@ def moved(folder: Path, old: Path, new: Path) -> None:
                 )
             path.write_text(text, encoding="utf-8")
     if (database := folder / "state" / "superlink.db").exists():
-        _rename_runs(database, str(old), str(new))
+        _end_runs(database)
 
 
 def _renamed(text: str, old: str, new: str) -> str:
@@ -40,15 +41,13 @@ def _renamed(text: str, old: str, new: str) -> str:
     return text
 
 
-def _rename_runs(database: Path, old: str, new: str) -> None:
-    """Let Flower's runs work on the new folder; where its tables are not as we know them, it gets a new database."""
+def _end_runs(database: Path) -> None:
+    """End the runs that were under way, which know the old folder; of tables that we do not know nothing is kept."""
+    end = "finished_at = ?, sub_status = 'stopped', details = 'restored', active_until = NULL, token = NULL"
+    now = datetime.now(UTC).isoformat(sep=" ")
     try:
         with closing(sqlite3.connect(database)) as opened, opened:
-            for run, text in opened.execute("SELECT run_id, override_config FROM run").fetchall():
-                config = json.loads(text or "{}")
-                if config.get("folder") == old:
-                    changed = json.dumps(config | {"folder": new})
-                    opened.execute("UPDATE run SET override_config = ? WHERE run_id = ?", (changed, run))
-    except (sqlite3.Error, ValueError, AttributeError) as error:
+            opened.execute(f"UPDATE task SET {end} WHERE finished_at IS NULL", (now,))
+    except sqlite3.Error as error:
         _log.warning("Flower's database is left out, and made again when the server starts: %s", error)
         database.unlink(missing_ok=True)
