@@ -50,7 +50,7 @@ def test_a_restored_server_goes_on_with_the_clients_that_are_there_and_goes_back
         deployment.run("run", "run", str(deployment.server))
 
     def tested(n: int) -> bool:
-        """Whether so many time steps are tested; a run that follows what was ended ends, and its unit starts another."""
+        """Whether so many time steps are tested; a run that has ended is started again, as its unit does."""
         if deployment.children["run"].poll() is not None:
             deployment.run("run", "run", str(deployment.server))
         return steps(deployment) >= n
