@@ -129,7 +129,7 @@ def test_a_restored_folder_names_its_new_place(made: Path, tmp_path: Path) -> No
     for name in ("ca.key", "server.key", "federation.toml"):
         assert (new / name).stat().st_mode == (server / name).stat().st_mode
         assert (new / name).stat().st_mtime == pytest.approx((server / name).stat().st_mtime, abs=1e-3)
-    assert new.stat().st_mode & 0o777 == (new / "keys").stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in (new, new / "keys", new / "state")} == {0o700}
     assert not [problem for problem in problems(new) if "nginx" not in problem]
 
 

@@ -185,7 +185,7 @@ def restore(file: Path, folder: Path) -> tuple[str, str]:
             about = _unpack(tar, part, file)
         moved(part, Path(str(about["folder"])), folder)
         if about["kind"] == "server":
-            (part / "state").mkdir(exist_ok=True)
+            (part / "state").mkdir(mode=0o700, exist_ok=True)
             (part / "state" / RESTORED).touch()
         os.replace(part, folder)  # also onto an empty one
         return str(about["kind"]), str(about["made"])
