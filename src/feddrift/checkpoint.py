@@ -109,11 +109,19 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def write(self, steps: int, rounds: int, about: Mapping[str, Any], value: Any) -> None:
-        """Save a checkpoint, and delete all but the newest two."""
-        write(self.path / f"{steps:06d}-{rounds:06d}.ckpt", {**about, "steps": steps, "rounds": rounds}, value)
+    def write(self, steps: int, rounds: int, about: Mapping[str, Any], value: Any) -> Path:
+        """Save a checkpoint, and delete all but the newest two; its file."""
+        path = self.path / f"{steps:06d}-{rounds:06d}.ckpt"
+        write(path, {**about, "steps": steps, "rounds": rounds}, value)
         for old in self._files()[KEPT:]:
             old.unlink(missing_ok=True)
+        return path
+
+    def keep_only(self, path: Path) -> None:
+        """Delete all checkpoints but this one."""
+        for other in self._files():
+            if other != path:
+                other.unlink(missing_ok=True)
 
     def newest_first(self) -> Iterator[Checkpoint | DataError]:
         """Every checkpoint, newest first; for a file that cannot be used, the error that says why."""

@@ -272,6 +272,31 @@ def with_newcomers(state: S, n_clients: int) -> S:
     return replace(state, w=w, votes=votes, **changes)
 
 
+def passed_over(state: S, n_steps: int) -> S:
+    """The state after so many time steps, those that it has not seen left out: what came in them trains nothing.
+
+    A field of your own State whose first axis is time names the value of a time step that is left out in its metadata:
+    ``field(metadata={"passed_over": np.nan})``.
+    """
+    n_more, w = n_steps - len(state.w), state.w
+    if n_more < 0:
+        raise ValueError(f"time does not go back: {len(state.w)} time steps are known, got {n_steps}")
+    if not n_more:
+        return state
+    if isinstance(w, Clusters):
+        model = np.pad(w.model, ((0, n_more), (0, 0)), constant_values=-1)
+        w = replace(w, model=model, weight=np.pad(w.weight, (0, n_more), constant_values=1.0))
+    else:
+        w = np.pad(w, ((0, n_more), (0, 0), (0, 0)))
+    changes: dict[str, Any] = {}
+    for f in fields(state):
+        if "passed_over" in f.metadata:
+            value = np.asarray(getattr(state, f.name))
+            room = np.full((n_more, *value.shape[1:]), f.metadata["passed_over"], dtype=value.dtype)
+            changes[f.name] = np.concatenate([value, room])
+    return replace(state, w=w, **changes)
+
+
 def _usual(state: State) -> Floats:
     """The shared model that most clients use, or where models vote together the mean of the votes; no private one."""
     private = state.models.private

@@ -1,12 +1,14 @@
-"""What the operating system gives: cores, and files that are whole or not there."""
+"""What the operating system gives: cores, files that are whole or not there, folders that one process has alone."""
 
 from __future__ import annotations
 
+import fcntl
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from feddrift.errors import DataError
+from feddrift.errors import BusyError, DataError
 
 
 def cores() -> int:
@@ -29,6 +31,21 @@ def write_whole(path: Path, data: bytes) -> None:
         with suppress(OSError):
             part.unlink(missing_ok=True)
         raise DataError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+@contextmanager
+def alone(folder: Path, busy: str) -> Iterator[None]:
+    """Lock a folder meanwhile; where another process has it, that is an error with these words."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise BusyError(busy) from None
+        yield
+    finally:
+        os.close(lock)
 
 
 def _sync(folder: Path) -> None:

@@ -787,8 +787,10 @@ def test_a_server_defends_itself_if_its_settings_say_so(
     monkeypatch.setattr(server, "federate", federate)
     places: dict[str, Any] = {"experiment": "test", "clients": ("a", "b", "c"), "features": (2,), "classes": (0, 1)}
     engine = over(swapping())
-    run(engine.local_grid, Settings(**places | ({"defend": True} if defend else {})), engine.roster, tmp_path)
-    made, algorithm, _, about = found
+    settings = Settings(**places | ({"defend": True} if defend else {}), archive=7)
+    run(engine.local_grid, settings, engine.roster, tmp_path)
+    made, algorithm, _, about, archive = found
+    assert archive == 7 and "archive" not in about  # which may change while a federation runs
     assert made.conditions.defend is defend and about.get("defend", False) is defend
     assert ("defend" in about) is defend  # older checkpoints have no such line
     assert server._header(made, algorithm, about)["overrides"] == ({"defend": True} if defend else {})

@@ -27,8 +27,10 @@ from feddrift.deploy.make import init
 from feddrift.deploy.metrics import Page, metrics
 from feddrift.deploy.notices import Herald, Notice, audited, changed
 from feddrift.deploy.server import federate
+from feddrift.deploy.settings import Settings
 from feddrift.engines.flower.exchange import QuorumError
 from feddrift.errors import ConfigError
+from feddrift.runs.record import read_all
 from tests.unit.test_federation_record import server_of, watched
 from tests.unit.test_flower import LEARN, edited, over, swapping
 
@@ -239,3 +241,14 @@ def test_before_the_first_time_step(tmp_path: Path) -> None:
     assert "No time step is done yet" in web.contents(server, "/")[1]
     assert web.contents(server, "/status.json")[1] == "null" and "feddrift_running" in metrics(server)
     assert Herald(server).look() == []
+
+
+def test_the_audit_log_is_no_record_and_no_record_is_called_so(server: Path) -> None:
+    """It lies beside the record, which reports must go on reading."""
+    before = len(read_all(server))
+    changed(server, None, "an operator looked at it")
+    assert len(read_all(server)) == before > 0
+    settings = server / "federation.toml"
+    settings.write_text(settings.read_text().replace('experiment = "test"', 'experiment = "audit"'))
+    with pytest.raises(ConfigError, match="an experiment cannot be called audit, other files are"):
+        Settings.read(settings)

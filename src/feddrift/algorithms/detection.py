@@ -28,7 +28,9 @@ class DriftState(State):
     w: Clusters
     reference: Floats = field(default_factory=lambda: np.zeros(0), metadata=UNSCORED)  # [c], best loss when last scored
     previous: Floats = field(default_factory=lambda: np.zeros(0), metadata=UNSCORED)  # [c], the reference before that
-    observed: Floats = field(default_factory=lambda: np.zeros((0, 0)), metadata=UNSCORED)  # [t, c], best loss each time
+    observed: Floats = field(  # [t, c], best loss each time
+        default_factory=lambda: np.zeros((0, 0)), metadata=UNSCORED | {"passed_over": np.nan}
+    )
     since: Ints = field(  # [c], the first time after the last alarm
         default_factory=lambda: np.zeros(0, dtype=np.int64), metadata={"newcomer": 0}
     )

@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from feddrift.cli import console
+from feddrift.cli import console, models
 from feddrift.cli.console import can_be_stopped, say
 from feddrift.errors import ConfigError
 from feddrift.reports.exchanges import sat_out
@@ -21,6 +21,7 @@ from feddrift.reports.story import alarm_sentence, event_line
 from feddrift.runs.record import OLD_HISTORY, Record
 
 app = typer.Typer(no_args_is_help=True, help="Run a federation on real machines, with Flower.")
+app.add_typer(models.app, name="models")
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the deployment, or this machine's part of it")]
 
@@ -171,6 +172,28 @@ def page(folder: Folder, port: Annotated[int, typer.Option(help="on this machine
         say("Ctrl-C ends it; from elsewhere: ssh -L 8050:127.0.0.1:8050 SERVER")
         can_be_stopped()
         listening.serve_forever()
+
+
+@app.command()
+def backup(folder: Folder, file: Annotated[Path, typer.Argument(metavar="FILE", help="a new file")]) -> None:
+    """Write a server's folder, though it runs, or a client's, into one file, with its keys: keep it safe."""
+    from feddrift.deploy import backup as backups
+    from feddrift.deploy import start
+
+    folder = folder if (folder / "client.toml").exists() else start.part(folder, "server")
+    say(f"{file} has {backups.backup(folder, file)} files of {folder}, private keys among them")
+
+
+@app.command()
+def restore(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="what `feddrift deploy backup` wrote")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="a new or an empty folder")],
+) -> None:
+    """Make a folder of a backup, in another place or on another machine, to go on from there."""
+    from feddrift.deploy import backup as backups
+
+    kind, made = backups.restore(file, folder)
+    say(f"{folder} is the {kind}'s folder as it was at {made}; `feddrift deploy check {folder}` looks at it")
 
 
 def new_data(client: Mapping[str, Any]) -> str:

@@ -23,13 +23,14 @@ from typing import Literal
 import numpy as np
 
 from feddrift.deploy.certificates import days_left
+from feddrift.deploy.logs import last_line
 from feddrift.deploy.status import Status, record_path, status
 from feddrift.reports.exchanges import REFUSED
 from feddrift.reports.story import alarm_sentence
-from feddrift.runs.record import Record, part_of
+from feddrift.runs.record import AUDIT, Record, part_of
 from feddrift.runs.writer import is_being_written
 
-What = Literal["drift", "silent", "refused", "quorum", "stopped", "certificate", "joined", "back", "changed"]
+What = Literal["drift", "silent", "refused", "quorum", "stopped", "certificate", "archive", "joined", "back", "changed"]
 TOLD: tuple[What, ...] = ("drift", "silent", "refused", "quorum", "stopped", "certificate")  # the others are kept only
 SOON = 30, 7, 1  # days before a certificate ends
 EVERY = 10.0  # seconds
@@ -90,9 +91,7 @@ def of_stop(federation: Status, server: Path) -> Iterator[Notice]:
     """The federation's end before its time."""
     if federation.word != "stopped":
         return
-    log = server / "state" / "server.log"
-    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
-    last = lines[-1] if lines else "it wrote no log"
+    last = last_line(server / "state" / "server.log")
     when = f"after {len(federation.record.exchanges)} exchanges"
     yield Notice("quorum" if "quorum" in last else "stopped", when, None, f"the federation has stopped: {last}")
 
@@ -170,7 +169,7 @@ def deliver(target: str, notice: Notice, server: Path) -> None:
 
 def audit(server: Path, notice: Notice) -> None:
     """Append it to the audit log, which is only ever appended to."""
-    path = server / "state" / "audit.jsonl"
+    path = server / "state" / AUDIT
     path.parent.mkdir(exist_ok=True)
     line = {"at": datetime.now(UTC).isoformat(timespec="seconds"), **asdict(notice)}
     with open(path, "a+b") as log:
@@ -188,7 +187,7 @@ def changed(server: Path, client: str | None, text: str) -> None:
 
 def audited(server: Path) -> list[Notice]:
     """All that the audit log has; a line that was cut short is left out."""
-    path, found = server / "state" / "audit.jsonl", []
+    path, found = server / "state" / AUDIT, []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
             entry = json.loads(line)

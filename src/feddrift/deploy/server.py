@@ -6,13 +6,11 @@ where it stopped.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,21 +21,25 @@ from flwr.serverapp import Grid, ServerApp
 
 from feddrift import algorithms, checkpoint
 from feddrift._version import __version__
-from feddrift.deploy import pin
+from feddrift.deploy import logs, pin
+from feddrift.deploy.archive import MOST, Archive
+from feddrift.deploy.backup import RESTORED
+from feddrift.deploy.notices import Notice, audit
 from feddrift.deploy.past import past_steps
 from feddrift.deploy.settings import Settings
 from feddrift.engines.conditions import IDEAL, Conditions
 from feddrift.engines.federation import TimeStep
 from feddrift.engines.flower import parts as model_parts
 from feddrift.engines.flower.federation import Flower, Roster
-from feddrift.errors import BusyError, DataError
+from feddrift.errors import DataError
 from feddrift.run import Step, Trained, steps_on, with_newcomers
 from feddrift.runs.journal import Inside, Journal
 from feddrift.runs.record import is_complete, part_of
 from feddrift.runs.recorded import lines_of, scores_of, versions
 from feddrift.runs.writer import Writer, beginning
+from feddrift.system import alone
 from feddrift.trees import leaves
-from feddrift.types import Algorithm, State
+from feddrift.types import Algorithm, Event, State
 
 _log = logging.getLogger("feddrift")
 
@@ -51,15 +53,22 @@ class _Saved:
     inside: Inside | None = None  # the next time step, as far as it has come
     untested: Trained | None = None  # else the last one
     seconds: float = 0.0
+    file: Path | None = None  # the checkpoint that the last time step ended with
+    events: tuple[Event, ...] = ()  # of an operator who went back, for the record of the next time step
+    back_to: int | None = None  # the time, counted from 1, whose models the clients are to be given first
 
 
-def federate(engine: Flower, algorithm: Algorithm, folder: Path, about: dict[str, Any] | None = None) -> Iterator[Step]:
+def federate(
+    engine: Flower, algorithm: Algorithm, folder: Path, about: dict[str, Any] | None = None, archive: int = MOST
+) -> Iterator[Step]:
     """Time steps as they are tested, from where the folder's checkpoints say; its record tells all of it at once."""
-    with _alone(folder):
-        yield from _steps(engine, algorithm, folder, about or {})
+    with alone(folder, f"another server is at work on {folder}"):
+        yield from _steps(engine, algorithm, folder, about or {}, Archive(folder, archive))
 
 
-def _steps(engine: Flower, algorithm: Algorithm, folder: Path, about: dict[str, Any]) -> Iterator[Step]:
+def _steps(
+    engine: Flower, algorithm: Algorithm, folder: Path, about: dict[str, Any], archive: Archive
+) -> Iterator[Step]:
     checkpoints = checkpoint.Folder(folder / "checkpoints")
     now = _last(checkpoints, engine, about)
     path = folder / f"{engine.roster.experiment}.jsonl"
@@ -68,13 +77,26 @@ def _steps(engine: Flower, algorithm: Algorithm, folder: Path, about: dict[str, 
         return
     with _opened(path, _header(engine, algorithm, about), now) as record:
         _fill(record, folder, engine, now)
+        engine.on_exchange = lambda exchange: record.add("exchange", **exchange.line())
+        if now.state is None:
+            archive.put_aside()
+        elif now.file is not None:
+            _keep(archive, now.done, now.file)  # where the server was killed just before it did
+        if now.state is not None and now.back_to is not None:
+            _give_back(engine, now.state, now.done, now.back_to)
 
-        def save(steps_done: int, state: State, inside: Inside | None = None, last: Trained | None = None) -> None:
+        def save(steps_done: int, state: State, inside: Inside | None = None, last: Trained | None = None) -> Path:
             description = {"federation": about, "clients": list(engine.roster.clients), "feddrift": __version__}
-            events, work = (last.events, last.work) if last else ((), None)
+            events, work = (last.events, last.work) if last else (now.events if steps_done == now.done else (), None)
             value = state, inside and inside.plain(), events, work, engine.counts
             rounds = 0 if inside is None else inside.rounds
-            checkpoints.write(steps_done, rounds, description | {"seconds": record.seconds}, value)
+            return checkpoints.write(steps_done, rounds, description | {"seconds": record.seconds}, value)
+
+        if (restored := folder / RESTORED).exists():
+            if now.inside is not None and now.state is not None:  # the clients may have gone on since, begin it anew
+                checkpoints.keep_only(save(now.done, now.state))
+                now = replace(now, inside=None)
+            restored.unlink()
 
         def journal(state: State, fed: TimeStep) -> Journal:
             if record.order.begun == fed.tau:
@@ -85,13 +107,14 @@ def _steps(engine: Flower, algorithm: Algorithm, folder: Path, about: dict[str, 
             return Journal(fed, 1, lambda inside: save(fed.tau, state, inside), before)
 
         def sink(step: Trained) -> None:
+            if step.tau == now.done:
+                step = replace(step, events=(*now.events, *step.events))
             record.step(*lines_of(step))
-            save(step.tau + 1, step.state, last=step)
+            _keep(archive, step.tau + 1, save(step.tau + 1, step.state, last=step))
             alarms = [name for name, drift in zip(engine.roster.clients, step.drifted, strict=True) if drift]
             alarm_text = f", alarm at {', '.join(alarms)}" if alarms else ""
             _log.info("time %d is trained: %d models%s", step.tau, len(step.state.models), alarm_text)
 
-        engine.on_exchange = lambda exchange: record.add("exchange", **exchange.line())
         for step in steps_on(
             engine, algorithm, done=now.done, state=now.state, untested=now.untested, journal=journal, sink=sink
         ):
@@ -100,19 +123,21 @@ def _steps(engine: Flower, algorithm: Algorithm, folder: Path, about: dict[str, 
             yield step
 
 
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Lock the folder meanwhile, so that only one server works on it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = os.open(folder, os.O_RDONLY)
+def _keep(archive: Archive, time: int, file: Path) -> None:
+    """Archive a time step; where that fails the federation goes on, and log and audit say so."""
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise BusyError(f"another server is at work on {folder}") from None
-        yield
-    finally:
-        os.close(lock)
+        archive.keep(time, file)
+    except DataError as error:
+        _log.warning("%s", error)
+        with suppress(OSError):  # the disk is full, perhaps
+            audit(archive.path.parents[1], Notice("archive", f"time {time}", None, str(error)))
+
+
+def _give_back(engine: Flower, state: State, tau: int, time: int) -> None:
+    """Tell the clients to use earlier models again, ere the next time step starts from these."""
+    right, tested = engine.test(state, tau)
+    share = f"{100 * right.sum() / tested.sum():.2f} % right on the new data" if tested.any() else "not tested"
+    _log.info("the clients use the models of time %d again, %s", time, share)
 
 
 def _add_test(record: Writer, step: Step) -> None:
@@ -213,14 +238,14 @@ def _last(checkpoints: checkpoint.Folder, engine: Flower, about: dict[str, Any])
                 nothing = 0, np.nan, 0, 0
                 work = tuple(np.append(v, np.full(n_new, of, v.dtype)) for v, of in zip(work, nothing, strict=True))
         steps_done, seconds = int(saved.about["steps"]), float(saved.about.get("seconds", 0.0))
-        if inside is not None:
-            return _Saved(steps_done, state, Inside(*inside), None, seconds)
+        found = _Saved(steps_done, state, seconds=seconds)
         if work is None:
-            return _Saved(steps_done, state, seconds=seconds)
+            back_to = None if inside is not None else saved.about.get("back_to")
+            within = None if inside is None else Inside(*inside)
+            return replace(found, inside=within, events=tuple(events), back_to=back_to)
         received, loss, sent, scoring = work
-        return _Saved(
-            steps_done, state, None, Trained(steps_done - 1, state, received, loss, sent, scoring, events), seconds
-        )
+        last = Trained(steps_done - 1, state, received, loss, sent, scoring, events)
+        return replace(found, untested=last, file=saved.path)
     if damage:
         raise DataError(
             f"none of the checkpoints in {checkpoints.path} is whole ({damage}): put one back from a backup to go on, "
@@ -251,7 +276,7 @@ def run(grid: Grid, settings: Settings, roster: Roster, folder: Path) -> None:
         **({"route": settings.route} if settings.route != "none" else {}),
         **({"defend": True} if settings.defend else {}),
     }
-    for _ in federate(engine, algorithm, folder, about):
+    for _ in federate(engine, algorithm, folder, about, settings.archive):
         pass
 
 
@@ -264,9 +289,7 @@ def main(grid: Grid, context: Context) -> None:
     folder = Path(str(context.run_config["folder"]))
     state = folder / "state"
     state.mkdir(exist_ok=True)
-    handler = logging.FileHandler(state / "server.log")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    _log.addHandler(handler)
+    _log.addHandler(logs.handler(state / "server.log"))
     _log.setLevel(logging.INFO)
     try:
         pin.vouch(folder)

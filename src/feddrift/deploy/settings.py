@@ -14,12 +14,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from feddrift import algorithms
+from feddrift.deploy.archive import MOST
 from feddrift.engines.flower.exchange import WaitingRules
 from feddrift.engines.flower.federation import Roster
 from feddrift.engines.flower.store import checked_name
 from feddrift.errors import ConfigError, problem
 from feddrift.nets import check_fits, imported, net_for
 from feddrift.router import Route
+from feddrift.runs.record import AUDIT, OLD_HISTORY
 from feddrift.types import Average, Local, Net
 
 REVOKED = "revoked"  # in the folder of keys, that of those which were shut out
@@ -76,6 +78,9 @@ class Settings(BaseModel):
     explain: bool = Field(
         default=True, description="ask clients that raise an alarm which inputs and classes moved; false: never"
     )
+    archive: int = Field(
+        default=MOST, ge=0, description="time steps whose models are kept to go back to, beside pinned ones; 0: none"
+    )
     notify: tuple[str, ...] = Field(
         default=(),
         description="commands and web addresses that are told of drifts, silent or refused clients, a lost quorum, a "
@@ -116,7 +121,8 @@ class Settings(BaseModel):
             settings = cls(**values)
         except ValidationError as error:
             raise ConfigError(f"{where}, {problem(error)}") from None
-        checked_name(settings.experiment, "an experiment")
+        if f"{checked_name(settings.experiment, 'an experiment')}.jsonl" in (AUDIT, OLD_HISTORY):
+            raise ConfigError(f"{where}: an experiment cannot be called {settings.experiment}, other files are")
         algorithm = algorithms.algorithm(settings.algorithm, **settings.settings)
         if getattr(algorithm, "needs_truth", False):
             raise ConfigError(f"{where}: {settings.algorithm} needs the true concepts, which nobody knows here")

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from feddrift.deploy import control, pin, runtime, warm
+from feddrift.deploy.logs import bounded, last_line
 from feddrift.deploy.notices import Herald
 from feddrift.deploy.processes import EXECUTOR, Executors, end
 from feddrift.deploy.settings import Settings, public_key
@@ -129,7 +130,8 @@ def serve(folder: Path, proxy: bool = True) -> None:
             at = proxy_address(server)
             _until(lambda: _listens(outer, at), "nginx to listen", children)
         _log.info("clients can connect to port %d", outer if proxy else inner)
-        with Herald(server, Settings.read(server / "federation.toml").notify).watching():
+        herald = Herald(server, Settings.read(server / "federation.toml").notify)
+        with herald.watching(), bounded(server / "state" / "nginx.log"):
             ended = _wait(children)
     raise DataError(f"the server stops, since {ended}: see its output, and start it again")
 
@@ -206,7 +208,7 @@ def run(folder: Path) -> Iterator[tuple[Record, int, bool]]:
         status = str(runs[0]["status"]) if runs else "finished:lost"
     yield from watch.news()
     if status != "finished:completed":
-        raise DataError(f"the run has ended ({status}): {_last_line(server / 'state' / 'server.log')}")
+        raise DataError(f"the run has ended ({status}): {last_line(server / 'state' / 'server.log')}")
 
 
 def flwr(server: Path, *words: str, link: bool = True) -> dict[str, Any]:
@@ -217,11 +219,6 @@ def flwr(server: Path, *words: str, link: bool = True) -> dict[str, Any]:
         return dict(json.loads(result.stdout[result.stdout.index("{") :]))
     except ValueError:
         raise DataError(f"{' '.join(words[:2])} failed: {(result.stderr or result.stdout).strip()[-400:]}") from None
-
-
-def _last_line(path: Path) -> str:
-    lines = path.read_text(errors="replace").strip().splitlines() if path.exists() else []
-    return lines[-1] if lines else "it wrote no log"
 
 
 def is_up(server: Path) -> bool:

@@ -60,7 +60,7 @@ class Journal:
     """A Federation that asks `fed` and calls `save` with how far the step has come, after every so many rounds."""
 
     def __init__(
-        self, fed: Resumable, every: int, save: Callable[[Inside], None], before: Inside | None = None
+        self, fed: Resumable, every: int, save: Callable[[Inside], object], before: Inside | None = None
     ) -> None:
         self._fed, self._every, self._save = fed, every, save
         self._before = before or Inside()

@@ -26,6 +26,7 @@ LOOKS = 5  # at a file that somebody may be renaming or asking about just now
 PACKED = ".jsonl.xz"
 HEADER = re.compile(rb'\{"kind": ?"header"')  # how a packed record begins
 OLD_HISTORY = "history.jsonl"  # what deployments of version 0.1 wrote
+AUDIT = "audit.jsonl"  # what the server of a deployment keeps beside its record
 Weigh = Literal["clients", "rows"]
 KINDS = {"Floats": (np.float64, np.nan), "Ints": (np.int64, -1), "Bools": (np.bool_, False)}  # of Rows; where unknown
 
@@ -271,7 +272,7 @@ def paths(folder: str | Path, may_be_none: bool = False) -> list[Path]:
         if os.path.isfile(folder) or os.path.isfile(f"{folder}.part"):
             return [Path(str(folder).removesuffix(".part"))]
         raise DataError(f"{folder} is neither a folder of records nor a record")
-    found = {path for path in Path(folder).rglob("*.jsonl") if path.name != OLD_HISTORY}
+    found = {path for path in Path(folder).rglob("*.jsonl") if path.name not in (OLD_HISTORY, AUDIT)}
     found |= {path.with_suffix("") for path in Path(folder).rglob("*.jsonl.part")}
     if not found and not may_be_none:
         raise DataError(f"no records (*.jsonl) below {folder}")

@@ -1,0 +1,61 @@
+"""Logs of bounded size: what the server writes itself, and what nginx writes for it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+
+SIZE, OLDER = 10_000_000, 5  # bytes of a log, and how many older ones are kept beside it: NAME.1 is the last of them
+EVERY = 60.0  # seconds
+
+
+def handler(path: Path) -> logging.Handler:
+    """What writes the server's log, and moves it aside when it is long."""
+    made = RotatingFileHandler(path, maxBytes=SIZE, backupCount=OLDER, encoding="utf-8", errors="backslashreplace")
+    made.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    return made
+
+
+def last_line(path: Path) -> str:
+    """What a log ends with."""
+    lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines() if path.exists() else []
+    return lines[-1] if lines else "it wrote no log"
+
+
+def bound(path: Path) -> None:
+    """Empty a log that another process has open, for appending, once it is long; what it had goes to NAME.1."""
+    if not path.exists() or path.stat().st_size <= SIZE:
+        return
+    names = [path.with_name(f"{path.name}.{k}") for k in range(1, OLDER + 1)]
+    for newer, older in zip(names[-2::-1], names[:0:-1], strict=True):
+        with suppress(FileNotFoundError):
+            os.replace(newer, older)
+    shutil.copyfile(path, names[0])
+    os.truncate(path, 0)
+
+
+@contextmanager
+def bounded(path: Path, every: float = EVERY) -> Iterator[None]:
+    """Keep a log bounded meanwhile; what goes wrong stops nothing, and is tried again."""
+    ended = threading.Event()
+
+    def look() -> None:
+        while True:
+            with suppress(OSError):
+                bound(path)
+            if ended.wait(every):
+                return
+
+    looking = threading.Thread(target=look, name="logs", daemon=True)
+    looking.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        looking.join()

@@ -1,0 +1,75 @@
+"""Over the years, with real processes: a backup takes the place of a server that was lost; going back to old models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
+
+from feddrift.deploy.backup import backup, restore
+from feddrift.deploy.rollback import rollback
+from feddrift.deploy.status import status
+from feddrift.engines.flower.serve import current
+from feddrift.errors import BusyError
+from tests.slow.test_deploy import NAMES, NGINX, Deployment, deployment, nodes, rounds_done, steps, until
+
+pytestmark = pytest.mark.slow
+__all__ = ["deployment"]  # the fixture
+
+
+def test_a_restored_server_goes_on_with_the_clients_that_are_there_and_goes_back(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    deployment.start_server()
+    for name in NAMES:
+        deployment.start_client(name)
+    for t in range(3):
+        deployment.deliver(t)
+    deployment.run("run", "run", str(deployment.folder))
+    until(lambda: "000001-000001" in rounds_done(deployment), 240, deployment)  # inside time 2
+    with pytest.raises(BusyError, match="runs: stop `feddrift deploy server` first"):
+        rollback(deployment.server, 1)
+    backup(deployment.server, tmp_path / "fed.tar")
+
+    # The machine is lost; another has its address, and the clients know nothing of it.
+    server = deployment.children.pop("server")
+    deployment.kill_tree(server.pid)
+    server.wait(10)
+    deployment.kill_tree(deployment.children["run"].pid)
+    deployment.children.pop("run").wait(10)
+    deployment.server.rename(tmp_path / "lost")
+    restore(tmp_path / "fed.tar", tmp_path / "restored")
+    deployment.server = tmp_path / "restored"
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "lost").rglob("*")}
+
+    def start() -> None:
+        deployment.run("server", "server", str(deployment.server), *([] if NGINX else ["--no-proxy"]))
+        until(lambda: nodes(deployment, "online") == len(NAMES), 240, deployment)
+        deployment.run("run", "run", str(deployment.server))
+
+    def tested(n: int) -> bool:
+        """Whether so many time steps are tested; a run that has ended is started again, as its unit does."""
+        if deployment.children["run"].poll() is not None:
+            deployment.run("run", "run", str(deployment.server))
+        return steps(deployment) >= n
+
+    start()
+    deployment.deliver(3)
+    until(lambda: tested(3), 400, deployment)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "lost").rglob("*")} == before
+
+    # Model 1 was made for c at time 3; back to time 1, it is no more, and the clients know it at once.
+    deployment.end("server")
+    deployment.end("run")
+    rollback(deployment.server, 1)
+    start()
+    deployment.deliver(4)
+    until(lambda: tested(4), 400, deployment)
+    found = status(deployment.server)
+    assert found is not None
+    turns = [(e["t"], e["event"], e["model"]) for e in found.record.events if e["event"] != "revived"]
+    assert turns == [(2, "created", 1), (3, "decided", 0), (3, "retired", 1), (3, "created", 2)], deployment.told()
+    assert found.record.rows.model[:4].tolist() == [[0, 0, 0], [0, 0, 0], [0, 0, 1], [0, 0, 2]]
+    assert current(deployment.folder / "clients" / "c").models.ids == (2,)

@@ -1,0 +1,456 @@
+"""The models of past time steps at the server of a deployment: which are kept, and going back to them."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import os
+import shutil
+from collections import namedtuple
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
+
+from typer.testing import CliRunner
+
+import feddrift as fd
+from feddrift.algorithms import ALGORITHMS
+from feddrift.checkpoint import Checkpoint, Folder
+from feddrift.cli import app
+from feddrift.deploy.archive import Archive
+from feddrift.deploy.kept import back_to, kept
+from feddrift.deploy.notices import audited
+from feddrift.deploy.rollback import rollback
+from feddrift.deploy.server import federate
+from feddrift.engines.flower.parts import like
+from feddrift.engines.flower.serve import current
+from feddrift.errors import BusyError, DataError
+from feddrift.nets import default_net
+from feddrift.reports.page.data import collect
+from feddrift.run import Step, passed_over
+from feddrift.runs.record import latest, read, read_all
+from feddrift.trees import leaves
+from feddrift.types import Clusters, Floats, Models, State
+from tests.flower import OverFlower
+from tests.unit.conftest import Killed
+from tests.unit.test_federation_record import FEDDRIFT, part_of_stream, run, same_record, server_of, watched
+from tests.unit.test_flower import LEARN, over, same, swapping
+
+QUICK = ["FedDrift", "FedDrift-Auto", "KUE", "DriftSurf", "FEROMA", "FedCCFA-Heads"]  # states of different kinds
+OTHERS = [name for name, entry in ALGORITHMS.items() if not hasattr(entry.cls, "needs_truth") and name not in QUICK]
+
+
+def taken(engine: OverFlower, n_steps: int, server: Path, algorithm: Any = FEDDRIFT, **options: Any) -> list[Step]:
+    engine.n_steps = n_steps
+    return list(federate(engine, algorithm, server / "state", **options))
+
+
+def served(stream: Any, server: Path, n_steps: int, local: Any = LEARN) -> list[Step]:
+    return taken(over(stream, local, root=server.parent / "clients"), n_steps, server)
+
+
+def state_of(saved: Checkpoint | DataError, stream: Any) -> State:
+    assert isinstance(saved, Checkpoint)
+    state: State = saved.value(like(default_net(stream)))[0]
+    return state
+
+
+def newest(server: Path) -> Checkpoint:
+    saved = next(iter(Folder(server / "state" / "checkpoints").newest_first()))
+    assert isinstance(saved, Checkpoint)
+    return saved
+
+
+def test_every_time_step_is_kept_with_who_used_which(tmp_path: Path) -> None:
+    server, stream = server_of(tmp_path), swapping()
+    steps = served(stream, server, 4)
+    archive = Archive(server / "state")
+    assert archive.times() == [1, 2, 3, 4]
+    for time, step in enumerate(steps, 1):
+        state = state_of(archive.read(time), stream)
+        same(state.models.params, step.state.models.params)
+        np.testing.assert_array_equal(state.votes, step.state.votes)
+    shown = kept(server)
+    assert [step.users for step in shown] == [{0: ["a", "b", "c"]}] * 2 + [{0: ["a", "b"], 1: ["c"]}] * 2
+    assert [step.accuracy for step in shown] == [pytest.approx(step.accuracy.mean()) for step in steps]
+    assert not any(step.pinned for step in shown) and all(len(step.began) == 16 for step in shown)
+    text = run("deploy", "models", "list", str(tmp_path))
+    assert "0: a, b; 1: c" in text and f"{100 * steps[3].accuracy.mean():.2f} %" in text and "goes on from" not in text
+    told = json.loads(run("deploy", "models", "list", str(tmp_path), "--json"))
+    assert told["back_to"] is None and told["steps"][2]["users"] == {"0": ["a", "b"], "1": ["c"]}
+
+
+def test_the_oldest_make_room_and_pinned_ones_stay(tmp_path: Path) -> None:
+    server, stream = server_of(tmp_path), swapping(n_steps=6, n=20)
+    engine = over(stream, root=tmp_path / "clients")
+    assert "no time step is kept yet" in run("deploy", "models", "list", str(tmp_path))
+    taken(engine, 2, server, archive=2)
+    assert "the models of time 1 stay" in run("deploy", "models", "pin", str(tmp_path), "1")
+    taken(over(stream, root=tmp_path / "clients"), 6, server, archive=2)
+    archive = Archive(server / "state")
+    assert archive.times() == [1, 5, 6] and [step.pinned for step in kept(server)] == [True, False, False]
+    assert [notice.text for notice in audited(server)] == ["the models of time 1 are pinned"]
+    told = CliRunner().invoke(app, ["deploy", "models", "pin", str(tmp_path), "3"])
+    assert isinstance(told.exception, DataError)
+    assert str(told.exception).endswith("has no models of time 3: there are those of time 1, 5 to 6")
+    assert not (archive.path / "000003.pin").exists()
+    taken(over(stream, root=tmp_path / "clients"), 7, server, archive=0)
+    assert archive.times() == [1]
+
+
+def one(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_a_file_system_without_links_is_copied_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server, stream = server_of(tmp_path), swapping(n=20)
+
+    def link(*_: Any) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "link", link)
+    steps = served(stream, server, 2)
+    for time, step in enumerate(steps, 1):
+        same(state_of(Archive(server / "state").read(time), stream).models.params, step.state.models.params)
+
+
+def test_a_full_disk_does_not_stop_the_federation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = server_of(tmp_path)
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**9, 10**9 - 999, 999))
+    with caplog.at_level(logging.WARNING, "feddrift"):
+        assert len(served(swapping(n=20), server, 2)) == 2
+    assert Archive(server / "state").times() == []
+    texts = [notice.text for notice in audited(server) if notice.event == "archive"]
+    assert len(texts) == 2 and texts[0].startswith("time 1 is not kept in ") and "0.0 MB left" in texts[0]
+    assert all(text in caplog.text for text in texts)
+
+
+def test_what_was_killed_before_it_was_kept_is_kept_at_the_next_start(tmp_path: Path) -> None:
+    server, stream = server_of(tmp_path), swapping(n=20)
+    served(stream, server, 2)
+    shutil.rmtree(server / "state" / "archive")
+    served(stream, server, 3)
+    assert Archive(server / "state").times() == [2, 3]
+    served(stream, server, 4)
+    files = sorted(path.name for path in (server / "state" / "archive").iterdir())
+    assert files == ["000002.ckpt", "000003.ckpt", "000004.ckpt"]
+
+
+def test_an_archive_of_another_start_is_put_aside(tmp_path: Path) -> None:
+    server, stream = server_of(tmp_path), swapping(n=20)
+    served(stream, server, 3)
+    for path in (server / "state" / "checkpoints", tmp_path / "clients"):
+        shutil.rmtree(path)
+    (server / "state" / "test.jsonl").unlink()
+    served(stream, server, 1)
+    assert Archive(server / "state").times() == [1]
+    assert len(list((server / "state" / "archive.old1").glob("*.ckpt"))) == 3
+
+
+def test_going_back_gives_clients_the_old_models_and_starts_from_them(tmp_path: Path) -> None:
+    """At time 3 model 1 is made for c; back to time 2, all use model 0 as it was; what came since trains nothing."""
+    server, stream, found = server_of(tmp_path), swapping(n_steps=6), dict[str, Any]()
+    served(stream, server, 4)
+    before = state_of(Archive(server / "state").read(2), stream)
+    settings = server / "federation.toml"
+    (tmp_path / "clients" / "client.toml").write_text('name = "c"\n')
+    (tmp_path / "clients" / "store").symlink_to(tmp_path / "clients")  # as a client's folder has it
+    x = np.random.default_rng(1).random((200, 2)).astype(np.float32)
+    assert len(current(tmp_path / "clients", "test").predict(x)) == 200
+    assert (current(tmp_path / "clients", "test").predict(x) == (x[:, 0] <= 0.5)).mean() > 0.8  # its labels are swapped
+
+    settings.write_text(settings.read_text().replace("rounds = 2", "rounds = 2\ntime_steps = 6"))
+    text = one(run("deploy", "models", "rollback", str(tmp_path), "2"))
+    assert text.startswith(
+        "time 5 will start from the models of time 2: start `feddrift deploy server` and `run` again"
+    )
+    assert "the next time step goes on from the models of time 2" in run("deploy", "models", "list", str(tmp_path))
+    assert [notice.text for notice in audited(server)] == [
+        "an operator went back to the models of time 2, after time 4"
+    ]
+    went = state_of(newest(server), stream)
+    same(went.models.params, before.models.params)
+    assert isinstance(went.w, Clusters) and went.w.model[2:].tolist() == [[-1] * 3] * 2 and went.w.weight.all()
+    assert np.isnan(went.observed[2:]).all() and len(went.observed) == 4  # type: ignore[attr-defined]
+    assert went.born == 2  # type: ignore[attr-defined]
+
+    engine = over(stream, LEARN, root=tmp_path / "clients")
+
+    def see(t: int) -> None:
+        if t == 5 and not found:  # time 5 (from 1) is trained
+            found["list"] = run("deploy", "models", "list", str(tmp_path))
+        if t == 4:
+            found["served"] = current(tmp_path / "clients", "test")
+
+    watched(engine, see)
+    asked, served_then = engine.ask, list[Any]()
+
+    def ask(tau: int, *args: Any, **kwargs: Any) -> Any:
+        answers = asked(tau, *args, **kwargs)
+        if not served_then:
+            served_then.append(current(tmp_path / "clients", "test"))
+        return answers
+
+    engine.ask = ask  # type: ignore[method-assign]
+    steps = taken(engine, 6, server)
+    assert [step.tau for step in steps] == [4, 5]
+    same(served_then[0].models.params, before.models.params)  # after the first hello
+    assert "goes on from" not in found["list"] and back_to(server) is None
+    record = read(server / "state" / "test.jsonl")
+    at = [(e["event"], e["model"], e["cause"].get("reason")) for e in record.events if e["t"] == 4]
+    reason = "an operator went back to the models of time 2"
+    assert at[:2] == [("decided", 0, reason), ("retired", 1, reason)]
+    created = [(e["t"], e["model"], e["cause"]["clients"]) for e in record.events if e["event"] == "created"]
+    assert created == [(2, 1, [2]), (4, 2, [2])]  # c has other labels still; no id is given twice
+    assert record.rows.steps == record.tested == 6 and record.status == "complete"
+    hellos = [line["at"] for line in record.exchanges if (line["t"], line["asked"]) == (4, "hello")]
+    assert len(hellos) == 2  # the one that ended time 4, and the one that gave the old models back
+    text = one(run("deploy", "status", str(tmp_path)))
+    assert f"time 5: decided for all clients: {reason}" in text
+    assert fd.report(tmp_path, tmp_path / "page.html").exists() and reason in json.dumps(
+        collect(read_all(tmp_path), "fed")
+    )
+    assert run("export", str(tmp_path), "--out", str(tmp_path / "models"))
+    assert Archive(server / "state").times() == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_test_that_waited_is_not_told_of_other_models(tmp_path: Path) -> None:
+    """Time 3 is trained and waits for its test when an operator goes back: the record has no accuracy of it."""
+    server, stream = server_of(tmp_path), swapping(n_steps=6)
+    engine = over(stream, LEARN, root=tmp_path / "clients")
+    with pytest.raises(Killed):
+        dying(engine, 2, server, exchanges=0, n_steps=6)
+    trained_only = read(server / "state" / "test.jsonl")
+    assert (trained_only.rows.steps, trained_only.tested) == (3, 2)
+    rollback(server, 1)
+    served(stream, server, 5)
+    record = read(server / "state" / "test.jsonl")
+    assert record.rows.tested[2].tolist() == [0, 0, 0] and np.isnan(record.rows.accuracy[2]).all()
+    assert [step.accuracy is None for step in kept(server)] == [False, False, True, False, False]
+    assert (record.rows.tested[[0, 1, 3, 4]] == 60).all()
+
+
+def dying(engine: OverFlower, after: int, server: Path, exchanges: int, n_steps: int) -> None:
+    """Run until so many time steps are trained, and then die after so many questions more."""
+    engine.n_steps = n_steps
+    asked, left = engine.ask, [exchanges]
+
+    def ask(*args: Any, **kwargs: Any) -> Any:
+        left[0] -= len(Archive(server / "state").times()) > after
+        if left[0] < 0:
+            raise Killed
+        return asked(*args, **kwargs)
+
+    engine.ask = ask  # type: ignore[method-assign]
+    for _ in federate(engine, FEDDRIFT, server / "state"):
+        pass
+
+
+def test_going_back_inside_a_time_step_gives_that_up(tmp_path: Path) -> None:
+    """Its rounds are forgotten, and no checkpoint of them is left to be taken up."""
+    server, stream = server_of(tmp_path), swapping(n_steps=6)
+    with pytest.raises(Killed):
+        dying(over(stream, LEARN, root=tmp_path / "clients"), 3, server, exchanges=3, n_steps=6)
+    saved = newest(server)
+    assert saved.about["rounds"] and int(saved.about["steps"]) == 4
+    rollback(server, 3)
+    assert [path.name for path in (server / "state" / "checkpoints").iterdir()] == ["000004-000000.ckpt"]
+    served(stream, server, 6)
+    (event,) = [e for e in read(server / "state" / "test.jsonl").events if e["event"] == "decided"]
+    assert event["t"] == 4 and event["cause"]["reason"].endswith("time 3")
+
+
+def test_going_back_again_before_anything_ran_tells_both(tmp_path: Path) -> None:
+    """To time 2, which gives model 1 up, and on to time 1."""
+    server, stream = server_of(tmp_path), swapping(n_steps=6)
+    served(stream, server, 3)
+    rollback(server, 2)
+    rollback(server, 1)
+    same(
+        state_of(newest(server), stream).models.params,
+        state_of(Archive(server / "state").read(1), stream).models.params,
+    )
+    served(stream, server, 4)
+    at = [e for e in read(server / "state" / "test.jsonl").events if e["t"] == 3]
+    told = [(e["event"], e["model"], str(e["cause"].get("reason"))[-6:]) for e in at]
+    assert told[:3] == [("decided", 0, "time 2"), ("retired", 1, "time 2"), ("decided", 0, "time 1")]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the dead close no files
+def test_a_command_that_is_killed_has_gone_back_or_not(tmp_path: Path, deadly: Callable[[int], None]) -> None:
+    """Inside a time step: whole checkpoints all the way, and given again it goes back."""
+    server, stream, seen = server_of(tmp_path / "made"), swapping(n_steps=6, n=20), set[int | None]()
+    with pytest.raises(Killed):
+        dying(over(stream, root=tmp_path / "made" / "clients"), 3, server, exchanges=3, n_steps=6)
+    for n in range(100):
+        again = tmp_path / str(n) / "server"
+        shutil.copytree(server, again)
+        deadly(n)
+        with suppress(Killed):
+            rollback(again, 1)
+            break
+        deadly(10**9)
+        gc.collect()  # the dead hold no locks
+        assert all(isinstance(saved, Checkpoint) for saved in Folder(again / "state" / "checkpoints").newest_first())
+        seen.add(back_to(again))
+        rollback(again, 1)
+        assert back_to(again) == 1 and newest(again).path.name == "000004-000000.ckpt"
+    deadly(10**9)
+    assert n > 3 and seen == {None, 1}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the dead close no files
+@pytest.mark.slow
+def test_killed_before_any_change_of_the_disk_it_goes_on_from_the_old_models(
+    tmp_path: Path, deadly: Callable[[int], None]
+) -> None:
+    """The operator's command or the server after it dies before the n-th change; what comes out is the same."""
+    stream = swapping(n_steps=5, n=20)
+    served(stream, server_of(tmp_path / "made"), 3, local=fd.Local(rounds=2, steps=2, batch=8, lr=0.05))
+
+    def on(folder: Path) -> None:
+        server = folder / "server"
+        if back_to(server) is None and not any(e["event"] == "decided" for e in events(server)):
+            rollback(server, 1)
+        served(stream, server, 5, local=fd.Local(rounds=2, steps=2, batch=8, lr=0.05))
+
+    def events(server: Path) -> Any:
+        inside = newest(server).value(like(default_net(stream)))[2]
+        told = latest(server / "state" / "test.jsonl")
+        assert told is not None
+        return [*told.events, *({"event": e.kind} for e in inside)]
+
+    shutil.copytree(tmp_path / "made", tmp_path / "whole")
+    on(tmp_path / "whole")
+    expected = read(tmp_path / "whole" / "server" / "state" / "test.jsonl")
+    params = state_of(newest(tmp_path / "whole" / "server"), stream).models.params
+    n, died = 0, True
+    while died:
+        folder = tmp_path / str(n)
+        shutil.copytree(tmp_path / "made", folder)
+        deadly(n)
+        died = False
+        with suppress(Killed):
+            on(folder)
+            continue
+        died = True
+        gc.collect()  # the dead hold no locks
+        deadly(10**9)
+        on(folder)
+        same_record(read(folder / "server" / "state" / "test.jsonl"), expected)
+        same(state_of(newest(folder / "server"), stream).models.params, params)
+        n += 1 if n < 4 else 17
+    assert n > 30
+
+
+def test_who_joined_later_is_taken_along(tmp_path: Path) -> None:
+    """c has a place from time 3 on; back to time 2, when there were a and b, it goes on like most others."""
+    server, stream = server_of(tmp_path), swapping(n_steps=6)
+    served(part_of_stream(stream, 2), server, 2)
+    served(stream, server, 4)
+    rollback(server, 2)
+    went = state_of(newest(server), stream)
+    assert went.votes.shape == (3, 1) and went.w.shape == (4, 3, 1)
+    assert [step.users for step in kept(server)][1] == {0: ["a", "b"]}
+    steps = served(stream, server, 6)
+    assert [len(step.accuracy) for step in steps] == [3, 3] and read(server / "state" / "test.jsonl").rows.steps == 6
+
+
+@pytest.mark.parametrize("name", QUICK + [pytest.param(name, marks=pytest.mark.slow) for name in OTHERS])
+def test_every_algorithm_can_go_back(name: str, tmp_path: Path) -> None:
+    """To the first time step, and then to one of the course that was given up."""
+    server, stream = server_of(tmp_path), swapping(n_steps=6, n=20)
+    algorithm = fd.algorithm(name, stream)
+    quick = fd.Local(rounds=1, steps=2, batch=8, lr=0.05)
+    for done, back in ((2, 1), (3, 2), (4, None)):
+        taken(over(stream, quick, root=tmp_path / "clients"), done, server, algorithm)
+        if back is not None:
+            rollback(server, back)
+            old, went = state_of(Archive(server / "state").read(back), stream), state_of(newest(server), stream)
+            np.testing.assert_array_equal(went.votes, old.votes)
+            assert len(went.w) == done and not np.asarray(went.w)[back:].any()
+    record = read(server / "state" / "test.jsonl")
+    assert record.status == "complete" and record.rows.steps == 4 and record.rows.tested.all()
+    reasons = [(e["t"], str(e["cause"].get("reason"))) for e in record.events if e["event"] == "decided"]
+    assert [t for t, reason in reasons if "went back" in reason] == [2, 3]
+
+
+def test_private_models_are_those_that_the_clients_have_now(tmp_path: Path) -> None:
+    server, stream = server_of(tmp_path), swapping(n_steps=6, n=20)
+    algorithm = fd.algorithm("FineTuned", stream)
+    taken(over(stream, root=tmp_path / "clients"), 4, server, algorithm)
+    now = state_of(newest(server), stream).models
+    rollback(server, 2)
+    went, old = state_of(newest(server), stream).models, state_of(Archive(server / "state").read(2), stream).models
+    private = went.private
+    assert private.sum() == 3 and np.array(went.held)[private].tolist() == np.array(now.held)[private].tolist()
+    assert went.held != old.held and went.held[0] == old.held[0] == 0
+    taken(over(stream, root=tmp_path / "clients"), 6, server, algorithm)
+    reasons = [str(e["cause"].get("reason")) for e in read(server / "state" / "test.jsonl").events]
+    assert not any("had lost it" in reason for reason in reasons)
+
+
+def test_it_is_refused_where_it_cannot_be(tmp_path: Path) -> None:
+    server, stream = server_of(tmp_path), swapping(n_steps=6, n=20)
+    with pytest.raises(DataError, match="no models of time 1: there are none yet"):
+        rollback(server, 1)
+    engine, refused = over(stream, root=tmp_path / "clients"), list[str]()
+
+    def see(t: int) -> None:
+        if t == 2:
+            with pytest.raises(BusyError) as error:
+                rollback(server, 1)
+            refused.append(str(error.value))
+
+    watched(engine, see)
+    taken(engine, 3, server)
+    assert refused and refused[0].endswith("runs: stop `feddrift deploy server` first, then go back")
+    told = CliRunner().invoke(app, ["deploy", "models", "rollback", str(tmp_path), "9"])
+    assert "no models of time 9: there are those of time 1 to 3" in str(told.exception)
+    settings = server / "federation.toml"
+    settings.write_text(settings.read_text() + "time_steps = 3\n")
+    with pytest.raises(DataError, match="finished after 3 time steps: give it more time_steps, then go back"):
+        rollback(server, 1)
+    settings.write_text(settings.read_text().replace("time_steps = 3", "time_steps = 4"))
+    file = server / "state" / "archive" / "000002.ckpt"
+    file.unlink()
+    file.write_bytes((server / "state" / "archive" / "000001.ckpt").read_bytes()[:-1])
+    with pytest.raises(DataError, match="000002.ckpt is damaged"):
+        rollback(server, 2)
+    before = sorted(path.name for path in (server / "state" / "checkpoints").iterdir())
+    foreign = over(stream)
+    foreign.n_steps = 1
+    list(federate(foreign, FEDDRIFT, tmp_path / "other", {"algorithm": "another"}))
+    shutil.copy(tmp_path / "other" / "archive" / "000001.ckpt", file)
+    with pytest.raises(DataError, match="of a federation with other settings"):
+        rollback(server, 2)
+    assert sorted(path.name for path in (server / "state" / "checkpoints").iterdir()) == before
+
+
+def test_time_steps_that_are_passed_over() -> None:
+    @dataclass(frozen=True, repr=False)
+    class Own(State):
+        seen: Floats = field(kw_only=True, metadata={"passed_over": -1.0})
+
+    models = Models((np.zeros((2, 1)),), ids=(0, 1))
+    state = Own(models, np.ones((1, 3, 2)), np.ones((3, 2)), seen=np.zeros((1, 5)))
+    later = passed_over(state, 3)
+    assert later.w.shape == (3, 3, 2) and later.w[0].all() and not later.w[1:].any()
+    assert later.seen.tolist() == [[0.0] * 5, [-1.0] * 5, [-1.0] * 5]
+    assert passed_over(state, 1) is state
+    with pytest.raises(ValueError, match="time does not go back: 1 time steps are known, got 0"):
+        passed_over(state, 0)
+    clusters = passed_over(replace(state, w=Clusters(np.zeros((1, 3), dtype=np.int64), 2, np.array([0.5]))), 2)
+    assert isinstance(clusters.w, Clusters) and clusters.w.model.tolist() == [[0] * 3, [-1] * 3]
+    assert clusters.w.weight.tolist() == [0.5, 1.0] and leaves(clusters.models.params)
