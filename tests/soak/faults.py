@@ -1,0 +1,207 @@
+"""Soak B: one fault of each kind, each of them named; no row is lost, and the simulator decides alike."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+from feddrift import checkpoint
+from feddrift.deploy import make
+from feddrift.engines.flower.messages import PROTOCOL
+from feddrift.engines.flower.parts import like
+from feddrift.reports.exchanges import sat_out, waiting
+from tests.soak.deployment import Deployment, digest
+from tests.soak.replay import decided_alike, replayed
+
+RHYTHMS = {"a": 1, "b": 2, "c": 3, "d": 1}  # a batch at every so many time steps
+B_STEPS = 4
+
+
+def soak_b(folder: Path) -> Deployment:
+    """One fault of each kind, each of them named; then the same participation in the simulator."""
+    limits = f"time_steps = {B_STEPS}\nquorum = 1\ngrace = 0.1\nevaluate = 45\ntrain = 45\n"
+    fed = Deployment(folder, list(RHYTHMS), limits)
+    disk = Disk(folder / "clients" / "b" / "store")
+    older = speak_older(fed, "d")
+
+    def deliver(t: int) -> None:
+        for name, rhythm in RHYTHMS.items():
+            if t % rhythm == 0 and fed.units[name].wanted:
+                fed.deliver(name, swapped=name == "a" and t >= 2)
+
+    deliver(0)
+    with disk.mounted(), fed.running():
+        for name in ("server", *RHYTHMS):
+            fed.start(name)
+        fed.until_online(len(RHYTHMS))
+        fed.start("run")
+        fed.until("train at time 0")
+        deliver(1)
+
+        fed.until("time 0 is tested")
+        fed.say("a is stopped, and misses the evaluation of time 1")
+        stopped = list(fed.members("a"))
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        fed.until("client a, evaluate at time 1: no reply within 45 s")
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+        fed.say("the disk of b is full, and a batch in the store of c is damaged")
+        disk.fill()
+        (cell,) = (folder / "clients" / "c" / "store").rglob("*.cell")
+        damage(cell)
+        deliver(2)
+        fed.until("client b, hello at time 2: its reply is refused")
+        disk.free()
+
+        fed.until("time 2 is trained")
+        deliver(3)
+        fed.say("the server is killed, its newest checkpoint damaged and its certificate renewed")
+        fed.units["run"].wanted = fed.units["server"].wanted = False
+        fed.kill("server", "flower-superlink")
+        fed.end("run")
+        fed.end("server")
+        damage(newest := fed.newest())
+        renew(fed.server)
+        restart(fed, len(RHYTHMS))
+        fed.until(f"{newest.name} is damaged: its checksum is wrong")
+
+        fed.until("evaluate at time 3")
+        fed.say("the key of d is revoked")
+        fed.end("d")
+        fed.end("run")
+        fed.end("server")
+        revoke(fed.server, "d", folder / "other")
+        fed.start("d")
+        restart(fed, len(RHYTHMS) - 1)
+        fed.units["d"].wanted = False  # from here on it gets no data
+        deliver(4)
+        fed.until_finished()
+    record, log = fed.record, (fed.server / "state" / "server.log").read_text()
+    said = [(t, fed.clients[c], asked, why) for _, t, c, asked, _, why in sat_out(record)]
+    for line in said:
+        fed.say(f"in the record: time {line[0]}, client {line[1]}, {line[2]}: {line[3]}")
+    assert any(line[:3] == (1, "a", "evaluate") and "no reply within" in line[3] for line in said)
+    assert any(line[:3] == (2, "b", "hello") and "its reply is refused" in line[3] for line in said)
+    assert any(line[:3] == (B_STEPS, "d", "hello") and "it is not connected" in line[3] for line in said)
+    assert "batch 0 is taken in again" in (folder / "c.out").read_text(errors="replace"), fed.told()
+    assert not older or "client d has version" in log
+    everything_was_shown(fed)
+    same_bits = 0
+    for step in replayed(record, fed.settings, fed.settings.net(fed.server), fed.batch):
+        decided_alike(record, step)
+        same_bits += fed.digests[step.tau] == {digest(step.state)}
+    fed.say(
+        f"soak B: {B_STEPS} time steps, no row lost, decided as in the simulator, in {same_bits} of them to the bit"
+    )
+    return fed
+
+
+class Disk:
+    """A small disk of its own at this folder, where one can be mounted; else a folder that can be made read-only."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @contextmanager
+    def mounted(self) -> Iterator[None]:
+        self.folder.mkdir()
+        mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "feddrift-soak", str(self.folder)]
+        self.small = os.geteuid() == 0 and subprocess.run(mount, stderr=subprocess.DEVNULL).returncode == 0
+        try:
+            yield
+        finally:
+            if self.small:
+                subprocess.run(["umount", str(self.folder)], check=True)
+
+    def fill(self) -> None:
+        if not self.small:
+            for path in (self.folder, *self.folder.rglob("*/")):
+                path.chmod(0o500)
+            return
+        with suppress(OSError), open(self.folder / "other", "wb", buffering=0) as file:
+            while file.write(b"x" * 512):
+                pass
+
+    def free(self) -> None:
+        if not self.small:
+            for path in (self.folder, *self.folder.rglob("*/")):
+                path.chmod(0o700)
+        (self.folder / "other").unlink(missing_ok=True)
+
+
+def damage(path: Path) -> None:
+    """Turn a byte in the middle of a file."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 255
+    path.write_bytes(data)
+
+
+def restart(fed: Deployment, n: int) -> None:
+    """Server and run again, once so many clients are connected."""
+    fed.start("server")
+    fed.until_online(n)
+    fed.start("run")
+
+
+def renew(server: Path) -> None:
+    """A new certificate of the server's, by the same authority."""
+    authority = (
+        x509.load_pem_x509_certificate((server / "ca.crt").read_bytes()),
+        load_pem_private_key((server / "ca.key").read_bytes(), None),
+    )
+    for name in ("server.crt", "server.key"):
+        (server / name).unlink()
+    make._server_certificate(server, authority, "localhost")  # type: ignore[arg-type]
+
+
+def revoke(server: Path, name: str, scratch: Path) -> None:
+    """Another key in the place of a client's."""
+    make.init(scratch, ["x"], [2], ["0", "1"])
+    shutil.copy(scratch / "server" / "keys" / "x.pub", server / "keys" / f"{name}.pub")
+
+
+def speak_older(fed: Deployment, name: str) -> bool:
+    """Let a client run the last sources of the protocol before this one, from the repository's history."""
+    if importlib.util.find_spec("feddrift.engines.flower.protocol") is None:
+        fed.say("this server speaks one protocol only: no older client takes part")
+        return False
+    root, where = Path(__file__).parents[1], "src/feddrift/engines/flower/messages.py"
+    words = ["git", "-C", str(root), "log", "--format=%H", f"-SPROTOCOL = {PROTOCOL}", "--", where]
+    came = subprocess.run(words, capture_output=True, text=True).stdout.split()
+    if not came:
+        fed.say("the history of this repository is not here: no older client takes part")
+        return False
+    old = fed.folder / "older"
+    old.mkdir()
+    archive = subprocess.run(
+        ["git", "-C", str(root), "archive", f"{came[-1]}^", "src"], capture_output=True, check=True
+    )
+    subprocess.run(["tar", "-x", "-C", str(old)], input=archive.stdout, check=True)
+    assert f"PROTOCOL = {PROTOCOL - 1}" in (old / where).read_text()
+    fed.units[name].env["PYTHONPATH"] = str(old / "src")
+    fed.say(f"{name} runs the sources before {came[-1][:7]}, of protocol {PROTOCOL - 1}")
+    return True
+
+
+def everything_was_shown(fed: Deployment) -> None:
+    """Every row that a client had stands in the record, in order, and trains a model; or it is told that it waits."""
+    record, rows = fed.record, fed.record.rows
+    state = checkpoint.read(fed.newest()).value(like(fed.settings.net(fed.server)))[0]
+    for c, name in enumerate(fed.clients):
+        shown = [*rows.received[:, c].tolist(), int(rows.tested[-1, c])]
+        shown = [n for n in shown if n]
+        backlog = waiting(record).get(c, (0, None))[0]
+        assert shown == fed.delivered[name][: len(shown)], (name, shown, fed.delivered[name])
+        assert len(shown) + backlog == len(fed.delivered[name]), (name, shown, backlog, fed.delivered[name])
+        assert (state.w.model[: rows.steps, c][rows.received[:, c] > 0] >= 0).all(), name
+    fed.say(f"rows: {int(rows.received.sum())} trained, {int(rows.tested[-1].sum())} tested last, as delivered")
