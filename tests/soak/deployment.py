@@ -181,6 +181,13 @@ class Deployment:
         self.say(f"kill {self.kills}: {word} of {name}")
         return True
 
+    def command(self, word: str, *words: str) -> None:
+        """Give a command as an operator does."""
+        command = [sys.executable, "-m", "feddrift", "deploy", word, str(self.folder), *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+        self.say(f"deploy {word}: {' '.join(done.stdout.split())}")
+
     def deliver(self, name: str, swapped: bool) -> None:
         """The next batch of a client; no two of its batches have equally many rows."""
         n = len(self.delivered[name])
