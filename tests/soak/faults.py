@@ -140,7 +140,7 @@ def damage(path: Path) -> None:
 
 def speak_older(fed: Deployment, name: str) -> bool:
     """Let a client run the last sources of the protocol before this one, from the repository's history."""
-    root, where = Path(__file__).parents[1], "src/feddrift/engines/flower/messages.py"
+    root, where = Path(__file__).parents[2], "src/feddrift/engines/flower/messages.py"
     words = ["git", "-C", str(root), "log", "--format=%H", f"-SPROTOCOL = {PROTOCOL}", "--", where]
     came = subprocess.run(words, capture_output=True, text=True).stdout.split()
     if not came:
