@@ -35,7 +35,6 @@ NGINX = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
 MARK = "FEDDRIFT_SOAK"  # in the environment of all that a unit starts, as its cgroup would be
 ANSWERED = r"(?:hello|evaluate|train) at time \d+.*?: (\d+) of (\d+) clients answered"
 SETTINGS = """\
-rounds = 2
 steps = 50
 lr = 0.05
 look = 1

@@ -28,7 +28,7 @@ CLIENT_SIDE = ["flower-superexec", "deploy client"]
 def soak_a(folder: Path, kills: int, steps: int = 4, seed: int = 0) -> Deployment:
     """Kill so many processes, and end as if nothing had happened."""
     clients = ("a", "b", "c")
-    fed = Deployment(folder, clients, f"time_steps = {steps}\nquorum = 3\nevaluate = 90\ntrain = 90\n")
+    fed = Deployment(folder, clients, f"time_steps = {steps}\nrounds = 2\nquorum = 3\nevaluate = 90\ntrain = 90\n")
     for t in range(steps + 1):
         for name in clients:
             fed.deliver(name, swapped=name == "c" and t >= 2)
@@ -43,8 +43,10 @@ def soak_a(folder: Path, kills: int, steps: int = 4, seed: int = 0) -> Deploymen
             fed.until(ANSWERED)
             for _ in range(draw.randrange(3)):
                 fed.until(ANSWERED)
-            for unit, word in draw.sample(SERVER_SIDE, 2) + [(draw.choice(clients), draw.choice(CLIENT_SIDE))]:
+            for unit, word in draw.sample(SERVER_SIDE, 2):
                 fed.kill(unit, word)
+            for name in draw.sample(clients, 2):
+                fed.kill(name, draw.choice(CLIENT_SIDE))
         fed.until_finished()
     found = fed.record
     assert fed.digests == {step.tau: {digest(step.state)} for step in whole}, (fed.digests, fed.told())
