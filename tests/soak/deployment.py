@@ -27,6 +27,7 @@ from feddrift.deploy.settings import Settings
 from feddrift.deploy.status import record_path
 from feddrift.engines.flower.batches import StepFiles
 from feddrift.engines.flower.parts import like
+from feddrift.errors import DataError
 from feddrift.runs.record import Record, latest
 from feddrift.trees import leaves
 from feddrift.types import State
@@ -224,7 +225,7 @@ class Deployment:
     def _look(self) -> None:
         """Take the digests of the states after whole time steps: the server keeps two checkpoints only."""
         for path in (self.server / "state" / "checkpoints").glob("*-000000.ckpt"):
-            with suppress(OSError):
+            with suppress(OSError, DataError):  # deleted meanwhile, or damaged by us
                 written = path.stat().st_mtime_ns
                 if self._seen.get(path.name) != written:
                     self._seen[path.name] = written
