@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +115,8 @@ def serve(folder: Path, proxy: bool = True) -> None:
         _until(lambda: _listens(inner), "the SuperLink to listen", children)
         register(server)
         for name in dead:
-            flwr(server, "stop", str(name))
+            with suppress(DataError):  # the SuperLink may have missed it by now
+                flwr(server, "stop", str(name))
         if proxy:
             _until(lambda: _listens(outer), "nginx to listen", children)
         _log.info("clients can connect to port %d", outer if proxy else inner)
