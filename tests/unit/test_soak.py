@@ -48,6 +48,7 @@ def test_a_deployment_with_faults_decides_as_the_simulator_with_its_participatio
     roster = Roster("replay", SETTINGS.clients, {name.encode(): name for name in SETTINGS.clients}, (2,), 2)
     engine = Flower(grid, roster, net, SETTINGS.local, 0, QUICK, Conditions(defend=True), SETTINGS.time_steps)
     greet = engine.hello
+    b: Any = grid._apps[101]
 
     def hello(tau: int, *words: Any, **more: Any) -> None:
         now[0], missing, rounds = tau, lambda _: None, [0]
@@ -55,7 +56,7 @@ def test_a_deployment_with_faults_decides_as_the_simulator_with_its_participatio
 
         def late(message: Any) -> Any:
             rounds[0] += 1
-            return grid._apps[101](message, None) if rounds[0] == 1 else None
+            return b(message, None) if rounds[0] == 1 else None
 
         grid.faults = {("b", "evaluate"): missing} if tau == 1 else {("b", "train"): late} if tau == 3 else {}
         greet(tau, *words, **more)
