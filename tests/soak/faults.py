@@ -12,9 +12,9 @@ from pathlib import Path
 from feddrift import checkpoint
 from feddrift.engines.flower.messages import PROTOCOL
 from feddrift.engines.flower.parts import like
-from feddrift.reports.exchanges import sat_out, waiting
+from feddrift.reports.exchanges import sat_out
 from tests.soak.deployment import Deployment, digest
-from tests.soak.replay import decided_alike, replayed
+from tests.soak.replay import decided_alike, everything_was_used, replayed
 
 RHYTHMS = {"a": 1, "b": 2, "c": 3, "d": 1}  # a batch at every so many time steps
 STEPS = 3  # of time; the batches of time 3 are for the last test
@@ -87,7 +87,8 @@ def soak_b(folder: Path) -> Deployment:
     audit = (fed.server / "state" / "audit.jsonl").read_text()
     assert "the server has a new certificate" in audit and "client d is shut out" in audit, audit
     assert not older or "client d has version" in log
-    everything_was_shown(fed)
+    state = checkpoint.read(fed.newest()).value(like(fed.settings.net(fed.server)))[0]
+    everything_was_used(record, state, fed.delivered)
     same_bits = 0
     for step in replayed(record, fed.settings, fed.settings.net(fed.server), fed.batch):
         decided_alike(record, step)
@@ -154,17 +155,3 @@ def speak_older(fed: Deployment, name: str) -> bool:
     fed.units[name].env["PYTHONPATH"] = str(old / "src")
     fed.say(f"{name} runs the sources before {came[-1][:7]}, of protocol {PROTOCOL - 1}")
     return True
-
-
-def everything_was_shown(fed: Deployment) -> None:
-    """Every row that a client had stands in the record, in order, and trains a model; or it is told that it waits."""
-    record, rows = fed.record, fed.record.rows
-    state = checkpoint.read(fed.newest()).value(like(fed.settings.net(fed.server)))[0]
-    for c, name in enumerate(fed.clients):
-        shown = [*rows.received[:, c].tolist(), int(rows.tested[-1, c])]
-        shown = [n for n in shown if n]
-        backlog = waiting(record).get(c, (0, None))[0]
-        assert shown == fed.delivered[name][: len(shown)], (name, shown, fed.delivered[name])
-        assert len(shown) + backlog == len(fed.delivered[name]), (name, shown, backlog, fed.delivered[name])
-        assert (state.w.model[: rows.steps, c][rows.received[:, c] > 0] >= 0).all(), name
-    fed.say(f"rows: {int(rows.received.sum())} trained, {int(rows.tested[-1].sum())} tested last, as delivered")

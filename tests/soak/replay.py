@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,10 @@ from feddrift.deploy.settings import Settings
 from feddrift.engines.conditions import Conditions
 from feddrift.engines.simulator import Simulator
 from feddrift.engines.worker import Through, Work, Worker, gathered, in_turn
+from feddrift.reports.exchanges import waiting
 from feddrift.run import Step, steps_on
 from feddrift.runs.record import Record
-from feddrift.types import Local, Models, Net, Updates
+from feddrift.types import Local, Models, Net, State, Updates
 
 Lost = dict[int, set[int]]  # by round, -1 the evaluation: who did not answer
 
@@ -100,3 +101,20 @@ def decided_alike(record: Record, step: Step) -> None:
     assert [(event.kind, event.model) for event in step.events] == events, f"events at time {t}"
     tested = rows.tested[t] > 0
     np.testing.assert_allclose(step.accuracy[tested], rows.accuracy[t][tested], atol=0.02)
+
+
+def everything_was_used(record: Record, state: State, delivered: Mapping[str, Sequence[int]]) -> None:
+    """Every batch that a client had, by its rows, is in the record, in order, and trains a model, or is told to wait.
+
+    Those of the last time are for the test.
+    """
+    rows, wait, w = record.rows, waiting(record), np.asarray(state.w)
+    for c, name in enumerate(record.header["clients"]):
+        shown = [n for n in (*rows.received[:, c].tolist(), int(rows.tested[-1, c])) if n]
+        assert shown == list(delivered[name][: len(shown)]), f"{name} had {delivered[name]}, the record has {shown}"
+        backlog = wait.get(c, (0, None))[0]
+        assert len(shown) + backlog == len(delivered[name]), f"{name} had {delivered[name]}, the record has {shown}"
+        trained = w[: rows.steps, c].any(axis=1)
+        assert trained[rows.received[:, c] > 0].all(), (
+            f"of {name} the batches of {np.flatnonzero(~trained)} train nothing"
+        )

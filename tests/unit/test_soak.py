@@ -23,7 +23,7 @@ from feddrift.run import Step
 from feddrift.runs.record import latest
 from feddrift.trees import leaves
 from tests.flower import QUICK
-from tests.soak.replay import decided_alike, participation, replayed
+from tests.soak.replay import decided_alike, everything_was_used, participation, replayed
 
 SETTINGS = Settings(
     experiment="replay", clients=("a", "b", "c"), features=(2,), classes=(0, 1), rounds=2, steps=20, lr=0.05,
@@ -70,6 +70,11 @@ def test_a_deployment_with_faults_decides_as_the_simulator_with_its_participatio
     assert [present for present, _ in took_part[:-1]] == [{0, 1, 2}, {0, 1, 2}, {0, 1}, {0, 1, 2}, {0, 1, 2}]
     assert took_part[1][1][-1] == {1} and took_part[3][1] == {-1: set(), 0: set(), 1: {1}}
     assert record.rows.drift.any() and (record.rows.received == 0).any()
+    delivered = {"a": [60, 61, 62, 63, 64, 65], "b": [60, 61, 62, 63, 64, 65], "c": [60, 61, 62]}
+    everything_was_used(record, there[-1].state, delivered)
+    for wrong in ([60, 61], [60, 62, 61], [60, 61, 62, 63]):
+        with pytest.raises(AssertionError, match="c had"):
+            everything_was_used(record, there[-1].state, delivered | {"c": wrong})
     here = list(replayed(record, SETTINGS, net, batch))
     for step in here:
         decided_alike(record, step)
