@@ -34,7 +34,7 @@ from feddrift.types import State
 
 NGINX = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
 MARK = "FEDDRIFT_SOAK"  # in the environment of all that a unit starts, as its cgroup would be
-ANSWERED = r"(?:hello|evaluate|train) at time \d+.*?: (\d+) of (\d+) clients answered"
+ANSWERED = r"(hello|evaluate|train) at time \d+.*clients answered"
 SETTINGS = """\
 steps = 50
 lr = 0.05
@@ -91,39 +91,49 @@ class Deployment:
         with open(self.folder / f"{name}.out", "ab") as out:
             unit.process = subprocess.Popen(command, env=env, stdout=out, stderr=out, start_new_session=True)
 
-    def end(self, name: str) -> None:
-        """Ask a unit to end, and see to it."""
+    def end(self, name: str) -> dict[int, str]:
+        """Ask a unit to end, and see to it; what it would have left behind."""
         unit = self.units[name]
         unit.wanted = False
         if unit.process is not None:
+            self._signal(name, signal.SIGCONT)
             unit.process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 unit.process.wait(60)
+        left = self.members(name)
         self.sweep(name)
+        return left
 
     def sweep(self, name: str) -> None:
         """End what is left of a unit, as systemd does with its cgroup."""
-        for how in (signal.SIGCONT, signal.SIGTERM, signal.SIGKILL):
+        for how in (signal.SIGTERM, signal.SIGKILL):
             end = time.monotonic() + 20
-            for pid in self.members(name):
-                with suppress(ProcessLookupError):
-                    os.kill(pid, how)
-            while how != signal.SIGCONT and self.members(name) and time.monotonic() < end:
+            self._signal(name, how)
+            while self.members(name) and time.monotonic() < end:
                 time.sleep(0.1)
+
+    def _signal(self, name: str, how: signal.Signals) -> None:
+        for pid in self.members(name):
+            with suppress(ProcessLookupError):
+                os.kill(pid, how)
 
     def members(self, name: str) -> dict[int, str]:
         """The processes of a unit, also of an earlier start of it, and their commands."""
         every, found = living(), dict[int, str]()
-        mark, own = f"{MARK}={self.folder}/{name}\0".encode(), f"-p {self.server} "
+        mark = f"{MARK}={self.folder}/{name}\0".encode()
         for process in every:
             with suppress(OSError):
                 folder = Path(f"/proc/{process.pid}")
                 command = folder.joinpath("cmdline").read_text(errors="replace").replace("\0", " ")
-                proxy = name == "server" and command.startswith("nginx: master") and own in command
-                if proxy or mark in folder.joinpath("environ").read_bytes():  # nginx writes over its environment
+                proxy = name == "server" and command.startswith("nginx: ") and self._has_open(folder)
+                if proxy or mark in folder.joinpath("environ").read_bytes():
                     found[process.pid] = command
                     found |= {child.pid: "" for child in below(process.pid, every) if child.pid not in found}
         return found
+
+    def _has_open(self, folder: Path) -> bool:
+        """Whether a process has a file of this server open: nginx writes over its environment."""
+        return any(os.readlink(link).startswith(f"{self.server}/") for link in folder.joinpath("fd").iterdir())
 
     def tend(self) -> bool:
         """Start units again that have ended, and look for new checkpoints; whether the federation has finished."""
@@ -139,14 +149,14 @@ class Deployment:
             self.start(name)
         return False
 
-    def until(self, text: str, seconds: float = 420.0, new: bool = True) -> re.Match[str]:
+    def until(self, text: str, seconds: float = 420.0) -> None:
         """Wait for a line of the server's log, after those that were waited for before."""
         log, end = self.server / "state" / "server.log", time.monotonic() + seconds
         while True:
             written = log.read_text(errors="replace") if log.exists() else ""
-            if match := re.compile(text).search(written, self._read if new else 0):
-                self._read = max(self._read, match.end())
-                return match
+            if match := re.compile(text).search(written, self._read):
+                self._read = match.end()
+                return
             if self.tend() or time.monotonic() > end:
                 raise AssertionError(f"no line {text!r} in the server's log\n{self.told()}")
             time.sleep(0.2)
@@ -238,20 +248,8 @@ class Deployment:
         try:
             yield
         finally:
-            for name in ("run", *self.clients, "server"):
-                unit = self.units[name]
-                unit.wanted = False
-                if unit.process is not None:
-                    for pid in self.members(name):
-                        with suppress(ProcessLookupError):
-                            os.kill(pid, signal.SIGCONT)
-                    unit.process.terminate()
-                    with suppress(subprocess.TimeoutExpired):
-                        unit.process.wait(60)
-            left = {pid: command for name in self.units for pid, command in self.members(name).items()}
-            for name in self.units:
-                self.sweep(name)
-        assert not left, left
+            left = {name: self.end(name) for name in ("run", *self.clients, "server")}
+        assert not any(left.values()), left
         assert not _listens(self.port) and not _listens(self.inner)
 
 
