@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from pathlib import Path
 from typing import Any
@@ -39,14 +40,18 @@ def soak_a(folder: Path, kills: int, steps: int = 4, seed: int = 0) -> Deploymen
             fed.start(name)
         fed.until_online(3)
         fed.start("run")
-        while fed.kills < kills:
-            fed.until(ANSWERED)
-            for _ in range(draw.randrange(3)):
+        for strike in itertools.count():
+            if fed.kills >= kills:
+                break
+            fed.skip()
+            for _ in range(1 + draw.randrange(2)):
                 fed.until(ANSWERED)
-            for unit, word in draw.sample(SERVER_SIDE, 2):
+            if strike % 2:  # between messages, and while there is a server to say goodbye to
+                victims = [(name, draw.choice(CLIENT_SIDE)) for name in draw.sample(clients, 2)] + [SERVER_SIDE[-1]]
+            else:
+                victims = draw.sample(SERVER_SIDE, 3)
+            for unit, word in victims:
                 fed.kill(unit, word)
-            for name in draw.sample(clients, 2):
-                fed.kill(name, draw.choice(CLIENT_SIDE))
         fed.until_finished()
     found = fed.record
     assert fed.digests == {step.tau: {digest(step.state)} for step in whole}, (fed.digests, fed.told())
