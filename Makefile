@@ -2,7 +2,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo check check-slow check-all bench docs format clean
+.PHONY: demo check check-slow check-all soak bench docs format clean
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -25,6 +25,9 @@ check-slow: $(VENV)/ready  ## the long checks
 	$(BIN)/pytest -m slow
 
 check-all: check check-slow  ## both: over Flower every name, not only one for each verb
+
+soak: $(VENV)/ready  ## a real deployment under 30 kills, and under faults of every kind; KILLS=60 for more
+	$(BIN)/python -m tests.soak a b --kills $(or $(KILLS),30)
 
 bench: $(VENV)/ready  ## time and memory as ratios, added to benchmarks/history.json
 	$(BIN)/python benchmarks/bench.py

@@ -256,3 +256,35 @@ def test_a_damaged_batch_that_is_gone_is_forgotten_and_its_client_goes_on(tmp_pa
     assert fed.counts[:, 0].tolist() == [0, 3, 4]
     fed.train(fed.fresh(), np.ones((3, 3, 1)), rounds=1)
     assert fed.reachable.all()
+
+
+def test_what_comes_while_a_time_step_is_taken_up_again_waits_for_the_next(tmp_path: Path) -> None:
+    """The server is killed inside time 2, before which c got nothing, and after which its batch 1 is there."""
+    stream, there = swapping(n_steps=5), [1]
+    local = replace(LEARN, rounds=2)
+
+    def engine_of() -> OverFlower:
+        engine = over(stream, local, root=tmp_path / "clients")
+        batches = load_of(stream, 2)
+        engine.local_grid.clients["c"].load = lambda n: batches(n) if n < there[0] else None
+        engine.n_steps = 4
+        return engine
+
+    class Killed(BaseException):
+        pass
+
+    engine = engine_of()
+    ask = engine.ask
+
+    def killed(tau: int, requests: Any, check: Any, round: int | None = None) -> Any:
+        if (tau, round) == (2, 1):
+            raise Killed
+        return ask(tau, requests, check, round)
+
+    engine.ask = killed  # type: ignore[method-assign]
+    with pytest.raises(Killed):
+        list(federate(engine, FEDDRIFT, tmp_path / "server"))
+    there[0] = 2
+    list(federate(engine_of(), FEDDRIFT, tmp_path / "server"))
+    received = read(tmp_path / "server" / "test.jsonl").rows.received[:, 2].tolist()
+    assert received == [60, 0, 0, 60]  # it was taken for a batch of time 2 that nobody had scored, and not told

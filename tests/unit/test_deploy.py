@@ -215,6 +215,24 @@ def test_a_key_that_is_no_clients_any_more_is_shut_out(
     assert said[4:] == ["gone"] and "client a was shut out, which is for good" in caplog.text
 
 
+@pytest.mark.filterwarnings("ignore:No path_separator:DeprecationWarning")  # of Flower's migrations
+def test_a_server_knows_which_runs_ended_with_the_one_before(made: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """By Flower's own database, before Flower has looked at it; once stopped, a run is dead no more."""
+    from flwr.server.superlink.linkstate import LinkStateFactory
+    from flwr.supercore.object_store import ObjectStoreFactory
+    from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
+
+    database = made / "server" / "state" / "superlink.db"
+    assert start._unfinished(database) == []
+    link = LinkStateFactory(str(database), NoOpFederationManager(), ObjectStoreFactory()).state()
+    runs = [link.create_run("a/b", "1", "hash", {}, "@none/default", None, "me", "flwr-serverapp") for _ in range(2)]
+    assert sorted(start._unfinished(database)) == sorted(runs) and all(runs)
+    assert link.stop_run(runs[0]) and start._unfinished(database) == runs[1:]
+    other = database.with_name("other.db")
+    other.write_bytes(b"no database")
+    assert start._unfinished(other) == [] and "is missed in a minute" in caplog.text
+
+
 def until(true: Callable[[], object]) -> None:
     """On a busy machine, too."""
     end = time.monotonic() + 60

@@ -71,6 +71,7 @@ def _steps(
 ) -> Iterator[Step]:
     checkpoints = checkpoint.Folder(folder / "checkpoints")
     now = _last(checkpoints, engine, about)
+    engine.begun = -1 if now.inside is None else now.done
     path = folder / f"{engine.roster.experiment}.jsonl"
     if engine.n_steps is not None and now.done >= engine.n_steps and is_complete(path):
         _log.info("the federation is finished, after %d time steps", now.done)

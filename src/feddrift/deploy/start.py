@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -123,9 +123,13 @@ def serve(folder: Path, proxy: bool = True) -> None:
         raise ConfigError("nginx is not installed; without it (--no-proxy) only clients on this machine can connect")
     if proxy and nginx is not None:
         commands.append([nginx, "-p", str(server), "-c", str(server / "nginx.conf")])
+    dead = _unfinished(server / "state" / "superlink.db")
     with _children(commands, environment(server)) as children:
         _until(lambda: _listens(inner), "the SuperLink to listen", children)
         register(server)
+        for name in dead:
+            with suppress(DataError):  # the SuperLink may have missed it by now
+                flwr(server, "stop", str(name))
         if proxy:
             at = proxy_address(server)
             _until(lambda: _listens(outer, at), "nginx to listen", children)
@@ -156,6 +160,19 @@ def _registered(database: Path) -> dict[bytes, int | None]:
     except sqlite3.Error as error:
         raise DataError(f"cannot read the keys in {database}, which the SuperLink writes: {error}") from None
     return {key: None if status == "unregistered" else node % 2**64 for key, node, status in rows}  # it is kept signed
+
+
+def _unfinished(database: Path) -> list[int]:
+    """Runs that ended with the server before this one: the SuperLink would miss them after a minute only."""
+    if not database.exists():
+        return []
+    query = "SELECT run.run_id FROM run JOIN task ON task_id = primary_task_id WHERE finished_at IS NULL"
+    try:
+        with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as opened:
+            return [name % 2**64 for (name,) in opened.execute(query)]
+    except sqlite3.Error as error:
+        _log.warning("cannot read the runs in %s, a run that is on is missed in a minute: %s", database, error)
+        return []
 
 
 def client(folder: Path, address: str | None = None) -> None:

@@ -88,6 +88,7 @@ class Flower(Engine):
         self.present: set[int] = set()  # who answered the last hello
         self.exchanges = 0
         self.trouble: dict[str, str] = {}  # by client, what went wrong last
+        self.begun = -1  # a time step that is taken up again: it is too late for new data of that time
         self._greeted = -1  # the time of the last hello
         self._started = -np.inf  # when the last time step began
         self._lost: set[tuple[int, int]] = set()  # private models that are gone with their client's store
@@ -145,9 +146,9 @@ class Flower(Engine):
         expected = self.present if self._greeted >= 0 else self._with_keys()
         self._tested = {}
         while True:
-            self.present = self._greet(tau, range(len(self.roster.clients)), state)
+            self.present = self._greet(tau, range(len(self.roster.clients)), state, inside=tau == self.begun)
             self._greeted, now = tau, time.monotonic()
-            fresh = {c for c in self.present if self.counts[tau, c]}
+            fresh = {c for c in self.present if self.counts[tau, c] or tau == self.begun}
             if len(self.present) < self.waiting.quorum:
                 if now - began > self.waiting.patience:
                     self._give_up(tau, self.present, "to start with")
