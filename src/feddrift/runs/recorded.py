@@ -280,7 +280,7 @@ def lines_of(step: Trained, concepts: Ints | None = None) -> Lines:
     def concept(t: int, c: int) -> int | None:
         return None if concepts is None else int(concepts[t, c])
 
-    model, drifted = step.model.tolist(), step.drifted.tolist()
+    model, drifted, many = step.model.tolist(), step.drifted.tolist(), n_models(step.state)
     test: list[tuple[float | None, int | None]] = [(None, None)] * len(model)
     scores: dict[str, list[float | None]] = {}
     if isinstance(step, Step):
@@ -295,7 +295,7 @@ def lines_of(step: Trained, concepts: Ints | None = None) -> Lines:
             "concept": concept(step.tau, c),
             "next_concept": concept(step.tau + 1, c),
             "model": model[c],
-            "n_models": n_models(step.state),
+            "n_models": many,
             "drift": drifted[c],
             "models_sent": _short(step.sent[c]),
             "sent_scoring": _short(step.sent_scoring[c]),
