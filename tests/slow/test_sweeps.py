@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -53,13 +54,17 @@ def until(true: Callable[[], bool], process: subprocess.Popen[str]) -> None:
 
 
 @pytest.fixture
-def stopped(tmp_path: Path) -> subprocess.Popen[str]:
+def stopped(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A sweep that stands still in its first run, with that in hand."""
     (tmp_path / "grid.toml").write_text(GRID)
     first, out = begin(tmp_path), tmp_path / "runs"
-    until(lambda: any(b'"row"' in path.read_bytes() for path in out.glob("*.part")), first)
-    os.killpg(first.pid, signal.SIGSTOP)
-    return first
+    try:
+        until(lambda: any(b'"row"' in path.read_bytes() for path in out.glob("*.part")), first)
+        os.killpg(first.pid, signal.SIGSTOP)
+        yield first
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(first.pid, signal.SIGKILL)
 
 
 def test_two_sweeps_share_the_runs_and_say_so(tmp_path: Path, stopped: subprocess.Popen[str]) -> None:
