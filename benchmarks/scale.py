@@ -90,13 +90,11 @@ def main(
 ) -> None:
     """Time per client and time step, memory and models at several numbers of clients."""
     found: dict[str, dict[str, Any]] = json.loads(NUMBERS.read_text()) if NUMBERS.exists() else {}
-    for name in method or METHODS:
-        rows = found.setdefault(name, {})
-        base = None
-        for n in clients or (1000, 10_000, 100_000):
-            row = rows[str(n)] = measured(name, n)
-            base = base or row["cpu_us_per_client_step"]
-            row["relative"] = row["cpu_us_per_client_step"] / base
+    base: dict[str, float] = {}
+    for n in clients or (1000, 10_000, 100_000):
+        for name in method or METHODS:
+            row = found.setdefault(name, {})[str(n)] = measured(name, n)
+            row["relative"] = row["cpu_us_per_client_step"] / base.setdefault(name, row["cpu_us_per_client_step"])
             print(f"{name:15} {n:7,} clients {row['cpu_us_per_client_step']:6.1f} us of CPU ({row['relative']:.2f}), "
                   f"{row['record_cpu_us_per_client_step']:.1f} of them for the record of {row['record_mb']:.1f} MB, "
                   f"{row['peak_gb']:.2f} GB, {row['models']} models, {row['seconds']:.1f} s", flush=True)  # fmt: skip
