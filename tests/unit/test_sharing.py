@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import feddrift as fd
 from feddrift import cli
 from feddrift.errors import BusyError, ConfigError
 from feddrift.runs import record, sweep
@@ -87,7 +88,7 @@ def test_a_run_of_another_version_is_begun_anew_but_not_done_again(
     after = record.read(path).header
     assert (after["started"] == before["started"]) == finished
     assert sweep.versions(tmp_path, [news.record, "none.jsonl"]) == {after["versions"]["feddrift"]: 1}
-    assert after["versions"]["feddrift"] == ("0.0.1" if finished else recorded_module.__version__)
+    assert after["versions"]["feddrift"] == ("0.0.1" if finished else fd.__version__)
 
 
 def test_a_stopped_run_is_gone_on_with(tmp_path: Path) -> None:
