@@ -22,7 +22,7 @@ GRID = """
 [[runs]]
 stream = "sine-2"
 algorithm = "Oblivious"
-rounds = 400
+rounds = 2000
 pattern = "random:every=3,concepts=2,clients=4,steps=12"
 
 [[runs]]
@@ -59,7 +59,7 @@ def stopped(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     (tmp_path / "grid.toml").write_text(GRID)
     first, out = begin(tmp_path), tmp_path / "runs"
     try:
-        until(lambda: any(b'"row"' in path.read_bytes() for path in out.glob("*.part")), first)
+        until(lambda: any(out.glob("*.state/00000[1-9]-*.ckpt")), first)  # a time step is done, and kept
         os.killpg(first.pid, signal.SIGSTOP)
         yield first
     finally:
@@ -98,7 +98,7 @@ def test_what_a_killed_sweep_had_begun_is_taken_over(tmp_path: Path, stopped: su
 
 def test_the_script_for_slurm_does_every_run_once_without_locks(tmp_path: Path) -> None:
     """A stand-in for `sbatch` reads the script's array and runs its tasks, one after the other."""
-    (tmp_path / "grid.toml").write_text(GRID.replace("rounds = 400", "rounds = 2"))
+    (tmp_path / "grid.toml").write_text(GRID.replace("rounds = 2000", "rounds = 2"))
     (tmp_path / "sitecustomize.py").write_text(WITHOUT_LOCKS)
     paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
