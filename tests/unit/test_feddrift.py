@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import feddrift as fd
 from feddrift.algorithms.detection import DriftState
 from feddrift.algorithms.feddrift import FedDrift, FedDriftEager
 from feddrift.algorithms.feddrift_c import FedDriftC
@@ -317,3 +318,16 @@ def test_a_delta_within_the_noise_warns_once(caplog: pytest.LogCaptureFixture) -
     caplog.clear()
     play(FedDrift(delta=0.07), [QUIET] * 4)
     assert not caplog.records
+
+
+@pytest.mark.parametrize(("name", "settings", "warned"), [
+    ("FedDrift", {}, True), ("FedDrift", {"max_models": 50}, False), ("FedDrift-Eager", {}, False),
+])  # fmt: skip
+def test_many_clients_without_a_limit_of_models_are_told_what_it_may_cost(
+    name: str, settings: dict[str, Any], warned: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("feddrift.algorithms.feddrift.MANY_CLIENTS", 10)
+    stream = fd.stream("sine-2")
+    next(fd.run(stream, fd.algorithm(name, stream, **settings), local=fd.Local(rounds=1, steps=1)))
+    told = [record.getMessage() for record in caplog.records if "max_models" in record.getMessage()]
+    assert [text.partition(":")[0] for text in told] == ["FedDrift has no max_models"] * warned

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import feddrift as fd
 from feddrift.errors import DataError
 from feddrift.reports.metrics import sent_by_phase, switches
+from feddrift.runs import locks
 from feddrift.runs import writer as writer_module
 from feddrift.runs.record import file_name, latest, read, read_all
 from feddrift.runs.writer import Writer
@@ -554,7 +555,7 @@ def test_readers_are_no_hindrance(tmp_path: Path) -> None:
 
     def ask() -> None:
         while asked[0]:
-            writer_module.is_being_written(path)
+            locks.is_being_written(path)
 
     reader = threading.Thread(target=ask)
     reader.start()

@@ -16,6 +16,7 @@ from feddrift.engines.conditions import Conditions
 from feddrift.errors import ConfigError
 from feddrift.nets import default_net
 from feddrift.run import lineage, steps_on
+from feddrift.runs import recorded as recorded_module
 from feddrift.runs.config import RunConfig
 from feddrift.runs.record import read
 from feddrift.runs.recorded import RecordedRun
@@ -235,3 +236,16 @@ def test_a_run_that_goes_on_knows_which_models_were_in_use(tmp_path: Path) -> No
     again = RecordedRun(config, tmp_path / "parts", resume=True)
     first = next(iter(again))
     assert again.before is not None and again.before.tolist() == whole[first.tau - 1].model.tolist()
+
+
+def test_models_are_counted_once_for_all_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for each of them would take a time that grows with the square of their number."""
+    asked: list[int] = []
+
+    def counted(state: State) -> int:
+        asked.append(1)
+        return 7
+
+    monkeypatch.setattr(recorded_module, "n_models", counted)
+    rows, _ = recorded_module.lines_of(next(fd.run("sine-2", "Oblivious", local=fd.Local(rounds=1, steps=1))))
+    assert len(asked) == 1 and {row["n_models"] for row in rows} == {7} and len(rows) == 10

@@ -7,6 +7,7 @@ others stands beside: `detection` (who drifted), `newborn` (how a model starts),
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
@@ -22,6 +23,11 @@ from feddrift.cluster import Clustering
 from feddrift.errors import ConfigError
 from feddrift.models import take
 from feddrift.types import Event, Federation, Floats, State
+
+MANY_CLIENTS = 20_000  # from here on a model for every drifted client is worth a word
+AT_ONCE = 0.1  # the share of clients that such an estimate has drift at one time
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,8 @@ class FedDrift(Detecting):
 
     def init(self, fed: Federation) -> DriftState:
         state, n = super().init(fed), fed.n_clients
+        if self.max_models is None and n >= MANY_CLIENTS:
+            log.warning("%s", unbounded(type(self).__name__, n))
         if self.first == "one":
             return state
         if self.max_models is not None and self.max_models < n:
@@ -123,6 +131,20 @@ class FedDrift(Detecting):
     def limit(self) -> float:
         """How far apart models may be that merge."""
         return self.delta if self.merge_delta is None else self.merge_delta
+
+
+def unbounded(name: str, n_clients: int) -> str:
+    """What it may cost to have no limit of models.
+
+    >>> unbounded("FedDrift", 100_000)  # doctest: +ELLIPSIS
+    'FedDrift has no max_models: should 10,000 of 100,000 clients ... take 18 GB; max_models=50 bounds it'
+    """
+    models = round(AT_ONCE * n_clients)
+    size = 16 * models * (n_clients + models) / 1e9  # loss and votes [c, m], L and D [m, m], 8 bytes each
+    return (
+        f"{name} has no max_models: should {models:,} of {n_clients:,} clients drift at once, each founds a model that "
+        f"all clients score, and these scores, votes and distances take {size:.2g} GB; max_models=50 bounds it"
+    )
 
 
 def start_apart(method: FedDrift, state: DriftState, fed: Federation) -> DriftState:

@@ -16,7 +16,7 @@ import typer
 from rich.logging import RichHandler
 
 from feddrift._version import __version__
-from feddrift.cli import catalogue, console, deploy, keys, report, run
+from feddrift.cli import catalogue, console, deploy, keys, report, run, sweep
 from feddrift.cli.console import fail, tell
 from feddrift.errors import FeddriftError
 from feddrift.runs.background import busy
@@ -32,7 +32,7 @@ app.command("run")(run.run_)
 app.command("resume")(run.resume)
 app.command("update")(run.update)
 app.command("export")(run.export_)
-app.command("sweep")(run.sweep_)
+app.command("sweep")(sweep.sweep_)
 app.command("report")(report.report)
 app.command("plot")(report.plot)
 app.command("follow")(report.follow)

@@ -1,4 +1,4 @@
-"""`feddrift run`, `resume`, `update`, `sweep` and `export`."""
+"""`feddrift run`, `resume`, `update` and `export`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import shlex
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +15,6 @@ import numpy as np
 import typer
 from rich.live import Live
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from feddrift import algorithms, engines, streams
@@ -28,15 +27,12 @@ from feddrift.errors import ConfigError, DataError, FeddriftError
 from feddrift.reports import tables
 from feddrift.reports.remarks import remarks
 from feddrift.reports.summary import summarise
-from feddrift.reports.words import describe
-from feddrift.runs import record, sweep
+from feddrift.runs import record
 from feddrift.runs.config import RunConfig, parse_seeds
 from feddrift.runs.estimate import Estimate, estimate
 from feddrift.runs.recorded import RecordedRun, checkpoint_folders, from_checkpoints, unfinished_runs
 from feddrift.runs.update import runs_to_update
 from feddrift.runs.update import update as find_update
-from feddrift.runs.writer import check_folder
-from feddrift.system import cores
 from feddrift.tables.problems import listed
 from feddrift.types import Ints
 
@@ -230,66 +226,13 @@ def export_(
         say(f"wrote {target}: the models after {steps} time steps")
 
 
-def sweep_(
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE.toml", help=r"tables \[\[runs]]: streams, algorithms, seeds, ...")
-    ],
-    out_dir: Annotated[Path, typer.Option("--out", help="the folder for the records")] = Path("runs"),
-    jobs: Annotated[int | None, typer.Option(min=1, help="processes at a time; default: one per core")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help=_describe("data_dir"))] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="only say what is left to do, and how long it takes")
-    ] = False,
-) -> None:
-    """Run a grid of runs in parallel; those that are finished in the folder are skipped.
-
-    Example: feddrift sweep experiments/tables-small.toml --out runs/tables
-    """
-    can_be_stopped()
-    configs = sweep.read_grid(file, data_dir)
-    if not dry_run:
-        check_folder(out_dir)
-    say(f"{file}: {len(configs)} runs")
-    if dry_run:
-        console.out.print(_plan(configs, out_dir, jobs or cores()))
-        return
-    ended: dict[str, int] = {"done": 0, "skipped": 0, "failed": 0}
-    failures: list[str] = []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    news = sweep.sweep(configs, out_dir, jobs or cores())
-    with (
-        Progress(*columns, console=console.out, transient=True, disable=not console.out.is_terminal) as progress,
-        closing(news),
-    ):
-        task = progress.add_task("runs", total=len(configs))
-        for item in news:
-            if item.kind == "step":
-                progress.advance(task, item.share)
-                continue
-            ended[item.kind] += 1
-            if item.kind == "skipped":  # says nothing about the speed of the others
-                progress.update(task, total=len(configs) - ended["skipped"])
-                continue
-            method = f"{item.config.algorithm} {describe(item.config.settings)}".strip()
-            what = f"{item.config.stream} {method} seed {item.config.seed}"
-            if item.kind == "failed":
-                failures.append(f"{what}: {item.reason}")
-            why = " failed" if item.kind == "failed" else f", again: {item.reason}" if item.reason else ""
-            say(f"[{sum(ended.values())}/{len(configs)}] {what}{why}")
-    say(f"{ended['done']} done, {ended['skipped']} were finished before, {ended['failed']} failed; in {out_dir}")
-    for failure in failures:
-        tell(f"failed: {failure}")
-    if failures:
-        raise typer.Exit(1)
-
-
 def _costs(stream: Stream, configs: Sequence[RunConfig]) -> Table:
     """What each algorithm would cost, by a short rehearsal with its first seed."""
     table = Table("algorithm", "seeds", "lanes", "local steps", "memory", "time a run", "in all", box=None)
     total = time.process_time()  # to start up
     for name in dict.fromkeys(config.algorithm for config in configs):
         runs = [config for config in configs if config.algorithm == name]
-        cost = _rehearsed(runs[0], stream)
+        cost = rehearsed(runs[0], stream)
         total += cost.seconds * len(runs)
         table.add_row(
             escape(name),
@@ -297,16 +240,17 @@ def _costs(stream: Stream, configs: Sequence[RunConfig]) -> Table:
             f"{cost.lanes:.0f}",
             f"{cost.local_steps:,}",
             f"{cost.bytes / 1e9:.1f} GB",
-            _duration(cost.seconds),
-            _duration(cost.seconds * len(runs)),
+            duration(cost.seconds),
+            duration(cost.seconds * len(runs)),
         )
     _, local = configs[0].resolve(stream)
     budget = f"{local.rounds} rounds of {local.steps} local steps a time step"
-    table.caption = f"about {_duration(total)} in all: {budget}; lanes are clients at work on a model in a round"
+    table.caption = f"about {duration(total)} in all: {budget}; lanes are clients at work on a model in a round"
     return table
 
 
-def _rehearsed(config: RunConfig, stream: Stream) -> Estimate:
+def rehearsed(config: RunConfig, stream: Stream) -> Estimate:
+    """What a run would cost, told while it is found out."""
     name = f"rehearsing {config.algorithm} on {config.stream}"
     with console.out.status(escape(name)) if console.out.is_terminal else nullcontext():
         algorithm, local = config.resolve(stream)
@@ -314,34 +258,8 @@ def _rehearsed(config: RunConfig, stream: Stream) -> Estimate:
         return estimate(stream, algorithm, engine=config.engine, local=local, seed=config.seed, net=net)
 
 
-def _plan(configs: Sequence[RunConfig], out: Path, jobs: int) -> Table:
-    """What is left to do on each stream: a run takes as long as the finished ones of its algorithm there took on
-    average, else as a rehearsal says."""
-    table = Table("stream", "runs", "finished", "left", "time of these", box=None)
-    total = longest = 0.0
-    for name in dict.fromkeys(config.stream for config in configs):
-        took: dict[tuple[str, str], list[float]] = {}
-        left: dict[tuple[str, str], list[RecordedRun]] = {}
-        of_stream = [config for config in configs if config.stream == name]
-        for config in of_stream:
-            run, method = RecordedRun(config, out), (config.algorithm, describe(config.settings))
-            if record.is_complete(run.path) and not run.changed_since():
-                took.setdefault(method, []).append(record.read(run.path).seconds or 0.0)
-            else:
-                left.setdefault(method, []).append(run)
-        seconds = 0.0
-        for method, runs in left.items():
-            known = took.get(method)
-            each = sum(known) / len(known) if known else _rehearsed(runs[0].config, runs[0].stream).seconds
-            seconds, longest = seconds + len(runs) * each, max(longest, each)
-        n_left = sum(map(len, left.values()))
-        table.add_row(escape(name), str(len(of_stream)), str(len(of_stream) - n_left), str(n_left), _duration(seconds))
-        total += seconds
-    table.caption = f"about {_duration(max(longest, total / jobs))} with {jobs} processes at a time"
-    return table
-
-
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """A time as people say it."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -27,8 +27,8 @@ from feddrift.deploy.logs import last_line
 from feddrift.deploy.status import Status, record_path, status
 from feddrift.reports.exchanges import REFUSED
 from feddrift.reports.story import alarm_sentence
+from feddrift.runs.locks import is_being_written
 from feddrift.runs.record import AUDIT, Record, part_of
-from feddrift.runs.writer import is_being_written
 
 What = Literal["drift", "silent", "refused", "quorum", "stopped", "certificate", "archive", "joined", "back", "changed"]
 TOLD: tuple[What, ...] = ("drift", "silent", "refused", "quorum", "stopped", "certificate")  # the others are kept only

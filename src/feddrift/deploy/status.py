@@ -13,8 +13,8 @@ import numpy as np
 
 from feddrift.errors import ConfigError
 from feddrift.reports.exchanges import last_words, waiting
+from feddrift.runs.locks import is_being_written
 from feddrift.runs.record import Record, latest, part_of
-from feddrift.runs.writer import is_being_written
 
 
 @dataclass(frozen=True)

@@ -139,10 +139,12 @@ class InProcess(Engine):
                 votes = all_votes[np.ix_(of_row[block], used)]
                 chances[block] = voting.chances(logits, votes)
                 predicted[block] = voting.totals(logits, votes, state.ballot).argmax(axis=1)
-        before = slice(0, int(stream.starts[t, 0]))
-        cell = np.repeat(np.tile(np.arange(stream.n_clients), t), stream.counts[:t].reshape(-1))
-        received = np.bincount(cell * stream.n_classes + stream.y[before], minlength=len(sizes) * stream.n_classes)
-        scores = measure(chances, predicted, stream.y[rows], sizes, received.reshape(len(sizes), -1))
+        received = np.zeros((len(sizes), stream.n_classes), dtype=np.int64)
+        for past in range(t):  # one after the other: a hundred thousand clients have tens of millions of rows
+            seen, client = self._tested(past)
+            pairs = client * stream.n_classes + stream.y[seen]
+            received += np.bincount(pairs, minlength=received.size).reshape(received.shape)
+        scores = measure(chances, predicted, stream.y[rows], sizes, received)
         if state.router is not None:
             away = np.bincount(owner, of_row >= len(sizes), len(sizes))
             scores["routed"] = np.divide(away, sizes, out=np.full(len(sizes), np.nan), where=sizes > 0)

@@ -16,8 +16,8 @@ import numpy as np
 from feddrift.errors import DataError
 from feddrift.reports.story import alarm_sentence, event_line
 from feddrift.reports.trackers import News, Numbers, Tracked, Tracker, identity
+from feddrift.runs.locks import is_being_written
 from feddrift.runs.record import Record, latest, part_of, paths
-from feddrift.runs.writer import is_being_written
 from feddrift.scores import SCORES
 
 MANY_CLIENTS = 100  # with more there is no curve for each

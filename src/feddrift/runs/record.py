@@ -174,7 +174,8 @@ def latest(path: Path) -> Record | None:
         candidates = []
         for file in (path, part_of(path)):
             try:
-                candidates.append(_read(file))
+                if file == path or file.stat().st_size:  # nothing yet: a run has only just taken it in hand
+                    candidates.append(_read(file))
             except FileNotFoundError:
                 continue
             except OSError as error:

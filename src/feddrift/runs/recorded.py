@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import io
 import logging
 import math
 import os
@@ -32,7 +33,7 @@ from feddrift.runs.continuation import Remembered
 from feddrift.runs.journal import Inside, Journal
 from feddrift.runs.record import file_name, is_complete, part_of, read
 from feddrift.runs.schema import LARGEST
-from feddrift.runs.writer import Writer, beginning
+from feddrift.runs.writer import Writer, beginning, held
 from feddrift.trees import leaves
 from feddrift.types import Algorithm, Ints, Local, Params, State
 
@@ -73,11 +74,20 @@ class RecordedRun:
 
     def __iter__(self) -> Iterator[Step]:
         """Each time step once it is trained, tested and written."""
+        with held(self.path) as part:
+            yield from self.steps(part)
+
+    def is_done(self) -> bool:
+        """Whether there is nothing to do: the record is complete, and of the code that is there now."""
+        return is_complete(self.path) and not self.changed_since()
+
+    def steps(self, part: io.FileIO) -> Iterator[Step]:
+        """The same with the part of its record in hand: from here on what it goes on from is nobody else's."""
         start = self._last() if self.resumes else _Start()
         self.before = None if start.state is None else models_in_use(start.state)
         if not self.resumes and self.checkpoints.path.is_dir() and not is_complete(self.path):
             log.warning("%s was stopped before its end: this starts it over, resume would go on", self.path.stem)
-        with Writer(self.out, self.header, start.done or None, start.seconds) as writer:
+        with Writer(self.out, self.header, start.done or None, start.seconds, part=part) as writer:
             if not start.done and start.inside is None:
                 self.checkpoints.clear()
                 self._save(writer, 0, None)
@@ -141,9 +151,12 @@ class RecordedRun:
         return _Start()
 
     def changed_since(self) -> list[str]:
-        """The modules of one's own that have other code now than when the record was begun; a record may not know."""
+        """What has other code now than when the record was begun: modules of one's own, and where it is not complete
+        feddrift itself, so that no record is made by two versions; a record may not know."""
         mine = plugins.sources(self.config.algorithm, self.config.stream, self.config.net)
-        files = [self.path, part_of(self.path)] if is_complete(self.path) else [part_of(self.path)]
+        if not (complete := is_complete(self.path)):
+            mine["feddrift"] = __version__
+        files = [self.path] if complete else [part_of(self.path), self.path]
         for path in files if mine else ():
             with suppress(DataError):  # what cannot be read is run again anyway
                 then = read(path).header["versions"]
@@ -267,7 +280,7 @@ def lines_of(step: Trained, concepts: Ints | None = None) -> Lines:
     def concept(t: int, c: int) -> int | None:
         return None if concepts is None else int(concepts[t, c])
 
-    model, drifted = step.model.tolist(), step.drifted.tolist()
+    model, drifted, many = step.model.tolist(), step.drifted.tolist(), n_models(step.state)
     test: list[tuple[float | None, int | None]] = [(None, None)] * len(model)
     scores: dict[str, list[float | None]] = {}
     if isinstance(step, Step):
@@ -282,7 +295,7 @@ def lines_of(step: Trained, concepts: Ints | None = None) -> Lines:
             "concept": concept(step.tau, c),
             "next_concept": concept(step.tau + 1, c),
             "model": model[c],
-            "n_models": n_models(step.state),
+            "n_models": many,
             "drift": drifted[c],
             "models_sent": _short(step.sent[c]),
             "sent_scoring": _short(step.sent_scoring[c]),

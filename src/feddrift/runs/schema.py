@@ -274,6 +274,9 @@ _LINE: TypeAdapter[Any] = TypeAdapter(
 )
 
 
+PLAIN = (int, bool, str, type(None))  # values that are JSON as they are: most of a record of many clients
+
+
 def dump(line: Mapping[str, Any]) -> str:
     """A line as text with its newline; numbers that are not finite become null.
 
@@ -290,7 +293,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(v) for v in value]
+        return [v if type(v) in PLAIN or (type(v) is float and math.isfinite(v)) else plain(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -1,24 +1,29 @@
-"""A grid of runs from a file, in parallel processes: what is finished is skipped, what fails is told at the end."""
+"""A grid of runs from a file, in parallel processes: what is finished is skipped, what fails is told at the end.
+
+Several sweeps, also on several machines, share the work where they share a folder: who begins a run locks its record.
+"""
 
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import math
 import os
 import signal
 import tomllib
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from feddrift import algorithms, streams
 from feddrift.errors import BusyError, ConfigError, DataError, FeddriftError, safe_repr, unknown
-from feddrift.runs import record
 from feddrift.runs.config import RunConfig, parse_seeds
 from feddrift.runs.recorded import RecordedRun
+from feddrift.runs.writer import held
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -53,6 +58,18 @@ def read_grid(path: Path, data_dir: Path | None = None) -> list[RunConfig]:
         except FeddriftError as error:
             raise ConfigError(f"{path}, runs {number}: {error}") from None
     return list(configs.values())
+
+
+def part_of(configs: Sequence[RunConfig], part: str) -> list[RunConfig]:
+    """Every N-th run of a plan, from the K-th on: what `K/N` of it is.
+
+    >>> [config.seed for config in part_of([RunConfig(stream="sine-2", seed=s) for s in range(7)], "2/3")]
+    [1, 4]
+    """
+    k, n = (int(word) if word.isdecimal() and len(word) < 10 else 0 for word in (part.partition("/")[::2]))
+    if not 1 <= k <= n:
+        raise ConfigError(f"a part is K/N with K from 1 to N, such as 3/20, got '{part}'")
+    return list(configs[k - 1 :: n])
 
 
 def _combinations(table: Mapping[str, Any], data_dir: Path | None) -> Iterator[RunConfig]:
@@ -100,18 +117,21 @@ def _listed(name: str, value: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class Progress:
-    """News of one run."""
+    """News of one run; skipped: it was finished before, elsewhere: since, by others, busy: others are at work on it."""
 
     config: RunConfig
-    kind: Literal["skipped", "step", "done", "failed"]
+    kind: Literal["skipped", "elsewhere", "busy", "step", "done", "failed"]
     share: float = 1.0  # of the run, that a time step is
     reason: str = ""  # of a failure, or of doing again what was finished
+    record: str = ""  # the name of its file
 
 
-def sweep(configs: Sequence[RunConfig], out: Path, jobs: int) -> Generator[Progress, None, None]:
+def sweep(configs: Sequence[RunConfig], out: Path, jobs: int, alone: bool = False) -> Generator[Progress, None, None]:
     """Run them in so many processes; yields each time step done and how each run ended.
 
-    Closing the iterator stops the runs; what they have done of a record stays, unfinished.
+    What another sweep has in hand is looked at again at the end, whenever a run here has ended: if it has died, this
+    one goes on with its run. Who is `alone` with these runs needs no locks. Closing the iterator stops the runs; what
+    they have done of a record stays, unfinished.
     """
     import multiprocessing
     from multiprocessing.connection import wait
@@ -121,10 +141,11 @@ def sweep(configs: Sequence[RunConfig], out: Path, jobs: int) -> Generator[Progr
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     workers: dict[Connection, _Worker] = {}
     free = list(range(jobs))
+    seen, busy, look_again = _Seen(out), list[Progress](), False
     try:
         while waiting or workers:
             while waiting and free:
-                worker = _Worker(context, free.pop(0), jobs, cores, out, waiting.pop())
+                worker = _Worker(context, free.pop(0), jobs, cores, (out, alone), waiting.pop())
                 workers[worker.pipe] = worker
             for pipe in wait(list(workers)):
                 worker = workers[pipe]  # type: ignore[index]
@@ -136,15 +157,23 @@ def sweep(configs: Sequence[RunConfig], out: Path, jobs: int) -> Generator[Progr
                     yield Progress(worker.config, "failed", reason=reason)
                     del workers[worker.pipe]
                     free.append(worker.number)
+                    look_again = True
                     continue
-                yield news
+                if news.kind == "busy":
+                    busy.append(news)
+                else:
+                    yield seen.told(news)
                 if news.kind != "step":
+                    look_again = look_again or news.kind in ("done", "failed")
                     if waiting and worker.give(waiting[-1]):
                         waiting.pop()
                     else:  # nothing left, or the worker is gone and another takes its place
                         worker.stop()
                         del workers[worker.pipe]
                         free.append(worker.number)
+            if busy and look_again and not waiting:
+                waiting, busy, look_again = [news.config for news in reversed(busy)], [], False
+        yield from busy
     finally:
         for worker in workers.values():
             worker.interrupt()
@@ -153,14 +182,48 @@ def sweep(configs: Sequence[RunConfig], out: Path, jobs: int) -> Generator[Progr
             worker.process.kill()
 
 
+class _Seen:
+    """Which records were finished before a sweep: those whose files are still what they were."""
+
+    def __init__(self, out: Path) -> None:
+        self._out, self._here = out, set[str]()
+        self._before = {path.name: self._stamp(path) for path in out.glob("*.jsonl")}
+
+    def told(self, news: Progress) -> Progress:
+        """The news, where it is of a finished run with who finished it."""
+        if news.kind == "done":
+            self._here.add(news.record)
+        if news.kind != "skipped" or news.record in self._here:  # the same run in other words
+            return news
+        stamp = self._stamp(self._out / news.record)
+        return news if stamp == self._before.get(news.record) else replace(news, kind="elsewhere")
+
+    @staticmethod
+    def _stamp(path: Path) -> tuple[int, int]:
+        with suppress(OSError):
+            return path.stat().st_mtime_ns, path.stat().st_size
+        return 0, 0
+
+
+def versions(out: Path, records: Iterable[str]) -> dict[str, int]:
+    """By version of feddrift: how many of these records were begun with it."""
+    count: Counter[str] = Counter()
+    for name in records:
+        with suppress(OSError, ValueError, KeyError, TypeError), open(out / name, "rb") as file:
+            count[str(json.loads(file.readline())["versions"]["feddrift"])] += 1
+    return dict(sorted(count.items()))
+
+
 class _Worker:
     """A process that does one run after the other."""
 
-    def __init__(self, context: Any, number: int, jobs: int, cores: list[int], out: Path, config: RunConfig) -> None:
+    def __init__(
+        self, context: Any, number: int, jobs: int, cores: list[int], where: tuple[Path, bool], config: RunConfig
+    ) -> None:
         self.number, self.config = number, config
         self.pipe, far_end = context.Pipe()
         share = cores[number::jobs] if jobs <= len(cores) else cores
-        self.process = context.Process(target=_work, args=(far_end, share, out), daemon=True)
+        self.process = context.Process(target=_work, args=(far_end, share, *where), daemon=True)
         heard = signal.signal(signal.SIGINT, signal.SIG_IGN)  # until it is ready to close a record
         try:
             self.process.start()
@@ -189,7 +252,7 @@ class _Worker:
             os.kill(self.process.pid, signal.SIGINT)
 
 
-def _work(pipe: Connection, cores: list[int], out: Path) -> None:
+def _work(pipe: Connection, cores: list[int], out: Path, alone: bool) -> None:
     """Do what comes through the pipe, telling how it goes."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -200,7 +263,7 @@ def _work(pipe: Connection, cores: list[int], out: Path) -> None:
     try:
         while (config := pipe.recv()) is not None:
             try:
-                pipe.send(_one(config, out, pipe))
+                pipe.send(_one(config, out, alone, pipe))
             except (BrokenPipeError, FeddriftError) as error:
                 pipe.send(Progress(config, "failed", reason=str(error)))
             except Exception as error:
@@ -209,16 +272,20 @@ def _work(pipe: Connection, cores: list[int], out: Path) -> None:
         os._exit(130)  # the record is closed; compiled code may still run
 
 
-def _one(config: RunConfig, out: Path, pipe: Connection) -> Progress:
+def _one(config: RunConfig, out: Path, alone: bool, pipe: Connection) -> Progress:
     recorded = RecordedRun(config, out, resume=True)
-    if changed := recorded.changed_since():
-        recorded = RecordedRun(config, out)  # from its beginning
-    elif record.is_complete(recorded.path):
-        return Progress(config, "skipped")
+    news = Progress(config, "skipped", record=recorded.path.name)
+    if recorded.is_done():
+        return news
     try:
-        for _ in recorded:
-            pipe.send(Progress(config, "step", share=1 / recorded.stream.n_steps))
-    except BusyError:  # the same run under other words, in this sweep or another
-        return Progress(config, "skipped")
+        with held(recorded.path, alone) as part:
+            if recorded.is_done():  # by another sweep, since
+                return news
+            changed = recorded.changed_since()
+            recorded.resumes = not changed
+            for _ in recorded.steps(part):
+                pipe.send(Progress(config, "step", share=1 / recorded.stream.n_steps))
+    except BusyError:  # in another sweep, or the same run under other words in this one
+        return replace(news, kind="busy")
     recorded.checkpoints.clear()  # a sweep is run for its records
-    return Progress(config, "done", reason=f"{', '.join(changed)} has changed since" if changed else "")
+    return replace(news, kind="done", reason=f"{', '.join(changed)} has changed since" if changed else "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import io
 import os
 import time
@@ -13,10 +12,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from feddrift.errors import BusyError, DataError, FeddriftError
+from feddrift.errors import DataError, FeddriftError
 from feddrift.runs import schema
+from feddrift.runs.locks import lock
 from feddrift.runs.order import Order
-from feddrift.runs.record import LOOKS, file_name, is_complete, part_of
+from feddrift.runs.record import file_name, is_complete, part_of
 from feddrift.runs.schema import Status
 
 MANY_CLIENTS = 100  # with more, the rows of a time step are written as one line of columns
@@ -26,8 +26,8 @@ class Writer:
     """Writes a record line by line to ``<name>.jsonl.part`` and moves it to ``<name>.jsonl`` when closed.
 
     As a context manager it closes itself: complete after all time steps, else interrupted or failed. With `done` it
-    goes on after so many time steps of a record that is there already, which took so many seconds. The record of a
-    federation is on the disk before a checkpoint that relies on it.
+    goes on after so many time steps of a record that is there already, which took so many seconds. A `part` that is
+    `held` already is not locked again. The record of a federation is on the disk before a checkpoint that relies on it.
     """
 
     def __init__(
@@ -37,6 +37,7 @@ class Writer:
         done: int | None = None,
         seconds: float = 0.0,
         name: str | None = None,
+        part: io.FileIO | None = None,
     ) -> None:
         self.path = Path(out) / f"{name or file_name(header)}.jsonl"
         self.part = part_of(self.path)
@@ -44,9 +45,7 @@ class Writer:
         number = 2 if header["n_steps"] is None else 1
         text = schema.dump({"kind": "header", "schema": number, **header})
         self.order = Order.after(schema.parse(text, "header"))  # how far it has come
-        check_folder(self.part.parent)
-        with _writable(self.part):
-            self._file = self._locked()
+        self._file = _hold(self.part) if part is None else part
         try:
             if done is not None:
                 self._go_on(done)
@@ -76,21 +75,12 @@ class Writer:
                     self._file.truncate(0)
                     self._write(kept.decode())
                 else:
-                    closed = _lock(self.path)
+                    closed = lock(self.path)
                     os.replace(self.path, self.part)
                     self._file.close()
                     self._file = closed
         with _writable(self.part):
             self._file.truncate(len(kept))
-
-    def _locked(self) -> io.FileIO:
-        """The part, held by this run alone for as long as it is open."""
-        while True:
-            file = _lock(self.part)
-            with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(file.fileno()), os.stat(self.part)):
-                    return file
-            file.close()  # the other run has just finished and renamed it
 
     def step(self, rows: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]] = ()) -> None:
         """Write one whole time step: its events, and one row per client in order, both without their "kind"."""
@@ -201,6 +191,32 @@ def beginning(path: Path, steps: int, clients: Sequence[str] | None = None) -> t
     return (whole[:end], order) if order is not None and order.steps >= steps else None
 
 
+@contextmanager
+def held(path: Path, alone: bool = True) -> Iterator[io.FileIO]:
+    """The part of a record, which nobody else has meanwhile; it is gone afterwards if nothing was written."""
+    part = part_of(path)
+    file = _hold(part, alone)
+    try:
+        yield file
+    finally:
+        if not file.closed:
+            with file:
+                if not file.seek(0, os.SEEK_END):
+                    part.unlink(missing_ok=True)
+
+
+def _hold(part: Path, alone: bool = True) -> io.FileIO:
+    """The part, locked by this run for as long as it is open."""
+    check_folder(part.parent)
+    while True:
+        with _writable(part):
+            file = lock(part, alone)
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), os.stat(part)):
+                return file
+        file.close()  # the other run has just finished and renamed it
+
+
 def check_folder(folder: Path) -> None:
     """Make the folder, or say why records cannot be written there."""
     if os.path.exists(folder) and not os.path.isdir(folder):
@@ -209,31 +225,6 @@ def check_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
             raise DataError(f"cannot write records into {folder}: permission denied")
-
-
-def _lock(path: Path) -> io.FileIO:
-    # Unbuffered, so that a time step is one system call, which Ctrl-C cannot cut in two.
-    file = open(path, "ab", buffering=0)  # noqa: SIM115
-    for _ in range(LOOKS):  # who asks whether it is being written holds it for a moment
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return file
-        except OSError:
-            time.sleep(0.02)
-    file.close()
-    raise BusyError(f"another run is writing {path}: wait for it, or choose another folder")
-
-
-def is_being_written(path: Path) -> bool:
-    """Whether a run is at work on the record of this name."""
-    try:
-        with open(part_of(path), "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-    return False
 
 
 @contextmanager

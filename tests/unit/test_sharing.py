@@ -1,0 +1,151 @@
+"""Sweeps that share a folder: what one of them must not do to the others, tried inside one process."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import feddrift as fd
+from feddrift import cli
+from feddrift.errors import BusyError, ConfigError
+from feddrift.runs import record, sweep
+from feddrift.runs import recorded as recorded_module
+from feddrift.runs.config import RunConfig
+from feddrift.runs.locks import NoLocksError, check_locks, lock
+from feddrift.runs.recorded import RecordedRun
+from feddrift.runs.writer import held
+from tests.docs import ROOT, blocks
+
+CONFIG = RunConfig.checked(
+    stream="sine-2", algorithm="Oblivious", rounds=1, steps=2, pattern="random:every=1,concepts=2,clients=3,steps=3"
+)
+
+
+class Pipe:
+    """Takes the news of a worker."""
+
+    def send(self, news: sweep.Progress) -> None:
+        assert news.kind == "step"
+
+
+def one(out: Path, alone: bool = False) -> sweep.Progress:
+    return sweep._one(CONFIG, out, alone, Pipe())  # type: ignore[arg-type]
+
+
+def refuse(*_: Any) -> None:
+    raise OSError(errno.ENOLCK, "No locks available")
+
+
+def test_a_run_finished_between_looking_and_locking_is_not_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def late(path: Path, alone: bool) -> Iterator[Any]:
+        list(RecordedRun(CONFIG, tmp_path))  # the other sweep does it just now
+        began.append(record.read(path).header["started"])
+        with held(path, alone) as part:
+            yield part
+
+    began: list[str] = []
+    monkeypatch.setattr(sweep, "held", late)
+    news = one(tmp_path)
+    assert news.kind == "skipped" and news.record.endswith(".jsonl")
+    assert [record.read(path).header["started"] for path in tmp_path.glob("*.jsonl")] == began
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_a_run_in_other_hands_is_left_to_them(tmp_path: Path) -> None:
+    path = RecordedRun(CONFIG, tmp_path).path
+    with held(path):
+        assert one(tmp_path).kind == "busy"
+        assert record.latest(path) is None  # nothing is there to read yet
+    assert not record.part_of(path).exists() and one(tmp_path).kind == "done" and one(tmp_path).kind == "skipped"
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_run_of_another_version_is_begun_anew_but_not_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: bool
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(recorded_module, "__version__", "0.0.1")
+        steps = iter(RecordedRun(CONFIG, tmp_path))
+        next(steps)
+        if finished:
+            list(steps)
+        else:
+            del steps
+    (path,) = tmp_path.glob("*.jsonl*")
+    before = record.read(path).header
+    news = one(tmp_path)
+    assert (news.kind, news.reason) == (("skipped", "") if finished else ("done", "feddrift has changed since"))
+    after = record.read(path).header
+    assert (after["started"] == before["started"]) == finished
+    assert sweep.versions(tmp_path, [news.record, "none.jsonl"]) == {after["versions"]["feddrift"]: 1}
+    assert after["versions"]["feddrift"] == ("0.0.1" if finished else fd.__version__)
+
+
+def test_a_stopped_run_is_gone_on_with(tmp_path: Path) -> None:
+    steps = iter(RecordedRun(CONFIG, tmp_path))
+    next(steps)
+    del steps
+    (path,) = tmp_path.glob("*.jsonl")
+    before = record.read(path)
+    assert (before.status, before.rows.steps) == ("interrupted", 1)
+    assert one(tmp_path).kind == "done"
+    after = record.read(path)
+    assert after.status == "complete" and after.header["started"] == before.header["started"]
+
+
+def test_without_locks_only_a_part_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(NoLocksError, match=r"has no locks \(No locks available\).* --part 1/2 and --part 2/2"):
+        check_locks(tmp_path)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(NoLocksError, match="--part 1/1"):
+        one(tmp_path)
+    assert one(tmp_path, alone=True).kind == "done"
+    (tmp_path / "grid.toml").write_text("[[runs]]\nstream = 'sine-2'\n")
+    told = CliRunner().invoke(cli.app, ["sweep", str(tmp_path / "grid.toml"), "--out", str(tmp_path)])
+    assert isinstance(told.exception, NoLocksError) and "done" not in told.output
+
+
+def test_another_error_of_a_lock_is_no_busy_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    first = lock(tmp_path / "x")
+    with pytest.raises(BusyError, match="another run is writing"):
+        lock(tmp_path / "x")
+    first.close()
+    lock(tmp_path / "x").close()
+    monkeypatch.setattr(fcntl, "flock", broken)
+    with pytest.raises(OSError, match="Input/output error"):
+        lock(tmp_path / "x")
+
+
+def test_parts_are_the_plan() -> None:
+    plan = [CONFIG.model_copy(update={"seed": seed}) for seed in range(7)]
+    for n in (1, 3, 7, 9):
+        parts = [sweep.part_of(plan, f"{k}/{n}") for k in range(1, n + 1)]
+        assert sorted(config.seed for part in parts for config in part) == list(range(7))
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@pytest.mark.parametrize(
+    "part", ["", "3", "0/4", "5/4", "1/0", "a/b", "1/2/3", "-1/2", "1.5/2", f"1/{'9' * 5000}", "²/3"]
+)
+def test_a_bad_part_is_one_sentence(part: str) -> None:
+    with pytest.raises(ConfigError, match=r"a part is K/N with K from 1 to N, such as 3/20, got '"):
+        sweep.part_of([CONFIG], part)
+
+
+def test_the_page_shows_the_script() -> None:
+    script = (ROOT / "examples" / "sweep.sbatch").read_text()
+    assert script in [block.text for block in blocks("docs/sweeps.md")]
