@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -33,7 +34,7 @@ needs_nginx = pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
 
 
 @contextmanager
-def nginx(folder: Path, **options: str) -> Iterator[Path]:
+def nginx(folder: Path, **options: Any) -> Iterator[Path]:
     """The proxy of a new federation, without a SuperLink behind it."""
     make.init(folder, ["a"], [2], ["0", "1"], port=start.free_port(), inner=start.free_port(), **options)
     server = folder / "server"
