@@ -16,7 +16,7 @@ from feddrift.engines.worker import Through, Work, Worker, gathered, in_turn
 from feddrift.reports.exchanges import waiting
 from feddrift.run import Step, steps_on
 from feddrift.runs.record import Record
-from feddrift.types import Bools, Local, Models, Net, State, Updates
+from feddrift.types import Local, Models, Net, State, Updates
 
 Lost = dict[int, set[int]]  # by round, -1 the evaluation: who did not answer
 
@@ -114,7 +114,7 @@ def everything_was_used(record: Record, state: State, delivered: Mapping[str, Se
         assert shown == list(delivered[name][: len(shown)]), f"{name} had {delivered[name]}, the record has {shown}"
         backlog = wait.get(c, (0, None))[0]
         assert len(shown) + backlog == len(delivered[name]), f"{name} had {delivered[name]}, the record has {shown}"
-        trained: Bools = w[: rows.steps, c].any(axis=1)
+        trained = np.asarray(w[: rows.steps, c].any(axis=1))
         assert trained[rows.received[:, c] > 0].all(), (
             f"of {name} the batches of {np.flatnonzero(~trained)} train nothing"
         )
