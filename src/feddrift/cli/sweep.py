@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +16,7 @@ from rich.table import Table
 from feddrift.cli import console
 from feddrift.cli.console import can_be_stopped, say, tell
 from feddrift.cli.run import duration, rehearsed
+from feddrift.data import Stream
 from feddrift.reports.words import describe
 from feddrift.runs import record, sweep
 from feddrift.runs.config import RunConfig
@@ -104,21 +106,29 @@ def _plan(configs: Sequence[RunConfig], out: Path, jobs: int) -> Table:
     total = longest = 0.0
     for name in dict.fromkeys(config.stream for config in configs):
         took: dict[tuple[str, str], list[float]] = {}
-        left: dict[tuple[str, str], list[RecordedRun]] = {}
-        of_stream = [config for config in configs if config.stream == name]
-        for config in of_stream:
-            run, method = RecordedRun(config, out), (config.algorithm, describe(config.settings))
-            if run.is_done():
-                took.setdefault(method, []).append(record.read(run.path).seconds or 0.0)
-            else:
-                left.setdefault(method, []).append(run)
+        left: dict[tuple[str, str], list[RunConfig]] = {}
+        of_stream = sorted((config for config in configs if config.stream == name), key=_data_of)
+        for _, same_data in groupby(of_stream, _data_of):
+            stream: Stream | None = None  # made once for all of them
+            for config in same_data:
+                stream = config.load() if stream is None else stream
+                run, method = RecordedRun(config, out, stream=stream), (config.algorithm, describe(config.settings))
+                if run.is_done():
+                    took.setdefault(method, []).append(record.read(run.path).seconds or 0.0)
+                else:
+                    left.setdefault(method, []).append(config)
         seconds = 0.0
         for method, runs in left.items():
             known = took.get(method)
-            each = sum(known) / len(known) if known else rehearsed(runs[0].config, runs[0].stream).seconds
+            each = sum(known) / len(known) if known else rehearsed(runs[0], runs[0].load()).seconds
             seconds, longest = seconds + len(runs) * each, max(longest, each)
         n_left = sum(map(len, left.values()))
         table.add_row(escape(name), str(len(of_stream)), str(len(of_stream) - n_left), str(n_left), duration(seconds))
         total += seconds
     table.caption = f"about {duration(max(longest, total / jobs))} with {jobs} processes at a time"
     return table
+
+
+def _data_of(config: RunConfig) -> str:
+    """What all runs on the same data have in common."""
+    return repr(config.model_copy(update={"algorithm": "", "settings": {}}))

@@ -48,6 +48,7 @@ class RecordedRun:
     After each time step, and inside one after every so many rounds where `every` is above 0, a checkpoint is written
     beside the record. With `resume` a run that was stopped goes on from the last one that is whole. Where it is the
     update of a run, its first clients are those of that one, which it `replaces` once it is complete.
+    `stream` spares the loading of the data, where somebody has done that.
     """
 
     def __init__(
@@ -59,10 +60,11 @@ class RecordedRun:
         every: int = 0,
         clients: Sequence[str] = (),
         replaces: str | None = None,
+        stream: Stream | None = None,
     ) -> None:
         self.config, self.resumes, self.every, self.replaces = config, resume, every, replaces
         self._cwd = Path.cwd()  # what its paths are meant from
-        self.stream = config.load(clients)
+        self.stream = config.load(clients) if stream is None else stream
         self.algorithm, self.local = config.resolve(self.stream)
         self.conditions = config.conditions(self.stream)
         self.net = config.find_net(self.stream)
