@@ -409,3 +409,41 @@ def test_flowers_programs_are_found_without_an_activated_environment(
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     found = shutil.which("flower-superexec", path=start.environment(tmp_path)["PATH"])
     assert found is not None and Path(found).parent == Path(sys.executable).parent
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("no-such-program x", "a program that is not there"),
+        ("cat >> alerts.jsonl", "which >> needs"),
+        ("mail 'ops", "cannot be read"),
+        ("", "a program that is not there"),
+    ],
+)
+def test_check_hears_of_commands_that_could_tell_nobody(made: Path, command: str, said: str) -> None:
+    settings = made / "server" / "federation.toml"
+    text = settings.read_text()
+    settings.write_text(f'notify = ["{command}"]\n' + text)
+    assert said in wrong(made)
+    settings.write_text('notify = ["cat", "https://example.org/hook"]\n' + text)
+    assert "notify" not in wrong(made)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["init", "new", *OPTIONS[:4], "--classes", "0"], "at least two labels"),
+        (["init", "new", *OPTIONS, "--port", "7000", "--inner", "7000"], "must differ"),
+        (["init", "new", *OPTIONS, "--port", "70000"], "70000"),
+        (["client", "nowhere"], "is no client's folder"),
+        (["rotate", "fed/server", "nobody"], "nobody"),
+        (["page", "fed", "--port", "80000"], "80000"),
+    ],
+)
+def test_what_an_operator_gets_wrong_is_one_sentence(
+    made: Path, words: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(made.parent)
+    told = CliRunner().invoke(app, ["deploy", *words])
+    assert told.exit_code and sentence in str(told.exception) + told.output
+    assert not Path("new").exists()

@@ -128,6 +128,10 @@ def test_a_lost_quorum_is_told(tmp_path: Path) -> None:
     (server / "state" / "server.log").write_text(f"INFO: begins\nERROR: {error.value}\n")
     (last,) = [notice for notice in Herald(server).look() if notice.event == "quorum"]
     assert last.text.startswith("the federation has stopped: ERROR: time 2")
+    (server / "state" / "server.log").write_text("2026-11-17 00:54:29,239 INFO hello at time 3: 3 of 3 clients\n")
+    (server / "state" / "audit.jsonl").unlink()
+    (last,) = [notice for notice in Herald(server).look() if notice.event == "stopped"]
+    assert "ended while it was at work" in last.text and "hello" not in last.text
 
 
 def at(now: datetime) -> Any:

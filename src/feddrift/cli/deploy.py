@@ -23,6 +23,7 @@ from feddrift.runs.record import OLD_HISTORY, Record
 app = typer.Typer(no_args_is_help=True, help="Run a federation on real machines, with Flower.")
 app.add_typer(models.app, name="models")
 
+ON_LOOPBACK = "on this machine's loopback"
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the deployment, or this machine's part of it")]
 
 
@@ -41,8 +42,8 @@ def init(
     classes: Annotated[str, typer.Option(help="the labels: 0,1 or cat,dog")],
     host: Annotated[str, typer.Option(help="the server's name or address, as clients see it")] = "localhost",
     bind: Annotated[str | None, typer.Option(help="the address that nginx listens on; without it, all")] = None,
-    port: Annotated[int, typer.Option(help="the port that clients reach")] = 9443,
-    inner: Annotated[int, typer.Option(help="the SuperLink's own port, on loopback")] = 9444,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="the port that clients reach")] = 9443,
+    inner: Annotated[int, typer.Option(min=1, max=65535, help="the SuperLink's own port, on loopback")] = 9444,
     experiment: Annotated[str, typer.Option(help="a name; clients keep experiments apart")] = "first",
     algorithm: Annotated[
         str | None, typer.Option(help="a name from `feddrift list`; without it, what it recommends")
@@ -59,6 +60,8 @@ def init(
     if len(shape) != len(features.split(",")):
         raise ConfigError(f"--features takes whole numbers such as 2 or 28,28, got '{features}'")
     names, labels = ([part.strip() for part in text.split(",")] for text in (clients, classes))
+    if len(labels) < 2:
+        raise ConfigError(f"--classes takes at least two labels, such as 0,1, got '{classes}'")
     given = {"algorithm": algorithm, "time_steps": time_steps, "rounds": rounds, "steps": steps, "quorum": quorum}
     settings = {key: value for key, value in given.items() if value is not None}
     make.init(
@@ -119,8 +122,12 @@ def run_(folder: Folder) -> None:
     """Start the federation, or take it up again where it stopped, and tell each time step, trained and tested."""
     from feddrift.deploy import start
 
+    told = False
     for record, t, tested in start.run(folder):
         say(line_of_test(record, t) if tested else line_of_training(record, t))
+        told = True
+    if not told:
+        say("it has finished: no time step is left to do (`time_steps` in federation.toml says how many there are)")
 
 
 @app.command()
@@ -162,14 +169,14 @@ def status(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help=
 
 
 @app.command()
-def page(folder: Folder, port: Annotated[int, typer.Option(help="on this machine's loopback")] = 8050) -> None:
+def page(folder: Folder, port: Annotated[int, typer.Option(min=0, max=65535, help=ON_LOOPBACK)] = 8050) -> None:
     """Serve the live page of the federation, and its numbers for Prometheus, to this machine."""
     from feddrift.deploy import start, web
 
     with web.listen(start.part(folder, "server"), port) as listening:
         for where, what in web.PLACES.items():
             say(f"http://127.0.0.1:{listening.server_port}{where}  {what}")
-        say("Ctrl-C ends it; from elsewhere: ssh -L 8050:127.0.0.1:8050 SERVER")
+        say(f"Ctrl-C ends it; from elsewhere: ssh -L 8050:127.0.0.1:{listening.server_port} SERVER")
         can_be_stopped()
         listening.serve_forever()
 

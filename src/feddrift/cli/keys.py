@@ -47,14 +47,14 @@ def rotate(
     server, client = keys.parts(folder, name)
     if server is None and key is not None:
         raise ConfigError(f"--key is taken in at the server, and {folder} is a client's folder")
+    if server is not None:
+        keys.known(server, name)
     if server is not None and client is None and key is None:
         raise ConfigError(
             f"the key of client {name} is made in its own folder, `feddrift deploy rotate DIR {name}`: bring the "
             "key.pub that this writes, and name it here with --key"
         )
     if key is None and client is not None:
-        if server is not None:
-            keys.known(server, name)
         key = keys.rotate_client(client, name)
         say(f"{client} has a new key; the old one is beside it, key.old")
     if server is None or key is None:

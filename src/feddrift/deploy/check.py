@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import shlex
 import shutil
 import ssl
 import subprocess
@@ -57,6 +58,7 @@ def _server(server: Path) -> Iterator[str]:
         if settings.quorum > here:
             yield f"{server / 'federation.toml'}: quorum = {settings.quorum}, and only {here} clients have keys"
         settings.net(server)
+        yield from (f"{server / 'federation.toml'}: {text}" for text in _deaf(settings.notify, server))
         strangers = {path.stem for path in (server / "keys").glob("*.pub")} - set(settings.clients)
         if strangers:
             yield f"{server / 'keys'} has keys of {', '.join(sorted(strangers))}, whom federation.toml does not name"
@@ -93,6 +95,22 @@ def _certificate(server: Path) -> Iterator[str]:
         yield f"{server / 'server.key'} is not the key of server.crt"
     for name, crt in (("ca.crt", authority), ("server.crt", certificate)):
         yield from _dates(server / name, crt)
+
+
+def _deaf(targets: Sequence[str], server: Path) -> Iterator[str]:
+    """What is wrong with the commands that are to be told."""
+    for target in targets:
+        if target.startswith(("http://", "https://")):
+            continue
+        try:
+            words = shlex.split(target)
+        except ValueError as error:
+            yield f"notify has {target!r}, which cannot be read: {error}"
+            continue
+        if not words or (shutil.which(words[0]) is None and shutil.which(str(server / words[0])) is None):
+            yield f"notify names a program that is not there, {target!r}"
+        if shell := {">", ">>", "|", "&&", ";", "&"} & set(words):
+            yield f"notify has {target!r}, and commands are given to no shell, which {min(shell)} needs: name a script"
 
 
 def _dates(path: Path, crt: x509.Certificate) -> Iterator[str]:

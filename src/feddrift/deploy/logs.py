@@ -28,6 +28,12 @@ def last_line(path: Path) -> str:
     return lines[-1] if lines else "it wrote no log"
 
 
+def why_it_ended(path: Path) -> str:
+    """The reason in a log's last line; one that only tells of work has none: somebody else ended it."""
+    last = last_line(path)
+    return "it was ended while it was at work, `feddrift deploy run` goes on with it" if " INFO " in last else last
+
+
 def bound(path: Path) -> None:
     """Empty a log that another process has open, for appending, once it is long; what it had goes to NAME.1."""
     if not path.exists() or path.stat().st_size <= SIZE:

@@ -89,6 +89,8 @@ def init(
         **(settings or {}),
     }
     Settings.checked(values, "the options")
+    if port == inner:
+        raise ConfigError(f"the port that clients reach and the SuperLink's own must differ, got {port} for both")
     proxy.listen(bind, port)  # or refuse it, before anything is written
     server = (folder / "server").resolve()
     for path in (folder, server, server / "keys", server / "state", server / "app", server / "flwr"):

@@ -23,7 +23,7 @@ from typing import Literal
 import numpy as np
 
 from feddrift.deploy.certificates import days_left
-from feddrift.deploy.logs import last_line
+from feddrift.deploy.logs import why_it_ended
 from feddrift.deploy.status import Status, record_path, status
 from feddrift.reports.exchanges import REFUSED
 from feddrift.reports.story import alarm_sentence
@@ -74,7 +74,8 @@ def of_record(record: Record) -> Iterator[Notice]:
         shifts = record.shifts.get((t, c))
         why = "" if shifts is None else f": {alarm_sentence(shifts, t)}"
         text = f"alarm of client {names[c]} at time {t + 1}{why}"
-        yield Notice("drift", f"time {t + 1} of {record.header['stream']}, {record.header['started']}", names[c], text)
+        began = record.header["times"][t] or record.header["started"]
+        yield Notice("drift", f"time {t + 1} of {record.header['stream']}, {began}", names[c], text)
 
 
 def of_certificates(server: Path) -> Iterator[Notice]:
@@ -91,9 +92,9 @@ def of_stop(federation: Status, server: Path) -> Iterator[Notice]:
     """The federation's end before its time."""
     if federation.word != "stopped":
         return
-    last = last_line(server / "state" / "server.log")
+    why = why_it_ended(server / "state" / "server.log")
     when = f"after {len(federation.record.exchanges)} exchanges"
-    yield Notice("quorum" if "quorum" in last else "stopped", when, None, f"the federation has stopped: {last}")
+    yield Notice("quorum" if "quorum" in why else "stopped", when, None, f"the federation has stopped: {why}")
 
 
 class Herald:

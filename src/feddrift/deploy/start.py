@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from feddrift.deploy import control, pin, runtime, warm
-from feddrift.deploy.logs import bounded, last_line
+from feddrift.deploy.logs import bounded, why_it_ended
 from feddrift.deploy.notices import Herald
 from feddrift.deploy.processes import EXECUTOR, Executors, end
 from feddrift.deploy.settings import Settings, public_key
@@ -178,6 +178,8 @@ def _unfinished(database: Path) -> list[int]:
 def client(folder: Path, address: str | None = None) -> None:
     """Run a client, again and again: a server that takes it to be connected still refuses it for a minute."""
     folder, wait = folder.resolve(), BACKOFF[0]
+    if not (folder / "client.toml").exists():
+        raise ConfigError(f"{folder} is no client's folder: it has no client.toml")
     while True:
         began = time.monotonic()
         ended = _life(folder, address)
@@ -225,7 +227,7 @@ def run(folder: Path) -> Iterator[tuple[Record, int, bool]]:
         status = str(runs[0]["status"]) if runs else "finished:lost"
     yield from watch.news()
     if status != "finished:completed":
-        raise DataError(f"the run has ended ({status}): {last_line(server / 'state' / 'server.log')}")
+        raise DataError(f"the run has ended ({status}): {why_it_ended(server / 'state' / 'server.log')}")
 
 
 def flwr(server: Path, *words: str, link: bool = True) -> dict[str, Any]:
