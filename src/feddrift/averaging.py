@@ -1,4 +1,4 @@
-"""How the server makes one model of its clients' updates."""
+"""How the server makes one model of its clients' updates, and how far these are from each other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from feddrift.trees import map_trunk_and_head
+from feddrift.resident import Moves, place_of
+from feddrift.trees import leaves, map_trunk_and_head
 from feddrift.types import Average, Bools, Floats, Ints, Models, Params, Updates
 
 TRIM = 0.3  # of the clients at each end
@@ -24,6 +25,8 @@ def averaged(models: Models, updates: Updates, rule: Average = "mean") -> Models
     and highest share (`trimmed`), both whatever the data behind; or the mean of updates no longer than the median one
     (`clipped`).
     """
+    if rule == "mean" and len(updates.client) and (place := place_of(updates.params)) is not None:
+        return place.averaged(models, updates)
     if len(updates.client) and not (sound := finite(models, updates)).all():
         updates = _only(models, updates, sound)
     if not len(updates.client):
@@ -44,6 +47,8 @@ def averaged(models: Models, updates: Updates, rule: Average = "mean") -> Models
 
 def finite(models: Models, updates: Updates) -> Bools:
     """[lane], whether all that it trained are numbers that one can compute with: none beyond LARGEST."""
+    if (place := place_of(updates.params)) is not None:
+        return place.finite(models, updates)
     _, first = np.unique(updates.lane, return_index=True)
     sound = np.ones(len(first), dtype=bool)
 
@@ -122,3 +127,40 @@ def lane_sizes(models: Models, model: Ints, lane: Ints, size: Floats) -> tuple[I
 def shares(target: Ints, size: Floats) -> Floats:
     """The share of each part in the average that it goes to, by size."""
     return np.asarray(size / np.bincount(target, size)[target])
+
+
+def moves(models: Models, updates: Updates) -> Moves:
+    """How updates move their models, each of which stands on a trunk of its own."""
+    place = place_of(updates.params)
+    return HostMoves(models, updates) if place is None else place.moves(models, updates)
+
+
+class HostMoves:
+    """`resident.Moves` in NumPy."""
+
+    def __init__(self, models: Models, updates: Updates) -> None:
+        self.models, self.updates = models, updates
+        self._last: tuple[int, list[Any]] | None = None  # which were computed last
+
+    def mean_length(self, m: int) -> float:
+        return float(_lengths([move.mean(axis=0, dtype=float, keepdims=True) for move in self._of(m)])[0])
+
+    def lengths(self, m: int) -> Floats:
+        return _lengths(self._of(m))
+
+    def cosines(self, m: int) -> Floats:
+        products = sum(wide @ wide.T for wide in (move.astype(float) for move in self._of(m)))
+        lengths = np.maximum(np.sqrt(np.diag(products)), 1e-30)
+        return np.asarray(products / lengths / lengths[:, None])
+
+    def _of(self, m: int) -> list[Any]:
+        """[update, parameter], of each array."""
+        if self._last is None or self._last[0] != m:
+            which = np.flatnonzero(self.updates.model == m)
+            pairs = zip(leaves(self.models.params), leaves(self.updates.params), strict=True)
+            self._last = m, [(new[which] - old[m]).reshape(len(which), -1) for old, new in pairs]
+        return self._last[1]
+
+
+def _lengths(moves: list[Any]) -> Floats:
+    return np.asarray(np.sqrt(sum(np.einsum("ij,ij->i", move, move, dtype=float) for move in moves)))

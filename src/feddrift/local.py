@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 
 Average = Literal["mean", "median", "trimmed", "clipped"]
 Holds = Literal["last", "first"]
+Precision = Literal["float32", "tf32"]
 Trains = Literal["all", "head", "trunk"]
 # Fields that came after records and messages were there.
-LATER = ("balance", "holds", "momentum", "even", "patience", "pull")
+LATER = ("balance", "holds", "momentum", "even", "patience", "pull", "precision")
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +76,7 @@ class Local:
     # look if the loss fell since the look before (in this time step) by less than patience / e. 0: never.
     patience: float = 0.0
     pull: Pull | None = None  # of parameters, towards where the round began or towards other models
+    precision: Precision = "float32"  # of matrix products in training on GPUs; tf32: 10 bits, quicker; scores: float32
 
     def __post_init__(self) -> None:
         for name in ("rounds", "steps", "batch", "even"):
@@ -112,6 +114,8 @@ class Local:
             raise ConfigError(f"patience must be at least 0, got {self.patience}")
         if self.patience and not self.hold_out:
             raise ConfigError("patience looks at held-out rows: give hold_out a share, such as 0.2")
+        if self.precision not in get_args(Precision):
+            raise ConfigError(f"precision must be float32 or tf32, got {self.precision!r}")
         if self.pull is not None and not isinstance(self.pull, Pull):
             raise ConfigError(f"pull must be a Pull, such as Pull(0.1), got {self.pull!r}")
 

@@ -18,10 +18,12 @@ from feddrift.engines.base import Engine
 from feddrift.engines.conditions import IDEAL, Conditions, S
 from feddrift.engines.defence import QUIET, last_acted
 from feddrift.engines.federation import TimeStep
+from feddrift.engines.lanes import wake
 from feddrift.engines.resting import idle
 from feddrift.engines.routing import with_route, without_route
 from feddrift.errors import ConfigError
 from feddrift.nets import default_net, named_net
+from feddrift.resident import on_host
 from feddrift.router import Route
 from feddrift.shifts import Shifts
 from feddrift.streams import stream as find_stream
@@ -125,6 +127,8 @@ def run(
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**63:
         raise ConfigError(f"seed must be a whole number from 0 on, got {seed!r}")
     if isinstance(stream, str):
+        if engine == "simulator":
+            wake()
         stream = find_stream(stream, seed=int(seed))
     if not isinstance(stream, Stream):
         raise ConfigError(f"stream must be a Stream or the name of one, got {type(stream).__name__}")
@@ -180,6 +184,7 @@ def steps_on(
         with told(algorithm, f"{name}.step at tau={tau}"):
             state = algorithm.step(without_route(before), journal(before, fed) if journal else fed)
         check_state(state, before, fed, f"{name}.step at tau={tau}")
+        state = replace(state, models=on_host(state.models))
         if engine.conditions.defend:
             state = replace(state, acted=np.where(fed.alarms & ~fed.quiet, tau, acted))
         if route != "none":

@@ -393,16 +393,41 @@ def test_a_run_compiles_only_when_its_lanes_outgrow_a_bucket() -> None:
     stream = fd.stream("sine-2")
     net = replace(default_net(stream), apply=lambda params, x: perceptron(params, x))  # none that native code knows
     compiled: Any = program._rounds
+    devices = lanes.Devices.here()
     local = Local(rounds=2, steps=50, lr=0.0101)  # unlike any other test's, so that nothing is compiled yet
     seen: list[tuple[int, int]] = []  # lanes, programs
     for step in fd.run(stream, fd.algorithm("FedDrift", stream), net=net, local=local, seed=2):
         w = np.asarray(step.state.w)
-        lanes = int(((w.sum(axis=0) > 0) & (w[-1].any(axis=0))).sum())
-        seen.append((simulator.lane_bucket(lanes), compiled._cache_size()))
+        n = int(((w.sum(axis=0) > 0) & (w[-1].any(axis=0))).sum())
+        seen.append((devices.places(n, 10, step.state.models.params), compiled._cache_size()))
     for (_, programs), (bucket, more), k in zip(seen[1:], seen[2:], range(2, 99), strict=False):
         grew = bucket > max(b for b, _ in seen[:k])
         assert more - programs == int(grew), seen
     assert seen[-1][1] - seen[0][1] >= 1  # it did grow
+
+
+def test_lanes_train_alike_in_tiles_of_any_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve lanes of four clients: three tiles, one after the other, two at once and one, or all in one."""
+    stream = uneven_stream(n_clients=4)
+    results = []
+    for widths, tile in (((1,), 4), ((2, 1), 4), ((1,), 12)):
+        monkeypatch.setattr(lanes.Devices, "widths", widths)
+        monkeypatch.setattr(Compiled, "tile", lambda self, params, tile=tile: tile)
+        fed = make("compiled", stream).at(2)
+        results.append(fed.train(fed.fresh(3, distinct=True), np.ones((3, 4, 3))).params)
+    for other in results[1:]:
+        same(results[0], other, atol=1e-5)
+
+
+@pytest.mark.parametrize(("tile", "n", "expected"), [(10, 2, 3), (10, 5, 5), (10, 10, 10), (10, 11, 40), (7, 30, 112)])
+def test_few_numbers_of_lanes_have_a_program(tile: int, n: int, expected: int) -> None:
+    small = {"a": np.zeros((3, 10), dtype=np.float32)}
+    assert lanes.Devices((None,)).places(n, tile, small) == expected
+
+
+def test_lanes_that_hardly_fit_have_no_room_to_spare(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes.Devices, "room", lambda self, params: 32)
+    assert lanes.Devices((None,)).places(21, 10, None) == 30
 
 
 def test_a_known_bucket_never_compiles_again() -> None:
@@ -424,6 +449,6 @@ def test_a_known_bucket_never_compiles_again() -> None:
     start = train(1, 1, 5)
     assert [train(tau, 1, 5) for tau in (2, 3, 4, 7)] == [start] * 4  # later steps, longer histories
     grown = train(5, 3, 5)
-    assert grown == (start[0] + 1, start[1] + 1)  # more lanes and more models to score, a new program each
+    assert grown == (start[0] + 1, start[1])  # more lanes need a new program, a few more models to score none
     assert [train(tau, 3, n) for tau, n in ((6, 5), (7, 5), (7, 5))] == [grown] * 3
     assert train(6, 1, 5) == grown  # and back

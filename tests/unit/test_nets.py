@@ -135,7 +135,7 @@ def test_a_net_that_compiles_says_so_once(folder: Path, caplog: pytest.LogCaptur
         fd.run("sine-2", "FedDrift", net="broken_nets:sound")
         fd.run("sine-2", "FedDrift", net="linear")
     (line,) = caplog.messages
-    assert line.startswith("compiling the net for sine-2: seconds") and "JAX_COMPILATION_CACHE_DIR" in line
+    assert line.startswith("compiling the net for sine-2: seconds")
 
 
 def test_a_deployment_names_its_net(tmp_path: Path) -> None:

@@ -12,18 +12,16 @@ mean update seen so far and eps_2 six times that. Clusters are never united.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from feddrift import cluster
 from feddrift.algorithms.options import option
-from feddrift.averaging import averaged
+from feddrift.averaging import averaged, moves
 from feddrift.errors import ConfigError
 from feddrift.memory import ALL, Memory
 from feddrift.models import join, put, take
-from feddrift.trees import leaves
-from feddrift.types import Clusters, Event, Federation, Floats, Ints, Models, State, Updates
+from feddrift.types import Clusters, Event, Federation, Ints, Models, State
 
 
 @dataclass(frozen=True, repr=False)
@@ -61,16 +59,16 @@ class CFL:
             w = self._weights(home, len(models), fed)
             updates = fed.local_updates(models, w)
             splits: list[tuple[int, Ints]] = []
+            moved = moves(models, updates)
             for m in range(len(models)):
                 lanes = np.flatnonzero(updates.model == m)
                 if not len(lanes):
                     continue
-                moves = _moves(models, updates, m, lanes)
-                mean = float(_lengths([move.mean(axis=0, dtype=float, keepdims=True) for move in moves])[0])
+                mean = moved.mean_length(m)
                 if mean > largest:
                     largest = mean
-                elif mean < largest / 10 and _lengths(moves).max() > 6 * largest / 10 and len(lanes) > 1:
-                    part = cluster.bipartition(_cosines(moves), self.gamma)
+                elif mean < largest / 10 and moved.lengths(m).max() > 6 * largest / 10 and len(lanes) > 1:
+                    part = cluster.bipartition(moved.cosines(m), self.gamma)
                     if part is not None and not self._full(len(models) + len(splits)):
                         splits.append((m, updates.client[lanes[part]]))
             if not splits:
@@ -91,22 +89,6 @@ class CFL:
 
     def _full(self, n: int) -> bool:
         return self.max_models is not None and n >= self.max_models
-
-
-def _moves(models: Models, updates: Updates, m: int, lanes: Ints) -> list[Any]:
-    """[lane, parameter], of each array: how each client moved model m."""
-    pairs = zip(leaves(models.params), leaves(updates.params), strict=True)
-    return [(new[lanes] - old[m]).reshape(len(lanes), -1) for old, new in pairs]
-
-
-def _lengths(moves: list[Any]) -> Floats:
-    return np.asarray(np.sqrt(sum(np.einsum("ij,ij->i", move, move, dtype=float) for move in moves)))
-
-
-def _cosines(moves: list[Any]) -> Floats:
-    products = sum(wide @ wide.T for wide in (move.astype(float) for move in moves))
-    lengths = np.maximum(np.sqrt(np.diag(products)), 1e-30)
-    return np.asarray(products / lengths / lengths[:, None])
 
 
 def _restart(models: Models, m: int, new_id: int, fed: Federation) -> Models:

@@ -35,3 +35,12 @@ def can_be_stopped() -> None:
     """Let Ctrl-C and SIGTERM end this command as an exception does: a run closes its record."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+def keep_nothing(yes: bool) -> None:
+    """Let JAX keep no compiled programs, in this process and those that it starts; before JAX is imported."""
+    if yes:
+        os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+
+
+NO_CACHE = "keep no compiled programs for the next run, and use none that were kept"

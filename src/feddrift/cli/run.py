@@ -23,6 +23,7 @@ from feddrift.cli import console
 from feddrift.cli.console import can_be_stopped, fail, say, tell
 from feddrift.cli.live import Board, step_line
 from feddrift.data import Stream
+from feddrift.engines.lanes import wake
 from feddrift.errors import ConfigError, DataError, FeddriftError
 from feddrift.reports import tables
 from feddrift.reports.remarks import remarks
@@ -69,6 +70,7 @@ def run_(
     pattern: Annotated[str | None, typer.Option(help=_describe("pattern"))] = None,
     average: Annotated[str | None, typer.Option(help=_describe("average"))] = None,
     balance: Annotated[bool | None, typer.Option("--balance", help=_describe("balance"))] = None,
+    precision: Annotated[str | None, typer.Option(help=_describe("precision"))] = None,
     participation: Annotated[float, typer.Option(help=_describe("participation"))] = 1.0,
     dropout: Annotated[float, typer.Option(help=_describe("dropout"))] = 0.0,
     trace: Annotated[Path | None, typer.Option(help=_describe("trace"))] = None,
@@ -89,6 +91,7 @@ def run_(
     checkpoint_every: Annotated[
         int, typer.Option(min=0, help="also save inside a time step, every so many rounds; 0: only after each step")
     ] = 0,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help=console.NO_CACHE)] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what it would cost: work, memory, time")] = False,
 ) -> None:
     """Run algorithms on a stream: train on each time step, test on the next, record all.
@@ -96,6 +99,7 @@ def run_(
     Example: feddrift run --stream sine-2 --algorithm FedDrift --set delta=0.1 --seeds 0-4
     """
     can_be_stopped()
+    console.keep_nothing(no_cache)
     if seed is not None and seeds is not None:
         raise ConfigError("give either --seed or --seeds, not both")
     names, settings = list(dict.fromkeys(algorithm or [algorithms.RECOMMENDED])), _settings(set_ or [])
@@ -106,6 +110,8 @@ def run_(
         for name in names
         for s in (parse_seeds(seeds) if seeds is not None else [seed or 0])
     ]
+    if engine == "simulator":
+        wake()
     first = configs[0].load()
     for config in configs:
         config.resolve(first)  # a wrong name or setting shows now, not after the first hour

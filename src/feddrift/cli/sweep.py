@@ -38,6 +38,7 @@ def sweep_(
         str | None, typer.Option(metavar="K/N", help="only the K-th of N parts of the runs, for one of N machines")
     ] = None,
     data_dir: Annotated[Path | None, typer.Option(help=DATA_DIR)] = None,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help=console.NO_CACHE)] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="only say what is left to do, and how long it takes")
     ] = False,
@@ -49,6 +50,7 @@ def sweep_(
     Example: feddrift sweep experiments/tables-small.toml --out runs/tables
     """
     can_be_stopped()
+    console.keep_nothing(no_cache)
     plan = sweep.read_grid(file, data_dir)
     configs = plan if part is None else sweep.part_of(plan, part)
     if not dry_run:

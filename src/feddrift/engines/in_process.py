@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -159,7 +160,9 @@ class InProcess(Engine):
     def shifts(self, tau: int, clients: Sequence[int]) -> Mapping[int, Shifts]:
         counts = np.where(self.in_reach, self.stream.counts[:-1], 0)
         everybody = asked(clients, np.flatnonzero(counts[tau]).tolist())
-        answers = {c: shifts(self.stream, tau, c, counts[:, c]) for c in everybody}
+        with ThreadPoolExecutor() as pool:  # sorting numbers lets others work meanwhile
+            found = pool.map(lambda c: shifts(self.stream, tau, c, counts[:, c]), everybody)
+            answers = dict(zip(everybody, found, strict=True))
         return told({c: answer for c, answer in answers.items() if answer is not None}, clients)
 
     def outputs(self, models: Models, rows: Ints) -> Iterator[npt.NDArray[np.float32]]:

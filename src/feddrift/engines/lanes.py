@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import math
 import os
 import sys
+import threading
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from feddrift import rng
 from feddrift.engines import optim
-from feddrift.trees import leaves
-from feddrift.types import Params
+from feddrift.trees import leaves, tree_map
+from feddrift.types import Ints, Models, Params
 
 COPIES = 6  # of a lane's parameters on a device: themselves, three moments, a gradient, and one on the way
 SHARE = 0.4  # of its memory that lanes may take
@@ -81,16 +85,47 @@ class Devices:
         whole, dealt = (NamedSharding(self.mesh, PartitionSpec(*axes)) for axes in ((), ("lane",)))  # type: ignore[no-untyped-call]
         return jax.tree.map(lambda leaf: jax.device_put(leaf, dealt if deal and np.ndim(leaf) else whole), tree)
 
+    @cached_property
+    def widths(self) -> tuple[int, ...]:
+        """How many tiles train at once: on a GPU two, as long as there are, which takes less time per lane."""
+        alone = self.mesh is None and getattr(self.devices[0], "platform", "cpu") == "gpu"
+        return (2, 1) if alone else (1,)
+
     def evenly(self, n: int) -> int:
         """The next number that all devices can share."""
         return -(-n // len(self.devices)) * len(self.devices)
+
+    def places(self, n: int, tile: int, params: Params) -> int:
+        """For how many lanes a program is made that trains n of them, in tiles of `tile`: few numbers serve all.
+
+        A quarter of a tile, half of one, or 1, 4, 16, ... tiles, of which only those are trained that have lanes. Where
+        so many do not fit into memory, as many tiles as there must be.
+        """
+        for share in (4, 2):
+            if n <= -(-tile // share):
+                return self.evenly(-(-tile // share))
+        size = self.evenly(tile)
+        while size < n:
+            size *= 4
+        return size if size <= self.room(params) else -(-n // self.evenly(tile)) * self.evenly(tile)
 
     def room(self, params: Params) -> int:
         """How many lanes of such models fit at a time, a power of two times the number of devices."""
         info = {} if self.devices[0] is None else self.devices[0].memory_stats() or {}
         memory = info.get("bytes_limit") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / len(self.devices)
-        lane = COPIES * sum(leaf[0].nbytes for leaf in leaves(params))
+        lane = COPIES * sum(math.prod(leaf.shape[1:]) * leaf.dtype.itemsize for leaf in leaves(params))
         return len(self.devices) << max(0, int(SHARE * memory / lane).bit_length() - 1)
+
+
+def wake() -> None:
+    """Let JAX find and start its devices while the caller reads data: seconds, where there is a GPU."""
+
+    def start() -> None:
+        with suppress(RuntimeError):  # whoever needs them is told
+            Devices.here()
+
+    if not only_one_cpu():
+        threading.Thread(target=start, daemon=True).start()
 
 
 def on_cpu() -> bool:
@@ -128,3 +163,41 @@ def _has_plugins() -> bool:
     """Whether anything installed brings JAX other devices; looked for once, since that takes a while."""
     plugins = importlib.metadata.entry_points(group="jax_plugins")
     return bool(plugins) or any(importlib.util.find_spec(name) is not None for name in ("jax_plugins", "libtpu"))
+
+
+def lane_bucket(n: int) -> int:
+    """The padded number of lanes: the next of 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, ...
+
+    >>> [lane_bucket(n) for n in (1, 5, 10, 13, 17, 25)]
+    [1, 5, 10, 16, 20, 32]
+    """
+    power = 1 << (n - 1).bit_length()
+    return next(size for size in (power * 5 // 8, power * 6 // 8, power) if size >= n)
+
+
+def model_bucket(n: int) -> int:
+    """The padded number of models: 8, 16, 32, ...; coarse, since a model without lanes costs next to nothing."""
+    return max(8, 1 << (n - 1).bit_length())
+
+
+def joined(order: list[Ints]) -> npt.NDArray[np.int32]:
+    """Rows one after the other, with room for more behind them: seldom a new shape."""
+    rows = np.concatenate(order)
+    room = np.zeros(1 << (len(rows) - 1).bit_length(), dtype=np.int32)
+    room[: len(rows)] = rows
+    return room
+
+
+def padded(models: Models, size: int) -> tuple[Params, Any, Any]:
+    """Parameters, the trunk each model stands on, and masks, with copies of the first row behind them."""
+    return tree_map(partial(pad_rows, size=size), models.params), *beside(models, size)
+
+
+def beside(models: Models, size: int) -> tuple[Any, Any]:
+    """The trunk each model stands on, and masks, padded likewise."""
+    mask = None if models.mask is None else pad_rows(models.mask.astype(np.float32), size)
+    return pad_rows(models.trunk_index.astype(np.int32), size), mask
+
+
+def pad_rows(rows: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
+    return np.concatenate([rows, np.repeat(rows[:1], size - len(rows), axis=0)])

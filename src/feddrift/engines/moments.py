@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from feddrift.engines import optim
-from feddrift.engines.lanes import Devices, Optimiser
+from feddrift.engines.lanes import Devices, Lanes, Optimiser
+from feddrift.engines.worker import Work
 from feddrift.trees import leaves, tree_map
-from feddrift.types import Ints
+from feddrift.types import Ints, Models
 
 LARGE = 1 << 25  # bytes of moments that are not carried to the host and back in every round
 
@@ -32,7 +33,8 @@ class MomentStore:
     def recall(self, names: list[Name | None], like: list[Any]) -> Optimiser:
         """The moments of these parts, zero for those that train for the first time in this time step."""
         if self.stack is None:
-            zeros = [np.zeros((len(names), *leaf.shape[1:]), dtype=leaf.dtype) for leaf in like]
+            arrays = np if all(isinstance(leaf, np.ndarray) for leaf in like) else like[0].__array_namespace__()
+            zeros = [arrays.zeros((len(names), *leaf.shape[1:]), dtype=leaf.dtype) for leaf in like]
             return optim.start(zeros), np.zeros(len(names), dtype=np.float32)
         if self.place == {name: k for k, name in enumerate(names) if name} and len(self.stack[1]) == len(names):
             return self.stack
@@ -90,3 +92,12 @@ def _joined(a: Optimiser, b: Optimiser) -> Optimiser:
 
 def _on_device(stack: Optimiser) -> bool:
     return not isinstance(stack[1], np.ndarray)
+
+
+def names_of(models: Models, work: Work, described: Lanes, pairs: Ints) -> tuple[list[Name | None], list[Name | None]]:
+    """Under which names the moments of lanes and pairs are kept; None for padding."""
+    lanes: list[Name | None] = [None] * len(described.trunk)
+    heads: list[Name | None] = [None] * len(described.head_share)
+    for c, m, lane, at in zip(work.client, work.model, work.lane, pairs, strict=True):
+        lanes[lane], heads[at] = (int(c), models.family[m]), (int(c), models.ids[m])
+    return lanes, heads

@@ -51,7 +51,7 @@ def local_round(
         stops = due & sampling.enough(before, loss, local.patience, done // looks.every)
         return (now, going & ~stops, jnp.where(due, loss, before)), None
 
-    with jax.default_matmul_precision("float32"):
+    with program.products(net, local):
         start = begin, jnp.ones(len(lanes.trunk), dtype=bool), looks.before
         (trained, _, last), _ = jax.lax.scan(one, start, (jnp.arange(1, local.steps + 1), drawn))
     return program.flat(trained, lanes), last

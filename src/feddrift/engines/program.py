@@ -1,13 +1,16 @@
-"""The compiled program: K local steps of all lanes at once, their averages, and the rounds around them.
+"""The compiled program: K local steps of lanes, their averages, and the rounds around them.
 
-Several devices share the lanes evenly. Lanes that do not fit into a device's memory go through it in chunks, round by
-round, while their moments wait on the host.
+Lanes train a tile at a time, as many tiles as have any: how many lanes there are is an argument of the program, so that
+one serves many numbers of them. Several devices share a tile evenly. Lanes that do not fit into a device's memory go
+through it in chunks, round by round, while their moments wait on the host.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields, replace
-from functools import partial
+from functools import cache, partial
+from operator import itemgetter
 from typing import Any
 
 import jax
@@ -19,38 +22,69 @@ from feddrift.averaging import LARGEST, average, renormalised
 from feddrift.engines import optim, sampling
 from feddrift.engines.lanes import Devices, Lanes, Optimiser
 from feddrift.nets.losses import batch_loss, masked
+from feddrift.nets.perceptron import deep, linear, perceptron
 from feddrift.trees import leaves, split, tree_map, trunk_of, unsplit
 from feddrift.types import Local, Net, Params
 
+PERCEPTRONS = (linear, perceptron, deep)
+SIX_PASSES = "BF16_BF16_F32_X6"
 REPLICATED: Any = PartitionSpec()  # type: ignore[no-untyped-call]
 
 jax.tree_util.register_dataclass(Lanes, data_fields=[f.name for f in fields(Lanes)], meta_fields=[])
 
 
 def rounds(
-    devices: Devices, net: Net, local: Local, params: Params, mask: Any, of_trunk: Optimiser, of_head: Optimiser,
-    lanes: Lanes, x: Any, y: Any, order: Any, first: Any, last: Any, to: Params = None,
+    devices: Devices, tile: int, net: Net, local: Local, params: Params, mask: Any, of_trunk: Optimiser,
+    of_head: Optimiser, lanes: Lanes, x: Any, y: Any, order: Any, first: Any, last: Any, to: Params = None,
 ) -> tuple[Params, Params, Optimiser, Optimiser, Any]:  # fmt: skip
     """Algorithm 1 for the rounds first..last-1: the models, the lanes before the last average, their
     moments, and in how many rounds each lane was left out of the average since not all in it were numbers.
 
     Lanes with a pull are pulled to the models `to`, or to what they begin a round with."""
     room = devices.room(params)
-    if int(lanes.n_lanes) > room:
+    if len(lanes.trunk) > room:
         return _in_chunks(
             devices, room, net, local, params, mask, of_trunk, of_head, lanes, x, y, order, first, last, to
         )
     program = compiled_for(local)
     of_trunk, of_head, lanes = devices.put((of_trunk, of_head, lanes), deal=True)
     trained: Any = _rounds(
-        devices.mesh, net, program, params, mask, of_trunk, of_head, lanes, x, y, devices.put(order), first, last,
-        np.float32(local.lr), to,
+        devices.mesh, min(tile, len(lanes.trunk)), devices.widths, net, program, params, mask, of_trunk, of_head, lanes,
+        x, y, devices.put(order), first, last, np.float32(local.lr), to,
     )  # fmt: skip
     return trained  # type: ignore[no-any-return]
 
 
+def products(net: Net, local: Local) -> Any:
+    """How a device multiplies matrices meanwhile: float32, or TF32 on GPUs where that is wanted.
+
+    GPUs with bfloat16 multiply the float32 matrices of perceptrons in six passes of it: quicker, and no less exact.
+    """
+    if local.precision == "tf32":
+        return jax.default_matmul_precision("tensorfloat32")
+    six = net.apply in PERCEPTRONS and six_passes_are_exact()  # convolutions know no such thing
+    return jax.default_matmul_precision(SIX_PASSES if six else "float32")
+
+
+@cache
+def six_passes_are_exact() -> bool:
+    """Whether this GPU, if it is one, multiplies in six passes as exactly as in float32: tried, once."""
+    if jax.default_backend() != "gpu":
+        return False
+    numbers = np.random.default_rng(0)
+    a, b = (numbers.normal(size=shape).astype(np.float32) for shape in ((4, 50, 64), (4, 64, 96)))
+    try:
+        with jax.default_matmul_precision(SIX_PASSES):
+            found = np.asarray(jax.jit(jnp.matmul)(a, b), dtype=np.float64)
+    except (RuntimeError, ValueError):  # a GPU without bfloat16
+        return False
+    error = np.abs(found - a.astype(np.float64) @ b.astype(np.float64)).max()
+    return bool(error < 1e-4)  # float32 is off by 1e-5, TF32 by 1e-2
+
+
 def compiled_for(local: Local) -> Local:
     """What the program depends on: what it is given as arguments is no part of it."""
+    six_passes_are_exact()  # now: while a program is traced nothing can be tried
     return replace(local, rounds=1, lr=1.0, average="mean", pull=None)
 
 
@@ -74,12 +108,7 @@ def _in_chunks(
             real = min(room, n - begin)
             lane = np.minimum(np.arange(begin, begin + room), n - 1)  # beyond the last: the last again
             of = lane, (lane[:, None] * heads + np.arange(heads)).reshape(-1)
-            chunk = replace(
-                lanes, trunk=lanes.trunk[lane], model=lanes.model[lane], key=(lanes.key[0][lane], lanes.key[1][lane]),
-                cumulative=lanes.cumulative[lane], counts=lanes.counts[lane], starts=lanes.starts[lane],
-                trunk_share=share[0][lane], head_share=share[1][of[1]], pair=of[1],
-                pull=None if lanes.pull is None else lanes.pull[lane],
-            )  # fmt: skip
+            chunk = _some(lanes, itemgetter(lane))
             moments = [
                 tree_map(lambda leaf, rows=rows: leaf[rows], part) for part, rows in zip(states, of, strict=True)
             ]
@@ -111,10 +140,18 @@ def _in_chunks(
 
 
 @partial(jax.jit, static_argnums=0)
-def logits(net: Net, params: Params, on: Any, mask: Any, x: Any, rows: Any) -> Any:
-    full = tree_map(lambda leaf, shared: leaf[on] if shared else leaf, params, trunk_of(net, params))
-    with jax.default_matmul_precision("float32"):
-        return jax.vmap(partial(masked, net), in_axes=(0, None if mask is None else 0, None))(full, mask, x[rows])
+def logits(net: Net, params: Params, on: Any, mask: Any, n: Any, x: Any, rows: Any) -> Any:
+    """[m, row, class], of the first n models: one after the other, so that one program serves any number of them."""
+    seen, shape = x[rows], trunk_of(net, params)
+
+    def of_model(m: Any) -> Any:
+        full = tree_map(lambda leaf, shared: leaf[on[m] if shared else m], params, shape)
+        with jax.default_matmul_precision("float32"):
+            return masked(net, full, None if mask is None else mask[m], seen)
+
+    out = jax.eval_shape(of_model, 0)
+    blank = jnp.zeros((len(on), *out.shape), out.dtype)
+    return jax.lax.fori_loop(0, n, lambda m, all: all.at[m].set(of_model(m)), blank)
 
 
 Carry = tuple[list[Any], list[Any], Optimiser, Optimiser]  # trunks, heads, and their moments
@@ -131,7 +168,7 @@ def _local_round(
         return jax.lax.scan(lambda carry, drawn: (step(carry, stays, drawn), None), begin, drawn)[0]
 
     begin, stays = begun(net, params, mask, of_trunk, of_head, lanes, to)
-    with jax.default_matmul_precision("float32"):
+    with products(net, local):
         return flat(jax.vmap(local_update)(begin, stays, drawn), lanes)
 
 
@@ -214,36 +251,90 @@ def stepper(net: Net, local: Local, params: Params, lanes: Lanes, x: Any, y: Any
 _chunk = jax.jit(_local_round, static_argnums=(0, 1), donate_argnums=(4, 5))
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=(5, 6))
+@partial(jax.jit, static_argnums=(0, 1, 2, 3, 4), donate_argnums=(7, 8))
 def _rounds(
-    mesh: Mesh | None, net: Net, local: Local, params: Params, mask: Any, of_trunk: Optimiser, of_head: Optimiser,
-    lanes: Lanes, x: Any, y: Any, order: Any, first: Any, last: Any, lr: Any, to: Params,
+    mesh: Mesh | None, tile: int, widths: tuple[int, ...], net: Net, local: Local, params: Params, mask: Any,
+    of_trunk: Optimiser, of_head: Optimiser, lanes: Lanes, x: Any, y: Any, order: Any, first: Any, last: Any, lr: Any,
+    to: Params,
 ) -> tuple[Params, Params, Optimiser, Optimiser, Any]:  # fmt: skip
     """Algorithm 1 for the rounds first..last-1: the models, the lanes before the last average, their
-    moments, and in how many rounds each lane was left out of the average since not all in it were numbers."""
-    shape = trunk_of(net, params)
+    moments, and in how many rounds each lane was left out of the average since not all in it were numbers.
+
+    Tiles train `widths[0]` at a time, those that are left over `widths[1]` at a time, and so on, at last one by one."""
+    shape, size = trunk_of(net, params), len(lanes.trunk)
     trunk, head = split(params, shape)
+    in_tiles, in_a_row = partial(_in_tiles, mesh, size // tile), partial(_in_a_row, mesh)
+    described = _some(lanes, in_tiles)
 
     def one_round(round: Any, carry: Any) -> Any:
-        trunk, head, _, _, of_trunk, of_head, refused = carry
-        trunks, heads, of_trunk, of_head = _local_round(
-            net, local, unsplit(trunk, head, shape), mask, of_trunk, of_head, lanes, x, y, order, round, lr, to
-        )
-        every, sound = jnp.arange(len(lanes.trunk)), _finite(trunks, heads, len(lanes.trunk))
+        trunk, head, *work, refused = carry
+        params = unsplit(trunk, head, shape)
+
+        def train(width: int, k: Any, work: Any) -> Any:
+            """So many tiles at once, from tile k on."""
+            of_tiles = partial(_slice, k, width)
+            _, _, of_trunk, of_head = tree_map(of_tiles, work)
+            mine = _some(described, of_tiles)
+            trained = _local_round(net, local, params, mask, of_trunk, of_head, mine, x, y, order, round, lr, to)
+            return tree_map(partial(_put_slice, k, width), work, list(trained))
+
+        if tile == size:
+            work = train(1, 0, work)
+        n_tiles, done = (lanes.n_lanes + tile - 1) // tile, 0
+        for width in widths if tile < size else ():
+            times = (n_tiles - done) // width
+            work = jax.lax.fori_loop(0, times, lambda k, work, w=width, d=done: train(w, d + w * k, work), work)
+            done = done + times * width
+        trunks, heads = tree_map(in_a_row, work[:2])
+        every, sound = jnp.arange(size), _finite(trunks, heads, size)
         of_pair = jnp.repeat(sound, lanes.model.shape[1])
         trunk = _averaged(mesh, trunk, trunks, lanes.trunk, lanes.trunk_share, every, lanes.n_lanes, sound)
         if local.trains != "trunk":
             head = _averaged(
                 mesh, head, heads, lanes.model.reshape(-1), lanes.head_share, lanes.pair, lanes.n_pairs, of_pair
             )
-        return trunk, head, trunks, heads, of_trunk, of_head, refused + ~sound
+        return trunk, head, *work, refused + ~sound
 
-    trunks, heads = [leaf[lanes.trunk] for leaf in trunk], [leaf[lanes.model.reshape(-1)] for leaf in head]
-    never = jnp.zeros(len(lanes.trunk), dtype=jnp.int32)
-    trunk, head, trunks, heads, of_trunk, of_head, refused = jax.lax.fori_loop(
-        first, last, one_round, (trunk, head, trunks, heads, of_trunk, of_head, never)
+    begin = [leaf[lanes.trunk] for leaf in trunk], [leaf[lanes.model.reshape(-1)] for leaf in head]
+    never = jnp.zeros(size, dtype=jnp.int32)
+    trunk, head, *work, refused = jax.lax.fori_loop(
+        first, last, one_round, (trunk, head, *tree_map(in_tiles, [*begin, of_trunk, of_head]), never)
     )
+    trunks, heads, of_trunk, of_head = tree_map(in_a_row, work)
     return unsplit(trunk, head, shape), unsplit(trunks, heads, shape), of_trunk, of_head, refused
+
+
+def _some(lanes: Lanes, pick: Callable[[Any], Any]) -> Lanes:
+    """What training needs to know of some of the lanes."""
+    return Lanes(
+        pick(lanes.trunk), pick(lanes.model), (pick(lanes.key[0]), pick(lanes.key[1])), pick(lanes.cumulative),
+        pick(lanes.counts), pick(lanes.starts), *(None,) * 5, pull=None if lanes.pull is None else pick(lanes.pull),
+    )  # fmt: skip
+
+
+def _in_tiles(mesh: Mesh | None, n_tiles: int, leaf: Any) -> Any:
+    """[tile, ...], each tile dealt out to the devices."""
+    leaf = leaf.reshape(n_tiles, -1, *leaf.shape[1:])
+    if mesh is None:
+        return leaf
+    return jax.lax.with_sharding_constraint(leaf, NamedSharding(mesh, PartitionSpec(None, "lane")))  # type: ignore[no-untyped-call]
+
+
+def _slice(k: Any, width: int, leaf: Any) -> Any:
+    """The lanes of `width` tiles, from tile k on, in a row."""
+    return _in_a_row(None, jax.lax.dynamic_slice_in_dim(leaf, k, width))
+
+
+def _put_slice(k: Any, width: int, leaf: Any, new: Any) -> Any:
+    return jax.lax.dynamic_update_slice_in_dim(leaf, new.reshape(width, -1, *new.shape[1:]), k, 0)
+
+
+def _in_a_row(mesh: Mesh | None, leaf: Any) -> Any:
+    """The way back from `_in_tiles`."""
+    leaf = leaf.reshape(-1, *leaf.shape[2:])
+    if mesh is None:
+        return leaf
+    return jax.lax.with_sharding_constraint(leaf, NamedSharding(mesh, PartitionSpec("lane")))  # type: ignore[no-untyped-call]
 
 
 def _finite(trunks: list[Any], heads: list[Any], n_lanes: int) -> Any:
@@ -284,6 +375,9 @@ def _averaged(
 
     result: list[Any] = jax.lax.fori_loop(0, n, add, begin)
     return result
+
+
+averaged = jax.jit(_averaged, static_argnums=0)
 
 
 @jax.jit

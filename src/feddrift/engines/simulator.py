@@ -6,17 +6,18 @@ A lane is a client at work on one family: a trunk and one or several heads, one 
 
 Lanes and models are padded to buckets that depend on their number alone, so a changing number of models seldom
 compiles anew and a resumed run repeats the bits of an unbroken one. The number of rounds is an argument of the
-program, not a part of it: R calls of one round run the very code of one call of R rounds. So is the step size.
+program, not a part of it: R calls of one round run the very code of one call of R rounds. So are the number of tiles
+that lanes fill, and the step size. What was trained stays on the device until somebody reads it (`resident`).
 """
 
 from __future__ import annotations
 
 import logging
-import os
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,36 +29,35 @@ from feddrift.engines import sampling
 from feddrift.engines.conditions import IDEAL, Conditions
 from feddrift.engines.entries import Entries
 from feddrift.engines.in_process import InProcess, InProcessWorker
-from feddrift.engines.lanes import Devices, Lanes, on_cpu
+from feddrift.engines.lanes import (
+    Devices,
+    Lanes,
+    joined,
+    lane_bucket,
+    model_bucket,
+    on_cpu,
+    pad_rows,
+    padded,
+)
 from feddrift.engines.looks import looks_of
-from feddrift.engines.moments import MomentStore, Name, power_of_two
+from feddrift.engines.moments import MomentStore, Name, names_of, power_of_two
 from feddrift.engines.worker import Work, gathered, in_turn
 from feddrift.models import in_place_of
 from feddrift.nets import check_fits
 from feddrift.nets.own import check_traceable
 from feddrift.nets.perceptron import linear, perceptron
-from feddrift.trees import split, tree_map, trunk_of, unsplit
+from feddrift.trees import leaves, split, tree_map, trunk_of, unsplit
 from feddrift.types import Bools, Floats, Ints, Local, Metric, Models, Net, Params, Updates
+
+if TYPE_CHECKING:
+    from feddrift.engines.on_device import OnDevice
 
 log = logging.getLogger(__name__)
 
-SCORE_VALUES = 1 << 23  # inputs times models that one call of the compiled program scores,
+TILE = 16  # lanes that train at a time, at most,
+TILE_VALUES = 1 << 22  # unless their models are so small that all parameters together are fewer than these
+SCORE_VALUES = 1 << 20  # numbers in the inputs that one call of the compiled program scores,
 SCORE_BLOCK = 32, 1024  # but so many rows at least, and at most
-
-
-def lane_bucket(n: int) -> int:
-    """The padded number of lanes: the next of 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, ...
-
-    >>> [lane_bucket(n) for n in (1, 5, 10, 13, 17, 25)]
-    [1, 5, 10, 16, 20, 32]
-    """
-    power = 1 << (n - 1).bit_length()
-    return next(size for size in (power * 5 // 8, power * 6 // 8, power) if size >= n)
-
-
-def model_bucket(n: int) -> int:
-    """The padded number of models: 8, 16, 32, ...; coarse, since a model without lanes costs next to nothing."""
-    return max(8, 1 << (n - 1).bit_length())
 
 
 class Simulator(InProcess):
@@ -71,6 +71,24 @@ class Simulator(InProcess):
         super().__init__(stream, net, local, seed, conditions)
         self.native = on_cpu()  # whether small perceptrons are left to native code
         self.devices = Devices.here()
+
+    @cached_property
+    def device(self) -> OnDevice:
+        """Where the compiled program keeps models and updates."""
+        from feddrift.engines.kept import keep_programs  # here, since JAX takes a while to import
+        from feddrift.engines.on_device import OnDevice
+
+        keep_programs()
+        return OnDevice(self.devices, model_bucket)
+
+    def tile(self, params: Params) -> int:
+        """How many lanes the compiled program trains at a time: as many as clients take part in a round, or a share.
+
+        So a single model fills its tiles. Of large models a few keep the device busy, of small ones it takes many.
+        """
+        n = max(1, math.ceil(self.conditions.participation * self.stream.n_clients))
+        most = max(TILE, TILE_VALUES // sum(int(np.prod(leaf.shape[1:])) for leaf in leaves(params)))
+        return -(-n // -(-n // most))
 
     @cached_property
     def data(self) -> tuple[Any, Any]:
@@ -96,21 +114,26 @@ class Simulator(InProcess):
     def logits(self, models: Models, rows: Ints, net: Net | None = None) -> Iterator[npt.NDArray[np.float32]]:
         from feddrift.engines import program  # here, since JAX takes a while to import
 
-        padded = self.devices.put(_padded(models, power_of_two(len(models))))  # once, not with every block
+        given = self.device.given(models, model_bucket(len(models)))  # once, not with every block
         ahead = None  # the device works on a block while the host takes in the one before
-        least, most = SCORE_BLOCK
-        fits = SCORE_VALUES // (max(1, int(np.prod(self.stream.x.shape[1:]))) * power_of_two(len(models)))
-        size = self.devices.evenly(min(most, max(least, 1 << max(0, fits.bit_length() - 1))))
+        n, size = np.int32(len(models)), self.devices.evenly(self._block)
         for start in range(0, len(rows), size):
             block = np.zeros(size, dtype=np.int32)
             part = rows[start : start + size]
             block[: len(part)] = part
-            now = len(part), program.logits(net or self.net, *padded, self.data[0], self.devices.put(block, deal=True))
+            asked = n, self.data[0], self.devices.put(block, deal=True)
+            now = len(part), program.logits(net or self.net, *given, *asked)
             if ahead is not None:
                 yield np.asarray(ahead[1])[: len(models), : ahead[0]]
             ahead = now
         if ahead is not None:
             yield np.asarray(ahead[1])[: len(models), : ahead[0]]
+
+    @cached_property
+    def _block(self) -> int:
+        """How many rows are scored at a time: a power of two, fewer where inputs are large."""
+        fits = SCORE_VALUES // max(1, math.prod(self.stream.x.shape[1:]))
+        return min(SCORE_BLOCK[1], max(SCORE_BLOCK[0], 1 << max(0, fits.bit_length() - 1)))
 
     def outputs(self, models: Models, rows: Ints) -> Iterator[npt.NDArray[np.float32]]:
         kernel = self.kernel(models.params)
@@ -161,13 +184,18 @@ class SimulatorWorker(InProcessWorker):
         if local.patience and not self._native(models, local):
             return in_turn(self, models, work, first, last, local)
         params, _, _, left_out = self._run(models, work, first, last, local)
-        return replace(models, params=self._fetch(params, len(models.families), len(models))), left_out
+        if self._native(models, local):
+            return replace(models, params=self._fetch(params, len(models.families), len(models))), left_out
+        return self.engine.device.models(models, params), left_out
 
     def updates(self, models: Models, work: Work, round: int, local: Local) -> Updates:
         if local.patience and not self._native(models, local):
             return self._patient(models, work, round, local)
         _, trained, pairs, _ = self._run(models, work, round, round + 1, local)
-        return work.updates(self._fetch(trained, np.arange(work.n_lanes), pairs))
+        lanes = np.arange(work.n_lanes)
+        if self._native(models, local):
+            return work.updates(self._fetch(trained, lanes, pairs))
+        return work.updates(self.engine.device.updates(models, trained, lanes, pairs))
 
     def _run(
         self, models: Models, work: Work, first: int, last: int, local: Local
@@ -175,20 +203,23 @@ class SimulatorWorker(InProcessWorker):
         """The models after these rounds, the lanes as they were before the last average, where each pair lies, and in
         how many rounds a lane was left out of it."""
         self.engine.lane_rounds += work.n_lanes * (last - first)
-        described, order, pairs = self._describe(models, work, local)
-        params, _, mask = _padded(models, model_bucket(len(models)))
-        lane_names, pair_names = _names(models, work, described, pairs)
         engine, kernel, looks = self.engine, self._native(models, local), None
-        moments = self._recall(params, lane_names, pair_names)
+        tile = engine.tile(models.params)
+        size = lane_bucket(work.n_lanes) if kernel else engine.devices.places(work.n_lanes, tile, models.params)
+        described, order, pairs = self._describe(models, work, local, size)
+        lane_names, pair_names = names_of(models, work, described, pairs)
         limits = np.uint32(first), np.uint32(last)
         if kernel:
             if local.patience:
                 looks = looks_of(self, models, work, described.model.shape, self.looked, local)
+            params, _, mask = padded(models, model_bucket(len(models)))
             data, run = (engine.stream.x, engine.stream.y), partial(kernel.rounds, looks=looks)
         else:
             from feddrift.engines import program
 
-            data, run = engine.data, partial(program.rounds, engine.devices, to=_pulled_to(models, local))
+            params, _, mask = engine.device.given(models, model_bucket(len(models)))
+            data, run = engine.data, partial(program.rounds, engine.devices, tile, to=self._pulled_to(models, local))
+        moments = self._recall(params, lane_names, pair_names)
         trained, updates, of_trunk, of_head, refused = run(
             engine.net, local, params, mask, *moments, described, *data, order, *limits
         )
@@ -203,7 +234,7 @@ class SimulatorWorker(InProcessWorker):
         from feddrift.engines.program import compiled_for
 
         engine, clients = self.engine, np.unique(work.client)
-        params, _, mask = _padded(models, model_bucket(len(models)))
+        params, _, mask = engine.device.given(models, model_bucket(len(models)))
         widest = int(np.bincount(work.client[np.unique(work.lane, return_index=True)[1]]).max())
         at_once = max(1, engine.devices.room(params) // widest)
         if len(clients) > at_once:
@@ -211,23 +242,29 @@ class SimulatorWorker(InProcessWorker):
             mine = (work.select(np.isin(np.arange(work.data.shape[1]), share)) for share in shares)
             return gathered(models, work, [self._patient(models, part, round, local) for part in mine])
         engine.lane_rounds += work.n_lanes
-        described, order, pairs = self._describe(models, work, local)
-        lane_names, pair_names = _names(models, work, described, pairs)
+        size = engine.devices.evenly(lane_bucket(work.n_lanes))
+        described, order, pairs = self._describe(models, work, local, size)
+        lane_names, pair_names = names_of(models, work, described, pairs)
         moments = self._recall(params, lane_names, pair_names)
         looks = looks_of(self, models, work, described.model.shape, self.looked, local)
         (trunks, heads, of_trunk, of_head), last = patience.local_round(
             engine.net, compiled_for(local), params, mask, *engine.devices.put((*moments, described, looks), deal=True),
             *engine.data, engine.devices.put(order), np.uint32(round), np.float32(local.lr),
-            _pulled_to(models, local),
+            self._pulled_to(models, local),
         )  # fmt: skip
         self._keep(params, lane_names, pair_names, of_trunk, of_head)
         self._look_back(lane_names, last)
         trained = unsplit(trunks, heads, trunk_of(engine.net, params))
-        return work.updates(self._fetch(trained, np.arange(work.n_lanes), pairs))
+        return work.updates(engine.device.updates(models, trained, np.arange(work.n_lanes), pairs))
 
     def _native(self, models: Models, local: Local) -> Any:
         """The native code, where it does for these models, trained like this: it knows no pull."""
         return None if local.pull is not None else self.engine.kernel(models.params)
+
+    def _pulled_to(self, models: Models, local: Local) -> Params:
+        """The parameters that models are pulled to, padded as they are; None: to what a round begins with."""
+        to = None if local.pull is None else local.pull.to
+        return None if to is None else self.engine.device.given(in_place_of(models, to), model_bucket(len(models)))[0]
 
     def _look_back(self, names: list[Name | None], losses: Any) -> None:
         """Keep the held-out losses of the last look."""
@@ -246,15 +283,15 @@ class SimulatorWorker(InProcessWorker):
         self.trunks.keep(lanes, trunks, room)
         self.heads.keep(pairs, heads, room)
 
-    def _describe(self, models: Models, work: Work, local: Local) -> tuple[Lanes, Any, Ints]:
-        """The lanes as padded arrays, the order of rows that their starts point into, and where each pair lies."""
+    def _describe(self, models: Models, work: Work, local: Local, size: int) -> tuple[Lanes, Any, Ints]:
+        """The lanes as arrays of this size, the order of rows that their starts point to, and where each pair lies."""
         w, stream, steps = work.data, self.engine.stream, self.engine.stream.n_steps
         _, first = np.unique(work.lane, return_index=True)
         n, client = len(first), work.client[first]
         by_lane = np.argsort(work.lane, kind="stable")
         slot = np.empty_like(by_lane)
         slot[by_lane] = np.arange(len(by_lane)) - np.searchsorted(work.lane[by_lane], work.lane[by_lane])
-        size, heads = self.engine.devices.evenly(lane_bucket(n)), power_of_two(int(slot.max()) + 1)
+        heads = power_of_two(int(slot.max()) + 1)
         pairs = work.lane * heads + slot
         model = np.repeat(work.model[first][:, None], heads, axis=1)  # an empty slot repeats the first, never drawn
         model[work.lane, slot] = work.model
@@ -279,7 +316,7 @@ class SimulatorWorker(InProcessWorker):
         head_share[pairs] = shares(work.model, work.size)
         added = np.zeros(size * heads, dtype=np.int32)
         added[: len(pairs)] = pairs
-        pad = partial(_pad_rows, size=size)  # idle lanes repeat the first and are never averaged
+        pad = partial(pad_rows, size=size)  # idle lanes repeat the first and are never averaged
         described = Lanes(
             trunk=pad(trunk.astype(np.int32)),
             model=pad(model.astype(np.int32)),
@@ -315,7 +352,7 @@ class SimulatorWorker(InProcessWorker):
             order.append(self.bag(int(t), int(client[lane]), int(ids[lane, h])))
             starts[lane, t, h] = end
             end += len(order[-1])
-        return starts.reshape(len(client), -1), _joined(order)
+        return starts.reshape(len(client), -1), joined(order)
 
     def _tables(
         self, models: Models, work: Work, pair: Ints, places: Ints, size: tuple[int, int, int], local: Local
@@ -338,7 +375,7 @@ class SimulatorWorker(InProcessWorker):
             counts[at], mass[at] = tables.sizes, tables.mass
             order.append(tables.rows)
             end += len(tables.rows)
-        return starts.reshape(n, -1), counts.reshape(n, -1), mass.reshape(n, -1), _joined(order)
+        return starts.reshape(n, -1), counts.reshape(n, -1), mass.reshape(n, -1), joined(order)
 
     def shuffled(self, t: int, c: int) -> Ints:
         if not self.in_order[t, c]:
@@ -356,42 +393,6 @@ class SimulatorWorker(InProcessWorker):
         )
 
 
-def _names(models: Models, work: Work, described: Lanes, pairs: Ints) -> tuple[list[Name | None], list[Name | None]]:
-    """Under which names the moments of lanes and pairs are kept; None for padding."""
-    lanes: list[Name | None] = [None] * len(described.trunk)
-    heads: list[Name | None] = [None] * len(described.head_share)
-    for c, m, lane, at in zip(work.client, work.model, work.lane, pairs, strict=True):
-        lanes[lane], heads[at] = (int(c), models.family[m]), (int(c), models.ids[m])
-    return lanes, heads
-
-
 @cache  # once for each net
 def _tell_that_it_compiles(net: Net, stream: str) -> None:
-    folder = os.environ.get("JAX_COMPILATION_CACHE_DIR")
-    kept = f"it is kept in {folder}" if folder else "set JAX_COMPILATION_CACHE_DIR to keep it"
-    log.info("compiling the net for %s: seconds, and again when the models become many; %s", stream, kept)
-
-
-def _joined(order: list[Ints]) -> npt.NDArray[np.int32]:
-    """Rows one after the other, with room for more behind them: seldom a new shape."""
-    rows = np.concatenate(order)
-    room = np.zeros(1 << (len(rows) - 1).bit_length(), dtype=np.int32)
-    room[: len(rows)] = rows
-    return room
-
-
-def _pad_rows(rows: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
-    return np.concatenate([rows, np.repeat(rows[:1], size - len(rows), axis=0)])
-
-
-def _pulled_to(models: Models, local: Local) -> Params:
-    """The parameters that models are pulled to, padded as they are; None: to what a round begins with."""
-    to = None if local.pull is None else local.pull.to
-    return None if to is None else _padded(in_place_of(models, to), model_bucket(len(models)))[0]
-
-
-def _padded(models: Models, size: int) -> tuple[Params, Any, Any]:
-    """Parameters, the trunk each model stands on, and masks, with copies of the first row behind them."""
-    pad = partial(_pad_rows, size=size)
-    mask = None if models.mask is None else pad(models.mask.astype(np.float32))
-    return tree_map(pad, models.params), pad(models.trunk_index.astype(np.int32)), mask
+    log.info("compiling the net for %s: seconds, and again when the models become many, unless it was kept", stream)

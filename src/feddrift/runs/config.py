@@ -15,6 +15,7 @@ from feddrift import algorithms, engines, streams
 from feddrift.data import Stream
 from feddrift.engines.conditions import Conditions
 from feddrift.errors import ConfigError, DataError, problem
+from feddrift.local import Precision
 from feddrift.nets import default_net, named_net
 from feddrift.router import Route
 from feddrift.runs.continuation import digest_of, in_order
@@ -23,7 +24,7 @@ from feddrift.streams.patterns import table
 from feddrift.tables.times import read_every
 from feddrift.types import Algorithm, Average, Bools, Local, Net
 
-TRAINING = ("rounds", "steps", "batch", "lr", "average", "balance")
+TRAINING = ("rounds", "steps", "batch", "lr", "average", "balance", "precision")
 TABLE = ("client", "time", "every", "missing", "categories", "scale")
 MAX_SEEDS = 10_000
 
@@ -57,6 +58,9 @@ class RunConfig(BaseModel):
     )
     balance: bool | None = Field(
         default=None, description="train as if all classes in a client's data were equally frequent"
+    )
+    precision: Precision | None = Field(
+        default=None, description="of matrix products in training on a GPU: float32 (the default), or tf32, quicker"
     )
     participation: float = Field(default=1.0, gt=0, le=1, description="the share of clients that train in a round")
     dropout: float = Field(default=0.0, ge=0, lt=1, description="the chance of a client to miss a time step")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
 from feddrift.errors import DataError
+from feddrift.resident import on_host
 from feddrift.types import (
     Federation,
     Floats,
@@ -149,7 +150,7 @@ class Journal:
             answer: T = old_answers[k][1]
         else:
             answer = ask()
-        self._answers.append((question, answer))
+        self._answers.append((question, on_host(answer)))
         if then_save and k >= len(old_answers):
             self._save_if_due(None, 0)
         return answer
@@ -157,7 +158,7 @@ class Journal:
     def _save_if_due(self, models: Models | None, trained: int) -> None:
         if self._rounds >= self._saved + self._every:
             self._saved = self._rounds
-            self._save(Inside(self._rounds, tuple(self._answers), models, trained, self._fed.progress()))
+            self._save(Inside(self._rounds, tuple(self._answers), on_host(models), trained, self._fed.progress()))
 
 
 def _told(local: Local | None) -> tuple[Any, ...] | None:

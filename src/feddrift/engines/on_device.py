@@ -1,0 +1,174 @@
+"""What lies on a device, and what a server has done there: averages and lengths of updates that nobody else reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from feddrift.averaging import LARGEST, lane_sizes, shares
+from feddrift.engines import program
+from feddrift.engines.lanes import Devices, beside, pad_rows
+from feddrift.resident import Resident
+from feddrift.trees import map_trunk_and_head, split, tree_map, unsplit
+from feddrift.types import Bools, Floats, Ints, Models, Params, Updates
+
+Parts = tuple[list[Any], list[Any]]  # the arrays of trunks, and those of heads
+
+
+@dataclass(frozen=True)
+class OnDevice:
+    """A `Place`: the devices of the simulator, with models in stacks of `bucket(number of models)`."""
+
+    devices: Devices
+    bucket: Callable[[int], int]
+
+    def given(self, models: Models, size: int) -> tuple[Params, Any, Any]:
+        """Parameters, the trunk each model stands on, and masks, padded to this size, on the devices."""
+        trunk, mask = self.devices.put(beside(models, size))
+        return self.stacks(models, size), trunk, mask
+
+    def stacks(self, models: Models, size: int) -> Params:
+        """The parameters on the devices, in stacks of this size; what lies there already is not sent again."""
+        return tree_map(partial(self._stack, size=size), models.params)
+
+    def _stack(self, leaf: Any, size: int) -> Any:
+        if isinstance(leaf, Resident) and leaf.place is self and len(leaf.stack) >= size >= len(leaf):
+            return leaf.stack if len(leaf.stack) == size else _first(size, leaf.stack)
+        return self.devices.put(pad_rows(np.asarray(leaf), size))
+
+    def models(self, models: Models, stacks: Params) -> Models:
+        """The models whose parameters, in order, lie in these stacks."""
+        rows = np.arange(len(models)), np.arange(len(models.families))
+        params = map_trunk_and_head(lambda _, stack, rows: Resident(self, stack, rows), models, *rows, stacks)
+        return replace(models, params=params)
+
+    def updates(self, models: Models, stacks: Params, lanes: Ints, pairs: Ints) -> Params:
+        """What lanes and pairs have trained, which lie so in these stacks."""
+        return map_trunk_and_head(lambda _, stack, rows: Resident(self, stack, rows), models, pairs, lanes, stacks)
+
+    def finite(self, models: Models, updates: Updates) -> Bools:
+        """As `averaging.finite`."""
+        _, first = np.unique(updates.lane, return_index=True)
+        sound = np.ones(len(first), dtype=bool)
+        for part, lane in zip(self._parts(models, updates.params), (np.arange(len(first)), updates.lane), strict=True):
+            if part:
+                rows = np.asarray(_finite([leaf.stack for leaf in part]))[part[0].rows]
+                sound[lane[~rows]] = False
+        return sound
+
+    def averaged(self, models: Models, updates: Updates) -> Models:
+        """As `averaging.averaged`, by the data behind."""
+        sound = self.finite(models, updates)
+        old = self._parts(models, self.stacks(models, self.bucket(len(models))))
+        new = self._parts(models, updates.params)
+        trunk, size = lane_sizes(models, updates.model, updates.lane, updates.size)
+        targets = (trunk, size, sound), (updates.model, updates.size, sound[updates.lane])
+        averages = [self._average(*each) for each in zip(old, new, targets, strict=True)]
+        return self.models(models, unsplit(averages[0], averages[1], self._trunk(models)))
+
+    def _average(self, old: list[Any], new: list[Any], parts: tuple[Ints, Floats, Bools]) -> list[Any]:
+        if not new:
+            return old
+        (target, size, sound), rows, n = parts, new[0].rows, len(new[0].stack)
+        spread = partial(_spread, n, rows)
+        order = np.zeros(n, dtype=np.int32)
+        order[: len(rows)] = rows
+        given = spread(target.astype(np.int32)), spread(shares(target, size).astype(np.float32)), order
+        averages: list[Any] = program.averaged(
+            self.devices.mesh, old, [leaf.stack for leaf in new], *given, np.int32(len(rows)), spread(sound)
+        )
+        return averages
+
+    def moves(self, models: Models, updates: Updates) -> DeviceMoves:
+        """As `averaging.moves`."""
+        old = self._parts(models, self.stacks(models, self.bucket(len(models))))
+        return DeviceMoves(old, self._parts(models, updates.params), models, updates)
+
+    def _trunk(self, models: Models) -> Params:
+        return tree_map(lambda _: False, models.params) if models.trunk is None else models.trunk
+
+    def _parts(self, models: Models, params: Params) -> Parts:
+        return split(params, self._trunk(models))
+
+
+class DeviceMoves:
+    """`resident.Moves`, of models and updates that lie on a device."""
+
+    def __init__(self, old: Parts, new: Parts, models: Models, updates: Updates) -> None:
+        self.old, self.new, self.models, self.updates = old, new, models, updates
+
+    def mean_length(self, m: int) -> float:
+        return float(np.sqrt(self._sum(_mean_square, m)))
+
+    def lengths(self, m: int) -> Floats:
+        return np.asarray(np.sqrt(self._sum(_squares, m)))
+
+    def cosines(self, m: int) -> Floats:
+        products = self._sum(_products, m)
+        lengths = np.maximum(np.sqrt(np.diag(products)), 1e-30)
+        return np.asarray(products / lengths / lengths[:, None])
+
+    def _sum(self, measure: Any, m: int) -> Any:
+        """A measure of the updates of model m, added up over all arrays."""
+        pairs = np.flatnonzero(self.updates.model == m)
+        total: Any = 0.0
+        for old, new, at, which in zip(
+            self.old, self.new, (self.models.trunk_index[m], m), (self.updates.lane[pairs], pairs), strict=True
+        ):
+            if new:
+                rows = new[0].rows[which]
+                chosen = np.zeros(len(new[0].stack), dtype=np.float32)
+                chosen[rows] = 1
+                found = np.asarray(measure(old, [leaf.stack for leaf in new], np.int32(at), chosen), dtype=np.float64)
+                for _ in range(found.ndim):
+                    found = np.moveaxis(found, 0, -1)[..., rows]
+                total = total + found
+        return total
+
+
+def _spread(n: int, rows: Ints, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """[n], values at these rows."""
+    spread = np.zeros(n, dtype=values.dtype)
+    spread[rows] = values
+    return spread
+
+
+@partial(jax.jit, static_argnums=0)
+def _first(size: int, stack: Any) -> Any:
+    return stack[:size]
+
+
+@jax.jit
+def _finite(stacks: list[Any]) -> Any:
+    return jnp.stack([(jnp.abs(leaf) <= LARGEST).reshape(len(leaf), -1).all(axis=1) for leaf in stacks]).all(axis=0)
+
+
+def _moves(old: list[Any], new: list[Any], m: Any) -> list[Any]:
+    """[row, parameter] of each array: how each row moved model m."""
+    return [(stack - leaf[m]).reshape(len(stack), -1) for leaf, stack in zip(old, new, strict=True)]
+
+
+@jax.jit
+def _squares(old: list[Any], new: list[Any], m: Any, chosen: Any) -> Any:
+    return sum((move * move).sum(axis=1) for move in _moves(old, new, m))
+
+
+@jax.jit
+def _mean_square(old: list[Any], new: list[Any], m: Any, chosen: Any) -> Any:
+    with jax.default_matmul_precision("float32"):
+        share = jnp.where(chosen > 0, chosen / chosen.sum(), 0)
+        means = [share @ jnp.where(chosen[:, None] > 0, move, 0) for move in _moves(old, new, m)]
+    return sum((mean * mean).sum() for mean in means)
+
+
+@jax.jit
+def _products(old: list[Any], new: list[Any], m: Any, chosen: Any) -> Any:
+    with jax.default_matmul_precision("float32"):
+        return sum(move @ move.T for move in _moves(old, new, m))

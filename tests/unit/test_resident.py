@@ -1,0 +1,139 @@
+"""Arrays that stay on a device, and what is done with them there."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import feddrift as fd
+from feddrift.averaging import averaged, finite, moves
+from feddrift.engines import kept
+from feddrift.engines.simulator import Simulator
+from feddrift.nets import default_net
+from feddrift.nets.perceptron import perceptron
+from feddrift.resident import Resident, on_host, place_of
+from feddrift.streams import files
+from feddrift.trees import leaves
+from feddrift.types import Federation, Models, Updates
+
+
+def compiled(**local: Any) -> Federation:
+    """A federation of SINE-2 whose net has no native code."""
+    stream = fd.stream("sine-2")
+    net = replace(default_net(stream), apply=lambda params, x: perceptron(params, x))
+    return Simulator(stream, net, fd.Local(rounds=2, steps=5, **local), 0).at(1)
+
+
+def trained() -> tuple[Models, Updates]:
+    fed = compiled()
+    w = np.ones((2, fed.n_clients, 2))
+    w[:, :4, 1] = 0
+    return (models := fed.fresh(2, distinct=True)), fed.local_updates(models, w)
+
+
+def test_to_numpy_it_is_an_array() -> None:
+    _, updates = trained()
+    leaf = leaves(updates.params)[0]
+    assert isinstance(leaf, Resident) and "here" not in vars(leaf)  # nobody has read it
+    here = np.asarray(leaf)
+    assert leaf.shape == here.shape == (16, 2, 4) and leaf.ndim == 3 and len(leaf) == 16
+    np.testing.assert_array_equal(leaf[3], here[3])
+    np.testing.assert_array_equal(leaf + 1, here + 1)
+    np.testing.assert_array_equal(np.concatenate([leaf, here]), np.concatenate([here, here]))
+    np.testing.assert_array_equal(leaf.mean(axis=0), here.mean(axis=0))
+    assert repr(leaf) == repr(here)
+    assert type(pickle.loads(pickle.dumps(leaf))) is np.ndarray
+
+
+def test_averages_and_lengths_are_the_same_there_and_here() -> None:
+    models, updates = trained()
+    here = on_host(updates)
+    assert place_of(updates.params) is not None and place_of(here.params) is None
+    assert on_host(models) is models and on_host(None) is None
+    for there, on_the_host in zip(
+        leaves(averaged(models, updates).params), leaves(averaged(models, here).params), strict=True
+    ):
+        np.testing.assert_array_equal(there, on_the_host)
+    far, near = moves(models, updates), moves(models, here)
+    for m in (0, 1):
+        assert far.mean_length(m) == pytest.approx(near.mean_length(m), rel=1e-5)
+        np.testing.assert_allclose(far.lengths(m), near.lengths(m), rtol=1e-5)
+        np.testing.assert_allclose(far.cosines(m), near.cosines(m), atol=1e-5)
+    assert len(far.lengths(0)) == 10 and len(far.lengths(1)) == 6
+
+
+def test_an_update_that_is_not_finite_is_left_out_there_too() -> None:
+    models, updates = trained()
+
+    def spoilt(leaf: Resident) -> Resident:
+        return Resident(leaf.place, leaf.stack.at[leaf.rows[3]].set(np.nan), leaf.rows)
+
+    bad = replace(updates, params={name: spoilt(leaf) for name, leaf in updates.params.items()})
+    assert np.flatnonzero(~finite(models, bad)).tolist() == [3]
+    for there, here in zip(
+        leaves(averaged(models, bad).params), leaves(averaged(models, on_host(bad)).params), strict=True
+    ):
+        assert np.isfinite(there).all()
+        np.testing.assert_allclose(there, here, rtol=1e-6)
+
+
+def test_steps_hand_out_numpy_arrays() -> None:
+    stream = fd.stream("sine-2")
+    net = replace(default_net(stream), apply=lambda params, x: perceptron(params, x))
+    step = next(fd.run(stream, "IFCA", net=net, local=fd.Local(rounds=2, steps=2)))
+    assert all(type(leaf) is np.ndarray for leaf in leaves(step.state.models.params))
+
+
+def test_programs_are_kept_in_the_users_cache_unless_somebody_says_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import jax
+
+    config: Any = jax.config
+    before = config.jax_compilation_cache_dir
+    monkeypatch.setattr(files, "cache", lambda: tmp_path)
+    try:
+        for folder, enabled, expected in (
+            (None, True, tmp_path / "programs"), ("/elsewhere", True, Path("/elsewhere")), (None, False, None),
+        ):  # fmt: skip
+            config.update("jax_compilation_cache_dir", folder)
+            config.update("jax_enable_compilation_cache", enabled)
+            kept.keep_programs.cache_clear()
+            assert kept.keep_programs() == expected
+        config.update("jax_compilation_cache_dir", None)
+        config.update("jax_enable_compilation_cache", True)
+        kept.keep_programs.cache_clear()
+        (tmp_path / "file").write_text("")
+        assert kept.keep_programs(tmp_path / "file" / "below") is None  # no folder can be made there
+    finally:
+        config.update("jax_compilation_cache_dir", before)
+        config.update("jax_enable_compilation_cache", True)
+        kept.keep_programs.cache_clear()
+
+
+def test_what_was_kept_longest_makes_room(tmp_path: Path) -> None:
+    import os
+
+    for age, name in enumerate(("new", "old", "oldest")):
+        (tmp_path / name).write_bytes(b"x" * 40)
+        os.utime(tmp_path / name, (1000 - age, 1000 - age))
+    kept.tidy(tmp_path, 80)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "old"]
+    kept.tidy(tmp_path, 80)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_precision_is_a_setting_that_is_recorded_where_it_says_something() -> None:
+    from feddrift.runs.config import RunConfig
+
+    assert "precision" not in fd.Local().plain() and fd.Local(precision="tf32").plain()["precision"] == "tf32"
+    with pytest.raises(fd.ConfigError, match="precision must be float32 or tf32, got 'half'"):
+        fd.Local(precision="half")  # type: ignore[arg-type]
+    stream = fd.stream("sine-2")
+    assert RunConfig.checked(stream="sine-2", precision="tf32").overrides(stream) == {"precision": "tf32"}
+    assert RunConfig.checked(stream="sine-2", precision="float32").overrides(stream) == {}
