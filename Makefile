@@ -19,7 +19,7 @@ check: $(VENV)/ready  ## lint, types and tests
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist worksteal
 
 check-slow: $(VENV)/ready  ## the long checks
 	$(BIN)/pytest -m slow

@@ -23,7 +23,7 @@ from feddrift.run import steps_on, with_newcomers
 from feddrift.runs.config import read_trace
 from feddrift.runs.poison import flipped, read_poison
 from feddrift.types import Clusters, Local, Models, State, Updates
-from tests.contract.test_engines import HERE, LOCAL, NAMES, make, same, some_w, uneven_stream
+from tests.contract.test_engines import HERE, LOCAL, NAMES, make, one_of_a_kind, same, some_w, uneven_stream
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -149,7 +149,7 @@ def without_truth(names: Any) -> list[str]:
     return [name for name in names if not name.startswith("Oracle")]
 
 
-@pytest.mark.parametrize("name", without_truth(algorithms.ALGORITHMS))
+@pytest.mark.parametrize("name", one_of_a_kind(without_truth(algorithms.ALGORITHMS)))
 def test_a_client_that_joins_later_is_one_that_was_out_of_reach(name: str) -> None:
     """The axis of clients grows; decisions and parameters are those of the full axis."""
     stream, local = late_stream(), Local(rounds=2, steps=3)

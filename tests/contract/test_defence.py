@@ -29,7 +29,7 @@ from feddrift.runs.poison import read_poison
 from feddrift.runs.recorded import RecordedRun
 from feddrift.testing import BRIEF, FakeFederation, small_stream
 from feddrift.types import Clusters, Local, Models, Tournament, Updates
-from tests.contract.test_engines import HERE, LOCAL, NAMES, make, same
+from tests.contract.test_engines import HERE, LOCAL, NAMES, make, same, slow
 
 CALM = np.zeros((10, 4), dtype=np.int64)  # nothing drifts
 LEARN = Local(rounds=5, steps=20, batch=10, lr=0.05)
@@ -414,7 +414,7 @@ def test_a_defended_run_is_the_argument_of_run() -> None:
     assert a[-1].state.acted is not None
 
 
-@pytest.mark.parametrize("algorithm", ["FedDrift", "FedDrift-Auto"])
+@pytest.mark.parametrize("algorithm", slow(["FedDrift", "FedDrift-Auto"], "FedDrift-Auto"))
 def test_engines_decide_alike_among_liars(algorithm: str) -> None:
     conditions = Conditions(lies=Lies(claims=(3,), alarms=(1,), glue=(3,), losses=(2,)), defend=True)
     concepts = np.array([[0] * 4] * 2 + [[1, 1, 0, 0]] * 3)

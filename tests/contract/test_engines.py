@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 import feddrift as fd
 from feddrift import plugins
+from feddrift.algorithms import ALGORITHMS
 from feddrift.averaging import averaged
 from feddrift.data import Stream
 from feddrift.engines import ENGINES, federation, in_process, lanes, program, simulator
@@ -65,17 +67,28 @@ NAMES = list(BUILDS)
 
 
 def uneven_stream(seed: int = 0, n_clients: int = 4, n_steps: int = 4) -> Stream:
-    """Cells of 0 to 30 rows, some smaller than a minibatch, some empty; one shape for all seeds, to compile once."""
+    """Cells of 0 to 30 rows, some smaller than a minibatch, some empty; one shape for all, to compile once."""
     draw = np.random.default_rng(seed)
     sizes = draw.integers(0, 30, (n_steps + 1, n_clients))
     sizes[0, 0], sizes[:, 1] = 0, np.maximum(sizes[:, 1], 3)
-    sizes[-1, -1] += 30 * sizes.size - sizes.sum()  # it is tested, never trained on
+    sizes[-1, -1] += 30 * max(sizes.size, 50) - sizes.sum()  # it is tested, never trained on
 
     def cell(n: int) -> Any:
         x = draw.random((n, 3))
         return (x, (x[:, 0] > x[:, 1]).astype(int)) if n else None
 
     return Stream.from_arrays([[cell(n) for n in row] for row in sizes], n_classes=2)
+
+
+def slow(names: Iterable[str], *these: str) -> list[Any]:
+    """These names, of which some are left to the long checks: XLA compiles for long."""
+    return [pytest.param(name, marks=pytest.mark.slow) if name in these else name for name in names]
+
+
+def one_of_a_kind(names: Sequence[str]) -> list[Any]:
+    """For what takes long: of the names of one class the first, the others are left to the long checks."""
+    first = {ALGORITHMS[name].cls: name for name in reversed(names)}
+    return slow(names, "KUE", *(name for name in names if name not in first.values()))  # KUE has ten models
 
 
 def make(name: str, stream: Stream, local: Local = LOCAL, seed: int = 3, conditions: Conditions = IDEAL) -> Engine:
@@ -125,7 +138,7 @@ def test_all_verbs_agree_between_engines(seed: int, optimizer: Any) -> None:
             same(value, other[verb], atol=1e-5)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow(NAMES, "chunked"))
 def test_clusters_are_the_array_they_stand_for(name: str) -> None:
     stream = uneven_stream(n_clients=6)
     draw = np.random.default_rng(5)
@@ -388,6 +401,7 @@ def test_padding_does_not_change_the_bits(name: str) -> None:
     assert not differs(jax.tree.map(lambda p: p[0], alone.params), jax.tree.map(lambda p: p[0], padded.params))
 
 
+@pytest.mark.slow
 def test_a_run_compiles_only_when_its_lanes_outgrow_a_bucket() -> None:
     """A whole FedDrift run: after the second time step a new program means a larger bucket, nothing else."""
     stream = fd.stream("sine-2")
@@ -406,7 +420,7 @@ def test_a_run_compiles_only_when_its_lanes_outgrow_a_bucket() -> None:
 
 
 def test_a_known_bucket_never_compiles_again() -> None:
-    stream = uneven_stream(seed=4, n_clients=5, n_steps=8)
+    stream = uneven_stream(seed=4, n_clients=5, n_steps=10)  # unlike any other test's, so that nothing is compiled yet
     engine = Compiled(stream, default_net(stream), replace(LOCAL, lr=0.0123), 0)
 
     def train(tau: int, n_models: int, n_users: int) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from feddrift.models import graft, join, params_of, take
 from feddrift.nets import default_net
 from feddrift.trees import leaves
 from feddrift.types import Local, Models, Start
-from tests.contract.test_engines import BUILDS, HERE, LOCAL, NAMES, differs, same, some_w, uneven_stream
+from tests.contract.test_engines import BUILDS, HERE, LOCAL, NAMES, differs, same, slow, some_w, uneven_stream
 
 STARTS: tuple[Start, ...] = ("warm", "head", "joint", "fresh")
 
@@ -155,7 +155,7 @@ def test_parts_of_models_are_counted_as_parts(name: str) -> None:
     np.testing.assert_allclose(fed.sent, (3 * 24 + 6 * 14) / 38 * new + 2 * 5 * (24 + 2 * 14) / 38 * has)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow(NAMES, "chunked", "crew", "flower"))
 def test_without_sharing_the_trunk_makes_no_difference(name: str) -> None:
     """One family per model is the case of before, whatever the net calls its trunk; compilers may round differently."""
     stream, results = uneven_stream(), []
@@ -187,7 +187,7 @@ def test_a_tournament_is_no_part_of_the_run(name: str) -> None:
     assert (np.diagonal(found.wrong, axis1=1, axis2=2) <= found.rows[:, None]).all()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow(NAMES, "compiled", "chunked"))
 def test_a_clients_trial_is_its_own_affair(name: str) -> None:
     """Who else holds one makes no difference."""
     stream = uneven_stream(n_clients=4)
