@@ -169,7 +169,7 @@ def test_without_sharing_the_trunk_makes_no_difference(name: str) -> None:
         same(results[0], other, atol=0.0 if name == "reference" else 1e-6)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow(NAMES, "compiled", "chunked"))
 def test_a_tournament_is_no_part_of_the_run(name: str) -> None:
     stream = uneven_stream()
     w = some_w(2, stream, 4)
@@ -213,7 +213,7 @@ def test_a_trial_is_held_on_whole_cells_and_refuses_what_it_cannot_do() -> None:
     assert fed.tournament(models, w, parent, ("warm",)).rows[0] == 0
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow(NAMES, "compiled", "chunked"))
 def test_a_tournament_is_won_by_who_learns_the_new_concept(name: str) -> None:
     """Swapped labels: after hardly any training a fresh model makes fewer mistakes than one that knew better."""
     draw = np.random.default_rng(0)
