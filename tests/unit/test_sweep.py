@@ -169,6 +169,7 @@ def test_a_dry_run_says_what_is_left_and_writes_nothing(tmp_path: Path) -> None:
     assert left() == [["sine-2", "6", "6", "0"], ["circle-2", "1", "0", "1"]] and sorted(out.iterdir()) == before
 
 
+@pytest.mark.slow
 def test_what_was_recorded_with_other_code_is_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     code = "from feddrift.algorithms.single import Single\n\nclass Mine(Single):\n    pass\n"
@@ -250,7 +251,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "runs"
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("how", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
 def test_a_stopped_sweep_goes_on_where_it_was(tmp_path: Path, whole: Path, how: signal.Signals) -> None:
     """Records and results are those of a sweep that was never stopped."""
     path, out = grid(tmp_path, LONG), tmp_path / "runs"
