@@ -19,10 +19,11 @@ check: $(VENV)/ready  ## lint, types and tests
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist worksteal
 
 check-slow: $(VENV)/ready  ## the long checks
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -m slow -n 2 --dist worksteal --ignore tests/slow
+	$(BIN)/pytest -m slow tests/slow
 
 check-all: check check-slow  ## both: over Flower every name, not only one for each verb
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,14 @@ collect_ignore_glob = ["golden/make_*.py"]  # scripts that wrote golden numbers;
 # How long an example takes is not what is tested; a check tries the same examples each time, a long search new ones.
 settings.register_profile("feddrift", deadline=None, derandomize=os.environ.get("FEDDRIFT_FUZZ") != "long")
 settings.load_profile("feddrift")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """What XLA compiles is kept, for the other workers of this check and for the processes that tests start."""
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        kept = tempfile.TemporaryDirectory(prefix="feddrift-xla-")
+        config.add_cleanup(kept.cleanup)
+        os.environ |= {"JAX_COMPILATION_CACHE_DIR": kept.name, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -57,12 +57,8 @@ def test_every_row_has_a_place_and_every_minibatch_its_share_of_all_classes() ->
         assert np.ptp(np.bincount(classes[np.roll(tables.rows, -start)[:30]])) <= 2
 
 
-@pytest.mark.parametrize(
-    "more",
-    [pytest.param(more, marks=pytest.mark.slow) for more in ({}, {"bags": True}, {"hold_out": 0.3})]
-    + [{"optimizer": "sgd"}],
-    ids=str,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [{}, {"bags": True}, {"hold_out": 0.3}, {"optimizer": "sgd"}], ids=str)
 def test_engines_agree(more: dict[str, Any]) -> None:
     stream = uneven_stream(1)
     stream.y[np.random.default_rng(2).random(len(stream.y)) < 0.6] = 0

@@ -23,10 +23,21 @@ from feddrift.run import steps_on, with_newcomers
 from feddrift.runs.config import read_trace
 from feddrift.runs.poison import flipped, read_poison
 from feddrift.types import Clusters, Local, Models, State, Updates
-from tests.contract.test_engines import HERE, LOCAL, NAMES, make, same, some_w, uneven_stream
+from tests.contract.test_engines import (
+    EACH,
+    HERE,
+    LOCAL,
+    OTHERS,
+    make,
+    one_of_a_kind,
+    same,
+    slow,
+    some_w,
+    uneven_stream,
+)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_rounds_with_a_draw_are_the_same_one_by_one(name: str) -> None:
     stream, conditions = uneven_stream(), Conditions(participation=0.5)
     at_once, one_by_one = (make(name, stream, conditions=conditions).at(2) for _ in range(2))
@@ -37,7 +48,7 @@ def test_rounds_with_a_draw_are_the_same_one_by_one(name: str) -> None:
     np.testing.assert_array_equal(at_once.sent, one_by_one.sent)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_who_takes_part_trains_as_if_alone(name: str) -> None:
     stream = uneven_stream()
     some, everybody = make(name, stream, conditions=Conditions(participation=0.5)).at(2), make(name, stream).at(2)
@@ -48,7 +59,7 @@ def test_who_takes_part_trains_as_if_alone(name: str) -> None:
         np.testing.assert_allclose(x, y[a.client], atol=1e-6)
 
 
-@pytest.mark.parametrize("name", HERE)  # a real client takes no such data in
+@pytest.mark.parametrize("name", slow(HERE, *OTHERS))  # a real client takes no such data in
 def test_a_client_that_diverges_spoils_nothing(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """The others' average is what it would be without it; what it alone trains stays as it was."""
     stream = uneven_stream()
@@ -67,7 +78,7 @@ def test_a_client_that_diverges_spoils_nothing(name: str, caplog: pytest.LogCapt
     assert "client 1 sent updates of model 0 that are not finite" in caplog.text
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 @pytest.mark.parametrize("rule", ["median", "trimmed", "clipped"])
 def test_robust_rules_hold_against_one_in_four(name: str, rule: Any) -> None:
     stream = uneven_stream()
@@ -149,7 +160,7 @@ def without_truth(names: Any) -> list[str]:
     return [name for name in names if not name.startswith("Oracle")]
 
 
-@pytest.mark.parametrize("name", without_truth(algorithms.ALGORITHMS))
+@pytest.mark.parametrize("name", one_of_a_kind(without_truth(algorithms.ALGORITHMS)))
 def test_a_client_that_joins_later_is_one_that_was_out_of_reach(name: str) -> None:
     """The axis of clients grows; decisions and parameters are those of the full axis."""
     stream, local = late_stream(), Local(rounds=2, steps=3)

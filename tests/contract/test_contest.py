@@ -18,10 +18,11 @@ from feddrift.models import graft, join, take
 from feddrift.nets.own import net_of
 from feddrift.testing import FakeFederation
 from feddrift.types import Floats, Holds, Ints, Local, Models, Tournament
-from tests.contract.test_engines import BUILDS, HERE, LOCAL, NAMES, make, uneven_stream
+from tests.contract.test_engines import BUILDS, EACH, HERE, LOCAL, NAMES, OTHERS, make, slow, uneven_stream
 
 LINEAR = fd.mlp(1, (), 2)
 NOBODY, NOT_THERE = -1, 3
+NATIVE = [name for name in NAMES if name not in ("compiled", "chunked")]  # the others XLA compiles for
 ENDS: tuple[Holds, ...] = ("last", "first")
 
 
@@ -46,7 +47,7 @@ def everywhere(*teams: list[int]) -> Ints:
     return np.array([[team + [NOBODY] * (wide - len(team))] * 4 for team in teams])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_counts_by_hand(name: str) -> None:
     fed = BUILDS[name](numbers(), LINEAR, LOCAL, 3).at(0)
     fed.worker.known.reachable = np.arange(4) != NOT_THERE
@@ -69,11 +70,13 @@ def private_pairs(fed: Any, local: Local) -> Models:
     return join(fed.fresh(), fed.train(own, w, local=local))
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_all_engines_count_alike(seed: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "names"), [(0, NATIVE), *(pytest.param(seed, NAMES, marks=pytest.mark.slow) for seed in (0, 1))]
+)
+def test_all_engines_count_alike(seed: int, names: list[str]) -> None:
     stream, learn = uneven_stream(seed), replace(LOCAL, rounds=4, steps=10, lr=0.05)
     results = []
-    for name in NAMES:
+    for name in names:
         fed = make(name, stream).at(2)
         own = np.arange(1, 5)[None, :, None]
         teams = np.concatenate([np.zeros_like(own), own]), np.concatenate([np.zeros_like(own), own], axis=2)
@@ -83,7 +86,7 @@ def test_all_engines_count_alike(seed: int) -> None:
             answers += [fed.contest(models, alone_or_not, held_by) for alone_or_not in teams]
         results.append([(found.rows.tolist(), found.wrong.tolist()) for found in answers] + [fed.sent.tolist()])
     assert np.ptp([table for _, table in results[0][:-1:2]], axis=0).any()  # there is something to count
-    for name, other in zip(NAMES[1:], results[1:], strict=True):
+    for name, other in zip(names[1:], results[1:], strict=True):
         assert other == results[0], name
 
 
@@ -94,7 +97,7 @@ def trunk_and_heads(fed: Any) -> Models:
     return join(join(first, graft(take(apart, [1], [1]), first, family=0)), take(apart, [2], [2]))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_a_model_alone_errs_as_when_it_is_evaluated(name: str) -> None:
     stream = uneven_stream(5)
     fed = make(name, stream).at(3)
@@ -109,7 +112,7 @@ def test_a_model_alone_errs_as_when_it_is_evaluated(name: str) -> None:
         np.testing.assert_allclose(found.wrong[:, k, k], mistakes[np.arange(4), teams[k, :, 0]], atol=1e-9)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_the_halves_that_two_trainings_hold_out_make_the_whole(name: str) -> None:
     draw = np.random.default_rng(1)
     cells = [[(x := draw.random((10, 3)), (x[:, 0] > x[:, 1]).astype(int)) for _ in range(4)] for _ in range(3)]
@@ -124,7 +127,7 @@ def test_the_halves_that_two_trainings_hold_out_make_the_whole(name: str) -> Non
     assert most.rows.tolist() == (10 - trained_rows(np.full(4, 10), 0.7)).tolist() == [7] * 4
 
 
-@pytest.mark.parametrize("name", HERE)  # a real client takes no such data in
+@pytest.mark.parametrize("name", slow(HERE, *OTHERS))  # a real client takes no such data in
 def test_the_first_rows_can_be_held_out(name: str) -> None:
     stream = uneven_stream()
     fed = make(name, stream).at(2)
@@ -144,7 +147,7 @@ def test_the_first_rows_can_be_held_out(name: str) -> None:
     assert np.isnan(other_end.params["W1"]).any()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_a_trial_holds_out_its_own_rows_whatever_the_run_does(name: str) -> None:
     stream, parent = uneven_stream(), np.zeros(4, dtype=np.int64)
     found = []
@@ -154,7 +157,7 @@ def test_a_trial_holds_out_its_own_rows_whatever_the_run_does(name: str) -> None
     np.testing.assert_array_equal(found[0], found[1])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_shared_models_are_sent_once_and_private_ones_never(name: str) -> None:
     fed = BUILDS[name](numbers(), LINEAR, LOCAL, 3).at(0)
     fed.worker.known.reachable = np.arange(4) != NOT_THERE
@@ -168,7 +171,7 @@ def test_shared_models_are_sent_once_and_private_ones_never(name: str) -> None:
     assert fed.sent.tolist() == fed.sent_scoring.tolist() == [2, 2, 0, 0]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_a_contest_is_no_part_of_the_run(name: str) -> None:
     stream, w = uneven_stream(), np.ones((3, 4, 2))
     quiet, busy = make(name, stream).at(2), make(name, stream).at(2)
@@ -196,7 +199,7 @@ def test_where_nobody_can_compete_nobody_is_asked() -> None:
     assert fed.sent.tolist() == [1] * 4
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_what_makes_no_sense_is_refused(name: str) -> None:
     fed = BUILDS[name](numbers(), LINEAR, LOCAL, 3).at(0)
     models = replace(above(2.5, 4.5), owner=(-1, 0))

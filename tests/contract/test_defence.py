@@ -29,7 +29,7 @@ from feddrift.runs.poison import read_poison
 from feddrift.runs.recorded import RecordedRun
 from feddrift.testing import BRIEF, FakeFederation, small_stream
 from feddrift.types import Clusters, Local, Models, Tournament, Updates
-from tests.contract.test_engines import HERE, LOCAL, NAMES, make, same
+from tests.contract.test_engines import EACH, HERE, LOCAL, NAMES, OTHERS, make, same, slow
 
 CALM = np.zeros((10, 4), dtype=np.int64)  # nothing drifts
 LEARN = Local(rounds=5, steps=20, batch=10, lr=0.05)
@@ -67,7 +67,7 @@ def test_a_time_that_only_one_client_has_data_of_is_not_its_own_measure() -> Non
     assert bounded(counts, np.ones(3, dtype=bool)).tolist() == [[0, 0, 150], [10, 30, 150]]  # 5 * 30, twice
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_a_claim_weighs_five_in_averages_on_every_engine(name: str) -> None:
     stream = even()
     lies = Conditions(lies=Lies(claims=(2,)))
@@ -92,7 +92,7 @@ def test_a_claim_weighs_five_in_merges() -> None:
     assert merged.params["a"].item() == pytest.approx(120 / 160)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_a_claim_weighs_five_in_contests_and_trials(name: str) -> None:
     stream = even()
     lies = Conditions(lies=Lies(claims=(2,)))
@@ -121,7 +121,7 @@ def test_the_middle_of_clients() -> None:
     np.testing.assert_allclose(middle(by_class)[..., 1], [[1.4, 1.2], [1.2, np.nan]])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_a_merge_asks_the_clients_not_their_rows(name: str) -> None:
     """L of honest clients, which one that claims a million times its rows and makes no mistakes turns to zero."""
     stream, w = even(), np.ones((2, 4, 2))
@@ -297,7 +297,7 @@ def test_a_finite_but_absurd_update_is_left_out(value: float) -> None:
         np.testing.assert_allclose(found.params["a"], [[2, 2]])
 
 
-@pytest.mark.parametrize("name", HERE)
+@pytest.mark.parametrize("name", slow(HERE, *OTHERS))
 def test_absurd_updates_are_left_out_on_every_engine(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """Inputs of one client so large that its first step of SGD leaves a parameter that is finite and absurd."""
     stream = even()
@@ -414,7 +414,7 @@ def test_a_defended_run_is_the_argument_of_run() -> None:
     assert a[-1].state.acted is not None
 
 
-@pytest.mark.parametrize("algorithm", ["FedDrift", "FedDrift-Auto"])
+@pytest.mark.parametrize("algorithm", slow(["FedDrift", "FedDrift-Auto"], "FedDrift-Auto"))
 def test_engines_decide_alike_among_liars(algorithm: str) -> None:
     conditions = Conditions(lies=Lies(claims=(3,), alarms=(1,), glue=(3,), losses=(2,)), defend=True)
     concepts = np.array([[0] * 4] * 2 + [[1, 1, 0, 0]] * 3)

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import jax
 from feddrift.engines.lanes import Devices
@@ -31,6 +33,7 @@ for other in results[1:]:
 """
 
 
+@pytest.mark.slow
 def test_the_number_of_devices_changes_nothing() -> None:
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
     run = subprocess.run([sys.executable, "-c", PROGRAM], env=os.environ | {"XLA_FLAGS": flags}, capture_output=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 import feddrift as fd
 from feddrift import plugins
+from feddrift.algorithms import ALGORITHMS
 from feddrift.averaging import averaged
 from feddrift.data import Stream
 from feddrift.engines import ENGINES, federation, in_process, lanes, program, simulator
@@ -62,20 +64,35 @@ if importlib.util.find_spec("flwr"):
 
     SCORING += [flower_scored, flower_messages]
 NAMES = list(BUILDS)
+OTHERS = ("compiled", "chunked", "crew")  # XLA compiles for long: the laws are theirs in the long checks
+
+
+def slow(names: Iterable[str], *these: str) -> list[Any]:
+    """These names, of which some are left to the long checks: XLA compiles for long."""
+    return [pytest.param(name, marks=pytest.mark.slow) if name in these else name for name in names]
+
+
+EACH = slow(NAMES, *OTHERS)
 
 
 def uneven_stream(seed: int = 0, n_clients: int = 4, n_steps: int = 4) -> Stream:
-    """Cells of 0 to 30 rows, some smaller than a minibatch, some empty; one shape for all seeds, to compile once."""
+    """Cells of 0 to 30 rows, some smaller than a minibatch, some empty; one shape for all, to compile once."""
     draw = np.random.default_rng(seed)
     sizes = draw.integers(0, 30, (n_steps + 1, n_clients))
     sizes[0, 0], sizes[:, 1] = 0, np.maximum(sizes[:, 1], 3)
-    sizes[-1, -1] += 30 * sizes.size - sizes.sum()  # it is tested, never trained on
+    sizes[-1, -1] += 30 * max(sizes.size, 50) - sizes.sum()  # it is tested, never trained on
 
     def cell(n: int) -> Any:
         x = draw.random((n, 3))
         return (x, (x[:, 0] > x[:, 1]).astype(int)) if n else None
 
     return Stream.from_arrays([[cell(n) for n in row] for row in sizes], n_classes=2)
+
+
+def one_of_a_kind(names: Sequence[str]) -> list[Any]:
+    """For what takes long: of the names of one class the first, the others are left to the long checks."""
+    first = {ALGORITHMS[name].cls: name for name in reversed(names)}
+    return slow(names, "KUE", *(name for name in names if name not in first.values()))  # KUE has ten models
 
 
 def make(name: str, stream: Stream, local: Local = LOCAL, seed: int = 3, conditions: Conditions = IDEAL) -> Engine:
@@ -102,7 +119,7 @@ def differs(a: Any, b: Any) -> bool:
     )
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_all_verbs_agree_between_engines(seed: int, optimizer: Any) -> None:
     stream = uneven_stream(seed)
@@ -125,7 +142,7 @@ def test_all_verbs_agree_between_engines(seed: int, optimizer: Any) -> None:
             same(value, other[verb], atol=1e-5)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_clusters_are_the_array_they_stand_for(name: str) -> None:
     stream = uneven_stream(n_clients=6)
     draw = np.random.default_rng(5)
@@ -144,7 +161,7 @@ def test_clusters_are_the_array_they_stand_for(name: str) -> None:
         fed.train(models, replace(w, model=w.model + 1))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 @pytest.mark.parametrize("room", [1, 40])
 def test_scoring_in_blocks_changes_nothing(name: str, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = uneven_stream(n_clients=5)
@@ -164,7 +181,7 @@ def test_room_follows_from_memory_and_the_size_of_a_model() -> None:
     assert devices.room(small) > 10**6 and 1 <= devices.room(large) <= 64
 
 
-@pytest.mark.parametrize("name", HERE)
+@pytest.mark.parametrize("name", slow(HERE, *OTHERS))
 def test_each_row_is_judged_by_the_model_of_its_cell(name: str) -> None:
     stream = uneven_stream(n_clients=5)
     engine = make(name, stream)
@@ -175,7 +192,7 @@ def test_each_row_is_judged_by_the_model_of_its_cell(name: str) -> None:
     np.testing.assert_array_equal(engine.wrong(models, rows, sizes, which), every[np.repeat(which, sizes), range(12)])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_rounds_add_up(name: str) -> None:
     """R calls of one round are one call of R rounds, bit for bit, moments and minibatches included."""
     stream = uneven_stream()
@@ -190,7 +207,7 @@ def test_rounds_add_up(name: str) -> None:
     assert at_once.sent.tolist() == one_by_one.sent.tolist()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_a_round_is_the_average_of_its_local_updates(name: str) -> None:
     stream = uneven_stream()
     w = np.ones((2, stream.n_clients, 2))
@@ -200,7 +217,7 @@ def test_a_round_is_the_average_of_its_local_updates(name: str) -> None:
     same(trained.params, averaged(models, updates).params)  # bit for bit
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_a_model_nobody_uses_now_comes_back_untouched(name: str) -> None:
     stream = uneven_stream()
     fed = make(name, stream).at(2)
@@ -213,7 +230,7 @@ def test_a_model_nobody_uses_now_comes_back_untouched(name: str) -> None:
         assert not np.array_equal(np.asarray(after)[0], before[0])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_a_client_without_new_data_still_trains_on_its_history(name: str) -> None:
     stream = uneven_stream(n_clients=2)
     assert stream.counts[1, 0] > 0
@@ -228,7 +245,7 @@ def test_a_client_without_new_data_still_trains_on_its_history(name: str) -> Non
     assert np.isnan(fed.evaluate(fed.fresh())[0]).all() and not np.isnan(fed.evaluate(fed.fresh())[1]).any()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_a_client_out_of_reach_is_neither_scored_nor_trained(name: str) -> None:
     stream = uneven_stream()
     fed = make(name, stream).at(2)
@@ -239,7 +256,7 @@ def test_a_client_out_of_reach_is_neither_scored_nor_trained(name: str) -> None:
     assert fed.sent[1] == 0
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_adding_a_model_shifts_nobody_elses_minibatches(name: str) -> None:
     stream = uneven_stream()
     small, large = make(name, stream).at(2), make(name, stream).at(2)
@@ -251,7 +268,7 @@ def test_adding_a_model_shifts_nobody_elses_minibatches(name: str) -> None:
         assert not np.allclose(y[0], y[1], atol=1e-6)  # its twin under another id drew other minibatches
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_nothing_of_the_future_is_used(name: str) -> None:
     stream = uneven_stream()
     tau = 2
@@ -268,7 +285,7 @@ def test_nothing_of_the_future_is_used(name: str) -> None:
     assert len(seen[0][3]) == tau + 1
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_models_sent_are_counted_by_hand(name: str) -> None:
     stream = uneven_stream()
     stream = replace(stream, counts=stream.counts)
@@ -286,7 +303,7 @@ def test_models_sent_are_counted_by_hand(name: str) -> None:
     np.testing.assert_array_equal(fed.sent, (2 + 2 * 5 * 2) * has_any + 2 * has_new)  # they have changed
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_cross_evaluation_is_a_weighted_error_over_the_clusters_cells(name: str) -> None:
     stream = uneven_stream()
     engine = make(name, stream)
@@ -320,7 +337,7 @@ def test_large_cells_are_sampled_alike_by_all_engines(monkeypatch: pytest.Monkey
     assert not np.allclose(a, feds[0].cross_evaluate(feds[0].fresh(2, distinct=True), w, "loss"))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_a_w_of_the_wrong_shape_is_refused(name: str) -> None:
     fed = make(name, uneven_stream()).at(2)
     with pytest.raises(ConfigError, match=r"w must have shape \(t, c, m\) = \(3, 4, 1\), got \(2, 4, 1\)"):
@@ -336,7 +353,7 @@ def test_a_w_of_the_wrong_shape_is_refused(name: str) -> None:
         fed.train(fed.fresh(), np.full((3, 4, 1), None))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_without_work_nothing_trains(name: str) -> None:
     stream = uneven_stream()
     fed = make(name, stream).at(2)
@@ -347,7 +364,7 @@ def test_without_work_nothing_trains(name: str) -> None:
     assert not fed.sent.any()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_only_a_model_that_changed_is_sent_again_for_scoring(name: str) -> None:
     stream = uneven_stream()
     fed = make(name, stream).at(2)
@@ -388,6 +405,7 @@ def test_padding_does_not_change_the_bits(name: str) -> None:
     assert not differs(jax.tree.map(lambda p: p[0], alone.params), jax.tree.map(lambda p: p[0], padded.params))
 
 
+@pytest.mark.slow
 def test_a_run_compiles_only_when_its_lanes_outgrow_a_bucket() -> None:
     """A whole FedDrift run: after the second time step a new program means a larger bucket, nothing else."""
     stream = fd.stream("sine-2")
@@ -431,7 +449,7 @@ def test_lanes_that_hardly_fit_have_no_room_to_spare(monkeypatch: pytest.MonkeyP
 
 
 def test_a_known_bucket_never_compiles_again() -> None:
-    stream = uneven_stream(seed=4, n_clients=5, n_steps=8)
+    stream = uneven_stream(seed=4, n_clients=5, n_steps=10)  # unlike any other test's, so that nothing is compiled yet
     engine = Compiled(stream, default_net(stream), replace(LOCAL, lr=0.0123), 0)
 
     def train(tau: int, n_models: int, n_users: int) -> tuple[int, int]:

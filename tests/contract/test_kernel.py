@@ -94,6 +94,7 @@ def test_data_may_lie_in_a_file(tmp_path: Path) -> None:
     same(results[0], results[1])
 
 
+@pytest.mark.slow
 def test_a_whole_run_is_the_compiled_programs() -> None:
     """Same decisions, accuracy within half a point, on a stream whose decisions do not hang by a hair."""
     stream = fd.stream("sine-2")

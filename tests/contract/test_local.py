@@ -18,7 +18,7 @@ from feddrift.models import in_place_of, take
 from feddrift.nets.perceptron import mlp
 from feddrift.testing import check_algorithm
 from feddrift.types import Local, Models, Pull
-from tests.contract.test_engines import BUILDS, LOCAL, NAMES, differs, make, same, some_w, uneven_stream
+from tests.contract.test_engines import BUILDS, EACH, LOCAL, NAMES, differs, make, same, slow, some_w, uneven_stream
 from tests.docs import blocks
 
 VALUES: dict[str, dict[str, Any]] = {
@@ -33,7 +33,7 @@ def shared_trunk(fed: Any) -> Models:
     return take(fed.fresh(), [0, 0, 0], (0, 1, 2), (0, 0, 2))
 
 
-@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize("value", slow(VALUES, "patience"))
 def test_engines_agree(value: str) -> None:
     """A model apart and two on one trunk; in single rounds, in several, and in what is sent."""
     stream, local = uneven_stream(1), replace(LOCAL, **VALUES[value])
@@ -170,7 +170,7 @@ def test_momentum_by_hand() -> None:
         np.testing.assert_allclose(fed.train(models, w).params["b1"][0], bias, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_a_trunk_can_learn_alone(name: str) -> None:
     stream = uneven_stream()
     fed = make(name, stream, replace(LOCAL, trains="trunk")).at(2)

@@ -20,7 +20,7 @@ from feddrift.nets.own import net_of
 from feddrift.nets.resnet import resnet18
 from feddrift.types import Floats, Models, Moments, Net, Projection
 from tests.contract.test_contest import Threshold, above
-from tests.contract.test_engines import BUILDS, LOCAL, NAMES, make, uneven_stream
+from tests.contract.test_engines import BUILDS, EACH, LOCAL, NAMES, make, uneven_stream
 
 LINEAR = fd.mlp(1, (), 2)
 QUESTIONS: list[dict[str, Any]] = [
@@ -44,7 +44,7 @@ def plain(moments: Moments) -> list[Any]:
     return [moments.count, moments.mean, moments.std]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_moments_by_hand(name: str) -> None:
     fed = BUILDS[name](numbers(), LINEAR, LOCAL, 3).at(0)
     fed.worker.known.reachable = np.array([True, True, True, False])
@@ -107,7 +107,7 @@ def test_moments_are_those_of_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
             np.testing.assert_allclose(moments.std[c, m, k], rows.std(axis=0), atol=1e-6)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_what_moments_cost_is_counted(name: str) -> None:
     fed = BUILDS[name](numbers(), LINEAR, LOCAL, 3).at(0)
     models, size = above(2.5, 4.5), 4  # a weight and a bias for each class
@@ -147,7 +147,7 @@ def silent(net: Net) -> Net:
     return Net(net.init, net.apply, net.trunk)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_a_net_that_does_not_say_what_its_head_sees(name: str) -> None:
     stream = uneven_stream()
     fed = BUILDS[name](stream, silent(fd.mlp(3, 6, 2)), LOCAL, 3).at(2)
@@ -163,7 +163,7 @@ def test_a_model_that_trains_itself_has_inputs_and_logits() -> None:
         fed.moments(fed.fresh(), "trunk")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_questions_that_make_no_sense_are_refused(name: str) -> None:
     fed = BUILDS[name](numbers(), LINEAR, LOCAL, 3).at(0)
     models, wrong = fed.fresh(), np.ones((2, 3))

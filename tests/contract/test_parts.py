@@ -13,7 +13,7 @@ import feddrift as fd
 from feddrift.data import Stream
 from feddrift.engines import federation
 from tests.contract.test_contest import LINEAR, above
-from tests.contract.test_engines import BUILDS, HERE, LOCAL, NAMES, SCORING, make, some_w, uneven_stream
+from tests.contract.test_engines import BUILDS, EACH, HERE, LOCAL, NAMES, SCORING, make, some_w, uneven_stream
 
 WITH_GROUPS = [*HERE, "crew"]  # clients over Flower have none
 
@@ -27,7 +27,7 @@ def grouped() -> Stream:
     return Stream.from_arrays([now, later, now], n_classes=2, groups=[groups] * 3)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_errors_by_class_by_hand(name: str) -> None:
     fed = BUILDS[name](grouped(), LINEAR, LOCAL, 3).at(1)
     fed.worker.known.reachable = np.array([True, True, True, False])
@@ -113,7 +113,7 @@ def test_models_at_rest_are_left_out_of_distances() -> None:
     assert L.shape == (2, 2, 4, 3) and np.isnan(L[1]).all() and np.isnan(L[:, 1]).all() and np.isfinite(L[0, 0]).any()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_parts_that_there_are_not(name: str) -> None:
     fed = make(name, uneven_stream()).at(2)
     assert fed.n_groups == 0 and isinstance(fed, federation.TimeStep)

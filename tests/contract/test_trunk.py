@@ -20,7 +20,19 @@ from feddrift.models import graft, join, params_of, take
 from feddrift.nets import default_net
 from feddrift.trees import leaves
 from feddrift.types import Local, Models, Start
-from tests.contract.test_engines import BUILDS, HERE, LOCAL, NAMES, differs, same, some_w, uneven_stream
+from tests.contract.test_engines import (
+    BUILDS,
+    EACH,
+    HERE,
+    LOCAL,
+    NAMES,
+    OTHERS,
+    differs,
+    same,
+    slow,
+    some_w,
+    uneven_stream,
+)
 
 STARTS: tuple[Start, ...] = ("warm", "head", "joint", "fresh")
 
@@ -66,7 +78,7 @@ def test_all_verbs_agree_between_engines(seed: int, optimizer: Any) -> None:
             same(value, other[verb], atol=1e-5)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_rounds_add_up(name: str) -> None:
     stream = uneven_stream()
     w = some_w(3, stream, 4)
@@ -79,7 +91,7 @@ def test_rounds_add_up(name: str) -> None:
     assert at_once.sent.tolist() == one_by_one.sent.tolist()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_a_round_is_the_average_of_its_local_updates(name: str) -> None:
     stream = uneven_stream()
     w = some_w(3, stream, 4)
@@ -88,7 +100,7 @@ def test_a_round_is_the_average_of_its_local_updates(name: str) -> None:
     same(trained.params, averaged(models, make(name, stream).at(3).local_updates(models, w)).params)  # bit for bit
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_the_average_by_hand(name: str) -> None:
     """A trunk weighs clients by all their data for its family, a head by the data clustered to it."""
     stream = uneven_stream()
@@ -111,7 +123,7 @@ def test_the_average_by_hand(name: str) -> None:
     np.testing.assert_allclose(trained.params["W2"][1], head, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_a_step_trains_one_head_and_lets_the_others_rest(name: str) -> None:
     stream = uneven_stream()
     fed = make(name, stream, replace(LOCAL, steps=1)).at(2)
@@ -125,7 +137,7 @@ def test_a_step_trains_one_head_and_lets_the_others_rest(name: str) -> None:
     assert (updates.params["W1"][0] != models.params["W1"][0]).any()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_a_family_nobody_uses_now_comes_back_untouched_and_a_used_one_keeps_all_its_heads_in_step(name: str) -> None:
     stream = uneven_stream()
     fed = make(name, stream).at(2)
@@ -138,7 +150,7 @@ def test_a_family_nobody_uses_now_comes_back_untouched_and_a_used_one_keeps_all_
         assert differs(params_of(trained, m)["W2"], params_of(models, m)["W2"]) == changed
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_parts_of_models_are_counted_as_parts(name: str) -> None:
     stream = uneven_stream()  # a net of 3-6-2: a trunk of 24 numbers, a head of 14
     fed = make(name, stream).at(2)
@@ -155,7 +167,7 @@ def test_parts_of_models_are_counted_as_parts(name: str) -> None:
     np.testing.assert_allclose(fed.sent, (3 * 24 + 6 * 14) / 38 * new + 2 * 5 * (24 + 2 * 14) / 38 * has)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow(NAMES, *OTHERS, "flower"))
 def test_without_sharing_the_trunk_makes_no_difference(name: str) -> None:
     """One family per model is the case of before, whatever the net calls its trunk; compilers may round differently."""
     stream, results = uneven_stream(), []
@@ -169,7 +181,7 @@ def test_without_sharing_the_trunk_makes_no_difference(name: str) -> None:
         same(results[0], other, atol=0.0 if name == "reference" else 1e-6)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_a_tournament_is_no_part_of_the_run(name: str) -> None:
     stream = uneven_stream()
     w = some_w(2, stream, 4)
@@ -187,7 +199,7 @@ def test_a_tournament_is_no_part_of_the_run(name: str) -> None:
     assert (np.diagonal(found.wrong, axis1=1, axis2=2) <= found.rows[:, None]).all()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_a_clients_trial_is_its_own_affair(name: str) -> None:
     """Who else holds one makes no difference."""
     stream = uneven_stream(n_clients=4)
@@ -213,7 +225,7 @@ def test_a_trial_is_held_on_whole_cells_and_refuses_what_it_cannot_do() -> None:
     assert fed.tournament(models, w, parent, ("warm",)).rows[0] == 0
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_a_tournament_is_won_by_who_learns_the_new_concept(name: str) -> None:
     """Swapped labels: after hardly any training a fresh model makes fewer mistakes than one that knew better."""
     draw = np.random.default_rng(0)
@@ -228,7 +240,7 @@ def test_a_tournament_is_won_by_who_learns_the_new_concept(name: str) -> None:
     assert found.wrong[0, 1, 1] < found.wrong[0, 0, 0] and found.wrong[0, 0, 1] <= found.wrong[0, 1, 1]
 
 
-@pytest.mark.parametrize("name", HERE)  # a real client takes no such data in
+@pytest.mark.parametrize("name", slow(HERE, *OTHERS))  # a real client takes no such data in
 def test_held_out_rows_are_not_trained_on(name: str) -> None:
     stream = uneven_stream()
     fed = make(name, stream).at(2)
@@ -246,7 +258,7 @@ def test_held_out_rows_are_not_trained_on(name: str) -> None:
     assert np.isnan(whole.params["W1"]).any()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_a_head_can_learn_alone(name: str) -> None:
     stream = uneven_stream()
     fed = make(name, stream).at(2)
@@ -330,7 +342,7 @@ def test_always_sharing_one_model_is_oblivious(engine: str) -> None:
         same(ours.state.models.params, theirs.state.models.params)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_trunks_stay_apart_where_clients_train_some_models_only(name: str) -> None:
     """Families 0, 1, 0: a client without data for the first model meets the families in another order."""
     stream = uneven_stream()

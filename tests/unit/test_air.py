@@ -146,7 +146,8 @@ def test_odd_values_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "folder", "shape"), [
-    ("air-quality", "five_cities_pm25", (12, 15)), ("air-beijing", "beijing_air", (16, 12)),
+    ("air-quality", "five_cities_pm25", (12, 15)),
+    pytest.param("air-beijing", "beijing_air", (16, 12), marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_the_real_files(name: str, folder: str, shape: tuple[int, int]) -> None:
     data = os.environ.get("FEDDRIFT_DATA")

@@ -131,6 +131,7 @@ def test_classes_are_called_what_they_are_called_in_the_data(tmp_path: Path) -> 
         models.predict("a", [[np.nan, 0.1]])
 
 
+@pytest.mark.slow
 def test_a_resnets_statistics_travel_with_it(tmp_path: Path) -> None:
     net = resnet.resnet18(3)
     params = net.init(rng.derive(0, "init", 0))

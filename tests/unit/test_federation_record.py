@@ -222,6 +222,7 @@ def test_killed_before_any_change_of_the_disk_a_record_comes_out_the_same(
     assert n > 60
 
 
+@pytest.mark.slow
 def test_a_record_that_is_shorter_than_the_checkpoint_is_filled_up(tmp_path: Path) -> None:
     """After a power cut, say: cut anywhere, also where a checkpoint lies inside the next time step."""
     stream = swapping(n=20)

@@ -39,6 +39,7 @@ from feddrift.nets import default_net
 from feddrift.run import Step
 from feddrift.trees import leaves
 from feddrift.types import Local
+from tests.contract.test_engines import one_of_a_kind
 from tests.flower import QUICK, OverFlower, load_of
 
 LOCAL = Local(rounds=2, steps=2, batch=8, lr=0.05)
@@ -90,7 +91,9 @@ def test_feddrift_decides_as_on_the_simulator(tmp_path: Path) -> None:
         np.testing.assert_array_equal(a.sent, b.sent)
 
 
-@pytest.mark.parametrize("name", [name for name, entry in ALGORITHMS.items() if not hasattr(entry.cls, "needs_truth")])
+@pytest.mark.parametrize(
+    "name", one_of_a_kind([name for name, entry in ALGORITHMS.items() if not hasattr(entry.cls, "needs_truth")])
+)
 def test_every_algorithm_runs_unchanged(name: str, tmp_path: Path) -> None:
     stream = swapping(n_steps=3, n=20)
     algorithm = fd.algorithm(name, stream)
@@ -682,7 +685,7 @@ class Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize("name", ["FedDrift", "IFCA", "KUE", "CFL"])
+@pytest.mark.parametrize("name", ["FedDrift", "IFCA", pytest.param("KUE", marks=pytest.mark.slow), "CFL"])
 def test_a_killed_server_resumes_at_the_round_where_it_stopped(name: str, tmp_path: Path) -> None:
     stream = swapping()
     algorithm = fd.algorithm(name, stream)

@@ -42,6 +42,7 @@ def test_what_is_put_away_comes_back(monkeypatch: pytest.MonkeyPatch, large: int
     assert (on_device > 20) == (large == 0 and room == 1000)  # a few calls leave nothing to rest
 
 
+@pytest.mark.slow
 def test_where_moments_wait_moves_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = fd.stream("sine-2", pattern="random:every=1,concepts=2,clients=6,steps=3")
     local = Local(rounds=4, steps=3)

@@ -129,7 +129,10 @@ def test_a_net_that_fails_is_one_sentence(
         fd.run("sine-2", "FedDrift", net=f"broken_nets:{name}", engine=engine)
 
 
-def test_a_net_that_compiles_says_so_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_net_that_compiles_says_so_once(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     caplog.set_level("INFO", "feddrift.engines.simulator")
     for _ in range(2):
         fd.run("sine-2", "FedDrift", net="broken_nets:sound")

@@ -201,7 +201,7 @@ def test_a_server_cannot_have_them(tmp_path: Path, how: str) -> None:
     assert set(REQUESTS) == asks  # nothing else could ask for one
 
 
-@pytest.mark.parametrize("name", ["Local", "FineTuned"])
+@pytest.mark.parametrize("name", ["Local", pytest.param("FineTuned", marks=pytest.mark.slow)])
 def test_a_killed_server_goes_on_to_the_same_bits(name: str, tmp_path: Path) -> None:
     from tests.golden import hashes
 

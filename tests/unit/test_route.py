@@ -123,6 +123,7 @@ def test_traffic_is_counted_and_training_costs_what_it_did() -> None:
         assert (step.sent_scoring > same.sent_scoring).all()
 
 
+@pytest.mark.slow
 def test_the_reference_decides_alike() -> None:
     stream = shifted(3.0)
     for one, other in zip(played(stream, "running"), played(stream, "running", engine="reference"), strict=True):

@@ -164,11 +164,12 @@ def test_a_dry_run_says_what_is_left_and_writes_nothing(tmp_path: Path) -> None:
         return [line.split()[:4] for line in told.stdout.splitlines()[2:4]]
 
     assert left() == [["sine-2", "6", "0", "6"], ["circle-2", "1", "0", "1"]] and not out.exists()
-    assert feddrift("sweep", first, "--out", out).returncode == 0
+    assert feddrift("sweep", first, "--out", out, "--jobs", 1).returncode == 0
     before = sorted(out.iterdir())
     assert left() == [["sine-2", "6", "6", "0"], ["circle-2", "1", "0", "1"]] and sorted(out.iterdir()) == before
 
 
+@pytest.mark.slow
 def test_what_was_recorded_with_other_code_is_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     code = "from feddrift.algorithms.single import Single\n\nclass Mine(Single):\n    pass\n"
@@ -177,16 +178,16 @@ def test_what_was_recorded_with_other_code_is_run_again(tmp_path: Path, monkeypa
         tmp_path,
         GRID.partition("[[runs]]\nstream = [")[0].replace('"FedDrift"', '"mine:Mine"').partition("settings")[0],
     )
-    assert "4 done, 0 were finished before" in feddrift("sweep", path, "--out", "runs").stdout
-    assert "0 done, 4 were finished before" in feddrift("sweep", path, "--out", "runs").stdout
+    assert "4 done, 0 were finished before" in feddrift("sweep", path, "--out", "runs", "--jobs", 1).stdout
+    assert "0 done, 4 were finished before" in feddrift("sweep", path, "--out", "runs", "--jobs", 1).stdout
     (tmp_path / "mine.py").write_text(f"{code}\n# better\n")
-    again = feddrift("sweep", path, "--out", "runs").stdout
+    again = feddrift("sweep", path, "--out", "runs", "--jobs", 1).stdout
     assert "2 done, 2 were finished before" in again and again.count("again: mine has changed since") == 2
-    assert "0 done, 4 were finished before" in feddrift("sweep", path, "--out", "runs").stdout
+    assert "0 done, 4 were finished before" in feddrift("sweep", path, "--out", "runs", "--jobs", 1).stdout
     (tmp_path / "mine.py").write_text(f"{code}\n# better still\n")
     first, *_ = sorted((tmp_path / "runs").glob("*mine*.jsonl"))
     record.part_of(first).write_text("")  # of a run that was stopped at once
-    assert "2 done, 2 were finished before" in feddrift("sweep", path, "--out", "runs").stdout
+    assert "2 done, 2 were finished before" in feddrift("sweep", path, "--out", "runs", "--jobs", 1).stdout
 
 
 def test_the_same_run_in_other_words_is_done_once(tmp_path: Path) -> None:
@@ -246,11 +247,11 @@ pattern = "random:every=3,concepts=2,clients=4,steps=12"
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sweep that was never stopped."""
     folder = tmp_path_factory.mktemp("whole")
-    assert feddrift("sweep", grid(folder, LONG), "--out", folder / "runs").returncode == 0
+    assert feddrift("sweep", grid(folder, LONG), "--out", folder / "runs", "--jobs", 1).returncode == 0
     return folder / "runs"
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("how", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
 def test_a_stopped_sweep_goes_on_where_it_was(tmp_path: Path, whole: Path, how: signal.Signals) -> None:
     """Records and results are those of a sweep that was never stopped."""
     path, out = grid(tmp_path, LONG), tmp_path / "runs"

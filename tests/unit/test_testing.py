@@ -20,11 +20,12 @@ from feddrift.engines.simulator import Simulator, SimulatorWorker
 from feddrift.models import join, take
 from feddrift.testing import FakeFederation, check_algorithm, check_net, check_test, check_worker
 from feddrift.types import Bools, Event, Federation, Ints, State
+from tests.contract.test_engines import one_of_a_kind
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", one_of_a_kind([*ALGORITHMS]))
 def test_every_method_of_the_catalogue_passes(name: str) -> None:
     check_algorithm(fd.algorithm(name))
 

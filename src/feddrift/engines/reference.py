@@ -120,8 +120,9 @@ class ReferenceWorker(InProcessWorker):
             cell, first = sampling.pick(words, cumulative, lane.counts, np)
             t, h = divmod(int(cell), len(members))
             n = int(lane.counts[cell])
-            rows = lane.tables[int(cell)] if local.by_class else self.trained(t, c, ids[h], local)
-            batch = rows[(first + np.arange(local.batch)) % n]
+            if int(cell) not in lane.tables:
+                lane.tables[int(cell)] = self.trained(t, c, ids[h], local)
+            batch = lane.tables[int(cell)][(first + np.arange(local.batch)) % n]
             mask = None if models.mask is None else np.asarray(models.mask[members[h]], dtype=np.float32)
             params = unsplit(trunk, heads[h], shape)
             grads = self.engine.gradient(params, mask, stream.x[batch], stream.y[batch], n)
