@@ -25,7 +25,7 @@ HERE = Path(__file__).parent
 HISTORY = HERE / "history.json"
 SOURCE = str(HERE.parent / "src")
 
-NETS = {"SINE 2-4-2": [2, 4, 2], "SEA 3-6-2": [3, 6, 2], "784-128-10": [784, 128, 10]}
+NETS = {"SINE 2-4-2": [2, 4, 2], "SEA 3-6-2": [3, 6, 2], "11-22-2": [11, 22, 2], "784-128-10": [784, 128, 10]}
 PARAMETERS = [(4, 2), (8, 10), (24, 36), (45, 45), (46, 45), (128, 128), (320, 310)]  # features, hidden units
 PUBLIC = "fd.stream; fd.algorithm; fd.run"
 AUTHORS_TRIAL_MINUTES = 10.6  # one SINE-2 trial of the authors' system, its sleeps removed; measured elsewhere

@@ -75,9 +75,68 @@ def test_cells_are_shuffled_as_the_generator_says(n: int) -> None:
 
 
 def test_exponentials_are_right_to_the_last_digits() -> None:
-    x = np.linspace(-87, 0, 5001, dtype=np.float32)
-    found = np.array([kernel_loops._exp(value) for value in x])
+    from numba import njit
+
+    from feddrift.engines.vectors import SIZE, load, store
+
+    exp = kernel_loops._exp
+
+    @njit
+    def fill(x: Any) -> None:
+        for at in range(0, x.shape[1], SIZE):
+            store(x, 0, at, exp(load(x, 0, at)))
+
+    x = np.linspace(-87, 0, 5008, dtype=np.float32)[None]
+    found = x.copy()
+    fill(found)
     np.testing.assert_allclose(found, np.exp(x.astype(np.float64)), rtol=2e-7)
+
+
+@pytest.mark.parametrize("n", [16, 32, 48, 64, 80, 112, 128])
+def test_sums_have_the_last_bits_of_a_plain_loop(n: int) -> None:
+    """Of which LLVM makes several sums: runs recorded when the loops were plain are still what they were."""
+    from numba import njit
+
+    from feddrift.engines.vectors import NATIVE
+
+    if NATIVE == 4:
+        pytest.skip("on processors without AVX the number of sums varies")
+    dot, total = kernel_loops._dot, kernel_loops._total
+
+    @njit(fastmath={"reassoc", "contract", "nsz", "arcp"})
+    def plain(a: Any, b: Any) -> Any:
+        found, alone = np.float32(0), np.float32(0)
+        for i in range(len(a) // 16 * 16):
+            found += a[i] * b[i]
+        for i in range(len(a) // 16 * 16):
+            alone += a[i]
+        return found, alone
+
+    @njit
+    def ours(a: Any, b: Any) -> Any:
+        return dot(a, 0, b, 0, a.shape[1]), total(a, 0, a.shape[1])
+
+    draw = np.random.default_rng(n)
+    for _ in range(50):
+        a, b = draw.normal(size=(2, 1, n)).astype(np.float32)
+        assert ours(a, b) == plain(a[0], b[0])
+
+
+@pytest.mark.parametrize("hidden", [4, ()])
+def test_data_may_lie_in_any_order_and_be_of_any_kind(hidden: Any) -> None:
+    stream = uneven_stream()
+    x = (stream.x * 100).astype(np.uint8)
+    wide = np.repeat(x, 2, axis=1).astype(np.float64)
+    kinds: list[tuple[Any, Any]] = [
+        (x.astype(np.float32), stream.y), (x, stream.y.astype(np.int64)), (np.asfortranarray(x), stream.y),
+        (wide[:, ::2], np.repeat(stream.y, 2)[::2]),
+    ]  # fmt: skip
+    results = []
+    for each, y in kinds:
+        fed = simulator.Simulator(replace(stream, x=each, y=y), fd.mlp(3, hidden, 2), LOCAL, 3).at(2)
+        results.append(fed.train(fed.fresh(2, distinct=True), some_w(2, stream, 2)).params)
+    for result in results[1:]:
+        same(result, results[0])
 
 
 def test_data_may_lie_in_a_file(tmp_path: Path) -> None:

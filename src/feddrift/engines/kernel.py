@@ -8,7 +8,8 @@ it applies, with the arguments and results of its own program.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
@@ -26,8 +27,10 @@ from feddrift.trees import split, trunk_of
 from feddrift.types import Bools, Ints, Local, Models, Net, Params
 
 MOST_WEIGHTS = 2048  # in the first layer: for larger ones XLA's matrix products are faster
+MOMENTS = ("mean", "square", "largest")
 ROWS = 1 << 16  # that are taken through a net together
-LEAVES: dict[Any, tuple[str, ...]] = {perceptron: ("W1", "b1", "W2", "b2"), linear: ("W1", "b1")}
+LAYERS: dict[Any, tuple[tuple[str, str], ...]] = {perceptron: (("W1", "b1"), ("W2", "b2")), linear: (("W1", "b1"),)}
+LEAVES: dict[Any, tuple[str, ...]] = {net: tuple(itertools.chain(*layers)) for net, layers in LAYERS.items()}
 LOOPS: dict[Any, Any] = {perceptron: kernel_loops, linear: linear_loops}
 
 
@@ -49,22 +52,23 @@ def rounds(
     order: Any, first: int, last: int, looks: Looks | None = None,
 ) -> tuple[Params, Params, Any, Any, Any]:  # fmt: skip
     """The same as `program.rounds`, in native code; lanes with looks may stop early, and change `looks.before`."""
-    shape, leaves, loops = trunk_of(net, params), LEAVES[net.apply], LOOPS[net.apply]
+    shape, layers, leaves, loops = trunk_of(net, params), LAYERS[net.apply], LEAVES[net.apply], LOOPS[net.apply]
     n_lanes, n_pairs, n_heads = int(lanes.n_lanes), int(lanes.n_pairs), lanes.model.shape[1]
-    models = {name: np.array(params[name]) for name in leaves}
     heads = lanes.model.reshape(-1)
-    at = {name: lanes.trunk if shape[name] else heads for name in leaves}
-    work = {name: models[name][at[name]] for name in leaves}
+    shared = [shape[weights] for weights, _ in layers]
+    at = [lanes.trunk if is_trunk else heads for is_trunk in shared]
+    models = [_packed([params[name] for name in layer]) for layer in layers]
+    work = [stack[rows] for stack, rows in zip(models, at, strict=True)]
     moments_of, steps_of = {}, {}
     for shelf, names in zip((of_trunk, of_head), split({name: name for name in leaves}, shape), strict=True):
         moments, steps = shelf
-        stacks = [[np.array(leaf) for leaf in moments[key]] for key in ("mean", "square", "largest")]
         steps = np.array(steps)
         for k, name in enumerate(names):
-            moments_of[name], steps_of[name] = tuple(stack[k] for stack in stacks), steps
+            moments_of[name], steps_of[name] = [moments[key][k] for key in MOMENTS], steps
+    held = [tuple(map(_packed, zip(*(moments_of[name] for name in layer), strict=True))) for layer in layers]
     counters: tuple[Any, ...] = (steps_of["W1"],)
     if net.apply is perceptron:  # both layers count their steps
-        counters = steps_of["W1"] if shape["W1"] else steps_of["W2"].copy(), steps_of["W2"], at["W1"]
+        counters = steps_of["W1"] if shape["W1"] else steps_of["W2"].copy(), steps_of["W2"], at[0]
     drawn = (lanes.key[0], lanes.key[1], lanes.cumulative, lanes.counts, lanes.starts, order)
     sees = np.ones((1, 0), dtype=np.float32) if mask is None else mask.reshape(len(mask), -1)
     how = (
@@ -77,14 +81,13 @@ def rounds(
     look = looks.rows, looks.weight, looks.every, looks.before, np.float32(local.patience)
     flat = x.reshape(len(x), -1)
     sound, refused = np.ones(n_lanes, dtype=bool), np.zeros(n_lanes, dtype=np.int32)
+    sizes = (*params["W1"].shape[1:], *(params[weights].shape[2] for weights, _ in layers[1:]))
     arguments = (
-        n_heads, *(models[k] for k in leaves), *(work[k] for k in leaves), *(_rows(work[k]) for k in leaves),
-        *(tuple(map(_rows, moments_of[k])) for k in leaves), *counters, heads, drawn, flat, y, sees, how, look, sound,
+        n_heads, sizes, *models, *work, *held, *counters, heads, drawn, flat, y, sees, how, look, sound,
     )  # fmt: skip
     every = np.arange(n_lanes, dtype=np.int32)
     parts = {True: (lanes.trunk_share, every), False: (lanes.head_share, lanes.pair[:n_pairs])}
-    places = [(_rows(models[k]), _rows(work[k]), at[k]) for k in leaves]
-    average = [parts[shape[k]] for k in leaves]
+    average = [parts[is_trunk] for is_trunk in shared]
     with _Cores(n_lanes) as team:
         for round in range(int(first), int(last)):
             team.run(loops.train, np.uint32(round), *arguments)
@@ -92,17 +95,27 @@ def rounds(
             if not sound.all():
                 refused += ~sound
                 lane_of = {True: every, False: lanes.pair[:n_pairs] // n_heads}
-                left = {trunk: renormalised(*parts[trunk], at[k], sound[lane_of[trunk]]) for k, trunk in shape.items()}
-                used = [left[shape[k]] for k in leaves]
-            for name, place, shares in zip(leaves, places, used, strict=True):
-                if local.trains == "trunk" and not shape[name]:
+                used = [
+                    renormalised(*parts[is_trunk], rows, sound[lane_of[is_trunk]])
+                    for is_trunk, rows in zip(shared, at, strict=True)
+                ]
+            for is_trunk, stack, trained, rows, shares in zip(shared, models, work, at, used, strict=True):
+                if local.trains == "trunk" and not is_trunk:
                     continue  # as it was, to the last bit
-                kernel_loops.average(*place, *shares)
+                kernel_loops.average(stack, trained, rows, *shares)
+    found, trained, *moments = (
+        {
+            name: leaf
+            for layer, stack in zip(layers, stacks, strict=True)
+            for name, leaf in _leaves(layer, stack, params)
+        }
+        for stacks in (models, work, *zip(*held, strict=True))
+    )
     kept = []
     for shelf, names in zip((of_trunk, of_head), split({name: name for name in leaves}, shape), strict=True):
-        moments = {key: [moments_of[name][i] for name in names] for i, key in enumerate(("mean", "square", "largest"))}
-        kept.append((moments, steps_of[names[0]] if names else shelf[1]))
-    return models, work, kept[0], kept[1], refused
+        stacks = {key: [moment[name] for name in names] for key, moment in zip(MOMENTS, moments, strict=True)}
+        kept.append((stacks, steps_of[names[0]] if names else shelf[1]))
+    return found, trained, kept[0], kept[1], refused
 
 
 def mistakes(net: Net, models: Models, stream: Stream, rows: Ints, sizes: Ints) -> Ints:
@@ -192,5 +205,18 @@ class _Cores:
         self.pool.shutdown()
 
 
-def _rows(stack: Any) -> Any:
-    return stack.reshape(len(stack), -1)
+def _packed(leaves: Sequence[Any]) -> Any:
+    """A row for each model, filled up with zeros to whole vectors: one array after the other."""
+    size = sum(leaf[0].size for leaf in leaves)
+    packed = np.zeros((len(leaves[0]), -(-size // kernel_loops.WIDTH) * kernel_loops.WIDTH), dtype=np.float32)
+    np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1, out=packed[:, :size])
+    return packed
+
+
+def _leaves(names: Sequence[str], packed: Any, like: Params) -> Iterator[tuple[str, Any]]:
+    """The way back from `_packed`."""
+    begin = 0
+    for name in names:
+        shape = like[name].shape[1:]
+        yield name, packed[:, begin : begin + math.prod(shape)].reshape(len(packed), *shape)
+        begin += math.prod(shape)

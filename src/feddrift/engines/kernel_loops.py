@@ -1,6 +1,6 @@
 """The compiled loops of `kernel`: written out for speed, held equal to NumPy and JAX by tests.
 
-One function per unit was tried and gave the same bits, but took a fifth longer per step.
+Training works on `vectors`, scoring in plain loops over rows.
 """
 
 from __future__ import annotations
@@ -16,13 +16,37 @@ from feddrift.engines import optim
 
 try:
     from numba import njit
+
+    from feddrift.engines.vectors import (
+        NATIVE,
+        SUMS,
+        begun,
+        filled,
+        floor,
+        folded,
+        fused,
+        get,
+        larger,
+        load,
+        load_parts,
+        load_rest,
+        no_parts,
+        power_of_two,
+        put,
+        root,
+        spread,
+        store,
+        where_label,
+        where_labelled,
+        where_positive,
+    )
 except ImportError:  # the simulator's own program does it, too
     njit = None  # type: ignore[assignment]
 
 COMPILED = njit is not None  # without numba nobody should call these
 
 BLOCK = 64  # rows scored together
-WIDTH = 16  # a minibatch is padded to a multiple of this, so that no loop over its rows has a remainder
+WIDTH = 16  # the rows of a minibatch, and the numbers of a layer, are padded to a multiple of this: one vector
 
 
 def _native(**flags: Any) -> Callable[[Callable[..., Any]], Any]:
@@ -40,6 +64,8 @@ def _native(**flags: Any) -> Callable[[Callable[..., Any]], Any]:
 # Sums may be reordered and multiply-adds fused; NaN and infinity stay what they are.
 _loose = _native(fastmath={"reassoc", "contract", "nsz", "arcp"})
 _strict = _native()
+# Each operation as it stands, in the caller's place, and nobody counts references to arrays.
+_exact = _native(fastmath=False, forceinline=True, _nrt=False)
 
 
 @_strict
@@ -109,6 +135,11 @@ def shuffle(lo: Any, hi: Any, key0: Any, key1: Any, starts: Any, counts: Any, or
             order[starts[cell] + i] = starts[cell] + np.int64(sorted_[i] & np.uint64(0xFFFFFFFF))
 
 
+B1, C1 = np.float32(optim.BETA1), np.float32(1 - optim.BETA1)
+B2, C2, EPS = np.float32(optim.BETA2), np.float32(1 - optim.BETA2), np.float32(optim.EPS)
+LOG1, LOG2 = np.float32(math.log(optim.BETA1)), np.float32(math.log(optim.BETA2))
+
+
 @_loose
 def _corrections(taken: Any, lr: Any) -> Any:
     """The step size over the first bias, and the root of the second, after so many steps."""
@@ -116,124 +147,147 @@ def _corrections(taken: Any, lr: Any) -> Any:
     return rate, np.float32(math.sqrt(np.float32(-math.expm1(taken * LOG2))))
 
 
-@_loose
-def _update(params: Any, grads: Any, held: Any, row: Any, rate: Any, bias: Any, decay: Any, adam: Any) -> None:
+@_strict
+def odd_ones(weights: Any, biases: Any) -> Any:
+    """Which two numbers of a layer `_update` treats as it does; -1: none.
+
+    The plain loop that it once was multiplied by one over the bias of the second moment, but for the first number after
+    those that filled vectors, where an odd number of them was left: there it divided.
+    """
+    step, least = (8, 16) if NATIVE == 8 else (4, 4)
+    one = (weights // step * step if weights >= least else 0) if weights % 2 else -1
+    other = weights + (biases // step * step if biases >= least else 0) if biases % 2 else -1
+    return one, other
+
+
+@_exact
+def _update(
+    params: Any, row: Any, grads: Any, held: Any, rate: Any, bias: Any, decay: Any, adam: Any, odd: Any
+) -> None:
     """`optim.update` of this row of parameters and moments; in place. Of sgd `bias` is the momentum."""
     mean, square, largest = held
-    if not adam and bias > 0:  # momentum
-        for i in range(len(grads)):
-            m = bias * mean[row, i] + (grads[i] + decay * params[row, i])
-            mean[row, i] = m
-            params[row, i] -= rate * m
-        return
+    shrink = filled(decay)
     if not adam:
-        for i in range(len(grads)):
-            params[row, i] -= rate * (grads[i] + decay * params[row, i])
+        for at in range(0, params.shape[1], WIDTH):
+            p, g = load(params, row, at), load(grads, 0, at)
+            if bias > 0:
+                g = fused(shrink, p, fused(filled(bias), load(mean, row, at), g))
+                store(mean, row, at, g)
+            else:
+                g = fused(shrink, p, g)
+            store(params, row, at, fused(filled(-rate), g, p))
         return
-    for i in range(len(grads)):
-        g = grads[i] + decay * params[row, i]
-        m = B1 * mean[row, i] + C1 * g
-        v = B2 * square[row, i] + C2 * g * g
-        u = max(largest[row, i], v)
-        mean[row, i], square[row, i], largest[row, i] = m, v, u
-        params[row, i] -= rate * m / (math.sqrt(u) / bias + EPS)
+    one, other = odd
+    before = params[row, max(one, 0)], params[row, max(other, 0)]
+    over = filled(np.float32(1) / bias)
+    for at in range(0, params.shape[1], WIDTH):
+        p = load(params, row, at)
+        g = fused(shrink, p, load(grads, 0, at))
+        m = fused(filled(C1), g, filled(B1) * load(mean, row, at))
+        v = fused(g * g, filled(C2), filled(B2) * load(square, row, at))
+        u = larger(v, load(largest, row, at))
+        store(mean, row, at, m)
+        store(square, row, at, v)
+        store(largest, row, at, u)
+        store(params, row, at, p - filled(rate) * m / fused(root(u), over, filled(EPS)))
+    if one >= 0:
+        params[row, one] = before[0] - rate * mean[row, one] / (math.sqrt(largest[row, one]) / bias + EPS)
+    if other >= 0:
+        params[row, other] = before[1] - rate * mean[row, other] / (math.sqrt(largest[row, other]) / bias + EPS)
 
 
-@_strict
+@_exact
 def _exp(x: Any) -> Any:
-    """e^x of a float32 from -87 to 0, to a unit in the last place or two; unlike math.exp, in vector registers."""
-    n = np.floor(x * np.float32(1.44269504) + np.float32(0.5))
-    r = (x - n * np.float32(0.693359375)) + n * np.float32(2.12194440e-4)
-    p = np.float32(1.9875691500e-4)
-    p = p * r + np.float32(1.3981999507e-3)
-    p = p * r + np.float32(8.3334519073e-3)
-    p = p * r + np.float32(4.1665795894e-2)
-    p = p * r + np.float32(1.6666665459e-1)
-    p = p * r + np.float32(5.0000001201e-1)
-    p = p * r * r + r + np.float32(1)
-    return p * np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
+    """e^x from -87 to 0, to a unit in the last place or two."""
+    n = floor(fused(x, filled(np.float32(1.44269504)), filled(np.float32(0.5))))
+    r = fused(n, filled(np.float32(2.12194440e-4)), fused(n, filled(np.float32(-0.693359375)), x))
+    p = filled(np.float32(1.9875691500e-4))
+    p = fused(p, r, filled(np.float32(1.3981999507e-3)))
+    p = fused(p, r, filled(np.float32(8.3334519073e-3)))
+    p = fused(p, r, filled(np.float32(4.1665795894e-2)))
+    p = fused(p, r, filled(np.float32(1.6666665459e-1)))
+    p = fused(p, r, filled(np.float32(5.0000001201e-1)))
+    return fused(r * r, p, r + filled(np.float32(1))) * power_of_two(n)
 
 
-B1, C1 = np.float32(optim.BETA1), np.float32(1 - optim.BETA1)
-B2, C2, EPS = np.float32(optim.BETA2), np.float32(1 - optim.BETA2), np.float32(optim.EPS)
-LOG1, LOG2 = np.float32(math.log(optim.BETA1)), np.float32(math.log(optim.BETA2))
+@_exact
+def _dot(a: Any, i: Any, b: Any, j: Any, n: Any) -> Any:
+    """Of two rows."""
+    sums, whole = no_parts(), n // SUMS * SUMS
+    for at in range(0, whole, SUMS):
+        sums = fused(load_parts(a, i, at), load_parts(b, j, at), sums)
+    found = folded(sums)
+    if whole < n:
+        rest = begun(found)
+        for at in range(whole, n, NATIVE):
+            rest = fused(load_rest(a, i, at), load_rest(b, j, at), rest)
+        found = folded(rest)
+    return found
 
 
-@_loose
-def _gradient(W1: Any, b1: Any, W2: Any, b2: Any, x: Any, y: Any, real: Any, room: Any, grads: Any) -> None:
-    """The gradient of `losses.batch_loss` on x[feature, row], of which the first `real` rows count.
+@_exact
+def _total(a: Any, i: Any, n: Any) -> Any:
+    """Of a row."""
+    sums, whole = no_parts(), n // SUMS * SUMS
+    for at in range(0, whole, SUMS):
+        sums = sums + load_parts(a, i, at)
+    found = folded(sums)
+    if whole < n:
+        rest = begun(found)
+        for at in range(whole, n, NATIVE):
+            rest = rest + load_rest(a, i, at)
+        found = folded(rest)
+    return found
 
-    Layers are written out, here and in `_predict`: calls of one function for a unit cost a fifth of a local step.
-    """
-    hidden, out, top, total, back = room
-    gW1, gb1, gW2, gb2 = grads
-    d, h, k, n = len(W1), len(b1), len(b2), len(y) // WIDTH * WIDTH
-    zero, part = np.float32(0), np.float32(1) / np.float32(real)
-    for j in range(h):  # sums and weights in scalars: what lies in an array might be another array's, for the compiler
-        weight = b1[j]
-        for b in range(n):
-            hidden[j, b] = weight
-        for i in range(d):
-            weight = W1[i, j]
-            for b in range(n):
-                hidden[j, b] += weight * x[i, b]
-        for b in range(n):
-            hidden[j, b] = max(hidden[j, b], zero)
-    for c in range(k):
-        weight = b2[c]
-        for b in range(n):
-            out[c, b] = weight
-        for j in range(h):
-            weight = W2[j, c]
-            for b in range(n):
-                out[c, b] += weight * hidden[j, b]
-    for b in range(n):
-        top[b], total[b] = out[0, b], zero
-    for c in range(1, k):
-        for b in range(n):
-            top[b] = max(top[b], out[c, b])
-    for c in range(k):
-        for b in range(n):
-            out[c, b] = _exp(max(out[c, b] - top[b], np.float32(-87)))
-        for b in range(n):
-            total[b] += out[c, b]
-    for b in range(n):
-        total[b] = part / total[b]
-    for b in range(real, n):
-        total[b] = zero
-    for c in range(k):
-        for b in range(n):
-            out[c, b] *= total[b]
-    for b in range(real):
-        out[y[b], b] -= part
-    for c in range(k):
-        for j in range(h):
-            dot = zero
-            for b in range(n):
-                dot += hidden[j, b] * out[c, b]
-            gW2[j, c] = dot
-        dot = zero
-        for b in range(n):
-            dot += out[c, b]
-        gb2[c] = dot
-    for j in range(h):
-        for b in range(n):
-            back[b] = zero
+
+@_exact
+def _errors(out: Any, k: Any, y: Any, part: Any) -> None:
+    """Logits out[class, row] become the gradient of the loss by them, in which a row with a label has this part."""
+    for at in range(0, out.shape[1], WIDTH):
+        top, total = load(out, 0, at), filled(np.float32(0))
+        for c in range(1, k):
+            top = larger(load(out, c, at), top)
         for c in range(k):
-            weight = W2[j, c]
-            for b in range(n):
-                back[b] += weight * out[c, b]
-        for b in range(n):
-            back[b] = back[b] if hidden[j, b] > zero else zero
-        dot = zero
-        for b in range(n):
-            dot += back[b]
-        gb1[j] = dot
+            value = _exp(larger(filled(np.float32(-87)), load(out, c, at) - top))
+            store(out, c, at, value)
+            total = total + value
+        share = where_labelled(y, 0, at, filled(part) / total)
+        for c in range(k):
+            store(out, c, at, load(out, c, at) * share - where_label(y, 0, at, c, filled(part)))
+
+
+@_exact
+def _gradient(trunk: Any, lane: Any, head: Any, pair: Any, shape: Any, x: Any, y: Any, part: Any, room: Any) -> None:
+    """The gradient of `losses.batch_loss` on x[feature, row], of which those with a label in y count."""
+    hidden, out, back, of_trunk, of_head = room
+    d, h, k = shape
+    n, zero = x.shape[1], filled(np.float32(0))
+    for at in range(0, n, WIDTH):
+        for j in range(h):
+            value = spread(trunk, lane, d * h + j)
+            for i in range(d):
+                value = fused(spread(trunk, lane, i * h + j), load(x, i, at), value)
+            store(hidden, j, at, larger(zero, value))
+    for at in range(0, n, WIDTH):
+        for c in range(k):
+            value = spread(head, pair, h * k + c)
+            for j in range(h):
+                value = fused(spread(head, pair, j * k + c), load(hidden, j, at), value)
+            store(out, c, at, value)
+    _errors(out, k, y, part)
+    for c in range(k):
+        for j in range(h):
+            put(of_head, 0, j * k + c, _dot(hidden, j, out, c, n))
+        put(of_head, 0, h * k + c, _total(out, c, n))
+    for j in range(h):
+        for at in range(0, n, WIDTH):
+            value = zero
+            for c in range(k):
+                value = fused(spread(head, pair, j * k + c), load(out, c, at), value)
+            store(back, 0, at, where_positive(load(hidden, j, at), value))
+        put(of_trunk, 0, d * h + j, _total(back, 0, n))
         for i in range(d):
-            dot = zero
-            for b in range(n):
-                dot += x[i, b] * back[b]
-            gW1[i, j] = dot
+            put(of_trunk, 0, i * h + j, _dot(x, i, back, 0, n))
 
 
 @_loose
@@ -356,33 +410,53 @@ def _finite(values: Any) -> Any:
     return sound
 
 
+@_exact
+def _take(X: Any, Y: Any, order: Any, begin: Any, n: Any, row: Any, batch: Any, x: Any, y: Any) -> None:
+    """A minibatch from this row of n on, as x[feature, row] and y; rows that come twice have no label again.
+
+    Two features at a time: to go through all of them row by row takes twice as long.
+    """
+    d, b = len(x), 0
+    while b < batch:
+        first, many = begin + row, min(n - row, batch - b)
+        for r in range(many):
+            put(y, 0, b + r, get(Y, 0, get(order, 0, first + r)))
+        for i in range(0, d - 1, 2):
+            for r in range(many):
+                at = get(order, 0, first + r)
+                put(x, i, b + r, get(X, at, i))
+                put(x, i + 1, b + r, get(X, at, i + 1))
+        if d % 2:
+            for r in range(many):
+                put(x, d - 1, b + r, get(X, get(order, 0, first + r), d - 1))
+        b, row = b + many, 0
+    for r in range(n, batch):
+        put(y, 0, r, np.int32(-1))
+
+
 @_loose
 def train(
-    lo: Any, hi: Any, round: Any, n_heads: Any, modelW1: Any, modelb1: Any, modelW2: Any, modelb2: Any,
-    W1: Any, b1: Any, W2: Any, b2: Any, flatW1: Any, flatb1: Any, flatW2: Any, flatb2: Any, heldW1: Any, heldb1: Any,
-    heldW2: Any, heldb2: Any, trunk_taken: Any, head_taken: Any, trunk: Any, model: Any, drawn: Any, X: Any, Y: Any,
-    sees: Any, how: Any, looks: Any, sound: Any,
+    lo: Any, hi: Any, round: Any, n_heads: Any, shape: Any, trunks: Any, heads: Any, trunk: Any, head: Any,
+    trunk_held: Any, head_held: Any, trunk_taken: Any, head_taken: Any, trunk_of: Any, head_of: Any, drawn: Any, X: Any,
+    Y: Any, sees: Any, how: Any, looks: Any, sound: Any,
 ) -> None:  # fmt: skip
     """The local steps of lanes lo..hi-1 in one round, from the models' parameters; in place."""
     key0, key1, cumulative, counts, starts, order = drawn
     steps, batch, lr, decay, adam, momentum, trunk_learns, head_learns = how
     held, held_weight, every, before, patience = looks
-    d, h, k = W1.shape[1], W1.shape[2], W2.shape[2]
-    wide = (batch + WIDTH - 1) // WIDTH * WIDTH  # the rows beyond the batch have no weight
-    x, y = np.zeros((d, wide), dtype=np.float32), np.zeros(wide, dtype=np.int32)
+    d, h, k = shape
+    wide = (batch + WIDTH - 1) // WIDTH * WIDTH  # the rows beyond the batch have no label
+    x, y = np.zeros((d, wide), dtype=np.float32), np.full((1, wide), -1, dtype=np.int32)
+    of_trunk, of_head = np.zeros((1, trunk.shape[1]), dtype=np.float32), np.zeros((1, head.shape[1]), dtype=np.float32)
     room = (
         np.empty((h, wide), dtype=np.float32), np.empty((k, wide), dtype=np.float32),
-        np.empty(wide, dtype=np.float32), np.empty(wide, dtype=np.float32), np.empty(wide, dtype=np.float32),
+        np.empty((1, wide), dtype=np.float32), of_trunk, of_head,
     )  # fmt: skip
-    grads = (
-        np.empty((d, h), dtype=np.float32), np.empty(h, dtype=np.float32),
-        np.empty((h, k), dtype=np.float32), np.empty(k, dtype=np.float32),
-    )  # fmt: skip
-    flat = grads[0].reshape(-1), grads[1], grads[2].reshape(-1), grads[3]
+    odd_trunk, odd_head = odd_ones(d * h, h), odd_ones(h * k, k)
     for lane in range(lo, hi):
-        W1[lane], b1[lane] = modelW1[trunk[lane]], modelb1[trunk[lane]]
+        trunk[lane] = trunks[trunk_of[lane]]
         for pair in range(lane * n_heads, (lane + 1) * n_heads):
-            W2[pair], b2[pair] = modelW2[model[pair]], modelb2[model[pair]]
+            head[pair] = heads[head_of[pair]]
         for step in range(steps):
             word0, word1 = _threefry(key0[lane], key1[lane], round, np.uint32(step))
             unit = np.float32(word0 >> np.uint32(8)) * np.float32(2.0**-24)
@@ -390,43 +464,35 @@ def train(
             while unit >= cumulative[lane, cell]:
                 cell += 1
             n = counts[lane, cell]
-            row: Any = np.int64(word1 % np.uint32(n))
             pair = lane * n_heads + cell % n_heads
-            for b in range(batch):
-                at = order[starts[lane, cell] + row]
-                y[b] = Y[at]
-                for i in range(d):
-                    x[i, b] = X[at, i]
-                row = row + 1 if row + 1 < n else 0
+            _take(X, Y, order, starts[lane, cell], n, np.int64(word1 % np.uint32(n)), batch, x, y)
             if sees.shape[1]:
                 for i in range(d):
                     for b in range(wide):
-                        x[i, b] *= sees[model[pair], i]
-            _gradient(W1[lane], b1[lane], W2[pair], b2[pair], x, y, min(n, batch), room, grads)
+                        x[i, b] *= sees[head_of[pair], i]
+            _gradient(trunk, lane, head, pair, shape, x, y, np.float32(1) / np.float32(min(n, batch)), room)
             rate, bias = lr, momentum
             if head_learns:
                 head_taken[pair] += 1
                 if adam:
                     rate, bias = _corrections(head_taken[pair], lr)
-                _update(flatW2, flat[2], heldW2, pair, rate, bias, decay, adam)
-                _update(flatb2, flat[3], heldb2, pair, rate, bias, decay, adam)
+                _update(head, pair, of_head, head_held, rate, bias, decay, adam, odd_head)
             if trunk_learns:
                 trunk_taken[lane] += 1
                 if adam and not (head_learns and trunk_taken[lane] == head_taken[pair]):
                     rate, bias = _corrections(trunk_taken[lane], lr)
-                _update(flatW1, flat[0], heldW1, lane, rate, bias, decay, adam)
-                _update(flatb1, flat[1], heldb1, lane, rate, bias, decay, adam)
+                _update(trunk, lane, of_trunk, trunk_held, rate, bias, decay, adam, odd_trunk)
             if every[lane] > 0 and (step + 1) % every[lane] == 0:
                 loss = np.float32(0)
+                W1, b1 = trunk[lane, : d * h].reshape((d, h)), trunk[lane, d * h : d * h + h]
                 for i in range(n_heads):
                     pair = lane * n_heads + i
-                    seen = sees[model[pair] if sees.shape[1] else 0]
-                    loss += _held_loss(
-                        W1[lane], b1[lane], W2[pair], b2[pair], X, Y, held[lane], held_weight[lane, i], seen
-                    )
+                    W2, b2 = head[pair, : h * k].reshape((h, k)), head[pair, h * k : h * k + k]
+                    seen = sees[head_of[pair] if sees.shape[1] else 0]
+                    loss += _held_loss(W1, b1, W2, b2, X, Y, held[lane], held_weight[lane, i], seen)
                 fell, before[lane] = before[lane] - loss, loss
                 if fell > 0 and fell < patience / np.float32((step + 1) // every[lane]):
                     break
-        sound[lane] = _finite(flatW1[lane]) and _finite(flatb1[lane])
+        sound[lane] = _finite(trunk[lane])
         for pair in range(lane * n_heads, (lane + 1) * n_heads):
-            sound[lane] = sound[lane] and _finite(flatW2[pair]) and _finite(flatb2[pair])
+            sound[lane] = sound[lane] and _finite(head[pair])

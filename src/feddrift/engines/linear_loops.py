@@ -9,61 +9,42 @@ import numpy as np
 
 from feddrift.engines.kernel_loops import (
     BLOCK,
+    COMPILED,
     WIDTH,
     _corrections,
     _cross_entropy,
-    _exp,
+    _dot,
+    _errors,
+    _exact,
     _finite,
     _gather,
     _loose,
+    _take,
     _threefry,
+    _total,
     _update,
+    odd_ones,
 )
 
+if COMPILED:
+    from feddrift.engines.vectors import fused, load, put, spread, store
 
-@_loose
-def _gradient(W: Any, b: Any, x: Any, y: Any, real: Any, room: Any, gW: Any, gb: Any) -> None:
-    """The gradient of `losses.batch_loss` on x[feature, row], of which the first `real` rows count."""
-    out, top, total = room
-    d, k, n = len(W), len(b), len(y) // WIDTH * WIDTH
-    zero, part = np.float32(0), np.float32(1) / np.float32(real)
-    for c in range(k):
-        weight = b[c]
-        for r in range(n):
-            out[c, r] = weight
-        for i in range(d):
-            weight = W[i, c]
-            for r in range(n):
-                out[c, r] += weight * x[i, r]
-    for r in range(n):
-        top[r], total[r] = out[0, r], zero
-    for c in range(1, k):
-        for r in range(n):
-            top[r] = max(top[r], out[c, r])
-    for c in range(k):
-        for r in range(n):
-            out[c, r] = _exp(max(out[c, r] - top[r], np.float32(-87)))
-        for r in range(n):
-            total[r] += out[c, r]
-    for r in range(n):
-        total[r] = part / total[r]
-    for r in range(real, n):
-        total[r] = zero
-    for c in range(k):
-        for r in range(n):
-            out[c, r] *= total[r]
-    for r in range(real):
-        out[y[r], r] -= part
+
+@_exact
+def _gradient(layer: Any, pair: Any, d: Any, k: Any, x: Any, y: Any, part: Any, out: Any, grads: Any) -> None:
+    """As `kernel_loops._gradient`."""
+    n = x.shape[1]
+    for at in range(0, n, WIDTH):
+        for c in range(k):
+            value = spread(layer, pair, d * k + c)
+            for i in range(d):
+                value = fused(spread(layer, pair, i * k + c), load(x, i, at), value)
+            store(out, c, at, value)
+    _errors(out, k, y, part)
     for c in range(k):
         for i in range(d):
-            dot = zero
-            for r in range(n):
-                dot += x[i, r] * out[c, r]
-            gW[i, c] = dot
-        dot = zero
-        for r in range(n):
-            dot += out[c, r]
-        gb[c] = dot
+            put(grads, 0, i * k + c, _dot(x, i, out, c, n))
+        put(grads, 0, d * k + c, _total(out, c, n))
 
 
 @_loose
@@ -135,25 +116,21 @@ def _held_loss(W: Any, b: Any, X: Any, Y: Any, rows: Any, weight: Any, sees: Any
 
 @_loose
 def train(
-    lo: Any, hi: Any, round: Any, n_heads: Any, modelW: Any, modelb: Any, W: Any, b: Any, flatW: Any, flatb: Any,
-    heldW: Any, heldb: Any, taken: Any, model: Any, drawn: Any, X: Any, Y: Any, sees: Any, how: Any, looks: Any,
-    sound: Any,
+    lo: Any, hi: Any, round: Any, n_heads: Any, shape: Any, models: Any, work: Any, moments: Any, taken: Any,
+    model: Any, drawn: Any, X: Any, Y: Any, sees: Any, how: Any, looks: Any, sound: Any,
 ) -> None:  # fmt: skip
     """The local steps of lanes lo..hi-1 in one round, from the models' parameters; in place."""
     key0, key1, cumulative, counts, starts, order = drawn
     steps, batch, lr, decay, adam, momentum, _, _ = how
     held, held_weight, every, before, patience = looks
-    d, k = W.shape[1], W.shape[2]
-    wide = (batch + WIDTH - 1) // WIDTH * WIDTH  # the rows beyond the batch have no weight
-    x, y = np.zeros((d, wide), dtype=np.float32), np.zeros(wide, dtype=np.int32)
-    room = (
-        np.empty((k, wide), dtype=np.float32), np.empty(wide, dtype=np.float32), np.empty(wide, dtype=np.float32),
-    )  # fmt: skip
-    gW, gb = np.empty((d, k), dtype=np.float32), np.empty(k, dtype=np.float32)
-    flat = gW.reshape(-1)
+    d, k = shape
+    wide = (batch + WIDTH - 1) // WIDTH * WIDTH  # the rows beyond the batch have no label
+    x, y = np.zeros((d, wide), dtype=np.float32), np.full((1, wide), -1, dtype=np.int32)
+    out, grads = np.empty((k, wide), dtype=np.float32), np.zeros((1, work.shape[1]), dtype=np.float32)
+    odd = odd_ones(d * k, k)
     for lane in range(lo, hi):
         for pair in range(lane * n_heads, (lane + 1) * n_heads):
-            W[pair], b[pair] = modelW[model[pair]], modelb[model[pair]]
+            work[pair] = models[model[pair]]
         for step in range(steps):
             word0, word1 = _threefry(key0[lane], key1[lane], round, np.uint32(step))
             unit = np.float32(word0 >> np.uint32(8)) * np.float32(2.0**-24)
@@ -161,32 +138,26 @@ def train(
             while unit >= cumulative[lane, cell]:
                 cell += 1
             n = counts[lane, cell]
-            row: Any = np.int64(word1 % np.uint32(n))
             pair = lane * n_heads + cell % n_heads
-            for r in range(batch):
-                at = order[starts[lane, cell] + row]
-                y[r] = Y[at]
-                for i in range(d):
-                    x[i, r] = X[at, i]
-                row = row + 1 if row + 1 < n else 0
+            _take(X, Y, order, starts[lane, cell], n, np.int64(word1 % np.uint32(n)), batch, x, y)
             if sees.shape[1]:
                 for i in range(d):
                     for r in range(wide):
                         x[i, r] *= sees[model[pair], i]
-            _gradient(W[pair], b[pair], x, y, min(n, batch), room, gW, gb)
+            _gradient(work, pair, d, k, x, y, np.float32(1) / np.float32(min(n, batch)), out, grads)
             taken[pair] += 1
             rate, bias = _corrections(taken[pair], lr) if adam else (lr, momentum)
-            _update(flatW, flat, heldW, pair, rate, bias, decay, adam)
-            _update(flatb, gb, heldb, pair, rate, bias, decay, adam)
+            _update(work, pair, grads, moments, rate, bias, decay, adam, odd)
             if every[lane] > 0 and (step + 1) % every[lane] == 0:
                 loss = np.float32(0)
                 for i in range(n_heads):
                     pair = lane * n_heads + i
+                    W, b = work[pair, : d * k].reshape((d, k)), work[pair, d * k : d * k + k]
                     seen = sees[model[pair] if sees.shape[1] else 0]
-                    loss += _held_loss(W[pair], b[pair], X, Y, held[lane], held_weight[lane, i], seen)
+                    loss += _held_loss(W, b, X, Y, held[lane], held_weight[lane, i], seen)
                 fell, before[lane] = before[lane] - loss, loss
                 if fell > 0 and fell < patience / np.float32((step + 1) // every[lane]):
                     break
         sound[lane] = True
         for pair in range(lane * n_heads, (lane + 1) * n_heads):
-            sound[lane] = sound[lane] and _finite(flatW[pair]) and _finite(flatb[pair])
+            sound[lane] = sound[lane] and _finite(work[pair])
