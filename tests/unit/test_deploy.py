@@ -19,6 +19,7 @@ import tomllib
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -494,6 +495,32 @@ def test_a_client_that_is_not_let_in_says_what_it_means(monkeypatch: pytest.Monk
     assert "it takes a minute to miss a client" in start._refusal("fed.example.org:9443", 5)
     told = start._refusal("fed.example.org:9443", 200)
     assert told.startswith("the server has not let it in for 3 minutes: its key was taken back or replaced there")
+
+
+def test_a_client_tries_again_and_says_what_it_waits_for(
+    made: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It worked for a while, lost its SuperExec, and then its key was taken back."""
+    now, lives = [0.0], [(500.0, "flower-supernode has ended"), (5.0, "flower-superexec has ended")]
+    lives += [(10.0, "flower-supernode has ended with code 1")] * 6
+
+    def life(folder: Path, address: str | None) -> str:
+        if not lives:
+            raise KeyboardInterrupt
+        seconds, ended = lives.pop(0)
+        now[0] += seconds
+        return ended
+
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr(start, "time", clock)
+    monkeypatch.setattr(start, "_life", life)
+    monkeypatch.setattr(start, "_listens", lambda port, address: True)
+    with pytest.raises(KeyboardInterrupt):
+        start.client(made / "clients" / "a")
+    told = [line.getMessage() for line in caplog.records]
+    assert told[:2] == [f"{program} has ended; the client starts again in {s} s" for program, s in
+                        (("flower-supernode", 5), ("flower-superexec", 10))]  # fmt: skip
+    assert "takes a minute to miss a client" in told[2] and "its key was taken back or replaced there" in told[-1]
 
 
 def test_a_folder_that_cannot_be_locked_is_not_taken_for_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -196,8 +196,10 @@ def client(folder: Path, address: str | None = None) -> None:
         ended = _life(folder, address)
         if time.monotonic() - began > MISSED:
             wait, since = BACKOFF[0], time.monotonic()
-        why = _refusal(address or settings_of(folder).get("server", ""), time.monotonic() - since)
-        _log.warning("%s: %s; the client starts again in %g s", ended, why, wait)
+        elif EXECUTOR not in ended:
+            server = address or settings_of(folder).get("server", "")
+            ended = f"{ended}: {_refusal(server, time.monotonic() - since)}"
+        _log.warning("%s; the client starts again in %g s", ended, wait)
         time.sleep(wait)
         wait = min(2 * wait, BACKOFF[1])
 
