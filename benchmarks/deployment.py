@@ -3,10 +3,14 @@
 Each number of nodes twice: cold, as Flower does it by itself, and warm. Everything is as in docs/deploy.md, but all
 nodes share this machine with the server and nginx is left out. CPU seconds are those of a client and all that it
 starts, from the first answered hello to the last exchange, over exchanges and clients.
+
+`--idle 300`: what warm clients cost in so many seconds in which none has new data, and the server says hello once a
+minute, as it does after ten minutes of waiting.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import signal
@@ -60,20 +64,47 @@ def row(n: int, way: str) -> Measured:
     return found
 
 
-def measured(folder: Path, n: int, way: str) -> Measured:
-    """Run a deployment of n clients and read off its log what each exchange took."""
+def idle(n: int, seconds: float) -> None:
+    """Measure and print what waiting costs."""
+    with tempfile.TemporaryDirectory() as folder:
+        own = "time_steps = 2\nrounds = 1\nlook = 60\n"
+        with deployed(Path(folder) / "deployment", n, "warm", own, batches=1) as fed:
+            until(lambda: sum(kind == "hello" for kind, _ in fed.exchanges()) >= 2, fed.run, fed.output)
+            every = fed.server, fed.run, *fed.clients
+            before, begun = [cpu(child.pid) for child in every], len(fed.exchanges())
+            time.sleep(seconds)
+            burnt = [cpu(child.pid) - was for child, was in zip(every, before, strict=True)]
+            hellos = len(fed.exchanges()) - begun
+    server, run, *clients = (f"{100 * spent / seconds:.2f} %" for spent in burnt)
+    print(f"{n} idle clients, {hellos} hellos in {seconds:g} s, load {os.getloadavg()[0]:.1f}; of a core:")
+    print(f"each client {', '.join(clients)}; server {server}; `deploy run` {run}")
+
+
+@dataclass
+class Deployed:
+    """A deployment at work."""
+
+    server: subprocess.Popen[bytes]
+    clients: list[subprocess.Popen[bytes]]
+    run: subprocess.Popen[bytes]
+    output: Path
+    exchanges: Callable[[], list[tuple[str, float]]]  # kind and seconds of those in which all have answered
+
+
+@contextmanager
+def deployed(folder: Path, n: int, way: str, own: str, batches: int) -> Iterator[Deployed]:
+    """A deployment of n clients that have so many batches, with these settings of its own."""
     names = [f"client{k}" for k in range(n)]
     outer, inner = start.free_port(), start.free_port()
     make.init(folder, names, [2], ["0", "1"], port=outer, inner=inner, experiment="benchmark")
     settings = folder / "server" / "federation.toml"
-    own = f"time_steps = {STEPS}\nrounds = {ROUNDS}\nsteps = 100\nquorum = {n}\npatience = 600\n"
     others = settings.read_text().replace("FedDrift-Auto", "FedDrift")  # the exchanges of the paper's method
-    settings.write_text(f"{own}hello = 300\nevaluate = 300\ntrain = 300\n{others}")
+    settings.write_text(f"{own}quorum = {n}\nhello = 300\nevaluate = 300\ntrain = 300\n{others}")
     draw = np.random.default_rng(0)
     for name in names:
         toml = folder / "clients" / name / "client.toml"
         toml.write_text(f"warm = {str(way == 'warm').lower()}\n{toml.read_text()}")
-        for t in range(STEPS + 1):
+        for t in range(batches):
             x = draw.random((200, 2))
             rows = "".join(f"{a:.5f},{b:.5f},{int(a > 0.5)}\n" for a, b in x)
             (folder / "clients" / name / "data" / f"step_{t}.csv").write_text("u,v,label\n" + rows)
@@ -91,12 +122,19 @@ def measured(folder: Path, n: int, way: str) -> Measured:
             words = "client", str(folder / "clients" / name), "--server", f"localhost:{inner}"
             clients.append(running.enter_context(command(output, *words)))
         run = running.enter_context(command(output, "run", str(folder)))
-        until(exchanges, run, output)
-        before, begun = [cpu(child.pid) for child in (server, *clients)], len(exchanges())
-        run.wait()
-        after, every = [cpu(child.pid) for child in (server, *clients)], exchanges()
-    if run.returncode:
-        sys.exit(output.read_text()[-4000:])
+        yield Deployed(server, clients, run, output, exchanges)
+
+
+def measured(folder: Path, n: int, way: str) -> Measured:
+    """Run a deployment of n clients and read off its log what each exchange took."""
+    own = f"time_steps = {STEPS}\nrounds = {ROUNDS}\nsteps = 100\npatience = 600\n"
+    with deployed(folder, n, way, own, STEPS + 1) as fed:
+        until(fed.exchanges, fed.run, fed.output)
+        before, begun = [cpu(child.pid) for child in (fed.server, *fed.clients)], len(fed.exchanges())
+        fed.run.wait()
+        after, every = [cpu(child.pid) for child in (fed.server, *fed.clients)], fed.exchanges()
+    if fed.run.returncode:
+        sys.exit(fed.output.read_text()[-4000:])
     seconds: dict[str, list[float]] = {"hello": [], "evaluate": [], "train": []}
     for kind, took in every[1:]:  # the first met processes that were about to start
         seconds[kind].append(took)
@@ -137,4 +175,12 @@ def command(output: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as for Ctrl-C: what was started ends, too
-    main([int(n) for n in sys.argv[1:]] or [3, 10])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("nodes", nargs="*", type=int, help="numbers of them")
+    parser.add_argument("--idle", type=float, metavar="SECONDS", help="measure clients that wait, for so long")
+    given = parser.parse_args()
+    if given.idle:
+        for n_nodes in given.nodes or [3]:
+            idle(n_nodes, given.idle)
+    else:
+        main(given.nodes or [3, 10])

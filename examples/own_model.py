@@ -12,9 +12,10 @@ from sklearn.linear_model import SGDClassifier
 
 import feddrift as fd
 from feddrift.deploy.server import federate
+from feddrift.engines.flower.asking import Roster
 from feddrift.engines.flower.client import Client
 from feddrift.engines.flower.exchange import WaitingRules
-from feddrift.engines.flower.federation import Flower, Roster
+from feddrift.engines.flower.federation import Flower
 from feddrift.engines.flower.local_grid import LocalGrid
 from feddrift.nets.own import net_of
 

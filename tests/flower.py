@@ -7,9 +7,8 @@ import shutil
 import tempfile
 import weakref
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-import numpy as np
 import pytest
 
 pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
@@ -18,13 +17,13 @@ from flwr.app import ConfigRecord, RecordDict
 
 from feddrift.data import Cell, Stream
 from feddrift.engines.conditions import IDEAL, Conditions
-from feddrift.engines.flower import wire
+from feddrift.engines.flower import protocol, wire
+from feddrift.engines.flower.asking import Roster
 from feddrift.engines.flower.client import Client
 from feddrift.engines.flower.exchange import WaitingRules
-from feddrift.engines.flower.federation import Flower, Roster
+from feddrift.engines.flower.federation import Flower
 from feddrift.engines.flower.local_grid import LocalGrid
-from feddrift.engines.flower.messages import VERSION, About
-from feddrift.engines.flower.store import Held
+from feddrift.engines.flower.messages import VERSION
 from feddrift.types import Local, Net, State
 
 QUICK = WaitingRules(start=0, hello=0.05, evaluate=0.05, train=0.05, poll=0.01, patience=0.05, look=0.01, grace=0.01)
@@ -68,9 +67,9 @@ class OverFlower(Flower):
 
 
 class OldClient(Client):
-    """A client of protocol 4, as it was: it takes its own version only, and the numbers of files for times."""
+    """A client of protocol 5, as it was: it trains one round at a time."""
 
-    version = "0.1.9/4"
+    version = "0.1.9/5"
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -79,28 +78,15 @@ class OldClient(Client):
     def answer(self, kind: str, content: RecordDict) -> RecordDict:
         body, _ = wire.unpack(content)
         self.heard.append((kind, body))
-        if body.get("version") != self.version:
+        if protocol.number(body.get("version")) != protocol.number(self.version):
             sentence = f"the server has version {body.get('version')!r}, this client {self.version!r}"
             return wire.pack({"version": self.version, "client": self.name, "failed": sentence})
-        if kind == "hello":
-            self.take_in(About.read(body["about"]))
-            body = self.words(body)
-        reply = super().answer(kind, _with(content, body | {"version": VERSION}))
+        reply = super().answer(kind, _with(content, body | {"version": VERSION} | self.unknown))
         told, _ = wire.unpack(reply)
-        told = {key: value for key, value in told.items() if key not in ("backlog", "gap")}
+        told = {key: value for key, value in told.items() if key != "more"}
         return _with(reply, told | {"version": self.version})
 
-    def words(self, hello: dict[str, Any]) -> dict[str, Any]:
-        """A hello of its protocol in ours: it has taken in what there is."""
-        return hello | {"seen": None}
-
-    def take_in(self, task: About) -> None:
-        """All that has arrived up to time tau, each at the time that is its number."""
-        store = self.store(task.experiment)
-        for t in set(range(task.tau + 1)) - store.held().keys():
-            cell = self.load(t)
-            if cell is not None and (rows := len(np.asarray(cell[1]))):
-                store._write(store.path / "cells" / Held(t, rows, t).file, {"x": cell[0], "y": cell[1]})
+    unknown: ClassVar[dict[str, Any]] = {"more": 0, "within": 0.0}  # what a newer server may ask, and it does not read
 
 
 def _with(content: RecordDict, body: dict[str, Any]) -> RecordDict:

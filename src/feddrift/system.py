@@ -35,14 +35,22 @@ def write_whole(path: Path, data: bytes) -> None:
 
 @contextmanager
 def alone(folder: Path, busy: str) -> Iterator[None]:
-    """Lock a folder meanwhile; where another process has it, that is an error with these words."""
+    """Lock a folder meanwhile; where another process has it, that is an error with these words.
+
+    A file system without locks cannot say who has it, which is another error.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     lock = os.open(folder, os.O_RDONLY)
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except (BlockingIOError, PermissionError):
             raise BusyError(busy) from None
+        except OSError as error:
+            raise DataError(
+                f"{folder} cannot be locked ({error.strerror or error}), so that two could work on it unnoticed: "
+                "put it on a file system that has locks"
+            ) from None
         yield
     finally:
         os.close(lock)

@@ -25,9 +25,10 @@ from flwr.supercore.runtime import RuntimeHttpClient
 
 from feddrift.deploy import make, pin, proxy, start
 from feddrift.deploy.processes import end
-from tests.slow.test_deploy import NGINX, Deployment, below, command_of, until
+from tests.slow.test_deploy import NGINX, Deployment, below, command_of, deployment, until
 
 pytestmark = pytest.mark.slow
+__all__ = ["deployment"]  # the fixture
 
 HOST = "Host: localhost\r\n"
 needs_nginx = pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
@@ -139,16 +140,6 @@ def test_the_proxy_is_where_it_was_told_to_be(tmp_path: Path) -> None:
             port = start.ports(server)[0]
             assert start._listens(port, "::1") and not start._listens(port, "127.0.0.1")
             assert f'server = "[::1]:{port}"' in (tmp_path / "six" / "clients" / "a" / "client.toml").read_text()
-
-
-@pytest.fixture
-def deployment(tmp_path: Path) -> Iterator[Deployment]:
-    made = Deployment(tmp_path / "fed")
-    try:
-        yield made
-    finally:
-        for name in list(made.children):
-            made.end(name)
 
 
 def acquire(port: int, certificate: Path | None, secret: bytes | None) -> None:

@@ -24,7 +24,7 @@ pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 from feddrift.deploy import make, runtime, start
 from feddrift.deploy.notices import audited
 from feddrift.deploy.status import status
-from feddrift.engines.flower.federation import SHUT_OUT
+from feddrift.engines.flower.asking import SHUT_OUT
 from feddrift.engines.flower.serve import current
 from feddrift.errors import DataError
 from feddrift.reports.exchanges import sat_out

@@ -1,4 +1,7 @@
-"""Both soaks, short: a few kills must change no bit, and each kind of fault once; `make soak` has more of them."""
+"""Both soaks, short: a few kills must change no bit, and each kind of fault once; `make soak` has more of them.
+
+Together at most four minutes on two cores that do nothing else.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,10 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_federation_whose_processes_are_killed_ends_as_an_undisturbed_one(tmp_path: Path) -> None:
-    assert soak_a(tmp_path / "fed", kills=6, steps=2).kills >= 6
+    # With this seed the server's side dies, and what runs apps at two clients: a client that is killed as a whole is
+    # missed by the server after a minute.
+    assert soak_a(tmp_path / "fed", kills=6, steps=2, seed=4).kills >= 6
 
 
 def test_a_federation_with_faults_of_every_kind_decides_as_the_simulator(tmp_path: Path) -> None:
-    soak_b(tmp_path / "fed")
+    soak_b(tmp_path / "fed", waits=20)

@@ -21,8 +21,8 @@ from feddrift.deploy import make, server, start, warm
 from feddrift.deploy.processes import end
 from feddrift.deploy.settings import Settings
 from feddrift.engines.flower import parts
+from feddrift.engines.flower.asking import Roster
 from feddrift.engines.flower.client import from_toml
-from feddrift.engines.flower.federation import Roster
 from feddrift.engines.flower.local_grid import LocalGrid
 from feddrift.trees import leaves
 from tests.slow.test_deploy import NAMES, Deployment, below, command_of, deployment, until

@@ -12,10 +12,11 @@ import numpy as np
 from feddrift import algorithms
 from feddrift.deploy.server import federate
 from feddrift.engines.conditions import Conditions
+from feddrift.engines.flower.asking import Roster
 from feddrift.engines.flower.batches import StepFiles
 from feddrift.engines.flower.client import Client
 from feddrift.engines.flower.exchange import WaitingRules
-from feddrift.engines.flower.federation import Flower, Roster
+from feddrift.engines.flower.federation import Flower
 from feddrift.engines.flower.local_grid import LocalGrid
 from feddrift.run import Step
 from feddrift.runs.record import Record, latest

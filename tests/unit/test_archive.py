@@ -25,6 +25,7 @@ import feddrift as fd
 from feddrift.algorithms import ALGORITHMS
 from feddrift.checkpoint import Checkpoint, Folder
 from feddrift.cli import app
+from feddrift.cli.deploy import line_of_test, line_of_training
 from feddrift.deploy.archive import Archive
 from feddrift.deploy.kept import back_to, kept
 from feddrift.deploy.notices import audited
@@ -210,7 +211,8 @@ def test_going_back_gives_clients_the_old_models_and_starts_from_them(tmp_path: 
     record = read(server / "state" / "test.jsonl")
     at = [(e["event"], e["model"], e["cause"].get("reason")) for e in record.events if e["t"] == 4]
     reason = "an operator went back to the models of time 2"
-    assert at[:2] == [("decided", 0, reason), ("retired", 1, reason)]
+    assert at[:2] == [("decided", 0, reason), ("retired", 1, reason)] and ("revived", 0, reason) in at
+    assert line_of_training(record, 4).splitlines()[0].endswith(f"2 models   alarm at c; {reason}; created model 2")
     created = [(e["t"], e["model"], e["cause"]["clients"]) for e in record.events if e["event"] == "created"]
     assert created == [(2, 1, [2]), (4, 2, [2])]  # c has other labels still; no id is given twice
     assert record.rows.steps == record.tested == 6 and record.status == "complete"
@@ -237,6 +239,7 @@ def test_a_test_that_waited_is_not_told_of_other_models(tmp_path: Path) -> None:
     served(stream, server, 5)
     record = read(server / "state" / "test.jsonl")
     assert record.rows.tested[2].tolist() == [0, 0, 0] and np.isnan(record.rows.accuracy[2]).all()
+    assert line_of_test(record, 2).endswith("tested    on no data")
     assert [step.accuracy is None for step in kept(server)] == [False, False, True, False, False]
     assert (record.rows.tested[[0, 1, 3, 4]] == 60).all()
 

@@ -236,8 +236,12 @@ def test_a_damaged_batch_is_taken_in_again_and_nothing_is_missed(caplog: pytest.
     engine, whole = over(swapping()), over(swapping())
     fed, models, w = engine.at(1), whole.at(1).fresh(), np.ones((2, 3, 1))
     damage(engine.local_grid.clients["b"].store("test"), 0)
+    accounts: list[Any] = []
+    engine.on_exchange = accounts.append
     same(fed.train(models, w).params, whole.at(1).train(models, w).params)
     assert fed.reachable.all() and "batch 0 is taken in again" in caplog.text
+    told = [line.get("note") for line in (account.line() for account in accounts)]
+    assert told == [[None, "its batch 0 was damaged in its store, and is taken in again", None], None]
 
 
 def test_a_damaged_batch_that_is_gone_is_forgotten_and_its_client_goes_on(tmp_path: Path) -> None:
@@ -249,8 +253,13 @@ def test_a_damaged_batch_that_is_gone_is_forgotten_and_its_client_goes_on(tmp_pa
     fed = engine.at(1)
     damage(client.store("test"), 0)
     (tmp_path / "data" / "step_0.csv").unlink()
+    accounts: list[Any] = []
+    engine.on_exchange = accounts.append
     fed.train(fed.fresh(), np.ones((2, 3, 1)), rounds=1)
     assert fed.reachable.tolist() == [False, True, True]  # it has other rows than it said
+    (answers,) = (account.clients for account in accounts)
+    assert answers[0].note == "its batch 0 was damaged in its store, and is gone, so its rows are forgotten"
+    assert "data that this client does not hold" in str(answers[0].trouble)
     write(tmp_path / "data", 2, rows=4)
     fed = engine.at(2)
     assert fed.counts[:, 0].tolist() == [0, 3, 4]

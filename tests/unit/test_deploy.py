@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import http.server
 import os
 import re
@@ -17,6 +19,7 @@ import tomllib
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -31,7 +34,12 @@ from feddrift.deploy import check as checks
 from feddrift.deploy import control, make, processes, proxy, start
 from feddrift.deploy.check import problems
 from feddrift.deploy.settings import Settings, public_key
-from feddrift.errors import ConfigError
+from feddrift.engines.flower.client import from_toml
+from feddrift.engines.flower.store import Store
+from feddrift.errors import BusyError, ConfigError, DataError
+from feddrift.runs.locks import is_being_written
+from feddrift.runs.record import part_of
+from feddrift.system import alone
 
 OPTIONS = ["--clients", "a,b", "--features", "2", "--classes", "no,yes"]
 
@@ -190,16 +198,22 @@ def test_a_key_that_is_no_clients_any_more_is_shut_out(
     database = server / "state" / "superlink.db"
     link = LinkStateFactory(str(database), NoOpFederationManager(), ObjectStoreFactory()).state()
 
-    def tell(address: str, authority: Path, new: dict[str, bytes], gone: list[int]) -> None:
-        assert (address, authority) == ("127.0.0.1:18444", server / "ca.crt")
-        for name, key in new.items():
+    class Link(control.Link):
+        def __init__(self, address: str, authority: Path) -> None:
+            assert (address, authority) == ("127.0.0.1:18444", server / "ca.crt")
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def register(self, name: str, key: bytes) -> None:
             said.append(f"new {name}")
             link.create_node("me", "me", key, 30.0)
-        for node in gone:
+
+        def shut_out(self, node: int) -> None:
             said.append("gone")
             link.delete_node("me", node)
 
-    monkeypatch.setattr(control, "tell", tell)
+    monkeypatch.setattr(control, "Link", Link)
     start.register(server)
     start.register(server)
     old, other = (public_key(server / "keys" / f"{name}.pub") for name in "ab")
@@ -305,6 +319,12 @@ def spoil(made: Path, what: str) -> None:
         (client / "data" / "step_2.csv").touch()
         (client / "store" / "first" / "a" / "cells").mkdir(parents=True)
         (client / "store" / "first" / "a" / "cells" / "000000-5.cell").touch()
+    elif what.startswith("data: "):
+        (client / "data" / "step_0.csv").write_text(what.removeprefix("data: "))
+    elif what.startswith("load: "):
+        module = f"mine_{len(what)}"  # a module is imported once
+        (client / f"{module}.py").write_text(what.removeprefix("load: "))
+        (client / "client.toml").write_text(f'load = "{module}:load"\n{(client / "client.toml").read_text()}')
     elif " = " in what:
         path = client / "client.toml"
         if what.startswith("features"):
@@ -329,6 +349,12 @@ def spoil(made: Path, what: str) -> None:
         ("features = [224, 224, 3]", r"features = \[224, 224, 3\] make a net of 5e\+10 weights, and at most 3e\+08"),
         ("features = [1000000, 1000000]", r"2e\+24 weights"),
         ("gap", "has step_2 and no step_1, for which the client waits"),
+        ("data: x,y\n1,2\n", r"data/step_0\.csv.*label"),
+        ("data: x,y,label\n1,2,maybe\n", r"data/step_0\.csv.*maybe"),
+        ("data: x,y,label\n1,much,no\n", r"data/step_0\.csv.*much"),
+        ("data: x,y,z,label\n1,2,3,no\n", r"step_0\.csv: batch 0: features of shape \(3,\), the federation has \(2,\)"),
+        ("load: def load(n): return [[1, 2]], [7]", r"clients/a: load\(0\): .*7"),
+        ("load: def load(n): raise OSError('gone')", r"clients/a: load\(0\) fails: OSError: gone"),
     ],
 )  # fmt: skip
 def test_check_says_what_is_wrong(made: Path, what: str, sentence: str) -> None:
@@ -447,3 +473,65 @@ def test_what_an_operator_gets_wrong_is_one_sentence(
     told = CliRunner().invoke(app, ["deploy", *words])
     assert told.exit_code and sentence in str(told.exception) + told.output
     assert not Path("new").exists()
+
+
+def test_check_looks_at_the_batch_that_the_client_shows_next(made: Path) -> None:
+    """On the client's own machine, too, where what the server said last tells the features."""
+    client = made / "clients" / "a"
+    (client / "data" / "step_0.csv").write_text("x,y,label\n1,2,no\n")
+    assert wrong(client) == wrong(made) == ""
+    store = Store(client / "store", "first", "a")
+    store.take_in(from_toml(client).load, 0, (2,), 2)
+    store.serve({"features": [2], "n_classes": 2})
+    (client / "data" / "step_0.csv").write_text("what is past is past")
+    assert wrong(client) == ""
+    (client / "data" / "step_1.csv").write_text("x,label\n1,no\n")
+    assert "step_1.csv: batch 1: features of shape (1,), the federation has (2,)" in wrong(client)
+
+
+def test_a_client_that_is_not_let_in_says_what_it_means(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start, "_listens", lambda port, address: (port, address) == (9443, "fed.example.org"))
+    assert start._refusal("other.example.org:9443", 5) == "the server, other.example.org:9443, cannot be reached"
+    assert "it takes a minute to miss a client" in start._refusal("fed.example.org:9443", 5)
+    told = start._refusal("fed.example.org:9443", 200)
+    assert told.startswith("the server has not let it in for 3 minutes: its key was taken back or replaced there")
+
+
+def test_a_client_tries_again_and_says_what_it_waits_for(
+    made: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It worked for a while, lost its SuperExec, and then its key was taken back."""
+    now, lives = [0.0], [(500.0, "flower-supernode has ended"), (5.0, "flower-superexec has ended")]
+    lives += [(10.0, "flower-supernode has ended with code 1")] * 6
+
+    def life(folder: Path, address: str | None) -> str:
+        if not lives:
+            raise KeyboardInterrupt
+        seconds, ended = lives.pop(0)
+        now[0] += seconds
+        return ended
+
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr(start, "time", clock)
+    monkeypatch.setattr(start, "_life", life)
+    monkeypatch.setattr(start, "_listens", lambda port, address: True)
+    with pytest.raises(KeyboardInterrupt):
+        start.client(made / "clients" / "a")
+    told = [line.getMessage() for line in caplog.records]
+    assert told[:2] == [f"{program} has ended; the client starts again in {s} s" for program, s in
+                        (("flower-supernode", 5), ("flower-superexec", 10))]  # fmt: skip
+    assert "takes a minute to miss a client" in told[2] and "its key was taken back or replaced there" in told[-1]
+
+
+def test_a_folder_that_cannot_be_locked_is_not_taken_for_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    with alone(tmp_path, "busy"), pytest.raises(BusyError, match="busy"), alone(tmp_path, "busy"):
+        pass
+    monkeypatch.setattr(fcntl, "flock", none)
+    with pytest.raises(DataError, match=r"cannot be locked \(No locks available\)") as told, alone(tmp_path, "busy"):
+        pass
+    assert not isinstance(told.value, BusyError)
+    part_of(tmp_path / "x.jsonl").touch()
+    assert not is_being_written(tmp_path / "x.jsonl")

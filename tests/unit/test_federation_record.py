@@ -23,12 +23,13 @@ from feddrift.cli import app
 from feddrift.cli.deploy import line_of_test, line_of_training
 from feddrift.data import Stream
 from feddrift.deploy.export import export
+from feddrift.deploy.notices import audited
 from feddrift.deploy.server import federate
 from feddrift.deploy.status import Watch, status
 from feddrift.engines.flower.exchange import QuorumError
 from feddrift.errors import DataError
 from feddrift.reports import metrics, page
-from feddrift.reports.exchanges import sat_out
+from feddrift.reports.exchanges import absent, sat_out
 from feddrift.reports.page.data import collect
 from feddrift.reports.summary import joined, summarise
 from feddrift.runs.record import Record, part_of, read, read_all
@@ -350,6 +351,7 @@ def test_a_federation_whose_checkpoints_are_all_damaged_stops_and_asks(tmp_path:
     with pytest.raises(DataError, match="none of the checkpoints in .* is whole .*put one back .* or move this folder"):
         taken(over(swapping(n=20), root=tmp_path / "clients"), 3, tmp_path / "state")
     assert len(files) == 2 and sorted((tmp_path / "state" / "checkpoints").iterdir()) == sorted(files)
+    assert [notice.event for notice in audited(tmp_path)] == ["damaged"] * 2
 
 
 def test_a_record_is_kept_by_whoever_writes_it(tmp_path: Path) -> None:
@@ -445,3 +447,22 @@ def test_no_client_can_spoil_the_record(tmp_path: Path) -> None:
     refused = [why for _, _, c, _, _, why in sat_out(record) if c == 1]
     assert len(refused) == 4 and all(why.endswith(r"got \ud800\n\x1b") for why in refused)
     page.write([record], tmp_path / "page.html", "fed")
+
+
+def test_who_missed_one_hello_and_came_to_the_next_did_not_sit_out(tmp_path: Path) -> None:
+    """b is not there when time 1 is asked for at first; c misses a round of training."""
+    engine = over(swapping(), LEARN, waiting=replace(QUICK, start="data", grace=60, patience=60))
+    missed: list[str] = []
+
+    def late(message: Any) -> None:
+        missed.append("b")
+        del engine.local_grid.faults["b", "hello"]
+
+    engine.n_steps = 2
+    watched(engine, lambda t: None if t != 1 or missed else engine.local_grid.faults.update({("b", "hello"): late}))
+    engine.local_grid.faults["c", "train"] = lambda message: None
+    list(federate(engine, FEDDRIFT, tmp_path))
+    record = read(tmp_path / "test.jsonl")
+    assert missed and {(t, c) for _, t, c, *_ in sat_out(record)} == {(0, 2), (1, 1), (1, 2)}
+    assert [absent(record, t) for t in range(2)] == [[2], [2]]
+    assert [line_of_training(record, t).rpartition("sat out: ")[2] for t in range(2)] == ["c", "c"]

@@ -24,7 +24,7 @@ from feddrift.algorithms import ALGORITHMS
 from feddrift.averaging import averaged
 from feddrift.checkpoint import Folder
 from feddrift.data import Stream
-from feddrift.deploy import server
+from feddrift.deploy import recording, server
 from feddrift.deploy.server import federate, run
 from feddrift.deploy.settings import Settings
 from feddrift.engines.flower import federation, wire
@@ -796,7 +796,7 @@ def test_a_server_defends_itself_if_its_settings_say_so(
     assert archive == 7 and "archive" not in about  # which may change while a federation runs
     assert made.conditions.defend is defend and about.get("defend", False) is defend
     assert ("defend" in about) is defend  # older checkpoints have no such line
-    assert server._header(made, algorithm, about)["overrides"] == ({"defend": True} if defend else {})
+    assert recording.header(made, algorithm, about)["overrides"] == ({"defend": True} if defend else {})
 
 
 def test_those_who_were_there_are_waited_for_a_while(tmp_path: Path) -> None:

@@ -179,20 +179,21 @@ def test_a_deployment_keeps_them_at_the_clients(name: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("how", ["sent", "pulled to"])
-def test_a_server_cannot_have_them(tmp_path: Path, how: str) -> None:
+def test_a_server_cannot_have_them(tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from feddrift.engines.flower import training
     from feddrift.engines.flower.messages import REQUESTS
 
     engine = over(small_stream(), tmp_path)
     state = [step.state for step in steps_on(engine, fd.algorithm("Local"))][-1]
-    client, asked = engine.local_grid.clients["1"], list[Any]()
-    answer = client._train
+    asked, answer = list[Any](), training.answer
 
-    def curious(task: Any, store: Any, request: Any, models: Any, to: Any) -> Any:
-        asked.append(request)
-        trick = {"keep": 0} if how == "sent" else {"pull": 1e6, "to": request.models}
-        return answer(task, store, replace(request, **trick), models, to)
+    def curious(engine: Any, store: Any, task: Any, request: Any, *models: Any) -> Any:
+        if task.client == "1":
+            asked.append(request)
+            request = replace(request, **{"keep": 0} if how == "sent" else {"pull": 1e6, "to": request.models})
+        return answer(engine, store, task, request, *models)
 
-    client._train = curious
+    monkeypatch.setattr(training, "answer", curious)
     engine.n_steps = None
     fed = engine.at(4)
     fed.train(state.models, state.w)

@@ -5,19 +5,23 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 
+from flwr.app import RecordDict
+
 import feddrift as fd
 from feddrift.engines.flower import protocol, wire
 from feddrift.engines.flower.messages import PROTOCOL, VERSION
 from feddrift.engines.flower.protocol import CHANGES, SPOKEN, Change, check_client, check_server, number
 from feddrift.engines.flower.wire import Refused
+from feddrift.reports.exchanges import absent, for_page, noted, sat_out
 from feddrift.run import Step
+from feddrift.runs.record import read
 from tests.flower import OldClient, OverFlower
 from tests.unit.test_flower import edited, over, question, reply_of, same, swapping, taken
 
@@ -51,10 +55,10 @@ def test_the_table_goes_up_to_the_number_that_is_spoken() -> None:
 def test_what_is_no_version_has_no_number(version: Any) -> None:
     assert number(version) is None
     with pytest.raises(
-        Refused, match=r"the client has version .*, the server .* \(protocol 5\), .*: update the client"
+        Refused, match=r"the client has version .*, the server .* \(protocol 6\), .*: update the client"
     ):
         check_client(version)
-    with pytest.raises(Refused, match=r"the server has version .*, this client .* \(protocol 5\): update the server"):
+    with pytest.raises(Refused, match=r"the server has version .*, this client .* \(protocol 6\): update the server"):
         check_server(version)
 
 
@@ -96,11 +100,11 @@ def test_a_client_of_the_number_before_takes_part_with_the_same_result(
         same(mixed.state.models.params, new.state.models.params)
         np.testing.assert_array_equal(mixed.tested, new.tested)
         np.testing.assert_array_equal(mixed.accuracy, new.accuracy)
-    assert len(told) == 1 and f"client b has version 0.1.9/{PROTOCOL - 1}, this server" in told[0], told
+    assert len(told) == 1 and f"client b: it has version 0.1.9/{PROTOCOL - 1}, this server" in told[0], told
     first, *others = old.heard
     assert first[1]["version"] == VERSION and {body["version"] for _, body in others} == {OldClient.version}
     assert {kind for kind, _ in others} == {"hello", "evaluate", "train"}
-    assert not any("seen" in body for _, body in others) and "seen" in first[1]
+    assert not any({"more", "within"} & body.keys() for _, body in others)
 
 
 @pytest.mark.parametrize("algorithm", ["FedDrift-Auto", "FLUX", "FineTuned"])
@@ -115,21 +119,6 @@ def test_it_answers_every_kind_of_question_alike(tmp_path: Path, algorithm: str)
         np.testing.assert_array_equal(mixed.accuracy, new.accuracy)
     asked = {"FedDrift-Auto": "contest", "FLUX": "describe", "FineTuned": "train"}[algorithm]
     assert asked in {kind for kind, body in old.heard if body["version"] == OldClient.version}
-
-
-def test_what_comes_late_to_a_client_of_protocol_4_trains_and_is_never_tested() -> None:
-    """As it was in that protocol: the number of a batch is its time."""
-    stream, late = swapping(n_steps=3), [True]
-    engine = over(stream)
-    old = with_client(engine, OldClient)
-    load = old.load
-    old.load = lambda n: None if n == 1 and late[0] else load(n)
-    engine.at(0)
-    assert engine.at(1).counts[:, 1].tolist() == [60, 0]
-    late[0] = False
-    fed = engine.at(2)
-    assert fed.counts[:, 1].tolist() == [60, 60, 60] and fed.reachable.all()
-    assert np.isfinite(fed.evaluate(fed.fresh())).all()
 
 
 def test_a_client_may_be_updated_and_set_back_while_the_federation_runs(
@@ -154,7 +143,7 @@ def test_a_client_may_be_updated_and_set_back_while_the_federation_runs(
         expected = every.train(expected, w, rounds=1)
     same(trained.params, expected.params)
     first, at_the_client, again = warnings(caplog)
-    assert first == again and f"client b has version {OldClient.version}" in first
+    assert first == again and f"client b: it has version {OldClient.version}" in first
     assert "client b refused a message" in at_the_client and "it asks again in this client's words" in at_the_client
 
 
@@ -163,11 +152,14 @@ class OtherVersion(OldClient):
 
     version = f"0.1.9/{PROTOCOL}"
 
-    def take_in(self, task: Any) -> None:
-        """Nothing: what it hears is what it reads."""
+    unknown: ClassVar[dict[str, Any]] = {}
 
-    def words(self, hello: dict[str, Any]) -> dict[str, Any]:
-        return hello
+    def answer(self, kind: str, content: RecordDict) -> RecordDict:
+        asked, _ = wire.unpack(content)
+        if asked.get("version") != self.version:
+            self.heard.append((kind, asked))
+            return wire.pack({"version": self.version, "client": self.name, "failed": "another version"})
+        return super().answer(kind, content)
 
 
 def test_another_version_of_the_same_number_is_no_reason(caplog: pytest.LogCaptureFixture) -> None:
@@ -191,6 +183,17 @@ def test_one_that_understands_is_asked_once_whatever_its_version() -> None:
 
     engine.local_grid.tamper["b", "hello"] = edited(renamed)
     assert engine.at(0).reachable.all() and versions == [VERSION]
+
+
+def test_an_older_version_is_in_the_record_once_and_shown(tmp_path: Path) -> None:
+    engine = over(swapping(n_steps=3))
+    with_client(engine, OldClient)
+    steps_of(engine, tmp_path)
+    (told,) = noted(record := read(tmp_path / "test.jsonl"))
+    assert told[1:4] == (0, 1, "hello") and told[5].startswith(f"it has version {OldClient.version}, this server")
+    assert not list(sat_out(record)) and absent(record, 0) == []
+    shown = for_page(record)
+    assert shown is not None and shown["out"] == [list(told)]
 
 
 def test_what_an_older_answer_lacks_is_filled_in(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +239,7 @@ def test_one_that_changes_its_words_at_every_question_is_refused(caplog: pytest.
     engine = over(swapping())
     old = with_client(engine, Fickle)
     assert engine.at(0).reachable.tolist() == [True, False, True] and len(old.heard) == 2
-    assert "it answers as version 1.0/5 what it was asked as version 1.0/4" in warnings(caplog)[-1]
+    assert "it answers as version 1.0/6 what it was asked as version 1.0/5" in warnings(caplog)[-1]
 
 
 def test_a_question_that_the_number_before_does_not_know_is_not_asked(
@@ -250,7 +253,7 @@ def test_a_question_that_the_number_before_does_not_know_is_not_asked(
     assert np.isfinite(loss[:, 0]).tolist() == [True, False, True]
     assert {kind for kind, _ in old.heard} == {"hello"}
     assert (
-        "it cannot be asked: 0.1.9 (protocol 4) does not know the question 'evaluate': update the client" in caplog.text
+        "it cannot be asked: 0.1.9 (protocol 5) does not know the question 'evaluate': update the client" in caplog.text
     )
 
 

@@ -38,8 +38,8 @@ def test_a_sealed_message_is_three_objects_and_opens_to_what_it_was() -> None:
     assert wire.size(content) == wire.size(wire.opened(sealed))
 
 
-@pytest.mark.parametrize("content", [message("0.2.0/4"), message(size=wire.SEALED), wire.pack({"version": VERSION})])
-def test_what_is_large_or_for_older_clients_or_without_arrays_stays_as_it_is(content: RecordDict) -> None:
+@pytest.mark.parametrize("content", [message(size=wire.SEALED), wire.pack({"version": VERSION})])
+def test_what_is_large_or_without_arrays_stays_as_it_is(content: RecordDict) -> None:
     assert wire.sealed(content) is content and wire.opened(content) is content
 
 

@@ -16,8 +16,9 @@ from feddrift.data import Cell
 from feddrift.deploy.server import federate
 from feddrift.deploy.settings import Settings
 from feddrift.engines.conditions import Conditions
+from feddrift.engines.flower.asking import Roster
 from feddrift.engines.flower.client import Client
-from feddrift.engines.flower.federation import Flower, Roster
+from feddrift.engines.flower.federation import Flower
 from feddrift.engines.flower.local_grid import LocalGrid
 from feddrift.run import Step
 from feddrift.runs.record import latest

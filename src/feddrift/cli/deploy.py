@@ -16,8 +16,8 @@ from rich.text import Text
 from feddrift.cli import console, models
 from feddrift.cli.console import can_be_stopped, say
 from feddrift.errors import ConfigError
-from feddrift.reports.exchanges import sat_out
-from feddrift.reports.story import alarm_sentence, event_line
+from feddrift.reports.exchanges import absent, noted
+from feddrift.reports.story import WENT_BACK, alarm_sentence, event_line
 from feddrift.runs.record import OLD_HISTORY, Record
 
 app = typer.Typer(no_args_is_help=True, help="Run a federation on real machines, with Flower.")
@@ -164,6 +164,8 @@ def status(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help=
     console.out.print(table)
     for event in record.events:
         say(f"  time {event['t'] + 1}: {event_line(event, record.header['clients'])}")
+    for _, t, c, _, _, what in noted(record):
+        say(f"  time {t + 1}: client {record.header['clients'][c]}: {what}")
     for (t, c), shifts in record.shifts.items():
         say(f"  time {t + 1}: alarm of {record.header['clients'][c]}: {alarm_sentence(shifts, t)}")
 
@@ -220,14 +222,17 @@ def new_data(client: Mapping[str, Any]) -> str:
 def line_of_training(record: Record, t: int) -> str:
     """A time step whose training has ended in one line, and below what moved at each client that raised an alarm."""
     rows, names = record.rows, record.header["clients"]
-    turns = [event for event in record.events if event["t"] == t and event["event"] != "decided"]
-    news = [f"{event['event']} model {event['model']}" for event in turns]
+    turns = [event for event in record.events if event["t"] == t]
+    reasons = [str(event["cause"].get("reason", "")) for event in turns]
+    news = list(dict.fromkeys(reason for reason in reasons if reason.startswith(WENT_BACK)))
+    for event, reason in zip(turns, reasons, strict=True):
+        if event["event"] != "decided" and reason not in news:
+            news.append(f"{event['event']} model {event['model']}")
     alarms = [names[c] for c in range(len(names)) if rows.drift[t, c]]
     if alarms:
         news.insert(0, f"alarm at {', '.join(alarms)}")
-    absent = sorted({c for _, at, c, *_ in sat_out(record) if at == t})
-    if absent:
-        news.append(f"sat out: {', '.join(names[c] for c in absent)}")
+    if out := absent(record, t):
+        news.append(f"sat out: {', '.join(names[c] for c in out)}")
     n = int(rows.n_models[t].max())
     line = f"  time {t + 1:3d} trained   {n} model{'s' * (n > 1)}   {'; '.join(news)}".rstrip()
     moved = [f"{names[c]}: {alarm_sentence(shifts, t)}" for (at, c), shifts in record.shifts.items() if at == t]
@@ -238,7 +243,7 @@ def line_of_test(record: Record, t: int) -> str:
     """A time step that is tested, in one line."""
     tested, accuracy = record.rows.tested[t], record.rows.accuracy[t]
     right = float((accuracy * tested)[tested > 0].sum())
-    return f"  time {t + 1:3d} tested    " + (f"{100 * right / tested.sum():.2f} %" if tested.any() else "no new data")
+    return f"  time {t + 1:3d} tested    " + (f"{100 * right / tested.sum():.2f} %" if tested.any() else "on no data")
 
 
 def _time(record: Record, t: int) -> str:

@@ -26,10 +26,10 @@ from feddrift.deploy import pin, start
 from feddrift.deploy.certificates import authorities, issuer_of
 from feddrift.deploy.settings import Settings
 from feddrift.engines.flower.batches import StepFiles
-from feddrift.engines.flower.client import from_toml
+from feddrift.engines.flower.client import Client, from_toml
 from feddrift.engines.flower.client_toml import settings_of
-from feddrift.engines.flower.store import Store
-from feddrift.errors import FeddriftError
+from feddrift.engines.flower.store import Store, checked_batch
+from feddrift.errors import FeddriftError, one_line
 from feddrift.streams.folder import listed
 
 SOON = timedelta(days=30)
@@ -59,8 +59,10 @@ def _server(server: Path) -> Iterator[str]:
             yield f"{server / 'federation.toml'}: quorum = {settings.quorum}, and only {here} clients have keys"
         settings.net(server)
         yield from (f"{server / 'federation.toml'}: {text}" for text in _deaf(settings.notify, server))
-        strangers = {path.stem for path in (server / "keys").glob("*.pub")} - set(settings.clients)
-        if strangers:
+        keys = {path.stem for path in (server / "keys").glob("*.pub")}
+        for name in (name for name in settings.clients if name not in keys):
+            yield f"client {name} has no key at the server and cannot come: `feddrift deploy rotate` gives it a new one"
+        if strangers := keys - set(settings.clients):
             yield f"{server / 'keys'} has keys of {', '.join(sorted(strangers))}, whom federation.toml does not name"
     except FeddriftError as error:
         yield str(error)
@@ -145,9 +147,7 @@ def _client(client: Path, server: Path | None) -> Iterator[str]:
         if _bytes(private.public_key()) != _bytes(public):
             yield f"{client / 'key.pub'} is not the public part of {client / 'key'}"
         known = None if server is None else server / "keys" / f"{owner.name}.pub"
-        if known is not None and not known.exists():
-            yield f"the server has no key of client {owner.name}: `feddrift deploy rotate` gives it a new one"
-        elif known is not None and _bytes(load_ssh_public_key(known.read_bytes())) != _bytes(public):
+        if known is not None and known.exists() and _bytes(load_ssh_public_key(known.read_bytes())) != _bytes(public):
             yield f"the server has another key of client {owner.name}"
         yield from _dates(client / "ca.crt", x509.load_pem_x509_certificate((client / "ca.crt").read_bytes()))
         if server is not None and (client / "ca.crt").read_bytes() != (server / "ca.crt").read_bytes():
@@ -158,8 +158,10 @@ def _client(client: Path, server: Path | None) -> Iterator[str]:
         listed(client / "data" / "classes.txt") if (client / "data").is_dir() else None
     except FeddriftError as error:
         yield str(error)
+    stores = [owner.store(path.name) for path in owner.root.glob("*") if path.is_dir()]
     if isinstance(owner.load, StepFiles):
-        yield from _gaps(owner.load, [owner.store(path.name) for path in owner.root.glob("*") if path.is_dir()])
+        yield from _gaps(owner.load, stores)
+    yield from _data(owner, stores, client, server)
     if server is None:  # on the client's own machine
         yield from _clock(client)
 
@@ -182,6 +184,25 @@ def _gaps(files: StepFiles, stores: Sequence[Store]) -> Iterator[str]:
         later = [number for number in files.numbers() if number >= n]
         if later and n not in later:
             yield f"{files.directory} has step_{later[0]} and no step_{n}, for which the client waits"
+
+
+def _data(owner: Client, stores: Sequence[Store], client: Path, server: Path | None) -> Iterator[str]:
+    """What would be refused of the batch that the client shows next, if it has come."""
+    n = max((store.next_number() for store in stores), default=0)
+    where = str(owner.load.path(n)) if isinstance(owner.load, StepFiles) else f"{client}: load({n})"
+    try:
+        settings = None if server is None else Settings.read(server / "federation.toml")
+        if (batch := owner.load(n)) is None:
+            return
+        told = next((store.serving for store in stores if store.serving), {})  # by the server, at the last hello
+        features = told.get("features") if settings is None else settings.features
+        n_classes = told.get("n_classes") if settings is None else len(settings.classes)
+        shape = None if features is None else tuple(features)
+        checked_batch(batch, n, shape, n_classes or len(listed(client / "data" / "classes.txt")))
+    except FeddriftError as error:
+        yield str(error) if where in str(error) else f"{where}: {error}"
+    except Exception as error:  # whatever the client's own code says, on its own machine
+        yield f"{where} fails: {type(error).__name__}: {one_line(str(error))}"
 
 
 def _clock(client: Path) -> Iterator[str]:

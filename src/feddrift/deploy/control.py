@@ -1,36 +1,71 @@
-"""Flower's control path, from this process: each `flwr` command takes seconds to start."""
+"""Flower's control path, from this process: each `flwr` command takes seconds of a core to start."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from feddrift.errors import DataError
 
 _log = logging.getLogger("feddrift")
 
 
-def tell(address: str, authority: Path, new: Mapping[str, bytes], gone: Iterable[int]) -> None:
-    """Register the keys of new clients, and shut out the nodes that are gone, at the SuperLink with this address."""
-    import httpx
-    from flwr.proto.control_pb2 import RegisterNodeRequest, UnregisterNodeRequest
-    from flwr.supercore.control import ControlHttpClient
-    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+class Link:
+    """A SuperLink that is asked again and again: `with Link(address, authority) as link`."""
 
-    interceptors = [RuntimeVersionHttpInterceptor(component_name="flwr CLI")]
-    link = ControlHttpClient.from_server_address(address, False, authority.read_bytes(), interceptors)
-    what = ""
-    try:
-        for name, key in new.items():
-            what = f"take the key of client {name}"
-            if not link.RegisterNode(RegisterNodeRequest(public_key=key, name=name)).node_id:
+    def __init__(self, address: str, authority: Path) -> None:
+        from flwr.supercore.control import ControlHttpClient
+        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
+        interceptors = [RuntimeVersionHttpInterceptor(component_name="flwr CLI")]
+        self._to = ControlHttpClient.from_server_address(address, False, authority.read_bytes(), interceptors)
+
+    def __enter__(self) -> Link:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._to.close()
+
+    def register(self, name: str, key: bytes) -> None:
+        """Let the client with this key in."""
+        from flwr.proto.control_pb2 import RegisterNodeRequest
+
+        with _asked(f"take the key of client {name}"):
+            if not self._to.RegisterNode(RegisterNodeRequest(public_key=key, name=name)).node_id:
                 raise ValueError("it gives no node")
-        for node in gone:
-            what = f"shut out node {node}"
-            _log.info("a key that is no client's any more is shut out (node %d)", node)
-            link.UnregisterNode(UnregisterNodeRequest(node_id=node))
+
+    def shut_out(self, node: int) -> None:
+        """Let a node in no more."""
+        from flwr.proto.control_pb2 import UnregisterNodeRequest
+
+        _log.info("a key that is no client's any more is shut out (node %d)", node)
+        with _asked(f"shut out node {node}"):
+            self._to.UnregisterNode(UnregisterNodeRequest(node_id=node))
+
+    def stop(self, run: int) -> None:
+        """End a run."""
+        from flwr.proto.control_pb2 import StopRunRequest
+
+        with _asked(f"stop run {run}"):
+            self._to.StopRun(StopRunRequest(run_id=run))
+
+    def runs(self, **which: int) -> dict[int, str]:
+        """How these runs stand, by number, such as running or finished:completed: `run_id`, or the `limit` newest."""
+        from flwr.proto.control_pb2 import ListRunsRequest
+
+        with _asked("tell how its runs stand"):
+            found: Any = self._to.ListRuns(ListRunsRequest(**which)).run_dict
+        return {name: ":".join(filter(None, (run.status.status, run.status.sub_status))) for name, run in found.items()}
+
+
+@contextmanager
+def _asked(what: str) -> Iterator[None]:
+    import httpx
+
+    try:
+        yield
     except (httpx.HTTPError, ValueError) as error:
         raise DataError(f"the SuperLink does not {what}: {error}") from None
-    finally:
-        link.close()

@@ -14,7 +14,7 @@ import subprocess
 import threading
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -30,7 +30,9 @@ from feddrift.reports.story import alarm_sentence
 from feddrift.runs.locks import is_being_written
 from feddrift.runs.record import AUDIT, Record, part_of
 
-What = Literal["drift", "silent", "refused", "quorum", "stopped", "certificate", "archive", "joined", "back", "changed"]
+What = Literal[
+    "drift", "silent", "refused", "quorum", "stopped", "certificate", "archive", "damaged", "joined", "back", "changed"
+]
 TOLD: tuple[What, ...] = ("drift", "silent", "refused", "quorum", "stopped", "certificate")  # the others are kept only
 SOON = 30, 7, 1  # days before a certificate ends
 EVERY = 10.0  # seconds
@@ -179,6 +181,13 @@ def audit(server: Path, notice: Notice) -> None:
         log.write(b"\n" * torn + json.dumps(line).encode() + b"\n")
         log.flush()
         os.fsync(log.fileno())
+
+
+def warn(server: Path, notice: Notice) -> None:
+    """Log it and append it to the audit log, if that can be."""
+    _log.warning("%s", notice.text)
+    with suppress(OSError):  # the disk is full, perhaps
+        audit(server, notice)
 
 
 def changed(server: Path, client: str | None, text: str) -> None:

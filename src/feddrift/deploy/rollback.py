@@ -13,11 +13,10 @@ from feddrift.deploy.settings import Settings
 from feddrift.deploy.status import status
 from feddrift.engines.flower import parts as model_parts
 from feddrift.errors import DataError
+from feddrift.reports.story import WENT_BACK
 from feddrift.run import passed_over, with_newcomers
 from feddrift.system import alone
 from feddrift.types import Event, State
-
-WENT_BACK = "an operator went back to the models of time"  # and its number: how the reason of such a decision begins
 
 
 def rollback(server: Path, time: int) -> int:

@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from feddrift import algorithms
 from feddrift.deploy.archive import MOST
+from feddrift.engines.flower.asking import Roster
 from feddrift.engines.flower.exchange import WaitingRules
-from feddrift.engines.flower.federation import Roster
 from feddrift.engines.flower.store import checked_name
 from feddrift.errors import ConfigError, problem
 from feddrift.nets import check_fits, imported, net_for

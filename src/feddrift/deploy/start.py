@@ -29,7 +29,9 @@ from feddrift.errors import ConfigError, DataError
 from feddrift.runs.record import Record
 
 BACKOFF = 5.0, 30.0  # seconds until a client tries again, at first and at most: a server takes a minute to miss it
-LOOKS = 15  # seconds between questions after the state of a run
+MISSED = 120.0  # seconds after which a server has missed a client that is gone
+LOOKS = 5  # seconds between questions after the state of a run
+LISTED = 10  # runs among which the one that is on must be: it is one of the newest
 PATIENCE = 60.0  # seconds until a server's processes must answer
 
 _log = logging.getLogger("feddrift")
@@ -128,8 +130,8 @@ def serve(folder: Path, proxy: bool = True) -> None:
         _until(lambda: _listens(inner), "the SuperLink to listen", children)
         register(server)
         for name in dead:
-            with suppress(DataError):  # the SuperLink may have missed it by now
-                flwr(server, "stop", str(name))
+            with suppress(DataError), _link(server) as link:  # the SuperLink may have missed it by now
+                link.stop(name)
         if proxy:
             at = proxy_address(server)
             _until(lambda: _listens(outer, at), "nginx to listen", children)
@@ -149,7 +151,15 @@ def register(server: Path) -> None:
     new = {name: key for name, key in keys.items() if key not in known}
     gone = [node for key, node in known.items() if key not in keys.values() and node is not None]
     if new or gone:
-        control.tell(f"127.0.0.1:{ports(server)[1]}", server / "ca.crt", new, gone)
+        with _link(server) as link:
+            for name, key in new.items():
+                link.register(name, key)
+            for node in gone:
+                link.shut_out(node)
+
+
+def _link(server: Path) -> control.Link:
+    return control.Link(f"127.0.0.1:{ports(server)[1]}", server / "ca.crt")
 
 
 def _registered(database: Path) -> dict[bytes, int | None]:
@@ -180,14 +190,31 @@ def client(folder: Path, address: str | None = None) -> None:
     folder, wait = folder.resolve(), BACKOFF[0]
     if not (folder / "client.toml").exists():
         raise ConfigError(f"{folder} is no client's folder: it has no client.toml")
+    since = time.monotonic()  # it was let in last, or has tried to
     while True:
         began = time.monotonic()
         ended = _life(folder, address)
-        if time.monotonic() - began > 120:
-            wait = BACKOFF[0]
+        if time.monotonic() - began > MISSED:
+            wait, since = BACKOFF[0], time.monotonic()
+        elif EXECUTOR not in ended:
+            server = address or settings_of(folder).get("server", "")
+            ended = f"{ended}: {_refusal(server, time.monotonic() - since)}"
         _log.warning("%s; the client starts again in %g s", ended, wait)
         time.sleep(wait)
         wait = min(2 * wait, BACKOFF[1])
+
+
+def _refusal(server: str, seconds: float) -> str:
+    """What it means that a client has not been let in for so long: Flower's own words are a code."""
+    host, _, port = server.rpartition(":")
+    if not _listens(int(port) if port.isdecimal() else 0, host):
+        return f"the server, {server}, cannot be reached"
+    if seconds < MISSED:
+        return "the server lets nobody in whom it takes to be connected, and it takes a minute to miss a client"
+    return (
+        f"the server has not let it in for {seconds / 60:.0f} minutes: its key was taken back or replaced there "
+        "(`feddrift deploy rotate` gives it another), or its clock is off (`feddrift deploy check` says so)"
+    )
 
 
 def _life(folder: Path, address: str | None) -> str:
@@ -209,22 +236,22 @@ def run(folder: Path) -> Iterator[tuple[Record, int, bool]]:
     """Start the federation, or follow it where it runs; each time step when it is trained, and when it is tested."""
     server = part(folder, "server")
     watch = Watch(server)
-    active = [run for run in flwr(server, "list").get("runs", []) if not str(run["status"]).startswith("finished")]
-    if active:
-        name = str(active[0]["run-id"])
-    else:
-        config = f"folder={json.dumps(str(server))}"
-        answer = flwr(server, "run", str(server / "app"), "local", "--run-config", config, link=False)
-        if "run-id" not in answer:
-            raise DataError(f"Flower did not start the run: {answer}")
-        name = str(answer["run-id"])
-    status = ""
-    while not status.startswith("finished"):
-        for _ in range(LOOKS):  # Flower's command takes seconds of a core, a look at the file does not
-            time.sleep(1)
-            yield from watch.news()
-        runs = flwr(server, "list", "--run-id", name).get("runs", [])
-        status = str(runs[0]["status"]) if runs else "finished:lost"
+    with _link(server) as link:
+        active = [name for name, status in link.runs(limit=LISTED).items() if not status.startswith("finished")]
+        if active:
+            name = active[0]
+        else:
+            config = f"folder={json.dumps(str(server))}"
+            answer = flwr(server, "run", str(server / "app"), "local", "--run-config", config, link=False)
+            if "run-id" not in answer:
+                raise DataError(f"Flower did not start the run: {answer}")
+            name = int(answer["run-id"])
+        status = ""
+        while not status.startswith("finished"):
+            for _ in range(LOOKS):  # at the file, which is nearer
+                time.sleep(1)
+                yield from watch.news()
+            status = link.runs(run_id=name).get(name, "finished:lost")
     yield from watch.news()
     if status != "finished:completed":
         raise DataError(f"the run has ended ({status}): {why_it_ended(server / 'state' / 'server.log')}")

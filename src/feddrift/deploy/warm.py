@@ -107,6 +107,7 @@ def _practise() -> None:
     from feddrift.run import steps_on
     from feddrift.types import Local
 
+    importlib.import_module("httpcore")  # which httpx leaves to its first client: a third of a message without data
     if only_one_cpu() and kernel.ready():  # else JAX would do it, and start threads
         x, y, counts = np.zeros((16, 2), np.float32), np.arange(16, dtype=np.int32) % 2, np.full((2, 1), 8)
         stream = Stream("practice", x, y, counts, 2)

@@ -146,10 +146,8 @@ class TimeStep:
         project: Floats | Projection | None = None,
         square: bool = True,
     ) -> Moments:
-        question, width = (
-            Question(layer, by, project, square),
-            checked_width(self._net, self.worker.known, layer, by, project),
-        )
+        question = Question(layer, by, project, square)
+        width = checked_width(self._net, self.worker.known, layer, by, project)
         parts, size = question.shape(width, self.n_classes)
         moments = Moments.nobody(self.n_clients, len(models), parts, size)
         sent_down = 0 if project is None or isinstance(project, Projection) else width * size
@@ -210,7 +208,10 @@ class TimeStep:
         self.round += len(used.t) > 0
         return updates
 
-    def train(self, models: Models, w: Weights, rounds: int | None = None, local: Local | None = None) -> Models:
+    def train(
+        self, models: Models, w: Weights, rounds: int | None = None, local: Local | None = None, of: int | None = None
+    ) -> Models:
+        """As in `Federation`; these rounds are the first `of` so many, which all follow, on the same data."""
         local = local or self.local
         self._check_local(models, local)
         rounds = local.rounds if rounds is None else rounds
@@ -227,7 +228,7 @@ class TimeStep:
             for _ in range(rounds):
                 trained = self._rounds(trained, self._drawn(entries), 1, local)
         else:
-            trained = self._rounds(trained, entries, rounds, local)
+            trained = self._rounds(trained, entries, rounds, local, of)
         return only_trained(models, trained, local.trains)
 
     def tournament(self, models: Models, w: Weights, parent: Ints, starts: Sequence[Start]) -> Tournament:
@@ -298,8 +299,8 @@ class TimeStep:
         self._traffic.load(progress)
         self.worker.load(progress if "reachable" in progress else progress["moments"])  # of 0.1: all in one
 
-    def _rounds(self, models: Models, entries: Entries, rounds: int, local: Local) -> Models:
-        work = Work.of(models, entries, self.counts)
+    def _rounds(self, models: Models, entries: Entries, rounds: int, local: Local, of: int | None = None) -> Models:
+        work = replace(Work.of(models, entries, self.counts), until=self.round + max(rounds, of or 0))
         if len(work.client):
             self._traffic.train(models, work, rounds, local)
             before = models

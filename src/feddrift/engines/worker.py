@@ -87,6 +87,7 @@ class Work:
     size: Floats  # [pair], the data behind it: sum over t of w[t, c, m] N[t, c]
     lane: Ints  # [pair], from 0
     data: Entries  # w of these pairs
+    until: int = 0  # the rounds before this one all follow, on the same data: who trains alone may do them at once
 
     @classmethod
     def of(cls, models: Models, data: Entries, counts: Ints) -> Work:
@@ -98,12 +99,13 @@ class Work:
         _, lane = np.unique(on[m] * n_clients + c, return_inverse=True)
         return cls(c, m, size, lane, data)
 
-    def select(self, clients: Bools) -> Work:
-        """The part of these clients [c]; lanes are counted anew."""
-        pairs = clients[self.client]
+    def select(self, clients: Bools, models: Bools | None = None) -> Work:
+        """The part of these clients [c], and of these models [m]; lanes are counted anew."""
+        models = np.ones(self.data.shape[2], dtype=bool) if models is None else models
+        pairs = clients[self.client] & models[self.model]
         _, lane = np.unique(self.lane[pairs], return_inverse=True)
-        data = self.data.select(clients[self.data.c])
-        return Work(self.client[pairs], self.model[pairs], self.size[pairs], lane, data)
+        data = self.data.select(clients[self.data.c] & models[self.data.m])
+        return Work(self.client[pairs], self.model[pairs], self.size[pairs], lane, data, self.until)
 
     def updates(self, params: Params) -> Updates:
         """The updates of this work: the parameters that its pairs trained."""

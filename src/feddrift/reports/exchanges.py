@@ -18,7 +18,7 @@ def for_page(record: Record) -> dict[str, Any] | None:
     """The exchanges of a record as plain values for the page; None where nothing was asked over a network."""
     if not record.exchanges:
         return None
-    out = list(sat_out(record))
+    out = sorted([*sat_out(record), *noted(record)], key=lambda entry: entry[0])
     return {
         "seconds": seconds(record),
         "clients": by_client(record),
@@ -43,6 +43,26 @@ def sat_out(record: Record) -> Iterator[tuple[str, int, int, str, int | None, st
         for c, why in zip(line["c"], line["trouble"], strict=True):
             if why is not None and line["asked"] != "explain":  # who did not answer that went on training
                 yield line["at"], line["t"], c, line["asked"], line["round"], why
+
+
+def noted(record: Record) -> Iterator[tuple[str, int, int, str, int | None, str]]:
+    """As `sat_out`, what was noticed of clients, whether they took part or not: damaged data, an old version."""
+    for line in record.exchanges:
+        for c, what in zip(line["c"], line.get("note") or (), strict=False):
+            if what is not None:
+                yield line["at"], line["t"], c, line["asked"], line["round"], what
+
+
+def absent(record: Record, t: int) -> list[int]:
+    """Who did not take part in the training of time t to its end: whose last answer at that time was missing.
+
+    Who missed a hello and answered the next one took part.
+    """
+    trouble: dict[int, bool] = {}
+    for line in record.exchanges:
+        if line["t"] == t and line["asked"] != "explain":
+            trouble |= {c: why is not None for c, why in zip(line["c"], line["trouble"], strict=True)}
+    return sorted(c for c, out in trouble.items() if out)
 
 
 def last_words(record: Record) -> dict[int, str | None]:

@@ -10,6 +10,9 @@ from feddrift import algorithms
 from feddrift.reports.words import describe, moved
 from feddrift.shifts import FEW, rank
 
+# How the reason begins of all that follows from it in the record; the number of that time comes behind.
+WENT_BACK = "an operator went back to the models of time"
+
 
 def letter(k: int) -> str:
     """A, B, C, ... for concepts 0, 1, 2, ...

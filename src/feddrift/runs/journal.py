@@ -35,6 +35,12 @@ T = TypeVar("T")
 class Resumable(Federation, Protocol):
     """A federation whose time step can be taken up again."""
 
+    def train(
+        self, models: Models, w: Weights, rounds: int | None = None, local: Local | None = None, of: int | None = None
+    ) -> Models:
+        """As in `Federation`; these rounds are the first `of` so many, which all follow, on the same data."""
+        ...
+
     def progress(self) -> Any:
         """What the rest of the step depends on: moments, counters; arrays, numbers and texts in lists and dicts."""
         ...
@@ -130,7 +136,7 @@ class Journal:
                 now, rounds_done = past.models, past.trained
             while rounds_done < total:
                 portion = min(total - rounds_done, max(1, self._saved + self._every - self._rounds))
-                now = self._fed.train(now, w, portion, local)
+                now = self._fed.train(now, w, portion, local, of=total - rounds_done)
                 rounds_done, self._rounds = rounds_done + portion, self._rounds + portion
                 if rounds_done < total:
                     self._save_if_due(now, rounds_done)

@@ -59,8 +59,8 @@ def is_being_written(path: Path) -> bool:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
-    except OSError:
-        return True
+    except OSError as error:
+        return error.errno not in NONE  # where there are no locks nobody has one
     return False
 
 

@@ -250,9 +250,10 @@ class ExchangeLine:
     trouble: list[str | None]  # why it sits out
     backlog: list[Whole] | None = None  # of a hello: batches that have come and are not shown yet; null: nobody has any
     gap: list[Whole | None] | None = None  # and the number of a missing one that they wait for
+    note: list[str | None] | None = None  # what is no reason to sit out, and should be known; null: of nobody
 
     def __post_init__(self) -> None:
-        columns = self.c, self.sent, self.answered, self.seconds, self.trouble, self.backlog, self.gap
+        columns = self.c, self.sent, self.answered, self.seconds, self.trouble, self.backlog, self.gap, self.note
         if len({len(column) for column in columns if column is not None}) != 1:
             raise ValueError("all columns must have the same length")
 

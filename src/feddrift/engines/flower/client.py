@@ -20,14 +20,13 @@ from flwr.clientapp import ClientApp
 
 from feddrift import plugins, rng
 from feddrift.data import Stream
-from feddrift.engines.flower import described, scored, wire
+from feddrift.engines.flower import described, scored, training, wire
 from feddrift.engines.flower import parts as model_parts
 from feddrift.engines.flower.batches import Load, Named, StepFiles
 from feddrift.engines.flower.client_toml import settings_of
 from feddrift.engines.flower.messages import (
     MAX_ID,
     MAX_NAME,
-    MAX_SIZE,
     REQUESTS,
     VERSION,
     About,
@@ -48,16 +47,14 @@ from feddrift.engines.flower.parts import Body, Part
 from feddrift.engines.flower.protocol import check_server
 from feddrift.engines.flower.routers import read_router
 from feddrift.engines.flower.store import Store, checked_name
-from feddrift.engines.flower.wire import Refused, numbers, whole
+from feddrift.engines.flower.wire import Refused, whole
 from feddrift.engines.in_process import InProcess
 from feddrift.engines.own import simulated
-from feddrift.engines.worker import Work
 from feddrift.errors import ConfigError
-from feddrift.models import params_of
 from feddrift.nets import imported, net_for
 from feddrift.shifts import shifts
 from feddrift.trees import split, trunk_of
-from feddrift.types import Local, Models, Net, Pull, State
+from feddrift.types import Local, Models, Net, State
 
 _log = logging.getLogger("feddrift")
 
@@ -85,29 +82,32 @@ class Client:
         self.max_rows, self.max_age, self.named = max_rows, max_age, named
         self.explain, self.describe = explain, describe
         self._lost: list[int] = []  # the private models that this answer had to do without
+        self._damaged: dict[int, bool] = {}  # the batches that it found damaged, and whether they are whole again
         self._last_engine: tuple[Any, InProcess] | None = None  # for the next question to this process
 
     def answer(self, kind: str, content: RecordDict) -> RecordDict:
         """The reply to a message; errors are logged in full here, the server gets their type: a text may quote data."""
         says: Body = {"version": VERSION, "client": self.name}
+        self._lost, self._damaged, parts = [], {}, dict[str, Part]()
         try:
             body, raw = wire.unpack(content)
             check_server(body.get("version"), body.get("server"))
             task = About.read(body.get("about"))
             if task.client != self.name:
                 raise Refused(f"it is for client {task.client!r}")
-            self._lost = []
             reply, parts = self._answer(task, REQUESTS[kind].read(body), raw)
-            return wire.pack(says | reply | ({"lost": self._lost} if self._lost else {}), parts)
+            reply |= {"lost": self._lost} if self._lost else {}
         except Missing as missing:
-            return wire.pack(says | {"missing": list(missing.args)})
+            reply = {"missing": list(missing.args)}
         except Refused as refused:
             _log.error("client %s refused a message (%s): %s", self.name, kind, refused)
-            return wire.pack(says | {"failed": str(refused)})
+            reply = {"failed": str(refused)}
         except BaseException as error:  # of a library's own kind, too, without which nobody would answer
             if isinstance(error, KeyboardInterrupt):
                 raise
-            return wire.pack(says | _failed(error, f"client {self.name} failed ({kind})"))
+            reply = _failed(error, f"client {self.name} failed ({kind})")
+        reply |= {"damaged": list(self._damaged.items())} if self._damaged else {}
+        return wire.pack(says | reply, parts)
 
     def store(self, experiment: str) -> Store:
         """The client's store of an experiment."""
@@ -136,7 +136,7 @@ class Client:
         elif isinstance(request, Train):
             pulled_to, more = self._models(task, store, to, beside) if to else (None, {})
             new |= more
-            reply, parts = self._train(task, store, request, models, pulled_to)
+            reply, parts = training.answer(self._engine(task, store), store, task, request, models, pulled_to)
         elif isinstance(request, Trial):
             reply = self._trial(task, store, request, models)
         elif isinstance(request, Describe):
@@ -199,49 +199,6 @@ class Client:
         counts = engine.worker(task.tau).reroute(models, votes, request.ballot, {task.index: router})[task.index]
         return {"rows": int(counts[0]), "wrong": counts[1:].tolist()}
 
-    def _train(
-        self, task: About, store: Store, request: Train, models: Models, to: Models | None
-    ) -> tuple[Body, dict[str, Part]]:
-        local, round = Local(**request.local), int(request.round)
-        if request.pull is not None:
-            local = replace(local, pull=Pull(numbers([request.pull], 1, np.finfo(np.float64).max, False)[0], to))
-        whole(request.keep, 0, MAX_ID)
-        shown = [] if request.keep else request.models  # what is trained is sent; so is, nearly, what it is pulled to
-        if any(name.startswith(model_parts.PRIVATE) for name in model_parts.named([*shown, *request.to])):
-            raise Refused("it asks for a private model, which never leaves this client")
-        w = entries_of(request.w, task.index, (task.tau + 1, task.n_clients, len(models)))
-        engine = self._engine(task, store)
-        behind = engine.stream.counts[w.t, w.c]
-        if not (len(behind) and all(behind > 0)):
-            raise Refused("it asks for training on data that this client does not hold")
-        worker = engine.worker(task.tau)
-        before = store.moments_before(task.tau, round)
-        if before is not None:
-            worker.load(before)
-        work = Work.of(models, w, engine.stream.counts)
-        if request.keep:
-            trained, _ = worker.rounds(models, work, round, round + whole(request.rounds, 1, MAX_SIZE), local)
-            kept = dict[str, Part]()
-            for m in sorted(set(work.model.tolist())):
-                for kind, part in zip(("trunk", "head"), self._split(engine.net, trained, m), strict=True):
-                    if part:
-                        kept[model_parts.private_name(trained.ids[m], request.keep, kind)] = part
-            store.drop_parts(
-                model_parts.later_private(store.parts(), {trained.ids[m] for m in work.model}, request.keep)
-            )
-            store.put_parts(kept)
-            store.put_moments({"tau": task.tau, "round": round, "before": before, "after": worker.save()})
-            return {"round": round}, {}
-        updates = worker.updates(models, work, round, local)
-        trunk, head = split(updates.params, trunk_of(engine.net, updates.params))
-        parts: dict[str, Part] = {}
-        if local.trains != "trunk":
-            parts |= {f"head-{k}": [leaf[k] for leaf in head] for k in range(len(work.model)) if head}
-        if local.trains != "head":
-            parts |= {f"trunk-{k}": [leaf[k] for leaf in trunk] for k in range(work.n_lanes) if trunk}
-        store.put_moments({"tau": task.tau, "round": round, "before": before, "after": worker.save()})
-        return {"round": round}, parts
-
     def _trial(self, task: About, store: Store, request: Trial, models: Models) -> Body:
         older = entries_of(request.w, task.index, (task.tau, task.n_clients, len(models)))
         engine = self._engine(task, store)
@@ -276,6 +233,7 @@ class Client:
         if self._last_engine is None or self._last_engine[0] != key:
             counts = np.zeros((task.tau + 2, task.n_clients), dtype=np.int64)
             stored = [store.mended(self.load, t, task.features, task.n_classes) for t in cells]
+            self._damaged |= store.damaged
             counts[list(cells), task.index] = [len(y) for _, y in stored]
             x = np.concatenate([np.zeros((0, *task.features), dtype=np.float32), *(x for x, _ in stored)])
             y = np.concatenate([np.zeros(0, dtype=np.int32), *(y for _, y in stored)])
@@ -321,12 +279,6 @@ class Client:
 
         kinds = {spec[kind]: kind for spec in specs for kind in ("trunk", "head")}
         return {name: [np.asarray(array) for array in part(kinds[name])] for name in lost}
-
-    def _split(self, net: Net, models: Models, m: int) -> tuple[Part, Part]:
-        """The arrays of one model: its trunk's, and its head's."""
-        params = params_of(models, m)
-        trunk, head = split(params, trunk_of(net, params))
-        return [np.asarray(leaf) for leaf in trunk], [np.asarray(leaf) for leaf in head]
 
     def _forget(self, store: Store, specs: list[Body]) -> None:
         """Keep the parts that the last message named, those of the models in use, and private ones for a while."""

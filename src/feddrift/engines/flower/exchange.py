@@ -65,6 +65,7 @@ class Answer:
     answered: int = 0  # bytes from it
     seconds: float | None = None  # until its answer was there; None: none came
     trouble: str | None = None  # why it sits out
+    note: str | None = None  # what its operator should know, and is no reason to sit out
     backlog: int = 0  # of a hello: batches that have come and are not shown yet
     gap: int | None = None  # and the number of the missing one that they wait for
 
@@ -110,6 +111,8 @@ class Exchange:
         columns = {f.name: [getattr(answer, f.name) for answer in self.clients.values()] for f in fields(Answer)}
         if not any(columns["backlog"]):
             del columns["backlog"], columns["gap"]
+        if not any(columns["note"]):
+            del columns["note"]
         return {**head, "c": list(self.clients), **columns}
 
 

@@ -4,7 +4,7 @@ A request is a dataclass whose fields are the body that is sent. A reply is read
 not what it should be, before anything of it counts. Models travel as the names of their parts (see `parts`), with those
 parts that the client lacks beside the body. Every body also holds `version`; a request `about`, a reply `client`, and
 in place of an answer perhaps `missing` (names of parts to send after all) or `failed` (why; a client that could not be
-made has no `client`).
+made has no `client`); beside an answer perhaps `lost` (private models) and `damaged` (batches of its store).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from feddrift.shifts import LARGEST as LARGEST_VALUE
 from feddrift.shifts import NAMED, TOLD, WITHIN, Shift, Shifts, What
 from feddrift.types import Ballot, Ints, Metric, Start
 
-PROTOCOL = 5
+PROTOCOL = 6
 VERSION = f"{__version__}/{PROTOCOL}"
 MAX_ROWS = 10**9  # of a cell
 MAX_ID = 2**62  # of a model, or a version of it
@@ -128,7 +128,10 @@ class Evaluate(Request):
 
 @dataclass(frozen=True)
 class Train(Request):
-    """One round of local training; of private models perhaps several, whose result stays at the client."""
+    """One round of local training; of private models perhaps several, whose result stays at the client.
+
+    Of shared models that nobody else trains it may be `more`; the answer says how many more it was.
+    """
 
     action, deadline = "train.round", "train"
 
@@ -140,6 +143,8 @@ class Train(Request):
     keep: int = 0  # the label under which private models are kept; 0: these are shared, and sent back
     pull: float | None = None  # the weight of a pull in the loss; None: there is none
     to: list[Body] = field(default_factory=list)  # the models that it pulls to; none: to what a round begins with
+    more: int = 0  # rounds that follow and that nobody else takes part in,
+    within: float = 0.0  # for as long as no more than so many seconds have passed
 
 
 @dataclass(frozen=True)
@@ -306,14 +311,17 @@ def read_rerouted(body: Body, n: int) -> list[int]:
     return [whole(body["rows"], n, n), whole(own, 0, n), whole(chosen, 0, n)]
 
 
-def read_trained(body: Body, raw: Raw, round: int, trunks: list[Shapes], heads: list[Shapes]) -> list[list[Part]]:
-    """The answer to Train: the round, and beside the body trunk-0, trunk-1, ... and head-0, head-1, ..."""
+def read_trained(
+    body: Body, raw: Raw, round: int, trunks: list[Shapes], heads: list[Shapes], most: int = 0
+) -> tuple[int, list[list[Part]]]:
+    """The answer to Train: the round, how many more it was, and beside the body trunk-0, ... and head-0, ..."""
     whole(body["round"], round, round)
+    more = whole(body["more"], 0, most)
     legal = {f"trunk-{k}" for k in range(len(trunks))} | {f"head-{k}" for k in range(len(heads))}
     if set(raw) != legal:
         raise Refused(f"it brings {len(raw)} parts of models, expected {len(legal)}")
     kinds = {"trunk": trunks, "head": heads}
-    return [
+    return more, [
         [wire.arrays(raw[f"{kind}-{k}"], shapes, f"a {kind}") for k, shapes in enumerate(expected)]
         for kind, expected in kinds.items()
     ]

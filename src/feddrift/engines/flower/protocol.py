@@ -35,11 +35,13 @@ CHANGES: dict[int, Change] = {
     2: Change("a test has more scores than accuracy"),
     3: Change("clients explain alarms, and let teams of models compete"),
     4: Change("training may be pulled to models, classes are scored apart, data described, inputs choose models"),
-    # A client of 4 takes the number of a file for the server's time: what comes late trains, and is never tested.
     5: Change(
-        "each client counts its own batches, knows which of them the server has heard of, and tells how many wait",
-        fields={"hello": frozenset({"seen"})},
-        instead={"hello": {"backlog": 0, "gap": None}},
+        "each client counts its own batches, knows which of them the server has heard of, and tells how many wait"
+    ),
+    6: Change(
+        "who trains a model alone may do all rounds at once",  # a client of 5 does one at a time
+        fields={"train": frozenset({"more", "within"})},
+        instead={"train": {"more": 0}},
     ),
 }
 
@@ -47,8 +49,8 @@ CHANGES: dict[int, Change] = {
 def number(version: object) -> int | None:
     """The protocol's number in a version as messages have it; None: it is none.
 
-    >>> number("0.3.0/5"), number("0.3.0"), number(None)
-    (5, None, None)
+    >>> number("0.3.0/6"), number("0.3.0"), number(None)
+    (6, None, None)
     """
     match = _VERSION.fullmatch(version) if isinstance(version, str) else None
     return int(match[2]) if match else None

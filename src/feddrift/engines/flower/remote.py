@@ -51,6 +51,8 @@ from feddrift.types import (
     Updates,
 )
 
+SHORT = 3.0  # seconds that clients of common models may wait in one exchange for one that trains alone
+
 Asked = tuple[Request, dict[str, Part]]  # a request, and all parts of the models that it names
 Check = Callable[[int, Body, Raw], Any]  # what a client's reply says, or Refused
 
@@ -77,13 +79,19 @@ class Remote(Worker):
         self.line, self.tau, self.known = line, tau, known
         # By client, model and what was asked: how many rows and their sum, of the new batch and by stored cell.
         self._scores: dict[tuple[int, str, str], tuple[Any, dict[int, Any]]] = {}
+        self._ahead: dict[int, int] = {}  # by family, the round before which all are done: one client trained it alone
 
     def save(self) -> dict[str, Any]:  # moments are where the training is
-        return {"reachable": self.known.reachable, "counts": self.known.counts}
+        return {
+            "reachable": self.known.reachable,
+            "counts": self.known.counts,
+            "ahead": list(self._ahead.items()),
+        }
 
     def load(self, saved: dict[str, Any]) -> None:
         self.known.reachable = self.known.reachable & saved["reachable"]
         self.known.counts = saved["counts"]  # what the known answers are about
+        self._ahead = dict(saved.get("ahead", []))  # older checkpoints have none
 
     def score(
         self, models: Models, cells: Ints, metric: Metric, most: int | None = None, by: Parting | None = None
@@ -156,19 +164,26 @@ class Remote(Worker):
         trunk_shapes, head_shapes = (model_parts.shapes(part) for part in split(like, shape))
         mine: dict[int, Work] = {}  # by client; its lanes and pairs, counted from 0, name the parts of its reply
         asked: dict[int, Asked] = {}
-        for c in np.unique(work.client[self.known.reachable[work.client]]).tolist():
+        due = np.array([self._ahead.get(family, 0) <= round for family in models.family], dtype=bool)
+        work = work.select(self.known.reachable, due)
+        together, at_once = _with_others(models, work), max(0, work.until - round - 1)
+        within = SHORT if together else self.line.waiting.train / 2
+        for c in np.unique(work.client).tolist():
             mine[c] = work.select(np.arange(len(self.known.clients)) == c)
             own_specs = [specs[m] for m in mine[c].model]
-            w = slice_of(mine[c].data, mine[c].model)
-            asked[c] = self._told(Train(round, {}, own_specs, w), c, mine[c].model, local, parts)
+            request = Train(round, {}, own_specs, slice_of(mine[c].data, mine[c].model))
+            if at_once and c not in together:
+                request = replace(request, more=at_once, within=within)
+            asked[c] = self._told(request, c, mine[c].model, local, parts)
 
-        def check(c: int, body: Body, raw: Raw) -> list[list[Part]]:
+        def check(c: int, body: Body, raw: Raw) -> tuple[int, list[list[Part]]]:
             trunks = [trunk_shapes] * mine[c].n_lanes if local.trains != "head" and trunk_shapes else []
             heads = [head_shapes] * len(mine[c].model) if local.trains != "trunk" and head_shapes else []
-            return messages.read_trained(body, raw, round, trunks, heads)
+            return messages.read_trained(body, raw, round, trunks, heads, 0 if c in together else at_once)
 
         replies = []
-        for c, (trunks, heads) in self._ask(asked, check, round).items():
+        for c, (more, (trunks, heads)) in self._ask(asked, check, round).items():
+            self._ahead |= {models.family[m]: round + 1 + more for m in mine[c].model if more}
             first = np.unique(mine[c].lane, return_index=True)[1]  # [lane]; a client counts its lanes as they come
             if trunks:
                 trunks = [trunks[k] for k in np.argsort(np.argsort(first))]
@@ -205,7 +220,7 @@ class Remote(Worker):
             request = Train(first, {}, own_specs, w, last - first, label)
             asked[c] = self._told(request, c, mine[c].model, local, parts)
 
-        def check(c: int, body: Body, raw: Raw) -> list[list[Part]]:
+        def check(c: int, body: Body, raw: Raw) -> object:
             return messages.read_trained(body, raw, first, [], [])
 
         trained = [int(m) for c in self._ask(asked, check, first) for m in mine[c].model]
@@ -297,6 +312,14 @@ class Remote(Worker):
             reachable[list(back)] = True
             waiting = {c: asked[c] for c in back if c in asked}
         return dict(sorted(replies.items()))
+
+
+def _with_others(models: Models, work: Work) -> set[int]:
+    """The clients that share a family with another one, so that each of their rounds needs an average."""
+    family = models.trunk_index[work.model]
+    pairs = np.unique(np.stack([family, work.client]), axis=1)
+    shared = np.bincount(pairs[0], minlength=len(models.families)) > 1
+    return set(work.client[shared[family]].tolist())
 
 
 def _parts_of(specs: list[Body], parts: Mapping[str, Part]) -> dict[str, Part]:

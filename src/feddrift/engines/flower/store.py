@@ -52,6 +52,7 @@ class Store:
 
     def __init__(self, root: Path, experiment: str, client: str) -> None:
         self.path = root / checked_name(experiment, "an experiment") / checked_name(client, "a client")
+        self.damaged: dict[int, bool] = {}  # batches that were found damaged, and whether they are whole again
 
     def cells(self) -> dict[int, int]:
         """The number of rows of every time step held."""
@@ -77,7 +78,7 @@ class Store:
         if max(self.held(), default=-1) >= tau:
             return
         if (cell := load(n := self.next_number())) is not None:
-            x, y = _checked(cell, n, features, n_classes)
+            x, y = checked_batch(cell, n, features, n_classes)
             self._write(self.path / "cells" / Held(tau, len(x), n).file, {"x": x, "y": y})
 
     def mended(
@@ -89,9 +90,10 @@ class Store:
             return self._arrays(damaged)
         except DataError as error:
             cell = load(damaged.n)
+            self.damaged[damaged.n] = cell is not None
             what = "forgotten: it is gone" if cell is None else "taken in again"
             _log.warning("client %s: %s; batch %d is %s", self.path.name, error, damaged.n, what)
-        x, y = _checked(([], []) if cell is None else cell, damaged.n, features, n_classes)
+        x, y = checked_batch(([], []) if cell is None else cell, damaged.n, features, n_classes)
         self._write(cells / replace(damaged, rows=len(x)).file, {"x": x, "y": y})
         if len(x) != damaged.rows:
             (cells / damaged.file).unlink()
@@ -224,17 +226,17 @@ class Store:
         checkpoint.write(path, {}, value)
 
 
-def _checked(
-    cell: Cell, n: int, features: tuple[int, ...], n_classes: int
+def checked_batch(
+    cell: Cell, n: int, features: tuple[int, ...] | None, n_classes: int
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """The n-th batch as the federation's clients have them."""
+    """The n-th batch as the federation's clients have them; None: whatever features it has."""
     if (
         isinstance(cell, Sequence)
         and len(cell) == 2
         and all(isinstance(part, Sized) and not len(part) for part in cell)
     ):
-        return np.zeros((0, *features), dtype=np.float32), np.zeros(0, dtype=np.int32)
+        return np.zeros((0, *(features or ())), dtype=np.float32), np.zeros(0, dtype=np.int32)
     checked = Stream.from_arrays([[cell], [None]], name=f"batch {n}", n_classes=n_classes)
-    if checked.x.shape[1:] != features:
+    if features is not None and checked.x.shape[1:] != features:
         raise DataError(f"batch {n}: features of shape {checked.x.shape[1:]}, the federation has {features}")
     return checked.x, checked.y

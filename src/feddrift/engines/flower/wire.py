@@ -18,7 +18,6 @@ from feddrift.errors import FeddriftError
 MAX_BODY = 1 << 25  # characters of JSON
 HEADER = 1 << 12  # bytes that an array may need beyond its numbers
 SEALED = 1 << 18  # bytes of arrays up to which a message travels in one piece
-SINCE = 5  # the protocol whose clients know that
 
 
 class Refused(FeddriftError):
@@ -36,8 +35,6 @@ def sealed(content: RecordDict) -> RecordDict:
     text, records = str(content.config_records["body"]["json"]), content.array_records
     index = {name: [len(array.data) for array in record.values()] for name, record in records.items()}
     if not index or sum(map(sum, index.values())) > SEALED:
-        return content
-    if int(str(json.loads(text).get("version")).rpartition("/")[2]) < SINCE:  # in whose words it is
         return content
     blob = b"".join(array.data for record in records.values() for array in record.values())
     return RecordDict({"body": ConfigRecord({"json": text, "index": json.dumps(index), "blob": blob})})

@@ -85,7 +85,7 @@ function clock(at) {
 
 // The newest first.
 function outList(found, stream, show = 8) {
-  if (!found.out.length) return [h("p", { class: "note" }, "Nobody: every question was answered.")];
+  if (!found.out.length) return [h("p", { class: "note" }, "Nobody and nothing: every question was answered.")];
   const head = [
     ["when, UTC", "text"],
     ["time", "text"],
