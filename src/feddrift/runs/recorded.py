@@ -10,7 +10,7 @@ import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import chdir, nullcontext, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from operator import index
@@ -126,7 +126,7 @@ class RecordedRun:
     @cached_property
     def _data(self) -> dict[str, Any] | None:
         """What its checkpoints say of a stream that may grow."""
-        return None if streams.listed(self.config.stream) else asdict(Remembered.of(self.stream))
+        return None if streams.listed(self.config.stream) else vars(Remembered.of(self.stream))
 
     def _save(self, writer: Writer, steps_done: int, state: State | None, inside: Inside | None = None) -> None:
         about = {
