@@ -11,22 +11,33 @@ from feddrift.reports.pictures import style
 
 HERE = Path(__file__).parent
 NUMBERS, FIGURE = HERE / "scale.json", HERE.parent / "docs" / "figures" / "scale.png"
-PANELS = {"relative": "CPU time per client and time step, relative to 1,000 clients", "peak_gb": "peak memory, GB"}
+PANELS = {
+    "cpu_us_per_client_step": "CPU time per client\nand time step, us",
+    "peak_gb": "peak memory, GB",
+    "mb_sent": "models sent, MB",
+    "page_mb": "HTML page, MB",
+}
 
 
 def main() -> None:
-    """One panel for time, one for memory, a line per method."""
+    """A panel for each number, a line for each method."""
     found = json.loads(NUMBERS.read_text())
-    fig = Figure(figsize=(9, 3.4), dpi=style.DPI, layout="constrained")
-    for ax, (key, title) in zip(fig.subplots(1, 2), PANELS.items(), strict=True):
+    fig = Figure(figsize=(11, 3), dpi=style.DPI, layout="constrained")
+    for ax, (key, title) in zip(fig.subplots(1, len(PANELS)), PANELS.items(), strict=True):
         for (name, rows), colour, marker in zip(found.items(), style.STRONG, style.MARKERS, strict=False):
             sizes = sorted(rows, key=int)
-            ax.plot([int(n) for n in sizes], [rows[n][key] for n in sizes], color=colour, marker=marker, label=name)
+            values = [rows[n][key] for n in sizes]
+            ax.plot([int(n) for n in sizes], values, color=colour, marker=marker, markersize=5, label=name)
         ax.set_title(title, loc="left", fontsize=9)
         ax.set_xscale("log")
-        ax.set_ylim(bottom=0)
-        ax.set_xlabel("clients")
-    fig.axes[0].legend(frameon=False)
+        ax.set_xlabel("clients", fontsize=9)
+        ax.tick_params(labelsize=8)
+        ax.spines[["top", "right"]].set_visible(False)
+        if key == "mb_sent":
+            ax.set_yscale("log")
+        else:
+            ax.set_ylim(bottom=0)
+    fig.axes[0].legend(frameon=False, fontsize=8)
     style.save(fig, FIGURE)
 
 

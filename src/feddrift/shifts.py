@@ -6,6 +6,7 @@ Everything is computed from two cells of one client, where its data are; what le
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -99,13 +100,16 @@ def told(answers: Mapping[int, Shifts], alarmed: Sequence[int]) -> dict[int, Shi
     for answer in answers.values():
         comparable[answer.since] += min(answer.rows) >= FEW
         for shift in answer.moved:
-            moves[answer.since, _movement(shift)].append(shift.distance)
+            moves[answer.since, _movement(shift)].append(2 * shift.distance)
+    for distances in moves.values():
+        distances.sort()  # many clients may alarm at once: none is held against every other
     result = {}
     for c in alarmed:
         if (own := answers.get(c)) is not None:
             marked = []
             for shift in own.moved:
-                alike = sum(2 * d >= shift.distance for d in moves[own.since, _movement(shift)]) - 1  # not itself
+                doubles = moves[own.since, _movement(shift)]
+                alike = len(doubles) - bisect_left(doubles, shift.distance) - 1  # not itself
                 marked.append(replace(shift, common=2 * alike > comparable[own.since] - 1))
             result[c] = _named(replace(own, moved=tuple(marked)))
     return result

@@ -14,6 +14,7 @@ import pytest
 from matplotlib.image import imread
 
 from feddrift.reports import page
+from feddrift.reports.page import data
 from feddrift.runs import record
 from feddrift.runs.writer import Writer
 from tests.unit.fake_records import federation, header, make, merged, rows
@@ -163,6 +164,20 @@ def test_a_thousand_clients(tmp_path: Path) -> None:
     assert f"{drifted} of {drifted} drifts noticed" in text and "Client 17" in text and f"12 of {drifted}" in text
     shot = picture(file, "theme=light", "1280,2000")
     assert len(np.unique((shot[::3, ::3] * 32).astype(int).reshape(-1, 3), axis=0)) > 60
+
+
+def test_of_many_clients_a_sample_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "MAX_CLIENTS", 100)
+    n = 1000
+    drift = [[False] * n, [c % 2 == 1 for c in range(n)]]
+    file = tmp_path / "report.html"
+    page.write([make(tmp_path, header(2, n), {"drift": drift})], file, "runs")
+    _, text = text_of(file)
+    assert "1,000 clients" in text and "500 alarms: Client" in text and "496 more" in text  # all of them
+    assert "Shown, and listed below, are 100 of 1,000 clients, drawn evenly; numbers and curves are of all" in text
+    assert "Of the clients that are shown. By mean accuracy" in text
+    listed = int(re.findall(r"12 of (\d+)", text)[0])
+    assert 30 < listed < 70  # about half of those that are shown
 
 
 def test_who_was_not_there_and_what_time_it_was(tmp_path: Path) -> None:

@@ -202,6 +202,58 @@ def test_cells_beyond_the_budget_are_left_out(tmp_path: Path, monkeypatch: pytes
     assert stream["groups"][0]["runs"][0]["cells"]  # one always is
 
 
+def many(out: Path, known: bool, **changes: Any) -> Record:
+    """Eleven clients of whom every second drifts at time 2; the odd ones are decided for."""
+    n, odd = 11, np.arange(11) % 2
+    concepts = np.stack([0 * odd, 0 * odd, odd, odd, odd])
+    columns = {
+        "model": concepts[1:], "drift": concepts[:-1] * (np.arange(4) == 2)[:, None] > 0,
+        "accuracy": np.linspace(0.1, 0.9, 4 * n).reshape(4, n), "models_sent": np.arange(4 * n).reshape(4, n),
+    }  # fmt: skip
+    events = [{"t": 2, "event": "created", "model": 1, "cause": {"clients": np.flatnonzero(odd).tolist(), **RISE}}]
+    for clients in ([], *([c] for c in range(n))):
+        events.append({"t": 3, "event": "decided", "model": 0, "cause": {"clients": clients, "reason": f"{clients}"}})
+    head = header(4, n, concepts=concepts.tolist() if known else None, **changes)
+    return make(out, head, {name: values.tolist() for name, values in columns.items()}, events)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_of_many_clients_a_sample_is_shown_and_all_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    runs = [many(tmp_path / str(seed), known, seed=seed) for seed in (0, 1)]
+    (whole,) = collect(runs, "runs")["streams"]
+    monkeypatch.setattr(data, "MAX_CLIENTS", 4)
+    monkeypatch.setattr(data, "MAX_CELLS", 32)  # both runs, with four clients each
+    (part,) = collect(runs, "runs")["streams"]
+    shown = [int(name) for name in part["clients"]]
+    assert (part["n_clients"], len(shown)) == (11, 4) and len(whole["clients"]) == 11
+    assert [c * 4 // 11 for c in shown] == [0, 1, 2, 3]  # one of every quarter
+    for run, all_of_it in zip(part["groups"][0]["runs"], whole["groups"][0]["runs"], strict=True):
+        same = ("numbers", "detection", "used", "exist", "concepts", "sent", *(["by_time"] if known else ["n_moves"]))
+        assert {key: run[key] for key in same} == {key: all_of_it[key] for key in same}
+        for name in ("model", "accuracy", *(["concept"] if known else [])):
+            cells = np.reshape(all_of_it["cells"][name], (4, 11))[:, shown]
+            assert run["cells"][name] == cells.reshape(-1).tolist()
+        odd = [k for k, c in enumerate(shown) if c % 2]
+        assert [c for t, c, *_ in run["drifts"] or run["false"] if t == 2] == odd == run["events"][0]["clients"]
+        decided = [(event["clients"], event["why"]) for event in run["events"][1:]]
+        assert decided == [([], "[]"), *(([k], f"[{c}]") for k, c in enumerate(shown))]
+    mean = ("mean", "std", "numbers", "around")
+    assert all(part["groups"][0][key] == whole["groups"][0][key] for key in mean)
+    agreed = {tuple(map(int, key.split(","))): n for key, n in whole["groups"][0]["alarms"].items()}
+    assert part["groups"][0]["alarms"] == {f"2,{k}": agreed[2, c] for k, c in enumerate(shown) if c % 2}
+
+
+def test_the_sample_goes_by_the_number_of_clients_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "MAX_CLIENTS", 7)
+    records = [many(tmp_path / name, True, algorithm=name, seed=seed) for seed, name in enumerate(("AUE", "KUE"))]
+    first, second = (data.shown_clients(record).tolist() for record in records)
+    assert first == second == sorted(set(first)) and len(first) == 7
+    monkeypatch.setattr(data, "MAX_CLIENTS", 11)
+    assert data.shown_clients(records[0]).tolist() == list(range(11)) and data.shown_part(records[0]) is records[0]
+
+
 @given(st.data(), st.integers(1, 5), st.integers(1, 4), st.booleans())
 def test_any_record_becomes_data_without_gaps_in_json(data: st.DataObject, steps: int, n: int, known: bool) -> None:
     def cells(kind: st.SearchStrategy[Any], length: int = steps) -> Any:

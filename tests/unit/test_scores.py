@@ -12,6 +12,7 @@ from sklearn import metrics as sk
 
 import feddrift as fd
 from feddrift import scores
+from feddrift.engines import engine as find_engine
 from feddrift.errors import ConfigError
 from feddrift.nets import default_net
 from feddrift.run import steps_on
@@ -100,6 +101,17 @@ def test_a_record_has_those_of_the_models_that_it_exports(name: str, tmp_path: P
         seen = np.concatenate([stream.cell(t, c)[1] for t in range(10)])
         assert rows.majority[-1, c] == pytest.approx(np.mean(y == np.bincount(seen).argmax()), abs=1e-6)
     assert set(scores.SCORES) <= set(fd.rows(record))
+
+
+def test_what_clients_have_received_is_counted_right_in_any_order_of_times() -> None:
+    """An engine counts on from the time it was asked for last."""
+    stream, local = fd.stream("sea-4"), fd.Local(rounds=1, steps=1)
+    state = next(fd.run(stream, "Oblivious", local=local)).state
+    engine = find_engine("simulator")(stream, default_net(stream), local, 0)
+    for t in (3, 5, 2, 10, 10):
+        for c, majority in enumerate(engine.scores(state, t)["majority"]):
+            seen = np.concatenate([stream.cell(past, c)[1] for past in range(t)])
+            assert majority == np.mean(stream.cell(t, c)[1] == np.bincount(seen).argmax())
 
 
 def test_every_engine_says_the_same() -> None:

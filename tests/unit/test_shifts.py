@@ -201,6 +201,26 @@ def test_classes_come_before_a_season() -> None:
     assert alarm_sentence(older, 1) == alarm_sentence(here.plain(), 1)
 
 
+def test_a_move_is_common_where_most_others_moved_half_as_far() -> None:
+    """Against the definition, one by one, for many clients that compare with two time steps and two directions."""
+    draw = np.random.default_rng(0)
+    answers = {}
+    for c in range(60):
+        since, up, distance = int(draw.integers(2)), bool(draw.random() < 0.9), float(draw.integers(1, 9) / 8)
+        shift = Shift("mean", "x", 0.0, 1.0 if up else -1.0, distance)
+        answers[c] = Shifts(since, (50, 50 if c % 7 else 5), (shift,) if c % 5 else ())
+    marked = told(answers, list(answers))
+    for c, own in answers.items():
+        for shift in own.moved:
+            others = [other for k, other in answers.items() if k != c and other.since == own.since]
+            alike = sum(
+                2 * s.distance >= shift.distance and s.after == shift.after for other in others for s in other.moved
+            )
+            comparable = sum(min(other.rows) >= 10 for other in [*others, own]) - 1
+            assert marked[c].moved == (replace(shift, common=2 * alike > comparable),)
+    assert {shift.common for own in marked.values() for shift in own.moved} == {True, False}
+
+
 def test_labels_that_swap_in_a_season_are_told_within_a_class() -> None:
     before, (x, y) = seasonal(0)
     here = told_of((before, (x, 1 - y)), seasonal(1), seasonal(2))  # as many of each class as before

@@ -51,6 +51,7 @@ class InProcess(Engine):
     def __init__(self, stream: Stream, net: Net, local: Local, seed: int, conditions: Conditions = IDEAL) -> None:
         self.stream, self.net, self.local, self.seed, self.conditions = stream, net, local, seed, conditions
         self.in_reach, self.n_steps = conditions.in_reach(stream.counts[:-1], seed), stream.n_steps
+        self._counted: tuple[int, Ints] = 0, np.zeros((stream.n_clients, stream.n_classes), dtype=np.int64)
 
     @abstractmethod
     def logits(self, models: Models, rows: Ints, net: Net | None = None) -> Iterator[npt.NDArray[np.float32]]:
@@ -140,17 +141,22 @@ class InProcess(Engine):
                 votes = all_votes[np.ix_(of_row[block], used)]
                 chances[block] = voting.chances(logits, votes)
                 predicted[block] = voting.totals(logits, votes, state.ballot).argmax(axis=1)
-        received = np.zeros((len(sizes), stream.n_classes), dtype=np.int64)
-        for past in range(t):  # one after the other: a hundred thousand clients have tens of millions of rows
-            seen, client = self._tested(past)
-            pairs = client * stream.n_classes + stream.y[seen]
-            received += np.bincount(pairs, minlength=received.size).reshape(received.shape)
-        scores = measure(chances, predicted, stream.y[rows], sizes, received)
+        scores = measure(chances, predicted, stream.y[rows], sizes, self._received(t))
         if state.router is not None:
             away = np.bincount(owner, of_row >= len(sizes), len(sizes))
             scores["routed"] = np.divide(away, sizes, out=np.full(len(sizes), np.nan), where=sizes > 0)
         has_votes = all_votes[: len(sizes)].any(axis=1)
         return {name: np.where(has_votes, values, np.nan) for name, values in scores.items()}
+
+    def _received(self, t: int) -> Ints:
+        """[c, class], how many rows each client has received before time t; counted on from the time asked for last."""
+        since, counts = self._counted if self._counted[0] <= t else (0, self._counted[1] * 0)
+        for past in range(since, t):  # one after the other: a hundred thousand clients have tens of millions of rows
+            rows, client = self._tested(past)
+            pairs = client * self.stream.n_classes + self.stream.y[rows]
+            counts = counts + np.bincount(pairs, minlength=counts.size).reshape(counts.shape)
+        self._counted = t, counts
+        return counts
 
     def _tested(self, t: int) -> tuple[Ints, Ints]:
         """The rows of all cells of time t, and the client of each."""

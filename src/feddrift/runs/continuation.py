@@ -48,8 +48,11 @@ class Remembered:
 
 def digest_of(stream: Stream, rows: int | None = None) -> str:
     """What the first rows of a stream are, or all, for the name of a record."""
-    parts = [part[:rows].tobytes() for part in (stream.x, stream.y, stream.group) if part is not None]
-    return hashlib.sha256(b"".join(parts)).hexdigest()[:8]
+    digest = hashlib.sha256()
+    for part in (stream.x, stream.y, stream.group):
+        if part is not None:
+            digest.update(np.ascontiguousarray(part[:rows]).data)
+    return digest.hexdigest()[:8]
 
 
 def _digest(stream: Stream, t: int) -> str:
@@ -60,7 +63,7 @@ def _digest(stream: Stream, t: int) -> str:
     digest = hashlib.sha256(repr(names).encode())
     for part in (stream.x, stream.y, stream.group):
         if part is not None:
-            digest.update(np.ascontiguousarray(part[rows]).tobytes())
+            digest.update(np.ascontiguousarray(part[rows]).data)
     return digest.hexdigest()[:16]
 
 

@@ -10,7 +10,7 @@ import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import chdir, nullcontext, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from operator import index
@@ -126,7 +126,7 @@ class RecordedRun:
     @cached_property
     def _data(self) -> dict[str, Any] | None:
         """What its checkpoints say of a stream that may grow."""
-        return None if streams.listed(self.config.stream) else asdict(Remembered.of(self.stream))
+        return None if streams.listed(self.config.stream) else vars(Remembered.of(self.stream))
 
     def _save(self, writer: Writer, steps_done: int, state: State | None, inside: Inside | None = None) -> None:
         about = {
@@ -278,11 +278,9 @@ def _header(config: RunConfig, stream: Stream, algorithm: Algorithm, local: Loca
 
 def lines_of(step: Trained, concepts: Ints | None = None) -> Lines:
     """The rows and events of a time step for its record; before it is tested, without accuracy."""
-
-    def concept(t: int, c: int) -> int | None:
-        return None if concepts is None else int(concepts[t, c])
-
     model, drifted, many = step.model.tolist(), step.drifted.tolist(), n_models(step.state)
+    now, later = ([None] * len(model) if concepts is None else concepts[t].tolist() for t in (step.tau, step.tau + 1))
+    received, losses, sent, scored = (values.tolist() for values in step.work)
     test: list[tuple[float | None, int | None]] = [(None, None)] * len(model)
     scores: dict[str, list[float | None]] = {}
     if isinstance(step, Step):
@@ -294,15 +292,15 @@ def lines_of(step: Trained, concepts: Ints | None = None) -> Lines:
             "c": c,
             "accuracy": test[c][0],
             "tested": test[c][1],
-            "concept": concept(step.tau, c),
-            "next_concept": concept(step.tau + 1, c),
+            "concept": now[c],
+            "next_concept": later[c],
             "model": model[c],
             "n_models": many,
             "drift": drifted[c],
-            "models_sent": _short(step.sent[c]),
-            "sent_scoring": _short(step.sent_scoring[c]),
-            "received": int(step.received[c]),
-            "loss": round(float(step.loss[c]), 6) if abs(step.loss[c]) <= LARGEST else None,  # NaN is not
+            "models_sent": _short(sent[c]),
+            "sent_scoring": _short(scored[c]),
+            "received": received[c],
+            "loss": round(losses[c], 6) if abs(losses[c]) <= LARGEST else None,  # NaN is not
             **{name: values[c] for name, values in scores.items()},
             **({"shifts": step.shifts[c].plain()} if c in step.shifts else {}),
         }
@@ -315,13 +313,13 @@ def lines_of(step: Trained, concepts: Ints | None = None) -> Lines:
 def scores_of(step: Step) -> dict[str, list[float | None]]:
     """The scores of a test for its record: what is no number is left unknown."""
     return {
-        name: [round(value, 6) if np.isfinite(value) else None for value in values.tolist()]
+        name: [round(value, 6) if math.isfinite(value) else None for value in values.tolist()]
         for name, values in step.scores.items()
     }
 
 
-def _short(models: np.float64) -> float:
-    return int(models) if models.is_integer() else round(float(models), 6)
+def _short(models: float) -> float:
+    return int(models) if models.is_integer() else round(models, 6)
 
 
 def versions() -> dict[str, str]:

@@ -92,8 +92,8 @@ class Writer:
         if n_clients > MANY_CLIENTS:
             if any((row["t"], row["c"]) != (rows[0]["t"], c) for c, row in enumerate(rows)):
                 raise DataError(f"{where}: rows must be of one time step, in the order of the clients")
-            names = [name for name in schema.COLUMNS if any(name in row for row in rows)]
-            columns = {name: [row.get(name) for row in rows] for name in names}
+            given = set[str]().union(*rows)
+            columns = {name: [row.get(name) for row in rows] for name in schema.COLUMNS if name in given}
             lines.append({"kind": "columns", "t": rows[0]["t"], **columns})
         else:
             lines += [{"kind": "row", **row} for row in rows]

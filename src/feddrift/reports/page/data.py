@@ -5,24 +5,25 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from feddrift import algorithms
+from feddrift import algorithms, rng
 from feddrift._version import __version__
 from feddrift.reports import exchanges, metrics
 from feddrift.reports.remarks import remarks
 from feddrift.reports.story import alarm_sentence, command, event_sentence, letter
 from feddrift.reports.summary import changes, deviation_of_known, joined, lineage, mean_of_known, reached, scores, truth
 from feddrift.reports.words import describe, names, shared
-from feddrift.runs.record import Record, configuration
+from feddrift.runs.record import Record, Rows, configuration
 from feddrift.scores import SCORES
 from feddrift.types import Floats, Ints
 
+MAX_CLIENTS = 20_000  # of a run that are shown one by one; of more a sample
 MAX_CELLS = 600_000  # of all runs together that are shown cell by cell; beyond, a run has its curves only
 MAX_LISTED = 30_000  # drifts and alarms of a run in its list
 WORST = 12
@@ -60,6 +61,48 @@ def newest(records: Sequence[Record]) -> list[Record]:
     return list(latest.values())
 
 
+def shown_clients(record: Record) -> Ints:
+    """Which clients are shown one by one: all, or of many one of each of MAX_CLIENTS equal parts of them.
+
+    They are drawn by a key of their number alone: all runs on the same clients show the same ones. Those of real
+    machines are all shown.
+    """
+    n = int(record.header["n_clients"])
+    if n <= MAX_CLIENTS or record.runs_on:
+        return np.arange(n)
+    ends = np.arange(MAX_CLIENTS + 1) * n // MAX_CLIENTS
+    drawn: Ints = ends[:-1] + rng.bits(rng.derive(n, "shown"), MAX_CLIENTS) % np.diff(ends)
+    return drawn
+
+
+def shown_part(record: Record) -> Record:
+    """The record as if it had only the clients that are shown."""
+    clients = shown_clients(record)
+    if len(clients) == record.header["n_clients"]:
+        return record
+    place = {c: k for k, c in enumerate(clients.tolist())}
+    names = record.header["clients"]
+    return replace(
+        record,
+        header=record.header | {"n_clients": len(clients), "clients": [names[c] for c in clients]},
+        rows=Rows(**{column.name: getattr(record.rows, column.name)[:, clients] for column in fields(Rows)}),
+        events=tuple(shown for event in record.events if (shown := _among(place, event)) is not None),
+        accuracy=None if record.accuracy is None else record.accuracy[:, clients],
+        shifts={(t, place[c]): moved for (t, c), moved in record.shifts.items() if c in place},
+    )
+
+
+def _among(place: Mapping[int, int], event: dict[str, Any]) -> dict[str, Any] | None:
+    """An event with the places of those of its clients that are shown; None: it was decided for none of these."""
+    clients = event["cause"].get("clients")
+    if not isinstance(clients, list) or not clients:
+        return event
+    among = [place[c] for c in clients if c in place]
+    if event["event"] == "decided" and not among:  # without clients it would be for all
+        return None
+    return event | {"cause": event["cause"] | {"clients": among}}
+
+
 def _rank(record: Record) -> tuple[bool, float]:
     return record.status == "complete", datetime.fromisoformat(record.header["started"]).timestamp()
 
@@ -71,9 +114,10 @@ def _with_cells(by_stream: Mapping[str, Mapping[str, Sequence[Record]]]) -> set[
     fit: set[int] = set()
     room = MAX_CELLS
     for _, _, record in ranked:
-        if record.rows.model.size <= room or not fit:
+        cells = record.rows.steps * len(shown_clients(record))
+        if cells <= room or not fit:
             fit.add(id(record))
-            room -= record.rows.model.size
+            room -= cells
     return fit
 
 
@@ -88,7 +132,8 @@ def _stream(groups: list[list[Record]], shown: set[int]) -> dict[str, Any]:
         "name": header["stream"] + (f" ({options})" if options else ""),
         "short": header["stream"],
         "options": options,
-        "clients": header["clients"],
+        "clients": [header["clients"][c] for c in shown_clients(groups[0][0])],
+        "n_clients": header["n_clients"],
         "remarks": remarks([run for group in groups for run in group], name_streams=False),
         "groups": [_group(group, label, oracles, shown) for group, label in zip(groups, names(heads), strict=True)],
     }
@@ -104,7 +149,11 @@ def _place(name: str, order: Sequence[str]) -> tuple[int, str]:
 def _group(group: Sequence[Record], label: str, oracles: Mapping[str, Record], shown: set[int]) -> dict[str, Any]:
     header = group[0].header
     entry = algorithms.ALGORITHMS.get(header["algorithm"])
-    runs = [_run(run, oracles.get(metrics.conditions(run)), id(run) in shown) for run in group]
+    parts = [shown_part(run) for run in group]
+    runs = [
+        _run(run, part, oracles.get(metrics.conditions(run)), id(run) in shown)
+        for run, part in zip(group, parts, strict=True)
+    ]
     curves = np.full((len(group), max(run.rows.steps for run in group)), np.nan)
     for curve, run in zip(curves, group, strict=True):
         curve[: run.rows.steps] = mean_of_known(run.rows.accuracy, 1)
@@ -119,15 +168,19 @@ def _group(group: Sequence[Record], label: str, oracles: Mapping[str, Record], s
             for name, value in metrics.over_seeds([run["numbers"] for run in runs]).items()
         },
         "around": _around(group),
-        "alarms": _agreement(group),
+        "alarms": _agreement(parts),
         "runs": runs,
     }
 
 
-def _run(record: Record, oracle: Record | None, with_cells: bool) -> dict[str, Any]:
+def _run(record: Record, part: Record, oracle: Record | None, with_cells: bool) -> dict[str, Any]:
+    """One run: numbers are of all clients, what names single ones is of the part that is shown."""
     header, rows = record.header, record.rows
     measured, total = metrics.measure(record, oracle), scores(record)
     rerun, notes = command(header)
+    moves = _moves(part)
+    if part is not record:
+        moves |= {key: count for key, count in _moves(record).items() if key in ("by_time", "n_moves")}
     concepts = metrics.concepts_alive(record)
     detections = {
         "alarms": measured.alarms,
@@ -163,16 +216,16 @@ def _run(record: Record, oracle: Record | None, with_cells: bool) -> dict[str, A
             "models": None if total.models_final is None else float(total.models_final),
         },
         "detection": {name: _detection(value) for name, value in detections.items() if value is not None},
-        "worst": _worst(record),
-        **_moves(record),
+        "worst": _worst(part),
+        **moves,
         "used": metrics.count_in_use(record).tolist(),
         "exist": rows.n_models.max(axis=1).tolist() if rows.steps else [],
         "concepts": concepts.tolist() if concepts.any() else None,
         "sent": _rounded(metrics.sent_over_time(record)),
         "exchanges": exchanges.for_page(record),
-        "events": [_event(event) for event in record.events],
-        "shifts": {f"{t},{c}": alarm_sentence(of, t) for (t, c), of in islice(record.shifts.items(), MAX_LISTED)},
-        "cells": _cells(record) if with_cells else None,
+        "events": [_event(event) for event in part.events],
+        "shifts": {f"{t},{c}": alarm_sentence(of, t) for (t, c), of in islice(part.shifts.items(), MAX_LISTED)},
+        "cells": _cells(part) if with_cells else None,
         "command": rerun,
         "notes": notes,
         "config": {key: "none" if value is None else str(value) for key, value in config.items()},
@@ -194,6 +247,7 @@ def _worst(record: Record) -> list[list[Any]]:
 def _moves(record: Record) -> dict[str, Any]:
     """The true changes with how long they waited (-1: missed), and the alarms and switches that answer none.
 
+    Where nobody knows the changes, all alarms and switches, and how many there are: alarms, switches without one.
     A change is [t, c, from, to, delay, how], a false move [t, c, how]; how adds 1 for an alarm and 2 for a switch.
     """
     drift, moved, cells = record.rows.drift, metrics.switches(record), metrics.scored_cells(record)
@@ -201,7 +255,9 @@ def _moves(record: Record) -> dict[str, Any]:
     changed = changes(record)
     if not (record.rows.concept >= 0).any():
         loose = np.argwhere(how > 0).tolist()
-        return {"drifts": None, "false": [[t, c, int(how[t, c])] for t, c in loose[:MAX_LISTED]], "n_false": len(loose)}
+        listed = [[t, c, int(how[t, c])] for t, c in loose[:MAX_LISTED]]
+        n_moves = [int(drift.sum()), int((moved & ~drift).sum())]
+        return {"drifts": None, "false": listed, "n_false": len(loose), "n_moves": n_moves}
     waited, concepts = metrics.delays(drift | moved, changed, cells), truth(record)
     before = _newest_before(record, concepts)
     drifts, answered = [], np.zeros_like(changed)

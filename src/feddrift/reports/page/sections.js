@@ -12,7 +12,7 @@ function lead() {
       count(n, "run"),
       stream.options,
       `seed ${run.seed}`,
-      count(stream.clients.length, "client"),
+      count(stream.n_clients, "client"),
       run.n_steps === null && run.status !== "complete" ? null : count(run.n_steps || run.steps, "time step"),
       status,
       run.started.slice(0, 16).replace("T", " "),
@@ -114,9 +114,14 @@ function maps() {
     );
     return;
   }
+  const sampled = isSample(stream)
+    ? `Shown, and listed below, are ${n.toLocaleString("en")} of ${count(stream.n_clients, "client")}, drawn evenly; ` +
+      "numbers and curves are of all of them. "
+    : "";
   fill(
     "map-note",
-    "A row is a client, a column a time step. Left: the model it used, models that merged in one colour. Right: " +
+    sampled +
+      "A row is a client, a column a time step. Left: the model it used, models that merged in one colour. Right: " +
       (score.title === "accuracy" ? "how often that model was right" : `its ${score.title}`) +
       " on the next step. " +
       (n > 60 ? "Rows with the same history lie together. " : "") +
@@ -228,7 +233,11 @@ function recovery() {
     (g) => g.around && (g === group || ["Oracle", "Oblivious"].includes(g.algorithm)),
   );
   fill("worst", worstTable(view));
-  fill("worst-note", `By mean ${score.title} over time. All lines have one scale, that of the map's colours.`);
+  fill(
+    "worst-note",
+    (isSample(stream) ? "Of the clients that are shown. " : "") +
+      `By mean ${score.title} over time. All lines have one scale, that of the map's colours.`,
+  );
   $("recovery-part").hidden = !view.run.truth; // it is measured from true drifts
   if (!group.around) {
     fill("recovery-note", "No drift yet.");

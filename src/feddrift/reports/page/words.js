@@ -17,14 +17,15 @@ function gist(view) {
     told.push(`No client's concept changed; ${d.alarms === 0 ? "no false move" : count(d.alarms, "false move")}.`);
   else {
     const [alarms, switches] = moves(run),
-      who = (list) =>
-        list
-          .slice(0, 4)
-          .map(([t, c]) => `${shorten(nameOf(stream, c), 24)} at ${timeOf(run, t)}`)
-          .join(", ") + (list.length > 4 ? ` and ${list.length - 4} more` : "");
-    told.push(alarms.length ? `${count(alarms.length, "alarm")}: ${who(alarms)}.` : "No alarm.");
-    if (switches.length)
-      told.push(`${count(switches.length, "switch", "switches")} to another model without an alarm: ${who(switches)}.`);
+      [nAlarms, nSwitches] = run.n_moves;
+    const who = (list, n) => {
+      const named = list.slice(0, 4).map(([t, c]) => `${shorten(nameOf(stream, c), 24)} at ${timeOf(run, t)}`),
+        more = n > named.length ? ` and ${(n - named.length).toLocaleString("en")} more` : "";
+      return named.length ? `: ${named.join(", ")}${more}.` : ".";
+    };
+    told.push(nAlarms ? count(nAlarms, "alarm") + who(alarms, nAlarms) : "No alarm.");
+    if (nSwitches)
+      told.push(`${count(nSwitches, "switch", "switches")} to another model without an alarm${who(switches, nSwitches)}`);
     told.push("The true concepts are not known.");
   }
   const used = run.used[run.steps - 1],
@@ -77,15 +78,9 @@ function tiles(view) {
       known(x.omitting) ? `${level(x.omitting)}${unit()} omitting drifts` : "over clients and times",
     ),
   );
-  const worst = run.worst[0];
-  found.push(
-    tile(
-      "Worst client",
-      level(x.worst),
-      unit(),
-      worst ? `${shorten(nameOf(view.stream, worst[0]), 20)}; 10th pct. ${level(x.tenth)}` : "",
-    ),
-  );
+  const worst = run.worst[0],
+    who = worst && !isSample(view.stream) ? `${shorten(nameOf(view.stream, worst[0]), 20)}; ` : ""; // may not be shown
+  found.push(tile("Worst client", level(x.worst), unit(), worst ? `${who}10th pct. ${level(x.tenth)}` : ""));
   if (d) {
     found.push(
       tile(
@@ -104,8 +99,8 @@ function tiles(view) {
       ),
     );
   } else {
-    const [alarms, switches] = moves(run);
-    found.push(tile("Alarms", String(alarms.length), "", `and ${count(switches.length, "switch", "switches")} without one`));
+    const [alarms, switches] = run.n_moves;
+    found.push(tile("Alarms", String(alarms), "", `and ${count(switches, "switch", "switches")} without one`));
   }
   found.push(
     tile(
@@ -272,6 +267,11 @@ function shorten(name, length) {
 
 function nameOf(stream, c) {
   return /^\d+$/.test(stream.clients[c]) ? `Client ${stream.clients[c]}` : stream.clients[c];
+}
+
+// Whether only a part of the clients is shown one by one.
+function isSample(stream) {
+  return stream.clients.length < stream.n_clients;
 }
 
 function forAll(event) {
