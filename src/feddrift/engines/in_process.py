@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -47,6 +48,8 @@ SCORE_ROOM = 1 << 22  # pairs of a row and a model that are scored at a time
 
 class InProcess(Engine):
     """An engine whose clients are in this process: it holds their data."""
+
+    programs: Path | None = None  # the folder where compiled programs are kept; None: the user's cache
 
     def __init__(self, stream: Stream, net: Net, local: Local, seed: int, conditions: Conditions = IDEAL) -> None:
         self.stream, self.net, self.local, self.seed, self.conditions = stream, net, local, seed, conditions

@@ -78,7 +78,7 @@ class Simulator(InProcess):
         from feddrift.engines.kept import keep_programs  # here, since JAX takes a while to import
         from feddrift.engines.on_device import OnDevice
 
-        keep_programs()
+        keep_programs(self.programs)
         return OnDevice(self.devices, model_bucket)
 
     def tile(self, params: Params) -> int:

@@ -239,6 +239,7 @@ class Client:
             y = np.concatenate([np.zeros(0, dtype=np.int32), *(y for _, y in stored)])
             stream = Stream(task.experiment, x, y, counts, task.n_classes)
             self._last_engine = key, simulated(stream, self.net(task), Local(), task.seed)
+            self._last_engine[1].programs = store.path / "programs"
         return self._last_engine[1]
 
     def _models(self, task: About, store: Store, specs: list[Body], raw: Raw) -> tuple[Models, dict[str, Part]]:
