@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -100,7 +101,7 @@ def test_a_bad_grid_is_one_sentence(tmp_path: Path, text: str, said: str) -> Non
 def test_a_grid_takes_all_that_a_run_takes(tmp_path: Path) -> None:
     legal = {param.name for param in typer.main.get_command(cli.app).commands["run"].params}  # type: ignore[attr-defined]
     assert {*sweep.KEYS} - {"settings", "data_dir", "scale"} == legal - {
-        "set_", "seed", "data_dir", "out_dir", "checkpoint_every", "dry_run", "no_scale"
+        "set_", "seed", "data_dir", "out_dir", "checkpoint_every", "dry_run", "no_scale", "no_cache"
     }  # fmt: skip
     given = """
     [[runs]]
@@ -204,8 +205,8 @@ def test_a_worker_lost_between_two_runs_is_replaced(tmp_path: Path) -> None:
     ended: list[str] = []
     for news in sweep.sweep(configs, tmp_path / "runs", jobs=1):
         if news.kind == "done" and not ended:
-            children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
-            os.kill(max(map(int, children)), signal.SIGKILL)
+            (worker,) = multiprocessing.active_children()
+            worker.kill()
             time.sleep(0.2)
         if news.kind != "step":
             ended.append(news.kind)
@@ -224,8 +225,8 @@ def test_a_killed_run_is_told_and_the_others_go_on(tmp_path: Path) -> None:
     ended: dict[str, str] = {}
     for news in sweep.sweep(configs, tmp_path / "runs", jobs=1):
         if news.kind == "step" and news.config.seed == 0 and not ended:
-            children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
-            os.kill(max(map(int, children)), signal.SIGKILL)
+            (worker,) = multiprocessing.active_children()
+            worker.kill()
         elif news.kind != "step":
             ended[str(news.config.seed)] = f"{news.kind} {news.reason}".strip()
     assert ended == {"0": "failed its process ended with code -9", "1": "done"}
