@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -117,8 +120,6 @@ def test_programs_are_kept_in_the_users_cache_unless_somebody_says_otherwise(
 
 
 def test_what_was_kept_longest_makes_room(tmp_path: Path) -> None:
-    import os
-
     for age, name in enumerate(("new", "old", "oldest")):
         (tmp_path / name).write_bytes(b"x" * 40)
         os.utime(tmp_path / name, (1000 - age, 1000 - age))
@@ -137,3 +138,28 @@ def test_precision_is_a_setting_that_is_recorded_where_it_says_something() -> No
     stream = fd.stream("sine-2")
     assert RunConfig.checked(stream="sine-2", precision="tf32").overrides(stream) == {"precision": "tf32"}
     assert RunConfig.checked(stream="sine-2", precision="float32").overrides(stream) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("words", "kept_some"), [((), True), (("--no-cache",), False)])
+def test_a_run_keeps_its_programs_for_the_next_unless_told_not_to(
+    words: tuple[str, ...], kept_some: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    small = ["--rounds", "1", "--steps", "1", "--net", "mlp:8,8", "--out", str(tmp_path / "runs")]
+    command = [
+        sys.executable,
+        "-m",
+        "feddrift",
+        "run",
+        "--stream",
+        "sine-2",
+        "--algorithm",
+        "Oblivious",
+        *small,
+        *words,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "cache" / "feddrift" / "programs").exists() == kept_some
