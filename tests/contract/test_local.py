@@ -129,7 +129,9 @@ def test_pulls_that_do_not_fit_are_refused() -> None:
 PLAIN: dict[str, Any] = {"momentum": 0.0, "trains": "all", "even": 0, "patience": 0.0}
 
 
-@pytest.mark.parametrize("name", [name for name in ("simulator", "compiled", "flower") if name in NAMES])
+@pytest.mark.parametrize(
+    "name", slow([name for name in ("simulator", "compiled", "flower") if name in NAMES], "compiled")
+)
 @pytest.mark.parametrize("value", ["trunk", "patience"])
 def test_rounds_add_up(name: str, value: str) -> None:
     stream, local = uneven_stream(), replace(LOCAL, **VALUES[value])
@@ -142,7 +144,7 @@ def test_rounds_add_up(name: str, value: str) -> None:
     same(at_once.train(models, w, rounds=3).params, parts.params)
 
 
-@pytest.mark.parametrize("name", ["simulator", "compiled", "reference"])
+@pytest.mark.parametrize("name", slow(["simulator", "compiled", "reference"], "compiled"))
 @pytest.mark.parametrize("value", ["momentum", "patience"])
 def test_a_time_step_goes_on_where_it_was(name: str, value: str) -> None:
     """What momentum and patience remember is a part of what is saved."""
