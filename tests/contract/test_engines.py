@@ -443,6 +443,20 @@ def test_few_numbers_of_lanes_have_a_program(tile: int, n: int, expected: int) -
     assert lanes.Devices((None,)).places(n, tile, small) == expected
 
 
+@pytest.mark.parametrize(("share", "n_devices", "expected"), [(1.0, 1, 10), (1.0, 3, 12), (0.2, 1, 2), (0.2, 3, 3)])
+def test_a_tile_holds_those_who_take_part_and_is_shared_by_all_devices(
+    share: float, n_devices: int, expected: int
+) -> None:
+    stream = uneven_stream(n_clients=10)
+    engine = simulator.Simulator(stream, default_net(stream), LOCAL, 0, Conditions(participation=share))
+    engine.devices = lanes.Devices((None,) * n_devices)
+    assert engine.tile(engine.at(0).fresh().params) == expected
+    large = {"a": np.zeros((1, 10**7), dtype=np.float32)}
+    assert (
+        Compiled(uneven_stream(n_clients=40), default_net(stream), LOCAL, 0).tile(large) == 14
+    )  # at most 16 at a time
+
+
 def test_lanes_that_hardly_fit_have_no_room_to_spare(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lanes.Devices, "room", lambda self, params: 32)
     assert lanes.Devices((None,)).places(21, 10, None) == 30

@@ -96,7 +96,7 @@ class Devices:
         return -(-n // len(self.devices)) * len(self.devices)
 
     def places(self, n: int, tile: int, params: Params) -> int:
-        """For how many lanes a program is made that trains n of them, in tiles of `tile`: few numbers serve all.
+        """For how many lanes a program is made that trains n of them, in tiles that all devices share: few serve all.
 
         A quarter of a tile, half of one, or 1, 4, 16, ... tiles, of which only those are trained that have lanes. Where
         so many do not fit into memory, as many tiles as there must be.
@@ -104,10 +104,10 @@ class Devices:
         for share in (4, 2):
             if n <= -(-tile // share):
                 return self.evenly(-(-tile // share))
-        size = self.evenly(tile)
+        size = tile
         while size < n:
             size *= 4
-        return size if size <= self.room(params) else -(-n // self.evenly(tile)) * self.evenly(tile)
+        return size if size <= self.room(params) else -(-n // tile) * tile
 
     def room(self, params: Params) -> int:
         """How many lanes of such models fit at a time, a power of two times the number of devices."""

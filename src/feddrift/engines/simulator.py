@@ -88,7 +88,7 @@ class Simulator(InProcess):
         """
         n = max(1, math.ceil(self.conditions.participation * self.stream.n_clients))
         most = max(TILE, TILE_VALUES // sum(int(np.prod(leaf.shape[1:])) for leaf in leaves(params)))
-        return -(-n // -(-n // most))
+        return self.devices.evenly(-(-n // -(-n // most)))
 
     @cached_property
     def data(self) -> tuple[Any, Any]:
