@@ -1,7 +1,8 @@
 """Arrays that stay on the device on which they were trained until somebody reads them.
 
 To NumPy a `Resident` is an array: whoever indexes it, computes with it or gives it to one of NumPy's functions reads
-it, once. What a server does with all updates in every round asks `place_of` first, and has it done there.
+it, once; functions of JAX want `jnp.asarray` of it. What a server does with all updates in every round asks `place_of`
+first, and has it done there.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class Resident(NDArrayOperatorsMixin):
     """Some rows of a stack that lies elsewhere, as an array."""
 
     def __init__(self, place: Place, stack: Any, rows: Ints) -> None:
-        self.place, self.stack, self.rows = place, stack, rows
+        self.place: Place | None = place  # None: somebody has written into it
+        self.stack, self.rows = stack, rows
         self.shape = (len(rows), *stack.shape[1:])
         self.dtype, self.ndim = stack.dtype, stack.ndim
 
@@ -62,14 +64,25 @@ class Resident(NDArrayOperatorsMixin):
         return np.array(self.here, dtype=dtype, copy=copy)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        if "out" in options:
+            options["out"] = tuple(value.own() if isinstance(value, Resident) else value for value in options["out"])
         read = [value.here if isinstance(value, Resident) else value for value in inputs]
         return getattr(ufunc, method)(*read, **options)
+
+    def own(self) -> npt.NDArray[Any]:
+        """The same to write into: from then on it lies on the host."""
+        if self.place is not None:
+            self.here, self.place = self.here.copy(), None
+        return self.here
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, at: Any) -> Any:
         return self.here[at]
+
+    def __setitem__(self, at: Any, value: Any) -> None:
+        self.own()[at] = value
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # what copies and pickles look for

@@ -23,6 +23,7 @@ from feddrift.engines.resting import idle
 from feddrift.engines.routing import with_route, without_route
 from feddrift.errors import ConfigError
 from feddrift.nets import default_net, named_net
+from feddrift.nets.own import OwnNet
 from feddrift.resident import on_host
 from feddrift.router import Route
 from feddrift.shifts import Shifts
@@ -127,7 +128,7 @@ def run(
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**63:
         raise ConfigError(f"seed must be a whole number from 0 on, got {seed!r}")
     if isinstance(stream, str):
-        if engine == "simulator":
+        if engine == "simulator" and not isinstance(net, OwnNet):
             wake()
         stream = find_stream(stream, seed=int(seed))
     if not isinstance(stream, Stream):

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -51,6 +52,29 @@ def test_to_numpy_it_is_an_array() -> None:
     np.testing.assert_array_equal(leaf.mean(axis=0), here.mean(axis=0))
     assert repr(leaf) == repr(here)
     assert type(pickle.loads(pickle.dumps(leaf))) is np.ndarray
+    np.testing.assert_array_equal(jnp.asarray(leaf), here)
+
+
+def test_who_writes_into_it_has_it_on_the_host() -> None:
+    _, updates = trained()
+    one, other = leaves(updates.params)[:2]
+    before = np.array(one)
+    one[3] = 0
+    assert one.place is None and (one[3] == 0).all() and place_of(updates.params) is None
+    np.testing.assert_array_equal(one[:3], before[:3])
+    twice = other
+    twice *= 2
+    np.testing.assert_array_equal(np.add(other, 0), twice)
+
+
+def test_models_made_of_updates_have_their_parameters() -> None:
+    """Also where these lie in another order on the device."""
+    models, updates = trained()
+    place = place_of(updates.params)
+    assert place is not None
+    turned = {name: Resident(place, leaf.stack, leaf.rows[::-1]) for name, leaf in updates.params.items()}
+    personal = Models(turned, tuple(range(16)), trunk=models.trunk)
+    np.testing.assert_array_equal(compiled().evaluate(personal), compiled().evaluate(on_host(personal)))
 
 
 def test_averages_and_lengths_are_the_same_there_and_here() -> None:
@@ -74,6 +98,7 @@ def test_an_update_that_is_not_finite_is_left_out_there_too() -> None:
     models, updates = trained()
 
     def spoilt(leaf: Resident) -> Resident:
+        assert leaf.place is not None
         return Resident(leaf.place, leaf.stack.at[leaf.rows[3]].set(np.nan), leaf.rows)
 
     bad = replace(updates, params={name: spoilt(leaf) for name, leaf in updates.params.items()})
@@ -102,7 +127,8 @@ def test_programs_are_kept_in_the_users_cache_unless_somebody_says_otherwise(
     monkeypatch.setattr(files, "cache", lambda: tmp_path)
     try:
         for folder, enabled, expected in (
-            (None, True, tmp_path / "programs"), ("/elsewhere", True, Path("/elsewhere")), (None, False, None),
+            (None, True, tmp_path / "programs" / kept.processor()), ("/elsewhere", True, Path("/elsewhere")),
+            (None, False, None),
         ):  # fmt: skip
             config.update("jax_compilation_cache_dir", folder)
             config.update("jax_enable_compilation_cache", enabled)

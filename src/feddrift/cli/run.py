@@ -110,7 +110,7 @@ def run_(
         for name in names
         for s in (parse_seeds(seeds) if seeds is not None else [seed or 0])
     ]
-    if engine == "simulator":
+    if engine == "simulator" and not dry_run:
         wake()
     first = configs[0].load()
     for config in configs:

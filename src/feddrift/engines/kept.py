@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
+import platform
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from feddrift.streams import files
 
-ROOM = 1 << 30  # bytes; what was used longest ago makes room
+ROOM = 1 << 30  # bytes; what was written longest ago makes room
 
 log = logging.getLogger(__name__)
 
@@ -29,10 +31,11 @@ def keep_programs(folder: Path | None = None) -> Path | None:
         return None
     if config.jax_compilation_cache_dir:
         return Path(config.jax_compilation_cache_dir)
-    folder = folder or files.cache() / "programs"
+    every = folder or files.cache() / "programs"
+    folder = every / processor()  # homes may be shared by machines that do not understand each other's programs
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        tidy(folder, ROOM)
+        tidy(every, ROOM)
     except OSError as error:
         log.info("compiled programs are not kept: %s: %s", folder, error.strerror)
         return None
@@ -40,9 +43,20 @@ def keep_programs(folder: Path | None = None) -> Path | None:
         log.info("compiled programs are not kept: %s is not writable", folder)
         return None
     config.update("jax_compilation_cache_dir", str(folder))
-    # many small ones add up, on a GPU
-    config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        config.update("jax_persistent_cache_min_compile_time_secs", 0)  # many small ones add up, on a GPU
     return folder
+
+
+def processor() -> str:
+    """A name for this kind of processor: what it is, and what it can do."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    features = sorted({line for line in lines if line.startswith(("flags", "Features"))})
+    digest = hashlib.sha256("\n".join([platform.processor(), *features]).encode()).hexdigest()[:8]
+    return f"{platform.machine()}-{digest}"
 
 
 def tidy(folder: Path, room: int) -> None:

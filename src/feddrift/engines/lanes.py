@@ -125,7 +125,7 @@ def wake() -> None:
             Devices.here()
 
     if not only_one_cpu():
-        threading.Thread(target=start, daemon=True).start()
+        threading.Thread(target=start).start()  # no daemon: one that is cut off in there takes the process along
 
 
 def on_cpu() -> bool:

@@ -30,10 +30,14 @@ class MomentStore:
         self.place: dict[Name, int] = {}  # the row of each part in the stack
         self.stack: Optimiser | None = None
 
-    def recall(self, names: list[Name | None], like: list[Any]) -> Optimiser:
-        """The moments of these parts, zero for those that train for the first time in this time step."""
+    def recall(self, names: list[Name | None], like: list[Any], room: int) -> Optimiser:
+        """The moments of these parts, zero for those that train for the first time in this time step.
+
+        Zeros are made on the device if it is the only one and has room for so many lanes.
+        """
         if self.stack is None:
-            arrays = np if all(isinstance(leaf, np.ndarray) for leaf in like) else like[0].__array_namespace__()
+            here = all(isinstance(leaf, np.ndarray) for leaf in like) or self.devices.mesh or len(names) > room
+            arrays = np if here else like[0].__array_namespace__()
             zeros = [arrays.zeros((len(names), *leaf.shape[1:]), dtype=leaf.dtype) for leaf in like]
             return optim.start(zeros), np.zeros(len(names), dtype=np.float32)
         if self.place == {name: k for k, name in enumerate(names) if name} and len(self.stack[1]) == len(names):

@@ -39,19 +39,23 @@ class OnDevice:
         return tree_map(partial(self._stack, size=size), models.params)
 
     def _stack(self, leaf: Any, size: int) -> Any:
-        if isinstance(leaf, Resident) and leaf.place is self and len(leaf.stack) >= size >= len(leaf):
+        in_order = isinstance(leaf, Resident) and leaf.place is self and np.array_equal(leaf.rows, np.arange(len(leaf)))
+        if in_order and len(leaf.stack) >= size >= len(leaf):
             return leaf.stack if len(leaf.stack) == size else _first(size, leaf.stack)
         return self.devices.put(pad_rows(np.asarray(leaf), size))
 
     def models(self, models: Models, stacks: Params) -> Models:
         """The models whose parameters, in order, lie in these stacks."""
         rows = np.arange(len(models)), np.arange(len(models.families))
-        params = map_trunk_and_head(lambda _, stack, rows: Resident(self, stack, rows), models, *rows, stacks)
-        return replace(models, params=params)
+        return replace(models, params=map_trunk_and_head(self._resident, models, *rows, stacks))
 
     def updates(self, models: Models, stacks: Params, lanes: Ints, pairs: Ints) -> Params:
         """What lanes and pairs have trained, which lie so in these stacks."""
-        return map_trunk_and_head(lambda _, stack, rows: Resident(self, stack, rows), models, pairs, lanes, stacks)
+        return map_trunk_and_head(self._resident, models, pairs, lanes, stacks)
+
+    def _resident(self, _: Any, stack: Any, rows: Ints) -> Any:
+        """What went through the device in chunks is on the host, and stays there: it would not fit."""
+        return stack[rows] if isinstance(stack, np.ndarray) else Resident(self, stack, rows)
 
     def finite(self, models: Models, updates: Updates) -> Bools:
         """As `averaging.finite`."""

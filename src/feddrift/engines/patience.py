@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from feddrift.engines import program, sampling
 from feddrift.engines.lanes import Lanes, Optimiser
 from feddrift.engines.looks import Looks
+from feddrift.engines.products import products
 from feddrift.nets.losses import weighed_loss
 from feddrift.trees import tree_map, trunk_of, unsplit
 from feddrift.types import Local, Net, Params
@@ -51,7 +52,7 @@ def local_round(
         stops = due & sampling.enough(before, loss, local.patience, done // looks.every)
         return (now, going & ~stops, jnp.where(due, loss, before)), None
 
-    with program.products(net, local):
+    with products(net, local):
         start = begin, jnp.ones(len(lanes.trunk), dtype=bool), looks.before
         (trained, _, last), _ = jax.lax.scan(one, start, (jnp.arange(1, local.steps + 1), drawn))
     return program.flat(trained, lanes), last

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields, replace
-from functools import cache, partial
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -21,13 +21,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from feddrift.averaging import LARGEST, average, renormalised
 from feddrift.engines import optim, sampling
 from feddrift.engines.lanes import Devices, Lanes, Optimiser
+from feddrift.engines.products import products, six_passes_are_exact
 from feddrift.nets.losses import batch_loss, masked
-from feddrift.nets.perceptron import deep, linear, perceptron
 from feddrift.trees import leaves, split, tree_map, trunk_of, unsplit
 from feddrift.types import Local, Net, Params
 
-PERCEPTRONS = (linear, perceptron, deep)
-SIX_PASSES = "BF16_BF16_F32_X6"
 REPLICATED: Any = PartitionSpec()  # type: ignore[no-untyped-call]
 
 jax.tree_util.register_dataclass(Lanes, data_fields=[f.name for f in fields(Lanes)], meta_fields=[])
@@ -53,33 +51,6 @@ def rounds(
         x, y, devices.put(order), first, last, np.float32(local.lr), to,
     )  # fmt: skip
     return trained  # type: ignore[no-any-return]
-
-
-def products(net: Net, local: Local) -> Any:
-    """How a device multiplies matrices meanwhile: float32, or TF32 on GPUs where that is wanted.
-
-    GPUs with bfloat16 multiply the float32 matrices of perceptrons in six passes of it: quicker, and no less exact.
-    """
-    if local.precision == "tf32":
-        return jax.default_matmul_precision("tensorfloat32")
-    six = net.apply in PERCEPTRONS and six_passes_are_exact()  # convolutions know no such thing
-    return jax.default_matmul_precision(SIX_PASSES if six else "float32")
-
-
-@cache
-def six_passes_are_exact() -> bool:
-    """Whether this GPU, if it is one, multiplies in six passes as exactly as in float32: tried, once."""
-    if jax.default_backend() != "gpu":
-        return False
-    numbers = np.random.default_rng(0)
-    a, b = (numbers.normal(size=shape).astype(np.float32) for shape in ((4, 50, 64), (4, 64, 96)))
-    try:
-        with jax.default_matmul_precision(SIX_PASSES):
-            found = np.asarray(jax.jit(jnp.matmul)(a, b), dtype=np.float64)
-    except (RuntimeError, ValueError):  # a GPU without bfloat16
-        return False
-    error = np.abs(found - a.astype(np.float64) @ b.astype(np.float64)).max()
-    return bool(error < 1e-4)  # float32 is off by 1e-5, TF32 by 1e-2
 
 
 def compiled_for(local: Local) -> Local:

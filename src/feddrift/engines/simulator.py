@@ -273,7 +273,8 @@ class SimulatorWorker(InProcessWorker):
     def _recall(self, params: Params, lanes: list[Name | None], pairs: list[Name | None]) -> tuple[Any, Any]:
         """The moments of trunks and heads of these names."""
         trunk, head = split(params, trunk_of(self.engine.net, params))
-        return self.trunks.recall(lanes, trunk), self.heads.recall(pairs, head)
+        room = self.engine.devices.room(params)
+        return self.trunks.recall(lanes, trunk, room), self.heads.recall(pairs, head, room)
 
     def _keep(
         self, params: Params, lanes: list[Name | None], pairs: list[Name | None], trunks: Any, heads: Any

@@ -155,8 +155,8 @@ class Journal:
                 )
             answer: T = old_answers[k][1]
         else:
-            answer = ask()
-        self._answers.append((question, on_host(answer)))
+            answer = on_host(ask())  # as it will be where the step is taken again
+        self._answers.append((question, answer))
         if then_save and k >= len(old_answers):
             self._save_if_due(None, 0)
         return answer
