@@ -29,7 +29,7 @@ def test_what_is_put_away_comes_back(monkeypatch: pytest.MonkeyPatch, large: int
         size = int(draw.integers(1, 6))
         names: list[Any] = [(int(c), 0) for c in draw.choice(12, size, replace=False)]
         names += [None] * int(draw.integers(0, 2))  # padding
-        stacks_of, taken = shelf.recall(names, [np.zeros((1, 3), dtype=np.float32)])
+        stacks_of, taken = shelf.recall(names, [np.zeros((1, 3), dtype=np.float32)], room)
         expected = [known.get(name, 0.0) for name in names]
         assert np.asarray(taken).tolist() == expected
         assert all(np.asarray(leaf)[:, 1].tolist() == expected for stacks in stacks_of.values() for leaf in stacks)
