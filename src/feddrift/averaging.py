@@ -149,9 +149,7 @@ class HostMoves:
         return _lengths(self._of(m))
 
     def cosines(self, m: int) -> Floats:
-        products = sum(wide @ wide.T for wide in (move.astype(float) for move in self._of(m)))
-        lengths = np.maximum(np.sqrt(np.diag(products)), 1e-30)
-        return np.asarray(products / lengths / lengths[:, None])
+        return cosines_of(sum(wide @ wide.T for wide in (move.astype(float) for move in self._of(m))))
 
     def _of(self, m: int) -> list[Any]:
         """[update, parameter], of each array."""
@@ -160,6 +158,12 @@ class HostMoves:
             pairs = zip(leaves(self.models.params), leaves(self.updates.params), strict=True)
             self._last = m, [(new[which] - old[m]).reshape(len(which), -1) for old, new in pairs]
         return self._last[1]
+
+
+def cosines_of(products: Any) -> Floats:
+    """The cosines of the angles between vectors with these inner products."""
+    lengths = np.maximum(np.sqrt(np.diag(products)), 1e-30)
+    return np.asarray(products / lengths / lengths[:, None])
 
 
 def _lengths(moves: list[Any]) -> Floats:

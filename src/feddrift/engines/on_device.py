@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from feddrift.averaging import LARGEST, lane_sizes, shares
+from feddrift.averaging import LARGEST, cosines_of, lane_sizes, shares
 from feddrift.engines import program
-from feddrift.engines.lanes import Devices, beside, pad_rows
+from feddrift.engines.lanes import Devices, beside, model_bucket, pad_rows
 from feddrift.resident import Resident
 from feddrift.trees import map_trunk_and_head, split, tree_map, unsplit
 from feddrift.types import Bools, Floats, Ints, Models, Params, Updates
@@ -24,10 +23,9 @@ Parts = tuple[list[Any], list[Any]]  # the arrays of trunks, and those of heads
 
 @dataclass(frozen=True)
 class OnDevice:
-    """A `Place`: the devices of the simulator, with models in stacks of `bucket(number of models)`."""
+    """A `Place`: the devices of the simulator, with models in stacks of `model_bucket`."""
 
     devices: Devices
-    bucket: Callable[[int], int]
 
     def given(self, models: Models, size: int) -> tuple[Params, Any, Any]:
         """Parameters, the trunk each model stands on, and masks, padded to this size, on the devices."""
@@ -40,8 +38,8 @@ class OnDevice:
 
     def _stack(self, leaf: Any, size: int) -> Any:
         in_order = isinstance(leaf, Resident) and leaf.place is self and np.array_equal(leaf.rows, np.arange(len(leaf)))
-        if in_order and len(leaf.stack) >= size >= len(leaf):
-            return leaf.stack if len(leaf.stack) == size else _first(size, leaf.stack)
+        if in_order and len(leaf.stack) == size:
+            return leaf.stack
         return self.devices.put(pad_rows(np.asarray(leaf), size))
 
     def models(self, models: Models, stacks: Params) -> Models:
@@ -70,7 +68,7 @@ class OnDevice:
     def averaged(self, models: Models, updates: Updates) -> Models:
         """As `averaging.averaged`, by the data behind."""
         sound = self.finite(models, updates)
-        old = self._parts(models, self.stacks(models, self.bucket(len(models))))
+        old = self._parts(models, self.stacks(models, model_bucket(len(models))))
         new = self._parts(models, updates.params)
         trunk, size = lane_sizes(models, updates.model, updates.lane, updates.size)
         targets = (trunk, size, sound), (updates.model, updates.size, sound[updates.lane])
@@ -92,7 +90,7 @@ class OnDevice:
 
     def moves(self, models: Models, updates: Updates) -> DeviceMoves:
         """As `averaging.moves`."""
-        old = self._parts(models, self.stacks(models, self.bucket(len(models))))
+        old = self._parts(models, self.stacks(models, model_bucket(len(models))))
         return DeviceMoves(old, self._parts(models, updates.params), models, updates)
 
     def _trunk(self, models: Models) -> Params:
@@ -115,9 +113,7 @@ class DeviceMoves:
         return np.asarray(np.sqrt(self._sum(_squares, m)))
 
     def cosines(self, m: int) -> Floats:
-        products = self._sum(_products, m)
-        lengths = np.maximum(np.sqrt(np.diag(products)), 1e-30)
-        return np.asarray(products / lengths / lengths[:, None])
+        return cosines_of(self._sum(_products, m))
 
     def _sum(self, measure: Any, m: int) -> Any:
         """A measure of the updates of model m, added up over all arrays."""
@@ -142,11 +138,6 @@ def _spread(n: int, rows: Ints, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     spread = np.zeros(n, dtype=values.dtype)
     spread[rows] = values
     return spread
-
-
-@partial(jax.jit, static_argnums=0)
-def _first(size: int, stack: Any) -> Any:
-    return stack[:size]
 
 
 @jax.jit

@@ -79,7 +79,7 @@ class Simulator(InProcess):
         from feddrift.engines.on_device import OnDevice
 
         keep_programs(self.programs)
-        return OnDevice(self.devices, model_bucket)
+        return OnDevice(self.devices)
 
     def tile(self, params: Params) -> int:
         """How many lanes the compiled program trains at a time: as many as clients take part in a round, or a share.
