@@ -192,7 +192,7 @@ def best_setting(name: str, stream: str) -> str:
 
 def chosen() -> str:
     """What the best of five settings, chosen on the tuning seeds, has on the reported ones."""
-    rows = []
+    rows = [[AUTO, *(mean(level((AUTO, ""), stream)) for stream in complete())]]
     for name in TUNED:
         cells = []
         for stream in complete():
@@ -203,11 +203,9 @@ def chosen() -> str:
 
 
 def effort() -> str:
-    """How many runs the plan has had so far, and how long they took."""
+    """How many runs the plan has had, and how long they took."""
     hours = sum(run.seconds or 0.0 for run in records()) / 3600
-    return (
-        f"So far {len(records()):,} runs, tuning included, which took {hours:.1f} hours of a core, others beside them."
-    )
+    return f"{len(records()):,} runs, tuning included, which took {hours:.1f} hours of a core, others beside them."
 
 
 def words(method: Method) -> str:

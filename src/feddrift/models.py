@@ -1,4 +1,7 @@
-"""Surgery on the model axis: merge, copy, join and replace models. Parameters are NumPy arrays here."""
+"""Surgery on the model axis: merge, copy, join and replace models.
+
+Parameters are NumPy arrays here, or look like them: copies and joins of what lies on a device stay there.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import numpy.typing as npt
 
 from feddrift import rng
 from feddrift.errors import ConfigError
+from feddrift.resident import concatenated
 from feddrift.trees import classes_of, map_trunk_and_head, tree_map, trunk_of
 from feddrift.types import Floats, Ints, Models, Net, Params, Trains
 
@@ -154,7 +158,7 @@ def join(a: Models, b: Models) -> Models:
     def joined(x: Any, y: Any, trunk: bool) -> Any:
         if trunk and any(k >= 0 and not np.array_equal(x[k], y[f], equal_nan=True) for f, k in enumerate(old)):
             raise ValueError(f"models of different trunks cannot be one family, got {a.family} and {b.family}")
-        return np.concatenate([x, y[new] if trunk else y])
+        return concatenated([x, y[new] if trunk else y])
 
     params = map_trunk_and_head(joined, a, False, True, b.params)
     owner, held = a.owner + b.owner, a.held + b.held

@@ -1,12 +1,14 @@
 """Arrays that stay on the device on which they were trained until somebody reads them.
 
-To NumPy a `Resident` is an array: whoever indexes it, computes with it or gives it to one of NumPy's functions reads
-it, once; functions of JAX want `jnp.asarray` of it. What a server does with all updates in every round asks `place_of`
-first, and has it done there.
+To NumPy a `Resident` is an array: whoever computes with it, looks at a row or gives it to one of NumPy's functions
+reads it, once; functions of JAX want `jnp.asarray` of it. Some of its rows are a Resident again, and so is what
+`concatenated` makes of it: surgery on models moves nothing. What a server does with all updates in every round asks
+`place_of` first, and has it done there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
@@ -40,6 +42,7 @@ class Moves(Protocol):
 class Place(Protocol):
     """A device that does with updates what a server else does on its host: see `averaging`."""
 
+    def concatenated(self, arrays: Sequence[Any]) -> Any: ...
     def finite(self, models: Models, updates: Updates) -> Bools: ...
     def averaged(self, models: Models, updates: Updates) -> Models: ...
     def moves(self, models: Models, updates: Updates) -> Moves: ...
@@ -79,7 +82,9 @@ class Resident(NDArrayOperatorsMixin):
         return len(self.rows)
 
     def __getitem__(self, at: Any) -> Any:
-        return self.here[at]
+        if self.place is None or not isinstance(at, list | np.ndarray) or not np.ndim(at) == 1 <= len(at):
+            return self.here[at]
+        return Resident(self.place, self.stack, self.rows[at])
 
     def __setitem__(self, at: Any, value: Any) -> None:
         self.own()[at] = value
@@ -94,6 +99,12 @@ class Resident(NDArrayOperatorsMixin):
 
     def __repr__(self) -> str:
         return repr(self.here)
+
+
+def concatenated(arrays: Sequence[Any]) -> Any:
+    """`np.concatenate`; where one of them lies on a device, it is done there, if there is room."""
+    places = [array.place for array in arrays if isinstance(array, Resident) and array.place is not None]
+    return places[0].concatenated(arrays) if places else np.concatenate(arrays)
 
 
 def place_of(params: Params) -> Place | None:

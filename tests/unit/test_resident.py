@@ -17,7 +17,9 @@ import pytest
 import feddrift as fd
 from feddrift.averaging import averaged, finite, moves
 from feddrift.engines import kept
+from feddrift.engines.lanes import Devices
 from feddrift.engines.simulator import Simulator
+from feddrift.models import join, take
 from feddrift.nets import default_net
 from feddrift.nets.perceptron import perceptron
 from feddrift.resident import Resident, on_host, place_of
@@ -75,6 +77,41 @@ def test_models_made_of_updates_have_their_parameters() -> None:
     turned = {name: Resident(place, leaf.stack, leaf.rows[::-1]) for name, leaf in updates.params.items()}
     personal = Models(turned, tuple(range(16)), trunk=models.trunk)
     np.testing.assert_array_equal(compiled().evaluate(personal), compiled().evaluate(on_host(personal)))
+
+
+def test_copies_and_joins_stay_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    fed = compiled()
+    here = fed.fresh(3, distinct=True)
+    there = fed.train(here, np.ones((2, fed.n_clients, 3)))
+    copies = take(there, [2, 0, 2], [3, 4, 5])
+    both = join(join(here, copies), take(there, [1], [6]))
+    alone = take(both, [5], [5])
+    for models in (there, copies, both, alone):
+        assert place_of(models.params) is not None
+        assert not any("here" in vars(leaf) for leaf in leaves(models.params))  # nobody has read it
+    at_once = on_host(there)
+    expected = join(join(here, take(at_once, [2, 0, 2], [3, 4, 5])), take(at_once, [1], [6]))
+    np.testing.assert_array_equal(fed.evaluate(both), fed.evaluate(expected))
+    np.testing.assert_array_equal(fed.evaluate(alone), fed.evaluate(expected)[:, 5:6])
+    for leaf, same in zip(leaves(both.params), leaves(expected.params), strict=True):
+        np.testing.assert_array_equal(leaf, same)
+    monkeypatch.setattr(Devices, "room", lambda *_: 13)
+    assert place_of(join(here, copies).params) is not None  # six fit
+    assert place_of(join(both, take(there, [0], [7])).params) is None
+
+
+def test_rows_of_it_are_its_own() -> None:
+    _, updates = trained()
+    leaf = leaves(updates.params)[0]
+    some, before = leaf[[4, 1]], np.array(leaf)
+    some[0] = 0
+    assert some.place is None and leaf.place is not None and (some[0] == 0).all()
+    np.testing.assert_array_equal(leaf, before)
+    np.testing.assert_array_equal(some[1], before[1])
+    np.testing.assert_array_equal(leaf[np.array([False] * 15 + [True])], before[15:])
+    assert leaf[[]].shape == (0, 2, 4) and leaf[:2].shape == (2, 2, 4)
+    leaf[1] = 7
+    np.testing.assert_array_equal(some[1], before[1])
 
 
 def test_averages_and_lengths_are_the_same_there_and_here() -> None:

@@ -16,8 +16,12 @@ import pytest
 import typer
 
 from feddrift import cli
+from feddrift.cli import sweep as plans
+from feddrift.data import Stream
 from feddrift.errors import ConfigError, FeddriftError
 from feddrift.runs import record, sweep
+from feddrift.runs.config import RunConfig
+from feddrift.runs.estimate import Estimate
 
 GRID = """
 [[runs]]
@@ -153,6 +157,33 @@ def test_a_sweep_skips_what_is_finished_and_tells_what_failed(tmp_path: Path) ->
     assert again.returncode == 1
     assert "0 done, 7 were finished before, 1 failed" in again.stdout
     assert again.stderr.count("\n") == 1 and "failed: mnist-4 Oracle seed 0:" in again.stderr
+
+
+def test_runs_on_the_same_data_follow_each_other(tmp_path: Path) -> None:
+    text = "[[runs]]\nstream = 'sine-2'\nalgorithm = ['Window', 'Oblivious']\nrounds = 1\nsteps = 2\nseeds = '0-1'\n"
+    told = feddrift("sweep", grid(tmp_path, text), "--out", tmp_path / "runs", "--jobs", 1).stdout
+    assert re.findall(r"sine-2 (\w+) seed (\d)", told) == [
+        ("Window", "0"), ("Oblivious", "0"), ("Window", "1"), ("Oblivious", "1")
+    ]  # fmt: skip
+
+
+def test_what_there_is_no_time_to_rehearse_is_taken_for_average(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[str]()
+
+    def rehearsed(config: RunConfig, stream: Stream) -> Estimate:
+        asked.append(config.algorithm)
+        return Estimate(lanes=1.0, local_steps=1, seconds=30.0, bytes=1.0)
+
+    monkeypatch.setattr(plans, "rehearsed", rehearsed)
+    monkeypatch.setattr(plans, "REHEARSING", 0.0)
+    text = "[[runs]]\nstream = 'sine-2'\nalgorithm = ['Window', 'Oblivious']\nseeds = '0-1'\n"
+    plan = plans._plan(sweep.read_grid(grid(tmp_path, text)), tmp_path / "runs", jobs=1)
+    assert asked == ["Window"]
+    assert plan.caption == (
+        "about 2 min with 1 processes at a time; 2 runs were not rehearsed and are taken for average ones"
+    )
 
 
 def test_a_dry_run_says_what_is_left_and_writes_nothing(tmp_path: Path) -> None:

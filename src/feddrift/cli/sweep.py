@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import closing
 from itertools import groupby
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated
 
 import typer
@@ -25,6 +27,7 @@ from feddrift.runs.recorded import RecordedRun
 from feddrift.runs.writer import check_folder
 from feddrift.system import cores
 
+REHEARSING = 60.0  # seconds that all rehearsals of a plan may take; one that has begun ends
 DATA_DIR = RunConfig.model_fields["data_dir"].description
 
 
@@ -103,14 +106,14 @@ def sweep_(
 
 def _plan(configs: Sequence[RunConfig], out: Path, jobs: int) -> Table:
     """What is left to do on each stream: a run takes as long as the finished ones of its algorithm there took on
-    average, else as a rehearsal says."""
+    average, else as a rehearsal says, and where rehearsals have taken too long, as long as the others on average."""
     table = Table("stream", "runs", "finished", "left", "time of these", box=None)
-    total = longest = 0.0
+    known, total, longest, rehearsing, guessed = list[float](), 0.0, 0.0, 0.0, 0
     for name in dict.fromkeys(config.stream for config in configs):
         took: dict[tuple[str, str], list[float]] = {}
         left: dict[tuple[str, str], list[RunConfig]] = {}
-        of_stream = sorted((config for config in configs if config.stream == name), key=_data_of)
-        for _, same_data in groupby(of_stream, _data_of):
+        of_stream = sorted((config for config in configs if config.stream == name), key=sweep.data_of)
+        for _, same_data in groupby(of_stream, sweep.data_of):
             stream: Stream | None = None  # made once for all of them
             for config in same_data:
                 stream = config.load() if stream is None else stream
@@ -121,16 +124,20 @@ def _plan(configs: Sequence[RunConfig], out: Path, jobs: int) -> Table:
                     left.setdefault(method, []).append(config)
         seconds = 0.0
         for method, runs in left.items():
-            known = took.get(method)
-            each = sum(known) / len(known) if known else rehearsed(runs[0], runs[0].load()).seconds
+            begin = time.monotonic()
+            if method in took:
+                each = fmean(took[method])
+            elif not known or rehearsing < REHEARSING:
+                each = rehearsed(runs[0], runs[0].load()).seconds
+                rehearsing += time.monotonic() - begin
+            else:
+                each, guessed = fmean(known), guessed + len(runs)
+            known.append(each)
             seconds, longest = seconds + len(runs) * each, max(longest, each)
         n_left = sum(map(len, left.values()))
         table.add_row(escape(name), str(len(of_stream)), str(len(of_stream) - n_left), str(n_left), duration(seconds))
         total += seconds
     table.caption = f"about {duration(max(longest, total / jobs))} with {jobs} processes at a time"
+    if guessed:
+        table.caption += f"; {guessed} runs were not rehearsed and are taken for average ones"
     return table
-
-
-def _data_of(config: RunConfig) -> str:
-    """What all runs on the same data have in common."""
-    return repr(config.model_copy(update={"algorithm": "", "settings": {}}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -34,13 +35,41 @@ class OnDevice:
 
     def stacks(self, models: Models, size: int) -> Params:
         """The parameters on the devices, in stacks of this size; what lies there already is not sent again."""
-        return tree_map(partial(self._stack, size=size), models.params)
+        trunks, heads = (self._stacked(part, size) for part in self._parts(models, models.params))
+        return unsplit(trunks, heads, self._trunk(models))
 
-    def _stack(self, leaf: Any, size: int) -> Any:
-        in_order = isinstance(leaf, Resident) and leaf.place is self and np.array_equal(leaf.rows, np.arange(len(leaf)))
-        if in_order and len(leaf.stack) == size:
-            return leaf.stack
-        return self.devices.put(pad_rows(np.asarray(leaf), size))
+    def _stacked(self, arrays: list[Any], size: int) -> list[Any]:
+        """Arrays of equally many rows, as stacks of this size; copies of the first row are behind them."""
+        if not all(map(self._has, arrays)):
+            if self.devices.mesh is not None or len(arrays[0]) > 1:
+                return [self.devices.put(pad_rows(np.asarray(array), size)) for array in arrays]
+            arrays = [Resident(self, self.devices.put(np.asarray(array)), np.zeros(1, int)) for array in arrays]
+        stacks: list[Any] = [array.stack for array in arrays]
+        if all(len(array.stack) == size and np.array_equal(array.rows, np.arange(len(array))) for array in arrays):
+            return stacks
+        if self.devices.mesh is not None:
+            return [self.devices.put(pad_rows(array.here, size)) for array in arrays]
+        picked: list[Any] = program.picked(stacks, [_places(array.rows, size) for array in arrays])
+        return picked
+
+    def _has(self, array: Any) -> bool:
+        return isinstance(array, Resident) and array.place is self
+
+    def concatenated(self, arrays: Sequence[Any]) -> Any:
+        """As `np.concatenate`; on the host where several devices would have to agree on it, or there is little room."""
+        arrays = [array for array in arrays if len(array)]
+        n = sum(map(len, arrays))
+        if self.devices.mesh is not None or n > self.devices.room([arrays[0]]) // 2:
+            return np.concatenate(arrays)
+        parts = [array if self._has(array) else self._sent(array) for array in arrays]
+        of, rows = np.repeat(np.arange(len(parts)), [len(part) for part in parts]), [part.rows for part in parts]
+        size = model_bucket(n)
+        given = _places(of, size), _places(np.concatenate(rows), size)
+        return Resident(self, program.gathered([part.stack for part in parts], *given), np.arange(n))
+
+    def _sent(self, array: Any) -> Resident:
+        stack = self.devices.put(pad_rows(np.asarray(array), model_bucket(len(array))))
+        return Resident(self, stack, np.arange(len(array)))
 
     def models(self, models: Models, stacks: Params) -> Models:
         """The models whose parameters, in order, lie in these stacks."""
@@ -131,6 +160,11 @@ class DeviceMoves:
                     found = np.moveaxis(found, 0, -1)[..., rows]
                 total = total + found
         return total
+
+
+def _places(rows: Ints, size: int) -> npt.NDArray[np.int32]:
+    """So many, the first again behind them."""
+    return pad_rows(rows, size).astype(np.int32)
 
 
 def _spread(n: int, rows: Ints, values: npt.NDArray[Any]) -> npt.NDArray[Any]:

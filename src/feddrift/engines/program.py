@@ -352,6 +352,22 @@ averaged = jax.jit(_averaged, static_argnums=0)
 
 
 @jax.jit
+def picked(stacks: list[Any], rows: list[Any]) -> Any:
+    """These rows of each stack."""
+    return [stack[at] for stack, at in zip(stacks, rows, strict=True)]
+
+
+@jax.jit
+def gathered(stacks: list[Any], of: Any, rows: Any) -> Any:
+    """[k]: row rows[k] of stack of[k]."""
+    out: Any = stacks[0][jnp.where(of == 0, rows, 0)]
+    for k, stack in enumerate(stacks[1:], start=1):
+        mine = of == k
+        out = jnp.where(mine.reshape(-1, *[1] * (stack.ndim - 1)), stack[jnp.where(mine, rows, 0)], out)
+    return out
+
+
+@jax.jit
 def rows_of(stack: Optimiser, at: Any) -> Any:
     """The rows of a stack of moments at these places, zeros where a place is below 0."""
 

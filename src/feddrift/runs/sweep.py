@@ -28,6 +28,8 @@ from feddrift.runs.writer import held
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
+    from feddrift.data import Stream
+
 NAMES = ("stream", "algorithm")
 LISTS = tuple(name for name in RunConfig.model_fields if name not in ("seed", "settings"))  # values to combine
 KEYS = {  # all that a table may say, and what it means
@@ -70,6 +72,11 @@ def part_of(configs: Sequence[RunConfig], part: str) -> list[RunConfig]:
     if not 1 <= k <= n:
         raise ConfigError(f"a part is K/N with K from 1 to N, such as 3/20, got '{part}'")
     return list(configs[k - 1 :: n])
+
+
+def data_of(config: RunConfig) -> str:
+    """What all runs on the same data have in common."""
+    return repr(config.model_copy(update={"algorithm": "", "settings": {}}))
 
 
 def _combinations(table: Mapping[str, Any], data_dir: Path | None) -> Iterator[RunConfig]:
@@ -136,7 +143,9 @@ def sweep(configs: Sequence[RunConfig], out: Path, jobs: int, alone: bool = Fals
     import multiprocessing
     from multiprocessing.connection import wait
 
-    waiting, jobs = list(configs)[::-1], max(1, min(jobs, len(configs)))
+    place: dict[str, int] = {}  # of data, in the order of the plan
+    in_turn = sorted(configs, key=lambda config: place.setdefault(data_of(config), len(place)))  # data are read once
+    waiting, jobs = in_turn[::-1], max(1, min(jobs, len(configs)))
     context = multiprocessing.get_context("spawn")
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     workers: dict[Connection, _Worker] = {}
@@ -260,10 +269,14 @@ def _work(pipe: Connection, cores: list[int], out: Path, alone: bool) -> None:
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several processes share a GPU
     if cores:
         os.sched_setaffinity(0, set(cores))
+    data, stream = "", None
     try:
         while (config := pipe.recv()) is not None:
             try:
-                pipe.send(_one(config, out, alone, pipe))
+                if stream is None or data != data_of(config):
+                    stream = None  # before the next one takes its memory
+                    data, stream = data_of(config), config.load()
+                pipe.send(_one(config, stream, out, alone, pipe))
             except (BrokenPipeError, FeddriftError) as error:
                 pipe.send(Progress(config, "failed", reason=str(error)))
             except Exception as error:
@@ -272,8 +285,8 @@ def _work(pipe: Connection, cores: list[int], out: Path, alone: bool) -> None:
         os._exit(130)  # the record is closed; compiled code may still run
 
 
-def _one(config: RunConfig, out: Path, alone: bool, pipe: Connection) -> Progress:
-    recorded = RecordedRun(config, out, resume=True)
+def _one(config: RunConfig, stream: Stream, out: Path, alone: bool, pipe: Connection) -> Progress:
+    recorded = RecordedRun(config, out, resume=True, stream=stream)
     news = Progress(config, "skipped", record=recorded.path.name)
     if recorded.is_done():
         return news
