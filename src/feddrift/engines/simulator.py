@@ -23,24 +23,21 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrift import rng
-from feddrift.averaging import lane_sizes, shares
 from feddrift.data import Stream
-from feddrift.engines import sampling
+from feddrift.engines.arranged import Order, arranged
 from feddrift.engines.conditions import IDEAL, Conditions
 from feddrift.engines.entries import Entries
 from feddrift.engines.in_process import InProcess, InProcessWorker
 from feddrift.engines.lanes import (
     Devices,
     Lanes,
-    joined,
     lane_bucket,
     model_bucket,
     on_cpu,
-    pad_rows,
     padded,
 )
 from feddrift.engines.looks import looks_of
-from feddrift.engines.moments import MomentStore, Name, names_of, power_of_two
+from feddrift.engines.moments import MomentStore, Name, names_of
 from feddrift.engines.worker import Work, gathered, in_turn
 from feddrift.models import in_place_of
 from feddrift.nets import check_fits
@@ -206,7 +203,7 @@ class SimulatorWorker(InProcessWorker):
         engine, kernel, looks = self.engine, self._native(models, local), None
         tile = engine.tile(models.params)
         size = lane_bucket(work.n_lanes) if kernel else engine.devices.places(work.n_lanes, tile, models.params)
-        described, order, pairs = self._describe(models, work, local, size)
+        described, order, pairs = self._arranged(models, work, local, size)
         lane_names, pair_names = names_of(models, work, described, pairs)
         limits = np.uint32(first), np.uint32(last)
         if kernel:
@@ -243,7 +240,7 @@ class SimulatorWorker(InProcessWorker):
             return gathered(models, work, [self._patient(models, part, round, local) for part in mine])
         engine.lane_rounds += work.n_lanes
         size = engine.devices.evenly(lane_bucket(work.n_lanes))
-        described, order, pairs = self._describe(models, work, local, size)
+        described, order, pairs = self._arranged(models, work, local, size)
         lane_names, pair_names = names_of(models, work, described, pairs)
         moments = self._recall(params, lane_names, pair_names)
         looks = looks_of(self, models, work, described.model.shape, self.looked, local)
@@ -284,57 +281,11 @@ class SimulatorWorker(InProcessWorker):
         self.trunks.keep(lanes, trunks, room)
         self.heads.keep(pairs, heads, room)
 
-    def _describe(self, models: Models, work: Work, local: Local, size: int) -> tuple[Lanes, Any, Ints]:
-        """The lanes as arrays of this size, the order of rows that their starts point to, and where each pair lies."""
-        w, stream, steps = work.data, self.engine.stream, self.engine.stream.n_steps
-        _, first = np.unique(work.lane, return_index=True)
-        n, client = len(first), work.client[first]
-        by_lane = np.argsort(work.lane, kind="stable")
-        slot = np.empty_like(by_lane)
-        slot[by_lane] = np.arange(len(by_lane)) - np.searchsorted(work.lane[by_lane], work.lane[by_lane])
-        heads = power_of_two(int(slot.max()) + 1)
-        pairs = work.lane * heads + slot
-        model = np.repeat(work.model[first][:, None], heads, axis=1)  # an empty slot repeats the first, never drawn
-        model[work.lane, slot] = work.model
-        wide = np.zeros((n, steps, heads))  # the full length of time, so that no step compiles anew
-        of_pair = work.model * stream.n_clients + work.client  # in order
-        pair = np.searchsorted(of_pair, w.m * stream.n_clients + w.c)
-        wide[work.lane[pair], w.t, slot[pair]] = w.value
-        counts = np.repeat(sampling.trained_rows(stream.counts[:-1, client].T, local.hold_out), heads, axis=1)
-        starts: Ints = np.repeat(stream.starts[:-1, client].T, heads, axis=1)
-        mass: Ints | Floats = counts
-        if local.holds == "first":
-            starts = starts + np.repeat(stream.counts[:-1, client].T, heads, axis=1) - counts
-        if local.by_class:
-            starts, counts, mass, order = self._tables(models, work, pair, pairs, size=(n, steps, heads), local=local)
-        elif local.bags:
-            starts, order = self._bags(client, np.asarray(models.ids)[model], wide)
-        else:
-            order = self._shuffle(w)
-        key = rng.derive(self.engine.seed, "batch", self.tau, client, np.asarray(models.family)[work.model[first]])
-        trunk, behind = lane_sizes(models, work.model, work.lane, work.size)
-        head_share = np.zeros(size * heads, dtype=np.float32)
-        head_share[pairs] = shares(work.model, work.size)
-        added = np.zeros(size * heads, dtype=np.int32)
-        added[: len(pairs)] = pairs
-        pad = partial(pad_rows, size=size)  # idle lanes repeat the first and are never averaged
-        described = Lanes(
-            trunk=pad(trunk.astype(np.int32)),
-            model=pad(model.astype(np.int32)),
-            key=(pad(key[0]), pad(key[1])),
-            cumulative=pad(sampling.chances(wide.reshape(n, -1), mass)),
-            counts=pad(counts.astype(np.int32)),
-            starts=pad(starts.astype(np.int32)),
-            trunk_share=pad(shares(trunk, behind).astype(np.float32)),
-            head_share=head_share,
-            pair=added,
-            n_lanes=np.int32(n),
-            n_pairs=np.int32(len(pairs)),
-            pull=None if (pull := local.pull) is None else pad(np.array([pull.on(int(c)) for c in client], np.float32)),
-        )
-        return described, order, pairs
+    def _arranged(self, models: Models, work: Work, local: Local, size: int) -> tuple[Lanes, Order, Ints]:
+        order = self.order if local.bags else self._shuffle(work.data)
+        return arranged(self, models, work, local, size, order)
 
-    def _shuffle(self, w: Entries) -> npt.NDArray[np.int32]:
+    def _shuffle(self, w: Entries) -> Order:
         """The order of rows, in which all cells that w names are shuffled."""
         stream, due = self.engine.stream, np.zeros_like(self.in_order)
         due[w.t, w.c] = True
@@ -343,40 +294,6 @@ class SimulatorWorker(InProcessWorker):
         self.engine.shuffle(keys, stream.starts[t, c], self.known.counts[t, c], self.order)
         self.in_order |= due
         return self.order
-
-    def _bags(self, client: Ints, ids: Ints, w: Floats) -> tuple[Ints, npt.NDArray[np.int32]]:
-        """Where each lane's bootstrap of each cell begins, and all of them in one row."""
-        starts: Ints = np.zeros(w.shape, dtype=np.int64)
-        order: list[Ints] = []
-        end = 0
-        for lane, t, h in np.argwhere(w * self.engine.stream.counts[:-1, client].T[:, :, None] > 0):
-            order.append(self.bag(int(t), int(client[lane]), int(ids[lane, h])))
-            starts[lane, t, h] = end
-            end += len(order[-1])
-        return starts.reshape(len(client), -1), joined(order)
-
-    def _tables(
-        self, models: Models, work: Work, pair: Ints, places: Ints, size: tuple[int, int, int], local: Local
-    ) -> tuple[Ints, Ints, Floats, npt.NDArray[np.int32]]:
-        """Where each cell's table begins, its length and mass [lane, cell], and all of them in one row.
-
-        `pair` [entry of w] says which pair each is of, `places` [pair] where that lies among lanes and heads.
-        """
-        w, (n, _, heads) = work.data, size
-        if not local.bags:
-            self._shuffle(w)
-        starts, counts = np.zeros(size, dtype=np.int64), np.ones(size, dtype=np.int64)
-        mass, order, end = np.zeros(size), list[Ints](), 0
-        entries = np.lexsort((w.t, pair))
-        of_pair = np.split(entries, np.searchsorted(pair[entries], np.arange(1, len(places))))
-        for c, m, place, mine in zip(work.client, work.model, places, of_pair, strict=True):
-            tables = self.tables(int(c), models.ids[m], w.t[mine], w.value[mine], local)
-            at = place // heads, w.t[mine], place % heads
-            starts[at] = end + np.cumsum(tables.sizes) - tables.sizes
-            counts[at], mass[at] = tables.sizes, tables.mass
-            order.append(tables.rows)
-            end += len(tables.rows)
-        return starts.reshape(n, -1), counts.reshape(n, -1), mass.reshape(n, -1), joined(order)
 
     def shuffled(self, t: int, c: int) -> Ints:
         if not self.in_order[t, c]:
