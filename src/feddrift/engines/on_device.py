@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from feddrift.averaging import LARGEST, cosines_of, lane_sizes, shares
+from feddrift.averaging import cosines_of, lane_sizes, shares
 from feddrift.engines import program
 from feddrift.engines.lanes import Devices, beside, model_bucket, pad_rows
 from feddrift.resident import Resident
@@ -176,7 +176,7 @@ def _spread(n: int, rows: Ints, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 @jax.jit
 def _finite(stacks: list[Any]) -> Any:
-    return jnp.stack([(jnp.abs(leaf) <= LARGEST).reshape(len(leaf), -1).all(axis=1) for leaf in stacks]).all(axis=0)
+    return program.finite(stacks, len(stacks[0]))
 
 
 def _moves(old: list[Any], new: list[Any], m: Any) -> list[Any]:

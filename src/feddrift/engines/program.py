@@ -257,7 +257,7 @@ def _rounds(
             work = jax.lax.fori_loop(0, times, lambda k, work, w=width, d=done: train(w, d + w * k, work), work)
             done = done + times * width
         trunks, heads = tree_map(in_a_row, work[:2])
-        every, sound = jnp.arange(size), _finite(trunks, heads, size)
+        every, sound = jnp.arange(size), finite([*trunks, *heads], size)
         of_pair = jnp.repeat(sound, lanes.model.shape[1])
         trunk = _averaged(mesh, trunk, trunks, lanes.trunk, lanes.trunk_share, every, lanes.n_lanes, sound)
         if local.trains != "trunk":
@@ -308,11 +308,11 @@ def _in_a_row(mesh: Mesh | None, leaf: Any) -> Any:
     return jax.lax.with_sharding_constraint(leaf, NamedSharding(mesh, PartitionSpec("lane")))  # type: ignore[no-untyped-call]
 
 
-def _finite(trunks: list[Any], heads: list[Any], n_lanes: int) -> Any:
-    """`averaging.finite`."""
-    sound = jnp.ones(n_lanes, dtype=bool)
-    for leaf in (*trunks, *heads):
-        sound &= (jnp.abs(leaf) <= LARGEST).reshape(n_lanes, -1).all(axis=1)
+def finite(stacks: list[Any], n: int) -> Any:
+    """[n], `averaging.finite`: each has its share of the rows of each stack."""
+    sound = jnp.ones(n, dtype=bool)
+    for leaf in stacks:
+        sound &= (jnp.abs(leaf) <= LARGEST).reshape(n, -1).all(axis=1)
     return sound
 
 
