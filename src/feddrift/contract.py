@@ -31,11 +31,14 @@ def told(algorithm: Algorithm, where: str) -> Iterator[None]:
 
 
 def _place(error: Exception, modules: set[str]) -> str:
-    """The innermost line of these modules, or of all, that an error passed through."""
+    """The innermost line of these modules that an error passed through; and where it was raised, if that is elsewhere
+    and nobody there was checking what he is given."""
     lines = list(traceback.walk_tb(error.__traceback__))
     of_modules = [at for at in lines if str(at[0].f_globals.get("__name__")).partition(".")[0] in modules]
-    frame, line = (of_modules or lines)[-1]
-    return f"{frame.f_code.co_filename}, line {line}"
+    places = [f"{frame.f_code.co_filename}, line {line}" for frame, line in (*of_modules[-1:], lines[-1])]
+    if isinstance(error, ConfigError | ValueError) and of_modules:
+        return places[0]
+    return "; raised in ".join(dict.fromkeys(places))
 
 
 def check_state(state: State, before: State | None, fed: Federation, where: str) -> None:

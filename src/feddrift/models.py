@@ -148,7 +148,9 @@ def _mixed(leaf: Any, rows: Floats) -> Any:
 def join(a: Models, b: Models) -> Models:
     """The models of a, then those of b; a family of both must stand on the same trunk."""
     if set(a.ids) & set(b.ids):
-        raise ValueError(f"ids are names for life, got {a.ids} and {b.ids}")
+        raise ValueError(
+            f"ids are names for life, got {a.ids} and {b.ids}: take(models, positions, ids) makes copies under new ones"
+        )
     if (a.mask is None) != (b.mask is None):
         raise ValueError("models with and without a mask cannot be joined")
     mask = None if a.mask is None or b.mask is None else np.concatenate([a.mask, b.mask])
@@ -187,6 +189,27 @@ def in_place_of(models: Models, others: Models) -> Models:
 def unused_id(models: Models) -> int:
     """An id that no model and no family has."""
     return max(*models.ids, *models.family) + 1
+
+
+def private(models: Models, start: Models, n_clients: int) -> Models:
+    """A private model for each client, in their order: the first that it owns among these, else a copy of `start`.
+
+    The copies have new ids. So clients that join later have one, too.
+
+    >>> start = Models({"b": np.zeros((1, 2))}, ids=(0,))
+    >>> of_two = private(start, start, 2)
+    >>> of_two.ids, of_two.owner, private(of_two, start, 3).ids
+    ((1, 2), (0, 1), (1, 2, 3))
+    """
+    place = {c: m for m, c in reversed(list(enumerate(models.owner))) if c >= 0}
+    without = [c for c in range(n_clients) if c not in place]
+    if without:
+        free = unused_id(models)
+        ids = range(free, free + len(without))
+        place |= {c: len(models) + k for k, c in enumerate(without)}
+        models = join(models, take(start, [0] * len(without), ids, owner=without))
+    at = [place[c] for c in range(n_clients)]
+    return take(models, at, [models.ids[m] for m in at])
 
 
 def put(models: Models, m: int, newcomer: Models) -> Models:

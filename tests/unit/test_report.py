@@ -406,12 +406,45 @@ def test_ranks_are_of_who_ran_everywhere_on_the_seeds_of_all(tmp_path: Path) -> 
     assert (
         shown.exit_code == 0
         and "Local" in shown.output.splitlines()[1]
-        and "not on all streams: Oracle" in shown.output
+        and "or with too few seeds: Oracle" in " ".join(shown.output.split())
     )
     told = json.loads(CliRunner().invoke(cli.app, ["report", str(tmp_path), "--ranks", "--json"]).output)
     assert told[0] == {"method": "Local", "mean_rank": 1.25, "ranks": {"sea-4": 1.5, "sine-2": 1.0}}
     picture = CliRunner().invoke(cli.app, ["plot", str(tmp_path), "ranks", "--out", str(tmp_path / "ranks.png")])
     assert picture.exit_code == 0 and (tmp_path / "ranks.png").stat().st_size
+
+
+def test_ranks_leave_out_who_has_the_fewest_seeds_where_all_have_none(tmp_path: Path) -> None:
+    for stream in ("sine-2", "sea-4"):
+        runs(tmp_path, {2: 0.9, 3: 0.9}, stream=stream)
+        runs(tmp_path, {0: 0.8, 2: 0.8, 3: 0.8}, stream=stream, algorithm="Oblivious", settings={})
+        runs(tmp_path, {0: 0.99}, stream=stream, settings={"delta": 0.2, "init": "warm"})
+    runs(tmp_path, {3: 0.7}, stream="sea-4", settings={"delta": 0.3, "init": "warm"})
+    found = ranking(read_all(tmp_path))
+    assert found.methods == ("FedDrift (delta=0.1)", "Oblivious")  # also on sine-2, where 0.3 has not run
+    assert found.left_out == ("FedDrift (delta=0.2)", "FedDrift (delta=0.3)")
+    assert found.without.endswith("too few seeds: FedDrift (delta=0.2), FedDrift (delta=0.3)")
+    assert replace(found, left_out=tuple("abcdefghijklm")).without.endswith("h, i, j and 3 more")
+
+
+def test_several_folders_and_some_of_their_runs(tmp_path: Path) -> None:
+    for folder, algorithm, level in (("mine", "Local", 0.9), ("theirs", "Oblivious", 0.6)):
+        (tmp_path / folder).mkdir()
+        for stream in ("sine-2", "sea-4"):
+            runs(tmp_path / folder, {0: level, 1: level}, stream=stream, algorithm=algorithm, settings={})
+
+    def told(*words: str) -> Any:
+        given = ["report", str(tmp_path / "mine"), str(tmp_path / "theirs"), *words, "--json"]
+        return json.loads(CliRunner().invoke(cli.app, given).output)
+
+    assert [row["algorithm"] for row in told("--stream", "sea-4", "--seeds", "1")] == ["Local", "Oblivious"]
+    assert {tuple(row["seeds"]) for row in told("--stream", "sea-4", "--seeds", "1")} == {(1,)}
+    assert [row["method"] for row in told("--ranks")] == ["Local", "Oblivious"]
+    assert {row["algorithm"] for row in told("--algorithm", "Local")} == {"Local"}
+    wrong = CliRunner().invoke(cli.app, ["report", str(tmp_path), "--stream", "sae-4", "--seeds", "7"])
+    assert wrong.exit_code != 0 and f"no records of sae-4, seeds 7 in {tmp_path}" in str(wrong.exception)
+    picture = ["plot", str(tmp_path / "mine"), str(tmp_path / "theirs"), "accuracy", "--stream", "sea-4"]
+    assert CliRunner().invoke(cli.app, [*picture, "--out", str(tmp_path / "a.png")]).exit_code == 0
 
 
 def test_what_cannot_be_ranked_is_said(tmp_path: Path) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from contextlib import closing, suppress
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -22,6 +23,8 @@ from feddrift.reports.ranks import ranking
 from feddrift.reports.remarks import remarks
 from feddrift.reports.summary import compare, finished, grouped, summarise, unfinished
 from feddrift.runs import record
+from feddrift.runs.config import parse_seeds
+from feddrift.runs.record import Record
 from feddrift.scores import ACCURACY, SCORES
 from feddrift.scores import score as find_score
 
@@ -33,8 +36,36 @@ class Weigh(StrEnum):
     rows = "rows"
 
 
+Folders = Annotated[list[Path], typer.Argument(metavar="DIR...", help="a folder of records, or one record; or several")]
+Streams = Annotated[list[str] | None, typer.Option("--stream", help="only these streams; repeat it for several")]
+Algorithms = Annotated[
+    list[str] | None, typer.Option("--algorithm", help="only these algorithms; repeat it for several")
+]
+Seeds = Annotated[str | None, typer.Option("--seeds", metavar="RANGE", help="only these seeds: 2-6, or 0,2,5")]
+
+
+def _records(
+    folders: list[Path], streams: list[str] | None, names: list[str] | None, seeds: str | None
+) -> list[Record]:
+    """The records below these folders that were asked for."""
+    of_seeds = None if seeds is None else set(parse_seeds(seeds))
+
+    def wanted(header: Mapping[str, Any]) -> bool:
+        of_stream, of_name = not streams or header["stream"] in streams, not names or header["algorithm"] in names
+        return of_stream and of_name and (of_seeds is None or header["seed"] in of_seeds)
+
+    records = [run for folder in folders for run in record.read_all(folder, wanted)]
+    if not records:
+        asked = [*(streams or []), *(names or []), *([] if seeds is None else [f"seeds {seeds}"])]
+        raise ConfigError(f"no records of {', '.join(asked)} in {', '.join(map(str, folders))}")
+    return records
+
+
 def report(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="a folder of records, or one record")],
+    folders: Folders,
+    stream: Streams = None,
+    algorithm: Algorithms = None,
+    seeds: Seeds = None,
     against: Annotated[
         str | None,
         typer.Option(
@@ -65,7 +96,12 @@ def report(
         bool, typer.Option("--follow", help="with --html: write it again every 5 s until stopped")
     ] = False,
 ) -> None:
-    """Summarise records: mean and standard deviation over seeds of each stream, algorithm and settings."""
+    """Summarise records: mean and standard deviation over seeds of each stream, algorithm and settings.
+
+    Of a run that is there twice the one begun last counts.
+
+    Example: feddrift report runs results/field --stream sine-2 --stream sea-4 --seeds 2-11 --ranks
+    """
     if follow and html is None:
         raise ConfigError("--follow writes a page again and again: it needs --html FILE")
     chosen = find_score(score)
@@ -79,15 +115,16 @@ def report(
         raise ConfigError("--ranks is a table of its own: leave out --metrics, --paper and --against")
     if html is not None and weigh is Weigh.rows:
         raise ConfigError("--weigh rows is for tables and --json, the page counts clients alike: leave out one of them")
-    records = record.by_score(record.read_all(folder), score)
+    folder, title = ", ".join(map(str, folders)), ", ".join(folder.resolve().name for folder in folders)
+    records = record.by_score(_records(folders, stream, algorithm, seeds), score)
     records = [replace(run, weigh=weigh.value) for run in records]
     if html is not None:
-        page.write(records, html, folder.resolve().name)
+        page.write(records, html, title)
         say(f"wrote {html}")
         while follow:
             time.sleep(5)
             with suppress(DataError):  # a run that ends while its record is read: next time
-                page.write(record.by_score(record.read_all(folder), score), html, folder.resolve().name)
+                page.write(record.by_score(_records(folders, stream, algorithm, seeds), score), html, title)
         return
     summaries, left_out = summarise(records), unfinished(records)
     if not summaries and all(run.runs_on for run in records):
@@ -139,7 +176,7 @@ class Kind(StrEnum):
 
 
 def plot(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="a folder of records, or one record")],
+    folders: Folders,
     kind: Annotated[
         Kind,
         typer.Argument(
@@ -148,19 +185,24 @@ def plot(
         ),
     ],
     file: Annotated[Path, typer.Option("--out", help="the picture: .png, .pdf or .svg")],
-    algorithm: Annotated[list[str] | None, typer.Option(help="only these algorithms; repeat it for several")] = None,
+    stream: Streams = None,
+    algorithm: Algorithms = None,
+    seeds: Seeds = None,
 ) -> None:
-    """Draw a picture of the records in a folder."""
+    """Draw a picture of records.
+
+    Example: feddrift plot runs accuracy --out accuracy.png
+    """
     from feddrift.reports import pictures  # here, since matplotlib takes a while to import
     from feddrift.reports.pictures.style import MAX_PANELS
 
-    records = [r for r in record.read_all(folder) if not algorithm or r.header["algorithm"] in algorithm]
-    if not records:
-        raise ConfigError(f"no records of {', '.join(algorithm or [])} in {folder}")
+    records = _records(folders, stream, algorithm, seeds)
     groups = grouped(records)
     if kind is Kind.clusters and len(records) > MAX_PANELS >= len(groups):
         records = [group[0] for group in groups]
         tell("too many runs for one picture: showing the first seed of each")
+    if kind is Kind.ranks and (ranks := ranking(records)).left_out:
+        tell(ranks.without)
     pictures.save(api.plot(records, kind.value), file)
     say(f"wrote {file}")
 

@@ -13,6 +13,8 @@ from feddrift.reports.words import names
 from feddrift.runs.record import Record
 from feddrift.types import Floats
 
+NAMED = 10  # of those that are left out
+
 
 @dataclass(frozen=True)
 class Ranking:
@@ -21,7 +23,13 @@ class Ranking:
     methods: tuple[str, ...]
     streams: tuple[str, ...]
     ranks: Floats  # [method, stream], 1: best; equals share the mean of their places
-    left_out: tuple[str, ...] = ()  # who did not run on all of these streams
+    left_out: tuple[str, ...] = ()  # who did not run on all of these streams, or not with the seeds of the others
+
+    @property
+    def without(self) -> str:
+        """Who is left out, in words; of many the first."""
+        more = f" and {len(self.left_out) - NAMED} more" if len(self.left_out) > NAMED else ""
+        return f"not on all streams, or with too few seeds: {', '.join(self.left_out[:NAMED])}{more}"
 
     @property
     def mean(self) -> Floats:
@@ -45,23 +53,37 @@ def ranking(records: Iterable[Record]) -> Ranking:
     """The finished runs, ranked on each stream by the mean over the seeds that all methods have there.
 
     What is ranked is the accuracy omitting drifts, or including them where drifts are not known. Who ran in one setting
-    on each stream is one method, whatever that was; of several settings each is one.
+    on each stream is one method, whatever that was; of several settings each is one. Left out is who has not run on all
+    streams, and where there is no seed that all have, who has the fewest.
     """
     by_stream: dict[str, dict[str, list[Record]]] = {}
     groups = list(configurations(records))
     for stream in dict.fromkeys(group[0].header["stream"] for group in groups):
         here = [group for group in groups if group[0].header["stream"] == stream]
-        by_stream[stream] = dict(zip(names([group[0].header for group in here]), here, strict=True))
+        elsewhere = [group[0].header for group in groups if group[0].header["stream"] != stream]
+        by_stream[stream] = dict(zip(names([group[0].header for group in here], elsewhere), here, strict=True))
     every = list(dict.fromkeys(name for methods in by_stream.values() for name in methods))
     everywhere = [name for name in every if all(name in methods for methods in by_stream.values())]
     if len(by_stream) < 2 or len(everywhere) < 2:
         found = f"{len(everywhere)} on all of {len(by_stream)}"
         raise DataError(f"ranks are of two or more methods on two or more streams, there are {found}")
+    for stream, methods in by_stream.items():
+        while not _seeds([methods[name] for name in everywhere]):
+            fewest = min(len(_seeds([methods[name]])) for name in everywhere)
+            left = [name for name in everywhere if len(_seeds([methods[name]])) > fewest]
+            if len(left) < 2:
+                raise DataError(f"the methods on {stream} have no seed in common: ranks compare runs on the same seeds")
+            everywhere = left
     means = {stream: _means(stream, [methods[name] for name in everywhere]) for stream, methods in by_stream.items()}
     left_out = tuple(name for name in every if name not in everywhere)
     return ranked(
         {name: [means[s][k] for s in by_stream] for k, name in enumerate(everywhere)}, list(by_stream), left_out
     )
+
+
+def _seeds(groups: Sequence[Sequence[Record]]) -> set[int]:
+    """Those that all have."""
+    return set.intersection(*({run.header["seed"] for run in group} for group in groups))
 
 
 def ranked(values: Mapping[str, Sequence[float]], streams: Sequence[str], left_out: tuple[str, ...] = ()) -> Ranking:
@@ -80,9 +102,7 @@ def ranked(values: Mapping[str, Sequence[float]], streams: Sequence[str], left_o
 
 def _means(stream: str, groups: Sequence[Sequence[Record]]) -> list[float]:
     """Of each method, over the seeds that all have; a lower score that is better with its sign turned."""
-    seeds = set.intersection(*({run.header["seed"] for run in group} for group in groups))
-    if not seeds:
-        raise DataError(f"the methods on {stream} have no seed in common: ranks compare runs on the same seeds")
+    seeds = _seeds(groups)
     sign = 1 if groups[0][0].score.higher_is_better else -1
     found = []
     for group in groups:

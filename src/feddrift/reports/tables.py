@@ -128,7 +128,7 @@ def ranks_table(ranking: Ranking) -> Table:
         table.add_row(Text(method), f"{mean:.2f}", *(f"{rank:g}" for rank in each))
     lines = [f"mean ranks differ at 5 % where they are {ranking.critical_difference:.2f} apart (Nemenyi)"]
     if ranking.left_out:
-        lines.append(f"not on all streams: {', '.join(ranking.left_out)}")
+        lines.append(ranking.without)
     table.caption = Text("\n".join(lines), justify="left")
     return table
 

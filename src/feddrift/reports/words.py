@@ -41,13 +41,20 @@ def shared(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {k: v for k, v in first.items() if all(k in other and other[k] == v for other in others)}
 
 
-def names(headers: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Of runs on one stream the algorithm, with the settings and run options that set each apart."""
+def names(headers: Sequence[Mapping[str, Any]], elsewhere: Sequence[Mapping[str, Any]] = ()) -> list[str]:
+    """Of runs on one stream the algorithm, with the settings and run options that set each apart: there, or on other
+    streams, of which `elsewhere` has the headers."""
     common = shared([header["overrides"] for header in headers]) if headers else {}
-    differing = differences([(h["stream"], h["algorithm"], h["settings"]) for h in headers])
+    every = [*headers, *elsewhere]
+    telling: dict[str, set[str]] = {}
+    for header, differs in zip(
+        every, differences([(h["stream"], h["algorithm"], h["settings"]) for h in every]), strict=True
+    ):
+        telling.setdefault(header["algorithm"], set()).update(differs)
     labels = []
-    for header, differs in zip(headers, differing, strict=True):
-        own = differs | {k: v for k, v in header["overrides"].items() if k not in common}
+    for header in headers:
+        own = {k: v for k, v in header["settings"].items() if k in telling[header["algorithm"]]}
+        own |= {k: v for k, v in header["overrides"].items() if k not in common}
         labels.append(header["algorithm"] + (f" ({describe(own)})" if own else ""))
     return labels
 

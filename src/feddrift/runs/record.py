@@ -9,7 +9,7 @@ import lzma
 import os
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -136,6 +136,9 @@ def _with_accuracy(record: Record) -> Record:
     return replace(record, score=ACCURACY, rows=rows, accuracy=None)
 
 
+Wanted = Callable[[Mapping[str, Any]], bool]  # a header's
+
+
 def configuration(header: Mapping[str, Any]) -> str:
     """What runs that differ in their seed only have in common, as text."""
     parts = [header[key] for key in ("stream", "algorithm", "settings", "overrides")]
@@ -189,8 +192,8 @@ def _read(path: Path) -> Record:
     return _parsed(path.read_bytes().split(b"\n"), path)
 
 
-def _packed(path: Path) -> Iterator[Record]:
-    """The records of a compressed file, which stand there one after the other."""
+def _packed(path: Path, wanted: Wanted) -> Iterator[Record]:
+    """The wanted records of a compressed file, which stand there one after the other."""
     try:
         lines = lzma.decompress(path.read_bytes()).splitlines()
     except (lzma.LZMAError, OSError) as error:
@@ -199,7 +202,8 @@ def _packed(path: Path) -> Iterator[Record]:
     if not starts:
         raise DataError(f"{path}: not a file of records, it has no header")
     for start, end in itertools.pairwise([*starts, len(lines)]):
-        yield _parsed(lines[start:end], path)
+        if wanted(schema.parse(lines[start], f"{path}, line {start + 1}")):
+            yield _parsed(lines[start:end], path)
 
 
 def _parsed(lines: list[bytes], path: Path) -> Record:
@@ -251,20 +255,20 @@ def _parsed(lines: list[bytes], path: Path) -> Record:
     )
 
 
-def read_all(folder: str | Path) -> list[Record]:
-    """All records below a folder, by configuration and seed, or the one of a file.
+def read_all(folder: str | Path, wanted: Wanted = lambda header: True) -> list[Record]:
+    """All records below a folder whose header is `wanted`, by configuration and seed, or the one of a file.
 
     An unfinished part is left out where a complete record of the same name is there. A file ``*.jsonl.xz`` may hold
     many records, one after the other, as `experiments/publish.py` packs them.
     """
     if os.path.isfile(folder):  # unlike Path's, it takes any string
-        records = list(_packed(Path(folder))) if str(folder).endswith(PACKED) else [read(folder)]
+        records = list(_packed(Path(folder), wanted)) if str(folder).endswith(PACKED) else [read(folder)]
     else:
         packed = sorted(Path(folder).rglob(f"*{PACKED}")) if os.path.isdir(folder) else []
-        records = [record for path in packed for record in _packed(path)]
+        records = [record for path in packed for record in _packed(path, wanted)]
         single = paths(folder, may_be_none=bool(packed))
         records += [record for path in single if (record := latest(path)) is not None]
-    return sorted(records, key=lambda r: (configuration(r.header), r.header["seed"]))
+    return sorted((r for r in records if wanted(r.header)), key=lambda r: (configuration(r.header), r.header["seed"]))
 
 
 def paths(folder: str | Path, may_be_none: bool = False) -> list[Path]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from feddrift import algorithms, streams
-from feddrift.errors import BusyError, ConfigError, DataError, FeddriftError, safe_repr, unknown
+from feddrift.errors import BusyError, ConfigError, DataError, FeddriftError, nearest, safe_repr, unknown
 from feddrift.runs.config import RunConfig, parse_seeds
 from feddrift.runs.recorded import RecordedRun
 from feddrift.runs.writer import held
@@ -94,7 +94,8 @@ def _combinations(table: Mapping[str, Any], data_dir: Path | None) -> Iterator[R
     knows = {name: algorithms.options(algorithms.entry(name).cls) for name in options["algorithm"]}
     for key in settings:
         if not any(key in legal for legal in knows.values()):
-            raise ConfigError(f"none of {', '.join(knows)} has a setting {key!r}")
+            hint = nearest(key, {name for legal in knows.values() for name in legal})
+            raise ConfigError(f"none of {', '.join(knows)} has a setting {key!r}{hint}")
     for name in options["stream"]:
         streams.check(name)
     listed = _listed("seeds", table.get("seeds", 0))

@@ -132,7 +132,10 @@ def _check_newcomer(algorithm: Algorithm, stream: Stream, local: Local) -> None:
     try:
         steps += _played(algorithm, all_, local, done=3, state=steps[-1].state)
     except AssertionError as error:
-        cure = 'a field of its State with a value for each client says field(metadata={"newcomer": value})'
+        cure = (
+            'a field of its State with a value for each client says field(metadata={"newcomer": value}), and who has a '
+        )
+        cure += "model for each client makes one for newcomers (feddrift.models.private)"
         raise AssertionError(f"it must go on when a client joins: {error}; {cure}") from error
     for step in steps:
         _check_step(step)
