@@ -79,6 +79,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_an_error_that_is_raised_elsewhere_says_where(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("ours")
+
+    monkeypatch.setattr("feddrift.engines.federation.TimeStep.fresh", broken)
+    place = r"\(.*people_own.py, line \d+; raised in .*test_plugins.py, line \d+\)"
+    with pytest.raises(ConfigError, match=f"Mean.init: KeyError: 'ours' {place}"):
+        next(fd.run(fd.stream("sine-2"), fd.algorithm("people_own:Mean")))
+
+
 def test_a_class_a_subclass_and_a_function_make_algorithms(folder: Path) -> None:
     assert algorithms.settings(fd.algorithm("people_own:Mean", strength="0.7")) == {"strength": 0.7}
     assert algorithms.settings(fd.algorithm("people_own.Mean")) == {"strength": 0.5}
