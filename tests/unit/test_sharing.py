@@ -36,7 +36,7 @@ class Pipe:
 
 
 def one(out: Path, alone: bool = False) -> sweep.Progress:
-    return sweep._one(CONFIG, out, alone, Pipe())  # type: ignore[arg-type]
+    return sweep._one(CONFIG, CONFIG.load(), out, alone, Pipe())  # type: ignore[arg-type]
 
 
 def refuse(*_: Any) -> None:
