@@ -74,6 +74,7 @@ def test_engines_agree(more: dict[str, Any]) -> None:
     assert differs(plain.train(plain.fresh(3, distinct=True), w).params, results[0][1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "reference"])
 def test_engines_agree_on_heads_that_share_a_trunk(name: str) -> None:
     stream, results = uneven_stream(2), []

@@ -393,6 +393,7 @@ def test_lanes_that_rest_in_one_call_keep_their_moments() -> None:
         same(results[0], other, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["simulator", "compiled"])
 def test_padding_does_not_change_the_bits(name: str) -> None:
     """The same ten lanes beside an idle model that widens the stack."""
@@ -424,6 +425,7 @@ def test_a_run_compiles_only_when_its_lanes_outgrow_a_bucket() -> None:
     assert seen[-1][1] - seen[0][1] >= 1  # it did grow
 
 
+@pytest.mark.slow
 def test_lanes_train_alike_in_tiles_of_any_width(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twelve lanes of four clients: three tiles, one after the other, two at once and one, or all in one."""
     stream = uneven_stream(n_clients=4)
@@ -462,6 +464,7 @@ def test_lanes_that_hardly_fit_have_no_room_to_spare(monkeypatch: pytest.MonkeyP
     assert lanes.Devices((None,)).places(21, 10, None) == 30
 
 
+@pytest.mark.slow
 def test_a_known_bucket_never_compiles_again() -> None:
     stream = uneven_stream(seed=4, n_clients=5, n_steps=10)  # unlike any other test's, so that nothing is compiled yet
     engine = Compiled(stream, default_net(stream), replace(LOCAL, lr=0.0123), 0)

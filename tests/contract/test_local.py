@@ -33,6 +33,7 @@ def shared_trunk(fed: Any) -> Models:
     return take(fed.fresh(), [0, 0, 0], (0, 1, 2), (0, 0, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", slow(VALUES, "patience"))
 def test_engines_agree(value: str) -> None:
     """A model apart and two on one trunk; in single rounds, in several, and in what is sent."""
@@ -199,6 +200,7 @@ def test_even_takes_the_newest_rows_of_each_class_and_no_more_than_the_rarest_ha
     assert sorted(sampling.even(classes, np.array([4, 5]), 2).rows.tolist()) == [4, 5, 6, 7]  # all of the newest cell
 
 
+@pytest.mark.slow
 def test_patience_ends_a_round_when_the_held_out_loss_falls_by_too_little() -> None:
     """With no end of patience a client stops at its second look, whatever the round; without, never."""
     stream = uneven_stream()
@@ -224,6 +226,7 @@ def test_linear_nets_have_patience_and_momentum_too() -> None:
     same(results[0], results[1], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_look_of_an_earlier_round_counts() -> None:
     """The first round stops at its second look; in the next the first look has one to compare with."""
     stream = uneven_stream()

@@ -124,6 +124,7 @@ def test_what_moments_cost_is_counted(name: str) -> None:
     np.testing.assert_array_equal(fed.sent, fed.sent_scoring)
 
 
+@pytest.mark.slow
 def test_the_head_of_a_net_sees_what_it_says() -> None:
     key, draw = rng.derive(0, "init", 0), np.random.default_rng(0)
     for hidden in ((), 4, (5, 3)):

@@ -66,6 +66,7 @@ def tampers(draw: st.DrawFn) -> Callable[[RecordDict], RecordDict]:
     return tamper
 
 
+@pytest.mark.slow
 @tries(60)
 @given(verb=st.sampled_from(["train", "evaluate", "describe", "reroute", "contest", "hello"]), tamper=tampers())
 def test_replies(caplog: pytest.LogCaptureFixture, verb: str, tamper: Any) -> None:

@@ -221,6 +221,7 @@ def test_run_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: l
     _typed(monkeypatch, ["run", "--dry-run", *given_])
 
 
+@pytest.mark.slow
 @tries(100)
 @given(st.sampled_from(["report", "plot", "sweep", "resume", "export", "list"]), st.lists(typed, max_size=3), st.data())
 def test_other_commands(

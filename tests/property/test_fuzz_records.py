@@ -151,6 +151,7 @@ def test_pictures_of_values_replaced(tmp_path: Path, wholes: list[bytes], data: 
     check(tmp_path / "a.jsonl", data.draw(replaced(wholes[0])), draw_plots=True)
 
 
+@pytest.mark.slow
 def test_cut_anywhere(tmp_path: Path, wholes: list[bytes]) -> None:
     """A part of a record is read as far as its time steps are whole, and never taken for complete."""
     path = tmp_path / "a.jsonl"
@@ -162,6 +163,7 @@ def test_cut_anywhere(tmp_path: Path, wholes: list[bytes]) -> None:
             assert (found is None) == (end < whole.index(b"\n"))
 
 
+@pytest.mark.slow
 def test_every_value_in_turn(tmp_path: Path, wholes: list[bytes]) -> None:
     for whole in wholes if LONG else wholes[::2]:
         lines = [json.loads(line) for line in whole.splitlines()]

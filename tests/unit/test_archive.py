@@ -290,6 +290,7 @@ def test_going_back_again_before_anything_ran_tells_both(tmp_path: Path) -> None
     assert told[:3] == [("decided", 0, "time 2"), ("retired", 1, "time 2"), ("decided", 0, "time 1")]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the dead close no files
 def test_a_command_that_is_killed_has_gone_back_or_not(tmp_path: Path, deadly: Callable[[int], None]) -> None:
     """Inside a time step: whole checkpoints all the way, and given again it goes back."""

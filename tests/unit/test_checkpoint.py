@@ -401,6 +401,7 @@ def limited(folder: Path, size: int, *words: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
+@pytest.mark.slow
 def test_on_a_full_disk_a_run_ends_with_one_sentence_and_goes_on_when_there_is_room(
     tmp_path: Path, pattern: Path
 ) -> None:

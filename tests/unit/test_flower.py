@@ -847,6 +847,7 @@ def test_a_client_predicts_offline_with_the_model_it_uses(tmp_path: Path) -> Non
         current(tmp_path / "nowhere")
 
 
+@pytest.mark.slow
 def test_an_ensemble_votes_offline_as_in_the_run(tmp_path: Path) -> None:
     stream = swapping()
     engine = over(stream, root=tmp_path / "store")

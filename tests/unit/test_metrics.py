@@ -82,6 +82,7 @@ def test_no_detector_beats_the_truth_and_dummies_are_what_they_are(three: tuple[
         assert (coin.alarms, coin.hits, coin.delay) == (same.alarms, same.hits, same.delay)
 
 
+@pytest.mark.slow
 @given(flags, st.floats(0.05, 0.95), st.integers(0, 2**32 - 1))
 def test_the_coin_expects_what_coins_get(three: tuple[Cells, Cells, Cells], rate: float, seed: int) -> None:
     _, changed, cells = three

@@ -69,6 +69,7 @@ def test_models_at_rest_do_not_merge_and_are_not_asked_for() -> None:
     assert np.isfinite(fed.evaluate(models)).all()  # with nothing awake all are asked
 
 
+@pytest.mark.slow
 def test_over_flower_it_is_what_the_simulator_does(tmp_path: Path) -> None:
     pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
     from tests.flower import OverFlower

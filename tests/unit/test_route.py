@@ -133,6 +133,7 @@ def test_the_reference_decides_alike() -> None:
         np.testing.assert_allclose(one.sent, other.sent)
 
 
+@pytest.mark.slow
 def test_over_flower_it_decides_alike() -> None:
     from tests.flower import OverFlower
 

@@ -345,6 +345,7 @@ def test_over_flower_it_is_what_the_simulator_says(tmp_path: Path) -> None:
     assert kinds.count("explain") == stream.n_clients * sum(n > 0 for n in n_alarms) > sum(n_alarms) > 0
 
 
+@pytest.mark.slow
 def test_who_forbids_it_is_not_asked_or_does_not_say(tmp_path: Path) -> None:
     stream = small_stream(size=120)
     silent, engine = over_flower(stream, tmp_path / "server", explain=False)
@@ -396,6 +397,7 @@ def test_the_server_refuses_what_cannot_be(answer: Any, reason: str) -> None:
         read_shifts({"shifts": answer}, 2)
 
 
+@pytest.mark.slow
 def test_a_client_that_answers_nonsense_is_unexplained_and_goes_on(tmp_path: Path) -> None:
     pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
     from feddrift.nets import default_net

@@ -222,6 +222,7 @@ def test_what_was_recorded_with_other_code_is_run_again(tmp_path: Path, monkeypa
     assert "2 done, 2 were finished before" in feddrift("sweep", path, "--out", "runs", "--jobs", 1).stdout
 
 
+@pytest.mark.slow
 def test_the_same_run_in_other_words_is_done_once(tmp_path: Path) -> None:
     quick = "rounds = 1\nsteps = 2\nseeds = [0, 1]\npattern = 'random:every=1,concepts=2,clients=3,steps=3'\n"
     words = ("", "settings = {delta = [0.05, 0.1]}\n")  # 0.1 is the default there
@@ -231,6 +232,7 @@ def test_the_same_run_in_other_words_is_done_once(tmp_path: Path) -> None:
     assert len(list((tmp_path / "runs").glob("*.jsonl"))) == 4
 
 
+@pytest.mark.slow
 def test_a_worker_lost_between_two_runs_is_replaced(tmp_path: Path) -> None:
     configs = sweep.read_grid(grid(tmp_path))
     ended: list[str] = []
@@ -250,6 +252,7 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None
     assert told.returncode == 2 and "it is a file, not a folder" in told.stderr and told.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_killed_run_is_told_and_the_others_go_on(tmp_path: Path) -> None:
     endless = LONG.replace("0-1", "0").replace("rounds = 20", "rounds = 4000")  # seconds a step: nobody is so late
     configs = sweep.read_grid(grid(tmp_path, endless + LONG.replace("0-1", "1")))

@@ -310,7 +310,7 @@ def test_a_method_without_room_for_newcomers_is_told_where(table: Path, capsys: 
     code, _, error = feddrift(capsys, "update", "runs")
     assert code == 1 and error.count("\n") == 1 and "Private.step at tau=3: IndexError" in error
     line = PRIVATE[: PRIVATE.index("take(state")].count("\n") + 1
-    assert f"without_room.py, line {line})" in error
+    assert f"without_room.py, line {line}; raised in" in error
 
 
 def forget(out: str) -> None:
