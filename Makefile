@@ -2,6 +2,8 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 
+REAL := attacks browser deploy kill soak sweeps trackers warm years  # tests of real processes: one after the other
+
 .PHONY: demo check check-slow check-all soak bench docs format clean
 
 $(VENV)/ready: pyproject.toml constraints.txt
@@ -22,8 +24,8 @@ check: $(VENV)/ready  ## lint, types and tests
 	$(BIN)/pytest -n 2 --dist worksteal
 
 check-slow: $(VENV)/ready  ## the long checks
-	$(BIN)/pytest -m slow -n 2 --dist worksteal --ignore tests/slow
-	$(BIN)/pytest -m slow tests/slow
+	$(BIN)/pytest -m slow -n 2 --dist worksteal $(foreach name,$(REAL),--ignore tests/slow/test_$(name).py)
+	$(BIN)/pytest -m slow $(foreach name,$(REAL),tests/slow/test_$(name).py)
 
 check-all: check check-slow  ## both: over Flower every name, not only one for each verb
 

@@ -181,6 +181,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_shape_of_drift_runs(name: str, shape: str) -> None:

@@ -217,6 +217,7 @@ def test_every_field_with_a_value_per_client_can_grow() -> None:
                 assert value.shape[:1] != (5,) or "newcomer" in field.metadata, (name, field.name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", algorithms.ALGORITHMS)
 @settings(max_examples=4, deadline=None)
 @given(st.data())

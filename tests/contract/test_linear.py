@@ -25,6 +25,7 @@ def test_it_is_for_small_nets_without_a_trunk() -> None:
     assert not kernel.applies(NET, params | {"W1": np.zeros((1, 1025, 2))})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 @pytest.mark.parametrize("masked", [False, True])
 def test_all_verbs_agree_between_engines(optimizer: Any, masked: bool) -> None:

@@ -72,6 +72,7 @@ def shared_and_own(fed: Any) -> Models:
     return join(three, take(apart, [3], [3], owner=[1]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("masked", [False, True])
 def test_engines_tell_the_same_moments(masked: bool) -> None:
     stream = uneven_stream(2)

@@ -210,6 +210,7 @@ def _typed(monkeypatch: pytest.MonkeyPatch, args: list[str]) -> None:
         accepted(told)
 
 
+@pytest.mark.slow
 @tries(120)
 @given(st.lists(st.tuples(st.sampled_from(RUN), typed), max_size=3))
 def test_run_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: list[tuple[str, str]]) -> None:
@@ -239,6 +240,7 @@ def test_other_commands(
     _typed(monkeypatch, [command, *args, *more])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [*ODD_WORDS, 10**5000, -(10**5000)], ids=range(len(ODD_WORDS) + 2))
 def test_odd_values_everywhere(value: Any) -> None:
     for field in sorted(RunConfig.model_fields):

@@ -45,7 +45,7 @@ from tests.unit.conftest import Killed
 from tests.unit.test_federation_record import FEDDRIFT, part_of_stream, run, same_record, server_of, watched
 from tests.unit.test_flower import LEARN, over, same, swapping
 
-QUICK = ["FedDrift", "FedDrift-Auto", "KUE", "DriftSurf", "FEROMA", "FedCCFA-Heads"]  # states of different kinds
+QUICK = ["FedDrift", "FedDrift-Auto"]
 OTHERS = [name for name, entry in ALGORITHMS.items() if not hasattr(entry.cls, "needs_truth") and name not in QUICK]
 
 

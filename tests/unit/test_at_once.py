@@ -72,6 +72,7 @@ CASES: dict[str, Local] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_all_rounds_of_a_cluster_of_one_client_are_one_message_with_the_same_bits(
     case: str, monkeypatch: pytest.MonkeyPatch
@@ -141,6 +142,7 @@ def test_a_federation_with_checkpoints_after_every_round_asks_once(
     assert asked(one_by_one, "a") == asked(engine, "a")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("survives", [2, 3, 4])
 def test_a_server_killed_before_or_after_it_ends_with_the_same_bits(survives: int, tmp_path: Path) -> None:
     """Killed at the next exchange after so many, again and again, also where c is ahead of the others."""

@@ -207,6 +207,7 @@ def final(recorded: RecordedRun) -> Any:
     return newest.value({"W1": 0, "b1": 0, "W2": 0, "b2": 0})
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the dead close no files
 @pytest.mark.parametrize(
     ("algorithm", "every"), [("FedDrift", 0), ("FedDrift", 1), ("IFCA", 1), ("CFL", 2), ("KUE", 2)]

@@ -253,6 +253,7 @@ def test_fixed_rows_are_repeated_with_the_labels_of_the_step() -> None:
     assert stream("fashion-swap-incremental:fixed=false,rows=30").name.endswith(":fixed=false,rows=30")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMPOSED)
 def test_every_name_is_the_same_each_time_and_another_with_another_data_seed(name: str) -> None:
     small = f"{name}:rows=20"

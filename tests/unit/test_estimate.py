@@ -13,6 +13,7 @@ from feddrift.run import steps_on
 from feddrift.runs.estimate import estimate
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Oblivious", "Window", "Oracle", "Oracle-Trunk", "KUE", "AUE", "FedDrift", "IFCA"])
 def test_the_work_is_what_a_run_does(name: str) -> None:
     """Where clusters are found by learning, they are those of a stream on which nobody errs."""

@@ -42,6 +42,7 @@ FEWER = {
 }  # it compiles for each number of lanes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", COMMANDS, ids=lambda path: str(path.stem))
 def test_its_command_runs_in_its_folder(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command line of its docstring, as people type it beside the file."""

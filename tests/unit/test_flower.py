@@ -685,7 +685,9 @@ class Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize("name", ["FedDrift", "IFCA", pytest.param("KUE", marks=pytest.mark.slow), "CFL"])
+@pytest.mark.parametrize(
+    "name", ["FedDrift", *(pytest.param(name, marks=pytest.mark.slow) for name in ("IFCA", "KUE", "CFL"))]
+)
 def test_a_killed_server_resumes_at_the_round_where_it_stopped(name: str, tmp_path: Path) -> None:
     stream = swapping()
     algorithm = fd.algorithm(name, stream)

@@ -159,6 +159,7 @@ def over(stream: Stream, root: Path) -> Any:
     return engine
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_deployment_keeps_them_at_the_clients(name: str, tmp_path: Path) -> None:
     stream = small_stream(missing=[(1, 2)])

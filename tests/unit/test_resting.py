@@ -83,6 +83,7 @@ def test_over_flower_it_is_what_the_simulator_does(tmp_path: Path) -> None:
         np.testing.assert_array_equal(a.sent_scoring, b.sent_scoring)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*fd.algorithms.ALGORITHMS])
 def test_every_algorithm_copes(name: str) -> None:
     stream = small_stream(CONCEPTS, size=30)

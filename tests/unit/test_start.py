@@ -54,6 +54,7 @@ def test_nothing_slow_is_loaded(code: str) -> None:
     assert loaded(code) == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["FedDrift", "FedDrift-Eager", "Oblivious", "Oracle"])
 def test_a_run_that_native_code_serves_whole_loads_no_jax(tmp_path: Path, algorithm: str) -> None:
     words = ["run", "--stream", "sine-2", "--algorithm", algorithm, "--rounds", "2", "--out", str(tmp_path)]
@@ -62,6 +63,7 @@ def test_a_run_that_native_code_serves_whole_loads_no_jax(tmp_path: Path, algori
     assert json.loads(path.read_text().splitlines()[0])["device"] == "cpu"
 
 
+@pytest.mark.slow
 def test_what_needs_jax_loads_it(tmp_path: Path) -> None:
     words = ["run", "--stream", "sine-2", "--algorithm", "KUE", "--rounds", "1", "--out", str(tmp_path)]
     assert "jax" in loaded(COMMAND.format(words=words), JAX_PLATFORMS="cpu")

@@ -286,7 +286,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "runs"
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_a_stopped_sweep_goes_on_where_it_was(tmp_path: Path, whole: Path, how: signal.Signals) -> None:
     """Records and results are those of a sweep that was never stopped."""
     path, out = grid(tmp_path, LONG), tmp_path / "runs"

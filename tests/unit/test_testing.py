@@ -25,6 +25,7 @@ from tests.contract.test_engines import one_of_a_kind
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", one_of_a_kind([*ALGORITHMS]))
 def test_every_method_of_the_catalogue_passes(name: str) -> None:
     check_algorithm(fd.algorithm(name))

@@ -168,6 +168,7 @@ def test_poisoned_clients_stay_those_when_others_join(table: Path) -> None:
     assert after.rows.accuracy[-1, 3] > 0.5 > after.rows.accuracy[-1, 0]  # bonn still lies, and aarhus does not
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the dead close no files
 @pytest.mark.parametrize("every", [0, 1])
 def test_killed_before_any_change_of_the_disk_it_goes_on(
