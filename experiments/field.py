@@ -1,6 +1,7 @@
 """Write the tables of docs/field.md and draw its picture: `python -m experiments.field`.
 
-The records are those of `experiments/field.toml`, in results/field, and in results/auto where both plans name a run.
+The records are those of `experiments/field.toml`, in results/field, and in results/auto where both plans name a run;
+full pictures are those of `experiments/pictures.toml`, in results/pictures.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from experiments import measured
 from experiments.measured import TUNING, Run, mean, table
+from scipy.stats import rankdata, spearmanr
 
 from feddrift.reports import pictures
 from feddrift.reports.ranks import Ranking, ranked
@@ -52,7 +54,7 @@ def main() -> None:
 
 def rendered(text: str) -> str:
     """The page, with what stands between its marks made anew."""
-    for make in (beaten, accuracy, others, chosen, effort):
+    for make in (beaten, accuracy, others, chosen, full, effort):
         begin, end = f"<!-- {make.__name__}: written by experiments/field.py -->\n", f"<!-- end of {make.__name__} -->"
         assert begin in text and end in text, make.__name__
         made = make()
@@ -200,6 +202,26 @@ def chosen() -> str:
             cells.append(f"{mean(level((name, setting), stream))} ({setting.rpartition(' ')[2]})" if setting else "-")
         rows.append([name, *cells])
     return table(["", *(STREAMS[stream] for stream in complete())], rows)
+
+
+def full() -> str:
+    """The streams of pictures as they are, beside their components, with the same seed: does the order stay?"""
+    found = {(run.stream, run.algorithm, run.setting): run for run in map(measured.numbers, measured.read("pictures"))}
+    seen = [m for m in in_order() if all((stream, *m) in found for stream in PICTURES)]
+    pairs = {  # of a method on a stream: as pictures, and as components
+        (stream, m): (run.accuracy, _values()[f"{stream}:components=32", *m][run.seed].accuracy)
+        for stream in PICTURES for m in seen for run in [found[stream, *m]]
+    }  # fmt: skip
+    best = {stream: max(seen, key=lambda m: pairs[stream, m][0]) for stream in PICTURES}
+    ranks = np.mean([rankdata([[-a for a in pairs[s, m]] for m in seen], axis=0) for s in PICTURES], axis=0)
+    rows = []
+    for k in np.argsort(ranks[:, 0], kind="stable"):
+        cells = [f"{pairs[s, seen[k]][0]:.2f} ({pairs[s, seen[k]][1]:.2f})" for s in PICTURES]
+        cells = [f"**{cell}**" if best[s] == seen[k] else cell for s, cell in zip(PICTURES, cells, strict=True)]
+        rows.append([words(seen[k]), "{:.1f} ({:.1f})".format(*ranks[k]), *cells])
+    alike = [spearmanr([pairs[s, m] for m in seen]).statistic for s in PICTURES]
+    rows.append(["rank correlation", f"{spearmanr(ranks).statistic:.2f}", *(f"{rho:.2f}" for rho in alike)])
+    return table(["", "mean rank", *PICTURES], rows)
 
 
 def effort() -> str:
