@@ -185,7 +185,6 @@ def steps_on(
         with told(algorithm, f"{name}.step at tau={tau}"):
             state = algorithm.step(without_route(before), journal(before, fed) if journal else fed)
         check_state(state, before, fed, f"{name}.step at tau={tau}")
-        state = replace(state, models=on_host(state.models))
         if engine.conditions.defend:
             state = replace(state, acted=np.where(fed.alarms & ~fed.quiet, tau, acted))
         if route != "none":
@@ -198,17 +197,22 @@ def steps_on(
         events = lineage(before, state) + tuple(Event("created", i, {"reason": LOST, "clients": [c]}) for c, i in lost)
         alarmed = [] if state.drifted is None else np.flatnonzero(state.drifted).tolist()
         shifts = engine.shifts(tau, alarmed) if alarmed else {}
-        trained = Trained(tau, state, received, loss, fed.sent, fed.sent_scoring, events, shifts=shifts)
+        seen = replace(state, models=on_host(state.models))  # the loop's own may lie on a device, and go on there
+        trained = Trained(tau, seen, received, loss, fed.sent, fed.sent_scoring, events, shifts=shifts)
         if sink is not None:
             sink(trained)
-        yield _tested(engine, trained)
+        yield _tested(engine, trained, state)
 
 
-def _tested(engine: Engine, step: Trained) -> Step:
-    """The step with its test on the next data, for which a federation of real machines waits."""
-    right, tested = engine.test(step.state, step.tau + 1)
+def _tested(engine: Engine, step: Trained, state: State | None = None) -> Step:
+    """The step with its test on the next data, for which a federation of real machines waits.
+
+    The state may be given as it lies where it was trained.
+    """
+    state = step.state if state is None else state
+    right, tested = engine.test(state, step.tau + 1)
     accuracy = np.divide(right, tested, out=np.full(len(tested), np.nan), where=tested > 0)
-    scores = engine.scores(step.state, step.tau + 1)
+    scores = engine.scores(state, step.tau + 1)
     return Step(step.tau, step.state, *step.work, step.events, accuracy, tested, scores, shifts=step.shifts)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -430,8 +430,8 @@ def test_lanes_train_alike_in_tiles_of_any_width(monkeypatch: pytest.MonkeyPatch
     """Twelve lanes of four clients: three tiles, one after the other, two at once and one, or all in one."""
     stream = uneven_stream(n_clients=4)
     results = []
-    for widths, tile in (((1,), 4), ((2, 1), 4), ((1,), 12)):
-        monkeypatch.setattr(lanes.Devices, "widths", widths)
+    for tile, *cut in ((4, 4, (1,)), (4, 4, (2, 1)), (4, 2, (4, 2, 1)), (12, 12, (1,))):
+        monkeypatch.setattr(lanes.Devices, "cut", lambda self, tile, cut=cut: cut)
         monkeypatch.setattr(Compiled, "tile", lambda self, params, tile=tile: tile)
         fed = make("compiled", stream).at(2)
         results.append(fed.train(fed.fresh(3, distinct=True), np.ones((3, 4, 3))).params)
@@ -443,6 +443,25 @@ def test_lanes_train_alike_in_tiles_of_any_width(monkeypatch: pytest.MonkeyPatch
 def test_few_numbers_of_lanes_have_a_program(tile: int, n: int, expected: int) -> None:
     small = {"a": np.zeros((3, 10), dtype=np.float32)}
     assert lanes.Devices((None,)).places(n, tile, small) == expected
+
+
+@dataclass
+class Gpu:
+    """What the simulator asks of one."""
+
+    memory: int
+    platform: str = "gpu"
+
+    def memory_stats(self) -> dict[str, int]:
+        return {"bytes_limit": self.memory}
+
+
+def test_a_gpu_compiles_for_four_tiles_at_once_and_trains_half_of_one_at_last() -> None:
+    small, gpu = {"a": np.zeros((3, 10), dtype=np.float32)}, lanes.Devices((Gpu(1 << 30),))
+    assert [gpu.places(n, 10, small) for n in (2, 5, 10, 40, 41)] == [3, 5, 40, 40, 160]
+    assert gpu.cut(10) == (5, (4, 2, 1)) and gpu.cut(7) == (7, (2, 1))
+    assert lanes.Devices((None,)).cut(10) == (10, (1,))
+    assert lanes.Devices((Gpu(1 << 13),)).places(10, 10, small) == 10  # no room for more
 
 
 @pytest.mark.parametrize(("share", "n_devices", "expected"), [(1.0, 1, 10), (1.0, 3, 12), (0.2, 1, 2), (0.2, 3, 3)])

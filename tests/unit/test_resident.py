@@ -57,6 +57,28 @@ def test_to_numpy_it_is_an_array() -> None:
     np.testing.assert_array_equal(jnp.asarray(leaf), here)
 
 
+def test_models_stay_where_they_are_from_step_to_step_and_whoever_looks_on_has_arrays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream = fd.stream("sine-2")
+    net = replace(default_net(stream), apply=lambda params, x: perceptron(params, x))
+    begun, tested = list[bool](), list[bool]()
+
+    class Watched(fd.algorithm("FedDrift", stream).__class__):  # type: ignore[misc]
+        def step(self, state: Any, fed: Any) -> Any:
+            begun.append(place_of(state.models.params) is not None)
+            return super().step(state, fed)
+
+    def test(engine: Simulator, state: Any, t: int, original: Any = Simulator.test) -> Any:
+        tested.append(place_of(state.models.params) is not None)
+        return original(engine, state, t)
+
+    monkeypatch.setattr(Simulator, "test", test)
+    steps = list(fd.run(stream, Watched(delta=0.05), net=net, local=fd.Local(rounds=1, steps=2)))
+    assert all(type(leaf) is np.ndarray for step in steps for leaf in leaves(step.state.models.params))
+    assert all(tested) and all(begun[1:]) and not begun[0]  # those of a seed come from the host
+
+
 def test_who_writes_into_it_has_it_on_the_host() -> None:
     _, updates = trained()
     one, other = leaves(updates.params)[:2]

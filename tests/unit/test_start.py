@@ -104,3 +104,27 @@ def test_public_names_win_over_modules() -> None:
     assert dir(fd) == sorted([*fd.__all__, "__version__"])
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = fd.nonsense  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "false"), ("true", "true")])
+def test_a_gpus_memory_is_taken_as_it_is_needed(given: str | None, expected: str) -> None:
+    name = "XLA_PYTHON_CLIENT_PREALLOCATE"
+    code = f"import os; from feddrift.engines.lanes import Devices; Devices.here(); print(os.environ['{name}'])"
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
+    env.pop(name, None)
+    env |= {} if given is None else {name: given}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == expected
+
+
+def test_native_code_is_not_loaded_to_shuffle_a_few_rows_for_a_gpu() -> None:
+    code = """
+import numpy as np, feddrift as fd
+from feddrift.engines.simulator import Simulator
+engine = Simulator(fd.stream("sine-2"), fd.mlp(2, 4, 2), fd.Local(rounds=1, steps=1), 0)
+engine.native = False
+fed = engine.at(0)
+fed.train(fed.fresh(), np.ones((1, 10, 1)))
+"""
+    found = loaded(code, JAX_PLATFORMS="cpu")
+    assert "jax" in found and "numba" not in found

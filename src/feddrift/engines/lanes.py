@@ -59,9 +59,14 @@ class Devices:
 
     @classmethod
     def here(cls) -> Devices:
-        """All devices that JAX finds on this host."""
+        """All devices that JAX finds on this host.
+
+        Of a GPU's memory JAX then takes what it needs when it needs it, not most of it at once, which takes seconds;
+        XLA_PYTHON_CLIENT_PREALLOCATE=true wins.
+        """
         if only_one_cpu():
             return cls((None,))
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
         import jax
 
         return cls(tuple(jax.local_devices()))
@@ -85,11 +90,18 @@ class Devices:
         whole, dealt = (NamedSharding(self.mesh, PartitionSpec(*axes)) for axes in ((), ("lane",)))  # type: ignore[no-untyped-call]
         return jax.tree.map(lambda leaf: jax.device_put(leaf, dealt if deal and np.ndim(leaf) else whole), tree)
 
+    def cut(self, tile: int) -> tuple[int, tuple[int, ...]]:
+        """A tile or its half, and how many of these train at once: first the most, then those that are left over.
+
+        On a GPU two tiles, which takes less time per lane than one, and at last half of one, if that is a whole number.
+        """
+        if not self.one_gpu:
+            return tile, (1,)
+        return (tile, (2, 1)) if tile % 2 else (tile // 2, (4, 2, 1))
+
     @cached_property
-    def widths(self) -> tuple[int, ...]:
-        """How many tiles train at once: on a GPU two, as long as there are, which takes less time per lane."""
-        alone = self.mesh is None and getattr(self.devices[0], "platform", "cpu") == "gpu"
-        return (2, 1) if alone else (1,)
+    def one_gpu(self) -> bool:
+        return self.mesh is None and getattr(self.devices[0], "platform", "cpu") == "gpu"
 
     def evenly(self, n: int) -> int:
         """The next number that all devices can share."""
@@ -98,13 +110,14 @@ class Devices:
     def places(self, n: int, tile: int, params: Params) -> int:
         """For how many lanes a program is made that trains n of them, in tiles that all devices share: few serve all.
 
-        A quarter of a tile, half of one, or 1, 4, 16, ... tiles, of which only those are trained that have lanes. Where
-        so many do not fit into memory, as many tiles as there must be.
+        A quarter of a tile, half of one, or 1, 4, 16, ... tiles, of which only those are trained that have lanes; on a
+        GPU, where compiling takes long, no less than 4. Where so many do not fit into memory, as many tiles as there
+        must be.
         """
         for share in (4, 2):
             if n <= -(-tile // share):
                 return self.evenly(-(-tile // share))
-        size = tile
+        size = 4 * tile if self.one_gpu else tile
         while size < n:
             size *= 4
         return size if size <= self.room(params) else -(-n // tile) * tile

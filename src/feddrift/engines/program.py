@@ -27,6 +27,7 @@ from feddrift.trees import leaves, split, tree_map, trunk_of, unsplit
 from feddrift.types import Local, Net, Params
 
 REPLICATED: Any = PartitionSpec()  # type: ignore[no-untyped-call]
+UNTUNED: Any = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}  # seconds for what runs seldom
 
 jax.tree_util.register_dataclass(Lanes, data_fields=[f.name for f in fields(Lanes)], meta_fields=[])
 
@@ -46,9 +47,10 @@ def rounds(
         )
     program = compiled_for(local)
     of_trunk, of_head, lanes = devices.put((of_trunk, of_head, lanes), deal=True)
+    cut = devices.cut(tile) if tile < len(lanes.trunk) else (len(lanes.trunk), (1,))
     trained: Any = _rounds(
-        devices.mesh, min(tile, len(lanes.trunk)), devices.widths, net, program, params, mask, of_trunk, of_head, lanes,
-        x, y, devices.put(order), first, last, np.float32(local.lr), to,
+        devices.mesh, *cut, net, program, params, mask, of_trunk, of_head, lanes, x, y, devices.put(order), first, last,
+        np.float32(local.lr), to,
     )  # fmt: skip
     return trained  # type: ignore[no-any-return]
 
@@ -110,7 +112,7 @@ def _in_chunks(
     return unsplit(models[0], models[1], shape), unsplit(work[0], work[1], shape), states[0], states[1], refused
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jax.jit, static_argnums=0, compiler_options=UNTUNED)
 def logits(net: Net, params: Params, on: Any, mask: Any, n: Any, x: Any, rows: Any) -> Any:
     """[m, row, class], of the first n models: one after the other, so that one program serves any number of them."""
     seen, shape = x[rows], trunk_of(net, params)

@@ -53,8 +53,9 @@ log = logging.getLogger(__name__)
 
 TILE = 16  # lanes that train at a time, at most,
 TILE_VALUES = 1 << 22  # unless their models are so small that all parameters together are fewer than these
-SCORE_VALUES = 1 << 20  # numbers in the inputs that one call of the compiled program scores,
+SCORE_VALUES = 1 << 20  # numbers in the inputs that one call of the compiled program scores, on a GPU four times these,
 SCORE_BLOCK = 32, 1024  # but so many rows at least, and at most
+FEW_CELLS = 5000  # to shuffle: loading native code for them would take longer
 
 
 class Simulator(InProcess):
@@ -101,9 +102,11 @@ class Simulator(InProcess):
         return kernel if kernel.applies(self.net, params) else None
 
     def shuffle(self, keys: rng.Words, starts: Ints, counts: Ints, order: npt.NDArray[np.int32]) -> None:
+        if not self.native and len(counts) <= FEW_CELLS:
+            return super().shuffle(keys, starts, counts, order)
         from feddrift.engines import kernel
 
-        (kernel.shuffle if kernel.ready() else super().shuffle)(keys, starts, counts, order)
+        return (kernel.shuffle if kernel.ready() else super().shuffle)(keys, starts, counts, order)
 
     def worker(self, tau: int) -> SimulatorWorker:
         return SimulatorWorker(self, tau)
@@ -129,8 +132,9 @@ class Simulator(InProcess):
     @cached_property
     def _block(self) -> int:
         """How many rows are scored at a time: a power of two, fewer where inputs are large."""
-        fits = SCORE_VALUES // max(1, math.prod(self.stream.x.shape[1:]))
-        return min(SCORE_BLOCK[1], max(SCORE_BLOCK[0], 1 << max(0, fits.bit_length() - 1)))
+        times = 1 if self.native else 4  # a call costs a GPU as much as a thousand rows
+        fits = times * SCORE_VALUES // max(1, math.prod(self.stream.x.shape[1:]))
+        return min(times * SCORE_BLOCK[1], max(SCORE_BLOCK[0], 1 << max(0, fits.bit_length() - 1)))
 
     def outputs(self, models: Models, rows: Ints) -> Iterator[npt.NDArray[np.float32]]:
         kernel = self.kernel(models.params)
