@@ -5,8 +5,9 @@ import json
 import lzma
 import re
 import threading
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 import feddrift as fd
 from feddrift.errors import DataError
 from feddrift.reports.metrics import sent_by_phase, switches
-from feddrift.runs import locks
+from feddrift.runs import locks, schema
 from feddrift.runs import writer as writer_module
 from feddrift.runs.record import file_name, latest, read, read_all
 from feddrift.runs.writer import Writer
@@ -580,3 +581,12 @@ def test_a_closed_record_becomes_the_part_again(tmp_path: Path) -> None:
         assert read_all(tmp_path)[0].rows.steps == 2
         writer.step(rows(head, 2))
     assert read(writer.path).status == "complete" and not writer.part.exists()
+
+
+def test_the_docs_name_every_field_of_a_line() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "compare.md").read_text().partition("### What a record holds")[2]
+    told = dict(re.findall(r"^\| `(\w+)`[^|]*\| (.*) \|$", page, flags=re.MULTILINE))
+    for line in (schema.HeaderLine, schema.RowLine, schema.EventLine, schema.EndLine):
+        kind, *names = (field.name for field in fields(line))
+        text = told[get_args(get_type_hints(line)[kind])[0]]
+        assert not [name for name in names if f"`{name}`" not in text], line
