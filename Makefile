@@ -2,7 +2,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 
-REAL := attacks browser deploy kill soak sweeps trackers warm years  # tests of real processes: one after the other
+REAL := attacks deploy soak sweeps warm years  # tests of real deployments and shared folders: one after the other
 
 .PHONY: demo check check-slow check-all soak bench docs format clean
 
