@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from experiments import measured
 from experiments.measured import TUNING, Run, mean, table
-from scipy.stats import rankdata, spearmanr
+from scipy.stats import spearmanr
 
 from feddrift.reports import pictures
 from feddrift.reports.ranks import Ranking, ranked
@@ -206,22 +206,28 @@ def chosen() -> str:
 
 def full() -> str:
     """The streams of pictures as they are, beside their components, with the same seed: does the order stay?"""
-    found = {(run.stream, run.algorithm, run.setting): run for run in map(measured.numbers, measured.read("pictures"))}
-    seen = [m for m in in_order() if all((stream, *m) in found for stream in PICTURES)]
-    pairs = {  # of a method on a stream: as pictures, and as components
-        (stream, m): (run.accuracy, _values()[f"{stream}:components=32", *m][run.seed].accuracy)
-        for stream in PICTURES for m in seen for run in [found[stream, *m]]
-    }  # fmt: skip
-    best = {stream: max(seen, key=lambda m: pairs[stream, m][0]) for stream in PICTURES}
-    ranks = np.mean([rankdata([[-a for a in pairs[s, m]] for m in seen], axis=0) for s in PICTURES], axis=0)
+    every = measured.read("pictures")
+    found = {(run.stream, run.algorithm, run.setting): run for run in map(measured.numbers, every)}
+    seen = {words(m): m for m in in_order() if all((stream, *m) in found for stream in PICTURES)}
+    whole = {name: [found[s, *m].accuracy for s in PICTURES] for name, m in seen.items()}
+    parts = {
+        name: [_values()[f"{s}:components=32", *m][found[s, *m].seed].accuracy for s in PICTURES]
+        for name, m in seen.items()
+    }
+    now, then = ranked(whole, PICTURES), ranked(parts, PICTURES)
+    at = [then.methods.index(name) for name in now.methods]
+    ranks = np.column_stack([now.mean, now.ranks]), np.column_stack([then.mean, then.ranks])[at]
     rows = []
-    for k in np.argsort(ranks[:, 0], kind="stable"):
-        cells = [f"{pairs[s, seen[k]][0]:.2f} ({pairs[s, seen[k]][1]:.2f})" for s in PICTURES]
-        cells = [f"**{cell}**" if best[s] == seen[k] else cell for s, cell in zip(PICTURES, cells, strict=True)]
-        rows.append([words(seen[k]), "{:.1f} ({:.1f})".format(*ranks[k]), *cells])
-    alike = [spearmanr([pairs[s, m] for m in seen]).statistic for s in PICTURES]
-    rows.append(["rank correlation", f"{spearmanr(ranks).statistic:.2f}", *(f"{rho:.2f}" for rho in alike)])
-    return table(["", "mean rank", *PICTURES], rows)
+    for name, rank, old in zip(now.methods, ranks[0][:, 0], ranks[1][:, 0], strict=True):
+        cells = [f"{a:.2f} ({b:.2f})" for a, b in zip(whole[name], parts[name], strict=True)]
+        best = [a == max(column) for a, column in zip(whole[name], zip(*whole.values(), strict=True), strict=True)]
+        cells = [f"**{cell}**" if first else cell for cell, first in zip(cells, best, strict=True)]
+        rows.append([name, f"{rank:.1f} ({old:.1f})", *cells])
+    alike = [spearmanr(*pair).statistic for pair in zip(*map(np.transpose, ranks), strict=True)]
+    rows.append(["rank correlation", *(f"{rho:.2f}" for rho in alike)])
+    seconds = [run.seconds or 0.0 for run in every]
+    took = f"{len(every)} runs, of {min(seconds):.0f} to {max(seconds):.0f} s each, others beside them."
+    return f"{table(['', 'mean rank', *PICTURES], rows)}\n\n{took}"
 
 
 def effort() -> str:

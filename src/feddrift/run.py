@@ -175,7 +175,7 @@ def steps_on(
             state = algorithm.init(fed)
         check_state(state, None, fed, f"{name}.init")
     if untested is not None:
-        yield _tested(engine, untested)
+        yield _tested(engine, untested, untested.state)
     for tau in itertools.count(done) if engine.n_steps is None else range(done, engine.n_steps):
         fed = engine.at(tau)
         before, route = with_newcomers(state, fed.n_clients), engine.conditions.route
@@ -204,12 +204,11 @@ def steps_on(
         yield _tested(engine, trained, state)
 
 
-def _tested(engine: Engine, step: Trained, state: State | None = None) -> Step:
+def _tested(engine: Engine, step: Trained, state: State) -> Step:
     """The step with its test on the next data, for which a federation of real machines waits.
 
-    The state may be given as it lies where it was trained.
+    The state is that of the step, as it lies where it was trained.
     """
-    state = step.state if state is None else state
     right, tested = engine.test(state, step.tau + 1)
     accuracy = np.divide(right, tested, out=np.full(len(tested), np.nan), where=tested > 0)
     scores = engine.scores(state, step.tau + 1)

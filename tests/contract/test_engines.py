@@ -427,7 +427,7 @@ def test_a_run_compiles_only_when_its_lanes_outgrow_a_bucket() -> None:
 
 @pytest.mark.slow
 def test_lanes_train_alike_in_tiles_of_any_width(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twelve lanes of four clients: three tiles, one after the other, two at once and one, or all in one."""
+    """Twelve lanes of four clients: three tiles, one after the other, two at once and one, in halves, or all in one."""
     stream = uneven_stream(n_clients=4)
     results = []
     for tile, *cut in ((4, 4, (1,)), (4, 4, (2, 1)), (4, 2, (4, 2, 1)), (12, 12, (1,))):

@@ -34,7 +34,7 @@ def shared_trunk(fed: Any) -> Models:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("value", slow(VALUES, "patience"))
+@pytest.mark.parametrize("value", VALUES)
 def test_engines_agree(value: str) -> None:
     """A model apart and two on one trunk; in single rounds, in several, and in what is sent."""
     stream, local = uneven_stream(1), replace(LOCAL, **VALUES[value])

@@ -27,7 +27,8 @@ from feddrift.trees import leaves, split, tree_map, trunk_of, unsplit
 from feddrift.types import Local, Net, Params
 
 REPLICATED: Any = PartitionSpec()  # type: ignore[no-untyped-call]
-UNTUNED: Any = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}  # seconds for what runs seldom
+# Of scoring, which is little beside training: tuning its products takes a GPU seconds.
+UNTUNED: Any = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
 
 jax.tree_util.register_dataclass(Lanes, data_fields=[f.name for f in fields(Lanes)], meta_fields=[])
 

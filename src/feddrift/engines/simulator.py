@@ -55,7 +55,7 @@ TILE = 16  # lanes that train at a time, at most,
 TILE_VALUES = 1 << 22  # unless their models are so small that all parameters together are fewer than these
 SCORE_VALUES = 1 << 20  # numbers in the inputs that one call of the compiled program scores, on a GPU four times these,
 SCORE_BLOCK = 32, 1024  # but so many rows at least, and at most
-FEW_CELLS = 5000  # to shuffle: loading native code for them would take longer
+FEW_CELLS = 500  # to shuffle at a time: for twenty times as many loading native code would take as long
 
 
 class Simulator(InProcess):
@@ -132,7 +132,7 @@ class Simulator(InProcess):
     @cached_property
     def _block(self) -> int:
         """How many rows are scored at a time: a power of two, fewer where inputs are large."""
-        times = 1 if self.native else 4  # a call costs a GPU as much as a thousand rows
+        times = 1 if self.native else 4  # a GPU is better off with few calls
         fits = times * SCORE_VALUES // max(1, math.prod(self.stream.x.shape[1:]))
         return min(times * SCORE_BLOCK[1], max(SCORE_BLOCK[0], 1 << max(0, fits.bit_length() - 1)))
 
