@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from feddrift import rng
+from feddrift import numerics, rng
 
 if TYPE_CHECKING:
     from feddrift.types import Floats, Ints, Params
@@ -87,5 +87,4 @@ class Projection:
         """[width, size] for a layer of this width; one of fewer numbers than `size` keeps as many as it has."""
         words = np.uint32(self.key[0]), np.uint32(self.key[1])
         drawn = rng.normal(words, (width, min(self.size, width))).astype(np.float64)
-        columns, upper = np.linalg.qr(drawn)
-        return np.asarray(columns * np.where(np.diag(upper) < 0, -1.0, 1.0))  # one of the two signs, everywhere
+        return numerics.orthonormalize(drawn)

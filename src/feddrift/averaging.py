@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from feddrift import numerics
 from feddrift.resident import Moves, place_of
 from feddrift.trees import leaves, map_trunk_and_head
 from feddrift.types import Average, Bools, Floats, Ints, Models, Params, Updates
@@ -149,7 +150,7 @@ class HostMoves:
         return _lengths(self._of(m))
 
     def cosines(self, m: int) -> Floats:
-        return cosines_of(sum(wide @ wide.T for wide in (move.astype(float) for move in self._of(m))))
+        return cosines_of(sum(numerics.inner_products(move.astype(float)) for move in self._of(m)))
 
     def _of(self, m: int) -> list[Any]:
         """[update, parameter], of each array."""
@@ -167,4 +168,4 @@ def cosines_of(products: Any) -> Floats:
 
 
 def _lengths(moves: list[Any]) -> Floats:
-    return np.asarray(np.sqrt(sum(np.einsum("ij,ij->i", move, move, dtype=float) for move in moves)))
+    return np.asarray(np.sqrt(sum((move.astype(float) ** 2).sum(axis=1) for move in moves)))

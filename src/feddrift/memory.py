@@ -36,7 +36,7 @@ class Memory:
         if self.kind == "linear":
             return t + 1
         if self.kind == "exponential":
-            return np.asarray(2.0 ** (t - tau))  # in proportion to 2^t, without its overflow
+            return np.ldexp(1.0, np.arange(-tau, 1))  # in proportion to 2^t, without its overflow
         return np.ones(tau + 1)
 
 

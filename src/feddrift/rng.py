@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from feddrift import numerics
+
 Words = tuple[Any, Any]  # two uint32 arrays of one shape, NumPy or JAX
 
 # What a number is for. The values are part of every result: never renumber, only append.
@@ -66,7 +68,7 @@ def normal(key: Words, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
     """Standard normal float32, by Box and Muller."""
     n = int(np.prod(shape, dtype=int))
     u = uniform(key, (2, n)).astype(np.float64)
-    drawn = np.sqrt(-2 * np.log1p(-u[0])) * np.cos(2 * np.pi * u[1])
+    drawn = np.sqrt(-2 * numerics.log1p(-u[0])) * numerics.cos(2 * np.pi * u[1])
     return np.asarray(drawn.reshape(shape), dtype=np.float32)
 
 

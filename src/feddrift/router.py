@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+from feddrift import numerics
 from feddrift.answers import Projection
 from feddrift.errors import ConfigError
 
@@ -78,7 +79,9 @@ class Router:
         flat = layer.reshape(len(layer), -1)
         matrix = _matrix(self.project, flat.shape[1]) if isinstance(self.project, Projection) else self.project
         parts = np.array_split(flat, max(1, flat.size // ROOM))  # in float64 all at once may not fit
-        z = np.concatenate([part.astype(np.float64) if matrix is None else part @ matrix for part in parts])
+        z = np.concatenate(
+            [part.astype(np.float64) if matrix is None else numerics.matmul(part, matrix) for part in parts]
+        )
         if self.of == "moments":
             z = np.concatenate([z.mean(axis=0), z.std(axis=0)])[None]
         return np.asarray((z - self.low) * self.scale)
@@ -129,7 +132,7 @@ def _groups(votes: Floats) -> tuple[Ints, Ints]:
 
 def _nearness(rows: Floats, centre: Floats, group: Ints, n_groups: int) -> Floats:
     """[row, group], minus half the squared distance to the nearest centre of the group."""
-    square = (rows**2).sum(axis=1)[:, None] + (centre**2).sum(axis=1) - 2 * rows @ centre.T
+    square = (rows**2).sum(axis=1)[:, None] + (centre**2).sum(axis=1) - 2 * numerics.matmul(rows, centre.T)
     return np.stack([-0.5 * square[:, group == g].min(axis=1) for g in range(n_groups)], axis=1)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from feddrift import numerics
 from feddrift.errors import unknown
 from feddrift.types import Bools, Floats, Ints
 
@@ -81,7 +82,7 @@ def measure(chances: Floats, predicted: Ints, y: Labels, sizes: Ints, received: 
     squares = (chances**2).sum(axis=1) - 2 * chances[rows, y] + 1
     usual = np.where(received.any(axis=1), received.argmax(axis=1), -1)
     return {
-        "log_loss": per_client(-np.log(np.clip(chances[rows, y], LEAST, 1.0))),
+        "log_loss": per_client(-numerics.log(np.clip(chances[rows, y], LEAST, 1.0))),
         "brier": per_client(squares / 2 if n_classes == 2 else squares),
         "auc": _auc(chances, y, owner, true),
         "balanced_accuracy": _mean_where(_ratio(hits, true), true > 0),

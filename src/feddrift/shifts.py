@@ -241,7 +241,7 @@ def _of_values(x0: Floats, x1: Floats, level: float) -> Test:
     """Kolmogorov's and Smirnov's distance of two samples, against what chance alone exceeds with this probability."""
     n0, n1 = (np.maximum((~np.isnan(x)).sum(axis=0), 1e-9) for x in (x0, x1))
     both = np.concatenate([x0, x1])
-    order = np.argsort(both, axis=0)  # what is missing comes last, and has no weight
+    order = np.argsort(both, axis=0, kind="stable")  # missing values come last and have no weight
     weight = np.concatenate([~np.isnan(x0) / n0, ~np.isnan(x1) / -n1])
     gap, in_order = (np.take_along_axis(values, order, axis=0) for values in (weight, both))
     last = np.concatenate([in_order[1:] != in_order[:-1], np.ones((1, both.shape[1]), dtype=bool)])  # of equal values

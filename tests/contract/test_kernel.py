@@ -92,34 +92,87 @@ def test_exponentials_are_right_to_the_last_digits() -> None:
     np.testing.assert_allclose(found, np.exp(x.astype(np.float64)), rtol=2e-7)
 
 
+def fused_in_numpy(a: Any, b: Any, c: Any) -> Any:
+    """Return a * b + c of float32 numbers, rounded once: the sum is rounded to odd in float64, then to float32."""
+    product, c = a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64)  # the product is exact
+    total = product + c
+    part = total - product
+    lost = (product - (total - part)) + (c - part)
+    even = (total.view(np.int64) & 1) == 0
+    odd = np.nextafter(total, np.where(lost > 0, np.inf, -np.inf))
+    return np.where((lost != 0) & even, odd, total).astype(np.float32)
+
+
+def folded_in_numpy(sums: Any) -> Any:
+    """Return the sum of partial sums: registers in pairs, then the halves of the last one."""
+    sums = sums.reshape(-1, 8)
+    while len(sums) > 1:
+        sums = sums[::2] + sums[1::2]
+    (total,) = sums
+    while len(total) > 1:
+        total = total[: len(total) // 2] + total[len(total) // 2 :]
+    return total[0]
+
+
 @pytest.mark.parametrize("n", [16, 32, 48, 64, 80, 112, 128])
-def test_sums_have_the_last_bits_of_a_plain_loop(n: int) -> None:
-    """Of which LLVM makes several sums: runs recorded when the loops were plain are still what they were."""
+def test_sums_have_one_order_on_every_processor(n: int) -> None:
     from numba import njit
 
-    from feddrift.engines.vectors import NATIVE
-
-    if NATIVE == 4:
-        pytest.skip("on processors without AVX the number of sums varies")
     dot, total = kernel_loops._dot, kernel_loops._total
-
-    @njit(fastmath={"reassoc", "contract", "nsz", "arcp"})
-    def plain(a: Any, b: Any) -> Any:
-        found, alone = np.float32(0), np.float32(0)
-        for i in range(len(a) // 16 * 16):
-            found += a[i] * b[i]
-        for i in range(len(a) // 16 * 16):
-            alone += a[i]
-        return found, alone
 
     @njit
     def ours(a: Any, b: Any) -> Any:
         return dot(a, 0, b, 0, a.shape[1]), total(a, 0, a.shape[1])
 
+    def in_numpy(a: Any, b: Any) -> Any:
+        whole = n // 32 * 32
+        parts, alone = np.zeros((2, 32), dtype=np.float32)
+        for at in range(0, whole, 32):
+            parts, alone = fused_in_numpy(a[at : at + 32], b[at : at + 32], parts), alone + a[at : at + 32]
+        found = [folded_in_numpy(parts), folded_in_numpy(alone)]
+        rest = np.zeros((2, 8), dtype=np.float32)
+        rest[:, 0] = found
+        for at in range(whole, n, 8):
+            rest[0] = fused_in_numpy(a[at : at + 8], b[at : at + 8], rest[0])
+            rest[1] = rest[1] + a[at : at + 8]
+        return tuple(map(folded_in_numpy, rest)) if whole < n else tuple(found)
+
     draw = np.random.default_rng(n)
     for _ in range(50):
         a, b = draw.normal(size=(2, 1, n)).astype(np.float32)
-        assert ours(a, b) == plain(a[0], b[0])
+        assert ours(a, b) == in_numpy(a[0], b[0])
+
+
+def test_scalar_functions_are_exact_to_float32() -> None:
+    x = np.concatenate([-np.logspace(-8, 2.8, 300), [0.0]])
+    np.testing.assert_allclose([kernel_loops._exp_of(v) for v in x], np.exp(x), rtol=1e-8)
+    p = np.logspace(-3, 6, 300)
+    np.testing.assert_allclose([kernel_loops._log_of(v) for v in p], np.log(p), rtol=1e-8, atol=1e-10)
+    steps = np.array([1, 2, 3, 10, 1000, 10**6], dtype=np.float32)
+    for log_beta in (kernel_loops.LOG_BETA1, kernel_loops.LOG_BETA2):
+        found = [kernel_loops._bias_correction(step, log_beta) for step in steps]
+        np.testing.assert_allclose(found, -np.expm1(steps.astype(float) * log_beta), rtol=1e-8)
+    assert kernel_loops._exp_of(-1e30) == 0
+    assert np.isnan([kernel_loops._exp_of(np.nan), kernel_loops._log_of(np.nan)]).all()
+
+
+@pytest.mark.parametrize("hidden", [4, ()])
+@pytest.mark.parametrize("masked", [False, True])
+def test_logits_have_the_bits_that_predictions_compare(hidden: Any, masked: bool) -> None:
+    stream = uneven_stream()
+    engine = simulator.Simulator(stream, fd.mlp(3, hidden, 2), LOCAL, seed=0)
+    models = engine.at(2).fresh(3, distinct=True)
+    if masked:
+        models = replace(models, mask=np.array([[1.0, 0, 1], [1, 1, 1], [0, 1, 0]]))
+    rows = np.arange(len(stream.y))
+    (logits,) = engine.logits(models, rows)
+    for m in range(3):
+        x = stream.x if models.mask is None else stream.x * models.mask[m].astype(np.float32)
+        expected = engine.net.apply({name: leaf[m] for name, leaf in models.params.items()}, x)
+        np.testing.assert_allclose(logits[m], expected, atol=1e-5)
+        sizes, which = np.array([len(rows)]), np.array([m])
+        wrong = engine.wrong(models, rows, sizes, which)
+        np.testing.assert_array_equal(wrong, logits[m].argmax(axis=1) != stream.y)
 
 
 @pytest.mark.parametrize("hidden", [4, ()])

@@ -1,21 +1,23 @@
-"""What runs come to, to the last bit: a hash of the record and one of the models for each of many short runs.
+"""The golden list: the results of many short runs, which must not change.
 
-`python -m tests.golden.hashes` writes the list; whoever moves code keeps it, whoever moves numbers says so in the
-CHANGELOG and writes it anew. Bits are those of one kind of processor and one set of libraries, which the list names.
+A case that native code or the reference engine computes has a hash of its record and one of its models: these must be
+equal to the bit on every processor and with every supported version of Python and of the libraries. A case that XLA
+compiles has a hash of its decisions, which must be equal, and values, which must agree within `TOLERANCE`.
+
+`python -m tests.golden.hashes` writes the list. A change that only moves code must leave it as it is; a change that
+moves numbers writes a new one and is described in the CHANGELOG. `python -m tests.golden.hashes check [CASE ...]`
+compares cases with the list and exits with 1 if one differs.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.metadata
 import json
-import platform
 import shutil
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +27,19 @@ from feddrift import algorithms, checkpoint
 from feddrift.run import Step
 from feddrift.runs.config import RunConfig
 from feddrift.runs.recorded import RecordedRun, from_checkpoints
-from feddrift.scores import SCORES
 from feddrift.trees import leaves
 from feddrift.types import State
 from tests.golden import world
 
 LIST = Path(__file__).with_name("hashes.json")
-CLOCK = ("started", "seconds", "versions", "device")  # of no concern here
+CLOCK = ("started", "seconds", "versions", "device")  # fields that differ from run to run
+TOLERANCE = {"record": 0.06, "parameters": 0.01}  # largest differences of values from a compiled program
 WORLD, DEEP, SHIFTED = (f"tests.golden.world:{name}" for name in ("make", "deep", "shifted"))
 BRIEF: dict[str, Any] = {"rounds": 2, "steps": 4}
 DRIFT: dict[str, Any] = {"delta": 0.1}
 CATALOGUE = tuple(algorithms.ALGORITHMS)
 DELTA = tuple(name for name in CATALOGUE if name.startswith(("FedDrift", "DriftSurf")) and name != "FedDrift-Auto")
+NATIVE = ("simulator", "option", "condition", "sine", "reference", "resumed")  # kinds that need neither XLA nor Flower
 KILLED = ("FedDrift", "FedDrift-Trunk", "FedDrift-Auto", "KUE", "CFL", "FLUX")
 
 
@@ -96,17 +99,6 @@ CASES = [
 ]  # fmt: skip
 
 
-def machine() -> dict[str, str]:
-    """What bits depend on besides the code."""
-    flags = platform.machine()
-    if (info := Path("/proc/cpuinfo")).exists():
-        lines = [line for line in info.read_text().splitlines() if line.startswith("flags")]
-        vectors = {flag for line in lines for flag in line.split() if flag.startswith(("avx", "fma", "sse"))}
-        flags = " ".join(sorted(vectors)) or flags
-    packages = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "numpy", "numba", "river")}
-    return {"vectors": flags, "python": platform.python_version(), **packages}
-
-
 def digest(value: Any) -> str:
     """A short hash of arrays and plain values, however deep."""
     found = hashlib.sha256()
@@ -135,10 +127,23 @@ def of_state(state: State) -> str:
     return digest([parameters, models.ids, models.family, mask, np.asarray(state.w), state.votes, state.ballot])
 
 
-def of_record(path: Path) -> str:
-    """A record without clock, versions, and what was added later: scores, and what moved at an alarm."""
+def read_record(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a record without clock and versions."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    return digest([{k: v for k, v in line.items() if k not in (*CLOCK, *SCORES, "shifts")} for line in lines])
+    return [{key: value for key, value in line.items() if key not in CLOCK} for line in lines]
+
+
+def split_floats(value: Any) -> tuple[Any, list[float]]:
+    """Return a value without its floating-point numbers, however deep, and these numbers in their order."""
+    if isinstance(value, float):
+        return "float", [value]
+    if isinstance(value, dict):
+        parts = {key: split_floats(item) for key, item in value.items()}
+        return {key: part for key, (part, _) in parts.items()}, [x for _, floats in parts.values() for x in floats]
+    if isinstance(value, list):
+        items = [split_floats(item) for item in value]
+        return [part for part, _ in items], [x for _, floats in items for x in floats]
+    return value, []
 
 
 def of_step(step: Step) -> list[Any]:
@@ -148,11 +153,33 @@ def of_step(step: Step) -> list[Any]:
     return [step.tau, [np.asarray(array).tolist() for array in arrays], step.drifted.tolist(), events]
 
 
-def recorded(run: RecordedRun) -> dict[str, str]:
-    """Run it to its end."""
+def recorded(run: RecordedRun, compiled: bool = False) -> dict[str, Any]:
+    """Run it to its end and return its result: hashes, of a compiled program also values."""
     for step in run:
         last = step
-    return {"record": of_record(run.path), "state": of_state(last.state)}
+    lines = read_record(run.path)
+    if not compiled:
+        return {"record": digest(lines), "state": of_state(last.state)}
+    decisions, floats = split_floats(lines)
+    models = last.state.models
+    parameters = np.concatenate([np.asarray(leaf).reshape(-1) for leaf in leaves(models.params)]).tolist()
+    data = np.asarray(last.state.w), last.state.votes > 0
+    return {
+        "decisions": digest([decisions, models.ids, models.family, *data, last.state.ballot]),
+        "values": {"record": np.round(floats, 4).tolist(), "parameters": np.round(parameters, 4).tolist()},
+    }
+
+
+def find_differences(found: dict[str, Any], listed: dict[str, Any]) -> list[str]:
+    """Return what differs between the result of a case and the list, one phrase for each difference."""
+    different = [key for key in listed if key != "values" and found[key] != listed[key]]
+    if different or "values" not in listed:
+        return different
+    for key, expected in listed["values"].items():
+        largest = float(np.abs(np.array(found["values"][key]) - np.array(expected)).max())
+        if not largest <= TOLERANCE[key]:
+            different.append(f"values of {key} by {largest:.2g}, more than {TOLERANCE[key]}")
+    return different
 
 
 def begun(config: RunConfig, out: Path, steps: int, saves: int) -> Path:
@@ -234,8 +261,8 @@ def _struck_after(engine: Any, exchanges: int, blow: type[BaseException]) -> Non
     engine.ask = counted
 
 
-def outcome(case: str) -> dict[str, str]:
-    """The hashes of one case."""
+def outcome(case: str) -> dict[str, Any]:
+    """Return the result of one case."""
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
     root = Path(tempfile.mkdtemp(dir=memory))
     kind, _, name = case.partition("/")
@@ -249,26 +276,44 @@ def outcome(case: str) -> dict[str, str]:
             return over_flower(name, root, world.Linear())
         if kind == "flower-resumed":
             return over_flower(name, root, kill=20)
-        return recorded(RecordedRun(RUNS[case], root))
+        return recorded(RecordedRun(RUNS[case], root), compiled=kind == "compiled")
     finally:
         shutil.rmtree(root)
 
 
 def expected() -> dict[str, Any]:
-    """The list."""
+    """Return the list: the result of each case."""
     found: dict[str, Any] = json.loads(LIST.read_text())
     return found
 
 
 def newest(folder: Path) -> checkpoint.Checkpoint:
-    """The last checkpoint below a folder."""
+    """Return the last checkpoint below a folder."""
     found = next(checkpoint.Folder(folder).newest_first())
     assert isinstance(found, checkpoint.Checkpoint)
     return found
 
 
-if __name__ == "__main__":
+def write_list() -> None:
+    """Run all cases and write the list."""
     made = {case: outcome(case) for case in CASES}
-    LIST.write_text(json.dumps({"machine": machine(), "cases": made}, indent=1) + "\n")
-    changed = subprocess.run(["git", "diff", "--stat", "--", str(LIST)], capture_output=True, text=True)
-    sys.stdout.write(f"{len(made)} cases\n{changed.stdout}")
+    lines = [f" {json.dumps(case)}: {json.dumps(result)}" for case, result in made.items()]
+    LIST.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    sys.stdout.write(f"wrote {len(made)} cases\n")
+
+
+def check(cases: Sequence[str]) -> int:
+    """Compare cases with the list, print those that differ, and return their number."""
+    listed, n_different = expected(), 0
+    for case in cases:
+        if differences := find_differences(outcome(case), listed[case]):
+            n_different += 1
+            sys.stdout.write(f"{case}: {', '.join(differences)}\n")
+    sys.stdout.write(f"{n_different} of {len(cases)} cases differ from the list\n")
+    return n_different
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["check"]:
+        sys.exit(check(sys.argv[2:] or CASES) > 0)
+    write_list()

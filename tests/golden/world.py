@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from feddrift import numerics
 from feddrift.data import Stream
 from feddrift.types import Local, Net
 
@@ -76,11 +77,11 @@ class Linear:
         return [np.zeros((3, 2), dtype=np.float32), np.zeros(2, dtype=np.float32)]
 
     def logits(self, params: list[Any], x: Any) -> Any:
-        return np.asarray(x, dtype=np.float32) @ params[0] + params[1]
+        return numerics.matmul(np.asarray(x, dtype=np.float32), params[0]) + params[1]
 
     def fit(self, params: list[Any], batches: Any, lr: float) -> list[Any]:
         for x, y in batches:
-            scores = np.exp(self.logits(params, x))
+            scores = numerics.exp(self.logits(params, x))
             push = (scores / scores.sum(axis=1, keepdims=True) - np.eye(2, dtype=np.float32)[y]) / len(x)
-            params = [params[0] - lr * np.asarray(x).T @ push, params[1] - lr * push.sum(axis=0)]
+            params = [params[0] - lr * numerics.matmul(np.asarray(x).T, push), params[1] - lr * push.sum(axis=0)]
         return [np.asarray(array, dtype=np.float32) for array in params]

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from feddrift import plugins
+from feddrift import numerics, plugins
 from feddrift.cluster import TOLERANCE, rises
 from feddrift.errors import ConfigError, unknown
 from feddrift.types import Bools, Floats, Ints
@@ -110,14 +110,14 @@ def exceeds(before: int, now: int, n: int, m: int) -> float:
     """
     total = before + now
     k = np.arange(now, min(m, total) + 1)
-    return float(np.exp(_choose(m, k) + _choose(n, total - k) - _choose(n + m, np.array(total))).sum())
+    return float(numerics.exp(_choose(m, k) + _choose(n, total - k) - _choose(n + m, np.array(total))).sum())
 
 
 def _choose(n: int, k: Any) -> Any:
     """The logarithm of n over k."""
     from scipy.special import betaln  # here, since SciPy takes a while to import
 
-    return -np.log1p(n) - betaln(n - k + 1, k + 1)
+    return -numerics.log1p(n) - betaln(n - k + 1, k + 1)
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Sequential:
             if len(times) < 2:
                 continue
             n, score = seen.counts[times[:-1], c], seen.observed[times[:-1], c]
-            if seen.newest[c] > (n @ score) / n.sum() + TOLERANCE:  # some detectors see a fall, too
+            if seen.newest[c] > (n * score).sum() / n.sum() + TOLERANCE:  # some detectors see a fall, too
                 drifted[c] = self._fires([(int(seen.counts[t, c]), float(seen.observed[t, c])) for t in times])
         return drifted
 

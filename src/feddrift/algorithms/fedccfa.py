@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from feddrift import numerics
 from feddrift.algorithms.fedrep import fresh_heads, halves, heads_on_one_trunk, own_data, with_late_heads
 from feddrift.algorithms.options import option
 from feddrift.algorithms.profiles import components
@@ -99,7 +100,8 @@ def shared_rows(rows: Floats, clients: Ints, eps: float) -> Floats:
 def row_distances(v: Floats) -> Floats:
     """D(i, j): by how much the cosines of i and j to all others differ, on average."""
     n, unit = len(v), v / np.maximum(np.linalg.norm(v, axis=1, keepdims=True), 1e-30)
-    cos, total = unit @ unit.T, np.empty((n, n))
+    cos = numerics.inner_products(unit)
+    total = np.empty((n, n))
     for i in range(n):  # one at a time: all at once need n^3 numbers
         apart = np.abs(cos[i] - cos)  # [j, z]
         apart[:, i] = 0

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from feddrift import numerics
 from feddrift.algorithms.options import option
 from feddrift.errors import ConfigError
 from feddrift.memory import Memory, window
@@ -81,8 +82,8 @@ def responsibilities(omega: Floats, loss: Floats, shares: Floats) -> Floats:
     >>> gamma.round(3).tolist()
     [[[0.75], [0.25]]]
     """
-    log = np.log(np.maximum(omega, LEAST))[..., None] - loss - np.log(np.maximum(shares, LEAST))
-    likely = np.exp(log - log.max(axis=1, keepdims=True))
+    log = numerics.log(np.maximum(omega, LEAST))[..., None] - loss - numerics.log(np.maximum(shares, LEAST))
+    likely = numerics.exp(log - log.max(axis=1, keepdims=True))
     return np.asarray(likely / likely.sum(axis=1, keepdims=True))
 
 

@@ -22,7 +22,7 @@ from typing import Literal
 
 import numpy as np
 
-from feddrift import cluster, rng
+from feddrift import cluster, numerics, rng
 from feddrift.algorithms.flux import newest
 from feddrift.algorithms.options import option
 from feddrift.algorithms.profiles import MISSING, Scale, describe, describer, distances, router
@@ -137,7 +137,7 @@ def shares(now: Floats, before: Floats, size: Ints, weighting: str) -> Floats:
         near = 1 / (D + 1e-8)
     else:
         least = np.where(np.isnan(D), np.inf, D).min(axis=1, keepdims=True)
-        near = np.exp(np.where(np.isfinite(least), least, 0.0) - D)
+        near = numerics.exp(np.where(np.isfinite(least), least, 0.0) - D)
     weighed = np.nan_to_num(near) * size
     weighed = np.where(weighed.sum(axis=1, keepdims=True) > 0, weighed, size.astype(np.float64))
     weighed = np.where(np.isnan(now[:, :1]), np.eye(len(now)), weighed)

@@ -100,7 +100,7 @@ def cohens_kappa(confusion: Ints) -> Floats:
     [0.1304]
     """
     n = np.maximum(confusion.sum(axis=(1, 2)), 1)
-    agreed = np.einsum("mkk->m", confusion) / n
+    agreed = np.trace(confusion, axis1=1, axis2=2) / n
     chance = (confusion.sum(axis=1) * confusion.sum(axis=2)).sum(axis=1) / n**2
     kappa: Floats = np.divide(agreed - chance, 1 - chance, out=np.zeros(len(n)), where=chance < 1)
     return kappa

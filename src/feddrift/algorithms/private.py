@@ -72,7 +72,7 @@ class FineTuned:
         n, old = fed.n_clients, state.models
         shared = fed.train(take(old, [0], [0]), np.ones((fed.tau + 1, n, 1)))
         private = take(old, range(1, len(old)), old.ids[1:])
-        learns: Bools = fed.reachable & ((self.memory(fed.tau) @ fed.counts) > 0)
+        learns: Bools = fed.reachable & ((self.memory(fed.tau)[:, None] * fed.counts).sum(axis=0) > 0)
         assert isinstance(state, TunedState)
         kept: Bools = state.learned & ~learns  # who has not learned yet follows the shared model
         copies = take(

@@ -8,6 +8,7 @@ from typing import Any, get_args
 import numpy as np
 import numpy.typing as npt
 
+from feddrift import numerics
 from feddrift.engines.worker import Known
 from feddrift.errors import ConfigError
 from feddrift.nets import layer_width
@@ -29,7 +30,7 @@ def checked_width(net: Net, known: Known, layer: Layer, by: str, project: Floats
 def vectors(blocks: Iterator[npt.NDArray[Any]], matrix: Floats | None = None) -> Floats:
     """[m, row, number] from what a layer makes of rows, in blocks, each row as one vector, perhaps projected."""
     flat = (block.reshape(*block.shape[:2], -1).astype(np.float64) for block in blocks)
-    return np.concatenate([block if matrix is None else block @ matrix for block in flat], axis=1)
+    return np.concatenate([block if matrix is None else numerics.matmul(block, matrix) for block in flat], axis=1)
 
 
 def put(moments: Moments, of_row: Ints, values: Floats, square: bool) -> None:

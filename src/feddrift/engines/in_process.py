@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from feddrift import rng
+from feddrift import numerics, rng
 from feddrift.data import Stream
 from feddrift.engines import choices, describing, sampling, trials
 from feddrift.engines.base import Engine
@@ -75,13 +75,13 @@ class InProcess(Engine):
                 blocks.append(predicted != y if value == "error" else predicted)
                 continue
             true = np.take_along_axis(log_probabilities(logits), y[None, :, None], axis=2)[..., 0]
-            blocks.append(-true if value == "loss" else (1 - np.exp(true)) ** 2)
+            blocks.append(-true if value == "loss" else (1 - numerics.exp(true)) ** 2)
         return np.concatenate([np.zeros((len(models), 0)), *blocks], axis=1)
 
     def layer(self, models: Models, rows: Ints, layer: Layer) -> Iterator[npt.NDArray[Any]]:
         """What a layer of these models makes of these rows, [m, row, number], in blocks of rows."""
         if layer == "logits":
-            yield from self.outputs(models, rows)
+            yield from self.logits(models, rows)
         elif layer == "input":
             x = self.stream.x[rows]
             masks = [None] * len(models) if models.mask is None else models.mask
@@ -138,7 +138,7 @@ class InProcess(Engine):
             used = np.flatnonzero(all_votes[of_row[at[0]]] > 0)
             models = take(state.models, used, [state.models.ids[m] for m in used])
             done = 0
-            for logits in self.outputs(models, rows[at]) if len(used) else ():
+            for logits in self.logits(models, rows[at]) if len(used) else ():
                 block = at[done : done + logits.shape[1]]
                 done += logits.shape[1]
                 votes = all_votes[np.ix_(of_row[block], used)]
@@ -173,10 +173,6 @@ class InProcess(Engine):
             found = pool.map(lambda c: shifts(self.stream, tau, c, counts[:, c]), everybody)
             answers = dict(zip(everybody, found, strict=True))
         return told({c: answer for c, answer in answers.items() if answer is not None}, clients)
-
-    def outputs(self, models: Models, rows: Ints) -> Iterator[npt.NDArray[np.float32]]:
-        """As `logits`, for numbers whose last bits do not matter."""
-        return self.logits(models, rows)
 
 
 class Lane(NamedTuple):
@@ -306,7 +302,7 @@ class InProcessWorker(Worker):
     def _together(self, models: Models, members: Ints, rows: Ints) -> Ints:
         """[row]: the class with the highest mean probability; who is named twice counts twice."""
         used, votes = np.unique(members, return_counts=True)
-        blocks = self.engine.outputs(take(models, used, [models.ids[m] for m in used]), rows)
+        blocks = self.engine.logits(take(models, used, [models.ids[m] for m in used]), rows)
         every = [voting.chances(logits, np.tile(votes, (logits.shape[1], 1))).argmax(axis=1) for logits in blocks]
         return np.concatenate(every)
 

@@ -21,14 +21,13 @@ from feddrift.averaging import renormalised
 from feddrift.data import Stream
 from feddrift.engines import kernel_loops, linear_loops
 from feddrift.engines.looks import Looks
-from feddrift.nets.perceptron import linear, perceptron
+from feddrift.nets.perceptron import MAX_SMALL_LAYER, linear, perceptron
 from feddrift.system import cores
 from feddrift.trees import split, trunk_of
 from feddrift.types import Bools, Ints, Local, Models, Net, Params
 
-MOST_WEIGHTS = 2048  # in the first layer: for larger ones XLA's matrix products are faster
 MOMENTS = ("mean", "square", "largest")
-ROWS = 1 << 16  # that are taken through a net together
+MAX_ROWS = 1 << 16  # rows of one block of logits
 LAYERS: dict[Any, tuple[tuple[str, str], ...]] = {perceptron: (("W1", "b1"), ("W2", "b2")), linear: (("W1", "b1"),)}
 LEAVES: dict[Any, tuple[str, ...]] = {net: tuple(itertools.chain(*layers)) for net, layers in LAYERS.items()}
 LOOPS: dict[Any, Any] = {perceptron: kernel_loops, linear: linear_loops}
@@ -41,7 +40,7 @@ def ready() -> bool:
 
 def applies(net: Net, params: Params) -> bool:
     """Whether these are small perceptrons, or linear, and their trunk, if they have one, is the hidden layer."""
-    if not ready() or net.apply not in LEAVES or params["W1"][0].size > MOST_WEIGHTS:
+    if not ready() or net.apply not in LEAVES or params["W1"][0].size > MAX_SMALL_LAYER:
         return False
     shared = {name for name, is_shared in trunk_of(net, params).items() if is_shared}
     return not shared or (net.apply is perceptron and shared == {"W1", "b1"})
@@ -70,7 +69,7 @@ def rounds(
     if net.apply is perceptron:  # both layers count their steps
         counters = steps_of["W1"] if shape["W1"] else steps_of["W2"].copy(), steps_of["W2"], at[0]
     drawn = (lanes.key[0], lanes.key[1], lanes.cumulative, lanes.counts, lanes.starts, order)
-    sees = np.ones((1, 0), dtype=np.float32) if mask is None else mask.reshape(len(mask), -1)
+    sees = _sees(mask)
     how = (
         local.steps, local.batch, np.float32(local.lr), np.float32(local.weight_decay),
         local.optimizer == "adam", np.float32(local.momentum), local.trains != "head" or not shape["W1"],
@@ -139,33 +138,41 @@ def wrong(net: Net, models: Models, stream: Stream, rows: Ints, sizes: Ints, whi
 
 
 def logits(net: Net, models: Models, stream: Stream, rows: Ints) -> Iterator[npt.NDArray[np.float32]]:
-    """The logits [m, row, class] of these rows, in blocks; their last bits are not those of `wrong`."""
-    (w1, b1, *last), on = _stacks(net, models), _positions(net, models)
-    for first in _first(w1, b1, stream, rows):
-        if not last:  # the only layer
-            yield np.stack(first)
-            continue
-        w2, b2 = last
-        seen = [np.maximum(values, 0) for values in first]
-        yield np.stack([seen[k] @ w2[m] + b2[m] for m, k in enumerate(on)])
+    """Yield the logits [m, row, class] of these rows in blocks of rows, with the bits that `wrong` compares."""
+    stacks = _stacks(net, models)
+    yield from _compute_blocks(LOOPS[net.apply].compute_logits, stacks, stacks[-1].shape[1], net, models, stream, rows)
 
 
 def hidden(net: Net, models: Models, stream: Stream, rows: Ints) -> Iterator[npt.NDArray[np.float32]]:
-    """What the last layers [m, row, unit] see of these rows, in blocks."""
-    (w1, b1, *last), on = _stacks(net, models), _positions(net, models)
-    if not last:
-        inputs = stream.x[rows].reshape(len(rows), -1)
-        yield np.broadcast_to(inputs, (len(models), *inputs.shape))
+    """Yield the inputs [m, row, unit] of the last layers for these rows, in blocks of rows."""
+    w1, b1, *last = _stacks(net, models)
+    if last:
+        yield from _compute_blocks(kernel_loops.compute_hidden, [w1, b1], b1.shape[1], net, models, stream, rows)
         return
-    for first in _first(w1, b1, stream, rows):
-        yield np.maximum(np.stack(first)[on], 0)
+    inputs = stream.x[rows].reshape(len(rows), -1)
+    if models.mask is None:
+        yield np.broadcast_to(inputs, (len(models), *inputs.shape))
+    else:
+        yield inputs * models.mask.reshape(len(models), 1, -1).astype(np.float32)
 
 
-def _first(w1: Any, b1: Any, stream: Stream, rows: Ints) -> Iterator[list[npt.NDArray[np.float32]]]:
-    """What the first layers make of these rows, in blocks, before they are bent."""
-    for start in range(0, len(rows), ROWS):
-        x = stream.x[rows[start : start + ROWS]].reshape(-1, w1.shape[1]).astype(np.float32, copy=False)
-        yield [x @ w1[k] + b1[k] for k in range(len(w1))]
+def _compute_blocks(
+    compute: Callable[..., None], stacks: list[Any], width: int, net: Net, models: Models, stream: Stream, rows: Ints
+) -> Iterator[npt.NDArray[np.float32]]:
+    """Yield what `compute` writes for these rows, [m, row, number], in blocks of rows, on all cores."""
+    on, sees = _positions(net, models), _sees(models.mask)
+    flat = stream.x.reshape(len(stream.x), -1)
+    for start in range(0, len(rows), MAX_ROWS):
+        part = np.ascontiguousarray(rows[start : start + MAX_ROWS])
+        out = np.empty((len(models), len(part), width), dtype=np.float32)
+        with _Cores(-(-len(part) // kernel_loops.BLOCK)) as team:
+            team.run(compute, *stacks, on, flat, part, sees, out)
+        yield out
+
+
+def _sees(mask: Any) -> Any:
+    """Return the features that each model sees as factors [m, feature]; [1, 0] if every model sees all."""
+    return np.ones((1, 0), dtype=np.float32) if mask is None else mask.reshape(len(mask), -1).astype(np.float32)
 
 
 def shuffle(key: rng.Words, starts: Ints, counts: Ints, order: npt.NDArray[np.int32]) -> None:

@@ -1,6 +1,8 @@
-"""The compiled loops of `kernel`: written out for speed, held equal to NumPy and JAX by tests.
+"""The compiled loops of `kernel`: written out for speed, compared with NumPy and JAX by tests.
 
-Training works on `vectors`, scoring in plain loops over rows.
+Training works on `vectors`, scoring in plain loops over rows. Every processor gives the same bits: sums have a fixed
+order, multiply-adds are explicit (`fused`), no fast-math flag is set, and exponentials and logarithms are computed here
+instead of by the C library.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from feddrift import numerics
 from feddrift.averaging import LARGEST
 from feddrift.engines import optim
 
@@ -18,7 +21,7 @@ try:
     from numba import njit
 
     from feddrift.engines.vectors import (
-        NATIVE,
+        REGISTER,
         SUMS,
         begun,
         filled,
@@ -61,11 +64,9 @@ def _native(**flags: Any) -> Callable[[Callable[..., Any]], Any]:
     return compiled
 
 
-# Sums may be reordered and multiply-adds fused; NaN and infinity stay what they are.
-_loose = _native(fastmath={"reassoc", "contract", "nsz", "arcp"})
 _strict = _native()
-# Each operation as it stands, in the caller's place, and nobody counts references to arrays.
-_exact = _native(fastmath=False, forceinline=True, _nrt=False)
+# Inlined into the caller, without reference counts for arrays.
+_exact = _native(forceinline=True, _nrt=False)
 
 
 @_strict
@@ -137,33 +138,78 @@ def shuffle(lo: Any, hi: Any, key0: Any, key1: Any, starts: Any, counts: Any, or
 
 B1, C1 = np.float32(optim.BETA1), np.float32(1 - optim.BETA1)
 B2, C2, EPS = np.float32(optim.BETA2), np.float32(1 - optim.BETA2), np.float32(optim.EPS)
-LOG1, LOG2 = np.float32(math.log(optim.BETA1)), np.float32(math.log(optim.BETA2))
 
-
-@_loose
-def _corrections(taken: Any, lr: Any) -> Any:
-    """The step size over the first bias, and the root of the second, after so many steps."""
-    rate = np.float32(lr / np.float32(-math.expm1(taken * LOG1)))
-    return rate, np.float32(math.sqrt(np.float32(-math.expm1(taken * LOG2))))
+LOG_BETA1, LOG_BETA2 = float(numerics.log(optim.BETA1)), float(numerics.log(optim.BETA2))
+LOG2_E, LN2 = 1.4426950408889634, 0.6931471805599453
+SQRT_HALF = 0.7071067811865476
 
 
 @_strict
-def odd_ones(weights: Any, biases: Any) -> Any:
-    """Which two numbers of a layer `_update` treats as it does; -1: none.
+def _split_power(x: Any) -> Any:
+    """Return n and f with e^x = 2^n (1 + f), for finite x from -700 to 0; f is exact enough for float32."""
+    n = np.floor(x * LOG2_E + 0.5)
+    r = fused(-n, LN2, x)
+    f = 1 / 362880
+    f = fused(f, r, 1 / 40320)
+    f = fused(f, r, 1 / 5040)
+    f = fused(f, r, 1 / 720)
+    f = fused(f, r, 1 / 120)
+    f = fused(f, r, 1 / 24)
+    f = fused(f, r, 1 / 6)
+    f = fused(f, r, 0.5)
+    f = fused(f, r, 1.0)
+    return n, f * r
 
-    The plain loop that it once was multiplied by one over the bias of the second moment, but for the first number after
-    those that filled vectors, where an odd number of them was left: there it divided.
-    """
-    step, least = (8, 16) if NATIVE == 8 else (4, 4)
-    one = (weights // step * step if weights >= least else 0) if weights % 2 else -1
-    other = weights + (biases // step * step if biases >= least else 0) if biases % 2 else -1
-    return one, other
+
+@_strict
+def _exp_of(x: Any) -> Any:
+    """Return e^x for one number x <= 0, in float64 with the precision of float32."""
+    if not x > -700.0:
+        return 0.0 if x <= -700.0 else x  # NaN stays NaN
+    n, f = _split_power(x)
+    return math.ldexp(1.0 + f, int(n))
+
+
+@_strict
+def _log_of(x: Any) -> Any:
+    """Return ln(x) for one positive number, in float64 with the precision of float32."""
+    if not 0.0 < x < math.inf:
+        return x  # infinity and NaN stay what they are; zero cannot happen
+    m, e = math.frexp(x)
+    if m < SQRT_HALF:
+        m, e = 2.0 * m, e - 1
+    s = (m - 1.0) / (m + 1.0)
+    z = s * s
+    p = 1 / 13
+    p = fused(p, z, 1 / 11)
+    p = fused(p, z, 1 / 9)
+    p = fused(p, z, 1 / 7)
+    p = fused(p, z, 1 / 5)
+    p = fused(p, z, 1 / 3)
+    p = fused(p, z, 1.0)
+    return fused(2.0 * s, p, e * LN2)
+
+
+@_strict
+def _bias_correction(taken: Any, log_beta: Any) -> Any:
+    """Return 1 - beta^taken, exact to float32 also for the first steps."""
+    x = np.float64(taken) * log_beta
+    if x <= -700.0:
+        return 1.0
+    n, f = _split_power(x)
+    power = math.ldexp(1.0, int(n))
+    return (1.0 - power) - power * f
+
+
+@_strict
+def _corrections(taken: Any, lr: Any) -> Any:
+    """Return the step size over the first bias and the root of the second, after `taken` steps."""
+    rate = lr / np.float32(_bias_correction(taken, LOG_BETA1))
+    return rate, np.float32(math.sqrt(np.float32(_bias_correction(taken, LOG_BETA2))))
 
 
 @_exact
-def _update(
-    params: Any, row: Any, grads: Any, held: Any, rate: Any, bias: Any, decay: Any, adam: Any, odd: Any
-) -> None:
+def _update(params: Any, row: Any, grads: Any, held: Any, rate: Any, bias: Any, decay: Any, adam: Any) -> None:
     """`optim.update` of this row of parameters and moments; in place. Of sgd `bias` is the momentum."""
     mean, square, largest = held
     shrink = filled(decay)
@@ -177,8 +223,6 @@ def _update(
                 g = fused(shrink, p, g)
             store(params, row, at, fused(filled(-rate), g, p))
         return
-    one, other = odd
-    before = params[row, max(one, 0)], params[row, max(other, 0)]
     over = filled(np.float32(1) / bias)
     for at in range(0, params.shape[1], WIDTH):
         p = load(params, row, at)
@@ -190,10 +234,6 @@ def _update(
         store(square, row, at, v)
         store(largest, row, at, u)
         store(params, row, at, p - filled(rate) * m / fused(root(u), over, filled(EPS)))
-    if one >= 0:
-        params[row, one] = before[0] - rate * mean[row, one] / (math.sqrt(largest[row, one]) / bias + EPS)
-    if other >= 0:
-        params[row, other] = before[1] - rate * mean[row, other] / (math.sqrt(largest[row, other]) / bias + EPS)
 
 
 @_exact
@@ -219,7 +259,7 @@ def _dot(a: Any, i: Any, b: Any, j: Any, n: Any) -> Any:
     found = folded(sums)
     if whole < n:
         rest = begun(found)
-        for at in range(whole, n, NATIVE):
+        for at in range(whole, n, REGISTER):
             rest = fused(load_rest(a, i, at), load_rest(b, j, at), rest)
         found = folded(rest)
     return found
@@ -234,7 +274,7 @@ def _total(a: Any, i: Any, n: Any) -> Any:
     found = folded(sums)
     if whole < n:
         rest = begun(found)
-        for at in range(whole, n, NATIVE):
+        for at in range(whole, n, REGISTER):
             rest = rest + load_rest(a, i, at)
         found = folded(rest)
     return found
@@ -290,10 +330,9 @@ def _gradient(trunk: Any, lane: Any, head: Any, pair: Any, shape: Any, x: Any, y
             put(of_trunk, 0, i * h + j, _dot(x, i, back, 0, n))
 
 
-@_loose
-def _predict(W1: Any, b1: Any, W2: Any, b2: Any, x: Any, n: Any, hidden: Any, out: Any, best: Any) -> None:
-    """The class of x[feature, row] for the first n rows: the lowest of those with the highest logit."""
-    top = out[0]
+@_strict
+def _hidden_units(W1: Any, b1: Any, x: Any, n: Any, hidden: Any) -> None:
+    """Compute the hidden units [unit, row] of x[feature, row], for the first n rows."""
     for j in range(len(b1)):
         weight = b1[j]
         for b in range(n):
@@ -301,22 +340,81 @@ def _predict(W1: Any, b1: Any, W2: Any, b2: Any, x: Any, n: Any, hidden: Any, ou
         for i in range(len(W1)):
             weight = W1[i, j]
             for b in range(n):
-                hidden[j, b] += weight * x[i, b]
+                hidden[j, b] = fused(weight, x[i, b], hidden[j, b])
         for b in range(n):
             hidden[j, b] = max(hidden[j, b], np.float32(0))
-    for c in range(len(b2)):
-        logit = out[1] if c else top
-        weight = b2[c]
+
+
+@_strict
+def _logit(W: Any, bias: Any, c: Any, x: Any, n: Any, logit: Any) -> None:
+    """Compute the logits of class c from x[unit, row], for the first n rows."""
+    weight = bias[c]
+    for b in range(n):
+        logit[b] = weight
+    for j in range(len(W)):
+        weight = W[j, c]
         for b in range(n):
-            logit[b] = weight
-        for j in range(len(b1)):
-            weight = W2[j, c]
-            for b in range(n):
-                logit[b] += weight * hidden[j, b]
+            logit[b] = fused(weight, x[j, b], logit[b])
+
+
+@_strict
+def _classify(W: Any, bias: Any, x: Any, n: Any, out: Any, best: Any) -> None:
+    """Find the class with the highest logit for the first n rows of x[unit, row]; of equal ones the lowest class."""
+    top = out[0]
+    for c in range(len(bias)):
+        logit = out[1] if c else top
+        _logit(W, bias, c, x, n, logit)
         for b in range(n):
             higher = c == 0 or logit[b] > top[b] or (math.isnan(logit[b]) and not math.isnan(top[b]))
             best[b] = c if higher else best[b]
             top[b] = logit[b] if higher else top[b]
+
+
+@_strict
+def _predict(W1: Any, b1: Any, W2: Any, b2: Any, x: Any, n: Any, hidden: Any, out: Any, best: Any) -> None:
+    """Find the class of x[feature, row] for the first n rows."""
+    _hidden_units(W1, b1, x, n, hidden)
+    _classify(W2, b2, hidden, n, out, best)
+
+
+@_strict
+def _gather_seen(X: Any, rows: Any, begin: Any, end: Any, seen: Any, x: Any) -> Any:
+    """Gather rows begin.. as `_gather` does, times what the model sees of each feature, and return their number."""
+    n = _gather(X, rows, begin, end, x)
+    for i in range(len(seen)):
+        for b in range(n):
+            x[i, b] *= seen[i]
+    return n
+
+
+@_strict
+def compute_logits(
+    lo: Any, hi: Any, W1: Any, b1: Any, W2: Any, b2: Any, on: Any, X: Any, rows: Any, sees: Any, logits: Any
+) -> None:
+    """Write the logits [m, row, class] of blocks lo..hi-1 of rows, with the bits that `count` and `flag` compare."""
+    x, hidden, out, _ = _room(W1, W2)
+    for m in range(len(on)):
+        for begin in range(lo * BLOCK, min(hi * BLOCK, len(rows)), BLOCK):
+            n = _gather_seen(X, rows, begin, len(rows), sees[m if sees.shape[1] else 0], x)
+            _hidden_units(W1[on[m]], b1[on[m]], x, n, hidden)
+            for c in range(len(b2[m])):
+                _logit(W2[m], b2[m], c, hidden, n, out[0])
+                for b in range(n):
+                    logits[m, begin + b, c] = out[0, b]
+
+
+@_strict
+def compute_hidden(lo: Any, hi: Any, W1: Any, b1: Any, on: Any, X: Any, rows: Any, sees: Any, units: Any) -> None:
+    """Write the hidden units [m, row, unit] of blocks lo..hi-1 of rows."""
+    x = np.empty((W1.shape[1], BLOCK), dtype=np.float32)
+    hidden = np.empty((W1.shape[2], BLOCK), dtype=np.float32)
+    for m in range(len(on)):
+        for begin in range(lo * BLOCK, min(hi * BLOCK, len(rows)), BLOCK):
+            n = _gather_seen(X, rows, begin, len(rows), sees[m if sees.shape[1] else 0], x)
+            _hidden_units(W1[on[m]], b1[on[m]], x, n, hidden)
+            for j in range(len(hidden)):
+                for b in range(n):
+                    units[m, begin + b, j] = hidden[j, b]
 
 
 @_strict
@@ -339,7 +437,7 @@ def _gather(X: Any, rows: Any, begin: Any, end: Any, x: Any) -> Any:
     return n
 
 
-@_loose
+@_strict
 def count(
     lo: Any, hi: Any, W1: Any, b1: Any, W2: Any, b2: Any, on: Any, X: Any, Y: Any, rows: Any, ends: Any, counts: Any
 ) -> None:
@@ -356,7 +454,7 @@ def count(
             begin += n
 
 
-@_loose
+@_strict
 def flag(
     lo: Any, hi: Any, W1: Any, b1: Any, W2: Any, b2: Any, on: Any, X: Any, Y: Any, rows: Any, ends: Any, which: Any,
     flags: Any,
@@ -373,20 +471,20 @@ def flag(
             begin += n
 
 
-@_loose
+@_strict
 def _cross_entropy(out: Any, y: Any) -> Any:
-    """Of one row's logits."""
-    top, total = out[0], np.float32(0)
+    """Return the cross-entropy of one row's logits."""
+    top, total = out[0], 0.0
     for c in range(1, len(out)):
         top = max(top, out[c])
     for c in range(len(out)):
-        total += np.float32(math.exp(out[c] - top))
-    return np.float32(math.log(total)) + top - out[y]
+        total += _exp_of(np.float64(out[c] - top))
+    return np.float32(_log_of(total)) + top - out[y]
 
 
-@_loose
+@_strict
 def _held_loss(W1: Any, b1: Any, W2: Any, b2: Any, X: Any, Y: Any, rows: Any, weight: Any, sees: Any) -> Any:
-    """`losses.weighed_loss` of these rows."""
+    """Return `losses.weighed_loss` of these rows."""
     hidden, out, loss = np.empty(len(b1), dtype=np.float32), np.empty(len(b2), dtype=np.float32), np.float32(0)
     for r in range(len(rows)):
         if weight[r] > 0:
@@ -394,10 +492,11 @@ def _held_loss(W1: Any, b1: Any, W2: Any, b2: Any, X: Any, Y: Any, rows: Any, we
             for i in range(len(W1)):
                 x = X[rows[r], i] * (sees[i] if len(sees) else np.float32(1))
                 for j in range(len(b1)):
-                    hidden[j] += x * W1[i, j]
+                    hidden[j] = fused(x, W1[i, j], hidden[j])
             for j in range(len(b1)):
+                unit = max(hidden[j], np.float32(0))
                 for c in range(len(b2)):
-                    out[c] += max(hidden[j], np.float32(0)) * W2[j, c]
+                    out[c] = fused(unit, W2[j, c], out[c])
             loss += weight[r] * _cross_entropy(out, Y[rows[r]])
     return loss
 
@@ -434,7 +533,7 @@ def _take(X: Any, Y: Any, order: Any, begin: Any, n: Any, row: Any, batch: Any, 
         put(y, 0, r, np.int32(-1))
 
 
-@_loose
+@_strict
 def train(
     lo: Any, hi: Any, round: Any, n_heads: Any, shape: Any, trunks: Any, heads: Any, trunk: Any, head: Any,
     trunk_held: Any, head_held: Any, trunk_taken: Any, head_taken: Any, trunk_of: Any, head_of: Any, drawn: Any, X: Any,
@@ -452,7 +551,6 @@ def train(
         np.empty((h, wide), dtype=np.float32), np.empty((k, wide), dtype=np.float32),
         np.empty((1, wide), dtype=np.float32), of_trunk, of_head,
     )  # fmt: skip
-    odd_trunk, odd_head = odd_ones(d * h, h), odd_ones(h * k, k)
     for lane in range(lo, hi):
         trunk[lane] = trunks[trunk_of[lane]]
         for pair in range(lane * n_heads, (lane + 1) * n_heads):
@@ -476,12 +574,12 @@ def train(
                 head_taken[pair] += 1
                 if adam:
                     rate, bias = _corrections(head_taken[pair], lr)
-                _update(head, pair, of_head, head_held, rate, bias, decay, adam, odd_head)
+                _update(head, pair, of_head, head_held, rate, bias, decay, adam)
             if trunk_learns:
                 trunk_taken[lane] += 1
                 if adam and not (head_learns and trunk_taken[lane] == head_taken[pair]):
                     rate, bias = _corrections(trunk_taken[lane], lr)
-                _update(trunk, lane, of_trunk, trunk_held, rate, bias, decay, adam, odd_trunk)
+                _update(trunk, lane, of_trunk, trunk_held, rate, bias, decay, adam)
             if every[lane] > 0 and (step + 1) % every[lane] == 0:
                 loss = np.float32(0)
                 W1, b1 = trunk[lane, : d * h].reshape((d, h)), trunk[lane, d * h : d * h + h]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from feddrift.engines.kernel_loops import (
     BLOCK,
     COMPILED,
     WIDTH,
+    _classify,
     _corrections,
     _cross_entropy,
     _dot,
@@ -18,12 +18,13 @@ from feddrift.engines.kernel_loops import (
     _exact,
     _finite,
     _gather,
-    _loose,
+    _gather_seen,
+    _logit,
+    _strict,
     _take,
     _threefry,
     _total,
     _update,
-    odd_ones,
 )
 
 if COMPILED:
@@ -47,26 +48,20 @@ def _gradient(layer: Any, pair: Any, d: Any, k: Any, x: Any, y: Any, part: Any, 
         put(grads, 0, d * k + c, _total(out, c, n))
 
 
-@_loose
-def _predict(W: Any, b: Any, x: Any, n: Any, out: Any, best: Any) -> None:
-    """The class of x[feature, row] for the first n rows: the lowest of those with the highest logit."""
-    top = out[0]
-    for c in range(len(b)):
-        logit = out[1] if c else top
-        weight = b[c]
-        for r in range(n):
-            logit[r] = weight
-        for i in range(len(W)):
-            weight = W[i, c]
-            for r in range(n):
-                logit[r] += weight * x[i, r]
-        for r in range(n):
-            higher = c == 0 or logit[r] > top[r] or (math.isnan(logit[r]) and not math.isnan(top[r]))
-            best[r] = c if higher else best[r]
-            top[r] = logit[r] if higher else top[r]
+@_strict
+def compute_logits(lo: Any, hi: Any, W: Any, bias: Any, on: Any, X: Any, rows: Any, sees: Any, logits: Any) -> None:
+    """As `kernel_loops.compute_logits`."""
+    x, out = np.empty((W.shape[1], BLOCK), dtype=np.float32), np.empty(BLOCK, dtype=np.float32)
+    for m in range(len(on)):
+        for begin in range(lo * BLOCK, min(hi * BLOCK, len(rows)), BLOCK):
+            n = _gather_seen(X, rows, begin, len(rows), sees[m if sees.shape[1] else 0], x)
+            for c in range(len(bias[on[m]])):
+                _logit(W[on[m]], bias[on[m]], c, x, n, out)
+                for r in range(n):
+                    logits[m, begin + r, c] = out[r]
 
 
-@_loose
+@_strict
 def count(lo: Any, hi: Any, W: Any, b: Any, on: Any, X: Any, Y: Any, rows: Any, ends: Any, counts: Any) -> None:
     """As `kernel_loops.count`."""
     x, out = np.empty((W.shape[1], BLOCK), dtype=np.float32), np.empty((2, BLOCK), dtype=np.float32)
@@ -76,13 +71,13 @@ def count(lo: Any, hi: Any, W: Any, b: Any, on: Any, X: Any, Y: Any, rows: Any, 
         while begin < ends[cell]:
             n = _gather(X, rows, begin, ends[cell], x)
             for m in range(len(on)):
-                _predict(W[on[m]], b[on[m]], x, n, out, best)
+                _classify(W[on[m]], b[on[m]], x, n, out, best)
                 for r in range(n):
                     counts[cell, m] += best[r] != Y[rows[begin + r]]
             begin += n
 
 
-@_loose
+@_strict
 def flag(
     lo: Any, hi: Any, W: Any, b: Any, on: Any, X: Any, Y: Any, rows: Any, ends: Any, which: Any, flags: Any
 ) -> None:
@@ -93,13 +88,13 @@ def flag(
         begin, m = ends[cell - 1] if cell else 0, on[which[cell]]
         while begin < ends[cell]:
             n = _gather(X, rows, begin, ends[cell], x)
-            _predict(W[m], b[m], x, n, out, best)
+            _classify(W[m], b[m], x, n, out, best)
             for r in range(n):
                 flags[begin + r] = best[r] != Y[rows[begin + r]]
             begin += n
 
 
-@_loose
+@_strict
 def _held_loss(W: Any, b: Any, X: Any, Y: Any, rows: Any, weight: Any, sees: Any) -> Any:
     """As `kernel_loops._held_loss`."""
     out, loss = np.empty(len(b), dtype=np.float32), np.float32(0)
@@ -109,12 +104,12 @@ def _held_loss(W: Any, b: Any, X: Any, Y: Any, rows: Any, weight: Any, sees: Any
             for i in range(len(W)):
                 x = X[rows[r], i] * (sees[i] if len(sees) else np.float32(1))
                 for c in range(len(b)):
-                    out[c] += x * W[i, c]
+                    out[c] = fused(x, W[i, c], out[c])
             loss += weight[r] * _cross_entropy(out, Y[rows[r]])
     return loss
 
 
-@_loose
+@_strict
 def train(
     lo: Any, hi: Any, round: Any, n_heads: Any, shape: Any, models: Any, work: Any, moments: Any, taken: Any,
     model: Any, drawn: Any, X: Any, Y: Any, sees: Any, how: Any, looks: Any, sound: Any,
@@ -127,7 +122,6 @@ def train(
     wide = (batch + WIDTH - 1) // WIDTH * WIDTH  # the rows beyond the batch have no label
     x, y = np.zeros((d, wide), dtype=np.float32), np.full((1, wide), -1, dtype=np.int32)
     out, grads = np.empty((k, wide), dtype=np.float32), np.zeros((1, work.shape[1]), dtype=np.float32)
-    odd = odd_ones(d * k, k)
     for lane in range(lo, hi):
         for pair in range(lane * n_heads, (lane + 1) * n_heads):
             work[pair] = models[model[pair]]
@@ -147,7 +141,7 @@ def train(
             _gradient(work, pair, d, k, x, y, np.float32(1) / np.float32(min(n, batch)), out, grads)
             taken[pair] += 1
             rate, bias = _corrections(taken[pair], lr) if adam else (lr, momentum)
-            _update(work, pair, grads, moments, rate, bias, decay, adam, odd)
+            _update(work, pair, grads, moments, rate, bias, decay, adam)
             if every[lane] > 0 and (step + 1) % every[lane] == 0:
                 loss = np.float32(0)
                 for i in range(n_heads):

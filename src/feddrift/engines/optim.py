@@ -9,6 +9,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
+from feddrift import numerics
 from feddrift.trees import tree_map
 from feddrift.types import Local, Params
 
@@ -43,11 +46,17 @@ def update(
     if local.optimizer == "sgd":
         return tree_map(lambda p, g: p - lr * g, params, grads), moments
     xp = step.__array_namespace__()
-    # 1 - beta^step, exact in float32 also for the first steps
-    bias1 = -xp.expm1(step * math.log(BETA1))
-    bias2 = xp.sqrt(-xp.expm1(step * math.log(BETA2)))
+    bias1 = _bias_correction(step, BETA1)
+    bias2 = xp.sqrt(_bias_correction(step, BETA2))
     mean = tree_map(lambda m, g: BETA1 * m + (1 - BETA1) * g, moments["mean"], grads)
     square = tree_map(lambda v, g: BETA2 * v + (1 - BETA2) * g * g, moments["square"], grads)
     largest = tree_map(xp.maximum, moments["largest"], square)
     params = tree_map(lambda p, m, v: p - lr / bias1 * m / (xp.sqrt(v) / bias2 + EPS), params, mean, largest)
     return params, {"mean": mean, "square": square, "largest": largest}
+
+
+def _bias_correction(step: Any, beta: float) -> Any:
+    """Return 1 - beta^step in float32, exact also for the first steps; of NumPy arrays with equal bits everywhere."""
+    if isinstance(step, np.ndarray | np.generic):
+        return np.asarray(-numerics.expm1(np.asarray(step) * numerics.log(beta)), dtype=np.float32)
+    return -step.__array_namespace__().expm1(step * math.log(beta))

@@ -20,6 +20,7 @@ from feddrift.models import in_place_of, params_of
 from feddrift.nets import check_fits
 from feddrift.nets.losses import batch_loss, masked
 from feddrift.nets.own import check_traceable
+from feddrift.nets.perceptron import compute_gradient, deep, linear, perceptron
 from feddrift.nets.voting import log_probabilities
 from feddrift.trees import split, tree_map, trunk_of, unsplit
 from feddrift.types import Floats, Ints, Local, Models, Net, Params, Updates
@@ -27,7 +28,9 @@ from feddrift.types import Floats, Ints, Local, Models, Net, Params, Updates
 
 @lru_cache(maxsize=16)
 def _gradient(net: Net) -> Any:
-    """The gradient of a minibatch's loss, compiled once for each net."""
+    """Return a function for the gradient of a minibatch's loss: perceptrons in NumPy, other nets compiled by JAX."""
+    if net.apply in (linear, perceptron, deep):
+        return compute_gradient
     import jax  # here, since it takes a while
 
     def loss(params: Params, mask: Any, x: Any, y: Any, n: Any) -> Any:
@@ -57,7 +60,7 @@ class Reference(InProcess):
         logits = []
         for m in range(len(models)):
             params = params_of(models, m)
-            mask = None if models.mask is None else models.mask[m]
+            mask = None if models.mask is None else np.asarray(models.mask[m], dtype=np.float32)
             with jax.default_matmul_precision("float32"):
                 logits.append(np.asarray(masked(net or self.net, params, mask, self.stream.x[rows])))
         yield np.stack(logits)
@@ -136,7 +139,7 @@ class ReferenceWorker(InProcessWorker):
             if local.trains != "trunk":
                 heads[h] = self._updated((c, "head", ids[h]), heads[h], of_head, local)
             if local.patience and (step + 1) % every == 0:
-                masks = None if models.mask is None else models.mask[members]
+                masks = None if models.mask is None else models.mask[members].astype(np.float32)
                 loss = self._looked(held, held_weight, [unsplit(trunk, head, shape) for head in heads], masks)
                 before = self.moments.get((c, "look", family), ({"loss": np.float32(np.nan)}, 0))[0]["loss"]
                 self.moments[c, "look", family] = {"loss": loss}, 0

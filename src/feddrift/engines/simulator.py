@@ -112,6 +112,13 @@ class Simulator(InProcess):
         return SimulatorWorker(self, tau)
 
     def logits(self, models: Models, rows: Ints, net: Net | None = None) -> Iterator[npt.NDArray[np.float32]]:
+        kernel = self.kernel(models.params) if net is None else None
+        if kernel is None:
+            return self._compiled_logits(models, rows, net)
+        return kernel.logits(self.net, models, self.stream, rows)  # type: ignore[no-any-return]
+
+    def _compiled_logits(self, models: Models, rows: Ints, net: Net | None) -> Iterator[npt.NDArray[np.float32]]:
+        """Yield what `logits` does, from the program that XLA compiled."""
         from feddrift.engines import program  # here, since JAX takes a while to import
 
         given = self.device.given(models, model_bucket(len(models)))  # once, not with every block
@@ -136,15 +143,9 @@ class Simulator(InProcess):
         fits = times * SCORE_VALUES // max(1, math.prod(self.stream.x.shape[1:]))
         return min(times * SCORE_BLOCK[1], max(SCORE_BLOCK[0], 1 << max(0, fits.bit_length() - 1)))
 
-    def outputs(self, models: Models, rows: Ints) -> Iterator[npt.NDArray[np.float32]]:
-        kernel = self.kernel(models.params)
-        if kernel is None or models.mask is not None:
-            return self.logits(models, rows)
-        return kernel.logits(self.net, models, self.stream, rows)  # type: ignore[no-any-return]
-
     def hidden(self, models: Models, rows: Ints) -> Iterator[npt.NDArray[np.float32]]:
         kernel = self.kernel(models.params)
-        if kernel is None or models.mask is not None:
+        if kernel is None:
             return super().hidden(models, rows)
         return kernel.hidden(self.net, models, self.stream, rows)  # type: ignore[no-any-return]
 

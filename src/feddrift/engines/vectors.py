@@ -1,10 +1,12 @@
-"""Sixteen floats at a time, for the compiled loops.
+"""Vectors of floats for the compiled loops, with the same bits on every processor.
 
-Of a plain loop over rows LLVM makes vector instructions, too, but first it asks whether arrays overlap, and what could
-stay in registers goes through memory: with a few units that takes longer than the arithmetic. A plain sum is split over
-the places of four registers, which decides its last bits; `folded` adds them up as LLVM does.
+LLVM vectorises plain loops over rows, too, but it then checks whether arrays overlap and keeps intermediate values in
+memory: for nets with a few units that takes longer than the arithmetic. Here the width of a vector is a constant and
+not the width of the processor's registers, so the order of every sum is fixed. Multiply-adds are rounded once: they are
+calls of `llvm.fma`, which a processor without such an instruction computes in software.
 
-numba keeps what it compiled for as long as the file of a loop stays as it is: whoever changes this one changes those.
+numba reuses compiled code as long as the source file of the loop is unchanged. After a change to this file, also change
+the files that import it.
 """
 
 from __future__ import annotations
@@ -14,27 +16,15 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-import llvmlite.binding as llvm
 from llvmlite import ir
 from numba import extending, types
-from numba.core import config
 
-SIZE = 16  # floats in a vector, whatever the processor has room for
+SIZE = 16  # floats in a vector
 FLOAT, WORD = ir.FloatType(), ir.IntType(32)
 
 
-def _native() -> int:
-    """How many floats LLVM puts into one register of this processor."""
-    name, features = config.CPU_NAME, config.CPU_FEATURES  # type: ignore[attr-defined]
-    name = llvm.get_host_cpu_name() if name is None else name
-    features = llvm.get_host_cpu_features().flatten() if features is None else features
-    if "+avx512f" in features and name.startswith("znver"):  # on Intel's it prefers half of one
-        return 16
-    return 8 if "+avx" in features else 4
-
-
-NATIVE = _native()
-SUMS = 4 * NATIVE
+REGISTER = 8  # floats in a partial sum
+SUMS = 4 * REGISTER  # floats that a sum adds at a time, as four partial sums
 
 
 def intrinsic(function: Callable[..., Any]) -> Any:
@@ -56,7 +46,7 @@ class _Model(extending.models.PrimitiveModel):
         super().__init__(dmm, fe_type, ir.VectorType(FLOAT, fe_type.size))  # type: ignore[no-untyped-call]
 
 
-VECTOR, REST, PARTS = Vector(SIZE), Vector(NATIVE), Vector(SUMS)
+VECTOR, REST, PARTS = Vector(SIZE), Vector(REGISTER), Vector(SUMS)
 
 
 def _sign(sign: Any, name: str) -> None:
@@ -165,13 +155,26 @@ def filled(typing: Any, value: Any) -> Any:
     return VECTOR(types.float32), emit
 
 
+def _call(builder: Any, name: str, *args: Any) -> Any:
+    """Emit a call of an LLVM intrinsic, such as llvm.fma, for numbers or vectors."""
+    kind = args[0].type
+    element = kind.element if isinstance(kind, ir.VectorType) else kind
+    suffix = "f32" if element == FLOAT else "f64"
+    if isinstance(kind, ir.VectorType):
+        suffix = f"v{kind.count}{suffix}"
+    full = f"llvm.{name}.{suffix}"
+    function = builder.module.globals.get(full)
+    if function is None:
+        function = ir.Function(builder.module, ir.FunctionType(kind, [kind] * len(args)), full)
+    return builder.call(function, args)
+
+
 @intrinsic
 def fused(typing: Any, a: Any, b: Any, c: Any) -> Any:
-    """a * b + c, rounded once where the processor can"""
+    """Return a * b + c of vectors or numbers of one type, rounded once."""
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        may = ("contract",)
-        return builder.fadd(builder.fmul(args[0], args[1], flags=may), args[2], flags=may)
+        return _call(builder, "fma", *args)
 
     return a(a, a, a), emit
 
@@ -237,9 +240,7 @@ def _called(name: str) -> Any:
     @intrinsic
     def call(typing: Any, a: Any) -> Any:
         def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            kind, full = args[0].type, f"llvm.{name}.v{SIZE}f32"
-            known = builder.module.globals.get(full)
-            return builder.call(known or ir.Function(builder.module, ir.FunctionType(kind, [kind]), full), args)
+            return _call(builder, name, *args)
 
         return VECTOR(VECTOR), emit
 
@@ -272,7 +273,7 @@ def begun(typing: Any, value: Any) -> Any:
     """A register of sums that goes on from this one"""
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return builder.insert_element(ir.Constant(ir.VectorType(FLOAT, NATIVE), None), args[0], WORD(0))
+        return builder.insert_element(ir.Constant(ir.VectorType(FLOAT, REGISTER), None), args[0], WORD(0))
 
     return REST(types.float32), emit
 
@@ -286,7 +287,7 @@ def folded(typing: Any, sums: Any) -> Any:
             places = ir.Constant(ir.VectorType(WORD, size), list(range(begin, begin + size)))
             return builder.shuffle_vector(value, ir.Constant(value.type, ir.Undefined), places)
 
-        registers, size = [part(args[0], begin, NATIVE) for begin in range(0, sums.size, NATIVE)], NATIVE
+        registers, size = [part(args[0], begin, REGISTER) for begin in range(0, sums.size, REGISTER)], REGISTER
         while len(registers) > 1:
             registers = [builder.fadd(*registers[k : k + 2]) for k in range(0, len(registers), 2)]
         (value,) = registers

@@ -1,4 +1,8 @@
-"""The paper's net, a perceptron with one hidden layer, and its kin with none or several."""
+"""Perceptrons: the paper's net with one hidden layer, and nets with none or several.
+
+JAX compiles them. On NumPy arrays small layers are multiplied in a fixed order, so that outputs and gradients have the
+same bits on every processor.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from feddrift import rng
+from feddrift import numerics, rng
 from feddrift.errors import ConfigError
 from feddrift.types import Net, Params
+
+MAX_SMALL_LAYER = 2048  # weights; for larger layers a fixed order of sums takes too long
 
 
 def mlp(features: int, hidden: int | Sequence[int], classes: int) -> Net:
@@ -47,7 +53,8 @@ def _mlp(sizes: tuple[int, ...]) -> Net:
         params = {}
         for i, (name, (fan_in, shape)) in enumerate(shapes.items()):
             leaf_key = rng.threefry2x32(key, (np.uint32(i), np.uint32(1)))
-            params[name] = rng.uniform(leaf_key, shape, -(fan_in**-0.5), fan_in**-0.5)
+            bound = 1 / math.sqrt(fan_in)
+            params[name] = rng.uniform(leaf_key, shape, -bound, bound)
         return params
 
     apply = {2: linear, 3: perceptron}.get(len(sizes), deep)
@@ -56,36 +63,75 @@ def _mlp(sizes: tuple[int, ...]) -> Net:
 
 
 def linear(params: Params, x: Any) -> Any:
-    """The logits of a net without hidden layers."""
-    return x.reshape(len(x), -1) @ params["W1"] + params["b1"]
+    """Return the logits of a net without hidden layers."""
+    return _apply_layer(params, 1, x.reshape(len(x), -1))
 
 
 def perceptron(params: Params, x: Any) -> Any:
-    """The logits of a net with one hidden layer."""
-    from jax.nn import relu  # here, since JAX takes a while to import
-
+    """Return the logits of a net with one hidden layer."""
     x = x.reshape(len(x), -1)
-    return relu(x @ params["W1"] + params["b1"]) @ params["W2"] + params["b2"]
+    return _apply_layer(params, 2, _relu(_apply_layer(params, 1, x)))
 
 
 def deep(params: Params, x: Any) -> Any:
-    """The logits of a net with several hidden layers."""
-    from jax.nn import relu
-
-    x, last = x.reshape(len(x), -1), len(params) // 2
-    for k in range(1, last):
-        x = relu(x @ params[f"W{k}"] + params[f"b{k}"])
-    return x @ params[f"W{last}"] + params[f"b{last}"]
+    """Return the logits of a net with several hidden layers."""
+    return _apply_layer(params, len(params) // 2, below_the_last(params, x))
 
 
 def below_the_last(params: Params, x: Any) -> Any:
-    """What the last layer sees; of a net without hidden layers the inputs."""
-    from jax.nn import relu
-
+    """Return the inputs of the last layer; for a net without hidden layers the inputs of the net."""
     x = x.reshape(len(x), -1)
     for k in range(1, len(params) // 2):
-        x = relu(x @ params[f"W{k}"] + params[f"b{k}"])
+        x = _relu(_apply_layer(params, k, x))
     return x
+
+
+def compute_gradient(params: Params, mask: Any, x: Any, y: Any, n: int) -> Params:
+    """Return the gradient of `losses.batch_loss` in NumPy, for any net of this module.
+
+    Args:
+        params: The parameters of one model.
+        mask: The features that the model sees, or None.
+        x: The inputs of a minibatch.
+        y: Their classes.
+        n: The number of rows of the cell that the minibatch was drawn from.
+
+    Returns:
+        The gradient, in the form of the parameters.
+    """
+    inputs = [(x if mask is None else x * mask).reshape(len(x), -1)]
+    n_layers = len(params) // 2
+    for k in range(1, n_layers):
+        inputs.append(_relu(_apply_layer(params, k, inputs[-1])))
+    logits = _apply_layer(params, n_layers, inputs[-1]).astype(np.float64)
+    likely = numerics.exp(logits - logits.max(axis=1, keepdims=True))
+    error = likely / likely.sum(axis=1, keepdims=True) - np.eye(logits.shape[1])[y]
+    real = min(n, len(x))
+    error[real:] = 0  # repeated rows
+    error = (error / real).astype(np.float32)
+    gradient: Params = {}
+    for k in range(n_layers, 0, -1):
+        weights = params[f"W{k}"]
+        gradient |= {f"W{k}": _multiply(inputs[k - 1].T, error), f"b{k}": error.sum(axis=0)}
+        error = _multiply(error, weights.T) * (inputs[k - 1] > 0)
+    return {name: gradient[name] for name in params}
+
+
+def _apply_layer(params: Params, k: int, x: Any) -> Any:
+    return _multiply(x, params[f"W{k}"]) + params[f"b{k}"]
+
+
+def _multiply(x: Any, weights: Any) -> Any:
+    in_numpy = isinstance(x, np.ndarray) and isinstance(weights, np.ndarray)
+    return numerics.matmul(x, weights) if in_numpy and weights.size <= MAX_SMALL_LAYER else x @ weights
+
+
+def _relu(x: Any) -> Any:
+    if isinstance(x, np.ndarray):
+        return np.maximum(x, 0)
+    from jax.nn import relu  # here, since JAX takes a while to import
+
+    return relu(x)
 
 
 def layer_sizes(net: Net, params: Params) -> tuple[int, ...] | None:

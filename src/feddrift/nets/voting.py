@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from feddrift import numerics
 from feddrift.models import params_of
 from feddrift.nets.losses import masked
 from feddrift.types import Ballot, Floats, Layer, Models, Net
@@ -16,7 +17,7 @@ from feddrift.types import Ballot, Floats, Layer, Models, Net
 def log_probabilities(logits: npt.NDArray[Any]) -> Floats:
     """The logarithms of the softmax over the last axis."""
     shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
-    logarithms: Floats = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    logarithms: Floats = shifted - numerics.log(numerics.exp(shifted).sum(axis=-1, keepdims=True))
     return logarithms
 
 
@@ -28,8 +29,12 @@ def totals(logits: npt.NDArray[Any], votes: Floats, ballot: Ballot) -> Floats:
     [[1.0, 3.0]]
     """
     hard = ballot == "hard"
-    ballots = np.eye(logits.shape[2])[logits.argmax(axis=2)] if hard else np.exp(log_probabilities(logits))
-    return np.asarray(np.einsum("mrk,rm->rk", ballots, votes))
+    total: Floats = np.zeros(logits.shape[1:])
+    classes = np.arange(logits.shape[2])
+    for m, scores in enumerate(logits):  # in this order: the sum has the same bits everywhere
+        ballots = scores.argmax(axis=1)[:, None] == classes if hard else numerics.exp(log_probabilities(scores))
+        total += ballots * votes[:, m, None]
+    return total
 
 
 def chances(logits: npt.NDArray[Any], votes: Floats) -> Floats:

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from feddrift import numerics
 from feddrift.data import Cell, Stream
 from feddrift.errors import DataError
 from feddrift.streams.files import data_folder, read_once
@@ -157,14 +158,14 @@ def _features(where: str, table: Table, wind: str, rain: str, direction: str) ->
     hour, date = 2 * np.pi * hour / 24, 2 * np.pi * (month - 1 + (day - 1) / 31) / 12
     columns = [
         *((_filled(measured[key]) - centre) / spread for key, (centre, spread) in _SCALE.items()),
-        np.log1p(_filled(measured["wind"])) - 1.5,
+        numerics.log1p(_filled(measured["wind"])) - 1.5,
         _filled(north),
         _filled(east),
-        np.log1p(np.nan_to_num(measured["rain"])),
-        np.cos(hour),
-        np.sin(hour),
-        np.cos(date),
-        np.sin(date),
+        numerics.log1p(np.nan_to_num(measured["rain"])),
+        numerics.cos(hour),
+        numerics.sin(hour),
+        numerics.cos(date),
+        numerics.sin(date),
     ]
     return np.stack(columns, axis=1).astype(np.float32)
 
@@ -172,7 +173,7 @@ def _features(where: str, table: Table, wind: str, rain: str, direction: str) ->
 def _directions(where: str, table: Table, column: str) -> tuple[Floats, Floats]:
     angle = {point: k * np.pi / 8 for k, point in enumerate(_POINTS)}
     legal = {
-        **{point: (float(np.cos(a)), float(np.sin(a))) for point, a in angle.items()},
+        **{point: (float(numerics.cos(a)), float(numerics.sin(a))) for point, a in angle.items()},
         **dict.fromkeys(_CALM, (0.0, 0.0)),
         "NA": (np.nan, np.nan),
     }

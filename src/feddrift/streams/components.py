@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 
@@ -14,17 +15,33 @@ from feddrift.streams.files import cache
 from feddrift.system import write_whole
 
 _EXACT = 256  # so many products of two bytes have a sum that float32 holds exactly
+_GRID = 2.0**-16  # pictures and axes are rounded to multiples of it
+_ROWS = 4096  # pictures that are projected at a time
+
+
+def _round_to_grid(values: Any) -> Any:
+    """Round to multiples of the grid, in float64.
+
+    Products of such numbers, and sums of thousands of them, are exact in float64. So they have the same bits in
+    whatever order a processor adds them.
+    """
+    return np.rint(np.asarray(values, dtype=np.float64) / _GRID) * _GRID
 
 
 def project(x: Values, mean: Values, axes: Values) -> Values:
-    """Pictures from 0 to 1 on these axes, [n, components]."""
-    return np.asarray((x.reshape(len(x), -1) - mean) @ axes)
+    """Project pictures from 0 to 1 onto these axes, [n, components]."""
+    found = np.empty((len(x), axes.shape[1]), dtype=np.float32)
+    exact = _round_to_grid(axes)
+    for start in range(0, len(x), _ROWS):
+        block = x[start : start + _ROWS]
+        found[start : start + _ROWS] = _round_to_grid(block.reshape(len(block), -1) - mean) @ exact
+    return found
 
 
 def components(base: Base, n: int) -> tuple[Values, Values]:
     """Mean [d] and axes [d, n] of the first n principal components, the largest of variance 1; kept in the cache."""
     pixels = np.ascontiguousarray(base.x.reshape(len(base.x), -1))
-    path = cache() / "components" / f"{hashlib.blake2b(pixels.data, digest_size=8).hexdigest()}-{n}.npy"
+    path = cache() / "components" / f"{hashlib.blake2b(pixels.data, digest_size=8).hexdigest()}-{n}-grid.npy"
     with suppress(OSError, ValueError, EOFError):  # not there, or broken: it is computed
         kept = np.load(path)
         if kept.shape == (n + 1, pixels.shape[1]) and kept.dtype == np.float32:
@@ -38,7 +55,7 @@ def components(base: Base, n: int) -> tuple[Values, Values]:
 
 
 def _computed(pixels: np.ndarray[tuple[int, int], np.dtype[np.uint8]], n: int) -> tuple[Values, Values]:
-    """The covariance comes from exact sums, so that machines differ in the last bits of the axes at most."""
+    """Compute mean and axes from exact sums; rounding to the grid removes the last bits, in which machines differ."""
     products = np.zeros((pixels.shape[1],) * 2)
     for start in range(0, len(pixels), _EXACT):
         block = pixels[start : start + _EXACT].astype(np.float32)
@@ -48,4 +65,4 @@ def _computed(pixels: np.ndarray[tuple[int, int], np.dtype[np.uint8]], n: int) -
     axes = axes[:, ::-1][:, :n]
     axes = axes * np.sign(axes[np.abs(axes).argmax(axis=0), np.arange(n)])  # an axis has no direction of its own
     scale = 255 / np.sqrt(variance[-1])  # pictures are from 0 to 1 where they are projected
-    return (mean / 255).astype(np.float32), np.ascontiguousarray(axes * scale, dtype=np.float32)
+    return (mean / 255).astype(np.float32), np.ascontiguousarray(_round_to_grid(axes * scale), dtype=np.float32)

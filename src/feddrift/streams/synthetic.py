@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from feddrift import rng
+from feddrift import numerics, rng
 from feddrift.data import Stream
 from feddrift.types import Ints, Local
 
@@ -30,7 +30,7 @@ Points = npt.NDArray[np.float64]
 
 def sine(name: str, concepts: Ints, data_dir: str | Path | None = None, data_seed: int = 0) -> Stream:
     """Label 1 iff x2 <= sin(x1); concept 1 swaps the labels."""
-    return _unit_square(name, "sine", concepts, data_seed, lambda x, k: (x[:, 1] <= np.sin(x[:, 0])) ^ (k == 1))
+    return _unit_square(name, "sine", concepts, data_seed, lambda x, k: (x[:, 1] <= numerics.sin(x[:, 0])) ^ (k == 1))
 
 
 def circle(name: str, concepts: Ints, data_dir: str | Path | None = None, data_seed: int = 0) -> Stream:
