@@ -57,8 +57,8 @@ def picture(file: Path, chosen: str, size: str = "1280,1400") -> Any:
 @pytest.fixture(scope="module")
 def sine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page of committed records: FedDrift, Oblivious and Oracle on sine-2, ten seeds each."""
-    names = [f"sine-2_{name}_*.jsonl" for name in ("FedDrift", "Oblivious", "Oracle")]
-    records = [record.read(path) for name in names for path in sorted((RESULTS / "tables").glob(name))]
+    names = ("FedDrift", "Oblivious", "Oracle")
+    records = record.read_all(RESULTS / "tables", lambda h: h["stream"] == "sine-2" and h["algorithm"] in names)
     file = tmp_path_factory.mktemp("sine") / "report.html"
     page.write(records, file, "tables")
     return file
@@ -233,7 +233,8 @@ def acted(file: Path, script: str, chosen: str = "", width: int | None = None) -
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page of committed records without a truth: five seeds of eleven methods, by log loss."""
-    records = [record.read(path) for path in sorted((RESULTS / "real").glob("air-beijing_*.jsonl"))]
+    records = record.read_all(RESULTS / "real", lambda header: header["stream"] == "air-beijing")
+    records.sort(key=lambda run: record.file_name(run.header))
     file = tmp_path_factory.mktemp("real") / "report.html"
     page.write(record.by_score(records, "log_loss"), file, "real")
     return file

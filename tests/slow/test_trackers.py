@@ -62,7 +62,8 @@ def test_mlflow(tmp_path: Path) -> None:
     for _ in range(2):
         assert follow(tmp_path / "fed", f"mlflow:{uri}", tmp_path) == "fed: stopped after 3 time steps\n"
         follow(RUNS, f"mlflow:{uri}", tmp_path)
-    known = {path.stem: record.read(path) for path in RUNS.glob("*.jsonl")}
+    known = {record.file_name(run.header): run for run in record.read_all(RUNS)}
+    assert len(known) == 5
     known |= {"fed": going_on, record.file_name(ended.header): ended}
     client = MlflowClient(uri)
     (experiment,) = client.search_experiments(filter_string="name = 'feddrift'")

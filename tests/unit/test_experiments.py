@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import lzma
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from feddrift import algorithms
+from feddrift.errors import DataError
 from feddrift.reports import paper, summary
 from feddrift.runs import record, sweep
+from tests.unit.fake_records import header, make
 
 ROOT = Path(__file__).parents[2]
 
@@ -89,10 +92,69 @@ def test_the_committed_cells_keep_to_the_paper() -> None:
 
 
 def test_a_compact_record_says_the_same(tmp_path: Path) -> None:
-    from tests.unit.fake_records import header, make
-
     made = make(tmp_path, header(3, 2, seed=5), {"accuracy": [[0.1, 0.2], [0.3, None], [0.5, 0.6]]})
-    script("publish").main(tmp_path, tmp_path / "out")
+    script("publish").add_records(tmp_path, tmp_path / "out")
     (copy,) = record.read_all(tmp_path / "out")
     assert copy.status == "complete" and copy.header["settings"]["first"] == "one"
     assert summary.scores(copy) == summary.scores(made)
+
+
+def test_published_records_replace_those_of_the_same_name_and_keep_all_others(tmp_path: Path) -> None:
+    publish = script("publish")
+    settings = {"settings": {"delta": 0.1}}
+    for seed in (0, 1):
+        make(tmp_path / "first", header(3, 2, seed=seed), {"accuracy": [[0.1, 0.2]] * 3})
+    make(tmp_path / "second", header(3, 2, seed=1), {"accuracy": [[0.3, 0.4]] * 3})
+    make(tmp_path / "second", header(3, 2, seed=2, stream="experiments.variants:sine_100", **settings))
+    for by_stream, files in ((False, ["records"]), (True, ["sine-2", "sine_100"])):
+        target = tmp_path / f"out-{by_stream}"
+        publish.add_records(tmp_path / "first", target, by_stream)
+        publish.add_records(tmp_path / "second", target, by_stream)
+        assert sorted(path.name for path in target.iterdir()) == [f"{name}.jsonl.xz" for name in files]
+        found = {run.header["seed"]: run.rows.accuracy[0, 0] for run in record.read_all(target)}
+        assert found == {0: 0.1, 1: 0.3, 2: 0.9}
+        with pytest.raises(DataError, match="--by-stream"):
+            publish.add_records(tmp_path / "first", target, not by_stream)
+    with pytest.raises(DataError, match="no finished records"):
+        publish.add_records(tmp_path / "nowhere", tmp_path / "out")
+    with pytest.raises(DataError, match="contains plain records"):
+        publish.add_records(tmp_path / "first", tmp_path / "second")
+
+
+def test_packing_a_folder_keeps_every_byte_and_loses_nothing_when_it_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish = script("publish")
+    packed = tmp_path / "records.jsonl.xz"
+    for seed in (10, 9, 1):
+        make(tmp_path, header(3, 2, seed=seed))
+    plain = {path.name: path.read_bytes() for path in sorted(tmp_path.glob("*.jsonl"))}
+    compress = lzma.compress
+    with monkeypatch.context() as patch:
+        patch.setattr(publish.lzma, "compress", lambda data, preset: compress(data[:-1] + b" "))
+        with pytest.raises(DataError, match="not written"):
+            publish.pack_folder(tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == plain
+    publish.pack_folder(tmp_path)
+    assert list(tmp_path.iterdir()) == [packed]
+    assert lzma.decompress(packed.read_bytes()) == b"".join(plain.values())
+    with pytest.raises(DataError, match="no plain records"):
+        publish.pack_folder(tmp_path)
+
+    first, *_ = plain
+    (tmp_path / first).write_bytes(plain[first])  # the same record again is packed once
+    make(tmp_path, header(3, 2, seed=2))
+    publish.pack_folder(tmp_path)
+    assert [run.header["seed"] for run in record.read_all(tmp_path)] == [1, 2, 9, 10]
+
+    before = packed.read_bytes()
+    for name, text, problem in (
+        (first, plain[first].replace(b"0.9", b"0.8"), "differs from the record of this name"),
+        ("other.jsonl", plain[first], f"must be renamed to {first}"),
+        (first, plain[first][:-20], "finish or remove these records .* first"),
+    ):
+        (tmp_path / name).write_bytes(text)
+        with pytest.raises(DataError, match=problem):
+            publish.pack_folder(tmp_path)
+        assert (tmp_path / name).read_bytes() == text and packed.read_bytes() == before
+        (tmp_path / name).unlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lzma
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,24 @@ def test_finished_runs_are_told_at_once_and_never_twice(tmp_path: Path) -> None:
     assert fake.runs[whole].entries == entries(STEPS) and fake.runs[short].entries == entries(STEPS[:2])
     assert (fake.runs[whole].status, fake.runs[short].status) == ("complete", "interrupted")
     assert fake.runs[whole].seconds is not None
+
+
+def test_packed_records_are_told_once_under_the_names_of_their_plain_files(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    plain, packed = Fake(), Fake()
+    files = [runs / "more" / f"{record.file_name(make(runs / 'more', head, COLUMNS, EVENTS).header)}.jsonl"
+             for head in (header(3), header(3, seed=1))]  # fmt: skip
+    sentences = look(runs, plain)
+    file = runs / "more" / "records.jsonl.xz"
+    file.write_bytes(lzma.compress(b"".join(path.read_bytes() for path in files)))
+    for path in files:
+        path.unlink()
+    follower = Follower(runs, packed)
+    assert list(follower.look()) == sentences and not list(follower.look()) and not follower.waits
+    assert list(packed.runs) == list(plain.runs) == [f"more/{path.stem}" for path in files]
+    for name, run in packed.runs.items():
+        assert run.entries == plain.runs[name].entries and run.status == "complete"
+    assert look(file, packed) == [sentence.removeprefix("more/") for sentence in sentences]
 
 
 def test_a_run_is_followed_while_it_is_written(tmp_path: Path) -> None:

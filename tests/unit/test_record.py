@@ -60,9 +60,16 @@ def test_a_packed_file_is_read_like_a_folder(tmp_path: Path) -> None:
         np.testing.assert_array_equal(a.rows.accuracy, b.rows.accuracy)
         assert a.events == b.events and a.status == b.status == "complete"
     assert len(read_all(tmp_path)) == 5  # both kinds of files
-    packed.write_bytes(lzma.compress(b"{}\n"))
-    with pytest.raises(DataError, match="it has no header"):
+    bad = [*good_lines(), *good_lines()]
+    bad[-1] = {"kind": "end", "status": "gone", "seconds": 1.5}
+    packed.write_bytes(lzma.compress(write_lines(tmp_path / "bad.jsonl", bad).read_bytes()))
+    with pytest.raises(DataError, match=f"{packed.name}, line {len(bad)}: .*gone"):
         read_all(packed)
+    first = (tmp_path / "0.jsonl").read_bytes()
+    for text in (b"{}\n", b"{}\n" + first, b""):
+        packed.write_bytes(lzma.compress(text))
+        with pytest.raises(DataError, match="it has no header in its first line"):
+            read_all(packed)
     packed.write_bytes(b"no xz")
     with pytest.raises(DataError, match="cannot read"):
         read_all(packed)

@@ -17,7 +17,7 @@ from feddrift.errors import DataError
 from feddrift.reports.story import alarm_sentence, event_line
 from feddrift.reports.trackers import News, Numbers, Tracked, Tracker, identity
 from feddrift.runs.locks import is_being_written
-from feddrift.runs.record import Record, latest, part_of, paths
+from feddrift.runs.record import Record, file_name, find_packed, latest, part_of, paths, read_packed
 from feddrift.scores import SCORES
 
 MANY_CLIENTS = 100  # with more there is no curve for each
@@ -84,6 +84,7 @@ class Follower:
 
     def __init__(self, run: Path, tracker: Tracker) -> None:
         self._run, self._tracker, self._runs = run, tracker, dict[Path, _Followed]()
+        self._packed: list[Path] | None = None  # packed files, which are reported at the first look only
         self._quiet = PATIENCE  # looks since a run was at work
 
     @property
@@ -94,12 +95,25 @@ class Follower:
     def look(self) -> Iterator[str]:
         """Tell the tracker what is new; yields a sentence for each run that begins or has ended."""
         self._quiet += 1
-        for path in paths(self._run):
-            below = path.relative_to(self._run) if self._run in path.parents else Path(path.name)
-            one = self._runs.setdefault(path, _Followed(path, below, self._tracker))
+        if self._packed is None:
+            self._packed = find_packed(self._run)
+            for packed in self._packed:
+                yield from self._report_packed(packed)
+        for path in paths(self._run, may_be_none=bool(self._packed)):
+            one = self._runs.setdefault(path, self._follow(path))
             yield from one.look()
             if one.at_work:
                 self._quiet = 0
+
+    def _report_packed(self, packed: Path) -> Iterator[str]:
+        """Report all records of a packed file under the names that they have as plain files in its folder."""
+        for record in read_packed(packed):
+            path = packed.with_name(f"{file_name(record.header)}.jsonl")
+            yield from self._follow(path).report_record(record)
+
+    def _follow(self, path: Path) -> _Followed:
+        below = path.relative_to(self._run) if self._run in path.parents else Path(path.name)
+        return _Followed(path, below, self._tracker)
 
     def close(self) -> None:
         """Stop following; the runs go on."""
@@ -136,6 +150,10 @@ class _Followed:
         if record is None:
             return
         self._seen = seen
+        yield from self.report_record(record)
+
+    def report_record(self, record: Record) -> Iterator[str]:
+        """Send the part of a record that the tracker does not have yet."""
         if identity(record.header) != self._run:
             self.end("interrupted")  # it is being run anew
             self._run, self._status, self._told, self._steps = identity(record.header), "", {}, 0

@@ -192,32 +192,55 @@ def _read(path: Path) -> Record:
     return _parsed(path.read_bytes().split(b"\n"), path)
 
 
-def _packed(path: Path, wanted: Wanted) -> Iterator[Record]:
-    """The wanted records of a compressed file, which stand there one after the other."""
+def find_packed(folder: str | Path) -> list[Path]:
+    """Return the packed files (``*.jsonl.xz``) below a folder in order of their paths, or the given packed file."""
+    if os.path.isfile(folder):  # unlike Path's, it takes any string
+        return [Path(folder)] if str(folder).endswith(PACKED) else []
+    return sorted(Path(folder).rglob(f"*{PACKED}")) if os.path.isdir(folder) else []
+
+
+def split_packed(path: Path) -> list[list[bytes]]:
+    """Decompress a packed file and return the lines of each record, without line ends, in the order of the file.
+
+    Args:
+        path: A file that contains one record after the other, each of which begins with its header.
+
+    Raises:
+        DataError: If the file cannot be read or decompressed, or does not begin with a header.
+    """
     try:
-        lines = lzma.decompress(path.read_bytes()).splitlines()
+        lines = lzma.decompress(path.read_bytes()).split(b"\n")
     except (lzma.LZMAError, OSError) as error:
         raise DataError(f"cannot read {path}: {error}") from None
+    if not lines[-1]:  # nothing after the last newline
+        lines.pop()
     starts = [k for k, line in enumerate(lines) if HEADER.match(line)]
-    if not starts:
-        raise DataError(f"{path}: not a file of records, it has no header")
-    for start, end in itertools.pairwise([*starts, len(lines)]):
-        if wanted(schema.parse(lines[start], f"{path}, line {start + 1}")):
-            yield _parsed(lines[start:end], path)
+    if not starts or starts[0] != 0:
+        raise DataError(f"{path}: not a file of records, it has no header in its first line")
+    return [lines[start:end] for start, end in itertools.pairwise([*starts, len(lines)])]
 
 
-def _parsed(lines: list[bytes], path: Path) -> Record:
+def read_packed(path: Path, wanted: Wanted = lambda header: True) -> Iterator[Record]:
+    """Read those records of a packed file whose header is `wanted`; the file is decompressed once."""
+    first_line = 1
+    for lines in split_packed(path):
+        if wanted(schema.parse(lines[0], f"{path}, line {first_line}")):
+            yield _parsed(lines.copy(), path, first_line)
+        first_line += len(lines)
+
+
+def _parsed(lines: list[bytes], path: Path, first_line: int = 1) -> Record:
     if not schema.is_json(lines[-1]):  # nothing after the last newline, or a line cut off
         lines.pop()
     if not lines:
         raise DataError(f"{path}: not a record, it has no header")
-    header = schema.parse(lines[0], f"{path}, line 1")
+    header = schema.parse(lines[0], f"{path}, line {first_line}")
     if header["kind"] != "header":
-        raise DataError(f"{path}, line 1: a record starts with its header, got {header['kind']!r}")
+        raise DataError(f"{path}, line {first_line}: a record starts with its header, got {header['kind']!r}")
     order, by_kind = Order.after(header), dict[str, list[dict[str, Any]]]()
     columns: dict[str, list[Any]] = {name: [] for name in schema.COLUMNS}
     n_clients: list[int] = []  # of each time step
-    for number, text in enumerate(lines[1:], start=2):
+    for number, text in enumerate(lines[1:], start=first_line + 1):
         where = f"{path}, line {number}"
         line = schema.parse(text, where)
         before = order.steps
@@ -261,19 +284,29 @@ def read_all(folder: str | Path, wanted: Wanted = lambda header: True) -> list[R
     An unfinished part is left out where a complete record of the same name is there. A file ``*.jsonl.xz`` may hold
     many records, one after the other, as `experiments/publish.py` packs them.
     """
-    if os.path.isfile(folder):  # unlike Path's, it takes any string
-        records = list(_packed(Path(folder), wanted)) if str(folder).endswith(PACKED) else [read(folder)]
+    packed = find_packed(folder)
+    records = [record for path in packed for record in read_packed(path, wanted)]
+    if os.path.isfile(folder):
+        records += [] if packed else [read(folder)]
     else:
-        packed = sorted(Path(folder).rglob(f"*{PACKED}")) if os.path.isdir(folder) else []
-        records = [record for path in packed for record in _packed(path, wanted)]
         single = paths(folder, may_be_none=bool(packed))
         records += [record for path in single if (record := latest(path)) is not None]
     return sorted((r for r in records if wanted(r.header)), key=lambda r: (configuration(r.header), r.header["seed"]))
 
 
 def paths(folder: str | Path, may_be_none: bool = False) -> list[Path]:
-    """Where the records below a folder are when nobody writes them, for `latest`; or that of one file."""
+    """Return the final paths of the plain records below a folder, or of one file, for `latest`.
+
+    Args:
+        folder: A folder of records, or the file of one record. Packed files are not listed: see `find_packed`.
+        may_be_none: Return an empty list if the folder contains no plain records.
+
+    Raises:
+        DataError: If there is neither a folder nor a record of this name, or if the folder contains no records.
+    """
     if not os.path.isdir(folder):
+        if may_be_none and find_packed(folder):
+            return []
         if os.path.isfile(folder) or os.path.isfile(f"{folder}.part"):
             return [Path(str(folder).removesuffix(".part"))]
         raise DataError(f"{folder} is neither a folder of records nor a record")
