@@ -25,7 +25,7 @@ def _round_to_grid(values: Any) -> Any:
     Products of such numbers, and sums of thousands of them, are exact in float64. So they have the same bits in
     whatever order a processor adds them.
     """
-    return np.rint(np.asarray(values, dtype=np.float64) / _GRID) * _GRID
+    return np.rint(np.asarray(values, dtype=np.float64) / _GRID) * _GRID + 0.0  # no negative zeros
 
 
 def project(x: Values, mean: Values, axes: Values) -> Values:
