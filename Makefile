@@ -5,7 +5,9 @@ BIN := $(VENV)/bin
 # Every process imports the sources and tests again: without byte code, collecting the tests takes twice the time.
 export PYTHONDONTWRITEBYTECODE :=
 
-REAL := attacks deploy soak sweeps warm years  # tests of real deployments and shared folders: one after the other
+# Tests of real deployments and shared folders. They wait for other processes most of the time, so more of them run at
+# once than there are cores; their ports and folders are their own. Other long checks compute, and would make them late.
+REAL := attacks deploy soak sweeps warm years
 
 .PHONY: demo check check-slow check-all soak bench docs format clean
 
@@ -34,7 +36,7 @@ check: $(VENV)/ready  ## lint, types and tests
 
 check-slow: $(VENV)/ready  ## the long checks
 	$(BIN)/pytest -m slow -n 2 --dist worksteal $(foreach name,$(REAL),--ignore tests/slow/test_$(name).py)
-	$(BIN)/pytest -m slow $(foreach name,$(REAL),tests/slow/test_$(name).py)
+	$(BIN)/pytest -m slow -n 4 --dist worksteal $(foreach name,$(REAL),tests/slow/test_$(name).py)
 
 check-all: check check-slow  ## both: over Flower every name, not only one for each verb
 
