@@ -46,8 +46,11 @@ soak: $(VENV)/ready  ## a real deployment under 30 kills, and under faults of ev
 bench: $(VENV)/ready  ## time and memory as ratios, added to benchmarks/history.json
 	$(BIN)/python benchmarks/bench.py
 
-docs: $(VENV)/ready  ## the documentation as a site: open site/index.html (its search needs python -m http.server -d site)
+$(VENV)/docs: $(VENV)/ready
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	@touch $@
+
+docs: $(VENV)/docs  ## the documentation as a site: open site/index.html (its search needs python -m http.server -d site)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 format: $(VENV)/ready
