@@ -2,7 +2,12 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 
-REAL := attacks deploy soak sweeps warm years  # tests of real deployments and shared folders: one after the other
+# Every process imports the sources and tests again: without byte code, collecting the tests takes twice the time.
+export PYTHONDONTWRITEBYTECODE :=
+
+# Tests of real deployments and shared folders. They wait for other processes most of the time, so more of them run at
+# once than there are cores; their ports and folders are their own. Other long checks compute, and would make them late.
+REAL := attacks deploy soak sweeps warm years
 
 .PHONY: demo check check-slow check-all soak bench docs format clean
 
@@ -19,13 +24,19 @@ demo: $(VENV)/ready  ## FedDrift on a drifting federation, beside the floor and 
 check: $(VENV)/ready  ## lint, types and tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/pytest -n 2 --dist worksteal
+	@# mypy uses one core only, and without a cache for most of a minute: it runs beside the tests. Its output is printed
+	@# when it fails, and at the end; either of the two fails the target.
+	@output=$$(mktemp); types=; trap 'kill $$types 2>/dev/null; rm -f $$output' EXIT; trap 'exit 130' INT TERM; \
+	{ $(BIN)/mypy >$$output 2>&1 || { echo; echo "$(BIN)/mypy"; cat $$output; exit 1; }; } & types=$$!; \
+	echo "$(BIN)/pytest -n 2 --dist worksteal"; $(BIN)/pytest -n 2 --dist worksteal; tests=$$?; \
+	wait $$types; mypy=$$?; echo "$(BIN)/mypy"; cat $$output; \
+	if [ $$tests -ne 0 ]; then echo "the tests failed"; fi; if [ $$mypy -ne 0 ]; then echo "mypy failed"; fi; \
+	[ $$tests -eq 0 ] && [ $$mypy -eq 0 ]
 
 check-slow: $(VENV)/ready  ## the long checks
 	$(BIN)/pytest -m slow -n 2 --dist worksteal $(foreach name,$(REAL),--ignore tests/slow/test_$(name).py)
-	$(BIN)/pytest -m slow $(foreach name,$(REAL),tests/slow/test_$(name).py)
+	$(BIN)/pytest -m slow -n 4 --dist worksteal $(foreach name,$(REAL),tests/slow/test_$(name).py)
 
 check-all: check check-slow  ## both: over Flower every name, not only one for each verb
 
@@ -35,8 +46,11 @@ soak: $(VENV)/ready  ## a real deployment under 30 kills, and under faults of ev
 bench: $(VENV)/ready  ## time and memory as ratios, added to benchmarks/history.json
 	$(BIN)/python benchmarks/bench.py
 
-docs: $(VENV)/ready  ## the documentation as a site: open site/index.html (its search needs python -m http.server -d site)
+$(VENV)/docs: $(VENV)/ready
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	@touch $@
+
+docs: $(VENV)/docs  ## the documentation as a site: open site/index.html (its search needs python -m http.server -d site)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 format: $(VENV)/ready
@@ -44,4 +58,4 @@ format: $(VENV)/ready
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) runs/demo site .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) runs/demo site .cache .mypy_cache .pytest_cache .ruff_cache

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -13,13 +13,45 @@ collect_ignore_glob = ["golden/make_*.py"]  # scripts that wrote golden numbers;
 settings.register_profile("feddrift", deadline=None, derandomize=os.environ.get("FEDDRIFT_FUZZ") != "long")
 settings.load_profile("feddrift")
 
+PROGRAM_CACHE = Path(__file__).parents[1] / ".cache" / "xla"
+MAX_PROGRAM_CACHE_BYTES = 1 << 28
+
 
 def pytest_configure(config: pytest.Config) -> None:
-    """What XLA compiles is kept, for the other workers of this check and for the processes that tests start."""
-    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        kept = tempfile.TemporaryDirectory(prefix="feddrift-xla-")
-        config.add_cleanup(kept.cleanup)
-        os.environ |= {"JAX_COMPILATION_CACHE_DIR": kept.name, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    """Keep programs that XLA compiles for the other workers, for processes that tests start, and for later checks."""
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # a worker inherits the variable
+        folder = prepare_program_cache(PROGRAM_CACHE)
+        os.environ |= {"JAX_COMPILATION_CACHE_DIR": str(folder), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+
+
+def prepare_program_cache(root: Path) -> Path:
+    """Create the folder for this kind of processor, limit the size of all folders, and delete damaged programs.
+
+    JAX writes a program in place and never replaces it, so a process that is killed meanwhile leaves a part of a file.
+    Several checks may use the folder at once: JAX compiles again what another check deletes.
+    """
+    from feddrift.engines import kept
+
+    folder = root / kept.processor()
+    folder.mkdir(parents=True, exist_ok=True)
+    kept.tidy(root, MAX_PROGRAM_CACHE_BYTES)
+    for path in folder.glob("*-cache"):
+        if not is_whole_program(path):
+            path.unlink(missing_ok=True)
+    return folder
+
+
+def is_whole_program(path: Path) -> bool:
+    """Return whether a file of JAX's compilation cache can be decompressed; a file that is gone counts as whole."""
+    from jax._src import compilation_cache
+
+    try:
+        compilation_cache.decompress_executable(path.read_bytes())
+    except FileNotFoundError:
+        pass
+    except Exception:  # which one depends on the compression
+        return False
+    return True
 
 
 @pytest.fixture(scope="session", autouse=True)

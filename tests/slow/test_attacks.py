@@ -25,7 +25,8 @@ from flwr.supercore.runtime import RuntimeHttpClient
 
 from feddrift.deploy import make, pin, proxy, start
 from feddrift.deploy.processes import end
-from tests.slow.test_deploy import NGINX, Deployment, below, command_of, deployment, until
+from tests.support.deployment import NGINX, Deployment, below, command_of, deployment, until
+from tests.support.ports import reserve_port
 
 pytestmark = pytest.mark.slow
 __all__ = ["deployment"]  # the fixture
@@ -37,7 +38,7 @@ needs_nginx = pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
 @contextmanager
 def nginx(folder: Path, **options: Any) -> Iterator[Path]:
     """The proxy of a new federation, without a SuperLink behind it."""
-    make.init(folder, ["a"], [2], ["0", "1"], port=start.free_port(), inner=start.free_port(), **options)
+    make.init(folder, ["a"], [2], ["0", "1"], port=reserve_port(), inner=reserve_port(), **options)
     server = folder / "server"
     child = subprocess.Popen([str(NGINX), "-p", str(server), "-c", str(server / "nginx.conf")], start_new_session=True)
     try:

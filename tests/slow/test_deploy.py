@@ -11,10 +11,7 @@ import socket
 import ssl
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,140 +23,53 @@ from feddrift.deploy.notices import audited
 from feddrift.deploy.status import status
 from feddrift.engines.flower.asking import SHUT_OUT
 from feddrift.engines.flower.serve import current
-from feddrift.errors import DataError
 from feddrift.reports.exchanges import sat_out
 from tests.docs import blocks
+from tests.support.deployment import (
+    NAMES,
+    NGINX,
+    Deployment,
+    below,
+    command_of,
+    deployment,
+    nodes,
+    rounds_done,
+    steps,
+    until,
+)
+from tests.support.ports import reserve_port
 
 pytestmark = pytest.mark.slow
-
-NGINX = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
-NAMES = ("a", "b", "c")
-SETTINGS = """\
-time_steps = 5
-rounds = 2
-steps = 50
-lr = 0.05
-quorum = 2
-patience = 240
-grace = 40
-look = 2
-hello = 60
-evaluate = 100
-train = 100
-"""
+__all__ = ["deployment"]  # the fixture
 
 
-class Deployment:
-    """Its processes, ended one by one by their ids."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.server = folder, folder / "server"
-        self.port, self.inner = start.free_port(), start.free_port()
-        make.init(folder, NAMES, [2], ["0", "1"], port=self.port, inner=self.inner, experiment="loopback")
-        settings = self.server / "federation.toml"
-        settings.write_text(SETTINGS + settings.read_text().replace("FedDrift-Auto", "FedDrift") + "delta = 0.2\n")
-        self.children: dict[str, subprocess.Popen[bytes]] = {}
-
-    def run(self, name: str, *words: str) -> None:
-        with open(self.folder / f"{name}.out", "ab") as out:
-            command = [sys.executable, "-m", "feddrift", "deploy", *words]
-            self.children[name] = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
-
-    def start_server(self) -> None:
-        self.run("server", "server", str(self.folder), *([] if NGINX else ["--no-proxy"]))
-        until(lambda: nodes(self) == len(NAMES), 120, self)
-
-    def start_client(self, name: str) -> None:
-        address = f"localhost:{self.port if NGINX else self.inner}"
-        self.run(name, "client", str(self.folder / "clients" / name), "--server", address)
-
-    def end(self, name: str) -> None:
-        """Ask a part to end; it ends what it started."""
-        child = self.children.pop(name)
-        child.terminate()
-        try:
-            child.wait(60)
-        except subprocess.TimeoutExpired:
-            self.kill_tree(child.pid)
-            child.wait(10)
-
-    def kill_tree(self, pid: int) -> None:
-        """SIGKILL a process and all below it: it has no chance to say goodbye."""
-        for child in [*below(pid), pid]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(child, signal.SIGKILL)
-
-    def deliver(self, t: int) -> None:
-        """New data for all: from time 2 on the labels of c are swapped."""
-        draw = np.random.default_rng(t)
-        for name in NAMES:
-            x = draw.random((200, 2))
-            y = ((x[:, 0] > 0.5) != (name == "c" and t >= 2)).astype(int)
-            rows = "".join(f"{a:.5f},{b:.5f},{label}\n" for (a, b), label in zip(x, y, strict=True))
-            part = self.folder / "clients" / name / "data" / f".step_{t}"
-            part.write_text("u,v,label\n" + rows)
-            part.rename(part.with_name(f"step_{t}.csv"))
-
-    def told(self) -> str:
-        """The ends of all logs, for when something goes wrong."""
-        logs = [*self.folder.glob("*.out"), self.server / "state" / "server.log"]
-        return "\n".join(f"--- {log.name}\n{log.read_text(errors='replace')[-2500:]}" for log in logs if log.exists())
-
-
-def below(pid: int) -> list[int]:
-    """All processes that descend from one."""
-    parent: dict[int, int] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parent[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
-        except (OSError, IndexError, ValueError):
-            continue
-    found = [pid]
-    for one in found:
-        found += [child for child, of in parent.items() if of == one]
-    return found[1:]
-
-
-def command_of(pid: int) -> str:
+def test_the_walk_through_of_the_docs_is_true(tmp_path: Path) -> None:
+    """Both terminals of docs/deploy.md, line by line, but on ports that are free and without installing anything."""
+    first, second, *_ = (block.text for block in blocks("docs/deploy.md"))
+    outer = reserve_port()
+    inner = reserve_port()
+    first = first.replace("pip install '.[flower]'\n", "")
+    first = first.replace("deploy init fed", f"deploy init fed --port {outer} --inner {inner}")
+    if NGINX is None:  # as the page says
+        first = first.replace("deploy server fed", "deploy server fed --no-proxy")
+        second = second.replace("fed/clients/$name", f"fed/clients/$name --server localhost:{inner}")
+    env = os.environ | {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
+    log = tmp_path / "terminal1"
+    with open(log, "wb") as out:
+        server = subprocess.Popen(["bash", "-ec", first], cwd=tmp_path, env=env, stdout=out, stderr=out)
     try:
-        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-    except OSError:
-        return ""
-
-
-def until(true: Callable[[], Any], seconds: float, deployment: Deployment | None = None) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, deployment.told() if deployment else "waited too long"
-        time.sleep(0.5)
-
-
-def nodes(deployment: Deployment, *status: str) -> int:
-    """How many nodes the SuperLink knows, of this status if one is named."""
-    try:
-        found = start.flwr(deployment.server, "supernode", "list").get("nodes", [])
-    except DataError:  # it does not listen yet
-        return 0
-    return sum(not status or node["status"] in status for node in found)
-
-
-@pytest.fixture
-def deployment(tmp_path: Path) -> Iterator[Deployment]:
-    made = Deployment(tmp_path / "fed")
-    try:
-        yield made
+        until(lambda: "clients can connect" in log.read_text() or server.poll() is not None, 120)
+        done = subprocess.run(
+            ["bash", "-ec", second], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=1200
+        )
+        told = log.read_text() + done.stdout + done.stderr
+        assert "nothing is wrong" in log.read_text() and done.returncode == 0, told
+        assert "time 3: model 1 created" in done.stdout and done.stdout.rstrip().endswith("[0 1]"), told
     finally:
-        for name in list(made.children):
-            made.end(name)
-
-
-def steps(deployment: Deployment) -> int:
-    found = status(deployment.server)
-    return 0 if found is None else found.record.tested
-
-
-def rounds_done(deployment: Deployment) -> list[str]:
-    return sorted(path.stem for path in (deployment.server / "state" / "checkpoints").glob("*.ckpt"))
+        for pid in (*below(server.pid), server.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        server.wait(60)
 
 
 def test_a_federation_survives_kills_and_finds_the_clusters(deployment: Deployment) -> None:
@@ -368,34 +278,6 @@ def test_keys_and_certificates_are_replaced_while_the_federation_goes_on(deploym
     assert told == {"a": None, "b": None, "c": SHUT_OUT}, deployment.told()
     changes = [(notice.client, notice.text) for notice in audited(deployment.server) if notice.event == "changed"]
     assert [client for client, _ in changes] == [None, "c", "b"] and "is shut out" in changes[1][1]
-
-
-def test_the_walk_through_of_the_docs_is_true(tmp_path: Path) -> None:
-    """Both terminals of docs/deploy.md, line by line, but on ports that are free and without installing anything."""
-    first, second, *_ = (block.text for block in blocks("docs/deploy.md"))
-    outer, inner = start.free_port(), start.free_port()
-    first = first.replace("pip install '.[flower]'\n", "")
-    first = first.replace("deploy init fed", f"deploy init fed --port {outer} --inner {inner}")
-    if NGINX is None:  # as the page says
-        first = first.replace("deploy server fed", "deploy server fed --no-proxy")
-        second = second.replace("fed/clients/$name", f"fed/clients/$name --server localhost:{inner}")
-    env = os.environ | {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
-    log = tmp_path / "terminal1"
-    with open(log, "wb") as out:
-        server = subprocess.Popen(["bash", "-ec", first], cwd=tmp_path, env=env, stdout=out, stderr=out)
-    try:
-        until(lambda: "clients can connect" in log.read_text() or server.poll() is not None, 120)
-        done = subprocess.run(
-            ["bash", "-ec", second], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=1200
-        )
-        told = log.read_text() + done.stdout + done.stderr
-        assert "nothing is wrong" in log.read_text() and done.returncode == 0, told
-        assert "time 3: model 1 created" in done.stdout and done.stdout.rstrip().endswith("[0 1]"), told
-    finally:
-        for pid in (*below(server.pid), server.pid):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
-        server.wait(60)
 
 
 def plain(port: int, text: bytes) -> bytes:

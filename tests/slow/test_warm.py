@@ -25,7 +25,8 @@ from feddrift.engines.flower.asking import Roster
 from feddrift.engines.flower.client import from_toml
 from feddrift.engines.flower.local_grid import LocalGrid
 from feddrift.trees import leaves
-from tests.slow.test_deploy import NAMES, Deployment, below, command_of, deployment, until
+from tests.support.deployment import NAMES, Deployment, below, command_of, deployment, until
+from tests.support.ports import reserve_port
 
 pytestmark = pytest.mark.slow
 __all__ = ["deployment"]  # the fixture
@@ -120,8 +121,8 @@ def test_a_client_that_is_killed_leaves_nothing(deployment: Deployment) -> None:
 def test_ten_keys_are_registered_at_once(tmp_path: Path) -> None:
     """Against a real SuperLink, which then has them all, and takes one back."""
     names = [f"client{k}" for k in range(10)]
-    inner = start.free_port()
-    make.init(tmp_path / "fed", names, [2], ["0", "1"], port=start.free_port(), inner=inner)
+    inner = reserve_port()
+    make.init(tmp_path / "fed", names, [2], ["0", "1"], port=reserve_port(), inner=inner)
     folder = tmp_path / "fed" / "server"
     child = subprocess.Popen(start.superlink(folder), env=start.environment(folder), start_new_session=True)
     try:

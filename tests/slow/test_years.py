@@ -13,7 +13,7 @@ from feddrift.deploy.rollback import rollback
 from feddrift.deploy.status import status
 from feddrift.engines.flower.serve import current
 from feddrift.errors import BusyError
-from tests.slow.test_deploy import NAMES, NGINX, Deployment, deployment, nodes, rounds_done, steps, until
+from tests.support.deployment import NAMES, NGINX, Deployment, deployment, nodes, rounds_done, steps, until
 
 pytestmark = pytest.mark.slow
 __all__ = ["deployment"]  # the fixture

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from feddrift import checkpoint
-from feddrift.deploy import make, start
+from feddrift.deploy import make
 from feddrift.deploy.processes import below, living
 from feddrift.deploy.settings import Settings
 from feddrift.deploy.status import record_path
@@ -31,6 +31,7 @@ from feddrift.errors import DataError
 from feddrift.runs.record import Record, latest
 from feddrift.trees import leaves
 from feddrift.types import State
+from tests.support.ports import reserve_port
 
 NGINX = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
 MARK = "FEDDRIFT_SOAK"  # in the environment of all that a unit starts, as its cgroup would be
@@ -60,7 +61,8 @@ class Deployment:
 
     def __init__(self, folder: Path, clients: Sequence[str], settings: str) -> None:
         self.folder, self.server, self.clients = folder, folder / "server", tuple(clients)
-        self.port, self.inner = start.free_port(), start.free_port()
+        self.port = reserve_port()
+        self.inner = reserve_port()
         make.init(folder, clients, [2], ["0", "1"], port=self.port, inner=self.inner, experiment="soak")
         path = self.server / "federation.toml"
         path.write_text(SETTINGS + settings + path.read_text().replace("FedDrift-Auto", "FedDrift") + "delta = 0.2\n")

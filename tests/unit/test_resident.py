@@ -26,6 +26,7 @@ from feddrift.resident import Resident, on_host, place_of
 from feddrift.streams import files
 from feddrift.trees import leaves
 from feddrift.types import Federation, Models, Updates
+from tests.conftest import prepare_program_cache
 
 
 def compiled(**local: Any) -> Federation:
@@ -212,6 +213,19 @@ def test_what_was_kept_longest_makes_room(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "old"]
     kept.tidy(tmp_path, 80)
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_the_cache_of_the_checks_loses_damaged_programs_only(tmp_path: Path) -> None:
+    from jax._src.compilation_cache import compress_executable
+
+    folder = tmp_path / kept.processor()
+    folder.mkdir()
+    whole = compress_executable(b"program" * 100)
+    (folder / "whole-cache").write_bytes(whole)
+    (folder / "cut-cache").write_bytes(whole[:-5])
+    (folder / "empty-cache").write_bytes(b"")
+    assert prepare_program_cache(tmp_path) == folder
+    assert [path.name for path in folder.iterdir()] == ["whole-cache"]
 
 
 def test_precision_is_a_setting_that_is_recorded_where_it_says_something() -> None:
