@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -331,6 +332,17 @@ def test_a_shell_completes_commands_and_names(typed: str, expected: list[str]) -
     ],
 )
 def test_the_help_of_positional_arguments_is_shown(words: list[str], said: str) -> None:
-    """Not every version of click gets it from typer."""
+    if typer_hides_argument_help():
+        pytest.skip("typer before 0.26 does not pass the help of arguments on to click 8.5")
+    if words[0] == "deploy":
+        pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
     told = CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, [*words, "--help"])
     assert said in told.output, told.output
+
+
+def typer_hides_argument_help() -> bool:
+    """Return whether the installed typer uses a click that resets the help of its arguments."""
+    typer_version = tuple(map(int, metadata.version("typer").split(".")[:2]))
+    if typer_version >= (0, 26):  # has its own click
+        return False
+    return tuple(map(int, metadata.version("click").split(".")[:2])) >= (8, 5)

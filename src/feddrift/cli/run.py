@@ -10,7 +10,6 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Annotated
 
-import click
 import numpy as np
 import typer
 from rich.live import Live
@@ -52,6 +51,7 @@ def _algorithms(typed: str) -> list[str]:
 
 
 def run_(
+    ctx: typer.Context,
     stream: Annotated[str, typer.Option(help=_describe("stream"), autocompletion=_streams)],
     algorithm: Annotated[
         list[str] | None,
@@ -103,7 +103,7 @@ def run_(
     if seed is not None and seeds is not None:
         raise ConfigError("give either --seed or --seeds, not both")
     names, settings = list(dict.fromkeys(algorithm or [algorithms.RECOMMENDED])), _settings(set_ or [])
-    options = click.get_current_context().params  # by name: those of a RunConfig, and a few of this command alone
+    options = ctx.params  # by name: those of a RunConfig, and a few of this command alone
     common = {name: options[name] for name in RunConfig.model_fields.keys() & options.keys()} | {"scale": not no_scale}
     configs = [
         RunConfig.checked(**common | {"algorithm": name, "settings": _settings_of(name, names, settings), "seed": s})
