@@ -16,7 +16,8 @@ import sys
 import threading
 import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,6 +41,7 @@ from feddrift.errors import BusyError, ConfigError, DataError
 from feddrift.runs.locks import is_being_written
 from feddrift.runs.record import part_of
 from feddrift.system import alone
+from tests.flower import open_link_state
 
 OPTIONS = ["--clients", "a,b", "--features", "2", "--classes", "no,yes"]
 
@@ -185,18 +187,21 @@ def test_add_needs_the_servers_folder_only(made: Path, given: str) -> None:
         make.add(folder, "latest")
 
 
+@pytest.fixture
+def open_for_test() -> Iterator[ExitStack]:
+    """Whatever is entered here is closed when the test ends."""
+    with ExitStack() as stack:
+        yield stack
+
+
 @pytest.mark.filterwarnings("ignore:No path_separator:DeprecationWarning")  # of Flower's database
 def test_a_key_that_is_no_clients_any_more_is_shut_out(
-    made: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    made: Path, open_for_test: ExitStack, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In Flower's own database; a client that gets a new key is known by that one."""
-    from flwr.server.superlink.linkstate import LinkStateFactory
-    from flwr.supercore.object_store import ObjectStoreFactory
-    from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
-
     server, said = made / "server", list[str]()
     database = server / "state" / "superlink.db"
-    link = LinkStateFactory(str(database), NoOpFederationManager(), ObjectStoreFactory()).state()
+    link = open_for_test.enter_context(open_link_state(database))
 
     class Link(control.Link):
         def __init__(self, address: str, authority: Path) -> None:
@@ -232,16 +237,13 @@ def test_a_key_that_is_no_clients_any_more_is_shut_out(
 @pytest.mark.filterwarnings("ignore:No path_separator:DeprecationWarning")  # of Flower's migrations
 def test_a_server_knows_which_runs_ended_with_the_one_before(made: Path, caplog: pytest.LogCaptureFixture) -> None:
     """By Flower's own database, before Flower has looked at it; once stopped, a run is dead no more."""
-    from flwr.server.superlink.linkstate import LinkStateFactory
-    from flwr.supercore.object_store import ObjectStoreFactory
-    from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
-
     database = made / "server" / "state" / "superlink.db"
     assert start._unfinished(database) == []
-    link = LinkStateFactory(str(database), NoOpFederationManager(), ObjectStoreFactory()).state()
-    runs = [link.create_run("a/b", "1", "hash", {}, "@none/default", None, "me", "flwr-serverapp") for _ in range(2)]
-    assert sorted(start._unfinished(database)) == sorted(runs) and all(runs)
-    assert link.stop_run(runs[0]) and start._unfinished(database) == runs[1:]
+    words = ("a/b", "1", "hash", {}, "@none/default", None, "me", "flwr-serverapp")
+    with open_link_state(database) as link:
+        runs = [link.create_run(*words) for _ in range(2)]
+        assert sorted(start._unfinished(database)) == sorted(runs) and all(runs)
+        assert link.stop_run(runs[0]) and start._unfinished(database) == runs[1:]
     other = database.with_name("other.db")
     other.write_bytes(b"no database")
     assert start._unfinished(other) == [] and "is missed in a minute" in caplog.text
