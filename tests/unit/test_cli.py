@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from feddrift import cli
+from feddrift import cli, streams
 from feddrift.algorithms import ALGORITHMS
+from feddrift.data import Stream
 from feddrift.runs import record
 
 QUICK = ["--rounds", "1", "--steps", "2", "--pattern", "random:every=1,concepts=2,clients=3,steps=3"]
@@ -303,6 +304,28 @@ def test_the_same_command_writes_the_same_rows(tmp_path: Path, capsys: pytest.Ca
         return [line for line in map(json.loads, path.read_text().splitlines()) if line["kind"] in ("row", "event")]
 
     assert lines(tmp_path / "a") == lines(tmp_path / "b")
+
+
+@pytest.mark.parametrize(("data_seed", "n_builds"), [("0", 1), ("seed", 3)])
+def test_streams_are_built_once_for_each_data_seed(
+    data_seed: str, n_builds: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_stream = streams.stream
+    built_with: list[int] = []
+
+    def count_builds(*args: Any, **options: Any) -> Stream:
+        built_with.append(options["data_seed"])
+        return build_stream(*args, **options)
+
+    monkeypatch.setattr(streams, "stream", count_builds)
+    pattern = ["--pattern", str(tmp_path / "pattern.txt")]  # a random pattern would differ between seeds
+    (tmp_path / "pattern.txt").write_text("0 0 1\n0 1 1\n1 1 0\n")
+    names = ["--algorithm", "Oblivious", "--algorithm", "Window"]
+    options = ["--rounds", "1", "--steps", "2", "--seeds", "0-2", "--data-seed", data_seed, "--out", str(tmp_path)]
+    code, _, _ = feddrift(capsys, "run", "--stream", "sine-2", *names, *pattern, *options)
+    assert code == 0
+    assert len(built_with) == n_builds
+    assert len(record.read_all(tmp_path)) == 6
 
 
 @pytest.mark.parametrize(

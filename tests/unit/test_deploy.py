@@ -21,6 +21,7 @@ from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -239,7 +240,7 @@ def test_a_server_knows_which_runs_ended_with_the_one_before(made: Path, caplog:
     """By Flower's own database, before Flower has looked at it; once stopped, a run is dead no more."""
     database = made / "server" / "state" / "superlink.db"
     assert start._unfinished(database) == []
-    words = ("a/b", "1", "hash", {}, "@none/default", None, "me", "flwr-serverapp")
+    words: tuple[Any, ...] = ("a/b", "1", "hash", {}, "@none/default", None, "me", "flwr-serverapp")
     with open_link_state(database) as link:
         runs = [link.create_run(*words) for _ in range(2)]
         assert sorted(start._unfinished(database)) == sorted(runs) and all(runs)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import shlex
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -128,8 +128,32 @@ def run_(
     if dry_run:
         console.out.print(_costs(first, configs))
         return
-    _follow((RecordedRun(config, out_dir, every=checkpoint_every) for config in configs), len(configs))
+    runs = _prepare_runs(configs, first, out_dir, checkpoint_every)
+    del first  # the runs keep it as long as they need it
+    _follow(runs, len(configs))
     say(f"records in {out_dir}")
+
+
+def _prepare_runs(configs: Sequence[RunConfig], stream: Stream, out: Path, every: int) -> Iterator[RecordedRun]:
+    """Yield the runs of these configs; those on the same data follow each other and share one stream.
+
+    Args:
+        configs: Configs in the order in which to run them where they use the same data.
+        stream: Stream of the first config.
+        out: Folder for the records.
+        every: Number of rounds between checkpoints inside a time step, 0 for none.
+    """
+    configs_by_data: dict[tuple[Any, ...], list[RunConfig]] = {}
+    for config in configs:
+        configs_by_data.setdefault(config.stream_key(), []).append(config)
+    loaded: Stream | None = stream
+    del stream  # so that only one stream is in memory at a time
+    for same_data in configs_by_data.values():
+        if loaded is None:
+            loaded = same_data[0].load()
+        for config in same_data:
+            yield RecordedRun(config, out, every=every, stream=loaded)
+        loaded = None
 
 
 def resume(
