@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import http.server
+import importlib.metadata
 import os
 import re
 import shutil
@@ -30,11 +31,13 @@ pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from packaging.requirements import Requirement
 
 from feddrift.cli import app
 from feddrift.deploy import check as checks
 from feddrift.deploy import control, make, processes, proxy, start
 from feddrift.deploy.check import problems
+from feddrift.deploy.flower_version import TESTED_FLWR
 from feddrift.deploy.settings import Settings, public_key
 from feddrift.engines.flower.client import from_toml
 from feddrift.engines.flower.store import Store
@@ -42,6 +45,7 @@ from feddrift.errors import BusyError, ConfigError, DataError
 from feddrift.runs.locks import is_being_written
 from feddrift.runs.record import part_of
 from feddrift.system import alone
+from tests.docs import ROOT
 from tests.flower import open_link_state
 
 OPTIONS = ["--clients", "a,b", "--features", "2", "--classes", "no,yes"]
@@ -186,6 +190,28 @@ def test_add_needs_the_servers_folder_only(made: Path, given: str) -> None:
     (made / "server" / "keys" / "latest.pub").touch()
     with pytest.raises(ConfigError, match=r"latest.pub is there already: move it away"):
         make.add(folder, "latest")
+
+
+@pytest.mark.parametrize(
+    ("installed", "is_reported"), [(TESTED_FLWR[0], False), ("1.41.7", False), ("1.42.0", True), ("2.0", True)]
+)
+def test_an_untested_flower_is_reported_and_not_refused(
+    installed: str, is_reported: bool, made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[Path] = []
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: installed)
+    monkeypatch.setattr(start, "serve", lambda folder, proxy: served.append(folder))
+    result = CliRunner().invoke(app, ["deploy", "server", str(made / "server")])
+    sentence = f"flwr {installed} is installed, which this feddrift is not tested with"
+    assert served == [made / "server"]
+    assert (sentence in result.output.replace("\n", " ")) == is_reported
+    assert any(problem.startswith(sentence) for problem in problems(made)) == is_reported
+
+
+def test_the_flower_extra_allows_the_tested_versions() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (requirement,) = (Requirement(text) for text in extras["flower"] if text.startswith("flwr"))
+    assert all(requirement.specifier.contains(version) for version in TESTED_FLWR)
 
 
 @pytest.fixture
