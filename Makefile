@@ -1,4 +1,7 @@
-PYTHON ?= python3.11
+# The newest supported Python that runs (a name on the path may be a pyenv shim that fails); make PYTHON=... overrides.
+CAN_RUN = -c "import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))" >/dev/null 2>&1
+CANDIDATES := python3.13 python3.12 python3.11 python3
+PYTHON ?= $(shell for name in $(CANDIDATES); do "$$name" $(CAN_RUN) && echo "$$name" && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
 
@@ -12,7 +15,9 @@ REAL := attacks deploy soak sweeps warm years
 .PHONY: demo check check-slow check-all soak bench docs format clean
 
 $(VENV)/ready: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/python || test -n "$(PYTHON)" || \
+	  { echo "No Python 3.11 to 3.13 with venv was found: install one, or name it with make PYTHON=/path/to/python."; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,flower]"
 	@touch $@
 

@@ -6,6 +6,8 @@ import json
 import shutil
 import tempfile
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -28,6 +30,23 @@ from feddrift.types import Local, Net, State
 
 QUICK = WaitingRules(start=0, hello=0.05, evaluate=0.05, train=0.05, poll=0.01, patience=0.05, look=0.01, grace=0.01)
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # every file of a store is synced: slow on a disk
+
+
+@contextmanager
+def open_link_state(database: Path) -> Iterator[Any]:
+    """Open the database of a SuperLink with Flower's own code, and close its connections in the end.
+
+    Flower itself keeps them open until its process ends. Python 3.13 warns when they are garbage-collected.
+    """
+    from flwr.server.superlink.linkstate import LinkStateFactory
+    from flwr.supercore.object_store import ObjectStoreFactory
+    from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
+
+    link: Any = LinkStateFactory(str(database), NoOpFederationManager(), ObjectStoreFactory()).state()
+    try:
+        yield link
+    finally:
+        link._engine.dispose()
 
 
 def load_of(stream: Stream, c: int) -> Any:

@@ -30,7 +30,7 @@ OTHERS = 20  # clients without an alarm that are asked as well, at most
 FEW = 10  # rows that a mean or a share must be of at least: fewer tell little of chance and much of themselves
 ROOM = 1 << 21  # numbers of a cell that are looked at; of a larger one a part of the rows, of pictures of the inputs
 LEAST_ROWS = 100  # of a large cell that are looked at
-LARGEST = 1e15  # beyond, a number is not told
+MAX_STATISTIC = 1e15  # clients report no feature statistic beyond it
 GAP = " missing"  # "age missing" is the feature that is 1 where age has no value
 
 Rows = tuple[Floats, npt.NDArray[np.integer]]  # x[n, feature] and y[n]
@@ -227,7 +227,7 @@ def _inputs(
         ends = a.mean(), b.mean()
         if what == "mean" and _spread_tells_more(a, b):
             what, ends = "deviation", (a.std(), b.std())
-        if max(map(abs, ends)) <= LARGEST:
+        if max(map(abs, ends)) <= MAX_STATISTIC:
             shifts.append(_rounded(what, feature.column if is_gap else feature.name, *ends, distance[k], within))
     return shifts, farthest
 

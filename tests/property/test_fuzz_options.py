@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 import pytest
 from hypothesis import given
@@ -16,7 +15,7 @@ from typer.testing import CliRunner
 
 from feddrift import algorithms, cli
 from feddrift.algorithms.drift_tests import TESTS, Evidence, drift_test
-from feddrift.cli import run
+from feddrift.cli import console, run
 from feddrift.engines.conditions import Conditions
 from feddrift.errors import LONGEST, FeddriftError
 from feddrift.runs import sweep
@@ -197,9 +196,9 @@ def _typed(monkeypatch: pytest.MonkeyPatch, args: list[str]) -> None:
     def told() -> None:
         try:
             result = CliRunner().invoke(cli.app, args, standalone_mode=False)
-        except click.ClickException as error:
+        except console.CommandLineError as error:
             raise FeddriftError(error.format_message()) from None
-        if isinstance(result.exception, click.ClickException):
+        if isinstance(result.exception, console.CommandLineError):
             raise FeddriftError(result.exception.format_message())
         if result.exception is not None:
             raise result.exception

@@ -364,3 +364,18 @@ def test_no_part_knows_streams_or_the_truth() -> None:
     for module in (auto, conflict, founding, at_home):
         words = set(re.findall(r"[a-z]+", Path(str(module.__file__)).read_text().lower()))
         assert not words & (families | {"concepts", "concept", "stream", "streams"}), module.__name__
+
+
+def test_more_clients_than_ids_of_private_models_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert private_id(TUNED, at_home.IDS_PER_KIND - 1) < private_id(OWN, 0)
+    with pytest.raises(fd.ConfigError, match="private models for at most 1048576 clients, got 1048577: choose another"):
+        at_home.check_client_count(2**20 + 1)
+    monkeypatch.setattr(at_home, "IDS_PER_KIND", 3)
+    method = FedDriftAuto()
+    state = method.init(FakeFederation(0, n_clients=3))
+    for refused in (
+        lambda: method.init(FakeFederation(0, n_clients=4)),
+        lambda: method.step(state, FakeFederation(1, n_clients=4)),
+    ):
+        with pytest.raises(fd.ConfigError, match="at most 3 clients, got 4"):
+            refused()

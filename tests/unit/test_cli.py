@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from feddrift import cli
+from feddrift import cli, streams
 from feddrift.algorithms import ALGORITHMS
+from feddrift.data import Stream
 from feddrift.runs import record
 
 QUICK = ["--rounds", "1", "--steps", "2", "--pattern", "random:every=1,concepts=2,clients=3,steps=3"]
@@ -304,6 +306,28 @@ def test_the_same_command_writes_the_same_rows(tmp_path: Path, capsys: pytest.Ca
     assert lines(tmp_path / "a") == lines(tmp_path / "b")
 
 
+@pytest.mark.parametrize(("data_seed", "n_builds"), [("0", 1), ("seed", 3)])
+def test_streams_are_built_once_for_each_data_seed(
+    data_seed: str, n_builds: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_stream = streams.stream
+    built_with: list[int] = []
+
+    def count_builds(*args: Any, **options: Any) -> Stream:
+        built_with.append(options["data_seed"])
+        return build_stream(*args, **options)
+
+    monkeypatch.setattr(streams, "stream", count_builds)
+    pattern = ["--pattern", str(tmp_path / "pattern.txt")]  # a random pattern would differ between seeds
+    (tmp_path / "pattern.txt").write_text("0 0 1\n0 1 1\n1 1 0\n")
+    names = ["--algorithm", "Oblivious", "--algorithm", "Window"]
+    options = ["--rounds", "1", "--steps", "2", "--seeds", "0-2", "--data-seed", data_seed, "--out", str(tmp_path)]
+    code, _, _ = feddrift(capsys, "run", "--stream", "sine-2", *names, *pattern, *options)
+    assert code == 0
+    assert len(built_with) == n_builds
+    assert len(record.read_all(tmp_path)) == 6
+
+
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [
@@ -331,6 +355,17 @@ def test_a_shell_completes_commands_and_names(typed: str, expected: list[str]) -
     ],
 )
 def test_the_help_of_positional_arguments_is_shown(words: list[str], said: str) -> None:
-    """Not every version of click gets it from typer."""
+    if typer_hides_argument_help():
+        pytest.skip("typer before 0.26 does not pass the help of arguments on to click 8.5")
+    if words[0] == "deploy":
+        pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
     told = CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, [*words, "--help"])
     assert said in told.output, told.output
+
+
+def typer_hides_argument_help() -> bool:
+    """Return whether the installed typer uses a click that resets the help of its arguments."""
+    typer_version = tuple(map(int, metadata.version("typer").split(".")[:2]))
+    if typer_version >= (0, 26):  # has its own click
+        return False
+    return tuple(map(int, metadata.version("click").split(".")[:2])) >= (8, 5)

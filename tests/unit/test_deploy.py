@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import http.server
+import importlib.metadata
 import os
 import re
 import shutil
@@ -16,10 +17,12 @@ import sys
 import threading
 import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -28,11 +31,13 @@ pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from packaging.requirements import Requirement
 
 from feddrift.cli import app
 from feddrift.deploy import check as checks
 from feddrift.deploy import control, make, processes, proxy, start
 from feddrift.deploy.check import problems
+from feddrift.deploy.flower_version import TESTED_FLWR
 from feddrift.deploy.settings import Settings, public_key
 from feddrift.engines.flower.client import from_toml
 from feddrift.engines.flower.store import Store
@@ -40,6 +45,8 @@ from feddrift.errors import BusyError, ConfigError, DataError
 from feddrift.runs.locks import is_being_written
 from feddrift.runs.record import part_of
 from feddrift.system import alone
+from tests.docs import ROOT
+from tests.flower import open_link_state
 
 OPTIONS = ["--clients", "a,b", "--features", "2", "--classes", "no,yes"]
 
@@ -185,18 +192,43 @@ def test_add_needs_the_servers_folder_only(made: Path, given: str) -> None:
         make.add(folder, "latest")
 
 
+@pytest.mark.parametrize(
+    ("installed", "is_reported"), [(TESTED_FLWR[0], False), ("1.41.7", False), ("1.42.0", True), ("2.0", True)]
+)
+def test_an_untested_flower_is_reported_and_not_refused(
+    installed: str, is_reported: bool, made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[Path] = []
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: installed)
+    monkeypatch.setattr(start, "serve", lambda folder, proxy: served.append(folder))
+    result = CliRunner().invoke(app, ["deploy", "server", str(made / "server")])
+    sentence = f"flwr {installed} is installed, which this feddrift is not tested with"
+    assert served == [made / "server"]
+    assert (sentence in result.output.replace("\n", " ")) == is_reported
+    assert any(problem.startswith(sentence) for problem in problems(made)) == is_reported
+
+
+def test_the_flower_extra_allows_the_tested_versions() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (requirement,) = (Requirement(text) for text in extras["flower"] if text.startswith("flwr"))
+    assert all(requirement.specifier.contains(version) for version in TESTED_FLWR)
+
+
+@pytest.fixture
+def open_for_test() -> Iterator[ExitStack]:
+    """Whatever is entered here is closed when the test ends."""
+    with ExitStack() as stack:
+        yield stack
+
+
 @pytest.mark.filterwarnings("ignore:No path_separator:DeprecationWarning")  # of Flower's database
 def test_a_key_that_is_no_clients_any_more_is_shut_out(
-    made: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    made: Path, open_for_test: ExitStack, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In Flower's own database; a client that gets a new key is known by that one."""
-    from flwr.server.superlink.linkstate import LinkStateFactory
-    from flwr.supercore.object_store import ObjectStoreFactory
-    from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
-
     server, said = made / "server", list[str]()
     database = server / "state" / "superlink.db"
-    link = LinkStateFactory(str(database), NoOpFederationManager(), ObjectStoreFactory()).state()
+    link = open_for_test.enter_context(open_link_state(database))
 
     class Link(control.Link):
         def __init__(self, address: str, authority: Path) -> None:
@@ -232,16 +264,13 @@ def test_a_key_that_is_no_clients_any_more_is_shut_out(
 @pytest.mark.filterwarnings("ignore:No path_separator:DeprecationWarning")  # of Flower's migrations
 def test_a_server_knows_which_runs_ended_with_the_one_before(made: Path, caplog: pytest.LogCaptureFixture) -> None:
     """By Flower's own database, before Flower has looked at it; once stopped, a run is dead no more."""
-    from flwr.server.superlink.linkstate import LinkStateFactory
-    from flwr.supercore.object_store import ObjectStoreFactory
-    from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
-
     database = made / "server" / "state" / "superlink.db"
     assert start._unfinished(database) == []
-    link = LinkStateFactory(str(database), NoOpFederationManager(), ObjectStoreFactory()).state()
-    runs = [link.create_run("a/b", "1", "hash", {}, "@none/default", None, "me", "flwr-serverapp") for _ in range(2)]
-    assert sorted(start._unfinished(database)) == sorted(runs) and all(runs)
-    assert link.stop_run(runs[0]) and start._unfinished(database) == runs[1:]
+    words: tuple[Any, ...] = ("a/b", "1", "hash", {}, "@none/default", None, "me", "flwr-serverapp")
+    with open_link_state(database) as link:
+        runs = [link.create_run(*words) for _ in range(2)]
+        assert sorted(start._unfinished(database)) == sorted(runs) and all(runs)
+        assert link.stop_run(runs[0]) and start._unfinished(database) == runs[1:]
     other = database.with_name("other.db")
     other.write_bytes(b"no database")
     assert start._unfinished(other) == [] and "is missed in a minute" in caplog.text

@@ -16,7 +16,7 @@ from tests.docs import blocks
 NETS = {
     "jax_nets:with_equinox": ("equinox", "keras"),
     "jax_nets:with_keras": ("equinox", "keras"),
-    "torch_nets:Small": ("torch", "torchax"),
+    "torch_nets:small": ("torch", "torchax"),
     "torch_nets:Dropout": ("torch",),
 }
 

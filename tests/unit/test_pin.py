@@ -17,15 +17,13 @@ import pytest
 pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 
 from flwr.cli.build import build_fab_from_disk
-from flwr.server.superlink.linkstate import LinkStateFactory
 from flwr.supercore.fab import Fab
-from flwr.supercore.object_store import ObjectStoreFactory
-from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
 from flwr.supernode.start_client_internal import _verify_fab
 
 from feddrift.deploy import make, pin, runtime, start
 from feddrift.deploy.check import problems
 from feddrift.errors import DataError
+from tests.flower import open_link_state
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:No path_separator:DeprecationWarning"),  # of Flower's database
@@ -78,13 +76,12 @@ def test_the_superlink_tells_the_signature_of_this_app_only(made: Path) -> None:
     """In Flower's own database."""
     server = made / "server"
     pin.vouch(server)  # there is none yet
-    link = LinkStateFactory(
-        str(server / "state" / "superlink.db"), NoOpFederationManager(), ObjectStoreFactory()
-    ).state()
-    ours = link.store_fab(Fab("", build_fab_from_disk(server / "app"), {}))
-    other = link.store_fab(Fab("", b"of another", {}))
-    pin.vouch(server)
-    sent, not_ours = link.get_fab(ours), link.get_fab(other)
+    with open_link_state(server / "state" / "superlink.db") as link:
+        ours = link.store_fab(Fab("", build_fab_from_disk(server / "app"), {}))
+        other = link.store_fab(Fab("", b"of another", {}))
+        pin.vouch(server)
+        sent = link.get_fab(ours)
+        not_ours = link.get_fab(other)
     assert sent is not None and _verify_fab(sent, trusted(made / "clients" / "a"))
     assert not_ours is not None and not_ours.verifications == {}
 

@@ -122,7 +122,7 @@ def algorithm(name: str, stream: Stream | None = None, /, **settings: Any) -> Al
     Parameters:
         name: As `feddrift list` has it, or ``package.module:Name`` for your own.
         stream: Whose defaults apply; without it the algorithm's own.
-        settings: As `feddrift list --algorithm NAME` has them.
+        settings: As `feddrift list` has them, in its table of settings.
 
     >>> algorithm("FedDrift", delta=0.1).delta
     0.1

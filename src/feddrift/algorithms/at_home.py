@@ -17,17 +17,26 @@ from typing import Any
 
 import numpy as np
 
+from feddrift.errors import ConfigError
 from feddrift.models import join, take
 from feddrift.types import Clusters, Federation, Floats, Ints, Local, Models, Tournament
 
 STAY, NEW, FRESH, TUNED, OWN = 0, 2, 4, 6, 7  # kinds of private models; those of trials are two, one for each half
 Gain = tuple[float, float]  # of tuned, and of tuned and own, over the shared model alone
-KIND = 2**20  # ids of private models are (kind + 1) * KIND + client
+IDS_PER_KIND = 2**20  # ids of private models are (kind + 1) * IDS_PER_KIND + client
+
+
+def check_client_count(n_clients: int) -> None:
+    """Raise ConfigError if there are more clients than ids for the private models of a kind."""
+    if n_clients > IDS_PER_KIND:
+        advice = "choose another algorithm, such as FedDrift"
+        limit = f"at most {IDS_PER_KIND} clients, got {n_clients}"
+        raise ConfigError(f"FedDrift-Auto has private models for {limit}: {advice}")
 
 
 def private_id(kind: int, c: int | np.integer[Any]) -> int:
-    """The id of a client's private model of a kind."""
-    return (kind + 1) * KIND + int(c)
+    """Return the id of a client's private model of a kind; see `check_client_count`."""
+    return (kind + 1) * IDS_PER_KIND + int(c)
 
 
 def copies(models: Models, at: Ints, kind: int, clients: Ints) -> Models:

@@ -132,6 +132,7 @@ class FedDriftAuto:
 
     def init(self, fed: Federation) -> AutoState:
         n = fed.n_clients
+        at_home.check_client_count(n)
         unknown, none = np.full(n, np.nan), np.zeros(n, dtype=np.int64)
         return AutoState(
             fed.fresh(), cluster.nobody(n), np.ones((n, 1)), "soft",
@@ -140,6 +141,7 @@ class FedDriftAuto:
 
     def step(self, state: State, fed: Federation) -> AutoState:
         assert isinstance(state, AutoState)
+        at_home.check_client_count(fed.n_clients)  # clients may have joined
         scene = self._judged(state, fed)
         decided = self._decide(state, scene, fed)
         now, born, held = self._act(state, scene, decided, fed)

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable
 from typing import Annotated
 
-import click
 import typer
 from rich.logging import RichHandler
 
@@ -80,8 +79,8 @@ def main() -> None:
         sys.stdout.flush()
     except FeddriftError as error:
         code = fail(str(error))
-    except click.ClickException as error:
-        code = fail(re.sub(r"( Did you mean [^?]+\?)\1", r"\1", error.format_message()))  # typer and click both ask
+    except console.CommandLineError as error:
+        code = fail(re.sub(r"( Did you mean [^?]+\?)\1", r"\1", error.format_message()))  # typer and click both suggest
     except BrokenPipeError:
         code = 141  # as if SIGPIPE had ended it
     except OSError as error:

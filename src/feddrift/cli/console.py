@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+from typing import Any
 
+import typer
 from rich.console import Console
 
 from feddrift.errors import one_line
@@ -13,6 +15,12 @@ out = Console(emoji=False)
 if not out.is_terminal and "COLUMNS" not in os.environ:
     out = Console(width=160, emoji=False)  # a pipe or a file has no edge
 err = Console(stderr=True, emoji=False)
+
+# The base class of all errors in options and arguments, with a method format_message(). It is found through a subclass
+# of it, because its module differs: typer has its own copy of click from 0.26 on and exports this class from 0.28 on.
+CommandLineError: type[Any] = next(
+    base for base in reversed(typer.BadParameter.__mro__) if base.__name__ in ("ClickException", "TyperException")
+)
 
 
 def say(text: str) -> None:

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from feddrift.cli import console, models
-from feddrift.cli.console import can_be_stopped, say
+from feddrift.cli.console import can_be_stopped, say, tell
 from feddrift.errors import ConfigError
 from feddrift.reports.exchanges import absent, noted
 from feddrift.reports.story import WENT_BACK, alarm_sentence, event_line
@@ -102,7 +102,10 @@ def server(
 ) -> None:
     """Run Flower's server (the SuperLink) and nginx, the proxy in front of it."""
     from feddrift.deploy import start
+    from feddrift.deploy.flower_version import find_flwr_problem
 
+    if (sentence := find_flwr_problem()) is not None:
+        tell(sentence)
     start.serve(folder, proxy)
 
 

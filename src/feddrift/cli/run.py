@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 import shlex
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-import click
 import numpy as np
 import typer
 from rich.live import Live
@@ -52,6 +51,7 @@ def _algorithms(typed: str) -> list[str]:
 
 
 def run_(
+    ctx: typer.Context,
     stream: Annotated[str, typer.Option(help=_describe("stream"), autocompletion=_streams)],
     algorithm: Annotated[
         list[str] | None,
@@ -103,7 +103,7 @@ def run_(
     if seed is not None and seeds is not None:
         raise ConfigError("give either --seed or --seeds, not both")
     names, settings = list(dict.fromkeys(algorithm or [algorithms.RECOMMENDED])), _settings(set_ or [])
-    options = click.get_current_context().params  # by name: those of a RunConfig, and a few of this command alone
+    options = ctx.params  # by name: those of a RunConfig, and a few of this command alone
     common = {name: options[name] for name in RunConfig.model_fields.keys() & options.keys()} | {"scale": not no_scale}
     configs = [
         RunConfig.checked(**common | {"algorithm": name, "settings": _settings_of(name, names, settings), "seed": s})
@@ -128,8 +128,32 @@ def run_(
     if dry_run:
         console.out.print(_costs(first, configs))
         return
-    _follow((RecordedRun(config, out_dir, every=checkpoint_every) for config in configs), len(configs))
+    runs = _prepare_runs(configs, first, out_dir, checkpoint_every)
+    del first  # the runs keep it as long as they need it
+    _follow(runs, len(configs))
     say(f"records in {out_dir}")
+
+
+def _prepare_runs(configs: Sequence[RunConfig], stream: Stream, out: Path, every: int) -> Iterator[RecordedRun]:
+    """Yield the runs of these configs; those on the same data follow each other and share one stream.
+
+    Args:
+        configs: Configs in the order in which to run them where they use the same data.
+        stream: Stream of the first config.
+        out: Folder for the records.
+        every: Number of rounds between checkpoints inside a time step, 0 for none.
+    """
+    configs_by_data: dict[tuple[Any, ...], list[RunConfig]] = {}
+    for config in configs:
+        configs_by_data.setdefault(config.stream_key(), []).append(config)
+    loaded: Stream | None = stream
+    del stream  # so that only one stream is in memory at a time
+    for same_data in configs_by_data.values():
+        if loaded is None:
+            loaded = same_data[0].load()
+        for config in same_data:
+            yield RecordedRun(config, out, every=every, stream=loaded)
+        loaded = None
 
 
 def resume(

@@ -10,7 +10,6 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
-from importlib import metadata
 from pathlib import Path
 
 from cryptography import x509
@@ -24,6 +23,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from feddrift.deploy import pin, start
 from feddrift.deploy.certificates import authorities, issuer_of
+from feddrift.deploy.flower_version import find_flwr_problem
 from feddrift.deploy.settings import Settings
 from feddrift.engines.flower.batches import StepFiles
 from feddrift.engines.flower.client import Client, from_toml
@@ -38,9 +38,8 @@ AHEAD, BEHIND = timedelta(seconds=5), timedelta(seconds=300)  # how far a client
 
 def problems(folder: Path) -> Iterator[str]:
     """One sentence for each problem of a whole deployment, of its server part, or of one client's folder."""
-    version = metadata.version("flwr")
-    if not version.startswith("1.41."):
-        yield f"flwr {version} is installed, this feddrift is tested with 1.41"
+    if (sentence := find_flwr_problem()) is not None:
+        yield sentence
     clients = [folder] if (folder / "client.toml").exists() else sorted((folder / "clients").glob("*"))
     server = next((path for path in (folder, folder / "server") if (path / "federation.toml").exists()), None)
     if server is None and not clients:

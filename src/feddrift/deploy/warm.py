@@ -11,7 +11,6 @@ from __future__ import annotations
 import atexit
 import gc
 import importlib
-import importlib.metadata
 import json
 import logging
 import mmap
@@ -30,7 +29,8 @@ from typing import Any
 
 import numpy as np
 
-FLOWER = "1.41."  # the versions whose modules have the names that are replaced here
+from feddrift.deploy.flower_version import find_flwr_problem
+
 LOOK = 3.0  # seconds between looks for messages when none come, as in Flower
 SOONEST = 0.3  # seconds until the next look after a message
 REPLY = 0.1  # seconds between looks for the reply to a message, in the SuperNode's own memory
@@ -53,9 +53,8 @@ def main() -> None:
     if words[:1] == ["--look"]:
         look, words = float(words[1]), words[2:]
     path = Path(sys.executable).parent / name
-    version = importlib.metadata.version("flwr")
-    if not version.startswith(FLOWER):
-        _log.warning("%s starts cold: Flower is %s, and warm starts are for %sx", name, version, FLOWER)
+    if (sentence := find_flwr_problem()) is not None:  # its modules may lack the names that are replaced here
+        _log.warning("%s starts cold: %s", name, sentence)
         os.execv(path, [str(path), *words])
     sys.argv = [str(path), *words]
     sys.path.insert(0, str(path.parent))  # as for a script

@@ -11,7 +11,7 @@ from feddrift import rng
 from feddrift.engines.entries import Entries
 from feddrift.engines.worker import Question, Scored, Through, Worker
 from feddrift.errors import ConfigError
-from feddrift.scores import LARGEST
+from feddrift.scores import LARGEST as MAX_LOG_LOSS
 from feddrift.types import (
     Ballot,
     Bools,
@@ -74,7 +74,7 @@ class Lying(Through):
         self, models: Models, cells: Ints, metric: Metric, most: int | None = None, by: Parting | None = None
     ) -> Iterator[Scored]:
         for which, sums, sizes in super().score(models, cells, metric, most, by):
-            told, worst = sums.astype(np.float64), LARGEST if metric == "loss" else 1.0
+            told, worst = sums.astype(np.float64), MAX_LOG_LOSS if metric == "loss" else 1.0
             for k, (t, c) in enumerate(cells[which].tolist()):
                 if c in self.lies.losses:
                     drawn = np.stack([self._share(c, t, i) * sizes[k] for i in models.ids])

@@ -18,7 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from feddrift.averaging import LARGEST, average, renormalised
+from feddrift.averaging import LARGEST as MAX_PARAMETER
+from feddrift.averaging import average, renormalised
 from feddrift.engines import optim, sampling
 from feddrift.engines.lanes import Devices, Lanes, Optimiser
 from feddrift.engines.products import products, six_passes_are_exact
@@ -98,7 +99,7 @@ def _in_chunks(
                     stack[span] = np.asarray(new)[:m]
         sound = np.ones(n, dtype=bool)
         for leaf in (*work[0], *work[1]):
-            sound &= (np.abs(leaf) <= LARGEST).reshape(len(share[0]), -1).all(axis=1)[:n]
+            sound &= (np.abs(leaf) <= MAX_PARAMETER).reshape(len(share[0]), -1).all(axis=1)[:n]
         added = list(zip(share, parts, strict=True))
         if not sound.all():
             refused += ~sound
@@ -315,7 +316,7 @@ def finite(stacks: list[Any], n: int) -> Any:
     """[n], `averaging.finite`: each has its share of the rows of each stack."""
     sound = jnp.ones(n, dtype=bool)
     for leaf in stacks:
-        sound &= (jnp.abs(leaf) <= LARGEST).reshape(n, -1).all(axis=1)
+        sound &= (jnp.abs(leaf) <= MAX_PARAMETER).reshape(n, -1).all(axis=1)
     return sound
 
 

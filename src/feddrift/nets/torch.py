@@ -154,7 +154,7 @@ def _tree(flat: dict[str, Any]) -> Params:
 def _torchax() -> Any:
     """The library, with stand-ins for operators that it names and newer versions of PyTorch no longer have."""
     try:
-        with _named_tensors():
+        with _tolerate_missing_operators():
             import torchax
 
             torchax.default_env()  # loads the rest of it
@@ -166,21 +166,46 @@ def _torchax() -> Any:
     return torchax
 
 
+class _MissingOperator(str):
+    """Name of an operator that this PyTorch does not have; its overloads are missing, too."""
+
+    def __getattr__(self, name: str) -> _MissingOperator:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _MissingOperator(f"{self}.{name}")
+
+
 @contextmanager
-def _named_tensors() -> Iterator[None]:
-    """PyTorch 2.13 lost the operators on named tensors, which torchax 0.0.13 lists in its tables and never calls."""
+def _tolerate_missing_operators() -> Iterator[None]:
+    """Give torchax stand-ins for operators that it lists in its tables, and that newer versions of PyTorch removed.
+
+    PyTorch 2.13 removed the operators on named tensors, 2.15 removed `cholesky`. No net calls them.
+    """
     import torch
 
     packet: Any = torch._ops.OpOverloadPacket
-    find = packet.__getattr__
+    namespace: Any = torch._ops._OpNamespace
+    find_overload = packet.__getattr__
+    find_operator = namespace.__getattr__
 
-    def lenient(self: Any, name: str) -> Any:
+    def find_overload_or_name(self: Any, name: str) -> Any:
         try:
-            return find(self, name)
+            return find_overload(self, name)
         except AttributeError:
             if "name" not in name.lower():
                 raise
-            return f"{self}.{name}"
+            return _MissingOperator(f"{self}.{name}")
 
-    with mock.patch.object(packet, "__getattr__", lenient):
+    def find_operator_or_name(self: Any, name: str) -> Any:
+        try:
+            return find_operator(self, name)
+        except AttributeError:
+            if self.name != "aten" or name.startswith("__"):
+                raise
+            return _MissingOperator(f"aten.{name}")
+
+    with (
+        mock.patch.object(packet, "__getattr__", find_overload_or_name),
+        mock.patch.object(namespace, "__getattr__", find_operator_or_name),
+    ):
         yield

@@ -20,7 +20,7 @@ from feddrift.nets import default_net, named_net
 from feddrift.router import Route
 from feddrift.runs.continuation import digest_of, in_order
 from feddrift.runs.poison import Poison, flipped, read_poison
-from feddrift.streams.patterns import table
+from feddrift.streams.patterns import SHIPPED, table
 from feddrift.tables.times import read_every
 from feddrift.types import Algorithm, Average, Bools, Local, Net
 
@@ -167,6 +167,18 @@ class RunConfig(BaseModel):
         )
         stream = in_order(found, clients)
         return flipped(stream, self._poison(stream).flip)
+
+    def stream_key(self) -> tuple[Any, ...]:
+        """Return a key that is equal for configs whose `load()` gives the same stream.
+
+        The seed is part of it only where the pattern of drifts may depend on it.
+        """
+        pattern = self.pattern or streams.own_pattern(self.stream)
+        fixed_pattern = pattern is not None and (pattern in SHIPPED or os.path.isfile(pattern))
+        depends_on_seed = not fixed_pattern and (self.pattern is not None or streams.is_made(self.stream))
+        names = ("stream", "pattern", "data_dir", "label", "poison", *TABLE)
+        values = [getattr(self, name) for name in names]
+        return (*values, self._drawn(), self.seed if depends_on_seed else None)
 
     def _drawn(self) -> int:
         """The data seed; where it follows the seed, streams that are not made stay what they are."""

@@ -32,7 +32,7 @@ from feddrift.runs.config import RunConfig
 from feddrift.runs.continuation import Remembered
 from feddrift.runs.journal import Inside, Journal
 from feddrift.runs.record import file_name, is_complete, part_of, read
-from feddrift.runs.schema import LARGEST
+from feddrift.runs.schema import MAX_RECORDED_NUMBER
 from feddrift.runs.writer import Writer, beginning, held
 from feddrift.trees import leaves
 from feddrift.types import Algorithm, Ints, Local, Params, State
@@ -300,7 +300,7 @@ def lines_of(step: Trained, concepts: Ints | None = None) -> Lines:
             "models_sent": _short(sent[c]),
             "sent_scoring": _short(scored[c]),
             "received": received[c],
-            "loss": round(losses[c], 6) if abs(losses[c]) <= LARGEST else None,  # NaN is not
+            "loss": round(losses[c], 6) if abs(losses[c]) <= MAX_RECORDED_NUMBER else None,  # NaN is not
             **{name: values[c] for name, values in scores.items()},
             **({"shifts": step.shifts[c].plain()} if c in step.shifts else {}),
         }

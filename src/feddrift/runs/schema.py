@@ -28,9 +28,9 @@ Status = Literal["complete", "interrupted", "failed"]
 Whole = Annotated[int, Field(ge=0, lt=2**63)]
 Positive = Annotated[int, Field(ge=1, lt=2**63)]
 Share = Annotated[float, Field(ge=0, le=1)]
-LARGEST = 1e15  # sums of them stay numbers
-Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
-Amount = Annotated[float, Field(ge=0, le=LARGEST)]
+MAX_RECORDED_NUMBER = 1e15  # sums of such numbers stay finite
+Number = Annotated[float, Field(ge=-MAX_RECORDED_NUMBER, le=MAX_RECORDED_NUMBER)]
+Amount = Annotated[float, Field(ge=0, le=MAX_RECORDED_NUMBER)]
 Clock = Annotated[str, AfterValidator(lambda text: _checked_time(text))]  # ISO time
 
 
@@ -94,7 +94,11 @@ class EventLine:
     def __post_init__(self) -> None:
         into, distance = self.cause.get("into"), self.cause.get("distance")
         _check_finite("cause", self.cause)
-        near = isinstance(distance, int | float) and not isinstance(distance, bool) and abs(distance) <= LARGEST
+        near = (
+            isinstance(distance, int | float)
+            and not isinstance(distance, bool)
+            and abs(distance) <= MAX_RECORDED_NUMBER
+        )
         complete = type(into) is int and 0 <= into < 2**63 and near
         if self.event == "merged" and not complete:
             raise ValueError("the cause of a merge must say into which model and at what distance")

@@ -17,7 +17,7 @@ Columns = Mapping[str, Values]
 
 GAPS = frozenset({"", "?", "NA", "N/A", "<NA>", "nan", "NaN", "NAN", "NaT", "null", "NULL"})  # no value
 KINDS, TEXT = "biufMO", "UT"  # of NumPy
-LARGEST = 1e38  # what float32 holds
+MAX_TABLE_VALUE = 1e38  # float32 holds numbers up to 3.4e38
 
 
 def read_frame(frame: object) -> dict[str, Values]:
@@ -85,7 +85,7 @@ def numbers(values: Values) -> tuple[Floats, Bools]:
     kind = values.dtype.kind
     if kind in "biuf":
         as_numbers = values.astype(np.float64)
-        return np.where(np.abs(as_numbers) < LARGEST, as_numbers, np.nan), np.isnan(as_numbers)
+        return np.where(np.abs(as_numbers) < MAX_TABLE_VALUE, as_numbers, np.nan), np.isnan(as_numbers)
     if kind == "M":
         return np.full(len(values), np.nan), np.isnat(values)
     objects = values.tolist()
@@ -111,4 +111,4 @@ def _number(value: object) -> float:
             number = math.nan if isinstance(value, complex | np.complexfloating) else float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):  # None, dates, whole numbers beyond floats
         return math.nan
-    return number if -LARGEST < number < LARGEST else math.nan
+    return number if -MAX_TABLE_VALUE < number < MAX_TABLE_VALUE else math.nan

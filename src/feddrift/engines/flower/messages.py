@@ -23,9 +23,9 @@ from feddrift.engines.flower.parts import Body, Part, Shapes
 from feddrift.engines.flower.wire import Refused, numbers, whole
 from feddrift.engines.worker import SCORE_ROWS
 from feddrift.errors import one_line
-from feddrift.scores import LARGEST, SCORES
-from feddrift.shifts import LARGEST as LARGEST_VALUE
-from feddrift.shifts import NAMED, TOLD, WITHIN, Shift, Shifts, What
+from feddrift.scores import LARGEST as MAX_LOG_LOSS
+from feddrift.scores import SCORES
+from feddrift.shifts import MAX_STATISTIC, NAMED, TOLD, WITHIN, Shift, Shifts, What
 from feddrift.types import Ballot, Ints, Metric, Start
 
 PROTOCOL = 6
@@ -243,7 +243,7 @@ class Present:
         if "right" not in body:
             return present
         n = dict(cells).get(tau, 0)
-        most = {name: 1.0 if score.share else LARGEST for name, score in SCORES.items()} | {"routed": 1.0}
+        most = {name: 1.0 if score.share else MAX_LOG_LOSS for name, score in SCORES.items()} | {"routed": 1.0}
         if unknown := sorted(body["scores"].keys() - most.keys()):
             raise Refused(f"it has a score that nobody asked for, {unknown[0]!r}")
         scores = {name: numbers([value], 1, most[name], False)[0] for name, value in body["scores"].items()}
@@ -357,7 +357,7 @@ def _read_shift(what: Any, name: Any, before: Any, after: Any, distance: Any, wi
     for text in (name, "" if within is None else within):
         if not isinstance(text, str) or len(text) > MAX_NAME:
             raise Refused(f"expected a name of at most {MAX_NAME} characters, got {str(text)[:40]!r}")
-    most = LARGEST_VALUE if what in ("mean", "deviation") else 1.0
+    most = MAX_STATISTIC if what in ("mean", "deviation") else 1.0
     numbers([abs(value) if what == "mean" else value for value in (before, after)], 2, most, False)
     short = numbers([distance], 1, 1.0, False)[0]
     return Shift(what, one_line(name), float(before), float(after), short, None if within is None else one_line(within))

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from feddrift.averaging import LARGEST
+from feddrift.averaging import LARGEST as MAX_PARAMETER
 from feddrift.engines.flower.parts import Body, Part, Shapes
 from feddrift.errors import FeddriftError
 
@@ -113,8 +113,8 @@ def arrays(part: Sequence[Array], shapes: Shapes, what: str) -> Part:
         if not isinstance(value, np.ndarray) or value.shape != shape or value.dtype != dtype:
             got = f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else "an archive"
             raise Refused(f"{what} is {got}, expected {dtype} {shape}")
-        if not (np.abs(value) <= LARGEST).all():  # NaN is not
-            raise Refused(f"{what} has numbers that are not finite, or beyond {LARGEST:g}")
+        if not (np.abs(value) <= MAX_PARAMETER).all():  # NaN is not
+            raise Refused(f"{what} has numbers that are not finite, or beyond {MAX_PARAMETER:g}")
         checked.append(value)
     return checked
 

@@ -1,0 +1,21 @@
+"""Versions of Flower that feddrift is tested with, and the sentence about any other."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+TESTED_FLWR = ("1.41.0",)  # the extra `flower` in pyproject.toml allows their patch releases
+
+
+def find_flwr_problem() -> str | None:
+    """Return a sentence if the installed flwr is neither a tested version nor a patch release of one, else None.
+
+    Another version may work, so it is reported and not refused.
+    """
+    installed = importlib.metadata.version("flwr")
+    if installed.split(".")[:2] in [tested.split(".")[:2] for tested in TESTED_FLWR]:
+        return None
+    return (
+        f"flwr {installed} is installed, which this feddrift is not tested with: it may work; "
+        f"pip install 'feddrift[flower]' installs a tested version ({', '.join(TESTED_FLWR)})"
+    )
