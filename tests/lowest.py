@@ -1,7 +1,6 @@
 """Print the lowest versions of the direct dependencies that pyproject.toml allows, as constraints for pip.
 
-    python -m tests.lowest > /tmp/lowest.txt
-    pip install -c /tmp/lowest.txt -e . pytest pytest-xdist hypothesis
+`make check-lowest` runs tests with them.
 """
 
 from __future__ import annotations
