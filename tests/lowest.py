@@ -1,7 +1,7 @@
 """Print the lowest versions of the direct dependencies that pyproject.toml allows, as constraints for pip.
 
-    python -m tests.lowest > /tmp/lowest.txt
-    pip install -c /tmp/lowest.txt -e . pytest pytest-xdist hypothesis
+Usage: `python -m tests.lowest > /tmp/lowest.txt`, then in a new environment
+`pip install -c /tmp/lowest.txt -e . pytest pytest-xdist hypothesis`.
 """
 
 from __future__ import annotations
