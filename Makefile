@@ -11,6 +11,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # Tests of real deployments and shared folders. They wait for other processes most of the time, so more of them run at
 # once than there are cores; their ports and folders are their own. Other long checks compute, and would make them late.
 REAL := attacks deploy soak sweeps warm years
+ALONE := flood  # nginx ends connections whose handshakes have to wait for a core
 
 .PHONY: demo check check-slow check-all soak bench docs format clean
 
@@ -40,7 +41,8 @@ check: $(VENV)/ready  ## lint, types and tests
 	[ $$tests -eq 0 ] && [ $$mypy -eq 0 ]
 
 check-slow: $(VENV)/ready  ## the long checks
-	$(BIN)/pytest -m slow -n 2 --dist worksteal $(foreach name,$(REAL),--ignore tests/slow/test_$(name).py)
+	$(BIN)/pytest -m slow -n 2 --dist worksteal $(foreach name,$(REAL) $(ALONE),--ignore tests/slow/test_$(name).py)
+	$(BIN)/pytest -m slow $(foreach name,$(ALONE),tests/slow/test_$(name).py)
 	$(BIN)/pytest -m slow -n 4 --dist worksteal $(foreach name,$(REAL),tests/slow/test_$(name).py)
 
 check-all: check check-slow  ## both: over Flower every name, not only one for each verb

@@ -17,6 +17,7 @@ from feddrift.nets import built_in, imported, net_for
 from feddrift.runs.config import RunConfig
 from feddrift.testing import check_net
 from feddrift.trees import leaves, trunk_of
+from tests.contract.test_engines import slow
 from tests.unit.test_cli import feddrift
 from tests.unit.test_start import COMMAND, loaded
 
@@ -34,7 +35,7 @@ def test_names_stand_for_perceptrons() -> None:
     assert built_in("mlp:make", (2,), 2) is None and built_in("mlp", (2,), 2) is None  # may be a module of yours
 
 
-@pytest.mark.parametrize("name", ["linear", "mlp:5", "mlp:6,5", "mlp:3,3,3"])
+@pytest.mark.parametrize("name", slow(["linear", "mlp:5", "mlp:6,5", "mlp:3,3,3"], "mlp:3,3,3"))
 def test_they_keep_the_contract(name: str) -> None:
     net = built_in(name, (3,), 2)
     assert net is not None

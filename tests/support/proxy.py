@@ -1,0 +1,33 @@
+"""The proxy of a federation for tests, without a SuperLink behind it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
+
+from feddrift.deploy import make, start
+from feddrift.deploy.processes import end
+from tests.support.deployment import NGINX, until
+from tests.support.ports import reserve_port
+
+needs_nginx = pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
+
+
+@contextmanager
+def nginx(folder: Path, **options: Any) -> Iterator[Path]:
+    """The proxy of a new federation, without a SuperLink behind it."""
+    make.init(folder, ["a"], [2], ["0", "1"], port=reserve_port(), inner=reserve_port(), **options)
+    server = folder / "server"
+    child = subprocess.Popen([str(NGINX), "-p", str(server), "-c", str(server / "nginx.conf")], start_new_session=True)
+    try:
+        until(lambda: start._listens(start.ports(server)[0], start.proxy_address(server)), 30)
+        yield server
+    finally:
+        end(child)
