@@ -90,7 +90,7 @@ def executor(folder: Path) -> Iterator[warm.Warm]:
 
 def answered(executor: warm.Warm, path: Path, code: int = 0) -> str:
     executor.Popen(["flwr-clientapp", str(path), str(code)])
-    until(path.exists)
+    until(lambda: path.exists() and path.read_text())  # a file exists before it is written
     return path.read_text()
 
 
