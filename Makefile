@@ -1,7 +1,8 @@
 # The newest supported Python that runs (a name on the path may be a pyenv shim that fails); make PYTHON=... overrides.
 CAN_RUN = -c "import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))" >/dev/null 2>&1
 CANDIDATES := python3.13 python3.12 python3.11 python3
-PYTHON ?= $(shell for name in $(CANDIDATES); do "$$name" $(CAN_RUN) && echo "$$name" && break; done)
+find_python = $(shell for name in $(1); do "$$name" $(CAN_RUN) && echo "$$name" && break; done)
+PYTHON ?= $(call find_python,$(CANDIDATES))
 VENV := .venv
 BIN := $(VENV)/bin
 
@@ -13,7 +14,7 @@ export PYTHONDONTWRITEBYTECODE :=
 REAL := attacks deploy soak sweeps warm years
 ALONE := flood  # nginx ends connections whose handshakes have to wait for a core
 
-.PHONY: demo check check-slow check-all soak bench docs format clean
+.PHONY: demo check check-slow check-newest check-lowest print-newest-python check-all soak bench docs format clean
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || test -n "$(PYTHON)" || \
@@ -45,6 +46,28 @@ check-slow: $(VENV)/ready  ## the long checks
 	$(BIN)/pytest -m slow $(foreach name,$(ALONE),tests/slow/test_$(name).py)
 	$(BIN)/pytest -m slow -n 4 --dist worksteal $(foreach name,$(REAL),tests/slow/test_$(name).py)
 
+# Tests of results, engines, commands and files, for environments with other versions.
+OTHER := $(addprefix tests/,golden/test_hashes.py golden/test_fixtures.py contract/test_engines.py contract/test_kernel.py \
+  $(addprefix unit/test_,checkpoint.py cli.py nets.py numerics.py record.py run.py table.py))
+NEWEST_PYTHON ?= $(call find_python,python3.13 $(wildcard $(HOME)/.pyenv/versions/3.13*/bin/python3.13))
+LOWEST_PYTHON ?= $(call find_python,python3.11 $(wildcard $(HOME)/.pyenv/versions/3.11*/bin/python3.11))
+
+print-newest-python:  # for .ci/run
+	@echo $(NEWEST_PYTHON)
+
+check-newest:  ## a part of the tests with Python 3.13 and the newest versions of all libraries
+	@test -n "$(NEWEST_PYTHON)" || { echo "No Python 3.13 with venv was found: name one with make NEWEST_PYTHON=..."; exit 1; }
+	test -x .venv-newest/bin/python || $(NEWEST_PYTHON) -m venv .venv-newest
+	.venv-newest/bin/pip install --quiet --disable-pip-version-check --upgrade -e ".[dev]"
+	.venv-newest/bin/pytest -n 2 --dist worksteal $(OTHER)
+
+check-lowest:  ## the same with Python 3.11 and the lowest versions of the direct dependencies
+	@test -n "$(LOWEST_PYTHON)" || { echo "No Python 3.11 with venv was found: name one with make LOWEST_PYTHON=..."; exit 1; }
+	test -x .venv-lowest/bin/python || $(LOWEST_PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/python -m tests.lowest >.venv-lowest/lowest.txt
+	.venv-lowest/bin/pip install --quiet --disable-pip-version-check -c .venv-lowest/lowest.txt -e . pytest pytest-xdist hypothesis
+	.venv-lowest/bin/pytest -n 2 --dist worksteal $(OTHER)
+
 check-all: check check-slow  ## both: over Flower every name, not only one for each verb
 
 soak: $(VENV)/ready  ## a real deployment under 30 kills, and under faults of every kind; KILLS=60 for more
@@ -65,4 +88,4 @@ format: $(VENV)/ready
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) runs/demo site .cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-newest .venv-lowest runs/demo site .cache .mypy_cache .pytest_cache .ruff_cache
