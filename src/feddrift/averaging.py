@@ -15,7 +15,7 @@ from feddrift.trees import leaves, map_trunk_and_head
 from feddrift.types import Average, Bools, Floats, Ints, Models, Params, Updates
 
 TRIM = 0.3  # of the clients at each end
-LARGEST = 1e15  # of a parameter: even the squares of many such still fit into float32
+MAX_PARAMETER = 1e15  # largest parameter that is accepted: even sums of many of their squares fit into float32
 
 
 def averaged(models: Models, updates: Updates, rule: Average = "mean") -> Models:
@@ -47,14 +47,14 @@ def averaged(models: Models, updates: Updates, rule: Average = "mean") -> Models
 
 
 def finite(models: Models, updates: Updates) -> Bools:
-    """[lane], whether all that it trained are numbers that one can compute with: none beyond LARGEST."""
+    """[lane], whether all that it trained are numbers that one can compute with: none beyond MAX_PARAMETER."""
     if (place := place_of(updates.params)) is not None:
         return place.finite(models, updates)
     _, first = np.unique(updates.lane, return_index=True)
     sound = np.ones(len(first), dtype=bool)
 
     def look(_: Any, new: Any, lane: Ints) -> None:
-        sound[lane[~(np.abs(new.reshape(len(new), math.prod(new.shape[1:]))) <= LARGEST).all(axis=1)]] = False
+        sound[lane[~(np.abs(new.reshape(len(new), math.prod(new.shape[1:]))) <= MAX_PARAMETER).all(axis=1)]] = False
 
     map_trunk_and_head(look, models, updates.lane, np.arange(len(first)), updates.params)
     return sound

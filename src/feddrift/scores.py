@@ -18,7 +18,7 @@ from feddrift.errors import unknown
 from feddrift.types import Bools, Floats, Ints
 
 Labels = npt.NDArray[np.integer]
-LARGEST = 37.0  # a log loss: that of being certain and wrong every time
+MAX_LOG_LOSS = 37.0  # log loss of predictions that are certain and wrong
 LEAST = float(np.finfo(np.float64).eps)  # a probability of 0 counts as this
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from feddrift import numerics
-from feddrift.averaging import LARGEST
+from feddrift.averaging import MAX_PARAMETER
 from feddrift.engines import optim
 
 try:
@@ -505,7 +505,7 @@ def _held_loss(W1: Any, b1: Any, W2: Any, b2: Any, X: Any, Y: Any, rows: Any, we
 def _finite(values: Any) -> Any:
     sound = True
     for value in values:
-        sound = sound and abs(value) <= LARGEST  # NaN is not
+        sound = sound and abs(value) <= MAX_PARAMETER  # NaN is not
     return sound
 
 

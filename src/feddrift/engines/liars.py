@@ -11,7 +11,7 @@ from feddrift import rng
 from feddrift.engines.entries import Entries
 from feddrift.engines.worker import Question, Scored, Through, Worker
 from feddrift.errors import ConfigError
-from feddrift.scores import LARGEST as MAX_LOG_LOSS
+from feddrift.scores import MAX_LOG_LOSS
 from feddrift.types import (
     Ballot,
     Bools,

@@ -18,8 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from feddrift.averaging import LARGEST as MAX_PARAMETER
-from feddrift.averaging import average, renormalised
+from feddrift.averaging import MAX_PARAMETER, average, renormalised
 from feddrift.engines import optim, sampling
 from feddrift.engines.lanes import Devices, Lanes, Optimiser
 from feddrift.engines.products import products, six_passes_are_exact

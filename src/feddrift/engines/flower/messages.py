@@ -23,8 +23,7 @@ from feddrift.engines.flower.parts import Body, Part, Shapes
 from feddrift.engines.flower.wire import Refused, numbers, whole
 from feddrift.engines.worker import SCORE_ROWS
 from feddrift.errors import one_line
-from feddrift.scores import LARGEST as MAX_LOG_LOSS
-from feddrift.scores import SCORES
+from feddrift.scores import MAX_LOG_LOSS, SCORES
 from feddrift.shifts import MAX_STATISTIC, NAMED, TOLD, WITHIN, Shift, Shifts, What
 from feddrift.types import Ballot, Ints, Metric, Start
 

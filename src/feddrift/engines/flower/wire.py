@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from feddrift.averaging import LARGEST as MAX_PARAMETER
+from feddrift.averaging import MAX_PARAMETER
 from feddrift.engines.flower.parts import Body, Part, Shapes
 from feddrift.errors import FeddriftError
 
