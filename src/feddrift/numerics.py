@@ -11,7 +11,9 @@ Use them wherever a value can enter a decision, a model, a data set or a record.
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -44,10 +46,29 @@ _COS = (
 )  # fmt: skip
 
 MAX_ANGLE = 1e5  # radians; beyond, the reduction of an angle to a quarter turn loses digits
-_BLOCK = 1 << 15  # numbers of a product that are summed at a time, so that they stay in the cache
+_CACHED = 1 << 12  # numbers that are computed at a time, so that intermediate results stay in the cache
+_BLOCK = 1 << 15  # numbers of a product that are summed at a time, for the same reason
 
 
-def exp(x: npt.ArrayLike) -> Array:
+def _in_blocks(function: Callable[[Array], Array]) -> Callable[[npt.ArrayLike], Array]:
+    """Make a function of float64 arrays take numbers, lists and arrays of any shape, in blocks that fit in the cache."""
+
+    @functools.wraps(function)
+    def apply(x: npt.ArrayLike) -> Array:
+        x = np.asarray(x, dtype=np.float64)
+        if x.size <= _CACHED:
+            return np.asarray(function(x))
+        flat = x.reshape(-1)
+        out = np.empty_like(flat)
+        for start in range(0, len(flat), _CACHED):
+            out[start : start + _CACHED] = function(flat[start : start + _CACHED])
+        return out.reshape(x.shape)
+
+    return apply
+
+
+@_in_blocks
+def exp(x: Array) -> Array:
     """Return e to the power of each number.
 
     >>> exp([0.0, 1.0, -1000.0, np.inf]).tolist()
@@ -58,7 +79,8 @@ def exp(x: npt.ArrayLike) -> Array:
         return np.asarray(np.ldexp(1.0 + fraction, exponent))
 
 
-def expm1(x: npt.ArrayLike) -> Array:
+@_in_blocks
+def expm1(x: Array) -> Array:
     """Return e to the power of each number, minus one, exact also near zero.
 
     >>> expm1([1e-20, -0.001]).tolist()
@@ -70,9 +92,8 @@ def expm1(x: npt.ArrayLike) -> Array:
         return np.asarray(np.where(exponent > 60, np.ldexp(1.0 + fraction, exponent), near))
 
 
-def _split_power(x: npt.ArrayLike) -> tuple[npt.NDArray[np.int64], Array]:
+def _split_power(x: Array) -> tuple[npt.NDArray[np.int64], Array]:
     """Return n and f with e^x = 2^n (1 + f), where f is at most sqrt(2) - 1."""
-    x = np.asarray(x, dtype=np.float64)
     bounded = np.clip(x, -746.0, 710.0)
     turns = np.rint(bounded * _LOG2_E)
     high = bounded - turns * _LN2_HIGH
@@ -83,13 +104,13 @@ def _split_power(x: npt.ArrayLike) -> tuple[npt.NDArray[np.int64], Array]:
     return np.where(np.isnan(x), 0, turns).astype(np.int64), np.asarray(fraction)
 
 
-def log(x: npt.ArrayLike) -> Array:
+@_in_blocks
+def log(x: Array) -> Array:
     """Return the natural logarithm of each number; -inf of zero and NaN of negative numbers.
 
     >>> log([1.0, 10.0, 0.0]).tolist()
     [0.0, 2.302585092994046, -inf]
     """
-    x = np.asarray(x, dtype=np.float64)
     usual = (x > 0) & (x < np.inf)
     mantissa, exponent = np.frexp(np.where(usual, x, 1.0))
     low = mantissa < _SQRT_HALF
@@ -104,13 +125,13 @@ def log(x: npt.ArrayLike) -> Array:
     return np.asarray(np.where(usual, value, unusual))
 
 
-def log1p(x: npt.ArrayLike) -> Array:
+@_in_blocks
+def log1p(x: Array) -> Array:
     """Return the natural logarithm of one plus each number, exact also near zero.
 
     >>> log1p([1e-20, 1.0]).tolist()
     [1e-20, 0.6931471805599453]
     """
-    x = np.asarray(x, dtype=np.float64)
     total = 1.0 + x
     usual = (total > 0) & (total < np.inf)
     divisor = np.where(usual, total, 1.0)
@@ -118,7 +139,8 @@ def log1p(x: npt.ArrayLike) -> Array:
     return np.asarray(log(total) + lost / divisor)
 
 
-def sin(x: npt.ArrayLike) -> Array:
+@_in_blocks
+def sin(x: Array) -> Array:
     """Return the sine of each angle in radians, up to MAX_ANGLE.
 
     >>> sin([0.0, 1.0]).tolist()
@@ -127,7 +149,8 @@ def sin(x: npt.ArrayLike) -> Array:
     return _turn(x, 0)
 
 
-def cos(x: npt.ArrayLike) -> Array:
+@_in_blocks
+def cos(x: Array) -> Array:
     """Return the cosine of each angle in radians, up to MAX_ANGLE.
 
     >>> cos([0.0, 1.0]).tolist()
@@ -136,9 +159,8 @@ def cos(x: npt.ArrayLike) -> Array:
     return _turn(x, 1)
 
 
-def _turn(x: npt.ArrayLike, quarters: int) -> Array:
+def _turn(x: Array, quarters: int) -> Array:
     """Return the sine of each angle plus so many quarter turns."""
-    x = np.asarray(x, dtype=np.float64)
     if (np.abs(x) > MAX_ANGLE).any():
         raise ValueError(f"angles must be at most {MAX_ANGLE:g} radians, got {np.nanmax(np.abs(x)):g}")
     turns = np.rint(x / (_HALF_PI_PARTS[0] + _HALF_PI_PARTS[1]))
@@ -157,7 +179,8 @@ def _evaluate_polynomial(coefficients: tuple[float, ...], x: Array) -> Array:
     """Return the sum of coefficients[k] * x**k."""
     value = np.full_like(x, coefficients[-1])
     for coefficient in coefficients[-2::-1]:
-        value = value * x + coefficient
+        value *= x
+        value += coefficient
     return value
 
 

@@ -151,7 +151,7 @@ def test_scalar_functions_are_exact_to_float32() -> None:
     steps = np.array([1, 2, 3, 10, 1000, 10**6], dtype=np.float32)
     for log_beta in (kernel_loops.LOG_BETA1, kernel_loops.LOG_BETA2):
         found = [kernel_loops._bias_correction(step, log_beta) for step in steps]
-        np.testing.assert_allclose(found, -np.expm1(steps.astype(float) * log_beta), rtol=1e-8)
+        np.testing.assert_allclose(found, -np.expm1(steps.astype(float) * log_beta), rtol=2e-8)
     assert kernel_loops._exp_of(-1e30) == 0
     assert np.isnan([kernel_loops._exp_of(np.nan), kernel_loops._log_of(np.nan)]).all()
 

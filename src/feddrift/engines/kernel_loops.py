@@ -37,6 +37,7 @@ try:
         power_of_two,
         put,
         root,
+        scalar_power_of_two,
         spread,
         store,
         where_label,
@@ -65,6 +66,7 @@ def _native(**flags: Any) -> Callable[[Callable[..., Any]], Any]:
 
 
 _strict = _native()
+_inlined = _native(forceinline=True)
 # Inlined into the caller, without reference counts for arrays.
 _exact = _native(forceinline=True, _nrt=False)
 
@@ -144,7 +146,7 @@ LOG2_E, LN2 = 1.4426950408889634, 0.6931471805599453
 SQRT_HALF = 0.7071067811865476
 
 
-@_strict
+@_inlined
 def _split_power(x: Any) -> Any:
     """Return n and f with e^x = 2^n (1 + f), for finite x from -700 to 0; f is exact enough for float32."""
     n = np.floor(x * LOG2_E + 0.5)
@@ -167,7 +169,7 @@ def _exp_of(x: Any) -> Any:
     if not x > -700.0:
         return 0.0 if x <= -700.0 else x  # NaN stays NaN
     n, f = _split_power(x)
-    return math.ldexp(1.0 + f, int(n))
+    return (1.0 + f) * scalar_power_of_two(n)
 
 
 @_strict
@@ -190,18 +192,18 @@ def _log_of(x: Any) -> Any:
     return fused(2.0 * s, p, e * LN2)
 
 
-@_strict
+@_inlined
 def _bias_correction(taken: Any, log_beta: Any) -> Any:
     """Return 1 - beta^taken, exact to float32 also for the first steps."""
     x = np.float64(taken) * log_beta
-    if x <= -700.0:
-        return 1.0
+    if x < -18.0:
+        return 1.0  # the nearest float32
     n, f = _split_power(x)
-    power = math.ldexp(1.0, int(n))
+    power = scalar_power_of_two(n)
     return (1.0 - power) - power * f
 
 
-@_strict
+@_inlined
 def _corrections(taken: Any, lr: Any) -> Any:
     """Return the step size over the first bias and the root of the second, after `taken` steps."""
     rate = lr / np.float32(_bias_correction(taken, LOG_BETA1))
@@ -330,7 +332,7 @@ def _gradient(trunk: Any, lane: Any, head: Any, pair: Any, shape: Any, x: Any, y
             put(of_trunk, 0, i * h + j, _dot(x, i, back, 0, n))
 
 
-@_strict
+@_inlined
 def _hidden_units(W1: Any, b1: Any, x: Any, n: Any, hidden: Any) -> None:
     """Compute the hidden units [unit, row] of x[feature, row], for the first n rows."""
     for j in range(len(b1)):
@@ -345,7 +347,7 @@ def _hidden_units(W1: Any, b1: Any, x: Any, n: Any, hidden: Any) -> None:
             hidden[j, b] = max(hidden[j, b], np.float32(0))
 
 
-@_strict
+@_inlined
 def _logit(W: Any, bias: Any, c: Any, x: Any, n: Any, logit: Any) -> None:
     """Compute the logits of class c from x[unit, row], for the first n rows."""
     weight = bias[c]
@@ -357,7 +359,7 @@ def _logit(W: Any, bias: Any, c: Any, x: Any, n: Any, logit: Any) -> None:
             logit[b] = fused(weight, x[j, b], logit[b])
 
 
-@_strict
+@_inlined
 def _classify(W: Any, bias: Any, x: Any, n: Any, out: Any, best: Any) -> None:
     """Find the class with the highest logit for the first n rows of x[unit, row]; of equal ones the lowest class."""
     top = out[0]
@@ -370,7 +372,7 @@ def _classify(W: Any, bias: Any, x: Any, n: Any, out: Any, best: Any) -> None:
             top[b] = logit[b] if higher else top[b]
 
 
-@_strict
+@_inlined
 def _predict(W1: Any, b1: Any, W2: Any, b2: Any, x: Any, n: Any, hidden: Any, out: Any, best: Any) -> None:
     """Find the class of x[feature, row] for the first n rows."""
     _hidden_units(W1, b1, x, n, hidden)
@@ -427,7 +429,7 @@ def _room(W1: Any, W2: Any) -> Any:
     )  # fmt: skip
 
 
-@_strict
+@_inlined
 def _gather(X: Any, rows: Any, begin: Any, end: Any, x: Any) -> Any:
     """Rows begin.. as x[feature, row], as many as fit; how many those are."""
     n = min(BLOCK, end - begin)

@@ -263,6 +263,18 @@ def power_of_two(typing: Any, exponent: Any) -> Any:
 
 
 @intrinsic
+def scalar_power_of_two(typing: Any, exponent: Any) -> Any:
+    """Return 2.0 to the power of a whole number from -1022 to 1023, given as a float64"""
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        word = ir.IntType(64)
+        biased = builder.add(builder.fptosi(args[0], word), word(1023))
+        return builder.bitcast(builder.shl(biased, word(52)), args[0].type)
+
+    return types.float64(types.float64), emit
+
+
+@intrinsic
 def no_parts(typing: Any) -> Any:
     """The sums before the first number"""
     return PARTS(), lambda context, builder, sig, args: ir.Constant(ir.VectorType(FLOAT, SUMS), None)
