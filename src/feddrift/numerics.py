@@ -51,7 +51,7 @@ _BLOCK = 1 << 15  # numbers of a product that are summed at a time, for the same
 
 
 def _in_blocks(function: Callable[[Array], Array]) -> Callable[[npt.ArrayLike], Array]:
-    """Make a function of float64 arrays take numbers, lists and arrays of any shape, in blocks that fit in the cache."""
+    """Make a function of float64 arrays take numbers, lists and arrays of any shape; blocks fit into the cache."""
 
     @functools.wraps(function)
     def apply(x: npt.ArrayLike) -> Array:
