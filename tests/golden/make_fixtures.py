@@ -27,7 +27,7 @@ def make(folder: Path) -> None:
         config = hashes.RUNS[f"simulator/{name}"]
         hashes.begun(config, folder / "runs" / f"{name}-between", 4, 0)
         hashes.begun(config, folder / "runs" / f"{name}-inside", 4, 1)
-    hashes.over_flower("FedDrift", folder / "flower", stop=20)
+    hashes.over_flower("FedDrift", folder / "flower", stop=22)  # after the first round of time step 4
     x = world.make().x[:50]
     for name in EXPORTED:
         out = folder / "exports" / name
