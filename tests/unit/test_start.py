@@ -55,7 +55,7 @@ def test_nothing_slow_is_loaded(code: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["FedDrift", "FedDrift-Eager", "Oblivious", "Oracle"])
+@pytest.mark.parametrize("algorithm", ["FedDrift", "FedDrift-Auto", "AUE", "KUE", "Oracle"])
 def test_a_run_that_native_code_serves_whole_loads_no_jax(tmp_path: Path, algorithm: str) -> None:
     words = ["run", "--stream", "sine-2", "--algorithm", algorithm, "--rounds", "2", "--out", str(tmp_path)]
     assert "jax" not in loaded(COMMAND.format(words=words), JAX_PLATFORMS="cpu")
@@ -65,7 +65,19 @@ def test_a_run_that_native_code_serves_whole_loads_no_jax(tmp_path: Path, algori
 
 @pytest.mark.slow
 def test_what_needs_jax_loads_it(tmp_path: Path) -> None:
-    words = ["run", "--stream", "sine-2", "--algorithm", "KUE", "--rounds", "1", "--out", str(tmp_path)]
+    words = [
+        "run",
+        "--stream",
+        "sine-2",
+        "--algorithm",
+        "Oblivious",
+        "--net",
+        "mlp:4,4",
+        "--rounds",
+        "1",
+        "--out",
+        str(tmp_path),
+    ]
     assert "jax" in loaded(COMMAND.format(words=words), JAX_PLATFORMS="cpu")
 
 
