@@ -14,7 +14,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -242,18 +244,43 @@ def test_looks_follow_a_message_soon_and_then_slow_down(monkeypatch: pytest.Monk
     assert slept == [3.0]  # nothing has come yet
     os.mkfifo(tmp_path / "bell")
     bell = os.open(tmp_path / "bell", os.O_RDWR | os.O_NONBLOCK)
-    replied: list[dict[str, int]] = []
+    replied: list[dict[str, Any]] = []
     push = waits.woken(lambda **arguments: replied.append(arguments), tmp_path / "bell")
-    push(state=1)
-    assert replied == [{"state": 1}] and os.read(bell, 9) == b"!"
+    state = node_state()
+    push(state=state)
+    assert replied == [{"state": state}] and os.read(bell, 9) == b"!"
     waits.sleep(0.5)
     slept.clear()
     for _ in range(12):
         waits.sleep(3)
     assert slept[0] == warm.SOONEST and slept == sorted(slept) and slept[-1] == 3.0
     os.close(bell)
-    push(state=2)  # nobody listens: the reply is sent all the same
-    assert replied[1:] == [{"state": 2}]
+    push(state=state)  # nobody listens: the reply is sent all the same
+    assert replied[1:] == [{"state": state}]
+
+
+def node_state(*messages: str) -> Any:
+    """A SuperNode's store of messages, of which a name that starts with `re:` is a reply."""
+    entries = {name: SimpleNamespace(reply_to_message_id=name.partition("re:")[2]) for name in messages}
+    store = {name: SimpleNamespace(message=SimpleNamespace(metadata=entry)) for name, entry in entries.items()}
+    return SimpleNamespace(msg_store=store, lock_msg_store=nullcontext())
+
+
+def test_no_reply_is_a_message_late(tmp_path: Path) -> None:
+    """A message of a server that was lost is answered beside the next one; both replies are sent."""
+    state = node_state("lost", "re:lost", "hello")
+    sent: list[str] = []
+
+    def push(state: Any) -> None:
+        """Send one reply, as Flower does; the next one comes meanwhile."""
+        reply = next(name for name in state.msg_store if name.startswith("re:"))
+        sent.append(reply)
+        del state.msg_store[reply], state.msg_store[reply.removeprefix("re:")]
+        if "hello" in state.msg_store:
+            state.msg_store |= node_state("re:hello").msg_store
+
+    warm.Waits(3.0).woken(push, None)(state=state)
+    assert sent == ["re:lost", "re:hello"] and not state.msg_store
 
 
 def test_a_client_chooses_how_it_is_started(tmp_path: Path) -> None:
@@ -288,3 +315,10 @@ def test_nothing_is_practised_with_jax(lacks: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(kernel, "ready", lambda: True)
     with pytest.raises(AssertionError, match="it practises"):
         warm._practise()
+
+
+def test_flowers_store_of_messages_has_what_is_read_from_it() -> None:
+    from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
+
+    source = inspect.getsource(InMemoryNodeState)
+    assert "with self.lock_msg_store:" in source and "self.msg_store[object_id]" in source and "entry.message" in source

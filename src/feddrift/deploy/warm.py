@@ -215,7 +215,12 @@ class Waits:
             time.sleep(min(self.look, max(SOONEST, (time.monotonic() - self._last) / 2)))
 
     def woken(self, push: Callable[..., None], fifo: Path | None) -> Callable[..., None]:
-        """What sends the reply to a message that has come: it wakes the SuperExec before it waits."""
+        """Return a function that wakes the SuperExec, waits for the reply to the message that has come, and sends it.
+
+        Flower sends whatever reply is there, and then waits for the next message. After a message that was received
+        but not answered, for example because the server was lost, each reply would be sent one message too late.
+        Therefore replies are sent until no message is left without one.
+        """
 
         def pushed(**arguments: Any) -> None:
             if fifo is not None:
@@ -224,9 +229,17 @@ class Waits:
                     os.write(bell, b"!")
                     os.close(bell)
             push(**arguments)
+            while _has_unanswered_message(arguments["state"]):
+                push(**arguments)
             self._last = time.monotonic()
 
         return pushed
+
+
+def _has_unanswered_message(state: Any) -> bool:
+    """Return whether a SuperNode has a message from its server to which no reply was sent."""
+    with state.lock_msg_store:
+        return any(not entry.message.metadata.reply_to_message_id for entry in state.msg_store.values())
 
 
 def _fifo() -> Path | None:
