@@ -21,6 +21,7 @@ Axes are always in the order (t, c, m); time is 0-based. FedAvg that forgets not
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -161,7 +162,8 @@ class Models:
         if not len(self.owner) == len(self.held) == len(self.ids):
             raise ValueError(f"{len(self.ids)} models need as many owners, got {len(self.owner)}")
         private = {name for name, c in zip(self.family, self.owner, strict=True) if c >= 0}
-        if len(set(self.family)) < len(self.family) and any(self.family.count(name) > 1 for name in private):
+        sizes = Counter(self.family)
+        if any(sizes[name] > 1 for name in private):
             raise ValueError(f"a private model stands alone in its family, got {self.family}")
         if len(self.family) != len(self.ids):
             raise ValueError(f"{len(self.ids)} models need as many families, got {len(self.family)}")

@@ -78,6 +78,44 @@ class InProcess(Engine):
             blocks.append(-true if value == "loss" else (1 - numerics.exp(true)) ** 2)
         return np.concatenate([np.zeros((len(models), 0)), *blocks], axis=1)
 
+    def team_logits(
+        self, models: Models, rows: Ints, team_of: Ints, teams: Ints
+    ) -> Iterator[tuple[Ints, npt.NDArray[np.float32]]]:
+        """Yield the logits of each row from the models of its team alone, in blocks of rows.
+
+        Args:
+            models: All models.
+            rows: Rows of the stream.
+            team_of: [row], the team of each row.
+            teams: [team, k], the positions of its members; -1: none.
+
+        Yields:
+            Positions in `rows`, and the logits [k, row, class] of the k-th member of each row's team, 0 without one.
+        """
+        order = np.argsort(team_of, kind="stable")
+        sizes = np.bincount(team_of, minlength=len(teams))
+        ends = np.cumsum(sizes)
+        max_rows = max(1, SCORE_ROOM // max(1, teams.shape[1] * self.stream.n_classes))
+        begin, done = 0, 0
+        while begin < len(teams):
+            end = max(begin + 1, int(np.searchsorted(ends, done + max_rows, side="right")))
+            block = order[done : ends[end - 1]]
+            if len(block):
+                yield block, self.member_logits(models, rows[block], sizes[begin:end], teams[begin:end])
+            begin, done = end, int(ends[end - 1])
+
+    def member_logits(self, models: Models, rows: Ints, sizes: Ints, teams: Ints) -> npt.NDArray[np.float32]:
+        """Return the logits [k, row, class] of the k-th member of each team; sizes[team] rows belong to each team."""
+        found = np.zeros((teams.shape[1], len(rows), self.stream.n_classes), dtype=np.float32)
+        distinct, of_team = np.unique(teams, axis=0, return_inverse=True)
+        for group, at in by_group(np.repeat(of_team.reshape(-1), sizes)):
+            (place,) = np.nonzero(distinct[group] >= 0)
+            if len(place):
+                members = distinct[group][place]
+                blocks = self.logits(take(models, members, [models.ids[m] for m in members]), rows[at])
+                found[place[:, None], at] = np.concatenate(list(blocks), axis=1)
+        return found
+
     def layer(self, models: Models, rows: Ints, layer: Layer) -> Iterator[npt.NDArray[Any]]:
         """What a layer of these models makes of these rows, [m, row, number], in blocks of rows."""
         if layer == "logits":
@@ -118,11 +156,10 @@ class InProcess(Engine):
         if ((state.votes > 0).sum(axis=1) == 1).all():  # one model decides
             which = np.searchsorted(used, state.votes.argmax(axis=1))
             return sizes - np.bincount(owner, self.wrong(voters, rows, sizes, which), len(sizes)).astype(int), sizes
-        right, rows_done = np.zeros_like(sizes), 0
-        for logits in self.logits(voters, rows):
-            block = slice(rows_done, rows_done + logits.shape[1])
-            rows_done = block.stop
-            cast = totals(logits, state.votes[owner[block]][:, used], state.ballot)
+        teams, weights = find_voters(state.votes[:, used])
+        right = np.zeros_like(sizes)
+        for block, logits in self.team_logits(voters, rows, owner, teams):
+            cast = totals(logits, weights[owner[block]], state.ballot)
             np.add.at(right, owner[block], cast.argmax(axis=1) == self.stream.y[rows[block]])
         return right, sizes
 
@@ -131,19 +168,13 @@ class InProcess(Engine):
         rows, owner = self._tested(t)
         chances, predicted = np.zeros((len(rows), stream.n_classes)), np.zeros(len(rows), dtype=np.int64)
         all_votes, of_row = choices.at_test(self, state, rows, sizes)
-        groups: dict[bytes, int] = {}  # of votes for the same models
-        listens = [row.tobytes() for row in np.packbits(all_votes > 0, axis=1)]
-        of_votes = np.array([groups.setdefault(models, len(groups)) for models in listens])
-        for _, at in by_group(of_votes[of_row]):
-            used = np.flatnonzero(all_votes[of_row[at[0]]] > 0)
-            models = take(state.models, used, [state.models.ids[m] for m in used])
-            done = 0
-            for logits in self.logits(models, rows[at]) if len(used) else ():
-                block = at[done : done + logits.shape[1]]
-                done += logits.shape[1]
-                votes = all_votes[np.ix_(of_row[block], used)]
-                chances[block] = voting.chances(logits, votes)
-                predicted[block] = voting.totals(logits, votes, state.ballot).argmax(axis=1)
+        teams, weights = find_voters(all_votes)
+        voted = np.flatnonzero(weights[of_row].any(axis=1))
+        for part, logits in self.team_logits(state.models, rows[voted], of_row[voted], teams):
+            block = voted[part]
+            votes = weights[of_row[block]]
+            chances[block] = voting.chances(logits, votes)
+            predicted[block] = voting.totals(logits, votes, state.ballot).argmax(axis=1)
         scores = measure(chances, predicted, stream.y[rows], sizes, self._received(t))
         if state.router is not None:
             away = np.bincount(owner, of_row >= len(sizes), len(sizes))
@@ -173,6 +204,43 @@ class InProcess(Engine):
             found = pool.map(lambda c: shifts(self.stream, tau, c, counts[:, c]), everybody)
             answers = dict(zip(everybody, found, strict=True))
         return told({c: answer for c, answer in answers.items() if answer is not None}, clients)
+
+
+def find_voters(votes: Floats) -> tuple[Ints, Floats]:
+    """Return the positions [v, k] of the models that each row of votes [v, m] names, -1: none, and their votes [v, k].
+
+    >>> find_voters(np.array([[0.0, 0.5, 0.5], [1.0, 0.0, 0.0]]))
+    (array([[ 1,  2],
+           [ 0, -1]]), array([[0.5, 0.5],
+           [1. , 0. ]]))
+    """
+    voter, model = np.nonzero(votes)
+    counts = np.bincount(voter, minlength=len(votes))
+    rank = np.arange(len(voter)) - np.repeat(np.cumsum(counts) - counts, counts)
+    shape = len(votes), int(counts.max(initial=0))
+    teams, weights = np.full(shape, -1), np.zeros(shape)
+    teams[voter, rank] = model
+    weights[voter, rank] = votes[voter, model]
+    return teams, weights
+
+
+def count_members(teams: Ints) -> tuple[Ints, Floats]:
+    """Return the distinct members of each team in ascending order, -1: none, and how often each is named.
+
+    >>> count_members(np.array([[5, 2, 5], [4, -1, -1]]))
+    (array([[ 2,  5, -1],
+           [ 4, -1, -1]]), array([[1., 2., 0.],
+           [1., 0., 0.]]))
+    """
+    named = np.sort(np.where(teams < 0, np.iinfo(np.int64).max, teams), axis=1)
+    present = named < np.iinfo(np.int64).max
+    first = present & np.concatenate([np.ones((len(named), 1), dtype=bool), named[:, 1:] != named[:, :-1]], axis=1)
+    rank = np.cumsum(first, axis=1) - 1
+    members, counts = np.full(named.shape, -1), np.zeros(named.shape)
+    team, place = np.nonzero(present)
+    members[team, rank[team, place]] = named[team, place]
+    np.add.at(counts, (team, rank[team, place]), 1.0)
+    return members, counts
 
 
 class Lane(NamedTuple):
@@ -287,24 +355,20 @@ class InProcessWorker(Worker):
         return rows[sampling.held_rows(len(rows), held_by.hold_out, held_by.holds)]
 
     def _mistaken(self, models: Models, team: Ints, judged: Sequence[Ints]) -> Bools:
-        """[row]: whether the team of its client is mistaken; clients with the same team are asked at once."""
+        """[row]: whether the team of its client is mistaken; a member that is named twice counts twice."""
         alone, sizes = (team >= 0).sum(axis=1) == 1, np.array([len(rows) for rows in judged])
         rows, of_row = np.concatenate(judged), np.repeat(np.arange(len(team)), sizes)
         mistaken = np.zeros(len(rows), dtype=bool)
         if alone.any():
             at = np.flatnonzero(alone[of_row])
             mistaken[at] = self.wrong(models, rows[at], sizes[alone], team[alone].max(axis=1))
-        for several in np.unique(team[~alone], axis=0):
-            at = np.flatnonzero((team == several).all(axis=1)[of_row])
-            mistaken[at] = self._together(models, several[several >= 0], rows[at]) != self.engine.stream.y[rows[at]]
+        together = np.flatnonzero(~alone[of_row])
+        teams, votes = count_members(team)
+        for part, logits in self.engine.team_logits(models, rows[together], of_row[together], teams):
+            at = together[part]
+            predicted = voting.chances(logits, votes[of_row[at]]).argmax(axis=1)  # the highest mean probability
+            mistaken[at] = predicted != self.engine.stream.y[rows[at]]
         return mistaken
-
-    def _together(self, models: Models, members: Ints, rows: Ints) -> Ints:
-        """[row]: the class with the highest mean probability; who is named twice counts twice."""
-        used, votes = np.unique(members, return_counts=True)
-        blocks = self.engine.logits(take(models, used, [models.ids[m] for m in used]), rows)
-        every = [voting.chances(logits, np.tile(votes, (logits.shape[1], 1))).argmax(axis=1) for logits in blocks]
-        return np.concatenate(every)
 
     def apart(self) -> InProcessWorker:
         """Another worker at the same time: what happens there is no part of the run."""

@@ -143,6 +143,18 @@ def logits(net: Net, models: Models, stream: Stream, rows: Ints) -> Iterator[npt
     yield from _compute_blocks(LOOPS[net.apply].compute_logits, stacks, stacks[-1].shape[1], net, models, stream, rows)
 
 
+def member_logits(
+    net: Net, models: Models, stream: Stream, rows: Ints, sizes: Ints, teams: Ints
+) -> npt.NDArray[np.float32]:
+    """Return the logits [k, row, class] of the k-th member of each team, whose sizes[team] rows follow each other."""
+    stacks = _stacks(net, models)
+    logits = np.zeros((teams.shape[1], len(rows), stacks[-1].shape[1]), dtype=np.float32)
+    flat, ends, compute = stream.x.reshape(len(stream.x), -1), np.cumsum(sizes), LOOPS[net.apply].compute_member_logits
+    with _Cores(len(sizes)) as team:
+        team.run(compute, *stacks, _positions(net, models), flat, rows, ends, teams, _sees(models.mask), logits)
+    return logits
+
+
 def hidden(net: Net, models: Models, stream: Stream, rows: Ints) -> Iterator[npt.NDArray[np.float32]]:
     """Yield the inputs [m, row, unit] of the last layers for these rows, in blocks of rows."""
     w1, b1, *last = _stacks(net, models)

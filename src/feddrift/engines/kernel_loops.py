@@ -406,6 +406,27 @@ def compute_logits(
 
 
 @_strict
+def compute_member_logits(
+    lo: Any, hi: Any, W1: Any, b1: Any, W2: Any, b2: Any, on: Any, X: Any, rows: Any, ends: Any, teams: Any, sees: Any,
+    logits: Any,
+) -> None:  # fmt: skip
+    """Write the logits [k, row, class] of the k-th member of each of the teams lo..hi-1; -1 is no member."""
+    x, hidden, out, _ = _room(W1, W2)
+    for team in range(lo, hi):
+        for begin in range(ends[team - 1] if team else 0, ends[team], BLOCK):
+            for k in range(teams.shape[1]):
+                m = teams[team, k]
+                if m < 0:
+                    continue
+                n = _gather_seen(X, rows, begin, ends[team], sees[m if sees.shape[1] else 0], x)
+                _hidden_units(W1[on[m]], b1[on[m]], x, n, hidden)
+                for c in range(len(b2[m])):
+                    _logit(W2[m], b2[m], c, hidden, n, out[0])
+                    for b in range(n):
+                        logits[k, begin + b, c] = out[0, b]
+
+
+@_strict
 def compute_hidden(lo: Any, hi: Any, W1: Any, b1: Any, on: Any, X: Any, rows: Any, sees: Any, units: Any) -> None:
     """Write the hidden units [m, row, unit] of blocks lo..hi-1 of rows."""
     x = np.empty((W1.shape[1], BLOCK), dtype=np.float32)

@@ -62,6 +62,25 @@ def compute_logits(lo: Any, hi: Any, W: Any, bias: Any, on: Any, X: Any, rows: A
 
 
 @_strict
+def compute_member_logits(
+    lo: Any, hi: Any, W: Any, bias: Any, on: Any, X: Any, rows: Any, ends: Any, teams: Any, sees: Any, logits: Any
+) -> None:
+    """As `kernel_loops.compute_member_logits`."""
+    x, out = np.empty((W.shape[1], BLOCK), dtype=np.float32), np.empty(BLOCK, dtype=np.float32)
+    for team in range(lo, hi):
+        for begin in range(ends[team - 1] if team else 0, ends[team], BLOCK):
+            for k in range(teams.shape[1]):
+                m = teams[team, k]
+                if m < 0:
+                    continue
+                n = _gather_seen(X, rows, begin, ends[team], sees[m if sees.shape[1] else 0], x)
+                for c in range(len(bias[on[m]])):
+                    _logit(W[on[m]], bias[on[m]], c, x, n, out)
+                    for r in range(n):
+                        logits[k, begin + r, c] = out[r]
+
+
+@_strict
 def count(lo: Any, hi: Any, W: Any, b: Any, on: Any, X: Any, Y: Any, rows: Any, ends: Any, counts: Any) -> None:
     """As `kernel_loops.count`."""
     x, out = np.empty((W.shape[1], BLOCK), dtype=np.float32), np.empty((2, BLOCK), dtype=np.float32)

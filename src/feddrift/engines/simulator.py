@@ -149,6 +149,12 @@ class Simulator(InProcess):
             return super().hidden(models, rows)
         return kernel.hidden(self.net, models, self.stream, rows)  # type: ignore[no-any-return]
 
+    def member_logits(self, models: Models, rows: Ints, sizes: Ints, teams: Ints) -> npt.NDArray[np.float32]:
+        kernel = self.kernel(models.params)
+        if kernel is None:
+            return super().member_logits(models, rows, sizes, teams)
+        return np.asarray(kernel.member_logits(self.net, models, self.stream, rows, sizes, teams))
+
     def sums(self, models: Models, rows: Ints, sizes: Ints, metric: Metric) -> Floats:
         kernel = self.kernel(models.params)
         if kernel is None or models.mask is not None or metric != "error":
