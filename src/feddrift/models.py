@@ -154,8 +154,9 @@ def join(a: Models, b: Models) -> Models:
     if (a.mask is None) != (b.mask is None):
         raise ValueError("models with and without a mask cannot be joined")
     mask = None if a.mask is None or b.mask is None else np.concatenate([a.mask, b.mask])
-    new = np.array([name not in a.families for name in b.families], dtype=bool)
-    old = [a.families.index(name) if name in a.families else -1 for name in b.families]
+    place = {name: k for k, name in enumerate(a.families)}
+    old = [place.get(name, -1) for name in b.families]
+    new = np.array(old, dtype=np.int64) < 0
 
     def joined(x: Any, y: Any, trunk: bool) -> Any:
         if trunk and any(k >= 0 and not np.array_equal(x[k], y[f], equal_nan=True) for f, k in enumerate(old)):

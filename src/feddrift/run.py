@@ -235,8 +235,13 @@ def lineage(before: State, after: State) -> tuple[Event, ...]:
     """The algorithm's own events, and the shared models that fell out of use or came back into it."""
 
     def used(state: State) -> set[int]:
-        ids = np.asarray(state.models.ids)
-        return {int(i) for i in ids[(state.w[-1] > 0).any(axis=0) & ~state.models.private]} if len(state.w) else set()
+        if not len(state.w):
+            return set()
+        if isinstance(state.w, Clusters):
+            in_use = np.isin(np.arange(len(state.models)), state.w.model[-1]) & (state.w.weight[-1] > 0)
+        else:
+            in_use = (state.w[-1] > 0).any(axis=0)
+        return set(np.asarray(state.models.ids)[in_use & ~state.models.private].tolist())
 
     explained = {e.model for e in after.events if e.kind in ("merged", "retired")}
     old, new = set(before.models.ids), set(after.models.ids)

@@ -183,7 +183,7 @@ class Models:
         """The distinct families, in the order of the trunk's axis."""
         return tuple(dict.fromkeys(self.family))
 
-    @property
+    @cached_property
     def private(self) -> Bools:
         """[m], whether it is a client's own, never sent."""
         return np.array(self.owner, dtype=np.int64) >= 0

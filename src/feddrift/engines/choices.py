@@ -39,13 +39,15 @@ def polled(host: Host, votes: Floats, routers: Mapping[int, Router], rows: Ints,
             tables.append(router.votes)
         choice = router.choose(_seen(host, router, rows[mine]), votes[c])
         of_row[mine] = np.where(choice >= 0, places[id(router)] + choice, c)
-    return np.concatenate(tables), of_row
+    return np.concatenate(tables) if len(tables) > 1 else votes, of_row
 
 
 def at_test(host: Host, state: State, rows: Ints, sizes: Ints) -> Polled:
     """Whose votes count at a test; who has not joined yet has none."""
-    votes = np.zeros((len(sizes), len(state.models)))
-    votes[: len(state.votes)] = state.votes
+    votes = state.votes
+    if len(votes) < len(sizes):
+        votes = np.zeros((len(sizes), len(state.models)))
+        votes[: len(state.votes)] = state.votes
     clients = np.flatnonzero((votes.sum(axis=1) > 0) & (sizes > 0)).tolist() if state.router is not None else ()
     return polled(host, votes, {c: state.router for c in clients if state.router is not None}, rows, sizes)
 
