@@ -12,6 +12,7 @@ import pytest
 import feddrift as fd
 from feddrift import rng
 from feddrift.engines import kernel, kernel_loops, simulator
+from feddrift.engines.in_process import InProcess
 from feddrift.nets import default_net
 from feddrift.nets.perceptron import perceptron
 from tests.contract.test_engines import LOCAL, make, same, some_w, uneven_stream
@@ -219,3 +220,42 @@ def test_a_whole_run_is_the_compiled_programs() -> None:
         assert a.model.tolist() == b.model.tolist() and a.sent.tolist() == b.sent.tolist()
         assert abs(a.accuracy.mean() - b.accuracy.mean()) < 0.005
     assert simulator.Simulator(stream, net, LOCAL, 0).native
+
+
+@pytest.mark.parametrize("hidden", [4, ()])
+@pytest.mark.parametrize("masked", [False, True])
+def test_members_of_teams_are_scored_as_every_model_is(hidden: Any, masked: bool) -> None:
+    stream = uneven_stream()
+    engine = simulator.Simulator(stream, fd.mlp(3, hidden, 2), LOCAL, seed=0)
+    models = engine.at(2).fresh(3, distinct=True)
+    if masked:
+        models = replace(models, mask=np.array([[1.0, 0, 1], [1, 1, 1], [0, 1, 0]]))
+    draw = np.random.default_rng(4)
+    rows = draw.permutation(len(stream.y))
+    teams = np.array([[0, 2], [1, -1], [-1, -1], [2, 1]])
+    team_of = draw.integers(len(teams), size=len(rows))
+    (every,) = engine.logits(models, rows)
+    expected = np.where((teams >= 0)[team_of].T[..., None], every[teams[team_of].T, np.arange(len(rows))], 0)
+    sizes = np.bincount(team_of, minlength=len(teams))
+    order = np.argsort(team_of, kind="stable")
+    plain = InProcess.member_logits(engine, models, rows[order], sizes, teams)
+    np.testing.assert_array_equal(plain, expected[:, order])
+    found = np.full_like(expected, np.nan)
+    for block, logits in engine.team_logits(models, rows, team_of, teams):
+        found[:, block] = logits
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_large_teams_are_scored_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    from feddrift.engines import in_process
+
+    stream = uneven_stream()
+    engine = simulator.Simulator(stream, default_net(stream), LOCAL, seed=0)
+    models = engine.at(2).fresh(2, distinct=True)
+    rows, teams = np.arange(len(stream.y)), np.array([[0, 1], [1, 0], [0, 1]])
+    team_of = rows % 3
+    (whole,) = [found for _, found in engine.team_logits(models, rows, team_of, teams)]
+    monkeypatch.setattr(in_process, "SCORE_ROOM", 1)
+    blocks = [found for _, found in engine.team_logits(models, rows, team_of, teams)]
+    assert len(blocks) == 3
+    np.testing.assert_array_equal(np.concatenate(blocks, axis=1), whole)
