@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -215,7 +214,9 @@ def test_with_another_flower_its_own_program_runs(
     ("module", "lines"),
     [
         ("flwr.supernode.start_client_internal",
-         ["time.sleep(3)", "time.sleep(0.5)", "  _push_messages(\n                state"]),
+         ["time.sleep(3)", "time.sleep(0.5)", "  _push_messages(\n                state",
+          " _pull_and_store_message(\n                state=", "                pull_object=pull_object,\n",
+          "                confirm_message_received=confirm_message_received,\n"]),
         ("flwr.supercore.superexec.executor.subprocess_executor", ["subprocess.Popen(args)", "subprocess.DEVNULL"]),
         ("flwr.supercore.superexec.run_superexec",
          ["time.sleep(task_poll_interval)", "return _DEFAULT_TASK_POLL_INTERVAL_SECONDS"]),
@@ -244,43 +245,18 @@ def test_looks_follow_a_message_soon_and_then_slow_down(monkeypatch: pytest.Monk
     assert slept == [3.0]  # nothing has come yet
     os.mkfifo(tmp_path / "bell")
     bell = os.open(tmp_path / "bell", os.O_RDWR | os.O_NONBLOCK)
-    replied: list[dict[str, Any]] = []
+    replied: list[dict[str, int]] = []
     push = waits.woken(lambda **arguments: replied.append(arguments), tmp_path / "bell")
-    state = node_state()
-    push(state=state)
-    assert replied == [{"state": state}] and os.read(bell, 9) == b"!"
+    push(state=1)
+    assert replied == [{"state": 1}] and os.read(bell, 9) == b"!"
     waits.sleep(0.5)
     slept.clear()
     for _ in range(12):
         waits.sleep(3)
     assert slept[0] == warm.SOONEST and slept == sorted(slept) and slept[-1] == 3.0
     os.close(bell)
-    push(state=state)  # nobody listens: the reply is sent all the same
-    assert replied[1:] == [{"state": state}]
-
-
-def node_state(*messages: str) -> Any:
-    """A SuperNode's store of messages, of which a name that starts with `re:` is a reply."""
-    entries = {name: SimpleNamespace(reply_to_message_id=name.partition("re:")[2]) for name in messages}
-    store = {name: SimpleNamespace(message=SimpleNamespace(metadata=entry)) for name, entry in entries.items()}
-    return SimpleNamespace(msg_store=store, lock_msg_store=nullcontext())
-
-
-def test_no_reply_is_a_message_late(tmp_path: Path) -> None:
-    """A message of a server that was lost is answered beside the next one; both replies are sent."""
-    state = node_state("lost", "re:lost", "hello")
-    sent: list[str] = []
-
-    def push(state: Any) -> None:
-        """Send one reply, as Flower does; the next one comes meanwhile."""
-        reply = next(name for name in state.msg_store if name.startswith("re:"))
-        sent.append(reply)
-        del state.msg_store[reply], state.msg_store[reply.removeprefix("re:")]
-        if "hello" in state.msg_store:
-            state.msg_store |= node_state("re:hello").msg_store
-
-    warm.Waits(3.0).woken(push, None)(state=state)
-    assert sent == ["re:lost", "re:hello"] and not state.msg_store
+    push(state=2)  # nobody listens: the reply is sent all the same
+    assert replied[1:] == [{"state": 2}]
 
 
 def test_a_client_chooses_how_it_is_started(tmp_path: Path) -> None:
@@ -317,8 +293,29 @@ def test_nothing_is_practised_with_jax(lacks: str, monkeypatch: pytest.MonkeyPat
         warm._practise()
 
 
-def test_flowers_store_of_messages_has_what_is_read_from_it() -> None:
-    from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
+@pytest.mark.parametrize("fails", ["pull_object", "confirm_message_received"])
+def test_a_message_of_an_ended_run_is_deleted(fails: str) -> None:
+    """With Flower's own function: nothing is left in its stores, and the task has ended."""
+    node = importlib.import_module("flwr.supernode.start_client_internal")
 
-    source = inspect.getsource(InMemoryNodeState)
-    assert "with self.lock_msg_store:" in source and "self.msg_store[object_id]" in source and "entry.message" in source
+    stored: list[str] = []
+    ended: list[int] = []
+    state = SimpleNamespace(
+        get_run=lambda _: SimpleNamespace(primary_task_type=None, fab_hash=""),
+        create_task=lambda **_: 7,
+        store_message=lambda message: stored.append(message.metadata.message_id),
+        delete_messages=lambda message_ids: stored.remove(*message_ids),
+        finish_task=lambda task_id, **_: ended.append(task_id),
+    )
+    about = SimpleNamespace(run_id=1, group_id="", message_type="query.hello", message_id="a message")
+    message = SimpleNamespace(metadata=about)
+    objects = SimpleNamespace(preregister=lambda *_: ["an object"], put=lambda *_: None, delete=lambda *_: None)
+
+    def end_run(*_: Any) -> bytes:
+        raise node.RunNotRunningException
+
+    parts: dict[str, Any] = {"pull_object": lambda *_: b"content", "confirm_message_received": lambda *_: None}
+    receive = warm._without_leftovers(node._pull_and_store_message, node.RunNotRunningException)
+    given = {"state": state, "object_store": objects, "node_config": {}, "get_run": None, "get_fab": None}
+    got = receive(**given, receive=lambda: (message, None), trusted_entities=None, **parts | {fails: end_run})
+    assert got is None and stored == [] and ended == [7]

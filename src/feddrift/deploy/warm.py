@@ -67,8 +67,39 @@ def _supernode(look: float) -> None:
     _end_with_parent()
     node = importlib.import_module("flwr.supernode.start_client_internal")
     waits = Waits(look)
-    vars(node).update(time=waits, _push_messages=waits.woken(node._push_messages, _fifo()))
+    receive = _without_leftovers(node._pull_and_store_message, node.RunNotRunningException)
+    push = waits.woken(node._push_messages, _fifo())
+    vars(node).update(time=waits, _pull_and_store_message=receive, _push_messages=push)
     flower_supernode()
+
+
+def _without_leftovers(receive: Callable[..., Any], ended: type[BaseException]) -> Callable[..., Any]:
+    """Return Flower's function that receives a message, made to leave nothing of a message whose run has ended.
+
+    A server that was restored from a backup may still have a message of a run that has ended. Flower then raises an
+    exception that is no `Exception`, and does not delete the message that it has stored already. The process that was
+    started for it waits for ever, and each later process handles the message before its own: too late for the server.
+    An ordinary exception makes Flower delete the message.
+
+    Args:
+        receive: `_pull_and_store_message` of Flower.
+        ended: The exception by which Flower reports that a run has ended.
+    """
+
+    def raise_ordinary(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            try:
+                return function(*arguments)
+            except ended as error:
+                raise ConnectionError("the run has ended") from error
+
+        return call
+
+    def received(**arguments: Any) -> Any:
+        parts = ("pull_object", "confirm_message_received")
+        return receive(**arguments | {name: raise_ordinary(arguments[name]) for name in parts})
+
+    return received
 
 
 def _superexec() -> None:
@@ -215,12 +246,7 @@ class Waits:
             time.sleep(min(self.look, max(SOONEST, (time.monotonic() - self._last) / 2)))
 
     def woken(self, push: Callable[..., None], fifo: Path | None) -> Callable[..., None]:
-        """Return a function that wakes the SuperExec, waits for the reply to the message that has come, and sends it.
-
-        Flower sends whatever reply is there, and then waits for the next message. After a message that was received
-        but not answered, for example because the server was lost, each reply would be sent one message too late.
-        Therefore replies are sent until no message is left without one.
-        """
+        """What sends the reply to a message that has come: it wakes the SuperExec before it waits."""
 
         def pushed(**arguments: Any) -> None:
             if fifo is not None:
@@ -229,17 +255,9 @@ class Waits:
                     os.write(bell, b"!")
                     os.close(bell)
             push(**arguments)
-            while _has_unanswered_message(arguments["state"]):
-                push(**arguments)
             self._last = time.monotonic()
 
         return pushed
-
-
-def _has_unanswered_message(state: Any) -> bool:
-    """Return whether a SuperNode has a message from its server to which no reply was sent."""
-    with state.lock_msg_store:
-        return any(not entry.message.metadata.reply_to_message_id for entry in state.msg_store.values())
 
 
 def _fifo() -> Path | None:
