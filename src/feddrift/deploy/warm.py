@@ -77,8 +77,8 @@ def _without_leftovers(receive: Callable[..., Any], ended: type[BaseException]) 
     """Return Flower's function that receives a message, made to leave nothing of a message whose run has ended.
 
     A server that was restored from a backup may still have a message of a run that has ended. Flower then raises an
-    exception that is no `Exception`, and does not delete the message that it has stored already. The process that was
-    started for it waits for ever, and each later process handles the message before its own: too late for the server.
+    exception that is not an `Exception`, and does not delete the message that it has stored. The process that was
+    started for it never ends, and each later process handles the message before its own: too late for the server.
     An ordinary exception makes Flower delete the message.
 
     Args:
