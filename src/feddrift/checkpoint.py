@@ -23,6 +23,7 @@ from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 
 from feddrift.errors import DataError
+from feddrift.resident import SHARED_ROWS, Resident, distinct_rows
 from feddrift.system import write_whole
 from feddrift.trees import leaves, refill
 from feddrift.types import (
@@ -37,10 +38,11 @@ from feddrift.types import (
     State,
     Tournament,
     Updates,
+    Votes,
 )
 
-SCHEMA = 3  # what runs and servers keep in them is a part of it
-READABLE = (2, SCHEMA)  # 2 named classes with the module that they lay in
+SCHEMA = 4  # what runs and servers keep in them is a part of it
+READABLE = (2, 3, SCHEMA)  # 2 named classes by their modules, 3 had no Votes and each row of each array
 KEPT = 2  # should the last one be damaged, there is the one before
 MAX_LINE = 4096  # bytes of the first line
 TREES = ("params", "trunk", "classes")  # fields of models that are trees like their parameters
@@ -84,7 +86,7 @@ def read(path: Path) -> Checkpoint:
     if not isinstance(first, dict) or first.get("feddrift") != "checkpoint":
         raise DataError(f"{path} is no checkpoint")
     if first.get("schema") not in READABLE:
-        readable = " and ".join(map(str, READABLE))
+        readable = f"{', '.join(map(str, READABLE[:-1]))} and {READABLE[-1]}"
         raise DataError(f"{path} is a checkpoint of schema {first.get('schema')!r}, this feddrift reads {readable}")
     if first.get("sha256") != hashlib.sha256(payload).hexdigest():
         raise DataError(f"{path} is damaged: its checksum is wrong")
@@ -147,6 +149,7 @@ def _classes_by_name() -> dict[str, type[Any]]:
     classes: list[type[Any]] = [
         Models,
         Clusters,
+        Votes,
         Event,
         Tournament,
         Updates,
@@ -207,6 +210,9 @@ def _encoded(value: Any, arrays: Arrays) -> Any:
     if isinstance(value, list | tuple):
         kind = "list" if isinstance(value, list) else "tuple"
         return {kind: [_encoded(item, arrays) for item in value]}
+    if isinstance(value, Resident) and value.place is SHARED_ROWS:
+        stack, index = distinct_rows(value)
+        return {"rows": [_encoded(stack, arrays), _encoded(index, arrays)]}
     if hasattr(value, "__array__"):
         name = str(len(arrays))
         arrays[name] = np.array(value, order="C")
@@ -221,10 +227,13 @@ def _decoded(tree: Any, arrays: Arrays, like: Params) -> Any:
         fields = {name: _decoded(part, arrays, like) for name, part in tree["fields"].items()}
         return _named(tree["is"])(**fields)
     (kind, parts), *extra = tree.items()
-    if extra or kind not in ("array", "tree", "dict", "list", "tuple"):
+    if extra or kind not in ("array", "rows", "tree", "dict", "list", "tuple"):
         raise TypeError(f"it holds an unknown {kind!r}")
     if kind == "array":
         return arrays[parts]
+    if kind == "rows":
+        stack, index = (_decoded(part, arrays, like) for part in parts)
+        return Resident(SHARED_ROWS, stack, index)
     if kind == "dict":
         return {_decoded(k, arrays, like): _decoded(v, arrays, like) for k, v in parts}
     items = [_decoded(item, arrays, like) for item in parts]

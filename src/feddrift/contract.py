@@ -11,8 +11,9 @@ import numpy as np
 
 from feddrift.engines.entries import wrong_weights
 from feddrift.errors import ConfigError, FeddriftError
+from feddrift.resident import distinct_rows
 from feddrift.trees import leaves
-from feddrift.types import Algorithm, Ballot, Event, Federation, Kind, Models, State
+from feddrift.types import Algorithm, Ballot, Event, Federation, Kind, Models, State, Votes
 
 STALE = "events and drifted belong to one step, give them anew in each"
 
@@ -71,14 +72,16 @@ def _problems(state: State, before: State | None, fed: Federation) -> Iterator[s
         yield problem
     if problem := wrong_weights(state.votes, "votes", "c, m"):
         yield problem
-    if not (votes := np.any(state.votes, axis=1)).all():
-        yield f"every client needs a model to vote with, client {votes.argmin()} has none"
+    has_votes = np.any(state.votes.weight if isinstance(state.votes, Votes) else state.votes, axis=1)
+    if not has_votes.all():
+        yield f"every client needs a model to vote with, client {has_votes.argmin()} has none"
     if state.ballot not in get_args(Ballot):
         yield f"ballot must be hard or soft, got {state.ballot!r}"
     for leaf in leaves(models.params):
-        if not np.isfinite(leaf).all():
+        stack, index = distinct_rows(leaf)
+        if not np.isfinite(stack).all():
             row = np.arange(m) if len(leaf) == m else models.trunk_index
-            wrong = ~np.isfinite(leaf).reshape(len(leaf), -1).all(axis=1)[row]
+            wrong = ~np.isfinite(stack).reshape(len(stack), -1).all(axis=1)[index][row]
             wrong &= np.array(models.held) == 0  # of the others only their owners have the parameters
             if wrong.any():
                 yield f"parameters must be finite, those of model {models.ids[wrong.argmax()]} are not"

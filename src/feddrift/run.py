@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from feddrift.algorithms import RECOMMENDED
 from feddrift.algorithms import algorithm as find_algorithm
@@ -39,6 +40,7 @@ from feddrift.types import (
     Local,
     Net,
     State,
+    Votes,
 )
 
 LOST = "the client had lost it with its store, another stands for it"
@@ -282,8 +284,32 @@ def with_newcomers(state: S, n_clients: int) -> S:
             changes[f.name] = np.concatenate([value, room], axis=-1)
     if drifted is not None:
         changes["drifted"] = np.concatenate([drifted, np.zeros(n_new, dtype=bool)])
-    votes = np.concatenate([state.votes, np.repeat(_usual(state)[None], n_new, axis=0)])
+    votes: Floats | Votes
+    if isinstance(state.votes, Votes):
+        votes = _add_voters(state.votes, Votes.of(_usual(state)[None]), n_new)
+    else:
+        votes = np.concatenate([state.votes, np.repeat(_usual(state)[None], n_new, axis=0)])
     return replace(state, w=w, votes=votes, **changes)
+
+
+def _mean_votes(votes: Floats | Votes) -> Floats:
+    """[m], the mean over all clients."""
+    if not isinstance(votes, Votes):
+        return np.asarray(votes.mean(axis=0))
+    named = votes.model >= 0
+    return np.bincount(votes.model[named], votes.weight[named], votes.n_models) / len(votes)
+
+
+def _add_voters(votes: Votes, usual: Votes, n_new: int) -> Votes:
+    """Return the votes with n_new more clients, all of which vote as the only row of `usual` does."""
+    width = max(votes.model.shape[1], usual.model.shape[1])
+
+    def pad(table: npt.NDArray[Any], value: int) -> npt.NDArray[Any]:
+        return np.pad(table, ((0, 0), (0, width - table.shape[1])), constant_values=value)
+
+    model = np.concatenate([pad(votes.model, -1), np.repeat(pad(usual.model, -1), n_new, axis=0)])
+    weight = np.concatenate([pad(votes.weight, 0), np.repeat(pad(usual.weight, 0), n_new, axis=0)])
+    return Votes(model, weight, votes.n_models)
 
 
 def passed_over(state: S, n_steps: int) -> S:
@@ -314,10 +340,10 @@ def passed_over(state: S, n_steps: int) -> S:
 def _usual(state: State) -> Floats:
     """The shared model that most clients use, or where models vote together the mean of the votes; no private one."""
     private = state.models.private
-    mean: Floats = np.where(private, 0.0, state.votes.mean(axis=0))
+    mean: Floats = np.where(private, 0.0, _mean_votes(state.votes))
     if private.all():
         return mean
-    if mean.any() and ((state.votes > 0).sum(axis=1) > 1).any():
+    if mean.any() and (Votes.of(state.votes).weight > 0).sum(axis=1).max(initial=0) > 1:
         return mean
     usual = np.where(private, -1.0, mean).argmax()
     return np.asarray(np.arange(len(mean)) == usual, dtype=np.float64)

@@ -29,6 +29,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from feddrift.answers import Moments as Moments
 from feddrift.answers import Projection as Projection
@@ -95,6 +96,119 @@ class Clusters:
 
 
 Weights = Floats | Clusters  # w[t, c, m]
+
+
+@dataclass(frozen=True, eq=False)
+class Votes(NDArrayOperatorsMixin):
+    """votes[c, m] stored as the models that each client votes with: small however many models there are.
+
+    `np.asarray(votes)` is the full array. Operators, indexing and methods of arrays work, most of them on that array.
+
+    >>> votes = Votes(np.array([[0, 2], [1, -1]]), np.array([[0.5, 0.5], [1.0, 0.0]]), n_models=3)
+    >>> votes.shape, votes[0].tolist(), np.asarray(votes).tolist()
+    ((2, 3), [0.5, 0.0, 0.5], [[0.5, 0.0, 0.5], [0.0, 1.0, 0.0]])
+    """
+
+    model: Ints  # [c, k], positions of models in ascending order, then -1 for empty places
+    weight: Floats  # [c, k], 0 in empty places
+    n_models: int
+
+    def __post_init__(self) -> None:
+        if self.model.ndim != 2 or self.model.shape != self.weight.shape:
+            raise ValueError(f"votes need a weight for each model, got {self.model.shape} and {self.weight.shape}")
+
+    @classmethod
+    def for_one_model(cls, model: Ints, n_models: int) -> Votes:
+        """Each client votes with the model at the position model[c] alone."""
+        return cls(model[:, None], np.ones((len(model), 1)), n_models)
+
+    @classmethod
+    def of(cls, votes: Floats | Votes) -> Votes:
+        """The same votes in this form.
+
+        >>> Votes.of(np.array([[0.0, 0.5, 0.5], [1.0, 0.0, 0.0]])).model.tolist()
+        [[1, 2], [0, -1]]
+        """
+        if isinstance(votes, Votes):
+            return votes
+        voter, model = np.nonzero(votes)
+        counts = np.bincount(voter, minlength=len(votes))
+        place = np.arange(len(voter)) - np.repeat(np.cumsum(counts) - counts, counts)
+        shape = len(votes), int(counts.max(initial=0))
+        models = np.full(shape, -1)
+        weights = np.zeros(shape)
+        models[voter, place] = model
+        weights[voter, place] = votes[voter, model]
+        return cls(models, weights, votes.shape[1])
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.model), self.n_models
+
+    @property
+    def has_any(self) -> Bools:
+        """[c], whether the client has a vote."""
+        return np.asarray((self.weight > 0).any(axis=1))
+
+    @property
+    def used(self) -> Bools:
+        """[m], whether a client votes with the model."""
+        used = np.zeros(self.n_models, dtype=bool)
+        used[self.model[self.weight > 0]] = True
+        return used
+
+    def argmax(self, axis: Literal[1]) -> Ints:
+        """[c], the position of the model with the largest vote, the first of equals; 0 for a client without votes."""
+        if not self.model.shape[1]:
+            return np.zeros(len(self.model), dtype=np.int64)
+        largest = self.weight.argmax(axis=axis)
+        return np.asarray(np.maximum(self.model[np.arange(len(self.model)), largest], 0))
+
+    def __len__(self) -> int:
+        return len(self.model)
+
+    def of_client(self, client: int, models: Ints) -> Floats:
+        """The weights of these models at a client, 0 for those that it does not vote with."""
+        weights = dict(zip(self.model[client].tolist(), self.weight[client].tolist(), strict=True))
+        return np.array([weights.get(m, 0.0) for m in models.tolist()])
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, int | np.integer):
+            row = np.zeros(self.n_models)
+            named = self.model[index] >= 0
+            row[self.model[index][named]] = self.weight[index][named]
+            return row
+        if isinstance(index, tuple) and len(index) == 2 and isinstance(index[0], slice) and index[0] == slice(None):
+            columns = np.arange(self.n_models)[index[1]]
+            if np.ndim(columns) == 1:
+                return self._columns(columns)
+        return np.asarray(self)[index]
+
+    def _columns(self, models: Ints) -> Floats:
+        """[c, len(models)], without the full array."""
+        distinct, of_column = np.unique(models, return_inverse=True)
+        place = np.full(self.n_models + 1, -1)  # the last one is that of empty places
+        place[distinct] = np.arange(len(distinct))
+        columns = np.zeros((len(self), len(distinct)))
+        client, k = np.nonzero(place[self.model] >= 0)
+        columns[client, place[self.model[client, k]]] = self.weight[client, k]
+        return columns[:, of_column.reshape(-1)]
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        full = [np.asarray(value) if isinstance(value, Votes) else value for value in inputs]
+        return getattr(ufunc, method)(*full, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else an array has, of the full array."""
+        if name.startswith("__"):  # what copies and pickles look for
+            raise AttributeError(name)
+        return getattr(np.asarray(self), name)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        full = np.zeros(self.shape)
+        client, place = np.nonzero(self.model >= 0)
+        full[client, self.model[client, place]] = self.weight[client, place]
+        return full if dtype is None else full.astype(dtype)
 
 
 @dataclass(frozen=True)
@@ -224,7 +338,7 @@ class State:
 
     models: Models
     w: Weights  # [t, c, m]
-    votes: Floats  # [c, m]
+    votes: Floats | Votes  # [c, m]
     ballot: Ballot = "hard"  # what is weighed by the votes: each model's class, or its probabilities
     events: tuple[Event, ...] = ()  # of this step
     drifted: Bools | None = None  # [c], where this step raised an alarm

@@ -172,7 +172,8 @@ def test_the_events_tell_which_models_there_are(name: str) -> None:
 
 def _by_model(state: fd.State) -> dict[int, list[float]]:
     """The votes of each model that has any."""
-    return {i: votes.tolist() for i, votes in zip(state.models.ids, state.votes.T, strict=True) if votes.any()}
+    of_models = np.asarray(state.votes).T
+    return {i: votes.tolist() for i, votes in zip(state.models.ids, of_models, strict=True) if votes.any()}
 
 
 @pytest.mark.parametrize("empty", [0, 2])
@@ -195,7 +196,7 @@ def test_state_shapes_and_votes(name: str) -> None:
         state, m = step.state, len(step.state.models)
         assert state.w.shape == (step.tau + 1, 4, m) and state.votes.shape == (4, m)
         assert len(set(state.models.ids)) == m
-        assert (np.asarray(state.w) >= 0).all() and (state.votes.sum(axis=1) > 0).all()
+        assert (np.asarray(state.w) >= 0).all() and (np.asarray(state.votes).sum(axis=1) > 0).all()
 
 
 SHAPES = {

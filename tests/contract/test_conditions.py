@@ -235,7 +235,7 @@ def test_who_is_away_keeps_identity_and_reference(name: str, data: Any) -> None:
         away = np.flatnonzero(~engine.in_reach[step.tau])
         assert (step.sent[away] == 0).all()
         assert not step.drifted[away].any()
-        assert np.isfinite(step.state.votes).all() and (step.state.votes.sum(axis=1) > 0).all()
+        assert np.isfinite(step.state.votes).all() and (np.asarray(step.state.votes).sum(axis=1) > 0).all()
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(step.state.models.params))
         if before is not None and isinstance(step.state, DriftState):
             np.testing.assert_array_equal(step.state.reference[away], before.state.reference[away])

@@ -438,4 +438,4 @@ def test_liars_and_gaps_at_once(algorithm: str) -> None:
     assert len(steps) == stream.n_steps
     for step in steps:
         assert all(np.isfinite(leaf).all() for leaf in _leaves(step.state.models.params))
-        assert np.isfinite(step.state.votes).all() and (step.state.votes.sum(axis=1) > 0).all()
+        assert np.isfinite(step.state.votes).all() and (np.asarray(step.state.votes).sum(axis=1) > 0).all()

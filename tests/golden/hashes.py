@@ -124,7 +124,9 @@ def of_state(state: State) -> str:
     models = state.models
     parameters = [np.asarray(leaf) for leaf in leaves(models.params)]
     mask = None if models.mask is None else np.asarray(models.mask)
-    return digest([parameters, models.ids, models.family, mask, np.asarray(state.w), state.votes, state.ballot])
+    return digest(
+        [parameters, models.ids, models.family, mask, np.asarray(state.w), np.asarray(state.votes), state.ballot]
+    )
 
 
 def read_record(path: Path) -> list[dict[str, Any]]:
@@ -163,7 +165,7 @@ def recorded(run: RecordedRun, compiled: bool = False) -> dict[str, Any]:
     decisions, floats = split_floats(lines)
     models = last.state.models
     parameters = np.concatenate([np.asarray(leaf).reshape(-1) for leaf in leaves(models.params)]).tolist()
-    data = np.asarray(last.state.w), last.state.votes > 0
+    data = np.asarray(last.state.w), np.asarray(last.state.votes) > 0
     return {
         "decisions": digest([decisions, models.ids, models.family, *data, last.state.ballot]),
         "values": {"record": np.round(floats, 4).tolist(), "parameters": np.round(parameters, 4).tolist()},

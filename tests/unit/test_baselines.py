@@ -168,7 +168,7 @@ def test_driftsurf_reacts_compares_twice_and_keeps_the_better() -> None:
 
 def test_driftsurf_keeps_the_old_model_when_the_new_one_is_no_better() -> None:
     states = surf({}, {}, {0: 0.7, 1: 0.7}, {0: 0.6, 2: 0.7}, {0: 0.65, 2: 0.5})
-    assert states[4].models.ids == (0,) and states[4].best == 0.9 and states[4].votes.tolist() == [[1], [1]]
+    assert states[4].models.ids == (0,) and states[4].best == 0.9 and np.asarray(states[4].votes).tolist() == [[1], [1]]
 
 
 def test_driftsurf_also_reacts_when_the_stable_model_is_better_by_half_delta() -> None:

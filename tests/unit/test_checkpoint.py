@@ -136,7 +136,7 @@ def test_classes_go_by_their_names_wherever_they_lie(tmp_path: Path) -> None:
         (lambda b: b"\x80\x04K.", "is no checkpoint"),
         (lambda b: b[:-1], "damaged"),
         (lambda b: b[:-9] + bytes([b[-9] ^ 1]) + b[-8:], "damaged"),
-        (lambda b: b.replace(b'"schema": 3', b'"schema": 9'), "schema 9, this feddrift reads 2 and 3"),
+        (lambda b: b.replace(b'"schema": 4', b'"schema": 9'), "schema 9, this feddrift reads 2, 3 and 4"),
         (lambda b: b.split(b"\n", 1)[0], "damaged"),
     ],
 )

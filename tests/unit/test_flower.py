@@ -36,7 +36,9 @@ from feddrift.engines.flower.parts import described
 from feddrift.engines.flower.serve import current
 from feddrift.errors import ConfigError, DataError
 from feddrift.nets import default_net
+from feddrift.resident import distinct_rows
 from feddrift.run import Step
+from feddrift.runs.export import last_state
 from feddrift.trees import leaves
 from feddrift.types import Local
 from tests.contract.test_engines import one_of_a_kind
@@ -108,6 +110,19 @@ def test_every_algorithm_runs_unchanged(name: str, tmp_path: Path) -> None:
             if x.shape[0] == len(a.state.models):
                 x, y = x[shared], y[shared]
             np.testing.assert_allclose(x, y, atol=1e-4)
+
+
+def test_the_server_stores_one_row_for_all_private_models(tmp_path: Path) -> None:
+    stream = swapping(n_steps=4, n=20)
+    engine = over(stream)
+    steps = taken(engine, fd.algorithm("FedDrift-Auto"), stream.n_steps, tmp_path)
+    saved, _ = last_state(Folder(tmp_path / "checkpoints"), engine.net)
+    for state in (steps[-1].state, saved):
+        private = state.models.private
+        assert private.sum() >= 2 * stream.n_clients
+        for leaf in leaves(state.models.params):
+            stack, rows = distinct_rows(leaf)
+            assert len(stack) <= (~private).sum() + 1 and np.isnan(stack[rows[private]]).all()
 
 
 def test_a_time_step_of_feddrift_takes_one_exchange_and_one_per_round(tmp_path: Path) -> None:

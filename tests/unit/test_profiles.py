@@ -186,7 +186,7 @@ def test_a_round_of_feroma_by_hand() -> None:
     assert sent[0].tolist() == [[1], [1]]  # both from G, whatever the mixture
     # Then each is nearly its own: 11 and 21, mixed by 1 / distance; far apart, little of the other.
     assert abs(sent[1][0, 0] - 11) < 2 and abs(sent[1][1, 0] - 21) < 2 and sent[1][0, 0] > 11
-    assert state.models.ids == (0, 1) and state.votes.tolist() == np.eye(2).tolist()
+    assert state.models.ids == (0, 1) and np.asarray(state.votes).tolist() == np.eye(2).tolist()
     assert [(e.kind, e.model) for e in state.events] == [("created", 1)]
     assert isinstance(state, FeromaState) and state.profile.shape[1] == 2
     before = state.models.params["a"]

@@ -16,14 +16,15 @@ import numpy as np
 import pytest
 
 import feddrift as fd
+from feddrift import checkpoint
 from feddrift.averaging import averaged, finite, moves
 from feddrift.engines import kept
 from feddrift.engines.lanes import Devices
 from feddrift.engines.simulator import Simulator
-from feddrift.models import join, take
+from feddrift.models import fresh, join, params_of, take
 from feddrift.nets import default_net
 from feddrift.nets.perceptron import perceptron
-from feddrift.resident import Resident, on_host, place_of
+from feddrift.resident import SHARED_ROWS, Resident, distinct_rows, on_host, place_of
 from feddrift.streams import files
 from feddrift.trees import leaves
 from feddrift.types import Federation, Models, Updates
@@ -264,3 +265,64 @@ def test_a_run_keeps_its_programs_for_the_next_unless_told_not_to(
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "cache" / "feddrift" / "programs").exists() == kept_some
+
+
+# rows that are stored once
+
+
+def test_copies_share_a_row_until_somebody_writes() -> None:
+    models = SHARED_ROWS.store(Models({"a": np.array([[1.0, 2.0], [3.0, 4.0]])}, (0, 1)))
+    copies = take(models, [1] * 50, range(2, 52))
+    everything = join(models, copies)
+    leaf = everything.params["a"]
+    stack, rows = distinct_rows(leaf)
+    assert leaf.shape == (52, 2) and len(stack) == 3 and rows[2:].tolist() == [2] * 50
+    np.testing.assert_array_equal(leaf, np.concatenate([[[1.0, 2.0]], np.tile([3.0, 4.0], (51, 1))]))
+    assert params_of(everything, 51)["a"].tolist() == [3.0, 4.0] and leaf[1:3].tolist() == [[3.0, 4.0]] * 2
+    assert place_of(everything.params) is None and on_host(everything) is everything
+    with pytest.raises(ValueError, match="read-only"):
+        params_of(everything, 51)["a"] *= 5
+    with pytest.raises(ValueError, match="read-only"):
+        np.asarray(models.params["a"])[0] = 5
+    leaf[0] = 9.0
+    assert leaf.place is None and models.params["a"][0].tolist() == [1.0, 2.0]
+
+
+def test_no_rows_of_such_an_array_are_no_copy() -> None:
+    models = SHARED_ROWS.store(Models({"a": np.ones((2, 3))}, (0, 1)))
+    none = take(models, [], [])
+    assert none.params["a"].shape == (0, 3) and join(none, take(models, [], [])).params["a"].shape == (0, 3)
+    assert "here" not in vars(models.params["a"])
+
+
+def test_models_without_values_share_one_row() -> None:
+    leaf = np.arange(8.0).reshape(4, 2)
+    empty = SHARED_ROWS.without_values(leaf, np.array([1, 3]))
+    np.testing.assert_array_equal(np.isnan(np.asarray(empty)).all(axis=1), [False, True, False, True])
+    assert len(empty.stack) == 3 and leaf[1].tolist() == [2.0, 3.0]
+    again = SHARED_ROWS.without_values(empty, np.array([0, 1, 2, 3]))
+    assert len(again.stack) == 1 and np.isnan(np.asarray(again)).all()
+
+
+def test_a_checkpoint_stores_such_a_row_once(tmp_path: Path) -> None:
+    one = SHARED_ROWS.store(Models({"a": np.ones((1, 10_000))}, (0,)))
+    checkpoint.write(tmp_path / "a.ckpt", {}, take(one, [0] * 100, range(100)))
+    assert (tmp_path / "a.ckpt").stat().st_size < 200_000  # one row has 80,000 bytes
+    models = checkpoint.read(tmp_path / "a.ckpt").value({"a": np.zeros(1)})
+    assert models.params["a"].shape == (100, 10_000) and (np.asarray(models.params["a"]) == 1).all()
+
+
+def test_parts_of_equal_models_are_described_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from feddrift.engines.flower import parts
+
+    net = fd.mlp(2, (), 2)
+    start = SHARED_ROWS.store(fresh(net, 0))
+    digests: list[Any] = []
+
+    def digest(part: Any) -> str:
+        digests.append(part)
+        return "0123"
+
+    monkeypatch.setattr(parts, "digest", digest)
+    specs, found = parts.described(net, take(start, [0] * 30, range(1, 31)))
+    assert len(digests) == 1 and [spec["head"] for spec in specs] == ["0123"] * 30 and list(found) == ["0123"]

@@ -57,7 +57,7 @@ def test_flash_by_hand() -> None:
     np.testing.assert_allclose([state.m[0], state.v[0], state.d[0]], [m, v, d], rtol=1e-12)
     assert fed.told is not None and fed.told.optimizer == "sgd" and fed.told.momentum == 0.9
     assert fed.told.patience == 0.004 and fed.told.hold_out == 0.2
-    assert state.votes.tolist() == [[1.0], [1.0]] and np.asarray(state.w).tolist() == [[[1.0], [1.0]]]
+    assert np.asarray(state.votes).tolist() == [[1.0], [1.0]] and np.asarray(state.w).tolist() == [[[1.0], [1.0]]]
 
 
 def test_flash_divides_by_no_less_than_tau_and_steps_further_when_changes_grow() -> None:

@@ -60,12 +60,14 @@ class Spoilt:
 
 
 def in_place(before: State, after: State, fed: Federation) -> State:
-    before.votes[:] = before.votes
+    votes = before.votes
+    assert isinstance(votes, np.ndarray)
+    votes[:] = votes
     return after
 
 
 def forgets_the_seed(before: State, after: State, fed: Federation) -> State:
-    return replace(after, votes=after.votes * np.random.default_rng().random())
+    return replace(after, votes=np.asarray(after.votes) * np.random.default_rng().random())
 
 
 def peeks(before: State, after: State, fed: Any) -> State:
@@ -181,7 +183,7 @@ class Counts:
     def step(self, state: State, fed: Federation) -> State:
         self.seen += 1
         after = fd.algorithm("Oblivious").step(state, fed)
-        return replace(after, votes=after.votes * self.seen)
+        return replace(after, votes=np.asarray(after.votes) * self.seen)
 
 
 def test_what_is_remembered_outside_the_state_is_noticed() -> None:

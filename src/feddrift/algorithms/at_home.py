@@ -19,7 +19,7 @@ import numpy as np
 
 from feddrift.errors import ConfigError
 from feddrift.models import join, take
-from feddrift.types import Clusters, Federation, Floats, Ints, Local, Models, Tournament
+from feddrift.types import Clusters, Federation, Ints, Local, Models, Tournament, Votes
 
 STAY, NEW, FRESH, TUNED, OWN = 0, 2, 4, 6, 7  # kinds of private models; those of trials are two, one for each half
 Gain = tuple[float, float]  # of tuned, and of tuned and own, over the shared model alone
@@ -112,9 +112,9 @@ def team_size(helped: Gain) -> int:
     return 3 if both >= max(tuned, 0.0) else 2 if tuned >= 0 else 1
 
 
-def votes(models: Models, at_home: Ints, size: int) -> Floats:
-    """[c, m], equal votes for the first so many of each client's team."""
-    place, shares = positions(models), np.zeros((len(at_home), len(models)))
-    for c, shared in enumerate(at_home):
-        shares[c, team(place, int(shared), c)[:size]] = 1 / size
-    return shares
+def votes(models: Models, at_home: Ints, size: int) -> Votes:
+    """Return equal votes for the first `size` members of each client's team."""
+    place = positions(models)
+    teams = np.array([team(place, int(shared), c)[:size] for c, shared in enumerate(at_home)])
+    members = np.sort(teams.reshape(len(at_home), size), axis=1)
+    return Votes(members, np.full(members.shape, 1 / size), len(models))

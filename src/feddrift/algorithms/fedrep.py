@@ -15,7 +15,7 @@ from feddrift.errors import ConfigError
 from feddrift.memory import ALL, Memory
 from feddrift.models import graft, join, take
 from feddrift.trees import has_trunk
-from feddrift.types import Clusters, Event, Federation, Local, Models, State
+from feddrift.types import Clusters, Event, Federation, Local, Models, State, Votes
 
 TRUNK = 0  # the family of all heads
 
@@ -49,7 +49,7 @@ def heads_on_one_trunk(fed: Federation, name: str) -> State:
     if not has_trunk(start):
         raise ConfigError(f"{name} needs a net with a trunk and a head, this one names no trunk")
     models = take(start, [0] * n, range(n), [TRUNK] * n)
-    return State(models, Clusters(np.zeros((0, n), dtype=np.int64), n), np.eye(n))
+    return State(models, Clusters(np.zeros((0, n), dtype=np.int64), n), Votes.for_one_model(np.arange(n), n))
 
 
 def with_late_heads(state: State, fed: Federation) -> State:
@@ -60,7 +60,7 @@ def with_late_heads(state: State, fed: Federation) -> State:
         models = join(models, fresh_heads(models, late, fed))
     born = models.ids[1:] if fed.tau == 0 else tuple(late)
     events = tuple(Event("created", i, {"reason": "a head of the client", "clients": [i]}) for i in born)
-    return replace(state, models=models, votes=np.eye(n), events=events)
+    return replace(state, models=models, votes=Votes.for_one_model(np.arange(n), n), events=events)
 
 
 def fresh_heads(models: Models, ids: range, fed: Federation) -> Models:

@@ -13,7 +13,7 @@ from feddrift.algorithms.options import option
 from feddrift.errors import ConfigError
 from feddrift.memory import ALL, Memory
 from feddrift.models import join, take
-from feddrift.types import Bools, Clusters, Event, Federation, Models, State
+from feddrift.types import Bools, Clusters, Event, Federation, Models, State, Votes
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class LocalOnly:
         if not self.sees_inputs:
             start = replace(start, mask=np.zeros((1, *fed.features)))
         models = take(start, [0] * fed.n_clients, range(fed.n_clients), owner=range(fed.n_clients))
-        return State(models, w=_own_data(fed.n_clients, ALL, -1), votes=np.eye(fed.n_clients))
+        return State(models, w=_own_data(fed.n_clients, ALL, -1), votes=_own_votes(fed.n_clients))
 
     def step(self, state: State, fed: Federation) -> State:
         models, n = state.models, fed.n_clients
@@ -38,7 +38,7 @@ class LocalOnly:
         w = _own_data(n, self.memory, fed.tau)
         born = models.ids if fed.tau == 0 else tuple(late)
         local = None if self.sees_inputs else replace(fed.local, balance=False)  # frequencies are all it can learn
-        return State(fed.train(models, w, local=local), w, np.eye(n), events=_births(models, born))
+        return State(fed.train(models, w, local=local), w, _own_votes(n), events=_births(models, born))
 
 
 @dataclass(frozen=True, repr=False)
@@ -66,7 +66,7 @@ class FineTuned:
         n = fed.n_clients
         models = take(fed.fresh(), [0] * (n + 1), range(n + 1), owner=[-1, *range(n)])
         w = _own_data(n, ALL, -1, shared=1)
-        return TunedState(models, w, np.eye(n, n + 1, k=1), learned=np.zeros(n, dtype=bool))
+        return TunedState(models, w, _own_votes(n, shared=1), learned=np.zeros(n, dtype=bool))
 
     def step(self, state: State, fed: Federation) -> State:
         n, old = fed.n_clients, state.models
@@ -81,14 +81,19 @@ class FineTuned:
         tuned = fed.train(copies, _own_data(n, self.memory, fed.tau), self.own_rounds)
         born = tuned.ids if fed.tau == 0 else tuned.ids[len(private) :]
         w = _own_data(n, ALL, fed.tau, shared=1)
-        votes, learned = np.eye(n, n + 1, k=1), state.learned | learns
-        return TunedState(join(shared, tuned), w, votes, events=_births(tuned, born), learned=learned)
+        votes = _own_votes(n, shared=1)
+        return TunedState(join(shared, tuned), w, votes, events=_births(tuned, born), learned=state.learned | learns)
 
 
 def _own_data(n_clients: int, memory: Memory, tau: int, shared: int = 0) -> Clusters:
     """w of private models, in the order of their clients behind so many shared ones: each has its owner's data."""
     model = np.tile(shared + np.arange(n_clients), (tau + 1, 1))
     return Clusters(model, shared + n_clients, memory(tau) if tau >= 0 else np.ones(0))
+
+
+def _own_votes(n_clients: int, shared: int = 0) -> Votes:
+    """Each client votes with its private model alone; these follow so many shared models."""
+    return Votes.for_one_model(shared + np.arange(n_clients), shared + n_clients)
 
 
 def _births(models: Models, ids: tuple[int, ...]) -> tuple[Event, ...]:

@@ -11,7 +11,7 @@ from feddrift.engines.federation import TimeStep
 from feddrift.engines.liars import lying
 from feddrift.engines.worker import Worker
 from feddrift.shifts import Shifts
-from feddrift.types import Floats, Ints, Local, Net, State
+from feddrift.types import Floats, Ints, Local, Models, Net, State
 
 
 class Engine(ABC):
@@ -55,4 +55,8 @@ class Engine(ABC):
         worker = lying(self.worker(tau), self.conditions.lies, tau, self.seed)
         if self.conditions.defend:
             worker = Guarded(worker, tau)
-        return TimeStep(worker, tau, self.net, self.local, self.seed, self.conditions)
+        return TimeStep(worker, tau, self.net, self.local, self.seed, self.conditions, self.store_models)
+
+    def store_models(self, models: Models) -> Models:
+        """Return the models as the server stores them."""
+        return models

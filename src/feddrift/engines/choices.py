@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,9 +13,9 @@ from feddrift.engines.entries import begins_of, by_group
 from feddrift.models import take
 from feddrift.nets.voting import totals
 from feddrift.router import Router
-from feddrift.types import Ballot, Bools, Floats, Ints, Layer, Models, State
+from feddrift.types import Ballot, Bools, Ints, Layer, Models, State, Votes
 
-Polled = tuple[Floats, Ints]  # votes [v, m], and [row] which of them count: below the number of clients its own
+Polled = tuple[Votes, Ints]  # votes [v, m], and [row] which of them count: below the number of clients its own
 
 
 class Host(Protocol):
@@ -28,7 +28,7 @@ class Host(Protocol):
     def logits(self, models: Models, rows: Ints) -> Iterator[npt.NDArray[np.float32]]: ...
 
 
-def polled(host: Host, votes: Floats, routers: Mapping[int, Router], rows: Ints, sizes: Ints) -> Polled:
+def polled(host: Host, votes: Votes, routers: Mapping[int, Router], rows: Ints, sizes: Ints) -> Polled:
     """Whose votes count for these rows, which lie one client after the other; clients without a router have none."""
     of_row, tables, n_votes = np.repeat(np.arange(len(sizes)), sizes), [votes], len(votes)
     places: dict[int, int] = {}  # of each router's votes among all
@@ -36,35 +36,56 @@ def polled(host: Host, votes: Floats, routers: Mapping[int, Router], rows: Ints,
         router, mine = routers[c], slice(first, first + int(sizes[c]))
         if id(router) not in places:
             places[id(router)], n_votes = n_votes, n_votes + len(router.votes)
-            tables.append(router.votes)
+            tables.append(Votes.of(router.votes))
         choice = router.choose(_seen(host, router, rows[mine]), votes[c])
         of_row[mine] = np.where(choice >= 0, places[id(router)] + choice, c)
-    return np.concatenate(tables) if len(tables) > 1 else votes, of_row
+    return _concatenate_votes(tables), of_row
 
 
 def at_test(host: Host, state: State, rows: Ints, sizes: Ints) -> Polled:
     """Whose votes count at a test; who has not joined yet has none."""
-    votes = state.votes
+    votes = Votes.of(state.votes)
     if len(votes) < len(sizes):
-        votes = np.zeros((len(sizes), len(state.models)))
-        votes[: len(state.votes)] = state.votes
-    clients = np.flatnonzero((votes.sum(axis=1) > 0) & (sizes > 0)).tolist() if state.router is not None else ()
+        n_new = len(sizes) - len(votes)
+        model = np.pad(votes.model, ((0, n_new), (0, 0)), constant_values=-1)
+        votes = Votes(model, np.pad(votes.weight, ((0, n_new), (0, 0))), votes.n_models)
+    clients = np.flatnonzero(votes.has_any & (sizes > 0)).tolist() if state.router is not None else ()
     return polled(host, votes, {c: state.router for c in clients if state.router is not None}, rows, sizes)
 
 
 def right(host: Host, models: Models, ballot: Ballot, rows: Ints, ways: Polled) -> Bools:
     """[row], whether its votes name the true class."""
-    votes, of_vote = np.unique(ways[0], axis=0, return_inverse=True)
+    votes = ways[0]
+    _, first, of_vote = np.unique(
+        np.concatenate([votes.model, votes.weight], axis=1), axis=0, return_index=True, return_inverse=True
+    )
     hit = np.zeros(len(rows), dtype=bool)
     for group, at in by_group(of_vote.reshape(-1)[ways[1]]):
-        used, done = np.flatnonzero(votes[group]), 0
+        has_vote = votes.weight[first[group]] > 0
+        used = votes.model[first[group]][has_vote]
+        weights = votes.weight[first[group]][has_vote]
+        done = 0
         voters = take(models, used, [models.ids[m] for m in used])
         for logits in host.logits(voters, rows[at]) if len(used) else ():
             block = at[done : done + logits.shape[1]]
             done += logits.shape[1]
-            cast = totals(logits, np.broadcast_to(votes[group, used], (len(block), len(used))), ballot)
+            cast = totals(logits, np.broadcast_to(weights, (len(block), len(used))), ballot)
             hit[block] = cast.argmax(axis=1) == host.stream.y[rows[block]]
     return hit
+
+
+def _concatenate_votes(tables: Sequence[Votes]) -> Votes:
+    """Return all rows of several tables, which are about the same models."""
+    if len(tables) == 1:
+        return tables[0]
+    width = max(table.model.shape[1] for table in tables)
+    models = []
+    weights = []
+    for table in tables:
+        padding = ((0, 0), (0, width - table.model.shape[1]))
+        models.append(np.pad(table.model, padding, constant_values=-1))
+        weights.append(np.pad(table.weight, padding))
+    return Votes(np.concatenate(models), np.concatenate(weights), tables[0].n_models)
 
 
 def _seen(host: Host, router: Router, rows: Ints) -> npt.NDArray[Any]:

@@ -32,6 +32,7 @@ from feddrift.types import (
     Start,
     State,
     Tournament,
+    Votes,
 )
 
 log = logging.getLogger(__name__)
@@ -123,7 +124,7 @@ class Guarded(Through):
         moments = super().describe(models, clients, question)
         return replace(moments, count=self._weighed(moments.count, clients))
 
-    def reroute(self, models: Models, votes: Floats, ballot: Ballot, routers: Mapping[int, Router]) -> Ints:
+    def reroute(self, models: Models, votes: Floats | Votes, ballot: Ballot, routers: Mapping[int, Router]) -> Ints:
         return self._weighed(super().reroute(models, votes, ballot, routers), np.arange(len(votes)))
 
     def trial(self, models: Models, older: Entries, parent: Ints, starts: Sequence[Start], local: Local) -> Tournament:
@@ -133,15 +134,21 @@ class Guarded(Through):
         return self._looked_at(super().contest(models, teams, held_by))
 
     def _looked_at(self, found: Tournament) -> Tournament:
-        """Common mistakes that can be, with no more weight than the client has."""
-        rows, wrong, everyone = found.rows.copy(), found.wrong.copy(), np.arange(len(found.rows))
-        own = np.diagonal(wrong, axis1=1, axis2=2)
+        """Reject impossible counts of mistakes, and scale the others to the weight that the client has."""
+        n_clients, n_contestants = found.wrong.shape[:2]
+        clients = np.flatnonzero(found.rows)  # few of many: the table of all may be large
+        rows, wrong = found.rows[clients], found.wrong[clients]
+        own = np.diagonal(wrong, axis1=1, axis2=2).copy()
         most = np.minimum(own[:, :, None], own[:, None])
         bad = (wrong < 0) | (wrong > most) | (wrong != np.swapaxes(wrong, 1, 2)) | (wrong > rows[:, None, None])
-        for c in np.flatnonzero(bad.any(axis=(1, 2)) | (rows > self.worker.known.counts[self.tau])):
-            self._refuse(int(c), f"common mistakes of {int(own[c].max(initial=0))} on {int(rows[c])} rows")
-            rows[c], wrong[c] = 0, 0
-        return Tournament(np.maximum(self._weighed(rows, everyone), rows > 0), self._weighed(wrong, everyone))
+        too_many = rows > self.worker.known.counts[self.tau, clients]
+        for k in np.flatnonzero(bad.any(axis=(1, 2)) | too_many):
+            self._refuse(int(clients[k]), f"common mistakes of {int(own[k].max(initial=0))} on {int(rows[k])} rows")
+            rows[k], wrong[k] = 0, 0
+        checked = Tournament.nobody(n_clients, n_contestants)
+        checked.rows[clients] = np.maximum(self._weighed(rows, clients), rows > 0)
+        checked.wrong[clients] = self._weighed(wrong, clients)
+        return checked
 
     def _weighed(self, counts: Ints, clients: Ints) -> Ints:
         """Counts [client, ...] by how much of its claim a client weighs."""

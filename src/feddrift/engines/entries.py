@@ -13,6 +13,7 @@ from feddrift.types import (
     Clusters,
     Floats,
     Ints,
+    Votes,
     Weights,
 )
 
@@ -22,7 +23,7 @@ def begins_of(sizes: Ints) -> Ints:
     return begins
 
 
-def wrong_weights(w: Weights, name: str = "w", axes: str = "t, c, m") -> str:
+def wrong_weights(w: Weights | Votes, name: str = "w", axes: str = "t, c, m") -> str:
     """What is wrong with the numbers of a w, or of what has other axes; nothing where all is well.
 
     >>> wrong_weights(np.array([[[1.0], [-2.0]]]))
@@ -32,6 +33,15 @@ def wrong_weights(w: Weights, name: str = "w", axes: str = "t, c, m") -> str:
         if len(w) and not (w.model.min() >= -1 and w.model.max() < w.n_models):
             return f"w must name positions of {w.n_models} models"
         return wrong_weights(w.weight, "w", "t")
+    if isinstance(w, Votes):
+        if w.model.size and not (w.model.min() >= -1 and w.model.max() < w.n_models):
+            return f"{name} must name positions of {w.n_models} models"
+        before, after = w.model[:, :-1], w.model[:, 1:]
+        if not ((after < 0) | ((before >= 0) & (before < after))).all():
+            return f"{name} must name the models of a client in ascending order, each once, empty places last"
+        if (w.weight[w.model < 0] != 0).any():
+            return f"{name} must have the weight 0 in empty places"
+        return wrong_weights(w.weight, name, "c, k")
     if w.dtype.kind not in "biuf":
         return f"{name} must be numbers, got {w.dtype}"
     if np.isfinite(w).all() and (w >= 0).all():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, final, get_args
@@ -16,7 +16,7 @@ from feddrift.engines.conditions import Conditions
 from feddrift.engines.crossing import axis_of, crossed
 from feddrift.engines.defence import Guarded, middle
 from feddrift.engines.describing import checked_width
-from feddrift.engines.entries import Entries
+from feddrift.engines.entries import Entries, by_group
 from feddrift.engines.resting import badly_served
 from feddrift.engines.traffic import Traffic
 from feddrift.engines.worker import SCORE_ROWS, Question, Scored, Work, Worker, lanes_left_out
@@ -40,6 +40,7 @@ from feddrift.types import (
     Start,
     Tournament,
     Updates,
+    Votes,
     Weights,
 )
 
@@ -50,9 +51,13 @@ log = logging.getLogger(__name__)
 class TimeStep:
     """The Federation at time tau; it lives as long as the optimiser's moments do: one time step."""
 
-    def __init__(self, worker: Worker, tau: int, net: Net, local: Local, seed: int, conditions: Conditions) -> None:
+    def __init__(
+        self, worker: Worker, tau: int, net: Net, local: Local, seed: int, conditions: Conditions,
+        store: Callable[[Models], Models] = lambda models: models,
+    ) -> None:  # fmt: skip
         self.worker, self.tau, self.local = worker, tau, local
         self._net, self._seed, self._conditions = net, seed, conditions
+        self._store = store  # puts models where this engine's server stores them
         self.round = 0  # rounds trained so far
         self.resting: frozenset[int] = frozenset()  # ids of models that only badly served clients are sent to score
         self.quiet: Bools = np.zeros(self.n_clients, dtype=bool)  # [c], whose alarms are not acted on now
@@ -113,7 +118,7 @@ class TimeStep:
         return rng.derive(self._seed, purpose, self.tau, *names)
 
     def fresh(self, n: int = 1, distinct: bool = False) -> Models:
-        return fresh(self._net, self._seed, n, distinct)
+        return self._store(fresh(self._net, self._seed, n, distinct))
 
     def allowed(self, alarms: Bools) -> Bools:
         self.alarms = self.alarms | alarms
@@ -229,7 +234,7 @@ class TimeStep:
                 trained = self._rounds(trained, self._drawn(entries), 1, local)
         else:
             trained = self._rounds(trained, entries, rounds, local, of)
-        return only_trained(models, trained, local.trains)
+        return self._store(only_trained(models, trained, local.trains))
 
     def tournament(self, models: Models, w: Weights, parent: Ints, starts: Sequence[Start]) -> Tournament:
         _check_shared(models, "tournament")
@@ -264,7 +269,7 @@ class TimeStep:
         self._send_teams(models, teams)
         return self.worker.contest(models, teams, held_by and replace(held_by, pull=None))
 
-    def reroute(self, models: Models, votes: Floats, ballot: Ballot, routers: Mapping[int, Router]) -> Ints:
+    def reroute(self, models: Models, votes: Floats | Votes, ballot: Ballot, routers: Mapping[int, Router]) -> Ints:
         """[c, 3], at the clients with a router: their new rows, the mistakes of votes[c] on them, and of its choice."""
         routers = {c: router for c, router in sorted(routers.items()) if c in self._new_data()}
         for c, router in routers.items():
@@ -284,9 +289,11 @@ class TimeStep:
 
     def _send_teams(self, models: Models, teams: Ints) -> None:
         """Shared models go to the clients where they compete, unless they are there already."""
-        for m in np.unique(teams[teams >= 0]):
-            if not models.private[m]:
-                self._traffic.score(np.flatnonzero((teams == m).any(axis=(0, 2))), take(models, [m], [models.ids[m]]))
+        _, client, _ = found = np.nonzero(np.append(~models.private, False)[teams])  # -1: none
+        pairs = np.unique(teams[found] * self.n_clients + client)
+        of_pair, clients = np.divmod(pairs, self.n_clients)
+        for m, at in by_group(of_pair):
+            self._traffic.score(clients[at], take(models, [m], [models.ids[m]]))
 
     def progress(self) -> dict[str, Any]:
         """What the rest of this time step depends on, for a checkpoint: `restore` is the way back."""
@@ -336,14 +343,15 @@ class TimeStep:
         """
         clients, owner = self._new_data(), np.array(models.owner, dtype=np.int64)
         asleep = self._asleep(models)
-        for c in np.unique(owner[~asleep]):
-            at = np.flatnonzero((owner == c) & ~asleep)
-            part = _part(models, at)
+        awake, scores = np.flatnonzero(~asleep), np.isin(np.arange(self.n_clients), clients)
+        for group, places in by_group(owner[awake] + 1):  # 0: shared
+            at, c = awake[places], group - 1
             if c < 0:
+                part = _part(models, at)
                 self._traffic.score(clients, part)
                 yield part, at, clients
-            elif c in clients:
-                yield part, at, np.array([c])
+            elif scores[c]:
+                yield _part(models, at), at, np.array([c])
         if asleep.any():
             at, awake = np.flatnonzero(asleep), np.flatnonzero((owner < 0) & ~asleep)
             if len(awake):

@@ -25,6 +25,7 @@ from feddrift.types import (
     Router,
     Start,
     Tournament,
+    Votes,
 )
 
 
@@ -101,7 +102,7 @@ class Lying(Through):
         moments = super().describe(models, clients, question)
         return replace(moments, count=self._claimed(moments.count, clients))
 
-    def reroute(self, models: Models, votes: Floats, ballot: Ballot, routers: Mapping[int, Router]) -> Ints:
+    def reroute(self, models: Models, votes: Floats | Votes, ballot: Ballot, routers: Mapping[int, Router]) -> Ints:
         return self._claimed(super().reroute(models, votes, ballot, routers), np.arange(len(votes)))
 
     def trial(self, models: Models, older: Entries, parent: Ints, starts: Sequence[Start], local: Local) -> Tournament:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from feddrift.engines.worker import SCORE_ROWS, Worker
-from feddrift.types import Bools, Clusters, Floats, Ints, Models, State
+from feddrift.types import Bools, Clusters, Floats, Ints, Models, State, Votes
 
 BOUND = 2.0  # standard errors by which a client's best model must do worse than on its data before
 
@@ -25,7 +25,7 @@ def idle(state: State, n: int) -> frozenset[int]:
         in_use = np.isin(np.arange(state.w.n_models), state.w.model[-n:])
     else:
         in_use = np.asarray((state.w[-n:] > 0).any(axis=(0, 1)))
-    rests = ~in_use & ~(state.votes > 0).any(axis=0) & ~state.models.private
+    rests = ~in_use & ~Votes.of(state.votes).used & ~state.models.private
     return frozenset(np.asarray(state.models.ids)[rests].tolist())
 
 

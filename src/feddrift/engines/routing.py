@@ -19,7 +19,7 @@ import numpy as np
 from feddrift.engines.federation import TimeStep
 from feddrift.models import join, take, unused_id
 from feddrift.router import Per, Router, Routing, Sums
-from feddrift.types import Event, Models, Moments, Projection, State
+from feddrift.types import Event, Models, Moments, Projection, State, Votes
 
 SIZE = 32  # numbers that an input is projected to
 MARGIN = 2.0  # standard errors by which the data of another model must be nearer
@@ -36,7 +36,7 @@ def without_route(state: State) -> State:
 
 def with_route(before: State, after: State, fed: TimeStep, per: Per) -> State:
     """The state after a time step with what the condition adds to it; an algorithm's own router stands."""
-    shared = np.flatnonzero((after.votes > 0).any(axis=0) & ~after.models.private)
+    shared = np.flatnonzero(Votes.of(after.votes).used & ~after.models.private)
     if after.router is not None:
         return after
     if not len(shared):  # nothing to choose now, but what was learned stays
@@ -62,15 +62,21 @@ def _judged(
     """With what the choice by inputs would have saved on the newest cells, which it does not know."""
     entered = sorted({used[c] for c in cells if used[c] != had[c]} & set(_places(before.models)))
     stack, former = _with_former(after.models, before.models, entered)
-    routers, votes = dict[int, Router](), np.zeros((len(after.votes), len(stack)))
-    votes[:, : len(after.models)] = after.votes
+    routers = dict[int, Router]()
+    own_votes = Votes.of(after.votes)
+    voters = own_votes.model.copy()
+    weights = own_votes.weight.copy()
+    position = {i: m for m, i in enumerate(stack.ids)}
     for c, cell in cells.items():
-        if had[c] not in after.models.ids:
+        if had[c] not in position:
             continue
         places, data = _places(after.models), dict(now.data)
         data[used[c]] = _minus(data[used[c]], cell)
         if had[c] != used[c]:
-            votes[c] = np.array(stack.ids) == had[c]
+            voters[c] = -1
+            weights[c] = 0.0
+            voters[c, 0] = position[had[c]]
+            weights[c, 0] = 1.0
             places.pop(used[c], None)  # it has learned from these very rows
             places |= {i: m for i, m in former.items() if i == used[c]}
         router = _router(now, {i: sums for i, sums in data.items() if sums[0].any()}, places, per, len(stack))
@@ -79,6 +85,7 @@ def _judged(
     if not routers:
         return now
     clients = np.array(sorted(routers))
+    votes = Votes(voters, weights, len(stack))
     counts = fed.reroute(stack, votes, after.ballot, routers)[clients]
     heard = counts[:, 0] > 0
     stayed = np.array([had[c] == used[c] for c in clients.tolist()])
@@ -112,7 +119,9 @@ def _router(now: Routing, data: Data, places: Mapping[int, int], per: Per, n_mod
         return None
     parts = [data[i] for i in models]
     count, total, squares = (np.concatenate([sums[k] for sums in parts]) for k in range(3))
-    votes = np.repeat(np.eye(n_models)[[places[i] for i in models]], len(parts[0][0]), axis=0)
+    votes = np.zeros((len(models), n_models))
+    votes[np.arange(len(models)), [places[i] for i in models]] = 1.0
+    votes = np.repeat(votes, len(parts[0][0]), axis=0)
     seen, n = count > 0, count[count > 0, None]
     within = (squares[seen] - total[seen] ** 2 / n).sum(axis=0)
     varies = within > ROUNDING * squares.sum(axis=0)

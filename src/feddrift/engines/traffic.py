@@ -8,7 +8,7 @@ import numpy as np
 
 from feddrift.engines.worker import Work
 from feddrift.trees import leaves, split
-from feddrift.types import Bools, Floats, Ints, Local, Models
+from feddrift.types import Floats, Ints, Local, Models
 
 SCORING, TRAINING = 0, 1  # what models are sent for
 
@@ -19,7 +19,7 @@ class Traffic:
     def __init__(self, n_clients: int) -> None:
         self.numbers: Ints = np.zeros((2, n_clients), dtype=np.int64)  # parameters to and from clients, by purpose
         self.model_size = 1  # parameters of a model
-        self.has: dict[tuple[str, int], Bools] = {}  # of a trunk or head, unchanged: [c], who has it for scoring
+        self.has: dict[tuple[str, int], Ints] = {}  # the clients that have a trunk or head, unchanged, for scoring
 
     @property
     def sent(self) -> Floats:
@@ -40,9 +40,11 @@ class Traffic:
         trunk, head = self._sizes(models)
         parts = {("trunk", i): trunk for i in models.families} | {("head", i): head for i in models.ids}
         for part, size in parts.items():
-            has = self.has.setdefault(part, np.zeros(self.numbers.shape[1], dtype=bool))
-            self.numbers[purpose, clients[~has[clients]]] += size
-            has[clients] = True
+            has = self.has.get(part)
+            new = clients if has is None else clients[~np.isin(clients, has)]
+            self.numbers[purpose, new] += size
+            if len(new):
+                self.has[part] = new if has is None else np.union1d(has, new)
 
     def tell(self, clients: Ints, numbers: int, models: Models) -> None:
         """So many numbers about these models go between the server and each of these clients."""
@@ -74,7 +76,9 @@ class Traffic:
     def load(self, saved: dict[str, Any]) -> None:
         """The way back."""
         self.numbers, self.model_size = saved["numbers"], saved["model_size"]
-        self.has = {(kind, i): has for kind, i, has in saved["scored"]}
+        self.has = {  # 0.3.0 saved [c], who has it
+            (kind, i): np.flatnonzero(has) if has.dtype == bool else has for kind, i, has in saved["scored"]
+        }
 
     def _sizes(self, models: Models) -> tuple[int, int]:
         """How many parameters a trunk has, and a head."""

@@ -33,6 +33,7 @@ from feddrift.types import (
     Start,
     Tournament,
     Updates,
+    Votes,
 )
 
 # Stored cells are scored on a keyed sample of at most so many rows.
@@ -145,7 +146,7 @@ class Worker(Protocol):
         """What a layer makes of the newest data of these clients, in their order: see `Federation.moments`."""
         ...
 
-    def reroute(self, models: Models, votes: Floats, ballot: Ballot, routers: Mapping[int, Router]) -> Ints:
+    def reroute(self, models: Models, votes: Floats | Votes, ballot: Ballot, routers: Mapping[int, Router]) -> Ints:
         """[c, 3], at the clients with a router: their new rows, the mistakes of votes[c] on them, and of its choice."""
         ...
 
@@ -195,7 +196,7 @@ class Through(Worker):
     def describe(self, models: Models, clients: Ints, question: Question) -> Moments:
         return self.worker.describe(models, clients, question)
 
-    def reroute(self, models: Models, votes: Floats, ballot: Ballot, routers: Mapping[int, Router]) -> Ints:
+    def reroute(self, models: Models, votes: Floats | Votes, ballot: Ballot, routers: Mapping[int, Router]) -> Ints:
         return self.worker.reroute(models, votes, ballot, routers)
 
     def updates(self, models: Models, work: Work, round: int, local: Local) -> Updates:

@@ -23,7 +23,7 @@ from feddrift.runs.recorded import RecordedRun
 from feddrift.system import write_whole
 from feddrift.tables.features import Feature
 from feddrift.trees import paths
-from feddrift.types import Net, State
+from feddrift.types import Net, State, Votes
 
 
 @dataclass(frozen=True)
@@ -113,9 +113,10 @@ def _described(run: RecordedRun) -> dict[str, Any]:
 def _about(source: Source) -> dict[str, Any]:
     state = source.state
     ids = state.models.ids
+    votes = Votes.of(state.votes)
     clients = {
-        name: {str(ids[m]): float(votes[m]) for m in np.flatnonzero(votes)}
-        for name, votes in zip(source.clients, state.votes, strict=True)
+        name: {str(ids[m]): float(weight) for m, weight in zip(models, weights, strict=True) if weight > 0}
+        for name, models, weights in zip(source.clients, votes.model.tolist(), votes.weight.tolist(), strict=True)
     }
     return {
         "feddrift": __version__,

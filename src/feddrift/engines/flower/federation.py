@@ -28,9 +28,10 @@ from feddrift.engines.flower.routers import sent_with
 from feddrift.engines.worker import Known
 from feddrift.errors import ConfigError
 from feddrift.models import take
+from feddrift.resident import SHARED_ROWS
 from feddrift.scores import SCORES
 from feddrift.shifts import Shifts, asked, told
-from feddrift.types import Floats, Ints, Local, Net, State
+from feddrift.types import Floats, Ints, Local, Models, Net, State, Votes
 
 _log = logging.getLogger("feddrift")
 
@@ -72,6 +73,9 @@ class Flower(Asking, Engine):
         counts[: len(self.counts)] = self.counts[: tau + 1]
         known = Known(self.roster.clients, self.roster.features, self.roster.n_classes, counts, present)
         return Remote(self, tau, known)
+
+    def store_models(self, models: Models) -> Models:
+        return SHARED_ROWS.store(models)
 
     def test(self, state: State, t: int) -> tuple[Ints, Ints]:
         """Tell the clients which models they use from now on; how those do on the data of time t, once these come.
@@ -141,11 +145,12 @@ class Flower(Asking, Engine):
     def _greet(self, tau: int, clients: Sequence[int], state: State | None = None, inside: bool = False) -> set[int]:
         """Say hello to these clients, perhaps inside a time step, when it is too late for new data; who answered."""
         requests: dict[int, Asked] = {}
+        votes = None if state is None else Votes.of(state.votes)
+        shared = np.zeros(0, dtype=np.int64) if state is None else np.flatnonzero(~state.models.private)
         for c in clients:
             hello, parts = Hello(), dict[str, Part]()
-            if state is not None and state.votes[c].any():
-                used = np.flatnonzero(state.votes[c])
-                shared = np.flatnonzero(~state.models.private)
+            if state is not None and votes is not None and votes.has_any[c]:
+                used = votes.model[c][votes.weight[c] > 0]
                 if state.models.private[used].any() and len(shared):  # what it falls back on where it has lost its own
                     used = np.union1d(used, shared[:1])
                 hello, parts = self._serving(tau - 1, state, c, used)
@@ -174,7 +179,8 @@ class Flower(Asking, Engine):
         """A hello with these models, and those that the client's inputs may choose."""
         if state.router is not None:
             used = np.union1d(used, np.flatnonzero(state.router.votes.any(axis=0)))
-        voters, votes = take(state.models, used, [state.models.ids[m] for m in used]), state.votes[c, used]
+        voters = take(state.models, used, [state.models.ids[m] for m in used])
+        votes = Votes.of(state.votes).of_client(c, used)
         router: Body | None = None
         if state.router is not None:
             chosen = replace(state.router, votes=state.router.votes[:, used])

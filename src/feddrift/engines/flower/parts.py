@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrift import rng
-from feddrift.models import params_of
+from feddrift.resident import SHARED_ROWS, Resident
 from feddrift.trees import leaves, split, trunk_of, unsplit
 from feddrift.types import Models, Net, Params
 
@@ -45,19 +45,34 @@ def described(net: Net, models: Models) -> tuple[list[Body], dict[str, Part]]:
     """Each model as the names of its parts, and all parts by name but those that only the model's owner has."""
     specs: list[Body] = []
     parts: dict[str, Part] = {}
+    names: dict[tuple[Any, ...], str] = {}  # of parts that several models have, by where they are stored
+    arrays = dict(zip(("trunk", "head"), split(models.params, trunk_of(net, models.params)), strict=True))
     for m in range(len(models)):
-        params = params_of(models, m)
-        trunk, head = split(params, trunk_of(net, params))
-        mask = [] if models.mask is None else [np.asarray(models.mask[m], dtype=np.float32)]
         spec: Body = {"id": models.ids[m], "family": models.family[m]}
-        for kind, part in (("trunk", trunk), ("head", head), ("mask", mask)):
-            part = [np.array(array, order="C") for array in part]
-            held = models.held[m] and kind != "mask"
-            spec[kind] = "" if not part else private_name(models.ids[m], models.held[m], kind) if held else digest(part)
-            if part and not held:
-                parts[spec[kind]] = part
+        for kind, row in (("trunk", int(models.trunk_index[m])), ("head", m)):
+            if not arrays[kind]:
+                spec[kind] = ""
+            elif models.held[m]:
+                spec[kind] = private_name(models.ids[m], models.held[m], kind)
+            else:
+                stored = kind, *(_storage(array, row) for array in arrays[kind])
+                if stored not in names:
+                    part = [np.array(array[row], order="C") for array in arrays[kind]]
+                    names[stored] = digest(part)
+                    parts[names[stored]] = part
+                spec[kind] = names[stored]
+        mask = [] if models.mask is None else [np.array(models.mask[m], dtype=np.float32, order="C")]
+        spec["mask"] = digest(mask) if mask else ""
+        parts |= {spec["mask"]: mask} if mask else {}
         specs.append(spec)
     return specs, parts
+
+
+def _storage(array: Any, row: int) -> tuple[int, int]:
+    """Where a row is stored: the same for rows that are known to be equal."""
+    if isinstance(array, Resident) and array.place is SHARED_ROWS:
+        return id(array.stack), int(array.rows[row])
+    return id(array), row
 
 
 def private_name(model_id: int, label: int, kind: str) -> str:

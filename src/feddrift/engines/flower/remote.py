@@ -34,6 +34,7 @@ from feddrift.engines.flower.routers import sent_with
 from feddrift.engines.worker import Known, Question, Scored, Work, Worker, gathered, in_turn
 from feddrift.models import params_of, take
 from feddrift.nets import layer_width
+from feddrift.resident import SHARED_ROWS
 from feddrift.trees import map_trunk_and_head, split, trunk_of, unsplit
 from feddrift.types import (
     Ballot,
@@ -49,6 +50,7 @@ from feddrift.types import (
     Start,
     Tournament,
     Updates,
+    Votes,
 )
 
 SHORT = 3.0  # seconds that clients of common models may wait in one exchange for one that trains alone
@@ -140,12 +142,16 @@ class Remote(Worker):
                 getattr(moments, name)[np.searchsorted(clients, c)] = getattr(answer, name)[0]
         return moments
 
-    def reroute(self, models: Models, votes: Floats, ballot: Ballot, routers: Mapping[int, Router]) -> Ints:
+    def reroute(self, models: Models, votes: Floats | Votes, ballot: Ballot, routers: Mapping[int, Router]) -> Ints:
         counts, asked = np.zeros((len(votes), 3), dtype=np.int64), dict[int, Asked]()
+        own_votes = Votes.of(votes)
         for c, router in routers.items():
-            used = np.flatnonzero((votes[c] > 0) | router.votes.any(axis=0))
+            voted = own_votes.model[c][own_votes.weight[c] > 0]
+            used = np.union1d(voted, np.flatnonzero(router.votes.any(axis=0)))
             chosen = replace(router, votes=router.votes[:, used])
-            voters, own, body = sent_with(take(models, used, [models.ids[m] for m in used]), votes[c, used], chosen)
+            voters, own, body = sent_with(
+                take(models, used, [models.ids[m] for m in used]), own_votes.of_client(c, used), chosen
+            )
             specs, parts = model_parts.described(self.line.net, voters)
             asked[c] = Reroute(specs, own.tolist(), ballot, body), parts
 
@@ -223,16 +229,12 @@ class Remote(Worker):
         def check(c: int, body: Body, raw: Raw) -> object:
             return messages.read_trained(body, raw, first, [], [])
 
-        trained = [int(m) for c in self._ask(asked, check, first) for m in mine[c].model]
-        held = tuple(label if m in trained else before for m, before in enumerate(models.held))
-
-        def emptied(leaf: Any, rows: Ints) -> Any:
-            leaf = np.array(leaf)
-            leaf[rows] = np.nan  # nobody takes them for parameters
-            return leaf
-
-        params = map_trunk_and_head(emptied, models, np.array(trained, dtype=int), models.trunk_index[trained])
-        return replace(models, params=params, held=held)
+        answered = self._ask(asked, check, first)
+        trained = np.array([int(m) for c in answered for m in mine[c].model], dtype=int)
+        held = np.array(models.held, dtype=np.int64)
+        held[trained] = label
+        params = map_trunk_and_head(SHARED_ROWS.without_values, models, trained, models.trunk_index[trained])
+        return replace(models, params=params, held=tuple(held.tolist()))
 
     def trial(self, models: Models, older: Entries, parent: Ints, starts: Sequence[Start], local: Local) -> Tournament:
         tournament = Tournament.nobody(len(parent), len(starts))
