@@ -16,7 +16,7 @@ from feddrift import rng
 from feddrift.errors import ConfigError
 from feddrift.resident import concatenated
 from feddrift.trees import classes_of, map_trunk_and_head, tree_map, trunk_of
-from feddrift.types import Floats, Ints, Models, Net, Params, Trains
+from feddrift.types import Bools, Floats, Ints, Models, Net, Params, Trains
 
 
 def params_of(models: Models, m: int) -> Params:
@@ -145,27 +145,49 @@ def _mixed(leaf: Any, rows: Floats) -> Any:
     return out
 
 
-def join(a: Models, b: Models) -> Models:
-    """The models of a, then those of b; a family of both must stand on the same trunk."""
-    if set(a.ids) & set(b.ids):
-        raise ValueError(
-            f"ids are names for life, got {a.ids} and {b.ids}: take(models, positions, ids) makes copies under new ones"
-        )
-    if (a.mask is None) != (b.mask is None):
-        raise ValueError("models with and without a mask cannot be joined")
-    mask = None if a.mask is None or b.mask is None else np.concatenate([a.mask, b.mask])
-    place = {name: k for k, name in enumerate(a.families)}
-    old = [place.get(name, -1) for name in b.families]
-    new = np.array(old, dtype=np.int64) < 0
+def join(first: Models, *others: Models) -> Models:
+    """Return the models of all these stacks, in their order; families with one name must have the same trunk."""
+    stacks = (first, *others)
+    ids = list(first.ids)
+    known = set(first.families)
+    is_new: list[Bools] = []  # of each other stack, which of its families the stacks before it do not have
+    for other in others:
+        if set(ids) & set(other.ids):
+            raise ValueError(
+                f"ids are names for life, got {tuple(ids)} and {other.ids}: "
+                "take(models, positions, ids) makes copies under new ones"
+            )
+        if (first.mask is None) != (other.mask is None):
+            raise ValueError("models with and without a mask cannot be joined")
+        ids += other.ids
+        is_new.append(np.array([name not in known for name in other.families], dtype=bool))
+        known |= set(other.families)
 
-    def joined(x: Any, y: Any, trunk: bool) -> Any:
-        if trunk and any(k >= 0 and not np.array_equal(x[k], y[f], equal_nan=True) for f, k in enumerate(old)):
-            raise ValueError(f"models of different trunks cannot be one family, got {a.family} and {b.family}")
-        return concatenated([x, y[new] if trunk else y])
+    def joined(x: Any, *more: Any) -> Any:
+        *leaves, in_trunk = more
+        if not in_trunk:
+            return concatenated([x, *leaves])
+        return concatenated([x, *(y[new] for y, new in zip(leaves, is_new, strict=True))])
 
-    params = map_trunk_and_head(joined, a, False, True, b.params)
-    owner, held = a.owner + b.owner, a.held + b.held
-    return Models(params, a.ids + b.ids, mask, a.family + b.family, a.trunk, owner, held, a.classes)
+    def check_trunks(*given: Any) -> None:
+        *leaves, in_trunk = given
+        seen: dict[int, Any] = {}  # the trunk of each family so far
+        for models, leaf in zip(stacks, leaves, strict=True) if in_trunk else ():
+            for f, name in enumerate(models.families):
+                if name in seen and not np.array_equal(seen[name], leaf[f], equal_nan=True):
+                    families = " and ".join(str(models.family) for models in stacks)
+                    raise ValueError(f"models of different trunks cannot be one family, got {families}")
+                seen.setdefault(name, leaf[f])
+
+    trees = [other.params for other in others]
+    if not all(new.all() for new in is_new):
+        map_trunk_and_head(check_trunks, first, False, True, *trees)
+    params = map_trunk_and_head(joined, first, False, True, *trees)
+    mask = None if first.mask is None else np.concatenate([np.asarray(models.mask) for models in stacks])
+    family, owner, held = (
+        tuple(value for models in stacks for value in getattr(models, name)) for name in ("family", "owner", "held")
+    )
+    return Models(params, tuple(ids), mask, family, first.trunk, owner, held, first.classes)
 
 
 def graft(heads: Models, stock: Models, family: int) -> Models:

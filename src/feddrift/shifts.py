@@ -165,7 +165,9 @@ def _looked_at(n: int, n_features: int) -> Ints:
 
 def _evenly(n: int, most: int) -> Ints:
     """At most so many of 0 to n - 1, from the first to the last."""
-    return np.linspace(0, n - 1, min(n, most)).astype(np.int64)
+    if n <= most:
+        return np.arange(n)
+    return np.linspace(0, n - 1, most).astype(np.int64)
 
 
 def compare(
@@ -217,7 +219,8 @@ def _inputs(
     binary = (np.isnan(both) | (np.abs(both) < 1e-4) | (np.abs(both - 1) < 1e-4)).all(axis=0)
     distance, moved = np.zeros(len(features)), np.zeros(len(features), dtype=bool)
     for columns, test in ((binary, _of_shares), (~binary, _of_values)):
-        distance[columns], moved[columns] = test(x0[:, columns], x1[:, columns], level)
+        if columns.any():
+            distance[columns], moved[columns] = test(x0[:, columns], x1[:, columns], level)
     farthest = _farthest(distance, moved)
     shifts = []
     for k in farthest[:TOLD]:

@@ -439,7 +439,7 @@ def test_lanes_train_alike_in_tiles_of_any_width(monkeypatch: pytest.MonkeyPatch
         same(results[0], other, atol=1e-5)
 
 
-@pytest.mark.parametrize(("tile", "n", "expected"), [(10, 2, 3), (10, 5, 5), (10, 10, 10), (10, 11, 40), (7, 30, 112)])
+@pytest.mark.parametrize(("tile", "n", "expected"), [(10, 2, 3), (10, 5, 5), (10, 10, 10), (10, 11, 20), (7, 30, 56)])
 def test_few_numbers_of_lanes_have_a_program(tile: int, n: int, expected: int) -> None:
     small = {"a": np.zeros((3, 10), dtype=np.float32)}
     assert lanes.Devices((None,)).places(n, tile, small) == expected

@@ -114,7 +114,7 @@ def hold(
         for contestant, first in {STAYING: 0, ANEW: 1, AFRESH: 2}.items():
             teams[contestant, clients, 0] = len(models) + first * len(clients) + np.arange(len(clients))
         teams[BEST, clients, 0], teams[HOME, clients, 0] = best[clients], at[clients]
-        result = fed.contest(join(join(join(models, stay), new), fresh), teams, local)
+        result = fed.contest(join(models, stay, new, fresh), teams, local)
         total = Tournament(total.rows + result.rows, total.wrong + result.wrong)
         kept += [stay, new]
     judged = clients[total.rows[clients] > 0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,7 @@ from feddrift.engines.worker import Known, Question, Scored, Work, Worker, in_tu
 from feddrift.errors import ConfigError
 from feddrift.models import fresh, take
 from feddrift.nets import below_the_head, layer_width, voting
-from feddrift.nets.voting import log_probabilities, totals
+from feddrift.nets.voting import log_probabilities
 from feddrift.scores import measure
 from feddrift.shifts import Shifts, asked, shifts, told
 from feddrift.types import (
@@ -41,9 +42,11 @@ from feddrift.types import (
     State,
     Tournament,
     Updates,
+    Votes,
 )
 
 SCORE_ROOM = 1 << 22  # pairs of a row and a model that are scored at a time
+MIN_VALUES_FOR_THREADS = 1 << 14  # numbers in a cell: of smaller cells threads wait for each other most of the time
 
 
 class InProcess(Engine):
@@ -54,6 +57,7 @@ class InProcess(Engine):
     def __init__(self, stream: Stream, net: Net, local: Local, seed: int, conditions: Conditions = IDEAL) -> None:
         self.stream, self.net, self.local, self.seed, self.conditions = stream, net, local, seed, conditions
         self.in_reach, self.n_steps = conditions.in_reach(stream.counts[:-1], seed), stream.n_steps
+        self._counted_votes: tuple[State, int, tuple[Floats, Ints, Ints]] | None = None  # of the last test
         self._counted: tuple[int, Ints] = 0, np.zeros((stream.n_clients, stream.n_classes), dtype=np.int64)
 
     @abstractmethod
@@ -150,37 +154,51 @@ class InProcess(Engine):
             ways = choices.at_test(self, state, rows, sizes)
             hits = choices.right(self, state.models, state.ballot, rows, ways)
             return np.bincount(owner, hits, len(sizes)).astype(int), sizes
-        used = np.flatnonzero(state.votes.any(axis=0))
-        voters = take(state.models, used, [state.models.ids[m] for m in used])
+        votes = Votes.of(state.votes)
         rows, owner = self._tested(t)
-        if ((state.votes > 0).sum(axis=1) == 1).all():  # one model decides
-            which = np.searchsorted(used, state.votes.argmax(axis=1))
+        if ((votes.weight > 0).sum(axis=1) == 1).all():  # one model decides
+            used = np.flatnonzero(votes.used)
+            voters = take(state.models, used, [state.models.ids[m] for m in used])
+            which = np.searchsorted(used, votes.argmax(axis=1))
             return sizes - np.bincount(owner, self.wrong(voters, rows, sizes, which), len(sizes)).astype(int), sizes
-        teams, weights = find_voters(state.votes[:, used])
-        right = np.zeros_like(sizes)
-        for block, logits in self.team_logits(voters, rows, owner, teams):
-            cast = totals(logits, weights[owner[block]], state.ballot)
-            np.add.at(right, owner[block], cast.argmax(axis=1) == self.stream.y[rows[block]])
-        return right, sizes
+        _, predicted, _ = self._count_votes(state, t)
+        hits = predicted == self.stream.y[rows]
+        return np.bincount(owner, hits, len(sizes)).astype(int), sizes
 
     def scores(self, state: State, t: int) -> Mapping[str, Floats]:
         stream, sizes = self.stream, self.stream.counts[t]
         rows, owner = self._tested(t)
-        chances, predicted = np.zeros((len(rows), stream.n_classes)), np.zeros(len(rows), dtype=np.int64)
-        all_votes, of_row = choices.at_test(self, state, rows, sizes)
-        teams, weights = find_voters(all_votes)
-        voted = np.flatnonzero(weights[of_row].any(axis=1))
-        for part, logits in self.team_logits(state.models, rows[voted], of_row[voted], teams):
-            block = voted[part]
-            votes = weights[of_row[block]]
-            chances[block] = voting.chances(logits, votes)
-            predicted[block] = voting.totals(logits, votes, state.ballot).argmax(axis=1)
+        chances, predicted, of_row = self._count_votes(state, t)
+        self._counted_votes = None
         scores = measure(chances, predicted, stream.y[rows], sizes, self._received(t))
         if state.router is not None:
             away = np.bincount(owner, of_row >= len(sizes), len(sizes))
             scores["routed"] = np.divide(away, sizes, out=np.full(len(sizes), np.nan), where=sizes > 0)
-        has_votes = all_votes[: len(sizes)].any(axis=1)
+        has_votes = np.zeros(len(sizes), dtype=bool)
+        has_votes[: len(state.votes)] = Votes.of(state.votes).has_any
         return {name: np.where(has_votes, values, np.nan) for name, values in scores.items()}
+
+    def _count_votes(self, state: State, t: int) -> tuple[Floats, Ints, Ints]:
+        """Return the probabilities [row, class] at the test of time t, the predicted classes, and whose votes count.
+
+        `test` and `scores` ask for the same, one after the other.
+        """
+        if self._counted_votes is not None and self._counted_votes[0] is state and self._counted_votes[1] == t:
+            return self._counted_votes[2]
+        rows, _ = self._tested(t)
+        chances, predicted = np.zeros((len(rows), self.stream.n_classes)), np.zeros(len(rows), dtype=np.int64)
+        votes, of_row = choices.at_test(self, state, rows, self.stream.counts[t])
+        voted = np.flatnonzero(votes.has_any[of_row])
+        for part, logits in self.team_logits(state.models, rows[voted], of_row[voted], votes.model):
+            block = voted[part]
+            weights = votes.weight[of_row[block]]
+            chances[block] = voting.chances(logits, weights)
+            if state.ballot == "soft" and (weights.sum(axis=1) == 1).all():
+                predicted[block] = chances[block].argmax(axis=1)
+            else:
+                predicted[block] = voting.totals(logits, weights, state.ballot).argmax(axis=1)
+        self._counted_votes = state, t, (chances, predicted, of_row)
+        return chances, predicted, of_row
 
     def _received(self, t: int) -> Ints:
         """[c, class], how many rows each client has received before time t; counted on from the time asked for last."""
@@ -200,28 +218,17 @@ class InProcess(Engine):
     def shifts(self, tau: int, clients: Sequence[int]) -> Mapping[int, Shifts]:
         counts = np.where(self.in_reach, self.stream.counts[:-1], 0)
         everybody = asked(clients, np.flatnonzero(counts[tau]).tolist())
-        with ThreadPoolExecutor() as pool:  # sorting numbers lets others work meanwhile
-            found = pool.map(lambda c: shifts(self.stream, tau, c, counts[:, c]), everybody)
-            answers = dict(zip(everybody, found, strict=True))
+        values_per_cell = counts[tau].max() * math.prod(self.stream.features)
+
+        def compare(c: int) -> Shifts | None:
+            return shifts(self.stream, tau, c, counts[:, c])
+
+        if values_per_cell < MIN_VALUES_FOR_THREADS:
+            answers = {c: compare(c) for c in everybody}
+        else:
+            with ThreadPoolExecutor() as pool:  # sorting numbers lets others work meanwhile
+                answers = dict(zip(everybody, pool.map(compare, everybody), strict=True))
         return told({c: answer for c, answer in answers.items() if answer is not None}, clients)
-
-
-def find_voters(votes: Floats) -> tuple[Ints, Floats]:
-    """Return the positions [v, k] of the models that each row of votes [v, m] names, -1: none, and their votes [v, k].
-
-    >>> find_voters(np.array([[0.0, 0.5, 0.5], [1.0, 0.0, 0.0]]))
-    (array([[ 1,  2],
-           [ 0, -1]]), array([[0.5, 0.5],
-           [1. , 0. ]]))
-    """
-    voter, model = np.nonzero(votes)
-    counts = np.bincount(voter, minlength=len(votes))
-    rank = np.arange(len(voter)) - np.repeat(np.cumsum(counts) - counts, counts)
-    shape = len(votes), int(counts.max(initial=0))
-    teams, weights = np.full(shape, -1), np.zeros(shape)
-    teams[voter, rank] = model
-    weights[voter, rank] = votes[voter, model]
-    return teams, weights
 
 
 def count_members(teams: Ints) -> tuple[Ints, Floats]:
@@ -324,11 +331,12 @@ class InProcessWorker(Worker):
             describing.put(moments, of_row, values, question.square)
         return moments
 
-    def reroute(self, models: Models, votes: Floats, ballot: Ballot, routers: Mapping[int, Router]) -> Ints:
+    def reroute(self, models: Models, votes: Floats | Votes, ballot: Ballot, routers: Mapping[int, Router]) -> Ints:
         sizes = np.where(np.isin(np.arange(len(votes)), list(routers)), self.known.counts[self.tau], 0)
         rows = np.concatenate([np.zeros(0, dtype=np.int64), *(self.rows(self.tau, c) for c in sorted(routers))])
         of_row, counts = np.repeat(np.arange(len(sizes)), sizes), [sizes]
-        for ways in ((votes, of_row), choices.polled(self.engine, votes, routers, rows, sizes)):
+        own_votes = Votes.of(votes)
+        for ways in ((own_votes, of_row), choices.polled(self.engine, own_votes, routers, rows, sizes)):
             wrong = ~choices.right(self.engine, models, ballot, rows, ways)
             counts.append(np.bincount(of_row, wrong, len(sizes)).astype(np.int64))
         return np.stack(counts, axis=1)
@@ -344,7 +352,7 @@ class InProcessWorker(Worker):
         if not len(clients):
             return Tournament.nobody(teams.shape[1], len(teams))
         judged = [self._judged(int(c), held_by) for c in clients]
-        mistakes = [self._mistaken(models, team[clients], judged) for team in teams]
+        mistakes = self._mistaken(models, teams[:, clients], judged)
         return trials.counted(teams.shape[1], clients, np.array([len(rows) for rows in judged]), mistakes)
 
     def _judged(self, c: int, held_by: Local | None) -> Ints:
@@ -354,20 +362,34 @@ class InProcessWorker(Worker):
         rows = self.shuffled(self.tau, c)
         return rows[sampling.held_rows(len(rows), held_by.hold_out, held_by.holds)]
 
-    def _mistaken(self, models: Models, team: Ints, judged: Sequence[Ints]) -> Bools:
-        """[row]: whether the team of its client is mistaken; a member that is named twice counts twice."""
-        alone, sizes = (team >= 0).sum(axis=1) == 1, np.array([len(rows) for rows in judged])
-        rows, of_row = np.concatenate(judged), np.repeat(np.arange(len(team)), sizes)
-        mistaken = np.zeros(len(rows), dtype=bool)
-        if alone.any():
-            at = np.flatnonzero(alone[of_row])
-            mistaken[at] = self.wrong(models, rows[at], sizes[alone], team[alone].max(axis=1))
-        together = np.flatnonzero(~alone[of_row])
-        teams, votes = count_members(team)
-        for part, logits in self.engine.team_logits(models, rows[together], of_row[together], teams):
-            at = together[part]
-            predicted = voting.chances(logits, votes[of_row[at]]).argmax(axis=1)  # the highest mean probability
-            mistaken[at] = predicted != self.engine.stream.y[rows[at]]
+    def _mistaken(self, models: Models, teams: Ints, judged: Sequence[Ints]) -> Bools:
+        """Return, for each contestant and row, whether its team at the row's client is mistaken.
+
+        Args:
+            models: All models.
+            teams: [contestant, client, k], the positions of the members, -1: none; one named twice counts twice.
+            judged: The rows of each client.
+        """
+        sizes = np.array([len(rows) for rows in judged])
+        rows = np.concatenate(judged)
+        alone = (teams >= 0).sum(axis=2) == 1
+        if alone.all():
+            return np.stack([self.wrong(models, rows, sizes, team.max(axis=1)) for team in teams])
+        of_row = np.repeat(np.arange(len(judged)), sizes)
+        members, _ = count_members(np.concatenate(list(teams), axis=1))  # of all contestants at a client
+        width = int((members >= 0).sum(axis=1).max())
+        members = members[:, :width]
+        named = (teams[..., None] == members[None, :, None]) & (teams[..., None] >= 0)
+        votes = named.sum(axis=2).astype(np.float64)  # [contestant, client, member]
+        mistaken = np.zeros((len(teams), len(rows)), dtype=bool)
+        for part, logits in self.engine.team_logits(models, rows, of_row, members):
+            client, labels = of_row[part], self.engine.stream.y[rows[part]]
+            chances = [voting.probabilities(of_member) for of_member in logits]
+            for k in range(len(teams)):
+                predicted = voting.mean_probabilities(chances, votes[k, client]).argmax(axis=1)
+                single = np.flatnonzero(alone[k, client])
+                predicted[single] = logits[votes[k, client[single]].argmax(axis=1), single].argmax(axis=1)
+                mistaken[k, part] = predicted != labels
         return mistaken
 
     def apart(self) -> InProcessWorker:

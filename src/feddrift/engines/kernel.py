@@ -40,7 +40,7 @@ def ready() -> bool:
 
 def applies(net: Net, params: Params) -> bool:
     """Whether these are small perceptrons, or linear, and their trunk, if they have one, is the hidden layer."""
-    if not ready() or net.apply not in LEAVES or params["W1"][0].size > MAX_SMALL_LAYER:
+    if not ready() or net.apply not in LEAVES or math.prod(params["W1"].shape[1:]) > MAX_SMALL_LAYER:
         return False
     shared = {name for name, is_shared in trunk_of(net, params).items() if is_shared}
     return not shared or (net.apply is perceptron and shared == {"W1", "b1"})

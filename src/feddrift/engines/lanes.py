@@ -24,6 +24,7 @@ from feddrift.engines import optim
 from feddrift.trees import leaves, tree_map
 from feddrift.types import Ints, Models, Params
 
+ALIGNMENT = 64  # bytes
 COPIES = 6  # of a lane's parameters on a device: themselves, three moments, a gradient, and one on the way
 SHARE = 0.4  # of its memory that lanes may take
 
@@ -103,6 +104,10 @@ class Devices:
     def one_gpu(self) -> bool:
         return self.mesh is None and getattr(self.devices[0], "platform", "cpu") == "gpu"
 
+    @cached_property
+    def one_cpu(self) -> bool:
+        return self.mesh is None and getattr(self.devices[0], "platform", "cpu") == "cpu"
+
     def evenly(self, n: int) -> int:
         """The next number that all devices can share."""
         return -(-n // len(self.devices)) * len(self.devices)
@@ -110,16 +115,17 @@ class Devices:
     def places(self, n: int, tile: int, params: Params) -> int:
         """For how many lanes a program is made that trains n of them, in tiles that all devices share: few serve all.
 
-        A quarter of a tile, half of one, or 1, 4, 16, ... tiles, of which only those are trained that have lanes; on a
-        GPU, where compiling takes long, no less than 4. Where so many do not fit into memory, as many tiles as there
-        must be.
+        A quarter of a tile, half of one, or 1, 2, 4, 8, ... tiles, of which only those are trained that have lanes;
+        where compiling takes long 1, 4, 16, ..., on a GPU no less than 4. Where so many do not fit into memory, as
+        many tiles as there must be.
         """
         for share in (4, 2):
             if n <= -(-tile // share):
                 return self.evenly(-(-tile // share))
         size = 4 * tile if self.one_gpu else tile
+        growth = 2 if self.one_cpu else 4
         while size < n:
-            size *= 4
+            size *= growth
         return size if size <= self.room(params) else -(-n // tile) * tile
 
     def room(self, params: Params) -> int:
@@ -213,4 +219,16 @@ def beside(models: Models, size: int) -> tuple[Any, Any]:
 
 
 def pad_rows(rows: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
-    return np.concatenate([rows, np.repeat(rows[:1], size - len(rows), axis=0)])
+    """Copy rows and put copies of the first behind them, so many in all."""
+    padded = allocate((size, *rows.shape[1:]), rows.dtype)
+    padded[: len(rows)] = rows
+    padded[len(rows) :] = rows[:1]
+    return padded
+
+
+def allocate(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Make an array of zeros, aligned so that JAX on a CPU uses its memory instead of a copy."""
+    n_bytes = math.prod(shape) * np.dtype(dtype).itemsize
+    memory = np.zeros(n_bytes + ALIGNMENT, dtype=np.uint8)
+    begin = -memory.ctypes.data % ALIGNMENT
+    return memory[begin : begin + n_bytes].view(dtype).reshape(shape)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from feddrift.averaging import cosines_of, lane_sizes, shares
 from feddrift.engines import program
-from feddrift.engines.lanes import Devices, beside, model_bucket, pad_rows
+from feddrift.engines.lanes import Devices, allocate, beside, model_bucket, pad_rows
 from feddrift.resident import Resident
 from feddrift.trees import map_trunk_and_head, split, tree_map, unsplit
 from feddrift.types import Bools, Floats, Ints, Models, Params, Updates
@@ -37,6 +37,21 @@ class OnDevice:
         """The parameters on the devices, in stacks of this size; what lies there already is not sent again."""
         trunks, heads = (self._stacked(part, size) for part in self._parts(models, models.params))
         return unsplit(trunks, heads, self._trunk(models))
+
+    def located(self, models: Models, size: int) -> tuple[Params, Ints, Ints]:
+        """Return stacks on the devices that contain these models, and where the trunk and the head of each are.
+
+        On a CPU, models that are in its stacks already stay there. Elsewhere copies take less time than compiling for
+        stacks of many sizes: there, and where models are on the host, the stacks have this size.
+        """
+        trunks, heads = self._parts(models, models.params)
+        if self.devices.one_cpu and all(map(self._has, [*trunks, *heads])):
+            same_rows = all(np.array_equal(array.rows, part[0].rows) for part in (trunks, heads) for array in part)
+            if same_rows:
+                stacks = [array.stack for array in trunks], [array.stack for array in heads]
+                rows = [part[0].rows if part else np.arange(len(models)) for part in (trunks, heads)]
+                return unsplit(*stacks, self._trunk(models)), rows[0][models.trunk_index], rows[1]
+        return self.stacks(models, size), models.trunk_index, np.arange(len(models))
 
     def _stacked(self, arrays: list[Any], size: int) -> list[Any]:
         """Arrays of equally many rows, as stacks of this size; copies of the first row are behind them."""
@@ -61,11 +76,25 @@ class OnDevice:
         n = sum(map(len, arrays))
         if self.devices.mesh is not None or n > self.devices.room([arrays[0]]) // 2:
             return np.concatenate(arrays)
+        if self.devices.one_cpu:  # a single pass over memory, where the compiled program takes one for each part
+            return self._copied_together(arrays, n)
         parts = [array if self._has(array) else self._sent(array) for array in arrays]
         of, rows = np.repeat(np.arange(len(parts)), [len(part) for part in parts]), [part.rows for part in parts]
         size = model_bucket(n)
         given = _places(of, size), _places(np.concatenate(rows), size)
         return Resident(self, program.gathered([part.stack for part in parts], *given), np.arange(n))
+
+    def _copied_together(self, arrays: Sequence[Any], n: int) -> Resident:
+        stack = allocate((model_bucket(n), *arrays[0].shape[1:]), arrays[0].dtype)
+        begin = 0
+        for array in arrays:
+            part = stack[begin : begin + len(array)]
+            if self._has(array):
+                np.take(np.asarray(array.stack), array.rows, axis=0, out=part, mode="clip")
+            else:
+                part[:] = array
+            begin += len(array)
+        return Resident(self, self.devices.put(stack), np.arange(n))
 
     def _sent(self, array: Any) -> Resident:
         stack = self.devices.put(pad_rows(np.asarray(array), model_bucket(len(array))))

@@ -128,6 +128,24 @@ def logits(net: Net, params: Params, on: Any, mask: Any, n: Any, x: Any, rows: A
     return jax.lax.fori_loop(0, n, lambda m, all: all.at[m].set(of_model(m)), blank)
 
 
+@partial(jax.jit, static_argnums=0, compiler_options=UNTUNED)
+def block_logits(net: Net, params: Params, of_trunk: Any, of_head: Any, mask: Any, n: Any, x: Any, rows: Any) -> Any:
+    """Compute the logits [block, row, class] of the first n blocks of rows, each of a model of its own.
+
+    The model of a block has the trunk at of_trunk[block] of the stacks, its head at of_head[block], and mask[block].
+    """
+    shape = trunk_of(net, params)
+
+    def of_block(b: Any) -> Any:
+        full = tree_map(lambda leaf, shared: leaf[of_trunk[b] if shared else of_head[b]], params, shape)
+        with jax.default_matmul_precision("float32"):
+            return masked(net, full, None if mask is None else mask[b], x[rows[b]])
+
+    out = jax.eval_shape(of_block, 0)
+    blank = jnp.zeros((len(of_head), *out.shape), out.dtype)
+    return jax.lax.fori_loop(0, n, lambda b, all: all.at[b].set(of_block(b)), blank)
+
+
 Carry = tuple[list[Any], list[Any], Optimiser, Optimiser]  # trunks, heads, and their moments
 
 

@@ -39,7 +39,7 @@ from feddrift.engines.lanes import (
 from feddrift.engines.looks import looks_of
 from feddrift.engines.moments import MomentStore, Name, names_of
 from feddrift.engines.worker import Work, gathered, in_turn
-from feddrift.models import in_place_of
+from feddrift.models import in_place_of, take
 from feddrift.nets import check_fits
 from feddrift.nets.own import check_traceable
 from feddrift.nets.perceptron import linear, perceptron
@@ -55,6 +55,7 @@ TILE = 16  # lanes that train at a time, at most,
 TILE_VALUES = 1 << 22  # unless their models are so small that all parameters together are fewer than these
 SCORE_VALUES = 1 << 20  # numbers in the inputs that one call of the compiled program scores, on a GPU four times these,
 SCORE_BLOCK = 32, 1024  # but so many rows at least, and at most
+MODELS_PER_CALL, BLOCKS_PER_CALL = 8, 64  # where each block of rows has a model of its own
 FEW_CELLS = 500  # to shuffle at a time: for twenty times as many loading native code would take as long
 
 
@@ -136,6 +137,56 @@ class Simulator(InProcess):
         if ahead is not None:
             yield np.asarray(ahead[1])[: len(models), : ahead[0]]
 
+    def _assigned_logits(self, models: Models, rows: Ints, model_of_row: Ints) -> npt.NDArray[np.float32]:
+        """Return the logits [row, class] of each row from the model at the position model_of_row[row]."""
+        from feddrift.engines import program
+
+        logits = np.zeros((len(rows), self.stream.n_classes), dtype=np.float32)
+        if not len(rows):
+            return logits
+        used, counts = np.unique(model_of_row, return_counts=True)
+        by_model = np.split(np.argsort(model_of_row, kind="stable"), np.cumsum(counts)[:-1])
+        # Where compiling takes long, blocks have few sizes: that of the model with the most rows, to a power of 4.
+        growth = 2 if self.devices.one_cpu else 4
+        ahead: tuple[list[Ints], Any] | None = None  # the device works on a call while the host prepares the next
+
+        def take_in(places: list[Ints], scored: Any) -> None:
+            for at, block in zip(places, np.asarray(scored), strict=False):
+                logits[at] = block[: len(at)]
+
+        for start in range(0, len(used), MODELS_PER_CALL):
+            part = used[start : start + MODELS_PER_CALL]
+            voters = take(models, part, [models.ids[m] for m in part])
+            stacks, of_trunk, of_head = self.device.located(voters, MODELS_PER_CALL)
+            size = SCORE_BLOCK[0]
+            largest = counts[start : start + MODELS_PER_CALL].max() if self.devices.one_cpu else counts.max()
+            while size < min(int(largest), self._block):
+                size *= growth
+            size = min(size, self._block)
+            blocks = [
+                (m, of_model[begin : begin + size])
+                for m, of_model in enumerate(by_model[start : start + MODELS_PER_CALL])
+                for begin in range(0, len(of_model), size)
+            ]
+            for first in range(0, len(blocks), BLOCKS_PER_CALL):
+                places = [at for _, at in blocks[first : first + BLOCKS_PER_CALL]]
+                model = np.zeros(BLOCKS_PER_CALL, dtype=np.int64)
+                model[: len(places)] = [m for m, _ in blocks[first : first + BLOCKS_PER_CALL]]
+                table = np.zeros((BLOCKS_PER_CALL, size), dtype=np.int32)
+                for b, at in enumerate(places):
+                    table[b, : len(at)] = rows[at]
+                mask = None if voters.mask is None else voters.mask[model].astype(np.float32)
+                given = self.devices.put((of_trunk[model], of_head[model], mask))
+                scored = program.block_logits(
+                    self.net, stacks, *given, np.int32(len(places)), self.data[0], self.devices.put(table)
+                )
+                if ahead is not None:
+                    take_in(*ahead)
+                ahead = places, scored
+        if ahead is not None:
+            take_in(*ahead)
+        return logits
+
     @cached_property
     def _block(self) -> int:
         """How many rows are scored at a time: a power of two, fewer where inputs are large."""
@@ -151,6 +202,12 @@ class Simulator(InProcess):
 
     def member_logits(self, models: Models, rows: Ints, sizes: Ints, teams: Ints) -> npt.NDArray[np.float32]:
         kernel = self.kernel(models.params)
+        if kernel is None and self.devices.mesh is None:
+            found = np.zeros((teams.shape[1], len(rows), self.stream.n_classes), dtype=np.float32)
+            member, row = np.nonzero(np.repeat(teams, sizes, axis=0).T >= 0)
+            model_of_row = np.repeat(teams, sizes, axis=0).T[member, row]
+            found[member, row] = self._assigned_logits(models, rows[row], model_of_row)
+            return found
         if kernel is None:
             return super().member_logits(models, rows, sizes, teams)
         return np.asarray(kernel.member_logits(self.net, models, self.stream, rows, sizes, teams))
@@ -163,6 +220,9 @@ class Simulator(InProcess):
 
     def wrong(self, models: Models, rows: Ints, sizes: Ints, which: Ints) -> Bools:
         kernel = self.kernel(models.params)
+        if kernel is None and self.devices.mesh is None:
+            predicted = self._assigned_logits(models, rows, np.repeat(which, sizes)).argmax(axis=1)
+            return np.asarray(predicted != self.stream.y[rows])
         if kernel is None or models.mask is not None:
             return super().wrong(models, rows, sizes, which)
         return np.asarray(kernel.wrong(self.net, models, self.stream, rows, sizes, which))

@@ -15,6 +15,7 @@ from feddrift.models import only_trained, take
 from feddrift.types import Bools, Ints, Local, Models, Start, Tournament
 
 HELD_OUT_SHARE = 0.3  # of a client's new data: a trial is judged on it
+MANY_CONTESTANTS = 12  # above this number their common mistakes are counted client by client
 TRIAL_ID_OFFSET = 2**31  # families of trials have ids from here on, so that their random keys are no family's of a run
 
 
@@ -49,12 +50,22 @@ def hold_trials(
     return counted(len(parent), clients, sizes, mistakes)
 
 
-def counted(n_clients: int, clients: Ints, sizes: Ints, mistakes: Sequence[Bools]) -> Tournament:
+def counted(n_clients: int, clients: Ints, sizes: Ints, mistakes: Sequence[Bools] | Bools) -> Tournament:
     """The table of each client from mistakes[contestant][row], whose rows lie one client after the other."""
     tournament = Tournament.nobody(n_clients, len(mistakes))
     tournament.rows[clients] = sizes
-    for a, b in np.ndindex(len(mistakes), len(mistakes)):
-        tournament.wrong[clients, a, b] = np.add.reduceat(mistakes[a] & mistakes[b], begins_of(sizes), dtype=np.int64)
+    begins = begins_of(sizes)
+    if len(mistakes) > MANY_CONTESTANTS:
+        table = np.asarray(mistakes, dtype=np.float32)  # whole numbers below 2^24: products are exact in any order
+        for c, begin, size in zip(clients.tolist(), begins.tolist(), sizes.tolist(), strict=True):
+            of_client = table[:, begin : begin + size]
+            tournament.wrong[c] = of_client @ of_client.T
+        return tournament
+    for a in range(len(mistakes)):
+        for b in range(a, len(mistakes)):
+            common = np.add.reduceat(mistakes[a] & mistakes[b], begins, dtype=np.int64)
+            tournament.wrong[clients, a, b] = common
+            tournament.wrong[clients, b, a] = common
     return tournament
 
 

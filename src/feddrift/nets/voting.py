@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +22,11 @@ def log_probabilities(logits: npt.NDArray[Any]) -> Floats:
     return logarithms
 
 
+def probabilities(logits: npt.NDArray[Any]) -> Floats:
+    """The softmax over the last axis."""
+    return numerics.exp(log_probabilities(logits))
+
+
 def totals(logits: npt.NDArray[Any], votes: Floats, ballot: Ballot) -> Floats:
     """The votes [row, class] that models with these logits [m, row, class] cast, each weighing votes[row, m].
 
@@ -28,13 +34,26 @@ def totals(logits: npt.NDArray[Any], votes: Floats, ballot: Ballot) -> Floats:
     >>> totals(logits, np.array([[1.0, 3.0]]), "hard").tolist()
     [[1.0, 3.0]]
     """
-    hard = ballot == "hard"
-    total: Floats = np.zeros(logits.shape[1:])
+    if ballot == "soft":
+        return weighted_sum(map(probabilities, logits), votes)
     classes = np.arange(logits.shape[2])
-    for m, scores in enumerate(logits):  # in this order: the sum has the same bits everywhere
-        ballots = scores.argmax(axis=1)[:, None] == classes if hard else numerics.exp(log_probabilities(scores))
-        total += ballots * votes[:, m, None]
-    return total
+    return weighted_sum((scores.argmax(axis=1)[:, None] == classes for scores in logits), votes)
+
+
+def weighted_sum(ballots: Iterable[npt.NDArray[Any]], votes: Floats) -> Floats:
+    """Add the ballots [row, class] of each model, multiplied by votes[row, m], in the order of the models.
+
+    The order is fixed so that the sum has the same bits everywhere. A ballot without a vote may be NaN.
+    """
+    total: Any = np.float64(0)
+    for m, ballot in enumerate(ballots):
+        weight = votes[:, m, None]
+        has_vote = weight > 0
+        if has_vote.all():
+            total = total + ballot * weight
+        elif has_vote.any():
+            total = total + np.where(has_vote, ballot * weight, 0.0)
+    return np.asarray(total)
 
 
 def chances(logits: npt.NDArray[Any], votes: Floats) -> Floats:
@@ -44,7 +63,12 @@ def chances(logits: npt.NDArray[Any], votes: Floats) -> Floats:
     >>> chances(np.array([[[0.0, 0.0]], [[0.0, np.log(3)]]]), np.array([[1.0, 1.0]])).round(3).tolist()
     [[0.375, 0.625]]
     """
-    return totals(logits, votes / votes.sum(axis=1, keepdims=True), "soft")
+    return mean_probabilities(map(probabilities, logits), votes)
+
+
+def mean_probabilities(of_models: Iterable[Floats], votes: Floats) -> Floats:
+    """Average the probabilities [row, class] of each model, each weighing votes[row, m]."""
+    return weighted_sum(of_models, votes / votes.sum(axis=1, keepdims=True))
 
 
 def poll(net: Net, models: Models, votes: Floats, ballot: Ballot, x: npt.NDArray[Any]) -> Floats:
