@@ -11,8 +11,10 @@ import pytest
 
 import feddrift as fd
 from feddrift.engines import moments, simulator
+from feddrift.engines.federation import TimeStep
 from feddrift.engines.lanes import Devices
-from feddrift.types import Local
+from feddrift.nets import default_net
+from feddrift.types import Federation, Local
 
 
 @pytest.mark.parametrize("large", [0, 1 << 40])
@@ -37,9 +39,32 @@ def test_what_is_put_away_comes_back(monkeypatch: pytest.MonkeyPatch, large: int
         stack = {key: [jnp.asarray(np.repeat(values[:, None], 3, axis=1))] for key in stacks_of}
         shelf.keep(names, (stack, jnp.asarray(values)), room)
         known |= {name: float(value) for name, value in zip(names, values, strict=True) if name}
-        assert shelf.stack is not None
-        on_device += isinstance(shelf.stack[1], jax.Array)
+        on_device += all(isinstance(stack[1], jax.Array) for stack in shelf.stacks.values())
     assert (on_device > 20) == (large == 0 and room == 1000)  # a few calls leave nothing to rest
+
+
+def test_lanes_that_sit_out_keep_their_moments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiled program overwrites the moments that it is given."""
+    monkeypatch.setattr(simulator.Simulator, "kernel", lambda *_: None)
+    stream = fd.stream("sine-2", pattern="random:every=1,concepts=2,clients=8,steps=2")
+    engine = simulator.Simulator(stream, default_net(stream), Local(rounds=1, steps=3), 0)
+    together, apart = engine.at(0), engine.at(0)
+
+    def train(fed: Federation, clients: list[int]) -> None:
+        w = np.zeros((1, 8, 1))
+        w[:, clients] = 1
+        fed.train(fed.fresh(), w)
+
+    def steps(fed: TimeStep) -> dict[int, float]:
+        """How many local steps each client has taken."""
+        names, (_, taken) = fed.progress()["moments"][1]
+        return {c: float(np.asarray(taken)[row]) for (c, _), row in names}
+
+    for clients in (list(range(8)), list(range(6)), [6, 7]):
+        train(together, clients)
+    assert steps(together) == dict.fromkeys(range(8), 6.0)
+    train(apart, list(range(8)))
+    assert steps(apart) == dict.fromkeys(range(8), 3.0)
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from feddrift.trees import leaves, tree_map
 from feddrift.types import Ints, Models
 
 LARGE = 1 << 25  # bytes of moments that are not carried to the host and back in every round
+MAX_COPIES_PER_PART = 3  # moments in all stacks for each part, most of them out of date: then stacks are joined
 
 Name = tuple[int, int]  # a client, and the id of a family or model
 
@@ -23,48 +24,92 @@ def power_of_two(n: int) -> int:
 
 
 class MomentStore:
-    """Optimiser moments of everything trained in this time step, as one stack, and where each part lies in it."""
+    """The optimiser's moments of all lanes trained in this time step, in the stacks in which they were trained.
+
+    Stacks are joined only where lanes of several train together again, or where most of their rows are out of date.
+    """
 
     def __init__(self, devices: Devices) -> None:
         self.devices = devices
-        self.place: dict[Name, int] = {}  # the row of each part in the stack
-        self.stack: Optimiser | None = None
+        self.place: dict[Name, tuple[int, int]] = {}  # the stack of each part, and its row there
+        self.stacks: dict[int, Optimiser] = {}  # by number, from the oldest on
+        self.n_parts: dict[int, int] = {}  # how many parts each stack had when it was stored
 
     def recall(self, names: list[Name | None], like: list[Any], room: int) -> Optimiser:
-        """The moments of these parts, zero for those that train for the first time in this time step.
+        """Return the moments of these parts, zero for those that train for the first time in this time step.
 
         Zeros are made on the device if it is the only one and has room for so many lanes.
         """
-        if self.stack is None:
+        places = [self.place.get(name) if name else None for name in names]
+        sources = {place[0] for place in places if place}
+        if not sources:
             here = all(isinstance(leaf, np.ndarray) for leaf in like) or self.devices.mesh or len(names) > room
             arrays = np if here else like[0].__array_namespace__()
-            zeros = [arrays.zeros((len(names), *leaf.shape[1:]), dtype=leaf.dtype) for leaf in like]
-            return optim.start(zeros), np.zeros(len(names), dtype=np.float32)
-        if self.place == {name: k for k, name in enumerate(names) if name} and len(self.stack[1]) == len(names):
-            return self.stack
-        places = np.array([self.place.get(name, -1) if name else -1 for name in names])
-        return _rows(self.stack, places)
+            return optim.start_rows(arrays, len(names), like), np.zeros(len(names), dtype=np.float32)
+        if len(sources) > 1:
+            self._merge(room)
+            places = [self.place.get(name) if name else None for name in names]
+            sources = {place[0] for place in places if place}
+        number = sources.pop()
+        stack = self.stacks[number]
+        rows = np.array([place[1] if place else -1 for place in places])
+        named = np.array([name is not None for name in names])
+        only_these = sum(place[0] == number for place in self.place.values()) == named.sum()
+        if only_these and len(stack[1]) == len(names) and np.array_equal(rows[named], np.flatnonzero(named)):
+            return stack  # whoever trains with it may overwrite it
+        return _rows(stack, rows)
 
     def keep(self, names: list[Name | None], stack: Optimiser, room: int) -> None:
-        """Store the moments of the parts just trained; those of idle parts are kept behind them, on the device only if
-        they are large and there is room."""
-        place = {name: k for k, name in enumerate(names) if name}
-        idle = [name for name in self.place if name not in place]
-        if self.stack is not None and idle:  # parts that rest in this call keep theirs
-            at = np.full(self.devices.evenly(power_of_two(len(idle))), -1)  # padded: few shapes, few compilations
-            at[: len(idle)] = [self.place[name] for name in idle]
-            if _bytes(stack) < LARGE or len(names) + len(at) > room:
-                stack, self.stack = tree_map(np.asarray, (stack, self.stack))
-            stack = _joined(stack, _rows(self.stack, at))
-            place |= {name: len(names) + k for k, name in enumerate(idle)}
-        self.place, self.stack = place, stack
+        """Store the moments of the parts just trained, and forget those that they replace.
+
+        Stacks stay on the device as long as there is room for all of them.
+        """
+        number = max(self.stacks, default=-1) + 1
+        self.place |= {name: (number, k) for k, name in enumerate(names) if name}
+        self.stacks[number] = stack
+        self.n_parts[number] = sum(name is not None for name in names)
+        in_use = {of_stack for of_stack, _ in self.place.values()}
+        self.stacks = {k: kept for k, kept in self.stacks.items() if k in in_use}
+        self.n_parts = {k: n for k, n in self.n_parts.items() if k in in_use}
+        if sum(self.n_parts.values()) > MAX_COPIES_PER_PART * len(self.place):
+            self._merge(room)
+        elif sum(len(kept[1]) for kept in self.stacks.values()) > room:
+            self.stacks = {k: tree_map(np.asarray, kept) for k, kept in self.stacks.items()}
 
     def saved(self) -> tuple[list[tuple[Name, int]], Optimiser | None]:
-        return list(self.place.items()), self.stack
+        """Return all moments as one stack, and the row of each part, for a checkpoint."""
+        if not self.stacks:
+            return [], None
+        self._merge(0)
+        (stack,) = self.stacks.values()
+        return [(name, row) for name, (_, row) in self.place.items()], stack
 
     def restore(self, saved: tuple[list[tuple[Name, int]], Optimiser | None]) -> None:
         """The way back from `saved`."""
-        self.place, self.stack = dict(saved[0]), saved[1]
+        places, stack = saved
+        self.place = {name: (0, row) for name, row in places}
+        self.stacks = {} if stack is None else {0: stack}
+        self.n_parts = {number: len(places) for number in self.stacks}
+
+    def _merge(self, room: int) -> None:
+        """Join all stacks, the newest first, on the device only if they are large and there is room for the result."""
+        newest, *others = sorted(self.stacks, reverse=True)
+        merged = self.stacks[newest]
+        rows = {name: row for name, (number, row) in self.place.items() if number == newest}
+        idle = {k: [name for name, (number, _) in self.place.items() if number == k] for k in others}
+        sizes = {k: self.devices.evenly(power_of_two(len(names))) for k, names in idle.items()}  # few shapes
+        on_host = _bytes(merged) < LARGE or len(merged[1]) + sum(sizes.values()) > room
+        for k in others:
+            at = np.full(sizes[k], -1)
+            at[: len(idle[k])] = [self.place[name][1] for name in idle[k]]
+            stack = self.stacks[k]
+            if on_host:
+                merged, stack = tree_map(np.asarray, (merged, stack))
+            rows |= {name: len(merged[1]) + i for i, name in enumerate(idle[k])}
+            merged = _joined(merged, _rows(stack, at))
+        self.place = {name: (newest, row) for name, row in rows.items()}
+        self.stacks = {newest: merged}
+        self.n_parts = {newest: len(rows)}
 
 
 def _bytes(stack: Optimiser) -> int:

@@ -7,6 +7,7 @@ momentum of SGD, which lies where Adam has its mean.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ from feddrift.types import Local, Params
 
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 
-Moments = dict[str, Params]  # mean, square, largest square
+Moments = dict[str, Params]
+NAMES = ("mean", "square", "largest")  # the moments: mean, mean square, and the largest mean square so far
 
 
 def start(params: Params) -> Moments:
@@ -26,7 +28,13 @@ def start(params: Params) -> Moments:
     def zeros(p: Any) -> Any:
         return p.__array_namespace__().zeros_like(p)
 
-    return {name: tree_map(zeros, params) for name in ("mean", "square", "largest")}
+    return {name: tree_map(zeros, params) for name in NAMES}
+
+
+def start_rows(arrays: Any, n: int, params: Sequence[Any]) -> Moments:
+    """The moments of n copies of these parameters before the first step, made by this array library."""
+    shapes = [((n, *leaf.shape[1:]), leaf.dtype) for leaf in params]
+    return {name: [arrays.zeros(shape, dtype=dtype) for shape, dtype in shapes] for name in NAMES}
 
 
 def pulled(grads: list[Any], params: list[Any], to: list[Any], weight: Any) -> list[Any]:
