@@ -19,7 +19,7 @@ Words = tuple[Any, Any]  # two uint32 arrays of one shape, NumPy or JAX
 # What a number is for. The values are part of every result: never renumber, only append.
 PURPOSES = {"init": 1, "shuffle": 2, "batch": 3, "score": 4, "ties": 5, "survivor": 6, "data": 7, "pattern": 8,
             "mask": 9, "bag": 10, "participation": 11, "dropout": 12, "garbage": 13, "projection": 14,
-            "profile": 15, "lies": 16, "shown": 17}  # fmt: skip
+            "profile": 15, "lies": 16, "shown": 17, "founders": 18}  # fmt: skip
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 

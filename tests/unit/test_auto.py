@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import feddrift as fd
+from feddrift import rng
 from feddrift.algorithms import at_home, auto, conflict, founding
 from feddrift.algorithms.at_home import OWN, TUNED, private_id
 from feddrift.algorithms.auto import FedDriftAuto, newest_home
@@ -107,7 +108,7 @@ def test_the_team_that_would_have_been_best_votes(helped: at_home.Gain, size: in
 @pytest.mark.parametrize(("size", "at"), [(1, [1]), (2, [1, 3]), (3, [1, 3, 5])])
 def test_votes_go_to_a_clients_own_team_and_sum_to_one(size: int, at: list[int]) -> None:
     shares = at_home.votes(team_models(), np.array([0, 1]), size)
-    np.testing.assert_allclose(shares.sum(axis=1), 1)
+    np.testing.assert_allclose(np.asarray(shares).sum(axis=1), 1)
     assert np.flatnonzero(shares[1]).tolist() == at and len(set(shares[1, at])) == 1
     assert np.flatnonzero(shares[0]).tolist() == [0, 2, 4][:size]
 
@@ -193,6 +194,44 @@ def test_clients_whose_candidates_serve_each_other_found_one_model() -> None:
     assert newborn.parents == [0, None]
     error = fed.evaluate(newborn.models)
     assert (error[3:, 1] < 0.2).all() and (error[:3, 1] > 0.8).all()
+
+
+def test_of_many_founders_some_are_compared_and_the_others_join_their_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of four are drawn: one of each concept or both of the swapped one, which the others may not fit."""
+    fed, now = learned(SWAP[:5], [0] * 6)
+    best, all_may = np.zeros(6, dtype=np.int64), np.ones(fed.n_clients, dtype=bool)
+    monkeypatch.setattr(founding, "MAX_COMPARED", 2)
+    newborn = founding.found([2, 3, 4, 5], [False, True, True, True], all_may, now.models, best, 7, 40, 0.84, fed)
+    drawn = np.sort(rng.permutation(fed.key("founders"), 4)[:2]) + 2
+    assert {group[0] for group in newborn.groups} <= set(drawn.tolist())  # who was drawn comes first
+    for group in newborn.groups:
+        assert set(group) <= {2} or set(group) <= {3, 4, 5}
+    in_a_group = {c for group in newborn.groups for c in group}
+    assert {3, 4, 5} <= in_a_group and (2 in in_a_group) == (2 in drawn)
+    assert newborn.models.ids == tuple(range(7, 7 + len(newborn.groups)))
+    assert newborn.parents == [0 if group[0] == 2 else None for group in newborn.groups]
+
+
+def test_no_client_scores_more_candidates_than_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(founding, "MAX_COMPARED", 3)
+    seen = []
+
+    def judge(models: Models, teams: Ints) -> Tournament:
+        """Each client has mistakes with candidates other than its own: nobody fits anybody."""
+        seen.append(len(teams))
+        n_clients, k = teams.shape[1], len(teams)
+        wrong = np.zeros((n_clients, k, k), dtype=np.int64)
+        for c in range(n_clients):
+            own = [i for i in range(k) if teams[i, c, 0] >= 0 and models.ids[teams[i, c, 0]] == 100 + c]
+            for i in set(range(k)) - set(own):
+                wrong[c, i, i] = 30
+        return Tournament(np.full(n_clients, 100), wrong)
+
+    fed = FakeFederation(2, 8, judge=judge)
+    may, best = np.ones(8, dtype=bool), np.zeros(8, dtype=np.int64)
+    found = founding.found(range(8), [False] * 8, may, fed.fresh(), best, 100, 1, 0.84, fed)
+    assert len(found.groups) == 3 and all(len(group) == 1 for group in found.groups)  # five wait
+    assert max(seen) <= 4  # three candidates, or the averages of three groups and a client's own
 
 
 @pytest.mark.parametrize(("concepts", "left"), [([0] * 6, (0,)), ([0, 0, 0, 1, 1, 1], (0, 1))])

@@ -40,7 +40,7 @@ from feddrift.algorithms.conflict import Trial
 from feddrift.algorithms.detection import TOO_SOON
 from feddrift.cluster import Clustering
 from feddrift.models import join
-from feddrift.types import Bools, Clusters, Event, Federation, Floats, Ints, Models, State, Tournament
+from feddrift.types import Bools, Clusters, Event, Federation, Floats, Ints, Models, State, Tournament, Votes
 
 LONELY = 3  # time steps that a model of one client's data is kept for others
 
@@ -135,7 +135,7 @@ class FedDriftAuto:
         at_home.check_client_count(n)
         unknown, none = np.full(n, np.nan), np.zeros(n, dtype=np.int64)
         return AutoState(
-            fed.fresh(), cluster.nobody(n), np.ones((n, 1)), "soft",
+            fed.fresh(), cluster.nobody(n), Votes.for_one_model(none, 1), "soft",
             error=unknown, rows=none, left=none - 1, looked=np.zeros(n, dtype=bool),
         )  # fmt: skip
 
@@ -151,9 +151,7 @@ class FedDriftAuto:
         helped = scene.helped if fed.tau else at_home.first_gain(models, now.w, home, rounds, fed)
         ids = [private_id(kind, c) for kind in (TUNED, OWN) for c in range(fed.n_clients)]
         before = at_home.only(state.models, ids) if fed.tau else None
-        models = join(models, at_home.learn(before, models, now.w, home, rounds, fed))
-        for trial_models in decided.private:
-            models = join(models, trial_models)
+        models = join(models, at_home.learn(before, models, now.w, home, rounds, fed), *decided.private)
         compared = scene.scored & ~held  # an alarm that was held back, and is right, comes again
         known = np.where(compared, scene.error[np.arange(fed.n_clients), decided.target], state.error)
         known[[c for c in decided.founders if not held[c]]] = np.nan
@@ -284,7 +282,7 @@ class FedDriftAuto:
     def _act(
         self, state: AutoState, scene: Scene, decided: Decisions, fed: Federation
     ) -> tuple[Clustering, int, Bools]:
-        """The clusters after switches, foundings and merges, the next id, and [c] who would have founded but may not.
+        """The clusters after switches, foundings and merges, the next id, and [c] who would have founded but does not.
 
         Who may not found by itself may still found together with one who may: that makes no model more.
         """
@@ -299,7 +297,8 @@ class FedDriftAuto:
             held = wants & ~np.isin(np.arange(fed.n_clients), [c for group in newborn.groups for c in group])
             members[wants & ~held] = -1
         for c in np.flatnonzero(held).tolist():
-            reason = f"{decided.trials[c].words(self.least)}; not acted on: {TOO_SOON}"
+            cause = founding.WAITS if may[c] else TOO_SOON
+            reason = f"{decided.trials[c].words(self.least)}; not acted on: {cause}"
             events.append(Event("decided", scene.models.ids[scene.at[c]], {"clients": [c], "reason": reason}))
         now = scene.now.assign(members).tell(events)
         if newborn is not None:
