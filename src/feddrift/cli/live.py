@@ -17,6 +17,7 @@ from feddrift.types import Ints
 
 SHOWN = 8  # runs in the table: the newest
 FEW = 12  # events of a kind that the line of a time step tells one by one
+MANY_MOVERS = 20  # clients that change their models in one time step: above this number they are only counted
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 
@@ -115,8 +116,9 @@ def step_line(step: Step, before: Ints | None, clients: Sequence[str]) -> str:
             old = merged[int(old)]
         if old != new and new not in born:
             moves.setdefault(int(new), []).append(clients[c])
-    if len(moves) > FEW:
-        news.append(f"{sum(map(len, moves.values()))} clients to other models")
+    n_movers = sum(map(len, moves.values()))
+    if len(moves) > FEW or (len(moves) > 1 and n_movers > MANY_MOVERS):
+        news.append(f"{n_movers} clients to {len(moves)} other models")
     else:
         news += [f"{_few(movers)} to model {model}" for model, movers in sorted(moves.items())]
     seen = step.tested > 0
