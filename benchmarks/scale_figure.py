@@ -21,7 +21,7 @@ PANELS = {
 
 def main() -> None:
     """A panel for each number, a line for each method."""
-    found = json.loads(NUMBERS.read_text())
+    found = json.loads(NUMBERS.read_text())["few"]
     fig = Figure(figsize=(11, 3), dpi=style.DPI, layout="constrained")
     for ax, (key, title) in zip(fig.subplots(1, len(PANELS)), PANELS.items(), strict=True):
         for (name, rows), colour, marker in zip(found.items(), style.STRONG, style.MARKERS, strict=False):
@@ -37,7 +37,7 @@ def main() -> None:
             ax.set_yscale("log")
         else:
             ax.set_ylim(bottom=0)
-    fig.axes[0].legend(frameon=False, fontsize=8)
+    fig.axes[1].legend(frameon=False, fontsize=8, loc="upper left")
     style.save(fig, FIGURE)
 
 
