@@ -169,10 +169,13 @@ def main(
     write: Annotated[bool, typer.Option("--write", help="into scale.json, each row as it is found")] = False,
 ) -> None:
     """Time per client and time step, memory and models at several numbers of clients."""
+    known = ALL_METHODS if all_train else tuple(METHODS)
+    if unknown := set(method or ()) - set(known):
+        raise typer.BadParameter(f"{', '.join(sorted(unknown))} is not measured here: choose of {', '.join(known)}")
     numbers: dict[str, Any] = json.loads(NUMBERS.read_text()) if NUMBERS.exists() else {}
     found: dict[str, dict[str, Any]] = numbers.setdefault("all" if all_train else "few", {})
     for n in clients or ((100, 1000, 10_000) if all_train else (1000, 10_000, 100_000)):
-        for name in method or (ALL_METHODS if all_train else METHODS):
+        for name in method or known:
             row = found.setdefault(name, {})[str(n)] = (measure_all if all_train else measure)(name, n)
             small = found[name].get("100" if all_train else "1000", row)
             print(f"{name}, {n:,} clients: {(format_all if all_train else format_row)(row, small)}", flush=True)
