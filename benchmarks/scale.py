@@ -48,7 +48,7 @@ def make_stream(clients: int, steps: int = STEPS) -> fd.Stream:
 def configure_run(method: str, clients: int, out: Path) -> RecordedRun:
     """A run with record and checkpoints, as `feddrift run` makes it."""
     config = RunConfig(
-        stream="scale:made", algorithm=method, settings=METHODS[method], participation=SHARE, rounds=ROUNDS,
+        stream="scale:make_stream", algorithm=method, settings=METHODS[method], participation=SHARE, rounds=ROUNDS,
         steps=LOCAL_STEPS,
     )  # fmt: skip
     return RecordedRun(config, out, stream=make_stream(clients))
@@ -161,7 +161,9 @@ def format_all(row: dict[str, Any], small: dict[str, Any]) -> str:
 
 
 def main(
-    clients: Annotated[list[int] | None, typer.Option(help="default: 1000, 10000, 100000; 100, 1000, 10000")] = None,
+    clients: Annotated[
+        list[int] | None, typer.Option(help="default: 1000, 10000, 100000; with --all 100, 1000, 10000")
+    ] = None,
     method: Annotated[list[str] | None, typer.Option(help=f"of {', '.join(METHODS)}; default: all")] = None,
     all_train: Annotated[
         bool, typer.Option("--all", help="all clients train in every round, without a record")

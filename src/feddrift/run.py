@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from feddrift.algorithms import RECOMMENDED
 from feddrift.algorithms import algorithm as find_algorithm
@@ -286,7 +285,7 @@ def with_newcomers(state: S, n_clients: int) -> S:
         changes["drifted"] = np.concatenate([drifted, np.zeros(n_new, dtype=bool)])
     votes: Floats | Votes
     if isinstance(state.votes, Votes):
-        votes = _add_voters(state.votes, Votes.of(_usual(state)[None]), n_new)
+        votes = Votes.concatenate([state.votes, *[Votes.of(_usual(state)[None])] * n_new])
     else:
         votes = np.concatenate([state.votes, np.repeat(_usual(state)[None], n_new, axis=0)])
     return replace(state, w=w, votes=votes, **changes)
@@ -298,18 +297,6 @@ def _mean_votes(votes: Floats | Votes) -> Floats:
         return np.asarray(votes.mean(axis=0))
     named = votes.model >= 0
     return np.bincount(votes.model[named], votes.weight[named], votes.n_models) / len(votes)
-
-
-def _add_voters(votes: Votes, usual: Votes, n_new: int) -> Votes:
-    """Return the votes with n_new more clients, all of which vote as the only row of `usual` does."""
-    width = max(votes.model.shape[1], usual.model.shape[1])
-
-    def pad(table: npt.NDArray[Any], value: int) -> npt.NDArray[Any]:
-        return np.pad(table, ((0, 0), (0, width - table.shape[1])), constant_values=value)
-
-    model = np.concatenate([pad(votes.model, -1), np.repeat(pad(usual.model, -1), n_new, axis=0)])
-    weight = np.concatenate([pad(votes.weight, 0), np.repeat(pad(usual.weight, 0), n_new, axis=0)])
-    return Votes(model, weight, votes.n_models)
 
 
 def passed_over(state: S, n_steps: int) -> S:

@@ -141,6 +141,17 @@ class Votes(NDArrayOperatorsMixin):
         weights[voter, place] = votes[voter, model]
         return cls(models, weights, votes.shape[1])
 
+    @classmethod
+    def concatenate(cls, tables: Sequence[Votes]) -> Votes:
+        """The votes of several groups of clients, in their order, for the same models."""
+        width = max(table.model.shape[1] for table in tables)
+
+        def pad(rows: npt.NDArray[Any], value: int) -> npt.NDArray[Any]:
+            return np.pad(rows, ((0, 0), (0, width - rows.shape[1])), constant_values=value)
+
+        model = np.concatenate([pad(table.model, -1) for table in tables])
+        return cls(model, np.concatenate([pad(table.weight, 0) for table in tables]), tables[0].n_models)
+
     @property
     def shape(self) -> tuple[int, int]:
         return len(self.model), self.n_models

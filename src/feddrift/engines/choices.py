@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -39,16 +39,15 @@ def polled(host: Host, votes: Votes, routers: Mapping[int, Router], rows: Ints, 
             tables.append(Votes.of(router.votes))
         choice = router.choose(_seen(host, router, rows[mine]), votes[c])
         of_row[mine] = np.where(choice >= 0, places[id(router)] + choice, c)
-    return _concatenate_votes(tables), of_row
+    return Votes.concatenate(tables), of_row
 
 
 def at_test(host: Host, state: State, rows: Ints, sizes: Ints) -> Polled:
     """Whose votes count at a test; who has not joined yet has none."""
     votes = Votes.of(state.votes)
     if len(votes) < len(sizes):
-        n_new = len(sizes) - len(votes)
-        model = np.pad(votes.model, ((0, n_new), (0, 0)), constant_values=-1)
-        votes = Votes(model, np.pad(votes.weight, ((0, n_new), (0, 0))), votes.n_models)
+        nothing = np.zeros((len(sizes) - len(votes), 0))
+        votes = Votes.concatenate([votes, Votes(nothing.astype(np.int64), nothing, votes.n_models)])
     clients = np.flatnonzero(votes.has_any & (sizes > 0)).tolist() if state.router is not None else ()
     return polled(host, votes, {c: state.router for c in clients if state.router is not None}, rows, sizes)
 
@@ -72,20 +71,6 @@ def right(host: Host, models: Models, ballot: Ballot, rows: Ints, ways: Polled) 
             cast = totals(logits, np.broadcast_to(weights, (len(block), len(used))), ballot)
             hit[block] = cast.argmax(axis=1) == host.stream.y[rows[block]]
     return hit
-
-
-def _concatenate_votes(tables: Sequence[Votes]) -> Votes:
-    """Return all rows of several tables, which are about the same models."""
-    if len(tables) == 1:
-        return tables[0]
-    width = max(table.model.shape[1] for table in tables)
-    models = []
-    weights = []
-    for table in tables:
-        padding = ((0, 0), (0, width - table.model.shape[1]))
-        models.append(np.pad(table.model, padding, constant_values=-1))
-        weights.append(np.pad(table.weight, padding))
-    return Votes(np.concatenate(models), np.concatenate(weights), tables[0].n_models)
 
 
 def _seen(host: Host, router: Router, rows: Ints) -> npt.NDArray[Any]:
