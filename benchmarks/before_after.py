@@ -41,7 +41,7 @@ def measure_here() -> dict[str, float]:
     import numpy as np
 
     import feddrift as fd
-    from feddrift.engines.simulator import Simulator
+    from feddrift.engines.simulator.simulator import Simulator
     from feddrift.types import Clusters
 
     found = {}

@@ -26,7 +26,8 @@ from statistics import median
 
 import numpy as np
 
-from feddrift.deploy import make, processes, start
+from feddrift.deploy.operate import scaffold
+from feddrift.deploy.processes import launcher, process_tree
 
 STEPS, ROUNDS = 3, 7
 ANSWERED = re.compile(r"(hello|evaluate|train) at time (\d+).*: (\d+) of (\d+) clients answered in ([0-9.]+) s")
@@ -95,8 +96,8 @@ class Deployed:
 def deployed(folder: Path, n: int, way: str, own: str, batches: int) -> Iterator[Deployed]:
     """A deployment of n clients that have so many batches, with these settings of its own."""
     names = [f"client{k}" for k in range(n)]
-    outer, inner = start.free_port(), start.free_port()
-    make.init(folder, names, [2], ["0", "1"], port=outer, inner=inner, experiment="benchmark")
+    outer, inner = launcher.free_port(), launcher.free_port()
+    scaffold.init(folder, names, [2], ["0", "1"], port=outer, inner=inner, experiment="benchmark")
     settings = folder / "server" / "federation.toml"
     others = settings.read_text().replace("FedDrift-Auto", "FedDrift")  # the exchanges of the paper's method
     settings.write_text(f"{own}quorum = {n}\nhello = 300\nevaluate = 300\ntrain = 300\n{others}")
@@ -170,7 +171,7 @@ def command(output: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
     try:
         yield child
     finally:
-        processes.end(child)
+        process_tree.end(child)
 
 
 if __name__ == "__main__":

@@ -42,8 +42,8 @@ def step() -> None:
     import jax
     import jax.numpy as jnp
 
-    from feddrift.engines.entries import Entries
-    from feddrift.engines.simulator import Simulator
+    from feddrift.engines.simulator.simulator import Simulator
+    from feddrift.engines.sparse_weights import Entries
     from feddrift.engines.worker import Work
     from feddrift.models import fresh
     from feddrift.trees import leaves

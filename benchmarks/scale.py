@@ -18,7 +18,7 @@ import typer
 
 import feddrift as fd
 from feddrift.runs.config import RunConfig
-from feddrift.runs.recorded import RecordedRun
+from feddrift.runs.recorded_run import RecordedRun
 
 HERE = Path(__file__).parent
 NUMBERS = HERE / "scale.json"

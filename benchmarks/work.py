@@ -16,10 +16,10 @@ import numpy as np
 import plain
 
 import feddrift as fd
-from feddrift import cluster
-from feddrift.engines.federation import TimeStep
-from feddrift.engines.in_process import InProcess
-from feddrift.engines.simulator import Simulator
+from feddrift import clustering
+from feddrift.engines.local.engine import InProcess
+from feddrift.engines.server.federation import TimeStep
+from feddrift.engines.simulator.simulator import Simulator
 from feddrift.types import Clusters, Models
 
 CLIENTS, STEPS, ROWS = 10, 50, 500
@@ -171,7 +171,7 @@ def merge(models: int) -> dict[str, float]:
     np.fill_diagonal(D, np.inf)
     w = Clusters(draw.integers(0, models, counts.shape), models)
     begin = time.perf_counter()
-    left, _, _ = cluster.merge_closest(stack, w, D, counts, 0.1)
+    left, _, _ = clustering.merge_closest(stack, w, D, counts, 0.1)
     return {"seconds": time.perf_counter() - begin, "left": len(left)}
 
 

@@ -1,7 +1,7 @@
 """What the site needs beside the pages: the files outside docs/ that they link to, and real code beside pseudo-code.
 
 Links are written as GitHub understands them (`../examples/own_net.py`). On the site such a file is a page below
-`repository/`, and the comment `<!-- code: src/feddrift/cluster.py distances -->` becomes that function's source.
+`repository/`, and the comment `<!-- code: src/feddrift/clustering.py distances -->` becomes that function's source.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def as_page(path: str) -> str:
 def code(path: str, name: str) -> str:
     """The source of a function, class or method of a file.
 
-    >>> code("src/feddrift/cluster.py", "rises").splitlines()[0]
+    >>> code("src/feddrift/clustering.py", "rises").splitlines()[0]
     'def rises(lowest: Floats, reference: Floats, delta: float) -> Bools:'
     """
     text = (ROOT / path).read_text()

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 import feddrift as fd
-from feddrift.engines.base import Engine
-from feddrift.engines.simulator import Simulator
+from feddrift.engines.server.engine import Engine
+from feddrift.engines.simulator.simulator import Simulator
 from feddrift.engines.worker import Question, Scored, Work, Worker, gathered, in_turn
-from feddrift.run import steps_on
+from feddrift.simulation import steps_on
 from feddrift.types import Ints, Local, Metric, Models, Moments, State, Tournament, Updates
 
 POOL = ThreadPoolExecutor(HANDS := 2)

@@ -11,13 +11,13 @@ import numpy as np
 from sklearn.linear_model import SGDClassifier
 
 import feddrift as fd
-from feddrift.deploy.server import federate
-from feddrift.engines.flower.asking import Roster
-from feddrift.engines.flower.client import Client
-from feddrift.engines.flower.exchange import WaitingRules
-from feddrift.engines.flower.federation import Flower
+from feddrift.deploy.server.loop import federate
+from feddrift.engines.flower.client.client import Client
 from feddrift.engines.flower.local_grid import LocalGrid
-from feddrift.nets.own import net_of
+from feddrift.engines.flower.server.connection import Roster
+from feddrift.engines.flower.server.exchange import WaitingRules
+from feddrift.engines.flower.server.federation import Flower
+from feddrift.nets.external import net_of
 
 
 class Logistic:

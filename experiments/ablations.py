@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from feddrift.algorithms import at_home
-from feddrift.algorithms.auto import AutoState, FedDriftAuto, newest_home
+from feddrift.algorithms.auto import private_models
+from feddrift.algorithms.auto.method import AutoState, FedDriftAuto, newest_home
 from feddrift.types import Federation, State
 
 
@@ -26,8 +26,8 @@ class private_always(FedDriftAuto):
         return _voting(super().step(state, fed), (0.0, 1e9))
 
 
-def _voting(state: AutoState, helped: at_home.Gain) -> AutoState:
-    votes = at_home.votes(state.models, newest_home(state.w), at_home.team_size(helped))
+def _voting(state: AutoState, helped: private_models.Gain) -> AutoState:
+    votes = private_models.votes(state.models, newest_home(state.w), private_models.team_size(helped))
     return replace(state, helped=helped, votes=votes)
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from feddrift.reports import labels, tables
 from feddrift.reports import summary as report
-from feddrift.reports import tables, words
 from feddrift.runs import record
 from feddrift.runs.record import Record
 
@@ -100,7 +100,7 @@ def _name(summary: report.Summary) -> str:
         del told["first"]
     if "test" in told:
         told.pop("delta", None)
-    return summary.algorithm + (f" ({words.describe(told)})" if told else "")
+    return summary.algorithm + (f" ({labels.describe(told)})" if told else "")
 
 
 def _agreement(run: Record) -> list[bool]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-from feddrift.algorithms.auto import FedDriftAuto
+from feddrift.algorithms.auto.method import FedDriftAuto
 
 FACTORS = {"halved": 0.5, "doubled": 2.0}
 

@@ -16,9 +16,9 @@ import numpy as np
 
 import feddrift as fd
 from feddrift.reports import tables
-from feddrift.reports.remarks import remarks
+from feddrift.reports.caveats import remarks
+from feddrift.reports.labels import describe, notable
 from feddrift.reports.summary import Spread, configurations, mean_of_known, spread_of
-from feddrift.reports.words import describe, notable
 from feddrift.runs import record
 from feddrift.runs.record import Record
 from feddrift.scores import measure

@@ -6,8 +6,8 @@ import tomllib
 from pathlib import Path
 
 from feddrift import algorithms
-from feddrift.algorithms.ifca import IFCA
-from feddrift.reports import paper, pictures, tables, words
+from feddrift.algorithms.baselines.ifca import IFCA
+from feddrift.reports import labels, paper, pictures, tables
 from feddrift.reports import summary as report
 from feddrift.reports.summary import Published, Spread, Summary
 from feddrift.runs import record
@@ -68,7 +68,7 @@ def table(stream: str, cells: list[Cell]) -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]  # fmt: skip
     for summary, theirs in rows:
-        line = [summary.algorithm, words.ranges(summary.seeds)]
+        line = [summary.algorithm, labels.ranges(summary.seeds)]
         for name in paper.ACCURACIES:
             mine: Spread = getattr(summary, name)
             line += [tables.spread(mine), *beside(mine, theirs, name)]
@@ -85,10 +85,10 @@ def beside(mine: Spread, theirs: Published | None, name: str) -> list[str]:
 
 def command(summary: Summary) -> str:
     """What a person types to make these runs again."""
-    given = {k: v for k, v in words.notable(summary.algorithm, summary.settings).items() if not default(summary, k, v)}
+    given = {k: v for k, v in labels.notable(summary.algorithm, summary.settings).items() if not default(summary, k, v)}
     settings = "".join(f" --set {k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in given.items())
     name = f'"{summary.algorithm}"' if "(" in summary.algorithm else summary.algorithm
-    seeds = words.ranges(summary.seeds).replace(" ", "")
+    seeds = labels.ranges(summary.seeds).replace(" ", "")
     return f"feddrift run --stream {summary.stream} --algorithm {name}{settings} --seeds {seeds}"
 
 
@@ -177,7 +177,7 @@ def fmow_table(summaries: list[Summary]) -> str:
     order = list(algorithms.ALGORITHMS)
     lines = [FMOW, "| algorithm | seeds | accuracy | sent | models | again |", "|---|---|---|---|---|---|"]
     for s in sorted(summaries, key=lambda s: order.index(s.algorithm)):
-        told = [s.algorithm, words.ranges(s.seeds), tables.spread(s.including_drifts), f"{s.models_sent_ratio:.2f}"]
+        told = [s.algorithm, labels.ranges(s.seeds), tables.spread(s.including_drifts), f"{s.models_sent_ratio:.2f}"]
         lines.append(f"| {' | '.join(told)} | {s.models_final:.3g} | `{command(s)}` |")
     return "\n".join(lines) + "\n"
 

@@ -30,11 +30,11 @@ def prepare_program_cache(root: Path) -> Path:
     JAX writes a program in place and never replaces it, so a process that is killed meanwhile leaves a part of a file.
     Several checks may use the folder at once: JAX compiles again what another check deletes.
     """
-    from feddrift.engines import kept
+    from feddrift.engines.simulator import compilation_cache
 
-    folder = root / kept.processor()
+    folder = root / compilation_cache.processor()
     folder.mkdir(parents=True, exist_ok=True)
-    kept.tidy(root, MAX_PROGRAM_CACHE_BYTES)
+    compilation_cache.tidy(root, MAX_PROGRAM_CACHE_BYTES)
     for path in folder.glob("*-cache"):
         if not is_whole_program(path):
             path.unlink(missing_ok=True)

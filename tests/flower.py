@@ -18,14 +18,14 @@ pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 from flwr.app import ConfigRecord, RecordDict
 
 from feddrift.data import Cell, Stream
-from feddrift.engines.conditions import IDEAL, Conditions
-from feddrift.engines.flower import protocol, wire
-from feddrift.engines.flower.asking import Roster
-from feddrift.engines.flower.client import Client
-from feddrift.engines.flower.exchange import WaitingRules
-from feddrift.engines.flower.federation import Flower
+from feddrift.engines.conditions.conditions import IDEAL, Conditions
+from feddrift.engines.flower import protocol, serialization
+from feddrift.engines.flower.client.client import Client
 from feddrift.engines.flower.local_grid import LocalGrid
 from feddrift.engines.flower.messages import VERSION
+from feddrift.engines.flower.server.connection import Roster
+from feddrift.engines.flower.server.exchange import WaitingRules
+from feddrift.engines.flower.server.federation import Flower
 from feddrift.types import Local, Net, State
 
 QUICK = WaitingRules(start=0, hello=0.05, evaluate=0.05, train=0.05, poll=0.01, patience=0.05, look=0.01, grace=0.01)
@@ -95,13 +95,13 @@ class OldClient(Client):
         self.heard: list[tuple[str, dict[str, Any]]] = []
 
     def answer(self, kind: str, content: RecordDict) -> RecordDict:
-        body, _ = wire.unpack(content)
+        body, _ = serialization.unpack(content)
         self.heard.append((kind, body))
         if protocol.number(body.get("version")) != protocol.number(self.version):
             sentence = f"the server has version {body.get('version')!r}, this client {self.version!r}"
-            return wire.pack({"version": self.version, "client": self.name, "failed": sentence})
+            return serialization.pack({"version": self.version, "client": self.name, "failed": sentence})
         reply = super().answer(kind, _with(content, body | {"version": VERSION} | self.unknown))
-        told, _ = wire.unpack(reply)
+        told, _ = serialization.unpack(reply)
         told = {key: value for key, value in told.items() if key != "more"}
         return _with(reply, told | {"version": self.version})
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import importlib
 import sys
-import warnings
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from feddrift import _moved
+from feddrift import _renamed
 from feddrift._version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -16,13 +15,13 @@ if TYPE_CHECKING:
     from feddrift.algorithms.options import option
     from feddrift.api import alarms, events, export, plot, read, record, report, rows, summary, update
     from feddrift.data import Stream
-    from feddrift.engines.conditions import Conditions
+    from feddrift.engines.conditions.conditions import Conditions
     from feddrift.engines.worker import Worker
     from feddrift.errors import ConfigError, DataError, FeddriftError
-    from feddrift.exported import load_models
+    from feddrift.exported_models import load_models
     from feddrift.nets.perceptron import mlp
-    from feddrift.run import Step, run
     from feddrift.runs.record import Record
+    from feddrift.simulation import Step, run
     from feddrift.streams import stream
     from feddrift.types import Algorithm, Event, Federation, Local, Models, Net, Pull, State
 
@@ -37,12 +36,12 @@ _PLACES = {  # where the public names are: `import feddrift` loads none of these
     "feddrift.algorithms.options": ("option",),
     "feddrift.api": ("alarms", "events", "export", "plot", "read", "record", "report", "rows", "summary", "update"),
     "feddrift.data": ("Stream",),
-    "feddrift.engines.conditions": ("Conditions",),
+    "feddrift.engines.conditions.conditions": ("Conditions",),
     "feddrift.engines.worker": ("Worker",),
     "feddrift.errors": ("ConfigError", "DataError", "FeddriftError"),
-    "feddrift.exported": ("load_models",),
+    "feddrift.exported_models": ("load_models",),
     "feddrift.nets.perceptron": ("mlp",),
-    "feddrift.run": ("Step", "run"),
+    "feddrift.simulation": ("Step", "run"),
     "feddrift.runs.record": ("Record",),
     "feddrift.streams": ("stream",),
     "feddrift.types": ("Algorithm", "Event", "Federation", "Local", "Models", "Net", "Pull", "State"),
@@ -54,8 +53,6 @@ class _Package(ModuleType):
     """A package whose public names win over modules of the same name: `feddrift.run` is the function."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if isinstance(value, ModuleType):  # a module of ours that has just been imported
-            _moved.lead_on(value)
         if not (name in _PLACE_OF and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
 
@@ -63,9 +60,6 @@ class _Package(ModuleType):
 if not TYPE_CHECKING:  # else a type checker would take any name for a public one
 
     def __getattr__(name: str) -> Any:
-        if name == "load":  # of version 0.1
-            warnings.warn("feddrift.load is now feddrift.load_models", DeprecationWarning, stacklevel=2)
-            name = "load_models"
         if name not in _PLACE_OF:
             raise AttributeError(f"module 'feddrift' has no attribute '{name}'")
         value = getattr(importlib.import_module(_PLACE_OF[name]), name)
@@ -78,4 +72,4 @@ def __dir__() -> list[str]:
 
 
 sys.modules[__name__].__class__ = _Package
-_moved.install()
+_renamed.install()

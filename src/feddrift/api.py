@@ -16,16 +16,16 @@ import numpy as np
 from feddrift import streams
 from feddrift.algorithms import RECOMMENDED
 from feddrift.errors import ConfigError, DataError, FeddriftError, unknown
-from feddrift.exported import ABOUT
+from feddrift.exported_models import ABOUT
 from feddrift.reports import summary as summaries
+from feddrift.reports.event_text import alarm_sentence, event_sentence
+from feddrift.reports.labels import describe, notable
 from feddrift.reports.ranks import ranking
-from feddrift.reports.story import alarm_sentence, event_sentence
-from feddrift.reports.words import describe, notable
 from feddrift.runs.config import RunConfig
 from feddrift.runs.export import export as export_run
 from feddrift.runs.record import Record, Rows, read_all
 from feddrift.runs.record import read as read_record
-from feddrift.runs.recorded import RecordedRun, checkpoint_folders, from_checkpoints
+from feddrift.runs.recorded_run import RecordedRun, checkpoint_folders, from_checkpoints
 from feddrift.runs.update import runs_to_update
 from feddrift.runs.update import update as find_update
 
@@ -313,7 +313,7 @@ def exports(folder: Path, out: Path) -> Iterator[tuple[Path, int]]:
     """Each folder that `export` has written to, and how many time steps the models in it have seen."""
     for server in (folder, folder / "server"):
         if (server / "federation.toml").exists():
-            from feddrift.deploy.export import export as export_federation  # here, since it needs Flower
+            from feddrift.deploy.operate.export import export as export_federation  # here, since it needs Flower
 
             yield out, export_federation(server.resolve(), out)
             return

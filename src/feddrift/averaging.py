@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from feddrift import numerics
-from feddrift.resident import Moves, place_of
+from feddrift._internal.device_arrays import Moves, place_of
 from feddrift.trees import leaves, map_trunk_and_head
 from feddrift.types import Average, Bools, Floats, Ints, Models, Params, Updates
 

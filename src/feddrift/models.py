@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrift import rng
+from feddrift._internal.device_arrays import concatenated
 from feddrift.errors import ConfigError
-from feddrift.resident import concatenated
 from feddrift.trees import classes_of, map_trunk_and_head, tree_map, trunk_of
 from feddrift.types import Bools, Floats, Ints, Models, Net, Params, Trains
 

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrift import numerics
-from feddrift.answers import Projection
 from feddrift.errors import ConfigError
+from feddrift.results import Projection
 
 if TYPE_CHECKING:
     from feddrift.types import Bools, Floats, Ints, Models

@@ -31,18 +31,18 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from feddrift.answers import Moments as Moments
-from feddrift.answers import Projection as Projection
-from feddrift.answers import Tournament as Tournament
-from feddrift.answers import Updates as Updates
-from feddrift.local import Average as Average
-from feddrift.local import Holds as Holds
-from feddrift.local import Local as Local
-from feddrift.local import Pull as Pull
-from feddrift.local import Trains as Trains
+from feddrift.results import Moments as Moments
+from feddrift.results import Projection as Projection
+from feddrift.results import Tournament as Tournament
+from feddrift.results import Updates as Updates
 from feddrift.rng import Words
 from feddrift.router import Router as Router
 from feddrift.router import Routing as Routing
+from feddrift.training import Average as Average
+from feddrift.training import Holds as Holds
+from feddrift.training import Local as Local
+from feddrift.training import Pull as Pull
+from feddrift.training import Trains as Trains
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -11,9 +11,9 @@ import pytest
 
 import feddrift as fd
 from feddrift.data import Stream
-from feddrift.engines import sampling
+from feddrift.engines.local import sampling
 from feddrift.models import take
-from feddrift.reports import story
+from feddrift.reports import event_text
 from feddrift.types import Floats, Local
 from tests.contract.test_engines import LOCAL, NAMES, differs, make, same, some_w, uneven_stream
 from tests.unit.test_cli import feddrift
@@ -107,7 +107,7 @@ def test_it_is_recorded_where_it_is_set_alone(tmp_path: Path) -> None:
     assert "balance" not in Local().plain() and Local(**Local(balance=True).plain()) == Local(balance=True)
     run = fd.record("sine-2", "Oblivious", out=tmp_path, rounds=1, balance=True)
     assert run.header["overrides"]["balance"] is True and run.header["local"]["balance"] is True
-    assert " --balance " in story.command(run.header)[0]
+    assert " --balance " in event_text.command(run.header)[0]
     plain = fd.record("sine-2", "Oblivious", out=tmp_path, rounds=1, balance=False)
     assert "balance" not in {**plain.header["overrides"], **plain.header["local"]}
 

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 import feddrift as fd
 from feddrift import algorithms, rng
-from feddrift.algorithms.detection import DriftState
+from feddrift.algorithms.feddrift.detection import DriftState
 from feddrift.averaging import averaged
-from feddrift.engines.conditions import Conditions
-from feddrift.engines.in_process import InProcess
+from feddrift.engines.conditions.conditions import Conditions
+from feddrift.engines.local.engine import InProcess
 from feddrift.errors import ConfigError, DataError
-from feddrift.run import steps_on, with_newcomers
 from feddrift.runs.config import read_trace
 from feddrift.runs.poison import flipped, read_poison
+from feddrift.simulation import steps_on, with_newcomers
 from feddrift.types import Clusters, Local, Models, State, Updates
 from tests.contract.test_engines import (
     EACH,

@@ -11,11 +11,11 @@ import pytest
 
 import feddrift as fd
 from feddrift.data import Stream
-from feddrift.engines.in_process import InProcessWorker
-from feddrift.engines.own import simulated
-from feddrift.engines.sampling import trained_rows
+from feddrift.engines.external_model import simulated
+from feddrift.engines.local.engine import InProcessWorker
+from feddrift.engines.local.sampling import trained_rows
 from feddrift.models import graft, join, take
-from feddrift.nets.own import net_of
+from feddrift.nets.external import net_of
 from feddrift.testing import FakeFederation
 from feddrift.types import Floats, Holds, Ints, Local, Models, Tournament
 from tests.contract.test_engines import BUILDS, EACH, HERE, LOCAL, NAMES, OTHERS, make, slow, uneven_stream
@@ -253,7 +253,7 @@ def test_a_fake_federation_answers_what_is_written_down() -> None:
 
 
 if importlib.util.find_spec("flwr"):
-    from feddrift.engines.flower import wire
+    from feddrift.engines.flower import serialization
 
     def test_a_client_gets_the_models_of_its_own_teams_and_counts_leave_it() -> None:
         engine = BUILDS["flower"](numbers(), LINEAR, LOCAL, 3)
@@ -262,7 +262,7 @@ if importlib.util.find_spec("flwr"):
 
             def answer(kind: str, content: Any, name: str = name, real: Any = client.answer) -> Any:
                 reply = real(kind, content)
-                bodies[name] = [wire.unpack(content)[0], *wire.unpack(reply)]
+                bodies[name] = [serialization.unpack(content)[0], *serialization.unpack(reply)]
                 return reply
 
             client.answer = answer

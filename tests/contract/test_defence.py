@@ -12,21 +12,21 @@ import numpy as np
 import pytest
 
 import feddrift as fd
-from feddrift import cluster
-from feddrift.algorithms import founding
+from feddrift import clustering
+from feddrift.algorithms.auto import new_clusters
 from feddrift.averaging import MAX_PARAMETER, averaged
 from feddrift.data import Stream
-from feddrift.engines import defence
-from feddrift.engines.conditions import Conditions
-from feddrift.engines.defence import Guarded, bounded, middle
-from feddrift.engines.liars import Lies, Lying, lying
+from feddrift.engines.conditions import robust
+from feddrift.engines.conditions.byzantine import Lies, Lying, lying
+from feddrift.engines.conditions.conditions import Conditions
+from feddrift.engines.conditions.robust import Guarded, bounded, middle
 from feddrift.engines.worker import Scored, Through
 from feddrift.errors import ConfigError
-from feddrift.run import Step, steps_on, with_newcomers
 from feddrift.runs import record
 from feddrift.runs.config import RunConfig
 from feddrift.runs.poison import read_poison
-from feddrift.runs.recorded import RecordedRun
+from feddrift.runs.recorded_run import RecordedRun
+from feddrift.simulation import Step, steps_on, with_newcomers
 from feddrift.testing import BRIEF, FakeFederation, small_stream
 from feddrift.types import Clusters, Local, Models, Tournament, Updates
 from tests.contract.test_engines import EACH, HERE, LOCAL, NAMES, OTHERS, make, same, slow
@@ -88,7 +88,7 @@ def test_a_claim_weighs_five_in_merges() -> None:
     fed = make("simulator", even(), conditions=Conditions(lies=Lies(claims=(2,)), defend=True)).at(0)
     w = Clusters(np.array([[0, 0, 1, 1]]), 2)  # 20 + 20 rows, 100 + 20 rows
     models = Models({"a": np.array([[0.0], [1.0]])}, (0, 1))
-    merged, _, _ = cluster.merge_closest(models, w, np.array([[np.inf, 0.0], [0.0, np.inf]]), fed.counts, 0.1)
+    merged, _, _ = clustering.merge_closest(models, w, np.array([[np.inf, 0.0], [0.0, np.inf]]), fed.counts, 0.1)
     assert merged.params["a"].item() == pytest.approx(120 / 160)
 
 
@@ -182,7 +182,7 @@ def test_one_alarm_in_three_time_steps_is_acted_on(algorithm: str) -> None:
     assert births(believed, 1) == [1, 3, 5, 7] and told_back(believed, 1) == []
     assert births(defended, 1) == [1, 5] and told_back(defended, 1) == [3, 7]
     acted = defended[-1].state.acted
-    assert acted is not None and acted.tolist() == [defence.NEVER, 5, defence.NEVER, defence.NEVER]
+    assert acted is not None and acted.tolist() == [robust.NEVER, 5, robust.NEVER, robust.NEVER]
     assert believed[-1].state.acted is None
 
 
@@ -215,17 +215,17 @@ def test_who_may_not_found_alone_may_found_with_others() -> None:
 
     fed = FakeFederation(2, 4, judge=judge)
     best, may = np.zeros(4, dtype=np.int64), np.array([False, True, False, False])
-    found = founding.found([0, 1, 2], [False] * 3, may, fed.fresh(), best, 5, 1, 0.84, fed)
+    found = new_clusters.found([0, 1, 2], [False] * 3, may, fed.fresh(), best, 5, 1, 0.84, fed)
     assert found.groups == [[0, 1]] and found.models.ids == (5,) and found.parents == [0]
-    all_may = founding.found([0, 1, 2], [False] * 3, np.ones(4, dtype=bool), fed.fresh(), best, 5, 1, 0.84, fed)
+    all_may = new_clusters.found([0, 1, 2], [False] * 3, np.ones(4, dtype=bool), fed.fresh(), best, 5, 1, 0.84, fed)
     assert all_may.groups == [[0, 1], [2]] and all_may.models.ids == (5, 6)
 
 
 def test_the_first_alarm_of_a_newcomer_counts() -> None:
     state = FakeFederation(0, 2)
     known = fd.algorithm("FedDrift").init(state)
-    known = with_newcomers(replace(known, acted=np.array([4, defence.NEVER])), 3)
-    assert defence.last_acted(known, 3).tolist() == [4, defence.NEVER, defence.NEVER]
+    known = with_newcomers(replace(known, acted=np.array([4, robust.NEVER])), 3)
+    assert robust.last_acted(known, 3).tolist() == [4, robust.NEVER, robust.NEVER]
 
 
 # scores that cannot be

@@ -10,8 +10,8 @@ import pytest
 
 PROGRAM = """
 import jax
-from feddrift.engines.lanes import Devices
-from feddrift.engines.simulator import Simulator
+from feddrift.engines.simulator.lanes import Devices
+from feddrift.engines.simulator.simulator import Simulator
 from feddrift.nets import default_net
 from tests.contract.test_engines import LOCAL, same, some_w, uneven_stream
 from tests.contract.test_trunk import families

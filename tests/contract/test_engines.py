@@ -13,13 +13,16 @@ import numpy as np
 import pytest
 
 import feddrift as fd
-from feddrift import plugins
+from feddrift._internal import plugins
 from feddrift.algorithms import ALGORITHMS
 from feddrift.averaging import averaged
 from feddrift.data import Stream
-from feddrift.engines import ENGINES, federation, in_process, lanes, program, simulator
-from feddrift.engines.base import Engine
-from feddrift.engines.conditions import IDEAL, Conditions
+from feddrift.engines import ENGINES
+from feddrift.engines.conditions.conditions import IDEAL, Conditions
+from feddrift.engines.local import engine as local_engine
+from feddrift.engines.server import federation
+from feddrift.engines.server.engine import Engine
+from feddrift.engines.simulator import lanes, program, simulator
 from feddrift.errors import ConfigError
 from feddrift.nets import default_net
 from feddrift.nets.perceptron import perceptron
@@ -60,7 +63,7 @@ if importlib.util.find_spec("flwr"):
 
     BUILDS["flower"] = OverFlower
     from feddrift.engines.flower import messages as flower_messages
-    from feddrift.engines.flower import scored as flower_scored
+    from feddrift.engines.flower.client import scored as flower_scored
 
     SCORING += [flower_scored, flower_messages]
 NAMES = list(BUILDS)
@@ -167,8 +170,8 @@ def test_scoring_in_blocks_changes_nothing(name: str, room: int, monkeypatch: py
     stream = uneven_stream(n_clients=5)
     w = some_w(3, stream, 3)
     results = []
-    for size in (in_process.SCORE_ROOM, room):
-        monkeypatch.setattr(in_process, "SCORE_ROOM", size)
+    for size in (local_engine.SCORE_ROOM, room):
+        monkeypatch.setattr(local_engine, "SCORE_ROOM", size)
         fed = make(name, stream).at(3)
         models = fed.fresh(3, distinct=True)
         results.append((fed.evaluate(models), fed.cross_evaluate(models, w), fed.confusion(models)))
@@ -185,7 +188,7 @@ def test_room_follows_from_memory_and_the_size_of_a_model() -> None:
 def test_each_row_is_judged_by_the_model_of_its_cell(name: str) -> None:
     stream = uneven_stream(n_clients=5)
     engine = make(name, stream)
-    assert isinstance(engine, in_process.InProcess)
+    assert isinstance(engine, local_engine.InProcess)
     models = engine.at(0).fresh(4, distinct=True)
     rows, sizes, which = np.arange(12)[::-1], np.array([5, 4, 3]), np.array([3, 0, 3])
     every = engine.per_row(models, rows, "error")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import feddrift as fd
-from feddrift.algorithms.single import Single
+from feddrift.algorithms.baselines.single import Single
 from feddrift.memory import window
 from feddrift.types import Local
 

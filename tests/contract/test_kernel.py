@@ -11,8 +11,9 @@ import pytest
 
 import feddrift as fd
 from feddrift import rng
-from feddrift.engines import kernel, kernel_loops, simulator
-from feddrift.engines.in_process import InProcess
+from feddrift.engines.local.engine import InProcess
+from feddrift.engines.native import kernel, kernel_loops
+from feddrift.engines.simulator import simulator
 from feddrift.nets import default_net
 from feddrift.nets.perceptron import perceptron
 from tests.contract.test_engines import LOCAL, make, same, some_w, uneven_stream
@@ -78,7 +79,7 @@ def test_cells_are_shuffled_as_the_generator_says(n: int) -> None:
 def test_exponentials_are_right_to_the_last_digits() -> None:
     from numba import njit
 
-    from feddrift.engines.vectors import SIZE, load, store
+    from feddrift.engines.native.vectors import SIZE, load, store
 
     exp = kernel_loops._exp
 
@@ -247,7 +248,7 @@ def test_members_of_teams_are_scored_as_every_model_is(hidden: Any, masked: bool
 
 
 def test_large_teams_are_scored_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    from feddrift.engines import in_process
+    from feddrift.engines.local import engine as local_engine
 
     stream = uneven_stream()
     engine = simulator.Simulator(stream, default_net(stream), LOCAL, seed=0)
@@ -255,7 +256,7 @@ def test_large_teams_are_scored_in_blocks(monkeypatch: pytest.MonkeyPatch) -> No
     rows, teams = np.arange(len(stream.y)), np.array([[0, 1], [1, 0], [0, 1]])
     team_of = rows % 3
     (whole,) = [found for _, found in engine.team_logits(models, rows, team_of, teams)]
-    monkeypatch.setattr(in_process, "SCORE_ROOM", 1)
+    monkeypatch.setattr(local_engine, "SCORE_ROOM", 1)
     blocks = [found for _, found in engine.team_logits(models, rows, team_of, teams)]
     assert len(blocks) == 3
     np.testing.assert_array_equal(np.concatenate(blocks, axis=1), whole)

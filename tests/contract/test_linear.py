@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import feddrift as fd
-from feddrift.engines import kernel, linear_loops
+from feddrift.engines.native import kernel, linear_loops
 from feddrift.nets.perceptron import linear
 from feddrift.types import State
 from tests.contract.test_engines import BUILDS, LOCAL, same, some_w, uneven_stream

@@ -13,7 +13,7 @@ import pytest
 
 import feddrift as fd
 from feddrift.data import Stream
-from feddrift.engines import sampling
+from feddrift.engines.local import sampling
 from feddrift.models import in_place_of, take
 from feddrift.nets.perceptron import mlp
 from feddrift.testing import check_algorithm

@@ -12,11 +12,11 @@ import pytest
 import feddrift as fd
 from feddrift import rng
 from feddrift.data import Stream
-from feddrift.engines import in_process
-from feddrift.engines.own import simulated
+from feddrift.engines.external_model import simulated
+from feddrift.engines.local import engine as local_engine
 from feddrift.models import graft, join, take
 from feddrift.nets import layer_width
-from feddrift.nets.own import net_of
+from feddrift.nets.external import net_of
 from feddrift.nets.resnet import resnet18
 from feddrift.types import Floats, Models, Moments, Net, Projection
 from tests.contract.test_contest import Threshold, above
@@ -93,7 +93,7 @@ def test_engines_tell_the_same_moments(masked: bool) -> None:
 
 
 def test_moments_are_those_of_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_process, "SCORE_ROOM", 50)  # a few rows at a time
+    monkeypatch.setattr(local_engine, "SCORE_ROOM", 50)  # a few rows at a time
     stream, tau = uneven_stream(1), 2
     fed = make("simulator", stream).at(tau)
     models, project = fed.fresh(2, distinct=True), Projection((7, 8), 3)

@@ -11,7 +11,7 @@ import pytest
 
 import feddrift as fd
 from feddrift.data import Stream
-from feddrift.engines import federation
+from feddrift.engines.server import federation
 from tests.contract.test_contest import LINEAR, above
 from tests.contract.test_engines import BUILDS, EACH, HERE, LOCAL, NAMES, SCORING, make, some_w, uneven_stream
 

@@ -11,10 +11,10 @@ import pytest
 import feddrift as fd
 from feddrift.averaging import averaged
 from feddrift.data import Stream
-from feddrift.engines.base import Engine
-from feddrift.engines.in_process import InProcessWorker
-from feddrift.engines.sampling import trained_rows
-from feddrift.engines.trials import HELD_OUT_SHARE
+from feddrift.engines.local.engine import InProcessWorker
+from feddrift.engines.local.sampling import trained_rows
+from feddrift.engines.local.trials import HELD_OUT_SHARE
+from feddrift.engines.server.engine import Engine
 from feddrift.errors import ConfigError
 from feddrift.models import graft, join, params_of, take
 from feddrift.nets import default_net

@@ -23,10 +23,11 @@ from typing import Any
 
 import numpy as np
 
-from feddrift import algorithms, checkpoint
-from feddrift.run import Step
+from feddrift import algorithms
+from feddrift._internal import checkpoint
 from feddrift.runs.config import RunConfig
-from feddrift.runs.recorded import RecordedRun, from_checkpoints
+from feddrift.runs.recorded_run import RecordedRun, from_checkpoints
+from feddrift.simulation import Step
 from feddrift.trees import leaves
 from feddrift.types import State
 from tests.golden import world
@@ -215,9 +216,9 @@ def over_flower(
     """A federation over Flower's in-process grid; after so many exchanges killed and started again, or stopped."""
     from dataclasses import replace
 
-    from feddrift.deploy.server import federate
+    from feddrift.deploy.server.loop import federate
     from feddrift.nets import default_net
-    from feddrift.nets.own import net_of
+    from feddrift.nets.external import net_of
     from feddrift.types import Net
     from tests.flower import OverFlower
 

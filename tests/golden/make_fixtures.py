@@ -14,9 +14,9 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from feddrift.exported import load_models
+from feddrift.exported_models import load_models
 from feddrift.runs.export import export
-from feddrift.runs.recorded import RecordedRun
+from feddrift.runs.recorded_run import RecordedRun
 from tests.golden import hashes, world
 
 EXPORTED = ("FedDrift", "FedDrift-Trunk", "KUE")

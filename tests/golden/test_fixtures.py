@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from feddrift.exported import load_models
-from feddrift.runs.recorded import from_checkpoints
+from feddrift.exported_models import load_models
+from feddrift.runs.recorded_run import from_checkpoints
 from tests.golden import hashes, world
 
 # Versions whose arithmetic was another: their runs continue with other bits than the list has. `OTHER_BITS` has these,

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 from feddrift import algorithms
-from feddrift.reports.words import ranges
+from feddrift.reports.labels import ranges
 from feddrift.runs.record import file_name, split_packed
 
 RESULTS = Path(__file__).parents[2] / "results"

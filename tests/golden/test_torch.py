@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from feddrift.engines import optim
+from feddrift.engines.local import optim
 from feddrift.nets.losses import batch_loss
 from feddrift.nets.perceptron import mlp
 from feddrift.types import Local

@@ -14,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load, save
 
-from feddrift import checkpoint, rng
-from feddrift.exported import ABOUT, MODELS, load_models
+from feddrift import rng
+from feddrift._internal import checkpoint
+from feddrift.exported_models import ABOUT, MODELS, load_models
 from feddrift.runs.config import RunConfig
 from feddrift.runs.export import export
-from feddrift.runs.recorded import RecordedRun, from_checkpoints
+from feddrift.runs.recorded_run import RecordedRun, from_checkpoints
 from feddrift.types import State
 from tests.property.fuzz import LONG, accepted, mutated, paths, placed, tries
 from tests.property.test_fuzz_records import ODD, json_values

@@ -19,9 +19,9 @@ pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from feddrift.deploy.settings import Settings
-from feddrift.engines.flower import messages, wire
+from feddrift.engines.flower import messages, serialization
 from feddrift.errors import LONGEST
-from feddrift.reports.story import alarm_sentence
+from feddrift.reports.event_text import alarm_sentence
 from feddrift.runs import schema
 from feddrift.trees import leaves
 from feddrift.types import Router
@@ -102,10 +102,12 @@ def test_requests(kind: str, tamper: Any) -> None:
         "experiment": "x", "client": "b", "index": 1, "tau": 0, "n_clients": 3, "n_classes": 2, "features": [2],
         "seed": 0,
     }  # fmt: skip
-    asked = wire.pack({"version": messages.VERSION, "about": about}, {"head-0": [np.zeros(2, dtype=np.float32)]})
+    asked = serialization.pack(
+        {"version": messages.VERSION, "about": about}, {"head-0": [np.zeros(2, dtype=np.float32)]}
+    )
     logging.disable(logging.CRITICAL)
     try:
-        body, _ = wire.unpack(client.answer(kind, tamper(asked)))
+        body, _ = serialization.unpack(client.answer(kind, tamper(asked)))
     finally:
         logging.disable(logging.NOTSET)
     assert body["client"] == "b" and body["version"] == messages.VERSION
@@ -119,7 +121,7 @@ def test_what_is_said_of_an_alarm(at: Any, value: Any) -> None:
     """What is not refused can be written into a record and told in a line."""
     try:
         shifts = messages.read_shifts({"shifts": placed(SHIFTS, at, value)}, 3)
-    except (wire.Refused, KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError):
+    except (serialization.Refused, KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError):
         return  # all of which refuse the reply
     if shifts is not None:
         line = {"kind": "row", **rows(header(4, 1), 3, drift=[True], shifts=[shifts.plain()])[0]}

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from feddrift import algorithms, cli
-from feddrift.algorithms.drift_tests import TESTS, Evidence, drift_test
+from feddrift.algorithms.feddrift.drift_tests import TESTS, Evidence, drift_test
 from feddrift.cli import console, run
-from feddrift.engines.conditions import Conditions
+from feddrift.engines.conditions.conditions import Conditions
 from feddrift.errors import LONGEST, FeddriftError
 from feddrift.runs import sweep
 from feddrift.runs.config import MAX_SEEDS, RunConfig, parse_seeds, read_trace
 from feddrift.runs.poison import KINDS, read_poison
-from feddrift.runs.recorded import unfinished_runs
+from feddrift.runs.recorded_run import unfinished_runs
 from feddrift.streams import patterns
 from feddrift.testing import FakeFederation
 from feddrift.types import Algorithm

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feddrift import algorithms
-from feddrift.engines.conditions import Conditions
+from feddrift.engines.conditions.conditions import Conditions
 from feddrift.errors import ConfigError
 from feddrift.reports import summary
 from feddrift.runs import record
 from feddrift.runs.config import RunConfig
-from feddrift.runs.recorded import RecordedRun
+from feddrift.runs.recorded_run import RecordedRun
 from tests.property.fuzz import accepted, tries
 
 TRACES = ["1 1 1\n1 1 1\n1 1 1\n", "0 0 0\n0 0 0\n0 0 0\n", "0 0 0\n1 0 1\n", "1 0 0\n0 1 0\n0 0 1\n1 1 1\n1 1 1\n"]
@@ -71,7 +71,8 @@ def test_what_is_accepted_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture,
 
 
 def _parameters(run: RecordedRun) -> list[Any]:
-    from feddrift import checkpoint, rng
+    from feddrift import rng
+    from feddrift._internal import checkpoint
     from feddrift.trees import leaves
 
     newest = next(run.checkpoints.newest_first())

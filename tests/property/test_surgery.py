@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feddrift import cluster
+from feddrift import clustering
 from feddrift.averaging import averaged
 from feddrift.memory import Memory
 from feddrift.models import graft, join, mix, params_of, put, take
@@ -30,9 +30,9 @@ def scene(seed: int) -> tuple[Models, Clusters, Ints, Floats]:
 def test_merging_keeps_data_cells_and_the_weighted_mean(seed: int, delta: float) -> None:
     models, w, counts, L = scene(seed)
     L[:, np.einsum("tcm,tc->m", w, counts) == 0] = np.nan
-    D = cluster.distances(L)
+    D = clustering.distances(L)
     before = [x.copy() for x in (models.params["a"], w.model, D)]
-    merged, united, events = cluster.merge_closest(models, w, D, counts, delta)
+    merged, united, events = clustering.merge_closest(models, w, D, counts, delta)
     for old, now in zip(before, (models.params["a"], w.model, D), strict=True):
         np.testing.assert_array_equal(old, now)  # inputs are never changed
     np.testing.assert_array_equal(united.model < 0, w.model < 0)  # each cell stays in one cluster
@@ -52,8 +52,8 @@ def test_no_two_members_of_a_merged_cluster_are_farther_apart_than_delta(seed: i
     models, w, counts, L = scene(seed)
     counts = counts + 1
     w.model[0, 0] = -1
-    D = cluster.distances(L)
-    _, _, events = cluster.merge_closest(models, w, D, counts, delta)
+    D = clustering.distances(L)
+    _, _, events = clustering.merge_closest(models, w, D, counts, delta)
     group = {i: {i} for i in models.ids}
     for e in events:
         group[e.cause["into"]] |= group.pop(e.model)
@@ -66,13 +66,13 @@ def test_merging_stops_at_delta_inclusive_and_prefers_the_closest() -> None:
     D = np.array([[np.inf, 0.3, 0.1], [0.3, np.inf, 0.2], [0.1, 0.2, np.inf]])
     models = Models({"a": np.array([[1.0], [2.0], [4.0]])}, (0, 1, 2))
     w, counts = Clusters(np.array([[0, 1, 2]]), 3), np.array([[3, 1, 1]])
-    merged, _, events = cluster.merge_closest(models, w, D, counts, 0.1)
+    merged, _, events = clustering.merge_closest(models, w, D, counts, 0.1)
     assert [(e.model, e.cause["into"]) for e in events] == [(2, 0)]
     np.testing.assert_allclose(merged.params["a"], [[(3 * 1 + 4) / 4], [2.0]])
-    assert len(cluster.merge_closest(models, w, D, counts, 0.0999)[2]) == 0
+    assert len(clustering.merge_closest(models, w, D, counts, 0.0999)[2]) == 0
     # complete linkage: {0, 2} and 1 are 0.3 apart, not 0.2
-    assert len(cluster.merge_closest(models, w, D, counts, 0.25)[2]) == 1
-    assert len(cluster.merge_closest(models, w, D, counts, 0.3)[2]) == 2
+    assert len(clustering.merge_closest(models, w, D, counts, 0.25)[2]) == 1
+    assert len(clustering.merge_closest(models, w, D, counts, 0.3)[2]) == 2
 
 
 @given(SEEDS, st.integers(1, 12))
@@ -82,7 +82,7 @@ def test_pairs_unite_as_if_every_distance_were_looked_at_each_time(seed: int, n:
     D = np.triu(draw.integers(0, 4, (n, n)) / 10, 1)
     D = D + D.T
     np.fill_diagonal(D, np.inf)
-    pairs, slow = cluster.Pairs(D), D.copy()
+    pairs, slow = clustering.Pairs(D), D.copy()
     while np.isfinite(slow.min()):
         i, j = divmod(int(slow.argmin()), n)
         assert pairs.closest() == (i, j, slow[i, j])
@@ -95,7 +95,7 @@ def test_pairs_unite_as_if_every_distance_were_looked_at_each_time(seed: int, n:
 @given(SEEDS)
 def test_distances_are_symmetric_not_negative_and_infinite_to_oneself(seed: int) -> None:
     L = scene(seed)[3]
-    D = cluster.distances(L)
+    D = clustering.distances(L)
     np.testing.assert_array_equal(D, D.T)
     assert (D >= 0).all() and np.isinf(np.diag(D)).all()
     i, j = 0, len(L) - 1

@@ -18,7 +18,8 @@ from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
 from flwr.supercore.runtime import RuntimeHttpClient
 
-from feddrift.deploy import pin, proxy, start
+from feddrift.deploy.pki import app_signature
+from feddrift.deploy.processes import launcher, proxy
 from tests.support.deployment import Deployment, below, command_of, deployment, until
 from tests.support.proxy import needs_nginx, nginx
 
@@ -30,7 +31,7 @@ __all__ = ["deployment"]  # the fixture
 def test_who_never_ends_a_request_is_shown_out(tmp_path: Path) -> None:
     with nginx(tmp_path / "fed") as server:
         trusts = ssl.create_default_context(cafile=str(server / "ca.crt"))
-        line = socket.create_connection(("127.0.0.1", start.ports(server)[0]), timeout=50)  # nginx's own limit is 60
+        line = socket.create_connection(("127.0.0.1", launcher.ports(server)[0]), timeout=50)  # nginx's own limit is 60
         with trusts.wrap_socket(line, server_hostname="localhost") as tls:
             tls.sendall(b"POST /v1/fleet/x HTTP/1.1\r\nHost: local")
             assert b" 200 " not in tls.recv(4096)
@@ -39,15 +40,15 @@ def test_who_never_ends_a_request_is_shown_out(tmp_path: Path) -> None:
 @needs_nginx
 def test_the_proxy_is_where_it_was_told_to_be(tmp_path: Path) -> None:
     with nginx(tmp_path / "one", bind="127.0.0.3") as server:
-        port = start.ports(server)[0]
-        assert start._listens(port, "127.0.0.3") and not start._listens(port, "127.0.0.1")
+        port = launcher.ports(server)[0]
+        assert launcher._listens(port, "127.0.0.3") and not launcher._listens(port, "127.0.0.1")
     with nginx(tmp_path / "all") as server:
-        port = start.ports(server)[0]
-        assert start._listens(port, "127.0.0.3") and start._listens(port, "::1") is proxy._has_ipv6()
+        port = launcher.ports(server)[0]
+        assert launcher._listens(port, "127.0.0.3") and launcher._listens(port, "::1") is proxy._has_ipv6()
     if proxy._has_ipv6():
         with nginx(tmp_path / "six", bind="::1", host="::1") as server:
-            port = start.ports(server)[0]
-            assert start._listens(port, "::1") and not start._listens(port, "127.0.0.1")
+            port = launcher.ports(server)[0]
+            assert launcher._listens(port, "::1") and not launcher._listens(port, "127.0.0.1")
             assert f'server = "[::1]:{port}"' in (tmp_path / "six" / "clients" / "a" / "client.toml").read_text()
 
 
@@ -70,7 +71,7 @@ def acquire(port: int, certificate: Path | None, secret: bytes | None) -> None:
 EVIL = """
 import os, pathlib
 pathlib.Path(os.environ["FLWR_HOME"], "owned").touch()
-from feddrift.engines.flower.client import app
+from feddrift.engines.flower.client.client import app
 __all__ = ["app"]
 """
 
@@ -80,7 +81,7 @@ def test_neither_the_server_nor_another_user_of_the_machine_runs_code_at_a_clien
     clients = deployment.folder / "clients"
     (deployment.server / "app" / "feddrift_client.py").write_text(EVIL)
     deployment.start_server()
-    shutil.copy(deployment.server / pin.TRUSTED, clients / "b" / pin.TRUSTED)
+    shutil.copy(deployment.server / app_signature.TRUSTED, clients / "b" / app_signature.TRUSTED)
     deployment.start_client("a")
     deployment.start_client("b")
     deployment.deliver(0)

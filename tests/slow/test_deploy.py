@@ -18,11 +18,12 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 
-from feddrift.deploy import make, runtime, start
-from feddrift.deploy.notices import audited
-from feddrift.deploy.status import status
-from feddrift.engines.flower.asking import SHUT_OUT
-from feddrift.engines.flower.serve import current
+from feddrift.deploy.monitor.alerts import audited
+from feddrift.deploy.monitor.status import status
+from feddrift.deploy.operate import scaffold
+from feddrift.deploy.processes import launcher, runtime
+from feddrift.engines.flower.client.serve import current
+from feddrift.engines.flower.server.connection import SHUT_OUT
 from feddrift.reports.exchanges import sat_out
 from tests.docs import blocks
 from tests.support.deployment import (
@@ -127,12 +128,12 @@ def test_a_federation_survives_kills_and_finds_the_clusters(deployment: Deployme
 def supernode(deployment: Deployment, folder: Path, *, drop: tuple[str, ...] = (), address: str | None = None) -> str:
     """What a SuperNode says that must not get in; it is given 40 seconds."""
     runtime.prepare(folder)
-    command = start.supernode(folder, address or f"localhost:{deployment.port if NGINX else deployment.inner}")
+    command = launcher.supernode(folder, address or f"localhost:{deployment.port if NGINX else deployment.inner}")
     for word in drop:
         at = command.index(word)
         del command[at : at + 2]
     command += ["--max-retries", "2", "--max-wait-time", "10"]
-    env = start.environment(folder)
+    env = launcher.environment(folder)
     try:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=40, start_new_session=True)
     except subprocess.TimeoutExpired as late:
@@ -144,7 +145,7 @@ def supernode(deployment: Deployment, folder: Path, *, drop: tuple[str, ...] = (
 def test_attacks_are_refused(deployment: Deployment, tmp_path: Path) -> None:
     deployment.start_server()
     other = tmp_path / "other"
-    make.init(other, ["a", "eve"], [2], ["0", "1"], port=deployment.port)
+    scaffold.init(other, ["a", "eve"], [2], ["0", "1"], port=deployment.port)
     ours = deployment.folder / "clients"
     eve = other / "clients" / "eve"
     shutil.copy(ours / "a" / "ca.crt", eve / "ca.crt")
@@ -173,7 +174,11 @@ def test_attacks_are_refused(deployment: Deployment, tmp_path: Path) -> None:
     for words in (["supernode", "register", str(eve / "key.pub"), "local"], ["list", "local"],
                   ["run", str(deployment.server / "app"), "local"]):  # fmt: skip
         done = subprocess.run(
-            [start.program("flwr"), *words], env=start.environment(home), capture_output=True, text=True, timeout=60
+            [launcher.program("flwr"), *words],
+            env=launcher.environment(home),
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
         assert done.returncode != 0, (words, done.stdout, done.stderr)
     assert nodes(deployment) == len(NAMES)
@@ -226,7 +231,7 @@ def test_nothing_is_mute_left_behind_or_let_in_again(deployment: Deployment, tmp
     assert not [what for pid, what in family.items() if command_of(pid) == what]
     deployment.end("run")
 
-    make.init(tmp_path / "other", ["x"], [2], ["0", "1"])
+    scaffold.init(tmp_path / "other", ["x"], [2], ["0", "1"])
     shutil.copy(tmp_path / "other" / "server" / "keys" / "x.pub", deployment.server / "keys" / "a.pub")
     deployment.run("server", "server", str(deployment.folder), *([] if NGINX else ["--no-proxy"]))
     until(lambda: nodes(deployment, "unregistered") == 1, 240, deployment)

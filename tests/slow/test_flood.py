@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 
-from feddrift.deploy import proxy, start
+from feddrift.deploy.processes import launcher, proxy
 from tests.support.proxy import needs_nginx, nginx
 
 pytestmark = pytest.mark.slow
@@ -46,7 +46,7 @@ async def ask(server: Path, times: int = 1, path: str = "/v1/fleet/x", source: s
     """The status of each of so many requests, one after the other on one connection."""
     trusts = ssl.create_default_context(cafile=str(server / "ca.crt"))
     reader, writer = await asyncio.open_connection(
-        "127.0.0.1", start.ports(server)[0], ssl=trusts, server_hostname="localhost", local_addr=(source, 0),
+        "127.0.0.1", launcher.ports(server)[0], ssl=trusts, server_hostname="localhost", local_addr=(source, 0),
         ssl_handshake_timeout=120,
     )  # fmt: skip
     found = []
@@ -73,7 +73,7 @@ def test_forty_clients_behind_one_address_are_served_and_a_flood_is_not(tmp_path
     async def tried(server: Path) -> None:
         link = SuperLink()
         with behind(server) as tls:
-            listening = await asyncio.start_server(link.answer, "127.0.0.1", start.ports(server)[1], ssl=tls)
+            listening = await asyncio.start_server(link.answer, "127.0.0.1", launcher.ports(server)[1], ssl=tls)
         async with listening:
             link.go.set()
             clients = [ask(server, times=5) for _ in range(40) for _ in range(4)]  # connections of each

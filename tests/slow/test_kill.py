@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from feddrift import checkpoint
+from feddrift._internal import checkpoint
 
 CASES = [
     ("FedDrift", "simulator", 0), ("FedDrift", "simulator", 2), ("FedDrift-Trunk", "simulator", 1),

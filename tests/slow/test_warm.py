@@ -16,14 +16,16 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 
-from feddrift import checkpoint
-from feddrift.deploy import make, server, start, warm
-from feddrift.deploy.processes import end
+from feddrift._internal import checkpoint
+from feddrift.deploy.operate import scaffold
+from feddrift.deploy.processes import flower_preload, launcher
+from feddrift.deploy.processes.process_tree import end
+from feddrift.deploy.server import loop
 from feddrift.deploy.settings import Settings
-from feddrift.engines.flower import parts
-from feddrift.engines.flower.asking import Roster
-from feddrift.engines.flower.client import from_toml
+from feddrift.engines.flower import model_parts
+from feddrift.engines.flower.client.client import from_toml
 from feddrift.engines.flower.local_grid import LocalGrid
+from feddrift.engines.flower.server.connection import Roster
 from feddrift.trees import leaves
 from tests.support.deployment import NAMES, Deployment, below, command_of, deployment, until
 from tests.support.ports import reserve_port
@@ -38,7 +40,7 @@ import flwr.supernode.cli
 from feddrift.deploy import warm
 
 def handle():
-    loaded = "feddrift.engines.program" in sys.modules
+    loaded = "feddrift.engines.simulator.program" in sys.modules
     from jax._src import xla_bridge
     with open(sys.argv[1], "w") as file:
         json.dump([loaded, xla_bridge.backends_are_initialized(), "numba" in sys.modules], file)
@@ -50,8 +52,8 @@ warm.main()
 
 def test_it_waits_with_one_thread_and_learns_to_import_jax(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
-    monkeypatch.setattr(warm, "command", lambda name: [sys.executable, str(tmp_path / "program.py"), name])
-    executor = warm.Warm()
+    monkeypatch.setattr(flower_preload, "command", lambda name: [sys.executable, str(tmp_path / "program.py"), name])
+    executor = flower_preload.Warm()
     try:
         for k, loaded in enumerate((False, False, True)):  # it imports JAX once it knows that a message has done so
             path = tmp_path / str(k)
@@ -69,7 +71,7 @@ def trained(state: Path, settings: Settings) -> list[Any]:
     """The models and who uses them, by the newest checkpoint."""
     saved = next(iter(checkpoint.Folder(state / "checkpoints").newest_first()))
     assert isinstance(saved, checkpoint.Checkpoint)
-    found = saved.value(parts.like(settings.net(state.parent)))[0]
+    found = saved.value(model_parts.like(settings.net(state.parent)))[0]
     return [found.models.ids, found.w, found.votes, *leaves(found.models.params)]
 
 
@@ -83,7 +85,9 @@ def test_forks_and_kills_of_what_forks_change_no_bit(deployment: Deployment) -> 
     def waiting() -> list[int]:
         """What forks for client a; what it has forked, which looks the same, is further below."""
         found = below(deployment.children["a"].pid)
-        return [pid for pid in found if "feddrift.deploy.warm flwr-clientapp" in command_of(pid)][:1]
+        return [pid for pid in found if "feddrift.deploy.processes.flower_preload flwr-clientapp" in command_of(pid)][
+            :1
+        ]
 
     deployment.start_server()
     for name in NAMES:
@@ -102,7 +106,7 @@ def test_forks_and_kills_of_what_forks_change_no_bit(deployment: Deployment) -> 
     clients = {name: from_toml(deployment.folder / "others" / name) for name in NAMES}
     roster = Roster(settings.experiment, NAMES, {name.encode(): name for name in NAMES}, (2,), 2)
     other = deployment.folder / "other" / "state"
-    server.run(LocalGrid(clients), settings, roster, other)
+    loop.run(LocalGrid(clients), settings, roster, other)
     for ours, theirs in zip(trained(done.parent, settings), trained(other, settings), strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
@@ -122,16 +126,16 @@ def test_ten_keys_are_registered_at_once(tmp_path: Path) -> None:
     """Against a real SuperLink, which then has them all, and takes one back."""
     names = [f"client{k}" for k in range(10)]
     inner = reserve_port()
-    make.init(tmp_path / "fed", names, [2], ["0", "1"], port=reserve_port(), inner=inner)
+    scaffold.init(tmp_path / "fed", names, [2], ["0", "1"], port=reserve_port(), inner=inner)
     folder = tmp_path / "fed" / "server"
-    child = subprocess.Popen(start.superlink(folder), env=start.environment(folder), start_new_session=True)
+    child = subprocess.Popen(launcher.superlink(folder), env=launcher.environment(folder), start_new_session=True)
     try:
-        until(lambda: start._listens(inner), 120)
-        start.register(folder)
-        assert len(start._registered(folder / "state" / "superlink.db")) == 10
+        until(lambda: launcher._listens(inner), 120)
+        launcher.register(folder)
+        assert len(launcher._registered(folder / "state" / "superlink.db")) == 10
         (folder / "keys" / "client9.pub").unlink()
-        start.register(folder)
-        known = start._registered(folder / "state" / "superlink.db")
+        launcher.register(folder)
+        known = launcher._registered(folder / "state" / "superlink.db")
         assert sum(node is None for node in known.values()) == 1
     finally:
         end(child)

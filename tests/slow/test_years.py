@@ -8,10 +8,10 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 
-from feddrift.deploy.backup import backup, restore
-from feddrift.deploy.rollback import rollback
-from feddrift.deploy.status import status
-from feddrift.engines.flower.serve import current
+from feddrift.deploy.monitor.status import status
+from feddrift.deploy.operate.backup import backup, restore
+from feddrift.deploy.operate.rollback import rollback
+from feddrift.engines.flower.client.serve import current
 from feddrift.errors import BusyError
 from tests.support.deployment import NAMES, NGINX, Deployment, deployment, nodes, rounds_done, steps, until
 

@@ -20,13 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from feddrift import checkpoint
-from feddrift.deploy import make
-from feddrift.deploy.processes import below, living
+from feddrift._internal import checkpoint
+from feddrift.deploy.monitor.status import record_path
+from feddrift.deploy.operate import scaffold
+from feddrift.deploy.processes.process_tree import below, living
 from feddrift.deploy.settings import Settings
-from feddrift.deploy.status import record_path
-from feddrift.engines.flower.batches import StepFiles
-from feddrift.engines.flower.parts import like
+from feddrift.engines.flower.client.batches import StepFiles
+from feddrift.engines.flower.model_parts import like
 from feddrift.errors import DataError
 from feddrift.runs.record import Record, latest
 from feddrift.trees import leaves
@@ -63,7 +63,7 @@ class Deployment:
         self.folder, self.server, self.clients = folder, folder / "server", tuple(clients)
         self.port = reserve_port()
         self.inner = reserve_port()
-        make.init(folder, clients, [2], ["0", "1"], port=self.port, inner=self.inner, experiment="soak")
+        scaffold.init(folder, clients, [2], ["0", "1"], port=self.port, inner=self.inner, experiment="soak")
         path = self.server / "federation.toml"
         path.write_text(SETTINGS + settings + path.read_text().replace("FedDrift-Auto", "FedDrift") + "delta = 0.2\n")
         self.units = {

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from feddrift import checkpoint
+from feddrift._internal import checkpoint
 from feddrift.engines.flower.messages import PROTOCOL
-from feddrift.engines.flower.parts import like
+from feddrift.engines.flower.model_parts import like
 from feddrift.reports.exchanges import noted, sat_out
 from tests.soak.deployment import Deployment, digest
 from tests.soak.replay import decided_alike, everything_was_used, replayed

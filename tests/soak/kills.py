@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 
 from feddrift import algorithms
-from feddrift.deploy.server import federate
-from feddrift.engines.conditions import Conditions
-from feddrift.engines.flower.asking import Roster
-from feddrift.engines.flower.batches import StepFiles
-from feddrift.engines.flower.client import Client
-from feddrift.engines.flower.exchange import WaitingRules
-from feddrift.engines.flower.federation import Flower
+from feddrift.deploy.server.loop import federate
+from feddrift.engines.conditions.conditions import Conditions
+from feddrift.engines.flower.client.batches import StepFiles
+from feddrift.engines.flower.client.client import Client
 from feddrift.engines.flower.local_grid import LocalGrid
-from feddrift.run import Step
+from feddrift.engines.flower.server.connection import Roster
+from feddrift.engines.flower.server.exchange import WaitingRules
+from feddrift.engines.flower.server.federation import Flower
 from feddrift.runs.record import Record, latest
+from feddrift.simulation import Step
 from tests.soak.deployment import ANSWERED, Deployment, digest
 
 SERVER_SIDE = [("server", "flower-superlink"), ("server", "flower-superexec"), ("server", "flwr-serverapp"),

@@ -10,12 +10,12 @@ import numpy as np
 from feddrift import algorithms
 from feddrift.data import Cell, Stream
 from feddrift.deploy.settings import Settings
-from feddrift.engines.conditions import Conditions
-from feddrift.engines.simulator import Simulator
+from feddrift.engines.conditions.conditions import Conditions
+from feddrift.engines.simulator.simulator import Simulator
 from feddrift.engines.worker import Through, Work, Worker, gathered, in_turn
 from feddrift.reports.exchanges import waiting
-from feddrift.run import Step, steps_on
 from feddrift.runs.record import Record
+from feddrift.simulation import Step, steps_on
 from feddrift.types import Local, Models, Net, State, Updates
 
 Lost = dict[int, set[int]]  # by round, -1 the evaluation: who did not answer

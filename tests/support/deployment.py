@@ -20,8 +20,9 @@ pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 
 from flwr.proto.control_pb2 import ListNodesRequest
 
-from feddrift.deploy import control, make, start
-from feddrift.deploy.status import status
+from feddrift.deploy.monitor.status import status
+from feddrift.deploy.operate import scaffold
+from feddrift.deploy.processes import control, launcher
 from feddrift.errors import DataError
 from tests.support.ports import reserve_port
 
@@ -49,7 +50,7 @@ class Deployment:
         self.folder, self.server = folder, folder / "server"
         self.port = reserve_port()
         self.inner = reserve_port()
-        make.init(folder, NAMES, [2], ["0", "1"], port=self.port, inner=self.inner, experiment="loopback")
+        scaffold.init(folder, NAMES, [2], ["0", "1"], port=self.port, inner=self.inner, experiment="loopback")
         settings = self.server / "federation.toml"
         settings.write_text(SETTINGS + settings.read_text().replace("FedDrift-Auto", "FedDrift") + "delta = 0.2\n")
         self.children: dict[str, subprocess.Popen[bytes]] = {}
@@ -134,7 +135,7 @@ def nodes(deployment: Deployment, *status: str) -> int:
     This is the request of `flwr supernode list`, from this process: the command takes seconds of a core to start.
     """
     try:
-        with start._link(deployment.server) as link, control._asked("list its nodes"):
+        with launcher._link(deployment.server) as link, control._asked("list its nodes"):
             found = link._to.ListNodes(ListNodesRequest()).nodes_info
     except DataError:  # it does not listen yet
         return 0

@@ -12,8 +12,9 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 
-from feddrift.deploy import make, start
-from feddrift.deploy.processes import end
+from feddrift.deploy.operate import scaffold
+from feddrift.deploy.processes import launcher
+from feddrift.deploy.processes.process_tree import end
 from tests.support.deployment import NGINX, until
 from tests.support.ports import reserve_port
 
@@ -23,11 +24,11 @@ needs_nginx = pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
 @contextmanager
 def nginx(folder: Path, **options: Any) -> Iterator[Path]:
     """The proxy of a new federation, without a SuperLink behind it."""
-    make.init(folder, ["a"], [2], ["0", "1"], port=reserve_port(), inner=reserve_port(), **options)
+    scaffold.init(folder, ["a"], [2], ["0", "1"], port=reserve_port(), inner=reserve_port(), **options)
     server = folder / "server"
     child = subprocess.Popen([str(NGINX), "-p", str(server), "-c", str(server / "nginx.conf")], start_new_session=True)
     try:
-        until(lambda: start._listens(start.ports(server)[0], start.proxy_address(server)), 30)
+        until(lambda: launcher._listens(launcher.ports(server)[0], launcher.proxy_address(server)), 30)
         yield server
     finally:
         end(child)

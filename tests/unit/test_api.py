@@ -42,11 +42,6 @@ def test_the_public_names_are_these_and_each_has_a_docstring() -> None:
             assert "Parameters:" in value.__doc__, f"{name} does not explain its parameters"
 
 
-def test_the_name_of_version_0_1_leads_on() -> None:
-    with pytest.warns(DeprecationWarning, match="load_models"):
-        assert fd.load is fd.load_models  # type: ignore[attr-defined]
-
-
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [

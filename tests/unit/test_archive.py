@@ -22,22 +22,22 @@ pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 from typer.testing import CliRunner
 
 import feddrift as fd
+from feddrift._internal.checkpoint import Checkpoint, Folder
 from feddrift.algorithms import ALGORITHMS
-from feddrift.checkpoint import Checkpoint, Folder
 from feddrift.cli import app
 from feddrift.cli.deploy import line_of_test, line_of_training
-from feddrift.deploy.archive import Archive
-from feddrift.deploy.kept import back_to, kept
-from feddrift.deploy.notices import audited
-from feddrift.deploy.rollback import rollback
-from feddrift.deploy.server import federate
-from feddrift.engines.flower.parts import like
-from feddrift.engines.flower.serve import current
+from feddrift.deploy.monitor.alerts import audited
+from feddrift.deploy.operate.rollback import rollback
+from feddrift.deploy.server.archive import Archive
+from feddrift.deploy.server.archived_steps import back_to, kept
+from feddrift.deploy.server.loop import federate
+from feddrift.engines.flower.client.serve import current
+from feddrift.engines.flower.model_parts import like
 from feddrift.errors import BusyError, DataError
 from feddrift.nets import default_net
 from feddrift.reports.page.data import collect
-from feddrift.run import Step, passed_over
 from feddrift.runs.record import latest, read, read_all
+from feddrift.simulation import Step, passed_over
 from feddrift.trees import leaves
 from feddrift.types import Clusters, Floats, Models, State
 from tests.flower import OverFlower

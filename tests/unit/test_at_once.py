@@ -17,12 +17,13 @@ from flwr.app import Message
 
 import feddrift as fd
 from feddrift.data import Stream
-from feddrift.deploy.server import federate
-from feddrift.engines.conditions import Conditions
-from feddrift.engines.flower import remote, training
+from feddrift.deploy.server.loop import federate
+from feddrift.engines.conditions.conditions import Conditions
+from feddrift.engines.flower.client import training
+from feddrift.engines.flower.server import remote
 from feddrift.models import graft, join, take
 from feddrift.nets import default_net, net_for
-from feddrift.run import Step
+from feddrift.simulation import Step
 from feddrift.trees import leaves
 from feddrift.types import Local, Models, Pull
 from tests.flower import QUICK, OldClient, OverFlower

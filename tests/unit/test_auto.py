@@ -13,17 +13,17 @@ import pytest
 
 import feddrift as fd
 from feddrift import rng
-from feddrift.algorithms import at_home, auto, conflict, founding
-from feddrift.algorithms.at_home import OWN, TUNED, private_id
-from feddrift.algorithms.auto import FedDriftAuto, newest_home
-from feddrift.algorithms.conflict import Trial
-from feddrift.cluster import Clustering
+from feddrift.algorithms.auto import method, new_clusters, private_models, trials
+from feddrift.algorithms.auto.method import FedDriftAuto, newest_home
+from feddrift.algorithms.auto.private_models import OWN, TUNED, private_id
+from feddrift.algorithms.auto.trials import Trial
+from feddrift.clustering import Clustering
 from feddrift.data import Stream
 from feddrift.engines import engine as find_engine
-from feddrift.engines.base import Engine
+from feddrift.engines.server.engine import Engine
 from feddrift.models import join
 from feddrift.nets import default_net
-from feddrift.run import Step, steps_on
+from feddrift.simulation import Step, steps_on
 from feddrift.streams import STREAMS
 from feddrift.testing import FakeFederation, small_stream
 from feddrift.types import Clusters, Federation, Ints, Local, Models, Tournament, Weights
@@ -38,9 +38,9 @@ def trial(ahead: float = 0.0, rise: float = 0.0, switch: bool = False) -> Trial:
     return Trial(switch, False, 200, 30, 10, ahead, rise, halves=False)
 
 
-def alarms(*trials: Trial, scored: int = 10) -> list[int]:
+def alarms(*found: Trial, scored: int = 10) -> list[int]:
     method = FedDriftAuto()
-    return conflict.alarms(dict(enumerate(trials)), scored, method.false, method.switch, method.least)
+    return trials.alarms(dict(enumerate(found)), scored, method.false, method.switch, method.least)
 
 
 # alarms
@@ -101,13 +101,13 @@ def team_models(n_clients: int = 2, shared: tuple[float, ...] = (0.0, 100.0)) ->
 @pytest.mark.parametrize(
     ("helped", "size"), [((0.0, 0.0), 3), ((0.2, 0.2), 3), ((0.2, 0.1), 2), ((0.0, -0.1), 2), ((-0.1, -0.1), 1)]
 )
-def test_the_team_that_would_have_been_best_votes(helped: at_home.Gain, size: int) -> None:
-    assert at_home.team_size(helped) == size
+def test_the_team_that_would_have_been_best_votes(helped: private_models.Gain, size: int) -> None:
+    assert private_models.team_size(helped) == size
 
 
 @pytest.mark.parametrize(("size", "at"), [(1, [1]), (2, [1, 3]), (3, [1, 3, 5])])
 def test_votes_go_to_a_clients_own_team_and_sum_to_one(size: int, at: list[int]) -> None:
-    shares = at_home.votes(team_models(), np.array([0, 1]), size)
+    shares = private_models.votes(team_models(), np.array([0, 1]), size)
     np.testing.assert_allclose(np.asarray(shares).sum(axis=1), 1)
     assert np.flatnonzero(shares[1]).tolist() == at and len(set(shares[1, at])) == 1
     assert np.flatnonzero(shares[0]).tolist() == [0, 2, 4][:size]
@@ -119,8 +119,8 @@ def counted(*wrong: tuple[int, int, int], rows: tuple[int, ...]) -> Tournament:
 
 def test_gains_are_shares_summed_over_clients_that_took_part() -> None:
     result = counted((10, 5, 8), (4, 6, 2), (9, 9, 9), rows=(100, 20, 0))
-    assert at_home.gained(result) == pytest.approx((0.05 - 0.1, 0.02 + 0.1))
-    assert at_home.gained(Tournament.nobody(2, 3)) == (0.0, 0.0)
+    assert private_models.gained(result) == pytest.approx((0.05 - 0.1, 0.02 + 0.1))
+    assert private_models.gained(Tournament.nobody(2, 3)) == (0.0, 0.0)
 
 
 class Learners(FakeFederation):
@@ -141,7 +141,7 @@ def test_the_first_gain_is_measured_on_rows_that_private_models_have_not_seen() 
 
     fed = Learners(0, 2, judge=judge)
     shared = Models({"a": np.array([[0.0], [100.0]])}, (0, 1))
-    gain = at_home.first_gain(shared, Clusters(np.array([[0, 1]]), 2), np.array([0, 1]), (2, 4), fed)
+    gain = private_models.first_gain(shared, Clusters(np.array([[0, 1]]), 2), np.array([0, 1]), (2, 4), fed)
     assert gain == pytest.approx((0.05, -0.1))
     assert asked[0][:, 1].tolist() == [[1, -1, -1], [1, 3, -1], [1, 3, 5]] and fed.trained[2].hold_out == 0.5
 
@@ -150,9 +150,9 @@ def test_a_client_out_of_reach_keeps_its_private_models() -> None:
     fed = Learners(1, 2)
     fed.reachable[1] = False
     everything, shared = team_models(), [0, 1]
-    before = at_home.only(everything, [i for i in everything.ids if i not in shared])
+    before = private_models.only(everything, [i for i in everything.ids if i not in shared])
     w = Clusters(np.array([[0, 1], [0, 1]]), 2)
-    private = at_home.learn(before, at_home.only(everything, shared), w, np.array([0, 1]), (2, 4), fed)
+    private = private_models.learn(before, private_models.only(everything, shared), w, np.array([0, 1]), (2, 4), fed)
     learnt = dict(zip(private.ids, private.params["a"][:, 0].tolist(), strict=True))
     assert learnt == {
         private_id(TUNED, 0): 1.0,  # anew from the shared model
@@ -166,8 +166,8 @@ def test_a_client_out_of_reach_keeps_its_private_models() -> None:
 def test_who_never_learned_follows_its_shared_model() -> None:
     fed = Learners(0, 2)
     fed.reachable[1] = False
-    shared = at_home.only(team_models(), [0, 1])
-    private = at_home.learn(None, shared, Clusters(np.array([[0, 1]]), 2), np.array([0, 1]), (2, 4), fed)
+    shared = private_models.only(team_models(), [0, 1])
+    private = private_models.learn(None, shared, Clusters(np.array([[0, 1]]), 2), np.array([0, 1]), (2, 4), fed)
     assert private.params["a"][:, 0].tolist() == [1.0, 100.0, 1.0, 100.0]
 
 
@@ -189,7 +189,7 @@ def test_clients_whose_candidates_serve_each_other_found_one_model() -> None:
     fed, now = learned(SWAP[:5], [0] * 6)
     clients, best = [2, 3, 4, 5], np.zeros(6, dtype=np.int64)
     how, all_may = (7, 40, FedDriftAuto().alike, fed), np.ones(fed.n_clients, dtype=bool)
-    newborn = founding.found(clients, [False, True, True, True], all_may, now.models, best, *how)
+    newborn = new_clusters.found(clients, [False, True, True, True], all_may, now.models, best, *how)
     assert newborn.groups == [[2], [3, 4, 5]] and newborn.models.ids == (7, 8)
     assert newborn.parents == [0, None]
     error = fed.evaluate(newborn.models)
@@ -200,8 +200,8 @@ def test_of_many_founders_some_are_compared_and_the_others_join_their_groups(mon
     """Two of four are drawn: one of each concept or both of the swapped one, which the others may not fit."""
     fed, now = learned(SWAP[:5], [0] * 6)
     best, all_may = np.zeros(6, dtype=np.int64), np.ones(fed.n_clients, dtype=bool)
-    monkeypatch.setattr(founding, "MAX_COMPARED", 2)
-    newborn = founding.found([2, 3, 4, 5], [False, True, True, True], all_may, now.models, best, 7, 40, 0.84, fed)
+    monkeypatch.setattr(new_clusters, "MAX_COMPARED", 2)
+    newborn = new_clusters.found([2, 3, 4, 5], [False, True, True, True], all_may, now.models, best, 7, 40, 0.84, fed)
     drawn = np.sort(rng.permutation(fed.key("founders"), 4)[:2]) + 2
     assert {group[0] for group in newborn.groups} <= set(drawn.tolist())  # who was drawn comes first
     for group in newborn.groups:
@@ -213,7 +213,7 @@ def test_of_many_founders_some_are_compared_and_the_others_join_their_groups(mon
 
 
 def test_no_client_scores_more_candidates_than_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(founding, "MAX_COMPARED", 3)
+    monkeypatch.setattr(new_clusters, "MAX_COMPARED", 3)
     seen = []
 
     def judge(models: Models, teams: Ints) -> Tournament:
@@ -229,7 +229,7 @@ def test_no_client_scores_more_candidates_than_are_compared(monkeypatch: pytest.
 
     fed = FakeFederation(2, 8, judge=judge)
     may, best = np.ones(8, dtype=bool), np.zeros(8, dtype=np.int64)
-    found = founding.found(range(8), [False] * 8, may, fed.fresh(), best, 100, 1, 0.84, fed)
+    found = new_clusters.found(range(8), [False] * 8, may, fed.fresh(), best, 100, 1, 0.84, fed)
     assert len(found.groups) == 3 and all(len(group) == 1 for group in found.groups)  # five wait
     assert max(seen) <= 4  # three candidates, or the averages of three groups and a client's own
 
@@ -240,7 +240,7 @@ def test_models_of_one_concept_merge_and_models_of_swapped_labels_do_not(concept
     fed, before = learned(np.tile(concepts, (5, 1)), homes)
     at = np.array(homes)
     mistakes = fed.contest(before.models, np.repeat(np.arange(2)[:, None, None], 6, axis=1))
-    merged = founding.merge_alike(before.assign(at), before, mistakes, at, FedDriftAuto().merge, fed)
+    merged = new_clusters.merge_alike(before.assign(at), before, mistakes, at, FedDriftAuto().merge, fed)
     assert merged.models.ids == left
     assert [(e.kind, e.model, e.cause["unit"]) for e in merged.events] == [("merged", 1, "standard errors")] * (
         2 - len(left)
@@ -255,7 +255,7 @@ def test_models_that_differ_on_the_new_data_of_their_members_do_not_merge() -> N
     fed = FakeFederation(1, 2, cross=lambda i, j: 0.1)
     for lost, left in ((2, (0,)), (20, (0, 1))):
         wrong = np.array([[[10, 10], [10, 10 + lost]], [[10, 10], [10, 10]]])
-        merged = founding.merge_alike(now, before, Tournament(np.array([100, 100]), wrong), at, 2.0, fed)
+        merged = new_clusters.merge_alike(now, before, Tournament(np.array([100, 100]), wrong), at, 2.0, fed)
         assert merged.models.ids == left
 
 
@@ -264,7 +264,7 @@ def test_nobody_trains_more_than_two_trunks() -> None:
         {"a": np.zeros((4, 1)), "t": np.zeros((3, 1))}, (0, 1, 2, 3), family=(0, 1, 2, 2), trunk={"a": False, "t": True}
     )
     w = Clusters(np.array([[0, 0], [1, -1], [1, 0], [2, 2], [3, 3]]), 4)
-    trains = auto._at_most_two(Clustering(models, w), newest_home(w), np.full((5, 2), 10))
+    trains = method._at_most_two(Clustering(models, w), newest_home(w), np.full((5, 2), 10))
     assert trains.model.T.tolist() == [[-1, 1, 1, 2, 3], [0, -1, 0, 2, 3]]  # 2 and 3 share a trunk
 
 
@@ -400,16 +400,16 @@ def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been() -> None:
 def test_no_part_knows_streams_or_the_truth() -> None:
     families = {name.partition("-")[0].lower() for name in STREAMS}
     assert {"sine", "circle", "mnist"} <= families
-    for module in (auto, conflict, founding, at_home):
+    for module in (method, trials, new_clusters, private_models):
         words = set(re.findall(r"[a-z]+", Path(str(module.__file__)).read_text().lower()))
         assert not words & (families | {"concepts", "concept", "stream", "streams"}), module.__name__
 
 
 def test_more_clients_than_ids_of_private_models_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert private_id(TUNED, at_home.IDS_PER_KIND - 1) < private_id(OWN, 0)
+    assert private_id(TUNED, private_models.IDS_PER_KIND - 1) < private_id(OWN, 0)
     with pytest.raises(fd.ConfigError, match="private models for at most 1048576 clients, got 1048577: choose another"):
-        at_home.check_client_count(2**20 + 1)
-    monkeypatch.setattr(at_home, "IDS_PER_KIND", 3)
+        private_models.check_client_count(2**20 + 1)
+    monkeypatch.setattr(private_models, "IDS_PER_KIND", 3)
     method = FedDriftAuto()
     state = method.init(FakeFederation(0, n_clients=3))
     with pytest.raises(fd.ConfigError, match="at most 3 clients, got 4"):

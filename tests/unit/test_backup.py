@@ -19,19 +19,20 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 
-from feddrift.checkpoint import Checkpoint, Folder
-from feddrift.deploy import backup as module
-from feddrift.deploy import logs, make
-from feddrift.deploy.archive import Archive
-from feddrift.deploy.backup import MANIFEST, backup, restore
-from feddrift.deploy.check import problems
-from feddrift.deploy.notices import of_stop
-from feddrift.deploy.rollback import rollback
-from feddrift.deploy.server import federate
-from feddrift.deploy.status import status
-from feddrift.engines.flower.exchange import QuorumError
-from feddrift.engines.flower.parts import like
-from feddrift.engines.flower.serve import current
+from feddrift._internal.checkpoint import Checkpoint, Folder
+from feddrift.deploy.monitor import logs
+from feddrift.deploy.monitor.alerts import of_stop
+from feddrift.deploy.monitor.status import status
+from feddrift.deploy.operate import backup as module
+from feddrift.deploy.operate import scaffold
+from feddrift.deploy.operate.backup import MANIFEST, backup, restore
+from feddrift.deploy.operate.check import problems
+from feddrift.deploy.operate.rollback import rollback
+from feddrift.deploy.server.archive import Archive
+from feddrift.deploy.server.loop import federate
+from feddrift.engines.flower.client.serve import current
+from feddrift.engines.flower.model_parts import like
+from feddrift.engines.flower.server.exchange import QuorumError
 from feddrift.errors import ConfigError, DataError
 from feddrift.nets import default_net
 from feddrift.runs.record import read
@@ -44,7 +45,7 @@ from tests.unit.test_flower import LEARN, over, same, swapping
 def made(tmp_path: Path) -> Path:
     """A deployment as `feddrift deploy init` writes it, with a database of Flower's that is being written."""
     folder = tmp_path / "old place" / "fed"
-    make.init(folder, ["a", "b"], [2], ["0", "1"])
+    scaffold.init(folder, ["a", "b"], [2], ["0", "1"])
     return folder
 
 

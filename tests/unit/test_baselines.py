@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 import feddrift as fd
-from feddrift import cluster
+from feddrift import clustering
 from feddrift.algorithms import ALGORITHMS
-from feddrift.algorithms.adaptive import AdaptiveFedAvg, AdaptiveState
-from feddrift.algorithms.aue import AUE
-from feddrift.algorithms.cfl import CFL
-from feddrift.algorithms.driftsurf import DriftSurf, SurfState
-from feddrift.algorithms.ifca import IFCA
-from feddrift.algorithms.kue import KUE, cohens_kappa, new_mask
-from feddrift.engines import sampling
+from feddrift.algorithms.baselines.adaptive import AdaptiveFedAvg, AdaptiveState
+from feddrift.algorithms.baselines.aue import AUE
+from feddrift.algorithms.baselines.cfl import CFL
+from feddrift.algorithms.baselines.driftsurf import DriftSurf, SurfState
+from feddrift.algorithms.baselines.ifca import IFCA
+from feddrift.algorithms.baselines.kue import KUE, cohens_kappa, new_mask
+from feddrift.engines.local import sampling
 from feddrift.memory import ALL, EXPONENTIAL, LINEAR, window
 from feddrift.testing import FakeFederation
 from feddrift.types import Local, Models, Updates, Weights
@@ -348,10 +348,10 @@ def test_cfl_moves_the_whole_history_and_its_window_none() -> None:
 
 def test_bipartition_by_hand() -> None:
     similarity = np.array([[1, 0.5, -0.6], [0.5, 1, -0.2], [-0.6, -0.2, 1]])
-    assert cluster.bipartition(similarity, 0.7).tolist() == [2]  # type: ignore[union-attr]  # sqrt(1.2 / 2) = 0.775
-    assert cluster.bipartition(similarity, 0.8) is None
-    assert cluster.bipartition(np.ones((2, 2)), 0.0) is None  # alike: sqrt(0) is not above 0
-    assert cluster.bipartition(np.full((3, 3), -0.5), 0.1) is not None  # ties do not keep a cluster together
+    assert clustering.bipartition(similarity, 0.7).tolist() == [2]  # type: ignore[union-attr]  # sqrt(1.2 / 2) = 0.775
+    assert clustering.bipartition(similarity, 0.8) is None
+    assert clustering.bipartition(np.ones((2, 2)), 0.0) is None  # alike: sqrt(0) is not above 0
+    assert clustering.bipartition(np.full((3, 3), -0.5), 0.1) is not None  # ties do not keep a cluster together
 
 
 # IFCA

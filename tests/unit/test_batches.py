@@ -13,11 +13,11 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 
-from feddrift import checkpoint
-from feddrift.deploy.server import federate
-from feddrift.engines.flower.batches import StepFiles
-from feddrift.engines.flower.client import Client, from_toml
-from feddrift.engines.flower.store import Store
+from feddrift._internal import checkpoint
+from feddrift.deploy.server.loop import federate
+from feddrift.engines.flower.client.batches import StepFiles
+from feddrift.engines.flower.client.client import Client, from_toml
+from feddrift.engines.flower.client.store import Store
 from feddrift.runs.record import read
 from tests.flower import QUICK, OverFlower, load_of
 from tests.unit.test_federation_record import FEDDRIFT, run, server_of

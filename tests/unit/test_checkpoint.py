@@ -17,12 +17,13 @@ import pytest
 from numpy.testing import assert_array_equal
 
 import feddrift as fd
-from feddrift import algorithms, checkpoint, rng
-from feddrift.algorithms.detection import DriftState
+from feddrift import algorithms, rng
+from feddrift._internal import checkpoint
+from feddrift.algorithms.feddrift.detection import DriftState
 from feddrift.errors import ConfigError, DataError
 from feddrift.runs import record
 from feddrift.runs.config import RunConfig
-from feddrift.runs.recorded import RecordedRun, from_checkpoints, unfinished_runs
+from feddrift.runs.recorded_run import RecordedRun, from_checkpoints, unfinished_runs
 from feddrift.types import Event, Models, Projection, State
 from tests.unit.conftest import Killed
 from tests.unit.test_cli import feddrift
@@ -123,7 +124,10 @@ def test_classes_go_by_their_names_wherever_they_lie(tmp_path: Path) -> None:
         checkpoint.write(path, {}, value)
         assert b'\\"is\\": \\"' + name + b'\\"' in path.read_bytes() and b"feddrift." not in path.read_bytes()
         assert type(checkpoint.read(path).value([0])) is cls
-    for old, found in (("feddrift.algorithms.feddrift.DriftState", DriftState), ("elsewhere.DriftState", theirs)):
+    for old, found in (
+        ("feddrift.algorithms.feddrift.method.DriftState", DriftState),
+        ("elsewhere.DriftState", theirs),
+    ):
         assert checkpoint._named(old) is found
     with pytest.raises(TypeError, match="nowhere.DriftState"):
         checkpoint._named("nowhere.DriftState")

@@ -589,7 +589,7 @@ def test_a_file_that_is_no_batch_of_cifar10_runs_nothing(tmp_path: Path, monkeyp
 
 
 def test_groups_go_with_their_rows() -> None:
-    from feddrift.runs.continuation import Remembered, digest_of, in_order
+    from feddrift.runs.stream_fingerprint import Remembered, digest_of, in_order
 
     x, y = np.arange(8.0).reshape(4, 2), [0, 1, 1, 0]
     cells: Any = [[(x, y), (x[:2], y[:2])], [None, (x[:1], y[:1])]]

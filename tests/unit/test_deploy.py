@@ -33,18 +33,19 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from packaging.requirements import Requirement
 
+from feddrift._internal.system import alone
 from feddrift.cli import app
-from feddrift.deploy import check as checks
-from feddrift.deploy import control, make, processes, proxy, start
-from feddrift.deploy.check import problems
 from feddrift.deploy.flower_version import TESTED_FLWR
+from feddrift.deploy.operate import check as checks
+from feddrift.deploy.operate import scaffold
+from feddrift.deploy.operate.check import problems
+from feddrift.deploy.processes import control, launcher, process_tree, proxy
 from feddrift.deploy.settings import Settings, public_key
-from feddrift.engines.flower.client import from_toml
-from feddrift.engines.flower.store import Store
+from feddrift.engines.flower.client.client import from_toml
+from feddrift.engines.flower.client.store import Store
 from feddrift.errors import BusyError, ConfigError, DataError
 from feddrift.runs.locks import is_being_written
 from feddrift.runs.record import part_of
-from feddrift.system import alone
 from tests.docs import ROOT
 from tests.flower import open_link_state
 
@@ -53,7 +54,7 @@ OPTIONS = ["--clients", "a,b", "--features", "2", "--classes", "no,yes"]
 
 @pytest.fixture
 def made(tmp_path: Path) -> Path:
-    make.init(tmp_path / "fed", ["a", "b"], [2], ["no", "yes"], host="fed.example.org", port=18443, inner=18444)
+    scaffold.init(tmp_path / "fed", ["a", "b"], [2], ["no", "yes"], host="fed.example.org", port=18443, inner=18444)
     return tmp_path / "fed"
 
 
@@ -100,18 +101,18 @@ def test_the_certificate_is_for_the_host_and_for_loopback(made: Path) -> None:
 
 
 def test_the_superlink_is_on_loopback_with_keys_and_no_installs(made: Path) -> None:
-    command = " ".join(start.superlink(made / "server"))
+    command = " ".join(launcher.superlink(made / "server"))
     assert "--host 127.0.0.1 --port 18444" in command and "--enable-supernode-auth" in command
     assert "--disable-runtime-dependency-installation" in command and "--insecure" not in command
-    quiet = start.environment(made / "server")
+    quiet = launcher.environment(made / "server")
     assert (quiet["FLWR_TELEMETRY_ENABLED"], quiet["FLWR_DISABLE_UPDATE_CHECK"]) == ("0", "1")
-    assert "--insecure" not in start.supernode(made / "clients" / "a")
+    assert "--insecure" not in launcher.supernode(made / "clients" / "a")
 
 
 def test_the_proxy_forwards_the_fleet_path_only(made: Path) -> None:
     text = (made / "server" / "nginx.conf").read_text()
     assert re.findall(r"location (\S+) ", text) == ["/v1/fleet/", "/"] and "location / { return 403; }" in text
-    assert "proxy_ssl_verify on" in text and start.ports(made / "server") == (18443, 18444)
+    assert "proxy_ssl_verify on" in text and launcher.ports(made / "server") == (18443, 18444)
 
 
 @pytest.mark.parametrize(
@@ -128,12 +129,12 @@ def test_where_the_proxy_listens(made: Path, lines: str, address: str, monkeypat
     assert proxy.listen(None if address == "127.0.0.1" else address, 9443) == lines
     path = made / "server" / "nginx.conf"
     path.write_text(re.sub(r"(?m)(^ *listen \S*18443 ssl;\n)+", f"    {lines}\n", path.read_text()))
-    assert start.ports(made / "server") == (9443, 18444) and start.proxy_address(made / "server") == address
+    assert launcher.ports(made / "server") == (9443, 18444) and launcher.proxy_address(made / "server") == address
 
 
 def test_clients_of_a_server_with_an_address_of_ipv6(tmp_path: Path) -> None:
-    make.init(tmp_path / "fed", ["a"], [2], ["no", "yes"], host="2001:db8::1", bind="2001:db8::1")
-    make.add(tmp_path / "fed", "late")
+    scaffold.init(tmp_path / "fed", ["a"], [2], ["no", "yes"], host="2001:db8::1", bind="2001:db8::1")
+    scaffold.add(tmp_path / "fed", "late")
     for name in ("a", "late"):
         assert 'server = "[2001:db8::1]:9443"' in (tmp_path / "fed" / "clients" / name / "client.toml").read_text()
 
@@ -149,7 +150,7 @@ def test_services_start_again(made: Path) -> None:
 
 def test_a_second_init_touches_nothing(made: Path) -> None:
     with pytest.raises(ConfigError, match="not empty"):
-        make.init(made, ["a"], [2], ["0", "1"])
+        scaffold.init(made, ["a"], [2], ["0", "1"])
 
 
 @pytest.mark.parametrize(
@@ -165,15 +166,15 @@ def test_a_second_init_touches_nothing(made: Path) -> None:
 def test_init_refuses(options: dict[str, object], sentence: str, tmp_path: Path) -> None:
     given = {"clients": ["a"], "features": [2], "classes": ["0", "1"], **options}
     with pytest.raises(ConfigError, match=sentence):
-        make.init(tmp_path / "fed", **given)  # type: ignore[arg-type]
+        scaffold.init(tmp_path / "fed", **given)  # type: ignore[arg-type]
 
 
 def test_add_makes_a_place_behind_the_others(made: Path) -> None:
-    make.add(made, "late")
+    scaffold.add(made, "late")
     assert Settings.read(made / "server" / "federation.toml").clients == ("a", "b", "late")
     assert wrong(made) == ""
     with pytest.raises(ConfigError, match="already"):
-        make.add(made, "late")
+        scaffold.add(made, "late")
 
 
 @pytest.mark.parametrize("given", ["fed", "fed/server"])
@@ -181,15 +182,15 @@ def test_add_needs_the_servers_folder_only(made: Path, given: str) -> None:
     """The clients' folders are where they belong."""
     shutil.rmtree(made / "clients")
     folder = made.parent / given
-    make.add(folder, "late")
+    scaffold.add(folder, "late")
     assert Settings.read(made / "server" / "federation.toml").clients == ("a", "b", "late")
     client = folder / "clients" / "late"
     assert 'server = "fed.example.org:18443"' in (client / "client.toml").read_text()
     assert (client / "data" / "classes.txt").read_text() == "no\nyes\n" and wrong(folder) == ""
-    make.add(folder, "later")
+    scaffold.add(folder, "later")
     (made / "server" / "keys" / "latest.pub").touch()
     with pytest.raises(ConfigError, match=r"latest.pub is there already: move it away"):
-        make.add(folder, "latest")
+        scaffold.add(folder, "latest")
 
 
 @pytest.mark.parametrize(
@@ -200,7 +201,7 @@ def test_an_untested_flower_is_reported_and_not_refused(
 ) -> None:
     served: list[Path] = []
     monkeypatch.setattr(importlib.metadata, "version", lambda name: installed)
-    monkeypatch.setattr(start, "serve", lambda folder, proxy: served.append(folder))
+    monkeypatch.setattr(launcher, "serve", lambda folder, proxy: served.append(folder))
     result = CliRunner().invoke(app, ["deploy", "server", str(made / "server")])
     sentence = f"flwr {installed} is installed, which this feddrift is not tested with"
     assert served == [made / "server"]
@@ -246,18 +247,18 @@ def test_a_key_that_is_no_clients_any_more_is_shut_out(
             link.delete_node("me", node)
 
     monkeypatch.setattr(control, "Link", Link)
-    start.register(server)
-    start.register(server)
+    launcher.register(server)
+    launcher.register(server)
     old, other = (public_key(server / "keys" / f"{name}.pub") for name in "ab")
-    make.init(made.parent / "other", ["x"], [2], ["no", "yes"])
+    scaffold.init(made.parent / "other", ["x"], [2], ["no", "yes"])
     (server / "keys" / "a.pub").rename(made / "old.pub")
     shutil.copy(made.parent / "other" / "server" / "keys" / "x.pub", server / "keys" / "a.pub")
-    start.register(server)
+    launcher.register(server)
     assert said == ["new a", "new b", "new a", "gone"]
-    known = start._registered(database)
+    known = launcher._registered(database)
     assert known[old] is None and known[other] is not None and len(known) == 3
     shutil.copy(made / "old.pub", server / "keys" / "a.pub")
-    start.register(server)  # the new key is shut out in its turn
+    launcher.register(server)  # the new key is shut out in its turn
     assert said[4:] == ["gone"] and "client a was shut out, which is for good" in caplog.text
 
 
@@ -265,15 +266,15 @@ def test_a_key_that_is_no_clients_any_more_is_shut_out(
 def test_a_server_knows_which_runs_ended_with_the_one_before(made: Path, caplog: pytest.LogCaptureFixture) -> None:
     """By Flower's own database, before Flower has looked at it; once stopped, a run is dead no more."""
     database = made / "server" / "state" / "superlink.db"
-    assert start._unfinished(database) == []
+    assert launcher._unfinished(database) == []
     words: tuple[Any, ...] = ("a/b", "1", "hash", {}, "@none/default", None, "me", "flwr-serverapp")
     with open_link_state(database) as link:
         runs = [link.create_run(*words) for _ in range(2)]
-        assert sorted(start._unfinished(database)) == sorted(runs) and all(runs)
-        assert link.stop_run(runs[0]) and start._unfinished(database) == runs[1:]
+        assert sorted(launcher._unfinished(database)) == sorted(runs) and all(runs)
+        assert link.stop_run(runs[0]) and launcher._unfinished(database) == runs[1:]
     other = database.with_name("other.db")
     other.write_bytes(b"no database")
-    assert start._unfinished(other) == [] and "is missed in a minute" in caplog.text
+    assert launcher._unfinished(other) == [] and "is missed in a minute" in caplog.text
 
 
 def until(true: Callable[[], object]) -> None:
@@ -296,10 +297,10 @@ time.sleep(600)
 def test_who_ends_takes_along_also_those_with_a_session_of_their_own() -> None:
     """As Flower's server starts what runs its apps."""
     child = subprocess.Popen([sys.executable, "-c", FAMILY], start_new_session=True)
-    until(lambda: len(processes.below(child.pid)) == 2)
-    family = processes.below(child.pid)
-    processes.end(child)
-    pids = {(process.pid, process.started) for process in processes.living()}
+    until(lambda: len(process_tree.below(child.pid)) == 2)
+    family = process_tree.below(child.pid)
+    process_tree.end(child)
+    pids = {(process.pid, process.started) for process in process_tree.living()}
     assert child.returncode is not None and not pids & {(process.pid, process.started) for process in family}
 
 
@@ -307,17 +308,17 @@ def test_who_ends_takes_along_also_those_with_a_session_of_their_own() -> None:
 def test_an_executor_that_was_killed_is_missed() -> None:
     child = subprocess.Popen([sys.executable, "-c", FAMILY], start_new_session=True)
     try:
-        executors = processes.Executors([child.pid])
-        until(lambda: len(processes.below(child.pid)) == 2)
+        executors = process_tree.Executors([child.pid])
+        until(lambda: len(process_tree.below(child.pid)) == 2)
         assert not executors.lost() and not executors.lost()
-        executor, _ = processes.below(child.pid)
+        executor, _ = process_tree.below(child.pid)
         os.kill(executor.pid, signal.SIGKILL)  # its parent does not bury it
         until(executors.lost)
         assert child.poll() is None
-        assert not processes.Executors([child.pid]).lost()  # it may still be about to start it,
-        until(processes.Executors([child.pid], patience=0).lost)  # but not for ever
+        assert not process_tree.Executors([child.pid]).lost()  # it may still be about to start it,
+        until(process_tree.Executors([child.pid], patience=0).lost)  # but not for ever
     finally:
-        processes.end(child)
+        process_tree.end(child)
 
 
 def spoil(made: Path, what: str) -> None:
@@ -462,7 +463,7 @@ def test_flowers_programs_are_found_without_an_activated_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    found = shutil.which("flower-superexec", path=start.environment(tmp_path)["PATH"])
+    found = shutil.which("flower-superexec", path=launcher.environment(tmp_path)["PATH"])
     assert found is not None and Path(found).parent == Path(sys.executable).parent
 
 
@@ -519,10 +520,10 @@ def test_check_looks_at_the_batch_that_the_client_shows_next(made: Path) -> None
 
 
 def test_a_client_that_is_not_let_in_says_what_it_means(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start, "_listens", lambda port, address: (port, address) == (9443, "fed.example.org"))
-    assert start._refusal("other.example.org:9443", 5) == "the server, other.example.org:9443, cannot be reached"
-    assert "it takes a minute to miss a client" in start._refusal("fed.example.org:9443", 5)
-    told = start._refusal("fed.example.org:9443", 200)
+    monkeypatch.setattr(launcher, "_listens", lambda port, address: (port, address) == (9443, "fed.example.org"))
+    assert launcher._refusal("other.example.org:9443", 5) == "the server, other.example.org:9443, cannot be reached"
+    assert "it takes a minute to miss a client" in launcher._refusal("fed.example.org:9443", 5)
+    told = launcher._refusal("fed.example.org:9443", 200)
     assert told.startswith("the server has not let it in for 3 minutes: its key was taken back or replaced there")
 
 
@@ -541,11 +542,11 @@ def test_a_client_tries_again_and_says_what_it_waits_for(
         return ended
 
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + seconds))
-    monkeypatch.setattr(start, "time", clock)
-    monkeypatch.setattr(start, "_life", life)
-    monkeypatch.setattr(start, "_listens", lambda port, address: True)
+    monkeypatch.setattr(launcher, "time", clock)
+    monkeypatch.setattr(launcher, "_life", life)
+    monkeypatch.setattr(launcher, "_listens", lambda port, address: True)
     with pytest.raises(KeyboardInterrupt):
-        start.client(made / "clients" / "a")
+        launcher.client(made / "clients" / "a")
     told = [line.getMessage() for line in caplog.records]
     assert told[:2] == [f"{program} has ended; the client starts again in {s} s" for program, s in
                         (("flower-supernode", 5), ("flower-superexec", 10))]  # fmt: skip

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 import typer
 
-from feddrift import algorithms, cli, plugins, streams
+from feddrift import algorithms, cli, streams
+from feddrift._internal import plugins
 from feddrift.cli import console
 from feddrift.data import Stream
 from feddrift.runs import sweep

@@ -13,9 +13,17 @@ import pytest
 
 import feddrift as fd
 from feddrift import algorithms
-from feddrift.algorithms.drift_tests import TESTS, Evidence, Proportional, Sequential, TwoSample, drift_test, exceeds
-from feddrift.algorithms.feddrift import FedDrift, FedDriftEager
-from feddrift.algorithms.feddrift_c import FedDriftC
+from feddrift.algorithms.feddrift.drift_tests import (
+    TESTS,
+    Evidence,
+    Proportional,
+    Sequential,
+    TwoSample,
+    drift_test,
+    exceeds,
+)
+from feddrift.algorithms.feddrift.method import FedDrift, FedDriftEager
+from feddrift.algorithms.feddrift.variant_c import FedDriftC
 from feddrift.errors import ConfigError
 from feddrift.runs import record
 from tests.unit.test_cli import QUICK, feddrift
@@ -99,7 +107,7 @@ def test_rivers_detectors_read_what_they_would_have_read_live(name: str) -> None
         ("threshold:delta=0.1", "the setting delta"),
         ("no.such.module:test", "test 'no.such.module:test': there is no module 'no'"),
         ("feddrift.errors:none", "feddrift.errors has no 'none'"),
-        ("feddrift.algorithms.drift_tests:TESTS", "must be a function of Evidence"),
+        ("feddrift.algorithms.feddrift.drift_tests:TESTS", "must be a function of Evidence"),
     ],
 )
 def test_what_is_no_test_is_refused_in_one_sentence(test: str, sentence: str) -> None:

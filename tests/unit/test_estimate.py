@@ -9,8 +9,8 @@ import pytest
 import feddrift as fd
 from feddrift.engines import engine
 from feddrift.nets import default_net
-from feddrift.run import steps_on
 from feddrift.runs.estimate import estimate
+from feddrift.simulation import steps_on
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from feddrift.nets import resnet
 from feddrift.nets.perceptron import mlp
 from feddrift.runs.config import RunConfig
 from feddrift.runs.export import export
-from feddrift.runs.recorded import RecordedRun
+from feddrift.runs.recorded_run import RecordedRun
 from tests.unit.test_cli import feddrift
 
 

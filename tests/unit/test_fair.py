@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import feddrift as fd
-from feddrift.algorithms.fairfeddrift import FairFedDrift, choose, distances
-from feddrift.algorithms.fedrc import FedRC, mixtures, responsibilities
+from feddrift.algorithms.feddrift.fair import FairFedDrift, choose, distances
+from feddrift.algorithms.later.fedrc import FedRC, mixtures, responsibilities
 from feddrift.data import Stream
 from feddrift.testing import FakeFederation, check_algorithm
 from feddrift.types import Floats
@@ -205,7 +205,7 @@ def test_the_number_of_models_is_checked() -> None:
 def test_groups_are_classes_over_flower() -> None:
     pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
     from feddrift.nets import default_net
-    from feddrift.run import steps_on
+    from feddrift.simulation import steps_on
     from tests.flower import OverFlower
 
     stream, local = few_swapped(), fd.Local(rounds=2, steps=4, batch=20, lr=0.05)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import feddrift as fd
-from feddrift.algorithms.detection import DriftState
-from feddrift.algorithms.feddrift import FedDrift, FedDriftEager
-from feddrift.algorithms.feddrift_c import FedDriftC
+from feddrift.algorithms.feddrift.detection import DriftState
+from feddrift.algorithms.feddrift.method import FedDrift, FedDriftEager
+from feddrift.algorithms.feddrift.variant_c import FedDriftC
 from feddrift.errors import ConfigError
 from feddrift.memory import LINEAR, window
 from feddrift.testing import FakeFederation
@@ -326,7 +326,7 @@ def test_a_delta_within_the_noise_warns_once(caplog: pytest.LogCaptureFixture) -
 def test_many_clients_without_a_limit_of_models_are_told_what_it_may_cost(
     name: str, settings: dict[str, Any], warned: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("feddrift.algorithms.feddrift.MANY_CLIENTS", 10)
+    monkeypatch.setattr("feddrift.algorithms.feddrift.method.MANY_CLIENTS", 10)
     stream = fd.stream("sine-2")
     next(fd.run(stream, fd.algorithm(name, stream, **settings), local=fd.Local(rounds=1, steps=1)))
     told = [record.getMessage() for record in caplog.records if "max_models" in record.getMessage()]

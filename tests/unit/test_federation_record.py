@@ -22,11 +22,11 @@ import feddrift as fd
 from feddrift.cli import app
 from feddrift.cli.deploy import line_of_test, line_of_training
 from feddrift.data import Stream
-from feddrift.deploy.export import export
-from feddrift.deploy.notices import audited
-from feddrift.deploy.server import federate
-from feddrift.deploy.status import Watch, status
-from feddrift.engines.flower.exchange import QuorumError
+from feddrift.deploy.monitor.alerts import audited
+from feddrift.deploy.monitor.status import Watch, status
+from feddrift.deploy.operate.export import export
+from feddrift.deploy.server.loop import federate
+from feddrift.engines.flower.server.exchange import QuorumError
 from feddrift.errors import DataError
 from feddrift.reports import metrics, page
 from feddrift.reports.exchanges import absent, sat_out

@@ -20,25 +20,26 @@ pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 
 import feddrift as fd
+from feddrift._internal.checkpoint import Folder
+from feddrift._internal.device_arrays import distinct_rows
 from feddrift.algorithms import ALGORITHMS
 from feddrift.averaging import averaged
-from feddrift.checkpoint import Folder
 from feddrift.data import Stream
-from feddrift.deploy import recording, server
-from feddrift.deploy.server import federate, run
+from feddrift.deploy.server import loop, recording
+from feddrift.deploy.server.loop import federate, run
 from feddrift.deploy.settings import Settings
-from feddrift.engines.flower import federation, wire
-from feddrift.engines.flower.client import Client, client_app, from_toml
-from feddrift.engines.flower.exchange import LATE, QuorumError
-from feddrift.engines.flower.federation import Flower
+from feddrift.engines.flower import serialization
+from feddrift.engines.flower.client.client import Client, client_app, from_toml
+from feddrift.engines.flower.client.serve import current
 from feddrift.engines.flower.messages import VERSION
-from feddrift.engines.flower.parts import described
-from feddrift.engines.flower.serve import current
+from feddrift.engines.flower.model_parts import described
+from feddrift.engines.flower.server import federation
+from feddrift.engines.flower.server.exchange import LATE, QuorumError
+from feddrift.engines.flower.server.federation import Flower
 from feddrift.errors import ConfigError, DataError
 from feddrift.nets import default_net
-from feddrift.resident import distinct_rows
-from feddrift.run import Step
 from feddrift.runs.export import last_state
+from feddrift.simulation import Step
 from feddrift.trees import leaves
 from feddrift.types import Local
 from tests.contract.test_engines import one_of_a_kind
@@ -492,7 +493,7 @@ def test_a_client_refuses_to_tell_moments_that_make_no_sense() -> None:
     def told(tau: int = 0, **body: Any) -> str:
         head = {"version": VERSION, "about": asdict(engine.about(0, tau)), "models": specs}
         plain = {"layer": "input", "by": "all", "project": None, "square": True}
-        return str(reply_of(client, "describe", wire.pack(head | plain | body, parts)))
+        return str(reply_of(client, "describe", serialization.pack(head | plain | body, parts)))
 
     assert "'count': [[60]]" in told()
     assert "the layer 'head', legal are input, trunk, logits" in told(layer="head")
@@ -510,7 +511,9 @@ def test_a_client_refuses_a_contest_that_makes_no_sense() -> None:
 
     def told(tau: int = 0, **body: Any) -> str:
         head = {"version": VERSION, "about": asdict(engine.about(0, tau)), "models": specs}
-        return str(reply_of(client, "contest", wire.pack(head | {"teams": [[0]], "held_by": None} | body, parts)))
+        return str(
+            reply_of(client, "contest", serialization.pack(head | {"teams": [[0]], "held_by": None} | body, parts))
+        )
 
     assert "'rows': 60" in told()
     assert "0..0, got 1" in told(teams=[[1]]) and "0..0, got -1" in told(teams=[[-1]])
@@ -545,11 +548,11 @@ def test_a_node_with_an_unknown_key_is_not_even_asked() -> None:
 def question(engine: Flower, kind: str, body: dict[str, Any], c: int = 0, tau: int = 0, **about: Any) -> RecordDict:
     head = {"version": VERSION, "about": asdict(engine.about(c, tau)) | about}
     heard = {"seen": tau - 1} if kind == "hello" else {}  # of all before
-    return wire.pack(head | heard | body)
+    return serialization.pack(head | heard | body)
 
 
 def reply_of(client: Client, kind: str, content: RecordDict) -> dict[str, Any]:
-    return wire.unpack(client.answer(kind, content))[0]
+    return serialization.unpack(client.answer(kind, content))[0]
 
 
 def test_a_question_asked_twice_gets_the_same_answer_twice() -> None:
@@ -561,7 +564,7 @@ def test_a_question_asked_twice_gets_the_same_answer_twice() -> None:
     fed = engine.at(0)
     fed.train(fed.fresh(), np.ones((1, 3, 1)), rounds=3)
     kind, last = seen[-1]
-    answers = [wire.unpack(real(kind, last)) for _ in range(2)]
+    answers = [serialization.unpack(real(kind, last)) for _ in range(2)]
     for part in answers[0][1]:
         for x, y in zip(answers[0][1][part], answers[1][1][part], strict=True):
             np.testing.assert_array_equal(x.numpy(), y.numpy())
@@ -571,11 +574,11 @@ def test_a_question_asked_twice_gets_the_same_answer_twice() -> None:
 def test_a_client_refuses_another_version_another_client_and_broken_messages(caplog: pytest.LogCaptureFixture) -> None:
     engine = over(swapping())
     client = engine.local_grid.clients["a"]
-    old = wire.pack({"version": "0.0.1/0", "about": asdict(engine.about(0, 0))})
+    old = serialization.pack({"version": "0.0.1/0", "about": asdict(engine.about(0, 0))})
     told = reply_of(client, "hello", old)
     assert told["version"] == VERSION and "the server has version 0.0.1 (protocol 0), this client" in told["failed"]
     assert "for client 'b'" in reply_of(client, "hello", question(engine, "hello", {}, c=1))["failed"]
-    assert "what federation" in reply_of(client, "hello", wire.pack({"version": VERSION}))["failed"]
+    assert "what federation" in reply_of(client, "hello", serialization.pack({"version": VERSION}))["failed"]
     assert "ConfigError" in reply_of(client, "hello", question(engine, "hello", {}, experiment="../../etc"))["failed"]
     assert not list(client.root.parent.glob("etc"))
 
@@ -690,7 +693,7 @@ def test_a_model_that_was_tampered_with_on_its_way_is_refused() -> None:
     name = specs[0]["head"]
     head = {"version": VERSION, "about": asdict(engine.about(0, 0)), "metric": "error", "models": specs}
     other = parts | {name: [array + 1 for array in parts[name]]}
-    assert "not what its name says" in reply_of(client, "evaluate", wire.pack(head, other))["failed"]
+    assert "not what its name says" in reply_of(client, "evaluate", serialization.pack(head, other))["failed"]
 
 
 # The server.
@@ -804,7 +807,7 @@ def test_a_server_defends_itself_if_its_settings_say_so(
         found.extend(given)
         return ()
 
-    monkeypatch.setattr(server, "federate", federate)
+    monkeypatch.setattr(loop, "federate", federate)
     places: dict[str, Any] = {"experiment": "test", "clients": ("a", "b", "c"), "features": (2,), "classes": (0, 1)}
     engine = over(swapping())
     settings = Settings(**places | ({"defend": True} if defend else {}), archive=7)
@@ -910,5 +913,5 @@ def test_a_client_refuses_a_metric_that_there_is_not() -> None:
     specs, parts = described(engine.net, engine.at(0).fresh())
     head = {"version": VERSION, "about": asdict(engine.about(0, 0)), "models": specs}
     for metric in ("class", "foo"):
-        told = reply_of(client, "evaluate", wire.pack(head | {"metric": metric}, parts))["failed"]
+        told = reply_of(client, "evaluate", serialization.pack(head | {"metric": metric}, parts))["failed"]
         assert f"the metric '{metric}', legal are error, loss, brier" in told

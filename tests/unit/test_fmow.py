@@ -15,7 +15,7 @@ from feddrift import run
 from feddrift.errors import ConfigError, DataError
 from feddrift.nets import default_net, resnet
 from feddrift.runs.config import RunConfig
-from feddrift.runs.recorded import RecordedRun
+from feddrift.runs.recorded_run import RecordedRun
 from feddrift.streams import fmow
 from tests.golden.make_torch_resnet import weights as golden
 

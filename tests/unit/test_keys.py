@@ -23,11 +23,14 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from feddrift.cli import app
-from feddrift.deploy import certificates, files, keys, make, start
-from feddrift.deploy.check import problems
-from feddrift.deploy.notices import audited
+from feddrift.deploy import files
+from feddrift.deploy.monitor.alerts import audited
+from feddrift.deploy.operate import client_keys, scaffold
+from feddrift.deploy.operate.check import problems
+from feddrift.deploy.pki import certificates
+from feddrift.deploy.processes import launcher
 from feddrift.deploy.settings import Settings, public_key
-from feddrift.engines.flower.asking import SHUT_OUT
+from feddrift.engines.flower.server.connection import SHUT_OUT
 from feddrift.errors import ConfigError, DataError, FeddriftError
 from tests.flower import QUICK
 from tests.unit.test_flower import over, swapping
@@ -35,13 +38,13 @@ from tests.unit.test_flower import over, swapping
 
 @pytest.fixture
 def made(tmp_path: Path) -> Path:
-    make.init(tmp_path / "fed", ["a", "b"], [2], ["no", "yes"], host="fed.example.org", port=18443, inner=18444)
+    scaffold.init(tmp_path / "fed", ["a", "b"], [2], ["no", "yes"], host="fed.example.org", port=18443, inner=18444)
     return tmp_path / "fed"
 
 
 @pytest.fixture(autouse=True)
 def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start, "is_up", lambda server: False)
+    monkeypatch.setattr(launcher, "is_up", lambda server: False)
 
 
 def said(*words: object, code: int = 0) -> str:
@@ -113,7 +116,7 @@ def test_renew_needs_the_authoritys_key_wherever_it_is_kept(made: Path, tmp_path
     (server / "ca.key").rename(safe)
     told = said("renew", made, code=2)
     assert "ca.key is missing, and no certificate is made without it: say where it is, --ca-key PATH" in told
-    make.init(tmp_path / "other", ["x"], [2], ["no", "yes"])
+    scaffold.init(tmp_path / "other", ["x"], [2], ["no", "yes"])
     assert "is not the key of" in said("renew", made, "--ca-key", tmp_path / "other" / "server" / "ca.key", code=2)
     assert "cannot read the authority's key" in said("renew", made, "--ca-key", server / "ca.crt", code=2)
     assert (server / "server.crt").read_text() == before and not list(server.glob("*.old")) and not texts(server)
@@ -209,7 +212,7 @@ def test_a_key_is_rotated_in_two_where_the_client_is_somewhere_else(made: Path, 
     assert public_key(server / "keys" / "a.pub") == public_key(client / "key.pub.old")
     assert "--key is taken in at the server" in said("rotate", client, "a", "--key", client / "key.pub", code=2)
     for folder in (made, server):
-        _, line = keys.new_pair("whoever")
+        _, line = client_keys.new_pair("whoever")
         (tmp_path / "key.pub").write_text(line)
         said("rotate", folder, "a", "--key", tmp_path / "key.pub")
         assert (server / "keys" / "a.pub").read_text() == line.replace("whoever", "a")
@@ -260,10 +263,10 @@ def test_what_is_no_new_key_of_a_client_is_not_taken(made: Path, tmp_path: Path,
         path.write_text((folder / ("b.pub" if what == "another's" else "a.pub")).read_text())
     elif what == "shut out":
         path.write_text((folder / "b.pub").read_text())
-        keys.revoke(server, "b")
+        client_keys.revoke(server, "b")
     before = (folder / "a.pub").read_text()
     with pytest.raises(ConfigError, match=sentence):
-        keys.take_in(server, "a", path)
+        client_keys.take_in(server, "a", path)
     assert (folder / "a.pub").read_text() == before and not list((folder / "revoked").glob("a-*"))
 
 
@@ -287,7 +290,7 @@ def test_a_client_that_is_shut_out_keeps_its_place(made: Path) -> None:
 
 
 def test_a_key_that_is_lost_is_not_one_that_was_taken_back(made: Path) -> None:
-    keys.revoke(made / "server", "a")
+    client_keys.revoke(made / "server", "a")
     (made / "server" / "keys" / "b.pub").unlink()
     assert "cannot read the key of client b" in wrong(made / "server")
     (made / "server" / "keys" / "revoked" / "b.c-0123456789abcdef.pub").touch()  # of a client b.c
@@ -302,7 +305,7 @@ def test_a_run_knows_new_keys_at_once(made: Path, caplog: pytest.LogCaptureFixtu
     said("rotate", made, "a")
     new = public_key(server / "keys" / "a.pub")
     assert known.get(old) is None and known[new] == "a" and set(known.values()) == {"a", "b"}
-    keys.revoke(server, "b")
+    client_keys.revoke(server, "b")
     assert dict(known) == {new: "a"}
     (server / "keys" / "a.pub").write_text("nonsense")
     assert dict(known) == {new: "a"} and "the keys stay what they were: cannot read the key of client a" in caplog.text
@@ -310,9 +313,9 @@ def test_a_run_knows_new_keys_at_once(made: Path, caplog: pytest.LogCaptureFixtu
 
 def test_a_server_that_runs_is_told(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[set[str]] = []
-    monkeypatch.setattr(start, "is_up", lambda server: True)
+    monkeypatch.setattr(launcher, "is_up", lambda server: True)
     monkeypatch.setattr(
-        start, "register", lambda server: told.append({p.stem for p in (server / "keys").glob("*.pub")})
+        launcher, "register", lambda server: told.append({p.stem for p in (server / "keys").glob("*.pub")})
     )
     assert said("revoke", made, "b").strip() == "client b is shut out"
     assert "the server knows the new key of client b, and the old one no more" in said("rotate", made, "b")
@@ -325,8 +328,8 @@ def test_a_server_that_cannot_be_told_is_started_again(
     def fails(server: Path) -> None:
         raise DataError("no answer")
 
-    monkeypatch.setattr(start, "is_up", lambda server: True)
-    monkeypatch.setattr(start, "register", fails)
+    monkeypatch.setattr(launcher, "is_up", lambda server: True)
+    monkeypatch.setattr(launcher, "register", fails)
     assert "is shut out when the server is started" in said("revoke", made, "b")
     assert "the server that runs was not told: no answer" in caplog.text and len(texts(made / "server")) == 1
 
@@ -357,9 +360,9 @@ def test_the_server_is_up_where_its_own_port_answers(made: Path, monkeypatch: py
         listening.bind(("127.0.0.1", 0))
         conf = made / "server" / "nginx.conf"
         conf.write_text(conf.read_text().replace(":18444", f":{listening.getsockname()[1]}"))
-        assert not start.is_up(made / "server")
+        assert not launcher.is_up(made / "server")
         listening.listen()
-        assert start.is_up(made / "server")
+        assert launcher.is_up(made / "server")
 
 
 INIT = ["--clients", "a,b", "--features", "2", "--classes", "no,yes"]

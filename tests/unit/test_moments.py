@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import feddrift as fd
-from feddrift.engines import moments, simulator
-from feddrift.engines.federation import TimeStep
-from feddrift.engines.lanes import Devices
+from feddrift.engines.server.federation import TimeStep
+from feddrift.engines.simulator import moments, simulator
+from feddrift.engines.simulator.lanes import Devices
 from feddrift.nets import default_net
 from feddrift.types import Federation, Local
 

@@ -134,7 +134,7 @@ def test_a_net_that_compiles_says_so_once(
     folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
-    caplog.set_level("INFO", "feddrift.engines.simulator")
+    caplog.set_level("INFO", "feddrift.engines.simulator.simulator")
     for _ in range(2):
         fd.run("sine-2", "FedDrift", net="broken_nets:sound")
         fd.run("sine-2", "FedDrift", net="linear")

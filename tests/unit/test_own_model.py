@@ -12,9 +12,9 @@ import pytest
 
 import feddrift as fd
 from feddrift.engines import engine as find_engine
-from feddrift.engines.simulator import Simulator
+from feddrift.engines.simulator.simulator import Simulator
 from feddrift.nets import named_net
-from feddrift.nets.own import OwnNet
+from feddrift.nets.external import OwnNet
 from tests.unit.test_cli import feddrift
 
 MODELS = """

@@ -20,8 +20,10 @@ from flwr.cli.build import build_fab_from_disk
 from flwr.supercore.fab import Fab
 from flwr.supernode.start_client_internal import _verify_fab
 
-from feddrift.deploy import make, pin, runtime, start
-from feddrift.deploy.check import problems
+from feddrift.deploy.operate import scaffold
+from feddrift.deploy.operate.check import problems
+from feddrift.deploy.pki import app_signature
+from feddrift.deploy.processes import launcher, runtime
 from feddrift.errors import DataError
 from tests.flower import open_link_state
 
@@ -33,30 +35,30 @@ pytestmark = [
 
 @pytest.fixture
 def made(tmp_path: Path) -> Path:
-    make.init(tmp_path / "fed", ["a"], [2], ["no", "yes"])
+    scaffold.init(tmp_path / "fed", ["a"], [2], ["no", "yes"])
     return tmp_path / "fed"
 
 
 def app(server: Path, verifications: dict[str, str] | None = None) -> Fab:
     """The app as Flower sends it to clients."""
-    signed = json.loads((server / pin.SIGNED).read_text())
+    signed = json.loads((server / app_signature.SIGNED).read_text())
     return Fab("", build_fab_from_disk(server / "app"), verifications or signed["verifications"])
 
 
 def trusted(folder: Path) -> dict[str, str]:
-    return dict(json.loads((folder / pin.TRUSTED).read_text()))
+    return dict(json.loads((folder / app_signature.TRUSTED).read_text()))
 
 
 def test_a_client_takes_the_app_that_came_with_its_folder_and_no_other(made: Path) -> None:
     server, client = made / "server", made / "clients" / "a"
     old = app(server)
     assert _verify_fab(old, trusted(client)) and old.verifications["valid_license"]
-    make.add(made, "late")
+    scaffold.add(made, "late")
     assert trusted(made / "clients" / "late") == trusted(client)  # the app is not signed again
 
     (server / "app" / "feddrift_client.py").write_text("app = 'of another'\n")
     assert not _verify_fab(app(server), trusted(client))  # the old signature
-    pin.sign(server)
+    app_signature.sign(server)
     assert trusted(server) != trusted(client)
     new = app(server)
     assert _verify_fab(new, trusted(server)) and not _verify_fab(new, trusted(client))  # another's
@@ -69,17 +71,17 @@ def test_the_key_that_signed_is_nowhere(made: Path) -> None:
     files = [path for path in (made / "server").rglob("*") if path.is_file()]
     private = {path.name for path in files if b"PRIVATE KEY" in path.read_bytes()}
     assert private == {"ca.key", "server.key"}
-    assert set(json.loads((made / "server" / pin.SIGNED).read_text())) == {"app", "verifications"}
+    assert set(json.loads((made / "server" / app_signature.SIGNED).read_text())) == {"app", "verifications"}
 
 
 def test_the_superlink_tells_the_signature_of_this_app_only(made: Path) -> None:
     """In Flower's own database."""
     server = made / "server"
-    pin.vouch(server)  # there is none yet
+    app_signature.vouch(server)  # there is none yet
     with open_link_state(server / "state" / "superlink.db") as link:
         ours = link.store_fab(Fab("", build_fab_from_disk(server / "app"), {}))
         other = link.store_fab(Fab("", b"of another", {}))
-        pin.vouch(server)
+        app_signature.vouch(server)
         sent = link.get_fab(ours)
         not_ours = link.get_fab(other)
     assert sent is not None and _verify_fab(sent, trusted(made / "clients" / "a"))
@@ -88,21 +90,21 @@ def test_the_superlink_tells_the_signature_of_this_app_only(made: Path) -> None:
 
 def test_a_deployment_of_before_goes_on_and_says_what_it_lacks(made: Path, caplog: pytest.LogCaptureFixture) -> None:
     server, client = made / "server", made / "clients" / "a"
-    for path in (server / pin.SIGNED, server / pin.TRUSTED, client / pin.TRUSTED):
+    for path in (server / app_signature.SIGNED, server / app_signature.TRUSTED, client / app_signature.TRUSTED):
         path.unlink()
-    pin.vouch(server)
-    assert "--trusted-entities" not in start.supernode(client)
+    app_signature.vouch(server)
+    assert "--trusted-entities" not in launcher.supernode(client)
     assert "this client runs whatever its server sends" in caplog.text
     assert any("trusted.yaml is missing: this client runs" in told for told in problems(made))
-    pin.sign(server)  # as `deploy server` does
-    (client / pin.TRUSTED).write_bytes((server / pin.TRUSTED).read_bytes())
-    assert start.supernode(client)[-2:] == ["--trusted-entities", str(client / pin.TRUSTED)]
+    app_signature.sign(server)  # as `deploy server` does
+    (client / app_signature.TRUSTED).write_bytes((server / app_signature.TRUSTED).read_bytes())
+    assert launcher.supernode(client)[-2:] == ["--trusted-entities", str(client / app_signature.TRUSTED)]
     assert not any("trusted.yaml" in told for told in problems(made))
-    (client / pin.TRUSTED).write_text("{}")
+    (client / app_signature.TRUSTED).write_text("{}")
     assert any("trusts another app than the server's" in told for told in problems(made))
-    (server / pin.SIGNED).write_text("{")
+    (server / app_signature.SIGNED).write_text("{")
     with pytest.raises(DataError, match="move it away to have the app signed anew"):
-        pin.vouch(server)
+        app_signature.vouch(server)
 
 
 def test_check_names_a_folder_that_others_can_enter(made: Path) -> None:
@@ -125,7 +127,7 @@ def test_secrets_of_the_runtime_are_made_once_and_for_the_owner_alone(made: Path
     files[2].chmod(0o644)
     runtime.prepare(folder)
     assert len(files[2].read_bytes()) == 32 and stat.S_IMODE(files[2].stat().st_mode) == 0o600
-    words = " ".join(start.supernode(folder))
+    words = " ".join(launcher.supernode(folder))
     assert "--isolation process" in words and f"--superexec-auth-secret-file {files[2]}" in words
     assert "--insecure" not in words + " ".join(runtime.of_superexec(folder, 1, os.getpid()))
 
@@ -138,10 +140,10 @@ def test_a_supernode_that_does_not_come_up_is_tried_again(made: Path, monkeypatc
         if waits.count(30.0) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(start, "supernode", lambda *_: [sys.executable, "-c", "raise SystemExit(3)"])
+    monkeypatch.setattr(launcher, "supernode", lambda *_: [sys.executable, "-c", "raise SystemExit(3)"])
     monkeypatch.setattr(time, "sleep", sleep)
     with pytest.raises(KeyboardInterrupt):
-        start.client(client)
+        launcher.client(client)
     assert [seconds for seconds in waits if seconds >= 5] == [5, 10, 20, 30, 30]
 
 

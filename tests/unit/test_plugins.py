@@ -16,14 +16,14 @@ from feddrift.nets import named_net
 from feddrift.reports import summary
 from feddrift.runs import record, sweep
 from feddrift.runs.config import RunConfig
-from feddrift.runs.recorded import RecordedRun
+from feddrift.runs.recorded_run import RecordedRun
 from tests.unit.test_cli import feddrift
 
 MINE = '''
 from dataclasses import dataclass
 import numpy as np
 import feddrift as fd
-from feddrift.algorithms.feddrift import FedDrift
+from feddrift.algorithms.feddrift.method import FedDrift
 
 @dataclass(frozen=True)
 class Mean:
@@ -83,7 +83,7 @@ def test_an_error_that_is_raised_elsewhere_says_where(folder: Path, monkeypatch:
     def broken(*_: object) -> None:
         raise KeyError("ours")
 
-    monkeypatch.setattr("feddrift.engines.federation.TimeStep.fresh", broken)
+    monkeypatch.setattr("feddrift.engines.server.federation.TimeStep.fresh", broken)
     place = r"\(.*people_own.py, line \d+; raised in .*test_plugins.py, line \d+\)"
     with pytest.raises(ConfigError, match=f"Mean.init: KeyError: 'ours' {place}"):
         next(fd.run(fd.stream("sine-2"), fd.algorithm("people_own:Mean")))

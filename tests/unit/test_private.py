@@ -15,7 +15,7 @@ from feddrift.data import Stream
 from feddrift.engines import engine as find_engine
 from feddrift.models import join, mix, params_of, take
 from feddrift.nets import default_net
-from feddrift.run import LOST, Step, steps_on, with_newcomers
+from feddrift.simulation import LOST, Step, steps_on, with_newcomers
 from feddrift.testing import small_stream
 from feddrift.trees import leaves
 from feddrift.types import Local, Models
@@ -181,7 +181,7 @@ def test_a_deployment_keeps_them_at_the_clients(name: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("how", ["sent", "pulled to"])
 def test_a_server_cannot_have_them(tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from feddrift.engines.flower import training
+    from feddrift.engines.flower.client import training
     from feddrift.engines.flower.messages import REQUESTS
 
     engine = over(small_stream(), tmp_path)
@@ -249,7 +249,7 @@ def test_what_is_lost_with_a_store_is_replaced_and_told(name: str, tmp_path: Pat
 
 
 def test_names_that_are_none_are_left_alone() -> None:
-    from feddrift.engines.flower.parts import later_private, older_private
+    from feddrift.engines.flower.model_parts import later_private, older_private
 
     names = ["private-3--5-head", "private-x-1-head", "private-1-7-trunk", "private-1-9-trunk", "private-2-9-trunk"]
     assert older_private(names) == set() and later_private(names, {1}, 7) == {"private-1-9-trunk"}

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import feddrift as fd
-from feddrift.algorithms.feroma import FEROMA, FeromaState, _newest_counts, scatter, shares
-from feddrift.algorithms.flux import FLUX, FluxState
-from feddrift.algorithms.profiles import DESCRIBER, Scale, components, distances, knee, profiles
+from feddrift.algorithms.later.data_profiles import DESCRIBER, Scale, components, distances, knee, profiles
+from feddrift.algorithms.later.feroma import FEROMA, FeromaState, _newest_counts, scatter, shares
+from feddrift.algorithms.later.flux import FLUX, FluxState
 from feddrift.data import Stream
 from feddrift.engines import engine as find_engine
-from feddrift.engines.in_process import InProcessWorker
+from feddrift.engines.local.engine import InProcessWorker
 from feddrift.nets import default_net
 from feddrift.testing import FakeFederation, check_algorithm
 from feddrift.types import Floats, Ints, Models, Moments, Net, Tournament, Updates

@@ -15,13 +15,13 @@ pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 from flwr.app import RecordDict
 
 import feddrift as fd
-from feddrift.engines.flower import protocol, wire
+from feddrift.engines.flower import protocol, serialization
 from feddrift.engines.flower.messages import PROTOCOL, VERSION
 from feddrift.engines.flower.protocol import CHANGES, SPOKEN, Change, check_client, check_server, number
-from feddrift.engines.flower.wire import Refused
+from feddrift.engines.flower.serialization import Refused
 from feddrift.reports.exchanges import absent, for_page, noted, sat_out
-from feddrift.run import Step
 from feddrift.runs.record import read
+from feddrift.simulation import Step
 from tests.flower import OldClient, OverFlower
 from tests.unit.test_flower import edited, over, question, reply_of, same, swapping, taken
 
@@ -155,10 +155,10 @@ class OtherVersion(OldClient):
     unknown: ClassVar[dict[str, Any]] = {}
 
     def answer(self, kind: str, content: RecordDict) -> RecordDict:
-        asked, _ = wire.unpack(content)
+        asked, _ = serialization.unpack(content)
         if asked.get("version") != self.version:
             self.heard.append((kind, asked))
-            return wire.pack({"version": self.version, "client": self.name, "failed": "another version"})
+            return serialization.pack({"version": self.version, "client": self.name, "failed": "another version"})
         return super().answer(kind, content)
 
 
@@ -231,10 +231,10 @@ def test_others_are_refused_by_name_and_asked_once(
 def test_one_that_changes_its_words_at_every_question_is_refused(caplog: pytest.LogCaptureFixture) -> None:
     class Fickle(OldClient):
         def answer(self, kind: str, content: Any) -> Any:
-            body, _ = wire.unpack(content)
+            body, _ = serialization.unpack(content)
             self.heard.append((kind, body))
             other = PROTOCOL if number(body["version"]) != PROTOCOL else PROTOCOL - 1
-            return wire.pack({"version": f"1.0/{other}", "client": "b", "cells": [[0, 60]], "scores": {}})
+            return serialization.pack({"version": f"1.0/{other}", "client": "b", "cells": [[0, 60]], "scores": {}})
 
     engine = over(swapping())
     old = with_client(engine, Fickle)

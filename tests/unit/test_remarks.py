@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from feddrift import cli
 from feddrift.errors import DataError
 from feddrift.reports import metrics
+from feddrift.reports.caveats import remarks
 from feddrift.reports.page.data import collect
-from feddrift.reports.remarks import remarks
 from feddrift.reports.summary import compare, summarise
 from feddrift.runs.record import Record, by_score, read_all
 from tests.unit.fake_records import header, make

@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 from feddrift import cli
 from feddrift.errors import ConfigError, DataError
 from feddrift.reports import metrics, summary, tables
+from feddrift.reports.labels import differences
 from feddrift.reports.ranks import ranking
 from feddrift.reports.summary import Spread, adjusted_rand, lineage, scores, summarise
-from feddrift.reports.words import differences
 from feddrift.runs.record import Record, by_score, read_all
 from feddrift.scores import ACCURACY, SCORES
 from tests.unit.fake_records import header, make, merged

@@ -16,15 +16,15 @@ import numpy as np
 import pytest
 
 import feddrift as fd
-from feddrift import checkpoint
+from feddrift._internal import checkpoint
+from feddrift._internal.device_arrays import SHARED_ROWS, Resident, distinct_rows, on_host, place_of
 from feddrift.averaging import averaged, finite, moves
-from feddrift.engines import kept
-from feddrift.engines.lanes import Devices
-from feddrift.engines.simulator import Simulator
+from feddrift.engines.simulator import compilation_cache
+from feddrift.engines.simulator.lanes import Devices
+from feddrift.engines.simulator.simulator import Simulator
 from feddrift.models import fresh, join, params_of, take
 from feddrift.nets import default_net
 from feddrift.nets.perceptron import perceptron
-from feddrift.resident import SHARED_ROWS, Resident, distinct_rows, on_host, place_of
 from feddrift.streams import files
 from feddrift.trees import leaves
 from feddrift.types import Federation, Models, Updates
@@ -190,38 +190,39 @@ def test_programs_are_kept_in_the_users_cache_unless_somebody_says_otherwise(
     monkeypatch.setattr(files, "cache", lambda: tmp_path)
     try:
         for folder, enabled, expected in (
-            (None, True, tmp_path / "programs" / kept.processor()), ("/elsewhere", True, Path("/elsewhere")),
+            (None, True, tmp_path / "programs" / compilation_cache.processor()),
+            ("/elsewhere", True, Path("/elsewhere")),
             (None, False, None),
-        ):  # fmt: skip
+        ):
             config.update("jax_compilation_cache_dir", folder)
             config.update("jax_enable_compilation_cache", enabled)
-            kept.keep_programs.cache_clear()
-            assert kept.keep_programs() == expected
+            compilation_cache.keep_programs.cache_clear()
+            assert compilation_cache.keep_programs() == expected
         config.update("jax_compilation_cache_dir", None)
         config.update("jax_enable_compilation_cache", True)
-        kept.keep_programs.cache_clear()
+        compilation_cache.keep_programs.cache_clear()
         (tmp_path / "file").write_text("")
-        assert kept.keep_programs(tmp_path / "file" / "below") is None  # no folder can be made there
+        assert compilation_cache.keep_programs(tmp_path / "file" / "below") is None  # no folder can be made there
     finally:
         config.update("jax_compilation_cache_dir", before)
         config.update("jax_enable_compilation_cache", True)
-        kept.keep_programs.cache_clear()
+        compilation_cache.keep_programs.cache_clear()
 
 
 def test_what_was_kept_longest_makes_room(tmp_path: Path) -> None:
     for age, name in enumerate(("new", "old", "oldest")):
         (tmp_path / name).write_bytes(b"x" * 40)
         os.utime(tmp_path / name, (1000 - age, 1000 - age))
-    kept.tidy(tmp_path, 80)
+    compilation_cache.tidy(tmp_path, 80)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "old"]
-    kept.tidy(tmp_path, 80)
+    compilation_cache.tidy(tmp_path, 80)
     assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_the_cache_of_the_checks_loses_damaged_programs_only(tmp_path: Path) -> None:
     from jax._src.compilation_cache import compress_executable
 
-    folder = tmp_path / kept.processor()
+    folder = tmp_path / compilation_cache.processor()
     folder.mkdir()
     whole = compress_executable(b"program" * 100)
     (folder / "whole-cache").write_bytes(whole)
@@ -313,7 +314,7 @@ def test_a_checkpoint_stores_such_a_row_once(tmp_path: Path) -> None:
 
 
 def test_parts_of_equal_models_are_described_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from feddrift.engines.flower import parts
+    from feddrift.engines.flower import model_parts
 
     net = fd.mlp(2, (), 2)
     start = SHARED_ROWS.store(fresh(net, 0))
@@ -323,6 +324,6 @@ def test_parts_of_equal_models_are_described_once(monkeypatch: pytest.MonkeyPatc
         digests.append(part)
         return "0123"
 
-    monkeypatch.setattr(parts, "digest", digest)
-    specs, found = parts.described(net, take(start, [0] * 30, range(1, 31)))
+    monkeypatch.setattr(model_parts, "digest", digest)
+    specs, found = model_parts.described(net, take(start, [0] * 30, range(1, 31)))
     assert len(digests) == 1 and [spec["head"] for spec in specs] == ["0123"] * 30 and list(found) == ["0123"]

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import feddrift as fd
-from feddrift.engines.conditions import Conditions
+from feddrift.engines.conditions.conditions import Conditions
 from feddrift.errors import ConfigError
 from feddrift.nets import default_net
-from feddrift.run import Step, steps_on
+from feddrift.simulation import Step, steps_on
 from feddrift.testing import small_stream
 from feddrift.types import Local
 

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 
 import feddrift as fd
-from feddrift import checkpoint, rng
-from feddrift.algorithms.fedccfa import FedCCFAHeads, row_distances, shared_rows
-from feddrift.algorithms.fedrep import FedRep, halves
-from feddrift.algorithms.flash import Flash, FlashState
+from feddrift import rng
+from feddrift._internal import checkpoint
+from feddrift.algorithms.later.fedccfa import FedCCFAHeads, row_distances, shared_rows
+from feddrift.algorithms.later.fedrep import FedRep, halves
+from feddrift.algorithms.later.flash import Flash, FlashState
 from feddrift.data import Stream
-from feddrift.engines.conditions import Conditions
-from feddrift.engines.reference import Reference
-from feddrift.engines.simulator import Simulator
+from feddrift.engines.conditions.conditions import Conditions
+from feddrift.engines.local.reference import Reference
+from feddrift.engines.simulator.simulator import Simulator
 from feddrift.models import class_rows, fresh, join, mix, mix_rows, take
 from feddrift.nets.perceptron import mlp
 from feddrift.testing import FakeFederation

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 
 import feddrift as fd
-from feddrift import checkpoint
-from feddrift.engines import routing
-from feddrift.engines.conditions import Conditions
+from feddrift._internal import checkpoint
+from feddrift.engines.conditions import routing
+from feddrift.engines.conditions.conditions import Conditions
 from feddrift.errors import ConfigError
-from feddrift.exported import Predictor
+from feddrift.exported_models import Predictor
 from feddrift.models import fresh, take
 from feddrift.nets import default_net, initial
 from feddrift.nets.voting import layer_of
-from feddrift.reports.story import command
+from feddrift.reports.event_text import command
 from feddrift.router import OWN, Router, Routing
-from feddrift.run import Step, steps_on
+from feddrift.simulation import Step, steps_on
 from feddrift.testing import small_stream
 from feddrift.types import Federation, Local, Projection, State
 
@@ -316,7 +316,7 @@ def test_a_router_has_no_vote_for_private_models() -> None:
 
 def test_what_a_client_serves_chooses_as_its_test_did() -> None:
     """The router and the model that describes inputs travel with the others, and are found again."""
-    from feddrift.engines.flower.routers import read_router, sent_with
+    from feddrift.engines.flower.client.routers import read_router, sent_with
 
     models = replace(fresh(NET, 0, 2, distinct=True), ids=(3, 8))
     x = shifted(3.0).x[:40]

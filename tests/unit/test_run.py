@@ -12,14 +12,14 @@ import pytest
 
 import feddrift as fd
 from feddrift.engines import engine as find_engine
-from feddrift.engines.conditions import Conditions
+from feddrift.engines.conditions.conditions import Conditions
 from feddrift.errors import ConfigError
 from feddrift.nets import default_net
-from feddrift.run import lineage, steps_on
-from feddrift.runs import recorded as recorded_module
+from feddrift.runs import recorded_run as recorded_module
 from feddrift.runs.config import RunConfig
 from feddrift.runs.record import read
-from feddrift.runs.recorded import RecordedRun
+from feddrift.runs.recorded_run import RecordedRun
+from feddrift.simulation import lineage, steps_on
 from feddrift.types import Clusters, Event, Federation, Local, Models, State
 
 

@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from feddrift import rng
-from feddrift.engines import sampling
+from feddrift.engines.local import sampling
 
 W = np.array([0.0, 1.0, 0.0, 3.0, 0.0])
 COUNTS = np.array([50, 20, 10, 40, 60])

@@ -15,7 +15,7 @@ from feddrift import scores
 from feddrift.engines import engine as find_engine
 from feddrift.errors import ConfigError
 from feddrift.nets import default_net
-from feddrift.run import steps_on
+from feddrift.simulation import steps_on
 from feddrift.testing import small_stream
 
 

@@ -14,7 +14,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feddrift.engines.flower import wire
+from feddrift.engines.flower import serialization
 from feddrift.engines.flower.messages import VERSION
 
 HEAD = [np.arange(6, dtype=np.float32).reshape(2, 3), np.ones(3, dtype=np.float32)]
@@ -22,25 +22,27 @@ SHAPES = [(array.shape, array.dtype) for array in HEAD]
 
 
 def message(version: str = VERSION, size: int = 2) -> RecordDict:
-    return wire.pack({"version": version, "x": 1}, {"head-0": HEAD, "head-1": [np.zeros(size, dtype=np.float32)]})
+    return serialization.pack(
+        {"version": version, "x": 1}, {"head-0": HEAD, "head-1": [np.zeros(size, dtype=np.float32)]}
+    )
 
 
 def test_a_sealed_message_is_three_objects_and_opens_to_what_it_was() -> None:
     content = message()
-    sealed = wire.sealed(content)
+    sealed = serialization.sealed(content)
     assert len(get_all_nested_objects(content)) == 10 and len(get_all_nested_objects(sealed)) == 2  # and the message
-    (body, raw), (other, other_raw) = wire.unpack(content), wire.unpack(wire.opened(sealed))
+    (body, raw), (other, other_raw) = serialization.unpack(content), serialization.unpack(serialization.opened(sealed))
     assert body == other and list(raw) == list(other_raw)
-    for ours, theirs in zip(wire.arrays(raw["head-0"], SHAPES, "it"), HEAD, strict=True):
+    for ours, theirs in zip(serialization.arrays(raw["head-0"], SHAPES, "it"), HEAD, strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    for ours, theirs in zip(wire.arrays(other_raw["head-0"], SHAPES, "it"), HEAD, strict=True):
+    for ours, theirs in zip(serialization.arrays(other_raw["head-0"], SHAPES, "it"), HEAD, strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    assert wire.size(content) == wire.size(wire.opened(sealed))
+    assert serialization.size(content) == serialization.size(serialization.opened(sealed))
 
 
-@pytest.mark.parametrize("content", [message(size=wire.SEALED), wire.pack({"version": VERSION})])
+@pytest.mark.parametrize("content", [message(size=serialization.SEALED), serialization.pack({"version": VERSION})])
 def test_what_is_large_or_without_arrays_stays_as_it_is(content: RecordDict) -> None:
-    assert wire.sealed(content) is content and wire.opened(content) is content
+    assert serialization.sealed(content) is content and serialization.opened(content) is content
 
 
 BAD: dict[str, dict[str, Any]] = {
@@ -52,23 +54,23 @@ BAD: dict[str, dict[str, Any]] = {
     "less than nothing": {"blob": b"x", "index": '{"head-0": [-1]}'},
     "more than there is": {"blob": b"x", "index": '{"head-0": [1, 1]}'},
     "text": {"blob": "x", "index": '{"head-0": [1]}'},
-    "too many": {"blob": b"", "index": '{"head-0": [' + "0," * wire.SEALED + "0]}"},
-    "too much": {"blob": b"x" * (wire.SEALED + 1), "index": "{}"},
+    "too many": {"blob": b"", "index": '{"head-0": [' + "0," * serialization.SEALED + "0]}"},
+    "too much": {"blob": b"x" * (serialization.SEALED + 1), "index": "{}"},
 }
 
 
 @pytest.mark.parametrize("what", BAD)
 def test_what_cannot_be_opened_is_refused(what: str) -> None:
     content = RecordDict({"body": ConfigRecord({"json": "{}"} | BAD[what])})
-    with pytest.raises(wire.Refused, match="not of the form"):
-        wire.unpack(wire.opened(content))
+    with pytest.raises(serialization.Refused, match="not of the form"):
+        serialization.unpack(serialization.opened(content))
 
 
 @given(index=st.text(max_size=40), blob=st.binary(max_size=40))
 def test_nothing_but_a_refusal_comes_of_anything(index: str, blob: bytes) -> None:
-    opened = wire.opened(RecordDict({"body": ConfigRecord({"json": "{}", "index": index, "blob": blob})}))
+    opened = serialization.opened(RecordDict({"body": ConfigRecord({"json": "{}", "index": index, "blob": blob})}))
     try:
-        _, raw = wire.unpack(opened)
-    except wire.Refused:
+        _, raw = serialization.unpack(opened)
+    except serialization.Refused:
         return
     assert sum(len(array.data) for part in raw.values() for array in part) <= len(blob)

@@ -22,13 +22,14 @@ pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 from prometheus_client.parser import text_string_to_metric_families
 
 import feddrift as fd
-from feddrift.deploy import certificates, notices, web
-from feddrift.deploy.make import init
-from feddrift.deploy.metrics import Page, metrics
-from feddrift.deploy.notices import Herald, Notice, audited, changed
-from feddrift.deploy.server import federate
+from feddrift.deploy.monitor import alerts, web
+from feddrift.deploy.monitor.alerts import Herald, Notice, audited, changed
+from feddrift.deploy.monitor.metrics import Page, metrics
+from feddrift.deploy.operate.scaffold import init
+from feddrift.deploy.pki import certificates
+from feddrift.deploy.server.loop import federate
 from feddrift.deploy.settings import Settings
-from feddrift.engines.flower.exchange import QuorumError
+from feddrift.engines.flower.server.exchange import QuorumError
 from feddrift.errors import ConfigError
 from feddrift.runs.record import read_all
 from tests.unit.test_federation_record import server_of, watched
@@ -152,10 +153,10 @@ def test_certificates_are_told_before_they_end(tmp_path: Path, monkeypatch: pyte
     assert set(days) == {"ca.crt", "server.crt"} and min(days.values()) > 30 and Herald(server).look() == []
     for passed, told_then in ((0, 0), (370, 2), (371, 0), (392, 2), (396.5, 2)):  # both end together
         left = {name: n - passed for name, n in {"ca.crt": 397.0, "server.crt": 397.0}.items()}
-        monkeypatch.setattr(notices, "days_left", lambda _, left=left: left)
-        monkeypatch.setattr(notices, "datetime", at(datetime.now(UTC) + timedelta(days=passed)))
+        monkeypatch.setattr(alerts, "days_left", lambda _, left=left: left)
+        monkeypatch.setattr(alerts, "datetime", at(datetime.now(UTC) + timedelta(days=passed)))
         assert [notice.event for notice in Herald(server).look()] == ["certificate"] * told_then, passed
-    monkeypatch.setattr(notices, "days_left", lambda _: {"server.crt": 20.0})  # that of the next year
+    monkeypatch.setattr(alerts, "days_left", lambda _: {"server.crt": 20.0})  # that of the next year
     assert [notice.event for notice in Herald(server).look()] == ["certificate"]
     changed(server, "a", "its place was made")
     assert audited(server)[-1].text == "its place was made"

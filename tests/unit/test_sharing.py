@@ -16,10 +16,10 @@ import feddrift as fd
 from feddrift import cli
 from feddrift.errors import BusyError, ConfigError
 from feddrift.runs import record, sweep
-from feddrift.runs import recorded as recorded_module
+from feddrift.runs import recorded_run as recorded_module
 from feddrift.runs.config import RunConfig
 from feddrift.runs.locks import NoLocksError, check_locks, lock
-from feddrift.runs.recorded import RecordedRun
+from feddrift.runs.recorded_run import RecordedRun
 from feddrift.runs.writer import held
 from tests.docs import ROOT, blocks
 

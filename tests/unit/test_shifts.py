@@ -13,10 +13,10 @@ from scipy.stats import ks_2samp
 
 import feddrift as fd
 from feddrift.data import Stream
+from feddrift.drift_explanation import LEAST_ROWS, Shift, Shifts, _of_shares, _of_values, asked, shifts, told
+from feddrift.reports.event_text import alarm_sentence
 from feddrift.reports.page.data import collect
-from feddrift.reports.story import alarm_sentence
-from feddrift.run import Step
-from feddrift.shifts import LEAST_ROWS, Shift, Shifts, _of_shares, _of_values, asked, shifts, told
+from feddrift.simulation import Step
 from feddrift.testing import small_stream
 from feddrift.types import Local
 
@@ -123,7 +123,7 @@ def test_the_last_data_before_count() -> None:
 
 
 def test_of_a_large_cell_a_part_of_the_rows_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feddrift.shifts.ROOM", 300)
+    monkeypatch.setattr("feddrift.drift_explanation.ROOM", 300)
     found = moved(cell(0, mean=1), cell(1, mean=3))
     assert found.moved[0].before == pytest.approx(1, abs=0.3) and found.rows == (N, N)
     swapped = moved(cell(0), cell(1, swap=True))
@@ -131,7 +131,7 @@ def test_of_a_large_cell_a_part_of_the_rows_is_looked_at(monkeypatch: pytest.Mon
 
 
 def test_of_a_large_picture_a_part_of_the_inputs_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feddrift.shifts.ROOM", 5 * LEAST_ROWS)  # five of the nine inputs
+    monkeypatch.setattr("feddrift.drift_explanation.ROOM", 5 * LEAST_ROWS)  # five of the nine inputs
     draw = np.random.default_rng(0)
     before, after = draw.normal(size=(2, 200, 3, 3))
     after[:, 1, 1:] += 9  # of these two the first is looked at
@@ -324,7 +324,7 @@ def test_many_clients_have_it_in_a_column(tmp_path: Path, monkeypatch: pytest.Mo
 
 def over_flower(stream: Stream, folder: Path, **changes: Any) -> tuple[list[Step], Any]:
     pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
-    from feddrift.deploy.server import federate
+    from feddrift.deploy.server.loop import federate
     from feddrift.nets import default_net
     from tests.flower import OverFlower
 
@@ -362,7 +362,7 @@ def test_who_forbids_it_is_not_asked_or_does_not_say(tmp_path: Path) -> None:
 
 
 def fd_steps(engine: Any, folder: Path) -> list[Step]:
-    from feddrift.deploy.server import federate
+    from feddrift.deploy.server.loop import federate
 
     return list(federate(engine, FEDDRIFT, folder))
 
@@ -389,7 +389,7 @@ SHIFT: dict[str, Any] = GOOD["moved"][0]
 def test_the_server_refuses_what_cannot_be(answer: Any, reason: str) -> None:
     pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
     from feddrift.engines.flower.messages import read_shifts
-    from feddrift.engines.flower.wire import Refused
+    from feddrift.engines.flower.serialization import Refused
 
     assert read_shifts({"shifts": GOOD}, 2) == Shifts(0, (9, 9), (Shift("mean", "age", 1.0, 2.0, 0.5),), 0)
     assert read_shifts({"shifts": None}, 2) is None
@@ -420,8 +420,8 @@ def test_a_client_that_answers_nonsense_is_unexplained_and_goes_on(tmp_path: Pat
 
 def test_a_deployed_client_names_its_columns_and_classes(tmp_path: Path) -> None:
     pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
-    from feddrift.engines.flower import wire
-    from feddrift.engines.flower.client import from_toml
+    from feddrift.engines.flower import serialization
+    from feddrift.engines.flower.client.client import from_toml
     from feddrift.engines.flower.messages import VERSION, About, read_shifts
     from feddrift.errors import ConfigError
 
@@ -435,7 +435,7 @@ def test_a_deployed_client_names_its_columns_and_classes(tmp_path: Path) -> None
 
     def answer(kind: str, tau: int = 1) -> Any:
         asked = {"version": VERSION, "about": About("first", "a", 0, 1, 2, (2,), 0, tau).__dict__, "seen": tau - 1}
-        return wire.unpack(from_toml(tmp_path).answer(kind, wire.pack(asked)))[0]
+        return serialization.unpack(from_toml(tmp_path).answer(kind, serialization.pack(asked)))[0]
 
     answer("hello", 0)
     answer("hello")

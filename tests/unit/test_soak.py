@@ -13,15 +13,15 @@ pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 
 from feddrift import algorithms
 from feddrift.data import Cell
-from feddrift.deploy.server import federate
+from feddrift.deploy.server.loop import federate
 from feddrift.deploy.settings import Settings
-from feddrift.engines.conditions import Conditions
-from feddrift.engines.flower.asking import Roster
-from feddrift.engines.flower.client import Client
-from feddrift.engines.flower.federation import Flower
+from feddrift.engines.conditions.conditions import Conditions
+from feddrift.engines.flower.client.client import Client
 from feddrift.engines.flower.local_grid import LocalGrid
-from feddrift.run import Step
+from feddrift.engines.flower.server.connection import Roster
+from feddrift.engines.flower.server.federation import Flower
 from feddrift.runs.record import latest
+from feddrift.simulation import Step
 from feddrift.trees import leaves
 from tests.flower import QUICK
 from tests.soak.replay import decided_alike, everything_was_used, participation, replayed

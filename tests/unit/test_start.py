@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import feddrift as fd
-from feddrift.engines import lanes
+from feddrift.engines.simulator import lanes
 
 SLOW = ("jax", "scipy", "matplotlib", "flwr", "numba")
 COMMAND = """
@@ -111,7 +111,7 @@ def test_jax_is_asked_where_it_may_have_a_plugin(monkeypatch: pytest.MonkeyPatch
 
 
 def test_public_names_win_over_modules() -> None:
-    code = "import feddrift.run, feddrift.runs.recorded, feddrift as fd; assert callable(fd.run), fd.run"
+    code = "import feddrift.simulation, feddrift.runs.recorded_run, feddrift as fd; assert callable(fd.run), fd.run"
     assert loaded(code) == set()
     assert dir(fd) == sorted([*fd.__all__, "__version__"])
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
@@ -121,7 +121,9 @@ def test_public_names_win_over_modules() -> None:
 @pytest.mark.parametrize(("given", "expected"), [(None, "false"), ("true", "true")])
 def test_a_gpus_memory_is_taken_as_it_is_needed(given: str | None, expected: str) -> None:
     name = "XLA_PYTHON_CLIENT_PREALLOCATE"
-    code = f"import os; from feddrift.engines.lanes import Devices; Devices.here(); print(os.environ['{name}'])"
+    code = (
+        f"import os; from feddrift.engines.simulator.lanes import Devices; Devices.here(); print(os.environ['{name}'])"
+    )
     env = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
     env.pop(name, None)
     env |= {} if given is None else {name: given}
@@ -132,7 +134,7 @@ def test_a_gpus_memory_is_taken_as_it_is_needed(given: str | None, expected: str
 def test_native_code_is_not_loaded_to_shuffle_a_few_rows_for_a_gpu() -> None:
     code = """
 import numpy as np, feddrift as fd
-from feddrift.engines.simulator import Simulator
+from feddrift.engines.simulator.simulator import Simulator
 engine = Simulator(fd.stream("sine-2"), fd.mlp(2, 4, 2), fd.Local(rounds=1, steps=1), 0)
 engine.native = False
 fed = engine.at(0)

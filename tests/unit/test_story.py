@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import feddrift as fd
 from feddrift import algorithms
-from feddrift.reports.story import command, event_sentence
+from feddrift.reports.event_text import command, event_sentence
 from feddrift.runs import record
 from feddrift.runs.config import RunConfig
 from tests.unit.fake_records import header

@@ -204,7 +204,7 @@ def test_a_dry_run_says_what_is_left_and_writes_nothing(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_what_was_recorded_with_other_code_is_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    code = "from feddrift.algorithms.single import Single\n\nclass Mine(Single):\n    pass\n"
+    code = "from feddrift.algorithms.baselines.single import Single\n\nclass Mine(Single):\n    pass\n"
     (tmp_path / "mine.py").write_text(code)
     path = grid(
         tmp_path,

@@ -15,9 +15,9 @@ import pytest
 import feddrift as fd
 from feddrift.data import Stream
 from feddrift.errors import ConfigError, DataError, FeddriftError
-from feddrift.reports.story import command
+from feddrift.reports.event_text import command
 from feddrift.runs.config import RunConfig
-from feddrift.runs.recorded import RecordedRun, from_checkpoints
+from feddrift.runs.recorded_run import RecordedRun, from_checkpoints
 from feddrift.streams import stream
 from feddrift.tables.features import moments
 from feddrift.tables.times import read_every, steps

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 import feddrift as fd
-from feddrift import plugins
+from feddrift._internal import plugins
 from feddrift.algorithms import ALGORITHMS
-from feddrift.algorithms.drift_tests import Evidence, Proportional, Threshold, TwoSample
+from feddrift.algorithms.feddrift.drift_tests import Evidence, Proportional, Threshold, TwoSample
 from feddrift.engines import ENGINES
-from feddrift.engines.simulator import Simulator, SimulatorWorker
+from feddrift.engines.simulator.simulator import Simulator, SimulatorWorker
 from feddrift.models import join, take
 from feddrift.testing import FakeFederation, check_algorithm, check_net, check_test, check_worker
 from feddrift.types import Bools, Event, Federation, Ints, State

@@ -228,7 +228,7 @@ def test_the_extra_is_asked_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_clients_behind_flower_train_it(folder: Path) -> None:
     pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
-    from feddrift.run import steps_on
+    from feddrift.simulation import steps_on
     from tests.flower import OverFlower, clients_of
 
     stream, local = fd.stream("sine-2"), fd.Local(rounds=1, steps=5)

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from feddrift import cluster
-from feddrift.algorithms.detection import DriftState
-from feddrift.algorithms.feddrift import FedDrift, FedDriftEager
-from feddrift.algorithms.trunk import FedDriftTrunk
-from feddrift.cluster import Clustering
+from feddrift import clustering
+from feddrift.algorithms.feddrift.detection import DriftState
+from feddrift.algorithms.feddrift.method import FedDrift, FedDriftEager
+from feddrift.algorithms.feddrift.trunk import FedDriftTrunk
+from feddrift.clustering import Clustering
 from feddrift.testing import FakeFederation
 from feddrift.types import Clusters, Models, Tournament, Weights
 from tests.fake import identities
@@ -96,8 +96,8 @@ def test_rows_that_both_get_wrong_decide_nothing() -> None:
     noise = np.full((4, 4), 20) + np.diag([5, 1, 5, 5])
     state, _ = drifted(FedDriftTrunk(delta=0.1), trial(4, c1=noise.tolist()))
     assert state.events[0].cause["start"] == "warm"
-    assert not cluster.beats(noise, HEAD, WARM) and cluster.beats(np.diag([9, 1]), 1, 0)
-    assert not cluster.beats(noise, HEAD, HEAD)
+    assert not clustering.beats(noise, HEAD, WARM) and clustering.beats(np.diag([9, 1]), 1, 0)
+    assert not clustering.beats(noise, HEAD, HEAD)
 
 
 @pytest.mark.parametrize("start", ["head", "warm", "fresh"])

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 import feddrift as fd
-from feddrift import checkpoint
+from feddrift._internal import checkpoint
 from feddrift.errors import ConfigError, DataError
 from feddrift.reports import page
 from feddrift.runs import record
-from feddrift.runs.recorded import from_checkpoints, unfinished_runs
+from feddrift.runs.recorded_run import from_checkpoints, unfinished_runs
 from feddrift.runs.update import runs_to_update, update
 from tests.unit.conftest import Killed
 from tests.unit.test_cli import feddrift

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 import feddrift as fd
-from feddrift import checkpoint
+from feddrift._internal import checkpoint
 from feddrift.data import Stream
-from feddrift.engines.entries import wrong_weights
-from feddrift.engines.simulator import Simulator
+from feddrift.engines.simulator.simulator import Simulator
+from feddrift.engines.sparse_weights import wrong_weights
 from feddrift.nets import default_net
 from feddrift.nets.voting import mean_probabilities
-from feddrift.run import steps_on, with_newcomers
+from feddrift.simulation import steps_on, with_newcomers
 from feddrift.testing import FakeFederation
 from feddrift.types import Floats, Local, Models, State, Votes
 

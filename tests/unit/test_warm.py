@@ -22,8 +22,9 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 
-from feddrift.deploy import make, start, warm
-from feddrift.engines.flower.client_toml import settings_of
+from feddrift.deploy.operate import scaffold
+from feddrift.deploy.processes import flower_preload, launcher
+from feddrift.engines.flower.client.client_toml import settings_of
 from feddrift.errors import ConfigError
 
 # The warm process of these tests: all is real but Flower's imports, and what a message's process does.
@@ -72,7 +73,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     cold = tmp_path / "bin" / "flwr-clientapp"
     cold.write_text('#!/bin/sh\necho cold > "$1"\n')
     cold.chmod(0o700)
-    monkeypatch.setattr(warm, "command", lambda name: [sys.executable, str(tmp_path / "program.py"), name])
+    monkeypatch.setattr(flower_preload, "command", lambda name: [sys.executable, str(tmp_path / "program.py"), name])
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setenv("WARM_TEST", "of the client")
@@ -81,21 +82,21 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def executor(folder: Path) -> Iterator[warm.Warm]:
-    made = warm.Warm()
+def executor(folder: Path) -> Iterator[flower_preload.Warm]:
+    made = flower_preload.Warm()
     yield made
     made._end()
     for process in made._cold:
         process.wait()
 
 
-def answered(executor: warm.Warm, path: Path, code: int = 0) -> str:
+def answered(executor: flower_preload.Warm, path: Path, code: int = 0) -> str:
     executor.Popen(["flwr-clientapp", str(path), str(code)])
     until(lambda: path.exists() and path.read_text())  # a file exists before it is written
     return path.read_text()
 
 
-def test_each_message_has_a_process_like_a_new_one(executor: warm.Warm, folder: Path) -> None:
+def test_each_message_has_a_process_like_a_new_one(executor: flower_preload.Warm, folder: Path) -> None:
     assert executor._process is not None
     first = json.loads(answered(executor, folder / "first"))
     (folder / "mine.py").write_text("VALUE = 23\n")  # a user's module may change: it is read with every message
@@ -111,7 +112,7 @@ def test_each_message_has_a_process_like_a_new_one(executor: warm.Warm, folder: 
 
 
 def test_an_exit_status_is_told(capfd: pytest.CaptureFixture[str], folder: Path) -> None:
-    executor = warm.Warm()
+    executor = flower_preload.Warm()
     answered(executor, folder / "failed", 3)
     told = ""
 
@@ -126,7 +127,7 @@ def test_an_exit_status_is_told(capfd: pytest.CaptureFixture[str], folder: Path)
 
 
 def test_without_the_warm_process_a_message_starts_cold_and_the_next_is_warm_again(
-    executor: warm.Warm, folder: Path, caplog: pytest.LogCaptureFixture
+    executor: flower_preload.Warm, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     answered(executor, folder / "first")
     assert executor._process is not None
@@ -137,7 +138,9 @@ def test_without_the_warm_process_a_message_starts_cold_and_the_next_is_warm_aga
     assert json.loads(answered(executor, folder / "third"))["mine"] == 1
 
 
-def test_a_warm_process_that_is_stuck_is_ended_so_that_nothing_is_done_twice(executor: warm.Warm, folder: Path) -> None:
+def test_a_warm_process_that_is_stuck_is_ended_so_that_nothing_is_done_twice(
+    executor: flower_preload.Warm, folder: Path
+) -> None:
     answered(executor, folder / "first")
     stuck = executor._process
     assert stuck is not None
@@ -149,16 +152,16 @@ def test_a_warm_process_that_is_stuck_is_ended_so_that_nothing_is_done_twice(exe
 
 def test_where_it_never_comes_up_it_is_left_alone(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     (folder / "program.py").write_text("raise SystemExit(1)")
-    executor = warm.Warm()
-    for k in range(warm.TRIES + 2):
+    executor = flower_preload.Warm()
+    for k in range(flower_preload.TRIES + 2):
         assert answered(executor, folder / str(k)) == "cold\n"
     for process in executor._cold:
         process.wait()
-    assert executor._process is None and len(caplog.records) == warm.TRIES
+    assert executor._process is None and len(caplog.records) == flower_preload.TRIES
     assert caplog.messages[-1].startswith("messages start cold")
 
 
-def test_other_programs_are_started_as_ever(executor: warm.Warm, folder: Path) -> None:
+def test_other_programs_are_started_as_ever(executor: flower_preload.Warm, folder: Path) -> None:
     other = folder / "bin" / "flwr-serverapp"
     other.write_text('#!/bin/sh\necho other > "$1"\n')
     other.chmod(0o700)
@@ -167,7 +170,7 @@ def test_other_programs_are_started_as_ever(executor: warm.Warm, folder: Path) -
 
 
 def test_it_dies_with_its_superexec_also_when_that_is_killed(folder: Path) -> None:
-    code = "import sys; from feddrift.deploy import warm\nwarm.command = lambda n: [sys.executable, 'program.py', n]\n"
+    code = "import sys; from feddrift.deploy.processes import flower_preload as warm\nwarm.command = lambda n: [sys.executable, 'program.py', n]\n"
     code += "print(warm.Warm()._process.pid, flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
@@ -201,9 +204,11 @@ def test_with_another_flower_its_own_program_runs(
 
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.42.0")
     monkeypatch.setattr(os, "execv", execv)
-    monkeypatch.setattr(sys, "argv", ["warm", *warm.command("flower-supernode", 1.5)[4:], "--superlink", "here:1"])
+    monkeypatch.setattr(
+        sys, "argv", ["warm", *flower_preload.command("flower-supernode", 1.5)[4:], "--superlink", "here:1"]
+    )
     with caplog.at_level(logging.WARNING), pytest.raises(SystemExit):
-        warm.main()
+        flower_preload.main()
     own = str(Path(sys.executable).parent / "flower-supernode")
     assert started == [own, own, "--superlink", "here:1"]
     (message,) = caplog.messages
@@ -240,7 +245,7 @@ def test_looks_follow_a_message_soon_and_then_slow_down(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(time, "sleep", sleep)
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    waits = warm.Waits(3.0)
+    waits = flower_preload.Waits(3.0)
     waits.sleep(3)
     assert slept == [3.0]  # nothing has come yet
     os.mkfifo(tmp_path / "bell")
@@ -253,22 +258,25 @@ def test_looks_follow_a_message_soon_and_then_slow_down(monkeypatch: pytest.Monk
     slept.clear()
     for _ in range(12):
         waits.sleep(3)
-    assert slept[0] == warm.SOONEST and slept == sorted(slept) and slept[-1] == 3.0
+    assert slept[0] == flower_preload.SOONEST and slept == sorted(slept) and slept[-1] == 3.0
     os.close(bell)
     push(state=2)  # nobody listens: the reply is sent all the same
     assert replied[1:] == [{"state": 2}]
 
 
 def test_a_client_chooses_how_it_is_started(tmp_path: Path) -> None:
-    make.init(tmp_path / "fed", ["a"], [2], ["no", "yes"])
+    scaffold.init(tmp_path / "fed", ["a"], [2], ["no", "yes"])
     folder = tmp_path / "fed" / "clients" / "a"
-    assert start.supernode(folder)[:7] == [*warm.command("flower-supernode"), *start.supernode(folder)[5:7]]
+    assert launcher.supernode(folder)[:7] == [
+        *flower_preload.command("flower-supernode"),
+        *launcher.supernode(folder)[5:7],
+    ]
     toml = folder / "client.toml"
     text = toml.read_text()
     toml.write_text(f"look = 0.5\n{text}")
-    assert start.supernode(folder)[4:7] == ["flower-supernode", "--look", "0.5"]
+    assert launcher.supernode(folder)[4:7] == ["flower-supernode", "--look", "0.5"]
     toml.write_text(f"warm = false\n{text}")
-    assert start.supernode(folder)[0] == start.program("flower-supernode")
+    assert launcher.supernode(folder)[0] == launcher.program("flower-supernode")
     for line in ("look = 0", "look = true", "look = 61"):
         toml.write_text(f"{line}\n{text}")
         with pytest.raises(ConfigError, match=r"look must be a number of seconds from 0.1 to 60, got"):
@@ -278,19 +286,21 @@ def test_a_client_chooses_how_it_is_started(tmp_path: Path) -> None:
 @pytest.mark.parametrize("lacks", ["native code", "a CPU alone"])
 def test_nothing_is_practised_with_jax(lacks: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its threads would not outlive the fork."""
-    from feddrift.engines import kernel, lanes, own
+    from feddrift.engines import external_model
+    from feddrift.engines.native import kernel
+    from feddrift.engines.simulator import lanes
 
     def simulated(*_: object) -> None:
         raise AssertionError("it practises")
 
-    monkeypatch.setattr(own, "simulated", simulated)
+    monkeypatch.setattr(external_model, "simulated", simulated)
     monkeypatch.setattr(lanes, "only_one_cpu", lambda: lacks != "a CPU alone")
     monkeypatch.setattr(kernel, "ready", lambda: lacks != "native code")
-    warm._practise()
+    flower_preload._practise()
     monkeypatch.setattr(lanes, "only_one_cpu", lambda: True)
     monkeypatch.setattr(kernel, "ready", lambda: True)
     with pytest.raises(AssertionError, match="it practises"):
-        warm._practise()
+        flower_preload._practise()
 
 
 @pytest.mark.parametrize("fails", ["pull_object", "confirm_message_received"])
@@ -315,7 +325,7 @@ def test_a_message_of_an_ended_run_is_deleted(fails: str) -> None:
         raise node.RunNotRunningException
 
     parts: dict[str, Any] = {"pull_object": lambda *_: b"content", "confirm_message_received": lambda *_: None}
-    receive = warm._without_leftovers(node._pull_and_store_message, node.RunNotRunningException)
+    receive = flower_preload._without_leftovers(node._pull_and_store_message, node.RunNotRunningException)
     given = {"state": state, "object_store": objects, "node_config": {}, "get_run": None, "get_fab": None}
     got = receive(**given, receive=lambda: (message, None), trusted_entities=None, **parts | {fails: end_run})
     assert got is None and stored == [] and ended == [7]

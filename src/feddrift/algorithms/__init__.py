@@ -9,29 +9,29 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from feddrift import plugins
-from feddrift.algorithms.adaptive import AdaptiveFedAvg
-from feddrift.algorithms.aue import AUE
-from feddrift.algorithms.auto import FedDriftAuto
-from feddrift.algorithms.cfl import CFL
-from feddrift.algorithms.detection import Detecting
-from feddrift.algorithms.driftsurf import DriftSurf
-from feddrift.algorithms.fairfeddrift import FairFedDrift
-from feddrift.algorithms.fedccfa import FedCCFAHeads
-from feddrift.algorithms.feddrift import FedDrift, FedDriftEager
-from feddrift.algorithms.feddrift_c import FedDriftC
-from feddrift.algorithms.fedrc import FedRC
-from feddrift.algorithms.fedrep import FedRep
-from feddrift.algorithms.feroma import FEROMA
-from feddrift.algorithms.flash import Flash
-from feddrift.algorithms.flux import FLUX
-from feddrift.algorithms.ifca import IFCA
-from feddrift.algorithms.kue import KUE
+from feddrift._internal import plugins
+from feddrift.algorithms.auto.method import FedDriftAuto
+from feddrift.algorithms.baselines.adaptive import AdaptiveFedAvg
+from feddrift.algorithms.baselines.aue import AUE
+from feddrift.algorithms.baselines.cfl import CFL
+from feddrift.algorithms.baselines.driftsurf import DriftSurf
+from feddrift.algorithms.baselines.ifca import IFCA
+from feddrift.algorithms.baselines.kue import KUE
+from feddrift.algorithms.baselines.local import FineTuned, LocalOnly
+from feddrift.algorithms.baselines.oracle import Oracle
+from feddrift.algorithms.baselines.single import Single
+from feddrift.algorithms.feddrift.detection import Detecting
+from feddrift.algorithms.feddrift.fair import FairFedDrift
+from feddrift.algorithms.feddrift.method import FedDrift, FedDriftEager
+from feddrift.algorithms.feddrift.trunk import FedDriftTrunk
+from feddrift.algorithms.feddrift.variant_c import FedDriftC
+from feddrift.algorithms.later.fedccfa import FedCCFAHeads
+from feddrift.algorithms.later.fedrc import FedRC
+from feddrift.algorithms.later.fedrep import FedRep
+from feddrift.algorithms.later.feroma import FEROMA
+from feddrift.algorithms.later.flash import Flash
+from feddrift.algorithms.later.flux import FLUX
 from feddrift.algorithms.options import options, settings
-from feddrift.algorithms.oracle import Oracle
-from feddrift.algorithms.private import FineTuned, LocalOnly
-from feddrift.algorithms.single import Single
-from feddrift.algorithms.trunk import FedDriftTrunk
 from feddrift.data import MADE, TABLE, Stream
 from feddrift.errors import ConfigError, safe_repr, unknown
 from feddrift.memory import EXPONENTIAL, LINEAR, window

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from feddrift import algorithms, engines, plugins, streams
+from feddrift import algorithms, engines, streams
+from feddrift._internal import plugins
 from feddrift.cli import console
 
 

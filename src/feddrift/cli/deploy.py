@@ -16,8 +16,8 @@ from rich.text import Text
 from feddrift.cli import console, models
 from feddrift.cli.console import can_be_stopped, say, tell
 from feddrift.errors import ConfigError
+from feddrift.reports.event_text import WENT_BACK, alarm_sentence, event_line
 from feddrift.reports.exchanges import absent, noted
-from feddrift.reports.story import WENT_BACK, alarm_sentence, event_line
 from feddrift.runs.record import OLD_HISTORY, Record
 
 app = typer.Typer(no_args_is_help=True, help="Run a federation on real machines, with Flower.")
@@ -54,7 +54,7 @@ def init(
     quorum: Annotated[int | None, typer.Option(help="with fewer clients the server waits")] = None,
 ) -> None:
     """Write all that a new federation needs: certificates, keys, settings, proxy, service units."""
-    from feddrift.deploy import make
+    from feddrift.deploy.operate import scaffold
 
     shape = [int(n) for n in features.split(",") if n.strip().isdecimal()]
     if len(shape) != len(features.split(",")):
@@ -64,7 +64,7 @@ def init(
         raise ConfigError(f"--classes takes at least two labels, such as 0,1, got '{classes}'")
     given = {"algorithm": algorithm, "time_steps": time_steps, "rounds": rounds, "steps": steps, "quorum": quorum}
     settings = {key: value for key, value in given.items() if value is not None}
-    make.init(
+    scaffold.init(
         folder, names, shape, labels, host=host, bind=bind, port=port, inner=inner, experiment=experiment,
         settings=settings,
     )  # fmt: skip
@@ -76,16 +76,16 @@ def init(
 @app.command()
 def add(folder: Folder, name: Annotated[str, typer.Argument(help="of the new client")]) -> None:
     """Make a place for one more client, with its own key; start server and run again to take it in."""
-    from feddrift.deploy import make
+    from feddrift.deploy.operate import scaffold
 
-    make.add(folder, name)
+    scaffold.add(folder, name)
     say(f"{folder / 'clients' / name} goes to client {name}")
 
 
 @app.command()
 def check(folder: Folder) -> None:
     """Say what is wrong with a deployment."""
-    from feddrift.deploy import check as checks
+    from feddrift.deploy.operate import check as checks
 
     problems = list(checks.problems(folder))
     for problem in problems:
@@ -101,12 +101,12 @@ def server(
     proxy: Annotated[bool, typer.Option(help="put nginx in front; without it only this machine can connect")] = True,
 ) -> None:
     """Run Flower's server (the SuperLink) and nginx, the proxy in front of it."""
-    from feddrift.deploy import start
     from feddrift.deploy.flower_version import find_flwr_problem
+    from feddrift.deploy.processes import launcher
 
     if (sentence := find_flwr_problem()) is not None:
         tell(sentence)
-    start.serve(folder, proxy)
+    launcher.serve(folder, proxy)
 
 
 @app.command()
@@ -115,18 +115,18 @@ def client(
     address: Annotated[str | None, typer.Option("--server", help="host:port, in place of client.toml's")] = None,
 ) -> None:
     """Run a client; it comes back by itself when it loses the server."""
-    from feddrift.deploy import start
+    from feddrift.deploy.processes import launcher
 
-    start.client(folder, address)
+    launcher.client(folder, address)
 
 
 @app.command("run")
 def run_(folder: Folder) -> None:
     """Start the federation, or take it up again where it stopped, and tell each time step, trained and tested."""
-    from feddrift.deploy import start
+    from feddrift.deploy.processes import launcher
 
     told = False
-    for record, t, tested in start.run(folder):
+    for record, t, tested in launcher.run(folder):
         say(line_of_test(record, t) if tested else line_of_training(record, t))
         told = True
     if not told:
@@ -136,14 +136,14 @@ def run_(folder: Folder) -> None:
 @app.command()
 def status(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False) -> None:
     """Show whether it runs or is finished, and clients, models and drifts as of the last time step."""
-    from feddrift.deploy import start
-    from feddrift.deploy import status as reader
+    from feddrift.deploy.monitor import status as reader
+    from feddrift.deploy.processes import launcher
 
-    federation = reader.status(start.part(folder, "server"))
+    federation = reader.status(launcher.part(folder, "server"))
     if as_json:
         print(json.dumps(None if federation is None else federation.plain(), indent=2))
         return
-    if federation is None and (start.part(folder, "server") / "state" / OLD_HISTORY).exists():
+    if federation is None and (launcher.part(folder, "server") / "state" / OLD_HISTORY).exists():
         say("it was begun by version 0.1: `feddrift deploy run` goes on with it")
         return
     if federation is None or not federation.record.rows.steps:
@@ -176,9 +176,10 @@ def status(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help=
 @app.command()
 def page(folder: Folder, port: Annotated[int, typer.Option(min=0, max=65535, help=ON_LOOPBACK)] = 8050) -> None:
     """Serve the live page of the federation, and its numbers for Prometheus, to this machine."""
-    from feddrift.deploy import start, web
+    from feddrift.deploy.monitor import web
+    from feddrift.deploy.processes import launcher
 
-    with web.listen(start.part(folder, "server"), port) as listening:
+    with web.listen(launcher.part(folder, "server"), port) as listening:
         for where, what in web.PLACES.items():
             say(f"http://127.0.0.1:{listening.server_port}{where}  {what}")
         say(f"Ctrl-C ends it; from elsewhere: ssh -L 8050:127.0.0.1:{listening.server_port} SERVER")
@@ -189,10 +190,10 @@ def page(folder: Folder, port: Annotated[int, typer.Option(min=0, max=65535, hel
 @app.command()
 def backup(folder: Folder, file: Annotated[Path, typer.Argument(metavar="FILE", help="a new file")]) -> None:
     """Write a server's folder, though it runs, or a client's, into one file, with its keys: keep it safe."""
-    from feddrift.deploy import backup as backups
-    from feddrift.deploy import start
+    from feddrift.deploy.operate import backup as backups
+    from feddrift.deploy.processes import launcher
 
-    folder = folder if (folder / "client.toml").exists() else start.part(folder, "server")
+    folder = folder if (folder / "client.toml").exists() else launcher.part(folder, "server")
     say(f"{file} has {backups.backup(folder, file)} files of {folder}, private keys among them")
 
 
@@ -202,7 +203,7 @@ def restore(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="a new or an empty folder")],
 ) -> None:
     """Make a folder of a backup, in another place or on another machine, to go on from there."""
-    from feddrift.deploy import backup as backups
+    from feddrift.deploy.operate import backup as backups
 
     kind, made = backups.restore(file, folder)
     say(f"{folder} is the {kind}'s folder as it was at {made}; `feddrift deploy check {folder}` looks at it")

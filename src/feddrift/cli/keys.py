@@ -20,18 +20,20 @@ def renew(
     ca: Annotated[bool, typer.Option("--ca", help="a new authority, which clients have to be given first")] = False,
 ) -> None:
     """Make a new certificate of the server, for the same names, with the authority that clients trust already."""
-    from feddrift.deploy import certificates, notices, start
+    from feddrift.deploy.monitor import alerts
+    from feddrift.deploy.pki import certificates
+    from feddrift.deploy.processes import launcher
 
-    server = start.part(folder, "server")
+    server = launcher.part(folder, "server")
     if ca:
         ends = certificates.renew_authority(server, ca_key)
-        notices.changed(server, None, f"there is a new authority until {ends.date()}")
+        alerts.changed(server, None, f"there is a new authority until {ends.date()}")
         say(f"{server / 'ca.crt'} now trusts a new authority, until {ends.date()}, beside the old one")
         say("1. it goes to every client, in the place of its ca.crt, and these are started again, one by one")
         say("2. when all have it: `feddrift deploy renew`, which makes the server's certificate with the new authority")
         return
     ends = certificates.renew(server, ca_key)
-    notices.changed(server, None, f"the server has a new certificate until {ends.date()}")
+    alerts.changed(server, None, f"the server has a new certificate until {ends.date()}")
     say(f"{server / 'server.crt'} is valid until {ends.date()}; the old one is beside it, server.crt.old")
     say("start server and run again: they use it from then on; clients come back by themselves")
 
@@ -42,25 +44,25 @@ def rotate(
     key: Annotated[Path | None, typer.Option(help="at the server: the key.pub that was made at the client")] = None,
 ) -> None:
     """Give a client a new key: make it in the client's folder, take it in at the server, or both where both are."""
-    from feddrift.deploy import keys
+    from feddrift.deploy.operate import client_keys
 
-    server, client = keys.parts(folder, name)
+    server, client = client_keys.parts(folder, name)
     if server is None and key is not None:
         raise ConfigError(f"--key is taken in at the server, and {folder} is a client's folder")
     if server is not None:
-        keys.known(server, name)
+        client_keys.known(server, name)
     if server is not None and client is None and key is None:
         raise ConfigError(
             f"the key of client {name} is made in its own folder, `feddrift deploy rotate DIR {name}`: bring the "
             "key.pub that this writes, and name it here with --key"
         )
     if key is None and client is not None:
-        key = keys.rotate_client(client, name)
+        key = client_keys.rotate_client(client, name)
         say(f"{client} has a new key; the old one is beside it, key.old")
     if server is None or key is None:
         say(f"bring {key} to the server: `feddrift deploy rotate DIR {name} --key key.pub`")
         say("a client that runs goes on with its old key until then, and comes back with the new one by itself")
-    elif keys.take_in(server, name, key):
+    elif client_keys.take_in(server, name, key):
         say(f"the server knows the new key of client {name}, and the old one no more")
     else:
         say(f"the new key of client {name} is known, and the old one shut out, when the server is started")
@@ -68,7 +70,8 @@ def rotate(
 
 def revoke(folder: Folder, name: Name) -> None:
     """Shut a client out: its key is never taken again; its place stays, for `rotate` to give it another."""
-    from feddrift.deploy import keys, start
+    from feddrift.deploy.operate import client_keys
+    from feddrift.deploy.processes import launcher
 
-    done = keys.revoke(start.part(folder, "server"), name)
+    done = client_keys.revoke(launcher.part(folder, "server"), name)
     say(f"client {name} is shut out" + ("" if done else " when the server is started"))

@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from feddrift.run import Step, n_models
+from feddrift.simulation import Step, n_models
 from feddrift.types import Ints
 
 SHOWN = 8  # runs in the table: the newest

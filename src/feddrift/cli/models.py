@@ -22,10 +22,10 @@ Time = Annotated[int, typer.Argument(metavar="TIME", min=1, help="the time step,
 @app.command("list")
 def list_(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False) -> None:
     """Show the time steps whose models are kept: when they began, who used which, how these did on the next data."""
-    from feddrift.deploy import start
-    from feddrift.deploy.kept import back_to, kept
+    from feddrift.deploy.processes import launcher
+    from feddrift.deploy.server.archived_steps import back_to, kept
 
-    server = start.part(folder, "server")
+    server = launcher.part(folder, "server")
     steps, back = kept(server), back_to(server)
     if as_json:
         print(json.dumps({"back_to": back, "steps": [step.plain() for step in steps]}, indent=2))
@@ -48,11 +48,11 @@ def list_(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="
 @app.command()
 def pin(folder: Folder, time: Time) -> None:
     """Keep the models of a time step for ever."""
-    from feddrift.deploy import start
-    from feddrift.deploy.archive import Archive
-    from feddrift.deploy.notices import changed
+    from feddrift.deploy.monitor.alerts import changed
+    from feddrift.deploy.processes import launcher
+    from feddrift.deploy.server.archive import Archive
 
-    server = start.part(folder, "server")
+    server = launcher.part(folder, "server")
     Archive(server / "state").pin(time)
     changed(server, None, f"the models of time {time} are pinned")
     say(f"the models of time {time} stay")
@@ -61,8 +61,8 @@ def pin(folder: Folder, time: Time) -> None:
 @app.command()
 def rollback(folder: Folder, time: Time) -> None:
     """Let the federation, which must not run meanwhile, go on from the models of a time step."""
-    from feddrift.deploy import rollback as back
-    from feddrift.deploy import start
+    from feddrift.deploy.operate import rollback as back
+    from feddrift.deploy.processes import launcher
 
-    steps = back.rollback(start.part(folder, "server"), time)
+    steps = back.rollback(launcher.part(folder, "server"), time)
     say(f"time {steps + 1} will start from the models of time {time}: start `feddrift deploy server` and `run` again")

@@ -18,9 +18,9 @@ from feddrift.cli import console
 from feddrift.cli.console import can_be_stopped, say, tell
 from feddrift.errors import ConfigError, DataError
 from feddrift.reports import metrics, page, paper, tables, trackers
+from feddrift.reports.caveats import remarks
 from feddrift.reports.follow import Follower
 from feddrift.reports.ranks import ranking
-from feddrift.reports.remarks import remarks
 from feddrift.reports.summary import compare, finished, grouped, summarise, unfinished
 from feddrift.runs import record
 from feddrift.runs.config import parse_seeds

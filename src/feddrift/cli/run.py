@@ -22,15 +22,15 @@ from feddrift.cli import console
 from feddrift.cli.console import can_be_stopped, fail, say, tell
 from feddrift.cli.live import Board, step_line
 from feddrift.data import Stream
-from feddrift.engines.lanes import wake
+from feddrift.engines.simulator.lanes import wake
 from feddrift.errors import ConfigError, DataError, FeddriftError
 from feddrift.reports import tables
-from feddrift.reports.remarks import remarks
+from feddrift.reports.caveats import remarks
 from feddrift.reports.summary import summarise
 from feddrift.runs import record
 from feddrift.runs.config import RunConfig, parse_seeds
 from feddrift.runs.estimate import Estimate, estimate
-from feddrift.runs.recorded import RecordedRun, checkpoint_folders, from_checkpoints, unfinished_runs
+from feddrift.runs.recorded_run import RecordedRun, checkpoint_folders, from_checkpoints, unfinished_runs
 from feddrift.runs.update import runs_to_update
 from feddrift.runs.update import update as find_update
 from feddrift.tables.problems import listed
@@ -214,7 +214,9 @@ def _follow(runs: Iterable[RecordedRun], n: int) -> None:
     """Run so many one after the other, telling each time step."""
     paths = []
     board = Board(n)
-    logging.getLogger("feddrift.engines.simulator").setLevel(logging.INFO)  # why the first time steps may take longer
+    logging.getLogger("feddrift.engines.simulator.simulator").setLevel(
+        logging.INFO
+    )  # why the first time steps may take longer
     try:
         with Live(board, console=console.out) if console.out.is_terminal else nullcontext():  # a pipe has lines instead
             for recorded in runs:

@@ -15,17 +15,17 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from feddrift._internal.system import cores
 from feddrift.cli import console
 from feddrift.cli.console import can_be_stopped, say, tell
 from feddrift.cli.run import duration, rehearsed
 from feddrift.data import Stream
-from feddrift.reports.words import describe
+from feddrift.reports.labels import describe
 from feddrift.runs import record, sweep
 from feddrift.runs.config import RunConfig
 from feddrift.runs.locks import check_locks
-from feddrift.runs.recorded import RecordedRun
+from feddrift.runs.recorded_run import RecordedRun
 from feddrift.runs.writer import check_folder
-from feddrift.system import cores
 
 REHEARSING = 60.0  # seconds that all rehearsals of a plan may take; one that has begun ends
 DATA_DIR = RunConfig.model_fields["data_dir"].description

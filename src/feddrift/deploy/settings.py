@@ -14,16 +14,16 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from feddrift import algorithms
-from feddrift.deploy.archive import MOST
-from feddrift.engines.flower.asking import Roster
-from feddrift.engines.flower.exchange import WaitingRules
-from feddrift.engines.flower.store import checked_name
+from feddrift.engines.flower.client.store import checked_name
+from feddrift.engines.flower.server.connection import Roster
+from feddrift.engines.flower.server.exchange import WaitingRules
 from feddrift.errors import ConfigError, problem
 from feddrift.nets import check_fits, imported, net_for
 from feddrift.router import Route
 from feddrift.runs.record import AUDIT, OLD_HISTORY
 from feddrift.types import Average, Local, Net
 
+MAX_ARCHIVED = 100  # time steps in the archive, beside those that are pinned
 REVOKED = "revoked"  # in the folder of keys, that of those which were shut out
 MAX_WEIGHTS = 2**28  # of a net: 1 GB, which goes to every client and back in every round
 
@@ -79,7 +79,9 @@ class Settings(BaseModel):
         default=True, description="ask clients that raise an alarm which inputs and classes moved; false: never"
     )
     archive: int = Field(
-        default=MOST, ge=0, description="time steps whose models are kept to go back to, beside pinned ones; 0: none"
+        default=MAX_ARCHIVED,
+        ge=0,
+        description="time steps whose models are kept to go back to, beside pinned ones; 0: none",
     )
     notify: tuple[str, ...] = Field(
         default=(),

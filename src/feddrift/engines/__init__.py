@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from feddrift import plugins
-from feddrift.engines.base import Engine
-from feddrift.engines.own import simulated
-from feddrift.engines.reference import Reference
+from feddrift._internal import plugins
+from feddrift.engines.external_model import simulated
+from feddrift.engines.local.reference import Reference
+from feddrift.engines.server.engine import Engine
 from feddrift.errors import ConfigError, unknown
 
 ENGINES: dict[str, tuple[Callable[..., Engine], str]] = {

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from feddrift.averaging import averaged, finite
-from feddrift.engines.entries import Entries
+from feddrift.engines.sparse_weights import Entries
 from feddrift.models import only_trained
 from feddrift.trees import map_trunk_and_head
 from feddrift.types import (
@@ -125,7 +125,7 @@ class Worker(Protocol):
     `confusion`, `trial`, `contest` and `reroute` have zeros for it, `describe` no rows.
     `feddrift.testing.check_worker` says whether an engine made of one keeps the contract:
 
-    >>> from feddrift.engines.reference import Reference
+    >>> from feddrift.engines.local.reference import Reference
     >>> from feddrift.testing import check_worker
     >>> check_worker(Reference)
     """

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from feddrift import plugins, rng
+from feddrift import rng
+from feddrift._internal import plugins
 from feddrift.data import Stream
 from feddrift.errors import ConfigError, FeddriftError, unknown
-from feddrift.nets.own import OwnNet, own_net
+from feddrift.nets.external import OwnNet, own_net
 from feddrift.nets.perceptron import layer_sizes, mlp, usual
 from feddrift.trees import paths
 from feddrift.types import Layer, Net, Params

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from feddrift.errors import DataError
-from feddrift.reports.story import alarm_sentence, event_line
+from feddrift.reports.event_text import alarm_sentence, event_line
 from feddrift.reports.trackers import News, Numbers, Tracked, Tracker, identity
 from feddrift.runs.locks import is_being_written
 from feddrift.runs.record import Record, file_name, find_packed, latest, part_of, paths, read_packed

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from feddrift.errors import DataError
+from feddrift.reports.labels import names
 from feddrift.reports.summary import configurations, scores
-from feddrift.reports.words import names
 from feddrift.runs.record import Record
 from feddrift.types import Floats
 

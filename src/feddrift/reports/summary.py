@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrift.errors import ConfigError
-from feddrift.reports.words import describe, differences, notable
+from feddrift.reports.labels import describe, differences, notable
 from feddrift.runs.record import Record, configuration
 from feddrift.types import Bools, Floats, Ints
 

@@ -10,9 +10,9 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from feddrift.reports.labels import describe, differences, notable, ranges, shared
 from feddrift.reports.ranks import Ranking
 from feddrift.reports.summary import Difference, Published, Spread, Summary
-from feddrift.reports.words import describe, differences, notable, ranges, shared
 from feddrift.scores import ACCURACY, Score
 
 Column = tuple[str, str | None, float]  # what is measured, the dummy's that stands behind it in brackets, a factor

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from feddrift.errors import ConfigError, unknown
-from feddrift.reports.story import command
+from feddrift.reports.event_text import command
 from feddrift.runs.record import Record
 
 OURS = ".feddrift"  # how the names of our event files end

@@ -13,15 +13,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from feddrift import algorithms, engines, streams
 from feddrift.data import Stream
-from feddrift.engines.conditions import Conditions
+from feddrift.engines.conditions.conditions import Conditions
 from feddrift.errors import ConfigError, DataError, problem
-from feddrift.local import Precision
 from feddrift.nets import default_net, named_net
 from feddrift.router import Route
-from feddrift.runs.continuation import digest_of, in_order
 from feddrift.runs.poison import Poison, flipped, read_poison
+from feddrift.runs.stream_fingerprint import digest_of, in_order
 from feddrift.streams.patterns import SHIPPED, table
 from feddrift.tables.times import read_every
+from feddrift.training import Precision
 from feddrift.types import Algorithm, Average, Bools, Local, Net
 
 TRAINING = ("rounds", "steps", "batch", "lr", "average", "balance", "precision")

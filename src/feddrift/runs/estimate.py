@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from feddrift.algorithms.oracle import Oracle
+from feddrift.algorithms.baselines.oracle import Oracle
 from feddrift.data import Stream
 from feddrift.engines import engine as find_engine
-from feddrift.engines.base import Engine
-from feddrift.engines.lanes import COPIES
+from feddrift.engines.server.engine import Engine
+from feddrift.engines.simulator.lanes import COPIES
 from feddrift.nets import default_net
-from feddrift.run import steps_on
+from feddrift.simulation import steps_on
 from feddrift.trees import leaves
 from feddrift.types import Algorithm, Clusters, Local, Net
 

@@ -12,15 +12,16 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save
 
-from feddrift import checkpoint, rng
+from feddrift import rng
+from feddrift._internal import checkpoint
+from feddrift._internal.system import write_whole
 from feddrift._version import __version__
 from feddrift.errors import DataError
-from feddrift.exported import ABOUT, MASK, MODELS, RESNET
+from feddrift.exported_models import ABOUT, MASK, MODELS, RESNET
 from feddrift.models import params_of
 from feddrift.nets.perceptron import layer_sizes
 from feddrift.runs import record
-from feddrift.runs.recorded import RecordedRun
-from feddrift.system import write_whole
+from feddrift.runs.recorded_run import RecordedRun
 from feddrift.tables.features import Feature
 from feddrift.trees import paths
 from feddrift.types import Net, State, Votes

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
+from feddrift._internal.device_arrays import on_host
 from feddrift.errors import DataError
-from feddrift.resident import on_host
 from feddrift.types import (
     Federation,
     Floats,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 from feddrift.data import Stream
-from feddrift.engines.liars import Lies
+from feddrift.engines.conditions.byzantine import Lies
 from feddrift.errors import ConfigError
 
 KINDS = ("flip", "garbage", "claims", "alarms", "glue", "losses")

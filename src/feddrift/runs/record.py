@@ -18,7 +18,7 @@ import numpy as np
 
 from feddrift.errors import DataError
 from feddrift.runs import schema
-from feddrift.runs.order import Order
+from feddrift.runs.line_sequence import Order
 from feddrift.scores import ACCURACY, SCORES, Score, score
 from feddrift.types import Bools, Floats, Ints
 

@@ -110,7 +110,7 @@ class EventLine:
 
 @dataclass(frozen=True)
 class ShiftLine:
-    """An input or a class share that moved: see feddrift.shifts."""
+    """An input or a class share that moved: see feddrift.drift_explanation."""
 
     what: Literal["mean", "deviation", "share", "missing", "class"]
     name: str

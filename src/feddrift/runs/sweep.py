@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from feddrift import algorithms, streams
 from feddrift.errors import BusyError, ConfigError, DataError, FeddriftError, nearest, safe_repr, unknown
 from feddrift.runs.config import RunConfig, parse_seeds
-from feddrift.runs.recorded import RecordedRun
+from feddrift.runs.recorded_run import RecordedRun
 from feddrift.runs.writer import held
 
 if TYPE_CHECKING:

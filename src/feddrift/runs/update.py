@@ -9,16 +9,17 @@ from contextlib import chdir, nullcontext
 from pathlib import Path
 from typing import Any
 
-from feddrift import checkpoint, streams
+from feddrift import streams
+from feddrift._internal import checkpoint
 from feddrift.data import Stream
 from feddrift.errors import ConfigError, DataError
-from feddrift.run import with_newcomers
-from feddrift.runs import continuation, schema
+from feddrift.runs import schema, stream_fingerprint
 from feddrift.runs.config import RunConfig
-from feddrift.runs.continuation import AGAIN, Remembered
 from feddrift.runs.record import is_complete, read
-from feddrift.runs.recorded import Lines, RecordedRun, checkpoint_folders, remove_replaced, replaced
+from feddrift.runs.recorded_run import Lines, RecordedRun, checkpoint_folders, remove_replaced, replaced
+from feddrift.runs.stream_fingerprint import AGAIN, Remembered
 from feddrift.scores import SCORES
+from feddrift.simulation import with_newcomers
 from feddrift.streams.table import files
 from feddrift.types import State
 
@@ -71,7 +72,7 @@ def update(state: Path, stream: str | None = None, append: str | None = None) ->
     config = RunConfig.checked(**config.model_dump() | {"stream": stream or config.stream})
     with chdir(cwd) if os.path.isdir(cwd) else nullcontext():
         run = RecordedRun(config, state.parent, resume=True, clients=header["clients"], replaces=state.stem)
-    continuation.check(run.stream, config.stream, Remembered.read(saved.about, saved.path), header)
+    stream_fingerprint.check(run.stream, config.stream, Remembered.read(saved.about, saved.path), header)
     _check_settings(state.stem, header, run.header)
     if is_complete(run.path):
         raise DataError(f"{run.path.stem} has all of {config.stream} already, so {state.stem} stays as it is")

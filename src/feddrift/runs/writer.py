@@ -14,8 +14,8 @@ from typing import Any, Literal, Self
 
 from feddrift.errors import DataError, FeddriftError
 from feddrift.runs import schema
+from feddrift.runs.line_sequence import Order
 from feddrift.runs.locks import lock
-from feddrift.runs.order import Order
 from feddrift.runs.record import file_name, is_complete, part_of
 from feddrift.runs.schema import Status
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from feddrift import plugins
+from feddrift._internal import plugins
 from feddrift.data import Stream
 from feddrift.errors import ConfigError, safe_repr, unknown
 from feddrift.streams import air, elec, fmow, folder, mnist, patterns, recipe, synthetic, table

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from feddrift._internal.system import write_whole
 from feddrift.errors import DataError
 from feddrift.streams.bases import Base, Values
 from feddrift.streams.files import cache
-from feddrift.system import write_whole
 
 _EXACT = 256  # so many products of two bytes have a sum that float32 holds exactly
 _GRID = 2.0**-16  # pictures and axes are rounded to multiples of it

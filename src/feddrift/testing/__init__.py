@@ -19,17 +19,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feddrift import checkpoint, rng
-from feddrift.algorithms.drift_tests import DriftTest, Evidence, checked_answer
-from feddrift.contract import STALE, told
+from feddrift import rng
+from feddrift._internal import checkpoint
+from feddrift.algorithms.feddrift.drift_tests import DriftTest, Evidence, checked_answer
 from feddrift.data import Stream
 from feddrift.engines import engine as find_engine
-from feddrift.engines.base import Engine
-from feddrift.engines.conditions import Conditions
+from feddrift.engines.conditions.conditions import Conditions
+from feddrift.engines.server.engine import Engine
 from feddrift.errors import ConfigError
 from feddrift.models import fresh
 from feddrift.nets import default_net
-from feddrift.run import Step, steps_on
+from feddrift.simulation import Step, steps_on
+from feddrift.state_checks import STALE, told
 from feddrift.testing.fake import FakeFederation as FakeFederation
 from feddrift.trees import leaves, tree_map
 from feddrift.types import Algorithm, Bools, Ints, Local, Net, Router, State
@@ -250,7 +251,7 @@ def check_net(net: Net, features: Sequence[int], n_classes: int) -> None:
 def check_test(test: DriftTest) -> None:
     """A drift test of your own: one answer per client, no alarm without scores or a rise, an alarm at a jump.
 
-    >>> from feddrift.algorithms.drift_tests import Threshold
+    >>> from feddrift.algorithms.feddrift.drift_tests import Threshold
     >>> check_test(Threshold(0.1))
     """
     assert callable(test) and not isinstance(test, type), f"a drift test is a function of Evidence, got {test!r}"

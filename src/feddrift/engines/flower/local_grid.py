@@ -22,8 +22,8 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from feddrift.engines.flower import wire
-from feddrift.engines.flower.client import Client, client_app
+from feddrift.engines.flower import serialization
+from feddrift.engines.flower.client.client import Client, client_app
 
 SERVER = 1  # Flower's own errors come from this node id, whoever failed
 
@@ -83,7 +83,7 @@ class LocalGrid(Grid):
         node = message.metadata.dst_node_id
         name, kind = self._names[node], message.metadata.message_type.rpartition(".")[2]
         kind = {"models": "evaluate", "round": "train"}.get(kind, kind)
-        parts = wire.opened(message.content).array_records.values()
+        parts = serialization.opened(message.content).array_records.values()
         size = sum(len(a.data) for record in parts for a in record.values())
         self.log.append((name, kind, size))
         if name in self.offline:
@@ -96,7 +96,7 @@ class LocalGrid(Grid):
         except Exception as error:
             return Message(Error(2, str(error)), reply_to=message)
         if (name, kind) in self.tamper:
-            reply = Message(self.tamper[name, kind](wire.opened(reply.content)), reply_to=message)
+            reply = Message(self.tamper[name, kind](serialization.opened(reply.content)), reply_to=message)
         return _through_the_wire(reply)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:

@@ -17,14 +17,14 @@ import numpy as np
 from flwr.app import Array
 
 from feddrift._version import __version__
-from feddrift.engines.entries import Entries
-from feddrift.engines.flower import wire
-from feddrift.engines.flower.parts import Body, Part, Shapes
-from feddrift.engines.flower.wire import Refused, numbers, whole
+from feddrift.drift_explanation import MAX_STATISTIC, NAMED, TOLD, WITHIN, Shift, Shifts, What
+from feddrift.engines.flower import serialization
+from feddrift.engines.flower.model_parts import Body, Part, Shapes
+from feddrift.engines.flower.serialization import Refused, numbers, whole
+from feddrift.engines.sparse_weights import Entries
 from feddrift.engines.worker import SCORE_ROWS
 from feddrift.errors import one_line
 from feddrift.scores import MAX_LOG_LOSS, SCORES
-from feddrift.shifts import MAX_STATISTIC, NAMED, TOLD, WITHIN, Shift, Shifts, What
 from feddrift.types import Ballot, Ints, Metric, Start
 
 PROTOCOL = 6
@@ -321,7 +321,7 @@ def read_trained(
         raise Refused(f"it brings {len(raw)} parts of models, expected {len(legal)}")
     kinds = {"trunk": trunks, "head": heads}
     return more, [
-        [wire.arrays(raw[f"{kind}-{k}"], shapes, f"a {kind}") for k, shapes in enumerate(expected)]
+        [serialization.arrays(raw[f"{kind}-{k}"], shapes, f"a {kind}") for k, shapes in enumerate(expected)]
         for kind, expected in kinds.items()
     ]
 

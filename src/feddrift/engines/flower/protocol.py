@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from feddrift.engines.flower.messages import PROTOCOL, VERSION
-from feddrift.engines.flower.parts import Body
-from feddrift.engines.flower.wire import Refused
+from feddrift.engines.flower.model_parts import Body
+from feddrift.engines.flower.serialization import Refused
 
 SPOKEN = PROTOCOL, PROTOCOL - 1  # by a server
 

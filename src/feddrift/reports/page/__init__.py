@@ -11,10 +11,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from feddrift._internal.system import write_whole
 from feddrift.reports.page.data import collect
 from feddrift.runs.record import Record
 from feddrift.runs.schema import plain
-from feddrift.system import write_whole
 
 SCRIPTS = (
     *("tools.js", "charts.js", "map.js", "lineage.js", "words.js", "tables.js", "sections.js", "exchanges.js"),

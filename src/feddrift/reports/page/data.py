@@ -15,10 +15,10 @@ import numpy as np
 from feddrift import algorithms, rng
 from feddrift._version import __version__
 from feddrift.reports import exchanges, metrics
-from feddrift.reports.remarks import remarks
-from feddrift.reports.story import alarm_sentence, command, event_sentence, letter
+from feddrift.reports.caveats import remarks
+from feddrift.reports.event_text import alarm_sentence, command, event_sentence, letter
+from feddrift.reports.labels import describe, names, shared
 from feddrift.reports.summary import changes, deviation_of_known, joined, lineage, mean_of_known, reached, scores, truth
-from feddrift.reports.words import describe, names, shared
 from feddrift.runs.record import Record, Rows, configuration
 from feddrift.scores import SCORES
 from feddrift.types import Floats, Ints

@@ -13,6 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from feddrift.errors import DataError
+from feddrift.reports.labels import describe
 from feddrift.reports.pictures.style import (
     MARKERS,
     STRONG,
@@ -22,7 +23,6 @@ from feddrift.reports.pictures.style import (
     short,
 )
 from feddrift.reports.summary import deviation_of_known, grouped, mean_of_known
-from feddrift.reports.words import describe
 from feddrift.runs.record import Record
 
 LAYERS = {"Oblivious": 0, "Oracle": 0, "FedDrift": 2}  # the later lies above

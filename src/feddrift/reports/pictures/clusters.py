@@ -15,6 +15,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from feddrift.errors import ConfigError, DataError
+from feddrift.reports.event_text import letter
+from feddrift.reports.labels import describe
 from feddrift.reports.pictures.style import (
     ALARM,
     DPI,
@@ -29,9 +31,7 @@ from feddrift.reports.pictures.style import (
     settings_apart,
     short,
 )
-from feddrift.reports.story import letter
 from feddrift.reports.summary import scores
-from feddrift.reports.words import describe
 from feddrift.runs.record import Record
 from feddrift.types import Bools, Ints
 

@@ -11,8 +11,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from feddrift.errors import ConfigError, DataError
+from feddrift.reports.event_text import letter
 from feddrift.reports.pictures.style import MAX_PANELS, background, fills, key, panels_of, short
-from feddrift.reports.story import letter
 from feddrift.runs.record import Record
 from feddrift.streams.fmow import REGIONS, TIMES, class_counts
 

@@ -14,10 +14,10 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 
+from feddrift._internal.system import write_whole
 from feddrift.errors import ConfigError
-from feddrift.reports.words import differences
+from feddrift.reports.labels import differences
 from feddrift.runs.record import Record
-from feddrift.system import write_whole
 from feddrift.types import Ints
 
 MAX_PANELS = 12

@@ -17,9 +17,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from feddrift.errors import DataError
+from feddrift.reports.labels import describe, differences
 from feddrift.reports.pictures.style import MARKERS, STRONG, key, panels_of, short
 from feddrift.reports.summary import Summary, summarise
-from feddrift.reports.words import describe, differences
 from feddrift.runs.record import Record
 
 _log = logging.getLogger("feddrift")

@@ -1,0 +1,1 @@
+"""Methods that were published after the FedDrift paper, written for this package."""

@@ -1,0 +1,1 @@
+"""Commands for the operator of a deployment: set it up, check it, manage keys, go back, back it up."""

@@ -1,0 +1,195 @@
+"""`feddrift deploy init`: certificates, keys, settings, proxy and service units of a new federation."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+
+from feddrift.algorithms import RECOMMENDED
+from feddrift.deploy.files import write as _write
+from feddrift.deploy.monitor.alerts import changed
+from feddrift.deploy.operate.client_keys import new_pair
+from feddrift.deploy.pki import app_signature, certificates
+from feddrift.deploy.processes import proxy
+from feddrift.deploy.processes.launcher import part, ports
+from feddrift.deploy.settings import Settings
+from feddrift.engines.flower.client.store import checked_name
+from feddrift.errors import ConfigError
+
+UNIT = """\
+[Unit]
+Description=feddrift {what}
+After=network-online.target{after}
+Wants=network-online.target
+StartLimitIntervalSec=0
+
+[Service]
+ExecStart={python} -m feddrift deploy {command} {folder}
+Restart={restart}
+RestartSec={seconds}
+Environment=FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
+Environment=NUMBA_CACHE_DIR={folder}/cache
+NoNewPrivileges=yes
+PrivateTmp=yes
+ProtectSystem=strict
+ReadWritePaths={folder}
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+APP = """\
+[project]
+name = "feddrift-app"
+version = "0.1.0"
+description = "feddrift over Flower"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "feddrift"
+
+[tool.flwr.app.components]
+serverapp = "feddrift_server:app"
+clientapp = "feddrift_client:app"
+
+[tool.flwr.app.config]
+folder = ""
+"""
+
+
+def init(
+    folder: Path,
+    clients: Sequence[str],
+    features: Sequence[int],
+    classes: Sequence[str],
+    *,
+    host: str = "localhost",
+    bind: str | None = None,
+    port: int = 9443,
+    inner: int = 9444,
+    experiment: str = "first",
+    settings: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a new federation to a folder that is not there yet: a part for the server and one for each client."""
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigError(f"{folder} is not empty, a new federation needs a folder of its own")
+    values: dict[str, Any] = {
+        "experiment": experiment,
+        "clients": [checked_name(name, "a client") for name in clients],
+        "features": list(features),
+        "classes": list(classes),
+        "algorithm": RECOMMENDED,
+        "defend": True,
+        **(settings or {}),
+    }
+    Settings.checked(values, "the options")
+    if port == inner:
+        raise ConfigError(f"the port that clients reach and the SuperLink's own must differ, got {port} for both")
+    proxy.listen(bind, port)  # or refuse it, before anything is written
+    server = (folder / "server").resolve()
+    for path in (folder, server, server / "keys", server / "state", server / "app", server / "flwr"):
+        path.mkdir(parents=True, exist_ok=True)
+        path.chmod(0o700)
+    certificates.begin(server, host)
+    _write(server / "federation.toml", _settings_text(values))
+    _write(server / "nginx.conf", proxy.text(server, bind, port, inner))
+    _write(server / "app" / "pyproject.toml", APP)
+    _write(server / "app" / "feddrift_server.py", "from feddrift.deploy.server.loop import app\n\n__all__ = ['app']\n")
+    _write(
+        server / "app" / "feddrift_client.py",
+        "from feddrift.engines.flower.client.client import app\n\n__all__ = ['app']\n",
+    )
+    app_signature.sign(server)
+    link = f'address = "127.0.0.1:{inner}"\nroot-certificates = {json.dumps(str(server / "ca.crt"))}\n'
+    _write(server / "flwr" / "config.toml", f'[superlink]\ndefault = "local"\n\n[superlink.local]\n{link}')
+    _unit(server / "feddrift-server.service", "server", server, "SuperLink and proxy", "always", 10)
+    _unit(server / "feddrift-run.service", "run", server, "federation", "on-failure", 30, " feddrift-server.service")
+    for name in clients:
+        _client(folder.resolve() / "clients" / name, server, name, proxy.address(host, port), classes)
+
+
+def add(folder: Path, name: str) -> None:
+    """A place for one more client, behind those there are; a federation that runs takes it in when it is run anew.
+
+    All that it needs is in the server's folder: the folders of the other clients may be where they belong.
+    """
+    server = part(folder, "server")
+    path, client = server / "federation.toml", folder.resolve() / "clients" / checked_name(name, "a client")
+    settings = Settings.read(path)
+    if name in settings.clients:
+        raise ConfigError(f"{path} has a client {name} already")
+    for old in (client, server / "keys" / f"{name}.pub"):
+        if old.exists():
+            raise ConfigError(f"{old} is there already: move it away, or choose another name")
+    address = proxy.address(_host(server / "server.crt"), ports(server)[0])
+    line = f"clients = {json.dumps([*settings.clients, name])}"
+    text, replacements = re.subn(r"(?m)^clients *= *\[[^]]*\]", line, path.read_text())
+    if not replacements:
+        raise ConfigError(f"{path}: add {name!r} to its clients by hand")
+    app_signature.sign(server)
+    _client(client, server, name, address, [str(label) for label in settings.classes])
+    path.write_text(text)
+    changed(server, name, f"there is a place for client {name}")
+
+
+def _host(certificate: Path) -> str:
+    """The server's name or address as clients see it: what its certificate is for, beside this machine's own."""
+    try:
+        found = x509.load_pem_x509_certificate(certificate.read_bytes())
+        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (OSError, ValueError, x509.ExtensionNotFound) as error:
+        raise ConfigError(f"cannot read {certificate}, which names the server: {error}") from None
+    hosts = [*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))]
+    return next((host for host in hosts if host not in ("localhost", "127.0.0.1")), "localhost")
+
+
+def _client(folder: Path, server: Path, name: str, address: str, classes: Sequence[str]) -> None:
+    """What is carried to a client's machine; its private key is nowhere else."""
+    (folder / "data").mkdir(parents=True)
+    folder.chmod(0o700)
+    private, public = new_pair(name)
+    _write(folder / "key", private, secret=True)
+    _write(folder / "key.pub", public)
+    _write(server / "keys" / f"{name}.pub", public)
+    for shared in ("ca.crt", app_signature.TRUSTED):
+        _write(folder / shared, (server / shared).read_text())
+    _write(folder / "data" / "classes.txt", "".join(f"{label}\n" for label in classes))
+    _write(
+        folder / "client.toml",
+        f"name = {json.dumps(name)}\nserver = {json.dumps(address)}\n"
+        '# data = "data"             # its batches: data/step_<n>.csv or .npz, n = 0, 1, ..., moved there whole\n'
+        '# label = "label"           # the column of the labels\n'
+        '# load = "mine:load"        # or a function load(n) of mine.py in this folder: (x, y), or None: not yet\n'
+        '# model = "mine:model"      # or linear, mlp:64,64; the server must name the same\n'
+        "# max_rows = 100000         # how much history is kept, in rows\n"
+        "# max_age = 50              # and in time steps\n"
+        "# explain = true            # false: the server never gets to know what moved in the data at an alarm\n"
+        "# look = 3                  # seconds between looks for messages when none come\n"
+        "# warm = true               # false: a new Python for every message, which takes seconds and saves memory\n",
+    )
+    _unit(folder / "feddrift-client.service", "client", folder, f"client {name}", "always", 20)
+
+
+def _settings_text(values: Mapping[str, object]) -> str:
+    """federation.toml with every setting there is, the defaults as comments."""
+    lines = []
+    for name, field in Settings.model_fields.items():
+        about = f"  # {field.description}" if field.description else ""
+        if name in values:
+            lines.append(f"{name} = {json.dumps(values[name])}{about}")
+        elif name != "settings":
+            example = {"time_steps": 100, "model": "mine:model"}.get(name, field.default)
+            lines.append(f"# {name} = {json.dumps(example)}{about}")
+    return "\n".join([*lines, "", f"[settings]  # of the algorithm; {RECOMMENDED} has none", "# delta = 0.1", ""])
+
+
+def _unit(path: Path, command: str, folder: Path, what: str, restart: str, seconds: int, after: str = "") -> None:
+    words = {"what": what, "after": after, "python": sys.executable, "command": command, "folder": folder}
+    _write(path, UNIT.format(**words, restart=restart, seconds=seconds))

@@ -1,0 +1,1 @@
+"""Certificates of a deployment, the keys of its clients, and the signature of its application."""

@@ -1,0 +1,1 @@
+"""The operating-system processes of a deployment: start, supervise, log and stop them."""

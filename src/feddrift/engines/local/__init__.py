@@ -1,0 +1,1 @@
+"""Engines whose clients run in this process, and the plain reference implementation of local training."""

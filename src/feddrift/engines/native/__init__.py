@@ -1,0 +1,1 @@
+"""Loops for small networks that Numba compiles for the CPU."""
