@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_loader
@@ -36,15 +36,18 @@ MODULES = {  # documented modules of version 0.3 whose paths no longer exist
 NAMES: dict[str, str] = {}  # public names of version 0.3: "module.Old" -> "New", in the module's new place
 
 
-def forward_names(package: str, module: str) -> Callable[[str], Any]:
+def forward_names(package: str, module: str, only: Collection[str] | None = None) -> Callable[[str], Any]:
     """Return a module's `__getattr__` that looks names up in another module, with a warning.
 
     Args:
         package: The path that old code imports from.
         module: The module that has the names now.
+        only: The names to look up; None: all public ones.
     """
 
     def find(name: str) -> Any:
+        if only is not None and name not in only:  # also each submodule: Python asks for it before it imports it
+            raise AttributeError(f"module '{package}' has no attribute '{name}'")
         target = importlib.import_module(module)
         current = NAMES.get(f"{module}.{name}", name)
         if current.startswith("_") or not hasattr(target, current):

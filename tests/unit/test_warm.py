@@ -170,7 +170,8 @@ def test_other_programs_are_started_as_ever(executor: flower_preload.Warm, folde
 
 
 def test_it_dies_with_its_superexec_also_when_that_is_killed(folder: Path) -> None:
-    code = "import sys; from feddrift.deploy.processes import flower_preload as warm\nwarm.command = lambda n: [sys.executable, 'program.py', n]\n"
+    code = "import sys; from feddrift.deploy.processes import flower_preload as warm\n"
+    code += "warm.command = lambda n: [sys.executable, 'program.py', n]\n"
     code += "print(warm.Warm()._process.pid, flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None

@@ -2,4 +2,5 @@
 
 from feddrift._renamed import forward_names
 
-__getattr__ = forward_names(__name__, "feddrift.algorithms.auto.method")  # the path of FedDriftAuto in version 0.3
+_MOVED = ("AutoState", "FedDriftAuto")  # names that version 0.3 imported from here
+__getattr__ = forward_names(__name__, "feddrift.algorithms.auto.method", _MOVED)

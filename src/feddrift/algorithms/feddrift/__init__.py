@@ -2,4 +2,5 @@
 
 from feddrift._renamed import forward_names
 
-__getattr__ = forward_names(__name__, "feddrift.algorithms.feddrift.method")  # the path of FedDrift in version 0.3
+_MOVED = ("DriftState", "FedDrift", "FedDriftEager")  # names that version 0.3 imported from here
+__getattr__ = forward_names(__name__, "feddrift.algorithms.feddrift.method", _MOVED)

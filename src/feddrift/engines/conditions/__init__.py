@@ -2,4 +2,5 @@
 
 from feddrift._renamed import forward_names
 
-__getattr__ = forward_names(__name__, "feddrift.engines.conditions.conditions")  # the path of Conditions in version 0.3
+_MOVED = ("IDEAL", "Conditions")  # names that version 0.3 imported from here
+__getattr__ = forward_names(__name__, "feddrift.engines.conditions.conditions", _MOVED)

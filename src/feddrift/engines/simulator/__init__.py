@@ -2,4 +2,5 @@
 
 from feddrift._renamed import forward_names
 
-__getattr__ = forward_names(__name__, "feddrift.engines.simulator.simulator")  # the path of Simulator in version 0.3
+_MOVED = ("Simulator",)  # names that version 0.3 imported from here
+__getattr__ = forward_names(__name__, "feddrift.engines.simulator.simulator", _MOVED)

@@ -2,4 +2,5 @@
 
 from feddrift._renamed import forward_names
 
-__getattr__ = forward_names(__name__, "feddrift.engines.flower.client.client")  # the path of Client in version 0.3
+_MOVED = ("Client",)  # names that version 0.3 imported from here
+__getattr__ = forward_names(__name__, "feddrift.engines.flower.client.client", _MOVED)
