@@ -23,7 +23,7 @@ from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 
 from feddrift._internal.device_arrays import SHARED_ROWS, Resident, distinct_rows
-from feddrift._internal.system import write_whole
+from feddrift._internal.system import atomic_write
 from feddrift.errors import DataError
 from feddrift.trees import leaves, refill
 from feddrift.types import (
@@ -73,7 +73,7 @@ def write(path: Path, about: Mapping[str, Any], value: Any) -> None:
     tree = {"about": dict(about), "value": _encoded(value, arrays)}
     payload = save_arrays(arrays, {"tree": json.dumps(tree)})
     first = {"feddrift": "checkpoint", "schema": SCHEMA, "sha256": hashlib.sha256(payload).hexdigest()}
-    write_whole(path, json.dumps(first).encode() + b"\n" + payload)
+    atomic_write(path, json.dumps(first).encode() + b"\n" + payload)
 
 
 def read(path: Path) -> Checkpoint:

@@ -16,7 +16,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def atomic_write(path: Path, data: bytes) -> None:
     """Write a file that appears whole or not at all, also after a power cut; an older one stays until then."""
     part = path.with_name(f"{path.name}.part")
     try:

@@ -14,7 +14,7 @@ from safetensors.numpy import save
 
 from feddrift import rng
 from feddrift._internal import checkpoint
-from feddrift._internal.system import write_whole
+from feddrift._internal.system import atomic_write
 from feddrift._version import __version__
 from feddrift.errors import DataError
 from feddrift.exported_models import ABOUT, MASK, MODELS, RESNET
@@ -87,12 +87,12 @@ def write(source: Source, folder: Path) -> None:
         if models.mask is not None:
             parts[MASK] = models.mask[m]
         arrays |= {f"{i}/{path}": np.ascontiguousarray(leaf) for path, leaf in parts.items()}
-    write_whole(folder / MODELS, save(arrays))
+    atomic_write(folder / MODELS, save(arrays))
     if source.described["kind"] == "resnet18":
         from feddrift.nets.resnet import torchvision_names  # here: few need it
 
-        write_whole(folder / RESNET, save(torchvision_names(source.net, params_of(models, 0))))
-    write_whole(folder / ABOUT, (json.dumps(_about(source), indent=2, allow_nan=False) + "\n").encode())
+        atomic_write(folder / RESNET, save(torchvision_names(source.net, params_of(models, 0))))
+    atomic_write(folder / ABOUT, (json.dumps(_about(source), indent=2, allow_nan=False) + "\n").encode())
 
 
 def described(net: Net, own: str | None, features: Sequence[int], classes: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from feddrift._internal.system import write_whole
+from feddrift._internal.system import atomic_write
 from feddrift.errors import DataError
 from feddrift.streams.bases import Base, Values
 from feddrift.streams.files import cache
@@ -50,7 +50,7 @@ def components(base: Base, n: int) -> tuple[Values, Values]:
     file = io.BytesIO()
     np.save(file, np.vstack([mean, axes.T]))
     with suppress(DataError):  # a cache that cannot be written to
-        write_whole(path, file.getvalue())
+        atomic_write(path, file.getvalue())
     return mean, axes
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from feddrift._internal.system import write_whole
+from feddrift._internal.system import atomic_write
 from feddrift.errors import DataError
 
 TRUSTED = "trusted.yaml"  # at the server, to be carried to clients, and at each client
@@ -46,8 +46,8 @@ def sign(server: Path) -> None:
     verification = {"signed_at": now, "signature": signature}
     told = {"app": digest.hexdigest(), "verifications": {"valid_license": "Valid", name: json.dumps(verification)}}
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
-    write_whole(server / TRUSTED, f"{json.dumps({name: public})}\n".encode())  # JSON is YAML
-    write_whole(server / SIGNED, f"{json.dumps(told)}\n".encode())
+    atomic_write(server / TRUSTED, f"{json.dumps({name: public})}\n".encode())  # JSON is YAML
+    atomic_write(server / SIGNED, f"{json.dumps(told)}\n".encode())
 
 
 def vouch(server: Path) -> None:

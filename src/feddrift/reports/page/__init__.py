@@ -11,7 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from feddrift._internal.system import write_whole
+from feddrift._internal.system import atomic_write
 from feddrift.reports.page.data import collect
 from feddrift.runs.record import Record
 from feddrift.runs.schema import plain
@@ -24,7 +24,7 @@ SCRIPTS = (
 
 def write(records: Sequence[Record], path: Path, name: str) -> None:
     """Write the page of these records; an older page stays until the new one is whole."""
-    write_whole(path, page(collect(records, name)).encode())
+    atomic_write(path, page(collect(records, name)).encode())
 
 
 def page(data: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 
-from feddrift._internal.system import write_whole
+from feddrift._internal.system import atomic_write
 from feddrift.errors import ConfigError
 from feddrift.reports.labels import differences
 from feddrift.runs.record import Record
@@ -46,7 +46,7 @@ def save(fig: Figure, path: str | Path) -> None:
         raise ConfigError(f"a figure's file must end in {', '.join(FORMATS)}, got '{path}'")
     drawn = io.BytesIO()
     fig.savefig(drawn, format=Path(path).suffix[1:].lower())
-    write_whole(Path(path), drawn.getvalue())
+    atomic_write(Path(path), drawn.getvalue())
 
 
 def settings_apart(records: Sequence[Record]) -> list[dict[str, object]]:
