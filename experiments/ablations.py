@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass, replace
 
 from feddrift.algorithms.auto import private_models
-from feddrift.algorithms.auto.method import AutoState, FedDriftAuto, newest_home
+from feddrift.algorithms.auto.method import AutoState, FedDriftAuto
+from feddrift.algorithms.auto.review import current_assignment
 from feddrift.types import Federation, State
 
 
@@ -15,7 +16,7 @@ class shared_alone(FedDriftAuto):
     """Private models never vote."""
 
     def step(self, state: State, fed: Federation) -> AutoState:
-        return _voting(super().step(state, fed), (-1e9, -1e9))
+        return _set_ensemble_gain(super().step(state, fed), (-1e9, -1e9))
 
 
 @dataclass(frozen=True)
@@ -23,12 +24,13 @@ class private_always(FedDriftAuto):
     """Private models always vote."""
 
     def step(self, state: State, fed: Federation) -> AutoState:
-        return _voting(super().step(state, fed), (0.0, 1e9))
+        return _set_ensemble_gain(super().step(state, fed), (0.0, 1e9))
 
 
-def _voting(state: AutoState, helped: private_models.Gain) -> AutoState:
-    votes = private_models.votes(state.models, newest_home(state.w), private_models.team_size(helped))
-    return replace(state, helped=helped, votes=votes)
+def _set_ensemble_gain(state: AutoState, gain: private_models.EnsembleGain) -> AutoState:
+    size = private_models.choose_ensemble_size(gain)
+    votes = private_models.share_votes_equally(state.models, current_assignment(state.w), size)
+    return replace(state, ensemble_gain=gain, votes=votes)
 
 
 @dataclass(frozen=True)
@@ -43,19 +45,19 @@ class all_trusted(FedDriftAuto):
 class error_alone(FedDriftAuto):
     """A risen error is an alarm even where what fits the new data fits the old ones."""
 
-    least: float = -math.inf
+    not_worse_z: float = -math.inf
 
 
 @dataclass(frozen=True)
 class never_merged(FedDriftAuto):
     """Models never merge."""
 
-    merge: float = -math.inf
+    merge_z: float = -math.inf
 
 
 @dataclass(frozen=True)
 class never_split(FedDriftAuto):
-    """No alarm is ever raised: one shared model and what stays at home."""
+    """No alarm is ever raised: one shared model, and private models."""
 
-    false: float = -1.0
-    switch: float = math.inf
+    false_discovery_rate: float = -1.0
+    switch_z: float = math.inf

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 from experiments import measured
+from experiments.constants import FIELDS
 from experiments.measured import TUNING, Run, mean, paired, table
 
 import feddrift as fd
@@ -192,7 +193,9 @@ def _changed(module: str, streams: Sequence[str]) -> str:
         gaps = [
             paired(_values(stream, name, "", "accuracy"), _values(stream, AUTO, "", "accuracy")) for stream in streams
         ]
-        rows.append([name.rpartition(":")[2].replace("_", " "), *gaps])
+        constant, _, change = name.rpartition(":")[2].rpartition("_")
+        title = f"`{FIELDS[constant]}` {change}" if constant in FIELDS else name.rpartition(":")[2].replace("_", " ")
+        rows.append([title, *gaps])
     return table(header, rows)
 
 

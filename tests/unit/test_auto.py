@@ -14,8 +14,9 @@ import pytest
 import feddrift as fd
 from feddrift import rng
 from feddrift.algorithms.auto import method, new_clusters, private_models, trials
-from feddrift.algorithms.auto.method import FedDriftAuto, newest_home
+from feddrift.algorithms.auto.method import FedDriftAuto
 from feddrift.algorithms.auto.private_models import OWN, TUNED, private_id
+from feddrift.algorithms.auto.review import current_assignment
 from feddrift.algorithms.auto.trials import Trial
 from feddrift.clustering import Clustering
 from feddrift.data import Stream
@@ -23,7 +24,7 @@ from feddrift.engines import engine as find_engine
 from feddrift.engines.server.engine import Engine
 from feddrift.models import join
 from feddrift.nets import default_net
-from feddrift.simulation import Step, steps_on
+from feddrift.simulation import Step, run_steps
 from feddrift.streams import STREAMS
 from feddrift.testing import FakeFederation, small_stream
 from feddrift.types import Clusters, Federation, Ints, Local, Models, Tournament, Weights
@@ -35,12 +36,14 @@ CALM = np.zeros_like(SWAP)
 
 
 def trial(ahead: float = 0.0, rise: float = 0.0, switch: bool = False) -> Trial:
-    return Trial(switch, False, 200, 30, 10, ahead, rise, halves=False)
+    return Trial(switch, False, 200, 30, 10, ahead, rise, halves_mistakes=False)
 
 
 def alarms(*found: Trial, scored: int = 10) -> list[int]:
     method = FedDriftAuto()
-    return trials.alarms(dict(enumerate(found)), scored, method.false, method.switch, method.least)
+    return trials.raise_alarms(
+        dict(enumerate(found)), scored, method.false_discovery_rate, method.switch_z, method.not_worse_z
+    )
 
 
 # alarms
@@ -82,7 +85,7 @@ def test_strength_is_the_strongest_of_being_ahead_a_risen_error_and_both() -> No
     ],
 )
 def test_a_trial_tells_its_evidence(held: Trial, says: str) -> None:
-    assert re.search(says, held.words(-1.0))
+    assert re.search(says, held.describe(-1.0))
 
 
 # private models
@@ -101,13 +104,13 @@ def team_models(n_clients: int = 2, shared: tuple[float, ...] = (0.0, 100.0)) ->
 @pytest.mark.parametrize(
     ("helped", "size"), [((0.0, 0.0), 3), ((0.2, 0.2), 3), ((0.2, 0.1), 2), ((0.0, -0.1), 2), ((-0.1, -0.1), 1)]
 )
-def test_the_team_that_would_have_been_best_votes(helped: private_models.Gain, size: int) -> None:
-    assert private_models.team_size(helped) == size
+def test_the_team_that_would_have_been_best_votes(helped: private_models.EnsembleGain, size: int) -> None:
+    assert private_models.choose_ensemble_size(helped) == size
 
 
 @pytest.mark.parametrize(("size", "at"), [(1, [1]), (2, [1, 3]), (3, [1, 3, 5])])
 def test_votes_go_to_a_clients_own_team_and_sum_to_one(size: int, at: list[int]) -> None:
-    shares = private_models.votes(team_models(), np.array([0, 1]), size)
+    shares = private_models.share_votes_equally(team_models(), np.array([0, 1]), size)
     np.testing.assert_allclose(np.asarray(shares).sum(axis=1), 1)
     assert np.flatnonzero(shares[1]).tolist() == at and len(set(shares[1, at])) == 1
     assert np.flatnonzero(shares[0]).tolist() == [0, 2, 4][:size]
@@ -119,8 +122,8 @@ def counted(*wrong: tuple[int, int, int], rows: tuple[int, ...]) -> Tournament:
 
 def test_gains_are_shares_summed_over_clients_that_took_part() -> None:
     result = counted((10, 5, 8), (4, 6, 2), (9, 9, 9), rows=(100, 20, 0))
-    assert private_models.gained(result) == pytest.approx((0.05 - 0.1, 0.02 + 0.1))
-    assert private_models.gained(Tournament.nobody(2, 3)) == (0.0, 0.0)
+    assert private_models.sum_ensemble_gain(result) == pytest.approx((0.05 - 0.1, 0.02 + 0.1))
+    assert private_models.sum_ensemble_gain(Tournament.empty(2, 3)) == (0.0, 0.0)
 
 
 class Learners(FakeFederation):
@@ -141,7 +144,7 @@ def test_the_first_gain_is_measured_on_rows_that_private_models_have_not_seen() 
 
     fed = Learners(0, 2, judge=judge)
     shared = Models({"a": np.array([[0.0], [100.0]])}, (0, 1))
-    gain = private_models.first_gain(shared, Clusters(np.array([[0, 1]]), 2), np.array([0, 1]), (2, 4), fed)
+    gain = private_models.measure_first_gain(shared, Clusters(np.array([[0, 1]]), 2), np.array([0, 1]), (2, 4), fed)
     assert gain == pytest.approx((0.05, -0.1))
     assert asked[0][:, 1].tolist() == [[1, -1, -1], [1, 3, -1], [1, 3, 5]] and fed.trained[2].hold_out == 0.5
 
@@ -150,9 +153,11 @@ def test_a_client_out_of_reach_keeps_its_private_models() -> None:
     fed = Learners(1, 2)
     fed.reachable[1] = False
     everything, shared = team_models(), [0, 1]
-    before = private_models.only(everything, [i for i in everything.ids if i not in shared])
+    before = private_models.select_by_id(everything, [i for i in everything.ids if i not in shared])
     w = Clusters(np.array([[0, 1], [0, 1]]), 2)
-    private = private_models.learn(before, private_models.only(everything, shared), w, np.array([0, 1]), (2, 4), fed)
+    private = private_models.train_private_models(
+        before, private_models.select_by_id(everything, shared), w, np.array([0, 1]), (2, 4), fed
+    )
     learnt = dict(zip(private.ids, private.params["a"][:, 0].tolist(), strict=True))
     assert learnt == {
         private_id(TUNED, 0): 1.0,  # anew from the shared model
@@ -166,8 +171,10 @@ def test_a_client_out_of_reach_keeps_its_private_models() -> None:
 def test_who_never_learned_follows_its_shared_model() -> None:
     fed = Learners(0, 2)
     fed.reachable[1] = False
-    shared = private_models.only(team_models(), [0, 1])
-    private = private_models.learn(None, shared, Clusters(np.array([[0, 1]]), 2), np.array([0, 1]), (2, 4), fed)
+    shared = private_models.select_by_id(team_models(), [0, 1])
+    private = private_models.train_private_models(
+        None, shared, Clusters(np.array([[0, 1]]), 2), np.array([0, 1]), (2, 4), fed
+    )
     assert private.params["a"][:, 0].tolist() == [1.0, 100.0, 1.0, 100.0]
 
 
@@ -188,8 +195,8 @@ def learned(concepts: Ints, homes: list[int]) -> tuple[Federation, Clustering]:
 def test_clients_whose_candidates_serve_each_other_found_one_model() -> None:
     fed, now = learned(SWAP[:5], [0] * 6)
     clients, best = [2, 3, 4, 5], np.zeros(6, dtype=np.int64)
-    how, all_may = (7, 40, FedDriftAuto().alike, fed), np.ones(fed.n_clients, dtype=bool)
-    newborn = new_clusters.found(clients, [False, True, True, True], all_may, now.models, best, *how)
+    how, all_may = (7, 40, FedDriftAuto().share_model_z, fed), np.ones(fed.n_clients, dtype=bool)
+    newborn = new_clusters.create_clusters(clients, [False, True, True, True], all_may, now.models, best, *how)
     assert newborn.groups == [[2], [3, 4, 5]] and newborn.models.ids == (7, 8)
     assert newborn.parents == [0, None]
     error = fed.evaluate(newborn.models)
@@ -201,7 +208,9 @@ def test_of_many_founders_some_are_compared_and_the_others_join_their_groups(mon
     fed, now = learned(SWAP[:5], [0] * 6)
     best, all_may = np.zeros(6, dtype=np.int64), np.ones(fed.n_clients, dtype=bool)
     monkeypatch.setattr(new_clusters, "MAX_COMPARED", 2)
-    newborn = new_clusters.found([2, 3, 4, 5], [False, True, True, True], all_may, now.models, best, 7, 40, 0.84, fed)
+    newborn = new_clusters.create_clusters(
+        [2, 3, 4, 5], [False, True, True, True], all_may, now.models, best, 7, 40, 0.84, fed
+    )
     drawn = np.sort(rng.permutation(fed.key("founders"), 4)[:2]) + 2
     assert {group[0] for group in newborn.groups} <= set(drawn.tolist())  # who was drawn comes first
     for group in newborn.groups:
@@ -229,7 +238,7 @@ def test_no_client_scores_more_candidates_than_are_compared(monkeypatch: pytest.
 
     fed = FakeFederation(2, 8, judge=judge)
     may, best = np.ones(8, dtype=bool), np.zeros(8, dtype=np.int64)
-    found = new_clusters.found(range(8), [False] * 8, may, fed.fresh(), best, 100, 1, 0.84, fed)
+    found = new_clusters.create_clusters(range(8), [False] * 8, may, fed.fresh(), best, 100, 1, 0.84, fed)
     assert len(found.groups) == 3 and all(len(group) == 1 for group in found.groups)  # five wait
     assert max(seen) <= 4  # three candidates, or the averages of three groups and a client's own
 
@@ -240,7 +249,7 @@ def test_models_of_one_concept_merge_and_models_of_swapped_labels_do_not(concept
     fed, before = learned(np.tile(concepts, (5, 1)), homes)
     at = np.array(homes)
     mistakes = fed.contest(before.models, np.repeat(np.arange(2)[:, None, None], 6, axis=1))
-    merged = new_clusters.merge_alike(before.assign(at), before, mistakes, at, FedDriftAuto().merge, fed)
+    merged = new_clusters.merge_similar(before.assign_new_data(at), before, mistakes, at, FedDriftAuto().merge_z, fed)
     assert merged.models.ids == left
     assert [(e.kind, e.model, e.cause["unit"]) for e in merged.events] == [("merged", 1, "standard errors")] * (
         2 - len(left)
@@ -251,11 +260,11 @@ def test_models_that_differ_on_the_new_data_of_their_members_do_not_merge() -> N
     """Even if on all of their data they are alike."""
     models = Models({"a": np.zeros((2, 1))}, (0, 1))
     before = Clustering(models, Clusters(np.array([[0, 1]]), 2))
-    now, at = before.assign(np.array([0, 1])), np.array([0, 1])
+    now, at = before.assign_new_data(np.array([0, 1])), np.array([0, 1])
     fed = FakeFederation(1, 2, cross=lambda i, j: 0.1)
     for lost, left in ((2, (0,)), (20, (0, 1))):
         wrong = np.array([[[10, 10], [10, 10 + lost]], [[10, 10], [10, 10]]])
-        merged = new_clusters.merge_alike(now, before, Tournament(np.array([100, 100]), wrong), at, 2.0, fed)
+        merged = new_clusters.merge_similar(now, before, Tournament(np.array([100, 100]), wrong), at, 2.0, fed)
         assert merged.models.ids == left
 
 
@@ -264,12 +273,12 @@ def test_nobody_trains_more_than_two_trunks() -> None:
         {"a": np.zeros((4, 1)), "t": np.zeros((3, 1))}, (0, 1, 2, 3), family=(0, 1, 2, 2), trunk={"a": False, "t": True}
     )
     w = Clusters(np.array([[0, 0], [1, -1], [1, 0], [2, 2], [3, 3]]), 4)
-    trains = method._at_most_two(Clustering(models, w), newest_home(w), np.full((5, 2), 10))
+    trains = method.limit_trunks_per_client(Clustering(models, w), current_assignment(w), np.full((5, 2), 10))
     assert trains.model.T.tolist() == [[-1, 1, 1, 2, 3], [0, -1, 0, 2, 3]]  # 2 and 3 share a trunk
 
 
 def test_home_is_where_the_newest_data_went() -> None:
-    assert newest_home(Clusters(np.array([[0, 2, -1], [1, -1, -1]]), 3)).tolist() == [1, 2, 0]
+    assert current_assignment(Clusters(np.array([[0, 2, -1], [1, -1, -1]]), 3)).tolist() == [1, 2, 0]
 
 
 # whole
@@ -282,7 +291,7 @@ def played(stream: Stream, name: str = "FedDrift-Auto", **options: Any) -> list[
 def homes_of(step: Step) -> list[int]:
     """The id of each client's shared model."""
     assert isinstance(step.state.w, Clusters)
-    return [step.state.models.ids[m] for m in newest_home(step.state.w)]
+    return [step.state.models.ids[m] for m in current_assignment(step.state.w)]
 
 
 def noisy(concepts: Ints, seed: int = 0) -> Stream:
@@ -388,7 +397,7 @@ def test_every_engine_decides_alike(kind: str) -> None:
     else:
         engine = find_engine(kind)(stream, net, BRIEF, 0)
     simulator = find_engine("simulator")(stream, net, BRIEF, 0)
-    simulated, other = (decisions(list(steps_on(each, FedDriftAuto()))) for each in (simulator, engine))
+    simulated, other = (decisions(list(run_steps(each, FedDriftAuto()))) for each in (simulator, engine))
     assert simulated == other and any("created" in dict(events) for *_, events in simulated)
 
 

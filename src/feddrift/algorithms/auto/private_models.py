@@ -1,12 +1,12 @@
-"""Models that stay with their clients: which there are, how they learn, and who of them votes.
+"""Private models: models that stay with their client, and the ensembles in which they vote.
 
-At every client learn, beside the shared model of its home,
+Beside the shared model that it is assigned to, every client has two models of its own:
 
-    tuned   a copy of the shared model that learns from the client's own data of this home, anew at every step,
-    own     a model of the client's own over time, from all of its data: it remembers what the clusters forget.
+    tuned   a copy of the shared model, trained on the client's data of that model, and copied again at every time step;
+    own     a model that the client trains on all of its data over time: it remembers what clusters forget.
 
-They vote as the team that would have done best so far, over all clients: the shared model alone, with tuned, or with
-both. A team's probabilities are the mean of its members'.
+A client predicts with an ensemble: the shared model alone, with the tuned one, or with both. The probabilities of its
+members are averaged. All clients use the ensemble that would have made the fewest mistakes so far.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from feddrift.models import join, take
 from feddrift.types import Clusters, Federation, Ints, Local, Models, Tournament, Votes
 
 STAY, NEW, FRESH, TUNED, OWN = 0, 2, 4, 6, 7  # kinds of private models; those of trials are two, one for each half
-Gain = tuple[float, float]  # of tuned, and of tuned and own, over the shared model alone
 IDS_PER_KIND = 2**20  # ids of private models are (kind + 1) * IDS_PER_KIND + client
+
+EnsembleGain = tuple[float, float]  # of the tuned model, and of the tuned and own model, over the shared model alone
 
 
 def check_client_count(n_clients: int) -> None:
@@ -34,87 +35,106 @@ def check_client_count(n_clients: int) -> None:
         raise ConfigError(f"FedDrift-Auto has private models for {limit}: {advice}")
 
 
-def private_id(kind: int, c: int | np.integer[Any]) -> int:
+def private_id(kind: int, client: int | np.integer[Any]) -> int:
     """Return the id of a client's private model of a kind; see `check_client_count`."""
-    return (kind + 1) * IDS_PER_KIND + int(c)
+    return (kind + 1) * IDS_PER_KIND + int(client)
 
 
-def copies(models: Models, at: Ints, kind: int, clients: Ints) -> Models:
-    """Private copies of the models at these positions, one for each client."""
+def copy_for_clients(models: Models, positions: Ints, kind: int, clients: Ints) -> Models:
+    """Return private copies of the models at these positions, one for each client."""
     ids = [private_id(kind, c) for c in clients]
-    return take(models, at, ids, ids, clients.tolist())
+    return take(models, positions, ids, ids, clients.tolist())
 
 
-def positions(models: Models) -> dict[int, int]:
-    """Where the model of each id stands."""
+def index_by_id(models: Models) -> dict[int, int]:
+    """Return the position of the model of each id."""
     return {i: m for m, i in enumerate(models.ids)}
 
 
-def only(models: Models, ids: Sequence[int]) -> Models:
-    """The models with these ids, as far as there are any."""
-    place = positions(models)
-    kept = [i for i in ids if i in place]
-    return take(models, [place[i] for i in kept], kept)
+def select_by_id(models: Models, ids: Sequence[int]) -> Models:
+    """Return the models with these ids; ids without a model are left out."""
+    position = index_by_id(models)
+    present = [i for i in ids if i in position]
+    return take(models, [position[i] for i in present], present)
 
 
-def learn(
-    before: Models | None, shared: Models, w: Clusters, at_home: Ints, rounds: tuple[int, int], fed: Federation,
+def train_private_models(
+    previous: Models | None, shared: Models, w: Clusters, assigned: Ints, rounds: tuple[int, int], fed: Federation,
     local: Local | None = None,
 ) -> Models:  # fmt: skip
-    """The private models tuned and own of all clients after this time step, of which `before` has the last ones.
+    """Return the tuned and own models of all clients after this time step.
 
-    A client that cannot learn keeps what it has; one that never has follows its shared model.
+    A client that cannot train keeps its private models; one that never trained has copies of its shared model.
+
+    Args:
+        previous: The private models of the last time step, if there was one.
+        shared: The shared models after training.
+        w: The cells that train each shared model.
+        assigned: [c], position of the shared model that each client is assigned to.
+        rounds: Rounds of training of tuned and of own models.
+        fed: The federation.
+        local: Settings of local training, those of the federation if none are given.
     """
-    n, who = fed.n_clients, np.arange(fed.n_clients)
-    cells = Clusters(np.where(w.model == at_home, who, -1), n)
-    learns = fed.reachable & ((fed.counts * (cells.model >= 0)).sum(axis=0) > 0)
-    stack = join(shared, before) if before is not None else shared
-    place = positions(stack)
-    kept = [place.get(private_id(TUNED, c), at_home[c]) if not learns[c] else at_home[c] for c in who]
-    old = [place.get(private_id(OWN, c), at_home[c]) for c in who]
-    tuned = fed.train(copies(stack, np.array(kept), TUNED, who), cells, rounds[0], local)
-    everything = Clusters(np.tile(who, (fed.tau + 1, 1)), n)
-    return join(tuned, fed.train(copies(stack, np.array(old), OWN, who), everything, rounds[1], local))
+    n = fed.n_clients
+    clients = np.arange(n)
+    cells = Clusters(np.where(w.model == assigned, clients, -1), n)
+    trains = fed.reachable & ((fed.counts * (cells.model >= 0)).sum(axis=0) > 0)
+    stack = join(shared, previous) if previous is not None else shared
+    position = index_by_id(stack)
+    starts = [assigned[c] if trains[c] else position.get(private_id(TUNED, c), assigned[c]) for c in clients]
+    tuned = fed.train(copy_for_clients(stack, np.array(starts), TUNED, clients), cells, rounds[0], local)
+    starts = [position.get(private_id(OWN, c), assigned[c]) for c in clients]
+    all_cells = Clusters(np.tile(clients, (fed.tau + 1, 1)), n)
+    own = fed.train(copy_for_clients(stack, np.array(starts), OWN, clients), all_cells, rounds[1], local)
+    return join(tuned, own)
 
 
-def first_gain(shared: Models, w: Clusters, at_home: Ints, rounds: tuple[int, int], fed: Federation) -> Gain:
-    """What private models would gain at the first time step, when no other data are there to tell: those trained on
-    half of the rows, on the other half. The shared models have seen these, so it takes much to be worth it."""
+def measure_first_gain(
+    shared: Models, w: Clusters, assigned: Ints, rounds: tuple[int, int], fed: Federation
+) -> EnsembleGain:
+    """Return what private models gain at the first time step, when there are no newer data to measure it on.
+
+    They are trained on half of the rows and evaluated on the other half. The shared models were trained on both, so
+    private models must gain a lot to count.
+    """
     local = replace(fed.local, hold_out=0.5)
-    stack = join(shared, learn(None, shared, w, at_home, rounds, fed, local))
-    place, teams = positions(stack), np.full((3, fed.n_clients, 3), -1)
+    stack = join(shared, train_private_models(None, shared, w, assigned, rounds, fed, local))
+    position = index_by_id(stack)
+    teams = np.full((3, fed.n_clients, 3), -1)
     for c in range(fed.n_clients):
+        ensemble = list_ensemble(position, int(assigned[c]), c)
         for k in range(3):
-            teams[k, c, : k + 1] = team(place, int(at_home[c]), c)[: k + 1]
-    return gained(fed.contest(stack, teams, local))
+            teams[k, c, : k + 1] = ensemble[: k + 1]
+    return sum_ensemble_gain(fed.contest(stack, teams, local))
 
 
-def gained(result: Tournament) -> Gain:
-    """What contestants 1 and 2 gained over contestant 0, as shares of right rows summed over clients."""
+def sum_ensemble_gain(result: Tournament) -> EnsembleGain:
+    """Return how much contestants 1 and 2 gained over contestant 0: shares of correct rows, summed over clients."""
     took_part = result.rows > 0
-    wrong, rows = result.wrong[took_part], result.rows[took_part]
+    wrong = result.wrong[took_part]
+    rows = result.rows[took_part]
     tuned, both = (float(((wrong[:, 0, 0] - wrong[:, k, k]) / rows).sum()) for k in (1, 2))
     return tuned, both
 
 
-def team(place: dict[int, int], shared: int, c: int | np.integer[Any]) -> list[int]:
-    """The client's shared model, tuned and own, as positions."""
-    return [shared, place[private_id(TUNED, c)], place[private_id(OWN, c)]]
+def list_ensemble(position: dict[int, int], shared: int, client: int | np.integer[Any]) -> list[int]:
+    """Return the positions of a client's shared, tuned and own model."""
+    return [shared, position[private_id(TUNED, client)], position[private_id(OWN, client)]]
 
 
-def team_size(helped: Gain) -> int:
-    """How many of a team vote: as many as would have gained most, the larger of equals.
+def choose_ensemble_size(gain: EnsembleGain) -> int:
+    """Return how many members of each ensemble vote: those that gained most, the larger number of equals.
 
-    >>> team_size((0.4, 0.1)), team_size((-0.1, 0.2)), team_size((-0.1, -0.2))
+    >>> choose_ensemble_size((0.4, 0.1)), choose_ensemble_size((-0.1, 0.2)), choose_ensemble_size((-0.1, -0.2))
     (2, 3, 1)
     """
-    tuned, both = helped
+    tuned, both = gain
     return 3 if both >= max(tuned, 0.0) else 2 if tuned >= 0 else 1
 
 
-def votes(models: Models, at_home: Ints, size: int) -> Votes:
-    """Return equal votes for the first `size` members of each client's team."""
-    place = positions(models)
-    teams = np.array([team(place, int(shared), c)[:size] for c, shared in enumerate(at_home)])
-    members = np.sort(teams.reshape(len(at_home), size), axis=1)
+def share_votes_equally(models: Models, assigned: Ints, size: int) -> Votes:
+    """Return equal votes for the first `size` members of each client's ensemble."""
+    position = index_by_id(models)
+    ensembles = np.array([list_ensemble(position, int(shared), c)[:size] for c, shared in enumerate(assigned)])
+    members = np.sort(ensembles.reshape(len(assigned), size), axis=1)
     return Votes(members, np.full(members.shape, 1 / size), len(models))
