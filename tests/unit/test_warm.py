@@ -24,14 +24,14 @@ pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 
 from feddrift.deploy.operate import scaffold
 from feddrift.deploy.processes import flower_preload, launcher
-from feddrift.engines.flower.client.client_toml import settings_of
+from feddrift.engines.flower.client.client_toml import read_client_toml
 from feddrift.errors import ConfigError
 
 # The warm process of these tests: all is real but Flower's imports, and what a message's process does.
 PROGRAM = """
 import json, os, sys, types
 import numpy as np
-from feddrift.deploy import warm
+from feddrift.deploy.processes import flower_preload
 
 def told():
     return dict(argv=sys.argv, cwd=os.getcwd(), env=os.environ["WARM_TEST"], path=sys.path[0], parent=os.getppid(),
@@ -45,8 +45,8 @@ def handle():
     sys.exit(int(sys.argv[2]))
 
 sys.modules["flwr.supernode.cli"] = types.SimpleNamespace(flwr_clientapp=handle)
-warm._practise = lambda: None
-warm.main()
+flower_preload._load_modules = lambda: None
+flower_preload.main()
 """
 
 
@@ -73,7 +73,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     cold = tmp_path / "bin" / "flwr-clientapp"
     cold.write_text('#!/bin/sh\necho cold > "$1"\n')
     cold.chmod(0o700)
-    monkeypatch.setattr(flower_preload, "command", lambda name: [sys.executable, str(tmp_path / "program.py"), name])
+    monkeypatch.setattr(flower_preload, "build_command", lambda name: [sys.executable, str(tmp_path / "program.py"), name])
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setenv("WARM_TEST", "of the client")
@@ -82,21 +82,21 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def executor(folder: Path) -> Iterator[flower_preload.Warm]:
-    made = flower_preload.Warm()
+def executor(folder: Path) -> Iterator[flower_preload.PreloadedProcess]:
+    made = flower_preload.PreloadedProcess()
     yield made
-    made._end()
+    made._kill_process()
     for process in made._cold:
         process.wait()
 
 
-def answered(executor: flower_preload.Warm, path: Path, code: int = 0) -> str:
+def answered(executor: flower_preload.PreloadedProcess, path: Path, code: int = 0) -> str:
     executor.Popen(["flwr-clientapp", str(path), str(code)])
     until(lambda: path.exists() and path.read_text())  # a file exists before it is written
     return path.read_text()
 
 
-def test_each_message_has_a_process_like_a_new_one(executor: flower_preload.Warm, folder: Path) -> None:
+def test_each_message_has_a_process_like_a_new_one(executor: flower_preload.PreloadedProcess, folder: Path) -> None:
     assert executor._process is not None
     first = json.loads(answered(executor, folder / "first"))
     (folder / "mine.py").write_text("VALUE = 23\n")  # a user's module may change: it is read with every message
@@ -112,7 +112,7 @@ def test_each_message_has_a_process_like_a_new_one(executor: flower_preload.Warm
 
 
 def test_an_exit_status_is_told(capfd: pytest.CaptureFixture[str], folder: Path) -> None:
-    executor = flower_preload.Warm()
+    executor = flower_preload.PreloadedProcess()
     answered(executor, folder / "failed", 3)
     told = ""
 
@@ -123,11 +123,11 @@ def test_an_exit_status_is_told(capfd: pytest.CaptureFixture[str], folder: Path)
 
     until(complained)
     assert json.loads(answered(executor, folder / "next"))["pid"]  # it goes on
-    executor._end()
+    executor._kill_process()
 
 
 def test_without_the_warm_process_a_message_starts_cold_and_the_next_is_warm_again(
-    executor: flower_preload.Warm, folder: Path, caplog: pytest.LogCaptureFixture
+    executor: flower_preload.PreloadedProcess, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     answered(executor, folder / "first")
     assert executor._process is not None
@@ -139,7 +139,7 @@ def test_without_the_warm_process_a_message_starts_cold_and_the_next_is_warm_aga
 
 
 def test_a_warm_process_that_is_stuck_is_ended_so_that_nothing_is_done_twice(
-    executor: flower_preload.Warm, folder: Path
+    executor: flower_preload.PreloadedProcess, folder: Path
 ) -> None:
     answered(executor, folder / "first")
     stuck = executor._process
@@ -152,16 +152,16 @@ def test_a_warm_process_that_is_stuck_is_ended_so_that_nothing_is_done_twice(
 
 def test_where_it_never_comes_up_it_is_left_alone(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     (folder / "program.py").write_text("raise SystemExit(1)")
-    executor = flower_preload.Warm()
-    for k in range(flower_preload.TRIES + 2):
+    executor = flower_preload.PreloadedProcess()
+    for k in range(flower_preload.MAX_FAILURES + 2):
         assert answered(executor, folder / str(k)) == "cold\n"
     for process in executor._cold:
         process.wait()
-    assert executor._process is None and len(caplog.records) == flower_preload.TRIES
+    assert executor._process is None and len(caplog.records) == flower_preload.MAX_FAILURES
     assert caplog.messages[-1].startswith("messages start cold")
 
 
-def test_other_programs_are_started_as_ever(executor: flower_preload.Warm, folder: Path) -> None:
+def test_other_programs_are_started_as_ever(executor: flower_preload.PreloadedProcess, folder: Path) -> None:
     other = folder / "bin" / "flwr-serverapp"
     other.write_text('#!/bin/sh\necho other > "$1"\n')
     other.chmod(0o700)
@@ -170,9 +170,9 @@ def test_other_programs_are_started_as_ever(executor: flower_preload.Warm, folde
 
 
 def test_it_dies_with_its_superexec_also_when_that_is_killed(folder: Path) -> None:
-    code = "import sys; from feddrift.deploy.processes import flower_preload as warm\n"
-    code += "warm.command = lambda n: [sys.executable, 'program.py', n]\n"
-    code += "print(warm.Warm()._process.pid, flush=True); input()"
+    code = "import sys; from feddrift.deploy.processes import flower_preload\n"
+    code += "flower_preload.build_command = lambda n: [sys.executable, 'program.py', n]\n"
+    code += "print(flower_preload.PreloadedProcess()._process.pid, flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
@@ -183,7 +183,8 @@ def test_it_dies_with_its_superexec_also_when_that_is_killed(folder: Path) -> No
 
 def test_a_supernode_ends_when_who_started_it_is_killed(tmp_path: Path) -> None:
     child = (
-        "import time; from feddrift.deploy import warm; warm._end_with_parent(); print(1, flush=True); time.sleep(60)"
+        "import time; from feddrift.deploy.processes import flower_preload; flower_preload._end_with_parent(); "
+        "print(1, flush=True); time.sleep(60)"
     )
     code = f"import subprocess, sys; c = subprocess.Popen([sys.executable, '-c', {child!r}], stdout=subprocess.PIPE)\n"
     code += "c.stdout.readline(); print(c.pid, flush=True); input()"
@@ -206,7 +207,7 @@ def test_with_another_flower_its_own_program_runs(
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.42.0")
     monkeypatch.setattr(os, "execv", execv)
     monkeypatch.setattr(
-        sys, "argv", ["warm", *flower_preload.command("flower-supernode", 1.5)[4:], "--superlink", "here:1"]
+        sys, "argv", ["warm", *flower_preload.build_command("flower-supernode", 1.5)[4:], "--superlink", "here:1"]
     )
     with caplog.at_level(logging.WARNING), pytest.raises(SystemExit):
         flower_preload.main()
@@ -246,42 +247,42 @@ def test_looks_follow_a_message_soon_and_then_slow_down(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(time, "sleep", sleep)
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    waits = flower_preload.Waits(3.0)
+    waits = flower_preload.PollingBackoff(3.0)
     waits.sleep(3)
     assert slept == [3.0]  # nothing has come yet
     os.mkfifo(tmp_path / "bell")
     bell = os.open(tmp_path / "bell", os.O_RDWR | os.O_NONBLOCK)
     replied: list[dict[str, int]] = []
-    push = waits.woken(lambda **arguments: replied.append(arguments), tmp_path / "bell")
+    push = waits.wake_before_push(lambda **arguments: replied.append(arguments), tmp_path / "bell")
     push(state=1)
     assert replied == [{"state": 1}] and os.read(bell, 9) == b"!"
     waits.sleep(0.5)
     slept.clear()
     for _ in range(12):
         waits.sleep(3)
-    assert slept[0] == flower_preload.SOONEST and slept == sorted(slept) and slept[-1] == 3.0
+    assert slept[0] == flower_preload.MIN_POLL_SECONDS and slept == sorted(slept) and slept[-1] == 3.0
     os.close(bell)
     push(state=2)  # nobody listens: the reply is sent all the same
     assert replied[1:] == [{"state": 2}]
 
 
 def test_a_client_chooses_how_it_is_started(tmp_path: Path) -> None:
-    scaffold.init(tmp_path / "fed", ["a"], [2], ["no", "yes"])
+    scaffold.create_deployment(tmp_path / "fed", ["a"], [2], ["no", "yes"])
     folder = tmp_path / "fed" / "clients" / "a"
-    assert launcher.supernode(folder)[:7] == [
-        *flower_preload.command("flower-supernode"),
-        *launcher.supernode(folder)[5:7],
+    assert launcher.build_supernode_command(folder)[:7] == [
+        *flower_preload.build_command("flower-supernode"),
+        *launcher.build_supernode_command(folder)[5:7],
     ]
     toml = folder / "client.toml"
     text = toml.read_text()
     toml.write_text(f"look = 0.5\n{text}")
-    assert launcher.supernode(folder)[4:7] == ["flower-supernode", "--look", "0.5"]
+    assert launcher.build_supernode_command(folder)[4:7] == ["flower-supernode", "--look", "0.5"]
     toml.write_text(f"warm = false\n{text}")
-    assert launcher.supernode(folder)[0] == launcher.program("flower-supernode")
+    assert launcher.build_supernode_command(folder)[0] == launcher.find_program("flower-supernode")
     for line in ("look = 0", "look = true", "look = 61"):
         toml.write_text(f"{line}\n{text}")
         with pytest.raises(ConfigError, match=r"look must be a number of seconds from 0.1 to 60, got"):
-            settings_of(folder)
+            read_client_toml(folder)
 
 
 @pytest.mark.parametrize("lacks", ["native code", "a CPU alone"])
@@ -294,14 +295,14 @@ def test_nothing_is_practised_with_jax(lacks: str, monkeypatch: pytest.MonkeyPat
     def simulated(*_: object) -> None:
         raise AssertionError("it practises")
 
-    monkeypatch.setattr(external_model, "simulated", simulated)
+    monkeypatch.setattr(external_model, "make_simulator", simulated)
     monkeypatch.setattr(lanes, "only_one_cpu", lambda: lacks != "a CPU alone")
-    monkeypatch.setattr(kernel, "ready", lambda: lacks != "native code")
-    flower_preload._practise()
+    monkeypatch.setattr(kernel, "is_available", lambda: lacks != "native code")
+    flower_preload._load_modules()
     monkeypatch.setattr(lanes, "only_one_cpu", lambda: True)
-    monkeypatch.setattr(kernel, "ready", lambda: True)
+    monkeypatch.setattr(kernel, "is_available", lambda: True)
     with pytest.raises(AssertionError, match="it practises"):
-        flower_preload._practise()
+        flower_preload._load_modules()
 
 
 @pytest.mark.parametrize("fails", ["pull_object", "confirm_message_received"])
@@ -312,6 +313,7 @@ def test_a_message_of_an_ended_run_is_deleted(fails: str) -> None:
     stored: list[str] = []
     ended: list[int] = []
     state = SimpleNamespace(
+        get_messages_legacy=lambda is_reply: [],
         get_run=lambda _: SimpleNamespace(primary_task_type=None, fab_hash=""),
         create_task=lambda **_: 7,
         store_message=lambda message: stored.append(message.metadata.message_id),
@@ -326,7 +328,58 @@ def test_a_message_of_an_ended_run_is_deleted(fails: str) -> None:
         raise node.RunNotRunningException
 
     parts: dict[str, Any] = {"pull_object": lambda *_: b"content", "confirm_message_received": lambda *_: None}
-    receive = flower_preload._without_leftovers(node._pull_and_store_message, node.RunNotRunningException)
+    receive = flower_preload._replace_end_of_run_error(node._pull_and_store_message, node.RunNotRunningException)
     given = {"state": state, "object_store": objects, "node_config": {}, "get_run": None, "get_fab": None}
     got = receive(**given, receive=lambda: (message, None), trusted_entities=None, **parts | {fails: end_run})
     assert got is None and stored == [] and ended == [7]
+
+
+def test_a_reply_to_a_message_of_an_ended_run_is_not_sent_in_place_of_the_next() -> None:
+    """With Flower's own functions and stores: a process answers the message while the SuperNode still receives it."""
+    from flwr.app import Message, Metadata, RecordDict
+    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+    from flwr.supercore.object_store import ObjectStoreFactory
+    from flwr.supercore.run import Run
+    from flwr.supernode.nodestate import NodeStateFactory
+
+    node = importlib.import_module("flwr.supernode.start_client_internal")
+    factory = ObjectStoreFactory()
+    state, objects = NodeStateFactory(factory).state(), factory.store()
+    receive = flower_preload._replace_end_of_run_error(node._pull_and_store_message, node.RunNotRunningException)
+    names, sent = dict[int, str](), list[str]()
+
+    def answer(message: Message) -> None:
+        """Take a message from the SuperNode and store a reply there, as the process of the message does."""
+        (stored,) = state.get_messages_legacy(run_ids=[message.metadata.run_id], is_reply=False, limit=1)
+        state.record_message_processing_start(stored.metadata.message_id)
+        objects.delete(stored.metadata.message_id)
+        node._insert_message(Message(RecordDict(), reply_to=message), state, objects)
+        state.record_message_processing_end(stored.metadata.message_id)
+
+    def handle(run_id: int, ended: bool) -> Any:
+        state.store_run(Run.create_empty(run_id))
+        about = Metadata(run_id, "", 1, 5, "", "hello", time.time(), 60.0, "query.hello")
+        message = Message(RecordDict(), metadata=about)  # type: ignore[call-overload]
+        names[run_id] = about.__dict__["_message_id"] = message.object_id
+        parts = {name: item.deflate() for name, item in get_all_nested_objects(message).items()}
+
+        def confirm(*_: Any) -> None:
+            answer(message)
+            if ended:
+                raise node.RunNotRunningException
+
+        return receive(
+            state=state, object_store=objects, node_config={}, get_run=None, get_fab=None, trusted_entities=None,
+            receive=lambda: (message, get_object_tree(message)),
+            pull_object=lambda _, name: parts[name], confirm_message_received=confirm,
+        )  # fmt: skip
+
+    def send(reply: Message, *_: Any) -> tuple[set[str], str]:
+        sent.append(reply.metadata.reply_to_message_id)
+        return set(), ""
+
+    assert handle(1, ended=True) is None
+    assert handle(2, ended=False) == 2
+    node._push_messages(state=state, object_store=objects, send=send, push_object=lambda *_: None)
+    assert sent == [names[2]] != [names[1]]
+    assert len(objects) == 0
