@@ -96,8 +96,8 @@ class Deployed:
 def deployed(folder: Path, n: int, way: str, own: str, batches: int) -> Iterator[Deployed]:
     """A deployment of n clients that have so many batches, with these settings of its own."""
     names = [f"client{k}" for k in range(n)]
-    outer, inner = launcher.free_port(), launcher.free_port()
-    scaffold.init(folder, names, [2], ["0", "1"], port=outer, inner=inner, experiment="benchmark")
+    outer, inner = launcher.find_free_port(), launcher.find_free_port()
+    scaffold.create_deployment(folder, names, [2], ["0", "1"], port=outer, inner=inner, experiment="benchmark")
     settings = folder / "server" / "federation.toml"
     others = settings.read_text().replace("FedDrift-Auto", "FedDrift")  # the exchanges of the paper's method
     settings.write_text(f"{own}quorum = {n}\nhello = 300\nevaluate = 300\ntrain = 300\n{others}")
@@ -171,7 +171,7 @@ def command(output: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
     try:
         yield child
     finally:
-        process_tree.end(child)
+        process_tree.end_process_tree(child)
 
 
 if __name__ == "__main__":

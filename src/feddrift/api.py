@@ -15,8 +15,8 @@ import numpy as np
 
 from feddrift import streams
 from feddrift.algorithms import RECOMMENDED
-from feddrift.errors import ConfigError, DataError, FeddriftError, unknown
-from feddrift.exported_models import ABOUT
+from feddrift.errors import ConfigError, DataError, FeddriftError, unknown_name_error
+from feddrift.exported_models import ABOUT_FILE
 from feddrift.reports import summary as summaries
 from feddrift.reports.event_text import alarm_sentence, event_sentence
 from feddrift.reports.labels import describe, notable
@@ -25,16 +25,16 @@ from feddrift.runs.config import RunConfig
 from feddrift.runs.export import export as export_run
 from feddrift.runs.record import Record, Rows, read_all
 from feddrift.runs.record import read as read_record
-from feddrift.runs.recorded_run import RecordedRun, checkpoint_folders, from_checkpoints
-from feddrift.runs.update import runs_to_update
-from feddrift.runs.update import update as find_update
+from feddrift.runs.recorded_run import RecordedRun, find_checkpoint_folders, load_stopped_run
+from feddrift.runs.update import find_runs_to_update
+from feddrift.runs.update import prepare_update as find_update
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Columns = dict[str, list[Any]]
-COLUMNS = tuple(column.name for column in fields(Rows))
-RUN = ("stream", "algorithm", "settings", "seed")  # which run a row is of
+ROW_COLUMNS = tuple(column.name for column in fields(Rows))
+RUN_COLUMNS = ("stream", "algorithm", "settings", "seed")  # which run a row is of
 Kind = Literal["clusters", "accuracy", "patterns", "delta", "traffic", "ranks"]
 
 
@@ -82,8 +82,8 @@ def record(
     for name in options:
         if name not in RunConfig.model_fields:
             hint = f"; settings of the algorithm go into settings={{{name!r}: ...}}"
-            raise ConfigError(f"{unknown('option', name, RunConfig.model_fields)}{hint}")
-    config = RunConfig.checked(stream=stream, algorithm=algorithm, seed=seed, **options)
+            raise ConfigError(f"{unknown_name_error('option', name, RunConfig.model_fields)}{hint}")
+    config = RunConfig.from_values(stream=stream, algorithm=algorithm, seed=seed, **options)
     recorded = RecordedRun(config, Path(out), resume=resume, every=checkpoint_every)
     for _ in recorded:
         pass
@@ -118,7 +118,7 @@ def update(where: str | Path, stream: str | None = None, *, append: str | Path |
         raise ConfigError(f"append must be a file, got {type(append).__name__}")
     records: list[Record] = []
     problems: list[FeddriftError] = []
-    for state in runs_to_update(Path(where)):
+    for state in find_runs_to_update(Path(where)):
         try:
             updated = find_update(state, stream, None if append is None else str(append))
             for _ in updated:
@@ -161,14 +161,14 @@ def rows(records: Record | Iterable[Record]) -> Columns:
     >>> list(rows([]))[:6]
     ['stream', 'algorithm', 'settings', 'seed', 't', 'client']
     """
-    table: Columns = {name: [] for name in (*RUN, "t", "client", *COLUMNS)}
-    for run in _several(records):
+    table: Columns = {name: [] for name in (*RUN_COLUMNS, "t", "client", *ROW_COLUMNS)}
+    for run in _to_list(records):
         steps, clients = run.rows.model.shape
-        for name, value in _named(run).items():
+        for name, value in _describe_run(run).items():
             table[name] += [value] * (steps * clients)
         table["t"] += np.repeat(np.arange(steps), clients).tolist()
         table["client"] += run.header["clients"] * steps
-        for name in COLUMNS:
+        for name in ROW_COLUMNS:
             table[name] += getattr(run.rows, name).reshape(-1).tolist()
     return table
 
@@ -179,10 +179,10 @@ def events(records: Record | Iterable[Record]) -> Columns:
     >>> list(events([]))
     ['stream', 'algorithm', 'settings', 'seed', 't', 'event', 'model', 'why', 'cause']
     """
-    table: Columns = {name: [] for name in (*RUN, "t", "event", "model", "why", "cause")}
-    for run in _several(records):
+    table: Columns = {name: [] for name in (*RUN_COLUMNS, "t", "event", "model", "why", "cause")}
+    for run in _to_list(records):
         for event in run.events:
-            line = {**_named(run), **event}
+            line = {**_describe_run(run), **event}
             line["why"] = event_sentence(event)
             for name, column in table.items():
                 column.append(line[name])
@@ -198,11 +198,11 @@ def alarms(records: Record | Iterable[Record]) -> Columns:
     >>> list(alarms([]))
     ['stream', 'algorithm', 'settings', 'seed', 't', 'client', 'why', 'shifts']
     """
-    table: Columns = {name: [] for name in (*RUN, "t", "client", "why", "shifts")}
-    for run in _several(records):
+    table: Columns = {name: [] for name in (*RUN_COLUMNS, "t", "client", "why", "shifts")}
+    for run in _to_list(records):
         for t, c in np.argwhere(run.rows.drift).tolist():
             shifts = run.shifts.get((t, c))
-            line = {**_named(run), "t": t, "client": run.header["clients"][c], "shifts": shifts}
+            line = {**_describe_run(run), "t": t, "client": run.header["clients"][c], "shifts": shifts}
             line["why"] = None if shifts is None else alarm_sentence(shifts, t)
             for name, column in table.items():
                 column.append(line[name])
@@ -220,14 +220,14 @@ def summary(records: Record | Iterable[Record], *, against: str | None = None) -
     >>> list(summary([]))[:6]
     ['stream', 'algorithm', 'settings', 'seeds', 'omitting_drifts', 'omitting_drifts_std']
     """
-    runs = _several(records)
+    runs = _to_list(records)
     spreads = ("omitting_drifts", "including_drifts")
     plain = ("models_sent", "models_sent_ratio", "models_final", "false_alarms", "ari")
     accuracies = [name for spread in spreads for name in (spread, f"{spread}_std")]
     table: Columns = {name: [] for name in ("stream", "algorithm", "settings", "seeds", *accuracies, *plain)}
     for group in summaries.summarise(runs):
         line: dict[str, Any] = {"stream": group.stream, "algorithm": group.algorithm, "seeds": len(group.seeds)}
-        line["settings"] = _settings(group.algorithm, group.settings, group.overrides)
+        line["settings"] = _format_settings(group.algorithm, group.settings, group.overrides)
         for name in spreads:
             spread = getattr(group, name)
             line |= {name: spread and spread.mean, f"{name}_std": spread and spread.std}
@@ -266,7 +266,7 @@ def plot(records: Record | Iterable[Record], kind: Kind = "clusters") -> Figure:
     }
     if not isinstance(kind, str) or kind not in draw:
         raise ConfigError(f"kind must be one of {', '.join(draw)}, got {kind!r}")
-    return draw[kind](_several(records))
+    return draw[kind](_to_list(records))
 
 
 def report(records: str | Path | Record | Iterable[Record], file: str | Path = "report.html") -> Path:
@@ -284,7 +284,7 @@ def report(records: str | Path | Record | Iterable[Record], file: str | Path = "
     """
     from feddrift.reports import page
 
-    runs = read_all(records) if isinstance(records, str | Path) else _several(records)
+    runs = read_all(records) if isinstance(records, str | Path) else _to_list(records)
     if not runs:
         raise DataError("there are no records to report")
     page.write(runs, Path(file), Path(records).resolve().name if isinstance(records, str | Path) else Path(file).stem)
@@ -306,47 +306,49 @@ def export(folder: str | Path, out: str | Path = "models") -> list[Path]:
     """
     if not isinstance(folder, str | Path):
         raise ConfigError(f"export takes the folder of the records, got {type(folder).__name__}")
-    return [target for target, _ in exports(Path(folder), Path(out))]
+    return [target for target, _ in export_each(Path(folder), Path(out))]
 
 
-def exports(folder: Path, out: Path) -> Iterator[tuple[Path, int]]:
+def export_each(folder: Path, out: Path) -> Iterator[tuple[Path, int]]:
     """Each folder that `export` has written to, and how many time steps the models in it have seen."""
     for server in (folder, folder / "server"):
         if (server / "federation.toml").exists():
-            from feddrift.deploy.operate.export import export as export_federation  # here, since it needs Flower
+            from feddrift.deploy.operate.export import (
+                export_federation as export_federation,  # here, since it needs Flower
+            )
 
             yield out, export_federation(server.resolve(), out)
             return
-    checkpoints = checkpoint_folders(folder)
+    checkpoints = find_checkpoint_folders(folder)
     if not checkpoints:
         raise DataError(f"no run below {folder} has checkpoints: a sweep keeps none of a finished run")
     if len(checkpoints) == 1:
-        yield out, export_run(from_checkpoints(checkpoints[0]), out)
+        yield out, export_run(load_stopped_run(checkpoints[0]), out)
         return
-    if (out / ABOUT).exists():  # `load_models` would take it for what is written now
+    if (out / ABOUT_FILE).exists():  # `load_models` would take it for what is written now
         raise DataError(f"{out} holds the models of one run, and {folder} has {len(checkpoints)}: name another folder")
     failures = []
     for state in checkpoints:
         try:
-            yield out / state.stem, export_run(from_checkpoints(state), out / state.stem)
+            yield out / state.stem, export_run(load_stopped_run(state), out / state.stem)
         except FeddriftError as error:  # no reason to leave out the others
             failures.append(f"{state.stem}: {error}")
     if failures:
         raise DataError(f"not exported: {'; '.join(failures)}")
 
 
-def _named(run: Record) -> dict[str, Any]:
+def _describe_run(run: Record) -> dict[str, Any]:
     """Which run it is."""
     header = run.header
-    settings = _settings(header["algorithm"], header["settings"], header["overrides"])
+    settings = _format_settings(header["algorithm"], header["settings"], header["overrides"])
     return {"stream": header["stream"], "algorithm": header["algorithm"], "settings": settings, "seed": header["seed"]}
 
 
-def _settings(algorithm: str, settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> str:
+def _format_settings(algorithm: str, settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> str:
     return describe({**notable(algorithm, settings), **overrides})
 
 
-def _several(records: Record | Iterable[Record]) -> Sequence[Record]:
+def _to_list(records: Record | Iterable[Record]) -> Sequence[Record]:
     if isinstance(records, str | Path) or not isinstance(records, Iterable | Record):
         raise ConfigError(f"expected records, as fd.read gives them, got {records!r}")
     runs = [records] if isinstance(records, Record) else list(records)

@@ -35,7 +35,7 @@ def rare_stream(n_clients: int = 3, n_steps: int = 3, n: int = 400) -> Stream:
 def drawn_shares(classes: list[int], sizes: list[int], w: Floats) -> Floats:
     """How often each class is drawn: cells by w times their mass, places of their tables all alike."""
     y, n_cells = np.array(classes), np.array(sizes)
-    tables = sampling.balanced(y, n_cells, w)
+    tables = sampling.build_balanced_tables(y, n_cells, w)
     chance = w * tables.mass / (w * tables.mass).sum() / tables.sizes
     return np.bincount(y[tables.rows], np.repeat(chance, tables.sizes)).astype(np.float64)
 
@@ -51,7 +51,7 @@ def test_all_classes_are_drawn_equally_often() -> None:
 
 def test_every_row_has_a_place_and_every_minibatch_its_share_of_all_classes() -> None:
     classes = np.array([0] * 80 + [1] * 16 + [2] * 4)
-    tables = sampling.balanced(classes, np.array([100]), np.ones(1))
+    tables = sampling.build_balanced_tables(classes, np.array([100]), np.ones(1))
     assert set(tables.rows.tolist()) == set(range(100)) and tables.sizes.tolist() == [240]
     for start in range(0, 240, 30):
         assert np.ptp(np.bincount(classes[np.roll(tables.rows, -start)[:30]])) <= 2
@@ -104,7 +104,7 @@ def test_the_most_frequent_class_stays_the_most_frequent() -> None:
 
 
 def test_it_is_recorded_where_it_is_set_alone(tmp_path: Path) -> None:
-    assert "balance" not in Local().plain() and Local(**Local(balance=True).plain()) == Local(balance=True)
+    assert "balance" not in Local().to_dict() and Local(**Local(balance=True).to_dict()) == Local(balance=True)
     run = fd.record("sine-2", "Oblivious", out=tmp_path, rounds=1, balance=True)
     assert run.header["overrides"]["balance"] is True and run.header["local"]["balance"] is True
     assert " --balance " in event_text.command(run.header)[0]
@@ -121,6 +121,6 @@ def test_it_is_told_on_the_command_line_and_to_a_federation(tmp_path: Path, caps
     from feddrift.deploy.settings import Settings
 
     told = {"experiment": "a", "clients": ["b"], "features": [2], "classes": [0, 1], "balance": True}
-    assert Settings.checked(told, "here").local.balance
+    assert Settings.from_dict(told, "here").local.balance
     with pytest.raises(fd.ConfigError, match="balance must be True or False, got 1"):
         Local(balance=1)  # type: ignore[arg-type]

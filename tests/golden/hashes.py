@@ -26,9 +26,9 @@ import numpy as np
 from feddrift import algorithms
 from feddrift._internal import checkpoint
 from feddrift.runs.config import RunConfig
-from feddrift.runs.recorded_run import RecordedRun, from_checkpoints
+from feddrift.runs.recorded_run import RecordedRun, load_stopped_run
 from feddrift.simulation import Step
-from feddrift.trees import leaves
+from feddrift.trees import tree_leaves
 from feddrift.types import State
 from tests.golden import world
 
@@ -46,7 +46,7 @@ KILLED = ("FedDrift", "FedDrift-Trunk", "FedDrift-Auto", "KUE", "CFL", "FLUX")
 
 def _run(algorithm: str, settings: dict[str, Any] | None = None, **given: Any) -> RunConfig:
     settings = (DRIFT if algorithm in DELTA else {}) | (settings or {})
-    return RunConfig.checked(**{"stream": WORLD, "algorithm": algorithm, "settings": settings} | given)
+    return RunConfig.from_values(**{"stream": WORLD, "algorithm": algorithm, "settings": settings} | given)
 
 
 OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -123,7 +123,7 @@ def _bytes(value: Any) -> Iterator[bytes]:
 def of_state(state: State) -> str:
     """All that a state says of models, their data and votes."""
     models = state.models
-    parameters = [np.asarray(leaf) for leaf in leaves(models.params)]
+    parameters = [np.asarray(leaf) for leaf in tree_leaves(models.params)]
     mask = None if models.mask is None else np.asarray(models.mask)
     return digest(
         [parameters, models.ids, models.family, mask, np.asarray(state.w), np.asarray(state.votes), state.ballot]
@@ -165,7 +165,7 @@ def recorded(run: RecordedRun, compiled: bool = False) -> dict[str, Any]:
         return {"record": digest(lines), "state": of_state(last.state)}
     decisions, floats = split_floats(lines)
     models = last.state.models
-    parameters = np.concatenate([np.asarray(leaf).reshape(-1) for leaf in leaves(models.params)]).tolist()
+    parameters = np.concatenate([np.asarray(leaf).reshape(-1) for leaf in tree_leaves(models.params)]).tolist()
     data = np.asarray(last.state.w), np.asarray(last.state.votes) > 0
     return {
         "decisions": digest([decisions, models.ids, models.family, *data, last.state.ballot]),
@@ -272,7 +272,7 @@ def outcome(case: str) -> dict[str, Any]:
     try:
         if kind == "resumed":
             config = RUNS.get(f"condition/{name}") or RUNS[f"simulator/{name}"]
-            return recorded(from_checkpoints(begun(config, root, 3, 1)))
+            return recorded(load_stopped_run(begun(config, root, 3, 1)))
         if kind == "flower":
             return over_flower(name, root)
         if kind == "flower-own":

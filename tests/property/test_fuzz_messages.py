@@ -20,10 +20,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from feddrift.deploy.settings import Settings
 from feddrift.engines.flower import messages, serialization
-from feddrift.errors import LONGEST
+from feddrift.errors import MAX_MESSAGE_LENGTH
 from feddrift.reports.event_text import alarm_sentence
 from feddrift.runs import schema
-from feddrift.trees import leaves
+from feddrift.trees import tree_leaves
 from feddrift.types import Router
 from tests.property.fuzz import accepted, mutated, paths, placed, tries
 from tests.property.test_fuzz_data import headers
@@ -87,10 +87,10 @@ def test_replies(caplog: pytest.LogCaptureFixture, verb: str, tamper: Any) -> No
     assert (found.rows[[0, 2]] > 0).all() and (found.wrong.diagonal(axis1=1, axis2=2) <= found.rows[:, None]).all()
     assert (rerouted[[0, 2], 0] > 0).all() and (rerouted[:, 1:] <= rerouted[:, :1]).all()
     assert np.isfinite(moments.mean[[0, 2]]).all() and np.isfinite(moments.std[[0, 2]]).all()
-    assert np.isfinite(loss[[0, 2]]).all() and all(np.isfinite(leaf).all() for leaf in leaves(trained.params))
+    assert np.isfinite(loss[[0, 2]]).all() and all(np.isfinite(leaf).all() for leaf in tree_leaves(trained.params))
     for line in caplog.records:
         told = line.getMessage()
-        assert line.levelno < logging.ERROR and told.isprintable() and len(told) < LONGEST, told
+        assert line.levelno < logging.ERROR and told.isprintable() and len(told) < MAX_MESSAGE_LENGTH, told
 
 
 @tries(60)
@@ -102,17 +102,17 @@ def test_requests(kind: str, tamper: Any) -> None:
         "experiment": "x", "client": "b", "index": 1, "tau": 0, "n_clients": 3, "n_classes": 2, "features": [2],
         "seed": 0,
     }  # fmt: skip
-    asked = serialization.pack(
+    asked = serialization.pack_message(
         {"version": messages.VERSION, "about": about}, {"head-0": [np.zeros(2, dtype=np.float32)]}
     )
     logging.disable(logging.CRITICAL)
     try:
-        body, _ = serialization.unpack(client.answer(kind, tamper(asked)))
+        body, _ = serialization.unpack_message(client.handle_message(kind, tamper(asked)))
     finally:
         logging.disable(logging.NOTSET)
     assert body["client"] == "b" and body["version"] == messages.VERSION
     if "failed" in body:
-        assert body["failed"].isprintable() and len(body["failed"]) < LONGEST
+        assert body["failed"].isprintable() and len(body["failed"]) < MAX_MESSAGE_LENGTH
 
 
 @tries(200)
@@ -121,12 +121,12 @@ def test_what_is_said_of_an_alarm(at: Any, value: Any) -> None:
     """What is not refused can be written into a record and told in a line."""
     try:
         shifts = messages.read_shifts({"shifts": placed(SHIFTS, at, value)}, 3)
-    except (serialization.Refused, KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError):
+    except (serialization.InvalidMessageError, KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError):
         return  # all of which refuse the reply
     if shifts is not None:
-        line = {"kind": "row", **rows(header(4, 1), 3, drift=[True], shifts=[shifts.plain()])[0]}
-        assert schema.parse(schema.dump(line), "here")["shifts"] == shifts.plain()
-        assert alarm_sentence(shifts.plain(), 3).isprintable()
+        line = {"kind": "row", **rows(header(4, 1), 3, drift=[True], shifts=[shifts.to_dict()])[0]}
+        assert schema.parse_line(schema.dump_line(line), "here")["shifts"] == shifts.to_dict()
+        assert alarm_sentence(shifts.to_dict(), 3).isprintable()
 
 
 TOML = """experiment = "x"
@@ -159,7 +159,7 @@ def test_settings(tmp_path: Path, content: bytes | tuple[int, str]) -> None:
     found = accepted(lambda: Settings.read(path))
     if found is not None:
         assert all(0 < n < 10**7 for n in found.features) and len(set(found.classes)) == len(found.classes)
-        assert math.isfinite(found.lr) and found.patience > 0 and found.waiting and found.local
+        assert math.isfinite(found.lr) and found.patience > 0 and found.waiting_rules and found.local
         assert found.start == "data" or found.start >= 0
 
 

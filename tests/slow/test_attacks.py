@@ -31,7 +31,7 @@ __all__ = ["deployment"]  # the fixture
 def test_who_never_ends_a_request_is_shown_out(tmp_path: Path) -> None:
     with nginx(tmp_path / "fed") as server:
         trusts = ssl.create_default_context(cafile=str(server / "ca.crt"))
-        line = socket.create_connection(("127.0.0.1", launcher.ports(server)[0]), timeout=50)  # nginx's own limit is 60
+        line = socket.create_connection(("127.0.0.1", launcher.read_ports(server)[0]), timeout=50)  # nginx's own limit is 60
         with trusts.wrap_socket(line, server_hostname="localhost") as tls:
             tls.sendall(b"POST /v1/fleet/x HTTP/1.1\r\nHost: local")
             assert b" 200 " not in tls.recv(4096)
@@ -40,15 +40,15 @@ def test_who_never_ends_a_request_is_shown_out(tmp_path: Path) -> None:
 @needs_nginx
 def test_the_proxy_is_where_it_was_told_to_be(tmp_path: Path) -> None:
     with nginx(tmp_path / "one", bind="127.0.0.3") as server:
-        port = launcher.ports(server)[0]
-        assert launcher._listens(port, "127.0.0.3") and not launcher._listens(port, "127.0.0.1")
+        port = launcher.read_ports(server)[0]
+        assert launcher._can_connect(port, "127.0.0.3") and not launcher._can_connect(port, "127.0.0.1")
     with nginx(tmp_path / "all") as server:
-        port = launcher.ports(server)[0]
-        assert launcher._listens(port, "127.0.0.3") and launcher._listens(port, "::1") is proxy._has_ipv6()
+        port = launcher.read_ports(server)[0]
+        assert launcher._can_connect(port, "127.0.0.3") and launcher._can_connect(port, "::1") is proxy._has_ipv6()
     if proxy._has_ipv6():
         with nginx(tmp_path / "six", bind="::1", host="::1") as server:
-            port = launcher.ports(server)[0]
-            assert launcher._listens(port, "::1") and not launcher._listens(port, "127.0.0.1")
+            port = launcher.read_ports(server)[0]
+            assert launcher._can_connect(port, "::1") and not launcher._can_connect(port, "127.0.0.1")
             assert f'server = "[::1]:{port}"' in (tmp_path / "six" / "clients" / "a" / "client.toml").read_text()
 
 
@@ -81,7 +81,7 @@ def test_neither_the_server_nor_another_user_of_the_machine_runs_code_at_a_clien
     clients = deployment.folder / "clients"
     (deployment.server / "app" / "feddrift_client.py").write_text(EVIL)
     deployment.start_server()
-    shutil.copy(deployment.server / app_signature.TRUSTED, clients / "b" / app_signature.TRUSTED)
+    shutil.copy(deployment.server / app_signature.TRUSTED_FILE, clients / "b" / app_signature.TRUSTED_FILE)
     deployment.start_client("a")
     deployment.start_client("b")
     deployment.deliver(0)

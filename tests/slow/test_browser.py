@@ -16,7 +16,7 @@ from matplotlib.image import imread
 from feddrift.reports import page
 from feddrift.reports.page import data
 from feddrift.runs import record
-from feddrift.runs.writer import Writer
+from feddrift.runs.writer import RecordWriter
 from tests.unit.fake_records import federation, header, make, merged, rows
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -125,9 +125,9 @@ def test_names_are_text_whatever_they_are(tmp_path: Path) -> None:
 
 def test_an_unfinished_run_is_shown_and_can_be_followed(tmp_path: Path) -> None:
     head = header(6, 3, concepts=[[0, 0, 0]] * 3 + [[1, 0, 0]] * 4)
-    with Writer(tmp_path / "runs", head) as writer:
+    with RecordWriter(tmp_path / "runs", head) as writer:
         for t in range(3):
-            writer.step(rows(head, t))
+            writer.write_step(rows(head, t))
         page.write(record.read_all(tmp_path / "runs"), tmp_path / "report.html", "runs")
     markup, text = text_of(tmp_path / "report.html")
     assert "unfinished: 3 of 6 time steps" in text and "So far the clients use 1 model" in text
@@ -234,9 +234,9 @@ def acted(file: Path, script: str, chosen: str = "", width: int | None = None) -
 def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page of committed records without a truth: five seeds of eleven methods, by log loss."""
     records = record.read_all(RESULTS / "real", lambda header: header["stream"] == "air-beijing")
-    records.sort(key=lambda run: record.file_name(run.header))
+    records.sort(key=lambda run: record.build_record_name(run.header))
     file = tmp_path_factory.mktemp("real") / "report.html"
-    page.write(record.by_score(records, "log_loss"), file, "real")
+    page.write(record.select_score(records, "log_loss"), file, "real")
     return file
 
 

@@ -18,12 +18,12 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 
-from feddrift.deploy.monitor.alerts import audited
-from feddrift.deploy.monitor.status import status
+from feddrift.deploy.monitor.alerts import read_audit_log
+from feddrift.deploy.monitor.status import read_status
 from feddrift.deploy.operate import scaffold
 from feddrift.deploy.processes import launcher, runtime
 from feddrift.engines.flower.client.serve import current
-from feddrift.engines.flower.server.connection import SHUT_OUT
+from feddrift.engines.flower.server.connection import KEY_REVOKED
 from feddrift.reports.exchanges import sat_out
 from tests.docs import blocks
 from tests.support.deployment import (
@@ -105,9 +105,9 @@ def test_a_federation_survives_kills_and_finds_the_clusters(deployment: Deployme
     assert deployment.children.pop("run").wait(120) == 0, deployment.told()
 
     log = (deployment.server / "state" / "server.log").read_text()
-    assert "going on at time 1, after 1 rounds" in log, log
-    found = status(deployment.server)
-    assert found is not None and found.word == "finished" and found.record.tested == 5
+    assert "time 1 continues after round 1" in log, log
+    found = read_status(deployment.server)
+    assert found is not None and found.state == "finished" and found.record.tested == 5
     told = found.plain()
     last = told["steps"][-1]["clients"]
     assert last["a"]["model"] == last["b"]["model"] != last["c"]["model"], told
@@ -127,13 +127,15 @@ def test_a_federation_survives_kills_and_finds_the_clusters(deployment: Deployme
 
 def supernode(deployment: Deployment, folder: Path, *, drop: tuple[str, ...] = (), address: str | None = None) -> str:
     """What a SuperNode says that must not get in; it is given 40 seconds."""
-    runtime.prepare(folder)
-    command = launcher.supernode(folder, address or f"localhost:{deployment.port if NGINX else deployment.inner}")
+    runtime.prepare_runtime_files(folder)
+    command = launcher.build_supernode_command(
+        folder, address or f"localhost:{deployment.port if NGINX else deployment.inner}"
+    )
     for word in drop:
         at = command.index(word)
         del command[at : at + 2]
     command += ["--max-retries", "2", "--max-wait-time", "10"]
-    env = launcher.environment(folder)
+    env = launcher.build_environment(folder)
     try:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=40, start_new_session=True)
     except subprocess.TimeoutExpired as late:
@@ -145,7 +147,7 @@ def supernode(deployment: Deployment, folder: Path, *, drop: tuple[str, ...] = (
 def test_attacks_are_refused(deployment: Deployment, tmp_path: Path) -> None:
     deployment.start_server()
     other = tmp_path / "other"
-    scaffold.init(other, ["a", "eve"], [2], ["0", "1"], port=deployment.port)
+    scaffold.create_deployment(other, ["a", "eve"], [2], ["0", "1"], port=deployment.port)
     ours = deployment.folder / "clients"
     eve = other / "clients" / "eve"
     shutil.copy(ours / "a" / "ca.crt", eve / "ca.crt")
@@ -174,8 +176,8 @@ def test_attacks_are_refused(deployment: Deployment, tmp_path: Path) -> None:
     for words in (["supernode", "register", str(eve / "key.pub"), "local"], ["list", "local"],
                   ["run", str(deployment.server / "app"), "local"]):  # fmt: skip
         done = subprocess.run(
-            [launcher.program("flwr"), *words],
-            env=launcher.environment(home),
+            [launcher.find_program("flwr"), *words],
+            env=launcher.build_environment(home),
             capture_output=True,
             text=True,
             timeout=60,
@@ -199,7 +201,7 @@ def test_a_node_that_claims_anothers_id_is_refused(deployment: Deployment) -> No
     deployment.deliver(1)
     deployment.run("run", "run", str(deployment.folder))
     until(lambda: steps(deployment) >= 1, 300, deployment)
-    found = status(deployment.server)
+    found = read_status(deployment.server)
     assert found is not None
     refused = [why for _, t, c, _, _, why in sat_out(found.record) if (t, c) == (0, 1)]
     assert refused and "it claims to be from client 'a'" in refused[0], deployment.told()
@@ -231,7 +233,7 @@ def test_nothing_is_mute_left_behind_or_let_in_again(deployment: Deployment, tmp
     assert not [what for pid, what in family.items() if command_of(pid) == what]
     deployment.end("run")
 
-    scaffold.init(tmp_path / "other", ["x"], [2], ["0", "1"])
+    scaffold.create_deployment(tmp_path / "other", ["x"], [2], ["0", "1"])
     shutil.copy(tmp_path / "other" / "server" / "keys" / "x.pub", deployment.server / "keys" / "a.pub")
     deployment.run("server", "server", str(deployment.folder), *([] if NGINX else ["--no-proxy"]))
     until(lambda: nodes(deployment, "unregistered") == 1, 240, deployment)
@@ -277,11 +279,13 @@ def test_keys_and_certificates_are_replaced_while_the_federation_goes_on(deploym
     deployment.deliver(1)
     assert deployment.children["run"].wait(300) == 0, deployment.told()  # the quorum is 2: b has come back by itself
 
-    found = status(deployment.server)
-    assert found is not None and found.word == "finished" and found.record.tested == 2
-    told = {name: now["trouble"] for name, now in found.clients().items()}
-    assert told == {"a": None, "b": None, "c": SHUT_OUT}, deployment.told()
-    changes = [(notice.client, notice.text) for notice in audited(deployment.server) if notice.event == "changed"]
+    found = read_status(deployment.server)
+    assert found is not None and found.state == "finished" and found.record.tested == 2
+    told = {name: now["trouble"] for name, now in found.describe_clients().items()}
+    assert told == {"a": None, "b": None, "c": KEY_REVOKED}, deployment.told()
+    changes = [
+        (notice.client, notice.text) for notice in read_audit_log(deployment.server) if notice.event == "changed"
+    ]
     assert [client for client, _ in changes] == [None, "c", "b"] and "is shut out" in changes[1][1]
 
 

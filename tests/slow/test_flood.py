@@ -46,7 +46,7 @@ async def ask(server: Path, times: int = 1, path: str = "/v1/fleet/x", source: s
     """The status of each of so many requests, one after the other on one connection."""
     trusts = ssl.create_default_context(cafile=str(server / "ca.crt"))
     reader, writer = await asyncio.open_connection(
-        "127.0.0.1", launcher.ports(server)[0], ssl=trusts, server_hostname="localhost", local_addr=(source, 0),
+        "127.0.0.1", launcher.read_ports(server)[0], ssl=trusts, server_hostname="localhost", local_addr=(source, 0),
         ssl_handshake_timeout=120,
     )  # fmt: skip
     found = []
@@ -73,7 +73,7 @@ def test_forty_clients_behind_one_address_are_served_and_a_flood_is_not(tmp_path
     async def tried(server: Path) -> None:
         link = SuperLink()
         with behind(server) as tls:
-            listening = await asyncio.start_server(link.answer, "127.0.0.1", launcher.ports(server)[1], ssl=tls)
+            listening = await asyncio.start_server(link.answer, "127.0.0.1", launcher.read_ports(server)[1], ssl=tls)
         async with listening:
             link.go.set()
             clients = [ask(server, times=5) for _ in range(40) for _ in range(4)]  # connections of each
@@ -81,14 +81,14 @@ def test_forty_clients_behind_one_address_are_served_and_a_flood_is_not(tmp_path
             link.go.clear()
             link.most = 0
             flood = [asyncio.create_task(ask(server)) for _ in range(500)]
-            refused = 500 - proxy.MAX_CONNECTIONS
+            refused = 500 - proxy.MAX_CONNECTIONS_PER_ADDRESS
             while sum(task.done() for task in flood) < refused:
                 await asyncio.sleep(0.05)
             assert await ask(server, path="/v1/fleet/now", source="127.0.0.2") == [200]  # others do not notice
             link.go.set()
             answers = [status for (status,) in await asyncio.gather(*flood)]
-            assert sorted(answers) == [200] * proxy.MAX_CONNECTIONS + [503] * refused
-            assert link.most <= proxy.MAX_CONNECTIONS
+            assert sorted(answers) == [200] * proxy.MAX_CONNECTIONS_PER_ADDRESS + [503] * refused
+            assert link.most <= proxy.MAX_CONNECTIONS_PER_ADDRESS
 
     with nginx(tmp_path / "fed") as server:
         asyncio.run(asyncio.wait_for(tried(server), 240))

@@ -17,7 +17,7 @@ from feddrift.reports.follow import events, numbers
 from feddrift.reports.trackers import LONGEST_NOTE, News, parameters, tracker
 from feddrift.runs import record
 from feddrift.runs.record import Record
-from feddrift.runs.writer import Writer
+from feddrift.runs.writer import RecordWriter
 from tests.unit.fake_records import federation, header, rows
 
 pytestmark = pytest.mark.slow
@@ -42,9 +42,9 @@ def follow(run: Path, target: str, folder: Path, stop: bool = False) -> str:
 def live(target: str, folder: Path) -> Record:
     """A run that is followed twice while it is written, and once more when it has ended."""
     head = header(3, overrides={"pattern": "Y"})
-    with Writer(folder / "runs", head) as writer:
+    with RecordWriter(folder / "runs", head) as writer:
         for t in range(3):
-            writer.step(rows(head, t, accuracy=[0.5 + t / 10, 0.7]), [BORN] if t == 1 else [])
+            writer.write_step(rows(head, t, accuracy=[0.5 + t / 10, 0.7]), [BORN] if t == 1 else [])
             if t < 2:
                 assert follow(folder / "runs", target, folder, stop=True) == f"{writer.path.stem}: following\n"
     assert "complete after 3 time steps" in follow(folder / "runs", target, folder)
@@ -62,9 +62,9 @@ def test_mlflow(tmp_path: Path) -> None:
     for _ in range(2):
         assert follow(tmp_path / "fed", f"mlflow:{uri}", tmp_path) == "fed: stopped after 3 time steps\n"
         follow(RUNS, f"mlflow:{uri}", tmp_path)
-    known = {record.file_name(run.header): run for run in record.read_all(RUNS)}
+    known = {record.build_record_name(run.header): run for run in record.read_all(RUNS)}
     assert len(known) == 5
-    known |= {"fed": going_on, record.file_name(ended.header): ended}
+    known |= {"fed": going_on, record.build_record_name(ended.header): ended}
     client = MlflowClient(uri)
     (experiment,) = client.search_experiments(filter_string="name = 'feddrift'")
     runs = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
@@ -100,7 +100,7 @@ def test_wandb(tmp_path: Path) -> None:
     for line in entries(file):
         kind = line.WhichOneof("record_type")
         if kind == "run":
-            assert (line.run.project, line.run.display_name) == ("drift", record.file_name(found.header))
+            assert (line.run.project, line.run.display_name) == ("drift", record.build_record_name(found.header))
             assert "feddrift run --stream sine-2" in line.run.notes
         if kind == "history":
             values = {"/".join(item.nested_key) or item.key: item.value_json for item in line.history.item}

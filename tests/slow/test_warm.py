@@ -19,14 +19,14 @@ pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 from feddrift._internal import checkpoint
 from feddrift.deploy.operate import scaffold
 from feddrift.deploy.processes import flower_preload, launcher
-from feddrift.deploy.processes.process_tree import end
+from feddrift.deploy.processes.process_tree import end_process_tree
 from feddrift.deploy.server import loop
 from feddrift.deploy.settings import Settings
 from feddrift.engines.flower import model_parts
 from feddrift.engines.flower.client.client import from_toml
 from feddrift.engines.flower.local_grid import LocalGrid
 from feddrift.engines.flower.server.connection import Roster
-from feddrift.trees import leaves
+from feddrift.trees import tree_leaves
 from tests.support.deployment import NAMES, Deployment, below, command_of, deployment, until
 from tests.support.ports import reserve_port
 
@@ -37,7 +37,7 @@ __all__ = ["deployment"]  # the fixture
 PROGRAM = """
 import json, os, sys
 import flwr.supernode.cli
-from feddrift.deploy import warm
+from feddrift.deploy.processes import flower_preload
 
 def handle():
     loaded = "feddrift.engines.simulator.program" in sys.modules
@@ -46,14 +46,14 @@ def handle():
         json.dump([loaded, xla_bridge.backends_are_initialized(), "numba" in sys.modules], file)
 
 flwr.supernode.cli.flwr_clientapp = handle
-warm.main()
+flower_preload.main()
 """
 
 
 def test_it_waits_with_one_thread_and_learns_to_import_jax(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
-    monkeypatch.setattr(flower_preload, "command", lambda name: [sys.executable, str(tmp_path / "program.py"), name])
-    executor = flower_preload.Warm()
+    monkeypatch.setattr(flower_preload, "build_command", lambda name: [sys.executable, str(tmp_path / "program.py"), name])
+    executor = flower_preload.PreloadedProcess()
     try:
         for k, loaded in enumerate((False, False, True)):  # it imports JAX once it knows that a message has done so
             path = tmp_path / str(k)
@@ -64,15 +64,15 @@ def test_it_waits_with_one_thread_and_learns_to_import_jax(tmp_path: Path, monke
             until(lambda: len(below(executor._process.pid)) == 0, 60)  # type: ignore[union-attr]
             assert len(os.listdir(f"/proc/{executor._process.pid}/task")) == 1
     finally:
-        executor._end()
+        executor._kill_process()
 
 
 def trained(state: Path, settings: Settings) -> list[Any]:
     """The models and who uses them, by the newest checkpoint."""
     saved = next(iter(checkpoint.Folder(state / "checkpoints").newest_first()))
     assert isinstance(saved, checkpoint.Checkpoint)
-    found = saved.value(model_parts.like(settings.net(state.parent)))[0]
-    return [found.models.ids, found.w, found.votes, *leaves(found.models.params)]
+    found = saved.decode(model_parts.init_template(settings.create_net(state.parent)))[0]
+    return [found.models.ids, found.w, found.votes, *tree_leaves(found.models.params)]
 
 
 def test_forks_and_kills_of_what_forks_change_no_bit(deployment: Deployment) -> None:
@@ -106,7 +106,7 @@ def test_forks_and_kills_of_what_forks_change_no_bit(deployment: Deployment) -> 
     clients = {name: from_toml(deployment.folder / "others" / name) for name in NAMES}
     roster = Roster(settings.experiment, NAMES, {name.encode(): name for name in NAMES}, (2,), 2)
     other = deployment.folder / "other" / "state"
-    loop.run(LocalGrid(clients), settings, roster, other)
+    loop.run_federation(LocalGrid(clients), settings, roster, other)
     for ours, theirs in zip(trained(done.parent, settings), trained(other, settings), strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
@@ -126,16 +126,16 @@ def test_ten_keys_are_registered_at_once(tmp_path: Path) -> None:
     """Against a real SuperLink, which then has them all, and takes one back."""
     names = [f"client{k}" for k in range(10)]
     inner = reserve_port()
-    scaffold.init(tmp_path / "fed", names, [2], ["0", "1"], port=reserve_port(), inner=inner)
+    scaffold.create_deployment(tmp_path / "fed", names, [2], ["0", "1"], port=reserve_port(), inner=inner)
     folder = tmp_path / "fed" / "server"
-    child = subprocess.Popen(launcher.superlink(folder), env=launcher.environment(folder), start_new_session=True)
+    child = subprocess.Popen(launcher.build_superlink_command(folder), env=launcher.build_environment(folder), start_new_session=True)
     try:
-        until(lambda: launcher._listens(inner), 120)
-        launcher.register(folder)
-        assert len(launcher._registered(folder / "state" / "superlink.db")) == 10
+        until(lambda: launcher._can_connect(inner), 120)
+        launcher.register_keys(folder)
+        assert len(launcher._read_registered_keys(folder / "state" / "superlink.db")) == 10
         (folder / "keys" / "client9.pub").unlink()
-        launcher.register(folder)
-        known = launcher._registered(folder / "state" / "superlink.db")
+        launcher.register_keys(folder)
+        known = launcher._read_registered_keys(folder / "state" / "superlink.db")
         assert sum(node is None for node in known.values()) == 1
     finally:
-        end(child)
+        end_process_tree(child)

@@ -8,9 +8,9 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 
-from feddrift.deploy.monitor.status import status
-from feddrift.deploy.operate.backup import backup, restore
-from feddrift.deploy.operate.rollback import rollback
+from feddrift.deploy.monitor.status import read_status
+from feddrift.deploy.operate.backup import restore_backup, write_backup
+from feddrift.deploy.operate.rollback import roll_back
 from feddrift.engines.flower.client.serve import current
 from feddrift.errors import BusyError
 from tests.support.deployment import NAMES, NGINX, Deployment, deployment, nodes, rounds_done, steps, until
@@ -30,8 +30,8 @@ def test_a_restored_server_goes_on_with_the_clients_that_are_there_and_goes_back
     deployment.run("run", "run", str(deployment.folder))
     until(lambda: "000001-000001" in rounds_done(deployment), 240, deployment)  # inside time 2
     with pytest.raises(BusyError, match="runs: stop `feddrift deploy server` first"):
-        rollback(deployment.server, 1)
-    backup(deployment.server, tmp_path / "fed.tar")
+        roll_back(deployment.server, 1)
+    write_backup(deployment.server, tmp_path / "fed.tar")
 
     # The machine is lost; another has its address, and the clients know nothing of it.
     server = deployment.children.pop("server")
@@ -40,7 +40,7 @@ def test_a_restored_server_goes_on_with_the_clients_that_are_there_and_goes_back
     deployment.kill_tree(deployment.children["run"].pid)
     deployment.children.pop("run").wait(10)
     deployment.server.rename(tmp_path / "lost")
-    restore(tmp_path / "fed.tar", tmp_path / "restored")
+    restore_backup(tmp_path / "fed.tar", tmp_path / "restored")
     deployment.server = tmp_path / "restored"
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "lost").rglob("*")}
 
@@ -63,11 +63,11 @@ def test_a_restored_server_goes_on_with_the_clients_that_are_there_and_goes_back
     # Model 1 was made for c at time 3; back to time 1, it is no more, and the clients know it at once.
     deployment.end("server")
     deployment.end("run")
-    rollback(deployment.server, 1)
+    roll_back(deployment.server, 1)
     start()
     deployment.deliver(4)
     until(lambda: tested(4), 400, deployment)
-    found = status(deployment.server)
+    found = read_status(deployment.server)
     assert found is not None
     turns = [(e["t"], e["event"], e["model"]) for e in found.record.events if e["event"] != "revived"]
     assert turns == [(2, "created", 1), (3, "decided", 0), (3, "retired", 1), (3, "created", 2)], deployment.told()

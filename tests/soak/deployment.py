@@ -21,15 +21,15 @@ from typing import Any
 import numpy as np
 
 from feddrift._internal import checkpoint
-from feddrift.deploy.monitor.status import record_path
+from feddrift.deploy.monitor.status import find_record_path
 from feddrift.deploy.operate import scaffold
-from feddrift.deploy.processes.process_tree import below, living
+from feddrift.deploy.processes.process_tree import find_descendants, list_processes
 from feddrift.deploy.settings import Settings
 from feddrift.engines.flower.client.batches import StepFiles
-from feddrift.engines.flower.model_parts import like
+from feddrift.engines.flower.model_parts import init_template
 from feddrift.errors import DataError
-from feddrift.runs.record import Record, latest
-from feddrift.trees import leaves
+from feddrift.runs.record import Record, read_latest
+from feddrift.trees import tree_leaves
 from feddrift.types import State
 from tests.support.ports import reserve_port
 
@@ -63,7 +63,7 @@ class Deployment:
         self.folder, self.server, self.clients = folder, folder / "server", tuple(clients)
         self.port = reserve_port()
         self.inner = reserve_port()
-        scaffold.init(folder, clients, [2], ["0", "1"], port=self.port, inner=self.inner, experiment="soak")
+        scaffold.create_deployment(folder, clients, [2], ["0", "1"], port=self.port, inner=self.inner, experiment="soak")
         path = self.server / "federation.toml"
         path.write_text(SETTINGS + settings + path.read_text().replace("FedDrift-Auto", "FedDrift") + "delta = 0.2\n")
         self.units = {
@@ -121,7 +121,7 @@ class Deployment:
 
     def members(self, name: str) -> dict[int, str]:
         """The processes of a unit, also of an earlier start of it, and their commands."""
-        every, found = living(), dict[int, str]()
+        every, found = list_processes(), dict[int, str]()
         mark = f"{MARK}={self.folder}/{name}\0".encode()
         for process in every:
             with suppress(OSError):
@@ -130,7 +130,7 @@ class Deployment:
                 proxy = name == "server" and command.startswith("nginx: ") and self._has_open(folder)
                 if proxy or mark in folder.joinpath("environ").read_bytes():
                     found[process.pid] = command
-                    found |= {child.pid: "" for child in below(process.pid, every) if child.pid not in found}
+                    found |= {child.pid: "" for child in find_descendants(process.pid, every) if child.pid not in found}
         return found
 
     def _has_open(self, folder: Path) -> bool:
@@ -226,7 +226,7 @@ class Deployment:
 
     @property
     def record(self) -> Record:
-        found = latest(record_path(self.server))
+        found = read_latest(find_record_path(self.server))
         assert found is not None, self.told()
         return found
 
@@ -246,7 +246,7 @@ class Deployment:
                 written = path.stat().st_mtime_ns
                 if self._seen.get(path.name) != written:
                     self._seen[path.name] = written
-                    state = checkpoint.read(path).value(like(self.settings.net(self.server)))[0]
+                    state = checkpoint.read(path).decode(init_template(self.settings.create_net(self.server)))[0]
                     self.digests.setdefault(int(path.name[:6]) - 1, set()).add(digest(state))
 
     @contextmanager
@@ -269,6 +269,6 @@ def _listens(port: int) -> bool:
 def digest(state: State) -> str:
     """What no other state has: all bits of its models, and who uses them."""
     found = hashlib.sha256(repr(state.models.ids).encode())
-    for array in (*leaves(state.models.params), state.votes, state.w.model if hasattr(state.w, "model") else state.w):
+    for array in (*tree_leaves(state.models.params), state.votes, state.w.model if hasattr(state.w, "model") else state.w):
         found.update(np.ascontiguousarray(array).tobytes())
     return found.hexdigest()[:16]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from feddrift._internal import checkpoint
 from feddrift.engines.flower.messages import PROTOCOL
-from feddrift.engines.flower.model_parts import like
+from feddrift.engines.flower.model_parts import init_template
 from feddrift.reports.exchanges import noted, sat_out
 from tests.soak.deployment import Deployment, digest
 from tests.soak.replay import decided_alike, everything_was_used, replayed
@@ -92,10 +92,10 @@ def soak_b(folder: Path, waits: int = 45) -> Deployment:
     audit = (fed.server / "state" / "audit.jsonl").read_text()
     for fault in ("the server has a new certificate", "client d is shut out", f"{newest.name} is damaged"):
         assert fault in audit, audit
-    state = checkpoint.read(fed.newest()).value(like(fed.settings.net(fed.server)))[0]
+    state = checkpoint.read(fed.newest()).decode(init_template(fed.settings.create_net(fed.server)))[0]
     everything_was_used(record, state, fed.delivered)
     same_bits = 0
-    for step in replayed(record, fed.settings, fed.settings.net(fed.server), fed.batch):
+    for step in replayed(record, fed.settings, fed.settings.create_net(fed.server), fed.batch):
         decided_alike(record, step)
         same_bits += fed.digests[step.tau] == {digest(step.state)}
     fed.say(f"soak B: {STEPS} time steps, no row lost, decided as in the simulator, in {same_bits} of them to the bit")

@@ -18,7 +18,7 @@ from feddrift.engines.flower.local_grid import LocalGrid
 from feddrift.engines.flower.server.connection import Roster
 from feddrift.engines.flower.server.exchange import WaitingRules
 from feddrift.engines.flower.server.federation import Flower
-from feddrift.runs.record import Record, latest
+from feddrift.runs.record import Record, read_latest
 from feddrift.simulation import Step
 from tests.soak.deployment import ANSWERED, Deployment, digest
 
@@ -71,13 +71,13 @@ def undisturbed(fed: Deployment, folder: Path) -> tuple[list[Step], Record]:
     roster = Roster(settings.experiment, fed.clients, keys, settings.features, len(settings.classes))
     rules = WaitingRules(quorum=len(fed.clients), start=0, poll=0.01, look=0.01)
     engine = Flower(
-        *(LocalGrid(clients), roster, settings.net(fed.server), settings.local, settings.seed, rules),
+        *(LocalGrid(clients), roster, settings.create_net(fed.server), settings.local, settings.seed, rules),
         *(Conditions(defend=settings.defend), settings.time_steps),
         explain=settings.explain,
     )
     algorithm = algorithms.algorithm(settings.algorithm, **settings.settings)
     steps = list(federate(engine, algorithm, folder / "state"))
-    record = latest(folder / "state" / f"{settings.experiment}.jsonl")
+    record = read_latest(folder / "state" / f"{settings.experiment}.jsonl")
     assert record is not None
     return steps, record
 

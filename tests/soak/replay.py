@@ -12,10 +12,10 @@ from feddrift.data import Cell, Stream
 from feddrift.deploy.settings import Settings
 from feddrift.engines.conditions.conditions import Conditions
 from feddrift.engines.simulator.simulator import Simulator
-from feddrift.engines.worker import Through, Work, Worker, gathered, in_turn
+from feddrift.engines.worker import TrainingPlan, Worker, WorkerProxy, concatenate_updates, run_rounds_sequentially
 from feddrift.reports.exchanges import waiting
 from feddrift.runs.record import Record
-from feddrift.simulation import Step, steps_on
+from feddrift.simulation import Step, run_steps
 from feddrift.types import Local, Models, Net, State, Updates
 
 Lost = dict[int, set[int]]  # by round, -1 the evaluation: who did not answer
@@ -44,7 +44,7 @@ def participation(record: Record) -> list[tuple[set[int], Lost]]:
     return steps
 
 
-class Losing(Through):
+class Losing(WorkerProxy):
     """Clients of a simulation, some of which do not answer in time."""
 
     def __init__(self, worker: Worker, present: set[int], lost: Lost) -> None:
@@ -59,14 +59,14 @@ class Losing(Through):
             for at, sums, sizes in self.worker.score(models, cells[which], *rest):
                 yield which[at], sums, sizes
 
-    def updates(self, models: Models, work: Work, round: int, local: Local) -> Updates:
+    def updates(self, models: Models, work: TrainingPlan, round: int, local: Local) -> Updates:
         self._lose(self.lost.get(round, set()))
         work_left = work.select(self.known.reachable)
         parts = [self.worker.updates(models, work_left, round, local)] if len(work_left.client) else []
-        return gathered(models, work, parts)
+        return concatenate_updates(models, work, parts)
 
-    def rounds(self, models: Models, work: Work, first: int, last: int, local: Local) -> Any:
-        return in_turn(self, models, work, first, last, local)
+    def rounds(self, models: Models, work: TrainingPlan, first: int, last: int, local: Local) -> Any:
+        return run_rounds_sequentially(self, models, work, first, last, local)
 
     def _lose(self, clients: set[int]) -> None:
         self.known.reachable[list(clients)] = False
@@ -88,7 +88,7 @@ def replayed(record: Record, settings: Settings, net: Net, batch: Callable[[str,
 
     stream = Stream.from_arrays(cells, n_classes=len(settings.classes), clients=names)
     engine = Replayed(stream, net, settings.local, settings.seed, Conditions(defend=settings.defend))
-    yield from steps_on(engine, algorithms.algorithm(settings.algorithm, **settings.settings))
+    yield from run_steps(engine, algorithms.algorithm(settings.algorithm, **settings.settings))
 
 
 def decided_alike(record: Record, step: Step) -> None:

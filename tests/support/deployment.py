@@ -20,7 +20,7 @@ pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 
 from flwr.proto.control_pb2 import ListNodesRequest
 
-from feddrift.deploy.monitor.status import status
+from feddrift.deploy.monitor.status import read_status
 from feddrift.deploy.operate import scaffold
 from feddrift.deploy.processes import control, launcher
 from feddrift.errors import DataError
@@ -50,7 +50,7 @@ class Deployment:
         self.folder, self.server = folder, folder / "server"
         self.port = reserve_port()
         self.inner = reserve_port()
-        scaffold.init(folder, NAMES, [2], ["0", "1"], port=self.port, inner=self.inner, experiment="loopback")
+        scaffold.create_deployment(folder, NAMES, [2], ["0", "1"], port=self.port, inner=self.inner, experiment="loopback")
         settings = self.server / "federation.toml"
         settings.write_text(SETTINGS + settings.read_text().replace("FedDrift-Auto", "FedDrift") + "delta = 0.2\n")
         self.children: dict[str, subprocess.Popen[bytes]] = {}
@@ -135,7 +135,7 @@ def nodes(deployment: Deployment, *status: str) -> int:
     This is the request of `flwr supernode list`, from this process: the command takes seconds of a core to start.
     """
     try:
-        with launcher._link(deployment.server) as link, control._asked("list its nodes"):
+        with launcher._connect(deployment.server) as link, control._convert_errors("list its nodes"):
             found = link._to.ListNodes(ListNodesRequest()).nodes_info
     except DataError:  # it does not listen yet
         return 0
@@ -153,7 +153,7 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
 
 
 def steps(deployment: Deployment) -> int:
-    found = status(deployment.server)
+    found = read_status(deployment.server)
     return 0 if found is None else found.record.tested
 
 

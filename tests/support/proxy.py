@@ -14,7 +14,7 @@ pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 
 from feddrift.deploy.operate import scaffold
 from feddrift.deploy.processes import launcher
-from feddrift.deploy.processes.process_tree import end
+from feddrift.deploy.processes.process_tree import end_process_tree
 from tests.support.deployment import NGINX, until
 from tests.support.ports import reserve_port
 
@@ -24,11 +24,11 @@ needs_nginx = pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
 @contextmanager
 def nginx(folder: Path, **options: Any) -> Iterator[Path]:
     """The proxy of a new federation, without a SuperLink behind it."""
-    scaffold.init(folder, ["a"], [2], ["0", "1"], port=reserve_port(), inner=reserve_port(), **options)
+    scaffold.create_deployment(folder, ["a"], [2], ["0", "1"], port=reserve_port(), inner=reserve_port(), **options)
     server = folder / "server"
     child = subprocess.Popen([str(NGINX), "-p", str(server), "-c", str(server / "nginx.conf")], start_new_session=True)
     try:
-        until(lambda: launcher._listens(launcher.ports(server)[0], launcher.proxy_address(server)), 30)
+        until(lambda: launcher._can_connect(launcher.read_ports(server)[0], launcher.read_proxy_address(server)), 30)
         yield server
     finally:
-        end(child)
+        end_process_tree(child)

@@ -25,20 +25,19 @@ import feddrift as fd
 from feddrift._internal.checkpoint import Checkpoint, Folder
 from feddrift.algorithms import ALGORITHMS
 from feddrift.cli import app
-from feddrift.cli.deploy import line_of_test, line_of_training
-from feddrift.deploy.monitor.alerts import audited
-from feddrift.deploy.operate.rollback import rollback
-from feddrift.deploy.server.archive import Archive
-from feddrift.deploy.server.archived_steps import back_to, kept
+from feddrift.cli.deploy import format_tested_step, format_trained_step
+from feddrift.deploy.monitor.alerts import read_audit_log
+from feddrift.deploy.operate.rollback import roll_back
+from feddrift.deploy.server.archive import Archive, list_archived_steps, read_rollback_time
 from feddrift.deploy.server.loop import federate
 from feddrift.engines.flower.client.serve import current
-from feddrift.engines.flower.model_parts import like
+from feddrift.engines.flower.model_parts import init_template
 from feddrift.errors import BusyError, DataError
 from feddrift.nets import default_net
 from feddrift.reports.page.data import collect
-from feddrift.runs.record import latest, read, read_all
-from feddrift.simulation import Step, passed_over
-from feddrift.trees import leaves
+from feddrift.runs.record import read, read_all, read_latest
+from feddrift.simulation import Step, add_skipped_steps
+from feddrift.trees import tree_leaves
 from feddrift.types import Clusters, Floats, Models, State
 from tests.flower import OverFlower
 from tests.unit.conftest import Killed
@@ -60,7 +59,7 @@ def served(stream: Any, server: Path, n_steps: int, local: Any = LEARN) -> list[
 
 def state_of(saved: Checkpoint | DataError, stream: Any) -> State:
     assert isinstance(saved, Checkpoint)
-    state: State = saved.value(like(default_net(stream)))[0]
+    state: State = saved.decode(init_template(default_net(stream)))[0]
     return state
 
 
@@ -74,12 +73,12 @@ def test_every_time_step_is_kept_with_who_used_which(tmp_path: Path) -> None:
     server, stream = server_of(tmp_path), swapping()
     steps = served(stream, server, 4)
     archive = Archive(server / "state")
-    assert archive.times() == [1, 2, 3, 4]
+    assert archive.list_times() == [1, 2, 3, 4]
     for time, step in enumerate(steps, 1):
-        state = state_of(archive.read(time), stream)
+        state = state_of(archive.read_checkpoint(time), stream)
         same(state.models.params, step.state.models.params)
         np.testing.assert_array_equal(state.votes, step.state.votes)
-    shown = kept(server)
+    shown = list_archived_steps(server)
     assert [step.users for step in shown] == [{0: ["a", "b", "c"]}] * 2 + [{0: ["a", "b"], 1: ["c"]}] * 2
     assert [step.accuracy for step in shown] == [pytest.approx(step.accuracy.mean()) for step in steps]
     assert not any(step.pinned for step in shown) and all(len(step.began) == 16 for step in shown)
@@ -97,14 +96,18 @@ def test_the_oldest_make_room_and_pinned_ones_stay(tmp_path: Path) -> None:
     assert "the models of time 1 stay" in run("deploy", "models", "pin", str(tmp_path), "1")
     taken(over(stream, root=tmp_path / "clients"), 6, server, archive=2)
     archive = Archive(server / "state")
-    assert archive.times() == [1, 5, 6] and [step.pinned for step in kept(server)] == [True, False, False]
-    assert [notice.text for notice in audited(server)] == ["the models of time 1 are pinned"]
+    assert archive.list_times() == [1, 5, 6] and [step.pinned for step in list_archived_steps(server)] == [
+        True,
+        False,
+        False,
+    ]
+    assert [notice.text for notice in read_audit_log(server)] == ["the models of time 1 are pinned"]
     told = CliRunner().invoke(app, ["deploy", "models", "pin", str(tmp_path), "3"])
     assert isinstance(told.exception, DataError)
-    assert str(told.exception).endswith("has no models of time 3: there are those of time 1, 5 to 6")
+    assert str(told.exception).endswith("has no models of time 3: it has those of time 1, 5 to 6")
     assert not (archive.path / "000003.pin").exists()
     taken(over(stream, root=tmp_path / "clients"), 7, server, archive=0)
-    assert archive.times() == [1]
+    assert archive.list_times() == [1]
 
 
 def one(text: str) -> str:
@@ -120,7 +123,7 @@ def test_a_file_system_without_links_is_copied_on(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(os, "link", link)
     steps = served(stream, server, 2)
     for time, step in enumerate(steps, 1):
-        same(state_of(Archive(server / "state").read(time), stream).models.params, step.state.models.params)
+        same(state_of(Archive(server / "state").read_checkpoint(time), stream).models.params, step.state.models.params)
 
 
 def test_a_full_disk_does_not_stop_the_federation(
@@ -131,9 +134,9 @@ def test_a_full_disk_does_not_stop_the_federation(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**9, 10**9 - 999, 999))
     with caplog.at_level(logging.WARNING, "feddrift"):
         assert len(served(swapping(n=20), server, 2)) == 2
-    assert Archive(server / "state").times() == []
-    texts = [notice.text for notice in audited(server) if notice.event == "archive"]
-    assert len(texts) == 2 and texts[0].startswith("time 1 is not kept in ") and "0.0 MB left" in texts[0]
+    assert Archive(server / "state").list_times() == []
+    texts = [notice.text for notice in read_audit_log(server) if notice.event == "archive"]
+    assert len(texts) == 2 and texts[0].startswith("cannot archive time 1 in ") and "0.0 MB left" in texts[0]
     assert all(text in caplog.text for text in texts)
 
 
@@ -142,7 +145,7 @@ def test_what_was_killed_before_it_was_kept_is_kept_at_the_next_start(tmp_path: 
     served(stream, server, 2)
     shutil.rmtree(server / "state" / "archive")
     served(stream, server, 3)
-    assert Archive(server / "state").times() == [2, 3]
+    assert Archive(server / "state").list_times() == [2, 3]
     served(stream, server, 4)
     files = sorted(path.name for path in (server / "state" / "archive").iterdir())
     assert files == ["000002.ckpt", "000003.ckpt", "000004.ckpt"]
@@ -155,7 +158,7 @@ def test_an_archive_of_another_start_is_put_aside(tmp_path: Path) -> None:
         shutil.rmtree(path)
     (server / "state" / "test.jsonl").unlink()
     served(stream, server, 1)
-    assert Archive(server / "state").times() == [1]
+    assert Archive(server / "state").list_times() == [1]
     assert len(list((server / "state" / "archive.old1").glob("*.ckpt"))) == 3
 
 
@@ -163,7 +166,7 @@ def test_going_back_gives_clients_the_old_models_and_starts_from_them(tmp_path: 
     """At time 3 model 1 is made for c; back to time 2, all use model 0 as it was; what came since trains nothing."""
     server, stream, found = server_of(tmp_path), swapping(n_steps=6), dict[str, Any]()
     served(stream, server, 4)
-    before = state_of(Archive(server / "state").read(2), stream)
+    before = state_of(Archive(server / "state").read_checkpoint(2), stream)
     settings = server / "federation.toml"
     (tmp_path / "clients" / "client.toml").write_text('name = "c"\n')
     (tmp_path / "clients" / "store").symlink_to(tmp_path / "clients")  # as a client's folder has it
@@ -177,7 +180,7 @@ def test_going_back_gives_clients_the_old_models_and_starts_from_them(tmp_path: 
         "time 5 will start from the models of time 2: start `feddrift deploy server` and `run` again"
     )
     assert "the next time step goes on from the models of time 2" in run("deploy", "models", "list", str(tmp_path))
-    assert [notice.text for notice in audited(server)] == [
+    assert [notice.text for notice in read_audit_log(server)] == [
         "an operator went back to the models of time 2, after time 4"
     ]
     went = state_of(newest(server), stream)
@@ -195,7 +198,7 @@ def test_going_back_gives_clients_the_old_models_and_starts_from_them(tmp_path: 
             found["served"] = current(tmp_path / "clients", "test")
 
     watched(engine, see)
-    asked, served_then = engine.ask, list[Any]()
+    asked, served_then = engine.send_requests, list[Any]()
 
     def ask(tau: int, *args: Any, **kwargs: Any) -> Any:
         answers = asked(tau, *args, **kwargs)
@@ -203,16 +206,16 @@ def test_going_back_gives_clients_the_old_models_and_starts_from_them(tmp_path: 
             served_then.append(current(tmp_path / "clients", "test"))
         return answers
 
-    engine.ask = ask  # type: ignore[method-assign]
+    engine.send_requests = ask  # type: ignore[method-assign]
     steps = taken(engine, 6, server)
     assert [step.tau for step in steps] == [4, 5]
     same(served_then[0].models.params, before.models.params)  # after the first hello
-    assert "goes on from" not in found["list"] and back_to(server) is None
+    assert "goes on from" not in found["list"] and read_rollback_time(server) is None
     record = read(server / "state" / "test.jsonl")
     at = [(e["event"], e["model"], e["cause"].get("reason")) for e in record.events if e["t"] == 4]
     reason = "an operator went back to the models of time 2"
     assert at[:2] == [("decided", 0, reason), ("retired", 1, reason)] and ("revived", 0, reason) in at
-    assert line_of_training(record, 4).splitlines()[0].endswith(f"2 models   alarm at c; {reason}; created model 2")
+    assert format_trained_step(record, 4).splitlines()[0].endswith(f"2 models   alarm at c; {reason}; created model 2")
     created = [(e["t"], e["model"], e["cause"]["clients"]) for e in record.events if e["event"] == "created"]
     assert created == [(2, 1, [2]), (4, 2, [2])]  # c has other labels still; no id is given twice
     assert record.rows.steps == record.tested == 6 and record.status == "complete"
@@ -224,7 +227,7 @@ def test_going_back_gives_clients_the_old_models_and_starts_from_them(tmp_path: 
         collect(read_all(tmp_path), "fed")
     )
     assert run("export", str(tmp_path), "--out", str(tmp_path / "models"))
-    assert Archive(server / "state").times() == [1, 2, 3, 4, 5, 6]
+    assert Archive(server / "state").list_times() == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_test_that_waited_is_not_told_of_other_models(tmp_path: Path) -> None:
@@ -235,27 +238,27 @@ def test_a_test_that_waited_is_not_told_of_other_models(tmp_path: Path) -> None:
         dying(engine, 2, server, exchanges=0, n_steps=6)
     trained_only = read(server / "state" / "test.jsonl")
     assert (trained_only.rows.steps, trained_only.tested) == (3, 2)
-    rollback(server, 1)
+    roll_back(server, 1)
     served(stream, server, 5)
     record = read(server / "state" / "test.jsonl")
     assert record.rows.tested[2].tolist() == [0, 0, 0] and np.isnan(record.rows.accuracy[2]).all()
-    assert line_of_test(record, 2).endswith("tested    on no data")
-    assert [step.accuracy is None for step in kept(server)] == [False, False, True, False, False]
+    assert format_tested_step(record, 2).endswith("tested    on no data")
+    assert [step.accuracy is None for step in list_archived_steps(server)] == [False, False, True, False, False]
     assert (record.rows.tested[[0, 1, 3, 4]] == 60).all()
 
 
 def dying(engine: OverFlower, after: int, server: Path, exchanges: int, n_steps: int) -> None:
     """Run until so many time steps are trained, and then die after so many questions more."""
     engine.n_steps = n_steps
-    asked, left = engine.ask, [exchanges]
+    asked, left = engine.send_requests, [exchanges]
 
     def ask(*args: Any, **kwargs: Any) -> Any:
-        left[0] -= len(Archive(server / "state").times()) > after
+        left[0] -= len(Archive(server / "state").list_times()) > after
         if left[0] < 0:
             raise Killed
         return asked(*args, **kwargs)
 
-    engine.ask = ask  # type: ignore[method-assign]
+    engine.send_requests = ask  # type: ignore[method-assign]
     for _ in federate(engine, FEDDRIFT, server / "state"):
         pass
 
@@ -267,7 +270,7 @@ def test_going_back_inside_a_time_step_gives_that_up(tmp_path: Path) -> None:
         dying(over(stream, LEARN, root=tmp_path / "clients"), 3, server, exchanges=3, n_steps=6)
     saved = newest(server)
     assert saved.about["rounds"] and int(saved.about["steps"]) == 4
-    rollback(server, 3)
+    roll_back(server, 3)
     assert [path.name for path in (server / "state" / "checkpoints").iterdir()] == ["000004-000000.ckpt"]
     served(stream, server, 6)
     (event,) = [e for e in read(server / "state" / "test.jsonl").events if e["event"] == "decided"]
@@ -278,11 +281,11 @@ def test_going_back_again_before_anything_ran_tells_both(tmp_path: Path) -> None
     """To time 2, which gives model 1 up, and on to time 1."""
     server, stream = server_of(tmp_path), swapping(n_steps=6)
     served(stream, server, 3)
-    rollback(server, 2)
-    rollback(server, 1)
+    roll_back(server, 2)
+    roll_back(server, 1)
     same(
         state_of(newest(server), stream).models.params,
-        state_of(Archive(server / "state").read(1), stream).models.params,
+        state_of(Archive(server / "state").read_checkpoint(1), stream).models.params,
     )
     served(stream, server, 4)
     at = [e for e in read(server / "state" / "test.jsonl").events if e["t"] == 3]
@@ -302,14 +305,14 @@ def test_a_command_that_is_killed_has_gone_back_or_not(tmp_path: Path, deadly: C
         shutil.copytree(server, again)
         deadly(n)
         with suppress(Killed):
-            rollback(again, 1)
+            roll_back(again, 1)
             break
         deadly(10**9)
         gc.collect()  # the dead hold no locks
         assert all(isinstance(saved, Checkpoint) for saved in Folder(again / "state" / "checkpoints").newest_first())
-        seen.add(back_to(again))
-        rollback(again, 1)
-        assert back_to(again) == 1 and newest(again).path.name == "000004-000000.ckpt"
+        seen.add(read_rollback_time(again))
+        roll_back(again, 1)
+        assert read_rollback_time(again) == 1 and newest(again).path.name == "000004-000000.ckpt"
     deadly(10**9)
     assert n > 3 and seen == {None, 1}
 
@@ -325,13 +328,13 @@ def test_killed_before_any_change_of_the_disk_it_goes_on_from_the_old_models(
 
     def on(folder: Path) -> None:
         server = folder / "server"
-        if back_to(server) is None and not any(e["event"] == "decided" for e in events(server)):
-            rollback(server, 1)
+        if read_rollback_time(server) is None and not any(e["event"] == "decided" for e in events(server)):
+            roll_back(server, 1)
         served(stream, server, 5, local=fd.Local(rounds=2, steps=2, batch=8, lr=0.05))
 
     def events(server: Path) -> Any:
-        inside = newest(server).value(like(default_net(stream)))[2]
-        told = latest(server / "state" / "test.jsonl")
+        inside = newest(server).decode(init_template(default_net(stream)))[2]
+        told = read_latest(server / "state" / "test.jsonl")
         assert told is not None
         return [*told.events, *({"event": e.kind} for e in inside)]
 
@@ -363,10 +366,10 @@ def test_who_joined_later_is_taken_along(tmp_path: Path) -> None:
     server, stream = server_of(tmp_path), swapping(n_steps=6)
     served(part_of_stream(stream, 2), server, 2)
     served(stream, server, 4)
-    rollback(server, 2)
+    roll_back(server, 2)
     went = state_of(newest(server), stream)
     assert went.votes.shape == (3, 1) and went.w.shape == (4, 3, 1)
-    assert [step.users for step in kept(server)][1] == {0: ["a", "b"]}
+    assert [step.users for step in list_archived_steps(server)][1] == {0: ["a", "b"]}
     steps = served(stream, server, 6)
     assert [len(step.accuracy) for step in steps] == [3, 3] and read(server / "state" / "test.jsonl").rows.steps == 6
 
@@ -380,8 +383,11 @@ def test_every_algorithm_can_go_back(name: str, tmp_path: Path) -> None:
     for done, back in ((2, 1), (3, 2), (4, None)):
         taken(over(stream, quick, root=tmp_path / "clients"), done, server, algorithm)
         if back is not None:
-            rollback(server, back)
-            old, went = state_of(Archive(server / "state").read(back), stream), state_of(newest(server), stream)
+            roll_back(server, back)
+            old, went = (
+                state_of(Archive(server / "state").read_checkpoint(back), stream),
+                state_of(newest(server), stream),
+            )
             np.testing.assert_array_equal(went.votes, old.votes)
             assert len(went.w) == done and not np.asarray(went.w)[back:].any()
     record = read(server / "state" / "test.jsonl")
@@ -395,8 +401,11 @@ def test_private_models_are_those_that_the_clients_have_now(tmp_path: Path) -> N
     algorithm = fd.algorithm("FineTuned", stream)
     taken(over(stream, root=tmp_path / "clients"), 4, server, algorithm)
     now = state_of(newest(server), stream).models
-    rollback(server, 2)
-    went, old = state_of(newest(server), stream).models, state_of(Archive(server / "state").read(2), stream).models
+    roll_back(server, 2)
+    went, old = (
+        state_of(newest(server), stream).models,
+        state_of(Archive(server / "state").read_checkpoint(2), stream).models,
+    )
     private = went.private
     assert private.sum() == 3 and np.array(went.held)[private].tolist() == np.array(now.held)[private].tolist()
     assert went.held != old.held and went.held[0] == old.held[0] == 0
@@ -407,38 +416,38 @@ def test_private_models_are_those_that_the_clients_have_now(tmp_path: Path) -> N
 
 def test_it_is_refused_where_it_cannot_be(tmp_path: Path) -> None:
     server, stream = server_of(tmp_path), swapping(n_steps=6, n=20)
-    with pytest.raises(DataError, match="no models of time 1: there are none yet"):
-        rollback(server, 1)
+    with pytest.raises(DataError, match="no models of time 1: it is still empty"):
+        roll_back(server, 1)
     engine, refused = over(stream, root=tmp_path / "clients"), list[str]()
 
     def see(t: int) -> None:
         if t == 2:
             with pytest.raises(BusyError) as error:
-                rollback(server, 1)
+                roll_back(server, 1)
             refused.append(str(error.value))
 
     watched(engine, see)
     taken(engine, 3, server)
     assert refused and refused[0].endswith("runs: stop `feddrift deploy server` first, then go back")
     told = CliRunner().invoke(app, ["deploy", "models", "rollback", str(tmp_path), "9"])
-    assert "no models of time 9: there are those of time 1 to 3" in str(told.exception)
+    assert "no models of time 9: it has those of time 1 to 3" in str(told.exception)
     settings = server / "federation.toml"
     settings.write_text(settings.read_text() + "time_steps = 3\n")
     with pytest.raises(DataError, match="finished after 3 time steps: give it more time_steps, then go back"):
-        rollback(server, 1)
+        roll_back(server, 1)
     settings.write_text(settings.read_text().replace("time_steps = 3", "time_steps = 4"))
     file = server / "state" / "archive" / "000002.ckpt"
     file.unlink()
     file.write_bytes((server / "state" / "archive" / "000001.ckpt").read_bytes()[:-1])
     with pytest.raises(DataError, match="000002.ckpt is damaged"):
-        rollback(server, 2)
+        roll_back(server, 2)
     before = sorted(path.name for path in (server / "state" / "checkpoints").iterdir())
     foreign = over(stream)
     foreign.n_steps = 1
     list(federate(foreign, FEDDRIFT, tmp_path / "other", {"algorithm": "another"}))
     shutil.copy(tmp_path / "other" / "archive" / "000001.ckpt", file)
     with pytest.raises(DataError, match="of a federation with other settings"):
-        rollback(server, 2)
+        roll_back(server, 2)
     assert sorted(path.name for path in (server / "state" / "checkpoints").iterdir()) == before
 
 
@@ -449,12 +458,12 @@ def test_time_steps_that_are_passed_over() -> None:
 
     models = Models((np.zeros((2, 1)),), ids=(0, 1))
     state = Own(models, np.ones((1, 3, 2)), np.ones((3, 2)), seen=np.zeros((1, 5)))
-    later = passed_over(state, 3)
+    later = add_skipped_steps(state, 3)
     assert later.w.shape == (3, 3, 2) and later.w[0].all() and not later.w[1:].any()
     assert later.seen.tolist() == [[0.0] * 5, [-1.0] * 5, [-1.0] * 5]
-    assert passed_over(state, 1) is state
+    assert add_skipped_steps(state, 1) is state
     with pytest.raises(ValueError, match="time does not go back: 1 time steps are known, got 0"):
-        passed_over(state, 0)
-    clusters = passed_over(replace(state, w=Clusters(np.zeros((1, 3), dtype=np.int64), 2, np.array([0.5]))), 2)
+        add_skipped_steps(state, 0)
+    clusters = add_skipped_steps(replace(state, w=Clusters(np.zeros((1, 3), dtype=np.int64), 2, np.array([0.5]))), 2)
     assert isinstance(clusters.w, Clusters) and clusters.w.model.tolist() == [[0] * 3, [-1] * 3]
-    assert clusters.w.weight.tolist() == [0.5, 1.0] and leaves(clusters.models.params)
+    assert clusters.w.weight.tolist() == [0.5, 1.0] and tree_leaves(clusters.models.params)

@@ -22,9 +22,9 @@ from feddrift.engines.conditions.conditions import Conditions
 from feddrift.engines.flower.client import training
 from feddrift.engines.flower.server import remote
 from feddrift.models import graft, join, take
-from feddrift.nets import default_net, net_for
+from feddrift.nets import build_client_net, default_net
 from feddrift.simulation import Step
-from feddrift.trees import leaves
+from feddrift.trees import tree_leaves
 from feddrift.types import Local, Models, Pull
 from tests.flower import QUICK, OldClient, OverFlower
 from tests.unit.test_flower import LEARN, Killed, drop, edited, swapping, taken
@@ -40,11 +40,11 @@ def over(stream: Stream, local: Local = ADAM, **kwargs: Any) -> OverFlower:
 
 def apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on every client is asked for every round."""
-    monkeypatch.setattr(remote, "_with_others", lambda models, work: set(work.client.tolist()))
+    monkeypatch.setattr(remote, "_find_sharing_clients", lambda models, work: set(work.client.tolist()))
 
 
 def bits(models: Models) -> list[bytes]:
-    return [np.asarray(leaf).tobytes() for leaf in leaves(models.params)]
+    return [np.asarray(leaf).tobytes() for leaf in tree_leaves(models.params)]
 
 
 def trained(engine: OverFlower, w: Any = None, calls: int = 1, local: Local | None = None) -> Models:
@@ -116,11 +116,11 @@ def test_who_shares_a_model_with_another_is_asked_for_every_round() -> None:
 
 def test_where_everybody_trains_alone_it_is_one_exchange() -> None:
     engine = over(swapping())
-    fed, before = engine.at(0), engine.exchanges
+    fed, before = engine.at(0), engine.n_exchanges
     w = np.zeros((1, 3, 3))
     w[0, range(3), range(3)] = 1
     fed.train(fed.fresh(3, distinct=True), w)
-    assert engine.exchanges == before + 1
+    assert engine.n_exchanges == before + 1
 
 
 def steps_of(engine: OverFlower, folder: Path) -> list[Step]:
@@ -203,7 +203,7 @@ def test_one_whose_rounds_are_slow_does_not_keep_the_others_waiting(monkeypatch:
         return now[0]
 
     monkeypatch.setattr(training, "time", SimpleNamespace(monotonic=monotonic))  # a round takes a second
-    monkeypatch.setattr(remote, "SHORT", 2.0)
+    monkeypatch.setattr(remote, "MAX_SHARED_WAIT_SECONDS", 2.0)
     engine = over(swapping())
     assert bits(trained(engine)) == bits(whole) and asked(engine, "c") == 2
 
@@ -230,7 +230,7 @@ def test_rounds_that_are_not_finite_are_the_servers_to_see(
 
     def told() -> tuple[list[bytes], list[str], int]:
         caplog.clear()
-        engine = OverFlower(stream, net_for(Counting(), (2,), 2), ADAM, 0, waiting=PATIENT)
+        engine = OverFlower(stream, build_client_net(Counting(), (2,), 2), ADAM, 0, waiting=PATIENT)
         models = trained(engine)
         assert models.params[0].tolist() == [[4, 4], [2, 2]]
         warnings = [line.getMessage() for line in caplog.records if line.levelno >= logging.WARNING]

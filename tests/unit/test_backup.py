@@ -21,17 +21,17 @@ pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 
 from feddrift._internal.checkpoint import Checkpoint, Folder
 from feddrift.deploy.monitor import logs
-from feddrift.deploy.monitor.alerts import of_stop
-from feddrift.deploy.monitor.status import status
+from feddrift.deploy.monitor.alerts import find_stop_notices
+from feddrift.deploy.monitor.status import read_status
 from feddrift.deploy.operate import backup as module
 from feddrift.deploy.operate import scaffold
-from feddrift.deploy.operate.backup import MANIFEST, backup, restore
-from feddrift.deploy.operate.check import problems
-from feddrift.deploy.operate.rollback import rollback
+from feddrift.deploy.operate.backup import MANIFEST, restore_backup, write_backup
+from feddrift.deploy.operate.check import find_problems
+from feddrift.deploy.operate.rollback import roll_back
 from feddrift.deploy.server.archive import Archive
 from feddrift.deploy.server.loop import federate
 from feddrift.engines.flower.client.serve import current
-from feddrift.engines.flower.model_parts import like
+from feddrift.engines.flower.model_parts import init_template
 from feddrift.engines.flower.server.exchange import QuorumError
 from feddrift.errors import ConfigError, DataError
 from feddrift.nets import default_net
@@ -45,7 +45,7 @@ from tests.unit.test_flower import LEARN, over, same, swapping
 def made(tmp_path: Path) -> Path:
     """A deployment as `feddrift deploy init` writes it, with a database of Flower's that is being written."""
     folder = tmp_path / "old place" / "fed"
-    scaffold.init(folder, ["a", "b"], [2], ["0", "1"])
+    scaffold.create_deployment(folder, ["a", "b"], [2], ["0", "1"])
     return folder
 
 
@@ -58,7 +58,7 @@ def test_a_federation_goes_on_from_a_backup_taken_while_it_ran(tmp_path: Path) -
     server, stream, taken = server_of(tmp_path), swapping(), list[Path]()
     engine = over(stream, LEARN, root=tmp_path / "clients")
     engine.n_steps = 4
-    asked = engine.ask
+    asked = engine.send_requests
 
     def ask(tau: int, *args: Any, **kwargs: Any) -> Any:
         if tau == 2:
@@ -66,13 +66,13 @@ def test_a_federation_goes_on_from_a_backup_taken_while_it_ran(tmp_path: Path) -
             run("deploy", "backup", str(tmp_path), str(taken[-1]))
         return asked(tau, *args, **kwargs)
 
-    engine.ask = ask  # type: ignore[method-assign]
+    engine.send_requests = ask  # type: ignore[method-assign]
     list(federate(engine, FEDDRIFT, server / "state"))
 
     def end(folder: Path) -> Any:
         newest = next(iter(Folder(folder / "state" / "checkpoints").newest_first()))
         assert isinstance(newest, Checkpoint)
-        return newest.value(like(default_net(stream)))[0].models.params
+        return newest.decode(init_template(default_net(stream)))[0].models.params
 
     expected = read(server / "state" / "test.jsonl")
     assert len(taken) == 5  # hello, evaluate, two rounds, explain
@@ -84,10 +84,10 @@ def test_a_federation_goes_on_from_a_backup_taken_while_it_ran(tmp_path: Path) -
         list(federate(other, FEDDRIFT, again / "state"))
         same_record(read(again / "state" / "test.jsonl"), expected)
         same(end(again), end(server))
-        assert Archive(again / "state").times() == [1, 2, 3, 4]
+        assert Archive(again / "state").list_times() == [1, 2, 3, 4]
         assert not (again / "state" / "restored").exists()
-        found = status(again)
-        assert found is not None and found.word == "finished"
+        found = read_status(again)
+        assert found is not None and found.state == "finished"
 
 
 def test_a_restored_folder_names_its_new_place(made: Path, tmp_path: Path) -> None:
@@ -106,10 +106,10 @@ def test_a_restored_folder_names_its_new_place(made: Path, tmp_path: Path) -> No
         (server / "cache" / "compiled").write_text("x")
         unit = server / "feddrift-server.service"
         unit.write_text(unit.read_text().replace(sys.executable, "/other/python"))
-        n = backup(server, file)
+        n = write_backup(server, file)
     assert file.stat().st_mode & 0o777 == 0o600 and not list(tmp_path.glob("*.part"))
     new.mkdir()  # an empty one will do
-    kind, when = restore(file, new)
+    kind, when = restore_backup(file, new)
     assert kind == "server" and when.startswith("20")
     before, after = contents(server), contents(new)
     assert after.pop("state/restored") == b""
@@ -131,7 +131,7 @@ def test_a_restored_folder_names_its_new_place(made: Path, tmp_path: Path) -> No
         assert (new / name).stat().st_mode == (server / name).stat().st_mode
         assert (new / name).stat().st_mtime == pytest.approx((server / name).stat().st_mtime, abs=1e-3)
     assert {path.stat().st_mode & 0o777 for path in (new, new / "keys", new / "state")} == {0o700}
-    assert not [problem for problem in problems(new) if "nginx" not in problem]
+    assert not [problem for problem in find_problems(new) if "nginx" not in problem]
 
 
 def test_a_rollback_that_is_under_way_survives_a_restore(tmp_path: Path) -> None:
@@ -140,30 +140,30 @@ def test_a_rollback_that_is_under_way_survives_a_restore(tmp_path: Path) -> None
     first = over(stream, LEARN, root=tmp_path / "clients")
     first.n_steps = 3
     list(federate(first, FEDDRIFT, server / "state"))
-    rollback(server, 1)
-    given_up = Archive(server / "state").read(3).about
+    roll_back(server, 1)
+    given_up = Archive(server / "state").read_checkpoint(3).about
     engine = over(stream, LEARN, root=tmp_path / "clients")
-    asked = engine.ask
+    asked = engine.send_requests
 
     def ask(tau: int, *args: Any, **kwargs: Any) -> Any:
         if list((server / "state" / "checkpoints").glob("000003-000001.ckpt")):
             raise Killed
         return asked(tau, *args, **kwargs)
 
-    engine.ask = ask  # type: ignore[method-assign]
+    engine.send_requests = ask  # type: ignore[method-assign]
     with pytest.raises(Killed):
         list(federate(engine, FEDDRIFT, server / "state"))
     run("deploy", "backup", str(tmp_path), str(tmp_path / "b.tar"))
     for folder in (server, tmp_path / "new"):
         if folder != server:
-            restore(tmp_path / "b.tar", folder)
+            restore_backup(tmp_path / "b.tar", folder)
         other = over(stream, LEARN, root=tmp_path / "clients")
         other.n_steps = 5
         list(federate(other, FEDDRIFT, folder / "state"))
     expected, found = (read(folder / "state" / "test.jsonl") for folder in (server, tmp_path / "new"))
     same_record(found, expected)
     assert [event["t"] for event in found.events if event["event"] == "decided"] == [3]
-    assert Archive(tmp_path / "new" / "state").read(3).about == given_up
+    assert Archive(tmp_path / "new" / "state").read_checkpoint(3).about == given_up
 
 
 def test_flowers_tables_are_as_we_know_them() -> None:
@@ -178,9 +178,9 @@ def test_a_database_of_another_flower_is_made_again(
 ) -> None:
     with closing(sqlite3.connect(made / "server" / "state" / "superlink.db")) as opened:
         opened.execute("CREATE TABLE other (x INTEGER)")
-    backup(made / "server", tmp_path / "b.tar")
+    write_backup(made / "server", tmp_path / "b.tar")
     with caplog.at_level(logging.WARNING, "feddrift"):
-        restore(tmp_path / "b.tar", tmp_path / "new")
+        restore_backup(tmp_path / "b.tar", tmp_path / "new")
     assert not (tmp_path / "new" / "state" / "superlink.db").exists() and "no such table: task" in caplog.text
 
 
@@ -209,9 +209,9 @@ def test_what_cannot_be_backed_up_is_said(made: Path, tmp_path: Path) -> None:
         (tmp_path, tmp_path / "b.tar", "neither a server's nor a client's folder: it has no federation.toml and no"),
     ):
         with pytest.raises(ConfigError, match=sentence):
-            backup(folder, file)
+            write_backup(folder, file)
     with pytest.raises(DataError, match="cannot write .*nowhere/b.tar: No such file"):
-        backup(made / "server", tmp_path / "nowhere" / "b.tar")
+        write_backup(made / "server", tmp_path / "nowhere" / "b.tar")
     assert (tmp_path / "there.tar").read_text() == "x" and not (made / "server" / "b.tar").exists()
 
 
@@ -224,7 +224,7 @@ def test_a_folder_that_changes_is_copied_again(made: Path, tmp_path: Path, monke
     record = server / "state" / "first.jsonl.part"
     record.write_text("begins\n")
     monkeypatch.setattr("time.sleep", waits.append)
-    real = module._Summed.read
+    real = module._HashingReader.read
 
     def read_and_change(self: Any, size: int) -> bytes:
         if old.exists():
@@ -235,17 +235,17 @@ def test_a_folder_that_changes_is_copied_again(made: Path, tmp_path: Path, monke
         return real(self, size)
 
     with monkeypatch.context() as patch:
-        patch.setattr(module._Summed, "read", read_and_change)
-        backup(server, tmp_path / "b.tar")
-    restore(tmp_path / "b.tar", tmp_path / "new")
+        patch.setattr(module._HashingReader, "read", read_and_change)
+        write_backup(server, tmp_path / "b.tar")
+    restore_backup(tmp_path / "b.tar", tmp_path / "new")
     kept = contents(tmp_path / "new")
     assert len(waits) == 1 and kept["state/checkpoints/000002-000000.ckpt"] == b"new"
     assert "state/checkpoints/000001-000000.ckpt" not in kept
     assert record.read_bytes().startswith(kept["state/first.jsonl.part"]) and record.stat().st_size > 100
     stamps = iter(range(10**6))
-    monkeypatch.setattr(module, "_stamp", lambda _: next(stamps))
+    monkeypatch.setattr(module, "_read_file_stamps", lambda _: next(stamps))
     with pytest.raises(DataError, match="changes all the time: try again, or stop what works there"):
-        backup(server, tmp_path / "c.tar")
+        write_backup(server, tmp_path / "c.tar")
     assert not list(tmp_path.glob("c.tar*"))
 
 
@@ -300,13 +300,13 @@ def test_foreign_files_are_refused(make_file: Callable[[Path], Path], sentence: 
     inside.mkdir()
     file = make_file(inside / "b.tar")
     with pytest.raises(DataError, match=sentence):
-        restore(file, inside / "new")
+        restore_backup(file, inside / "new")
     assert sorted(path.name for path in inside.iterdir()) == ["b.tar"] and not (tmp_path / "evil").exists()
 
 
 def test_a_damaged_backup_is_refused_wherever_the_damage_is(made: Path, tmp_path: Path) -> None:
     file = tmp_path / "b.tar"
-    backup(made / "server", file)
+    write_backup(made / "server", file)
     whole = file.read_bytes()
     with tarfile.open(file) as tar:
         places = [info.offset_data + info.size // 2 for info in tar if info.size > 2]
@@ -314,19 +314,19 @@ def test_a_damaged_backup_is_refused_wherever_the_damage_is(made: Path, tmp_path
     for place in places[:-1]:
         file.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
         with pytest.raises(DataError, match="is damaged: .* is not what it was"):
-            restore(file, tmp_path / "new")
+            restore_backup(file, tmp_path / "new")
     for length in range(0, places[-1], max(1, len(whole) // 40)):
         file.write_bytes(whole[:length])
         with pytest.raises(DataError, match="no backup"):
-            restore(file, tmp_path / "new")
+            restore_backup(file, tmp_path / "new")
     assert not (tmp_path / "new").exists() and not list(tmp_path.glob("*.part"))
     file.write_bytes(whole)
-    restore(file, tmp_path / "whole")
+    restore_backup(file, tmp_path / "whole")
     refused = 0
     for place in range(0, len(whole), 397):  # headers, too; where nothing stands, nothing is damaged
         file.write_bytes(whole[:place] + bytes([whole[place] ^ 64]) + whole[place + 1 :])
         try:
-            restore(file, tmp_path / "new")
+            restore_backup(file, tmp_path / "new")
             assert contents(tmp_path / "new").keys() == contents(tmp_path / "whole").keys()
             shutil.rmtree(tmp_path / "new")
         except DataError:
@@ -336,54 +336,54 @@ def test_a_damaged_backup_is_refused_wherever_the_damage_is(made: Path, tmp_path
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "mine").write_text("x")
     with pytest.raises(ConfigError, match="new is not empty: a backup is restored into a new folder"):
-        restore(file, tmp_path / "new")
+        restore_backup(file, tmp_path / "new")
     with pytest.raises(DataError, match="cannot restore .*: No such file"):
-        restore(tmp_path / "gone.tar", tmp_path / "other")
+        restore_backup(tmp_path / "gone.tar", tmp_path / "other")
     assert contents(tmp_path / "new") == {"mine": b"x"} and not (tmp_path / "other").exists()
 
 
 def test_the_servers_log_is_bounded_and_ends_with_the_last_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logs, "SIZE", 500)
+    monkeypatch.setattr(logs, "MAX_LOG_BYTES", 500)
     server = server_of(tmp_path)
     path, logger = server / "state" / "server.log", logging.Logger("test")
-    assert logs.last_line(path) == "it wrote no log"
-    logger.addHandler(handler := logs.handler(path))
+    assert logs.read_last_line(path) == "it wrote no log"
+    logger.addHandler(handler := logs.create_log_handler(path))
     for k in range(100):
         logger.warning("line %d \ud800", k)
-        assert logs.last_line(path).endswith(f"WARNING line {k} \\ud800")
+        assert logs.read_last_line(path).endswith(f"WARNING line {k} \\ud800")
         assert path.stat().st_size <= 500
     handler.close()
     assert sorted(file.name for file in path.parent.glob("server.log*")) == [
-        "server.log", *(f"server.log.{k}" for k in range(1, logs.OLDER + 1)),
+        "server.log", *(f"server.log.{k}" for k in range(1, logs.MAX_OLD_LOGS + 1)),
     ]  # fmt: skip
     engine = over(swapping(n=20))
     watched(engine, lambda t: engine.local_grid.offline.update("abc") if t == 1 else None)
     with pytest.raises(QuorumError):
         list(federate(engine, FEDDRIFT, server / "state"))
-    found = status(server)
-    assert found is not None and next(n.text for n in of_stop(found, server)).endswith("line 99 \\ud800")
+    found = read_status(server)
+    assert found is not None and next(n.text for n in find_stop_notices(found, server)).endswith("line 99 \\ud800")
 
 
 def test_a_log_that_another_process_writes_is_emptied_when_it_is_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logs, "SIZE", 10)
+    monkeypatch.setattr(logs, "MAX_LOG_BYTES", 10)
     path = tmp_path / "nginx.log"
-    logs.bound(path)  # there is none yet
+    logs.rotate_if_large(path)  # there is none yet
     with open(path, "ab", buffering=0) as log:
-        for k in range(logs.OLDER + 3):
+        for k in range(logs.MAX_OLD_LOGS + 3):
             log.write(b"%011d" % k)
-            logs.bound(path)
+            logs.rotate_if_large(path)
             assert path.read_bytes() == b"" and (tmp_path / "nginx.log.1").read_bytes() == b"%011d" % k
         log.write(b"0123456789")
-        logs.bound(path)
+        logs.rotate_if_large(path)
     assert path.read_bytes() == b"0123456789"  # it is not longer than it may be
-    older = [(tmp_path / f"nginx.log.{k}").read_bytes() for k in range(1, logs.OLDER + 1)]
-    assert older == [b"%011d" % (logs.OLDER + 2 - k) for k in range(logs.OLDER)]
-    assert not (tmp_path / f"nginx.log.{logs.OLDER + 1}").exists()
+    older = [(tmp_path / f"nginx.log.{k}").read_bytes() for k in range(1, logs.MAX_OLD_LOGS + 1)]
+    assert older == [b"%011d" % (logs.MAX_OLD_LOGS + 2 - k) for k in range(logs.MAX_OLD_LOGS)]
+    assert not (tmp_path / f"nginx.log.{logs.MAX_OLD_LOGS + 1}").exists()
     path.write_bytes(b"x" * 11)
-    with logs.bounded(path):
+    with logs.rotate_in_background(path):
         pass
     assert path.read_bytes() == b"" and shutil.disk_usage(tmp_path)

@@ -137,8 +137,8 @@ def test_a_store_of_an_older_version_goes_on_with_its_numbers(tmp_path: Path) ->
         checkpoint.write(cells / f"{t:06d}-4.cell", {}, cell)
     client = Client("a", tmp_path, lambda n: (np.full((5, 2), n), [0] * 5) if n < 4 else None)
     assert hello(client, tau=7)["cells"] == [[0, 4], [1, 4], [2, 4], [7, 5]]
-    store = client.store("test")
-    assert store.cell(7)[0].tolist() == [[3, 3]] * 5 and store.cell(1)[0].tolist() == [[1, 1]] * 4
+    store = client.open_store("test")
+    assert store.read_batch(7)[0].tolist() == [[3, 3]] * 5 and store.read_batch(1)[0].tolist() == [[1, 1]] * 4
 
 
 def test_whose_batches_come_with_the_time_keeps_the_files_of_before(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_what_is_forgotten_does_not_come_back(tmp_path: Path) -> None:
 
     client = Client("a", tmp_path, load, max_rows=20)
     told = [hello(client, tau)["cells"] for tau in range(3, 9)]
-    assert told[2:] == [[[5, 30]]] * 4 and client.store("test").next_number() == 5
+    assert told[2:] == [[[5, 30]]] * 4 and client.open_store("test").next_batch_number() == 5
 
 
 def test_a_file_that_was_written_again_is_ignored_with_one_warning(
@@ -183,9 +183,9 @@ def test_a_batch_of_which_the_server_never_heard_is_shown_again() -> None:
     engine.local_grid.tamper["b", "hello"] = edited(lambda body: "{}")
     assert engine.at(1).counts[:, 1].tolist() == [60, 0]
     engine.local_grid.tamper.clear()
-    fed, store = engine.at(2), engine.local_grid.clients["b"].store("test")
+    fed, store = engine.at(2), engine.local_grid.clients["b"].open_store("test")
     assert fed.counts[:, 1].tolist() == [60, 0, 60]
-    np.testing.assert_array_equal(store.cell(2)[0], swapping().cell(1, 1)[0])
+    np.testing.assert_array_equal(store.read_batch(2)[0], swapping().cell(1, 1)[0])
 
 
 def test_who_comes_back_inside_a_time_step_shows_new_data_in_the_next() -> None:
@@ -222,12 +222,12 @@ def test_only_names_that_are_read_count_as_batches(tmp_path: Path) -> None:
         "step_4.csv.tmp",
     ):
         (tmp_path / name).touch()
-    assert StepFiles(tmp_path).numbers() == [0, 2] and Store(tmp_path, "e", "c").next_number() == 0
+    assert StepFiles(tmp_path).list_numbers() == [0, 2] and Store(tmp_path, "e", "c").next_batch_number() == 0
 
 
 def damage(store: Store, t: int) -> None:
     """One byte of the stored batch of time t is another."""
-    path = store.path / "cells" / store.held()[t].file
+    path = store.path / "cells" / store.list_batches()[t].file_name
     whole = path.read_bytes()
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
 
@@ -235,7 +235,7 @@ def damage(store: Store, t: int) -> None:
 def test_a_damaged_batch_is_taken_in_again_and_nothing_is_missed(caplog: pytest.LogCaptureFixture) -> None:
     engine, whole = over(swapping()), over(swapping())
     fed, models, w = engine.at(1), whole.at(1).fresh(), np.ones((2, 3, 1))
-    damage(engine.local_grid.clients["b"].store("test"), 0)
+    damage(engine.local_grid.clients["b"].open_store("test"), 0)
     accounts: list[Any] = []
     engine.on_exchange = accounts.append
     same(fed.train(models, w).params, whole.at(1).train(models, w).params)
@@ -251,7 +251,7 @@ def test_a_damaged_batch_that_is_gone_is_forgotten_and_its_client_goes_on(tmp_pa
     engine = over(stream)
     engine.local_grid.clients = {**engine.local_grid.clients, "a": client}
     fed = engine.at(1)
-    damage(client.store("test"), 0)
+    damage(client.open_store("test"), 0)
     (tmp_path / "data" / "step_0.csv").unlink()
     accounts: list[Any] = []
     engine.on_exchange = accounts.append
@@ -283,14 +283,14 @@ def test_what_comes_while_a_time_step_is_taken_up_again_waits_for_the_next(tmp_p
         pass
 
     engine = engine_of()
-    ask = engine.ask
+    ask = engine.send_requests
 
     def killed(tau: int, requests: Any, check: Any, round: int | None = None) -> Any:
         if (tau, round) == (2, 1):
             raise Killed
         return ask(tau, requests, check, round)
 
-    engine.ask = killed  # type: ignore[method-assign]
+    engine.send_requests = killed  # type: ignore[method-assign]
     with pytest.raises(Killed):
         list(federate(engine, FEDDRIFT, tmp_path / "server"))
     there[0] = 2

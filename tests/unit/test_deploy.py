@@ -33,19 +33,19 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from packaging.requirements import Requirement
 
-from feddrift._internal.system import alone
+from feddrift._internal.system import exclusive_lock
 from feddrift.cli import app
 from feddrift.deploy.flower_version import TESTED_FLWR
 from feddrift.deploy.operate import check as checks
 from feddrift.deploy.operate import scaffold
-from feddrift.deploy.operate.check import problems
+from feddrift.deploy.operate.check import find_problems
 from feddrift.deploy.processes import control, launcher, process_tree, proxy
-from feddrift.deploy.settings import Settings, public_key
+from feddrift.deploy.settings import Settings, read_public_key
 from feddrift.engines.flower.client.client import from_toml
 from feddrift.engines.flower.client.store import Store
 from feddrift.errors import BusyError, ConfigError, DataError
 from feddrift.runs.locks import is_being_written
-from feddrift.runs.record import part_of
+from feddrift.runs.record import get_part_path
 from tests.docs import ROOT
 from tests.flower import open_link_state
 
@@ -54,18 +54,20 @@ OPTIONS = ["--clients", "a,b", "--features", "2", "--classes", "no,yes"]
 
 @pytest.fixture
 def made(tmp_path: Path) -> Path:
-    scaffold.init(tmp_path / "fed", ["a", "b"], [2], ["no", "yes"], host="fed.example.org", port=18443, inner=18444)
+    scaffold.create_deployment(
+        tmp_path / "fed", ["a", "b"], [2], ["no", "yes"], host="fed.example.org", port=18443, inner=18444
+    )
     return tmp_path / "fed"
 
 
 def wrong(folder: Path) -> str:
-    return "\n".join(problem for problem in problems(folder) if "nginx is not installed" not in problem)
+    return "\n".join(problem for problem in find_problems(folder) if "nginx is not installed" not in problem)
 
 
 def test_init_writes_what_check_takes(made: Path) -> None:
     assert wrong(made) == wrong(made / "server") == ""
     settings = Settings.read(made / "server" / "federation.toml")
-    assert settings.clients == ("a", "b") and settings.roster(made / "server" / "keys").n_classes == 2
+    assert settings.clients == ("a", "b") and settings.read_roster(made / "server" / "keys").n_classes == 2
     assert (made / "clients" / "a" / "data" / "classes.txt").read_text() == "no\nyes\n"
 
 
@@ -74,7 +76,7 @@ def test_a_new_federation_needs_no_settings_and_an_older_one_stays_what_it_is(ma
     settings = Settings.read(path)
     assert (settings.algorithm, settings.settings, settings.defend) == ("FedDrift-Auto", {}, True)
     trusting = path.read_text().replace("\ndefend = true", "\n# defend = true")
-    assert Settings.checked(tomllib.loads(trusting), "here").defend is False
+    assert Settings.from_dict(tomllib.loads(trusting), "here").defend is False
     (line,) = (line for line in path.read_text().splitlines() if "algorithm =" in line)
     path.write_text(path.read_text().replace(line, ""))
     assert Settings.read(path).algorithm == "FedDrift" and wrong(made) == ""
@@ -101,18 +103,18 @@ def test_the_certificate_is_for_the_host_and_for_loopback(made: Path) -> None:
 
 
 def test_the_superlink_is_on_loopback_with_keys_and_no_installs(made: Path) -> None:
-    command = " ".join(launcher.superlink(made / "server"))
+    command = " ".join(launcher.build_superlink_command(made / "server"))
     assert "--host 127.0.0.1 --port 18444" in command and "--enable-supernode-auth" in command
     assert "--disable-runtime-dependency-installation" in command and "--insecure" not in command
-    quiet = launcher.environment(made / "server")
+    quiet = launcher.build_environment(made / "server")
     assert (quiet["FLWR_TELEMETRY_ENABLED"], quiet["FLWR_DISABLE_UPDATE_CHECK"]) == ("0", "1")
-    assert "--insecure" not in launcher.supernode(made / "clients" / "a")
+    assert "--insecure" not in launcher.build_supernode_command(made / "clients" / "a")
 
 
 def test_the_proxy_forwards_the_fleet_path_only(made: Path) -> None:
     text = (made / "server" / "nginx.conf").read_text()
     assert re.findall(r"location (\S+) ", text) == ["/v1/fleet/", "/"] and "location / { return 403; }" in text
-    assert "proxy_ssl_verify on" in text and launcher.ports(made / "server") == (18443, 18444)
+    assert "proxy_ssl_verify on" in text and launcher.read_ports(made / "server") == (18443, 18444)
 
 
 @pytest.mark.parametrize(
@@ -126,15 +128,18 @@ def test_the_proxy_forwards_the_fleet_path_only(made: Path) -> None:
 )
 def test_where_the_proxy_listens(made: Path, lines: str, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proxy, "_has_ipv6", lambda: "[::]" in lines)
-    assert proxy.listen(None if address == "127.0.0.1" else address, 9443) == lines
+    assert proxy.format_listen_directives(None if address == "127.0.0.1" else address, 9443) == lines
     path = made / "server" / "nginx.conf"
     path.write_text(re.sub(r"(?m)(^ *listen \S*18443 ssl;\n)+", f"    {lines}\n", path.read_text()))
-    assert launcher.ports(made / "server") == (9443, 18444) and launcher.proxy_address(made / "server") == address
+    assert (
+        launcher.read_ports(made / "server") == (9443, 18444)
+        and launcher.read_proxy_address(made / "server") == address
+    )
 
 
 def test_clients_of_a_server_with_an_address_of_ipv6(tmp_path: Path) -> None:
-    scaffold.init(tmp_path / "fed", ["a"], [2], ["no", "yes"], host="2001:db8::1", bind="2001:db8::1")
-    scaffold.add(tmp_path / "fed", "late")
+    scaffold.create_deployment(tmp_path / "fed", ["a"], [2], ["no", "yes"], host="2001:db8::1", bind="2001:db8::1")
+    scaffold.add_client(tmp_path / "fed", "late")
     for name in ("a", "late"):
         assert 'server = "[2001:db8::1]:9443"' in (tmp_path / "fed" / "clients" / name / "client.toml").read_text()
 
@@ -150,7 +155,7 @@ def test_services_start_again(made: Path) -> None:
 
 def test_a_second_init_touches_nothing(made: Path) -> None:
     with pytest.raises(ConfigError, match="not empty"):
-        scaffold.init(made, ["a"], [2], ["0", "1"])
+        scaffold.create_deployment(made, ["a"], [2], ["0", "1"])
 
 
 @pytest.mark.parametrize(
@@ -166,15 +171,15 @@ def test_a_second_init_touches_nothing(made: Path) -> None:
 def test_init_refuses(options: dict[str, object], sentence: str, tmp_path: Path) -> None:
     given = {"clients": ["a"], "features": [2], "classes": ["0", "1"], **options}
     with pytest.raises(ConfigError, match=sentence):
-        scaffold.init(tmp_path / "fed", **given)  # type: ignore[arg-type]
+        scaffold.create_deployment(tmp_path / "fed", **given)  # type: ignore[arg-type]
 
 
 def test_add_makes_a_place_behind_the_others(made: Path) -> None:
-    scaffold.add(made, "late")
+    scaffold.add_client(made, "late")
     assert Settings.read(made / "server" / "federation.toml").clients == ("a", "b", "late")
     assert wrong(made) == ""
     with pytest.raises(ConfigError, match="already"):
-        scaffold.add(made, "late")
+        scaffold.add_client(made, "late")
 
 
 @pytest.mark.parametrize("given", ["fed", "fed/server"])
@@ -182,15 +187,15 @@ def test_add_needs_the_servers_folder_only(made: Path, given: str) -> None:
     """The clients' folders are where they belong."""
     shutil.rmtree(made / "clients")
     folder = made.parent / given
-    scaffold.add(folder, "late")
+    scaffold.add_client(folder, "late")
     assert Settings.read(made / "server" / "federation.toml").clients == ("a", "b", "late")
     client = folder / "clients" / "late"
     assert 'server = "fed.example.org:18443"' in (client / "client.toml").read_text()
     assert (client / "data" / "classes.txt").read_text() == "no\nyes\n" and wrong(folder) == ""
-    scaffold.add(folder, "later")
+    scaffold.add_client(folder, "later")
     (made / "server" / "keys" / "latest.pub").touch()
     with pytest.raises(ConfigError, match=r"latest.pub is there already: move it away"):
-        scaffold.add(folder, "latest")
+        scaffold.add_client(folder, "latest")
 
 
 @pytest.mark.parametrize(
@@ -201,12 +206,12 @@ def test_an_untested_flower_is_reported_and_not_refused(
 ) -> None:
     served: list[Path] = []
     monkeypatch.setattr(importlib.metadata, "version", lambda name: installed)
-    monkeypatch.setattr(launcher, "serve", lambda folder, proxy: served.append(folder))
+    monkeypatch.setattr(launcher, "run_server", lambda folder, proxy: served.append(folder))
     result = CliRunner().invoke(app, ["deploy", "server", str(made / "server")])
     sentence = f"flwr {installed} is installed, which this feddrift is not tested with"
     assert served == [made / "server"]
     assert (sentence in result.output.replace("\n", " ")) == is_reported
-    assert any(problem.startswith(sentence) for problem in problems(made)) == is_reported
+    assert any(problem.startswith(sentence) for problem in find_problems(made)) == is_reported
 
 
 def test_the_flower_extra_allows_the_tested_versions() -> None:
@@ -231,34 +236,34 @@ def test_a_key_that_is_no_clients_any_more_is_shut_out(
     database = server / "state" / "superlink.db"
     link = open_for_test.enter_context(open_link_state(database))
 
-    class Link(control.Link):
+    class Link(control.SuperLinkConnection):
         def __init__(self, address: str, authority: Path) -> None:
             assert (address, authority) == ("127.0.0.1:18444", server / "ca.crt")
 
         def __exit__(self, *_: object) -> None:
             pass
 
-        def register(self, name: str, key: bytes) -> None:
+        def register_client(self, name: str, key: bytes) -> None:
             said.append(f"new {name}")
             link.create_node("me", "me", key, 30.0)
 
-        def shut_out(self, node: int) -> None:
+        def unregister_node(self, node: int) -> None:
             said.append("gone")
             link.delete_node("me", node)
 
-    monkeypatch.setattr(control, "Link", Link)
-    launcher.register(server)
-    launcher.register(server)
-    old, other = (public_key(server / "keys" / f"{name}.pub") for name in "ab")
-    scaffold.init(made.parent / "other", ["x"], [2], ["no", "yes"])
+    monkeypatch.setattr(control, "SuperLinkConnection", Link)
+    launcher.register_keys(server)
+    launcher.register_keys(server)
+    old, other = (read_public_key(server / "keys" / f"{name}.pub") for name in "ab")
+    scaffold.create_deployment(made.parent / "other", ["x"], [2], ["no", "yes"])
     (server / "keys" / "a.pub").rename(made / "old.pub")
     shutil.copy(made.parent / "other" / "server" / "keys" / "x.pub", server / "keys" / "a.pub")
-    launcher.register(server)
+    launcher.register_keys(server)
     assert said == ["new a", "new b", "new a", "gone"]
-    known = launcher._registered(database)
+    known = launcher._read_registered_keys(database)
     assert known[old] is None and known[other] is not None and len(known) == 3
     shutil.copy(made / "old.pub", server / "keys" / "a.pub")
-    launcher.register(server)  # the new key is shut out in its turn
+    launcher.register_keys(server)  # the new key is shut out in its turn
     assert said[4:] == ["gone"] and "client a was shut out, which is for good" in caplog.text
 
 
@@ -266,15 +271,15 @@ def test_a_key_that_is_no_clients_any_more_is_shut_out(
 def test_a_server_knows_which_runs_ended_with_the_one_before(made: Path, caplog: pytest.LogCaptureFixture) -> None:
     """By Flower's own database, before Flower has looked at it; once stopped, a run is dead no more."""
     database = made / "server" / "state" / "superlink.db"
-    assert launcher._unfinished(database) == []
+    assert launcher._find_unfinished_runs(database) == []
     words: tuple[Any, ...] = ("a/b", "1", "hash", {}, "@none/default", None, "me", "flwr-serverapp")
     with open_link_state(database) as link:
         runs = [link.create_run(*words) for _ in range(2)]
-        assert sorted(launcher._unfinished(database)) == sorted(runs) and all(runs)
-        assert link.stop_run(runs[0]) and launcher._unfinished(database) == runs[1:]
+        assert sorted(launcher._find_unfinished_runs(database)) == sorted(runs) and all(runs)
+        assert link.stop_run(runs[0]) and launcher._find_unfinished_runs(database) == runs[1:]
     other = database.with_name("other.db")
     other.write_bytes(b"no database")
-    assert launcher._unfinished(other) == [] and "is missed in a minute" in caplog.text
+    assert launcher._find_unfinished_runs(other) == [] and "is missed in a minute" in caplog.text
 
 
 def until(true: Callable[[], object]) -> None:
@@ -297,28 +302,28 @@ time.sleep(600)
 def test_who_ends_takes_along_also_those_with_a_session_of_their_own() -> None:
     """As Flower's server starts what runs its apps."""
     child = subprocess.Popen([sys.executable, "-c", FAMILY], start_new_session=True)
-    until(lambda: len(process_tree.below(child.pid)) == 2)
-    family = process_tree.below(child.pid)
-    process_tree.end(child)
-    pids = {(process.pid, process.started) for process in process_tree.living()}
-    assert child.returncode is not None and not pids & {(process.pid, process.started) for process in family}
+    until(lambda: len(process_tree.find_descendants(child.pid)) == 2)
+    family = process_tree.find_descendants(child.pid)
+    process_tree.end_process_tree(child)
+    pids = {(process.pid, process.start_time) for process in process_tree.list_processes()}
+    assert child.returncode is not None and not pids & {(process.pid, process.start_time) for process in family}
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the system has no /proc")
 def test_an_executor_that_was_killed_is_missed() -> None:
     child = subprocess.Popen([sys.executable, "-c", FAMILY], start_new_session=True)
     try:
-        executors = process_tree.Executors([child.pid])
-        until(lambda: len(process_tree.below(child.pid)) == 2)
-        assert not executors.lost() and not executors.lost()
-        executor, _ = process_tree.below(child.pid)
+        executors = process_tree.ExecutorMonitor([child.pid])
+        until(lambda: len(process_tree.find_descendants(child.pid)) == 2)
+        assert not executors.has_lost_executor() and not executors.has_lost_executor()
+        executor, _ = process_tree.find_descendants(child.pid)
         os.kill(executor.pid, signal.SIGKILL)  # its parent does not bury it
-        until(executors.lost)
+        until(executors.has_lost_executor)
         assert child.poll() is None
-        assert not process_tree.Executors([child.pid]).lost()  # it may still be about to start it,
-        until(process_tree.Executors([child.pid], patience=0).lost)  # but not for ever
+        assert not process_tree.ExecutorMonitor([child.pid]).has_lost_executor()  # it may still be about to start it,
+        until(process_tree.ExecutorMonitor([child.pid], patience=0).has_lost_executor)  # but not for ever
     finally:
-        process_tree.end(child)
+        process_tree.end_process_tree(child)
 
 
 def spoil(made: Path, what: str) -> None:
@@ -404,10 +409,10 @@ def test_check_says_that_a_net_of_your_own_does_not_take_the_features(made: Path
 def test_check_names_a_clock_that_is_before_the_certificates(
     made: Path, folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checks, "_clock", lambda client: [])  # which asks the server
+    monkeypatch.setattr(checks, "_check_clock", lambda client: [])  # which asks the server
     assert wrong(made / folder) == ""
     now = datetime.now(UTC)
-    monkeypatch.setattr(checks, "_now", lambda: now - timedelta(days=1))
+    monkeypatch.setattr(checks, "_read_clock", lambda: now - timedelta(days=1))
     assert re.match(
         r"the clock of this machine is off: it says .* UTC, and .*/ca.crt was made at", wrong(made / folder)
     )
@@ -463,7 +468,7 @@ def test_flowers_programs_are_found_without_an_activated_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    found = shutil.which("flower-superexec", path=launcher.environment(tmp_path)["PATH"])
+    found = shutil.which("flower-superexec", path=launcher.build_environment(tmp_path)["PATH"])
     assert found is not None and Path(found).parent == Path(sys.executable).parent
 
 
@@ -511,8 +516,8 @@ def test_check_looks_at_the_batch_that_the_client_shows_next(made: Path) -> None
     (client / "data" / "step_0.csv").write_text("x,y,label\n1,2,no\n")
     assert wrong(client) == wrong(made) == ""
     store = Store(client / "store", "first", "a")
-    store.take_in(from_toml(client).load, 0, (2,), 2)
-    store.serve({"features": [2], "n_classes": 2})
+    store.take_next_batch(from_toml(client).load, 0, (2,), 2)
+    store.write_serving({"features": [2], "n_classes": 2})
     (client / "data" / "step_0.csv").write_text("what is past is past")
     assert wrong(client) == ""
     (client / "data" / "step_1.csv").write_text("x,label\n1,no\n")
@@ -520,10 +525,13 @@ def test_check_looks_at_the_batch_that_the_client_shows_next(made: Path) -> None
 
 
 def test_a_client_that_is_not_let_in_says_what_it_means(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "_listens", lambda port, address: (port, address) == (9443, "fed.example.org"))
-    assert launcher._refusal("other.example.org:9443", 5) == "the server, other.example.org:9443, cannot be reached"
-    assert "it takes a minute to miss a client" in launcher._refusal("fed.example.org:9443", 5)
-    told = launcher._refusal("fed.example.org:9443", 200)
+    monkeypatch.setattr(launcher, "_can_connect", lambda port, address: (port, address) == (9443, "fed.example.org"))
+    assert (
+        launcher._explain_refusal("other.example.org:9443", 5)
+        == "the server, other.example.org:9443, cannot be reached"
+    )
+    assert "it takes a minute to miss a client" in launcher._explain_refusal("fed.example.org:9443", 5)
+    told = launcher._explain_refusal("fed.example.org:9443", 200)
     assert told.startswith("the server has not let it in for 3 minutes: its key was taken back or replaced there")
 
 
@@ -543,10 +551,10 @@ def test_a_client_tries_again_and_says_what_it_waits_for(
 
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + seconds))
     monkeypatch.setattr(launcher, "time", clock)
-    monkeypatch.setattr(launcher, "_life", life)
-    monkeypatch.setattr(launcher, "_listens", lambda port, address: True)
+    monkeypatch.setattr(launcher, "_run_client_processes", life)
+    monkeypatch.setattr(launcher, "_can_connect", lambda port, address: True)
     with pytest.raises(KeyboardInterrupt):
-        launcher.client(made / "clients" / "a")
+        launcher.run_client(made / "clients" / "a")
     told = [line.getMessage() for line in caplog.records]
     assert told[:2] == [f"{program} has ended; the client starts again in {s} s" for program, s in
                         (("flower-supernode", 5), ("flower-superexec", 10))]  # fmt: skip
@@ -557,11 +565,14 @@ def test_a_folder_that_cannot_be_locked_is_not_taken_for_busy(tmp_path: Path, mo
     def none(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    with alone(tmp_path, "busy"), pytest.raises(BusyError, match="busy"), alone(tmp_path, "busy"):
+    with exclusive_lock(tmp_path, "busy"), pytest.raises(BusyError, match="busy"), exclusive_lock(tmp_path, "busy"):
         pass
     monkeypatch.setattr(fcntl, "flock", none)
-    with pytest.raises(DataError, match=r"cannot be locked \(No locks available\)") as told, alone(tmp_path, "busy"):
+    with (
+        pytest.raises(DataError, match=r"cannot be locked \(No locks available\)") as told,
+        exclusive_lock(tmp_path, "busy"),
+    ):
         pass
     assert not isinstance(told.value, BusyError)
-    part_of(tmp_path / "x.jsonl").touch()
+    get_part_path(tmp_path / "x.jsonl").touch()
     assert not is_being_written(tmp_path / "x.jsonl")

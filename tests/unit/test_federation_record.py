@@ -20,11 +20,11 @@ from typer.testing import CliRunner
 
 import feddrift as fd
 from feddrift.cli import app
-from feddrift.cli.deploy import line_of_test, line_of_training
+from feddrift.cli.deploy import format_tested_step, format_trained_step
 from feddrift.data import Stream
-from feddrift.deploy.monitor.alerts import audited
-from feddrift.deploy.monitor.status import Watch, status
-from feddrift.deploy.operate.export import export
+from feddrift.deploy.monitor.alerts import read_audit_log
+from feddrift.deploy.monitor.status import RecordWatcher, read_status
+from feddrift.deploy.operate.export import export_federation
 from feddrift.deploy.server.loop import federate
 from feddrift.engines.flower.server.exchange import QuorumError
 from feddrift.errors import DataError
@@ -32,7 +32,7 @@ from feddrift.reports import metrics, page
 from feddrift.reports.exchanges import absent, sat_out
 from feddrift.reports.page.data import collect
 from feddrift.reports.summary import joined, summarise
-from feddrift.runs.record import Record, part_of, read, read_all
+from feddrift.runs.record import Record, get_part_path, read, read_all
 from tests.flower import QUICK, OverFlower
 from tests.unit.conftest import Killed
 from tests.unit.test_flower import LEARN, edited, over, swapping
@@ -113,7 +113,8 @@ def test_an_alarm_is_in_record_status_and_page_before_the_next_data_come(tmp_pat
     assert 8 in shown["cells"]["alarms"] and shown["cells"]["accuracy"][6:] == [-2, -2, -2]
     assert [event["kind"] for event in shown["events"]] == ["created"]
     assert (
-        "finished" in run("deploy", "status", str(tmp_path)) and not part_of(server / "state" / "test.jsonl").exists()
+        "finished" in run("deploy", "status", str(tmp_path))
+        and not get_part_path(server / "state" / "test.jsonl").exists()
     )
 
 
@@ -229,7 +230,7 @@ def test_a_record_that_is_shorter_than_the_checkpoint_is_filled_up(tmp_path: Pat
     stream = swapping(n=20)
     taken(over(stream, root=tmp_path / "clients"), 2, tmp_path / "state")
     third = over(stream, root=tmp_path / "clients")
-    asked, left = third.ask, [3]
+    asked, left = third.send_requests, [3]
 
     def ask(*args: Any, **kwargs: Any) -> Any:
         left[0] -= 1
@@ -237,7 +238,7 @@ def test_a_record_that_is_shorter_than_the_checkpoint_is_filled_up(tmp_path: Pat
             raise Killed
         return asked(*args, **kwargs)
 
-    third.ask = ask  # type: ignore[method-assign]
+    third.send_requests = ask  # type: ignore[method-assign]
     with pytest.raises(Killed):
         taken(third, 4, tmp_path / "state")  # after a hello, an evaluation and a round
     lines = (tmp_path / "state" / "test.jsonl").read_bytes().splitlines(keepends=True)
@@ -306,11 +307,11 @@ def test_waiting_for_data_does_not_fill_the_record(tmp_path: Path) -> None:
 def test_a_command_follows_what_is_trained_and_tested(tmp_path: Path) -> None:
     server, lines = server_of(tmp_path), list[str]()
     engine = over(swapping(), LEARN)
-    watch = Watch(server)
+    watch = RecordWatcher(server)
 
     def look(_: int) -> None:
-        for record, t, tested in watch.news():
-            lines.append(line_of_test(record, t) if tested else line_of_training(record, t))
+        for record, t, tested in watch.read_new_steps():
+            lines.append(format_tested_step(record, t) if tested else format_trained_step(record, t))
 
     watched(engine, look)
     taken(engine, 4, server / "state")
@@ -321,7 +322,7 @@ def test_a_command_follows_what_is_trained_and_tested(tmp_path: Path) -> None:
     trained, moved = lines[4].splitlines()
     assert trained.endswith("alarm at c; created model 1") and lines[5].endswith("%")
     assert moved.strip().startswith("c: the inputs and the class shares are as before")
-    assert watch.news() == [] and Watch(server).news() == []
+    assert watch.read_new_steps() == [] and RecordWatcher(server).read_new_steps() == []
 
 
 def test_a_reason_is_shown_as_it_is(tmp_path: Path) -> None:
@@ -348,10 +349,12 @@ def test_a_federation_whose_checkpoints_are_all_damaged_stops_and_asks(tmp_path:
         path.write_bytes(path.read_bytes()[:-1])
     if record == "lost":
         (tmp_path / "state" / "test.jsonl").unlink()
-    with pytest.raises(DataError, match="none of the checkpoints in .* is whole .*put one back .* or move this folder"):
+    with pytest.raises(
+        DataError, match="none of the checkpoints in .* is intact .*restore one from a backup .* or move this folder"
+    ):
         taken(over(swapping(n=20), root=tmp_path / "clients"), 3, tmp_path / "state")
     assert len(files) == 2 and sorted((tmp_path / "state" / "checkpoints").iterdir()) == sorted(files)
-    assert [notice.event for notice in audited(tmp_path)] == ["damaged"] * 2
+    assert [notice.event for notice in read_audit_log(tmp_path)] == ["damaged"] * 2
 
 
 def test_a_record_is_kept_by_whoever_writes_it(tmp_path: Path) -> None:
@@ -386,8 +389,8 @@ def test_a_record_is_kept_by_whoever_writes_it(tmp_path: Path) -> None:
     assert record.rows.accuracy[0].tolist() == [0.5] * 3  # as the file of version 0.1 has it
     np.testing.assert_array_equal(record.rows.model[:3], lost.rows.model)
     np.testing.assert_array_equal(record.rows.received[:3], lost.rows.received)
-    found = status(server)
-    assert found is not None and found.word == "finished"
+    found = read_status(server)
+    assert found is not None and found.state == "finished"
 
 
 def test_a_federation_that_stops_says_so_and_can_be_exported(tmp_path: Path) -> None:
@@ -395,7 +398,7 @@ def test_a_federation_that_stops_says_so_and_can_be_exported(tmp_path: Path) -> 
     assert "no time step" in run("deploy", "status", str(tmp_path))
     engine = over(swapping(), LEARN)
     with pytest.raises(DataError, match="no time step yet"):
-        export(server, exported)
+        export_federation(server, exported)
 
     def see(t: int) -> None:
         if t == 4:
@@ -426,7 +429,7 @@ def test_the_method_of_new_federations_is_told_shown_and_exported(tmp_path: Path
     assert "FedDrift-Auto" in run("deploy", "status", str(tmp_path))
     (group,) = collect(read_all(tmp_path), "fed")["streams"][0]["groups"]
     assert group["algorithm"] == "FedDrift-Auto" and fd.report(tmp_path, tmp_path / "page.html").exists()
-    assert export(server, exported) == 4
+    assert export_federation(server, exported) == 4
     models = fd.load_models(exported)
     x = np.random.default_rng(1).random((200, 2)).astype(np.float32)
     assert not models.models.private.any() and np.allclose(models.predict_proba("a", x).sum(axis=1), 1)
@@ -465,4 +468,4 @@ def test_who_missed_one_hello_and_came_to_the_next_did_not_sit_out(tmp_path: Pat
     record = read(tmp_path / "test.jsonl")
     assert missed and {(t, c) for _, t, c, *_ in sat_out(record)} == {(0, 2), (1, 1), (1, 2)}
     assert [absent(record, t) for t in range(2)] == [[2], [2]]
-    assert [line_of_training(record, t).rpartition("sat out: ")[2] for t in range(2)] == ["c", "c"]
+    assert [format_trained_step(record, t).rpartition("sat out: ")[2] for t in range(2)] == ["c", "c"]

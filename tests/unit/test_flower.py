@@ -21,26 +21,26 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 
 import feddrift as fd
 from feddrift._internal.checkpoint import Folder
-from feddrift._internal.device_arrays import distinct_rows
+from feddrift._internal.device_arrays import find_distinct_rows
 from feddrift.algorithms import ALGORITHMS
-from feddrift.averaging import averaged
+from feddrift.averaging import average_updates
 from feddrift.data import Stream
 from feddrift.deploy.server import loop, recording
-from feddrift.deploy.server.loop import federate, run
+from feddrift.deploy.server.loop import federate, run_federation
 from feddrift.deploy.settings import Settings
 from feddrift.engines.flower import serialization
-from feddrift.engines.flower.client.client import Client, client_app, from_toml
+from feddrift.engines.flower.client.client import Client, from_toml, make_client_app
 from feddrift.engines.flower.client.serve import current
 from feddrift.engines.flower.messages import VERSION
-from feddrift.engines.flower.model_parts import described
+from feddrift.engines.flower.model_parts import describe_models
 from feddrift.engines.flower.server import federation
-from feddrift.engines.flower.server.exchange import LATE, QuorumError
+from feddrift.engines.flower.server.exchange import MESSAGE_GRACE_SECONDS, QuorumError
 from feddrift.engines.flower.server.federation import Flower
 from feddrift.errors import ConfigError, DataError
 from feddrift.nets import default_net
-from feddrift.runs.export import last_state
+from feddrift.runs.export import load_last_state
 from feddrift.simulation import Step
-from feddrift.trees import leaves
+from feddrift.trees import tree_leaves
 from feddrift.types import Local
 from tests.contract.test_engines import one_of_a_kind
 from tests.flower import QUICK, OverFlower, load_of
@@ -72,7 +72,7 @@ def taken(engine: Flower, algorithm: Any, n_steps: int, folder: Path) -> list[St
 
 
 def same(a: Any, b: Any) -> None:
-    for x, y in zip(leaves(a), leaves(b), strict=True):
+    for x, y in zip(tree_leaves(a), tree_leaves(b), strict=True):
         np.testing.assert_array_equal(x, y)
 
 
@@ -107,7 +107,7 @@ def test_every_algorithm_runs_unchanged(name: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(a.state.votes, b.state.votes, atol=1e-5)
         np.testing.assert_allclose(a.accuracy, b.accuracy, atol=0.051)  # one of 20
         shared = np.flatnonzero(~a.state.models.private)  # no other parameters reach the server
-        for x, y in zip(leaves(a.state.models.params), leaves(b.state.models.params), strict=True):
+        for x, y in zip(tree_leaves(a.state.models.params), tree_leaves(b.state.models.params), strict=True):
             if x.shape[0] == len(a.state.models):
                 x, y = x[shared], y[shared]
             np.testing.assert_allclose(x, y, atol=1e-4)
@@ -117,12 +117,12 @@ def test_the_server_stores_one_row_for_all_private_models(tmp_path: Path) -> Non
     stream = swapping(n_steps=4, n=20)
     engine = over(stream)
     steps = taken(engine, fd.algorithm("FedDrift-Auto"), stream.n_steps, tmp_path)
-    saved, _ = last_state(Folder(tmp_path / "checkpoints"), engine.net)
+    saved, _ = load_last_state(Folder(tmp_path / "checkpoints"), engine.net)
     for state in (steps[-1].state, saved):
         private = state.models.private
         assert private.sum() >= 2 * stream.n_clients
-        for leaf in leaves(state.models.params):
-            stack, rows = distinct_rows(leaf)
+        for leaf in tree_leaves(state.models.params):
+            stack, rows = find_distinct_rows(leaf)
             assert len(stack) <= (~private).sum() + 1 and np.isnan(stack[rows[private]]).all()
 
 
@@ -132,9 +132,9 @@ def test_a_time_step_of_feddrift_takes_one_exchange_and_one_per_round(tmp_path: 
     algorithm = fd.algorithm("FedDrift", delta=0.2)
     state = algorithm.init(engine.at(0))
     for tau in range(stream.n_steps):
-        fed, before = engine.at(tau), engine.exchanges
+        fed, before = engine.at(tau), engine.n_exchanges
         state = algorithm.step(state, fed)
-        per_step.append(engine.exchanges - before)
+        per_step.append(engine.n_exchanges - before)
         engine.test(state, tau + 1)
     assert per_step == [1 + LOCAL.rounds] * stream.n_steps and len(state.models) > 1
 
@@ -154,7 +154,7 @@ def test_a_client_that_lost_its_models_is_sent_them_again() -> None:
     fed = engine.at(0)
     models, w = fed.fresh(), np.ones((1, 3, 1))
     fed.evaluate(models)
-    store = engine.local_grid.clients["b"].store("test")
+    store = engine.local_grid.clients["b"].open_store("test")
     store.keep_parts([])
     trained = fed.train(models, w, rounds=1)
     assert fed.reachable.all()
@@ -204,7 +204,7 @@ def test_a_missing_update_renormalises_the_average(fault: Any) -> None:
                      model=every.model[:2], size=every.size[:2], lane=every.lane[:2])  # fmt: skip
     engine = over(stream)
     engine.local_grid.faults["c", "train"] = fault
-    same(engine.at(0).train(models, w, rounds=1).params, averaged(models, others).params)
+    same(engine.at(0).train(models, w, rounds=1).params, average_updates(models, others).params)
     assert list(engine.trouble) == ["c"]
 
 
@@ -215,7 +215,7 @@ def test_a_cluster_without_any_reply_keeps_its_model() -> None:
     models, w = fed.fresh(2, distinct=True), np.zeros((1, 3, 2))
     w[0, :2, 0] = w[0, 2, 1] = 1
     trained = fed.train(models, w)
-    for old, new in zip(leaves(models.params), leaves(trained.params), strict=True):
+    for old, new in zip(tree_leaves(models.params), tree_leaves(trained.params), strict=True):
         np.testing.assert_array_equal(old[1], new[1])
         assert not np.array_equal(old[0], new[0])
 
@@ -258,7 +258,7 @@ def test_clients_without_new_data_are_asked_less_and_less_often(monkeypatch: pyt
     for client in engine.local_grid.clients.values():
         client.load = lambda n: None
     monkeypatch.setattr(federation, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
-    engine.hello(0)
+    engine.send_hello(0)
     assert slept[:11] == [10.0] * 11 and slept == sorted(slept[:-11]) + [10.0] * 11  # the last ones are the grace
     assert slept[-12] == 60.0 and slept.count(60.0) > 20
 
@@ -365,8 +365,8 @@ TRAIN_LIES: dict[str, tuple[Any, str]] = {
     "an extra part": (extra, "parts of models, expected"),
     "a pickle": (raw(lambda a: pickle.dumps([1, 2])), "pickles are never read"),
     "an array of objects": (raw(object_array), "pickles are never read"),
-    "an endless array": (raw(lambda a: claiming("(99999999999,)")), "is no plain array"),  # a MemoryError before
-    "a broken header": (raw(lambda a: claiming("(" * 500)), "is no plain array"),  # a TokenError
+    "an endless array": (raw(lambda a: claiming("(99999999999,)")), "is not a plain array"),  # a MemoryError before
+    "a broken header": (raw(lambda a: claiming("(" * 500)), "is not a plain array"),  # a TokenError
     "another kind": (raw(lambda a: b"\x80", "pickle"), "of kind 'pickle'"),
     "another round": (edited(lambda body: body.update(round=7)), "whole number in 0..0, got 7"),
     "an old version": (
@@ -374,12 +374,12 @@ TRAIN_LIES: dict[str, tuple[Any, str]] = {
         "the client has version 0.0.1 (protocol 0), the server",
     ),
     "another's name": (edited(lambda body: body.update(client="a")), "claims to be from client 'a'"),
-    "no JSON": (edited(lambda body: "{"), "no JSON"),
-    "a list": (edited(lambda body: "[1]"), "no JSON object"),
+    "no JSON": (edited(lambda body: "{"), "not JSON"),
+    "a list": (edited(lambda body: "[1]"), "not a JSON object"),
     "nothing": (edited(lambda body: "{}"), "has version None"),
 }
 EVALUATE_LIES: dict[str, tuple[Any, str]] = {
-    "NaN": (edited(lambda body: json.dumps(body | {"new": [float("nan")]})), "no JSON of finite numbers"),
+    "NaN": (edited(lambda body: json.dumps(body | {"new": [float("nan")]})), "not JSON of finite numbers"),
     "below zero": (edited(lambda body: body.update(new=[-1])), "got -1"),
     "more mistakes than rows": (edited(lambda body: body.update(new=[61])), "0..60, got 61"),
     "half a mistake": (edited(lambda body: body.update(new=[0.5])), "count of mistakes"),
@@ -487,13 +487,13 @@ def test_bad_moments_are_refused_by_name_and_harm_nobody(lie: str, caplog: pytes
 def test_a_client_refuses_to_tell_moments_that_make_no_sense() -> None:
     engine = over(swapping())
     client = engine.local_grid.clients["a"]
-    client.answer("hello", question(engine, "hello", {}))
-    specs, parts = described(engine.net, engine.at(0).fresh())
+    client.handle_message("hello", question(engine, "hello", {}))
+    specs, parts = describe_models(engine.net, engine.at(0).fresh())
 
     def told(tau: int = 0, **body: Any) -> str:
-        head = {"version": VERSION, "about": asdict(engine.about(0, tau)), "models": specs}
+        head = {"version": VERSION, "about": asdict(engine.build_context(0, tau)), "models": specs}
         plain = {"layer": "input", "by": "all", "project": None, "square": True}
-        return str(reply_of(client, "describe", serialization.pack(head | plain | body, parts)))
+        return str(reply_of(client, "describe", serialization.pack_message(head | plain | body, parts)))
 
     assert "'count': [[60]]" in told()
     assert "the layer 'head', legal are input, trunk, logits" in told(layer="head")
@@ -506,19 +506,19 @@ def test_a_client_refuses_to_tell_moments_that_make_no_sense() -> None:
 def test_a_client_refuses_a_contest_that_makes_no_sense() -> None:
     engine = over(swapping())
     client = engine.local_grid.clients["a"]
-    client.answer("hello", question(engine, "hello", {}))
-    specs, parts = described(engine.net, engine.at(0).fresh())
+    client.handle_message("hello", question(engine, "hello", {}))
+    specs, parts = describe_models(engine.net, engine.at(0).fresh())
 
     def told(tau: int = 0, **body: Any) -> str:
-        head = {"version": VERSION, "about": asdict(engine.about(0, tau)), "models": specs}
+        head = {"version": VERSION, "about": asdict(engine.build_context(0, tau)), "models": specs}
         return str(
-            reply_of(client, "contest", serialization.pack(head | {"teams": [[0]], "held_by": None} | body, parts))
+            reply_of(client, "contest", serialization.pack_message(head | {"teams": [[0]], "held_by": None} | body, parts))
         )
 
     assert "'rows': 60" in told()
     assert "0..0, got 1" in told(teams=[[1]]) and "0..0, got -1" in told(teams=[[-1]])
     assert "nobody in it" in told(teams=[]) and "nobody in it" in told(teams=[[0], []])
-    assert "holds none out" in told(held_by=Local().plain())
+    assert "holds none out" in told(held_by=Local().to_dict())
     assert "data that this client does not hold" in told(tau=1)
     assert "TypeError, see the client's log" in told(held_by={"something": 1})
 
@@ -546,25 +546,25 @@ def test_a_node_with_an_unknown_key_is_not_even_asked() -> None:
 
 
 def question(engine: Flower, kind: str, body: dict[str, Any], c: int = 0, tau: int = 0, **about: Any) -> RecordDict:
-    head = {"version": VERSION, "about": asdict(engine.about(c, tau)) | about}
+    head = {"version": VERSION, "about": asdict(engine.build_context(c, tau)) | about}
     heard = {"seen": tau - 1} if kind == "hello" else {}  # of all before
-    return serialization.pack(head | heard | body)
+    return serialization.pack_message(head | heard | body)
 
 
 def reply_of(client: Client, kind: str, content: RecordDict) -> dict[str, Any]:
-    return serialization.unpack(client.answer(kind, content))[0]
+    return serialization.unpack_message(client.handle_message(kind, content))[0]
 
 
 def test_a_question_asked_twice_gets_the_same_answer_twice() -> None:
     engine = over(swapping())
     seen: list[tuple[str, RecordDict]] = []
     client = engine.local_grid.clients["a"]
-    real = client.answer
-    client.answer = lambda kind, content: seen.append((kind, content)) or real(kind, content)  # type: ignore[method-assign, func-returns-value]
+    real = client.handle_message
+    client.handle_message = lambda kind, content: seen.append((kind, content)) or real(kind, content)  # type: ignore[method-assign, func-returns-value]
     fed = engine.at(0)
     fed.train(fed.fresh(), np.ones((1, 3, 1)), rounds=3)
     kind, last = seen[-1]
-    answers = [serialization.unpack(real(kind, last)) for _ in range(2)]
+    answers = [serialization.unpack_message(real(kind, last)) for _ in range(2)]
     for part in answers[0][1]:
         for x, y in zip(answers[0][1][part], answers[1][1][part], strict=True):
             np.testing.assert_array_equal(x.numpy(), y.numpy())
@@ -574,11 +574,11 @@ def test_a_question_asked_twice_gets_the_same_answer_twice() -> None:
 def test_a_client_refuses_another_version_another_client_and_broken_messages(caplog: pytest.LogCaptureFixture) -> None:
     engine = over(swapping())
     client = engine.local_grid.clients["a"]
-    old = serialization.pack({"version": "0.0.1/0", "about": asdict(engine.about(0, 0))})
+    old = serialization.pack_message({"version": "0.0.1/0", "about": asdict(engine.build_context(0, 0))})
     told = reply_of(client, "hello", old)
     assert told["version"] == VERSION and "the server has version 0.0.1 (protocol 0), this client" in told["failed"]
     assert "for client 'b'" in reply_of(client, "hello", question(engine, "hello", {}, c=1))["failed"]
-    assert "what federation" in reply_of(client, "hello", serialization.pack({"version": VERSION}))["failed"]
+    assert "what federation" in reply_of(client, "hello", serialization.pack_message({"version": VERSION}))["failed"]
     assert "ConfigError" in reply_of(client, "hello", question(engine, "hello", {}, experiment="../../etc"))["failed"]
     assert not list(client.root.parent.glob("etc"))
 
@@ -627,7 +627,7 @@ def test_nothing_that_a_clients_own_code_says_reaches_the_server(
     (tmp_path / "data" / "classes.txt").write_text("0\n1\n")
     (tmp_path / "data" / "step_0.csv").write_text("x,y,label\n1,2,0\n3,4,1\n")
     engine = over(swapping())
-    app, replies = client_app(lambda context: from_toml(tmp_path)), list[str]()
+    app, replies = make_client_app(lambda context: from_toml(tmp_path)), list[str]()
 
     def told(message: Message) -> Message:
         reply = app(message, Context(1, 1, {}, RecordDict(), {}))
@@ -660,7 +660,7 @@ def test_files_arrive_in_a_folder(tmp_path: Path) -> None:
     (tmp_path / "data" / "step_2.csv").write_text("x,y,label\n1,2,yes\n")
     assert cells(1) == [[0, 2], [1, 3]]
     assert cells(3) == [[3, 1]]  # at most two time steps old
-    assert client.store("test").cell(3)[1].tolist() == [1]
+    assert client.open_store("test").read_batch(3)[1].tolist() == [1]
     assert cells(3) == [[3, 1]]
 
 
@@ -675,7 +675,7 @@ def test_a_store_forgets_the_oldest_and_never_takes_them_in_again(tmp_path: Path
 def test_experiments_do_not_leak_into_each_other(tmp_path: Path) -> None:
     client, engine = Client("a", tmp_path, load_of(swapping(), 0)), over(swapping())
     reply_of(client, "hello", question(engine, "hello", {}, tau=1))
-    assert client.store("test").cells() and not client.store("other").cells()
+    assert client.open_store("test").count_rows() and not client.open_store("other").count_rows()
 
 
 def test_a_load_function_with_wrong_data_is_refused(tmp_path: Path) -> None:
@@ -688,12 +688,12 @@ def test_a_load_function_with_wrong_data_is_refused(tmp_path: Path) -> None:
 def test_a_model_that_was_tampered_with_on_its_way_is_refused() -> None:
     engine = over(swapping())
     client = engine.local_grid.clients["a"]
-    client.answer("hello", question(engine, "hello", {}))
-    specs, parts = described(engine.net, engine.at(0).fresh())
+    client.handle_message("hello", question(engine, "hello", {}))
+    specs, parts = describe_models(engine.net, engine.at(0).fresh())
     name = specs[0]["head"]
-    head = {"version": VERSION, "about": asdict(engine.about(0, 0)), "metric": "error", "models": specs}
+    head = {"version": VERSION, "about": asdict(engine.build_context(0, 0)), "metric": "error", "models": specs}
     other = parts | {name: [array + 1 for array in parts[name]]}
-    assert "not what its name says" in reply_of(client, "evaluate", serialization.pack(head, other))["failed"]
+    assert "not what its name says" in reply_of(client, "evaluate", serialization.pack_message(head, other))["failed"]
 
 
 # The server.
@@ -792,8 +792,8 @@ def test_two_servers_do_not_work_on_one_federation(tmp_path: Path) -> None:
     first, second = over(swapping()), over(swapping())
     steps: Any = federate(first, fd.algorithm("FedDrift"), tmp_path)
     next(steps)
-    with pytest.raises(DataError, match="another server is at work"):
-        run(second.local_grid, settings, second.roster, tmp_path)
+    with pytest.raises(DataError, match="another server is running"):
+        run_federation(second.local_grid, settings, second.roster, tmp_path)
     steps.close()
 
 
@@ -811,12 +811,12 @@ def test_a_server_defends_itself_if_its_settings_say_so(
     places: dict[str, Any] = {"experiment": "test", "clients": ("a", "b", "c"), "features": (2,), "classes": (0, 1)}
     engine = over(swapping())
     settings = Settings(**places | ({"defend": True} if defend else {}), archive=7)
-    run(engine.local_grid, settings, engine.roster, tmp_path)
+    run_federation(engine.local_grid, settings, engine.roster, tmp_path)
     made, algorithm, _, about, archive = found
     assert archive == 7 and "archive" not in about  # which may change while a federation runs
     assert made.conditions.defend is defend and about.get("defend", False) is defend
     assert ("defend" in about) is defend  # older checkpoints have no such line
-    assert recording.header(made, algorithm, about)["overrides"] == ({"defend": True} if defend else {})
+    assert recording.build_header(made, algorithm, about)["overrides"] == ({"defend": True} if defend else {})
 
 
 def test_those_who_were_there_are_waited_for_a_while(tmp_path: Path) -> None:
@@ -839,7 +839,7 @@ def test_messages_do_not_outlive_their_deadline() -> None:
     engine.local_grid.faults["a", "evaluate"] = lambda message: seen.append(message)
     fed = engine.at(0)
     fed.evaluate(fed.fresh())
-    assert seen[0].metadata.ttl == pytest.approx(QUICK.evaluate + LATE)
+    assert seen[0].metadata.ttl == pytest.approx(QUICK.evaluate + MESSAGE_GRACE_SECONDS)
 
 
 # Serving.
@@ -909,9 +909,9 @@ def test_a_client_does_not_look_for_data_of_endless_time() -> None:
 def test_a_client_refuses_a_metric_that_there_is_not() -> None:
     engine = over(swapping())
     client = engine.local_grid.clients["a"]
-    client.answer("hello", question(engine, "hello", {}))
-    specs, parts = described(engine.net, engine.at(0).fresh())
-    head = {"version": VERSION, "about": asdict(engine.about(0, 0)), "models": specs}
+    client.handle_message("hello", question(engine, "hello", {}))
+    specs, parts = describe_models(engine.net, engine.at(0).fresh())
+    head = {"version": VERSION, "about": asdict(engine.build_context(0, 0)), "models": specs}
     for metric in ("class", "foo"):
-        told = reply_of(client, "evaluate", serialization.pack(head | {"metric": metric}, parts))["failed"]
+        told = reply_of(client, "evaluate", serialization.pack_message(head | {"metric": metric}, parts))["failed"]
         assert f"the metric '{metric}', legal are error, loss, brier" in told

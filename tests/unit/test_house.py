@@ -44,6 +44,29 @@ def test_names_of_modules_that_are_packages_now_are_found_with_a_warning() -> No
     assert (old_feddrift, old_auto) == (FedDrift, FedDriftAuto)
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("feddrift.engines.worker.Known", "feddrift.engines.worker.FederationInfo"),
+        ("feddrift.engines.worker.in_turn", "feddrift.engines.worker.run_rounds_sequentially"),
+        ("feddrift.simulation.steps_on", "feddrift.simulation.run_steps"),
+        ("feddrift.run.with_newcomers", "feddrift.simulation.add_newcomers"),
+        ("feddrift.engines.in_process.InProcessWorker", "feddrift.engines.local.worker.InProcessWorker"),
+    ],
+)
+def test_a_renamed_documented_name_is_found_with_a_warning(old: str, new: str) -> None:
+    (module, name), (target, current) = old.rsplit(".", 1), new.rsplit(".", 1)
+    with pytest.warns(DeprecationWarning, match=f"{old} is now {new}"):
+        found = getattr(importlib.import_module(module), name)
+    assert found is getattr(importlib.import_module(target), current)
+
+
+def test_every_renamed_name_exists() -> None:
+    for old, new in _renamed.NAMES.items():
+        module, _, name = (new if "." in new else f"{old.rpartition('.')[0]}.{new}").rpartition(".")
+        assert hasattr(importlib.import_module(module), name), old
+
+
 def test_the_app_of_an_older_deployment_is_found() -> None:
     """Its file imports the app from the package."""
     pytest.importorskip("flwr", reason="the extra 'flower' is not installed")

@@ -24,13 +24,13 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from feddrift.cli import app
 from feddrift.deploy import files
-from feddrift.deploy.monitor.alerts import audited
+from feddrift.deploy.monitor.alerts import read_audit_log
 from feddrift.deploy.operate import client_keys, scaffold
-from feddrift.deploy.operate.check import problems
+from feddrift.deploy.operate.check import find_problems
 from feddrift.deploy.pki import certificates
 from feddrift.deploy.processes import launcher
-from feddrift.deploy.settings import Settings, public_key
-from feddrift.engines.flower.server.connection import SHUT_OUT
+from feddrift.deploy.settings import Settings, read_public_key
+from feddrift.engines.flower.server.connection import KEY_REVOKED
 from feddrift.errors import ConfigError, DataError, FeddriftError
 from tests.flower import QUICK
 from tests.unit.test_flower import over, swapping
@@ -38,13 +38,15 @@ from tests.unit.test_flower import over, swapping
 
 @pytest.fixture
 def made(tmp_path: Path) -> Path:
-    scaffold.init(tmp_path / "fed", ["a", "b"], [2], ["no", "yes"], host="fed.example.org", port=18443, inner=18444)
+    scaffold.create_deployment(
+        tmp_path / "fed", ["a", "b"], [2], ["no", "yes"], host="fed.example.org", port=18443, inner=18444
+    )
     return tmp_path / "fed"
 
 
 @pytest.fixture(autouse=True)
 def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "is_up", lambda server: False)
+    monkeypatch.setattr(launcher, "is_server_running", lambda server: False)
 
 
 def said(*words: object, code: int = 0) -> str:
@@ -54,7 +56,7 @@ def said(*words: object, code: int = 0) -> str:
 
 
 def wrong(folder: Path) -> str:
-    return "\n".join(problem for problem in problems(folder) if "nginx is not installed" not in problem)
+    return "\n".join(problem for problem in find_problems(folder) if "nginx is not installed" not in problem)
 
 
 def crt(path: Path) -> x509.Certificate:
@@ -66,7 +68,7 @@ def names(path: Path) -> Any:
 
 
 def texts(server: Path) -> list[str]:
-    return [notice.text for notice in audited(server) if notice.event == "changed"]
+    return [notice.text for notice in read_audit_log(server) if notice.event == "changed"]
 
 
 def connects(server: Path, trusted: Path) -> bool:
@@ -116,7 +118,7 @@ def test_renew_needs_the_authoritys_key_wherever_it_is_kept(made: Path, tmp_path
     (server / "ca.key").rename(safe)
     told = said("renew", made, code=2)
     assert "ca.key is missing, and no certificate is made without it: say where it is, --ca-key PATH" in told
-    scaffold.init(tmp_path / "other", ["x"], [2], ["no", "yes"])
+    scaffold.create_deployment(tmp_path / "other", ["x"], [2], ["no", "yes"])
     assert "is not the key of" in said("renew", made, "--ca-key", tmp_path / "other" / "server" / "ca.key", code=2)
     assert "cannot read the authority's key" in said("renew", made, "--ca-key", server / "ca.crt", code=2)
     assert (server / "server.crt").read_text() == before and not list(server.glob("*.old")) and not texts(server)
@@ -126,13 +128,13 @@ def test_renew_needs_the_authoritys_key_wherever_it_is_kept(made: Path, tmp_path
 
 def test_a_certificate_ends_with_its_authority_and_not_after(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = made / "server"
-    monkeypatch.setattr(certificates, "CA_DAYS", 100)
+    monkeypatch.setattr(certificates, "AUTHORITY_VALID_DAYS", 100)
     certificates.renew_authority(server)
-    assert certificates.renew(server) == crt(server / "ca.crt").not_valid_after_utc
-    monkeypatch.setattr(certificates, "CA_DAYS", 0)
+    assert certificates.renew_server_certificate(server) == crt(server / "ca.crt").not_valid_after_utc
+    monkeypatch.setattr(certificates, "AUTHORITY_VALID_DAYS", 0)
     certificates.renew_authority(server)  # it has ended five minutes ago
     with pytest.raises(ConfigError, match=r"ca.crt has ended on .*: `feddrift deploy renew --ca` first"):
-        certificates.renew(server)
+        certificates.renew_server_certificate(server)
 
 
 def test_a_new_authority_is_trusted_beside_the_old_one_until_all_have_it(made: Path) -> None:
@@ -140,7 +142,7 @@ def test_a_new_authority_is_trusted_beside_the_old_one_until_all_have_it(made: P
     before = (server / "server.crt").read_text()
     told = said("renew", made, "--ca")
     assert "goes to every client" in told and (server / "server.crt").read_text() == before
-    assert len(certificates.authorities(server)) == 2 and crt(server / "ca.crt") != crt(late)
+    assert len(certificates.read_authorities(server)) == 2 and crt(server / "ca.crt") != crt(late)
     assert connects(server, late) and connects(server, server / "ca.crt")
     assert "clients/a/ca.crt is not the server's" in wrong(made) and wrong(server) == ""
     assert (server / "ca.key.old").exists() and stat.S_IMODE((server / "ca.key").stat().st_mode) == 0o600
@@ -152,23 +154,23 @@ def test_a_new_authority_is_trusted_beside_the_old_one_until_all_have_it(made: P
 
 def test_of_two_authorities_that_counts_which_signed(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = made / "server"
-    monkeypatch.setattr(certificates, "CA_DAYS", 20)
+    monkeypatch.setattr(certificates, "AUTHORITY_VALID_DAYS", 20)
     certificates.renew_authority(server)
-    assert certificates.days_left(server)["ca.crt"] > 3000 and wrong(server) == ""
-    certificates.renew(server)
-    assert 19 < certificates.days_left(server)["ca.crt"] < 20
+    assert certificates.read_days_left(server)["ca.crt"] > 3000 and wrong(server) == ""
+    certificates.renew_server_certificate(server)
+    assert 19 < certificates.read_days_left(server)["ca.crt"] < 20
     assert "ca.crt ends on" in wrong(server) and "`feddrift deploy renew --ca` at the server" in wrong(server)
     (server / "server.crt").unlink()
-    assert certificates.days_left(server) == {}
+    assert certificates.read_days_left(server) == {}
 
 
 def test_authorities_that_have_ended_are_trusted_no_more(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = made / "server"
-    monkeypatch.setattr(certificates, "CA_DAYS", 0)
+    monkeypatch.setattr(certificates, "AUTHORITY_VALID_DAYS", 0)
     certificates.renew_authority(server)
-    monkeypatch.setattr(certificates, "CA_DAYS", 3650)
+    monkeypatch.setattr(certificates, "AUTHORITY_VALID_DAYS", 3650)
     certificates.renew_authority(server)
-    assert len(certificates.authorities(server)) == 2
+    assert len(certificates.read_authorities(server)) == 2
     (server / "ca.crt").write_text("nothing")
     with pytest.raises(ConfigError, match="cannot read .*ca.crt"):
         certificates.renew_authority(server)
@@ -176,30 +178,30 @@ def test_authorities_that_have_ended_are_trusted_no_more(made: Path, monkeypatch
 
 def test_what_is_replaced_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "key"
-    files.write(path, "old", secret=True)
+    files.write_new_file(path, "old", secret=True)
     path.with_name("key.part").write_text("left behind, and open to all")
-    files.put(path, "new", secret=True)
+    files.replace_file(path, "new", secret=True)
     assert path.read_text() == "new" and stat.S_IMODE(path.stat().st_mode) == 0o600
     monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError("full")))
     with pytest.raises(OSError, match="full"):
-        files.put(path, "half")
+        files.replace_file(path, "half")
     assert path.read_text() == "new"
 
 
 def test_a_key_is_rotated_in_one_command_where_both_sides_are(made: Path) -> None:
     client, server = made / "clients" / "a", made / "server"
-    old, old_public = (client / "key").read_text(), public_key(server / "keys" / "a.pub")
+    old, old_public = (client / "key").read_text(), read_public_key(server / "keys" / "a.pub")
     told = said("rotate", made, "a")
     assert "when the server is started" in told and wrong(made) == ""
     assert (client / "key").read_text() != old and (client / "key.old").read_text() == old
     assert {stat.S_IMODE((client / name).stat().st_mode) for name in ("key", "key.old")} == {0o600}
-    new = public_key(server / "keys" / "a.pub")
-    assert new == public_key(client / "key.pub") != old_public
+    new = read_public_key(server / "keys" / "a.pub")
+    assert new == read_public_key(client / "key.pub") != old_public
     (shut_out,) = (server / "keys" / "revoked").glob("*.pub")
-    assert public_key(shut_out) == old_public and shut_out.name.startswith("a-")
+    assert read_public_key(shut_out) == old_public and shut_out.name.startswith("a-")
     (text,) = texts(server)
     assert text.startswith("client a has a new key, ") and text.endswith(f"{shut_out.stem[2:]}, is shut out")
-    assert Settings.read(server / "federation.toml").roster(server / "keys").keys.keys() >= {new}
+    assert Settings.read(server / "federation.toml").read_roster(server / "keys").keys.keys() >= {new}
 
 
 def test_a_key_is_rotated_in_two_where_the_client_is_somewhere_else(made: Path, tmp_path: Path) -> None:
@@ -209,10 +211,10 @@ def test_a_key_is_rotated_in_two_where_the_client_is_somewhere_else(made: Path, 
     assert "is made in its own folder" in told and "name it here with --key" in told
     told = said("rotate", client, "a")
     assert f"bring {client / 'key.pub'} to the server" in told and not texts(server)
-    assert public_key(server / "keys" / "a.pub") == public_key(client / "key.pub.old")
+    assert read_public_key(server / "keys" / "a.pub") == read_public_key(client / "key.pub.old")
     assert "--key is taken in at the server" in said("rotate", client, "a", "--key", client / "key.pub", code=2)
     for folder in (made, server):
-        _, line = client_keys.new_pair("whoever")
+        _, line = client_keys.generate_key_pair("whoever")
         (tmp_path / "key.pub").write_text(line)
         said("rotate", folder, "a", "--key", tmp_path / "key.pub")
         assert (server / "keys" / "a.pub").read_text() == line.replace("whoever", "a")
@@ -263,19 +265,19 @@ def test_what_is_no_new_key_of_a_client_is_not_taken(made: Path, tmp_path: Path,
         path.write_text((folder / ("b.pub" if what == "another's" else "a.pub")).read_text())
     elif what == "shut out":
         path.write_text((folder / "b.pub").read_text())
-        client_keys.revoke(server, "b")
+        client_keys.revoke_client(server, "b")
     before = (folder / "a.pub").read_text()
     with pytest.raises(ConfigError, match=sentence):
-        client_keys.take_in(server, "a", path)
+        client_keys.accept_new_key(server, "a", path)
     assert (folder / "a.pub").read_text() == before and not list((folder / "revoked").glob("a-*"))
 
 
 def test_a_client_that_is_shut_out_keeps_its_place(made: Path) -> None:
     server = made / "server"
-    old = public_key(server / "keys" / "b.pub")
+    old = read_public_key(server / "keys" / "b.pub")
     assert "client b is shut out when the server is started" in said("revoke", made, "b")
     settings = Settings.read(server / "federation.toml")
-    roster = settings.roster(server / "keys")
+    roster = settings.read_roster(server / "keys")
     assert roster.clients == ("a", "b") and list(roster.keys.values()) == ["a"]
     assert wrong(server) == wrong(made)
     assert wrong(server).startswith("client b has no key at the server and cannot come: `feddrift deploy rotate`")
@@ -283,14 +285,14 @@ def test_a_client_that_is_shut_out_keeps_its_place(made: Path) -> None:
     (server / "federation.toml").write_text(f"quorum = 2\n{(server / 'federation.toml').read_text()}")
     assert "quorum = 2, and only 1 clients have keys" in wrong(server)
     said("rotate", made, "b")
-    assert wrong(made) == "" and public_key(server / "keys" / "b.pub") != old
+    assert wrong(made) == "" and read_public_key(server / "keys" / "b.pub") != old
     shut_out, again = texts(server)
     assert shut_out.startswith("client b is shut out, its key, ") and again.startswith("client b has a new key, ")
     assert "the old one" not in again  # it was shut out before
 
 
 def test_a_key_that_is_lost_is_not_one_that_was_taken_back(made: Path) -> None:
-    client_keys.revoke(made / "server", "a")
+    client_keys.revoke_client(made / "server", "a")
     (made / "server" / "keys" / "b.pub").unlink()
     assert "cannot read the key of client b" in wrong(made / "server")
     (made / "server" / "keys" / "revoked" / "b.c-0123456789abcdef.pub").touch()  # of a client b.c
@@ -299,13 +301,13 @@ def test_a_key_that_is_lost_is_not_one_that_was_taken_back(made: Path) -> None:
 
 def test_a_run_knows_new_keys_at_once(made: Path, caplog: pytest.LogCaptureFixture) -> None:
     server = made / "server"
-    known = Settings.read(server / "federation.toml").roster(server / "keys").keys
-    old = public_key(server / "keys" / "a.pub")
+    known = Settings.read(server / "federation.toml").read_roster(server / "keys").keys
+    old = read_public_key(server / "keys" / "a.pub")
     assert known[old] == "a" and len(known) == 2
     said("rotate", made, "a")
-    new = public_key(server / "keys" / "a.pub")
+    new = read_public_key(server / "keys" / "a.pub")
     assert known.get(old) is None and known[new] == "a" and set(known.values()) == {"a", "b"}
-    client_keys.revoke(server, "b")
+    client_keys.revoke_client(server, "b")
     assert dict(known) == {new: "a"}
     (server / "keys" / "a.pub").write_text("nonsense")
     assert dict(known) == {new: "a"} and "the keys stay what they were: cannot read the key of client a" in caplog.text
@@ -313,9 +315,9 @@ def test_a_run_knows_new_keys_at_once(made: Path, caplog: pytest.LogCaptureFixtu
 
 def test_a_server_that_runs_is_told(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[set[str]] = []
-    monkeypatch.setattr(launcher, "is_up", lambda server: True)
+    monkeypatch.setattr(launcher, "is_server_running", lambda server: True)
     monkeypatch.setattr(
-        launcher, "register", lambda server: told.append({p.stem for p in (server / "keys").glob("*.pub")})
+        launcher, "register_keys", lambda server: told.append({p.stem for p in (server / "keys").glob("*.pub")})
     )
     assert said("revoke", made, "b").strip() == "client b is shut out"
     assert "the server knows the new key of client b, and the old one no more" in said("rotate", made, "b")
@@ -328,8 +330,8 @@ def test_a_server_that_cannot_be_told_is_started_again(
     def fails(server: Path) -> None:
         raise DataError("no answer")
 
-    monkeypatch.setattr(launcher, "is_up", lambda server: True)
-    monkeypatch.setattr(launcher, "register", fails)
+    monkeypatch.setattr(launcher, "is_server_running", lambda server: True)
+    monkeypatch.setattr(launcher, "register_keys", fails)
     assert "is shut out when the server is started" in said("revoke", made, "b")
     assert "the server that runs was not told: no answer" in caplog.text and len(texts(made / "server")) == 1
 
@@ -343,7 +345,7 @@ def test_a_place_without_a_key_is_out_of_reach_and_says_why(caplog: pytest.LogCa
     fed = engine.at(0)
     loss = fed.evaluate(fed.fresh())
     assert fed.reachable.tolist() == [True, False, True] and np.isnan(loss[1]).all()
-    assert accounts[0].clients[1].trouble == SHUT_OUT
+    assert accounts[0].clients[1].trouble == KEY_REVOKED
     assert all(line.levelno < logging.WARNING for line in caplog.records)  # as of one that has not come
 
 
@@ -360,9 +362,9 @@ def test_the_server_is_up_where_its_own_port_answers(made: Path, monkeypatch: py
         listening.bind(("127.0.0.1", 0))
         conf = made / "server" / "nginx.conf"
         conf.write_text(conf.read_text().replace(":18444", f":{listening.getsockname()[1]}"))
-        assert not launcher.is_up(made / "server")
+        assert not launcher.is_server_running(made / "server")
         listening.listen()
-        assert launcher.is_up(made / "server")
+        assert launcher.is_server_running(made / "server")
 
 
 INIT = ["--clients", "a,b", "--features", "2", "--classes", "no,yes"]

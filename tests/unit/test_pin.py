@@ -21,7 +21,7 @@ from flwr.supercore.fab import Fab
 from flwr.supernode.start_client_internal import _verify_fab
 
 from feddrift.deploy.operate import scaffold
-from feddrift.deploy.operate.check import problems
+from feddrift.deploy.operate.check import find_problems
 from feddrift.deploy.pki import app_signature
 from feddrift.deploy.processes import launcher, runtime
 from feddrift.errors import DataError
@@ -35,30 +35,30 @@ pytestmark = [
 
 @pytest.fixture
 def made(tmp_path: Path) -> Path:
-    scaffold.init(tmp_path / "fed", ["a"], [2], ["no", "yes"])
+    scaffold.create_deployment(tmp_path / "fed", ["a"], [2], ["no", "yes"])
     return tmp_path / "fed"
 
 
 def app(server: Path, verifications: dict[str, str] | None = None) -> Fab:
     """The app as Flower sends it to clients."""
-    signed = json.loads((server / app_signature.SIGNED).read_text())
+    signed = json.loads((server / app_signature.SIGNATURE_FILE).read_text())
     return Fab("", build_fab_from_disk(server / "app"), verifications or signed["verifications"])
 
 
 def trusted(folder: Path) -> dict[str, str]:
-    return dict(json.loads((folder / app_signature.TRUSTED).read_text()))
+    return dict(json.loads((folder / app_signature.TRUSTED_FILE).read_text()))
 
 
 def test_a_client_takes_the_app_that_came_with_its_folder_and_no_other(made: Path) -> None:
     server, client = made / "server", made / "clients" / "a"
     old = app(server)
     assert _verify_fab(old, trusted(client)) and old.verifications["valid_license"]
-    scaffold.add(made, "late")
+    scaffold.add_client(made, "late")
     assert trusted(made / "clients" / "late") == trusted(client)  # the app is not signed again
 
     (server / "app" / "feddrift_client.py").write_text("app = 'of another'\n")
     assert not _verify_fab(app(server), trusted(client))  # the old signature
-    app_signature.sign(server)
+    app_signature.sign_app(server)
     assert trusted(server) != trusted(client)
     new = app(server)
     assert _verify_fab(new, trusted(server)) and not _verify_fab(new, trusted(client))  # another's
@@ -71,17 +71,17 @@ def test_the_key_that_signed_is_nowhere(made: Path) -> None:
     files = [path for path in (made / "server").rglob("*") if path.is_file()]
     private = {path.name for path in files if b"PRIVATE KEY" in path.read_bytes()}
     assert private == {"ca.key", "server.key"}
-    assert set(json.loads((made / "server" / app_signature.SIGNED).read_text())) == {"app", "verifications"}
+    assert set(json.loads((made / "server" / app_signature.SIGNATURE_FILE).read_text())) == {"app", "verifications"}
 
 
 def test_the_superlink_tells_the_signature_of_this_app_only(made: Path) -> None:
     """In Flower's own database."""
     server = made / "server"
-    app_signature.vouch(server)  # there is none yet
+    app_signature.publish_signature(server)  # there is none yet
     with open_link_state(server / "state" / "superlink.db") as link:
         ours = link.store_fab(Fab("", build_fab_from_disk(server / "app"), {}))
         other = link.store_fab(Fab("", b"of another", {}))
-        app_signature.vouch(server)
+        app_signature.publish_signature(server)
         sent = link.get_fab(ours)
         not_ours = link.get_fab(other)
     assert sent is not None and _verify_fab(sent, trusted(made / "clients" / "a"))
@@ -90,46 +90,53 @@ def test_the_superlink_tells_the_signature_of_this_app_only(made: Path) -> None:
 
 def test_a_deployment_of_before_goes_on_and_says_what_it_lacks(made: Path, caplog: pytest.LogCaptureFixture) -> None:
     server, client = made / "server", made / "clients" / "a"
-    for path in (server / app_signature.SIGNED, server / app_signature.TRUSTED, client / app_signature.TRUSTED):
+    for path in (
+        server / app_signature.SIGNATURE_FILE,
+        server / app_signature.TRUSTED_FILE,
+        client / app_signature.TRUSTED_FILE,
+    ):
         path.unlink()
-    app_signature.vouch(server)
-    assert "--trusted-entities" not in launcher.supernode(client)
+    app_signature.publish_signature(server)
+    assert "--trusted-entities" not in launcher.build_supernode_command(client)
     assert "this client runs whatever its server sends" in caplog.text
-    assert any("trusted.yaml is missing: this client runs" in told for told in problems(made))
-    app_signature.sign(server)  # as `deploy server` does
-    (client / app_signature.TRUSTED).write_bytes((server / app_signature.TRUSTED).read_bytes())
-    assert launcher.supernode(client)[-2:] == ["--trusted-entities", str(client / app_signature.TRUSTED)]
-    assert not any("trusted.yaml" in told for told in problems(made))
-    (client / app_signature.TRUSTED).write_text("{}")
-    assert any("trusts another app than the server's" in told for told in problems(made))
-    (server / app_signature.SIGNED).write_text("{")
+    assert any("trusted.yaml is missing: this client runs" in told for told in find_problems(made))
+    app_signature.sign_app(server)  # as `deploy server` does
+    (client / app_signature.TRUSTED_FILE).write_bytes((server / app_signature.TRUSTED_FILE).read_bytes())
+    assert launcher.build_supernode_command(client)[-2:] == [
+        "--trusted-entities",
+        str(client / app_signature.TRUSTED_FILE),
+    ]
+    assert not any("trusted.yaml" in told for told in find_problems(made))
+    (client / app_signature.TRUSTED_FILE).write_text("{}")
+    assert any("trusts another app than the server's" in told for told in find_problems(made))
+    (server / app_signature.SIGNATURE_FILE).write_text("{")
     with pytest.raises(DataError, match="move it away to have the app signed anew"):
-        app_signature.vouch(server)
+        app_signature.publish_signature(server)
 
 
 def test_check_names_a_folder_that_others_can_enter(made: Path) -> None:
     client = made / "clients" / "a"
     client.chmod(0o755)
-    assert any(f"others can look into {client}: chmod 700" in told for told in problems(made))
+    assert any(f"others can look into {client}: chmod 700" in told for told in find_problems(made))
 
 
 def test_secrets_of_the_runtime_are_made_once_and_for_the_owner_alone(made: Path) -> None:
     folder = made / "clients" / "a"
-    runtime.prepare(folder)
+    runtime.prepare_runtime_files(folder)
     home = folder / "flwr"
     files = [home / name for name in ("runtime.key", "runtime.crt", "runtime.secret")]
     assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
     before = [path.read_bytes() for path in files]
     (home / "apps" / "of.another").mkdir(parents=True)
-    runtime.prepare(folder)  # a process that an earlier start has left goes on with the same
+    runtime.prepare_runtime_files(folder)  # a process that an earlier start has left goes on with the same
     assert before == [path.read_bytes() for path in files] and not (home / "apps").exists()
     files[2].write_bytes(b"")
     files[2].chmod(0o644)
-    runtime.prepare(folder)
+    runtime.prepare_runtime_files(folder)
     assert len(files[2].read_bytes()) == 32 and stat.S_IMODE(files[2].stat().st_mode) == 0o600
-    words = " ".join(launcher.supernode(folder))
+    words = " ".join(launcher.build_supernode_command(folder))
     assert "--isolation process" in words and f"--superexec-auth-secret-file {files[2]}" in words
-    assert "--insecure" not in words + " ".join(runtime.of_superexec(folder, 1, os.getpid()))
+    assert "--insecure" not in words + " ".join(runtime.build_superexec_arguments(folder, 1, os.getpid()))
 
 
 def test_a_supernode_that_does_not_come_up_is_tried_again(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,10 +147,10 @@ def test_a_supernode_that_does_not_come_up_is_tried_again(made: Path, monkeypatc
         if waits.count(30.0) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(launcher, "supernode", lambda *_: [sys.executable, "-c", "raise SystemExit(3)"])
+    monkeypatch.setattr(launcher, "build_supernode_command", lambda *_: [sys.executable, "-c", "raise SystemExit(3)"])
     monkeypatch.setattr(time, "sleep", sleep)
     with pytest.raises(KeyboardInterrupt):
-        launcher.client(client)
+        launcher.run_client(client)
     assert [seconds for seconds in waits if seconds >= 5] == [5, 10, 20, 30, 30]
 
 
@@ -152,7 +159,7 @@ def test_superexec_takes_no_other_listener_for_its_supernode(tmp_path: Path, oth
     """Who takes the port before the SuperNode does would else tell it what to run."""
     for name in ("own", "other"):
         (tmp_path / name).mkdir()
-        runtime.prepare(tmp_path / name)
+        runtime.prepare_runtime_files(tmp_path / name)
     home = tmp_path / ("other" if other else "own") / "flwr"
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(home / "runtime.crt", home / "runtime.key")

@@ -23,9 +23,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import feddrift as fd
 from feddrift.deploy.monitor import alerts, web
-from feddrift.deploy.monitor.alerts import Herald, Notice, audited, changed
-from feddrift.deploy.monitor.metrics import Page, metrics
-from feddrift.deploy.operate.scaffold import init
+from feddrift.deploy.monitor.alerts import Notice, Notifier, audit_change, read_audit_log
+from feddrift.deploy.monitor.metrics import MetricsPage, format_metrics
+from feddrift.deploy.operate.scaffold import create_deployment
 from feddrift.deploy.pki import certificates
 from feddrift.deploy.server.loop import federate
 from feddrift.deploy.settings import Settings
@@ -72,8 +72,8 @@ def test_what_happened_is_told_once(server: Path, tmp_path: Path) -> None:
         "assert told['text'] == os.environ['FEDDRIFT_TEXT'] and told['experiment'] == 'test'\n"
         "open('told', 'a').write(os.environ['FEDDRIFT_EVENT'] + ' ' + os.environ['FEDDRIFT_CLIENT'] + '\\n')\n"
     )
-    herald = Herald(server, [shlex.join([sys.executable, str(script)])])
-    new = herald.look()
+    herald = Notifier(server, [shlex.join([sys.executable, str(script)])])
+    new = herald.send_new_notices()
     assert told(new) == [("joined", "a"), ("joined", "b"), ("joined", "c"), *TOLD]
     refused, _, drift = new[3:]
     assert refused.text.startswith("client b: its reply is refused") and refused.when.startswith("20")
@@ -82,12 +82,12 @@ def test_what_happened_is_told_once(server: Path, tmp_path: Path) -> None:
         and "alarm of client c at time 3: the inputs and the class shares" in drift.text
     )
     assert (server / "told").read_text().splitlines() == ["refused b", "silent b", "drift c"]  # who joined is kept only
-    assert herald.look() == [] == Herald(server).look() and audited(server) == new
+    assert herald.send_new_notices() == [] == Notifier(server).send_new_notices() and read_audit_log(server) == new
     with open(server / "state" / "audit.jsonl", "a") as log:
         log.write('{"event": "dri')  # the machine went down
-    assert Herald(server).look() == []
-    changed(server, "a", "its key was renewed")
-    assert audited(server)[-1].client == "a"  # not lost behind the torn line
+    assert Notifier(server).send_new_notices() == []
+    audit_change(server, "a", "its key was renewed")
+    assert read_audit_log(server)[-1].client == "a"  # not lost behind the torn line
 
 
 def test_who_falls_silent_and_comes_back(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_who_falls_silent_and_comes_back(tmp_path: Path) -> None:
 
     watched(engine, see)
     list(federate(engine, FEDDRIFT, server / "state"))
-    events = [event for event, client in told(Herald(server).look()) if client == "b"]
+    events = [event for event, client in told(Notifier(server).send_new_notices()) if client == "b"]
     assert events == ["joined", "silent", "back"]
 
 
@@ -116,7 +116,7 @@ def test_silence_that_ends_in_a_refusal_is_told(tmp_path: Path) -> None:
 
     watched(engine, see)
     list(federate(engine, FEDDRIFT, server / "state"))
-    events = [event for event, client in told(Herald(server).look()) if client == "b"]
+    events = [event for event, client in told(Notifier(server).send_new_notices()) if client == "b"]
     assert events == ["joined", "silent", "refused"]
 
 
@@ -127,11 +127,11 @@ def test_a_lost_quorum_is_told(tmp_path: Path) -> None:
     with pytest.raises(QuorumError) as error:
         list(federate(engine, FEDDRIFT, server / "state"))
     (server / "state" / "server.log").write_text(f"INFO: begins\nERROR: {error.value}\n")
-    (last,) = [notice for notice in Herald(server).look() if notice.event == "quorum"]
+    (last,) = [notice for notice in Notifier(server).send_new_notices() if notice.event == "quorum"]
     assert last.text.startswith("the federation has stopped: ERROR: time 2")
     (server / "state" / "server.log").write_text("2026-11-17 00:54:29,239 INFO hello at time 3: 3 of 3 clients\n")
     (server / "state" / "audit.jsonl").unlink()
-    (last,) = [notice for notice in Herald(server).look() if notice.event == "stopped"]
+    (last,) = [notice for notice in Notifier(server).send_new_notices() if notice.event == "stopped"]
     assert "ended while it was at work" in last.text and "hello" not in last.text
 
 
@@ -147,19 +147,21 @@ def at(now: datetime) -> Any:
 
 
 def test_certificates_are_told_before_they_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    init(tmp_path / "fed", ["a"], [2], ["0", "1"])
+    create_deployment(tmp_path / "fed", ["a"], [2], ["0", "1"])
     server = tmp_path / "fed" / "server"
-    days = certificates.days_left(server)
-    assert set(days) == {"ca.crt", "server.crt"} and min(days.values()) > 30 and Herald(server).look() == []
+    days = certificates.read_days_left(server)
+    assert (
+        set(days) == {"ca.crt", "server.crt"} and min(days.values()) > 30 and Notifier(server).send_new_notices() == []
+    )
     for passed, told_then in ((0, 0), (370, 2), (371, 0), (392, 2), (396.5, 2)):  # both end together
         left = {name: n - passed for name, n in {"ca.crt": 397.0, "server.crt": 397.0}.items()}
-        monkeypatch.setattr(alerts, "days_left", lambda _, left=left: left)
+        monkeypatch.setattr(alerts, "read_days_left", lambda _, left=left: left)
         monkeypatch.setattr(alerts, "datetime", at(datetime.now(UTC) + timedelta(days=passed)))
-        assert [notice.event for notice in Herald(server).look()] == ["certificate"] * told_then, passed
-    monkeypatch.setattr(alerts, "days_left", lambda _: {"server.crt": 20.0})  # that of the next year
-    assert [notice.event for notice in Herald(server).look()] == ["certificate"]
-    changed(server, "a", "its place was made")
-    assert audited(server)[-1].text == "its place was made"
+        assert [notice.event for notice in Notifier(server).send_new_notices()] == ["certificate"] * told_then, passed
+    monkeypatch.setattr(alerts, "read_days_left", lambda _: {"server.crt": 20.0})  # that of the next year
+    assert [notice.event for notice in Notifier(server).send_new_notices()] == ["certificate"]
+    audit_change(server, "a", "its place was made")
+    assert read_audit_log(server)[-1].text == "its place was made"
 
 
 def test_a_webhook_gets_it_and_one_that_is_down_stops_nothing(server: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -176,7 +178,7 @@ def test_a_webhook_gets_it_and_one_that_is_down_stops_nothing(server: Path, capl
 
     with running(ThreadingHTTPServer(("127.0.0.1", 0), Hook)) as hook:
         targets = ["http://127.0.0.1:9/?secret=1", "no-such-command", f"http://127.0.0.1:{hook.server_port}/"]
-        Herald(server, targets).look()
+        Notifier(server, targets).send_new_notices()
     assert [(one["event"], one["client"]) for one in heard] == TOLD
     assert "no-such-command was not told" in caplog.text and "secret" not in caplog.text
 
@@ -196,7 +198,7 @@ def running(listening: ThreadingHTTPServer) -> Iterator[ThreadingHTTPServer]:
 def test_prometheus_reads_the_numbers(server: Path) -> None:
     samples = {
         (sample.name, *(v for k, v in sorted(sample.labels.items()) if k != "experiment")): sample.value
-        for family in text_string_to_metric_families(metrics(server))
+        for family in text_string_to_metric_families(format_metrics(server))
         for sample in family.samples
     }
     record = fd.read(server / "state" / "test.jsonl")[0]
@@ -213,8 +215,8 @@ def test_prometheus_reads_the_numbers(server: Path) -> None:
 
 
 def test_names_with_quotes_stay_one_label() -> None:
-    page = Page('a"b\\c\nd')
-    page.tell("x", "gauge", "About.", [({}, 1.0)])
+    page = MetricsPage('a"b\\c\nd')
+    page.add_metric("x", "gauge", "About.", [({}, 1.0)])
     (family,) = text_string_to_metric_families("\n".join(page.lines) + "\n")
     assert family.samples[0].labels == {"experiment": 'a"b\\c\nd'}
 
@@ -230,7 +232,7 @@ def test_the_page_is_served_to_this_machine_alone(server: Path) -> None:
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
 
-    with running(web.listen(server, 0)) as page:
+    with running(web.create_web_server(server, 0)) as page:
         assert page.server_address[0] == "127.0.0.1"
         code, text = get("/")
         assert code == 200 and "test · feddrift report" in text
@@ -238,20 +240,20 @@ def test_the_page_is_served_to_this_machine_alone(server: Path) -> None:
         assert json.loads(get("/status.json")[1])["status"] == "finished"
         assert get("/state/superlink.db")[0] == 404 and get("/", host="evil.example:80")[0] == 403
         with pytest.raises(ConfigError, match=r"port [0-9]+ cannot be used: Address already in use"):
-            web.listen(server, page.server_port)
+            web.create_web_server(server, page.server_port)
 
 
 def test_before_the_first_time_step(tmp_path: Path) -> None:
     server = server_of(tmp_path)
-    assert "No time step is done yet" in web.contents(server, "/")[1]
-    assert web.contents(server, "/status.json")[1] == "null" and "feddrift_running" in metrics(server)
-    assert Herald(server).look() == []
+    assert "No time step is done yet" in web.build_response(server, "/")[1]
+    assert web.build_response(server, "/status.json")[1] == "null" and "feddrift_running" in format_metrics(server)
+    assert Notifier(server).send_new_notices() == []
 
 
 def test_the_audit_log_is_no_record_and_no_record_is_called_so(server: Path) -> None:
     """It lies beside the record, which reports must go on reading."""
     before = len(read_all(server))
-    changed(server, None, "an operator looked at it")
+    audit_change(server, None, "an operator looked at it")
     assert len(read_all(server)) == before > 0
     settings = server / "federation.toml"
     settings.write_text(settings.read_text().replace('experiment = "test"', 'experiment = "audit"'))

@@ -13,7 +13,16 @@ from scipy.stats import ks_2samp
 
 import feddrift as fd
 from feddrift.data import Stream
-from feddrift.drift_explanation import LEAST_ROWS, Shift, Shifts, _of_shares, _of_values, asked, shifts, told
+from feddrift.drift_explanation import (
+    MIN_SAMPLED_ROWS,
+    Shift,
+    Shifts,
+    _test_shares,
+    _test_values,
+    choose_clients_to_ask,
+    find_shifts,
+    mark_common_shifts,
+)
 from feddrift.reports.event_text import alarm_sentence
 from feddrift.reports.page.data import collect
 from feddrift.simulation import Step
@@ -35,9 +44,9 @@ def cell(seed: int, *, mean: float = 0.0, spread: float = 1.0, share: float = 0.
 
 def moved(before: Any, after: Any, **fields: Any) -> Shifts:
     stream = replace(Stream.from_arrays([[before], [after], [after]], n_classes=2), **fields)
-    found = shifts(stream, 1, 0, stream.counts[:, 0])
+    found = find_shifts(stream, 1, 0, stream.counts[:, 0])
     assert found is not None
-    return told({0: found}, [0])[0]
+    return mark_common_shifts({0: found}, [0])[0]
 
 
 def test_distances_are_those_of_kolmogorov_and_smirnov() -> None:
@@ -45,16 +54,16 @@ def test_distances_are_those_of_kolmogorov_and_smirnov() -> None:
     a, b = draw.normal(size=(60, 3)), draw.normal(0.4, 1.5, size=(85, 3))
     a[:, 1], b[:, 1] = a[:, 1].round(), b[:, 1].round()  # with ties
     a[::3, 2], b[::4, 2] = np.nan, np.nan
-    distance, _ = _of_values(a, b, 0.01)
+    distance, _ = _test_values(a, b, 0.01)
     whole = [(x[~np.isnan(x)], y[~np.isnan(y)]) for x, y in zip(a.T, b.T, strict=True)]
     np.testing.assert_allclose(distance, [ks_2samp(x, y).statistic for x, y in whole], atol=1e-12)
 
 
-@pytest.mark.parametrize("test", [_of_values, _of_shares])
+@pytest.mark.parametrize("test", [_test_values, _test_shares])
 def test_chance_alone_seldom_moves_anything(test: Any) -> None:
     draw = np.random.default_rng(1)
     x0, x1 = ((draw.random((size, 4000)) < 0.3) * 1.0 for size in (50, 80))
-    if test is _of_values:
+    if test is _test_values:
         x0, x1 = x0 + draw.random(x0.shape), x1 + draw.random(x1.shape)
     assert 0 < test(x0, x1, 0.05)[1].mean() < 0.05
 
@@ -90,16 +99,16 @@ def test_class_shares_that_moved() -> None:
     y0, y1 = (draw.random(N) < 0.12) * 1, (draw.random(N) < 0.4) * 1
     found = moved((before, y0), (after, y1), classes=("dry", "rain"))
     assert [(s.what, s.name) for s in found.moved] == [("class", "rain")]
-    assert "as before: what changed is which class they belong to (class rain: " in alarm_sentence(found.plain(), 1)
+    assert "as before: what changed is which class they belong to (class rain: " in alarm_sentence(found.to_dict(), 1)
     three = Stream.from_arrays([[(before, y0)], [(after, 2 * y1)], [(after, y1)]], n_classes=3)
-    found_three = shifts(three, 1, 0, three.counts[:, 0])
+    found_three = find_shifts(three, 1, 0, three.counts[:, 0])
     assert found_three is not None and {s.name for s in found_three.moved} == {"0", "1", "2"}
 
 
 def test_labels_that_swap() -> None:
     found = moved(cell(0), cell(1, swap=True))
     assert {(s.name, s.within) for s in found.moved} == {("input 1", "0"), ("input 1", "1")}
-    text = alarm_sentence(found.plain(), 1)
+    text = alarm_sentence(found.to_dict(), 1)
     assert text.startswith("the inputs and the class shares are as before: what changed is which class they belong to")
     assert "input 1 within class 0: mean 0.773, before -0.776; input 1 within class 1: mean -0.810" in text
 
@@ -107,23 +116,23 @@ def test_labels_that_swap() -> None:
 def test_nothing_that_moved() -> None:
     found = moved(cell(0), cell(1))
     assert found.moved == () and found.more == 0
-    assert alarm_sentence(found.plain(), 1).startswith("neither the inputs nor the class shares differ")
+    assert alarm_sentence(found.to_dict(), 1).startswith("neither the inputs nor the class shares differ")
 
 
 def test_the_last_data_before_count() -> None:
     stream = Stream.from_arrays([[cell(0)], [cell(1, mean=5)], [None], [cell(2, mean=5)], [cell(3)], [cell(4)]])
     counts = stream.counts[:, 0]
-    assert shifts(stream, 0, 0, counts) is None and shifts(stream, 2, 0, counts) is None
-    found = shifts(stream, 3, 0, counts)
+    assert find_shifts(stream, 0, 0, counts) is None and find_shifts(stream, 2, 0, counts) is None
+    found = find_shifts(stream, 3, 0, counts)
     assert found is not None and found.since == 1 and not found.moved
-    assert alarm_sentence(found.plain(), 3).endswith("; before is time 2")
+    assert alarm_sentence(found.to_dict(), 3).endswith("; before is time 2")
     out_of_reach = np.where(np.arange(6) == 1, 0, counts)
-    found = shifts(stream, 3, 0, out_of_reach)
+    found = find_shifts(stream, 3, 0, out_of_reach)
     assert found is not None and found.since == 0 and found.moved[0].name == "input 0"
 
 
 def test_of_a_large_cell_a_part_of_the_rows_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feddrift.drift_explanation.ROOM", 300)
+    monkeypatch.setattr("feddrift.drift_explanation.MAX_SAMPLED_VALUES", 300)
     found = moved(cell(0, mean=1), cell(1, mean=3))
     assert found.moved[0].before == pytest.approx(1, abs=0.3) and found.rows == (N, N)
     swapped = moved(cell(0), cell(1, swap=True))
@@ -131,7 +140,7 @@ def test_of_a_large_cell_a_part_of_the_rows_is_looked_at(monkeypatch: pytest.Mon
 
 
 def test_of_a_large_picture_a_part_of_the_inputs_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feddrift.drift_explanation.ROOM", 5 * LEAST_ROWS)  # five of the nine inputs
+    monkeypatch.setattr("feddrift.drift_explanation.MAX_SAMPLED_VALUES", 5 * MIN_SAMPLED_ROWS)  # five of the nine inputs
     draw = np.random.default_rng(0)
     before, after = draw.normal(size=(2, 200, 3, 3))
     after[:, 1, 1:] += 9  # of these two the first is looked at
@@ -141,7 +150,7 @@ def test_of_a_large_picture_a_part_of_the_inputs_is_looked_at(monkeypatch: pytes
 
 def test_who_has_few_rows_is_not_said_to_have_what_it_had() -> None:
     few = moved(*((np.full((n, 2), 1.0 * n), np.arange(n) % 2) for n in (9, 30)))
-    assert alarm_sentence(few.plain(), 1) == "of fewer than 10 rows it is not told what moved"
+    assert alarm_sentence(few.to_dict(), 1) == "of fewer than 10 rows it is not told what moved"
 
 
 def test_of_a_few_rows_nothing_is_told() -> None:
@@ -154,7 +163,7 @@ def test_of_a_few_rows_nothing_is_told() -> None:
 
 def test_numbers_beyond_all_bounds_are_not_told() -> None:
     found = moved(cell(0), cell(1, mean=1e20))
-    assert found.moved == () and found.more == 1 and alarm_sentence(found.plain(), 1) == "1 input more"
+    assert found.moved == () and found.more == 1 and alarm_sentence(found.to_dict(), 1) == "1 input more"
 
 
 def seasonal(c: int, *, share: float = 0.5, warmer: float = 9.0, extra: float = 0.0) -> tuple[Any, Any]:
@@ -167,16 +176,16 @@ def seasonal(c: int, *, share: float = 0.5, warmer: float = 9.0, extra: float = 
 def told_of(*cells: tuple[Any, Any], alarmed: int = 0) -> Shifts:
     columns = [[of_client[t] for of_client in cells] for t in (0, 1, 1)]
     stream = replace(Stream.from_arrays(columns, n_classes=2), columns=("warmth", "wind"), classes=("no", "yes"))
-    answers = {c: shifts(stream, 1, c, stream.counts[:, c]) for c in range(len(cells))}
-    return told({c: answer for c, answer in answers.items() if answer is not None}, [alarmed])[alarmed]
+    answers = {c: find_shifts(stream, 1, c, stream.counts[:, c]) for c in range(len(cells))}
+    return mark_common_shifts({c: answer for c, answer in answers.items() if answer is not None}, [alarmed])[alarmed]
 
 
 def test_what_moved_everywhere_is_told_last_and_said_to_have() -> None:
     here = told_of(seasonal(0, extra=0.5), seasonal(1), seasonal(2), seasonal(3))
     assert [(s.name, s.common) for s in here.moved] == [("wind", False), ("warmth", True)]
-    text = alarm_sentence(here.plain(), 1)
+    text = alarm_sentence(here.to_dict(), 1)
     assert text == "wind: mean 0.482, before 0.019; warmth: mean 20.9, before 11.9, as at most clients"
-    season = alarm_sentence(told_of(*map(seasonal, range(4))).plain(), 1)
+    season = alarm_sentence(told_of(*map(seasonal, range(4))).to_dict(), 1)
     assert season.startswith("nothing is seen that moved at this client only: warmth: mean 2")
 
 
@@ -196,9 +205,9 @@ def test_classes_come_before_a_season() -> None:
     assert [(s.what, s.name, s.common) for s in here.moved] == [
         ("class", "yes", False), ("mean", "wind", False), ("mean", "warmth", True),
     ]  # fmt: skip
-    assert alarm_sentence(here.plain(), 1).startswith("class yes: 83 %, before 50 %; wind within class ")
-    older = {**here.plain(), "moved": here.plain()["moved"][::-1]}  # inputs first
-    assert alarm_sentence(older, 1) == alarm_sentence(here.plain(), 1)
+    assert alarm_sentence(here.to_dict(), 1).startswith("class yes: 83 %, before 50 %; wind within class ")
+    older = {**here.to_dict(), "moved": here.to_dict()["moved"][::-1]}  # inputs first
+    assert alarm_sentence(older, 1) == alarm_sentence(here.to_dict(), 1)
 
 
 def test_a_move_is_common_where_most_others_moved_half_as_far() -> None:
@@ -209,7 +218,7 @@ def test_a_move_is_common_where_most_others_moved_half_as_far() -> None:
         since, up, distance = int(draw.integers(2)), bool(draw.random() < 0.9), float(draw.integers(1, 9) / 8)
         shift = Shift("mean", "x", 0.0, 1.0 if up else -1.0, distance)
         answers[c] = Shifts(since, (50, 50 if c % 7 else 5), (shift,) if c % 5 else ())
-    marked = told(answers, list(answers))
+    marked = mark_common_shifts(answers, list(answers))
     for c, own in answers.items():
         for shift in own.moved:
             others = [other for k, other in answers.items() if k != c and other.since == own.since]
@@ -228,7 +237,7 @@ def test_labels_that_swap_in_a_season_are_told_within_a_class() -> None:
         ("wind", False, False),
         ("warmth", True, True),
     ]
-    text = alarm_sentence(here.plain(), 1)
+    text = alarm_sentence(here.to_dict(), 1)
     assert text.startswith("wind within class ") and "as before: what changed" not in text
 
 
@@ -238,15 +247,15 @@ def test_inputs_that_moved_here_only_are_not_crowded_out() -> None:
     cells = [(draw.normal(size=(N, 5)), draw.normal(size=(N, 5)) + season) for _ in range(4)]
     cells[0][1][:, 4] += 0.8
     stream = Stream.from_arrays([[(pair[t], y) for pair in cells] for t in (0, 1, 1)], n_classes=2)
-    answers = {c: found for c in range(4) if (found := shifts(stream, 1, c, stream.counts[:, c]))}
-    here = told(answers, [0])[0]
+    answers = {c: found for c in range(4) if (found := find_shifts(stream, 1, c, stream.counts[:, c]))}
+    here = mark_common_shifts(answers, [0])[0]
     assert here.moved[0].name == "input 4" and [s.common for s in here.moved] == [False, True, True]
-    assert here.more == 2 and alarm_sentence(here.plain(), 1).endswith("; 2 inputs more")
+    assert here.more == 2 and alarm_sentence(here.to_dict(), 1).endswith("; 2 inputs more")
 
 
 def test_of_many_clients_some_are_asked() -> None:
-    assert asked([3], range(5)) == [0, 1, 2, 3, 4]
-    many = asked([7, 500], range(1000))
+    assert choose_clients_to_ask([3], range(5)) == [0, 1, 2, 3, 4]
+    many = choose_clients_to_ask([7, 500], range(1000))
     assert len(many) == 22 and {7, 500} < set(many) and many[0] == 0 and many[-1] == 999
 
 
@@ -270,16 +279,16 @@ def test_a_table_is_told_in_its_own_units_and_gaps_as_gaps() -> None:
     kinds = {"client": "station", "time": "month", "label": "rain", "missing": "indicator", "categories": "onehot"}
     stream = Stream.from_frame(weather(late=3, gap=0.7), **kinds)  # type: ignore[arg-type]
     assert stream.columns == ("humidity", "humidity missing", "wind=N", "wind=S", "warmth")
-    found = shifts(stream, 3, 1, stream.counts[:, 1])
+    found = find_shifts(stream, 3, 1, stream.counts[:, 1])
     assert found is not None
     assert {(s.what, s.name) for s in found.moved} == {
         ("missing", "humidity"),
         ("mean", "warmth"),
     }  # not its filled mean
-    text = alarm_sentence(found.plain(), 3)
+    text = alarm_sentence(found.to_dict(), 3)
     assert "humidity: 7" in text and " % missing, before " in text and "warmth: mean 21." in text
     plain = replace(stream, recipe=())  # as a folder has it: names only
-    named = shifts(plain, 3, 1, plain.counts[:, 1])
+    named = find_shifts(plain, 3, 1, plain.counts[:, 1])
     assert named is not None and {(s.what, s.name) for s in named.moved} == {
         ("missing", "humidity"),
         ("mean", "warmth"),
@@ -367,7 +376,7 @@ def fd_steps(engine: Any, folder: Path) -> list[Step]:
     return list(federate(engine, FEDDRIFT, folder))
 
 
-GOOD = Shifts(0, (9, 9), (Shift("mean", "age", 1.0, 2.0, 0.5),), 0).plain()
+GOOD = Shifts(0, (9, 9), (Shift("mean", "age", 1.0, 2.0, 0.5),), 0).to_dict()
 SHIFT: dict[str, Any] = GOOD["moved"][0]
 
 
@@ -389,11 +398,11 @@ SHIFT: dict[str, Any] = GOOD["moved"][0]
 def test_the_server_refuses_what_cannot_be(answer: Any, reason: str) -> None:
     pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
     from feddrift.engines.flower.messages import read_shifts
-    from feddrift.engines.flower.serialization import Refused
+    from feddrift.engines.flower.serialization import InvalidMessageError
 
     assert read_shifts({"shifts": GOOD}, 2) == Shifts(0, (9, 9), (Shift("mean", "age", 1.0, 2.0, 0.5),), 0)
     assert read_shifts({"shifts": None}, 2) is None
-    with pytest.raises(Refused, match=reason):
+    with pytest.raises(InvalidMessageError, match=reason):
         read_shifts({"shifts": answer}, 2)
 
 
@@ -422,7 +431,7 @@ def test_a_deployed_client_names_its_columns_and_classes(tmp_path: Path) -> None
     pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
     from feddrift.engines.flower import serialization
     from feddrift.engines.flower.client.client import from_toml
-    from feddrift.engines.flower.messages import VERSION, About, read_shifts
+    from feddrift.engines.flower.messages import VERSION, RequestContext, read_shifts
     from feddrift.errors import ConfigError
 
     (tmp_path / "data").mkdir()
@@ -434,8 +443,8 @@ def test_a_deployed_client_names_its_columns_and_classes(tmp_path: Path) -> None
     (tmp_path / "client.toml").write_text('name = "a"\nlabel = "sold"\n')
 
     def answer(kind: str, tau: int = 1) -> Any:
-        asked = {"version": VERSION, "about": About("first", "a", 0, 1, 2, (2,), 0, tau).__dict__, "seen": tau - 1}
-        return serialization.unpack(from_toml(tmp_path).answer(kind, serialization.pack(asked)))[0]
+        asked = {"version": VERSION, "about": RequestContext("first", "a", 0, 1, 2, (2,), 0, tau).__dict__, "seen": tau - 1}
+        return serialization.unpack_message(from_toml(tmp_path).handle_message(kind, serialization.pack_message(asked)))[0]
 
     answer("hello", 0)
     answer("hello")

@@ -20,9 +20,9 @@ from feddrift.engines.flower.client.client import Client
 from feddrift.engines.flower.local_grid import LocalGrid
 from feddrift.engines.flower.server.connection import Roster
 from feddrift.engines.flower.server.federation import Flower
-from feddrift.runs.record import latest
+from feddrift.runs.record import read_latest
 from feddrift.simulation import Step
-from feddrift.trees import leaves
+from feddrift.trees import tree_leaves
 from tests.flower import QUICK
 from tests.soak.replay import decided_alike, everything_was_used, participation, replayed
 
@@ -44,11 +44,11 @@ def test_a_deployment_with_faults_decides_as_the_simulator_with_its_participatio
     def load(name: str) -> Any:
         return lambda n: batch(name, n) if n * (2 if name == "c" else 1) <= now[0] else None
 
-    net = SETTINGS.net(tmp_path)
+    net = SETTINGS.create_net(tmp_path)
     grid = LocalGrid({name: Client(name, tmp_path / name, load(name), net) for name in SETTINGS.clients})
     roster = Roster("replay", SETTINGS.clients, {name.encode(): name for name in SETTINGS.clients}, (2,), 2)
     engine = Flower(grid, roster, net, SETTINGS.local, 0, QUICK, Conditions(defend=True), SETTINGS.time_steps)
-    greet = engine.hello
+    greet = engine.send_hello
     b: Any = grid._apps[101]
 
     def hello(tau: int, *words: Any, **more: Any) -> None:
@@ -62,10 +62,10 @@ def test_a_deployment_with_faults_decides_as_the_simulator_with_its_participatio
         grid.faults = {("b", "evaluate"): missing} if tau == 1 else {("b", "train"): late} if tau == 3 else {}
         greet(tau, *words, **more)
 
-    engine.hello = hello  # type: ignore[method-assign]
+    engine.send_hello = hello  # type: ignore[method-assign]
     algorithm = algorithms.algorithm(SETTINGS.algorithm, **SETTINGS.settings)
     there = list(federate(engine, algorithm, tmp_path / "state"))
-    record = latest(tmp_path / "state" / "replay.jsonl")
+    record = read_latest(tmp_path / "state" / "replay.jsonl")
     assert record is not None
     took_part = participation(record)
     assert [present for present, _ in took_part[:-1]] == [{0, 1, 2}, {0, 1, 2}, {0, 1}, {0, 1, 2}, {0, 1, 2}]
@@ -87,5 +87,5 @@ def test_a_deployment_with_faults_decides_as_the_simulator_with_its_participatio
 
 
 def alike(a: Step, b: Step) -> bool:
-    pairs = zip(leaves(a.state.models.params), leaves(b.state.models.params), strict=True)
+    pairs = zip(tree_leaves(a.state.models.params), tree_leaves(b.state.models.params), strict=True)
     return all(x.shape == y.shape and np.allclose(x, y, atol=1e-4) for x, y in pairs)

@@ -73,7 +73,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     cold = tmp_path / "bin" / "flwr-clientapp"
     cold.write_text('#!/bin/sh\necho cold > "$1"\n')
     cold.chmod(0o700)
-    monkeypatch.setattr(flower_preload, "build_command", lambda name: [sys.executable, str(tmp_path / "program.py"), name])
+    monkeypatch.setattr(
+        flower_preload, "build_command", lambda name: [sys.executable, str(tmp_path / "program.py"), name]
+    )
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setenv("WARM_TEST", "of the client")

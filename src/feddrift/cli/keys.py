@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from feddrift.cli.console import say
+from feddrift.cli.console import print_line
 from feddrift.errors import ConfigError
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the deployment, or this machine's part of it")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="of the client")]
 
 
-def renew(
+def renew_certificate(
     folder: Folder,
     ca_key: Annotated[Path | None, typer.Option(help="where ca.key is, if not in the server's folder")] = None,
     ca: Annotated[bool, typer.Option("--ca", help="a new authority, which clients have to be given first")] = False,
@@ -24,21 +24,21 @@ def renew(
     from feddrift.deploy.pki import certificates
     from feddrift.deploy.processes import launcher
 
-    server = launcher.part(folder, "server")
+    server = launcher.find_server_folder(folder)
     if ca:
         ends = certificates.renew_authority(server, ca_key)
-        alerts.changed(server, None, f"there is a new authority until {ends.date()}")
-        say(f"{server / 'ca.crt'} now trusts a new authority, until {ends.date()}, beside the old one")
-        say("1. it goes to every client, in the place of its ca.crt, and these are started again, one by one")
-        say("2. when all have it: `feddrift deploy renew`, which makes the server's certificate with the new authority")
+        alerts.audit_change(server, None, f"there is a new authority until {ends.date()}")
+        print_line(f"{server / 'ca.crt'} now trusts a new authority, until {ends.date()}, beside the old one")
+        print_line("1. it goes to every client, in the place of its ca.crt, and these are started again, one by one")
+        print_line("2. when all have it: `feddrift deploy renew`, which makes the server's certificate with the new authority")
         return
-    ends = certificates.renew(server, ca_key)
-    alerts.changed(server, None, f"the server has a new certificate until {ends.date()}")
-    say(f"{server / 'server.crt'} is valid until {ends.date()}; the old one is beside it, server.crt.old")
-    say("start server and run again: they use it from then on; clients come back by themselves")
+    ends = certificates.renew_server_certificate(server, ca_key)
+    alerts.audit_change(server, None, f"the server has a new certificate until {ends.date()}")
+    print_line(f"{server / 'server.crt'} is valid until {ends.date()}; the old one is beside it, server.crt.old")
+    print_line("start server and run again: they use it from then on; clients come back by themselves")
 
 
-def rotate(
+def rotate_key(
     folder: Folder,
     name: Name,
     key: Annotated[Path | None, typer.Option(help="at the server: the key.pub that was made at the client")] = None,
@@ -46,32 +46,32 @@ def rotate(
     """Give a client a new key: make it in the client's folder, take it in at the server, or both where both are."""
     from feddrift.deploy.operate import client_keys
 
-    server, client = client_keys.parts(folder, name)
+    server, client = client_keys.find_folders(folder, name)
     if server is None and key is not None:
         raise ConfigError(f"--key is taken in at the server, and {folder} is a client's folder")
     if server is not None:
-        client_keys.known(server, name)
+        client_keys.check_client_name(server, name)
     if server is not None and client is None and key is None:
         raise ConfigError(
             f"the key of client {name} is made in its own folder, `feddrift deploy rotate DIR {name}`: bring the "
             "key.pub that this writes, and name it here with --key"
         )
     if key is None and client is not None:
-        key = client_keys.rotate_client(client, name)
-        say(f"{client} has a new key; the old one is beside it, key.old")
+        key = client_keys.replace_client_key(client, name)
+        print_line(f"{client} has a new key; the old one is beside it, key.old")
     if server is None or key is None:
-        say(f"bring {key} to the server: `feddrift deploy rotate DIR {name} --key key.pub`")
-        say("a client that runs goes on with its old key until then, and comes back with the new one by itself")
-    elif client_keys.take_in(server, name, key):
-        say(f"the server knows the new key of client {name}, and the old one no more")
+        print_line(f"bring {key} to the server: `feddrift deploy rotate DIR {name} --key key.pub`")
+        print_line("a client that runs goes on with its old key until then, and comes back with the new one by itself")
+    elif client_keys.accept_new_key(server, name, key):
+        print_line(f"the server knows the new key of client {name}, and the old one no more")
     else:
-        say(f"the new key of client {name} is known, and the old one shut out, when the server is started")
+        print_line(f"the new key of client {name} is known, and the old one shut out, when the server is started")
 
 
-def revoke(folder: Folder, name: Name) -> None:
+def revoke_client(folder: Folder, name: Name) -> None:
     """Shut a client out: its key is never taken again; its place stays, for `rotate` to give it another."""
     from feddrift.deploy.operate import client_keys
     from feddrift.deploy.processes import launcher
 
-    done = client_keys.revoke(launcher.part(folder, "server"), name)
-    say(f"client {name} is shut out" + ("" if done else " when the server is started"))
+    done = client_keys.revoke_client(launcher.find_server_folder(folder), name)
+    print_line(f"client {name} is shut out" + ("" if done else " when the server is started"))

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from feddrift.cli import console
-from feddrift.cli.console import say
+from feddrift.cli.console import print_line
 
 app = typer.Typer(no_args_is_help=True, help="The models of past time steps: list them, pin them, go back to them.")
 
@@ -20,18 +20,18 @@ Time = Annotated[int, typer.Argument(metavar="TIME", min=1, help="the time step,
 
 
 @app.command("list")
-def list_(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False) -> None:
+def list_models(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False) -> None:
     """Show the time steps whose models are kept: when they began, who used which, how these did on the next data."""
     from feddrift.deploy.processes import launcher
-    from feddrift.deploy.server.archived_steps import back_to, kept
+    from feddrift.deploy.server.archive import list_archived_steps, read_rollback_time
 
-    server = launcher.part(folder, "server")
-    steps, back = kept(server), back_to(server)
+    server = launcher.find_server_folder(folder)
+    steps, back = list_archived_steps(server), read_rollback_time(server)
     if as_json:
         print(json.dumps({"back_to": back, "steps": [step.plain() for step in steps]}, indent=2))
         return
     if not steps:
-        say("no time step is kept yet")
+        print_line("no time step is kept yet")
     else:
         table = Table(box=None)
         for name in ("time", "began, UTC", "models", "accuracy", "pinned"):
@@ -42,27 +42,27 @@ def list_(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="
             table.add_row(*map(Text, (str(step.time), step.began, users, share, "yes" if step.pinned else "")))
         console.out.print(table)
     if back is not None:
-        say(f"the next time step goes on from the models of time {back}")
+        print_line(f"the next time step goes on from the models of time {back}")
 
 
-@app.command()
-def pin(folder: Folder, time: Time) -> None:
+@app.command("pin")
+def pin_models(folder: Folder, time: Time) -> None:
     """Keep the models of a time step for ever."""
-    from feddrift.deploy.monitor.alerts import changed
+    from feddrift.deploy.monitor.alerts import audit_change
     from feddrift.deploy.processes import launcher
     from feddrift.deploy.server.archive import Archive
 
-    server = launcher.part(folder, "server")
+    server = launcher.find_server_folder(folder)
     Archive(server / "state").pin(time)
-    changed(server, None, f"the models of time {time} are pinned")
-    say(f"the models of time {time} stay")
+    audit_change(server, None, f"the models of time {time} are pinned")
+    print_line(f"the models of time {time} stay")
 
 
-@app.command()
-def rollback(folder: Folder, time: Time) -> None:
+@app.command("rollback")
+def roll_back_models(folder: Folder, time: Time) -> None:
     """Let the federation, which must not run meanwhile, go on from the models of a time step."""
     from feddrift.deploy.operate import rollback as back
     from feddrift.deploy.processes import launcher
 
-    steps = back.rollback(launcher.part(folder, "server"), time)
-    say(f"time {steps + 1} will start from the models of time {time}: start `feddrift deploy server` and `run` again")
+    steps = back.roll_back(launcher.find_server_folder(folder), time)
+    print_line(f"time {steps + 1} will start from the models of time {time}: start `feddrift deploy server` and `run` again")

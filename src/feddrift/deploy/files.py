@@ -1,15 +1,24 @@
-"""Files of a deployment that are made, and replaced, by its commands."""
+"""Writing and replacing files of a deployment, such as keys and certificates."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-OLD = ".old"  # beside a file that was replaced
+OLD_SUFFIX = ".old"  # of the copy of a file that was replaced
 
 
-def write(path: Path, text: str, secret: bool = False) -> None:
-    """Write a new file; a secret is the owner's alone."""
+def write_new_file(path: Path, text: str, secret: bool = False) -> None:
+    """Write a file that does not exist yet.
+
+    Args:
+        path: The new file.
+        text: Its content.
+        secret: Whether only the owner may read it.
+
+    Raises:
+        FileExistsError: If the file exists.
+    """
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)
     with open(handle, "w", encoding="utf-8") as file:
         file.write(text)
@@ -17,18 +26,18 @@ def write(path: Path, text: str, secret: bool = False) -> None:
         os.fsync(file.fileno())
 
 
-def put(path: Path, text: str, secret: bool = False) -> None:
-    """Write a file in the place of an older one, whole or not at all."""
+def replace_file(path: Path, text: str, secret: bool = False) -> None:
+    """Write or replace a file atomically: readers see the old content or the new one, nothing in between."""
     part = path.with_name(f"{path.name}.part")
-    part.unlink(missing_ok=True)  # of a command that was killed
-    write(part, text, secret)
+    part.unlink(missing_ok=True)  # left by a command that was killed
+    write_new_file(part, text, secret)
     os.replace(part, path)
 
 
-def put_pair(secret: tuple[Path, str], public: tuple[Path, str]) -> None:
-    """Replace a private and a public file that belong together; the old ones are kept aside, a last step apart."""
+def replace_file_pair(secret: tuple[Path, str], public: tuple[Path, str]) -> None:
+    """Replace a private and a public file that belong together, one right after the other, and keep copies of both."""
     for path, _ in (secret, public):
         if path.exists():
-            put(path.with_name(path.name + OLD), path.read_text(), path == secret[0])
-    put(*public)
-    put(*secret, secret=True)
+            replace_file(path.with_name(path.name + OLD_SUFFIX), path.read_text(), path == secret[0])
+    replace_file(*public)
+    replace_file(*secret, secret=True)

@@ -14,7 +14,7 @@ import numpy as np
 from feddrift.errors import ConfigError
 from feddrift.reports.exchanges import last_words, waiting
 from feddrift.runs.locks import is_being_written
-from feddrift.runs.record import Record, latest, part_of
+from feddrift.runs.record import Record, get_part_path, read_latest
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Status:
     running: bool
 
     @property
-    def word(self) -> Literal["finished", "running", "stopped"]:
+    def state(self) -> Literal["finished", "running", "stopped"]:
         """Whether the federation is finished, runs, or was stopped."""
         if self.record.status == "complete":
             return "finished"
@@ -34,9 +34,9 @@ class Status:
     @property
     def sentence(self) -> str:
         """The word, and what to do about a federation that was stopped."""
-        return self.word + (", `feddrift deploy run` goes on" if self.word == "stopped" else "")
+        return self.state + (", `feddrift deploy run` goes on" if self.state == "stopped" else "")
 
-    def client(self, t: int, c: int) -> dict[str, Any]:
+    def describe_client(self, t: int, c: int) -> dict[str, Any]:
         """What client c had at time t; without accuracy until it is tested."""
         rows = self.record.rows
         tested = int(rows.tested[t, c]) if t < self.record.tested else None
@@ -50,7 +50,7 @@ class Status:
             **({"shifts": self.record.shifts[t, c]} if (t, c) in self.record.shifts else {}),
         }
 
-    def clients(self) -> dict[str, dict[str, Any]]:
+    def describe_clients(self) -> dict[str, dict[str, Any]]:
         """Of each client, by name, whether it answered the last question, and if not, why; and how its data come.
 
         `quiet` is the number of time steps since its last new data, None where it never had any; `backlog` the number
@@ -79,15 +79,15 @@ class Status:
         return {
             "experiment": header["stream"],
             "algorithm": header["algorithm"],
-            "status": self.word,
-            "clients": self.clients(),
+            "status": self.state,
+            "clients": self.describe_clients(),
             "steps": [
                 {
                     "t": t,
                     "began": header["times"][t] or None,
                     "tested": t < self.record.tested,
                     "models": np.unique(rows.model[t]).tolist(),
-                    "clients": {name: self.client(t, c) for c, name in enumerate(header["clients"])},
+                    "clients": {name: self.describe_client(t, c) for c, name in enumerate(header["clients"])},
                     "events": events.get(t, []),
                 }
                 for t in range(rows.steps)
@@ -95,27 +95,27 @@ class Status:
         }
 
 
-class Watch:
+class RecordWatcher:
     """Looks at the record of a federation, and reads it only where a time step has been trained or tested since."""
 
     def __init__(self, server: Path) -> None:
-        self._path = record_path(server)
+        self._path = find_record_path(server)
         self._size, self._seen = 0, 0
-        self.news()
+        self.read_new_steps()
 
-    def news(self) -> list[tuple[Record, int, bool]]:
+    def read_new_steps(self) -> list[tuple[Record, int, bool]]:
         """What has come since the last look: the record, the time step, and whether it is tested by now."""
-        if not self._changed():
+        if not self._has_new_lines():
             return []
-        record = latest(self._path)
+        record = read_latest(self._path)
         if record is None:
             return []
         moments = range(self._seen, record.rows.steps + record.tested)  # each step is trained, and then tested
         self._seen = max(self._seen, moments.stop)
         return [(record, moment // 2, moment % 2 == 1) for moment in moments]
 
-    def _changed(self) -> bool:
-        for file in (part_of(self._path), self._path):
+    def _has_new_lines(self) -> bool:
+        for file in (get_part_path(self._path), self._path):
             with suppress(FileNotFoundError), open(file, "rb") as opened:
                 size = opened.seek(0, os.SEEK_END)
                 opened.seek(min(self._size, size))
@@ -125,15 +125,15 @@ class Watch:
         return False
 
 
-def status(server: Path) -> Status | None:
+def read_status(server: Path) -> Status | None:
     """How the federation of this server stands; None before it has begun."""
-    path = record_path(server)
+    path = find_record_path(server)
     running = is_being_written(path)
-    record = latest(path)
+    record = read_latest(path)
     return None if record is None else Status(record, running)
 
 
-def record_path(server: Path) -> Path:
+def find_record_path(server: Path) -> Path:
     """Where the record is when nobody writes it."""
     try:
         experiment = tomllib.loads((server / "federation.toml").read_text(encoding="utf-8"))["experiment"]

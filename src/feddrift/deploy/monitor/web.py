@@ -6,17 +6,17 @@ import json
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from feddrift.deploy.monitor.metrics import metrics
-from feddrift.deploy.monitor.status import status
+from feddrift.deploy.monitor.metrics import format_metrics
+from feddrift.deploy.monitor.status import read_status
 from feddrift.errors import ConfigError
 from feddrift.reports.page import page
 from feddrift.reports.page.data import collect
 
-PLACES = {"/": "the page", "/metrics": "for Prometheus", "/status.json": "as `feddrift deploy status --json` has it"}
-EMPTY = '<meta http-equiv="refresh" content="5"><title>feddrift</title><p>No time step is done yet.'
+PATHS = {"/": "the page", "/metrics": "for Prometheus", "/status.json": "as `feddrift deploy status --json` has it"}
+EMPTY_PAGE = '<meta http-equiv="refresh" content="5"><title>feddrift</title><p>No time step is done yet.'
 
 
-def listen(server: Path, port: int) -> ThreadingHTTPServer:
+def create_web_server(server: Path, port: int) -> ThreadingHTTPServer:
     """A web server of this federation, which nobody but this machine can reach; `serve_forever` runs it."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -26,10 +26,10 @@ def listen(server: Path, port: int) -> ThreadingHTTPServer:
                 self._answer(403, "text/plain", "ask for 127.0.0.1 or localhost\n")
                 return
             where = self.path.partition("?")[0]
-            if where not in PLACES:
-                self._answer(404, "text/plain", f"there are {', '.join(PLACES)}\n")
+            if where not in PATHS:
+                self._answer(404, "text/plain", f"there are {', '.join(PATHS)}\n")
                 return
-            self._answer(200, *contents(server, where))
+            self._answer(200, *build_response(server, where))
 
         def _answer(self, code: int, kind: str, text: str) -> None:
             body = text.encode()
@@ -48,13 +48,13 @@ def listen(server: Path, port: int) -> ThreadingHTTPServer:
         raise ConfigError(f"port {port} cannot be used: {error.strerror}; --port names another") from None
 
 
-def contents(server: Path, where: str) -> tuple[str, str]:
+def build_response(server: Path, where: str) -> tuple[str, str]:
     """The kind and text of what is there now."""
     if where == "/metrics":
-        return "text/plain; version=0.0.4", metrics(server)
-    federation = status(server)
+        return "text/plain; version=0.0.4", format_metrics(server)
+    federation = read_status(server)
     if where == "/status.json":
         return "application/json", json.dumps(None if federation is None else federation.plain())
     if federation is None or not federation.record.rows.steps:
-        return "text/html", EMPTY
+        return "text/html", EMPTY_PAGE
     return "text/html", page(collect([federation.record], federation.record.header["stream"]))

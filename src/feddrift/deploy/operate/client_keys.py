@@ -20,79 +20,79 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_key,
 )
 
-from feddrift.deploy.files import put, put_pair
-from feddrift.deploy.monitor.alerts import changed
+from feddrift.deploy.files import replace_file, replace_file_pair
+from feddrift.deploy.monitor.alerts import audit_change
 from feddrift.deploy.processes import launcher
-from feddrift.deploy.settings import REVOKED, Settings, public_key
-from feddrift.engines.flower.client.client_toml import settings_of
-from feddrift.errors import ConfigError, FeddriftError, unknown
+from feddrift.deploy.settings import REVOKED_FOLDER, Settings, read_public_key
+from feddrift.engines.flower.client.client_toml import read_client_toml
+from feddrift.errors import ConfigError, FeddriftError, unknown_name_error
 
 _log = logging.getLogger("feddrift")
 
 
-def new_pair(name: str) -> tuple[str, str]:
+def generate_key_pair(name: str) -> tuple[str, str]:
     """A new private key, and its public part, as a client's folder has them."""
     key = ec.generate_private_key(ec.SECP384R1())
     private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()).decode()
-    return private, _line(key.public_key(), name)
+    return private, _format_key_line(key.public_key(), name)
 
 
-def rotate_client(client: Path, name: str) -> Path:
+def replace_client_key(client: Path, name: str) -> Path:
     """Make a new key in a client's folder, the old one is kept beside it; the file to carry to the server."""
-    private, public = new_pair(name)
-    put_pair((client / "key", private), (client / "key.pub", public))
+    private, public = generate_key_pair(name)
+    replace_file_pair((client / "key", private), (client / "key.pub", public))
     return client / "key.pub"
 
 
-def take_in(server: Path, name: str, path: Path) -> bool:
+def accept_new_key(server: Path, name: str, path: Path) -> bool:
     """Take a client's new public key in, and shut its old one out; whether a server that runs has done so."""
     keys = server / "keys"
-    known(server, name)
-    line = _line(_read(path), name)
+    check_client_name(server, name)
+    line = _format_key_line(_read_new_key(path), name)
     new = keys / f"{name}.pub"
-    for other in (*sorted(keys.glob("*.pub")), *sorted((keys / REVOKED).glob("*.pub"))):
-        if public_key(other) == _pem(_read(path)):
-            shut_out = other.parent.name == REVOKED
+    for other in (*sorted(keys.glob("*.pub")), *sorted((keys / REVOKED_FOLDER).glob("*.pub"))):
+        if read_public_key(other) == _encode_pem(_read_new_key(path)):
+            shut_out = other.parent.name == REVOKED_FOLDER
             what = "was shut out, which is for good" if shut_out else f"is that of client {other.stem} already"
             raise ConfigError(f"the key in {path} {what}: make a new one with `feddrift deploy rotate`")
-    before = _set_aside(new) if new.exists() else None
-    put(new, line)
+    before = _store_revoked_key(new) if new.exists() else None
+    replace_file(new, line)
     then = "" if before is None else f", the old one, {before}, is shut out"
-    changed(server, name, f"client {name} has a new key, {_digest(new)}{then}")
-    return _tell(server)
+    audit_change(server, name, f"client {name} has a new key, {_hash_key(new)}{then}")
+    return _update_running_server(server)
 
 
-def revoke(server: Path, name: str) -> bool:
+def revoke_client(server: Path, name: str) -> bool:
     """Shut a client out: its key is taken back, its place stays; whether a server that runs has done so."""
-    known(server, name)
+    check_client_name(server, name)
     path = server / "keys" / f"{name}.pub"
     if not path.exists():
         raise ConfigError(f"client {name} has no key in {path.parent}: it is shut out already")
-    digest = _set_aside(path)
+    digest = _store_revoked_key(path)
     path.unlink()
-    changed(server, name, f"client {name} is shut out, its key, {digest}, was taken back")
-    return _tell(server)
+    audit_change(server, name, f"client {name} is shut out, its key, {digest}, was taken back")
+    return _update_running_server(server)
 
 
-def parts(folder: Path, name: str) -> tuple[Path | None, Path | None]:
+def find_folders(folder: Path, name: str) -> tuple[Path | None, Path | None]:
     """The server's part of a deployment and this client's, each None where it is somewhere else."""
     server = next((path for path in (folder, folder / "server") if (path / "federation.toml").exists()), None)
     client = next((path for path in (folder, folder / "clients" / name) if (path / "client.toml").exists()), None)
-    if client is not None and (owner := settings_of(client)["name"]) != name:
+    if client is not None and (owner := read_client_toml(client)["name"]) != name:
         raise ConfigError(f"{client} is of client {owner}, not of {name}")
     if server is None and client is None:
         raise ConfigError(f"{folder} has neither federation.toml nor the folder of a client {name}")
     return server and server.resolve(), client and client.resolve()
 
 
-def known(server: Path, name: str) -> None:
+def check_client_name(server: Path, name: str) -> None:
     """Refuse a name that is no client's."""
     clients = Settings.read(server / "federation.toml").clients
     if name not in clients:
-        raise unknown("client", name, clients)
+        raise unknown_name_error("client", name, clients)
 
 
-def _read(path: Path) -> ec.EllipticCurvePublicKey:
+def _read_new_key(path: Path) -> ec.EllipticCurvePublicKey:
     """The public key in a file that was brought, if it is one as clients have them."""
     try:
         data = path.read_bytes()
@@ -110,32 +110,32 @@ def _read(path: Path) -> ec.EllipticCurvePublicKey:
     return key
 
 
-def _set_aside(path: Path) -> str:
+def _store_revoked_key(path: Path) -> str:
     """Keep a copy of a client's key among those that were shut out; its digest."""
-    digest, folder = _digest(path), path.parent / REVOKED
+    digest, folder = _hash_key(path), path.parent / REVOKED_FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)
-    put(folder / f"{path.stem}-{digest}.pub", path.read_text())
+    replace_file(folder / f"{path.stem}-{digest}.pub", path.read_text())
     return digest
 
 
-def _tell(server: Path) -> bool:
+def _update_running_server(server: Path) -> bool:
     """Let a server that runs know the keys at once."""
     try:
-        if launcher.is_up(server):
-            launcher.register(server)
+        if launcher.is_server_running(server):
+            launcher.register_keys(server)
             return True
     except FeddriftError as error:
         _log.warning("the server that runs was not told: %s", error)
     return False
 
 
-def _line(key: ec.EllipticCurvePublicKey, name: str) -> str:
+def _format_key_line(key: ec.EllipticCurvePublicKey, name: str) -> str:
     return f"{key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()} {name}\n"
 
 
-def _pem(key: ec.EllipticCurvePublicKey) -> bytes:
+def _encode_pem(key: ec.EllipticCurvePublicKey) -> bytes:
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
-def _digest(path: Path) -> str:
-    return hashlib.sha256(public_key(path)).hexdigest()[:16]
+def _hash_key(path: Path) -> str:
+    return hashlib.sha256(read_public_key(path)).hexdigest()[:16]

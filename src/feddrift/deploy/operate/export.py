@@ -8,26 +8,26 @@ from pathlib import Path
 import numpy as np
 
 from feddrift._internal import checkpoint
-from feddrift.deploy.monitor.status import status
+from feddrift.deploy.monitor.status import read_status
 from feddrift.deploy.settings import Settings
 from feddrift.errors import DataError
 from feddrift.models import take
-from feddrift.runs.export import Source, described, last_state, write
+from feddrift.runs.export import ExportSource, describe_net, load_last_state, write_models
 from feddrift.types import State
 
 
-def export(server: Path, folder: Path) -> int:
+def export_federation(server: Path, folder: Path) -> int:
     """Write the models of a federation as they stand now; how many time steps they have seen."""
-    settings, federation = Settings.read(server / "federation.toml"), status(server)
+    settings, federation = Settings.read(server / "federation.toml"), read_status(server)
     if federation is None or not federation.record.rows.steps:
         raise DataError(f"the federation of {server} has done no time step yet: there is nothing to export")
-    net, classes = settings.net(server), len(settings.classes)
-    state, steps = last_state(checkpoint.Folder(server / "state" / "checkpoints"), net)
-    source = Source(
-        state=_at_the_server(state),
+    net, classes = settings.create_net(server), len(settings.classes)
+    state, steps = load_last_state(checkpoint.Folder(server / "state" / "checkpoints"), net)
+    source = ExportSource(
+        state=_drop_private_models(state),
         steps=steps,
         net=net,
-        described=described(net, settings.model, settings.features, classes),
+        net_description=describe_net(net, settings.model, settings.features, classes),
         stream=settings.experiment,
         algorithm=settings.algorithm,
         seed=settings.seed,
@@ -36,11 +36,11 @@ def export(server: Path, folder: Path) -> int:
         columns=(),
         events=federation.record.events,
     )
-    write(source, folder)
+    write_models(source, folder)
     return steps
 
 
-def _at_the_server(state: State) -> State:
+def _drop_private_models(state: State) -> State:
     """The state without what only clients have: who uses a private model is given the shared one that comes first."""
     private = state.models.private
     if not private.any():

@@ -11,26 +11,26 @@ from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
-TEXTS = "nginx.conf", "*.service", "flwr/config.toml"  # what `feddrift deploy init` writes paths into
+FILES_WITH_PATHS = "nginx.conf", "*.service", "flwr/config.toml"  # what `feddrift deploy init` writes paths into
 
 _log = logging.getLogger("feddrift")
 
 
-def moved(folder: Path, old: Path, new: Path) -> None:
+def rewrite_paths(folder: Path, old: Path, new: Path) -> None:
     """Write the new place of a folder, which may still lie elsewhere, into its files, and this Python into units."""
-    for pattern in TEXTS:
+    for pattern in FILES_WITH_PATHS:
         for path in sorted(folder.glob(pattern)):
-            text = _renamed(path.read_text(encoding="utf-8"), str(old), str(new))
+            text = _replace_path(path.read_text(encoding="utf-8"), str(old), str(new))
             if path.suffix == ".service":
                 text = re.sub(
                     r"(?m)^ExecStart=\S+ -m feddrift ", lambda _: f"ExecStart={sys.executable} -m feddrift ", text
                 )
             path.write_text(text, encoding="utf-8")
     if (database := folder / "state" / "superlink.db").exists():
-        _end_runs(database)
+        _end_unfinished_runs(database)
 
 
-def _renamed(text: str, old: str, new: str) -> str:
+def _replace_path(text: str, old: str, new: str) -> str:
     """A text with another path, also where it is quoted, and none that only begins like it.
 
     >>> _renamed('pid /srv/fed/nginx.pid; "/srv/fed" /srv/fed2', "/srv/fed", "/new")
@@ -41,7 +41,7 @@ def _renamed(text: str, old: str, new: str) -> str:
     return text
 
 
-def _end_runs(database: Path) -> None:
+def _end_unfinished_runs(database: Path) -> None:
     """End the runs that were under way, which know the old folder; of tables that we do not know nothing is kept."""
     end = "finished_at = ?, sub_status = 'stopped', details = 'restored', active_until = NULL, token = NULL"
     now = datetime.now(UTC).isoformat(sep=" ")

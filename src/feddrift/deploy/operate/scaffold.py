@@ -12,17 +12,17 @@ from typing import Any
 from cryptography import x509
 
 from feddrift.algorithms import RECOMMENDED
-from feddrift.deploy.files import write as _write
-from feddrift.deploy.monitor.alerts import changed
-from feddrift.deploy.operate.client_keys import new_pair
+from feddrift.deploy.files import write_new_file as _write
+from feddrift.deploy.monitor.alerts import audit_change
+from feddrift.deploy.operate.client_keys import generate_key_pair
 from feddrift.deploy.pki import app_signature, certificates
 from feddrift.deploy.processes import proxy
-from feddrift.deploy.processes.launcher import part, ports
+from feddrift.deploy.processes.launcher import find_server_folder, read_ports
 from feddrift.deploy.settings import Settings
-from feddrift.engines.flower.client.store import checked_name
+from feddrift.engines.flower.client.store import check_name
 from feddrift.errors import ConfigError
 
-UNIT = """\
+UNIT_TEMPLATE = """\
 [Unit]
 Description=feddrift {what}
 After=network-online.target{after}
@@ -44,7 +44,7 @@ ReadWritePaths={folder}
 WantedBy=multi-user.target
 """
 
-APP = """\
+APP_PROJECT = """\
 [project]
 name = "feddrift-app"
 version = "0.1.0"
@@ -64,7 +64,7 @@ folder = ""
 """
 
 
-def init(
+def create_deployment(
     folder: Path,
     clients: Sequence[str],
     features: Sequence[int],
@@ -82,64 +82,68 @@ def init(
         raise ConfigError(f"{folder} is not empty, a new federation needs a folder of its own")
     values: dict[str, Any] = {
         "experiment": experiment,
-        "clients": [checked_name(name, "a client") for name in clients],
+        "clients": [check_name(name, "a client") for name in clients],
         "features": list(features),
         "classes": list(classes),
         "algorithm": RECOMMENDED,
         "defend": True,
         **(settings or {}),
     }
-    Settings.checked(values, "the options")
+    Settings.from_dict(values, "the options")
     if port == inner:
         raise ConfigError(f"the port that clients reach and the SuperLink's own must differ, got {port} for both")
-    proxy.listen(bind, port)  # or refuse it, before anything is written
+    proxy.format_listen_directives(bind, port)  # or refuse it, before anything is written
     server = (folder / "server").resolve()
     for path in (folder, server, server / "keys", server / "state", server / "app", server / "flwr"):
         path.mkdir(parents=True, exist_ok=True)
         path.chmod(0o700)
-    certificates.begin(server, host)
-    _write(server / "federation.toml", _settings_text(values))
-    _write(server / "nginx.conf", proxy.text(server, bind, port, inner))
-    _write(server / "app" / "pyproject.toml", APP)
+    certificates.create_certificates(server, host)
+    _write(server / "federation.toml", _format_settings(values))
+    _write(server / "nginx.conf", proxy.format_nginx_config(server, bind, port, inner))
+    _write(server / "app" / "pyproject.toml", APP_PROJECT)
     _write(server / "app" / "feddrift_server.py", "from feddrift.deploy.server.loop import app\n\n__all__ = ['app']\n")
     _write(
         server / "app" / "feddrift_client.py",
         "from feddrift.engines.flower.client.client import app\n\n__all__ = ['app']\n",
     )
-    app_signature.sign(server)
+    app_signature.sign_app(server)
     link = f'address = "127.0.0.1:{inner}"\nroot-certificates = {json.dumps(str(server / "ca.crt"))}\n'
     _write(server / "flwr" / "config.toml", f'[superlink]\ndefault = "local"\n\n[superlink.local]\n{link}')
-    _unit(server / "feddrift-server.service", "server", server, "SuperLink and proxy", "always", 10)
-    _unit(server / "feddrift-run.service", "run", server, "federation", "on-failure", 30, " feddrift-server.service")
+    _write_unit(server / "feddrift-server.service", "server", server, "SuperLink and proxy", "always", 10)
+    _write_unit(
+        server / "feddrift-run.service", "run", server, "federation", "on-failure", 30, " feddrift-server.service"
+    )
     for name in clients:
-        _client(folder.resolve() / "clients" / name, server, name, proxy.address(host, port), classes)
+        _create_client_folder(
+            folder.resolve() / "clients" / name, server, name, proxy.format_address(host, port), classes
+        )
 
 
-def add(folder: Path, name: str) -> None:
+def add_client(folder: Path, name: str) -> None:
     """A place for one more client, behind those there are; a federation that runs takes it in when it is run anew.
 
     All that it needs is in the server's folder: the folders of the other clients may be where they belong.
     """
-    server = part(folder, "server")
-    path, client = server / "federation.toml", folder.resolve() / "clients" / checked_name(name, "a client")
+    server = find_server_folder(folder)
+    path, client = server / "federation.toml", folder.resolve() / "clients" / check_name(name, "a client")
     settings = Settings.read(path)
     if name in settings.clients:
         raise ConfigError(f"{path} has a client {name} already")
     for old in (client, server / "keys" / f"{name}.pub"):
         if old.exists():
             raise ConfigError(f"{old} is there already: move it away, or choose another name")
-    address = proxy.address(_host(server / "server.crt"), ports(server)[0])
+    address = proxy.format_address(_read_host(server / "server.crt"), read_ports(server)[0])
     line = f"clients = {json.dumps([*settings.clients, name])}"
     text, replacements = re.subn(r"(?m)^clients *= *\[[^]]*\]", line, path.read_text())
     if not replacements:
         raise ConfigError(f"{path}: add {name!r} to its clients by hand")
-    app_signature.sign(server)
-    _client(client, server, name, address, [str(label) for label in settings.classes])
+    app_signature.sign_app(server)
+    _create_client_folder(client, server, name, address, [str(label) for label in settings.classes])
     path.write_text(text)
-    changed(server, name, f"there is a place for client {name}")
+    audit_change(server, name, f"there is a place for client {name}")
 
 
-def _host(certificate: Path) -> str:
+def _read_host(certificate: Path) -> str:
     """The server's name or address as clients see it: what its certificate is for, beside this machine's own."""
     try:
         found = x509.load_pem_x509_certificate(certificate.read_bytes())
@@ -150,15 +154,15 @@ def _host(certificate: Path) -> str:
     return next((host for host in hosts if host not in ("localhost", "127.0.0.1")), "localhost")
 
 
-def _client(folder: Path, server: Path, name: str, address: str, classes: Sequence[str]) -> None:
+def _create_client_folder(folder: Path, server: Path, name: str, address: str, classes: Sequence[str]) -> None:
     """What is carried to a client's machine; its private key is nowhere else."""
     (folder / "data").mkdir(parents=True)
     folder.chmod(0o700)
-    private, public = new_pair(name)
+    private, public = generate_key_pair(name)
     _write(folder / "key", private, secret=True)
     _write(folder / "key.pub", public)
     _write(server / "keys" / f"{name}.pub", public)
-    for shared in ("ca.crt", app_signature.TRUSTED):
+    for shared in ("ca.crt", app_signature.TRUSTED_FILE):
         _write(folder / shared, (server / shared).read_text())
     _write(folder / "data" / "classes.txt", "".join(f"{label}\n" for label in classes))
     _write(
@@ -174,10 +178,10 @@ def _client(folder: Path, server: Path, name: str, address: str, classes: Sequen
         "# look = 3                  # seconds between looks for messages when none come\n"
         "# warm = true               # false: a new Python for every message, which takes seconds and saves memory\n",
     )
-    _unit(folder / "feddrift-client.service", "client", folder, f"client {name}", "always", 20)
+    _write_unit(folder / "feddrift-client.service", "client", folder, f"client {name}", "always", 20)
 
 
-def _settings_text(values: Mapping[str, object]) -> str:
+def _format_settings(values: Mapping[str, object]) -> str:
     """federation.toml with every setting there is, the defaults as comments."""
     lines = []
     for name, field in Settings.model_fields.items():
@@ -190,6 +194,6 @@ def _settings_text(values: Mapping[str, object]) -> str:
     return "\n".join([*lines, "", f"[settings]  # of the algorithm; {RECOMMENDED} has none", "# delta = 0.1", ""])
 
 
-def _unit(path: Path, command: str, folder: Path, what: str, restart: str, seconds: int, after: str = "") -> None:
+def _write_unit(path: Path, command: str, folder: Path, what: str, restart: str, seconds: int, after: str = "") -> None:
     words = {"what": what, "after": after, "python": sys.executable, "command": command, "folder": folder}
-    _write(path, UNIT.format(**words, restart=restart, seconds=seconds))
+    _write(path, UNIT_TEMPLATE.format(**words, restart=restart, seconds=seconds))

@@ -22,37 +22,37 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from feddrift._internal.system import atomic_write
 from feddrift.errors import DataError
 
-TRUSTED = "trusted.yaml"  # at the server, to be carried to clients, and at each client
-SIGNED = "app.signed.json"
+TRUSTED_FILE = "trusted.yaml"  # at the server, to be carried to clients, and at each client
+SIGNATURE_FILE = "app.signed.json"
 
 _log = logging.getLogger("feddrift")
 
 
-def sign(server: Path) -> None:
+def sign_app(server: Path) -> None:
     """Sign the app in the server's folder, unless it is signed already; the key is kept nowhere."""
     from flwr.cli.build import build_fab_from_disk
     from flwr.supercore.primitives.asymmetric_ed25519 import create_message_to_sign
 
     with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of what Flower builds it with
         digest = hashlib.sha256(build_fab_from_disk(server / "app"))
-    before = _signed(server)
-    if before is not None and before["app"] == digest.hexdigest() and (server / TRUSTED).exists():
+    before = _read_signature(server)
+    if before is not None and before["app"] == digest.hexdigest() and (server / TRUSTED_FILE).exists():
         return
     if before is not None:
-        _log.warning("the app is another one now: clients refuse it until they have this %s", server / TRUSTED)
+        _log.warning("the app is another one now: clients refuse it until they have this %s", server / TRUSTED_FILE)
     key, now = ed25519.Ed25519PrivateKey.generate(), int(time.time())
     name = f"feddrift_{digest.hexdigest()[:16]}"
     signature = base64.urlsafe_b64encode(key.sign(create_message_to_sign(digest.digest(), now))).decode()
     verification = {"signed_at": now, "signature": signature}
     told = {"app": digest.hexdigest(), "verifications": {"valid_license": "Valid", name: json.dumps(verification)}}
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
-    atomic_write(server / TRUSTED, f"{json.dumps({name: public})}\n".encode())  # JSON is YAML
-    atomic_write(server / SIGNED, f"{json.dumps(told)}\n".encode())
+    atomic_write(server / TRUSTED_FILE, f"{json.dumps({name: public})}\n".encode())  # JSON is YAML
+    atomic_write(server / SIGNATURE_FILE, f"{json.dumps(told)}\n".encode())
 
 
-def vouch(server: Path) -> None:
+def publish_signature(server: Path) -> None:
     """Let the SuperLink tell clients the signature with the app: of an app from a folder it knows none itself."""
-    signed, database = _signed(server), server / "state" / "superlink.db"
+    signed, database = _read_signature(server), server / "state" / "superlink.db"
     if signed is None or not database.exists():
         return
     try:
@@ -63,18 +63,20 @@ def vouch(server: Path) -> None:
         raise DataError(f"cannot write the app's signature to {database}: {error}") from None
 
 
-def trusting(client: Path) -> list[str]:
+def build_trust_arguments(client: Path) -> list[str]:
     """The words that make a SuperNode refuse all other apps."""
-    if (path := client / TRUSTED).exists():
+    if (path := client / TRUSTED_FILE).exists():
         return ["--trusted-entities", str(path)]
     _log.warning("%s is missing: this client runs whatever its server sends; the server's folder has the file", path)
     return []
 
 
-def _signed(server: Path) -> dict[str, object] | None:
+def _read_signature(server: Path) -> dict[str, object] | None:
     try:
-        return dict(json.loads((server / SIGNED).read_text()))
+        return dict(json.loads((server / SIGNATURE_FILE).read_text()))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise DataError(f"cannot read {server / SIGNED}, move it away to have the app signed anew: {error}") from None
+        raise DataError(
+            f"cannot read {server / SIGNATURE_FILE}, move it away to have the app signed anew: {error}"
+        ) from None

@@ -12,52 +12,57 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from feddrift.deploy.files import put_pair, write
+from feddrift.deploy.files import replace_file_pair, write_new_file
 from feddrift.errors import ConfigError
 
-CA_DAYS, SERVER_DAYS = 3650, 397
+AUTHORITY_VALID_DAYS, SERVER_VALID_DAYS = 3650, 397
 
 Authority = tuple[x509.Certificate, ec.EllipticCurvePrivateKey]
 
 
-def begin(server: Path, host: str) -> None:
+def create_certificates(server: Path, host: str) -> None:
     """The certificates of a new federation: an authority of its own, and the server's."""
-    authority = issuer, key = _new_authority()
-    write(server / "ca.key", _pem(key), secret=True)
-    write(server / "ca.crt", _text(issuer))
+    authority = issuer, key = _create_authority()
+    write_new_file(server / "ca.key", _encode_private_key(key), secret=True)
+    write_new_file(server / "ca.crt", _encode_certificate(issuer))
     names: list[x509.GeneralName] = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
     try:
         names.append(x509.IPAddress(ipaddress.ip_address(host)))
     except ValueError:
         names.append(x509.DNSName(host))
-    made, secret = _for_server(authority, _name(host), x509.SubjectAlternativeName(dict.fromkeys(names)))
-    write(server / "server.key", secret, secret=True)
-    write(server / "server.crt", made)
+    made, secret = _create_server_certificate(
+        authority, _build_name(host), x509.SubjectAlternativeName(dict.fromkeys(names))
+    )
+    write_new_file(server / "server.key", secret, secret=True)
+    write_new_file(server / "server.crt", made)
 
 
-def renew(server: Path, ca_key: Path | None = None) -> datetime:
+def renew_server_certificate(server: Path, ca_key: Path | None = None) -> datetime:
     """A new certificate and key of the server, for the same names and of the same authority; when it ends."""
-    authority = _authority(server, ca_key or server / "ca.key")
+    authority = _read_authority(server, ca_key or server / "ca.key")
     path = server / "server.crt"
     try:
         old = x509.load_pem_x509_certificate(path.read_bytes())
         names = old.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (OSError, ValueError, x509.ExtensionNotFound) as error:
         raise ConfigError(f"cannot read {path}, which has the server's names: {error}") from None
-    made, secret = _for_server(authority, old.subject, names)
-    put_pair((server / "server.key", secret), (path, made))
+    made, secret = _create_server_certificate(authority, old.subject, names)
+    replace_file_pair((server / "server.key", secret), (path, made))
     return x509.load_pem_x509_certificate(made.encode()).not_valid_after_utc
 
 
 def renew_authority(server: Path, ca_key: Path | None = None) -> datetime:
     """A new authority: ca.crt has it and, until that ends, the old one, so that clients that take it trust both."""
-    certificate, key = _new_authority()
-    trusted = [certificate, *(old for old in authorities(server) if old.not_valid_after_utc > datetime.now(UTC))]
-    put_pair((ca_key or server / "ca.key", _pem(key)), (server / "ca.crt", "".join(map(_text, trusted))))
+    certificate, key = _create_authority()
+    trusted = [certificate, *(old for old in read_authorities(server) if old.not_valid_after_utc > datetime.now(UTC))]
+    replace_file_pair(
+        (ca_key or server / "ca.key", _encode_private_key(key)),
+        (server / "ca.crt", "".join(map(_encode_certificate, trusted))),
+    )
     return certificate.not_valid_after_utc
 
 
-def authorities(server: Path) -> list[x509.Certificate]:
+def read_authorities(server: Path) -> list[x509.Certificate]:
     """Those that ca.crt trusts, the newest first."""
     path = server / "ca.crt"
     try:
@@ -66,7 +71,7 @@ def authorities(server: Path) -> list[x509.Certificate]:
         raise ConfigError(f"cannot read {path}: {error}") from None
 
 
-def issuer_of(certificate: x509.Certificate, trusted: list[x509.Certificate]) -> x509.Certificate | None:
+def find_issuer(certificate: x509.Certificate, trusted: list[x509.Certificate]) -> x509.Certificate | None:
     """Which of these has signed it."""
     for authority in trusted:
         try:
@@ -77,7 +82,7 @@ def issuer_of(certificate: x509.Certificate, trusted: list[x509.Certificate]) ->
     return None
 
 
-def days_left(server: Path) -> dict[str, float]:
+def read_days_left(server: Path) -> dict[str, float]:
     """By file, the days until it ends; what cannot be read is left out, `deploy check` says what is wrong with it."""
     found = {}
     for name in ("ca.crt", "server.crt"):
@@ -85,14 +90,14 @@ def days_left(server: Path) -> dict[str, float]:
             certificate = x509.load_pem_x509_certificate((server / name).read_bytes())
             if name == "ca.crt":  # of several the one that counts: who has signed the server's
                 signed = x509.load_pem_x509_certificate((server / "server.crt").read_bytes())
-                certificate = issuer_of(signed, authorities(server)) or certificate
+                certificate = find_issuer(signed, read_authorities(server)) or certificate
         except (OSError, ValueError, ConfigError):
             continue
         found[name] = (certificate.not_valid_after_utc - datetime.now(UTC)).total_seconds() / 86400
     return found
 
 
-def _authority(server: Path, path: Path) -> Authority:
+def _read_authority(server: Path, path: Path) -> Authority:
     """The authority whose key this is."""
     if not path.exists():
         raise ConfigError(f"{path} is missing, and no certificate is made without it: say where it is, --ca-key PATH")
@@ -100,7 +105,7 @@ def _authority(server: Path, path: Path) -> Authority:
         key = load_pem_private_key(path.read_bytes(), None)
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"cannot read the authority's key, {path}: {error}") from None
-    for certificate in authorities(server):
+    for certificate in read_authorities(server):
         if isinstance(key, ec.EllipticCurvePrivateKey) and certificate.public_key() == key.public_key():
             if certificate.not_valid_after_utc <= datetime.now(UTC):
                 ended = certificate.not_valid_after_utc.date()
@@ -109,12 +114,12 @@ def _authority(server: Path, path: Path) -> Authority:
     raise ConfigError(f"{path} is not the key of {server / 'ca.crt'}")
 
 
-def _new_authority() -> Authority:
+def _create_authority() -> Authority:
     """A certificate authority of this federation alone."""
-    key, name = ec.generate_private_key(ec.SECP256R1()), _name("feddrift authority")
+    key, name = ec.generate_private_key(ec.SECP256R1()), _build_name("feddrift authority")
     usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
     certificate = (
-        _builder(name, name, key, CA_DAYS)
+        _prepare_certificate(name, name, key, AUTHORITY_VALID_DAYS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
         .sign(key, hashes.SHA256())
@@ -122,13 +127,15 @@ def _new_authority() -> Authority:
     return certificate, key
 
 
-def _for_server(authority: Authority, subject: x509.Name, names: x509.SubjectAlternativeName) -> tuple[str, str]:
+def _create_server_certificate(
+    authority: Authority, subject: x509.Name, names: x509.SubjectAlternativeName
+) -> tuple[str, str]:
     """A new certificate of the server, and its key; it ends with its authority's at the latest."""
     issuer, signer = authority
     key = ec.generate_private_key(ec.SECP256R1())
     usage = x509.KeyUsage(True, False, False, False, False, False, False, False, False)
     certificate = (
-        _builder(subject, issuer.subject, key, SERVER_DAYS, issuer.not_valid_after_utc)
+        _prepare_certificate(subject, issuer.subject, key, SERVER_VALID_DAYS, issuer.not_valid_after_utc)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(usage, critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
@@ -136,10 +143,10 @@ def _for_server(authority: Authority, subject: x509.Name, names: x509.SubjectAlt
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
         .sign(signer, hashes.SHA256())
     )
-    return _text(certificate), _pem(key)
+    return _encode_certificate(certificate), _encode_private_key(key)
 
 
-def _builder(
+def _prepare_certificate(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int, last: datetime | None = None
 ) -> x509.CertificateBuilder:
     now = datetime.now(UTC) - timedelta(minutes=5)  # clocks differ
@@ -156,13 +163,13 @@ def _builder(
     )
 
 
-def _name(text: str) -> x509.Name:
+def _build_name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])
 
 
-def _pem(key: ec.EllipticCurvePrivateKey) -> str:
+def _encode_private_key(key: ec.EllipticCurvePrivateKey) -> str:
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
 
 
-def _text(certificate: x509.Certificate) -> str:
+def _encode_certificate(certificate: x509.Certificate) -> str:
     return certificate.public_bytes(Encoding.PEM).decode()

@@ -11,9 +11,9 @@ from feddrift.errors import ConfigError
 MAX_REQUEST = "16m"  # Flower sends large objects in pieces of 5 MB
 # From one address, behind which there may be 40 clients with up to 4 connections each. What comes faster than RATE has
 # to wait; refused, with 503, after which Flower tries again, is only who asks for more at once than these can.
-MAX_CONNECTIONS, RATE, AT_ONCE = 256, 200, 400
+MAX_CONNECTIONS_PER_ADDRESS, REQUESTS_PER_SECOND, MAX_IMMEDIATE_REQUESTS = 256, 200, 400
 
-NGINX = """\
+NGINX_TEMPLATE = """\
 # Clients reach this proxy only, and of the SuperLink only the fleet path: its control path has no authentication.
 daemon off;
 worker_processes auto;
@@ -58,20 +58,20 @@ http {{
 """
 
 
-def text(server: Path, bind: str | None, port: int, inner: int) -> str:
+def format_nginx_config(server: Path, bind: str | None, port: int, inner: int) -> str:
     """nginx.conf."""
-    return NGINX.format(
-        state=server / "state", server=server, listen=listen(bind, port), inner=inner, max_request=MAX_REQUEST,
-        connections=MAX_CONNECTIONS, rate=RATE, at_once=AT_ONCE, burst=AT_ONCE + MAX_CONNECTIONS,
+    return NGINX_TEMPLATE.format(
+        state=server / "state", server=server, listen=format_listen_directives(bind, port), inner=inner, max_request=MAX_REQUEST,
+        connections=MAX_CONNECTIONS_PER_ADDRESS, rate=REQUESTS_PER_SECOND, at_once=MAX_IMMEDIATE_REQUESTS, burst=MAX_IMMEDIATE_REQUESTS + MAX_CONNECTIONS_PER_ADDRESS,
     )  # fmt: skip
 
 
-def listen(bind: str | None, port: int) -> str:
+def format_listen_directives(bind: str | None, port: int) -> str:
     """Where nginx listens: at one address, or at all of this machine, those of IPv6 where it has any."""
     if bind is None:
         return f"listen {port} ssl;" + (f"\n    listen [::]:{port} ssl;" if _has_ipv6() else "")
     try:
-        return f"listen {address(str(ipaddress.ip_address(bind)), port)} ssl;"
+        return f"listen {format_address(str(ipaddress.ip_address(bind)), port)} ssl;"
     except ValueError:
         raise ConfigError(f"--bind takes an address of the server, such as 192.0.2.1 or ::1, got {bind!r}") from None
 
@@ -85,6 +85,6 @@ def _has_ipv6() -> bool:
     return True
 
 
-def address(host: str, port: int) -> str:
+def format_address(host: str, port: int) -> str:
     """Both in one, as nginx and Flower take them."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

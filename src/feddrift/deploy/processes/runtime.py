@@ -19,24 +19,24 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 from cryptography.x509.oid import NameOID
 
-DAYS, LEFT = 3650, 365  # how long a certificate is valid, and how long at least when a client starts
-SECRET = 32  # bytes
+VALID_DAYS, MIN_DAYS_LEFT = 3650, 365  # how long a certificate is valid, and how long at least when a client starts
+SECRET_BYTES = 32  # bytes
 
 
-def prepare(folder: Path) -> None:
+def prepare_runtime_files(folder: Path) -> None:
     """A secret and a certificate, made once; apps that an earlier start has taken in are gone."""
     home = folder / "flwr"
     home.mkdir(exist_ok=True)
     shutil.rmtree(home / "apps", ignore_errors=True)  # Flower would not look at them again
-    if _is_prepared(home):
+    if _has_valid_files(home):
         return
     key = ec.generate_private_key(ec.SECP256R1())
-    _write(home / "runtime.key", key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    _write(home / "runtime.crt", _certificate(key).public_bytes(Encoding.PEM))
-    _write(home / "runtime.secret", secrets.token_bytes(SECRET))
+    _write_private_file(home / "runtime.key", key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    _write_private_file(home / "runtime.crt", _create_certificate(key).public_bytes(Encoding.PEM))
+    _write_private_file(home / "runtime.secret", secrets.token_bytes(SECRET_BYTES))
 
 
-def _is_prepared(home: Path) -> bool:
+def _has_valid_files(home: Path) -> bool:
     try:
         certificate = x509.load_pem_x509_certificate((home / "runtime.crt").read_bytes())
         private = load_pem_private_key((home / "runtime.key").read_bytes(), None)
@@ -44,10 +44,14 @@ def _is_prepared(home: Path) -> bool:
     except (OSError, ValueError, TypeError):
         return False
     left = certificate.not_valid_after_utc - datetime.now(UTC)
-    return private.public_key() == certificate.public_key() and len(secret) == SECRET and left > timedelta(days=LEFT)
+    return (
+        private.public_key() == certificate.public_key()
+        and len(secret) == SECRET_BYTES
+        and left > timedelta(days=MIN_DAYS_LEFT)
+    )
 
 
-def of_supernode(folder: Path) -> list[str]:
+def build_supernode_arguments(folder: Path) -> list[str]:
     """The words with which a SuperNode guards that API."""
     home = folder / "flwr"
     return [
@@ -57,7 +61,7 @@ def of_supernode(folder: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def of_superexec(folder: Path, port: int, supernode: int) -> list[str]:
+def build_superexec_arguments(folder: Path, port: int, supernode: int) -> list[str]:
     """The words with which SuperExec asks the SuperNode with this id for tasks; it ends when that does."""
     home = folder / "flwr"
     return [
@@ -66,7 +70,7 @@ def of_superexec(folder: Path, port: int, supernode: int) -> list[str]:
     ]  # fmt: skip
 
 
-def _certificate(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
+def _create_certificate(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "feddrift client")])
     now = datetime.now(UTC)
     usage = x509.KeyUsage(True, False, False, False, False, True, False, False, False)
@@ -77,7 +81,7 @@ def _certificate(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(days=1))  # clocks are set back
-        .not_valid_after(now + timedelta(days=DAYS))
+        .not_valid_after(now + timedelta(days=VALID_DAYS))
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
@@ -86,7 +90,7 @@ def _certificate(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
     )
 
 
-def _write(path: Path, data: bytes) -> None:
+def _write_private_file(path: Path, data: bytes) -> None:
     """For the owner alone, also where an older file was open to others."""
     path.unlink(missing_ok=True)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

@@ -1,12 +1,15 @@
-"""The server program of a deployment: the training loop, its records, its checkpoints and its archive."""
+"""Server program of a deployment: the training loop, its record, its checkpoints and its archive."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from feddrift.deploy.server.loop import app, federate
 
 __all__ = ["app", "federate"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the program only when it is needed: the app file of every deployment imports `app` from here."""
+    """Import the program when it is first used: the app file of every deployment imports `app` from this package."""
     if name in __all__:
         from feddrift.deploy.server import loop
 

@@ -1,4 +1,7 @@
-"""Time steps of a federation that its record lacks: begun by version 0.1, which wrote another file, or lost."""
+"""Past time steps that are missing in the record of a federation.
+
+They were lost, or version 0.1 wrote them to another file.
+"""
 
 from __future__ import annotations
 
@@ -11,33 +14,42 @@ from typing import Any
 
 import numpy as np
 
-from feddrift.runs.record import OLD_HISTORY
-from feddrift.runs.recorded_run import lines_of
-from feddrift.simulation import Trained
+from feddrift.runs.record import LEGACY_HISTORY_FILE
+from feddrift.runs.recorded_run import build_lines
+from feddrift.simulation import TrainedStep
 from feddrift.types import Ints, State
 
-Lines = tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any] | None]  # rows, events, and the test
+StepLines = tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any] | None]  # rows, events, test
 
 _log = logging.getLogger("feddrift")
 
 
-def past_steps(
-    folder: Path, clients: Sequence[str], state: State, times: range, untested: Trained | None, counts: Ints
-) -> Iterator[Lines]:
-    """What is known of these time steps: by the old file, else by the state, which knows whose data are where."""
-    history = _history(folder / OLD_HISTORY)
+def read_past_steps(
+    folder: Path, clients: Sequence[str], state: State, times: range, untested: TrainedStep | None, counts: Ints
+) -> Iterator[StepLines]:
+    """Yield the record lines of past time steps, from the file of version 0.1 or else from the state.
+
+    Args:
+        folder: The folder that may contain the file of version 0.1; afterwards the file has another name.
+        clients: The names of the clients.
+        state: The state of the algorithm after these time steps.
+        times: The time steps.
+        untested: The last time step, if it is trained and not tested yet.
+        counts: The number of rows by time and client.
+    """
+    history = _read_history(folder / LEGACY_HISTORY_FILE)
     if lost := [t for t in times if t not in history]:
-        _log.warning("of %d time steps in the past the record has only what the state tells of them", len(lost))
+        _log.warning("the record contains only what the state has of %d past time steps", len(lost))
     for t in times:
         if untested is not None and t == untested.tau:
-            yield *lines_of(untested), None
+            yield *build_lines(untested), None
         else:
-            yield _past(t, clients, state, counts, history.get(t, {}))
+            yield _build_past_lines(t, clients, state, counts, history.get(t, {}))
     with suppress(FileNotFoundError):
-        (folder / OLD_HISTORY).rename(folder / "history.old")
+        (folder / LEGACY_HISTORY_FILE).rename(folder / "history.old")
 
 
-def _past(t: int, clients: Sequence[str], state: State, counts: Ints, step: dict[str, Any]) -> Lines:
+def _build_past_lines(t: int, clients: Sequence[str], state: State, counts: Ints, step: dict[str, Any]) -> StepLines:
     owners = np.asarray(state.models.ids)[np.asarray(state.w[t]).argmax(axis=1)].tolist()
     by_client = [step.get("clients", {}).get(name, {}) for name in clients]
     rows = [
@@ -64,12 +76,12 @@ def _past(t: int, clients: Sequence[str], state: State, counts: Ints, step: dict
     return rows, events, test
 
 
-def _history(path: Path) -> dict[int, dict[str, Any]]:
-    """The lines of the old file by time; of a time step that has two, as after a kill, the last."""
+def _read_history(path: Path) -> dict[int, dict[str, Any]]:
+    """Read the lines of the old file by time; the last one of a time step that has two, as after a kill."""
     steps: dict[int, dict[str, Any]] = {}
     if path.exists():
         for line in path.read_text(encoding="utf-8").splitlines():
-            with suppress(ValueError, KeyError, TypeError):  # the last line of a server that was killed
+            with suppress(ValueError, KeyError, TypeError):  # an incomplete last line, since the server was killed
                 step = json.loads(line)
                 steps[int(step["t"])] = step
     return steps

@@ -1,7 +1,6 @@
-"""The server of a deployment: the loop over time on real clients, with a record, and a checkpoint after every round.
+"""Training loop of a deployment's server, with a record, and a checkpoint after every round.
 
-Killed at any moment and started again, it takes the time step up again with the answers that it has, at the round
-where it stopped.
+A server that was killed continues with the round in which it stopped, and reuses the replies that it has received.
 """
 
 from __future__ import annotations
@@ -19,123 +18,172 @@ from flwr.serverapp import Grid, ServerApp
 
 from feddrift import algorithms
 from feddrift._internal import checkpoint
-from feddrift._internal.system import alone
+from feddrift._internal.system import exclusive_lock
 from feddrift._version import __version__
 from feddrift.deploy.monitor import logs
-from feddrift.deploy.monitor.alerts import Notice, warn
+from feddrift.deploy.monitor.alerts import Notice, log_and_audit
 from feddrift.deploy.pki import app_signature
 from feddrift.deploy.server.archive import Archive
-from feddrift.deploy.server.recording import add_test, fill, header, opened
-from feddrift.deploy.server.resume_point import RESTORED, last_saved
-from feddrift.deploy.settings import MAX_ARCHIVED, Settings
+from feddrift.deploy.server.recording import add_missing_lines, add_test, build_header, open_record
+from feddrift.deploy.server.resume_point import RESTORED_MARKER, read_resume_point
+from feddrift.deploy.settings import MAX_ARCHIVED_TIME_STEPS, Settings
 from feddrift.engines.conditions.conditions import Conditions
 from feddrift.engines.flower.server.connection import Roster
 from feddrift.engines.flower.server.federation import Flower
 from feddrift.engines.server.federation import TimeStep
 from feddrift.errors import DataError
-from feddrift.runs.journal import Inside, Journal
+from feddrift.runs.journal import Journal, StepProgress
 from feddrift.runs.record import is_complete
-from feddrift.runs.recorded_run import lines_of
-from feddrift.simulation import Step, Trained, steps_on
+from feddrift.runs.recorded_run import build_lines
+from feddrift.simulation import Step, TrainedStep, run_steps
 from feddrift.types import Algorithm, Event, State
 
 _log = logging.getLogger("feddrift")
 
 
 def federate(
-    engine: Flower, algorithm: Algorithm, folder: Path, about: dict[str, Any] | None = None, archive: int = MAX_ARCHIVED
+    engine: Flower,
+    algorithm: Algorithm,
+    folder: Path,
+    about: dict[str, Any] | None = None,
+    archive: int = MAX_ARCHIVED_TIME_STEPS,
 ) -> Iterator[Step]:
-    """Time steps as they are tested, from where the folder's checkpoints say; its record tells all of it at once."""
-    with alone(folder, f"another server is at work on {folder}"):
-        yield from _steps(engine, algorithm, folder, about or {}, Archive(folder, archive))
+    """Run a federation from its newest checkpoint, and yield each time step when it is tested.
+
+    Training, tests and exchanges are written to the record as they happen.
+
+    Args:
+        engine: The engine that exchanges messages with the clients.
+        algorithm: The algorithm.
+        folder: The folder of checkpoints, archive and record.
+        about: A description of the federation, which must be the same at each start.
+        archive: The number of past time steps whose models are kept.
+
+    Raises:
+        BusyError: If another server runs in this folder.
+        DataError: If the checkpoints are damaged or belong to another federation.
+    """
+    with exclusive_lock(folder, f"another server is running in {folder}"):
+        yield from _run_steps(engine, algorithm, folder, about or {}, Archive(folder, archive))
 
 
-def _steps(
+def _run_steps(
     engine: Flower, algorithm: Algorithm, folder: Path, about: dict[str, Any], archive: Archive
 ) -> Iterator[Step]:
     checkpoints = checkpoint.Folder(folder / "checkpoints")
-    now = last_saved(checkpoints, engine, about)
-    engine.begun = -1 if now.inside is None else now.done
+    resumed = read_resume_point(checkpoints, engine, about)
+    engine.resumed_step = -1 if resumed.inside is None else resumed.steps_done
     path = folder / f"{engine.roster.experiment}.jsonl"
-    if engine.n_steps is not None and now.done >= engine.n_steps and is_complete(path):
-        _log.info("the federation is finished, after %d time steps", now.done)
+    if engine.n_steps is not None and resumed.steps_done >= engine.n_steps and is_complete(path):
+        _log.info("the federation is finished after %d time steps", resumed.steps_done)
         return
-    with opened(path, header(engine, algorithm, about), now) as record:
-        fill(record, folder, engine, now)
-        engine.on_exchange = lambda exchange: record.add("exchange", **exchange.line())
-        if now.state is None:
-            archive.put_aside()
-        elif now.file is not None:
-            _keep(archive, now.done, now.file)  # where the server was killed just before it did
-        if now.state is not None and now.back_to is not None:
-            _give_back(engine, now.state, now.done, now.back_to)
+    with open_record(path, build_header(engine, algorithm, about), resumed) as record:
+        add_missing_lines(record, folder, engine, resumed)
+        engine.on_exchange = lambda exchange: record.write_line("exchange", **exchange.to_record_line())
+        if resumed.state is None:
+            archive.rename_existing()
+        elif resumed.checkpoint_file is not None:  # the server may have been killed before it archived this step
+            _archive_step(archive, resumed.steps_done, resumed.checkpoint_file)
+        if resumed.state is not None and resumed.rollback_time is not None:
+            _redistribute_models(engine, resumed.state, resumed.steps_done, resumed.rollback_time)
 
-        def save(steps_done: int, state: State, inside: Inside | None = None, last: Trained | None = None) -> Path:
-            description = {"federation": about, "clients": list(engine.roster.clients), "feddrift": __version__}
-            events, work = (last.events, last.work) if last else (now.events if steps_done == now.done else (), None)
-            value = state, inside and inside.plain(), events, work, engine.counts
-            rounds = 0 if inside is None else inside.rounds
-            return checkpoints.write(steps_done, rounds, description | {"seconds": record.seconds}, value)
+        def save_checkpoint(
+            steps_done: int, state: State, inside: StepProgress | None = None, last: TrainedStep | None = None
+        ) -> Path:
+            clients = list(engine.roster.clients)
+            pending_events = resumed.events if steps_done == resumed.steps_done else ()
+            events = last.events if last else pending_events
+            value = state, inside and inside.to_tuple(), events, last and last.statistics, engine.counts
+            return checkpoints.write(
+                steps_done,
+                0 if inside is None else inside.rounds,
+                {"federation": about, "clients": clients, "feddrift": __version__, "seconds": record.seconds},
+                value,
+            )
 
-        if (restored := folder / RESTORED).exists():
-            if now.inside is not None and now.state is not None:  # the clients may have gone on since, begin it anew
-                checkpoints.keep_only(save(now.done, now.state))
-                now = replace(now, inside=None)
+        if (restored := folder / RESTORED_MARKER).exists():
+            if resumed.inside is not None and resumed.state is not None:
+                # The clients may have continued since the backup: the time step starts again.
+                checkpoints.keep_only(save_checkpoint(resumed.steps_done, resumed.state))
+                resumed = replace(resumed, inside=None)
             restored.unlink()
 
-        def journal(state: State, fed: TimeStep) -> Journal:
-            if record.order.begun == fed.tau:
-                record.add("time", t=fed.tau, name=datetime.now(UTC).strftime("%Y-%m-%d %H:%M"))
-            before = now.inside if fed.tau == now.done else None
-            if before is not None:
-                _log.info("going on at time %d, after %d rounds", fed.tau, before.rounds)
-            return Journal(fed, 1, lambda inside: save(fed.tau, state, inside), before)
+        def start_journal(state: State, fed: TimeStep) -> Journal:
+            if record.sequence.begun_steps == fed.tau:
+                record.write_line("time", t=fed.tau, name=datetime.now(UTC).strftime("%Y-%m-%d %H:%M"))
+            progress = resumed.inside if fed.tau == resumed.steps_done else None
+            if progress is not None:
+                _log.info("time %d continues after round %d", fed.tau, progress.rounds)
+            return Journal(fed, 1, lambda inside: save_checkpoint(fed.tau, state, inside), progress)
 
-        def sink(step: Trained) -> None:
-            if step.tau == now.done and now.events:
-                step = replace(step, events=(*now.events, *_because(now.events[0].cause["reason"], step.events)))
-            record.step(*lines_of(step))
-            _keep(archive, step.tau + 1, save(step.tau + 1, step.state, last=step))
+        def store_trained_step(step: TrainedStep) -> None:
+            if step.tau == resumed.steps_done and resumed.events:
+                reason = resumed.events[0].cause["reason"]
+                step = replace(step, events=(*resumed.events, *_replace_reason(reason, step.events)))
+            record.write_step(*build_lines(step))
+            _archive_step(archive, step.tau + 1, save_checkpoint(step.tau + 1, step.state, last=step))
             alarms = [name for name, drift in zip(engine.roster.clients, step.drifted, strict=True) if drift]
             alarm_text = f", alarm at {', '.join(alarms)}" if alarms else ""
             _log.info("time %d is trained: %d models%s", step.tau, len(step.state.models), alarm_text)
 
-        for step in steps_on(
-            engine, algorithm, done=now.done, state=now.state, untested=now.untested, journal=journal, sink=sink
+        for step in run_steps(
+            engine,
+            algorithm,
+            done=resumed.steps_done,
+            state=resumed.state,
+            untested=resumed.untested,
+            journal=start_journal,
+            sink=store_trained_step,
         ):
             add_test(record, step)
             _log.info("time %d is tested", step.tau)
             yield step
 
 
-def _keep(archive: Archive, time: int, file: Path) -> None:
-    """Archive a time step; where that fails the federation goes on, and log and audit say so."""
+def _archive_step(archive: Archive, time: int, file: Path) -> None:
+    """Archive a time step; if that fails, the federation continues, and the failure is logged and audited."""
     try:
-        archive.keep(time, file)
+        archive.add_checkpoint(time, file)
     except DataError as error:
-        warn(archive.path.parents[1], Notice("archive", f"time {time}", None, str(error)))
+        log_and_audit(archive.path.parents[1], Notice("archive", f"time {time}", None, str(error)))
 
 
-def _give_back(engine: Flower, state: State, tau: int, time: int) -> None:
-    """Tell the clients to use earlier models again, ere the next time step starts from these."""
+def _redistribute_models(engine: Flower, state: State, tau: int, time: int) -> None:
+    """Send the clients the models of an earlier time, before the next time step starts from these."""
     right, tested = engine.test(state, tau)
-    share = f"{100 * right.sum() / tested.sum():.2f} % right on the new data" if tested.any() else "not tested"
-    _log.info("the clients use the models of time %d again, %s", time, share)
+    accuracy = f"{100 * right.sum() / tested.sum():.2f} % accuracy on the new data" if tested.any() else "not tested"
+    _log.info("the clients use the models of time %d again: %s", time, accuracy)
 
 
-def _because(reason: str, events: Sequence[Event]) -> list[Event]:
-    """The events of a time step after an operator went back, which is why models are used again."""
-    return [replace(e, cause={**e.cause, "reason": reason}) if e.kind == "revived" else e for e in events]
+def _replace_reason(reason: str, events: Sequence[Event]) -> list[Event]:
+    """Return events in which the reason of each revived model is replaced, here by the operator's rollback."""
+    return [
+        replace(event, cause={**event.cause, "reason": reason}) if event.kind == "revived" else event
+        for event in events
+    ]
 
 
-def run(grid: Grid, settings: Settings, roster: Roster, folder: Path) -> None:
-    """The server of a deployment, from beginning or checkpoint to the end."""
-    net = settings.net(folder.parent)  # where federation.toml is
+def run_federation(grid: Grid, settings: Settings, roster: Roster, folder: Path) -> None:
+    """Run a federation to its end, from the beginning or its newest checkpoint.
+
+    Args:
+        grid: The Flower connection to the clients.
+        settings: The settings of the federation.
+        roster: The clients and their keys.
+        folder: The folder `state` of the server.
+    """
     conditions = Conditions(
         participation=settings.participation, rest=settings.rest, route=settings.route, defend=settings.defend
     )
     engine = Flower(
-        *(grid, roster, net, settings.local, settings.seed, settings.waiting, conditions, settings.time_steps),
+        grid,
+        roster,
+        settings.create_net(folder.parent),  # the folder of federation.toml
+        settings.local,
+        settings.seed,
+        settings.waiting_rules,
+        conditions,
+        settings.time_steps,
         explain=settings.explain,
     )
     algorithm = algorithms.algorithm(settings.algorithm, **settings.settings)
@@ -144,7 +192,7 @@ def run(grid: Grid, settings: Settings, roster: Roster, folder: Path) -> None:
         "algorithm": settings.algorithm,
         "seed": settings.seed,
         "settings": json.loads(json.dumps(settings.settings)),
-        "local": settings.local.plain(),
+        "local": settings.local.to_dict(),
         "participation": settings.participation,
         **({"rest": settings.rest} if settings.rest else {}),
         **({"route": settings.route} if settings.route != "none" else {}),
@@ -159,16 +207,16 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """What `feddrift deploy run` starts."""
+    """Run the server of a deployment: the entry point of the app that `feddrift deploy run` starts."""
     folder = Path(str(context.run_config["folder"]))
     state = folder / "state"
     state.mkdir(exist_ok=True)
-    _log.addHandler(logs.handler(state / "server.log"))
+    _log.addHandler(logs.create_log_handler(state / "server.log"))
     _log.setLevel(logging.INFO)
     try:
-        app_signature.vouch(folder)
+        app_signature.publish_signature(folder)
         settings = Settings.read(folder / "federation.toml")
-        run(grid, settings, settings.roster(folder / "keys"), state)
+        run_federation(grid, settings, settings.read_roster(folder / "keys"), state)
     except Exception:
-        _log.exception("the server stops")
+        _log.exception("the server stops because of an error")
         raise

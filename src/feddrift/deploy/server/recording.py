@@ -1,4 +1,4 @@
-"""The record of a federation: its header, going on with it, and what it lacks after a kill."""
+"""Record of a federation: its header, its continuation, and lines that are missing after a kill."""
 
 from __future__ import annotations
 
@@ -9,88 +9,99 @@ from typing import Any
 import numpy as np
 
 from feddrift import algorithms
-from feddrift.deploy.server.legacy_history import past_steps
-from feddrift.deploy.server.resume_point import Saved
+from feddrift.deploy.server.legacy_history import read_past_steps
+from feddrift.deploy.server.resume_point import ResumePoint
 from feddrift.engines.conditions.conditions import IDEAL
 from feddrift.engines.flower import model_parts
 from feddrift.engines.flower.server.federation import Flower
 from feddrift.errors import DataError
-from feddrift.runs.record import part_of
-from feddrift.runs.recorded_run import scores_of, versions
-from feddrift.runs.writer import Writer, beginning
+from feddrift.runs.record import get_part_path
+from feddrift.runs.recorded_run import get_versions, round_scores
+from feddrift.runs.writer import RecordWriter, read_prefix
 from feddrift.simulation import Step
-from feddrift.trees import leaves
+from feddrift.trees import tree_leaves
 from feddrift.types import Algorithm
 
 
-def header(engine: Flower, algorithm: Algorithm, about: dict[str, Any]) -> dict[str, Any]:
-    """The header of this federation's record."""
+def build_header(engine: Flower, algorithm: Algorithm, about: dict[str, Any]) -> dict[str, Any]:
+    """Return the header of this federation's record."""
     overrides = {name: getattr(engine.conditions, name) for name in ("participation", "rest", "route", "defend")}
     return {
         "stream": engine.roster.experiment,
         "algorithm": about.get("algorithm", type(algorithm).__name__),
-        "settings": algorithms.settings(algorithm),
+        "settings": algorithms.get_settings(algorithm),
         "overrides": {name: value for name, value in overrides.items() if value != getattr(IDEAL, name)},
         "seed": engine.seed,
-        "local": engine.local.plain(),
+        "local": engine.local.to_dict(),
         "engine": "flower",
         "n_steps": None,
         "n_clients": len(engine.roster.clients),
         "clients": list(engine.roster.clients),
         "concepts": None,
         "same": {},
-        "versions": versions(),
+        "versions": get_versions(),
         "device": "the clients'",
         "started": datetime.now(UTC).isoformat(),
-        "model_bytes": sum(int(np.asarray(leaf).nbytes) for leaf in leaves(model_parts.like(engine.net))),
+        "model_bytes": sum(int(np.asarray(leaf).nbytes) for leaf in tree_leaves(model_parts.init_template(engine.net))),
     }
 
 
-def opened(path: Path, header: dict[str, Any], now: Saved) -> Writer:
-    """The record of a federation, to go on with as far as it and the checkpoint agree."""
-    files = path, part_of(path)
+def open_record(path: Path, header: dict[str, Any], resume_point: ResumePoint) -> RecordWriter:
+    """Open the record of a federation behind the last time step that the checkpoint has as well.
 
-    def has(steps: int) -> bool:
-        return any(beginning(file, steps, header["clients"]) is not None for file in files)
+    Args:
+        path: The record.
+        header: The header of a new record.
+        resume_point: The content of the newest checkpoint.
 
-    if now.state is None:
-        if has(1):
+    Raises:
+        DataError: If the record has time steps and there is no checkpoint.
+    """
+
+    def has_steps(steps: int) -> bool:
+        files = (path, get_part_path(path))
+        return any(read_prefix(file, steps, header["clients"]) is not None for file in files)
+
+    if resume_point.state is None:
+        if has_steps(1):
             raise DataError(
-                f"{path} has time steps but none of the checkpoints beside it is whole: put one back to go on, or move "
-                "the record away to start over"
+                f"{path} has time steps but none of the checkpoints beside it is intact: restore one to continue, or "
+                "move the record away to start again"
             )
-        return Writer(path.parent, header, name=path.stem)
-    agreed = next((steps for steps in range(now.done, -1, -1) if has(steps)), None)
-    return Writer(path.parent, header, agreed, now.seconds, path.stem)
+        return RecordWriter(path.parent, header, name=path.stem)
+    common_steps = next((steps for steps in range(resume_point.steps_done, -1, -1) if has_steps(steps)), None)
+    return RecordWriter(path.parent, header, common_steps, resume_point.seconds, path.stem)
 
 
-def fill(record: Writer, folder: Path, engine: Flower, now: Saved) -> None:
-    """Write what the record lacks: clients that joined, and time steps that were lost or are in an older file."""
-    clients, order = engine.roster.clients, record.order
-    for c in range(order.n_clients, len(clients)):
-        record.add("client", t=order.steps, c=c, name=clients[c])
-    if now.state is not None and record.order.steps < now.done:
-        times = range(record.order.steps, now.done)
-        for rows, events, test in past_steps(folder, clients, now.state, times, now.untested, engine.counts):
-            _close_test(record)
-            record.step(rows, events)
+def add_missing_lines(record: RecordWriter, folder: Path, engine: Flower, resume_point: ResumePoint) -> None:
+    """Write the clients that are new, and time steps that the record lost or that are in a file of version 0.1."""
+    clients = engine.roster.clients
+    state = resume_point.state
+    for c in range(record.sequence.n_clients, len(clients)):
+        record.write_line("client", t=record.sequence.steps, c=c, name=clients[c])
+    if state is not None and record.sequence.steps < resume_point.steps_done:
+        times = range(record.sequence.steps, resume_point.steps_done)
+        for rows, events, test in read_past_steps(folder, clients, state, times, resume_point.untested, engine.counts):
+            _add_empty_test(record)
+            record.write_step(rows, events)
             if test is not None:
-                record.add("test", t=rows[0]["t"], **test)
-    if now.untested is None:
-        _close_test(record)
+                record.write_line("test", t=rows[0]["t"], **test)
+    if resume_point.untested is None:
+        _add_empty_test(record)
 
 
-def _close_test(record: Writer) -> None:
-    """Where the last time step's test was lost, write one on no examples."""
-    order = record.order
-    if order.tested < order.steps:
-        nothing: list[Any] = [None] * order.last_clients
-        record.add("test", t=order.steps - 1, accuracy=nothing, tested=[0] * order.last_clients)
+def _add_empty_test(record: RecordWriter) -> None:
+    """Write a test on no examples if the test of the last time step was lost."""
+    sequence = record.sequence
+    if sequence.tested_steps < sequence.steps:
+        accuracy: list[Any] = [None] * sequence.last_clients
+        record.write_line("test", t=sequence.steps - 1, accuracy=accuracy, tested=[0] * sequence.last_clients)
 
 
-def add_test(record: Writer, step: Step) -> None:
-    """Write how a step's models did; clients that have joined since have no row in it and are left out."""
-    old = slice(record.order.last_clients)
-    accuracy, tested = step.accuracy[old], step.tested[old]
-    scores = {name: values[old] for name, values in scores_of(step).items()}
-    record.add("test", t=step.tau, accuracy=np.where(tested > 0, accuracy, np.nan), tested=tested, **scores)
+def add_test(record: RecordWriter, step: Step) -> None:
+    """Write the test of a time step; clients that joined after its training are left out."""
+    old = slice(record.sequence.last_clients)
+    tested = step.tested[old]
+    scores = {name: values[old] for name, values in round_scores(step).items()}
+    accuracy = np.where(tested > 0, step.accuracy[old], np.nan)
+    record.write_line("test", t=step.tau, accuracy=accuracy, tested=tested, **scores)

@@ -1,4 +1,4 @@
-"""Where a federation goes on: what its newest whole checkpoint holds."""
+"""Resume point of a federation: the content of its newest intact checkpoint."""
 
 from __future__ import annotations
 
@@ -10,69 +10,81 @@ from typing import Any
 import numpy as np
 
 from feddrift._internal import checkpoint
-from feddrift.deploy.monitor.alerts import Notice, warn
+from feddrift.deploy.monitor.alerts import Notice, log_and_audit
 from feddrift.engines.flower import model_parts
 from feddrift.engines.flower.server.federation import Flower
 from feddrift.errors import DataError
-from feddrift.runs.journal import Inside
-from feddrift.simulation import Trained, with_newcomers
+from feddrift.runs.journal import StepProgress
+from feddrift.simulation import TrainedStep, add_newcomers
 from feddrift.types import Event, State
 
-RESTORED = "restored"  # a file in a server's state: it was restored from a backup and has not run since
+RESTORED_MARKER = "restored"  # file in the folder `state` of a server that has not run since it was restored
 
 
 @dataclass(frozen=True)
-class Saved:
-    """Where a federation goes on, by its newest checkpoint."""
+class ResumePoint:
+    """State from which a federation continues; the defaults are those of a new federation."""
 
-    done: int = 0  # time steps
+    steps_done: int = 0  # time steps
     state: State | None = None
-    inside: Inside | None = None  # the next time step, as far as it has come
-    untested: Trained | None = None  # else the last one
+    inside: StepProgress | None = None  # progress of the next time step, if it has begun
+    untested: TrainedStep | None = None  # the last time step, if it is not tested yet
     seconds: float = 0.0
-    file: Path | None = None  # the checkpoint that the last time step ended with
-    events: tuple[Event, ...] = ()  # of an operator who went back, for the record of the next time step
-    back_to: int | None = None  # the time, counted from 1, whose models the clients are to be given first
+    checkpoint_file: Path | None = None  # the checkpoint at the end of the last time step
+    events: tuple[Event, ...] = ()  # of a rollback, to be recorded with the next time step
+    rollback_time: int | None = None  # counted from 1; the clients get the models of this time first
 
 
-def last_saved(checkpoints: checkpoint.Folder, engine: Flower, about: dict[str, Any]) -> Saved:
-    """By the newest that is whole; others are named, and where none is left of them that is an error."""
-    damage = ""
+def read_resume_point(checkpoints: checkpoint.Folder, engine: Flower, about: dict[str, Any]) -> ResumePoint:
+    """Read the newest intact checkpoint, and report damaged ones in the log and the audit log.
+
+    Args:
+        checkpoints: The folder of checkpoints; an empty one means a new federation.
+        engine: The engine of the federation; its row counts are set from the checkpoint.
+        about: The description of the federation, which must be that of the checkpoint.
+
+    Raises:
+        DataError: If all checkpoints are damaged, or belong to another federation or other clients.
+    """
+    first_damage = ""
     for saved in checkpoints.newest_first():
         if isinstance(saved, DataError):
             now = datetime.now(UTC).isoformat(timespec="seconds")
-            warn(checkpoints.path.parents[1], Notice("damaged", now, None, str(saved)))
-            damage = damage or str(saved)
+            log_and_audit(checkpoints.path.parents[1], Notice("damaged", now, None, str(saved)))
+            first_damage = first_damage or str(saved)
             continue
         if saved.about.get("federation") != about:
             raise DataError(
                 f"{saved.path} is of a federation with other settings: {saved.about.get('federation')}, this is {about}"
             )
-        old_clients, clients = saved.about.get("clients", []), list(engine.roster.clients)
+        old_clients = saved.about.get("clients", [])
+        clients = list(engine.roster.clients)
         if clients[: len(old_clients)] != old_clients:
             raise DataError(
-                f"{saved.path} is of clients {old_clients}: others can only be added behind them, got {clients}"
+                f"{saved.path} is of clients {old_clients}: new clients must be added behind these, got {clients}"
             )
         n_new = len(clients) - len(old_clients)
-        state, inside, events, work, counts = saved.value(model_parts.like(engine.net))
+        state, inside, events, work, counts = saved.decode(model_parts.init_template(engine.net))
         engine.counts = np.pad(counts, ((0, 0), (0, n_new)))
-        if n_new:  # with them the time step starts anew
-            state, inside = state and with_newcomers(state, len(clients)), None
-            if work is not None:  # nobody asked the new ones
-                nothing = 0, np.nan, 0, 0
-                work = tuple(np.append(v, np.full(n_new, of, v.dtype)) for v, of in zip(work, nothing, strict=True))
-        steps_done, seconds = int(saved.about["steps"]), float(saved.about.get("seconds", 0.0))
-        found = Saved(steps_done, state, seconds=seconds)
+        if n_new:  # the time step starts again, with the new clients
+            state = state and add_newcomers(state, len(clients))
+            inside = None
+            if work is not None:  # the new clients did not take part in the last time step
+                fill_values = (0, np.nan, 0, 0)
+                pairs = zip(work, fill_values, strict=True)
+                work = tuple(np.append(values, np.full(n_new, fill, values.dtype)) for values, fill in pairs)
+        steps_done = int(saved.about["steps"])
+        found = ResumePoint(steps_done, state, seconds=float(saved.about.get("seconds", 0.0)))
         if work is None:
-            back_to = None if inside is not None else saved.about.get("back_to")
-            within = None if inside is None else Inside(*inside)
-            return replace(found, inside=within, events=tuple(events), back_to=back_to)
+            if inside is not None:
+                return replace(found, inside=StepProgress(*inside), events=tuple(events))
+            return replace(found, events=tuple(events), rollback_time=saved.about.get("back_to"))
         received, loss, sent, scoring = work
-        last = Trained(steps_done - 1, state, received, loss, sent, scoring, events)
-        return replace(found, untested=last, file=saved.path)
-    if damage:
+        last = TrainedStep(steps_done - 1, state, received, loss, sent, scoring, events)
+        return replace(found, untested=last, checkpoint_file=saved.path)
+    if first_damage:
         raise DataError(
-            f"none of the checkpoints in {checkpoints.path} is whole ({damage}): put one back from a backup to go on, "
-            "or move this folder and the record beside it away to start over at time 0"
+            f"none of the checkpoints in {checkpoints.path} is intact ({first_damage}): restore one from a backup to "
+            "continue, or move this folder and the record beside it away to start again at time 0"
         )
-    return Saved()
+    return ResumePoint()
