@@ -58,7 +58,7 @@ def test_it_waits_with_one_thread_and_learns_to_import_jax(tmp_path: Path, monke
         for k, loaded in enumerate((False, False, True)):  # it imports JAX once it knows that a message has done so
             path = tmp_path / str(k)
             executor.Popen(["flwr-clientapp", str(path)])
-            assert executor._process is not None and not executor._cold
+            assert executor._process is not None and not executor._new_processes
             until(lambda path=path: path.exists() and path.read_text().endswith("]"), 120)  # type: ignore[misc]
             assert json.loads(path.read_text()) == [loaded, False, True]
             until(lambda: len(below(executor._process.pid)) == 0, 60)  # type: ignore[union-attr]
@@ -97,7 +97,7 @@ def test_forks_and_kills_of_what_forks_change_no_bit(deployment: Deployment) -> 
     until(lambda: list(done.glob("000000-000001*")) and waiting(), 240, deployment)
     os.kill(waiting()[0], signal.SIGKILL)
     assert deployment.children.pop("run").wait(400) == 0, deployment.told()
-    assert "this message starts cold" in (deployment.folder / "a.out").read_text()
+    assert "this message starts a new Python process" in (deployment.folder / "a.out").read_text()
     assert waiting()  # again
     tokens = [command_of(pid) for name in NAMES for pid in below(deployment.children[name].pid)]
     assert tokens and not [words for words in tokens if "--token" in words]

@@ -34,7 +34,7 @@ from feddrift.engines.flower.client.serve import current
 from feddrift.engines.flower.model_parts import init_template
 from feddrift.errors import BusyError, DataError
 from feddrift.nets import default_net
-from feddrift.reports.page.data import collect
+from feddrift.reports.page.data import collect_page_data
 from feddrift.runs.record import read, read_all, read_latest
 from feddrift.simulation import Step, add_skipped_steps
 from feddrift.trees import tree_leaves
@@ -224,7 +224,7 @@ def test_going_back_gives_clients_the_old_models_and_starts_from_them(tmp_path: 
     text = one(run("deploy", "status", str(tmp_path)))
     assert f"time 5: decided for all clients: {reason}" in text
     assert fd.report(tmp_path, tmp_path / "page.html").exists() and reason in json.dumps(
-        collect(read_all(tmp_path), "fed")
+        collect_page_data(read_all(tmp_path), "fed")
     )
     assert run("export", str(tmp_path), "--out", str(tmp_path / "models"))
     assert Archive(server / "state").list_times() == [1, 2, 3, 4, 5, 6]
@@ -462,7 +462,7 @@ def test_time_steps_that_are_passed_over() -> None:
     assert later.w.shape == (3, 3, 2) and later.w[0].all() and not later.w[1:].any()
     assert later.seen.tolist() == [[0.0] * 5, [-1.0] * 5, [-1.0] * 5]
     assert add_skipped_steps(state, 1) is state
-    with pytest.raises(ValueError, match="time does not go back: 1 time steps are known, got 0"):
+    with pytest.raises(ValueError, match="a state cannot lose time steps: 1 time steps are known, got 0"):
         add_skipped_steps(state, 0)
     clusters = add_skipped_steps(replace(state, w=Clusters(np.zeros((1, 3), dtype=np.int64), 2, np.array([0.5]))), 2)
     assert isinstance(clusters.w, Clusters) and clusters.w.model.tolist() == [[0] * 3, [-1] * 3]

@@ -165,7 +165,7 @@ def test_a_second_init_touches_nothing(made: Path) -> None:
         ({"clients": ["../x"]}, "a client must be letters"),
         ({"classes": ["0"]}, "classes"),
         ({"experiment": "a b"}, "an experiment must be"),
-        ({"bind": "fed.example.org"}, "--bind takes an address of the server, .* got 'fed.example.org'"),
+        ({"bind": "fed.example.org"}, "--bind must be an address of the server, .* got 'fed.example.org'"),
     ],
 )
 def test_init_refuses(options: dict[str, object], sentence: str, tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_a_key_that_is_no_clients_any_more_is_shut_out(
     assert known[old] is None and known[other] is not None and len(known) == 3
     shutil.copy(made / "old.pub", server / "keys" / "a.pub")
     launcher.register_keys(server)  # the new key is shut out in its turn
-    assert said[4:] == ["gone"] and "client a was shut out, which is for good" in caplog.text
+    assert said[4:] == ["gone"] and "client a was revoked permanently" in caplog.text
 
 
 @pytest.mark.filterwarnings("ignore:No path_separator:DeprecationWarning")  # of Flower's migrations
@@ -279,7 +279,7 @@ def test_a_server_knows_which_runs_ended_with_the_one_before(made: Path, caplog:
         assert link.stop_run(runs[0]) and launcher._find_unfinished_runs(database) == runs[1:]
     other = database.with_name("other.db")
     other.write_bytes(b"no database")
-    assert launcher._find_unfinished_runs(other) == [] and "is missed in a minute" in caplog.text
+    assert launcher._find_unfinished_runs(other) == [] and "an unfinished run ends after a minute" in caplog.text
 
 
 def until(true: Callable[[], object]) -> None:
@@ -372,7 +372,7 @@ def spoil(made: Path, what: str) -> None:
     ("what", "sentence"),
     [
         ("open key", "can be read by others: chmod 600"), ("other key", "is not the public part"),
-        ("stranger", "keys of eve"), ("same key", "a key of its own"),
+        ("stranger", "keys of eve"), ("same key", "several clients have the same key"),
         ("other certificate", "do not fit together|not the key"),
         ("setting", "featurs"), ("algorithm", "Oracle needs the true concepts"),
         ("quorum", r"quorum must be in 1\.\.2, got 9"),
@@ -381,7 +381,7 @@ def spoil(made: Path, what: str) -> None:
         ("max_rows = 0", "max_rows must be a whole number from 1 on, got 0"),
         ("max_age = 2.5", "max_age must be a whole number from 1 on, got 2.5"),
         ("label = 3", "label must be text in quotes, got 3"), ("load = true", "load must be text in quotes, got True"),
-        ("features = [224, 224, 3]", r"features = \[224, 224, 3\] make a net of 5e\+10 weights, and at most 3e\+08"),
+        ("features = [224, 224, 3]", r"features = \[224, 224, 3\] make a net of 5e\+10 weights, at most 3e\+08"),
         ("features = [1000000, 1000000]", r"2e\+24 weights"),
         ("gap", "has step_2 and no step_1, for which the client waits"),
         ("data: x,y\n1,2\n", r"data/step_0\.csv.*label"),
@@ -496,7 +496,7 @@ def test_check_hears_of_commands_that_could_tell_nobody(made: Path, command: str
         (["init", "new", *OPTIONS[:4], "--classes", "0"], "at least two labels"),
         (["init", "new", *OPTIONS, "--port", "7000", "--inner", "7000"], "must differ"),
         (["init", "new", *OPTIONS, "--port", "70000"], "70000"),
-        (["client", "nowhere"], "is no client's folder"),
+        (["client", "nowhere"], "is not a client's folder"),
         (["rotate", "fed/server", "nobody"], "nobody"),
         (["page", "fed", "--port", "80000"], "80000"),
     ],
@@ -526,13 +526,11 @@ def test_check_looks_at_the_batch_that_the_client_shows_next(made: Path) -> None
 
 def test_a_client_that_is_not_let_in_says_what_it_means(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "_can_connect", lambda port, address: (port, address) == (9443, "fed.example.org"))
-    assert (
-        launcher._explain_refusal("other.example.org:9443", 5)
-        == "the server, other.example.org:9443, cannot be reached"
-    )
-    assert "it takes a minute to miss a client" in launcher._explain_refusal("fed.example.org:9443", 5)
+    reason = launcher._explain_refusal("other.example.org:9443", 5)
+    assert reason == "cannot connect to the server other.example.org:9443"
+    assert "may still consider this client connected" in launcher._explain_refusal("fed.example.org:9443", 5)
     told = launcher._explain_refusal("fed.example.org:9443", 200)
-    assert told.startswith("the server has not let it in for 3 minutes: its key was taken back or replaced there")
+    assert told.startswith("the server has refused this client for 3 minutes: its key was revoked or replaced there")
 
 
 def test_a_client_tries_again_and_says_what_it_waits_for(
@@ -558,7 +556,7 @@ def test_a_client_tries_again_and_says_what_it_waits_for(
     told = [line.getMessage() for line in caplog.records]
     assert told[:2] == [f"{program} has ended; the client starts again in {s} s" for program, s in
                         (("flower-supernode", 5), ("flower-superexec", 10))]  # fmt: skip
-    assert "takes a minute to miss a client" in told[2] and "its key was taken back or replaced there" in told[-1]
+    assert "may still consider this client connected" in told[2] and "its key was revoked or replaced" in told[-1]
 
 
 def test_a_folder_that_cannot_be_locked_is_not_taken_for_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

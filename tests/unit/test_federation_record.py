@@ -29,9 +29,9 @@ from feddrift.deploy.server.loop import federate
 from feddrift.engines.flower.server.exchange import QuorumError
 from feddrift.errors import DataError
 from feddrift.reports import metrics, page
-from feddrift.reports.exchanges import absent, sat_out
-from feddrift.reports.page.data import collect
-from feddrift.reports.summary import joined, summarise
+from feddrift.reports.exchanges import find_absent_clients, find_missing_replies
+from feddrift.reports.page.data import collect_page_data
+from feddrift.reports.summary import has_joined, summarise
 from feddrift.runs.record import Record, get_part_path, read, read_all
 from tests.flower import QUICK, OverFlower
 from tests.unit.conftest import Killed
@@ -90,7 +90,7 @@ def test_an_alarm_is_in_record_status_and_page_before_the_next_data_come(tmp_pat
             found["status"] = run("deploy", "status", str(tmp_path))
             found["json"] = json.loads(run("deploy", "status", str(tmp_path), "--json"))
             found["report"] = run("report", str(tmp_path))
-            found["page"] = collect(read_all(server), "fed")["streams"][0]["groups"][0]["runs"][0]
+            found["page"] = collect_page_data(read_all(server), "fed")["streams"][0]["groups"][0]["runs"][0]
 
     watched(engine, see)
     steps = list(federate(engine, FEDDRIFT, server / "state"))
@@ -156,18 +156,18 @@ def test_a_client_joins_late_and_another_leaves(tmp_path: Path) -> None:
     assert [(line["t"], line["c"], line["name"]) for line in lines if line["kind"] == "client"] == [(2, 2, "c")]
     record = read(state / "test.jsonl")
     assert record.header["clients"] == ["a", "b", "c"] and record.rows.model.shape == (5, 3)
-    assert joined(record)[:, 2].tolist() == [False, False, True, True, True]
+    assert has_joined(record)[:, 2].tolist() == [False, False, True, True, True]
     assert record.rows.received[:, 2].tolist()[:2] == [0, 0] and record.rows.model[:2, 2].tolist() == [0, 0]
     assert record.rows.received[3:, 1].tolist() == [0, 0]
     last = [line for line in record.exchanges if line["asked"] == "hello"][-1]
     assert last["trouble"] == [None, "it is not connected", None] and last["sent"][1] == 0
     (summary,) = summarise([record])
     assert summary.stream == "test" and summary.including_drifts is not None
-    assert metrics.measure(record).mean is not None
-    shown = collect([record], "fed")["streams"][0]["groups"][0]["runs"][0]
+    assert metrics.compute_metrics(record).mean is not None
+    shown = collect_page_data([record], "fed")["streams"][0]["groups"][0]["runs"][0]
     assert shown["exchanges"]["clients"][1]["trouble"] == "it is not connected"
     assert any(c == 1 and why == "it is not connected" for _, _, c, _, _, why in shown["exchanges"]["out"])
-    page.write([record], tmp_path / "page.html", "fed")
+    page.write_page([record], tmp_path / "page.html", "fed")
     for kind in ("clusters", "accuracy"):
         run("plot", str(state), kind, "--out", str(tmp_path / f"{kind}.png"))
     assert "test" in run("report", str(state)) and "test" in run("report", str(state), "--metrics")
@@ -337,7 +337,7 @@ def test_federations_of_one_name_are_told_apart(tmp_path: Path) -> None:
     taken(over(swapping(n=20)), 1, tmp_path / "here")
     taken(over(part_of_stream(swapping(n=20), 2)), 1, tmp_path / "there")
     records = read_all(tmp_path)
-    assert len(records) == 2 == len(summarise(records)) and len(collect(records, "two")["streams"]) == 2
+    assert len(records) == 2 == len(summarise(records)) and len(collect_page_data(records, "two")["streams"]) == 2
 
 
 @pytest.mark.parametrize("record", ["whole", "lost"])
@@ -427,7 +427,7 @@ def test_the_method_of_new_federations_is_told_shown_and_exported(tmp_path: Path
     engine.n_steps = 4
     list(federate(engine, fd.algorithm("FedDrift-Auto"), server / "state", {"algorithm": "FedDrift-Auto"}))
     assert "FedDrift-Auto" in run("deploy", "status", str(tmp_path))
-    (group,) = collect(read_all(tmp_path), "fed")["streams"][0]["groups"]
+    (group,) = collect_page_data(read_all(tmp_path), "fed")["streams"][0]["groups"]
     assert group["algorithm"] == "FedDrift-Auto" and fd.report(tmp_path, tmp_path / "page.html").exists()
     assert export_federation(server, exported) == 4
     models = fd.load_models(exported)
@@ -447,9 +447,9 @@ def test_no_client_can_spoil_the_record(tmp_path: Path) -> None:
     assert [step.tau for step in federate(engine, algorithm, tmp_path)] == [0, 1, 2]
     record = read(tmp_path / "test.jsonl")
     assert np.isnan(record.rows.loss[:, 2]).all() and not np.isnan(record.rows.loss[:, 0]).any()
-    refused = [why for _, _, c, _, _, why in sat_out(record) if c == 1]
+    refused = [why for _, _, c, _, _, why in find_missing_replies(record) if c == 1]
     assert len(refused) == 4 and all(why.endswith(r"got \ud800\n\x1b") for why in refused)
-    page.write([record], tmp_path / "page.html", "fed")
+    page.write_page([record], tmp_path / "page.html", "fed")
 
 
 def test_who_missed_one_hello_and_came_to_the_next_did_not_sit_out(tmp_path: Path) -> None:
@@ -466,6 +466,6 @@ def test_who_missed_one_hello_and_came_to_the_next_did_not_sit_out(tmp_path: Pat
     engine.local_grid.faults["c", "train"] = lambda message: None
     list(federate(engine, FEDDRIFT, tmp_path))
     record = read(tmp_path / "test.jsonl")
-    assert missed and {(t, c) for _, t, c, *_ in sat_out(record)} == {(0, 2), (1, 1), (1, 2)}
-    assert [absent(record, t) for t in range(2)] == [[2], [2]]
+    assert missed and {(t, c) for _, t, c, *_ in find_missing_replies(record)} == {(0, 2), (1, 1), (1, 2)}
+    assert [find_absent_clients(record, t) for t in range(2)] == [[2], [2]]
     assert [format_trained_step(record, t).rpartition("sat out: ")[2] for t in range(2)] == ["c", "c"]

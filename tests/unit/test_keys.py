@@ -310,7 +310,7 @@ def test_a_run_knows_new_keys_at_once(made: Path, caplog: pytest.LogCaptureFixtu
     client_keys.revoke_client(server, "b")
     assert dict(known) == {new: "a"}
     (server / "keys" / "a.pub").write_text("nonsense")
-    assert dict(known) == {new: "a"} and "the keys stay what they were: cannot read the key of client a" in caplog.text
+    assert dict(known) == {new: "a"} and "continues with the keys that it has read before: cannot read the key of client a" in caplog.text
 
 
 def test_a_server_that_runs_is_told(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,7 +88,7 @@ def executor(folder: Path) -> Iterator[flower_preload.PreloadedProcess]:
     made = flower_preload.PreloadedProcess()
     yield made
     made._kill_process()
-    for process in made._cold:
+    for process in made._new_processes:
         process.wait()
 
 
@@ -121,7 +121,7 @@ def test_an_exit_status_is_told(capfd: pytest.CaptureFixture[str], folder: Path)
     def complained() -> bool:
         nonlocal told
         told += capfd.readouterr().err
-        return "the process of a message has ended with code 3" in told
+        return "the process of a message ended with code 3" in told
 
     until(complained)
     assert json.loads(answered(executor, folder / "next"))["pid"]  # it goes on
@@ -136,7 +136,7 @@ def test_without_the_warm_process_a_message_starts_cold_and_the_next_is_warm_aga
     os.kill(executor._process.pid, signal.SIGKILL)
     executor._process.wait()
     assert answered(executor, folder / "second") == "cold\n"
-    assert "this message starts cold: the warm process does not fork" in caplog.text
+    assert "this message starts a new Python process: the preloaded process does not fork" in caplog.text
     assert json.loads(answered(executor, folder / "third"))["mine"] == 1
 
 
@@ -147,7 +147,7 @@ def test_a_warm_process_that_is_stuck_is_ended_so_that_nothing_is_done_twice(
     stuck = executor._process
     assert stuck is not None
     os.kill(stuck.pid, signal.SIGSTOP)
-    executor._line.settimeout(0.2)
+    executor._connection.settimeout(0.2)
     assert answered(executor, folder / "second") == "cold\n"
     assert stuck.returncode == -signal.SIGKILL
 
@@ -157,10 +157,10 @@ def test_where_it_never_comes_up_it_is_left_alone(folder: Path, caplog: pytest.L
     executor = flower_preload.PreloadedProcess()
     for k in range(flower_preload.MAX_FAILURES + 2):
         assert answered(executor, folder / str(k)) == "cold\n"
-    for process in executor._cold:
+    for process in executor._new_processes:
         process.wait()
     assert executor._process is None and len(caplog.records) == flower_preload.MAX_FAILURES
-    assert caplog.messages[-1].startswith("messages start cold")
+    assert caplog.messages[-1].startswith("all messages start a new Python process")
 
 
 def test_other_programs_are_started_as_ever(executor: flower_preload.PreloadedProcess, folder: Path) -> None:
@@ -216,7 +216,7 @@ def test_with_another_flower_its_own_program_runs(
     own = str(Path(sys.executable).parent / "flower-supernode")
     assert started == [own, own, "--superlink", "here:1"]
     (message,) = caplog.messages
-    assert message.startswith("flower-supernode starts cold: flwr 1.42.0 is installed, which this feddrift is not")
+    assert message.startswith("flower-supernode starts without preloading: flwr 1.42.0 is installed, which this feddrift is not")
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,8 @@ import numpy as np
 from feddrift.deploy.monitor.logs import read_stop_reason
 from feddrift.deploy.monitor.status import Status, find_record_path, read_status
 from feddrift.deploy.pki.certificates import read_days_left
-from feddrift.reports.event_text import alarm_sentence
-from feddrift.reports.exchanges import REFUSED
+from feddrift.reports.event_text import explain_alarm
+from feddrift.reports.exchanges import REFUSED_REPLY_PREFIX
 from feddrift.runs.locks import is_being_written
 from feddrift.runs.record import AUDIT_FILE, Record, get_part_path
 
@@ -68,7 +68,7 @@ def find_record_notices(record: Record) -> Iterator[Notice]:
     names, state, joined = record.header["clients"], dict[int, NoticeKind](), set[int]()
     for line in record.exchanges:
         for c, trouble in zip(line["c"], line["trouble"], strict=True):
-            now: NoticeKind = "back" if trouble is None else "refused" if trouble.startswith(REFUSED) else "silent"
+            now: NoticeKind = "back" if trouble is None else "refused" if trouble.startswith(REFUSED_REPLY_PREFIX) else "silent"
             unknown = now == "silent" and c not in joined  # it has a place, and did not come yet
             if line["asked"] == "explain" or state.get(c) == now or unknown:
                 continue
@@ -81,7 +81,7 @@ def find_record_notices(record: Record) -> Iterator[Notice]:
             joined |= {c} if now == "back" else set()
     for t, c in np.argwhere(record.rows.drift).tolist():
         shifts = record.shifts.get((t, c))
-        why = "" if shifts is None else f": {alarm_sentence(shifts, t)}"
+        why = "" if shifts is None else f": {explain_alarm(shifts, t)}"
         text = f"alarm of client {names[c]} at time {t + 1}{why}"
         began = record.header["times"][t] or record.header["started"]
         yield Notice("drift", f"time {t + 1} of {record.header['stream']}, {began}", names[c], text)

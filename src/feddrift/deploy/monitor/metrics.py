@@ -7,7 +7,7 @@ from pathlib import Path
 
 from feddrift.deploy.monitor.status import Status, find_record_path, read_status
 from feddrift.deploy.pki.certificates import read_days_left
-from feddrift.reports.exchanges import REFUSED, by_client
+from feddrift.reports.exchanges import REFUSED_REPLY_PREFIX, summarise_clients
 
 Samples = Iterable[tuple[Mapping[str, str], float]]
 
@@ -50,7 +50,7 @@ def _add_client_metrics(federation: Status, page: MetricsPage) -> None:
     now = federation.describe_clients().values()
     states = {"here": 0, "silent": 0, "refused": 0}
     for entry in now:
-        refused = str(entry["trouble"] or "").startswith(REFUSED)
+        refused = str(entry["trouble"] or "").startswith(REFUSED_REPLY_PREFIX)
         states["here" if entry["here"] else "refused" if refused else "silent"] += 1
     page.add_metric(
         "clients", "gauge", "Clients by how their last answer went.", [({"state": k}, n) for k, n in states.items()]
@@ -80,7 +80,7 @@ def _add_exchange_metrics(federation: Status, page: MetricsPage) -> None:
     page.add_samples("exchange_seconds_count", [({"asked": kind}, len(seconds)) for kind, seconds in took.items()])
     traffic = [
         ({"client": name, "direction": way}, entry[way])
-        for name, entry in zip(record.header["clients"], by_client(record), strict=True)
+        for name, entry in zip(record.header["clients"], summarise_clients(record), strict=True)
         for way in ("to", "from")
     ]
     page.add_metric("bytes_total", "counter", "Bytes to and from a client.", traffic)

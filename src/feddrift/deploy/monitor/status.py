@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from feddrift.errors import ConfigError
-from feddrift.reports.exchanges import last_words, waiting
+from feddrift.reports.exchanges import get_last_problems, get_client_backlogs
 from feddrift.runs.locks import is_being_written
 from feddrift.runs.record import Record, get_part_path, read_latest
 
@@ -56,7 +56,7 @@ class Status:
         `quiet` is the number of time steps since its last new data, None where it never had any; `backlog` the number
         of its batches that wait for their time step, and `gap` that of a missing batch which they wait for.
         """
-        last, waits, received = last_words(self.record), waiting(self.record), self.record.rows.received
+        last, waits, received = get_last_problems(self.record), get_client_backlogs(self.record), self.record.rows.received
         clients: dict[str, dict[str, Any]] = {}
         for c, name in enumerate(self.record.header["clients"]):
             backlog, gap = waits.get(c, (0, None))

@@ -9,8 +9,8 @@ from pathlib import Path
 from feddrift.deploy.monitor.metrics import format_metrics
 from feddrift.deploy.monitor.status import read_status
 from feddrift.errors import ConfigError
-from feddrift.reports.page import page
-from feddrift.reports.page.data import collect
+from feddrift.reports.page import build_page
+from feddrift.reports.page.data import collect_page_data
 
 PATHS = {"/": "the page", "/metrics": "for Prometheus", "/status.json": "as `feddrift deploy status --json` has it"}
 EMPTY_PAGE = '<meta http-equiv="refresh" content="5"><title>feddrift</title><p>No time step is done yet.'
@@ -57,4 +57,4 @@ def build_response(server: Path, where: str) -> tuple[str, str]:
         return "application/json", json.dumps(None if federation is None else federation.plain())
     if federation is None or not federation.record.rows.steps:
         return "text/html", EMPTY_PAGE
-    return "text/html", page(collect([federation.record], federation.record.header["stream"]))
+    return "text/html", build_page(collect_page_data([federation.record], federation.record.header["stream"]))

@@ -14,7 +14,7 @@ from feddrift.deploy.server.archive import Archive
 from feddrift.deploy.settings import Settings
 from feddrift.engines.flower import model_parts
 from feddrift.errors import DataError
-from feddrift.reports.event_text import WENT_BACK
+from feddrift.reports.event_text import ROLLBACK_REASON_PREFIX
 from feddrift.simulation import add_newcomers, add_skipped_steps
 from feddrift.types import Event, State
 
@@ -42,7 +42,7 @@ def roll_back(server: Path, time: int) -> int:
         value = gone, None, (*pending, *build_rollback_events(time, now, gone)), None, counts
         about: dict[str, Any] = {**newest.about, "back_to": time}
         checkpoints.keep_only(checkpoints.write(steps, 0, about, value))
-    audit_change(server, None, f"{WENT_BACK} {time}, after time {steps}")
+    audit_change(server, None, f"{ROLLBACK_REASON_PREFIX} {time}, after time {steps}")
     return steps
 
 
@@ -61,7 +61,7 @@ def build_rollback_state(old: State, now: State) -> State:
 
 def build_rollback_events(time: int, now: State, gone: State) -> tuple[Event, ...]:
     """What the record says of it: the decision, and which shared models are no more."""
-    reason = f"{WENT_BACK} {time}"
+    reason = f"{ROLLBACK_REASON_PREFIX} {time}"
     private = now.models.private
     lost = [i for m, i in enumerate(now.models.ids) if not private[m] and i not in gone.models.ids]
     decision = Event("decided", gone.models.ids[0], {"clients": [], "reason": reason})

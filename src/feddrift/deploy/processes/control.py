@@ -1,4 +1,4 @@
-"""Flower's control path, from this process: each `flwr` command takes seconds of a core to start."""
+"""Client of Flower's control API, since each `flwr` command takes seconds of a core to start."""
 
 from __future__ import annotations
 
@@ -14,58 +14,72 @@ _log = logging.getLogger("feddrift")
 
 
 class SuperLinkConnection:
-    """A SuperLink that is asked again and again: `with Link(address, authority) as link`."""
+    """Connection to a SuperLink for several requests: `with SuperLinkConnection(address, authority) as superlink`.
+
+    Args:
+        address: The SuperLink as host:port.
+        authority: The file with the certificate of its authority.
+
+    All methods raise DataError if the SuperLink cannot be reached or refuses the request.
+    """
 
     def __init__(self, address: str, authority: Path) -> None:
         from flwr.supercore.control import ControlHttpClient
         from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
         interceptors = [RuntimeVersionHttpInterceptor(component_name="flwr CLI")]
-        self._to = ControlHttpClient.from_server_address(address, False, authority.read_bytes(), interceptors)
+        self._client = ControlHttpClient.from_server_address(address, False, authority.read_bytes(), interceptors)
 
     def __enter__(self) -> SuperLinkConnection:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._to.close()
+        self._client.close()
 
     def register_client(self, name: str, key: bytes) -> None:
-        """Let the client with this key in."""
+        """Allow a client with this public key to connect."""
         from flwr.proto.control_pb2 import RegisterNodeRequest
 
-        with _convert_errors(f"take the key of client {name}"):
-            if not self._to.RegisterNode(RegisterNodeRequest(public_key=key, name=name)).node_id:
-                raise ValueError("it gives no node")
+        with _convert_errors(f"register the key of client {name}"):
+            if not self._client.RegisterNode(RegisterNodeRequest(public_key=key, name=name)).node_id:
+                raise ValueError("its reply has no node")
 
     def unregister_node(self, node: int) -> None:
-        """Let a node in no more."""
+        """Revoke the key of a node permanently."""
         from flwr.proto.control_pb2 import UnregisterNodeRequest
 
-        _log.info("a key that is no client's any more is shut out (node %d)", node)
-        with _convert_errors(f"shut out node {node}"):
-            self._to.UnregisterNode(UnregisterNodeRequest(node_id=node))
+        _log.info("the key of node %d is revoked: it no longer belongs to a client", node)
+        with _convert_errors(f"unregister node {node}"):
+            self._client.UnregisterNode(UnregisterNodeRequest(node_id=node))
 
     def stop_run(self, run: int) -> None:
         """End a run."""
         from flwr.proto.control_pb2 import StopRunRequest
 
         with _convert_errors(f"stop run {run}"):
-            self._to.StopRun(StopRunRequest(run_id=run))
+            self._client.StopRun(StopRunRequest(run_id=run))
 
-    def list_runs(self, **which: int) -> dict[int, str]:
-        """How these runs stand, by number, such as running or finished:completed: `run_id`, or the `limit` newest."""
+    def list_runs(self, **selection: int) -> dict[int, str]:
+        """Return the status of runs by number, such as running or finished:completed.
+
+        Args:
+            selection: `run_id`, or `limit` for the newest runs.
+        """
         from flwr.proto.control_pb2 import ListRunsRequest
 
-        with _convert_errors("tell how its runs stand"):
-            found: Any = self._to.ListRuns(ListRunsRequest(**which)).run_dict
-        return {name: ":".join(filter(None, (run.status.status, run.status.sub_status))) for name, run in found.items()}
+        with _convert_errors("list its runs"):
+            runs: Any = self._client.ListRuns(ListRunsRequest(**selection)).run_dict
+        return {
+            run_id: ":".join(filter(None, (run.status.status, run.status.sub_status))) for run_id, run in runs.items()
+        }
 
 
 @contextmanager
-def _convert_errors(what: str) -> Iterator[None]:
+def _convert_errors(request: str) -> Iterator[None]:
+    """Convert errors of a request to DataError."""
     import httpx
 
     try:
         yield
     except (httpx.HTTPError, ValueError) as error:
-        raise DataError(f"the SuperLink does not {what}: {error}") from None
+        raise DataError(f"the SuperLink does not {request}: {error}") from None

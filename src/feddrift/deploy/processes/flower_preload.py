@@ -1,9 +1,9 @@
-"""Flower's programs at a client, warm: each message has a process of its own, forked from one that has imported all.
+"""Flower's programs at a client with a warm start: each message is handled by a fork of a process with all imports.
 
 `python -P -m feddrift.deploy.processes.flower_preload flower-supernode ...` does what `flower-supernode ...` does.
-Instead of starting Python for every message, its SuperExec asks a process that has already imported everything to fork.
-The SuperNode polls sooner while there are messages, and wakes its SuperExec when one arrives. This is done by replacing
-functions in Flower's modules, in these processes only; with an untested version of Flower nothing is replaced.
+Instead of starting Python for every message, its SuperExec requests a fork from a process that has already imported all
+modules. The SuperNode polls sooner while there are messages, and wakes its SuperExec when one arrives. For this,
+functions in Flower's modules are replaced, in these processes only; with an untested version of Flower none is.
 """
 
 from __future__ import annotations
@@ -31,21 +31,24 @@ import numpy as np
 
 from feddrift.deploy.flower_version import find_flwr_problem
 
-MAX_POLL_SECONDS = 3.0  # seconds between looks for messages when none come, as in Flower
-MIN_POLL_SECONDS = 0.3  # seconds until the next look after a message
-REPLY_POLL_SECONDS = 0.1  # seconds between looks for the reply to a message, in the SuperNode's own memory
-TASK_POLL_SECONDS = 10.0  # seconds between a SuperExec's looks for messages where it is woken
-START_TIMEOUT_SECONDS, FORK_TIMEOUT_SECONDS = (
-    120.0,
-    10.0,
-)  # seconds until the warm process must be there, and have forked
-MAX_FAILURES = 3  # times in a row that it may fail before it is left alone
+MAX_POLL_SECONDS = 3.0  # between polls for messages when none arrive, as in Flower
+MIN_POLL_SECONDS = 0.3  # until the first poll after a message
+REPLY_POLL_SECONDS = 0.1  # between polls for the reply to a message, which is in the SuperNode's own memory
+TASK_POLL_SECONDS = 10.0  # between a SuperExec's polls for messages if the SuperNode wakes it
+START_TIMEOUT_SECONDS = 120.0  # of the preloaded process
+FORK_TIMEOUT_SECONDS = 10.0
+MAX_FAILURES = 3  # consecutive failures after which no fork is requested again
 
 _log = logging.getLogger("feddrift")
 
 
 def build_command(name: str, look: float | None = None) -> list[str]:
-    """How a program of Flower's at a client is started."""
+    """Return the command that starts a Flower program of a client.
+
+    Args:
+        name: The Flower program, such as flower-supernode.
+        look: The maximum number of seconds between polls for messages.
+    """
     return [
         sys.executable,
         "-P",
@@ -57,17 +60,18 @@ def build_command(name: str, look: float | None = None) -> list[str]:
 
 
 def main() -> None:
-    """Become the program of Flower's that the first word names, with the other words."""
-    name, *words = sys.argv[1:]
+    """Run the Flower program that the first argument names, with the other arguments."""
+    name, *arguments = sys.argv[1:]
     look = MAX_POLL_SECONDS
-    if words[:1] == ["--look"]:
-        look, words = float(words[1]), words[2:]
+    if arguments[:1] == ["--look"]:
+        look = float(arguments[1])
+        del arguments[:2]
     path = Path(sys.executable).parent / name
-    if (sentence := find_flwr_problem()) is not None:  # its modules may lack the names that are replaced here
-        _log.warning("%s starts cold: %s", name, sentence)
-        os.execv(path, [str(path), *words])
-    sys.argv = [str(path), *words]
-    sys.path.insert(0, str(path.parent))  # as for a script
+    if (problem := find_flwr_problem()) is not None:  # the names that are replaced here may not exist in its modules
+        _log.warning("%s starts without preloading: %s", name, problem)
+        os.execv(path, [str(path), *arguments])
+    sys.argv = [str(path), *arguments]
+    sys.path.insert(0, str(path.parent))  # as Python does for a script
     {
         "flower-supernode": lambda: _run_supernode(look),
         "flower-superexec": _run_superexec,
@@ -80,23 +84,23 @@ def _run_supernode(look: float) -> None:
 
     _end_with_parent()
     node = importlib.import_module("flwr.supernode.start_client_internal")
-    waits = PollingBackoff(look)
+    backoff = PollingBackoff(look)
     receive = _replace_end_of_run_error(node._pull_and_store_message, node.RunNotRunningException)
-    push = waits.wake_before_push(node._push_messages, _find_wake_pipe())
-    vars(node).update(time=waits, _pull_and_store_message=receive, _push_messages=push)
+    push = backoff.wake_before_push(node._push_messages, _find_wake_pipe())
+    vars(node).update(time=backoff, _pull_and_store_message=receive, _push_messages=push)
     flower_supernode()
 
 
 def _replace_end_of_run_error(receive: Callable[..., Any], ended: type[BaseException]) -> Callable[..., Any]:
-    """Return Flower's function that receives a message, made to leave nothing of a message whose run has ended.
+    """Return Flower's function that receives a message, changed to delete each message whose run has ended.
 
-    A run ends while a client receives a message of it where the server stops and starts again, or is restored from a
+    A run ends while a client receives a message of it if the server stops and starts again, or is restored from a
     backup. Flower then raises an exception that is not an `Exception`, and does not delete the message that it has
     stored. The process that was started for it never ends, and each later process handles the message before its own:
     too late for the server. An ordinary exception makes Flower delete the message.
 
-    Flower does not delete a reply to that message. There is one where the server stopped just before it could confirm
-    that the message was received: the message is complete, and a process replies to it while Flower tries to reach the
+    Flower does not delete a reply to that message. There is one if the server stopped just before it could confirm that
+    the message was received: the message is complete, and a process replies to it while Flower tries to reach the
     server. Flower would send that reply instead of the reply to the next message, and from then on each reply would be
     one message late. Flower receives a message only when none is in progress, so all replies that are stored by then
     are deleted.
@@ -115,12 +119,12 @@ def _replace_end_of_run_error(receive: Callable[..., Any], ended: type[BaseExcep
 
         return call
 
-    def received(**arguments: Any) -> Any:
+    def receive_message(**arguments: Any) -> Any:
         _delete_replies(arguments["state"], arguments["object_store"])
-        parts = ("pull_object", "confirm_message_received")
-        return receive(**arguments | {name: raise_ordinary(arguments[name]) for name in parts})
+        callbacks = ("pull_object", "confirm_message_received")
+        return receive(**arguments | {name: raise_ordinary(arguments[name]) for name in callbacks})
 
-    return received
+    return receive_message
 
 
 def _delete_replies(state: Any, objects: Any) -> None:
@@ -137,25 +141,25 @@ def _run_superexec() -> None:
     executor = importlib.import_module("flwr.supercore.superexec.executor.subprocess_executor")
     vars(executor).update(subprocess=SimpleNamespace(Popen=PreloadedProcess().Popen, DEVNULL=subprocess.DEVNULL))
     loop = importlib.import_module("flwr.supercore.superexec.run_superexec")
-    if (bell := _open_wake_pipe()) is not None:
-        waits = SimpleNamespace(sleep=lambda seconds: _wait_for_wake(bell, seconds))
-        vars(loop).update(time=waits, _DEFAULT_TASK_POLL_INTERVAL_SECONDS=TASK_POLL_SECONDS)
+    if (pipe := _open_wake_pipe()) is not None:
+        time_module = SimpleNamespace(sleep=lambda seconds: _wait_for_wake(pipe, seconds))
+        vars(loop).update(time=time_module, _DEFAULT_TASK_POLL_INTERVAL_SECONDS=TASK_POLL_SECONDS)
     flower_superexec()
 
 
 def _run_clientapp() -> None:
-    """The warm process; what goes on after `_forked` is a child of it, which handles one message and ends."""
+    """Run the preloaded process; only its children return from `_fork_on_request`, and each handles one message."""
     from flwr.supernode.cli import flwr_clientapp
 
     _load_modules()
     gc.collect()
-    gc.freeze()  # what is there by now is not looked at, and so not copied, in the children
+    gc.freeze()  # the children do not scan these objects, so the memory stays shared
     sys.argv = _fork_on_request(socket.socket(fileno=int(sys.argv[1])))
     flwr_clientapp()
 
 
 def _load_modules() -> None:
-    """Import what clients need and, where JAX is not needed for it, load the native code by a use of it."""
+    """Import the modules that clients need; if training does not need JAX, also load the native code by using it."""
     from feddrift.algorithms import algorithm
     from feddrift.data import Stream
     from feddrift.engines.external_model import make_simulator
@@ -165,139 +169,149 @@ def _load_modules() -> None:
     from feddrift.simulation import run_steps
     from feddrift.types import Local
 
-    importlib.import_module("httpcore")  # which httpx leaves to its first client: a third of a message without data
-    if only_one_cpu() and kernel.is_available():  # else JAX would do it, and start threads
-        x, y, counts = np.zeros((16, 2), np.float32), np.arange(16, dtype=np.int32) % 2, np.full((2, 1), 8)
-        stream = Stream("practice", x, y, counts, 2)
+    importlib.import_module("httpcore")  # httpx imports it late: a third of the time of a message without data
+    if only_one_cpu() and kernel.is_available():  # else JAX would train, and start threads, which a fork does not copy
+        x = np.zeros((16, 2), np.float32)
+        stream = Stream("practice", x, np.arange(16, dtype=np.int32) % 2, np.full((2, 1), 8), 2)
         engine = make_simulator(stream, build_client_net(None, (2,), 2), Local(rounds=1, steps=1, batch=2), 0)
         list(run_steps(engine, algorithm("FedDrift")))
 
 
-def _fork_on_request(line: socket.socket) -> list[str]:
-    """Fork whenever the SuperExec asks; returns in the children, with the words to be started with."""
+def _fork_on_request(connection: socket.socket) -> list[str]:
+    """Fork at each request of the SuperExec; return in the children, with their command-line arguments."""
     signal.signal(signal.SIGCHLD, _reap_children)
-    needed = mmap.mmap(-1, 1)  # shared with the children: whether one of them has needed JAX
-    words = None
-    with line, line.makefile("rw") as talk:
-        talk.write("ready\n")
-        talk.flush()
-        for asked in talk:
+    needs_jax = mmap.mmap(-1, 1)  # shared with the children: 1 if one of them has imported JAX
+    arguments = None
+    with connection, connection.makefile("rw") as stream:
+        stream.write("ready\n")
+        stream.flush()
+        for request in stream:
             if not (pid := os.fork()):
-                words = json.loads(asked)
+                arguments = json.loads(request)
                 break
-            talk.write(f"{pid}\n")
-            talk.flush()
-            if needed[0]:
+            stream.write(f"{pid}\n")
+            stream.flush()
+            if needs_jax[0]:
                 importlib.import_module("feddrift.engines.simulator.program")
-    if words is None:  # the SuperExec is gone
+    if arguments is None:  # the SuperExec has ended
         sys.exit(0)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    np.random.seed()  # noqa: NPY002  (a user's code may draw from it; Python's own generator does so by itself)
-    atexit.register(lambda: needed.__setitem__(0, needed[0] | ("jax" in sys.modules)))
-    return [str(Path(sys.executable).parent / words[0]), *words[1:]]
+    np.random.seed()  # noqa: NPY002  (a user's code may draw from it; Python reseeds its own generator itself)
+    atexit.register(lambda: needs_jax.__setitem__(0, needs_jax[0] | ("jax" in sys.modules)))
+    return [str(Path(sys.executable).parent / arguments[0]), *arguments[1:]]
 
 
 def _reap_children(*_: object) -> None:
     with suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            code = os.waitstatus_to_exitcode(ended[1])
-            if code:
-                _log.warning("the process of a message has ended with code %d", code)
+            if code := os.waitstatus_to_exitcode(ended[1]):
+                _log.warning("the process of a message ended with code %d", code)
 
 
 class PreloadedProcess:
-    """Stands for `subprocess` where Flower starts a process for a message: the warm process forks, if it can."""
+    """Replacement of `subprocess` in Flower's SuperExec: it requests forks of a preloaded process.
+
+    If that process does not fork, messages are handled by new processes, as in Flower.
+    """
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._cold: list[subprocess.Popen[bytes]] = []
-        self._failed = 0
+        self._new_processes: list[subprocess.Popen[bytes]] = []
+        self._n_failures = 0
         self._start_process()
 
-    def Popen(self, words: Sequence[str], **how: Any) -> None:
-        """Start a process with these words."""
-        if words[0] == "flwr-clientapp" and not how and self._failed < MAX_FAILURES:
+    def Popen(self, command: Sequence[str], **options: Any) -> None:
+        """Start a process with this command, as a fork if possible."""
+        if command[0] == "flwr-clientapp" and not options and self._n_failures < MAX_FAILURES:
             try:
-                self._request_fork(words)
-                self._failed = 0
+                self._request_fork(command)
+                self._n_failures = 0
                 return
             except (OSError, ValueError) as error:
-                self._failed += 1
+                self._n_failures += 1
                 self._kill_process()
-                what = "this message starts" if self._failed < MAX_FAILURES else "messages start"
-                _log.warning("%s cold: the warm process does not fork (%s)", what, error)
-        self._cold = [process for process in self._cold if process.poll() is None]  # the dead are buried
-        self._cold.append(subprocess.Popen(words, **how))
-        if self._process is None and self._failed < MAX_FAILURES:
+                subject = "this message starts" if self._n_failures < MAX_FAILURES else "all messages start"
+                _log.warning("%s a new Python process: the preloaded process does not fork (%s)", subject, error)
+        self._new_processes = [process for process in self._new_processes if process.poll() is None]  # poll reaps them
+        self._new_processes.append(subprocess.Popen(command, **options))
+        if self._process is None and self._n_failures < MAX_FAILURES:
             self._start_process()
 
     def _start_process(self) -> None:
-        """Start it and wait for it: the SuperExec takes no message meanwhile, so none runs out of time."""
-        ours, its = socket.socketpair()
-        ours.settimeout(START_TIMEOUT_SECONDS)
-        with its:
-            self._process = subprocess.Popen(
-                [*build_command("flwr-clientapp"), str(its.fileno())], pass_fds=[its.fileno()]
-            )
-        self._line, self._talk = ours, ours.makefile("rw")
-        with suppress(OSError):  # then it does not fork, either
-            self._talk.readline()
-        ours.settimeout(FORK_TIMEOUT_SECONDS)
+        """Start the preloaded process and wait until it is ready.
 
-    def _request_fork(self, words: Sequence[str]) -> int:
-        self._talk.write(json.dumps(list(words)) + "\n")
-        self._talk.flush()
-        if not (answer := self._talk.readline()):
+        The SuperExec takes no message meanwhile, so no message times out.
+        """
+        own_end, child_end = socket.socketpair()
+        own_end.settimeout(START_TIMEOUT_SECONDS)
+        with child_end:
+            number = child_end.fileno()
+            self._process = subprocess.Popen([*build_command("flwr-clientapp"), str(number)], pass_fds=[number])
+        self._connection = own_end
+        self._stream = own_end.makefile("rw")
+        with suppress(OSError):  # then the request for a fork fails as well
+            self._stream.readline()
+        own_end.settimeout(FORK_TIMEOUT_SECONDS)
+
+    def _request_fork(self, command: Sequence[str]) -> int:
+        self._stream.write(json.dumps(list(command)) + "\n")
+        self._stream.flush()
+        if not (reply := self._stream.readline()):
             raise OSError("it has ended")
-        return int(answer)
+        return int(reply)
 
     def _kill_process(self) -> None:
-        """End it, so that no message is handled twice."""
+        """Kill the preloaded process, so that no message is handled twice."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             with suppress(OSError):
-                self._talk.close()
-            self._line.close()
+                self._stream.close()
+            self._connection.close()
             self._process = None
 
 
 class PollingBackoff:
-    """Stands for `time` in the SuperNode: looks for messages follow a message soon, and then ever more slowly."""
+    """Replacement of `time` in the SuperNode: it polls soon after a message, and then at growing intervals."""
 
     def __init__(self, look: float) -> None:
-        self.look, self._last = look, -float("inf")
+        self.look = look
+        self._last_message = -float("inf")
 
     def sleep(self, seconds: float) -> None:
-        """Flower's 3 s are those between looks for messages; its half second is for a reply."""
+        """Sleep for a time that depends on the last message.
+
+        Args:
+            seconds: The time that Flower would sleep: 3 s between polls for messages, 0.5 s between polls for a reply.
+        """
         if seconds < 1:
             time.sleep(min(seconds, REPLY_POLL_SECONDS))
         else:
-            time.sleep(min(self.look, max(MIN_POLL_SECONDS, (time.monotonic() - self._last) / 2)))
+            time.sleep(min(self.look, max(MIN_POLL_SECONDS, (time.monotonic() - self._last_message) / 2)))
 
     def wake_before_push(self, push: Callable[..., None], fifo: Path | None) -> Callable[..., None]:
-        """What sends the reply to a message that has come: it wakes the SuperExec before it waits."""
+        """Return Flower's function that waits for a reply and sends it, changed to wake the SuperExec first."""
 
-        def pushed(**arguments: Any) -> None:
+        def wake_and_push(**arguments: Any) -> None:
             if fifo is not None:
-                with suppress(OSError):  # nobody listens, or it is full: then it wakes by itself
-                    bell = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
-                    os.write(bell, b"!")
-                    os.close(bell)
+                with suppress(OSError):  # no reader, or the pipe is full: the SuperExec polls anyway
+                    pipe = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
+                    os.write(pipe, b"!")
+                    os.close(pipe)
             push(**arguments)
-            self._last = time.monotonic()
+            self._last_message = time.monotonic()
 
-        return pushed
+        return wake_and_push
 
 
 def _find_wake_pipe() -> Path | None:
-    """By what a SuperNode wakes its SuperExec: a pipe in the client's folder."""
+    """Return the path of the pipe in the client's folder by which a SuperNode wakes its SuperExec."""
     home = os.environ.get("FLWR_HOME")
     return Path(home) / "bell" if home else None
 
 
 def _open_wake_pipe() -> int | None:
-    """The SuperExec's end of it; None where the folder cannot hold one."""
+    """Create the pipe and return the SuperExec's end; None if the file system does not support pipes."""
     if (fifo := _find_wake_pipe()) is None:
         return None
     try:
@@ -308,14 +322,14 @@ def _open_wake_pipe() -> int | None:
         return None
 
 
-def _wait_for_wake(bell: int, seconds: float) -> None:
-    if select.select([bell], [], [], seconds)[0]:
+def _wait_for_wake(pipe: int, seconds: float) -> None:
+    if select.select([pipe], [], [], seconds)[0]:
         with suppress(BlockingIOError):
-            os.read(bell, 4096)
+            os.read(pipe, 4096)
 
 
 def _end_with_parent() -> None:
-    """Be told to end when the process that started this one does, also when it is killed; Linux alone can do so."""
+    """Let the kernel terminate this process when its parent ends, also when the parent is killed; only on Linux."""
     if sys.platform == "linux":
         import ctypes
 

@@ -1,4 +1,4 @@
-"""The processes of a federation: SuperLink and proxy, a client's SuperNode, and the run itself."""
+"""Processes of a federation: SuperLink and proxy at the server, SuperNode at a client, and the run itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from feddrift.deploy.monitor.alerts import Notifier
 from feddrift.deploy.monitor.logs import read_stop_reason, rotate_in_background
@@ -29,29 +28,33 @@ from feddrift.engines.flower.client.client_toml import read_client_toml
 from feddrift.errors import ConfigError, DataError
 from feddrift.runs.record import Record
 
-BACKOFF = 5.0, 30.0  # seconds until a client tries again, at first and at most: a server takes a minute to miss it
-DISCONNECT_SECONDS = 120.0  # seconds after which a server has missed a client that is gone
-STATUS_INTERVAL_SECONDS = 5  # seconds between questions after the state of a run
-MAX_LISTED_RUNS = 10  # runs among which the one that is on must be: it is one of the newest
-START_TIMEOUT_SECONDS = 60.0  # seconds until a server's processes must answer
+MIN_RETRY_SECONDS = 5.0  # until a client that has ended starts again for the first time
+MAX_RETRY_SECONDS = 30.0
+DISCONNECT_SECONDS = 120.0  # until a server certainly considers a client disconnected that has ended
+STATUS_INTERVAL_SECONDS = 5  # between requests for the status of a run
+MAX_LISTED_RUNS = 10  # newest runs, among which the active one is searched
+START_TIMEOUT_SECONDS = 60.0  # until the processes of a server must reply
 
 _log = logging.getLogger("feddrift")
 
 
 def build_environment(folder: Path) -> dict[str, str]:
-    """Flower's own settings: nothing phones home or is installed at run time, and its files stay in the folder."""
+    """Return the environment variables of Flower's programs.
+
+    They send no telemetry, install nothing at run time, and write their files into the folder.
+    """
     return os.environ | {
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "FLWR_HOME": str(folder / "flwr"),
-        # Flower starts its own programs by name: they are beside this Python, whether that is on the path or not.
+        # Flower starts its own programs by name: they are beside this Python, which may not be on the path.
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
     }
 
 
 def find_program(name: str) -> str:
-    """A command of Flower's, from this very environment."""
+    """Return the path of a Flower program in the environment of this Python."""
     path = Path(sys.executable).parent / name
     if not path.exists():
         raise ConfigError(f"{path} is missing, install the extra: pip install 'feddrift[flower]'")
@@ -66,28 +69,28 @@ def find_server_folder(folder: Path) -> Path:
     """
     path = folder.resolve() if (folder / "federation.toml").exists() else (folder / "server").resolve()
     if not (path / "federation.toml").exists():
-        raise ConfigError(f"{folder} has no federation.toml, `feddrift deploy init` makes one")
+        raise ConfigError(f"{folder} has no federation.toml, `feddrift deploy init` creates one")
     return path
 
 
 def read_ports(server: Path) -> tuple[int, int]:
-    """The port that clients reach, and the SuperLink's own behind it."""
+    """Return the port to which clients connect, and the SuperLink's own port behind the proxy."""
     text = (server / "nginx.conf").read_text()
     outer = re.search(r"listen (?:\S+:)?([0-9]+) ssl;", text)
     inner = re.search(r"proxy_pass https://127\.0\.0\.1:([0-9]+);", text)
     if outer is None or inner is None:
-        raise ConfigError(f"{server / 'nginx.conf'} must listen on a port with ssl and pass to one of 127.0.0.1")
+        raise ConfigError(f"{server / 'nginx.conf'} must listen on a port with ssl, and pass to a port of 127.0.0.1")
     return int(outer[1]), int(inner[1])
 
 
 def read_proxy_address(server: Path) -> str:
-    """An address of this machine at which nginx listens."""
+    """Return an address of this machine at which nginx listens."""
     found = re.search(r"listen (?:(\S+):)?[0-9]+ ssl;", (server / "nginx.conf").read_text())
     return found[1].strip("[]") if found and found[1] else "127.0.0.1"
 
 
 def build_superlink_command(server: Path) -> list[str]:
-    """The command that starts the SuperLink, on this machine's loopback only."""
+    """Return the command that starts the SuperLink, on the loopback interface only."""
     return [
         find_program("flower-superlink"), "--host", "127.0.0.1", "--port", str(read_ports(server)[1]),
         "--ssl-certfile", str(server / "server.crt"), "--ssl-keyfile", str(server / "server.key"),
@@ -97,14 +100,21 @@ def build_superlink_command(server: Path) -> list[str]:
 
 
 def build_supernode_command(folder: Path, address: str | None = None, port: int | None = None) -> list[str]:
-    """The command that starts a client, with its runtime API on this port of loopback."""
+    """Return the command that starts a client's SuperNode.
+
+    Args:
+        folder: The client's folder.
+        address: The server as host:port; None: as in client.toml.
+        port: The port of the runtime API, on the loopback interface; None: any.
+    """
     settings = read_client_toml(folder)
     server = address or settings.get("server")
     if server is None:
-        raise ConfigError(f"{folder / 'client.toml'} must name the server, host:port")
-    own = find_program("flower-supernode")
+        raise ConfigError(f"{folder / 'client.toml'} must contain the server as host:port")
+    program = find_program("flower-supernode")
+    preloaded = flower_preload.build_command("flower-supernode", settings.get("look"))
     return [
-        *(flower_preload.build_command("flower-supernode", settings.get("look")) if settings.get("warm", True) else [own]),
+        *(preloaded if settings.get("warm", True) else [program]),
         "--superlink", server, "--root-certificates", str(folder / "ca.crt"),
         "--auth-supernode-private-key", str(folder / "key"), "--host", "127.0.0.1",
         "--port", str(port or find_free_port()), "--node-config", f"folder={json.dumps(str(folder))}",
@@ -113,14 +123,18 @@ def build_supernode_command(folder: Path, address: str | None = None, port: int 
 
 
 def find_free_port() -> int:
-    """A port of this machine's loopback that nobody uses."""
+    """Return an unused port of the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def run_server(folder: Path, proxy: bool = True) -> None:
-    """Run the SuperLink and, in front of it, nginx; returns when one of them ends or this process is told to."""
+    """Run the SuperLink, and nginx in front of it, until this process is terminated.
+
+    Raises:
+        DataError: If one of the processes ends.
+    """
     server = find_server_folder(folder)
     outer, inner = read_ports(server)
     commands = [build_superlink_command(server)]
@@ -130,37 +144,37 @@ def run_server(folder: Path, proxy: bool = True) -> None:
         raise ConfigError("nginx is not installed; without it (--no-proxy) only clients on this machine can connect")
     if proxy and nginx is not None:
         commands.append([nginx, "-p", str(server), "-c", str(server / "nginx.conf")])
-    dead = _find_unfinished_runs(server / "state" / "superlink.db")
-    with _run_processes(commands, build_environment(server)) as children:
-        _wait_until(lambda: _can_connect(inner), "the SuperLink to listen", children)
+    unfinished_runs = _find_unfinished_runs(server / "state" / "superlink.db")
+    with _run_processes(commands, build_environment(server)) as processes:
+        _wait_until(lambda: _can_connect(inner), "the SuperLink to listen", processes)
         register_keys(server)
-        for name in dead:
-            with suppress(DataError), _connect(server) as link:  # the SuperLink may have missed it by now
-                link.stop_run(name)
+        for run_id in unfinished_runs:
+            with suppress(DataError), _connect(server) as superlink:  # the SuperLink may have ended it already
+                superlink.stop_run(run_id)
         if proxy:
-            at = read_proxy_address(server)
-            _wait_until(lambda: _can_connect(outer, at), "nginx to listen", children)
+            address = read_proxy_address(server)
+            _wait_until(lambda: _can_connect(outer, address), "nginx to listen", processes)
         _log.info("clients can connect to port %d", outer if proxy else inner)
-        herald = Notifier(server, Settings.read(server / "federation.toml").notify)
-        with herald.run_in_background(), rotate_in_background(server / "state" / "nginx.log"):
-            ended = _wait_for_end(children)
-    raise DataError(f"the server stops, since {ended}: see its output, and start it again")
+        notifier = Notifier(server, Settings.read(server / "federation.toml").notify)
+        with notifier.run_in_background(), rotate_in_background(server / "state" / "nginx.log"):
+            end_reason = _wait_for_end(processes)
+    raise DataError(f"the server stops, since {end_reason}: see its output, and start it again")
 
 
 def register_keys(server: Path) -> None:
-    """Make the clients' keys, and no others, known to the SuperLink."""
-    known = _read_registered_keys(server / "state" / "superlink.db")
+    """Register new client keys at the SuperLink, and unregister keys that are no longer in the folder `keys`."""
+    nodes = _read_registered_keys(server / "state" / "superlink.db")
     keys = {path.stem: read_public_key(path) for path in sorted((server / "keys").glob("*.pub"))}
-    for name in (name for name, key in keys.items() if known.get(key, 0) is None):
-        _log.warning("the key of client %s was shut out, which is for good: give it a new one", name)
-    new = {name: key for name, key in keys.items() if key not in known}
-    gone = [node for key, node in known.items() if key not in keys.values() and node is not None]
-    if new or gone:
-        with _connect(server) as link:
+    for name in (name for name, key in keys.items() if nodes.get(key, 0) is None):
+        _log.warning("the key of client %s was revoked permanently: give the client a new key", name)
+    new = {name: key for name, key in keys.items() if key not in nodes}
+    removed = [node for key, node in nodes.items() if key not in keys.values() and node is not None]
+    if new or removed:
+        with _connect(server) as superlink:
             for name, key in new.items():
-                link.register_client(name, key)
-            for node in gone:
-                link.unregister_node(node)
+                superlink.register_client(name, key)
+            for node in removed:
+                superlink.unregister_node(node)
 
 
 def _connect(server: Path) -> control.SuperLinkConnection:
@@ -168,120 +182,130 @@ def _connect(server: Path) -> control.SuperLinkConnection:
 
 
 def _read_registered_keys(database: Path) -> dict[bytes, int | None]:
-    """By key, the node that the SuperLink has for it; None: it was shut out. No command of Flower's tells the keys."""
+    """Return the SuperLink's node of each key, None for a revoked key; Flower has no command that lists the keys."""
     try:
-        with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as opened:
-            rows = opened.execute("SELECT public_key, node_id, status FROM node").fetchall()
+        with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
+            rows = connection.execute("SELECT public_key, node_id, status FROM node").fetchall()
     except sqlite3.Error as error:
-        raise DataError(f"cannot read the keys in {database}, which the SuperLink writes: {error}") from None
-    return {key: None if status == "unregistered" else node % 2**64 for key, node, status in rows}  # it is kept signed
+        raise DataError(f"cannot read the keys in {database}, the SuperLink's database: {error}") from None
+    return {key: None if status == "unregistered" else node % 2**64 for key, node, status in rows}  # stored as signed
 
 
 def _find_unfinished_runs(database: Path) -> list[int]:
-    """Runs that ended with the server before this one: the SuperLink would miss them after a minute only."""
+    """Return the runs that ended with the previous server; the SuperLink itself notices this only after a minute."""
     if not database.exists():
         return []
     query = "SELECT run.run_id FROM run JOIN task ON task_id = primary_task_id WHERE finished_at IS NULL"
     try:
-        with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as opened:
-            return [name % 2**64 for (name,) in opened.execute(query)]
+        with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
+            return [run_id % 2**64 for (run_id,) in connection.execute(query)]
     except sqlite3.Error as error:
-        _log.warning("cannot read the runs in %s, a run that is on is missed in a minute: %s", database, error)
+        _log.warning("cannot read the runs in %s, an unfinished run ends after a minute: %s", database, error)
         return []
 
 
 def run_client(folder: Path, address: str | None = None) -> None:
-    """Run a client, again and again: a server that takes it to be connected still refuses it for a minute."""
-    folder, wait = folder.resolve(), BACKOFF[0]
+    """Run a client, and start it again whenever it ends.
+
+    A server refuses a client for up to a minute after its connection was lost.
+
+    Args:
+        folder: The client's folder.
+        address: The server as host:port; None: as in client.toml.
+    """
+    folder = folder.resolve()
+    retry_seconds = MIN_RETRY_SECONDS
     if not (folder / "client.toml").exists():
-        raise ConfigError(f"{folder} is no client's folder: it has no client.toml")
-    since = time.monotonic()  # it was let in last, or has tried to
+        raise ConfigError(f"{folder} is not a client's folder: it has no client.toml")
+    refused_since = time.monotonic()
     while True:
         began = time.monotonic()
-        ended = _run_client_processes(folder, address)
+        reason = _run_client_processes(folder, address)
         if time.monotonic() - began > DISCONNECT_SECONDS:
-            wait, since = BACKOFF[0], time.monotonic()
-        elif EXECUTOR_PROGRAM not in ended:
+            retry_seconds = MIN_RETRY_SECONDS
+            refused_since = time.monotonic()
+        elif EXECUTOR_PROGRAM not in reason:
             server = address or read_client_toml(folder).get("server", "")
-            ended = f"{ended}: {_explain_refusal(server, time.monotonic() - since)}"
-        _log.warning("%s; the client starts again in %g s", ended, wait)
-        time.sleep(wait)
-        wait = min(2 * wait, BACKOFF[1])
+            reason = f"{reason}: {_explain_refusal(server, time.monotonic() - refused_since)}"
+        _log.warning("%s; the client starts again in %g s", reason, retry_seconds)
+        time.sleep(retry_seconds)
+        retry_seconds = min(2 * retry_seconds, MAX_RETRY_SECONDS)
 
 
 def _explain_refusal(server: str, seconds: float) -> str:
-    """What it means that a client has not been let in for so long: Flower's own words are a code."""
+    """Return the probable reason why a client could not connect for this time; Flower reports only a code."""
     host, _, port = server.rpartition(":")
     if not _can_connect(int(port) if port.isdecimal() else 0, host):
-        return f"the server, {server}, cannot be reached"
+        return f"cannot connect to the server {server}"
     if seconds < DISCONNECT_SECONDS:
-        return "the server lets nobody in whom it takes to be connected, and it takes a minute to miss a client"
+        return "the server may still consider this client connected: this takes up to a minute"
     return (
-        f"the server has not let it in for {seconds / 60:.0f} minutes: its key was taken back or replaced there "
-        "(`feddrift deploy rotate` gives it another), or its clock is off (`feddrift deploy check` says so)"
+        f"the server has refused this client for {seconds / 60:.0f} minutes: its key was revoked or replaced there "
+        "(`feddrift deploy rotate` creates a new one), or its clock is wrong (`feddrift deploy check` reports this)"
     )
 
 
 def _run_client_processes(folder: Path, address: str | None) -> str:
-    """A SuperNode and its SuperExec, from their start until one of them has ended; which it is."""
+    """Run a SuperNode and its SuperExec until one of them ends, and return which one ended."""
     runtime.prepare_runtime_files(folder)
-    port, env = find_free_port(), build_environment(folder)
-    with _run_processes([build_supernode_command(folder, address, port)], env) as children:
+    port = find_free_port()
+    environment = build_environment(folder)
+    with _run_processes([build_supernode_command(folder, address, port)], environment) as processes:
         try:
-            _wait_until(
-                lambda: _can_connect(port), "the SuperNode to listen", children, 3 * START_TIMEOUT_SECONDS
-            )  # small machines are slow
+            what = "the SuperNode to listen"
+            _wait_until(lambda: _can_connect(port), what, processes, 3 * START_TIMEOUT_SECONDS)  # for small machines
         except DataError as error:
             return str(error)
-        own = (
-            flower_preload.build_command(EXECUTOR_PROGRAM)
-            if read_client_toml(folder).get("warm", True)
-            else [find_program(EXECUTOR_PROGRAM)]
-        )
-        command = [*own, *runtime.build_superexec_arguments(folder, port, children[0].pid)]
-        children.append(subprocess.Popen(command, env=env, start_new_session=True))
-        return _wait_for_end(children)
+        is_preloaded = read_client_toml(folder).get("warm", True)
+        program = flower_preload.build_command(EXECUTOR_PROGRAM) if is_preloaded else [find_program(EXECUTOR_PROGRAM)]
+        command = [*program, *runtime.build_superexec_arguments(folder, port, processes[0].pid)]
+        processes.append(subprocess.Popen(command, env=environment, start_new_session=True))
+        return _wait_for_end(processes)
 
 
 def follow_federation(folder: Path) -> Iterator[tuple[Record, int, bool]]:
-    """Start the federation, or follow it where it runs; each time step when it is trained, and when it is tested."""
+    """Start the federation, or follow it if it runs already, until its end.
+
+    Yields:
+        The record, a time step, and whether the step is tested: once when it is trained, and once when it is tested.
+
+    Raises:
+        DataError: If the run fails.
+    """
     server = find_server_folder(folder)
-    watch = RecordWatcher(server)
-    with _connect(server) as link:
-        active = [
-            name for name, status in link.list_runs(limit=MAX_LISTED_RUNS).items() if not status.startswith("finished")
-        ]
-        if active:
-            name = active[0]
-        else:
-            config = f"folder={json.dumps(str(server))}"
-            answer = run_flwr_command(server, "run", str(server / "app"), "local", "--run-config", config, link=False)
-            if "run-id" not in answer:
-                raise DataError(f"Flower did not start the run: {answer}")
-            name = int(answer["run-id"])
+    watcher = RecordWatcher(server)
+    with _connect(server) as superlink:
+        runs = superlink.list_runs(limit=MAX_LISTED_RUNS)
+        run_id = next((number for number, status in runs.items() if not status.startswith("finished")), None)
+        if run_id is None:
+            run_id = _start_run(server)
         status = ""
         while not status.startswith("finished"):
-            for _ in range(STATUS_INTERVAL_SECONDS):  # at the file, which is nearer
+            for _ in range(STATUS_INTERVAL_SECONDS):  # reading the file is cheaper than a request
                 time.sleep(1)
-                yield from watch.read_new_steps()
-            status = link.list_runs(run_id=name).get(name, "finished:lost")
-    yield from watch.read_new_steps()
+                yield from watcher.read_new_steps()
+            status = superlink.list_runs(run_id=run_id).get(run_id, "finished:lost")
+    yield from watcher.read_new_steps()
     if status != "finished:completed":
         raise DataError(f"the run has ended ({status}): {read_stop_reason(server / 'state' / 'server.log')}")
 
 
-def run_flwr_command(server: Path, *words: str, link: bool = True) -> dict[str, Any]:
-    """What a command of Flower's says, about the SuperLink of this server."""
-    command = [find_program("flwr"), *words, *(["local"] if link else []), "--format", "json"]
+def _start_run(server: Path) -> int:
+    """Start a run of the server's app with `flwr run`, and return its number."""
+    config = f"folder={json.dumps(str(server))}"
+    command = [find_program("flwr"), "run", str(server / "app"), "local", "--run-config", config, "--format", "json"]
     result = subprocess.run(command, env=build_environment(server), capture_output=True, text=True, timeout=120)
     try:
-        return dict(json.loads(result.stdout[result.stdout.index("{") :]))
+        reply = dict(json.loads(result.stdout[result.stdout.index("{") :]))
     except ValueError:
-        raise DataError(f"{' '.join(words[:2])} failed: {(result.stderr or result.stdout).strip()[-400:]}") from None
+        raise DataError(f"`flwr run` failed: {(result.stderr or result.stdout).strip()[-400:]}") from None
+    if "run-id" not in reply:
+        raise DataError(f"Flower did not start the run: {reply}")
+    return int(reply["run-id"])
 
 
 def is_server_running(server: Path) -> bool:
-    """Whether the SuperLink of this server runs, on this machine."""
+    """Return whether the SuperLink of this server runs, on this machine."""
     return _can_connect(read_ports(server)[1])
 
 
@@ -294,50 +318,50 @@ def _can_connect(port: int, address: str = "127.0.0.1") -> bool:
 
 
 def _wait_until(
-    true: Callable[[], bool],
+    condition: Callable[[], bool],
     what: str,
-    children: Sequence[subprocess.Popen[bytes]],
-    patience: float = START_TIMEOUT_SECONDS,
+    processes: Sequence[subprocess.Popen[bytes]],
+    timeout_seconds: float = START_TIMEOUT_SECONDS,
 ) -> None:
-    end = time.monotonic() + patience
-    while not true():
-        if time.monotonic() > end or any(child.poll() is not None for child in children):
-            raise DataError(f"waited for {what}: it does not, see the output")
+    deadline = time.monotonic() + timeout_seconds
+    while not condition():
+        if time.monotonic() > deadline or any(process.poll() is not None for process in processes):
+            raise DataError(f"waited in vain for {what}: see the output")
         time.sleep(0.2)
 
 
-def _wait_for_end(children: Sequence[subprocess.Popen[bytes]]) -> str:
-    """Wait until one of these has ended, or what runs apps for it, without which it would be mute; which it is."""
-    names = {child.pid: _find_program_name(child) for child in children}
+def _wait_for_end(processes: Sequence[subprocess.Popen[bytes]]) -> str:
+    """Wait until a process ends, or the SuperExec that runs its apps, and return which one ended."""
+    names = {process.pid: _find_program_name(process) for process in processes}
     executors = ExecutorMonitor(pid for pid, name in names.items() if name == "flower-superlink")
     while True:
-        for child in children:
-            if child.poll() is not None:
-                return f"{names[child.pid]} has ended with code {child.returncode}"
+        for process in processes:
+            if process.poll() is not None:
+                return f"{names[process.pid]} has ended with code {process.returncode}"
         if executors.has_lost_executor():
             return f"{EXECUTOR_PROGRAM} has ended"
         time.sleep(1)
 
 
-def _find_program_name(child: subprocess.Popen[bytes]) -> str:
-    """The program: with a warm start its name is not the first word."""
-    names = [Path(word).name for word in map(str, child.args)]  # type: ignore[arg-type]
+def _find_program_name(process: subprocess.Popen[bytes]) -> str:
+    """Return the name of a program; with a warm start it is not the first word of the command."""
+    names = [Path(word).name for word in map(str, process.args)]  # type: ignore[arg-type]
     return next((name for name in names if name.startswith("flower-")), names[0])
 
 
 @contextmanager
 def _run_processes(commands: Sequence[list[str]], env: dict[str, str]) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Run these, each in a group of its own, and end them and all that they started when this ends."""
+    """Run commands, each in its own process group; at the end, terminate them and all their descendants."""
 
     def stop(*_: object) -> None:
         raise SystemExit(0)
 
-    before = signal.signal(signal.SIGTERM, stop)
-    children: list[subprocess.Popen[bytes]] = []
+    previous_handler = signal.signal(signal.SIGTERM, stop)
+    processes: list[subprocess.Popen[bytes]] = []
     try:
-        children += (subprocess.Popen(command, env=env, start_new_session=True) for command in commands)
-        yield children
+        processes += (subprocess.Popen(command, env=env, start_new_session=True) for command in commands)
+        yield processes
     finally:
-        for child in children:
-            end_process_tree(child)
-        signal.signal(signal.SIGTERM, before)
+        for process in processes:
+            end_process_tree(process)
+        signal.signal(signal.SIGTERM, previous_handler)

@@ -1,4 +1,4 @@
-"""Processes that start others: which of them live, and how all of them are ended, each by its own id."""
+"""Process trees: find the descendants of a process, and end them all, each by its own id."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-EXECUTOR_PROGRAM = "flower-superexec"  # starts the app for SuperLink and SuperNode, which do not miss it
-TERMINATION_STAGES = (signal.SIGTERM, 15.0), (signal.SIGKILL, 5.0)  # and the seconds until the next
+EXECUTOR_PROGRAM = "flower-superexec"  # runs apps for SuperLink and SuperNode, which do not notice when it ends
+TERMINATION_STAGES = (signal.SIGTERM, 15.0), (signal.SIGKILL, 5.0)  # signals, and seconds until the next stage
 
 
 @dataclass(frozen=True)
 class Process:
-    """A process that lives; a later one of the same id has started at another time."""
+    """A running process; a later process with the same id has another start time."""
 
     pid: int
     parent: int
@@ -25,23 +25,29 @@ class Process:
 
 
 def find_descendants(pid: int, processes: Iterable[Process] | None = None) -> list[Process]:
-    """All that descend from a process, nearest first."""
-    every = list(list_processes() if processes is None else processes)
-    pids, found = [pid], list[Process]()
+    """Return all descendants of a process, nearest first.
+
+    Args:
+        pid: The process.
+        processes: All running processes; None: they are listed.
+    """
+    candidates = list(list_processes() if processes is None else processes)
+    pids = [pid]
+    descendants: list[Process] = []
     for parent in pids:
-        children = [process for process in every if process.parent == parent]
+        children = [process for process in candidates if process.parent == parent]
         pids += (child.pid for child in children)
-        found += children
-    return found
+        descendants += children
+    return descendants
 
 
 def list_processes() -> list[Process]:
-    """All processes but those that are dead and not yet buried; none where the system has no /proc."""
+    """Return all processes that have not ended; none if the system has no /proc."""
     return [process for path in Path("/proc").glob("[0-9]*/stat") if (process := _read_process(path))]
 
 
 def _read_process(path: Path) -> Process | None:
-    with suppress(OSError, ValueError, IndexError):  # it has ended meanwhile
+    with suppress(OSError, ValueError, IndexError):  # the process has ended meanwhile
         fields = path.read_text().rpartition(")")[2].split()
         if fields[0] not in "ZX":
             return Process(int(path.parent.name), int(fields[1]), int(fields[19]))
@@ -49,57 +55,64 @@ def _read_process(path: Path) -> Process | None:
 
 
 class ExecutorMonitor:
-    """Watches what runs apps for these processes: once gone, it does not come back by itself."""
+    """Monitor of the SuperExecs of some processes: one that has ended does not start again by itself.
+
+    Args:
+        pids: The processes, each of which starts a SuperExec.
+        patience: The number of seconds after which each has certainly started its SuperExec.
+    """
 
     def __init__(self, pids: Iterable[int], patience: float = 180.0) -> None:
-        self._pids, self._seen = set(pids), dict[int, Process]()
-        self._end = time.monotonic() + patience  # by then each has started its own
+        self._pids = set(pids)
+        self._executors: dict[int, Process] = {}
+        self._deadline = time.monotonic() + patience
 
     def has_lost_executor(self) -> bool:
-        """Whether one of them is not there that was at an earlier look, or should be by now."""
-        if self._seen.keys() == self._pids and all(
-            _read_process(Path(f"/proc/{p.pid}/stat")) == p for p in self._seen.values()
+        """Return whether a SuperExec is missing that was found by an earlier call, or should have started by now."""
+        if self._executors.keys() == self._pids and all(
+            _read_process(Path(f"/proc/{executor.pid}/stat")) == executor for executor in self._executors.values()
         ):
-            return False  # a look at all processes every second is a hundredth of a core
-        every = list_processes()
-        now = {
-            pid: p
+            return False  # reading all processes every second would take a hundredth of a core
+        processes = list_processes()
+        found = {
+            pid: process
             for pid in self._pids
-            for p in find_descendants(pid, every)
-            if EXECUTOR_PROGRAM in _read_command_line(p.pid)
+            for process in find_descendants(pid, processes)
+            if EXECUTOR_PROGRAM in _read_command_line(process.pid)
         }
-        expected = self._pids if every and time.monotonic() > self._end else set(self._seen)
-        self._seen |= now
-        return bool(expected - now.keys())
+        expected = self._pids if processes and time.monotonic() > self._deadline else set(self._executors)
+        self._executors |= found
+        return bool(expected - found.keys())
 
 
 def end_process_tree(child: subprocess.Popen[bytes]) -> None:
-    """Ask a child of ours and all below it to end, also those with a session of their own, and make them."""
-    every = list_processes()
-    known = {_identify(process) for process in every if process.pid == child.pid}
-    for how, seconds in TERMINATION_STAGES:
-        told, deadline = set[tuple[int, int]](), time.monotonic() + seconds
-        if not every or child.poll() is not None:  # the system does not say who there is, or its parent is dead
+    """End a child process and all its descendants, also those in other sessions: first SIGTERM, then SIGKILL."""
+    processes = list_processes()
+    tree = {_identify(process) for process in processes if process.pid == child.pid}
+    for number, seconds in TERMINATION_STAGES:
+        signaled: set[tuple[int, int]] = set()
+        deadline = time.monotonic() + seconds
+        if not processes or child.poll() is not None:  # processes cannot be listed, or their parent has ended
             with suppress(ProcessLookupError, PermissionError):
-                os.killpg(child.pid, how)
+                os.killpg(child.pid, number)
         while True:
-            every = list_processes()
-            for pid, _ in known & set(map(_identify, every)):
-                known |= set(map(_identify, find_descendants(pid, every)))
-            left = known & set(map(_identify, every))
+            processes = list_processes()
+            for pid, _ in tree & set(map(_identify, processes)):
+                tree |= set(map(_identify, find_descendants(pid, processes)))
+            left = tree & set(map(_identify, processes))
             if child.poll() is not None and not left:
                 return
-            for pid, started in left - told:
+            for pid, start_time in left - signaled:
                 with suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, how)
-                told.add((pid, started))
+                    os.kill(pid, number)
+                signaled.add((pid, start_time))
             if time.monotonic() > deadline:
                 break
             time.sleep(0.1)
 
 
 def _identify(process: Process) -> tuple[int, int]:
-    """What no other process is called, also later."""
+    """Return an identifier that no other process has, now or later."""
     return process.pid, process.start_time
 
 

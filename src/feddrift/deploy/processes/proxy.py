@@ -1,4 +1,4 @@
-"""nginx in front of the SuperLink: the one port that is open to the network, and what it bears."""
+"""Configuration of nginx, the proxy in front of the SuperLink: the only port that is open to the network."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from pathlib import Path
 from feddrift.errors import ConfigError
 
 MAX_REQUEST = "16m"  # Flower sends large objects in pieces of 5 MB
-# From one address, behind which there may be 40 clients with up to 4 connections each. What comes faster than RATE has
-# to wait; refused, with 503, after which Flower tries again, is only who asks for more at once than these can.
-MAX_CONNECTIONS_PER_ADDRESS, REQUESTS_PER_SECOND, MAX_IMMEDIATE_REQUESTS = 256, 200, 400
+# Limits per address, which may be shared by 40 clients with up to 4 connections each. Faster requests are delayed. More
+# requests at once than all these clients send are refused with code 503, and Flower tries again.
+MAX_CONNECTIONS_PER_ADDRESS = 256
+REQUESTS_PER_SECOND = 200
+MAX_IMMEDIATE_REQUESTS = 400
 
 NGINX_TEMPLATE = """\
-# Clients reach this proxy only, and of the SuperLink only the fleet path: its control path has no authentication.
+# Clients connect to this proxy. It passes on only the fleet API: the SuperLink's control API has no authentication.
 daemon off;
 worker_processes auto;
 worker_rlimit_nofile 4096;
@@ -31,7 +33,7 @@ http {{
   scgi_temp_path {state}/nginx-scgi;
   limit_conn_zone $binary_remote_addr zone=from:1m;
   limit_req_zone $binary_remote_addr zone=asks:1m rate={rate}r/s;
-  client_header_timeout 10s;  # who sends a request byte by byte holds no connection for long
+  client_header_timeout 10s;  # a client that sends its request byte by byte must not block a connection
   client_body_timeout 30s;
   server {{
     {listen}
@@ -49,7 +51,7 @@ http {{
       proxy_ssl_trusted_certificate {server}/ca.crt;
       proxy_ssl_name localhost;
       proxy_read_timeout 300s;
-      proxy_request_buffering off;  # nothing goes by way of a file: workers may not enter this folder
+      proxy_request_buffering off;  # no temporary files: workers may not enter this folder
       proxy_max_temp_file_size 0;
     }}
     location / {{ return 403; }}
@@ -59,21 +61,38 @@ http {{
 
 
 def format_nginx_config(server: Path, bind: str | None, port: int, inner: int) -> str:
-    """nginx.conf."""
+    """Return the content of nginx.conf.
+
+    Args:
+        server: The server's folder.
+        bind: The address at which nginx listens; None: all addresses.
+        port: The port to which clients connect.
+        inner: The SuperLink's own port.
+
+    Raises:
+        ConfigError: If `bind` is not an address.
+    """
     return NGINX_TEMPLATE.format(
-        state=server / "state", server=server, listen=format_listen_directives(bind, port), inner=inner, max_request=MAX_REQUEST,
-        connections=MAX_CONNECTIONS_PER_ADDRESS, rate=REQUESTS_PER_SECOND, at_once=MAX_IMMEDIATE_REQUESTS, burst=MAX_IMMEDIATE_REQUESTS + MAX_CONNECTIONS_PER_ADDRESS,
-    )  # fmt: skip
+        state=server / "state",
+        server=server,
+        listen=format_listen_directives(bind, port),
+        inner=inner,
+        max_request=MAX_REQUEST,
+        connections=MAX_CONNECTIONS_PER_ADDRESS,
+        rate=REQUESTS_PER_SECOND,
+        at_once=MAX_IMMEDIATE_REQUESTS,
+        burst=MAX_IMMEDIATE_REQUESTS + MAX_CONNECTIONS_PER_ADDRESS,
+    )
 
 
 def format_listen_directives(bind: str | None, port: int) -> str:
-    """Where nginx listens: at one address, or at all of this machine, those of IPv6 where it has any."""
+    """Return nginx's `listen` directives: for one address, or for all of this machine, with IPv6 if it is available."""
     if bind is None:
         return f"listen {port} ssl;" + (f"\n    listen [::]:{port} ssl;" if _has_ipv6() else "")
     try:
         return f"listen {format_address(str(ipaddress.ip_address(bind)), port)} ssl;"
     except ValueError:
-        raise ConfigError(f"--bind takes an address of the server, such as 192.0.2.1 or ::1, got {bind!r}") from None
+        raise ConfigError(f"--bind must be an address of the server, such as 192.0.2.1 or ::1, got {bind!r}") from None
 
 
 def _has_ipv6() -> bool:
@@ -86,5 +105,5 @@ def _has_ipv6() -> bool:
 
 
 def format_address(host: str, port: int) -> str:
-    """Both in one, as nginx and Flower take them."""
+    """Return host and port as one text, in the format of nginx and Flower."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,7 +1,7 @@
-"""A SuperNode's runtime API, on loopback: for this client's own processes, not for others who use the machine.
+"""Protection of a SuperNode's runtime API, on the loopback interface, from other users of the machine.
 
-Flower's SuperNode asks nobody who takes its tasks unless SuperExec is started apart, with a secret that both know;
-TLS keeps SuperExec, which runs what it is told to, from another listener on that port.
+Flower's SuperNode authenticates the SuperExec that takes its tasks only if this is started separately, with a shared
+secret. SuperExec runs what the API sends, so TLS protects it from another program that listens on that port.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 from cryptography.x509.oid import NameOID
 
-VALID_DAYS, MIN_DAYS_LEFT = 3650, 365  # how long a certificate is valid, and how long at least when a client starts
-SECRET_BYTES = 32  # bytes
+VALID_DAYS = 3650  # of a new certificate
+MIN_DAYS_LEFT = 365  # of the certificate when a client starts, else it is replaced
+SECRET_BYTES = 32
 
 
 def prepare_runtime_files(folder: Path) -> None:
-    """A secret and a certificate, made once; apps that an earlier start has taken in are gone."""
+    """Create a client's secret and certificate if they do not exist, and delete apps that were installed before."""
     home = folder / "flwr"
     home.mkdir(exist_ok=True)
-    shutil.rmtree(home / "apps", ignore_errors=True)  # Flower would not look at them again
+    shutil.rmtree(home / "apps", ignore_errors=True)  # Flower does not verify installed apps again
     if _has_valid_files(home):
         return
     key = ec.generate_private_key(ec.SECP256R1())
@@ -43,16 +44,16 @@ def _has_valid_files(home: Path) -> bool:
         secret = (home / "runtime.secret").read_bytes()
     except (OSError, ValueError, TypeError):
         return False
-    left = certificate.not_valid_after_utc - datetime.now(UTC)
+    time_left = certificate.not_valid_after_utc - datetime.now(UTC)
     return (
         private.public_key() == certificate.public_key()
         and len(secret) == SECRET_BYTES
-        and left > timedelta(days=MIN_DAYS_LEFT)
+        and time_left > timedelta(days=MIN_DAYS_LEFT)
     )
 
 
 def build_supernode_arguments(folder: Path) -> list[str]:
-    """The words with which a SuperNode guards that API."""
+    """Return the arguments that make a SuperNode protect its runtime API."""
     home = folder / "flwr"
     return [
         "--isolation", "process", "--superexec-auth-secret-file", str(home / "runtime.secret"),
@@ -62,7 +63,13 @@ def build_supernode_arguments(folder: Path) -> list[str]:
 
 
 def build_superexec_arguments(folder: Path, port: int, supernode: int) -> list[str]:
-    """The words with which SuperExec asks the SuperNode with this id for tasks; it ends when that does."""
+    """Return the arguments with which SuperExec connects to a SuperNode, and ends when that ends.
+
+    Args:
+        folder: The client's folder.
+        port: The port of the runtime API.
+        supernode: The process id of the SuperNode.
+    """
     home = folder / "flwr"
     return [
         "--runtime-api-address", f"127.0.0.1:{port}", "--root-certificates", str(home / "runtime.crt"),
@@ -80,7 +87,7 @@ def _create_certificate(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))  # clocks are set back
+        .not_valid_before(now - timedelta(days=1))  # the clock may be set back later
         .not_valid_after(now + timedelta(days=VALID_DAYS))
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -91,7 +98,7 @@ def _create_certificate(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
 
 
 def _write_private_file(path: Path, data: bytes) -> None:
-    """For the owner alone, also where an older file was open to others."""
+    """Write a file that only its owner may read, also if others could read the file before."""
     path.unlink(missing_ok=True)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(data)

@@ -19,7 +19,7 @@ from feddrift._internal import checkpoint
 from feddrift.deploy.monitor.status import read_status
 from feddrift.deploy.settings import MAX_ARCHIVED_TIME_STEPS
 from feddrift.errors import DataError
-from feddrift.reports.summary import joined
+from feddrift.reports.summary import has_joined
 
 MIN_FREE_CHECKPOINTS = 4  # free disk space, in checkpoints, that is reserved for the server's own checkpoints
 
@@ -142,18 +142,18 @@ def list_archived_steps(server: Path) -> list[ArchivedStep]:
     """Return all time steps in the archive of a server, in order, with details from the record."""
     archive = Archive(server / "state")
     federation = read_status(server)
-    has_joined = None if federation is None else joined(federation.record)
+    is_member = None if federation is None else has_joined(federation.record)
     steps = []
     for time in archive.list_times():
         t = time - 1
         pinned = archive.is_pinned(time)
-        if federation is None or has_joined is None or t >= federation.record.rows.steps:
+        if federation is None or is_member is None or t >= federation.record.rows.steps:
             steps.append(ArchivedStep(time, pinned))  # the record was moved away, or does not contain the step yet
             continue
         rows = federation.record.rows
         header = federation.record.header
         users: dict[int, list[str]] = {}
-        for c in np.flatnonzero(has_joined[t]).tolist():
+        for c in np.flatnonzero(is_member[t]).tolist():
             users.setdefault(int(rows.model[t, c]), []).append(header["clients"][c])
         tested = rows.tested[t] if t < federation.record.tested else rows.tested[t] * 0
         n_right = (rows.accuracy[t] * tested)[tested > 0].sum()
