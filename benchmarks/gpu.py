@@ -44,12 +44,12 @@ def step() -> None:
 
     from feddrift.engines.simulator.simulator import Simulator
     from feddrift.engines.sparse_weights import Entries
-    from feddrift.engines.worker import Work
-    from feddrift.models import fresh
-    from feddrift.trees import leaves
+    from feddrift.engines.worker import TrainingPlan
+    from feddrift.models import init_models
+    from feddrift.trees import tree_leaves
 
     net, stream = fd.mlp(784, 1568, 10), fd.stream("mnist-4")
-    size = sum(leaf[0].nbytes for leaf in leaves(fresh(net, 0).params))
+    size = sum(leaf[0].nbytes for leaf in tree_leaves(init_models(net, 0).params))
     arrays = [jnp.ones((1 << 26,)) for _ in range(4)]
     copy = jax.jit(lambda arrays: [array + 1 for array in arrays], donate_argnums=0)
     for _ in range(12):
@@ -66,11 +66,11 @@ def step() -> None:
         local = fd.Local(steps=STEPS, precision=precision)
         engine = Simulator(stream, net, local, 0)
         for n in LANES:
-            models, clients = fresh(net, 0, -(-n // 10)), stream.n_clients
+            models, clients = init_models(net, 0, -(-n // 10)), stream.n_clients
             w = np.zeros((10, clients, len(models)))
             w[:, np.arange(n) % clients, np.arange(n) // clients] = 1
             worker = engine.worker(9)
-            work, took = Work.of(models, Entries.of(w, w.shape), worker.known.counts), {}
+            work, took = TrainingPlan.of(models, Entries.of(w, w.shape), worker.known.counts), {}
             for rounds in (1, 1, 1, ROUNDS + 1, ROUNDS + 1, ROUNDS + 1):
                 begin = time.perf_counter()
                 worker.rounds(models, work, 0, rounds, local)

@@ -38,7 +38,7 @@ def main() -> None:
         else:
             ax.set_ylim(bottom=0)
     fig.axes[1].legend(frameon=False, fontsize=8, loc="upper left")
-    style.save(fig, FIGURE)
+    style.save_picture(fig, FIGURE)
 
 
 if __name__ == "__main__":

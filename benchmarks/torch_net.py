@@ -17,7 +17,7 @@ from torch import nn
 
 import feddrift as fd
 from feddrift.nets import named_net
-from feddrift.nets.torch import seeded
+from feddrift.nets.torch import call_with_seed
 
 
 class CNN(nn.Module):
@@ -34,7 +34,7 @@ class CNN(nn.Module):
 
 
 def init(key: Any) -> Any:
-    state = seeded(CNN, int(key[0]) << 32 | int(key[1])).state_dict()
+    state = call_with_seed(CNN, int(key[0]) << 32 | int(key[1])).state_dict()
     return {name: values.detach().numpy().copy() for name, values in state.items()}
 
 

@@ -1,7 +1,8 @@
 """What the site needs beside the pages: the files outside docs/ that they link to, and real code beside pseudo-code.
 
 Links are written as GitHub understands them (`../examples/own_net.py`). On the site such a file is a page below
-`repository/`, and the comment `<!-- code: src/feddrift/clustering.py distances -->` becomes that function's source.
+`repository/`. The comment `<!-- code: src/feddrift/clustering.py compute_distances -->` becomes the source of that
+function.
 """
 
 from __future__ import annotations
@@ -119,8 +120,8 @@ def as_page(path: str) -> str:
 def code(path: str, name: str) -> str:
     """The source of a function, class or method of a file.
 
-    >>> code("src/feddrift/clustering.py", "rises").splitlines()[0]
-    'def rises(lowest: Floats, reference: Floats, delta: float) -> Bools:'
+    >>> code("src/feddrift/clustering.py", "detect_rise").splitlines()[0]
+    'def detect_rise(lowest: Floats, reference: Floats, delta: float) -> Bools:'
     """
     text = (ROOT / path).read_text()
     found: Any = ast.parse(text)

@@ -15,8 +15,15 @@ import numpy as np
 import feddrift as fd
 from feddrift.engines.server.engine import Engine
 from feddrift.engines.simulator.simulator import Simulator
-from feddrift.engines.worker import Question, Scored, Work, Worker, gathered, in_turn
-from feddrift.simulation import steps_on
+from feddrift.engines.worker import (
+    CellScores,
+    StatisticsRequest,
+    TrainingPlan,
+    Worker,
+    concatenate_updates,
+    run_rounds_sequentially,
+)
+from feddrift.simulation import run_steps
 from feddrift.types import Ints, Local, Metric, Models, Moments, State, Tournament, Updates
 
 POOL = ThreadPoolExecutor(HANDS := 2)
@@ -43,7 +50,9 @@ class CrewWorker(Worker):
     def each(self, ask: Callable[[int, Worker], Any]) -> list[Any]:
         return list(POOL.map(ask, range(HANDS), self.hands))
 
-    def score(self, models: Models, cells: Ints, metric: Metric, most: Any = None, by: Any = None) -> Iterator[Scored]:
+    def score(
+        self, models: Models, cells: Ints, metric: Metric, most: Any = None, by: Any = None
+    ) -> Iterator[CellScores]:
         for k, hand in enumerate(self.hands):
             mine = np.flatnonzero(self.hand_of[cells[:, 1]] == k)
             for which, sums, sizes in hand.score(models, cells[mine], metric, most, by):
@@ -53,7 +62,7 @@ class CrewWorker(Worker):
         found = self.each(lambda k, hand: hand.confusion(models, clients[self.hand_of[clients] == k]))
         return np.asarray(np.concatenate(found)[np.argsort(np.argsort(self.hand_of[clients], kind="stable"))])
 
-    def describe(self, models: Models, clients: Ints, question: Question) -> Moments:
+    def describe(self, models: Models, clients: Ints, question: StatisticsRequest) -> Moments:
         found = self.each(lambda k, hand: hand.describe(models, clients[self.hand_of[clients] == k], question))
         order = np.argsort(np.argsort(self.hand_of[clients], kind="stable"))
         parts = zip(*((part.count, part.mean, part.std) for part in found), strict=True)
@@ -63,13 +72,13 @@ class CrewWorker(Worker):
         mine = [{c: router for c, router in routers.items() if self.hand_of[c] == k} for k in range(HANDS)]
         return np.asarray(sum(self.each(lambda k, hand: hand.reroute(models, votes, ballot, mine[k]))))
 
-    def updates(self, models: Models, work: Work, round: int, local: Local) -> Updates:
+    def updates(self, models: Models, work: TrainingPlan, round: int, local: Local) -> Updates:
         mine = [work.select(self.hand_of == k) for k in range(HANDS)]
         found = self.each(lambda k, hand: mine[k].n_lanes and hand.updates(models, mine[k], round, local))
-        return gathered(models, work, [part for part in found if part])
+        return concatenate_updates(models, work, [part for part in found if part])
 
-    def rounds(self, models: Models, work: Work, first: int, last: int, local: Local) -> tuple[Models, Ints]:
-        return in_turn(self, models, work, first, last, local)
+    def rounds(self, models: Models, work: TrainingPlan, first: int, last: int, local: Local) -> tuple[Models, Ints]:
+        return run_rounds_sequentially(self, models, work, first, last, local)
 
     def trial(self, models: Models, older: Any, parent: Ints, starts: Any, local: Local) -> Tournament:
         mine = [np.where(self.hand_of == k, parent, -1) for k in range(HANDS)]
@@ -90,5 +99,5 @@ class CrewWorker(Worker):
 
 if __name__ == "__main__":
     crew = Crew(stream := fd.stream("sine-2"), fd.mlp(2, 4, 2), fd.Local(rounds=10), 2)
-    for step in steps_on(crew, fd.algorithm("FedDrift", stream)):
+    for step in run_steps(crew, fd.algorithm("FedDrift", stream)):
         print(f"time {step.tau}: accuracy {step.accuracy.mean():.3f}, models {step.model}")

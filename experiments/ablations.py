@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from feddrift.algorithms.auto import private_models
 from feddrift.algorithms.auto.method import AutoState, FedDriftAuto
-from feddrift.algorithms.auto.review import current_assignment
+from feddrift.algorithms.auto.review import find_current_assignment
 from feddrift.types import Federation, State
 
 
@@ -29,7 +29,7 @@ class private_always(FedDriftAuto):
 
 def _set_ensemble_gain(state: AutoState, gain: private_models.EnsembleGain) -> AutoState:
     size = private_models.choose_ensemble_size(gain)
-    votes = private_models.share_votes_equally(state.models, current_assignment(state.w), size)
+    votes = private_models.share_votes_equally(state.models, find_current_assignment(state.w), size)
     return replace(state, ensemble_gain=gain, votes=votes)
 
 

@@ -42,7 +42,7 @@ def accuracy(records: Sequence[Record]) -> str:
     rows: dict[str, dict[str, list[str]]] = {}
     for stream in (WITH, CONTROL):
         for _, summary, gap in _compared(records, stream):
-            cells = [tables.spread(summary.including_drifts), gap]
+            cells = [tables.format_spread(summary.including_drifts), gap]
             if stream == WITH:
                 cells += [f"{summary.models_final:.1f}", f"{summary.models_sent_ratio:.2f}"]
             rows.setdefault(_name(summary), {})[stream] = cells
@@ -71,7 +71,7 @@ def clusters(records: Sequence[Record]) -> str:
 def without_date(records: Sequence[Record]) -> str:
     """Accuracy where models are not told the season."""
     lines = [
-        _row([_name(summary), tables.spread(summary.including_drifts), gap])
+        _row([_name(summary), tables.format_spread(summary.including_drifts), gap])
         for _, summary, gap in _compared(records, WITHOUT)
     ]
     head = ["without the date", "accuracy", "over Oblivious"]
@@ -81,8 +81,8 @@ def without_date(records: Sequence[Record]) -> str:
 def _compared(records: Sequence[Record], stream: str) -> list[tuple[list[Record], report.Summary, str]]:
     """The runs of each configuration on a stream, their summary, and how far they are above Oblivious."""
     runs = [run for run in records if run.header["stream"] == stream]
-    gaps = [tables.difference(gap) for gap in report.compare(runs, "Oblivious")]
-    found = list(zip(report.configurations(runs), report.summarise(runs), gaps, strict=True))
+    gaps = [tables.format_difference(gap) for gap in report.compare(runs, "Oblivious")]
+    found = list(zip(report.list_configurations(runs), report.summarise(runs), gaps, strict=True))
     return sorted(found, key=lambda row: (ORDER.index(row[1].algorithm), _name(row[1])))
 
 
@@ -90,7 +90,7 @@ def _by_city(records: Sequence[Record], stream: str) -> list[str]:
     """Oracle, told the cities as concepts."""
     (summary,) = report.summarise(run for run in records if run.header["stream"] == BY_CITY[stream])
     numbers = f"{summary.models_final:.1f}", f"{summary.models_sent_ratio:.2f}"
-    return ["one model per city, which is told", tables.spread(summary.including_drifts), "", *numbers]
+    return ["one model per city, which is told", tables.format_spread(summary.including_drifts), "", *numbers]
 
 
 def _name(summary: report.Summary) -> str:
@@ -100,7 +100,7 @@ def _name(summary: report.Summary) -> str:
         del told["first"]
     if "test" in told:
         told.pop("delta", None)
-    return summary.algorithm + (f" ({labels.describe(told)})" if told else "")
+    return summary.algorithm + (f" ({labels.format_settings(told)})" if told else "")
 
 
 def _agreement(run: Record) -> list[bool]:

@@ -14,7 +14,7 @@ from experiments.constants import FIELDS
 from experiments.measured import TUNING, Run, mean, paired, table
 
 import feddrift as fd
-from feddrift.reports.summary import interval
+from feddrift.reports.summary import compute_interval
 from feddrift.runs.record import Record
 
 PAGE = Path(__file__).parent.parent / "docs" / "auto.md"
@@ -81,7 +81,9 @@ class Gap:
         return 0.0 if high is None else high - mean
 
     def _interval(self) -> tuple[float, float | None, float | None]:
-        return interval([self.mine[seed] - self.other[seed] for seed in sorted(set(self.mine) & set(self.other))])
+        return compute_interval(
+            [self.mine[seed] - self.other[seed] for seed in sorted(set(self.mine) & set(self.other))]
+        )
 
 
 def gaps() -> list[Gap]:

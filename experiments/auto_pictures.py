@@ -19,8 +19,8 @@ Array = npt.NDArray[np.float64]
 
 
 def main() -> None:
-    pictures.save(conflict(), FIGURES / "auto-conflict.png")
-    pictures.save(distances(), FIGURES / "auto-distance.png")
+    pictures.save_picture(conflict(), FIGURES / "auto-conflict.png")
+    pictures.save_picture(distances(), FIGURES / "auto-distance.png")
 
 
 def conflict() -> Any:

@@ -42,7 +42,7 @@ def line(name: str, streams: Sequence[str], groups: Sequence[Sequence[record.Rec
     accuracy, right, seen = [], [], []
     for stream in streams:
         (runs,) = (group for group in groups if group[0].header["stream"] == stream)
-        percent = [score for run in runs if (score := summary.scores(run).omitting_drifts) is not None]
+        percent = [score for run in runs if (score := summary.summarise_run(run).omitting_drifts) is not None]
         raised, true, fresh, found = np.sum([alarms(run) for run in runs], axis=0)
         told = "delta" in runs[0].header["settings"]
         accuracy.append(f"{np.mean(percent):.2f} ± {np.std(percent, ddof=1):.2f}")
@@ -65,7 +65,7 @@ def table(folder: Path, streams: Sequence[str]) -> str:
     rows: dict[str, list[Sequence[record.Record]]] = {}
     known = [run for run in record.read_all(ROOT / "results" / "tables") if run.header["algorithm"] in BESIDE]
     records = [run for run in known if run.header["seed"] < 5] + record.read_all(folder)
-    for group in sorted(summary.grouped(records), key=lambda group: str(group[0].header["started"])):
+    for group in sorted(summary.group_by_configuration(records), key=lambda group: str(group[0].header["started"])):
         if group[0].header["stream"] in streams:
             rows.setdefault(named(group[0].header), []).append(group)
     short = [stream.rpartition(":")[2] for stream in streams]

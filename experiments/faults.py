@@ -9,7 +9,7 @@ import numpy as np
 
 from feddrift.reports import summary
 from feddrift.runs import record
-from feddrift.runs.poison import read_poison
+from feddrift.runs.poison import parse_poison
 from feddrift.runs.record import Record
 
 ROOT = Path(__file__).parent.parent
@@ -49,7 +49,7 @@ def presence(stream: str, records: Iterable[Record]) -> str:
     for share, dropout in sorted({key[:2] for key in groups}, key=lambda k: (k[1], -k[0])):
         cells = []
         for name in ORDER:
-            scores = [summary.scores(r) for r in groups.get((share, dropout, name), [])]
+            scores = [summary.summarise_run(r) for r in groups.get((share, dropout, name), [])]
             accuracy = np.mean([s.omitting_drifts for s in scores if s.omitting_drifts is not None])
             index = np.mean([s.ari for s in scores if s.ari is not None])
             cells.append(f"{accuracy:.1f}" + (f" ({index:.2f})" if name.startswith("FedDrift") else ""))
@@ -95,7 +95,7 @@ def liars(stream: str, records: Iterable[Record]) -> str:
     runs = {(*_asked(r), r.header["seed"]): r for r in records if r.header["stream"] == stream}
     found: dict[tuple[str, str, bool], list[float]] = {}
     for (name, harm, defend, seed), r in runs.items():
-        who = read_poison(harm, 10).who if harm else ()
+        who = parse_poison(harm, 10).clients if harm else ()
         found.setdefault((name, harm, defend), []).append(_others(r, who) - _others(runs[name, "", False, seed], who))
 
     def cell(name: str, harm: str, defend: bool) -> str:
@@ -112,7 +112,9 @@ def liars(stream: str, records: Iterable[Record]) -> str:
         "| liars | " + " | ".join(columns) + " |",
         "|---|" + "---|" * len(columns),
     ]
-    for harm in sorted({key[1] for key in found}, key=lambda h: (len(read_poison(h, 10).who) if h else 0, _rank(h))):
+    for harm in sorted(
+        {key[1] for key in found}, key=lambda h: (len(parse_poison(h, 10).clients) if h else 0, _rank(h))
+    ):
         cells = [cell(name, harm, defend) if harm or defend else "" for name in methods for defend in (False, True)]
         lines.append(f"| {_lie(harm)} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
@@ -139,7 +141,7 @@ def _rank(harm: str) -> tuple[int, list[int]]:
 
 
 def _lie(harm: str) -> str:
-    return f"{len(read_poison(harm, 10).who)} of 10: {' and '.join(_kinds(harm))}" if harm else "nobody"
+    return f"{len(parse_poison(harm, 10).clients)} of 10: {' and '.join(_kinds(harm))}" if harm else "nobody"
 
 
 def told(harm: str) -> str:

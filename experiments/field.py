@@ -18,8 +18,8 @@ from experiments.measured import TUNING, Run, mean, table
 from scipy.stats import spearmanr
 
 from feddrift.reports import pictures
-from feddrift.reports.ranks import Ranking, ranked
-from feddrift.reports.summary import interval
+from feddrift.reports.ranks import Ranking, build_ranking
+from feddrift.reports.summary import compute_interval
 from feddrift.runs.record import Record
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -49,7 +49,7 @@ Method = tuple[str, str]  # its name, and its setting, if it has one that depend
 
 def main() -> None:
     PAGE.write_text(rendered(PAGE.read_text()))
-    pictures.save(pictures.ranks(ranking(), AUTO), PICTURE)
+    pictures.save_picture(pictures.draw_ranks(ranking(), AUTO), PICTURE)
 
 
 def rendered(text: str) -> str:
@@ -127,7 +127,7 @@ def ranking() -> Ranking:
     """Of everybody who is told nothing."""
     untold = [m for m in methods() if m[0] not in TOLD]
     means = {words(m): [float(np.mean(list(level(m, s).values()))) for s in complete()] for m in untold}
-    return ranked(means, complete())
+    return build_ranking(means, complete())
 
 
 def in_order() -> list[Method]:
@@ -144,7 +144,7 @@ def beaten() -> str:
         for method in (m for m in in_order() if m[0] not in TOLD):
             if not (theirs := level(method, stream)):
                 continue
-            gap, low, high = interval([theirs[seed] - mine[seed] for seed in sorted(theirs)])
+            gap, low, high = compute_interval([theirs[seed] - mine[seed] for seed in sorted(theirs)])
             if gap > 0 and low is not None and high is not None:
                 told = f"{words(method)} +{gap:.2f} ± {high - gap:.2f}"
                 ahead.append((gap, f"**{told}**" if low > 0 else told))
@@ -214,7 +214,7 @@ def full() -> str:
         name: [_values()[f"{s}:components=32", *m][found[s, *m].seed].accuracy for s in PICTURES]
         for name, m in seen.items()
     }
-    now, then = ranked(whole, PICTURES), ranked(parts, PICTURES)
+    now, then = build_ranking(whole, PICTURES), build_ranking(parts, PICTURES)
     at = [then.methods.index(name) for name in now.methods]
     ranks = np.column_stack([now.mean, now.ranks]), np.column_stack([then.mean, then.ranks])[at]
     rows = []

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import feddrift as fd
 from feddrift.data import Cell
 from feddrift.streams import synthetic
-from feddrift.streams.patterns import pattern
+from feddrift.streams.patterns import build_pattern
 
 Make = Callable[..., fd.Stream]
 Cells = list[list[Cell | None]]  # [t][c]
@@ -30,7 +30,7 @@ def _made(make: Make, name: str, clients: Sequence[int], draws: int) -> Make:
     """The stream with these columns of its pattern, each cell so many draws of 500 rows."""
 
     def stream(data_seed: int = 0) -> fd.Stream:
-        concepts = pattern("F" if name == "sea-4" else "Y")[:, clients]
+        concepts = build_pattern("F" if name == "sea-4" else "Y")[:, clients]
         return _joined([make(name, concepts, data_seed=data_seed + 1000 * k) for k in range(draws)])
 
     return stream
@@ -79,11 +79,11 @@ def _gradual(make: Make, name: str) -> Make:
     """In the time step of a drift, rows are of the new concept with a chance that rises from 0 to 1."""
 
     def stream(data_seed: int = 0) -> fd.Stream:
-        concepts = pattern("F" if name == "sea-4" else "Y")
+        concepts = build_pattern("F" if name == "sea-4" else "Y")
         before = np.concatenate([concepts[:1], concepts[:-1]])
         new, old = (make(name, table, data_seed=data_seed) for table in (concepts, before))  # the same points
         random = np.random.default_rng([data_seed, 3])
-        rows = np.linspace(0, 1, synthetic.SAMPLES)
+        rows = np.linspace(0, 1, synthetic.ROWS_PER_CELL)
         late = (random.random((*concepts.shape, len(rows))) > rows).reshape(-1)
         return replace(new, y=np.where(late, old.y, new.y))
 
@@ -159,16 +159,22 @@ def _plain(make: Make, name: str) -> Make:
 
 
 _FIVE, _FIFTY = range(0, 10, 2), [c for c in range(10) for _ in range(5)]
-sine_5_clients, sea_5_clients = _made(synthetic.sine, "sine-2", _FIVE, 1), _made(synthetic.sea, "sea-4", _FIVE, 1)
-sine_50_clients, sea_50_clients = _made(synthetic.sine, "sine-2", _FIFTY, 1), _made(synthetic.sea, "sea-4", _FIFTY, 1)
-sine_2000_rows, sea_2000_rows = (
-    _made(synthetic.sine, "sine-2", range(10), 4),
-    _made(synthetic.sea, "sea-4", range(10), 4),
+sine_5_clients, sea_5_clients = (
+    _made(synthetic.make_sine, "sine-2", _FIVE, 1),
+    _made(synthetic.make_sea, "sea-4", _FIVE, 1),
 )
-sine_gradual, sea_gradual = _gradual(synthetic.sine, "sine-2"), _gradual(synthetic.sea, "sea-4")
+sine_50_clients, sea_50_clients = (
+    _made(synthetic.make_sine, "sine-2", _FIFTY, 1),
+    _made(synthetic.make_sea, "sea-4", _FIFTY, 1),
+)
+sine_2000_rows, sea_2000_rows = (
+    _made(synthetic.make_sine, "sine-2", range(10), 4),
+    _made(synthetic.make_sea, "sea-4", range(10), 4),
+)
+sine_gradual, sea_gradual = _gradual(synthetic.make_sine, "sine-2"), _gradual(synthetic.make_sea, "sea-4")
 sine_100_rows, sea_100_rows, air_100_rows = (
-    _thin(make, 100) for make in (_plain(synthetic.sine, "sine-2"), _plain(synthetic.sea, "sea-4"), _air)
+    _thin(make, 100) for make in (_plain(synthetic.make_sine, "sine-2"), _plain(synthetic.make_sea, "sea-4"), _air)
 )
 sine_bursts, sea_bursts, air_bursts = (
-    _bursts(make) for make in (_plain(synthetic.sine, "sine-2"), _plain(synthetic.sea, "sea-4"), _air)
+    _bursts(make) for make in (_plain(synthetic.make_sine, "sine-2"), _plain(synthetic.make_sea, "sea-4"), _air)
 )

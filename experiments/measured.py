@@ -11,7 +11,7 @@ import numpy as np
 
 import feddrift as fd
 from feddrift.reports import metrics
-from feddrift.reports.summary import interval
+from feddrift.reports.summary import compute_interval
 from feddrift.runs import record
 from feddrift.runs.record import Record
 
@@ -58,7 +58,7 @@ def numbers(run: Record, told: bool = False) -> Run:
         first=halves[0],
         second=halves[1],
         including=including,
-        worst=100 * float(np.nanmin(metrics.by_client(run))),
+        worst=100 * float(np.nanmin(metrics.average_over_time(run))),
         log_loss=float(np.nanmean(run.rows.log_loss)),
         sent=found["models_sent_ratio"][0],
         models=found["models_final"][0],
@@ -100,7 +100,7 @@ def paired(mine: Mapping[int, float], other: Mapping[int, float]) -> str:
     shared = sorted(set(mine) & set(other))
     if not shared:
         return "-"
-    gap, _, high = interval([mine[seed] - other[seed] for seed in shared])
+    gap, _, high = compute_interval([mine[seed] - other[seed] for seed in shared])
     return f"{gap:+.2f} ± {high - gap:.2f}" if high is not None else f"{gap:+.2f}"
 
 

@@ -25,7 +25,7 @@ from feddrift import algorithms
 from feddrift.errors import DataError, FeddriftError
 from feddrift.runs import record, schema
 
-RECORDS = f"records{record.PACKED}"
+RECORDS = f"records{record.PACKED_SUFFIX}"
 PRESET = 9 | lzma.PRESET_EXTREME
 MAX_NAMED_FILES = 5  # in an error message
 
@@ -41,13 +41,15 @@ def compact(text: str) -> list[dict[str, Any]]:
     n_clients = 0
     for line in map(json.loads, text.splitlines()):
         if line["kind"] == "header":
-            options = algorithms.options(algorithms.entry(line["algorithm"]).cls)
+            options = algorithms.get_options(algorithms.find_entry(line["algorithm"]).cls)
             known = {name: field.default for name, field in options.items() if not field.metadata.get("quiet")}
             line["settings"] = known | line["settings"]
         if line["kind"] == "row":
             rows.append(line)
         if rows and (line["kind"] != "row" or len(rows) == n_clients):
-            columns = {name: [row[name] for row in rows] for name in schema.COLUMNS if all(name in row for row in rows)}
+            columns = {
+                name: [row[name] for row in rows] for name in schema.COLUMN_NAMES if all(name in row for row in rows)
+            }
             lines.append({"kind": "columns", "t": rows[0]["t"], **columns})
             rows = []
         if line["kind"] != "row":
@@ -78,9 +80,9 @@ def add_records(source: Path, target: Path, by_stream: bool = False) -> None:
     added: dict[Path, dict[str, bytes]] = {}
     for path in finished:
         lines = compact(path.read_text())
-        file = target / (f"{_shorten_stream(lines[0]['stream'])}{record.PACKED}" if by_stream else RECORDS)
+        file = target / (f"{_shorten_stream(lines[0]['stream'])}{record.PACKED_SUFFIX}" if by_stream else RECORDS)
         text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
-        added.setdefault(file, {})[record.file_name(lines[0])] = text.encode()
+        added.setdefault(file, {})[record.build_record_name(lines[0])] = text.encode()
     target.mkdir(parents=True, exist_ok=True)
     for file, records in added.items():
         write_packed(file, read_by_name(file) | records)
@@ -107,7 +109,7 @@ def pack_folder(folder: Path) -> None:
     records = read_by_name(folder / RECORDS)
     for path in paths:
         content = path.read_bytes()
-        name = record.file_name(json.loads(content.partition(b"\n")[0]))
+        name = record.build_record_name(json.loads(content.partition(b"\n")[0]))
         if path.stem != name:  # the packed file has no other names than these
             raise DataError(f"{path} must be renamed to {name}.jsonl, the name made of its header, before it is packed")
         if records.setdefault(name, content) != content:
@@ -126,8 +128,8 @@ def read_by_name(file: Path) -> dict[str, bytes]:
     if not file.exists():
         return {}
     records: dict[str, bytes] = {}
-    for lines in record.split_packed(file):
-        name = record.file_name(json.loads(lines[0]))
+    for lines in record.split_packed_file(file):
+        name = record.build_record_name(json.loads(lines[0]))
         if name in records:
             raise DataError(f"{file} contains two records with the name {name}: remove one of them first")
         records[name] = b"".join(line + b"\n" for line in lines)
@@ -148,7 +150,7 @@ def write_packed(file: Path, records: Mapping[str, bytes]) -> None:
     temporary = file.with_name(f"{file.name}.part")
     try:
         temporary.write_bytes(lzma.compress(joined, preset=PRESET))
-        found = [b"".join(line + b"\n" for line in lines) for lines in record.split_packed(temporary)]
+        found = [b"".join(line + b"\n" for line in lines) for lines in record.split_packed_file(temporary)]
         if found != contents:
             raise DataError(f"{file} not written: its records would not be read as they are in their own files")
         os.replace(temporary, file)
@@ -161,7 +163,7 @@ def _check_target(target: Path, by_stream: bool) -> None:
     """Raise DataError if a record added to the target may also be in a file that is not replaced."""
     if any(target.glob("*.jsonl")):
         raise DataError(f"{target} contains plain records: run `python experiments/publish.py --pack {target}` first")
-    packed = sorted(path.name for path in target.glob(f"*{record.PACKED}"))
+    packed = sorted(path.name for path in target.glob(f"*{record.PACKED_SUFFIX}"))
     if by_stream and RECORDS in packed:
         raise DataError(f"{target} contains {RECORDS}: leave out --by-stream")
     if not by_stream and packed not in ([], [RECORDS]):

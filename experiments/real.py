@@ -16,12 +16,12 @@ import numpy as np
 
 import feddrift as fd
 from feddrift.reports import tables
-from feddrift.reports.caveats import remarks
-from feddrift.reports.labels import describe, notable
-from feddrift.reports.summary import Spread, configurations, mean_of_known, spread_of
+from feddrift.reports.caveats import find_caveats
+from feddrift.reports.labels import format_settings, select_non_default
+from feddrift.reports.summary import Spread, average_known_values, compute_spread, list_configurations
 from feddrift.runs import record
 from feddrift.runs.record import Record
-from feddrift.scores import measure
+from feddrift.scores import compute_scores
 
 ROOT = Path(__file__).parent.parent
 PAGE, RESULTS = ROOT / "docs" / "real.md", ROOT / "results" / "real"
@@ -52,13 +52,20 @@ def table(records: list[Record], stream: str) -> str:
     """All methods on a stream, by accuracy, logistic regression among them, and what the report remarks."""
     rows: dict[str, list[str]] = {}
     level: dict[str, float] = {}
-    for group in configurations(records):
+    for group in list_configurations(records):
         header = group[0].header
-        named = {k: v for k, v in notable(header["algorithm"], header["settings"]).items() if k in ("test", "n_models")}
-        name = header["algorithm"] + (f" ({describe(named)})" if named else "")
+        named = {
+            k: v
+            for k, v in select_non_default(header["algorithm"], header["settings"]).items()
+            if k in ("test", "n_models")
+        }
+        name = header["algorithm"] + (f" ({format_settings(named)})" if named else "")
         accuracy = _spread(group, "accuracy", 100)
-        worst = [float(np.nanmin(mean_of_known(run.rows.accuracy.T, -1))) for run in group]
-        cells = [tables.spread(accuracy), *(tables.spread(_of(group, score), _digits(score)) for score in SCORES)]
+        worst = [float(np.nanmin(average_known_values(run.rows.accuracy.T, -1))) for run in group]
+        cells = [
+            tables.format_spread(accuracy),
+            *(tables.format_spread(_of(group, score), _digits(score)) for score in SCORES),
+        ]
         sent = np.mean([fd.summary(run)["models_sent_ratio"][0] for run in group])
         models = np.mean([run.rows.n_models[-1].max() for run in group])
         rows[name] = [*cells, f"{100 * np.mean(worst):.2f}", f"{sent:.2f}", f"{models:.3g}"]
@@ -71,7 +78,7 @@ def table(records: list[Record], stream: str) -> str:
     head = ["", "accuracy, %", *(title + (", %" if s in PERCENT else "") for s, title in SCORES.items())]
     head += ["worst client, %", "sent", "models"]
     lines = [_row([name, *rows[name]]) for name in sorted(rows, key=lambda name: -level[name])]
-    said = [f"- {sentence}" for sentence in remarks(records, name_streams=False)]
+    said = [f"- {sentence}" for sentence in find_caveats(records, name_streams=False)]
     return "\n".join([_row(head), "|---" * len(head) + "|", *lines, "", "What `feddrift report` remarks:", "", *said])
 
 
@@ -101,7 +108,7 @@ def logistic(stream: fd.Stream) -> dict[str, dict[str, float]]:
                     chances[:, classes] = model.predict_proba(x)
                 predicted = chances.argmax(axis=1)
                 received = np.zeros((1, stream.n_classes), dtype=np.int64)
-                cell = measure(chances, predicted, y, np.array([len(y)]), received)
+                cell = compute_scores(chances, predicted, y, np.array([len(y)]), received)
                 for key, value in {"accuracy": [(predicted == y).mean()], **cell}.items():
                     scores.setdefault(key, np.full((stream.n_steps, stream.n_clients), np.nan))[t, c] = value[0]
         told[name] = {key: round(float(np.nanmean(scores[key])), 6) for key in ("accuracy", *SCORES)}
@@ -115,7 +122,7 @@ def _of(group: list[Record], score: str) -> Spread:
 
 def _spread(group: list[Record], name: str, factor: float) -> Spread:
     values = [factor * float(np.nanmean(getattr(run.rows, name))) for run in group]
-    spread = spread_of(values)
+    spread = compute_spread(values)
     assert spread is not None
     return spread
 

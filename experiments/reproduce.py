@@ -9,7 +9,7 @@ from feddrift import algorithms
 from feddrift.algorithms.baselines.ifca import IFCA
 from feddrift.reports import labels, paper, pictures, tables
 from feddrift.reports import summary as report
-from feddrift.reports.summary import Published, Spread, Summary
+from feddrift.reports.summary import PublishedResult, Spread, Summary
 from feddrift.runs import record
 
 ROOT = Path(__file__).parent.parent
@@ -19,7 +19,7 @@ APART = "mnist-l-4"  # its construction is not published
 SHOWN = ["Oblivious", "DriftSurf", "CFL-W", "IFCA-W", "FedDrift-Eager", "FedDrift", "FedDrift-Trunk", "Oracle"]
 NOTES = tomllib.loads((Path(__file__).parent / "notes.toml").read_text())
 
-Cell = tuple[Summary, Published | None]
+Cell = tuple[Summary, PublishedResult | None]
 
 
 def main() -> None:
@@ -29,7 +29,10 @@ def main() -> None:
 
 def page() -> str:
     """The whole text."""
-    cells = [(summary, paper.published(summary)) for summary in report.summarise(record.read_all(RESULTS / "tables"))]
+    cells = [
+        (summary, paper.find_published_result(summary))
+        for summary in report.summarise(record.read_all(RESULTS / "tables"))
+    ]
     fmow = report.summarise(record.read_all(RESULTS / "fmow-labels"))
     parts = [HEAD, score(cells), *(table(stream, cells) for stream in STREAMS), orders(cells), outside(cells)]
     return "\n".join([*parts, figures(), fmow_table(fmow)])
@@ -68,38 +71,45 @@ def table(stream: str, cells: list[Cell]) -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]  # fmt: skip
     for summary, theirs in rows:
-        line = [summary.algorithm, labels.ranges(summary.seeds)]
+        line = [summary.algorithm, labels.format_ranges(summary.seeds)]
         for name in paper.ACCURACIES:
             mine: Spread = getattr(summary, name)
-            line += [tables.spread(mine), *beside(mine, theirs, name)]
+            line += [tables.format_spread(mine), *beside(mine, theirs, name)]
         lines.append(f"| {' | '.join(line)} | `{command(summary)}` |")
     return "\n".join(lines) + "\n"
 
 
-def beside(mine: Spread, theirs: Published | None, name: str) -> list[str]:
+def beside(mine: Spread, theirs: PublishedResult | None, name: str) -> list[str]:
     if theirs is None:
         return ["-", "-"]
     other: Spread = getattr(theirs, name)
-    return [tables.spread(other), f"{mine.mean - other.mean:+.2f}" + (" \\*" if theirs.within[name] is False else "")]
+    return [
+        tables.format_spread(other),
+        f"{mine.mean - other.mean:+.2f}" + (" \\*" if theirs.within[name] is False else ""),
+    ]
 
 
 def command(summary: Summary) -> str:
     """What a person types to make these runs again."""
-    given = {k: v for k, v in labels.notable(summary.algorithm, summary.settings).items() if not default(summary, k, v)}
+    given = {
+        k: v
+        for k, v in labels.select_non_default(summary.algorithm, summary.settings).items()
+        if not default(summary, k, v)
+    }
     settings = "".join(f" --set {k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in given.items())
     name = f'"{summary.algorithm}"' if "(" in summary.algorithm else summary.algorithm
-    seeds = labels.ranges(summary.seeds).replace(" ", "")
+    seeds = labels.format_ranges(summary.seeds).replace(" ", "")
     return f"feddrift run --stream {summary.stream} --algorithm {name}{settings} --seeds {seeds}"
 
 
 def default(summary: Summary, setting: str, value: object) -> bool:
     """Whether a setting is what the stream's family gets anyway."""
-    cls = algorithms.entry(summary.algorithm).cls
+    cls = algorithms.find_entry(summary.algorithm).cls
     family = summary.stream.split("-")[0]
-    options = algorithms.options(cls)
-    known = algorithms.by_family(cls).get(setting, {}).get(family, options[setting].default)
+    options = algorithms.get_options(cls)
+    known = algorithms.get_family_defaults(cls).get(setting, {}).get(family, options[setting].default)
     if family == "fmow":
-        known = algorithms.ON_FMOW.get(summary.algorithm, {}).get(setting, known)
+        known = algorithms.FMOW_DEFAULTS.get(summary.algorithm, {}).get(setting, known)
     by_stream = setting == "n_models" and cls is IFCA and family != "fmow"
     return bool(known == value) or by_stream
 
@@ -162,22 +172,27 @@ def draw() -> None:
     """The pictures that the text shows."""
     runs, delta = record.read_all(RESULTS / "tables"), record.read_all(RESULTS / "figure-delta")
     drawn = {
-        "patterns": pictures.patterns(runs),
-        "accuracy": pictures.accuracy([r for r in runs if r.header["algorithm"] in SHOWN]),
-        "clusters": pictures.clusters(record.read_all(RESULTS / "figure-clusters")),
-        "delta": pictures.threshold(delta),
-        "traffic": pictures.traffic(delta),
-        "classes": pictures.classes(),
+        "patterns": pictures.draw_patterns(runs),
+        "accuracy": pictures.draw_accuracy([r for r in runs if r.header["algorithm"] in SHOWN]),
+        "clusters": pictures.draw_clusters(record.read_all(RESULTS / "figure-clusters")),
+        "delta": pictures.draw_threshold(delta),
+        "traffic": pictures.draw_traffic(delta),
+        "classes": pictures.draw_class_shares(),
     }
     for name, fig in drawn.items():
-        pictures.save(fig, DOCS / "figures" / f"paper-{name}.png")
+        pictures.save_picture(fig, DOCS / "figures" / f"paper-{name}.png")
 
 
 def fmow_table(summaries: list[Summary]) -> str:
     order = list(algorithms.ALGORITHMS)
     lines = [FMOW, "| algorithm | seeds | accuracy | sent | models | again |", "|---|---|---|---|---|---|"]
     for s in sorted(summaries, key=lambda s: order.index(s.algorithm)):
-        told = [s.algorithm, labels.ranges(s.seeds), tables.spread(s.including_drifts), f"{s.models_sent_ratio:.2f}"]
+        told = [
+            s.algorithm,
+            labels.format_ranges(s.seeds),
+            tables.format_spread(s.including_drifts),
+            f"{s.models_sent_ratio:.2f}",
+        ]
         lines.append(f"| {' | '.join(told)} | {s.models_final:.3g} | `{command(s)}` |")
     return "\n".join(lines) + "\n"
 

@@ -12,9 +12,9 @@ import numpy.typing as npt
 import feddrift as fd
 from feddrift.data import Cell
 from feddrift.streams.air import FEATURES
-from feddrift.streams.fmow import fashion
+from feddrift.streams.fmow import load_fashion
 from feddrift.streams.mnist import LABELS
-from feddrift.streams.patterns import pattern
+from feddrift.streams.patterns import build_pattern
 
 
 def by_city(data_dir: str | Path | None = None) -> fd.Stream:
@@ -90,7 +90,7 @@ def fashion_500(data_dir: str | Path | None = None, data_seed: int = 0) -> fd.St
 
 def _fashion(rows: int, data_dir: str | Path | None, data_seed: int) -> fd.Stream:
     x, classes = _fashion_components(data_dir)
-    concepts = pattern("F")
+    concepts = build_pattern("F")
     chosen = np.resize(np.random.default_rng([data_seed, 10]).permutation(len(x)), (concepts.size, rows))
     y = LABELS[concepts.reshape(-1, 1), classes[chosen]]
     return fd.Stream(
@@ -108,7 +108,7 @@ def _fashion(rows: int, data_dir: str | Path | None, data_seed: int) -> fd.Strea
 def _fashion_components(
     data_dir: str | Path | None,
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-    pixels, classes = fashion(data_dir)
+    pixels, classes = load_fashion(data_dir)
     return _components(pixels), classes
 
 

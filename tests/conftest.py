@@ -32,9 +32,9 @@ def prepare_program_cache(root: Path) -> Path:
     """
     from feddrift.engines.simulator import compilation_cache
 
-    folder = root / compilation_cache.processor()
+    folder = root / compilation_cache.identify_processor()
     folder.mkdir(parents=True, exist_ok=True)
-    compilation_cache.tidy(root, MAX_PROGRAM_CACHE_BYTES)
+    compilation_cache.delete_oldest_files(root, MAX_PROGRAM_CACHE_BYTES)
     for path in folder.glob("*-cache"):
         if not is_whole_program(path):
             path.unlink(missing_ok=True)

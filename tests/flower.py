@@ -78,11 +78,11 @@ class OverFlower(Flower):
         roster = Roster("test", stream.clients, keys, stream.x.shape[1:], stream.n_classes)
         super().__init__(self.local_grid, roster, net, local, seed, waiting, conditions)
 
-    def hello(self, tau: int, state: State | None = None, wait: bool = True) -> None:
+    def send_hello(self, tau: int, state: State | None = None, wait: bool = True) -> None:
         """Of the times that a test passes over, too: a client shows one batch at each."""
-        for t in range(self._greeted + 1, tau if self.passes_over else 0):
-            super().hello(t)
-        super().hello(tau, state, wait)
+        for t in range(self._last_hello_step + 1, tau if self.passes_over else 0):
+            super().send_hello(t)
+        super().send_hello(tau, state, wait)
 
 
 class OldClient(Client):
@@ -94,14 +94,14 @@ class OldClient(Client):
         super().__init__(*args)
         self.heard: list[tuple[str, dict[str, Any]]] = []
 
-    def answer(self, kind: str, content: RecordDict) -> RecordDict:
-        body, _ = serialization.unpack(content)
+    def handle_message(self, kind: str, content: RecordDict) -> RecordDict:
+        body, _ = serialization.unpack_message(content)
         self.heard.append((kind, body))
-        if protocol.number(body.get("version")) != protocol.number(self.version):
+        if protocol.parse_protocol(body.get("version")) != protocol.parse_protocol(self.version):
             sentence = f"the server has version {body.get('version')!r}, this client {self.version!r}"
-            return serialization.pack({"version": self.version, "client": self.name, "failed": sentence})
-        reply = super().answer(kind, _with(content, body | {"version": VERSION} | self.unknown))
-        told, _ = serialization.unpack(reply)
+            return serialization.pack_message({"version": self.version, "client": self.name, "failed": sentence})
+        reply = super().handle_message(kind, _with(content, body | {"version": VERSION} | self.unknown))
+        told, _ = serialization.unpack_message(reply)
         told = {key: value for key, value in told.items() if key != "more"}
         return _with(reply, told | {"version": self.version})
 

@@ -31,7 +31,7 @@ __all__ = [
     "load_models", "mlp", "option", "plot", "read", "record", "report", "rows", "run", "stream", "summary", "update",
 ]  # fmt: skip
 
-_PLACES = {  # where the public names are: `import feddrift` loads none of these before they are asked for
+_PUBLIC_NAMES = {  # public names by module; `import feddrift` imports a module when one of its names is first used
     "feddrift.algorithms": ("algorithm",),
     "feddrift.algorithms.options": ("option",),
     "feddrift.api": ("alarms", "events", "export", "plot", "read", "record", "report", "rows", "summary", "update"),
@@ -46,23 +46,23 @@ _PLACES = {  # where the public names are: `import feddrift` loads none of these
     "feddrift.streams": ("stream",),
     "feddrift.types": ("Algorithm", "Event", "Federation", "Local", "Models", "Net", "Pull", "State"),
 }
-_PLACE_OF = {name: place for place, names in _PLACES.items() for name in names}
+_MODULE_OF_NAME = {name: module for module, names in _PUBLIC_NAMES.items() for name in names}
 
 
 class _Package(ModuleType):
-    """A package whose public names win over modules of the same name: `feddrift.run` is the function."""
+    """Package in which a public name is not replaced by a module of the same name: `feddrift.run` is the function."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in _PLACE_OF and isinstance(value, ModuleType)):
+        if not (name in _MODULE_OF_NAME and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
 
 
-if not TYPE_CHECKING:  # else a type checker would take any name for a public one
+if not TYPE_CHECKING:  # a type checker must report names that do not exist
 
     def __getattr__(name: str) -> Any:
-        if name not in _PLACE_OF:
+        if name not in _MODULE_OF_NAME:
             raise AttributeError(f"module 'feddrift' has no attribute '{name}'")
-        value = getattr(importlib.import_module(_PLACE_OF[name]), name)
+        value = getattr(importlib.import_module(_MODULE_OF_NAME[name]), name)
         globals()[name] = value
         return value
 

@@ -33,7 +33,47 @@ MODULES = {  # documented modules of version 0.3 whose paths no longer exist
     "feddrift.run": "feddrift.simulation",
     "feddrift.runs.recorded": "feddrift.runs.recorded_run",
 }
-NAMES: dict[str, str] = {}  # public names of version 0.3: "module.Old" -> "New", in the module's new place
+NAMES: dict[str, str] = {  # public names of version 0.3, "module's new path.Old" -> "New" or "other module.New"
+    "feddrift.averaging.averaged": "average_updates",
+    "feddrift.averaging.average": "average_rows",
+    "feddrift.averaging.cosines_of": "compute_cosines",
+    "feddrift.averaging.finite": "find_finite_lanes",
+    "feddrift.averaging.moves": "measure_updates",
+    "feddrift.averaging.shares": "compute_shares",
+    "feddrift.clustering.rises": "detect_rise",
+    "feddrift.clustering.nobody": "create_empty_clusters",
+    "feddrift.clustering.assign": "append_assignment",
+    "feddrift.clustering.fade": "apply_memory",
+    "feddrift.clustering.beats": "wins_sign_test",
+    "feddrift.clustering.decisive": "count_decisive_rows",
+    "feddrift.clustering.below": "is_error_below",
+    "feddrift.clustering.widen": "append_models",
+    "feddrift.clustering.keep": "keep_models",
+    "feddrift.clustering.moved": "remap_models",
+    "feddrift.clustering.mass": "sum_examples_per_model",
+    "feddrift.clustering.least_used": "find_least_used",
+    "feddrift.clustering.bipartition": "split_cluster",
+    "feddrift.clustering.distances": "compute_distances",
+    "feddrift.clustering.Pairs": "ClosestPairs",
+    "feddrift.clustering.linked": "link_closest",
+    "feddrift.engines.worker.Known": "FederationInfo",
+    "feddrift.engines.worker.Question": "StatisticsRequest",
+    "feddrift.engines.worker.Scored": "CellScores",
+    "feddrift.engines.worker.Through": "WorkerProxy",
+    "feddrift.engines.worker.Work": "TrainingPlan",
+    "feddrift.engines.worker.gathered": "concatenate_updates",
+    "feddrift.engines.worker.in_turn": "run_rounds_sequentially",
+    "feddrift.memory.pooled": "average_over_clients",
+    "feddrift.models.fresh": "init_models",
+    "feddrift.models.in_place_of": "substitute_models",
+    "feddrift.models.only_trained": "restore_untrained_part",
+    "feddrift.models.params_of": "get_params",
+    "feddrift.models.private": "get_private_models",
+    "feddrift.models.put": "replace_model",
+    "feddrift.simulation.passed_over": "add_skipped_steps",
+    "feddrift.simulation.steps_on": "run_steps",
+    "feddrift.simulation.with_newcomers": "add_newcomers",
+}
 
 
 def forward_names(package: str, module: str, only: Collection[str] | None = None) -> Callable[[str], Any]:
@@ -46,20 +86,26 @@ def forward_names(package: str, module: str, only: Collection[str] | None = None
     """
 
     def find(name: str) -> Any:
-        if only is not None and name not in only:  # also each submodule: Python asks for it before it imports it
+        if only is not None and name not in only:  # e.g. a submodule: Python looks it up before it imports it
             raise AttributeError(f"module '{package}' has no attribute '{name}'")
-        target = importlib.import_module(module)
-        current = NAMES.get(f"{module}.{name}", name)
-        if current.startswith("_") or not hasattr(target, current):
+        current_module, _, current_name = NAMES.get(f"{module}.{name}", name).rpartition(".")
+        current_module = current_module or module
+        target = importlib.import_module(current_module)
+        if current_name.startswith("_") or not hasattr(target, current_name):
             raise AttributeError(f"module '{package}' has no attribute '{name}'")
-        warnings.warn(f"{package}.{name} is now {module}.{current}", DeprecationWarning, stacklevel=2)
-        return getattr(target, current)
+        warnings.warn(f"{package}.{name} is now {current_module}.{current_name}", DeprecationWarning, stacklevel=2)
+        return getattr(target, current_name)
 
     return find
 
 
+def forward_renamed_names(module: str) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a module that still exists: it looks up the module's own renamed names."""
+    return forward_names(module, module, [old.rpartition(".")[2] for old in NAMES if old.rpartition(".")[0] == module])
+
+
 class RenamedModuleFinder(MetaPathFinder, Loader):
-    """Creates a stand-in for a module that is imported by its old path."""
+    """Finder and loader that create a substitute for a module that is imported by its old path."""
 
     def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
         return spec_from_loader(name, self) if name in MODULES else None
@@ -70,6 +116,6 @@ class RenamedModuleFinder(MetaPathFinder, Loader):
 
 
 def install() -> None:
-    """Add the finder behind all others: Python asks it only for modules that do not exist."""
+    """Add the finder after all others: Python calls it only for modules that do not exist."""
     if not any(isinstance(finder, RenamedModuleFinder) for finder in sys.meta_path):
         sys.meta_path.append(RenamedModuleFinder())

@@ -1,3 +1,3 @@
-"""The version, alone, so that whoever records it imports nothing else."""
+"""The version, in a module of its own that imports nothing else."""
 
 __version__ = "0.3.0"

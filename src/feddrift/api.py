@@ -1,6 +1,6 @@
-"""What a notebook needs beside `run`: runs with a record, and to read, compare, draw and take away what came out.
+"""Functions for notebooks: run with a record, update runs, read and compare records, draw, report and export.
 
-Tables are plain columns, lists by name: ``pandas.DataFrame(fd.rows(records))`` takes them as they are.
+Tables are dictionaries of columns, each a list: ``pandas.DataFrame(fd.rows(records))`` converts them.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from feddrift.algorithms import RECOMMENDED
 from feddrift.errors import ConfigError, DataError, FeddriftError, unknown_name_error
 from feddrift.exported_models import ABOUT_FILE
 from feddrift.reports import summary as summaries
-from feddrift.reports.event_text import alarm_sentence, event_sentence
-from feddrift.reports.labels import describe, notable
-from feddrift.reports.ranks import ranking
+from feddrift.reports.event_text import explain_alarm, explain_event
+from feddrift.reports.labels import format_settings, select_non_default
+from feddrift.reports.ranks import rank_methods
 from feddrift.runs.config import RunConfig
 from feddrift.runs.export import export as export_run
 from feddrift.runs.record import Record, Rows, read_all
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 Columns = dict[str, list[Any]]
 ROW_COLUMNS = tuple(column.name for column in fields(Rows))
-RUN_COLUMNS = ("stream", "algorithm", "settings", "seed")  # which run a row is of
+RUN_COLUMNS = ("stream", "algorithm", "settings", "seed")  # identify the run of a row
 Kind = Literal["clusters", "accuracy", "patterns", "delta", "traffic", "ranks"]
 
 
@@ -48,34 +48,37 @@ def record(
     checkpoint_every: int = 0,
     **options: Any,
 ) -> Record:
-    """Run an algorithm on a stream to the end, with a record and checkpoints below a folder, and read the record.
+    """Run an algorithm on a stream to the end, write a record and checkpoints, and return the record.
 
-    Parameters:
+    Args:
         stream: A name of `feddrift list`, a table ``FILE.csv``, ``folder:DIR``, or ``package.module:make``.
         algorithm: A name of `feddrift list`, or ``package.module:Name``; the default needs no settings.
         out: The folder of the records.
-        seed: Of initial models and minibatches.
-        resume: Go on where the same run was stopped; one that is finished is only read. What your own code does now
-            is not compared with what it did then: use another folder after a change.
-        checkpoint_every: Save inside a time step, too, after every so many rounds.
-        options: What `feddrift run` takes: ``settings={"delta": 0.1}``, ``rounds=5``, ``pattern="random:every=2"``,
+        seed: The seed of initial models and minibatches.
+        resume: Continue the same run where it was stopped; a finished run is only read. Changes of your own code are
+            not detected: use another folder after a change.
+        checkpoint_every: Also save a checkpoint within a time step, each time after this number of rounds; 0: never.
+        options: Options of `feddrift run`: ``settings={"delta": 0.1}``, ``rounds=5``, ``pattern="random:every=2"``,
             for a table ``client="shop"``, ``time="date"``, ``every="month"``, ...
+
+    Raises:
+        ConfigError: A name or an option is not valid.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     record("sine-2", "Oblivious", out=folder, rounds=1).rows.steps
     10
     """
-    for what, value in (("stream", stream), ("algorithm", algorithm)):
+    for role, value in (("stream", stream), ("algorithm", algorithm)):
         if not isinstance(value, str):
             raise ConfigError(
-                f"a record needs the {what} by name, so that it can be made again: package.module:Name, or in a "
+                f"a record needs the {role} by name, so that it can be created again: package.module:Name, or in a "
                 f"notebook '__main__:Name'; got {type(value).__name__}"
             )
     if not isinstance(resume, bool):
         raise ConfigError(f"resume must be True or False, got {resume!r}")
-    if "every" in options and not streams.is_table(stream):  # what it meant in 0.2
-        warnings.warn("every is of tables, save with checkpoint_every", DeprecationWarning, stacklevel=2)
+    if "every" in options and not streams.is_table(stream):  # its meaning in version 0.2
+        warnings.warn("every is an option of tables, use checkpoint_every", DeprecationWarning, stacklevel=2)
         checkpoint_every = options.pop("every")
     if isinstance(checkpoint_every, bool) or not isinstance(checkpoint_every, int) or checkpoint_every < 0:
         raise ConfigError(f"checkpoint_every must be a whole number of rounds, or 0, got {checkpoint_every!r}")
@@ -91,22 +94,26 @@ def record(
 
 
 def update(where: str | Path, stream: str | None = None, *, append: str | Path | None = None) -> list[Record]:
-    """Give finished runs their next time steps, when there are more data, and read their records, which are new ones.
+    r"""Continue finished runs on data that arrived later, and return the new records.
 
-    What is wrong with one of several runs is raised once the others are done.
+    If one of several runs cannot be updated, the others are updated before the error is raised.
 
-    Parameters:
+    Args:
         where: A folder of records with their checkpoints, or one record.
-        stream: What goes on where their stream ended; else it is their own, which has grown.
-        append: A file of later rows, for runs on tables: it is appended to their own.
+        stream: The name of a stream with the data of the runs and later data; by default their own, which has grown.
+        append: A file with later rows, for runs on tables: the stream of a run becomes its own files and this one.
+
+    Raises:
+        FeddriftError: An argument is not valid, or a run cannot be updated.
 
     >>> import tempfile
     >>> rows = [f"oslo,{month},{k},{k % 2}" for month in range(1, 8) for k in range(20)]
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     sales, columns = Path(folder, "sales.csv"), {"client": "shop", "time": "month", "label": "sold"}
-    ...     size = sales.write_text("\\n".join(["shop,month,size,sold", *rows[:120]]))  # without the seventh month
+    ...     sales = Path(folder, "sales.csv")
+    ...     columns = {"client": "shop", "time": "month", "label": "sold"}
+    ...     size = sales.write_text("\n".join(["shop,month,size,sold", *rows[:120]]))  # without the seventh month
     ...     run = record(str(sales), "Oblivious", out=f"{folder}/runs", rounds=1, **columns)
-    ...     size = sales.write_text("\\n".join(["shop,month,size,sold", *rows]))
+    ...     size = sales.write_text("\n".join(["shop,month,size,sold", *rows]))
     ...     run.rows.steps, [longer.rows.steps for longer in update(f"{folder}/runs")]
     (5, [6])
     """
@@ -132,9 +139,9 @@ def update(where: str | Path, stream: str | None = None, *, append: str | Path |
 
 
 def read(where: str | Path) -> list[Record]:
-    """All records below a folder, by configuration and seed, or the one of a file; runs may still be writing them.
+    """Read all records below a folder, sorted by configuration and seed, or one file; runs may still be writing them.
 
-    Parameters:
+    Args:
         where: A folder of records, a record's file, or the folder of a deployment.
 
     >>> import tempfile
@@ -149,14 +156,14 @@ def read(where: str | Path) -> list[Record]:
 
 
 def rows(records: Record | Iterable[Record]) -> Columns:
-    """One row for every client and time step, which count from 0: what it received, used and got right.
+    """Return a table with a row for every client and time step (from 0).
 
-    `settings` is a text, as `summary` has it. `accuracy` is a share, on the `tested` examples of t + 1;
-    NaN without any. `concept` and `next_concept` are the true ones of t and t + 1, -1 where unknown. `model` is the id
-    in use, `n_models` how many there are, `drift` whether an alarm was raised. `models_sent` counts models to and from
-    the client, `sent_scoring` those of them that were only scored. `received` counts new examples, `loss` is how the
-    model in use did on them before training: its error, or what the setting `metric` says. `routed` is the share of the
-    tested examples for which inputs chose other votes than the client's own, NaN where they had no choice.
+    `settings` is a text, as in `summary`. `accuracy` is a share of the `tested` examples of t + 1; NaN without any.
+    `concept` and `next_concept` are the true concepts of t and t + 1, -1 if unknown. `model` is the id of the model in
+    use, `n_models` the number of models, `drift` is true for an alarm. `models_sent` counts models to and from the
+    client, `sent_scoring` those of them that were only scored. `received` counts new examples, `loss` is the error of
+    the model in use on them before training, or the loss that the setting `metric` selects. `routed` is the share of
+    tested examples for which inputs chose other votes than the client's own, NaN where there was no choice.
 
     >>> list(rows([]))[:6]
     ['stream', 'algorithm', 'settings', 'seed', 't', 'client']
@@ -174,7 +181,9 @@ def rows(records: Record | Iterable[Record]) -> Columns:
 
 
 def events(records: Record | Iterable[Record]) -> Columns:
-    """One row for every birth, merge, retirement and revival of a model, and what was decided: when (from 0), and why.
+    """Return a table with a row for every event: a model was created, merged, retired or revived, or a decision.
+
+    `t` is the time step (from 0), `cause` has the values of the record, and `why` is a sentence.
 
     >>> list(events([]))
     ['stream', 'algorithm', 'settings', 'seed', 't', 'event', 'model', 'why', 'cause']
@@ -183,17 +192,17 @@ def events(records: Record | Iterable[Record]) -> Columns:
     for run in _to_list(records):
         for event in run.events:
             line = {**_describe_run(run), **event}
-            line["why"] = event_sentence(event)
+            line["why"] = explain_event(event)
             for name, column in table.items():
                 column.append(line[name])
     return table
 
 
 def alarms(records: Record | Iterable[Record]) -> Columns:
-    """One row for every alarm: when (from 0), at which client, and what moved in its data.
+    """Return a table with a row for every alarm: its time step (from 0), its client, and the changes of its data.
 
-    `shifts` is what the record has: the inputs and class shares that moved since the client's last data before, with
-    means and shares of both; `why` says it in words. None where nobody said.
+    `shifts` are the values of the record: the inputs and class shares that changed since the client's last data before,
+    with their means or shares before and after. `why` is a sentence about them. Both are None if none were recorded.
 
     >>> list(alarms([]))
     ['stream', 'algorithm', 'settings', 'seed', 't', 'client', 'why', 'shifts']
@@ -203,19 +212,21 @@ def alarms(records: Record | Iterable[Record]) -> Columns:
         for t, c in np.argwhere(run.rows.drift).tolist():
             shifts = run.shifts.get((t, c))
             line = {**_describe_run(run), "t": t, "client": run.header["clients"][c], "shifts": shifts}
-            line["why"] = None if shifts is None else alarm_sentence(shifts, t)
+            line["why"] = None if shifts is None else explain_alarm(shifts, t)
             for name, column in table.items():
                 column.append(line[name])
     return table
 
 
 def summary(records: Record | Iterable[Record], *, against: str | None = None) -> Columns:
-    """One row for every stream, algorithm and settings: means over seeds, accuracies in percent with their deviation.
+    """Return a table with a row for every stream, algorithm and settings: means over seeds.
 
-    Parameters:
-        records: What `read` or `record` gave.
-        against: An algorithm: then also how many points each is above it (`over_mean`), and the 95 % interval of that
-            (`over_low`, `over_high`).
+    Accuracies are in percent, with their standard deviations.
+
+    Args:
+        records: The result of `read` or `record`.
+        against: An algorithm. The table then has the difference of each row to it in percentage points (`over_mean`),
+            and its 95 % interval (`over_low`, `over_high`).
 
     >>> list(summary([]))[:6]
     ['stream', 'algorithm', 'settings', 'seeds', 'omitting_drifts', 'omitting_drifts_std']
@@ -241,12 +252,12 @@ def summary(records: Record | Iterable[Record], *, against: str | None = None) -
 
 
 def plot(records: Record | Iterable[Record], kind: Kind = "clusters") -> Figure:
-    """A picture of records, which a notebook shows; `fig.savefig(...)` keeps it.
+    """Draw records and return the figure.
 
-    Parameters:
-        records: What `read` or `record` gave.
-        kind: `clusters`: who used which model; `accuracy`: over time; `patterns`: the true concepts; `delta` and
-            `traffic`: accuracy against these; `ranks`: who is best over several streams.
+    Args:
+        records: The result of `read` or `record`.
+        kind: `clusters`: the model that each client used; `accuracy`: over time; `patterns`: the true concepts;
+            `delta` and `traffic`: accuracy against these; `ranks`: mean ranks of methods over several streams.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -254,15 +265,15 @@ def plot(records: Record | Iterable[Record], kind: Kind = "clusters") -> Figure:
     >>> plot(run, "accuracy").axes[0].get_ylabel()
     'accuracy on the next time step'
     """
-    from feddrift.reports import pictures  # here, since matplotlib takes a while to import
+    from feddrift.reports import pictures  # imported here, because importing matplotlib is slow
 
     draw: dict[str, Callable[[Sequence[Record]], Figure]] = {
-        "clusters": pictures.clusters,
-        "accuracy": pictures.accuracy,
-        "patterns": pictures.patterns,
-        "delta": pictures.threshold,
-        "traffic": pictures.traffic,
-        "ranks": lambda runs: pictures.ranks(ranking(runs)),
+        "clusters": pictures.draw_clusters,
+        "accuracy": pictures.draw_accuracy,
+        "patterns": pictures.draw_patterns,
+        "delta": pictures.draw_threshold,
+        "traffic": pictures.draw_traffic,
+        "ranks": lambda runs: pictures.draw_ranks(rank_methods(runs)),
     }
     if not isinstance(kind, str) or kind not in draw:
         raise ConfigError(f"kind must be one of {', '.join(draw)}, got {kind!r}")
@@ -270,11 +281,14 @@ def plot(records: Record | Iterable[Record], kind: Kind = "clusters") -> Figure:
 
 
 def report(records: str | Path | Record | Iterable[Record], file: str | Path = "report.html") -> Path:
-    """Write the page of records, or of all below a folder, and say where it is.
+    """Write an HTML page about records, and return its path.
 
-    Parameters:
-        records: What `read` or `record` gave, or a folder.
-        file: The page; it is one file that needs no other.
+    Args:
+        records: The result of `read` or `record`, or a folder of records.
+        file: The path of the page, which needs no other files.
+
+    Raises:
+        DataError: The list of records is empty.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -286,17 +300,18 @@ def report(records: str | Path | Record | Iterable[Record], file: str | Path = "
 
     runs = read_all(records) if isinstance(records, str | Path) else _to_list(records)
     if not runs:
-        raise DataError("there are no records to report")
-    page.write(runs, Path(file), Path(records).resolve().name if isinstance(records, str | Path) else Path(file).stem)
+        raise DataError("found no records to report")
+    title = Path(records).resolve().name if isinstance(records, str | Path) else Path(file).stem
+    page.write_page(runs, Path(file), title)
     return Path(file)
 
 
 def export(folder: str | Path, out: str | Path = "models") -> list[Path]:
-    """Write the newest models of runs or a deployment, for `load_models`; returns the folders written to.
+    """Write the newest models of runs or a deployment for `load_models`, and return the folders written to.
 
-    Parameters:
-        folder: Of records with their checkpoints, one record, or a deployment's.
-        out: Where the models go: those of several runs each to a folder of their own below it.
+    Args:
+        folder: A folder of records with their checkpoints, one record, or the folder of a deployment.
+        out: The folder to write to. Models of several runs are written to one folder per run below it.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -310,12 +325,19 @@ def export(folder: str | Path, out: str | Path = "models") -> list[Path]:
 
 
 def export_each(folder: Path, out: Path) -> Iterator[tuple[Path, int]]:
-    """Each folder that `export` has written to, and how many time steps the models in it have seen."""
+    """Export models, and yield each folder written to and the number of time steps that its models were trained on.
+
+    Args:
+        folder: See `export`.
+        out: See `export`.
+
+    Raises:
+        DataError: There is nothing to export, `out` has the models of one run and there are several, or runs could not
+            be exported, after all others are.
+    """
     for server in (folder, folder / "server"):
         if (server / "federation.toml").exists():
-            from feddrift.deploy.operate.export import (
-                export_federation as export_federation,  # here, since it needs Flower
-            )
+            from feddrift.deploy.operate.export import export_federation  # imported here, because it needs Flower
 
             yield out, export_federation(server.resolve(), out)
             return
@@ -325,34 +347,34 @@ def export_each(folder: Path, out: Path) -> Iterator[tuple[Path, int]]:
     if len(checkpoints) == 1:
         yield out, export_run(load_stopped_run(checkpoints[0]), out)
         return
-    if (out / ABOUT_FILE).exists():  # `load_models` would take it for what is written now
-        raise DataError(f"{out} holds the models of one run, and {folder} has {len(checkpoints)}: name another folder")
+    if (out / ABOUT_FILE).exists():  # `load_models` would load it in place of the new ones
+        raise DataError(f"{out} has the models of one run, but {folder} has {len(checkpoints)}: choose another folder")
     failures = []
     for state in checkpoints:
         try:
             yield out / state.stem, export_run(load_stopped_run(state), out / state.stem)
-        except FeddriftError as error:  # no reason to leave out the others
+        except FeddriftError as error:  # the others are exported
             failures.append(f"{state.stem}: {error}")
     if failures:
         raise DataError(f"not exported: {'; '.join(failures)}")
 
 
 def _describe_run(run: Record) -> dict[str, Any]:
-    """Which run it is."""
+    """Return the values of RUN_COLUMNS."""
     header = run.header
     settings = _format_settings(header["algorithm"], header["settings"], header["overrides"])
     return {"stream": header["stream"], "algorithm": header["algorithm"], "settings": settings, "seed": header["seed"]}
 
 
 def _format_settings(algorithm: str, settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> str:
-    return describe({**notable(algorithm, settings), **overrides})
+    return format_settings({**select_non_default(algorithm, settings), **overrides})
 
 
 def _to_list(records: Record | Iterable[Record]) -> Sequence[Record]:
     if isinstance(records, str | Path) or not isinstance(records, Iterable | Record):
-        raise ConfigError(f"expected records, as fd.read gives them, got {records!r}")
+        raise ConfigError(f"expected records, as fd.read returns them, got {records!r}")
     runs = [records] if isinstance(records, Record) else list(records)
     for run in runs:
         if not isinstance(run, Record):
-            raise ConfigError(f"expected records, as fd.read gives them, got {type(run).__name__}")
+            raise ConfigError(f"expected records, as fd.read returns them, got {type(run).__name__}")
     return runs

@@ -1,4 +1,4 @@
-"""What every client receives over time."""
+"""Streams: the data that every client receives over time."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from feddrift.types import Ints, Local
 if TYPE_CHECKING:
     from feddrift.tables.features import Feature
 
-TABLE = "table"  # the family of tables and folders of files
-MADE = "made"  # the family of streams that are composed: nobody has published settings for them
-MOST_GROUPS = 1000
+TABLE_FAMILY = "table"  # the family of tables and folders of files
+SYNTHETIC_FAMILY = "made"  # the family of composed streams, for which no settings are published
+MAX_GROUPS = 1000
 Cell = tuple[npt.ArrayLike, npt.ArrayLike]  # x[n, ...], y[n]
 
 
 @dataclass(frozen=True, repr=False)
 class Stream:
-    """What every client receives over time: T training steps, and one last row that only tests.
+    """Data that every client receives over time: T training steps, and a last step that is only for testing.
 
-    Cells are stored one after the other, time outer, client inner, so that ``x[rows(t, c)]`` is S_c^(t). Make one
-    of your own data with `from_arrays`.
+    A cell S_c^(t) is the batch that client c receives at time t. Cells are stored one after the other, time outer,
+    client inner: ``x[rows(t, c)]``. `from_arrays` and `from_frame` create a stream from your own data.
 
     >>> from feddrift import stream
     >>> stream("sea-4")
@@ -34,21 +34,21 @@ class Stream:
     """
 
     name: str
-    x: npt.NDArray[Any]  # float32, or bytes for pictures
+    x: npt.NDArray[Any]  # float32, or uint8 for pictures
     y: npt.NDArray[np.int32]
     counts: Ints  # [T + 1, c], zero is legal
     n_classes: int
-    concepts: Ints | None = None  # [T + 1, c], the truth: only Oracle and reports may read it
-    same: Mapping[int, int] = field(default_factory=dict)  # concept -> the lower id it is equal to
-    clients: tuple[str, ...] = ()  # names, for people
-    times: tuple[str, ...] = ()  # [T + 1], what the time steps are called, where they have names
-    classes: tuple[int | str, ...] = ()  # what the classes are called, where that is not 0, 1, 2, ...
-    columns: tuple[str, ...] = ()  # what the features are called, in their order, where they have names
-    recipe: tuple[Feature, ...] = ()  # of a table: how each feature is made of its columns
-    family: str = "own"  # which defaults apply: sine, circle, sea, mnist, table, ...
-    local: Local = Local()  # the training settings its numbers are published with
-    group: Ints | None = None  # [n], small numbers from 0: which of the groups within a cell a row belongs to
-    net: str | None = None  # the name of its usual net, such as mlp:28; None: the paper's for such inputs
+    concepts: Ints | None = None  # [T + 1, c], the true concepts: only Oracle and reports may read them
+    same: Mapping[int, int] = field(default_factory=dict)  # concept -> a lower id of the same concept
+    clients: tuple[str, ...] = ()  # [c], names; by default their positions
+    times: tuple[str, ...] = ()  # [T + 1], names of the time steps, if they have any
+    classes: tuple[int | str, ...] = ()  # names of the classes, if they are not 0, 1, 2, ...
+    columns: tuple[str, ...] = ()  # names of the features in their order, if they have any
+    recipe: tuple[Feature, ...] = ()  # of a table: how each feature is computed from a column
+    family: str = "own"  # selects defaults: sine, circle, sea, mnist, table, ...
+    local: Local = Local()  # default settings of local training, for published data those of the publication
+    group: Ints | None = None  # [n], the group of each row, small numbers from 0
+    net: str | None = None  # name of the default net, such as mlp:28; None: the paper's net for such inputs
 
     def __post_init__(self) -> None:
         if self.counts.ndim != 2 or len(self.counts) < 2 or self.counts.shape[1] < 1:
@@ -99,12 +99,12 @@ class Stream:
         return starts
 
     def rows(self, t: int, c: int) -> slice:
-        """Where S_c^(t) lies in x and y."""
+        """Return the position of S_c^(t) in x and y."""
         start = int(self.starts[t, c])
         return slice(start, start + int(self.counts[t, c]))
 
     def cell(self, t: int, c: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]:
-        """S_c^(t), what client c received at time t: inputs x[n, ...] and labels y[n]."""
+        """Return S_c^(t), the data that client c receives at time t: inputs x[n, ...] and labels y[n]."""
         rows = self.rows(t, c)
         return self.x[rows], self.y[rows]
 
@@ -121,45 +121,48 @@ class Stream:
         local: Local | None = None,
         groups: Sequence[Sequence[npt.ArrayLike | None]] | None = None,
     ) -> Stream:
-        """Your own data: ``cells[t][c]`` is a pair (x, y), or None where client c received nothing at time t.
+        """Create a stream from arrays: ``cells[t][c]`` is a pair (x, y), or None if client c receives nothing then.
 
-        Parameters:
+        Args:
             cells: Inputs x[n, ...] and labels y[n], whole numbers from 0, by time step and client; the last time step
-                only tests.
-            name: What records and reports call it.
-            n_classes: How many classes there are; by default the largest label + 1.
-            concepts: [t, c], the true concept of each cell, if somebody knows it.
-            clients: What the clients are called.
-            times: What the time steps are called.
-            local: The training settings that suit these data.
-            groups: By time step and client as cells, whole numbers from 0: which group each row of a cell belongs to.
+                is only for testing.
+            name: The name in records and reports.
+            n_classes: The number of classes; by default the largest label + 1.
+            concepts: [t, c], the true concept of each cell, if it is known.
+            clients: The names of the clients.
+            times: The names of the time steps.
+            local: The default settings of local training for these data.
+            groups: By time step and client as `cells`: the group of each row, whole numbers from 0.
+
+        Raises:
+            DataError: The arrays are not valid or do not fit together.
 
         >>> x, y = np.zeros((4, 2)), [0, 1, 1, 0]
         >>> Stream.from_arrays([[(x, y), None], [(x, y), (x, y)]]).counts.tolist()
         [[4, 0], [4, 4]]
         """
         try:
-            width = {len(row) for row in cells}
+            n_clients = {len(row) for row in cells}
         except TypeError:
             raise DataError(f"stream {name}: cells must be a list of time steps, each a list of clients") from None
         if len(set(clients)) < len(clients):
             raise DataError(f"stream {name}: clients must be a list of distinct names, got {clients!r}")
-        if len(width) != 1:
-            raise DataError(f"stream {name}: every time step needs the same clients, got {sorted(width)} of them")
-        if clients and len(clients) not in width:
-            raise DataError(f"stream {name}: {width.pop()} clients need as many names, got {len(clients)}")
+        if len(n_clients) != 1:
+            raise DataError(f"stream {name}: every time step needs the same clients, got {sorted(n_clients)} of them")
+        if clients and len(clients) not in n_clients:
+            raise DataError(f"stream {name}: {n_clients.pop()} clients need as many names, got {len(clients)}")
         if groups is not None and [len(row) for row in groups] != [len(row) for row in cells]:
             raise DataError(f"stream {name}: groups must have the time steps and clients of cells")
         group: list[Ints] = []
         xs: list[npt.NDArray[np.float32]] = []
         ys: list[npt.NDArray[np.int32]] = []
-        counts = np.zeros((len(cells), width.pop()), dtype=np.int64)
+        counts = np.zeros((len(cells), n_clients.pop()), dtype=np.int64)
         for t, row in enumerate(cells):
             for c, cell in enumerate(row):
                 if cell is None:
                     continue
                 where = f"stream {name}, time {t}, client {clients[c] if clients else c}"
-                x, y = _checked(cell, where)
+                x, y = _convert_cell(cell, where)
                 if xs and x.shape[1:] != xs[0].shape[1:]:
                     raise DataError(f"{where}: features of shape {x.shape[1:]}, elsewhere {xs[0].shape[1:]}")
                 if n_classes is not None and len(y) and y.max() >= n_classes:
@@ -167,7 +170,7 @@ class Stream:
                 xs.append(x)
                 ys.append(y)
                 if groups is not None:
-                    group.append(_checked_group(groups[t][c], len(y), where))
+                    group.append(_convert_group(groups[t][c], len(y), where))
                 counts[t, c] = len(x)
         if not counts.sum():
             raise DataError(f"stream {name}: no examples at all")
@@ -199,44 +202,48 @@ class Stream:
         scale: bool = True,
         name: str = "frame",
     ) -> Stream:
-        """Your own table: a data frame (pandas, polars, Arrow, ...) or a dictionary of columns, a row per example.
+        """Create a stream from a data frame (pandas, polars, Arrow, ...) or a dictionary of columns, a row per example.
 
-        Parameters:
-            frame: The table. All columns beside the three that follow are features, in their order.
+        Args:
+            frame: The table. All columns except the three that follow are features, in their order.
             client: The column of the clients.
-            time: The column of times, which become time steps; the last one only tests.
+            time: The column of times, which become time steps; the last one is only for testing.
             label: The column of labels: whole numbers or words.
-            every: How long a time step is: ``year``, ``quarter``, ``month`` or ``week`` of dates, or a number, of days
-                or of the units of the column. By default each value is a time step.
-            missing: What becomes of rows without a value: ``drop`` them, fill in the ``mean`` of the first time step,
-                or do so and add an ``indicator``, a feature that is 1 where there was none. By default they are
-                refused.
-            categories: ``onehot`` makes a feature of each word that a column has in the first time step.
-            scale: Whether numbers are scaled by mean and standard deviation of the first time step.
-            name: What the stream is called.
+            every: The length of a time step: ``year``, ``quarter``, ``month`` or ``week`` of dates, or a number, of
+                days or of the units of the column. By default each value is a time step.
+            missing: The treatment of rows without a value: ``drop`` the rows, fill in the ``mean`` of the first time
+                step, or do so and add an ``indicator``, a feature that is 1 where the value is missing. By default
+                missing values are an error.
+            categories: ``onehot`` creates a feature for each word that a column has in the first time step.
+            scale: If True, numbers are scaled by mean and standard deviation of the first time step.
+            name: The name of the stream.
+
+        Raises:
+            ConfigError: `frame` is not a table, or an option is not valid.
+            DataError: The table has problems; the message lists them.
 
         >>> table = {"shop": ["a", "b", "a"], "day": [1, 1, 2], "age": [30, 50, 35], "sold": ["yes", "no", "no"]}
         >>> s = Stream.from_frame(table, client="shop", time="day", label="sold")
         >>> s.counts.tolist(), s.times, s.x[:, 0].tolist()
         ([[1, 1], [1, 0]], ('1', '2'), [-1.0, 1.0, -0.5])
         """
-        from feddrift.tables.arrange import Plan, Table, arrange
+        from feddrift.tables.arrange import Table, TableOptions, arrange_table
         from feddrift.tables.columns import read_frame
         from feddrift.tables.problems import Problems
 
-        plan = Plan(client, time, label, every, missing, categories, scale)
+        options = TableOptions(client, time, label, every, missing, categories, scale)
         columns = read_frame(frame)
         n = len(next(iter(columns.values()), ()))
-        return cls(
-            name=name, family=TABLE, **vars(arrange(Table(name, columns, range(n), "row", Problems(name)), plan))
-        )
+        table = Table(name, columns, range(n), "row", Problems(name))
+        return cls(name=name, family=TABLE_FAMILY, **vars(arrange_table(table, options)))
 
 
-def _checked(cell: Cell, where: str) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]:
+def _convert_cell(cell: Cell, where: str) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]:
     if not isinstance(cell, Sequence) or len(cell) != 2:
         raise DataError(f"{where}: a cell is a pair (x, y) or None, got a {type(cell).__name__}")
     try:
-        x, labels = np.asarray(cell[0], dtype=np.float32), np.asarray(cell[1], dtype=np.float64)
+        x = np.asarray(cell[0], dtype=np.float32)
+        labels = np.asarray(cell[1], dtype=np.float64)
     except (TypeError, ValueError):
         raise DataError(f"{where}: features and labels must be numbers") from None
     if x.ndim < 2 or labels.shape != x.shape[:1]:
@@ -245,17 +252,17 @@ def _checked(cell: Cell, where: str) -> tuple[npt.NDArray[np.float32], npt.NDArr
         )
     if not np.isfinite(x).all():
         raise DataError(f"{where}: example {int(np.argwhere(~np.isfinite(x))[0][0])} has a missing or infinite feature")
-    whole = np.isfinite(labels) & (labels >= 0) & (labels < 2**31) & (labels == np.floor(labels))
-    if not whole.all():
-        raise DataError(f"{where}: unknown label {labels[~whole][0]:g}, labels are whole numbers from 0")
+    is_class = np.isfinite(labels) & (labels >= 0) & (labels < 2**31) & (labels == np.floor(labels))
+    if not is_class.all():
+        raise DataError(f"{where}: unknown label {labels[~is_class][0]:g}, labels are whole numbers from 0")
     return x, labels.astype(np.int32)
 
 
-def _checked_group(values: npt.ArrayLike | None, n: int, where: str) -> Ints:
+def _convert_group(values: npt.ArrayLike | None, n: int, where: str) -> Ints:
     try:
         group = np.asarray(values)
         whole = group.astype(np.int64)
-    except (TypeError, ValueError):  # None, too
+    except (TypeError, ValueError):  # also for None
         raise DataError(f"{where}: groups must be {n} whole numbers, as many as the cell has rows") from None
     _check_group(group, n, where)
     return whole
@@ -264,5 +271,5 @@ def _checked_group(values: npt.ArrayLike | None, n: int, where: str) -> Ints:
 def _check_group(group: npt.NDArray[Any], n: int, where: str) -> None:
     if group.dtype.kind not in "iu" or group.shape != (n,):
         raise DataError(f"{where}: a group is a whole number for each of {n} rows, got {group.dtype} {group.shape}")
-    if n and not 0 <= group.min() <= group.max() < MOST_GROUPS:
-        raise DataError(f"{where}: groups are 0 to {MOST_GROUPS - 1}, got {group.min()} to {group.max()}")
+    if n and not 0 <= group.min() <= group.max() < MAX_GROUPS:
+        raise DataError(f"{where}: groups are 0 to {MAX_GROUPS - 1}, got {group.min()} to {group.max()}")

@@ -1,6 +1,6 @@
-"""What an alarm may come from: the inputs and class shares of a client that moved since its data before.
+"""Explanation of drift alarms: inputs and class shares of a client that differ from its previous data.
 
-Everything is computed from two cells of one client, where its data are; what leaves it are names, means and shares.
+The computation compares two cells of one client and runs where its data are. The client sends names, means and shares.
 """
 
 from __future__ import annotations
@@ -20,255 +20,302 @@ from feddrift.data import Stream
 from feddrift.tables.features import Feature
 from feddrift.types import Bools, Floats, Ints
 
-What = Literal["mean", "deviation", "share", "missing", "class"]
+ShiftKind = Literal["mean", "deviation", "share", "missing", "class"]
 
-LEVEL = 0.01  # of all tests together, and again of those within classes: how often chance alone names something
-NAMED = 3  # inputs, and classes, that are named
-TOLD = 12  # inputs that a client tells, of which those are named that moved there only
-WITHIN = 1  # inputs that are told to have moved within a class only, where others moved among all rows
-OTHERS = 20  # clients without an alarm that are asked as well, at most
-FEW = 10  # rows that a mean or a share must be of at least: fewer tell little of chance and much of themselves
-ROOM = 1 << 21  # numbers of a cell that are looked at; of a larger one a part of the rows, of pictures of the inputs
-LEAST_ROWS = 100  # of a large cell that are looked at
+SIGNIFICANCE_LEVEL = 0.01  # of all tests together, and again of all tests within classes
+MAX_NAMED_SHIFTS = 3  # of inputs, and of classes
+MAX_REPORTED_INPUTS = 12  # per client; the server prefers those that did not move at other clients
+MAX_WITHIN_CLASS_SHIFTS = 1  # reported if other inputs moved among all rows
+MAX_OTHER_CLIENTS = 20  # clients without an alarm that are asked for comparison
+MIN_ROWS_PER_TEST = 10  # fewer rows do not support a test, and would reveal much of themselves
+MAX_SAMPLED_VALUES = 1 << 21  # of a larger cell a part of the rows is compared, and of images a part of the inputs
+MIN_SAMPLED_ROWS = 100  # of a large cell
 MAX_STATISTIC = 1e15  # clients report no feature statistic beyond it
-GAP = " missing"  # "age missing" is the feature that is 1 where age has no value
+MISSING_SUFFIX = " missing"  # the feature "age missing" is 1 where age has no value
 
-Rows = tuple[Floats, npt.NDArray[np.integer]]  # x[n, feature] and y[n]
-Test = tuple[Floats, Bools]  # [column], a distance, and whether it is beyond chance
+Cell = tuple[Floats, npt.NDArray[np.integer]]  # x[n, feature] and y[n]
+TestResult = tuple[Floats, Bools]  # [column], a distance, and whether it is significant
 
 
 @dataclass(frozen=True)
 class Shift:
-    """One thing that moved, before and after.
+    """Change of one input or class share, before and after.
 
-    Mean and deviation are those of an input, in the units of its column, where it has a value; a share is that of the
-    ones in an input of 0 and 1, of the rows in which an input is missing, or of a class.
+    Mean and deviation are those of an input without its missing values, in the units of its column. A share is that of
+    ones in a binary input, of rows in which an input is missing, or of a class.
     """
 
-    what: What
+    what: ShiftKind
     name: str  # of the input or the class
     before: float
     after: float
-    distance: float  # of Kolmogorov and Smirnov; of shares it is their difference
-    within: str | None = None  # the class among whose rows it moved; None: among all
+    distance: float  # Kolmogorov-Smirnov distance, or the difference of two shares
+    within: str | None = None  # the class whose rows were compared; None: all rows
     common: bool = False  # most other clients moved the same way, at least half as far
 
 
 @dataclass(frozen=True)
 class Shifts:
-    """What moved at a client between two of its cells."""
+    """Significant changes at a client between two of its cells."""
 
-    since: int  # the time step of the earlier one
-    rows: tuple[int, int]  # of both
-    moved: tuple[Shift, ...]  # none: nothing did by more than chance
-    more: int = 0  # inputs that moved as well
+    since: int  # time step of the earlier cell
+    rows: tuple[int, int]  # of both cells
+    moved: tuple[Shift, ...]  # empty: no significant change
+    more: int = 0  # number of further inputs that moved
 
-    def plain(self) -> dict[str, Any]:
-        """As JSON values."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON values of a record; fields with defaults are left out."""
         moved = [{k: v for k, v in asdict(shift).items() if v is not None and v is not False} for shift in self.moved]
         return {"since": self.since, "rows": list(self.rows), "moved": moved, "more": self.more}
 
 
-def shifts(stream: Stream, t: int, c: int, counts: Ints) -> Shifts | None:
-    """What client c has at time t, against the last data before; None without both. It has counts[t] usable rows."""
+def find_shifts(stream: Stream, t: int, c: int, counts: Ints) -> Shifts | None:
+    """Compare the data of client c at time t with its last data before.
+
+    Args:
+        stream: The data.
+        t: The time step.
+        c: The client.
+        counts: [t], the client's usable rows.
+
+    Returns:
+        The changes, or None if the client has no data now or before.
+    """
     earlier = np.flatnonzero(counts[:t])
     if not len(earlier) or not counts[t]:
         return None
     since = int(earlier[-1])
-    (x0, y0), (x1, y1) = stream.cell(since, c), stream.cell(t, c)
-    features = described(stream)
+    x0, y0 = stream.cell(since, c)
+    x1, y1 = stream.cell(t, c)
+    features = list_features(stream)
     classes = [str(name) for name in stream.classes] or [str(k) for k in range(stream.n_classes)]
-    columns = _evenly(len(features), ROOM // LEAST_ROWS)
-    known = [features[k] for k in columns]
-    x0, x1 = (x.reshape(len(x), -1)[:, columns] if len(known) < len(features) else x for x in (x0, x1))
-    moved, more = compare((in_units(x0, known), y0), (in_units(x1, known), y1), known, classes)
+    columns = _sample_evenly(len(features), MAX_SAMPLED_VALUES // MIN_SAMPLED_ROWS)
+    sampled = [features[k] for k in columns]
+    x0, x1 = (x.reshape(len(x), -1)[:, columns] if len(sampled) < len(features) else x for x in (x0, x1))
+    before = convert_to_units(x0, sampled), y0
+    moved, more = compare_cells(before, (convert_to_units(x1, sampled), y1), sampled, classes)
     return Shifts(since, (len(y0), len(y1)), moved, more)
 
 
-def asked(alarmed: Sequence[int], have_data: Iterable[int]) -> list[int]:
-    """Who is asked what moved: who raised an alarm, and some of the others, to tell what moved everywhere."""
-    others = sorted(set(have_data) - set(alarmed))
-    return sorted([*alarmed, *(others[k] for k in _evenly(len(others), OTHERS))])
+def choose_clients_to_ask(alarmed: Sequence[int], with_data: Iterable[int]) -> list[int]:
+    """Choose the clients that report changes: those with an alarm, and some others for comparison."""
+    others = sorted(set(with_data) - set(alarmed))
+    return sorted([*alarmed, *(others[k] for k in _sample_evenly(len(others), MAX_OTHER_CLIENTS))])
 
 
-def told(answers: Mapping[int, Shifts], alarmed: Sequence[int]) -> dict[int, Shifts]:
-    """What is told of those who raised an alarm: what moved there only first, what moved at most others last.
+def mark_common_shifts(answers: Mapping[int, Shifts], alarmed: Sequence[int]) -> dict[int, Shifts]:
+    """Mark changes that most other clients report too, and select the changes to name.
 
-    Others count if they compare with the same time step and have rows enough for it.
+    Other clients count if they compare with the same time step and have enough rows in both cells.
+
+    Args:
+        answers: The changes of each client that was asked.
+        alarmed: The clients with an alarm.
+
+    Returns:
+        The named changes of each alarmed client that answered: its own first, common ones last.
     """
-    moves, comparable = defaultdict[Any, list[float]](list), Counter[int]()
+    doubled_distances = defaultdict[Any, list[float]](list)
+    comparable = Counter[int]()
     for answer in answers.values():
-        comparable[answer.since] += min(answer.rows) >= FEW
+        comparable[answer.since] += min(answer.rows) >= MIN_ROWS_PER_TEST
         for shift in answer.moved:
-            moves[answer.since, _movement(shift)].append(2 * shift.distance)
-    for distances in moves.values():
-        distances.sort()  # many clients may alarm at once: none is held against every other
+            doubled_distances[answer.since, _get_movement(shift)].append(2 * shift.distance)
+    for distances in doubled_distances.values():
+        distances.sort()  # for a binary search: many clients may raise an alarm at the same time
     result = {}
     for c in alarmed:
         if (own := answers.get(c)) is not None:
             marked = []
             for shift in own.moved:
-                doubles = moves[own.since, _movement(shift)]
-                alike = len(doubles) - bisect_left(doubles, shift.distance) - 1  # not itself
-                marked.append(replace(shift, common=2 * alike > comparable[own.since] - 1))
-            result[c] = _named(replace(own, moved=tuple(marked)))
+                doubled = doubled_distances[own.since, _get_movement(shift)]
+                n_similar = len(doubled) - bisect_left(doubled, shift.distance) - 1  # without the client itself
+                marked.append(replace(shift, common=2 * n_similar > comparable[own.since] - 1))
+            result[c] = _limit_named_shifts(replace(own, moved=tuple(marked)))
     return result
 
 
-def rank(what: str, within: str | None, common: bool) -> tuple[bool, int]:
-    """The order in which shifts are told: missing values, classes, what moved within a class, other inputs."""
+def rank_shift(what: str, within: str | None, common: bool) -> tuple[bool, int]:
+    """Return a sort key for reports: missing values, classes, inputs within a class, other inputs; common ones last."""
     return common, 0 if what == "missing" else 1 if what == "class" else 2 if within is not None else 3
 
 
-def _movement(shift: Shift) -> tuple[Any, ...]:
+def _get_movement(shift: Shift) -> tuple[Any, ...]:
+    """Return the key that equal changes of different clients share."""
     return shift.what, shift.name, shift.within, shift.after > shift.before
 
 
-def _named(shifts: Shifts) -> Shifts:
-    """The first of them, in the order in which they are told."""
-    ordered = sorted(shifts.moved, key=lambda shift: rank(shift.what, shift.within, shift.common))
+def _limit_named_shifts(shifts: Shifts) -> Shifts:
+    """Keep the first inputs and classes in the order of reports."""
+    ordered = sorted(shifts.moved, key=lambda shift: rank_shift(shift.what, shift.within, shift.common))
     inputs, classes = ([s for s in ordered if (s.what == "class") == is_class] for is_class in (False, True))
-    left_out = inputs[NAMED:] + classes[NAMED:]
-    return replace(shifts, moved=tuple(s for s in ordered if s not in left_out), more=shifts.more + len(inputs[NAMED:]))
+    n_more = len(inputs[MAX_NAMED_SHIFTS:])
+    left_out = inputs[MAX_NAMED_SHIFTS:] + classes[MAX_NAMED_SHIFTS:]
+    return replace(shifts, moved=tuple(s for s in ordered if s not in left_out), more=shifts.more + n_more)
 
 
-def described(stream: Stream) -> tuple[Feature, ...]:
-    """What is known of each feature, in the order of x made flat; one that has no name is called by its place."""
+def list_features(stream: Stream) -> tuple[Feature, ...]:
+    """List the features in the order of flattened x; features without a name are named by their index."""
     if stream.recipe:
         return stream.recipe
     names = stream.columns or tuple(
-        f"input {where[0] if len(where) == 1 else where}" for where in np.ndindex(*stream.features)
+        f"input {index[0] if len(index) == 1 else index}" for index in np.ndindex(*stream.features)
     )
     known = set(names)
     return tuple(
-        Feature(name, column, "gap") if name.endswith(GAP) and column in known else Feature(name, name, "number")
+        Feature(name, column, "gap")
+        if name.endswith(MISSING_SUFFIX) and column in known
+        else Feature(name, name, "number")
         for name in names
-        for column in (name.removesuffix(GAP),)
+        for column in (name.removesuffix(MISSING_SUFFIX),)
     )
 
 
-def in_units(x: npt.NDArray[Any], features: Sequence[Feature]) -> Floats:
-    """x[n, feature] in the units of the columns, NaN where a value is missing; of many rows an even part."""
-    rows = _looked_at(len(x), len(features))
+def convert_to_units(x: npt.NDArray[Any], features: Sequence[Feature]) -> Floats:
+    """Convert x[n, feature] to the units of the columns, NaN for missing values; large cells are sampled."""
+    rows = _sample_rows(len(x), len(features))
     mean, std = np.array([(feature.mean, feature.std) for feature in features]).T
     values: Floats = x[rows].reshape(len(rows), -1) * std + mean
-    for gap, of_gap in enumerate(features):
-        if of_gap.kind == "gap":
-            same = [k for k, f in enumerate(features) if f.column == of_gap.column and k != gap]
+    for gap, indicator in enumerate(features):
+        if indicator.kind == "gap":
+            same = [k for k, f in enumerate(features) if f.column == indicator.column and k != gap]
             values[np.ix_(values[:, gap] == 1, same)] = np.nan
     return values
 
 
-def _looked_at(n: int, n_features: int) -> Ints:
-    return _evenly(n, max(ROOM // n_features, LEAST_ROWS))
+def _sample_rows(n: int, n_features: int) -> Ints:
+    """Return the rows of a cell with n rows that are compared."""
+    return _sample_evenly(n, max(MAX_SAMPLED_VALUES // n_features, MIN_SAMPLED_ROWS))
 
 
-def _evenly(n: int, most: int) -> Ints:
-    """At most so many of 0 to n - 1, from the first to the last."""
-    if n <= most:
+def _sample_evenly(n: int, limit: int) -> Ints:
+    """Return at most `limit` of the numbers 0 to n - 1, evenly spaced from the first to the last."""
+    if n <= limit:
         return np.arange(n)
-    return np.linspace(0, n - 1, most).astype(np.int64)
+    return np.linspace(0, n - 1, limit).astype(np.int64)
 
 
-def compare(
-    before: Rows, after: Rows, features: Sequence[Feature], classes: Sequence[str]
+def compare_cells(
+    before: Cell, after: Cell, features: Sequence[Feature], classes: Sequence[str]
 ) -> tuple[tuple[Shift, ...], int]:
-    """The inputs and classes that moved, and how many inputs moved beyond those named.
+    """Test which inputs and classes moved between two cells.
 
-    Of those that did not, also those that moved among the rows of one class: then inputs belong to other classes than
-    before. Where others did, the farthest of them stands for all.
+    Inputs that did not move among all rows are also compared among the rows of each class: a change there means that
+    inputs belong to other classes than before. If other inputs moved, only the largest such change is returned.
+
+    Returns:
+        The changes, and the number of further inputs that moved.
     """
-    (x0, y0), (x1, y1) = before, after
-    level = LEVEL / (len(features) + len(classes))
-    inputs, moved = _inputs(x0, x1, features, level)
-    shares = _classes(y0, y1, classes, level)
-    if moved and not inputs:  # nothing is told of them
+    x0, y0 = before
+    x1, y1 = after
+    level = SIGNIFICANCE_LEVEL / (len(features) + len(classes))
+    inputs, moved = _find_input_shifts(x0, x1, features, level)
+    shares = _find_class_shifts(y0, y1, classes, level)
+    if moved and not inputs:  # all of them exceed MAX_STATISTIC
         return (*shares,), len(moved)
-    y0, y1 = y0[_looked_at(len(y0), len(features))], y1[_looked_at(len(y1), len(features))]
-    still = sorted(set(range(len(features))) - set(moved))
-    x0, x1, same = x0[:, still], x1[:, still], [features[k] for k in still]
+    y0 = y0[_sample_rows(len(y0), len(features))]
+    y1 = y1[_sample_rows(len(y1), len(features))]
+    unmoved = sorted(set(range(len(features))) - set(moved))
+    unmoved_features = [features[k] for k in unmoved]
+    level = SIGNIFICANCE_LEVEL / (len(features) * len(classes))
     within: list[Shift] = []
     n_within = 0
     for k, name in enumerate(classes):
-        of_class, moved_within = _inputs(x0[y0 == k], x1[y1 == k], same, LEVEL / (len(features) * len(classes)), name)
-        within, n_within = within + of_class, n_within + len(moved_within)
-    within = sorted(within, key=lambda shift: -shift.distance)[: WITHIN if moved else TOLD]
+        cells = x0[y0 == k][:, unmoved], x1[y1 == k][:, unmoved]
+        of_class, moved_within = _find_input_shifts(*cells, unmoved_features, level, name)
+        within += of_class
+        n_within += len(moved_within)
+    within = sorted(within, key=lambda shift: -shift.distance)
+    within = within[: MAX_WITHIN_CLASS_SHIFTS if moved else MAX_REPORTED_INPUTS]
     return (*inputs, *within, *shares), len(moved) - len(inputs) if moved else n_within - len(within)
 
 
-def _classes(
+def _find_class_shifts(
     y0: npt.NDArray[np.integer], y1: npt.NDArray[np.integer], classes: Sequence[str], level: float
 ) -> list[Shift]:
-    """The classes whose shares moved farthest; of two the second stands for both."""
+    """Return the classes with the largest significant changes of their shares; of two classes only the second."""
     shown = np.arange(len(classes) == 2, len(classes))
     labels0, labels1 = (np.equal.outer(y, shown).astype(np.float64) for y in (y0, y1))
-    distance, moved = _of_shares(labels0, labels1, level)
+    distance, moved = _test_shares(labels0, labels1, level)
     return [
-        _rounded("class", classes[shown[k]], labels0[:, k].mean(), labels1[:, k].mean(), distance[k])
-        for k in _farthest(distance, moved)[:NAMED]
+        _create_shift("class", classes[shown[k]], labels0[:, k].mean(), labels1[:, k].mean(), distance[k])
+        for k in _sort_by_distance(distance, moved)[:MAX_NAMED_SHIFTS]
     ]
 
 
-def _inputs(
+def _find_input_shifts(
     x0: Floats, x1: Floats, features: Sequence[Feature], level: float, within: str | None = None
 ) -> tuple[list[Shift], list[int]]:
-    """The inputs that moved farthest, and the columns of all that moved."""
+    """Return the largest changes of inputs, and the columns of all significant changes."""
     if not len(x0) or not len(x1) or not features:
         return [], []
     both = np.concatenate([x0, x1])
     binary = (np.isnan(both) | (np.abs(both) < 1e-4) | (np.abs(both - 1) < 1e-4)).all(axis=0)
-    distance, moved = np.zeros(len(features)), np.zeros(len(features), dtype=bool)
-    for columns, test in ((binary, _of_shares), (~binary, _of_values)):
+    distance = np.zeros(len(features))
+    moved = np.zeros(len(features), dtype=bool)
+    for columns, test in ((binary, _test_shares), (~binary, _test_values)):
         if columns.any():
             distance[columns], moved[columns] = test(x0[:, columns], x1[:, columns], level)
-    farthest = _farthest(distance, moved)
+    farthest = _sort_by_distance(distance, moved)
     shifts = []
-    for k in farthest[:TOLD]:
-        a, b, feature = x0[~np.isnan(x0[:, k]), k], x1[~np.isnan(x1[:, k]), k], features[k]
+    for k in farthest[:MAX_REPORTED_INPUTS]:
+        a = x0[~np.isnan(x0[:, k]), k]
+        b = x1[~np.isnan(x1[:, k]), k]
+        feature = features[k]
         is_gap = feature.kind == "gap" and binary[k]
-        what: What = "missing" if is_gap else "share" if binary[k] else "mean"
+        what: ShiftKind = "missing" if is_gap else "share" if binary[k] else "mean"
         ends = a.mean(), b.mean()
-        if what == "mean" and _spread_tells_more(a, b):
-            what, ends = "deviation", (a.std(), b.std())
+        if what == "mean" and _is_deviation_clearer(a, b):
+            what = "deviation"
+            ends = a.std(), b.std()
         if max(map(abs, ends)) <= MAX_STATISTIC:
-            shifts.append(_rounded(what, feature.column if is_gap else feature.name, *ends, distance[k], within))
+            shifts.append(_create_shift(what, feature.column if is_gap else feature.name, *ends, distance[k], within))
     return shifts, farthest
 
 
-def _farthest(distance: Floats, moved: Bools) -> list[int]:
+def _sort_by_distance(distance: Floats, moved: Bools) -> list[int]:
+    """Return the columns that moved, the largest distance first."""
     order: list[int] = np.argsort(-np.where(moved, distance, -1.0), kind="stable")[: int(moved.sum())].tolist()
     return order
 
 
-def _of_values(x0: Floats, x1: Floats, level: float) -> Test:
-    """Kolmogorov's and Smirnov's distance of two samples, against what chance alone exceeds with this probability."""
+def _test_values(x0: Floats, x1: Floats, level: float) -> TestResult:
+    """Compute the Kolmogorov-Smirnov distance of two samples, and whether it is significant at this level."""
     n0, n1 = (np.maximum((~np.isnan(x)).sum(axis=0), 1e-9) for x in (x0, x1))
     both = np.concatenate([x0, x1])
-    order = np.argsort(both, axis=0, kind="stable")  # missing values come last and have no weight
+    order = np.argsort(both, axis=0, kind="stable")  # missing values are last, with weight 0
     weight = np.concatenate([~np.isnan(x0) / n0, ~np.isnan(x1) / -n1])
-    gap, in_order = (np.take_along_axis(values, order, axis=0) for values in (weight, both))
+    difference, in_order = (np.take_along_axis(values, order, axis=0) for values in (weight, both))
     last = np.concatenate([in_order[1:] != in_order[:-1], np.ones((1, both.shape[1]), dtype=bool)])  # of equal values
-    distance: Floats = np.abs(np.where(last, np.cumsum(gap, axis=0), 0.0)).max(axis=0)
-    chance = math.sqrt(-math.log(level / 2) / 2) * np.sqrt(1 / n0 + 1 / n1)
-    return distance, (distance > chance) & (np.minimum(n0, n1) >= FEW)
+    distance: Floats = np.abs(np.where(last, np.cumsum(difference, axis=0), 0.0)).max(axis=0)
+    critical = math.sqrt(-math.log(level / 2) / 2) * np.sqrt(1 / n0 + 1 / n1)
+    return distance, (distance > critical) & (np.minimum(n0, n1) >= MIN_ROWS_PER_TEST)
 
 
-def _of_shares(x0: Floats, x1: Floats, level: float) -> Test:
-    """The difference of two shares, by the normal approximation with Yates's correction."""
+def _test_shares(x0: Floats, x1: Floats, level: float) -> TestResult:
+    """Compute the difference of two shares; significance by the normal approximation with Yates's correction."""
     n0, n1 = (np.maximum((~np.isnan(x)).sum(axis=0), 1e-9) for x in (x0, x1))
-    ones0, ones1 = np.nansum(x0, axis=0), np.nansum(x1, axis=0)
+    ones0, ones1 = (np.nansum(x, axis=0) for x in (x0, x1))
     distance: Floats = np.abs(ones1 / n1 - ones0 / n0)
-    share, unit = (ones0 + ones1) / (n0 + n1), 1 / n0 + 1 / n1
-    chance = NormalDist().inv_cdf(1 - level / 2) * np.sqrt(np.maximum(share * (1 - share), 0.0) * unit)
-    return distance, (distance > chance + unit / 2) & (np.minimum(n0, n1) >= FEW)
+    share = (ones0 + ones1) / (n0 + n1)
+    unit = 1 / n0 + 1 / n1
+    critical = NormalDist().inv_cdf(1 - level / 2) * np.sqrt(np.maximum(share * (1 - share), 0.0) * unit)
+    return distance, (distance > critical + unit / 2) & (np.minimum(n0, n1) >= MIN_ROWS_PER_TEST)
 
 
-def _spread_tells_more(a: Floats, b: Floats) -> bool:
-    """Whether the deviation changed more than the mean, both measured by the deviation."""
-    spread = max(a.std(), b.std())
-    return bool(abs(a.mean() - b.mean()) < abs(a.std() - b.std()) and spread > 0)
+def _is_deviation_clearer(a: Floats, b: Floats) -> bool:
+    """Return True if the standard deviation changed more than the mean."""
+    return bool(abs(a.mean() - b.mean()) < abs(a.std() - b.std()) and max(a.std(), b.std()) > 0)
 
 
-def _rounded(what: What, name: str, before: float, after: float, distance: float, within: str | None = None) -> Shift:
-    first, last, apart = (float(f"{value:.6g}") for value in (before, after, distance))
-    return Shift(what, name, first, last, apart, within)
+def _create_shift(
+    what: ShiftKind, name: str, before: float, after: float, distance: float, within: str | None = None
+) -> Shift:
+    """Create a Shift whose numbers are rounded to six significant digits."""
+
+    def round_to_six_digits(value: float) -> float:
+        return float(f"{value:.6g}")
+
+    return Shift(
+        what, name, round_to_six_digits(before), round_to_six_digits(after), round_to_six_digits(distance), within
+    )

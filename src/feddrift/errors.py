@@ -1,4 +1,4 @@
-"""Errors a user can act on: one sentence with the value and the legal set."""
+"""Errors that a user can correct: the message has the value and what is allowed."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
-LONGEST = 1000  # characters of a message
+MAX_MESSAGE_LENGTH = 1000  # characters of a message
 
 
 class FeddriftError(Exception):
-    """Anything the user can mend; the command line prints it and exits with code 2.
+    """Error that the user can correct; the command line prints its message and exits with code 2.
 
     >>> issubclass(ConfigError, FeddriftError) and issubclass(DataError, FeddriftError)
     True
     """
 
     def __str__(self) -> str:
-        return one_line(super().__str__())
+        return to_one_line(super().__str__())
 
 
 class ConfigError(FeddriftError):
-    """A name, option or setting that is not legal.
+    """Invalid name, option or setting.
 
     >>> from feddrift import Local
     >>> Local(rounds=0)
@@ -36,7 +36,7 @@ class ConfigError(FeddriftError):
 
 
 class DataError(FeddriftError):
-    """A file or array that cannot be used; the message names it and says what is wrong.
+    """File or array that cannot be used; the message names it and the problem.
 
     >>> from feddrift import read
     >>> read("no-such-folder")
@@ -47,40 +47,46 @@ class DataError(FeddriftError):
 
 
 class BusyError(DataError):
-    """A record that another run is writing just now."""
+    """Folder or record that another process uses at the moment."""
 
 
-def one_line(text: str) -> str:
-    """A message as one line, whatever names and values are in it: what cannot be printed is escaped, what is long cut.
+def to_one_line(text: str) -> str:
+    r"""Convert a message to one line: escape characters that are not printable, and shorten long words and messages.
 
-    >>> one_line("unknown stream 'a\\nb'")
-    "unknown stream 'a\\\\nb'"
+    >>> to_one_line("unknown stream 'a\nb'")
+    "unknown stream 'a\\nb'"
     """
     line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-    line = re.sub(r"(\S{100})\S{100,}(\S{100})", r"\1...\2", line)  # a word first: the rest says what is legal
-    return line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} ... {line[5 - LONGEST // 2 :]}"
+    line = re.sub(r"(\S{100})\S{100,}(\S{100})", r"\1...\2", line)  # before the message: its end says what is legal
+    if len(line) <= MAX_MESSAGE_LENGTH:
+        return line
+    return f"{line[: MAX_MESSAGE_LENGTH // 2]} ... {line[5 - MAX_MESSAGE_LENGTH // 2 :]}"
 
 
 def safe_repr(value: object) -> str:
-    """A value for a message, also a number of more digits than Python writes."""
+    """Return the repr of a value for a message, or a description of a number with more digits than Python converts."""
     try:
         return repr(value)
     except ValueError:
         return "a number of thousands of digits"
 
 
-def problem(error: ValidationError) -> str:
-    """The first thing that pydantic found wrong: where, why, and the value; a misspelt name before a missing one."""
+def describe_validation_error(error: ValidationError) -> str:
+    """Describe the first problem that pydantic found: its place, its reason and the value.
+
+    An unknown name comes before other problems: the user may have misspelt a name that is missing.
+    """
     first = min(error.errors(include_url=False), key=lambda detail: detail["type"] != "extra_forbidden")
-    where, why = ".".join(str(part) for part in first["loc"]), first["msg"].removeprefix("Value error, ")
+    where = ".".join(str(part) for part in first["loc"])
+    why = first["msg"].removeprefix("Value error, ")
     got = "" if first["type"] in ("missing", "value_error", "json_invalid") else f", got {safe_repr(first['input'])}"
     return f"{where + ': ' if where else ''}{why[0].lower()}{why[1:]}{got}"
 
 
-def nearest(name: str, legal: Iterable[str]) -> str:
-    """A question that suggests the name that was perhaps meant, or nothing.
+def suggest_name(name: str, legal: Iterable[str]) -> str:
+    """Return a question with the most similar legal name, or an empty text if none is similar.
 
-    >>> nearest("staton", ["date", "station"])
+    >>> suggest_name("staton", ["date", "station"])
     ", did you mean 'station'?"
     """
     lower = {candidate.lower(): candidate for candidate in legal}
@@ -88,11 +94,11 @@ def nearest(name: str, legal: Iterable[str]) -> str:
     return f", did you mean '{lower[near[0]]}'?" if near else ""
 
 
-def unknown(what: str, name: object, legal: Iterable[object]) -> ConfigError:
-    """An error that names the legal set and suggests the nearest name.
+def unknown_name_error(noun: str, name: object, legal: Iterable[object]) -> ConfigError:
+    """Create an error that lists the legal names and suggests the most similar one.
 
-    >>> unknown("algorithm", "FedDrif", ["FedDrift", "Oracle"])
+    >>> unknown_name_error("algorithm", "FedDrif", ["FedDrift", "Oracle"])
     ConfigError("unknown algorithm 'FedDrif', did you mean 'FedDrift'? (one of: FedDrift, Oracle)")
     """
     names = [str(n) for n in legal]
-    return ConfigError(f"unknown {what} '{name}'{nearest(str(name), names)} (one of: {', '.join(names)})")
+    return ConfigError(f"unknown {noun} '{name}'{suggest_name(str(name), names)} (one of: {', '.join(names)})")

@@ -1,4 +1,4 @@
-"""Models to take away, ready to predict: no run, no record, no algorithm. `runs/export.py` writes them."""
+"""Exported models, which predict without a run, record or algorithm. `runs/export.py` writes them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from feddrift import rng
-from feddrift.errors import ConfigError, DataError, problem, unknown
+from feddrift.errors import ConfigError, DataError, describe_validation_error, unknown_name_error
 from feddrift.nets.perceptron import mlp
-from feddrift.nets.voting import layer_of, poll, poll_chances
+from feddrift.nets.voting import compute_layer, predict_probabilities, predict_votes
 from feddrift.tables.columns import read_frame
-from feddrift.tables.features import Feature, read_again
-from feddrift.trees import leaves, paths, refill
+from feddrift.tables.features import Feature, transform_table
+from feddrift.trees import fill_tree, tree_leaves, tree_paths
 from feddrift.types import Ballot, Floats, Models, Net, Router
 
-MODELS, ABOUT, RESNET = "models.safetensors", "models.json", "resnet18.safetensors"
-MASK = "mask"  # the name of what a model sees of its inputs, beside its parameters
+MODELS_FILE = "models.safetensors"
+ABOUT_FILE = "models.json"
+RESNET_FILE = "resnet18.safetensors"
+MASK_NAME = "mask"  # the name of the mask of a model's inputs in the file of its parameters
 
 Size = Annotated[int, Field(ge=1, lt=2**63)]
 Vote = Annotated[float, Field(ge=0, le=1e100)]
@@ -32,7 +34,7 @@ Vote = Annotated[float, Field(ge=0, le=1e100)]
 
 @dataclass(frozen=True)
 class Predictor:
-    """One or several models that vote."""
+    """Model, or several models that vote, with the names of classes and features."""
 
     net: Net
     models: Models
@@ -40,40 +42,51 @@ class Predictor:
     ballot: Ballot
     features: tuple[int, ...]  # the shape of one input
     classes: tuple[int | str, ...]
-    columns: tuple[str, ...] = ()  # what the features are called, in their order, where they have names
-    recipe: tuple[Feature, ...] = ()  # of a table: how each feature is made of its columns
-    router: Router | None = None  # what inputs choose in the place of these votes
+    columns: tuple[str, ...] = ()  # names of the features in their order, if they have any
+    recipe: tuple[Feature, ...] = ()  # of a table: how each feature is computed from a column
+    router: Router | None = None  # chooses the votes of each input, in place of `votes`
 
     def predict(self, x: npt.ArrayLike | Mapping[str, npt.ArrayLike]) -> npt.NDArray[Any]:
-        """The classes of inputs x[n, ...], as they are called in the data.
+        """Predict the classes of inputs, by their names in the data.
 
-        Where features have names, x may be a table of columns, in any order: a dictionary, or a data frame. Models
-        that learned from a table make their features of it as then: scaled, words and gaps as numbers.
+        Args:
+            x: Inputs x[n, ...]. If features have names, x may be a table with these columns, in any order: a dictionary
+                or a data frame. Models trained on a table convert its columns as in training.
+
+        Raises:
+            DataError: The inputs have another shape or other columns, or are not finite numbers.
         """
         return np.asarray(np.array(self.classes)[self.scores(x).argmax(axis=1)])
 
     def scores(self, x: npt.ArrayLike | Mapping[str, npt.ArrayLike]) -> Floats:
-        """[n, class], which adds up to 1: shares of the votes, or probabilities where the models vote with these."""
-        inputs = self._inputs(x)
-        votes = self._votes(inputs)
-        return np.asarray(poll(self.net, self.models, votes, self.ballot, inputs) / votes.sum(axis=-1, keepdims=True))
+        """Return [n, class], the shares of the votes, which add up to 1.
+
+        If the models vote with probabilities (ballot `soft`), these are the mean probabilities.
+        """
+        inputs = self._read_inputs(x)
+        votes = self._choose_votes(inputs)
+        return np.asarray(
+            predict_votes(self.net, self.models, votes, self.ballot, inputs) / votes.sum(axis=-1, keepdims=True)
+        )
 
     def predict_proba(self, x: npt.ArrayLike | Mapping[str, npt.ArrayLike]) -> Floats:
-        """[n, class], the probability of each of `classes`: the mean of the models' own, weighed by their votes."""
-        inputs = self._inputs(x)
-        return poll_chances(self.net, self.models, self._votes(inputs), inputs)
+        """Return [n, class], the mean of the models' probabilities, weighted by their votes."""
+        inputs = self._read_inputs(x)
+        return predict_probabilities(self.net, self.models, self._choose_votes(inputs), inputs)
 
-    def _votes(self, x: npt.NDArray[Any]) -> Floats:
-        """[m], or where inputs choose [n, m]."""
+    def _choose_votes(self, x: npt.NDArray[Any]) -> Floats:
+        """Return the votes [m], or with a router [n, m]."""
         if self.router is None:
             return self.votes
-        choice = self.router.choose(layer_of(self.net, self.router.model, self.router.layer, x), self.votes)
+        choice = self.router.choose_centres(
+            compute_layer(self.net, self.router.model, self.router.layer, x), self.votes
+        )
         return np.where((choice >= 0)[:, None], self.router.votes[choice], self.votes)
 
-    def _inputs(self, x: Any) -> npt.NDArray[Any]:
-        return self._checked(self._in_order(x) if isinstance(x, Mapping) or hasattr(x, "columns") else x)
+    def _read_inputs(self, x: Any) -> npt.NDArray[Any]:
+        return self._check_inputs(self._stack_columns(x) if isinstance(x, Mapping) or hasattr(x, "columns") else x)
 
-    def _checked(self, x: Any) -> npt.NDArray[Any]:
+    def _check_inputs(self, x: Any) -> npt.NDArray[Any]:
         shape = f"[n, {', '.join(map(str, self.features))}]"
         try:
             inputs = np.asarray(x)
@@ -87,9 +100,9 @@ class Predictor:
             raise DataError("inputs must be finite numbers, got NaN or infinity")
         return inputs.astype(np.float32) if inputs.dtype.kind == "f" else inputs
 
-    def _in_order(self, table: Any) -> npt.NDArray[Any]:
+    def _stack_columns(self, table: Any) -> npt.NDArray[Any]:
         if self.recipe:
-            return read_again(self.recipe, read_frame(table))
+            return transform_table(self.recipe, read_frame(table))
         missing = [name for name in self.columns if name not in table]
         if not self.columns or missing:
             why = f"got no column '{missing[0]}'" if missing else "the features have no names"
@@ -102,7 +115,7 @@ class Predictor:
 
 @dataclass(frozen=True)
 class Exported:
-    """The models of a folder, each client's own choice of them, and their lineage."""
+    """Models of a folder, the votes of each client, and the history of the models."""
 
     about: dict[str, Any]
     net: Net
@@ -115,46 +128,52 @@ class Exported:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """What the features are called, in the order of x; nothing where they have no names."""
+        """The names of the features in the order of x; empty if they have no names."""
         return tuple(self.about["columns"])
 
     def of(self, client: str) -> Predictor:
-        """The models that this client uses."""
-        about, clients = self.about, self.about["clients"]
+        """Return the models that a client uses.
+
+        Raises:
+            ConfigError: The client is unknown.
+        """
+        about = self.about
+        clients = about["clients"]
         if str(client) not in clients:
-            raise unknown("client", client, clients)
+            raise unknown_name_error("client", client, clients)
         votes = np.array([clients[str(client)].get(str(i), 0.0) for i in self.models.ids])
-        features, classes = tuple(about["net"]["features"]), tuple(about["classes"])
+        features = tuple(about["net"]["features"])
+        classes = tuple(about["classes"])
         recipe = tuple(Feature(**feature) for feature in about["recipe"])
         return Predictor(self.net, self.models, votes, about["ballot"], features, classes, self.columns, recipe)
 
     def predict(self, client: str, x: npt.ArrayLike | Mapping[str, npt.ArrayLike]) -> npt.NDArray[Any]:
-        """The classes of inputs x[n, ...] by the models that this client uses: see `Predictor.predict`."""
+        """Predict the classes of inputs x[n, ...] by the models that a client uses: see `Predictor.predict`."""
         return self.of(client).predict(x)
 
     def predict_proba(self, client: str, x: npt.ArrayLike | Mapping[str, npt.ArrayLike]) -> Floats:
-        """The probabilities [n, class] of inputs x[n, ...] by the models that this client uses."""
+        """Return the probabilities [n, class] of inputs x[n, ...] by the models that a client uses."""
         return self.of(client).predict_proba(x)
 
 
-class _Net(BaseModel):
-    """What a reader needs to make the net again."""
+class _NetDescription(BaseModel):
+    """Description of the net in models.json, from which it is rebuilt."""
 
     model_config = ConfigDict(strict=True)
 
     kind: Literal["perceptron", "resnet18", "own"]
     features: list[Size]
     classes: Size
-    hidden: Size | list[Size] = 1  # units of the one hidden layer, or of each; none: linear
+    hidden: Size | list[Size] = 1  # units of the one hidden layer, or of each; an empty list: linear
     name: str = ""
 
 
-class _About(BaseModel):
-    """What models.json must say; it may say more."""
+class _ModelsDescription(BaseModel):
+    """Required content of models.json; further keys are allowed."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    net: _Net
+    net: _NetDescription
     ballot: Ballot
     classes: list[Annotated[int, Field(ge=-(2**63), lt=2**63)]] | list[str]
     columns: list[str] = []
@@ -163,26 +182,30 @@ class _About(BaseModel):
     clients: dict[str, dict[str, Vote]]
 
     @model_validator(mode="after")
-    def _fits(self) -> Self:
+    def _check_consistency(self) -> Self:
         if len(set(self.classes)) != self.net.classes or len(self.classes) != self.net.classes:
             raise ValueError(f"expected {self.net.classes} different numbers or names of classes")
         if self.columns and len(self.columns) != math.prod(self.net.features):
             raise ValueError(f"expected a name for each of {self.net.features} features")
         if self.recipe and [feature.name for feature in self.recipe] != self.columns:
-            raise ValueError("the recipe must be of the columns")
+            raise ValueError("the names in recipe must be those in columns")
         if not {i for votes in self.clients.values() for i in votes} <= set(self.models):
-            raise ValueError("a client uses a model that is not there")
+            raise ValueError("a client uses a model that is missing in models")
         if not all(any(votes.values()) for votes in self.clients.values()):
             raise ValueError("every client must use a model")
         return self
 
 
 def load_models(folder: str | Path, net: Net | None = None) -> Exported:
-    """Exported models, as `export` wrote them.
+    """Load models that `export` wrote.
 
-    Parameters:
-        folder: Where they are.
-        net: A net of your own has to be given again; a built-in one is known.
+    Args:
+        folder: The folder with the models.
+        net: The net, if the run used a net of your own; built-in ones are rebuilt.
+
+    Raises:
+        ConfigError: `net` is not a Net.
+        DataError: The folder has no exported models, or they do not fit the net.
 
     >>> import tempfile
     >>> from feddrift import export, record
@@ -198,40 +221,43 @@ def load_models(folder: str | Path, net: Net | None = None) -> Exported:
         raise ConfigError(f"net must be a Net, got {type(net).__name__}")
     folder = Path(folder)
     try:
-        about = _About.model_validate_json((folder / ABOUT).read_bytes())
-        arrays = load_file(folder / MODELS)
-        rebuilt = net or _made(about.net, folder, sum(array.size for array in arrays.values()))
-        like, ids = rebuilt.init(rng.derive(0, "init", 0)), [int(i) for i in about.models]
+        about = _ModelsDescription.model_validate_json((folder / ABOUT_FILE).read_bytes())
+        arrays = load_file(folder / MODELS_FILE)
+        rebuilt = net or _build_net(about.net, folder, sum(array.size for array in arrays.values()))
+        like = rebuilt.init(rng.derive_key(0, "init", 0))
+        ids = [int(i) for i in about.models]
         stacks = []
-        for (name, _), leaf in zip(paths(like), leaves(like), strict=True):
+        for (name, _), leaf in zip(tree_paths(like), tree_leaves(like), strict=True):
             stacks.append(np.stack([arrays[f"{i}/{name}"] for i in ids]))
             if stacks[-1].shape[1:] != leaf.shape:
                 raise DataError(f"{folder}: '{name}' has shape {stacks[-1].shape[1:]}, the net needs {leaf.shape}")
-        masked = f"{ids[0]}/{MASK}" in arrays
-        mask = np.stack([arrays[f"{i}/{MASK}"] for i in ids]) if masked else None
-        return Exported(about.model_dump(), rebuilt, Models(refill(like, iter(stacks)), tuple(ids), mask))
+        has_mask = f"{ids[0]}/{MASK_NAME}" in arrays
+        mask = np.stack([arrays[f"{i}/{MASK_NAME}"] for i in ids]) if has_mask else None
+        return Exported(about.model_dump(), rebuilt, Models(fill_tree(like, iter(stacks)), tuple(ids), mask))
     except OSError as error:
-        several = sorted(path.parent.name for path in folder.glob(f"*/{ABOUT}"))
-        hint = f" (of several runs, choose one: {', '.join(several)})" if several else ""
+        several = sorted(path.parent.name for path in folder.glob(f"*/{ABOUT_FILE}"))
+        hint = f" (it has several runs, choose one: {', '.join(several)})" if several else ""
         raise DataError(f"cannot read the models in {folder}: {error.strerror or error}{hint}") from None
     except ValidationError as error:
-        raise DataError(f"{folder / ABOUT} does not describe exported models: {problem(error)}") from None
+        raise DataError(
+            f"{folder / ABOUT_FILE} does not describe exported models: {describe_validation_error(error)}"
+        ) from None
     except (SafetensorError, KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
-        raise DataError(f"{folder} holds no exported models: {type(error).__name__}: {error}") from None
+        raise DataError(f"{folder} does not contain exported models: {type(error).__name__}: {error}") from None
 
 
 load = load_models  # its name in version 0.1
 
 
-def _made(net: _Net, folder: Path, most: int) -> Net:
+def _build_net(net: _NetDescription, folder: Path, max_size: int) -> Net:
     if net.kind == "perceptron":
         hidden = net.hidden if isinstance(net.hidden, list) else [net.hidden]
         sizes = math.prod(net.features), *hidden, net.classes
-        if not all(1 <= n <= most for n in sizes):  # before memory is asked for
-            raise DataError(f"{folder}: a net of {list(sizes)} does not fit the {most} numbers that are there")
+        if not all(1 <= n <= max_size for n in sizes):  # before memory is allocated
+            raise DataError(f"{folder}: a net with layers of {list(sizes)} does not fit {max_size} parameters")
         return mlp(sizes[0], hidden, net.classes)
     if net.kind == "resnet18":
-        from feddrift.nets.resnet import resnet18  # here: few need it
+        from feddrift.nets.resnet import resnet18  # imported here, because few models need it
 
-        return resnet18(net.classes, folder / RESNET)
-    raise DataError(f"{folder} was made with a net of its own, '{net.name}': load_models(folder, net=...)")
+        return resnet18(net.classes, folder / RESNET_FILE)
+    raise DataError(f"{folder} was made with the user's own net '{net.name}': pass it, load_models(folder, net=...)")

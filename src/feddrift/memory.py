@@ -1,4 +1,4 @@
-"""Memories: how strongly data of age 0, 1, 2, ... still count."""
+"""Memories: weights of past data by their age."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import Literal
 
 import numpy as np
 
+from feddrift._renamed import forward_names
 from feddrift.errors import ConfigError
 from feddrift.types import Floats, Ints
 
 
 @dataclass(frozen=True)
 class Memory:
-    """A rule that gives each past time step its weight.
+    """Rule that gives each past time step its weight.
 
     >>> Memory("window", 2)(3).tolist(), Memory("linear")(3).tolist()
     ([0.0, 0.0, 1.0, 1.0], [1.0, 2.0, 3.0, 4.0])
@@ -29,34 +30,36 @@ class Memory:
             raise ConfigError(f"a window's length must be at least 1, got {self.length}")
 
     def __call__(self, tau: int) -> Floats:
-        """The weight of each t = 0..tau at time tau."""
+        """Return the weight of each time step 0..tau at time tau."""
         t = np.arange(tau + 1, dtype=np.float64)
         if self.kind == "window":
             return (t > tau - self.length).astype(np.float64)
         if self.kind == "linear":
             return t + 1
         if self.kind == "exponential":
-            return np.ldexp(1.0, np.arange(-tau, 1))  # in proportion to 2^t, without its overflow
+            return np.ldexp(1.0, np.arange(-tau, 1))  # proportional to 2^t, scaled so that it cannot overflow
         return np.ones(tau + 1)
 
 
-def pooled(values: Floats, counts: Ints) -> Floats:
-    """The mean of values[c, m] over all clients' examples; clients without a value are left out.
+def average_over_clients(values: Floats, counts: Ints) -> Floats:
+    """Average values[c, m] over clients, weighted by their examples; clients with a NaN are left out.
 
-    >>> pooled(np.array([[0.2], [np.nan], [0.5]]), np.array([10, 0, 20])).tolist()
+    >>> average_over_clients(np.array([[0.2], [np.nan], [0.5]]), np.array([10, 0, 20])).tolist()
     [0.4]
     """
-    seen = ~np.isnan(values).any(axis=1)
-    if not seen.any():
+    known = ~np.isnan(values).any(axis=1)
+    if not known.any():
         return np.full(values.shape[1], np.nan)
-    return np.average(values[seen], axis=0, weights=counts[seen])
+    return np.average(values[known], axis=0, weights=counts[known])
 
 
 def window(length: int) -> Memory:
-    """Only the last `length` time steps."""
+    """Return a memory of the last `length` time steps."""
     return Memory("window", length)
 
 
 ALL = Memory("all")
-LINEAR = Memory("linear")  # in proportion to t + 1
-EXPONENTIAL = Memory("exponential")  # in proportion to 2^t
+LINEAR = Memory("linear")  # weights proportional to t + 1
+EXPONENTIAL = Memory("exponential")  # weights proportional to 2^t
+
+__getattr__ = forward_names(__name__, __name__, ("pooled",))

@@ -1,41 +1,54 @@
-"""Surgery on the model axis: merge, copy, join and replace models.
+"""Operations on the model axis: merge, copy, join and replace models.
 
-Parameters are NumPy arrays here, or look like them: copies and joins of what lies on a device stay there.
+Parameters are NumPy arrays, or views of arrays on a device: their copies and joins stay on the device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from feddrift import rng
-from feddrift._internal.device_arrays import concatenated
+from feddrift._internal.device_arrays import concatenate_arrays
+from feddrift._renamed import forward_renamed_names
 from feddrift.errors import ConfigError
-from feddrift.trees import classes_of, map_trunk_and_head, tree_map, trunk_of
+from feddrift.trees import find_class_axes, map_trunk_and_head, mark_trunk, tree_map
 from feddrift.types import Bools, Floats, Ints, Models, Net, Params, Trains
 
+if not TYPE_CHECKING:
+    __getattr__ = forward_renamed_names(__name__)
 
-def params_of(models: Models, m: int) -> Params:
-    """The parameters of a single model."""
-    return map_trunk_and_head(lambda leaf, at: leaf[at], models, m, models.trunk_index[m])
+
+def get_params(models: Models, m: int) -> Params:
+    """Return the parameters of the model at position m, without the model axis."""
+    return map_trunk_and_head(lambda leaf, row: leaf[row], models, m, models.trunk_index[m])
 
 
 def mix(models: Models, A: npt.ArrayLike, ids: Sequence[int], family: Sequence[int] | None = None) -> Models:
-    """New stack whose row k is the sum of A[k, m] times model m, and bears the id ids[k].
+    """Return a stack whose model k has the id ids[k] and is the sum of A[k, m] times model m.
 
-    Merging is a row with two weights; a row with a single 1 copies that model. Unless `family` says otherwise, a row
-    made of one family under an old id stays in it, and any other founds its own.
+    A row with two weights merges two models; a row with a single 1 copies a model.
+
+    Args:
+        models: Shared models without masks.
+        A: The weights [k, m].
+        ids: The ids of the new models.
+        family: The family of each new model. By default a model that keeps the id of one of its parts stays in its
+            family if all parts belong to this family; any other model founds a family.
+
+    Raises:
+        ValueError: The models are private or masked, or the arguments do not fit together.
 
     >>> two = Models({"b": np.array([[2.0], [4.0]])}, ids=(0, 1))
     >>> mix(two, [[0.5, 0.5], [1, 0]], ids=(0, 2)).params["b"].tolist()
     [[3.0], [2.0]]
     """
     if models.mask is not None:
-        raise ValueError("models that see different inputs cannot be mixed")
+        raise ValueError("models with masks cannot be mixed: they use different inputs")
     if models.private.any():
         raise ValueError("private models stay with their clients: they cannot be mixed")
     rows = np.asarray(A, dtype=np.float64)
@@ -43,18 +56,26 @@ def mix(models: Models, A: npt.ArrayLike, ids: Sequence[int], family: Sequence[i
         raise ValueError(f"mix needs a matrix of shape {(len(ids), len(models))}, got {rows.shape}")
     names = tuple(int(i) for i in ids)
     if family is None:
-        family = [_family(models, i, np.flatnonzero(row)) for i, row in zip(names, rows, strict=True)]
+        family = [_find_family(models, i, np.flatnonzero(row)) for i, row in zip(names, rows, strict=True)]
     frame = Models(None, names, family=tuple(int(i) for i in family), trunk=models.trunk, classes=models.classes)
-    on_trunks = np.zeros((len(rows), len(models.families)))
-    np.add.at(on_trunks.T, models.trunk_index, rows.T)
-    on_trunks[np.abs(on_trunks - 1) < 1e-12] = 1  # shares of one family add up to its trunk
-    return replace(frame, params=map_trunk_and_head(_mixed, models, rows, _agreed(frame, on_trunks)))
+    trunk_rows = np.zeros((len(rows), len(models.families)))
+    np.add.at(trunk_rows.T, models.trunk_index, rows.T)
+    trunk_rows[np.abs(trunk_rows - 1) < 1e-12] = 1  # a mean within a family copies its trunk exactly
+    return replace(frame, params=map_trunk_and_head(_mix_leaf, models, rows, _select_trunks(frame, trunk_rows)))
 
 
 def mix_rows(models: Models, A: npt.ArrayLike) -> Models:
-    """The same models with heads mixed class by class: row k of head `new` is the sum of A[k, new, old] times old's.
+    """Mix heads class by class: row k of the head of model i becomes the sum of A[k, i, j] times row k of model j's.
 
-    The row of a class is all that leads to its logit: weights and bias, of every array of the head. Trunks stay.
+    The row of a class are all numbers that lead to its logit, weights and bias. Trunks, ids and families stay.
+
+    Args:
+        models: Shared models.
+        A: The weights [class, m, m].
+
+    Raises:
+        ConfigError: The net does not name the axes of its head that count classes.
+        ValueError: The models are private, or A has another shape.
 
     >>> two = Models({"b": np.array([[2.0, 1.0], [4.0, 3.0]])}, ids=(0, 1), classes={"b": 0})
     >>> mix_rows(two, [[[0.5, 0.5], [0.5, 0.5]], [[1, 0], [0, 1]]]).params["b"].tolist()
@@ -64,38 +85,38 @@ def mix_rows(models: Models, A: npt.ArrayLike) -> Models:
     if models.private.any():
         raise ValueError("private models stay with their clients: they cannot be mixed")
 
-    def mixed(leaf: Any, axis: int, in_trunk: bool) -> Any:
+    def mix_classes(leaf: Any, axis: int, in_trunk: bool) -> Any:
         if in_trunk:
             return leaf
-        by_class = np.moveaxis(leaf, 1 + _counts_classes(axis), 0)  # [k, m, ...]
+        by_class = np.moveaxis(leaf, 1 + _require_class_axis(axis), 0)  # [k, m, ...]
         if rows.shape != (len(by_class), len(models), len(models)):
             expected = len(by_class), len(models), len(models)
             raise ValueError(f"mix_rows needs an array of shape {expected}, got {rows.shape}")
-        return np.moveaxis(np.stack([_mixed(*pair) for pair in zip(by_class, rows, strict=True)]), 0, 1 + axis)
+        return np.moveaxis(np.stack([_mix_leaf(*pair) for pair in zip(by_class, rows, strict=True)]), 0, 1 + axis)
 
-    return replace(models, params=map_trunk_and_head(mixed, models, False, True, _classes(models)))
+    return replace(models, params=map_trunk_and_head(mix_classes, models, False, True, _get_class_axes(models)))
 
 
 def class_rows(models: Models) -> Floats:
-    """[m, k, number]: of each head all numbers that lead to the logit of class k, weights and bias."""
+    """Return [m, k, number], all numbers of each head that lead to the logit of class k, weights and bias."""
     parts: list[Any] = []
 
     def gather(leaf: Any, axis: int, in_trunk: bool) -> None:
         if not in_trunk:
-            by_class = np.moveaxis(leaf, 1 + _counts_classes(axis), 1)  # [m, k, ...]
+            by_class = np.moveaxis(leaf, 1 + _require_class_axis(axis), 1)  # [m, k, ...]
             parts.append(by_class.reshape(*by_class.shape[:2], -1).astype(np.float64))
 
-    map_trunk_and_head(gather, models, False, True, _classes(models))
+    map_trunk_and_head(gather, models, False, True, _get_class_axes(models))
     return np.concatenate(parts, axis=2)
 
 
-def _classes(models: Models) -> Params:
+def _get_class_axes(models: Models) -> Params:
     return tree_map(lambda _: -1, models.params) if models.classes is None else models.classes
 
 
-def _counts_classes(axis: int) -> int:
+def _require_class_axis(axis: int) -> int:
     if axis < 0:
-        raise ConfigError("the net must say of each array of its head which axis counts classes: Net(classes=...)")
+        raise ConfigError("the net must name the axis of each array of its head that counts classes: Net(classes=...)")
     return axis
 
 
@@ -106,55 +127,69 @@ def take(
     family: Sequence[int] | None = None,
     owner: Sequence[int] | None = None,
 ) -> Models:
-    """Copies of the models at these positions under these ids, bit for bit; a position may repeat.
+    """Copy the models at these positions, bit for bit.
 
-    Unless `family` says otherwise, a model that keeps its id keeps its family, and any other founds its own. With
-    `owner`, the copies are private models of these clients (-1: shared); else each is whose the original was.
+    Args:
+        models: All models.
+        positions: The positions of the originals; a position may repeat.
+        ids: The ids of the copies.
+        family: The family of each copy. By default a copy that keeps its id keeps its family, and any other founds one.
+        owner: The client whose private model each copy is, -1: shared. By default a copy has the owner of its original.
+
+    Raises:
+        ValueError: The parameters of a private model are only at its owner, and its copy would have another id; or
+            models of different trunks would be one family.
     """
-    at, names = np.asarray(positions, dtype=np.int64), tuple(int(i) for i in ids)
+    rows = np.asarray(positions, dtype=np.int64)
+    names = tuple(int(i) for i in ids)
     if family is None:
-        family = [_family(models, i, [m]) for i, m in zip(names, at, strict=True)]
-    mask = None if models.mask is None else models.mask[at]
-    owners = tuple(models.owner[m] for m in at) if owner is None else tuple(int(c) for c in owner)
-    held = tuple(models.held[m] for m in at)
-    if any(label and models.ids[m] != i for label, m, i in zip(held, at, names, strict=True)):
+        family = [_find_family(models, i, [m]) for i, m in zip(names, rows, strict=True)]
+    mask = None if models.mask is None else models.mask[rows]
+    owners = tuple(models.owner[m] for m in rows) if owner is None else tuple(int(c) for c in owner)
+    versions = tuple(models.held[m] for m in rows)
+    if any(version and models.ids[m] != i for version, m, i in zip(versions, rows, names, strict=True)):
         raise ValueError("only the owner has the parameters of this model: it cannot be copied under another id")
-    frame = Models(None, names, mask, tuple(int(i) for i in family), models.trunk, owners, held, models.classes)
-    on_trunk = _agreed(frame, models.trunk_index[at])
-    return replace(frame, params=map_trunk_and_head(lambda leaf, rows: leaf[rows], models, at, on_trunk))
+    frame = Models(None, names, mask, tuple(int(i) for i in family), models.trunk, owners, versions, models.classes)
+    trunk_rows = _select_trunks(frame, models.trunk_index[rows])
+    return replace(frame, params=map_trunk_and_head(lambda leaf, part: leaf[part], models, rows, trunk_rows))
 
 
-def _family(models: Models, new_id: int, sources: Sequence[int] | Ints) -> int:
+def _find_family(models: Models, new_id: int, sources: Sequence[int] | Ints) -> int:
+    """Return the family of a model with this id made of the models at `sources`: theirs, or a new one of its id."""
     families = {models.family[m] for m in sources}
-    kept = any(models.ids[m] == new_id for m in sources)
-    return families.pop() if kept and len(families) == 1 else new_id
+    keeps_id = any(models.ids[m] == new_id for m in sources)
+    return families.pop() if keeps_id and len(families) == 1 else new_id
 
 
-def _agreed(frame: Models, on_trunks: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The trunk of each family, from that of each model; models of a family must agree."""
+def _select_trunks(frame: Models, trunk_rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return one row of `trunk_rows` (one per model) for each family; models of a family must have equal rows."""
     _, first = np.unique(frame.trunk_index, return_index=True)
-    if not np.array_equal(on_trunks, on_trunks[first][frame.trunk_index]):
+    if not np.array_equal(trunk_rows, trunk_rows[first][frame.trunk_index]):
         raise ValueError(f"models of different trunks cannot be one family, got {frame.family}")
-    return on_trunks[first]
+    return trunk_rows[first]
 
 
-def _mixed(leaf: Any, rows: Floats) -> Any:
+def _mix_leaf(leaf: Any, rows: Floats) -> Any:
     out = np.zeros((len(rows), *leaf.shape[1:]), dtype=leaf.dtype)
-    for k, m in np.argwhere(rows):  # zeros are skipped, so a poisoned model stays alone
+    for k, m in np.argwhere(rows):  # weights of 0 are skipped, since 0 times NaN is NaN
         out[k] += leaf.dtype.type(rows[k, m]) * leaf[m]
     return out
 
 
 def join(first: Models, *others: Models) -> Models:
-    """Return the models of all these stacks, in their order; families with one name must have the same trunk."""
+    """Concatenate stacks of models; families with the same name must have the same trunk.
+
+    Raises:
+        ValueError: Two stacks have a model of the same id, or trunks or masks do not fit together.
+    """
     stacks = (first, *others)
     ids = list(first.ids)
     known = set(first.families)
-    is_new: list[Bools] = []  # of each other stack, which of its families the stacks before it do not have
+    is_new: list[Bools] = []  # for each other stack, True for families that the stacks before it do not have
     for other in others:
         if set(ids) & set(other.ids):
             raise ValueError(
-                f"ids are names for life, got {tuple(ids)} and {other.ids}: "
+                f"models that are joined need different ids, got {tuple(ids)} and {other.ids}: "
                 "take(models, positions, ids) makes copies under new ones"
             )
         if (first.mask is None) != (other.mask is None):
@@ -163,26 +198,26 @@ def join(first: Models, *others: Models) -> Models:
         is_new.append(np.array([name not in known for name in other.families], dtype=bool))
         known |= set(other.families)
 
-    def joined(x: Any, *more: Any) -> Any:
-        *leaves, in_trunk = more
+    def join_leaves(leaf: Any, *arguments: Any) -> Any:
+        *leaves, in_trunk = arguments
         if not in_trunk:
-            return concatenated([x, *leaves])
-        return concatenated([x, *(y[new] for y, new in zip(leaves, is_new, strict=True))])
+            return concatenate_arrays([leaf, *leaves])
+        return concatenate_arrays([leaf, *(other[new] for other, new in zip(leaves, is_new, strict=True))])
 
-    def check_trunks(*given: Any) -> None:
-        *leaves, in_trunk = given
-        seen: dict[int, Any] = {}  # the trunk of each family so far
+    def check_trunks(*arguments: Any) -> None:
+        *leaves, in_trunk = arguments
+        trunk_of_family: dict[int, Any] = {}
         for models, leaf in zip(stacks, leaves, strict=True) if in_trunk else ():
             for f, name in enumerate(models.families):
-                if name in seen and not np.array_equal(seen[name], leaf[f], equal_nan=True):
+                if name in trunk_of_family and not np.array_equal(trunk_of_family[name], leaf[f], equal_nan=True):
                     families = " and ".join(str(models.family) for models in stacks)
                     raise ValueError(f"models of different trunks cannot be one family, got {families}")
-                seen.setdefault(name, leaf[f])
+                trunk_of_family.setdefault(name, leaf[f])
 
     trees = [other.params for other in others]
     if not all(new.all() for new in is_new):
         map_trunk_and_head(check_trunks, first, False, True, *trees)
-    params = map_trunk_and_head(joined, first, False, True, *trees)
+    params = map_trunk_and_head(join_leaves, first, False, True, *trees)
     mask = None if first.mask is None else np.concatenate([np.asarray(models.mask) for models in stacks])
     family, owner, held = (
         tuple(value for models in stacks for value in getattr(models, name)) for name in ("family", "owner", "held")
@@ -191,69 +226,101 @@ def join(first: Models, *others: Models) -> Models:
 
 
 def graft(heads: Models, stock: Models, family: int) -> Models:
-    """Models with their own heads on the trunk that this family has in another stack."""
-    at = [stock.families.index(family)]
-    renamed = replace(heads, family=(family,) * len(heads))
-    return replace(
-        renamed, params=map_trunk_and_head(lambda x, y, trunk: y[at] if trunk else x, heads, False, True, stock.params)
+    """Combine the heads of models with the trunk of a family of another stack.
+
+    Args:
+        heads: The models whose heads are used.
+        stock: The stack with the trunk.
+        family: The name of the family in `stock`, to which the results belong.
+    """
+    row = [stock.families.index(family)]
+    params = map_trunk_and_head(
+        lambda own, other, in_trunk: other[row] if in_trunk else own, heads, False, True, stock.params
     )
+    return replace(heads, family=(family,) * len(heads), params=params)
 
 
-def in_place_of(models: Models, others: Models) -> Models:
-    """For each of these models the one of `others` in its place, or the only one there is, under the same ids."""
+def substitute_models(models: Models, others: Models) -> Models:
+    """Replace the parameters of models by those of others, and keep their ids.
+
+    Args:
+        models: The models.
+        others: As many models, each in the place of the one at its position; or one in the place of all.
+    """
     if len(others) not in (1, len(models)):
         raise ValueError(f"expected one model, or {len(models)} of them, got {len(others)}")
-    at = np.arange(len(models)) % len(others)
+    position = np.arange(len(models)) % len(others)
     _, first = np.unique(models.trunk_index, return_index=True)
-    params = map_trunk_and_head(lambda leaf, rows: leaf[rows], others, at, others.trunk_index[at[first]])
+    params = map_trunk_and_head(lambda leaf, rows: leaf[rows], others, position, others.trunk_index[position[first]])
     return replace(models, params=params)
 
 
 def unused_id(models: Models) -> int:
-    """An id that no model and no family has."""
+    """Return an id that no model and no family has."""
     return max(*models.ids, *models.family) + 1
 
 
-def private(models: Models, start: Models, n_clients: int) -> Models:
-    """A private model for each client, in their order: the first that it owns among these, else a copy of `start`.
+def get_private_models(models: Models, start: Models, n_clients: int) -> Models:
+    """Return one private model per client, in their order: the first that it owns, else a copy of `start`.
 
-    The copies have new ids. So clients that join later have one, too.
+    Args:
+        models: The models, of which some may be private.
+        start: A stack of one model. Its copies, such as those for clients that joined later, have new ids.
+        n_clients: The number of clients.
 
     >>> start = Models({"b": np.zeros((1, 2))}, ids=(0,))
-    >>> of_two = private(start, start, 2)
-    >>> of_two.ids, of_two.owner, private(of_two, start, 3).ids
+    >>> of_two = get_private_models(start, start, 2)
+    >>> of_two.ids, of_two.owner, get_private_models(of_two, start, 3).ids
     ((1, 2), (0, 1), (1, 2, 3))
     """
-    place = {c: m for m, c in reversed(list(enumerate(models.owner))) if c >= 0}
-    without = [c for c in range(n_clients) if c not in place]
+    position_of_client = {c: m for m, c in reversed(list(enumerate(models.owner))) if c >= 0}
+    without = [c for c in range(n_clients) if c not in position_of_client]
     if without:
-        free = unused_id(models)
-        ids = range(free, free + len(without))
-        place |= {c: len(models) + k for k, c in enumerate(without)}
+        free_id = unused_id(models)
+        ids = range(free_id, free_id + len(without))
+        position_of_client |= {c: len(models) + k for k, c in enumerate(without)}
         models = join(models, take(start, [0] * len(without), ids, owner=without))
-    at = [place[c] for c in range(n_clients)]
-    return take(models, at, [models.ids[m] for m in at])
+    positions = [position_of_client[c] for c in range(n_clients)]
+    return take(models, positions, [models.ids[m] for m in positions])
 
 
-def put(models: Models, m: int, newcomer: Models) -> Models:
-    """The model at position m, alone in its family or not its founder, replaced by a single other one.
+def replace_model(models: Models, m: int, newcomer: Models) -> Models:
+    """Replace the model at position m by a single other one, which gets its id and a family of its own.
 
-    The other gets the old id and stands on a trunk of its own.
+    Args:
+        models: All models.
+        m: The position of a model that is the only one of its family, or not its founder.
+        newcomer: A stack of one model.
     """
-    free = unused_id(models)
+    free_id = unused_id(models)
     order = [len(models) if k == m else k for k in range(len(models))]
-    return take(join(models, take(newcomer, [0], [free])), order, models.ids)
+    return take(join(models, take(newcomer, [0], [free_id])), order, models.ids)
 
 
-def fresh(net: Net, seed: int, n: int = 1, distinct: bool = False) -> Models:
-    """n new models with ids 0..n-1: all the one initialisation of this seed, or each its own."""
-    inits = [net.init(rng.derive(seed, "init", i if distinct else 0)) for i in range(n)]
+def init_models(net: Net, seed: int, n: int = 1, distinct: bool = False) -> Models:
+    """Initialise new models with the ids 0..n-1.
+
+    Args:
+        net: The architecture.
+        seed: The seed of the run.
+        n: The number of models.
+        distinct: If True, each model is drawn with its own random key; else all are copies of the first.
+    """
+    inits = [net.init(rng.derive_key(seed, "init", i if distinct else 0)) for i in range(n)]
     params = tree_map(lambda *leaves: np.stack(leaves), *inits)
-    return Models(params, tuple(range(n)), trunk=trunk_of(net, params), classes=classes_of(net, params))
+    return Models(params, tuple(range(n)), trunk=mark_trunk(net, params), classes=find_class_axes(net, params))
 
 
-def only_trained(before: Models, trained: Models, trains: Trains) -> Models:
-    """The trained part, the rest as it was: an average of equal arrays may differ in its last bits."""
+def restore_untrained_part(before: Models, trained: Models, trains: Trains) -> Models:
+    """Return trained models whose untrained part is exactly as before.
+
+    An average of equal arrays may differ from them in its last bits.
+
+    Args:
+        before: The models before training.
+        trained: The models after training.
+        trains: The part that was trained.
+    """
     if trains == "all":
         return trained
     params = map_trunk_and_head(

@@ -46,22 +46,22 @@ _COS = (
 )  # fmt: skip
 
 MAX_ANGLE = 1e5  # radians; beyond, the reduction of an angle to a quarter turn loses digits
-_CACHED = 1 << 12  # numbers that are computed at a time, so that intermediate results stay in the cache
-_BLOCK = 1 << 15  # numbers of a product that are summed at a time, for the same reason
+_CACHE_BLOCK_SIZE = 1 << 12  # numbers that are computed at a time, so that intermediate results stay in the cache
+_PRODUCT_BLOCK_SIZE = 1 << 15  # numbers of a product that are summed at a time, for the same reason
 
 
 def _in_blocks(function: Callable[[Array], Array]) -> Callable[[npt.ArrayLike], Array]:
-    """Make a function of float64 arrays take numbers, lists and arrays of any shape; blocks fit into the cache."""
+    """Extend a function of float64 arrays to numbers, lists and large arrays, in blocks that fit into the cache."""
 
     @functools.wraps(function)
     def apply(x: npt.ArrayLike) -> Array:
         x = np.asarray(x, dtype=np.float64)
-        if x.size <= _CACHED:
+        if x.size <= _CACHE_BLOCK_SIZE:
             return np.asarray(function(x))
         flat = x.reshape(-1)
         out = np.empty_like(flat)
-        for start in range(0, len(flat), _CACHED):
-            out[start : start + _CACHED] = function(flat[start : start + _CACHED])
+        for start in range(0, len(flat), _CACHE_BLOCK_SIZE):
+            out[start : start + _CACHE_BLOCK_SIZE] = function(flat[start : start + _CACHE_BLOCK_SIZE])
         return out.reshape(x.shape)
 
     return apply
@@ -99,7 +99,7 @@ def _split_power(x: Array) -> tuple[npt.NDArray[np.int64], Array]:
     high = bounded - turns * _LN2_HIGH
     low = turns * _LN2_LOW
     rest = high - low
-    lost = (high - rest) - low  # what the subtraction rounded away
+    lost = (high - rest) - low  # rounding error of the subtraction
     fraction = rest + (rest * rest * _evaluate_polynomial(_EXP, rest) + lost * (1.0 + rest))
     return np.where(np.isnan(x), 0, turns).astype(np.int64), np.asarray(fraction)
 
@@ -135,7 +135,7 @@ def log1p(x: Array) -> Array:
     total = 1.0 + x
     usual = (total > 0) & (total < np.inf)
     divisor = np.where(usual, total, 1.0)
-    lost = np.where(usual, x, 0.0) - (divisor - 1.0)  # what the addition rounded away
+    lost = np.where(usual, x, 0.0) - (divisor - 1.0)  # rounding error of the addition
     return np.asarray(log(total) + lost / divisor)
 
 
@@ -146,7 +146,7 @@ def sin(x: Array) -> Array:
     >>> sin([0.0, 1.0]).tolist()
     [0.0, 0.8414709848078965]
     """
-    return _turn(x, 0)
+    return _compute_sine(x, 0)
 
 
 @_in_blocks
@@ -156,11 +156,11 @@ def cos(x: Array) -> Array:
     >>> cos([0.0, 1.0]).tolist()
     [1.0, 0.5403023058681398]
     """
-    return _turn(x, 1)
+    return _compute_sine(x, 1)
 
 
-def _turn(x: Array, quarters: int) -> Array:
-    """Return the sine of each angle plus so many quarter turns."""
+def _compute_sine(x: Array, quarters: int) -> Array:
+    """Return the sine of each angle plus this number of quarter turns."""
     if (np.abs(x) > MAX_ANGLE).any():
         raise ValueError(f"angles must be at most {MAX_ANGLE:g} radians, got {np.nanmax(np.abs(x)):g}")
     turns = np.rint(x / (_HALF_PI_PARTS[0] + _HALF_PI_PARTS[1]))
@@ -197,7 +197,7 @@ def matmul(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> npt.NDArray[Any]:
     n_inner, width = b.shape
     rows = a.reshape(-1, n_inner)
     out = np.zeros((len(rows), width), dtype=np.result_type(a, b))
-    size = max(1, _BLOCK // max(1, width))
+    size = max(1, _PRODUCT_BLOCK_SIZE // max(1, width))
     for start in range(0, len(rows), size):
         block = np.ascontiguousarray(rows[start : start + size].T, dtype=out.dtype)
         total = out[start : start + size]
@@ -226,7 +226,7 @@ def orthonormalize(a: Array) -> Array:
     """
     rows = np.array(a.T, dtype=np.float64, order="C")
     for k, row in enumerate(rows):
-        for _ in range(2):  # the second pass removes what rounding left over in the first
+        for _ in range(2):  # the second pass removes the rounding errors of the first
             for other in rows[:k]:
                 row -= (row * other).sum() * other
         row /= np.sqrt((row * row).sum())

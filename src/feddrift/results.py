@@ -1,4 +1,4 @@
-"""What clients answer where it is more than an array: see the verbs of `Federation`."""
+"""Structured results of the methods of `Federation`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Updates:
-    """What the clients trained in one round, before averaging: one entry per pair of a client and a model.
+    """Parameters that clients trained in one round, before averaging: one entry per pair of a client and a model.
 
     The models of one family that a client trains share a lane: each local step trains the trunk and one of the heads.
     """
@@ -23,8 +23,8 @@ class Updates:
     params: Params  # every array has a leading axis of pairs, the trunk's arrays one of lanes
     client: Ints  # [pair]
     model: Ints  # [pair], a position in the stack
-    size: Floats  # [pair], the data behind it: sum over t of w[t, c, m] N[t, c]
-    lane: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # [pair], from 0; by default each its own
+    size: Floats  # [pair], the weighted number of training examples: sum over t of w[t, c, m] N[t, c]
+    lane: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # [pair], from 0; by default one per pair
 
     def __post_init__(self) -> None:
         if not len(self.lane):
@@ -33,47 +33,57 @@ class Updates:
 
 @dataclass(frozen=True)
 class Tournament:
-    """How contestants (starts of a new model, or teams of models) did at each client on the same rows.
+    """Mistakes of contestants (starts of a new model, or ensembles of models) at each client, on the same rows.
 
-    >>> found = Tournament(rows=np.array([50, 0]), wrong=np.array([[[9, 4], [4, 6]], [[0, 0], [0, 0]]]))
-    >>> only_first = found.wrong[0, 0, 0] - found.wrong[0, 0, 1]  # rows of client 0 that contestant 1 alone gets right
-    >>> int(only_first), int(found.wrong[0, 1, 1] - found.wrong[0, 0, 1])
+    >>> result = Tournament(rows=np.array([50, 0]), wrong=np.array([[[9, 4], [4, 6]], [[0, 0], [0, 0]]]))
+    >>> only_first_wrong = result.wrong[0, 0, 0] - result.wrong[0, 0, 1]  # rows of client 0
+    >>> only_second_wrong = result.wrong[0, 1, 1] - result.wrong[0, 0, 1]
+    >>> int(only_first_wrong), int(only_second_wrong)
     (5, 2)
     """
 
-    rows: Ints  # [c], how many rows; 0: took no part
-    wrong: Ints  # [c, a, b], how many of them both a and b get wrong; on the diagonal a's own mistakes
+    rows: Ints  # [c], number of rows; 0: the client did not take part
+    wrong: Ints  # [c, a, b], number of rows that both a and b get wrong; on the diagonal a's own mistakes
 
     @classmethod
-    def nobody(cls, n_clients: int, n_contestants: int) -> Tournament:
-        """No client took part."""
+    def empty(cls, n_clients: int, n_contestants: int) -> Tournament:
+        """Return the result of a tournament in which no client took part."""
         shape = n_clients, n_contestants, n_contestants
         return cls(np.zeros(n_clients, dtype=np.int64), np.zeros(shape, dtype=np.int64))
 
 
 @dataclass(frozen=True)
 class Moments:
-    """What a layer of each model makes of the new rows of each client, of all or by class: see `Federation.moments`.
+    """Statistics of a layer's output on the new rows of each client, over all rows or by class.
 
-    >>> nobody = Moments.nobody(n_clients=3, n_models=1, n_parts=2, width=4)
-    >>> nobody.count.shape, nobody.mean.shape, bool(np.isnan(nobody.std).all())
+    `Federation.moments` returns them.
+
+    >>> moments = Moments.empty(n_clients=3, n_models=1, n_parts=2, width=4)
+    >>> moments.count.shape, moments.mean.shape, bool(np.isnan(moments.std).all())
     ((3, 1, 2), (3, 1, 2, 4), True)
     """
 
-    count: Ints  # [c, m, k], how many rows; 0: the client was not asked, or has none of this class
+    count: Ints  # [c, m, k], number of rows; 0: the client was not asked, or has no rows of this class
     mean: Floats  # [c, m, k, d], NaN without rows
-    std: Floats  # [c, m, k, d], the root of the mean square of what rows differ from their mean by; NaN as the mean
+    std: Floats  # [c, m, k, d], standard deviation (divisor n); NaN without rows, or if only means were sent
 
     @classmethod
-    def nobody(cls, n_clients: int, n_models: int, n_parts: int, width: int) -> Moments:
-        """No client has any rows."""
+    def empty(cls, n_clients: int, n_models: int, n_parts: int, width: int) -> Moments:
+        """Return statistics without rows.
+
+        Args:
+            n_clients: The size of axis c.
+            n_models: The size of axis m.
+            n_parts: The size of axis k: the number of classes, or 1 for all rows.
+            width: The size of axis d.
+        """
         shape = n_clients, n_models, n_parts
         return cls(np.zeros(shape, dtype=np.int64), *np.full((2, *shape, width), np.nan))
 
 
 @dataclass(frozen=True)
 class Projection:
-    """A random map onto `size` numbers, with orthonormal columns, that server and clients draw from one key.
+    """Random linear map to `size` numbers, with orthonormal columns, that server and clients draw from the same key.
 
     >>> columns = Projection(key=(1, 2), size=2).matrix(5)
     >>> columns.shape, bool(np.allclose(columns.T @ columns, np.eye(2)))
@@ -84,7 +94,7 @@ class Projection:
     size: int
 
     def matrix(self, width: int) -> Floats:
-        """[width, size] for a layer of this width; one of fewer numbers than `size` keeps as many as it has."""
+        """Return the matrix [width, min(size, width)] for a layer of this width."""
         words = np.uint32(self.key[0]), np.uint32(self.key[1])
         drawn = rng.normal(words, (width, min(self.size, width))).astype(np.float64)
         return numerics.orthonormalize(drawn)

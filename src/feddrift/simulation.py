@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from feddrift._internal.device_arrays import on_host
+from feddrift._internal.checkpoint import Checkpoint
+from feddrift._internal.device_arrays import move_to_host
+from feddrift._renamed import forward_renamed_names
 from feddrift.algorithms import RECOMMENDED
 from feddrift.algorithms import algorithm as find_algorithm
 from feddrift.data import Stream
 from feddrift.drift_explanation import Shifts
 from feddrift.engines import engine as find_engine
 from feddrift.engines.conditions.conditions import IDEAL, Conditions, S
-from feddrift.engines.conditions.idle_models import idle
-from feddrift.engines.conditions.robust import QUIET, last_acted
-from feddrift.engines.conditions.routing import with_route, without_route
+from feddrift.engines.conditions.idle_models import find_idle_models
+from feddrift.engines.conditions.robust import AlarmFilter
+from feddrift.engines.conditions.routing import update_routing
 from feddrift.engines.server.engine import Engine
 from feddrift.engines.server.federation import TimeStep
-from feddrift.engines.simulator.lanes import wake
+from feddrift.engines.simulator.lanes import start_devices
 from feddrift.errors import ConfigError
 from feddrift.nets import default_net, named_net
-from feddrift.nets.external import OwnNet
-from feddrift.router import Route
-from feddrift.state_checks import check_state, told
+from feddrift.nets.external import ExternalNet
+from feddrift.router import Route, Routing
+from feddrift.state_checks import check_state, explain_errors
 from feddrift.streams import stream as find_stream
 from feddrift.types import (
     Algorithm,
@@ -38,47 +40,81 @@ from feddrift.types import (
     Ints,
     Local,
     Net,
+    Params,
     State,
     Votes,
 )
 
-LOST = "the client had lost it with its store, another stands for it"
+LOST_MODEL_REASON = "the client had lost it with its store, another stands for it"
 
-Work = tuple[Ints, Floats, Floats, Floats]  # the fields of a Trained from received to sent_scoring
+StepStatistics = tuple[Ints, Floats, Floats, Floats]  # the fields of a TrainedStep from received to sent_scoring
+
+if not TYPE_CHECKING:  # a type checker must report names that do not exist
+    __getattr__ = forward_renamed_names(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class LoopState:
+    """Data of conditions that the run loop carries from one time step to the next, beside the algorithm's state.
+
+    A checkpoint stores the fields by their names. Without its condition a field is None.
+    """
+
+    routing: Routing | None = None  # of the condition `route`
+    alarm_times: Ints | None = None  # [c], time step of the last accepted alarm, of the condition `defend`
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields that are set, for a checkpoint."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+    @classmethod
+    def from_checkpoint(cls, saved: Checkpoint, stored: Sequence[Mapping[str, Any]], like: Params) -> LoopState:
+        """Read it from a checkpoint.
+
+        Args:
+            saved: The checkpoint.
+            stored: What `to_dict` returned, as the only item. Version 0.3 stored nothing, but fields of `State`.
+            like: A tree of parameters of the run's net.
+        """
+        return cls(**stored[0]) if stored else cls(**saved.decode_moved_fields(like))
+
+
+NO_LOOP_STATE = LoopState()
 
 
 @dataclass(frozen=True, repr=False)
-class Trained:
-    """One time step up to the end of its training: which models there are now, who uses them, and why."""
+class TrainedStep:
+    """One time step up to the end of its training: its models, their users, and events with reasons."""
 
     tau: int
     state: State
     received: Ints  # [c], new examples of each client that is in reach
-    loss: Floats  # [c], how the model of this id scored on them before training and merging; NaN where not asked
+    loss: Floats  # [c], error of the model of this id on them before training and merging; NaN if not scored
     sent: Floats  # [c], models to and from each client, parts of models counted as parts
     sent_scoring: Floats  # [c], those of them that were only scored
     events: tuple[Event, ...]
-    shifts: Mapping[int, Shifts] = field(default_factory=dict, kw_only=True)  # by client: what moved where it alarmed
+    shifts: Mapping[int, Shifts] = field(default_factory=dict, kw_only=True)  # by client with an alarm: what changed
+    loop: LoopState = field(default=NO_LOOP_STATE, kw_only=True)  # after this time step
 
     @property
     def model(self) -> Ints:
-        """[c], the id of the model each client uses (the heaviest vote)."""
-        return models_in_use(self.state)
+        """[c], the id of the model that each client uses (the heaviest vote)."""
+        return find_models_in_use(self.state)
 
     @property
     def drifted(self) -> Bools:
-        """[c], where an alarm was raised."""
+        """[c], true for clients with an alarm."""
         return np.zeros(len(self.received), dtype=bool) if self.state.drifted is None else self.state.drifted
 
     @property
-    def work(self) -> Work:
-        """What its clients received, how their models did on it, and what was sent."""
+    def statistics(self) -> StepStatistics:
+        """Received examples, losses on them, and models sent, in all and to be scored."""
         return self.received, self.loss, self.sent, self.sent_scoring
 
 
 @dataclass(frozen=True, repr=False)
-class Step(Trained):
-    """One time step, trained and tested: what `run` yields.
+class Step(TrainedStep):
+    """One time step, trained and tested.
 
     >>> step = next(run("sine-2", "FedDrift", local=Local(rounds=1)))
     >>> step.tau, step.accuracy.shape, step.model.tolist(), step.drifted.any()
@@ -86,7 +122,7 @@ class Step(Trained):
     """
 
     accuracy: Floats  # [c], on the data of tau + 1; NaN without any
-    tested: Ints  # [c], how many examples that was
+    tested: Ints  # [c], number of test examples
     scores: Mapping[str, Floats] = field(default_factory=dict)  # [c] by name, of the same test: see `feddrift.scores`
 
     def __repr__(self) -> str:
@@ -108,18 +144,22 @@ def run(
     route: Route = "none",
     defend: bool = False,
 ) -> Iterator[Step]:
-    """Train on the data of tau, test on those of tau + 1, for tau = 0, 1, ...; yields each step as it is done.
+    """Train on the data of tau and test on those of tau + 1, for tau = 0, 1, ...
 
-    Parameters:
-        stream: What the clients receive, or a name as `feddrift list` has it.
-        algorithm: The method, or its name; a name stands for its defaults on this stream. The default has no settings.
-        net: What is trained: a Net, or its name, such as linear or mlp:64,64; by default the one that suits the stream.
-        engine: Where the clients live: simulator, reference, or your own at ``package.module:Name``.
-        local: How clients train; by default as the stream says.
-        seed: Of initial models and minibatches, and of a stream that is given by name.
-        conditions: Who is in reach, who takes part, who lies; by default all are, all do, and nobody lies.
-        route: By what inputs choose the model that votes at a test, where that has paid: row, running or batch.
-        defend: Whether the server bounds what one client can do to the others: see docs/faults.md.
+    Args:
+        stream: The clients' data, or a name from `feddrift list`.
+        algorithm: The method, or its name with the default settings for this stream. The default has no settings.
+        net: The model: a Net, or a name such as linear or mlp:64,64; by default the one that suits the stream.
+        engine: The engine that trains the clients: simulator, reference, or your own at ``package.module:Name``.
+        local: The settings of local training; by default those of the stream.
+        seed: The seed of initial models and minibatches, and of a stream that is given by name.
+        conditions: Dropout, participation and Byzantine clients; by default all clients take part and are honest.
+        route: The rows from which inputs choose the voting model at a test, once that saves mistakes: row, running or
+            batch.
+        defend: Limit the influence of each client on the others: see docs/faults.md.
+
+    Yields:
+        Each time step when it is tested.
 
     >>> for step in run("sine-2", "FedDrift", local=Local(rounds=1)):
     ...     if step.tau == 1:
@@ -129,8 +169,8 @@ def run(
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**63:
         raise ConfigError(f"seed must be a whole number from 0 on, got {seed!r}")
     if isinstance(stream, str):
-        if engine == "simulator" and not isinstance(net, OwnNet):
-            wake()
+        if engine == "simulator" and not isinstance(net, ExternalNet):
+            start_devices()
         stream = find_stream(stream, seed=int(seed))
     if not isinstance(stream, Stream):
         raise ConfigError(f"stream must be a Stream or the name of one, got {type(stream).__name__}")
@@ -148,82 +188,111 @@ def run(
     if defend:
         conditions = replace(conditions, defend=defend)
     runner = find_engine(engine)(stream, net or default_net(stream), local or stream.local, int(seed), conditions)
-    return steps_on(runner, algorithm)
+    return run_steps(runner, algorithm)
 
 
-def steps_on(
+def run_steps(
     engine: Engine,
     algorithm: Algorithm,
     *,
     done: int = 0,
     state: State | None = None,
-    untested: Trained | None = None,
-    journal: Callable[[State, TimeStep], Federation] | None = None,
-    sink: Callable[[Trained], None] | None = None,
+    loop: LoopState = NO_LOOP_STATE,
+    untested: TrainedStep | None = None,
+    journal: Callable[[State, LoopState, TimeStep], Federation] | None = None,
+    sink: Callable[[TrainedStep], None] | None = None,
 ) -> Iterator[Step]:
-    """The loop over time of all runs and federations, on any engine; yields each step once it is tested.
+    """Run the loop over time of all runs and federations, on any engine.
 
-    Parameters:
-        done: Go on after so many time steps, with the `state` after them.
-        untested: The last of these, where it has not been tested yet: that comes first.
-        journal: What stands between the algorithm and the federation of a time step, to save how far it has come.
-        sink: Is told of each step when its training ends, which may be long before the data come to test it on.
+    Args:
+        engine: The clients.
+        algorithm: The method.
+        done: The number of time steps that are trained already.
+        state: The state after these time steps.
+        loop: The data of conditions after these time steps.
+        untested: The last of these time steps if it is not tested yet: its test comes first.
+        journal: Returns the federation that the algorithm gets in place of the engine's, to save progress within a time
+            step. Its arguments are the state and the data of conditions before the step, and the federation.
+        sink: Receives each step when its training ends, which may be long before the data for its test arrive.
+
+    Yields:
+        Each time step when it is tested.
     """
     name = type(algorithm).__name__
+    conditions = engine.conditions
     if state is None:
         fed = engine.at(0)
-        with told(algorithm, f"{name}.init"):
+        with explain_errors(algorithm, f"{name}.init"):
             state = algorithm.init(fed)
         check_state(state, None, fed, f"{name}.init")
     if untested is not None:
-        yield _tested(engine, untested, untested.state)
+        yield _test_step(engine, untested, untested.state)
     for tau in itertools.count(done) if engine.n_steps is None else range(done, engine.n_steps):
         fed = engine.at(tau)
-        before, route = with_newcomers(state, fed.n_clients), engine.conditions.route
-        fed.resting, acted = idle(before, engine.conditions.rest), last_acted(before, fed.n_clients)
-        if engine.conditions.defend:
-            fed.quiet = tau - acted < QUIET
-        with told(algorithm, f"{name}.step at tau={tau}"):
-            state = algorithm.step(without_route(before), journal(before, fed) if journal else fed)
+        before = add_newcomers(state, fed.n_clients)
+        if conditions.rest:
+            fed.idle_models = find_idle_models(before, conditions.rest)
+        if conditions.defend:
+            fed.alarm_filter = AlarmFilter(loop.alarm_times, fed.n_clients, tau)
+        with explain_errors(algorithm, f"{name}.step at tau={tau}"):
+            state = algorithm.step(
+                before if loop.routing is None else replace(before, router=None),
+                journal(before, loop, fed) if journal else fed,
+            )
         check_state(state, before, fed, f"{name}.step at tau={tau}")
-        if engine.conditions.defend:
-            state = replace(state, acted=np.where(fed.alarms & ~fed.quiet, tau, acted))
-        if route != "none":
-            state = with_route(before, state, fed, route)
+        if fed.alarm_filter is not None:
+            loop = replace(loop, alarm_times=fed.alarm_filter.last_times)
+        if conditions.route != "none":
+            state, routing = update_routing(before, state, loop.routing, fed, conditions.route)
+            loop = replace(loop, routing=routing)
         if state.router is not None:
-            fed.serve(state.models, state.router)
-        received, loss = fed.received, fed.losses(models_in_use(state))
+            fed.send_router(state.models, state.router)
         owner = dict(zip(state.models.ids, state.models.owner, strict=True))
         lost = [(c, i) for c, i in engine.lost_private() if owner.get(i) == c]
-        events = lineage(before, state) + tuple(Event("created", i, {"reason": LOST, "clients": [c]}) for c, i in lost)
         alarmed = [] if state.drifted is None else np.flatnonzero(state.drifted).tolist()
-        shifts = engine.shifts(tau, alarmed) if alarmed else {}
-        seen = replace(state, models=on_host(state.models))  # the loop's own may lie on a device, and go on there
-        trained = Trained(tau, seen, received, loss, fed.sent, fed.sent_scoring, events, shifts=shifts)
+        trained = TrainedStep(
+            tau,
+            replace(state, models=move_to_host(state.models)),  # the loop continues with its own, maybe on a device
+            fed.received,
+            fed.get_losses(find_models_in_use(state)),
+            fed.sent,
+            fed.sent_scoring,
+            find_model_events(before, state)
+            + tuple(Event("created", i, {"reason": LOST_MODEL_REASON, "clients": [c]}) for c, i in lost),
+            shifts=engine.shifts(tau, alarmed) if alarmed else {},
+            loop=loop,
+        )
         if sink is not None:
             sink(trained)
-        yield _tested(engine, trained, state)
+        yield _test_step(engine, trained, state)
 
 
-def _tested(engine: Engine, step: Trained, state: State) -> Step:
-    """The step with its test on the next data, for which a federation of real machines waits.
+def _test_step(engine: Engine, step: TrainedStep, state: State) -> Step:
+    """Test a step on the next data, for which a federation of real machines waits.
 
-    The state is that of the step, as it lies where it was trained.
+    Args:
+        engine: The clients.
+        step: The step.
+        state: The state of the step with its models where they were trained, maybe on a device.
     """
-    right, tested = engine.test(state, step.tau + 1)
-    accuracy = np.divide(right, tested, out=np.full(len(tested), np.nan), where=tested > 0)
+    n_correct, tested = engine.test(state, step.tau + 1)
+    accuracy = np.divide(n_correct, tested, out=np.full(len(tested), np.nan), where=tested > 0)
     scores = engine.scores(state, step.tau + 1)
-    return Step(step.tau, step.state, *step.work, step.events, accuracy, tested, scores, shifts=step.shifts)
+    return Step(
+        *(step.tau, step.state, *step.statistics, step.events, accuracy, tested, scores),
+        shifts=step.shifts,
+        loop=step.loop,
+    )
 
 
-def models_in_use(state: State) -> Ints:
-    """[c], the id of the model each client uses: the heaviest vote."""
+def find_models_in_use(state: State) -> Ints:
+    """Return [c], the id of the model that each client uses: the heaviest vote."""
     used: Ints = np.asarray(state.models.ids)[state.votes.argmax(axis=1)]
     return used
 
 
-def n_models(state: State) -> int:
-    """How many models there are: shared ones, and private ones that have data of their own by w.
+def count_models(state: State) -> int:
+    """Count the shared models, and the private models that have data of their own by w.
 
     Private models without such data vote along with a shared one, or are on trial.
     """
@@ -232,8 +301,8 @@ def n_models(state: State) -> int:
     return int((data | ~state.models.private).sum())
 
 
-def lineage(before: State, after: State) -> tuple[Event, ...]:
-    """The algorithm's own events, and the shared models that fell out of use or came back into it."""
+def find_model_events(before: State, after: State) -> tuple[Event, ...]:
+    """Return the algorithm's events, and events for shared models that lost their last client or found new ones."""
 
     def used(state: State) -> set[int]:
         if not len(state.w):
@@ -245,12 +314,13 @@ def lineage(before: State, after: State) -> tuple[Event, ...]:
         return set(np.asarray(state.models.ids)[in_use & ~state.models.private].tolist())
 
     explained = {e.model for e in after.events if e.kind in ("merged", "retired")}
-    old, new = set(before.models.ids), set(after.models.ids)
-    was, now = used(before), used(after)
+    old = set(before.models.ids)
+    was = used(before)
+    now = used(after)
     events = list(after.events)
     if len(before.w):
         for i in sorted((was - now) - explained):
-            reason = "no client uses it" if i in new else "deleted"
+            reason = "no client uses it" if i in after.models.ids else "deleted"
             events.append(Event("retired", i, {"reason": reason}))
         for i in sorted((now - was) & old - explained):
             clients = np.flatnonzero(after.w[-1][:, after.models.ids.index(i)])
@@ -258,18 +328,19 @@ def lineage(before: State, after: State) -> tuple[Event, ...]:
     return tuple(events)
 
 
-def with_newcomers(state: S, n_clients: int) -> S:
-    """The state with room for clients that have joined since.
+def add_newcomers(state: S, n_clients: int) -> S:
+    """Extend a state by clients that have joined since.
 
-    They bring no history, and until they are scored use what most others use. A field of your own State whose last axis
-    is that of clients names the value of a newcomer in its metadata: ``field(metadata={"newcomer": np.nan})``.
+    They have no history, and until they are scored they use the model that most others use. A field of your own State
+    whose last axis is that of clients names the value of a newcomer in its metadata:
+    ``field(metadata={"newcomer": np.nan})``.
     """
     n_new = n_clients - len(state.votes)
     if n_new < 0:
-        raise ValueError(f"clients never leave the axis: {len(state.votes)} are known, got {n_clients}")
+        raise ValueError(f"a state cannot lose clients: {len(state.votes)} are known, got {n_clients}")
     if not n_new:
         return state
-    w, drifted = state.w, state.drifted
+    w = state.w
     if isinstance(w, Clusters):
         w = replace(w, model=np.pad(w.model, ((0, 0), (0, n_new)), constant_values=-1))
     else:
@@ -281,33 +352,34 @@ def with_newcomers(state: S, n_clients: int) -> S:
             value = np.asarray(value)
             room = np.full((*value.shape[:-1], n_new), f.metadata["newcomer"], dtype=value.dtype)
             changes[f.name] = np.concatenate([value, room], axis=-1)
-    if drifted is not None:
-        changes["drifted"] = np.concatenate([drifted, np.zeros(n_new, dtype=bool)])
+    if state.drifted is not None:
+        changes["drifted"] = np.concatenate([state.drifted, np.zeros(n_new, dtype=bool)])
     votes: Floats | Votes
     if isinstance(state.votes, Votes):
-        votes = Votes.concatenate([state.votes, *[Votes.of(_usual(state)[None])] * n_new])
+        votes = Votes.concatenate([state.votes, *[Votes.of(_compute_newcomer_votes(state)[None])] * n_new])
     else:
-        votes = np.concatenate([state.votes, np.repeat(_usual(state)[None], n_new, axis=0)])
+        votes = np.concatenate([state.votes, np.repeat(_compute_newcomer_votes(state)[None], n_new, axis=0)])
     return replace(state, w=w, votes=votes, **changes)
 
 
-def _mean_votes(votes: Floats | Votes) -> Floats:
-    """[m], the mean over all clients."""
+def _compute_mean_votes(votes: Floats | Votes) -> Floats:
+    """Return [m], the mean over all clients."""
     if not isinstance(votes, Votes):
         return np.asarray(votes.mean(axis=0))
     named = votes.model >= 0
     return np.bincount(votes.model[named], votes.weight[named], votes.n_models) / len(votes)
 
 
-def passed_over(state: S, n_steps: int) -> S:
-    """The state after so many time steps, those that it has not seen left out: what came in them trains nothing.
+def add_skipped_steps(state: S, n_steps: int) -> S:
+    """Extend an earlier state to this number of time steps; the data of the added steps train no model.
 
-    A field of your own State whose first axis is time names the value of a time step that is left out in its metadata:
+    A field of your own State whose first axis is time names the value of an added time step in its metadata:
     ``field(metadata={"passed_over": np.nan})``.
     """
-    n_more, w = n_steps - len(state.w), state.w
+    n_more = n_steps - len(state.w)
+    w = state.w
     if n_more < 0:
-        raise ValueError(f"time does not go back: {len(state.w)} time steps are known, got {n_steps}")
+        raise ValueError(f"a state cannot lose time steps: {len(state.w)} time steps are known, got {n_steps}")
     if not n_more:
         return state
     if isinstance(w, Clusters):
@@ -324,10 +396,10 @@ def passed_over(state: S, n_steps: int) -> S:
     return replace(state, w=w, **changes)
 
 
-def _usual(state: State) -> Floats:
-    """The shared model that most clients use, or where models vote together the mean of the votes; no private one."""
+def _compute_newcomer_votes(state: State) -> Floats:
+    """Return [m], one vote for the shared model that most clients use, or the mean vote where models vote together."""
     private = state.models.private
-    mean: Floats = np.where(private, 0.0, _mean_votes(state.votes))
+    mean: Floats = np.where(private, 0.0, _compute_mean_votes(state.votes))
     if private.all():
         return mean
     if mean.any() and (Votes.of(state.votes).weight > 0).sum(axis=1).max(initial=0) > 1:

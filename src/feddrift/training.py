@@ -1,4 +1,4 @@
-"""How a client trains: the settings of its local steps, and how the server makes one model of what comes back."""
+"""Settings of training: the local steps of a client, and the average of the clients' updates at the server."""
 
 from __future__ import annotations
 
@@ -17,42 +17,44 @@ Average = Literal["mean", "median", "trimmed", "clipped"]
 Holds = Literal["last", "first"]
 Precision = Literal["float32", "tf32"]
 Trains = Literal["all", "head", "trunk"]
-# Fields that came after records and messages were there.
-LATER = ("balance", "holds", "momentum", "even", "patience", "pull", "precision")
+# Fields added after the first version of records and messages, which contain them only if they differ from the default.
+LATER_FIELDS = ("balance", "holds", "momentum", "even", "patience", "pull", "precision")
 
 
 @dataclass(frozen=True, eq=False)
 class Pull:
-    """A pull in the loss of local training: weight / 2 * |theta - to|^2 is added, so weight (theta - to) to gradients.
+    """Proximal term of local training: weight / 2 * |theta - to|^2 is added to the loss.
 
-    `weight` is one number, or one for each client. A model is pulled to what it was when the round began, or to other
-    models: of a stack as long as the one that is trained each to the one in its place, of a single one all to that.
+    Args:
+        weight: One number, or one for each client.
+        to: The models that parameters are pulled to: a stack of one model, or one model for each that is trained. By
+            default each model is pulled to its parameters at the start of the round.
 
-    >>> Local(pull=Pull(0.1)).plain()["pull"]
+    >>> Local(pull=Pull(0.1)).to_dict()["pull"]
     {'weight': 0.1, 'to': None}
     """
 
     weight: float | Sequence[float]
-    to: Models | None = None  # None: what it was when the round began
+    to: Models | None = None
 
     def __post_init__(self) -> None:
         weights = np.asarray(self.weight, dtype=object).reshape(-1)
         if not len(weights) or not all(isinstance(w, int | float | np.number) and 0 <= w < np.inf for w in weights):
             raise ConfigError(f"the weight of a pull must be numbers of at least 0, got {self.weight!r}")
 
-    def on(self, client: int) -> float:
-        """The weight at a client."""
+    def get_client_weight(self, client: int) -> float:
+        """Return the weight for the client at this position."""
         return float(np.asarray(self.weight).reshape(-1)[client if np.ndim(self.weight) else 0])
 
-    def plain(self) -> dict[str, Any]:
-        """Weight, and the ids of the models, for questions that are asked again."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the weight and the ids of the models, as plain values of messages and records."""
         weight = np.asarray(self.weight, dtype=np.float64).tolist()
         return {"weight": weight, "to": None if self.to is None else list(self.to.ids)}
 
 
 @dataclass(frozen=True)
 class Local:
-    """How a client trains: R `rounds` of K `steps` on minibatches of B (`batch`) examples, with step size eta (`lr`).
+    """Settings of training: R `rounds` of K local `steps` on minibatches of B (`batch`) examples, with step size `lr`.
 
     >>> Local(rounds=20, lr=0.05).steps
     50
@@ -62,23 +64,23 @@ class Local:
     steps: int = 50
     batch: int = 50
     lr: float = 1e-2
-    optimizer: Literal["adam", "sgd"] = "adam"  # adam: amsgrad, as PyTorch defines it
+    optimizer: Literal["adam", "sgd"] = "adam"  # adam: its variant AMSGrad, as PyTorch defines it
     weight_decay: float = 1e-3  # L2 added to the gradient
     bags: bool = False  # each lane trains on its own bootstrap of every cell: Poisson(1) weights, then n rows by weight
-    hold_out: float = 0.0  # the share of every cell that is not trained on, drawn anew at each time step
-    trains: Trains = "all"  # head: the trunk stays as it is; trunk: the heads do
-    average: Average = "mean"  # how the server makes one model of its clients' updates: see averaging.averaged
-    balance: bool = False  # every class of a lane's data is drawn equally often: see sampling.balanced
-    holds: Holds = "last"  # which end of a cell's order hold_out leaves out
-    momentum: float = 0.0  # of sgd, as PyTorch defines it; what it remembers lasts for one time step
-    even: int = 0  # train on so many rows of each class, or as many as the rarest has: see sampling.even; 0: on all
-    # With hold_out: a client looks at its held-out loss every ceil(N / B) local steps, and stops the round at the e-th
-    # look if the loss fell since the look before (in this time step) by less than patience / e. 0: never.
+    hold_out: float = 0.0  # share of every cell that is not trained on, drawn again at each time step
+    trains: Trains = "all"  # the part that is trained; the other part stays as it is
+    average: Average = "mean"  # the server's average of the clients' updates: see averaging.average_updates
+    balance: bool = False  # every class of a lane's data is drawn equally often: see sampling.build_balanced_tables
+    holds: Holds = "last"  # the end of a cell's random order that hold_out leaves out
+    momentum: float = 0.0  # of sgd, as PyTorch defines it; reset at each time step
+    even: int = 0  # rows of each class to train on, limited by the rarest: see sampling.build_even_tables; 0: all rows
+    # Early stopping, with hold_out: a client computes its held-out loss every ceil(N / B) local steps, and ends the
+    # round at the e-th time if the loss fell since the last time (in this time step) by less than patience / e. 0: off.
     patience: float = 0.0
-    pull: Pull | None = None  # of parameters, towards where the round began or towards other models
-    precision: Precision = "float32"  # of matrix products in training on GPUs; tf32: 10 bits, quicker; scores: float32
+    pull: Pull | None = None  # proximal term
+    precision: Precision = "float32"  # of matrix products in training on GPUs; tf32: 10 bits, faster; scores: float32
 
-    def __post_init__(self) -> None:
+    def __post_init__(self) -> None:  # noqa: C901  # one check for each field
         for name in ("rounds", "steps", "batch", "even"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | np.integer):
@@ -109,11 +111,11 @@ class Local:
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"momentum must be in [0, 1), got {self.momentum}")
         if self.momentum and self.optimizer != "sgd":
-            raise ConfigError(f"momentum goes with optimizer='sgd', adam has its own: got {self.momentum}")
+            raise ConfigError(f"momentum is a setting of optimizer='sgd', adam has its own: got {self.momentum}")
         if not 0 <= self.patience < np.inf:
             raise ConfigError(f"patience must be at least 0, got {self.patience}")
         if self.patience and not self.hold_out:
-            raise ConfigError("patience looks at held-out rows: give hold_out a share, such as 0.2")
+            raise ConfigError("patience needs held-out rows: set hold_out to a share, such as 0.2")
         if self.precision not in get_args(Precision):
             raise ConfigError(f"precision must be float32 or tf32, got {self.precision!r}")
         if self.pull is not None and not isinstance(self.pull, Pull):
@@ -121,15 +123,15 @@ class Local:
 
     @property
     def by_class(self) -> bool:
-        """Whether minibatches are drawn by class, and not from cells as they are."""
+        """True if minibatches are drawn by class and not from whole cells."""
         return self.balance or self.even > 0
 
-    def plain(self) -> dict[str, Any]:
-        """The fields by name, for records and messages; those that older versions do not know where they say something.
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields by name, for records and messages; LATER_FIELDS only if they differ from the default.
 
-        >>> "holds" in Local(hold_out=0.5).plain(), Local(holds="first").plain()["holds"]
+        >>> "holds" in Local(hold_out=0.5).to_dict(), Local(holds="first").to_dict()["holds"]
         (False, 'first')
         """
-        unsaid = {name for name in LATER if getattr(self, name) == getattr(Local, name)}
-        said = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in unsaid}
-        return said if self.pull is None else {**said, "pull": self.pull.plain()}
+        left_out = {name for name in LATER_FIELDS if getattr(self, name) == getattr(Local, name)}
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
+        return values if self.pull is None else {**values, "pull": self.pull.to_dict()}

@@ -1,11 +1,11 @@
-"""The whole contract: a few small types, explained by one toy algorithm.
+"""Types of the contract between algorithms, engines and data, explained by one toy algorithm.
 
 At each time step an algorithm decides two arrays and asks a `Federation` for the rest:
 
-- ``w[t, c, m]``: does the batch that client c received at time t train model m, and how strongly;
-- ``votes[c, m]``: whose prediction counts at client c.
+- ``w[t, c, m]``: the weight with which the batch that client c received at time t trains model m; 0: not at all;
+- ``votes[c, m]``: the weight of model m's prediction at client c.
 
-Axes are always in the order (t, c, m); time is 0-based. FedAvg that forgets nothing is four lines:
+Axes are always in the order (t, c, m); time is 0-based. FedAvg on all data received so far takes four lines:
 
 >>> class Toy:
 ...     def init(self, fed):
@@ -53,14 +53,15 @@ Ballot = Literal["hard", "soft"]
 Kind = Literal["created", "merged", "retired", "revived", "decided"]  # of an event
 Start = Literal["warm", "fresh", "head", "joint"]
 Layer = Literal["input", "trunk", "logits"]
-Parting = Literal["class", "group"]  # what rows are told apart by
+Parting = Literal["class", "group"]  # by what the rows of a cell are divided into parts
 
 
 @dataclass(frozen=True, eq=False)
 class Clusters:
-    """w[t, c, m] where a cell trains one model or none, kept as that model's position: small however many models.
+    """w[t, c, m] in which a cell trains at most one model, stored as that model's position.
 
-    `np.asarray(w)` is the array that it stands for; indexing and `shape` are those of that array.
+    Its size does not depend on the number of models. `np.asarray(w)` is the full array; indexing and `shape` are those
+    of the full array.
 
     >>> w = Clusters(np.array([[0, 1], [1, -1]]), n_models=2, weight=np.array([1.0, 3.0]))
     >>> w.shape, w[-1].tolist(), np.asarray(w)[:, :, 1].tolist()
@@ -79,16 +80,17 @@ class Clusters:
 
     @property
     def shape(self) -> tuple[int, int, int]:
+        """The shape of the array w[t, c, m]."""
         t, c = self.model.shape
         return t, c, self.n_models
 
     def __len__(self) -> int:
         return len(self.model)
 
-    def __getitem__(self, at: Any) -> Any:
-        if isinstance(at, int | np.integer):
-            return np.where(self.model[at, :, None] == np.arange(self.n_models), self.weight[at], 0.0)
-        return np.asarray(self)[at]
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, int | np.integer):
+            return np.where(self.model[index, :, None] == np.arange(self.n_models), self.weight[index], 0.0)
+        return np.asarray(self)[index]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
         dense = np.where(self.model[..., None] == np.arange(self.n_models), self.weight[:, None, None], 0.0)
@@ -100,9 +102,10 @@ Weights = Floats | Clusters  # w[t, c, m]
 
 @dataclass(frozen=True, eq=False)
 class Votes(NDArrayOperatorsMixin):
-    """votes[c, m] stored as the models that each client votes with: small however many models there are.
+    """votes[c, m] stored as the models that each client votes with.
 
-    `np.asarray(votes)` is the full array. Operators, indexing and methods of arrays work, most of them on that array.
+    Its size does not depend on the number of models. `np.asarray(votes)` is the full array. Operators, indexing and
+    methods of arrays work, most of them on the full array.
 
     >>> votes = Votes(np.array([[0, 2], [1, -1]]), np.array([[0.5, 0.5], [1.0, 0.0]]), n_models=3)
     >>> votes.shape, votes[0].tolist(), np.asarray(votes).tolist()
@@ -119,12 +122,12 @@ class Votes(NDArrayOperatorsMixin):
 
     @classmethod
     def for_one_model(cls, model: Ints, n_models: int) -> Votes:
-        """Each client votes with the model at the position model[c] alone."""
+        """Return votes with which each client c votes only with the model at the position model[c]."""
         return cls(model[:, None], np.ones((len(model), 1)), n_models)
 
     @classmethod
     def of(cls, votes: Floats | Votes) -> Votes:
-        """The same votes in this form.
+        """Convert votes to this form.
 
         >>> Votes.of(np.array([[0.0, 0.5, 0.5], [1.0, 0.0, 0.0]])).model.tolist()
         [[1, 2], [0, -1]]
@@ -143,7 +146,7 @@ class Votes(NDArrayOperatorsMixin):
 
     @classmethod
     def concatenate(cls, tables: Sequence[Votes]) -> Votes:
-        """The votes of several groups of clients, in their order, for the same models."""
+        """Concatenate the votes of several groups of clients for the same models."""
         width = max(table.model.shape[1] for table in tables)
 
         def pad(rows: npt.NDArray[Any], value: int) -> npt.NDArray[Any]:
@@ -154,6 +157,7 @@ class Votes(NDArrayOperatorsMixin):
 
     @property
     def shape(self) -> tuple[int, int]:
+        """The shape of the array votes[c, m]."""
         return len(self.model), self.n_models
 
     @property
@@ -169,7 +173,7 @@ class Votes(NDArrayOperatorsMixin):
         return used
 
     def argmax(self, axis: Literal[1]) -> Ints:
-        """[c], the position of the model with the largest vote, the first of equals; 0 for a client without votes."""
+        """Return [c], the position of the model with the largest vote, the first of equals; 0 without votes."""
         if not self.model.shape[1]:
             return np.zeros(len(self.model), dtype=np.int64)
         largest = self.weight.argmax(axis=axis)
@@ -179,7 +183,7 @@ class Votes(NDArrayOperatorsMixin):
         return len(self.model)
 
     def of_client(self, client: int, models: Ints) -> Floats:
-        """The weights of these models at a client, 0 for those that it does not vote with."""
+        """Return the client's votes for these models, 0 for models that it does not vote with."""
         weights = dict(zip(self.model[client].tolist(), self.weight[client].tolist(), strict=True))
         return np.array([weights.get(m, 0.0) for m in models.tolist()])
 
@@ -192,13 +196,13 @@ class Votes(NDArrayOperatorsMixin):
         if isinstance(index, tuple) and len(index) == 2 and isinstance(index[0], slice) and index[0] == slice(None):
             columns = np.arange(self.n_models)[index[1]]
             if np.ndim(columns) == 1:
-                return self._columns(columns)
+                return self._select_columns(columns)
         return np.asarray(self)[index]
 
-    def _columns(self, models: Ints) -> Floats:
-        """[c, len(models)], without the full array."""
+    def _select_columns(self, models: Ints) -> Floats:
+        """Return [c, len(models)], the votes for these models, without the full array."""
         distinct, of_column = np.unique(models, return_inverse=True)
-        place = np.full(self.n_models + 1, -1)  # the last one is that of empty places
+        place = np.full(self.n_models + 1, -1)  # the last entry is for model -1: empty places
         place[distinct] = np.arange(len(distinct))
         columns = np.zeros((len(self), len(distinct)))
         client, k = np.nonzero(place[self.model] >= 0)
@@ -210,8 +214,8 @@ class Votes(NDArrayOperatorsMixin):
         return getattr(ufunc, method)(*full, **options)
 
     def __getattr__(self, name: str) -> Any:
-        """Whatever else an array has, of the full array."""
-        if name.startswith("__"):  # what copies and pickles look for
+        """Return any other attribute of an array, that of the full array."""
+        if name.startswith("__"):  # copy and pickle look for special methods
             raise AttributeError(name)
         return getattr(np.asarray(self), name)
 
@@ -224,14 +228,17 @@ class Votes(NDArrayOperatorsMixin):
 
 @dataclass(frozen=True)
 class Net:
-    """A model's shape: any pair of functions, JAX-traceable.
+    """Architecture of a model: a pair of JAX-traceable functions.
 
-    ``init(key)`` makes the parameters from a key of two 32-bit words; ``apply(params, x)`` gives the logits
-    ``[n, n_classes]`` of inputs ``x[n, ...]``. ``trunk`` says which parameters several models may share, by paths such
-    as ``"params/Dense_0"`` (an array, or a branch with all below it) or by a function of an array's path; the rest is a
-    model's head. Nothing is shared unless an algorithm asks for it. ``classes`` says of each array of the head which of
-    its axes counts the classes, such as ``{"W2": 1, "b2": 0}``: heads can then be mixed class by class.
-    ``hidden(params, x)`` gives what the head sees of inputs, ``[n, ...]``, for methods that ask for it.
+    Attributes:
+        init: ``init(key)`` returns the parameters, drawn with a key of two 32-bit words.
+        apply: ``apply(params, x)`` returns the logits ``[n, n_classes]`` of inputs ``x[n, ...]``.
+        trunk: The parameters that several models may share: paths such as ``"params/Dense_0"`` (an array, or a branch
+            with everything below it), or a function of an array's path. The other parameters are a model's head.
+            Nothing is shared unless an algorithm asks for it.
+        classes: The axis of each array of the head that counts the classes, such as ``{"W2": 1, "b2": 0}``. Heads can
+            then be mixed class by class.
+        hidden: ``hidden(params, x)`` returns the input of the head, ``[n, ...]``, for methods that use it.
 
     >>> def init(key):
     ...     return {"weight": np.zeros((2, 3), dtype=np.float32)}
@@ -239,7 +246,7 @@ class Net:
     >>> net.apply(net.init((np.uint32(0), np.uint32(0))), np.ones((5, 2))).shape
     (5, 3)
 
-    JAX's own random numbers take the two words as they are: ``jax.random.normal(jax.numpy.stack(key), shape)``.
+    The two words are also a key of JAX's random numbers: ``jax.random.normal(jax.numpy.stack(key), shape)``.
     """
 
     init: Callable[[Words], Params]
@@ -249,18 +256,18 @@ class Net:
     hidden: Callable[[Params, Any], Any] | None = None
 
     def __post_init__(self) -> None:
-        if not callable(self.trunk):  # hashable, as everything that a compiled program depends on
+        if not callable(self.trunk):  # a compiled program depends on it, so it must be hashable
             object.__setattr__(self, "trunk", (self.trunk,) if isinstance(self.trunk, str) else tuple(self.trunk))
         object.__setattr__(self, "classes", tuple(sorted(dict(self.classes).items())))
 
 
 @dataclass(frozen=True, repr=False)
 class Models:
-    """A stack of models: every parameter array has a leading axis m; ``ids`` are names for life.
+    """Stack of models: every parameter array has a leading axis m; an id in ``ids`` never names another model.
 
-    Models of one *family* stand on one trunk: its arrays have an axis of families (in the order in which `family` names
-    them) in place of m. A family is called by the id of the model that founded it. By default every model is a family
-    of its own, and the two axes are the same.
+    Models of one *family* share one trunk: its arrays have an axis of families in place of m, in the order in which
+    `family` first names them. The name of a family is the id of the model that founded it. By default every model is a
+    family of its own, and the two axes are the same.
 
     A model with an `owner` is *private*: only that client trains and uses it, and it is never sent.
 
@@ -270,11 +277,11 @@ class Models:
 
     params: Params
     ids: tuple[int, ...]
-    mask: Floats | None = None  # [m, *features]: what each model sees of its inputs; travels with it, never trained
+    mask: Floats | None = None  # [m, *features]: inputs are multiplied by it; sent with the model, never trained
     family: tuple[int, ...] = ()  # [m]
     trunk: Params = None  # a tree like params: True where an array belongs to the trunk; None: nowhere
     owner: tuple[int, ...] = ()  # [m], the client whose private model it is, -1: shared; by default all are shared
-    held: tuple[int, ...] = ()  # [m], 0: parameters are here; else only its owner has them, in the version of this name
+    held: tuple[int, ...] = ()  # [m], 0: parameters are here; else only the owner has them, and this is their version
     classes: Params = None  # a tree like params: which axis of a model's array counts classes, -1: none; None: unknown
 
     def __post_init__(self) -> None:
@@ -289,11 +296,11 @@ class Models:
         private = {name for name, c in zip(self.family, self.owner, strict=True) if c >= 0}
         sizes = Counter(self.family)
         if any(sizes[name] > 1 for name in private):
-            raise ValueError(f"a private model stands alone in its family, got {self.family}")
+            raise ValueError(f"a private model must be the only one of its family, got {self.family}")
         if len(self.family) != len(self.ids):
             raise ValueError(f"{len(self.ids)} models need as many families, got {len(self.family)}")
         if self.trunk is None and len(set(self.family)) < len(self.family):
-            raise ValueError(f"models of one family must say which arrays are their trunk, got {self.family}")
+            raise ValueError(f"models of one family need trunk, to mark the arrays that they share, got {self.family}")
 
     def __repr__(self) -> str:
         family = "" if self.family == self.ids else f", family={self.family}"
@@ -310,22 +317,23 @@ class Models:
 
     @cached_property
     def private(self) -> Bools:
-        """[m], whether it is a client's own, never sent."""
+        """[m], True for private models."""
         return np.array(self.owner, dtype=np.int64) >= 0
 
     @cached_property
     def trunk_index(self) -> Ints:
         """[m], the position of each model's trunk."""
-        at = {name: f for f, name in enumerate(self.families)}
-        return np.array([at[name] for name in self.family], dtype=np.int64)
+        position = {name: f for f, name in enumerate(self.families)}
+        return np.array([position[name] for name in self.family], dtype=np.int64)
 
 
 @dataclass(frozen=True)
 class Event:
-    """A turn in the life of a model, or a decision about clients, with its cause, which reports put into words.
+    """A change of a model, or a decision about clients, with its cause. Reports describe it in words.
 
-    What is *decided* makes, merges or retires no model. Its cause names the clients (positions; none: all) and the
-    reason, a sentence without a full stop; other keys are numbers, which follow in brackets. A time step may have many.
+    A *decided* event does not create, merge or retire a model. Its cause names the clients (positions; an empty list:
+    all) and the reason, a sentence without a full stop; its other keys are numbers, which reports add in brackets.
+    A time step may have many events.
 
     >>> Event("created", model=2, cause={"clients": [4], "reason": "its error doubled"}).kind
     'created'
@@ -334,13 +342,13 @@ class Event:
     """
 
     kind: Kind
-    model: int  # of a decision: the one that it concerns, such as what its client had, or moves to
+    model: int  # id; of a decision: the model that it concerns, such as the client's earlier or next one
     cause: Mapping[str, Any]
 
 
 @dataclass(frozen=True, repr=False)
 class State:
-    """What an algorithm carries from one time step to the next; subclass it to carry more.
+    """Data that an algorithm carries from one time step to the next; subclass it to carry more.
 
     >>> models = Models({"b": np.zeros((1, 3))}, ids=(0,))
     >>> State(models, w=np.ones((1, 5, 1)), votes=np.ones((5, 1)))
@@ -350,17 +358,15 @@ class State:
     models: Models
     w: Weights  # [t, c, m]
     votes: Floats | Votes  # [c, m]
-    ballot: Ballot = "hard"  # what is weighed by the votes: each model's class, or its probabilities
+    ballot: Ballot = "hard"  # votes weigh each model's predicted class (hard) or its probabilities (soft)
     events: tuple[Event, ...] = ()  # of this step
-    drifted: Bools | None = None  # [c], where this step raised an alarm
-    router: Router | None = field(default=None, kw_only=True)  # at a test: in place of votes[c], what inputs choose
-    routing: Routing | None = field(default=None, kw_only=True)  # the condition `route`'s own, no algorithm's
-    acted: Ints | None = field(default=None, kw_only=True)  # [c], when its last alarm counted: `defend`'s own
+    drifted: Bools | None = None  # [c], True for clients with an alarm in this step
+    router: Router | None = field(default=None, kw_only=True)  # chooses the votes of test inputs, in place of votes[c]
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "__repr__" not in cls.__dict__:
-            cls.__repr__ = State.__repr__  # type: ignore[method-assign]  # a dataclass keeps what it has
+            cls.__repr__ = State.__repr__  # type: ignore[method-assign]  # @dataclass does not replace it
 
     def __repr__(self) -> str:
         size = f"{len(self.votes)} clients, {len(self.w)} time steps"
@@ -368,9 +374,9 @@ class State:
 
 
 class Federation(Protocol):
-    """All a server may ask of its clients at time tau; nothing of tau + 1 is reachable.
+    """Everything that a server can request from its clients at time tau; data of tau + 1 are not accessible.
 
-    Every `init` and `step` of an algorithm gets one; `feddrift.testing` has one without clients.
+    Every `init` and `step` of an algorithm receives one. `feddrift.testing` has one without clients, for tests.
 
     >>> from feddrift.testing import FakeFederation
     >>> fed = FakeFederation(tau=0, n_clients=3)
@@ -385,17 +391,17 @@ class Federation(Protocol):
 
     @property
     def n_clients(self) -> int:
-        """How many clients have joined so far."""
+        """The number of clients that have joined so far."""
         ...
 
     @property
     def n_classes(self) -> int:
-        """How many classes there are."""
+        """The number of classes."""
         ...
 
     @property
     def n_groups(self) -> int:
-        """How many groups the rows of each client fall into (`Stream.group`); 0: nobody tells."""
+        """The number of groups into which the rows of each client are divided (`Stream.group`); 0: unknown."""
         ...
 
     @property
@@ -405,46 +411,73 @@ class Federation(Protocol):
 
     @property
     def counts(self) -> Ints:
-        """N[t, c] for t = 0..tau."""
+        """N[t, c], the number of examples that client c received at time t = 0..tau."""
         ...
 
     @property
     def reachable(self) -> Bools:
-        """[c]; a client out of reach is neither scored nor trained, one without new data still trains."""
+        """[c]; an unreachable client neither scores nor trains models, one without new data still trains them."""
         ...
 
     @property
     def concepts(self) -> Ints | None:
-        """The truth for t = 0..tau where somebody knows it. For Oracle only."""
+        """[t, c], the true concepts for t = 0..tau, or None if unknown. Only Oracle may read them."""
         ...
 
     @property
     def local(self) -> Local:
-        """How clients train unless they are told otherwise."""
+        """The settings of local training that apply unless a request has its own."""
         ...
 
     def key(self, purpose: str, *names: int) -> Words:
-        """A random key of (seed, purpose, tau, names...) for the algorithm's own draws."""
+        """Derive the random key of (seed, purpose, tau, names...) for the algorithm's own draws.
+
+        Args:
+            purpose: A key of `rng.PURPOSES`.
+            names: Non-negative integers that distinguish the draws for this purpose, such as a client's position.
+
+        Returns:
+            Two 32-bit words.
+        """
         ...
 
     def allowed(self, alarms: Bools) -> Bools:
-        """[c], which of these alarms may found new models: all, unless some clients raise too many (`defend`)."""
+        """Select the alarms that may create models: all, unless the condition `defend` rejects some.
+
+        Args:
+            alarms: [c], True for clients with an alarm.
+
+        Returns:
+            [c], True for clients whose alarm is accepted. `defend` rejects alarms of clients that raise too many.
+        """
         ...
 
     def fresh(self, n: int = 1, distinct: bool = False) -> Models:
-        """n new models with ids 0..n-1: all the trial's one initialisation, or each its own."""
+        """Initialise new models with the ids 0..n-1.
+
+        Args:
+            n: The number of models.
+            distinct: If True, each model is drawn with its own random key; else all are copies of one initialisation,
+                which is the same at every time step of a run.
+        """
         ...
 
     def evaluate(self, models: Models, metric: Metric = "error", by: Parting | None = None) -> Floats:
-        """l[c, m] on S_c^(tau); NaN for a client without new data or out of reach, and where model m rests for it.
+        """Score models on the new data S_c^(tau) of each client c.
 
-        error: share of mistakes; loss: cross-entropy; brier: mean of (1 - probability of the true class)^2. With `by`,
-        l[c, m, g] on the rows of each class or group g; NaN also where there are none.
+        Args:
+            models: The models. Shared ones are scored by all clients, a private one by its owner only.
+            metric: error: share of mistakes; loss: cross-entropy; brier: mean of (1 - probability of the true class)^2.
+            by: If given, the rows of each class or group are scored separately.
+
+        Returns:
+            l[c, m], or with `by` l[c, m, g] for class or group g. NaN for clients that are unreachable or without new
+            data, for idle models (condition `rest`) at clients that need no other, and for parts without rows.
         """
         ...
 
     def confusion(self, models: Models) -> Ints:
-        """Counts [c, m, true class, predicted class] on S_c^(tau); zeros where evaluate has NaN."""
+        """Count predictions on S_c^(tau): [c, m, true class, predicted class]; zeros where `evaluate` has NaN."""
         ...
 
     def cross_evaluate(
@@ -455,18 +488,48 @@ class Federation(Protocol):
         by: Parting | None = None,
         per_client: bool = False,
     ) -> Floats:
-        """L[i, j], model i on a sample of the data that w gives to model j; NaN where there are none, or one rests.
+        """Score every model on a sample of the data of every model.
 
-        Per client it is L[i, j, c] on the data that client c has for model j, and with `by` there is one axis more.
+        Args:
+            models: Shared models.
+            w: The weights w[t, c, m], t = 0..tau, that define the data of each model.
+            metric: See `evaluate`.
+            by: If given, the rows of each class or group are scored separately.
+            per_client: If True, the data of each client are scored separately.
+
+        Returns:
+            L[i, j], the score of model i on the data of model j; NaN if model j has no data at reachable clients, or if
+            one of the two is idle and has no data of time tau. With `per_client` an axis of clients follows, with `by`
+            an axis of classes or groups.
         """
         ...
 
     def local_updates(self, models: Models, w: Weights, local: Local | None = None) -> Updates:
-        """One round of local training, not averaged."""
+        """Run one round of local training without averaging.
+
+        Args:
+            models: Shared models.
+            w: The weights w[t, c, m], t = 0..tau, of the training data.
+            local: The settings of local training; by default those of the federation.
+
+        Returns:
+            The trained parameters of each pair of a client and a model.
+        """
         ...
 
     def train(self, models: Models, w: Weights, rounds: int | None = None, local: Local | None = None) -> Models:
-        """FedAvg of each model on its data by w (the paper's Algorithm 1); a family unused at tau stays as it is."""
+        """Train each model on its data by FedAvg (the paper's Algorithm 1).
+
+        Args:
+            models: The models.
+            w: The weights w[t, c, m], t = 0..tau, of the training data: of shared models, or of private models, each by
+                data of its owner only. The two kinds need separate calls.
+            rounds: The number of rounds; by default that of `local`.
+            local: The settings of local training; by default those of the federation.
+
+        Returns:
+            The trained models. A family of models that no data of time tau train is returned unchanged.
+        """
         ...
 
     def moments(
@@ -477,38 +540,63 @@ class Federation(Protocol):
         project: Floats | Projection | None = None,
         square: bool = True,
     ) -> Moments:
-        """Mean and standard deviation of what a layer of each model makes of S_c^(tau), over all rows or by class.
+        """Compute mean and standard deviation of a layer's output on S_c^(tau), for each client c and model.
 
-        The layer is what the model sees (input), the features before its head (trunk) or its logits, each row as one
-        vector. A matrix [D, d], or a map that both sides draw from a key, is applied to it first. Without `square`
-        only means are sent, and the deviations are NaN. Who is not scored by `evaluate` is not asked here.
+        Args:
+            models: The models.
+            layer: The masked inputs of the model (input), the features before its head (trunk) or its logits; each row
+                is flattened to a vector.
+            by: All rows together, or the rows of each class separately.
+            project: A matrix [D, d] that is applied to each vector first, or a random map that server and clients draw
+                from a key.
+            square: If False, clients send only means, and the deviations are NaN.
+
+        Returns:
+            The statistics; NaN for the pairs that `evaluate` does not score, and for classes without rows.
         """
         ...
 
     def tournament(self, models: Models, w: Weights, parent: Ints, starts: Sequence[Start]) -> Tournament:
-        """Let clients find out, each on its own new data, how a new model should start.
+        """Compare starts of a new model at each client: train them on most of its new rows, test them on the others.
 
-        Client c takes part if parent[c] is the position of a model, not -1, and it has at least 2 new rows. It trains
-        each start on most of them: a copy of its parent (warm), a fresh model, a copy of which only the head learns
-        (head), or a copy of its head whose trunk learns with it and with the models that stand on that trunk, on most
-        of the older data w[t < tau] that the client has for these (joint). Only the counts leave the client.
+        The starts are a copy of the parent (warm), a new initialisation (fresh), a copy of which only the head is
+        trained (head), and a copy of the head whose trunk is trained together with it and with the other models of that
+        trunk, these on most of the client's older data (joint). A client sends only counts.
+
+        Args:
+            models: Shared models.
+            w: The weights w[t, c, m] of the older data, t < tau.
+            parent: [c], the position of the model that the client's start is derived from; -1: does not take part.
+                Reachable clients with a parent and at least 2 new rows take part.
+            starts: The starts.
+
+        Returns:
+            The mistakes of each start, and those common to two of them, at each client.
         """
         ...
 
     def contest(self, models: Models, teams: Ints, held_by: Local | None = None) -> Tournament:
-        """Let models, or teams of them, compete at each client: which mistakes do they make, and which in common?
+        """Compare the mistakes of models, or of ensembles of them, at each client.
 
-        teams[k, c, i] are positions of the models whose mean probabilities are contestant k at client c, -1: none. The
-        rows are all new ones of the client, or, where models were trained with `held_by` (a Local with a hold_out),
-        those that this training left out; two trainings that hold out either end (`holds`) can judge each other.
-        Client c takes part if every contestant has a model there and there are such rows. A private model competes at
-        its owner. Only the counts leave the client.
+        A client takes part if it is reachable, has rows for it, and every contestant has a model there. It sends only
+        counts.
+
+        Args:
+            models: The models. Private ones compete at their owner only.
+            teams: teams[k, c, i], the positions of the models whose mean probabilities are contestant k at client c;
+                -1: none.
+            held_by: The settings, with a hold_out, that models were trained with at this time step: they are compared
+                on the rows that this training left out. Two trainings that hold out opposite ends of the rows (`holds`)
+                can be tested on each other's data. By default models are compared on all new rows.
+
+        Returns:
+            The mistakes of each contestant, and those common to two of them, at each client.
         """
         ...
 
 
 class Algorithm(Protocol):
-    """A frozen dataclass of hyper-parameters with two methods.
+    """Frozen dataclass of hyperparameters with two methods.
 
     >>> from feddrift import algorithm
     >>> algorithm("FedDrift", delta=0.1).delta
@@ -516,9 +604,14 @@ class Algorithm(Protocol):
     """
 
     def init(self, fed: Federation) -> State:
-        """The state before any data: called once, with the federation at tau = 0."""
+        """Return the state before any data. It is called once, with the federation at tau = 0."""
         ...
 
     def step(self, state: State, fed: Federation) -> State:
-        """One time step, called for tau = 0, 1, ..."""
+        """Return the state after the training of time step tau. It is called for tau = 0, 1, ...
+
+        Args:
+            state: The state after the previous time step.
+            fed: The federation at time tau.
+        """
         ...

@@ -107,7 +107,7 @@ def test_it_is_recorded_where_it_is_set_alone(tmp_path: Path) -> None:
     assert "balance" not in Local().to_dict() and Local(**Local(balance=True).to_dict()) == Local(balance=True)
     run = fd.record("sine-2", "Oblivious", out=tmp_path, rounds=1, balance=True)
     assert run.header["overrides"]["balance"] is True and run.header["local"]["balance"] is True
-    assert " --balance " in event_text.command(run.header)[0]
+    assert " --balance " in event_text.build_run_command(run.header)[0]
     plain = fd.record("sine-2", "Oblivious", out=tmp_path, rounds=1, balance=False)
     assert "balance" not in {**plain.header["overrides"], **plain.header["local"]}
 

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 import feddrift as fd
 from feddrift import algorithms, rng
 from feddrift.algorithms.feddrift.detection import DriftState
-from feddrift.averaging import averaged
+from feddrift.averaging import average_updates
 from feddrift.engines.conditions.conditions import Conditions
 from feddrift.engines.local.engine import InProcess
 from feddrift.errors import ConfigError, DataError
 from feddrift.runs.config import read_trace
-from feddrift.runs.poison import flipped, read_poison
-from feddrift.simulation import steps_on, with_newcomers
+from feddrift.runs.poison import flip_labels, parse_poison
+from feddrift.simulation import add_newcomers, run_steps
 from feddrift.types import Clusters, Local, Models, State, Updates
 from tests.contract.test_engines import (
     EACH,
@@ -114,16 +114,16 @@ def one_parameter(values: list[float], size: list[float]) -> tuple[Models, Updat
 )
 def test_averages_by_hand(rule: Any, values: list[float], expected: float) -> None:
     stack, updates = one_parameter(values, [1.0] * len(values))
-    assert averaged(stack, updates, rule).params["b"].item() == pytest.approx(expected)
+    assert average_updates(stack, updates, rule).params["b"].item() == pytest.approx(expected)
 
 
 @given(st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=9))
 def test_robust_averages_stay_within_what_was_sent(values: list[float]) -> None:
     stack, updates = one_parameter(values, [1.0] * len(values))
     for rule in ("median", "trimmed"):
-        found = averaged(stack, updates, rule).params["b"].item()
+        found = average_updates(stack, updates, rule).params["b"].item()
         assert min(values) - 1e-4 <= found <= max(values) + 1e-4
-    clipped = averaged(stack, updates, "clipped").params["b"].item()
+    clipped = average_updates(stack, updates, "clipped").params["b"].item()
     assert abs(clipped) <= np.median(np.abs(values)) + 1e-3
 
 
@@ -153,7 +153,7 @@ class Growing(fd.engines.engine("reference")):  # type: ignore[misc]
         return int(np.flatnonzero(self.stream.counts[: tau + 1].any(axis=0))[-1]) + 1
 
     def test(self, state: State, t: int) -> Any:
-        return super().test(with_newcomers(state, self.stream.n_clients), t)
+        return super().test(add_newcomers(state, self.stream.n_clients), t)
 
 
 def without_truth(names: Any) -> list[str]:
@@ -166,9 +166,9 @@ def test_a_client_that_joins_later_is_one_that_was_out_of_reach(name: str) -> No
     stream, local = late_stream(), Local(rounds=2, steps=3)
     net = fd.mlp(2, 4, 2)
     results = []
-    delta = {"delta": 0.05} if "delta" in algorithms.options(algorithms.entry(name).cls) else {}
+    delta = {"delta": 0.05} if "delta" in algorithms.get_options(algorithms.find_entry(name).cls) else {}
     for cls in (fd.engines.engine("reference"), Growing):
-        results.append(list(steps_on(cls(stream, net, local, 0), fd.algorithm(name, **delta))))
+        results.append(list(run_steps(cls(stream, net, local, 0), fd.algorithm(name, **delta))))
     for full, short in zip(*results, strict=True):
         n = len(short.state.votes)
         assert n == (3, 4, 5, 5)[full.tau]
@@ -197,13 +197,13 @@ def test_growing_keeps_what_is_known() -> None:
         Models({"b": np.zeros((2, 1))}, (0, 1)), w, w[-1], drifted=np.array([True, False, False]),
         reference=np.array([0.1, 0.2, 0.3]), previous=np.full(3, np.nan),
     )  # fmt: skip
-    more = with_newcomers(state, 5)
+    more = add_newcomers(state, 5)
     assert more.w.model.tolist() == [[0, 1, 1, -1, -1]] and more.votes[3:].tolist() == [[0, 1], [0, 1]]
     assert np.isnan(more.reference[3:]).all() and more.reference[:3].tolist() == [0.1, 0.2, 0.3]
     assert more.drifted is not None and more.drifted.tolist() == [True, False, False, False, False]
-    assert with_newcomers(state, 3) is state
-    with pytest.raises(ValueError, match="clients never leave"):
-        with_newcomers(state, 2)
+    assert add_newcomers(state, 3) is state
+    with pytest.raises(ValueError, match="a state cannot lose clients"):
+        add_newcomers(state, 2)
 
 
 def test_every_field_with_a_value_per_client_can_grow() -> None:
@@ -231,8 +231,8 @@ def test_who_is_away_keeps_identity_and_reference(name: str, data: Any) -> None:
     made = fd.algorithm(name, stream)
     before: Any = None
     assert isinstance(engine, InProcess)
-    for step in steps_on(engine, made):
-        away = np.flatnonzero(~engine.in_reach[step.tau])
+    for step in run_steps(engine, made):
+        away = np.flatnonzero(~engine.reachable[step.tau])
         assert (step.sent[away] == 0).all()
         assert not step.drifted[away].any()
         assert np.isfinite(step.state.votes).all() and (np.asarray(step.state.votes).sum(axis=1) > 0).all()
@@ -257,7 +257,7 @@ def test_absent_clients_stop_no_merge() -> None:
     merged = []
     for conditions in (Conditions(), Conditions(trace=trace)):
         engine = fd.engines.engine("simulator")(stream, fd.mlp(2, 4, 2), Local(rounds=30), 0, conditions)
-        steps = list(steps_on(engine, fd.algorithm("FedDrift", first="each", delta=0.1)))
+        steps = list(run_steps(engine, fd.algorithm("FedDrift", first="each", delta=0.1)))
         merged.append([len(step.state.models) for step in steps])
     assert merged[0][0] == 4 and merged[0][-1] == merged[1][-1] == 1
     assert merged[1][2] <= 2  # those in reach have become one
@@ -265,17 +265,17 @@ def test_absent_clients_stop_no_merge() -> None:
 
 def test_the_draw_of_a_round() -> None:
     conditions, reachable = Conditions(participation=0.34), np.array([True, False, True, True])
-    key = fd.rng.derive(0, "participation")
-    drawn = conditions.drawn(reachable, key)
+    key = fd.rng.derive_key(0, "participation")
+    drawn = conditions.draw_participants(reachable, key)
     assert drawn.sum() == 2 and not drawn[1]
-    assert Conditions(participation=0.01).drawn(reachable, key).sum() == 1
-    assert Conditions(participation=0.5).drawn(np.zeros(4, dtype=bool), key).sum() == 0
+    assert Conditions(participation=0.01).draw_participants(reachable, key).sum() == 1
+    assert Conditions(participation=0.5).draw_participants(np.zeros(4, dtype=bool), key).sum() == 0
 
 
 def test_dropout_has_the_rate_that_was_asked_for() -> None:
-    there = Conditions(dropout=0.3).in_reach(np.ones((100, 100), dtype=np.int64), seed=0)
+    there = Conditions(dropout=0.3).draw_reachable(np.ones((100, 100), dtype=np.int64), seed=0)
     assert there.mean() == pytest.approx(0.7, abs=0.02)
-    assert (there != Conditions(dropout=0.3).in_reach(np.ones((100, 100), dtype=np.int64), seed=1)).any()
+    assert (there != Conditions(dropout=0.3).draw_reachable(np.ones((100, 100), dtype=np.int64), seed=1)).any()
 
 
 @pytest.mark.parametrize(
@@ -302,22 +302,22 @@ def test_a_trace_that_is_no_file_is_told(name: str) -> None:
 def test_a_trace_is_for_as_many_clients(tmp_path: Path) -> None:
     (tmp_path / "trace").write_text("1 0 1\n1 1 1\n")
     conditions = Conditions(trace=read_trace(tmp_path / "trace"))
-    assert conditions.in_reach(np.ones((2, 3), dtype=np.int64), 0).tolist() == [[True, False, True], [True] * 3]
+    assert conditions.draw_reachable(np.ones((2, 3), dtype=np.int64), 0).tolist() == [[True, False, True], [True] * 3]
     with pytest.raises(DataError, match="has 2 rows, the stream 3 time steps"):
-        conditions.in_reach(np.ones((3, 3), dtype=np.int64), 0)
+        conditions.draw_reachable(np.ones((3, 3), dtype=np.int64), 0)
     with pytest.raises(DataError, match="for 3 clients, the stream has 4"):
-        conditions.in_reach(np.ones((2, 4), dtype=np.int64), 0)
+        conditions.draw_reachable(np.ones((2, 4), dtype=np.int64), 0)
 
 
 @pytest.mark.parametrize("text", ["flip", "flip:", "flip:a", "bite:1", "garbage:99", "flip:" + "9" * 5000])
 def test_wrong_poison_is_told(text: str) -> None:
     with pytest.raises(ConfigError, match="poison"):
-        read_poison(text, 10)
+        parse_poison(text, 10)
 
 
 def test_flipped_labels_are_those_of_some_clients_only() -> None:
     stream = fd.stream("sea-2")
-    changed = flipped(stream, [3])
+    changed = flip_labels(stream, [3])
     for c in (2, 3):
         assert (changed.cell(4, c)[1] == (1 - stream.cell(4, c)[1] if c == 3 else stream.cell(4, c)[1])).all()
 
@@ -332,7 +332,9 @@ def test_wrong_conditions_are_told(values: dict[str, float]) -> None:
 
 def test_a_share_as_small_as_can_be_is_one_client() -> None:
     for share in (1e-300, 1e-10):
-        assert Conditions(share).drawn(np.ones(10, dtype=bool), rng.derive(0, "participation")).sum() == 1
+        assert (
+            Conditions(share).draw_participants(np.ones(10, dtype=bool), rng.derive_key(0, "participation")).sum() == 1
+        )
 
 
 @pytest.mark.parametrize("average", ["median", "trimmed", "clipped"])
@@ -343,4 +345,4 @@ def test_a_round_without_anybody_who_has_data_changes_nothing(average: Any) -> N
     local = Local(rounds=3, steps=1, batch=4, average=average)
     for seed in range(3):
         engine = fd.engines.engine("reference")(s, fd.mlp(2, 2, 2), local, seed, Conditions(participation=0.5))
-        assert len(list(steps_on(engine, fd.algorithm("Window")))) == 2
+        assert len(list(run_steps(engine, fd.algorithm("Window")))) == 2

@@ -11,9 +11,9 @@ import pytest
 
 import feddrift as fd
 from feddrift.data import Stream
-from feddrift.engines.external_model import simulated
+from feddrift.engines.external_model import make_simulator
 from feddrift.engines.local.engine import InProcessWorker
-from feddrift.engines.local.sampling import trained_rows
+from feddrift.engines.local.sampling import count_training_rows
 from feddrift.models import graft, join, take
 from feddrift.nets.external import net_of
 from feddrift.testing import FakeFederation
@@ -124,7 +124,7 @@ def test_the_halves_that_two_trainings_hold_out_make_the_whole(name: str) -> Non
     np.testing.assert_array_equal(sum(half.wrong for half in halves), whole.wrong)
     assert (halves[0].wrong != halves[1].wrong).any()
     most = fed.contest(models, teams, replace(LOCAL, hold_out=0.7))
-    assert most.rows.tolist() == (10 - trained_rows(np.full(4, 10), 0.7)).tolist() == [7] * 4
+    assert most.rows.tolist() == (10 - count_training_rows(np.full(4, 10), 0.7)).tolist() == [7] * 4
 
 
 @pytest.mark.parametrize("name", slow(HERE, *OTHERS))  # a real client takes no such data in
@@ -134,8 +134,8 @@ def test_the_first_rows_can_be_held_out(name: str) -> None:
     poisoned, n_poisoned = replace(stream, x=stream.x.copy()), 0
     for t, c in np.argwhere(stream.counts[:3] > 1):
         assert isinstance(fed.worker, InProcessWorker)
-        order = fed.worker.shuffled(int(t), int(c))
-        n_held = len(order) - int(trained_rows(np.array(len(order)), 0.3))
+        order = fed.worker.shuffle_cell(int(t), int(c))
+        n_held = len(order) - int(count_training_rows(np.array(len(order)), 0.3))
         poisoned.x[order[:n_held]] = np.nan
         n_poisoned += n_held
     local, w = replace(LOCAL, hold_out=0.3, holds="first"), np.ones((3, 4, 1))
@@ -233,7 +233,7 @@ class Threshold:
 
 
 def test_models_of_other_frameworks_compete() -> None:
-    fed = simulated(numbers(), net_of(Threshold()), LOCAL, 3).at(0)
+    fed = make_simulator(numbers(), net_of(Threshold()), LOCAL, 3).at(0)
     models = Models([np.array([[2.5], [4.5]], dtype=np.float32)], ids=(0, 1))
     found = fed.contest(models, everywhere([0], [1], [0, 1]))
     assert found.wrong[0].tolist() == [[2, 1, 1], [1, 2, 1], [1, 1, 1]] and found.rows.tolist() == [6, 3, 0, 2]
@@ -245,7 +245,7 @@ def test_models_of_other_frameworks_compete() -> None:
 
 
 def test_a_fake_federation_answers_what_is_written_down() -> None:
-    fed = FakeFederation(tau=0, n_clients=2, judge=lambda models, teams: Tournament.nobody(2, len(teams)))
+    fed = FakeFederation(tau=0, n_clients=2, judge=lambda models, teams: Tournament.empty(2, len(teams)))
     teams = np.zeros((3, 2, 1), dtype=np.int64)
     assert fed.contest(fed.fresh(), teams).wrong.shape == (2, 3, 3)
     fed.contest(fed.fresh(), teams, Local(hold_out=0.5, holds="first"))
@@ -260,12 +260,12 @@ if importlib.util.find_spec("flwr"):
         fed, bodies = engine.at(0), dict[str, list[Any]]()
         for name, client in engine.local_grid.clients.items():
 
-            def answer(kind: str, content: Any, name: str = name, real: Any = client.answer) -> Any:
+            def answer(kind: str, content: Any, name: str = name, real: Any = client.handle_message) -> Any:
                 reply = real(kind, content)
-                bodies[name] = [serialization.unpack(content)[0], *serialization.unpack(reply)]
+                bodies[name] = [serialization.unpack_message(content)[0], *serialization.unpack_message(reply)]
                 return reply
 
-            client.answer = answer
+            client.handle_message = answer
         models = replace(above(2.5, 4.5, 3.5), owner=(-1, -1, 3))
         teams = np.array([[[1, 0], [1, NOBODY], [1, NOBODY], [2, 1]], [[1, NOBODY]] * 4])
         fed.contest(models, teams, Local(hold_out=0.5, holds="first"))

@@ -15,7 +15,7 @@ import pytest
 import feddrift as fd
 from feddrift._internal import plugins
 from feddrift.algorithms import ALGORITHMS
-from feddrift.averaging import averaged
+from feddrift.averaging import average_updates
 from feddrift.data import Stream
 from feddrift.engines import ENGINES
 from feddrift.engines.conditions.conditions import IDEAL, Conditions
@@ -25,7 +25,7 @@ from feddrift.engines.server.engine import Engine
 from feddrift.engines.simulator import lanes, program, simulator
 from feddrift.errors import ConfigError
 from feddrift.nets import default_net
-from feddrift.nets.perceptron import perceptron
+from feddrift.nets.perceptron import apply_perceptron
 from feddrift.types import Clusters, Floats, Local
 
 LOCAL = Local(rounds=2, steps=2, batch=8, lr=0.01)
@@ -42,7 +42,7 @@ class Compiled(simulator.Simulator):
 class Narrow(lanes.Devices):
     """Devices with room for three lanes."""
 
-    def room(self, params: Any) -> int:
+    def count_fitting_lanes(self, params: Any) -> int:
         return 3
 
 
@@ -55,7 +55,7 @@ class Chunked(Compiled):
 
 
 BUILDS: dict[str, Any] = {name: cls for name, (cls, *_) in ENGINES.items()} | {"compiled": Compiled, "chunked": Chunked}
-BUILDS["crew"] = plugins.load("engine", "own_engine:Crew", Path(__file__).parents[2] / "examples")
+BUILDS["crew"] = plugins.load_object("engine", "own_engine:Crew", Path(__file__).parents[2] / "examples")
 SCORING: list[Any] = [federation]  # the modules that know how many rows are scored
 HERE = [name for name in BUILDS if name != "crew"]  # the engines that hold the data themselves
 if importlib.util.find_spec("flwr"):
@@ -63,9 +63,9 @@ if importlib.util.find_spec("flwr"):
 
     BUILDS["flower"] = OverFlower
     from feddrift.engines.flower import messages as flower_messages
-    from feddrift.engines.flower.client import scored as flower_scored
+    from feddrift.engines.flower.client import evaluation as flower_evaluation
 
-    SCORING += [flower_scored, flower_messages]
+    SCORING += [flower_evaluation, flower_messages]
 NAMES = list(BUILDS)
 OTHERS = ("compiled", "chunked", "crew")  # XLA compiles for long: the laws are theirs in the long checks
 
@@ -170,8 +170,8 @@ def test_scoring_in_blocks_changes_nothing(name: str, room: int, monkeypatch: py
     stream = uneven_stream(n_clients=5)
     w = some_w(3, stream, 3)
     results = []
-    for size in (local_engine.SCORE_ROOM, room):
-        monkeypatch.setattr(local_engine, "SCORE_ROOM", size)
+    for size in (local_engine.MAX_SCORED_PAIRS, room):
+        monkeypatch.setattr(local_engine, "MAX_SCORED_PAIRS", size)
         fed = make(name, stream).at(3)
         models = fed.fresh(3, distinct=True)
         results.append((fed.evaluate(models), fed.cross_evaluate(models, w), fed.confusion(models)))
@@ -181,7 +181,7 @@ def test_scoring_in_blocks_changes_nothing(name: str, room: int, monkeypatch: py
 def test_room_follows_from_memory_and_the_size_of_a_model() -> None:
     devices = lanes.Devices(tuple(jax.local_devices()))
     small, large = {"a": np.zeros((3, 10), dtype=np.float32)}, {"a": np.zeros((3, 10**10 // 4), dtype=np.int8)}
-    assert devices.room(small) > 10**6 and 1 <= devices.room(large) <= 64
+    assert devices.count_fitting_lanes(small) > 10**6 and 1 <= devices.count_fitting_lanes(large) <= 64
 
 
 @pytest.mark.parametrize("name", slow(HERE, *OTHERS))
@@ -191,8 +191,10 @@ def test_each_row_is_judged_by_the_model_of_its_cell(name: str) -> None:
     assert isinstance(engine, local_engine.InProcess)
     models = engine.at(0).fresh(4, distinct=True)
     rows, sizes, which = np.arange(12)[::-1], np.array([5, 4, 3]), np.array([3, 0, 3])
-    every = engine.per_row(models, rows, "error")
-    np.testing.assert_array_equal(engine.wrong(models, rows, sizes, which), every[np.repeat(which, sizes), range(12)])
+    every = engine.score_rows(models, rows, "error")
+    np.testing.assert_array_equal(
+        engine.find_mistakes(models, rows, sizes, which), every[np.repeat(which, sizes), range(12)]
+    )
 
 
 @pytest.mark.parametrize("name", EACH)
@@ -217,7 +219,7 @@ def test_a_round_is_the_average_of_its_local_updates(name: str) -> None:
     models = make(name, stream).at(1).fresh(2, distinct=True)
     trained = make(name, stream).at(1).train(models, w, rounds=1)
     updates = make(name, stream).at(1).local_updates(models, w)
-    same(trained.params, averaged(models, updates).params)  # bit for bit
+    same(trained.params, average_updates(models, updates).params)  # bit for bit
 
 
 @pytest.mark.parametrize("name", EACH)
@@ -329,7 +331,7 @@ def test_cross_evaluation_is_a_weighted_error_over_the_clusters_cells(name: str)
 
 def test_large_cells_are_sampled_alike_by_all_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in SCORING:
-        monkeypatch.setattr(module, "SCORE_ROWS", 5)
+        monkeypatch.setattr(module, "MAX_SCORED_ROWS", 5)
     stream = uneven_stream()
     feds = [make(name, stream).at(2) for name in NAMES]
     w = some_w(2, stream, 2)
@@ -362,7 +364,7 @@ def test_without_work_nothing_trains(name: str) -> None:
     fed = make(name, stream).at(2)
     models, w = fed.fresh(2), np.zeros((3, 4, 2))
     assert len(fed.local_updates(models, w).client) == 0
-    same(averaged(models, fed.local_updates(models, w)).params, models.params)
+    same(average_updates(models, fed.local_updates(models, w)).params, models.params)
     same(fed.train(models, w).params, models.params)
     assert not fed.sent.any()
 
@@ -413,15 +415,17 @@ def test_padding_does_not_change_the_bits(name: str) -> None:
 def test_a_run_compiles_only_when_its_lanes_outgrow_a_bucket() -> None:
     """A whole FedDrift run: after the second time step a new program means a larger bucket, nothing else."""
     stream = fd.stream("sine-2")
-    net = replace(default_net(stream), apply=lambda params, x: perceptron(params, x))  # none that native code knows
-    compiled: Any = program._rounds
-    devices = lanes.Devices.here()
+    net = replace(
+        default_net(stream), apply=lambda params, x: apply_perceptron(params, x)
+    )  # none that native code knows
+    compiled: Any = program._run_compiled_rounds
+    devices = lanes.Devices.find_all()
     local = Local(rounds=2, steps=50, lr=0.0101)  # unlike any other test's, so that nothing is compiled yet
     seen: list[tuple[int, int]] = []  # lanes, programs
     for step in fd.run(stream, fd.algorithm("FedDrift", stream), net=net, local=local, seed=2):
         w = np.asarray(step.state.w)
         n = int(((w.sum(axis=0) > 0) & (w[-1].any(axis=0))).sum())
-        seen.append((devices.places(n, 10, step.state.models.params), compiled._cache_size()))
+        seen.append((devices.choose_capacity(n, 10, step.state.models.params), compiled._cache_size()))
     for (_, programs), (bucket, more), k in zip(seen[1:], seen[2:], range(2, 99), strict=False):
         grew = bucket > max(b for b, _ in seen[:k])
         assert more - programs == int(grew), seen
@@ -434,8 +438,8 @@ def test_lanes_train_alike_in_tiles_of_any_width(monkeypatch: pytest.MonkeyPatch
     stream = uneven_stream(n_clients=4)
     results = []
     for tile, *cut in ((4, 4, (1,)), (4, 4, (2, 1)), (4, 2, (4, 2, 1)), (12, 12, (1,))):
-        monkeypatch.setattr(lanes.Devices, "cut", lambda self, tile, cut=cut: cut)
-        monkeypatch.setattr(Compiled, "tile", lambda self, params, tile=tile: tile)
+        monkeypatch.setattr(lanes.Devices, "split_tile", lambda self, tile, cut=cut: cut)
+        monkeypatch.setattr(Compiled, "choose_tile", lambda self, params, tile=tile: tile)
         fed = make("compiled", stream).at(2)
         results.append(fed.train(fed.fresh(3, distinct=True), np.ones((3, 4, 3))).params)
     for other in results[1:]:
@@ -445,7 +449,7 @@ def test_lanes_train_alike_in_tiles_of_any_width(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(("tile", "n", "expected"), [(10, 2, 3), (10, 5, 5), (10, 10, 10), (10, 11, 20), (7, 30, 56)])
 def test_few_numbers_of_lanes_have_a_program(tile: int, n: int, expected: int) -> None:
     small = {"a": np.zeros((3, 10), dtype=np.float32)}
-    assert lanes.Devices((None,)).places(n, tile, small) == expected
+    assert lanes.Devices((None,)).choose_capacity(n, tile, small) == expected
 
 
 @dataclass
@@ -461,10 +465,10 @@ class Gpu:
 
 def test_a_gpu_compiles_for_four_tiles_at_once_and_trains_half_of_one_at_last() -> None:
     small, gpu = {"a": np.zeros((3, 10), dtype=np.float32)}, lanes.Devices((Gpu(1 << 30),))
-    assert [gpu.places(n, 10, small) for n in (2, 5, 10, 40, 41)] == [3, 5, 40, 40, 160]
-    assert gpu.cut(10) == (5, (4, 2, 1)) and gpu.cut(7) == (7, (2, 1))
-    assert lanes.Devices((None,)).cut(10) == (10, (1,))
-    assert lanes.Devices((Gpu(1 << 13),)).places(10, 10, small) == 10  # no room for more
+    assert [gpu.choose_capacity(n, 10, small) for n in (2, 5, 10, 40, 41)] == [3, 5, 40, 40, 160]
+    assert gpu.split_tile(10) == (5, (4, 2, 1)) and gpu.split_tile(7) == (7, (2, 1))
+    assert lanes.Devices((None,)).split_tile(10) == (10, (1,))
+    assert lanes.Devices((Gpu(1 << 13),)).choose_capacity(10, 10, small) == 10  # no room for more
 
 
 @pytest.mark.parametrize(("share", "n_devices", "expected"), [(1.0, 1, 10), (1.0, 3, 12), (0.2, 1, 2), (0.2, 3, 3)])
@@ -474,16 +478,16 @@ def test_a_tile_holds_those_who_take_part_and_is_shared_by_all_devices(
     stream = uneven_stream(n_clients=10)
     engine = simulator.Simulator(stream, default_net(stream), LOCAL, 0, Conditions(participation=share))
     engine.devices = lanes.Devices((None,) * n_devices)
-    assert engine.tile(engine.at(0).fresh().params) == expected
+    assert engine.choose_tile(engine.at(0).fresh().params) == expected
     large = {"a": np.zeros((1, 10**7), dtype=np.float32)}
     assert (
-        Compiled(uneven_stream(n_clients=40), default_net(stream), LOCAL, 0).tile(large) == 14
+        Compiled(uneven_stream(n_clients=40), default_net(stream), LOCAL, 0).choose_tile(large) == 14
     )  # at most 16 at a time
 
 
 def test_lanes_that_hardly_fit_have_no_room_to_spare(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanes.Devices, "room", lambda self, params: 32)
-    assert lanes.Devices((None,)).places(21, 10, None) == 30
+    monkeypatch.setattr(lanes.Devices, "count_fitting_lanes", lambda self, params: 32)
+    assert lanes.Devices((None,)).choose_capacity(21, 10, None) == 30
 
 
 @pytest.mark.slow
@@ -499,7 +503,7 @@ def test_a_known_bucket_never_compiles_again() -> None:
         fed.evaluate(models)
         fed.cross_evaluate(models, w)
         fed.train(models, w)
-        programs: list[Any] = [program._rounds, program.logits]
+        programs: list[Any] = [program._run_compiled_rounds, program.compute_all_logits]
         return programs[0]._cache_size(), programs[1]._cache_size()
 
     train(0, 1, 5)

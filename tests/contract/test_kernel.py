@@ -15,7 +15,7 @@ from feddrift.engines.local.engine import InProcess
 from feddrift.engines.native import kernel, kernel_loops
 from feddrift.engines.simulator import simulator
 from feddrift.nets import default_net
-from feddrift.nets.perceptron import perceptron
+from feddrift.nets.perceptron import apply_perceptron
 from tests.contract.test_engines import LOCAL, make, same, some_w, uneven_stream
 
 pytest.importorskip("numba")
@@ -27,24 +27,24 @@ def stacked(net: fd.Net) -> Any:
 
 def test_it_is_for_small_perceptrons_with_the_usual_trunk_or_none() -> None:
     small = fd.mlp(2, 4, 2)
-    assert kernel.applies(small, stacked(small))
-    assert kernel.applies(replace(small, trunk=()), stacked(small))
-    assert not kernel.applies(replace(small, trunk=("W1",)), stacked(small))
-    assert not kernel.applies(replace(small, apply=lambda params, x: perceptron(params, x)), stacked(small))
+    assert kernel.supports_net(small, stacked(small))
+    assert kernel.supports_net(replace(small, trunk=()), stacked(small))
+    assert not kernel.supports_net(replace(small, trunk=("W1",)), stacked(small))
+    assert not kernel.supports_net(replace(small, apply=lambda params, x: apply_perceptron(params, x)), stacked(small))
     large = fd.mlp(65, 64, 2)
-    assert not kernel.applies(large, stacked(large))
+    assert not kernel.supports_net(large, stacked(large))
 
 
 def test_the_simulator_uses_it_and_works_without(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = uneven_stream()
     w, calls = some_w(2, stream, 2), []
-    native = kernel.rounds
+    native = kernel.run_rounds
 
     def counted(*args: Any, **more: Any) -> Any:
         calls.append(1)
         return native(*args, **more)
 
-    monkeypatch.setattr(kernel, "rounds", counted)
+    monkeypatch.setattr(kernel, "run_rounds", counted)
     fed = make("simulator", stream).at(2)
     with_it = fed.train(fed.fresh(2), w).params
     assert len(calls) == 1
@@ -60,7 +60,7 @@ def test_the_number_of_cores_changes_no_bit(cores: int, monkeypatch: pytest.Monk
     w = some_w(2, stream, 3)
     results = []
     for n in (2, cores):
-        monkeypatch.setattr(kernel, "cores", lambda n=n: n)
+        monkeypatch.setattr(kernel, "count_cores", lambda n=n: n)
         fed = make("simulator", stream).at(2)
         results.append(fed.train(fed.fresh(3, distinct=True), w).params)
     same(*results)
@@ -68,9 +68,9 @@ def test_the_number_of_cores_changes_no_bit(cores: int, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("n", [1, 2, 3, 500, 4097])
 def test_cells_are_shuffled_as_the_generator_says(n: int) -> None:
-    keys = rng.derive(3, "shuffle", 5, np.arange(4), 7)
+    keys = rng.derive_key(3, "shuffle", 5, np.arange(4), 7)
     starts, order = np.array([0, n, 3 * n, 2 * n]), np.zeros(4 * n, dtype=np.int32)
-    kernel.shuffle(keys, starts, np.full(4, n), order)
+    kernel.shuffle_cells(keys, starts, np.full(4, n), order)
     for k, start in enumerate(starts):
         expected = start + rng.permutation((keys[0][k], keys[1][k]), n)
         np.testing.assert_array_equal(order[start : start + n], expected)
@@ -79,14 +79,14 @@ def test_cells_are_shuffled_as_the_generator_says(n: int) -> None:
 def test_exponentials_are_right_to_the_last_digits() -> None:
     from numba import njit
 
-    from feddrift.engines.native.vectors import SIZE, load, store
+    from feddrift.engines.native.vectors import SIZE, load_vector, store_vector
 
-    exp = kernel_loops._exp
+    exp = kernel_loops._exp_vector
 
     @njit
     def fill(x: Any) -> None:
         for at in range(0, x.shape[1], SIZE):
-            store(x, 0, at, exp(load(x, 0, at)))
+            store_vector(x, 0, at, exp(load_vector(x, 0, at)))
 
     x = np.linspace(-87, 0, 5008, dtype=np.float32)[None]
     found = x.copy()
@@ -120,7 +120,7 @@ def folded_in_numpy(sums: Any) -> Any:
 def test_sums_have_one_order_on_every_processor(n: int) -> None:
     from numba import njit
 
-    dot, total = kernel_loops._dot, kernel_loops._total
+    dot, total = kernel_loops._multiply_rows, kernel_loops._sum_row
 
     @njit
     def ours(a: Any, b: Any) -> Any:
@@ -147,15 +147,15 @@ def test_sums_have_one_order_on_every_processor(n: int) -> None:
 
 def test_scalar_functions_are_exact_to_float32() -> None:
     x = np.concatenate([-np.logspace(-8, 2.8, 300), [0.0]])
-    np.testing.assert_allclose([kernel_loops._exp_of(v) for v in x], np.exp(x), rtol=1e-8)
+    np.testing.assert_allclose([kernel_loops._exp_scalar(v) for v in x], np.exp(x), rtol=1e-8)
     p = np.logspace(-3, 6, 300)
-    np.testing.assert_allclose([kernel_loops._log_of(v) for v in p], np.log(p), rtol=1e-8, atol=1e-10)
+    np.testing.assert_allclose([kernel_loops._log_scalar(v) for v in p], np.log(p), rtol=1e-8, atol=1e-10)
     steps = np.array([1, 2, 3, 10, 1000, 10**6], dtype=np.float32)
     for log_beta in (kernel_loops.LOG_BETA1, kernel_loops.LOG_BETA2):
-        found = [kernel_loops._bias_correction(step, log_beta) for step in steps]
+        found = [kernel_loops._correct_bias(step, log_beta) for step in steps]
         np.testing.assert_allclose(found, -np.expm1(steps.astype(float) * log_beta), rtol=2e-8)
-    assert kernel_loops._exp_of(-1e30) == 0
-    assert np.isnan([kernel_loops._exp_of(np.nan), kernel_loops._log_of(np.nan)]).all()
+    assert kernel_loops._exp_scalar(-1e30) == 0
+    assert np.isnan([kernel_loops._exp_scalar(np.nan), kernel_loops._log_scalar(np.nan)]).all()
 
 
 @pytest.mark.parametrize("hidden", [4, ()])
@@ -173,7 +173,7 @@ def test_logits_have_the_bits_that_predictions_compare(hidden: Any, masked: bool
         expected = engine.net.apply({name: leaf[m] for name, leaf in models.params.items()}, x)
         np.testing.assert_allclose(logits[m], expected, atol=1e-5)
         sizes, which = np.array([len(rows)]), np.array([m])
-        wrong = engine.wrong(models, rows, sizes, which)
+        wrong = engine.find_mistakes(models, rows, sizes, which)
         np.testing.assert_array_equal(wrong, logits[m].argmax(axis=1) != stream.y)
 
 
@@ -212,7 +212,7 @@ def test_data_may_lie_in_a_file(tmp_path: Path) -> None:
 def test_a_whole_run_is_the_compiled_programs() -> None:
     """Same decisions, accuracy within half a point, on a stream whose decisions do not hang by a hair."""
     stream = fd.stream("sine-2")
-    net = replace(default_net(stream), apply=lambda params, x: perceptron(params, x))
+    net = replace(default_net(stream), apply=lambda params, x: apply_perceptron(params, x))
     runs = [
         list(fd.run(stream, fd.algorithm("FedDrift", stream), net=n, local=fd.Local(rounds=10), seed=2))
         for n in (None, net)
@@ -239,10 +239,10 @@ def test_members_of_teams_are_scored_as_every_model_is(hidden: Any, masked: bool
     expected = np.where((teams >= 0)[team_of].T[..., None], every[teams[team_of].T, np.arange(len(rows))], 0)
     sizes = np.bincount(team_of, minlength=len(teams))
     order = np.argsort(team_of, kind="stable")
-    plain = InProcess.member_logits(engine, models, rows[order], sizes, teams)
+    plain = InProcess.compute_member_logits(engine, models, rows[order], sizes, teams)
     np.testing.assert_array_equal(plain, expected[:, order])
     found = np.full_like(expected, np.nan)
-    for block, logits in engine.team_logits(models, rows, team_of, teams):
+    for block, logits in engine.compute_team_logits(models, rows, team_of, teams):
         found[:, block] = logits
     np.testing.assert_array_equal(found, expected)
 
@@ -255,8 +255,8 @@ def test_large_teams_are_scored_in_blocks(monkeypatch: pytest.MonkeyPatch) -> No
     models = engine.at(2).fresh(2, distinct=True)
     rows, teams = np.arange(len(stream.y)), np.array([[0, 1], [1, 0], [0, 1]])
     team_of = rows % 3
-    (whole,) = [found for _, found in engine.team_logits(models, rows, team_of, teams)]
-    monkeypatch.setattr(local_engine, "SCORE_ROOM", 1)
-    blocks = [found for _, found in engine.team_logits(models, rows, team_of, teams)]
+    (whole,) = [found for _, found in engine.compute_team_logits(models, rows, team_of, teams)]
+    monkeypatch.setattr(local_engine, "MAX_SCORED_PAIRS", 1)
+    blocks = [found for _, found in engine.compute_team_logits(models, rows, team_of, teams)]
     assert len(blocks) == 3
     np.testing.assert_array_equal(np.concatenate(blocks, axis=1), whole)

@@ -10,7 +10,7 @@ import pytest
 
 import feddrift as fd
 from feddrift.engines.native import kernel, linear_loops
-from feddrift.nets.perceptron import linear
+from feddrift.nets.perceptron import apply_linear
 from feddrift.types import State
 from tests.contract.test_engines import BUILDS, LOCAL, same, some_w, uneven_stream
 
@@ -20,9 +20,9 @@ NET = fd.mlp(3, (), 2)
 
 def test_it_is_for_small_nets_without_a_trunk() -> None:
     params = {name: leaf[None] for name, leaf in NET.init((np.uint32(1), np.uint32(2))).items()}
-    assert NET.apply is linear and kernel.applies(NET, params)
-    assert not kernel.applies(replace(NET, trunk=("W1", "b1")), params)
-    assert not kernel.applies(NET, params | {"W1": np.zeros((1, 1025, 2))})
+    assert NET.apply is apply_linear and kernel.supports_net(NET, params)
+    assert not kernel.supports_net(replace(NET, trunk=("W1", "b1")), params)
+    assert not kernel.supports_net(NET, params | {"W1": np.zeros((1, 1025, 2))})
 
 
 @pytest.mark.slow
@@ -50,13 +50,13 @@ def test_all_verbs_agree_between_engines(optimizer: Any, masked: bool) -> None:
 
 
 def test_the_simulator_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream, calls, train = uneven_stream(), [], linear_loops.train
+    stream, calls, train = uneven_stream(), [], linear_loops.train_lanes
 
     def counted(*args: Any) -> None:
         calls.append(1)
         train(*args)
 
-    monkeypatch.setattr(linear_loops, "train", counted)
+    monkeypatch.setattr(linear_loops, "train_lanes", counted)
     fed = BUILDS["simulator"](stream, NET, LOCAL, 3).at(2)
     fed.train(fed.fresh(2), some_w(2, stream, 2))
     assert calls

@@ -14,7 +14,7 @@ import pytest
 import feddrift as fd
 from feddrift.data import Stream
 from feddrift.engines.local import sampling
-from feddrift.models import in_place_of, take
+from feddrift.models import substitute_models, take
 from feddrift.nets.perceptron import mlp
 from feddrift.testing import check_algorithm
 from feddrift.types import Local, Models, Pull
@@ -76,9 +76,9 @@ def test_engines_agree_on_pulls() -> None:
 def test_models_are_pulled_to_those_in_their_places() -> None:
     fed = make("reference", uneven_stream()).at(0)
     models, others = shared_trunk(fed), fed.fresh(3, distinct=True)
-    same(in_place_of(models, others).params["W2"], others.params["W2"])
-    same(in_place_of(models, others).params["W1"], others.params["W1"][[0, 2]])  # of the first of each family
-    same(in_place_of(models, take(others, [1], [1])).params["W2"], others.params["W2"][[1, 1, 1]])
+    same(substitute_models(models, others).params["W2"], others.params["W2"])
+    same(substitute_models(models, others).params["W1"], others.params["W1"][[0, 2]])  # of the first of each family
+    same(substitute_models(models, take(others, [1], [1])).params["W2"], others.params["W2"][[1, 1, 1]])
 
 
 def test_a_pull_by_hand() -> None:
@@ -116,7 +116,7 @@ def test_pulls_that_do_not_fit_are_refused() -> None:
     for pull, sentence in (
         (Pull([1.0, 2.0]), "one weight, or one for each of 4 clients, got"),
         (Pull(1.0, fed.fresh(2)), "to one model, or to one for each of 3, got 2"),
-        (Pull(1.0, take(fed.fresh(), [0], [0], owner=[1])), "a pull is about models that clients share"),
+        (Pull(1.0, take(fed.fresh(), [0], [0], owner=[1])), "a pull needs shared models"),
     ):
         with pytest.raises(fd.ConfigError, match=sentence):
             fed.train(models, w, local=replace(LOCAL, pull=pull))
@@ -124,7 +124,7 @@ def test_pulls_that_do_not_fit_are_refused() -> None:
         Pull(-1)
     with pytest.raises(fd.ConfigError, match=r"pull must be a Pull, such as Pull\(0.1\), got 0.1"):
         Local(pull=0.1)  # type: ignore[arg-type]
-    assert "pull" not in Local().plain()
+    assert "pull" not in Local().to_dict()
 
 
 PLAIN: dict[str, Any] = {"momentum": 0.0, "trains": "all", "even": 0, "patience": 0.0}
@@ -194,10 +194,17 @@ def test_without_a_trunk_there_is_nothing_to_learn() -> None:
 
 def test_even_takes_the_newest_rows_of_each_class_and_no_more_than_the_rarest_has() -> None:
     classes = np.array([2, 0, 0, 2, 2, 0, 2, 0, 0])
-    tables = sampling.even(classes, np.array([4, 5]), 5)  # four of class 2, five of class 0, none of class 1
+    tables = sampling.build_even_tables(
+        classes, np.array([4, 5]), 5
+    )  # four of class 2, five of class 0, none of class 1
     assert sorted(tables.rows.tolist()) == [0, 1, 3, 4, 5, 6, 7, 8] and tables.sizes.tolist() == [3, 5]
     assert classes[tables.rows[3:]].tolist() == [0, 2, 0, 2, 0]  # they take turns
-    assert sorted(sampling.even(classes, np.array([4, 5]), 2).rows.tolist()) == [4, 5, 6, 7]  # all of the newest cell
+    assert sorted(sampling.build_even_tables(classes, np.array([4, 5]), 2).rows.tolist()) == [
+        4,
+        5,
+        6,
+        7,
+    ]  # all of the newest cell
 
 
 @pytest.mark.slow
@@ -207,7 +214,7 @@ def test_patience_ends_a_round_when_the_held_out_loss_falls_by_too_little() -> N
     w, n = np.zeros((3, 4, 1)), int(stream.counts[2, 1])
     w[2, 1] = 1
     local = replace(LOCAL, hold_out=0.3, lr=0.001, steps=1000, batch=8)
-    every = -(-int(sampling.trained_rows(np.array(n), 0.3)) // 8)
+    every = -(-int(sampling.count_training_rows(np.array(n), 0.3)) // 8)
     for name in ("reference", "compiled", "simulator"):
         hasty = make(name, stream, replace(local, patience=1e9)).at(2)
         updates = hasty.local_updates(hasty.fresh(), w).params
@@ -232,7 +239,7 @@ def test_a_look_of_an_earlier_round_counts() -> None:
     stream = uneven_stream()
     w = np.zeros((3, 4, 1))
     w[2, 1] = 1
-    every = -(-int(sampling.trained_rows(stream.counts[2, 1], 0.3)) // 8)
+    every = -(-int(sampling.count_training_rows(stream.counts[2, 1], 0.3)) // 8)
     local = replace(LOCAL, hold_out=0.3, lr=0.001, steps=50, batch=8, patience=1e9)
     fed, plain = make("compiled", stream, local).at(2), make("compiled", stream, replace(local, patience=0.0)).at(2)
     first = fed.train(fed.fresh(), w, rounds=1)
@@ -245,21 +252,21 @@ def test_a_look_of_an_earlier_round_counts() -> None:
 
 def test_they_are_recorded_where_they_are_set_alone() -> None:
     new = {"momentum", "even", "patience"}
-    assert not new & Local().plain().keys()
+    assert not new & Local().to_dict().keys()
     local = Local(optimizer="sgd", momentum=0.9, even=5, patience=0.1, hold_out=0.2)
-    assert new <= local.plain().keys() and Local(**local.plain()) == local
+    assert new <= local.to_dict().keys() and Local(**local.to_dict()) == local
 
 
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        ({"momentum": 0.9}, "momentum goes with optimizer='sgd'"),
+        ({"momentum": 0.9}, "momentum is a setting of optimizer='sgd'"),
         ({"momentum": 1.0, "optimizer": "sgd"}, r"momentum must be in \[0, 1\), got 1.0"),
         ({"even": -1}, "even must be at least 0, got -1"),
         ({"even": 1.5}, "even must be a whole number, got 1.5"),
         ({"trains": "tail"}, "trains must be all, head or trunk, got 'tail'"),
         ({"patience": -0.1, "hold_out": 0.2}, "patience must be at least 0, got -0.1"),
-        ({"patience": 0.1}, "patience looks at held-out rows: give hold_out a share"),
+        ({"patience": 0.1}, "patience needs held-out rows: set hold_out to a share"),
     ],
     ids=str,
 )

@@ -12,7 +12,7 @@ import pytest
 import feddrift as fd
 from feddrift import rng
 from feddrift.data import Stream
-from feddrift.engines.external_model import simulated
+from feddrift.engines.external_model import make_simulator
 from feddrift.engines.local import engine as local_engine
 from feddrift.models import graft, join, take
 from feddrift.nets import layer_width
@@ -93,7 +93,7 @@ def test_engines_tell_the_same_moments(masked: bool) -> None:
 
 
 def test_moments_are_those_of_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_engine, "SCORE_ROOM", 50)  # a few rows at a time
+    monkeypatch.setattr(local_engine, "MAX_SCORED_PAIRS", 50)  # a few rows at a time
     stream, tau = uneven_stream(1), 2
     fed = make("simulator", stream).at(tau)
     models, project = fed.fresh(2, distinct=True), Projection((7, 8), 3)
@@ -127,7 +127,7 @@ def test_what_moments_cost_is_counted(name: str) -> None:
 
 @pytest.mark.slow
 def test_the_head_of_a_net_sees_what_it_says() -> None:
-    key, draw = rng.derive(0, "init", 0), np.random.default_rng(0)
+    key, draw = rng.derive_key(0, "init", 0), np.random.default_rng(0)
     for hidden in ((), 4, (5, 3)):
         net = fd.mlp(6, hidden, 2)
         params, x = net.init(key), draw.random((7, 2, 3), dtype=np.float32)
@@ -159,9 +159,9 @@ def test_a_net_that_does_not_say_what_its_head_sees(name: str) -> None:
 
 
 def test_a_model_that_trains_itself_has_inputs_and_logits() -> None:
-    fed = simulated(numbers(), net_of(Threshold()), LOCAL, 0).at(0)
+    fed = make_simulator(numbers(), net_of(Threshold()), LOCAL, 0).at(0)
     np.testing.assert_allclose(fed.moments(fed.fresh(), "logits").mean[:, 0, 0, 1], [30, 40, np.nan, 50])
-    with pytest.raises(fd.ConfigError, match="what its head sees"):
+    with pytest.raises(fd.ConfigError, match="needs a net with the function `hidden`"):
         fed.moments(fed.fresh(), "trunk")
 
 

@@ -46,7 +46,7 @@ def test_errors_by_group_by_hand(name: str) -> None:
     np.testing.assert_allclose(error[0], [[0, 1 / 3, 1], [0, 1 / 3, 1]])
     np.testing.assert_allclose(error[1], [[0, 1 / 2, nan], [0, 1 / 2, nan]])
     np.testing.assert_allclose(error[2], [[nan, nan, 0], [nan, nan, 0]])
-    assert fed.losses(np.zeros(4, dtype=int)).tolist() != error[:, 0, 0].tolist()  # what records have is the whole
+    assert fed.get_losses(np.zeros(4, dtype=int)).tolist() != error[:, 0, 0].tolist()  # what records have is the whole
 
 
 @pytest.mark.parametrize("name", WITH_GROUPS)
@@ -85,7 +85,7 @@ def test_parts_make_the_whole() -> None:
 @pytest.mark.parametrize("sampled", [False, True])
 def test_engines_score_parts_alike(sampled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in SCORING if sampled else ():
-        monkeypatch.setattr(module, "SCORE_ROWS", 5)
+        monkeypatch.setattr(module, "MAX_SCORED_ROWS", 5)
     stream = uneven_stream()
     w = some_w(2, stream, 3)
     answers = []
@@ -106,7 +106,7 @@ def test_engines_score_parts_alike(sampled: bool, monkeypatch: pytest.MonkeyPatc
 
 def test_models_at_rest_are_left_out_of_distances() -> None:
     fed = BUILDS["simulator"](grouped(), LINEAR, LOCAL, 3).at(1)
-    fed.resting = frozenset({1})
+    fed.idle_models = frozenset({1})
     w = np.zeros((2, 4, 2))
     w[:, :, 0] = w[0, 0, 1] = 1
     L = fed.cross_evaluate(above(2.5, 4.5), w, by="group", per_client=True)

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 import feddrift as fd
-from feddrift.averaging import averaged
+from feddrift.averaging import average_updates
 from feddrift.data import Stream
 from feddrift.engines.local.engine import InProcessWorker
-from feddrift.engines.local.sampling import trained_rows
-from feddrift.engines.local.trials import HELD_OUT_SHARE
+from feddrift.engines.local.sampling import count_training_rows
+from feddrift.engines.local.trials import HOLD_OUT_SHARE
 from feddrift.engines.server.engine import Engine
 from feddrift.errors import ConfigError
-from feddrift.models import graft, join, params_of, take
+from feddrift.models import get_params, graft, join, take
 from feddrift.nets import default_net
-from feddrift.trees import leaves
+from feddrift.trees import tree_leaves
 from feddrift.types import Local, Models, Start
 from tests.contract.test_engines import (
     BUILDS,
@@ -97,7 +97,9 @@ def test_a_round_is_the_average_of_its_local_updates(name: str) -> None:
     w = some_w(3, stream, 4)
     models = families(make(name, stream).at(3))
     trained = make(name, stream).at(3).train(models, w, rounds=1)
-    same(trained.params, averaged(models, make(name, stream).at(3).local_updates(models, w)).params)  # bit for bit
+    same(
+        trained.params, average_updates(models, make(name, stream).at(3).local_updates(models, w)).params
+    )  # bit for bit
 
 
 @pytest.mark.parametrize("name", EACH)
@@ -146,8 +148,8 @@ def test_a_family_nobody_uses_now_comes_back_untouched_and_a_used_one_keeps_all_
     w[2, :, 1:] = 0  # at tau only model 0 is in use
     trained = fed.train(models, w)
     for m, changed in enumerate([True, True, True, False]):
-        assert differs(params_of(trained, m), params_of(models, m)) == changed
-        assert differs(params_of(trained, m)["W2"], params_of(models, m)["W2"]) == changed
+        assert differs(get_params(trained, m), get_params(models, m)) == changed
+        assert differs(get_params(trained, m)["W2"], get_params(models, m)["W2"]) == changed
 
 
 @pytest.mark.parametrize("name", EACH)
@@ -194,7 +196,7 @@ def test_a_tournament_is_no_part_of_the_run(name: str) -> None:
     assert found.rows[2] == 0 and not found.wrong[2].any()
     took_part = [c for c in (0, 1, 3) if stream.counts[2, c] > 1]
     assert (
-        found.rows[took_part] == (stream.counts[2] - trained_rows(stream.counts[2], HELD_OUT_SHARE))[took_part]
+        found.rows[took_part] == (stream.counts[2] - count_training_rows(stream.counts[2], HOLD_OUT_SHARE))[took_part]
     ).all()
     assert (np.diagonal(found.wrong, axis1=1, axis2=2) <= found.rows[:, None]).all()
 
@@ -247,8 +249,8 @@ def test_held_out_rows_are_not_trained_on(name: str) -> None:
     poisoned = replace(stream, x=stream.x.copy())
     for t, c in np.argwhere(stream.counts[:3] > 0):
         assert isinstance(fed.worker, InProcessWorker)
-        order = fed.worker.shuffled(int(t), int(c))
-        poisoned.x[order[int(trained_rows(np.array(len(order)), 0.3)) :]] = np.nan
+        order = fed.worker.shuffle_cell(int(t), int(c))
+        poisoned.x[order[int(count_training_rows(np.array(len(order)), 0.3)) :]] = np.nan
     local, w = replace(LOCAL, hold_out=0.3), np.ones((3, 4, 1))
     same(
         fed.train(fed.fresh(), w, local=local).params,
@@ -271,9 +273,9 @@ def test_a_head_can_learn_alone(name: str) -> None:
 
 
 def test_both_parts_of_a_cell_get_rows() -> None:
-    assert trained_rows(np.array([0, 1, 2, 3, 10, 500]), 0.3).tolist() == [0, 1, 1, 2, 7, 350]
-    assert trained_rows(np.array([0, 5]), 0.0).tolist() == [0, 5]
-    assert trained_rows(np.array([2, 100]), 0.99).tolist() == [1, 1]
+    assert count_training_rows(np.array([0, 1, 2, 3, 10, 500]), 0.3).tolist() == [0, 1, 1, 2, 7, 350]
+    assert count_training_rows(np.array([0, 5]), 0.0).tolist() == [0, 5]
+    assert count_training_rows(np.array([2, 100]), 0.99).tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("trunk", ["W1", ["W1"], ("W1",)])
@@ -355,5 +357,5 @@ def test_trunks_stay_apart_where_clients_train_some_models_only(name: str) -> No
         models = join(models, take(models, [0], [5], [0]))
         models = take(models, [0, 1, 3], [0, 1, 5], [0, 1, 0])
         found.append(fed.train(models, w, rounds=2))
-    for a, b in zip(leaves(found[0].params), leaves(found[1].params), strict=True):
+    for a, b in zip(tree_leaves(found[0].params), tree_leaves(found[1].params), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-4)

@@ -252,16 +252,17 @@ def over_flower(
 
 
 def _struck_after(engine: Any, exchanges: int, blow: type[BaseException]) -> None:
-    ask, left = engine.ask, [exchanges]
+    send_requests = engine.send_requests
+    left = [exchanges]
 
-    @functools.wraps(ask)
+    @functools.wraps(send_requests)
     def counted(*args: Any, **kwargs: Any) -> Any:
         left[0] -= 1
         if left[0] < 0:
             raise blow
-        return ask(*args, **kwargs)
+        return send_requests(*args, **kwargs)
 
-    engine.ask = counted
+    engine.send_requests = counted
 
 
 def outcome(case: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from feddrift.exported_models import load_models
-from feddrift.runs.recorded_run import from_checkpoints
+from feddrift.runs.recorded_run import load_stopped_run
 from tests.golden import hashes, world
 
 # Versions whose arithmetic was another: their runs continue with other bits than the list has. `OTHER_BITS` has these,
@@ -43,7 +43,7 @@ def continue_run(folder: Path, case: str) -> dict[str, Any]:
     (state,) = (folder / "runs" / case).glob("*.state")
     newest = hashes.newest(state)
     assert newest.about["steps"] == 4 and (newest.about["rounds"] > 0) == case.endswith("inside")
-    run = from_checkpoints(state)
+    run = load_stopped_run(state)
     steps = list(run)
     assert [step.tau for step in steps] == [4, 5, 6]
     return {"record": hashes.digest(hashes.read_record(run.path)), "state": hashes.of_state(steps[-1].state)}

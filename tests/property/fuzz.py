@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from feddrift.errors import LONGEST, FeddriftError
+from feddrift.errors import MAX_MESSAGE_LENGTH, FeddriftError
 
 LONG = os.environ.get("FEDDRIFT_FUZZ") == "long"
 T = TypeVar("T")
@@ -31,7 +31,7 @@ def accepted(call: Callable[[], T]) -> T | None:
         return call()
     except FeddriftError as error:
         sentence = str(error)
-        assert sentence.strip() and sentence.isprintable() and len(sentence) <= LONGEST, repr(sentence)
+        assert sentence.strip() and sentence.isprintable() and len(sentence) <= MAX_MESSAGE_LENGTH, repr(sentence)
         return None
 
 

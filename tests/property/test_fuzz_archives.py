@@ -45,7 +45,7 @@ def test_digits(digits: Path, file: tuple[str, Any], inside: bool, data: st.Data
     content = gzip.compress(data.draw(mutated(raw)), 1) if inside else data.draw(mutated(gzip.compress(raw)))
     (digits / name).write_bytes(content)
     try:
-        for make in (mnist.swapped, mnist.label_shift):
+        for make in (mnist.load_label_swap, mnist.load_label_shift):
             check_stream(lambda make=make: make("mnist-4", FLAT, digits.parent))  # type: ignore[misc]
     finally:
         (digits / name).write_bytes(before)
@@ -53,7 +53,7 @@ def test_digits(digits: Path, file: tuple[str, Any], inside: bool, data: st.Data
 
 def test_a_bomb_is_not_unpacked(digits: Path) -> None:
     (digits / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx(DIGITS) + bytes(10**7)))
-    assert accepted(lambda: mnist.load(digits.parent)) is None
+    assert accepted(lambda: mnist.load_mnist(digits.parent)) is None
 
 
 SMALL = npz(x=np.zeros((3, 28, 28), np.uint8), y=np.zeros(3, np.uint8))
@@ -64,7 +64,7 @@ SMALL = npz(x=np.zeros((3, 28, 28), np.uint8), y=np.zeros(3, np.uint8))
 def test_clothes(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "fashion_mnist").mkdir(exist_ok=True)
     (tmp_path / "fashion_mnist" / "fashion_mnist_70k.npz").write_bytes(content)
-    assert accepted(lambda: fmow.fashion(tmp_path)) is None
+    assert accepted(lambda: fmow.load_fashion(tmp_path)) is None
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def test_metadata(satellite: Path, name: str, data: st.DataObject) -> None:
     short = b"\n".join(before.split(b"\n")[: data.draw(st.sampled_from([3, 40, 200]))])
     path.write_bytes(data.draw(mutated(short)))
     try:
-        check_stream(lambda: fmow.images("fmow-rule", satellite))
+        check_stream(lambda: fmow.load_images("fmow-rule", satellite))
     finally:
         path.write_bytes(before)
 
@@ -99,7 +99,7 @@ def test_pictures(satellite: Path, data: st.DataObject) -> None:
     lying = before[:12] + header + struct.pack(">I", zlib.crc32(header)) + before[33:]  # its checksum is right
     path.write_bytes(lying if data.draw(st.booleans()) else data.draw(mutated(before)))
     try:
-        pixels = accepted(lambda: fmow._pictures(satellite / "fmow_v1.1", np.array([0, 1])))
+        pixels = accepted(lambda: fmow._read_images(satellite / "fmow_v1.1", np.array([0, 1])))
         assert pixels is None or pixels.shape == (2, 8, 8, 3)
     finally:
         path.write_bytes(before)
@@ -121,7 +121,7 @@ def test_air(tmp_path: Path, data: st.DataObject) -> None:
     else:
         content = data.draw(mutated(content))
     path.write_bytes(content)
-    check_stream(lambda: air.five_cities("air-quality", tmp_path))
+    check_stream(lambda: air.load_five_cities("air-quality", tmp_path))
 
 
 @tries(40)
@@ -135,16 +135,16 @@ def test_air_in_an_archive(tmp_path: Path, data: st.DataObject) -> None:
         packed.addfile(info, io.BytesIO(content))
     path.unlink()
     (path.parent / "all.tar.xz").write_bytes(data.draw(mutated(out.getvalue())))
-    check_stream(lambda: air.five_cities("air-quality", tmp_path))
+    check_stream(lambda: air.load_five_cities("air-quality", tmp_path))
 
 
 @pytest.fixture(scope="module")
 def weights() -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(resnet, "STAGES", (1, 1, 1, 1))
+        patch.setattr(resnet, "STAGE_CHANNELS", (1, 1, 1, 1))
         return {
             name: np.full(shape, 0.5, dtype=np.float32)
-            for name, shape in (resnet._shapes(2) | resnet._statistics()).items()
+            for name, shape in (resnet._parameter_shapes(2) | resnet._statistics_shapes()).items()
         }
 
 
@@ -165,7 +165,7 @@ def test_weights(
     path = tmp_path / f"weights.{kind}"
     whole = _written(arrays, kind)
     path.write_bytes(whole if arrays is not weights else data.draw(mutated(whole)))
-    monkeypatch.setattr(resnet, "STAGES", (1, 1, 1, 1))
+    monkeypatch.setattr(resnet, "STAGE_CHANNELS", (1, 1, 1, 1))
     found = accepted(lambda: resnet.read_weights(path))
     for key, array in (found or {}).items():
         assert array.dtype == np.float32 and np.isfinite(array).all()

@@ -16,10 +16,10 @@ from safetensors.numpy import load, save
 
 from feddrift import rng
 from feddrift._internal import checkpoint
-from feddrift.exported_models import ABOUT, MODELS, load_models
+from feddrift.exported_models import ABOUT_FILE, MODELS_FILE, load_models
 from feddrift.runs.config import RunConfig
 from feddrift.runs.export import export
-from feddrift.runs.recorded_run import RecordedRun, from_checkpoints
+from feddrift.runs.recorded_run import RecordedRun, load_stopped_run
 from feddrift.types import State
 from tests.property.fuzz import LONG, accepted, mutated, paths, placed, tries
 from tests.property.test_fuzz_records import ODD, json_values
@@ -30,7 +30,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> RecordedRun:
     """A run that was stopped inside its second time step."""
     root = tmp_path_factory.mktemp("stopped")
     (root / "pattern.txt").write_text("0 0\n0 1\n1 1\n")
-    config = RunConfig.checked(
+    config = RunConfig.from_values(
         stream="sine-2", algorithm="FedDrift", rounds=2, steps=1, pattern=str(root / "pattern.txt"), engine="reference"
     )
     steps = iter(RecordedRun(config, root / "runs", every=1))
@@ -66,12 +66,12 @@ def check(stopped: RecordedRun, path: Path, content: bytes) -> checkpoint.Checkp
     path.write_bytes(content)
     found = accepted(lambda: checkpoint.read(path))
     if found is not None:
-        like = stopped.net.init(rng.derive(0, "init", 0))
-        accepted(lambda: found.value(like))
-        start = accepted(lambda: stopped._start(found, like))
+        like = stopped.net.init(rng.derive_key(0, "init", 0))
+        accepted(lambda: found.decode(like))
+        start = accepted(lambda: stopped._read_resume_point(found, like))
         if start is not None:
-            assert start.done in (0, 1) and start.seconds >= 0 and stopped.every >= 0
-            assert isinstance(start.state, State) or (start.state is None and not start.done)
+            assert start.steps_done in (0, 1) and start.seconds >= 0 and stopped.every >= 0
+            assert isinstance(start.state, State) or (start.state is None and not start.steps_done)
     return found
 
 
@@ -139,7 +139,7 @@ def test_runs_to_resume(stopped: RecordedRun, wholes: list[bytes], tmp_path: Pat
     (state,) = out.glob("*.state")
     for path in state.glob("*.ckpt"):
         path.write_bytes(with_tree(wholes[0], {**tree, "about": about}))
-    run = accepted(lambda: from_checkpoints(state))
+    run = accepted(lambda: load_stopped_run(state))
     if run is not None and run.stream.n_steps == 2 and run.local.rounds <= 2:  # still small
         accepted(lambda: [step.tau for step in run])
 
@@ -152,11 +152,11 @@ def exported(stopped: RecordedRun, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @tries(120)
-@given(name=st.sampled_from([ABOUT, MODELS]), data=st.data())
+@given(name=st.sampled_from([ABOUT_FILE, MODELS_FILE]), data=st.data())
 def test_exported_models(exported: Path, tmp_path: Path, name: str, data: st.DataObject) -> None:
     shutil.copytree(exported, tmp_path, dirs_exist_ok=True)
     content = (exported / name).read_bytes()
-    if name == ABOUT and data.draw(st.booleans()):
+    if name == ABOUT_FILE and data.draw(st.booleans()):
         about = json.loads(content)
         path = data.draw(st.sampled_from(paths(about)))
         content = json.dumps(placed(about, path, data.draw(st.sampled_from(ODD) | json_values))).encode()
@@ -168,10 +168,10 @@ def test_exported_models(exported: Path, tmp_path: Path, name: str, data: st.Dat
 
 def test_every_word_about_exported_models(exported: Path, tmp_path: Path) -> None:
     shutil.copytree(exported, tmp_path, dirs_exist_ok=True)
-    about = json.loads((exported / ABOUT).read_text())
+    about = json.loads((exported / ABOUT_FILE).read_text())
     for k, path in enumerate(paths(about)):
         for value in ODD if LONG else ODD[k % 3 :: 3]:
-            (tmp_path / ABOUT).write_text(json.dumps(placed(about, path, value)))
+            (tmp_path / ABOUT_FILE).write_text(json.dumps(placed(about, path, value)))
             check_models(tmp_path)
 
 

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from feddrift.data import Stream
 from feddrift.nets import resnet
 from feddrift.streams import air, fmow, folder, mnist, table
-from feddrift.tables.arrange import Plan
+from feddrift.tables.arrange import TableOptions
 from tests.property.fuzz import ODD_WORDS, accepted, mutated, tries, words
 
-AIR = tuple(partial(make, "air") for make in (air.five_cities, air.beijing))
+AIR = tuple(partial(make, "air") for make in (air.load_five_cities, air.load_beijing))
 CSV = 'a,"b, c",label\n1,2,cat\n-3.5,4e1,dog\n\n"5",6,cat\n'
 
 
@@ -61,10 +61,10 @@ tables = st.lists(st.lists(cells.map(lambda c: c.replace(",", " ")), min_size=1,
 def test_csv(tmp_path: Path, quiet: None, content: bytes, label: str) -> None:
     put(tmp_path, "client_a/step_0.csv", content)
     put(tmp_path, "client_a/step_1.csv", CSV.encode())
-    check_stream(lambda: folder.load(tmp_path))
+    check_stream(lambda: folder.load_folder(tmp_path))
     put(tmp_path, "client_a/step_1.csv", content)
-    check_stream(lambda: folder.load(tmp_path))
-    accepted(lambda: folder.load(tmp_path, label=label))
+    check_stream(lambda: folder.load_folder(tmp_path))
+    accepted(lambda: folder.load_folder(tmp_path, label=label))
 
 
 TABLE = 'shop,day,age,mood,sold\nb,2009-01-31,1,good,cat\na,31.01.2009,?,"bad",dog\nb,2009-02-01 13:30,"5",,cat\n'
@@ -94,7 +94,7 @@ def written(rows: list[tuple[str, ...]], delimiter: str) -> bytes:
 )
 def test_table(tmp_path: Path, quiet: None, content: bytes, client: str, **options: Any) -> None:
     put(tmp_path, "table.csv", content)
-    check_stream(lambda: table.load(str(tmp_path / "table.csv"), Plan(client, "day", "sold", **options)))
+    check_stream(lambda: table.load_table(str(tmp_path / "table.csv"), TableOptions(client, "day", "sold", **options)))
 
 
 odd = choice([None, 1, 2.5, float("nan"), True, 10**400, [1], object()])
@@ -125,7 +125,7 @@ def test_classes(tmp_path: Path, quiet: None, content: bytes) -> None:
     for t in range(2):
         put(tmp_path, f"client_a/step_{t}.csv", CSV.encode())
     put(tmp_path, "classes.txt", content)
-    check_stream(lambda: folder.load(tmp_path))
+    check_stream(lambda: folder.load_folder(tmp_path))
 
 
 class Bomb:
@@ -194,9 +194,9 @@ headers = st.builds(
 def test_npz(tmp_path: Path, quiet: None, content: bytes) -> None:
     put(tmp_path, "client_a/step_0.npz", npz(x=X, y=Y))
     put(tmp_path, "client_a/step_1.npz", content)
-    check_stream(lambda: folder.load(tmp_path))
+    check_stream(lambda: folder.load_folder(tmp_path))
     put(tmp_path, "client_a/step_0.npz", content)
-    check_stream(lambda: folder.load(tmp_path))
+    check_stream(lambda: folder.load_folder(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_npz(tmp_path: Path, quiet: None, content: bytes) -> None:
 def test_names_of_steps(tmp_path: Path, quiet: None, name: str) -> None:
     put(tmp_path, "client_a/step_0.csv", CSV.encode())
     put(tmp_path, f"client_a/{name}", CSV.encode())
-    check_stream(lambda: folder.load(tmp_path))
+    check_stream(lambda: folder.load_folder(tmp_path))
 
 
 @tries(60)
@@ -220,7 +220,7 @@ def test_names_of_clients(tmp_path_factory: pytest.TempPathFactory, quiet: None,
     for name in names:
         for t in range(2):
             put(root, os.fsdecode(f"client_{name}".encode("utf-8", "replace")) + f"/step_{t}.csv", CSV.encode())
-    check_stream(lambda: folder.load(root))
+    check_stream(lambda: folder.load_folder(root))
 
 
 @pytest.mark.parametrize("where", ["client_a", "client_a/step_1.csv", "classes.txt", "client_b"])
@@ -239,15 +239,15 @@ def test_no_files(tmp_path: Path, quiet: None, where: str, kind: str) -> None:
         path.symlink_to({"loop": path.name, "nowhere": "nowhere", "zero": "/dev/zero"}[kind])
     if "step_1" not in where:
         accepted(lambda: put(tmp_path, "client_c/step_1.csv", CSV.encode()))
-    accepted(lambda: folder.load(tmp_path))
+    accepted(lambda: folder.load_folder(tmp_path))
 
 
 @pytest.mark.parametrize("word", ODD_WORDS, ids=range(len(ODD_WORDS)))
 def test_names_of_folders(word: str) -> None:
     for name in (word, f"table:{word}", f"{word}.csv"):
-        assert accepted(lambda name=name: table.load(name, Plan("a", "b", "c"))) is None  # type: ignore[misc]
-    for load in (folder.load, mnist.load, fmow.fashion, fmow.read_folder, *AIR):
-        if word or load is folder.load:  # without a name the others look elsewhere
+        assert accepted(lambda name=name: table.load_table(name, TableOptions("a", "b", "c"))) is None  # type: ignore[misc]
+    for load in (folder.load_folder, mnist.load_mnist, fmow.load_fashion, fmow.read_folder, *AIR):
+        if word or load is folder.load_folder:  # without a name the others look elsewhere
             assert accepted(lambda load=load: load(word)) is None  # type: ignore[misc]
     accepted(lambda: resnet.read_weights(Path(word)))
     accepted(lambda: resnet.read_weights(Path(word + ".npz")))

@@ -21,7 +21,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from feddrift.deploy.settings import Settings
 from feddrift.engines.flower import messages, serialization
 from feddrift.errors import MAX_MESSAGE_LENGTH
-from feddrift.reports.event_text import alarm_sentence
+from feddrift.reports.event_text import explain_alarm
 from feddrift.runs import schema
 from feddrift.trees import tree_leaves
 from feddrift.types import Router
@@ -121,12 +121,20 @@ def test_what_is_said_of_an_alarm(at: Any, value: Any) -> None:
     """What is not refused can be written into a record and told in a line."""
     try:
         shifts = messages.read_shifts({"shifts": placed(SHIFTS, at, value)}, 3)
-    except (serialization.InvalidMessageError, KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError):
+    except (
+        serialization.InvalidMessageError,
+        KeyError,
+        TypeError,
+        ValueError,
+        IndexError,
+        AttributeError,
+        OverflowError,
+    ):
         return  # all of which refuse the reply
     if shifts is not None:
         line = {"kind": "row", **rows(header(4, 1), 3, drift=[True], shifts=[shifts.to_dict()])[0]}
         assert schema.parse_line(schema.dump_line(line), "here")["shifts"] == shifts.to_dict()
-        assert alarm_sentence(shifts.to_dict(), 3).isprintable()
+        assert explain_alarm(shifts.to_dict(), 3).isprintable()
 
 
 TOML = """experiment = "x"

@@ -17,11 +17,11 @@ from feddrift import algorithms, cli
 from feddrift.algorithms.feddrift.drift_tests import TESTS, Evidence, drift_test
 from feddrift.cli import console, run
 from feddrift.engines.conditions.conditions import Conditions
-from feddrift.errors import LONGEST, FeddriftError
+from feddrift.errors import MAX_MESSAGE_LENGTH, FeddriftError
 from feddrift.runs import sweep
 from feddrift.runs.config import MAX_SEEDS, RunConfig, parse_seeds, read_trace
-from feddrift.runs.poison import KINDS, read_poison
-from feddrift.runs.recorded_run import unfinished_runs
+from feddrift.runs.poison import POISON_KINDS, parse_poison
+from feddrift.runs.recorded_run import find_unfinished_runs
 from feddrift.streams import patterns
 from feddrift.testing import FakeFederation
 from feddrift.types import Algorithm
@@ -30,21 +30,21 @@ from tests.unit.test_sweep import GRID
 
 NUMBERS = ("rounds", "steps", "batch", "lr", "participation", "dropout")
 SMALL = "random:every=1,concepts=2,clients=2,steps=2"
-ALL_SETTINGS = sorted({key for entry in algorithms.ALGORITHMS.values() for key in algorithms.options(entry.cls)})
+ALL_SETTINGS = sorted({key for entry in algorithms.ALGORITHMS.values() for key in algorithms.get_options(entry.cls)})
 
 
 @tries(150)
 @given(st.dictionaries(st.sampled_from(sorted(RunConfig.model_fields)) | words, values, max_size=3))
 def test_run_options(given_: dict[str, Any]) -> None:
-    config = accepted(lambda: RunConfig.checked(**{"stream": "sine-2", "algorithm": "Oblivious", **given_}))
+    config = accepted(lambda: RunConfig.from_values(**{"stream": "sine-2", "algorithm": "Oblivious", **given_}))
     if config is None:
         return
     assert 0 <= config.seed < 2**63 and all(type(getattr(config, name)) is not bool for name in NUMBERS)
     if config.pattern is None:
-        s = accepted(config.model_copy(update={"pattern": SMALL}).load)
+        s = accepted(config.model_copy(update={"pattern": SMALL}).load_stream)
         if s is not None:
-            accepted(lambda: config.resolve(s))
-            accepted(lambda: config.conditions(s))
+            accepted(lambda: config.resolve_algorithm(s))
+            accepted(lambda: config.build_conditions(s))
 
 
 @tries(150)
@@ -58,7 +58,7 @@ def test_seeds(text: str) -> None:
 @tries(400)
 @given(st.sampled_from(sorted(algorithms.ALGORITHMS)), st.data())
 def test_settings_of_algorithms(name: str, data: st.DataObject) -> None:
-    legal = sorted(algorithms.options(algorithms.entry(name).cls))
+    legal = sorted(algorithms.get_options(algorithms.find_entry(name).cls))
     keys = st.sampled_from(legal or ["delta"]) | st.sampled_from(ALL_SETTINGS) | words
     settings = data.draw(st.dictionaries(keys, values, max_size=2))
     made = accepted(lambda: algorithms.algorithm(name, **settings))
@@ -67,7 +67,7 @@ def test_settings_of_algorithms(name: str, data: st.DataObject) -> None:
 
 
 def _check_meaning(made: Algorithm, given_: dict[str, Any]) -> None:
-    told = {name: getattr(made, f.name) for name, f in algorithms.options(made).items()}
+    told = {name: getattr(made, f.name) for name, f in algorithms.get_options(made).items()}
     assert set(given_) <= set(told)
     for key, value in told.items():
         assert not isinstance(value, float) or (math.isfinite(value) and value >= 0), (key, value)
@@ -94,7 +94,7 @@ def test_patterns(text: str, seed: int) -> None:
 
 
 def _check_pattern(text: str, seed: int = 0) -> None:
-    concepts = accepted(lambda: patterns.pattern(text, seed))
+    concepts = accepted(lambda: patterns.build_pattern(text, seed))
     if concepts is not None:
         assert concepts.ndim == 2 and len(concepts) >= 2 and concepts.shape[1] >= 1
         assert concepts.min() >= 0 and concepts.max() < 10**18
@@ -111,12 +111,14 @@ def test_pattern_files(tmp_path: Path, content: bytes) -> None:
 @tries(150)
 @given(
     words
-    | st.tuples(st.sampled_from([*KINDS, "lie", "flip:1+glue"]), count, count).map(lambda o: f"{o[0]}:{o[1]},{o[2]}")
+    | st.tuples(st.sampled_from([*POISON_KINDS, "lie", "flip:1+glue"]), count, count).map(
+        lambda o: f"{o[0]}:{o[1]},{o[2]}"
+    )
 )
 def test_poison(text: str) -> None:
-    found = accepted(lambda: read_poison(text, 10))
+    found = accepted(lambda: parse_poison(text, 10))
     if found is not None:
-        assert found.who and set(found.who) <= set(range(10)) and read_poison(str(found), 10) == found
+        assert found.clients and set(found.clients) <= set(range(10)) and parse_poison(str(found), 10) == found
 
 
 @tries(100)
@@ -127,7 +129,7 @@ def test_traces(tmp_path: Path, content: bytes) -> None:
     trace = accepted(lambda: read_trace(path))
     if trace is not None:
         assert trace.ndim == 2 and trace.size and trace.dtype == bool
-        accepted(lambda: Conditions(trace=trace).in_reach(np.ones((4, 3), dtype=np.int64), 0))
+        accepted(lambda: Conditions(trace=trace).draw_reachable(np.ones((4, 3), dtype=np.int64), 0))
 
 
 parameters = st.sampled_from(["ratio", "confidence", "delta", "threshold", "alpha", "window_size", "grace_period", "x"])
@@ -205,7 +207,7 @@ def _typed(monkeypatch: pytest.MonkeyPatch, args: list[str]) -> None:
 
     with monkeypatch.context() as patch:
         patch.setattr("signal.signal", lambda *_: None)
-        patch.setattr(run, "_costs", lambda *_: "nothing is run")
+        patch.setattr(run, "_build_cost_table", lambda *_: "nothing is run")
         accepted(told)
 
 
@@ -228,7 +230,7 @@ def test_other_commands(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str, args: list[str], data: st.DataObject
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sweep, "sweep", lambda *_: pytest.fail("nothing here is a grid"))
+    monkeypatch.setattr(sweep, "run_sweep", lambda *_: pytest.fail("nothing here is a grid"))
     flags = {
         "report": ["--against", "--json", "--paper"],
         "plot": ["--out", "--algorithm"],
@@ -243,19 +245,21 @@ def test_other_commands(
 @pytest.mark.parametrize("value", [*ODD_WORDS, 10**5000, -(10**5000)], ids=range(len(ODD_WORDS) + 2))
 def test_odd_values_everywhere(value: Any) -> None:
     for field in sorted(RunConfig.model_fields):
-        accepted(lambda field=field: RunConfig.checked(**{"stream": "sine-2", "algorithm": "Oracle", field: value}))  # type: ignore[misc]
+        accepted(lambda field=field: RunConfig.from_values(**{"stream": "sine-2", "algorithm": "Oracle", field: value}))  # type: ignore[misc]
     for name, entry in algorithms.ALGORITHMS.items():
         for key in (
-            [*algorithms.options(entry.cls), str(value)] if isinstance(value, str) else algorithms.options(entry.cls)
+            [*algorithms.get_options(entry.cls), str(value)]
+            if isinstance(value, str)
+            else algorithms.get_options(entry.cls)
         ):
             made = accepted(lambda name=name, key=key: algorithms.algorithm(name, **{key: value}))  # type: ignore[misc]
             if made is not None:
                 _check_meaning(made, {key: value})
     if isinstance(value, str):
         accepted(lambda: parse_seeds(value))
-        accepted(lambda: read_poison(f"flip:{value}", 10))
+        accepted(lambda: parse_poison(f"flip:{value}", 10))
         accepted(lambda: read_trace(value))
-        accepted(lambda: unfinished_runs(Path(value) / "nowhere"))
+        accepted(lambda: find_unfinished_runs(Path(value) / "nowhere"))
         for text in (
             value,
             f"random:{value}",
@@ -266,5 +270,5 @@ def test_odd_values_everywhere(value: Any) -> None:
 
 
 def test_one_line_has_an_end() -> None:
-    assert len(str(FeddriftError("x " * 10**6))) == LONGEST
+    assert len(str(FeddriftError("x " * 10**6))) == MAX_MESSAGE_LENGTH
     assert str(FeddriftError("a\nb\x1b")) == "a\\nb\\x1b"

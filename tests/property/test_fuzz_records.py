@@ -36,7 +36,7 @@ SHIFTS = {
 def true_record(folder: Path, many: int = 100, **changes: Any) -> bytes:
     """A record of two time steps with drifts and a merge, as the writer has it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(writer_module, "MANY_CLIENTS", many)
+        patch.setattr(writer_module, "MAX_CLIENTS_IN_ROWS", many)
         head = header(2, 3, concepts=CONCEPTS, same={"1": 0}, **changes)
         columns: dict[str, Any] = {"model": [[0, 0, 1], [0, 2, 2]], "drift": [[False] * 3, [False, True, True]]}
         columns["shifts"] = [[None] * 3, [None, SHIFTS, None]]
@@ -106,16 +106,22 @@ def check(path: Path, content: bytes, draw_plots: bool = False) -> bool:
     records = [found, *record.read_all(path)]
     summaries = summary.summarise(records)
     assert bool(summaries) == (found.status == "complete" or (found.runs_on and rows.steps > 0))
-    measured = metrics.summarise(records)
+    measured = metrics.summarise_metrics(records)
     json.dumps(tables.to_json(summaries, metrics=measured), allow_nan=False)
     gaps = accepted(lambda: summary.compare(records, head["algorithm"]))
-    theirs = [paper.published(summary) for summary in summaries]
-    Console(file=io.StringIO(), width=100).print(tables.table(summaries, gaps or [], theirs))
-    Console(file=io.StringIO(), width=100).print(*tables.metrics_tables(summaries, measured))
+    theirs = [paper.find_published_result(summary) for summary in summaries]
+    Console(file=io.StringIO(), width=100).print(tables.build_summary_table(summaries, gaps or [], theirs))
+    Console(file=io.StringIO(), width=100).print(*tables.build_metrics_tables(summaries, measured))
     if summaries:
-        page.page(data.collect(records, path.name))
+        page.build_page(data.collect_page_data(records, path.name))
     if draw_plots:
-        for draw in (pictures.clusters, pictures.accuracy, pictures.patterns, pictures.threshold, pictures.traffic):
+        for draw in (
+            pictures.draw_clusters,
+            pictures.draw_accuracy,
+            pictures.draw_patterns,
+            pictures.draw_threshold,
+            pictures.draw_traffic,
+        ):
             _draw(draw, records, path)
     return True
 
@@ -124,7 +130,7 @@ def _draw(draw: Any, records: list[record.Record], path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a glyph that no font has, an axis without width
         warnings.simplefilter("ignore", RuntimeWarning)
-        accepted(lambda: pictures.save(draw(records), path.with_suffix(".png")))
+        accepted(lambda: pictures.save_picture(draw(records), path.with_suffix(".png")))
 
 
 @tries(200)

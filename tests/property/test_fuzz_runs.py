@@ -34,7 +34,7 @@ SETTINGS: dict[str, list[Any]] = {
 def configurations(draw: st.DrawFn, trace: Path) -> dict[str, Any]:
     """Anything that each option allows, extremes included; whether they go together is for feddrift to say."""
     name = draw(st.sampled_from(sorted(algorithms.ALGORITHMS)))
-    legal = [key for key in algorithms.options(algorithms.entry(name).cls) if key in SETTINGS]
+    legal = [key for key in algorithms.get_options(algorithms.find_entry(name).cls) if key in SETTINGS]
     chosen = draw(st.lists(st.sampled_from(legal), unique=True, max_size=3)) if legal else []
     trace.write_text(draw(st.sampled_from(TRACES)))
     options: dict[str, st.SearchStrategy[Any]] = {
@@ -61,7 +61,7 @@ def test_what_is_accepted_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture,
         st.sampled_from(["random:every=1,concepts=2,clients=3,steps=3", "random:every=9,concepts=1,clients=3,steps=1"])
     )
     values = {**small, **data.draw(configurations(tmp_path / "trace.txt"))}
-    run = accepted(lambda: RecordedRun(RunConfig.checked(**values), tmp_path / "runs"))
+    run = accepted(lambda: RecordedRun(RunConfig.from_values(**values), tmp_path / "runs"))
     if run is None or accepted(lambda: list(run)) is None:
         return
     found = record.read(run.path)
@@ -73,12 +73,12 @@ def test_what_is_accepted_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture,
 def _parameters(run: RecordedRun) -> list[Any]:
     from feddrift import rng
     from feddrift._internal import checkpoint
-    from feddrift.trees import leaves
+    from feddrift.trees import tree_leaves
 
     newest = next(run.checkpoints.newest_first())
     assert isinstance(newest, checkpoint.Checkpoint)
-    state, _ = newest.value(run.net.init(rng.derive(0, "init", 0)))
-    return leaves(state.models.params)
+    state, *_ = newest.decode(run.net.init(rng.derive_key(0, "init", 0)))
+    return tree_leaves(state.models.params)
 
 
 @tries(100)
@@ -88,5 +88,5 @@ def test_somebody_takes_part_in_every_round(share: float, reachable: list[bool])
         conditions = Conditions(participation=share)
     except ConfigError:
         return
-    drawn = conditions.drawn(np.array(reachable), (np.uint32(1), np.uint32(2)))
+    drawn = conditions.draw_participants(np.array(reachable), (np.uint32(1), np.uint32(2)))
     assert drawn.sum() >= min(1, sum(reachable)) and not (drawn & ~np.array(reachable)).any()

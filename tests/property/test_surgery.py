@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feddrift import clustering
-from feddrift.averaging import averaged
+from feddrift.averaging import average_updates
 from feddrift.memory import Memory
-from feddrift.models import graft, join, mix, params_of, put, take
+from feddrift.models import get_params, graft, join, mix, replace_model, take
 from feddrift.types import Clusters, Floats, Ints, Models, Updates
 
 SEEDS = st.integers(0, 2**31)
@@ -30,7 +30,7 @@ def scene(seed: int) -> tuple[Models, Clusters, Ints, Floats]:
 def test_merging_keeps_data_cells_and_the_weighted_mean(seed: int, delta: float) -> None:
     models, w, counts, L = scene(seed)
     L[:, np.einsum("tcm,tc->m", w, counts) == 0] = np.nan
-    D = clustering.distances(L)
+    D = clustering.compute_distances(L)
     before = [x.copy() for x in (models.params["a"], w.model, D)]
     merged, united, events = clustering.merge_closest(models, w, D, counts, delta)
     for old, now in zip(before, (models.params["a"], w.model, D), strict=True):
@@ -52,7 +52,7 @@ def test_no_two_members_of_a_merged_cluster_are_farther_apart_than_delta(seed: i
     models, w, counts, L = scene(seed)
     counts = counts + 1
     w.model[0, 0] = -1
-    D = clustering.distances(L)
+    D = clustering.compute_distances(L)
     _, _, events = clustering.merge_closest(models, w, D, counts, delta)
     group = {i: {i} for i in models.ids}
     for e in events:
@@ -82,20 +82,20 @@ def test_pairs_unite_as_if_every_distance_were_looked_at_each_time(seed: int, n:
     D = np.triu(draw.integers(0, 4, (n, n)) / 10, 1)
     D = D + D.T
     np.fill_diagonal(D, np.inf)
-    pairs, slow = clustering.Pairs(D), D.copy()
+    pairs, slow = clustering.ClosestPairs(D), D.copy()
     while np.isfinite(slow.min()):
         i, j = divmod(int(slow.argmin()), n)
-        assert pairs.closest() == (i, j, slow[i, j])
+        assert pairs.find_closest() == (i, j, slow[i, j])
         slow[i] = slow[:, i] = np.maximum(slow[i], slow[j])
         slow[i, i] = slow[j, :] = slow[:, j] = np.inf
         pairs.unite(i, j)
-    assert pairs.closest()[2] == np.inf
+    assert pairs.find_closest()[2] == np.inf
 
 
 @given(SEEDS)
 def test_distances_are_symmetric_not_negative_and_infinite_to_oneself(seed: int) -> None:
     L = scene(seed)[3]
-    D = clustering.distances(L)
+    D = clustering.compute_distances(L)
     np.testing.assert_array_equal(D, D.T)
     assert (D >= 0).all() and np.isinf(np.diag(D)).all()
     i, j = 0, len(L) - 1
@@ -130,7 +130,7 @@ def test_the_average_weighs_lanes_by_their_data_and_leaves_idle_models_alone() -
     lanes = Updates(
         {"a": np.array([[1.0], [4.0]], dtype=np.float32)}, np.array([0, 1]), np.array([1, 1]), np.array([2.0, 1])
     )
-    after = averaged(models, lanes)
+    after = average_updates(models, lanes)
     np.testing.assert_allclose(after.params["a"], [[9.0], [2.0]], rtol=1e-6)
     assert after.ids == (3, 7)
 
@@ -161,7 +161,7 @@ def kin(seed: int) -> Models:
 
 
 def same(a: Models, i: int, b: Models, j: int) -> bool:
-    return all(np.array_equal(params_of(a, i)[leaf], params_of(b, j)[leaf]) for leaf in ("a", "b"))
+    return all(np.array_equal(get_params(a, i)[leaf], get_params(b, j)[leaf]) for leaf in ("a", "b"))
 
 
 def sound(models: Models) -> bool:
@@ -224,7 +224,7 @@ def test_a_model_put_in_anothers_place_stands_alone_under_the_old_id() -> None:
     models = kin(3)
     other = Models({"a": np.full((1, 3), 7.0), "b": np.full((1, 2, 2), 8.0)}, (0,), trunk=models.trunk)
     alone = take(models, range(len(models)), models.ids, family=models.ids)
-    placed = put(alone, 0, other)
+    placed = replace_model(alone, 0, other)
     assert placed.ids == models.ids and placed.family == models.ids and same(placed, 0, other, 0)
     assert all(same(placed, m, models, m) for m in range(1, len(models)))
 
@@ -236,9 +236,9 @@ def test_a_model_put_into_a_family_leaves_the_others_alone(seed: int) -> None:
     other = Models({"a": np.full((1, 3), 7.0), "b": np.full((1, 2, 2), 8.0)}, (0,), trunk=models.trunk)
     if models.ids[m] in models.family[:m]:
         with pytest.raises(ValueError, match="different trunks"):
-            put(models, m, other)
+            replace_model(models, m, other)
         return
-    placed = put(models, m, other)
+    placed = replace_model(models, m, other)
     assert sound(placed) and placed.ids == models.ids and same(placed, m, other, 0)
     assert all(same(placed, k, models, k) for k in range(m))
 
@@ -249,13 +249,13 @@ def test_grafted_heads_stand_on_the_other_trunk(seed: int) -> None:
     family = models.family[-1]
     both = join(models, graft(heads, models, family))
     assert sound(both) and both.families == models.families
-    last, stock, own = params_of(both, len(models)), params_of(models, len(models) - 1), params_of(heads, 0)
+    last, stock, own = get_params(both, len(models)), get_params(models, len(models) - 1), get_params(heads, 0)
     assert np.array_equal(last["a"], stock["a"]) and np.array_equal(last["b"], own["b"])
 
 
 def test_names_are_for_life() -> None:
     models = kin(1)
-    with pytest.raises(ValueError, match="names for life"):
+    with pytest.raises(ValueError, match="need different ids"):
         join(models, models)
 
 
@@ -266,5 +266,5 @@ def test_a_family_has_one_trunk() -> None:
     )
     with pytest.raises(ValueError, match="different trunks cannot be one family"):
         join(models, stranger)
-    with pytest.raises(ValueError, match="must say which arrays are their trunk"):
+    with pytest.raises(ValueError, match="need trunk, to mark the arrays"):
         Models({"a": np.zeros((2, 3))}, (0, 1), family=(0, 0))

@@ -31,7 +31,9 @@ __all__ = ["deployment"]  # the fixture
 def test_who_never_ends_a_request_is_shown_out(tmp_path: Path) -> None:
     with nginx(tmp_path / "fed") as server:
         trusts = ssl.create_default_context(cafile=str(server / "ca.crt"))
-        line = socket.create_connection(("127.0.0.1", launcher.read_ports(server)[0]), timeout=50)  # nginx's own limit is 60
+        line = socket.create_connection(
+            ("127.0.0.1", launcher.read_ports(server)[0]), timeout=50
+        )  # nginx's own limit is 60
         with trusts.wrap_socket(line, server_hostname="localhost") as tls:
             tls.sendall(b"POST /v1/fleet/x HTTP/1.1\r\nHost: local")
             assert b" 200 " not in tls.recv(4096)

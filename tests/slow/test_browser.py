@@ -60,7 +60,7 @@ def sine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     names = ("FedDrift", "Oblivious", "Oracle")
     records = record.read_all(RESULTS / "tables", lambda h: h["stream"] == "sine-2" and h["algorithm"] in names)
     file = tmp_path_factory.mktemp("sine") / "report.html"
-    page.write(records, file, "tables")
+    page.write_page(records, file, "tables")
     return file
 
 
@@ -114,7 +114,7 @@ def test_names_are_text_whatever_they_are(tmp_path: Path) -> None:
     columns = {"model": [[0, 0], [1, 0], [1, 0]], "drift": [[False, False], [True, False], [False, False]]}
     cause = {"clients": [0], "reason": "<i>because</i>"}
     make(tmp_path / "runs", head, columns, [{"t": 1, "event": "created", "model": 1, "cause": cause}])
-    page.write(record.read_all(tmp_path / "runs"), tmp_path / "report.html", "<u>runs</u>")
+    page.write_page(record.read_all(tmp_path / "runs"), tmp_path / "report.html", "<u>runs</u>")
     markup, text = text_of(tmp_path / "report.html")
     assert "<title>&lt;u&gt;runs&lt;/u&gt; · feddrift report</title>" in markup
     assert "<img" not in markup and "<b>Mine" not in markup and "<i>because" not in markup
@@ -128,7 +128,7 @@ def test_an_unfinished_run_is_shown_and_can_be_followed(tmp_path: Path) -> None:
     with RecordWriter(tmp_path / "runs", head) as writer:
         for t in range(3):
             writer.write_step(rows(head, t))
-        page.write(record.read_all(tmp_path / "runs"), tmp_path / "report.html", "runs")
+        page.write_page(record.read_all(tmp_path / "runs"), tmp_path / "report.html", "runs")
     markup, text = text_of(tmp_path / "report.html")
     assert "unfinished: 3 of 6 time steps" in text and "So far the clients use 1 model" in text
     assert re.search(r'<button[^>]*id="live"(?![^>]*hidden)', markup)
@@ -136,7 +136,7 @@ def test_an_unfinished_run_is_shown_and_can_be_followed(tmp_path: Path) -> None:
 
 def test_a_run_before_its_first_step(tmp_path: Path) -> None:
     make(tmp_path / "runs", header(3, 2), steps=0)
-    page.write(record.read_all(tmp_path / "runs"), tmp_path / "report.html", "runs")
+    page.write_page(record.read_all(tmp_path / "runs"), tmp_path / "report.html", "runs")
     assert "No time step is done yet." in text_of(tmp_path / "report.html")[1]
 
 
@@ -157,7 +157,7 @@ def test_a_thousand_clients(tmp_path: Path) -> None:
     columns = {"model": model.tolist(), "drift": drift.tolist(), "accuracy": accuracy.tolist()}
     make(tmp_path / "runs", header(steps, n, concepts=concepts.tolist()), columns, events)
     file = tmp_path / "report.html"
-    page.write(record.read_all(tmp_path / "runs"), file, "runs")
+    page.write_page(record.read_all(tmp_path / "runs"), file, "runs")
     assert file.stat().st_size < 300_000
     drifted = int(((when >= 1) & (when < steps)).sum())
     text = text_of(file, "client=17")[1]
@@ -167,11 +167,11 @@ def test_a_thousand_clients(tmp_path: Path) -> None:
 
 
 def test_of_many_clients_a_sample_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "MAX_CLIENTS", 100)
+    monkeypatch.setattr(data, "MAX_SHOWN_CLIENTS", 100)
     n = 1000
     drift = [[False] * n, [c % 2 == 1 for c in range(n)]]
     file = tmp_path / "report.html"
-    page.write([make(tmp_path, header(2, n), {"drift": drift})], file, "runs")
+    page.write_page([make(tmp_path, header(2, n), {"drift": drift})], file, "runs")
     _, text = text_of(file)
     assert "1,000 clients" in text and "500 alarms: Client" in text and "496 more" in text  # all of them
     assert "Shown, and listed below, are 100 of 1,000 clients, drawn evenly; numbers and curves are of all" in text
@@ -186,7 +186,7 @@ def test_who_was_not_there_and_what_time_it_was(tmp_path: Path) -> None:
         "loss": [[0.5, None], [0.25, 0.125], [None, 0.1], [0.1, 0.1]], "sent_scoring": [[1, 0], [1, 1], [0, 1], [1, 1]],
     }  # fmt: skip
     head = header(4, 2, clients=["old", "new"], times=[f"week {k}" for k in range(5)], model_bytes=10**6)
-    page.write([make(tmp_path, head, columns)], tmp_path / "report.html", "runs")
+    page.write_page([make(tmp_path, head, columns)], tmp_path / "report.html", "runs")
     _, text = text_of(tmp_path / "report.html", "client=new&time=1")
     assert "time 1 week 0 It had not joined yet." in text and "time 2 week 1 It joined: its first data." in text
     assert "not yet there" in text and "pale: no new data" in text
@@ -236,7 +236,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
     records = record.read_all(RESULTS / "real", lambda header: header["stream"] == "air-beijing")
     records.sort(key=lambda run: record.build_record_name(run.header))
     file = tmp_path_factory.mktemp("real") / "report.html"
-    page.write(record.select_score(records, "log_loss"), file, "real")
+    page.write_page(record.select_score(records, "log_loss"), file, "real")
     return file
 
 
@@ -281,7 +281,7 @@ def test_a_switch_has_the_numbers_that_explain_it(tmp_path: Path) -> None:
     }  # fmt: skip
     file = tmp_path / "report.html"
     record_of = make(tmp_path, header(3, 2, settings={"metric": "error"}), columns)
-    page.write([record_of], file, "runs")
+    page.write_page([record_of], file, "runs")
     moved = "Moved from model 1 to model 0, which was there before"
     point = """const map = document.querySelector(".map"),
         { left, top } = map.querySelector("canvas").getBoundingClientRect();
@@ -292,7 +292,7 @@ def test_a_switch_has_the_numbers_that_explain_it(tmp_path: Path) -> None:
     assert text.count(why) == 2  # the story and the tip
     assert "error, old model error, new model accuracy next, % why" in text
     assert f"3 Client 1 switch 0.600 0.250 85.0 {moved}." in text
-    page.write([make(tmp_path / "b", header(3, 2, settings={}), columns)], file, "runs")
+    page.write_page([make(tmp_path / "b", header(3, 2, settings={}), columns)], file, "runs")
     _, text = text_of(file, "client=1&time=3")
     assert "on its new data model 1 had accuracy 40.0 %, model 0 had loss 0.250 before training." in text
 
@@ -318,7 +318,7 @@ def test_nothing_but_wide_tables_and_charts_scrolls_sideways(real: Path, width: 
         make(tmp_path / str(k), head | {"settings": {"a_setting_with_a_long_name": k, "and_another_one": -k}})
         for k in range(2)
     ]
-    page.write(records, tmp_path / "long.html", "long")
+    page.write_page(records, tmp_path / "long.html", "long")
     for file in (real, tmp_path / "long.html"):
         text = acted(file, MEASURE, width=width)[1]
         found = re.findall(r"page (-?\d+) wide (\d+) bare (\d+) cut (\d+) out (.*?)\.", text)
@@ -332,7 +332,7 @@ def test_a_federation_that_goes_on(tmp_path: Path) -> None:
     """Also before its first time step, and with one that nobody has tested."""
     going_on = federation(tmp_path)
     file = tmp_path / "page.html"
-    page.write([going_on], file, "fed")
+    page.write_page([going_on], file, "fed")
     _, text = text_of(file, "client=2&time=3")
     assert "3 clients · unfinished: 3 time steps" in text.replace("\xa0", " ").replace("  ", " ")
     assert "Time 3 (day 2) is trained and not tested yet" in text and "Tested next: not tested yet." in text
@@ -343,7 +343,7 @@ def test_a_federation_that_goes_on(tmp_path: Path) -> None:
     lines = (next(tmp_path.glob("*.part"))).read_text().splitlines(keepends=True)
     for n in (1, 2, 6):  # a header, a question, a time step that nobody has tested
         (tmp_path / "some.jsonl").write_text("".join(lines[:n]))
-        page.write([record.read(tmp_path / "some.jsonl")], empty, "fed")
+        page.write_page([record.read(tmp_path / "some.jsonl")], empty, "fed")
         said = text_of(empty)[1]
         assert ("No time step is done yet" in said) == (n < 6)
         assert ("Time 1 (day 0) is trained and not tested yet" in said) == (n == 6)

@@ -24,7 +24,7 @@ from feddrift.deploy.operate import scaffold
 from feddrift.deploy.processes import launcher, runtime
 from feddrift.engines.flower.client.serve import current
 from feddrift.engines.flower.server.connection import KEY_REVOKED
-from feddrift.reports.exchanges import sat_out
+from feddrift.reports.exchanges import find_missing_replies
 from tests.docs import blocks
 from tests.support.deployment import (
     NAMES,
@@ -115,7 +115,7 @@ def test_a_federation_survives_kills_and_finds_the_clusters(deployment: Deployme
     assert all(now["trouble"] is None for now in told["clients"].values()), told
     created = [event for step in told["steps"] for event in step["events"] if event["event"] == "created"]
     assert [event["cause"]["clients"] for event in created] == [[2]]
-    assert any(c == 1 for _, _, c, *_ in sat_out(found.record))  # while it was dead
+    assert any(c == 1 for _, _, c, *_ in find_missing_replies(found.record))  # while it was dead
     assert not list(deployment.server.rglob("history*"))
     # Three lines, and neither server nor network.
     for name in list(deployment.children):
@@ -203,7 +203,7 @@ def test_a_node_that_claims_anothers_id_is_refused(deployment: Deployment) -> No
     until(lambda: steps(deployment) >= 1, 300, deployment)
     found = read_status(deployment.server)
     assert found is not None
-    refused = [why for _, t, c, _, _, why in sat_out(found.record) if (t, c) == (0, 1)]
+    refused = [why for _, t, c, _, _, why in find_missing_replies(found.record) if (t, c) == (0, 1)]
     assert refused and "it claims to be from client 'a'" in refused[0], deployment.told()
     assert found.record.rows.received[0].tolist() == [200, 0, 200]
     assert "client b, hello at time 0: its reply is refused: it claims to be from client 'a'" in deployment.told()

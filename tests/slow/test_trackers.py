@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from feddrift.reports.follow import events, numbers
-from feddrift.reports.trackers import LONGEST_NOTE, News, parameters, tracker
+from feddrift.reports.follow import collect_step_numbers, describe_step_events
+from feddrift.reports.trackers import MAX_NOTE_CHARACTERS, StepNews, collect_parameters, parse_tracker
 from feddrift.runs import record
 from feddrift.runs.record import Record
 from feddrift.runs.writer import RecordWriter
@@ -70,14 +70,14 @@ def test_mlflow(tmp_path: Path) -> None:
     runs = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
     assert set(runs) == set(known)
     for name, found in known.items():
-        run, steps = runs[name], numbers(found)
-        assert run.data.params == {key: str(value) for key, value in parameters(found.header).items()}
+        run, steps = runs[name], collect_step_numbers(found)
+        assert run.data.params == {key: str(value) for key, value in collect_parameters(found.header).items()}
         assert set(run.data.metrics) == {key for step in steps for key in step}
         for key in run.data.metrics:
             told = [(old.step, old.value) for old in client.get_metric_history(run.info.run_id, key)]
             assert told == [(t, step[key]) for t, step in enumerate(steps, 1) if key in step], (name, key)
         assert run.info.status == ("KILLED" if found is going_on else "FINISHED")
-        happened = [line for text in events(found) for line in text.splitlines()]
+        happened = [line for text in describe_step_events(found) for line in text.splitlines()]
         assert all(line in run.data.tags["mlflow.note.content"] for line in happened)
         if found.seconds is not None:
             assert run.info.end_time - run.info.start_time == pytest.approx(1000 * found.seconds, abs=2)
@@ -86,10 +86,12 @@ def test_mlflow(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_a_long_story_is_cut_where_mlflow_would(tmp_path: Path) -> None:
     pytest.importorskip("mlflow", reason="the extra 'mlflow' is not installed")
-    run = tracker(f"mlflow:sqlite:///{tmp_path / 'mlflow.db'}")("long", federation(tmp_path / "fed"))
-    run.tell([News(t, {}, f"event {t} " + 90 * "x") for t in range(1, 201)])
+    run = parse_tracker(f"mlflow:sqlite:///{tmp_path / 'mlflow.db'}")("long", federation(tmp_path / "fed"))
+    run.log_steps([StepNews(t, {}, f"event {t} " + 90 * "x") for t in range(1, 201)])
     note = run._client.get_run(run._run).data.tags["mlflow.note.content"]  # type: ignore[attr-defined]
-    assert len(note) <= LONGEST_NOTE and "event 200 x" in note and "event 1 x" not in note and "\n- ...\n" in note
+    assert (
+        len(note) <= MAX_NOTE_CHARACTERS and "event 200 x" in note and "event 1 x" not in note and "\n- ...\n" in note
+    )
 
 
 def test_wandb(tmp_path: Path) -> None:
@@ -108,7 +110,7 @@ def test_wandb(tmp_path: Path) -> None:
             assert t not in told
             told[t] = values
     assert sorted(told) == [1, 2, 3] and "model 1 created for client 1" in told[2]["events"]
-    for t, step in enumerate(numbers(found), 1):
+    for t, step in enumerate(collect_step_numbers(found), 1):
         assert {key: float(told[t][key]) for key in step} == step
 
 

@@ -23,7 +23,7 @@ from feddrift.deploy.processes.process_tree import end_process_tree
 from feddrift.deploy.server import loop
 from feddrift.deploy.settings import Settings
 from feddrift.engines.flower import model_parts
-from feddrift.engines.flower.client.client import from_toml
+from feddrift.engines.flower.client.client import load_client
 from feddrift.engines.flower.local_grid import LocalGrid
 from feddrift.engines.flower.server.connection import Roster
 from feddrift.trees import tree_leaves
@@ -52,7 +52,9 @@ flower_preload.main()
 
 def test_it_waits_with_one_thread_and_learns_to_import_jax(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
-    monkeypatch.setattr(flower_preload, "build_command", lambda name: [sys.executable, str(tmp_path / "program.py"), name])
+    monkeypatch.setattr(
+        flower_preload, "build_command", lambda name: [sys.executable, str(tmp_path / "program.py"), name]
+    )
     executor = flower_preload.PreloadedProcess()
     try:
         for k, loaded in enumerate((False, False, True)):  # it imports JAX once it knows that a message has done so
@@ -103,7 +105,7 @@ def test_forks_and_kills_of_what_forks_change_no_bit(deployment: Deployment) -> 
     assert tokens and not [words for words in tokens if "--token" in words]
 
     settings = Settings.read(path)
-    clients = {name: from_toml(deployment.folder / "others" / name) for name in NAMES}
+    clients = {name: load_client(deployment.folder / "others" / name) for name in NAMES}
     roster = Roster(settings.experiment, NAMES, {name.encode(): name for name in NAMES}, (2,), 2)
     other = deployment.folder / "other" / "state"
     loop.run_federation(LocalGrid(clients), settings, roster, other)
@@ -128,7 +130,9 @@ def test_ten_keys_are_registered_at_once(tmp_path: Path) -> None:
     inner = reserve_port()
     scaffold.create_deployment(tmp_path / "fed", names, [2], ["0", "1"], port=reserve_port(), inner=inner)
     folder = tmp_path / "fed" / "server"
-    child = subprocess.Popen(launcher.build_superlink_command(folder), env=launcher.build_environment(folder), start_new_session=True)
+    child = subprocess.Popen(
+        launcher.build_superlink_command(folder), env=launcher.build_environment(folder), start_new_session=True
+    )
     try:
         until(lambda: launcher._can_connect(inner), 120)
         launcher.register_keys(folder)

@@ -63,7 +63,9 @@ class Deployment:
         self.folder, self.server, self.clients = folder, folder / "server", tuple(clients)
         self.port = reserve_port()
         self.inner = reserve_port()
-        scaffold.create_deployment(folder, clients, [2], ["0", "1"], port=self.port, inner=self.inner, experiment="soak")
+        scaffold.create_deployment(
+            folder, clients, [2], ["0", "1"], port=self.port, inner=self.inner, experiment="soak"
+        )
         path = self.server / "federation.toml"
         path.write_text(SETTINGS + settings + path.read_text().replace("FedDrift-Auto", "FedDrift") + "delta = 0.2\n")
         self.units = {
@@ -269,6 +271,10 @@ def _listens(port: int) -> bool:
 def digest(state: State) -> str:
     """What no other state has: all bits of its models, and who uses them."""
     found = hashlib.sha256(repr(state.models.ids).encode())
-    for array in (*tree_leaves(state.models.params), state.votes, state.w.model if hasattr(state.w, "model") else state.w):
+    for array in (
+        *tree_leaves(state.models.params),
+        state.votes,
+        state.w.model if hasattr(state.w, "model") else state.w,
+    ):
         found.update(np.ascontiguousarray(array).tobytes())
     return found.hexdigest()[:16]

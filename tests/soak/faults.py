@@ -12,7 +12,7 @@ from pathlib import Path
 from feddrift._internal import checkpoint
 from feddrift.engines.flower.messages import PROTOCOL
 from feddrift.engines.flower.model_parts import init_template
-from feddrift.reports.exchanges import noted, sat_out
+from feddrift.reports.exchanges import find_client_notes, find_missing_replies
 from tests.soak.deployment import Deployment, digest
 from tests.soak.replay import decided_alike, everything_was_used, replayed
 
@@ -80,13 +80,13 @@ def soak_b(folder: Path, waits: int = 45) -> Deployment:
         fed.until(f"{newest.name} is damaged: its checksum is wrong")
         fed.until_finished()
     record = fed.record
-    told = sorted([*sat_out(record), *noted(record)])
+    told = sorted([*find_missing_replies(record), *find_client_notes(record)])
     said = [(t, fed.clients[c], asked, why) for _, t, c, asked, _, why in told]
     for line in said:
         fed.say(f"in the record: time {line[0]}, client {line[1]}, {line[2]}: {line[3]}")
     assert any(line[:3] == (1, "a", "train") and "no reply within" in line[3] for line in said)
     assert any(line[:3] == (2, "b", "hello") and "its reply is refused" in line[3] for line in said)
-    assert any(line[:3] == (STEPS, "d", "hello") and "its key was taken back" in line[3] for line in said)
+    assert any(line[:3] == (STEPS, "d", "hello") and "its key was revoked" in line[3] for line in said)
     assert any(line[:2] == (2, "c") and "its batch 0 was damaged" in line[3] for line in said)
     assert not older or any(line[:3] == (0, "d", "hello") and "it has version" in line[3] for line in said)
     audit = (fed.server / "state" / "audit.jsonl").read_text()

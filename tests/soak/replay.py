@@ -13,7 +13,7 @@ from feddrift.deploy.settings import Settings
 from feddrift.engines.conditions.conditions import Conditions
 from feddrift.engines.simulator.simulator import Simulator
 from feddrift.engines.worker import TrainingPlan, Worker, WorkerProxy, concatenate_updates, run_rounds_sequentially
-from feddrift.reports.exchanges import waiting
+from feddrift.reports.exchanges import get_client_backlogs
 from feddrift.runs.record import Record
 from feddrift.simulation import Step, run_steps
 from feddrift.types import Local, Models, Net, State, Updates
@@ -108,7 +108,7 @@ def everything_was_used(record: Record, state: State, delivered: Mapping[str, Se
 
     Those of the last time are for the test.
     """
-    rows, wait, w = record.rows, waiting(record), np.asarray(state.w)
+    rows, wait, w = record.rows, get_client_backlogs(record), np.asarray(state.w)
     for c, name in enumerate(record.header["clients"]):
         shown = [n for n in (*rows.received[:, c].tolist(), int(rows.tested[-1, c])) if n]
         assert shown == list(delivered[name][: len(shown)]), f"{name} had {delivered[name]}, the record has {shown}"

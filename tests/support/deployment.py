@@ -50,7 +50,9 @@ class Deployment:
         self.folder, self.server = folder, folder / "server"
         self.port = reserve_port()
         self.inner = reserve_port()
-        scaffold.create_deployment(folder, NAMES, [2], ["0", "1"], port=self.port, inner=self.inner, experiment="loopback")
+        scaffold.create_deployment(
+            folder, NAMES, [2], ["0", "1"], port=self.port, inner=self.inner, experiment="loopback"
+        )
         settings = self.server / "federation.toml"
         settings.write_text(SETTINGS + settings.read_text().replace("FedDrift-Auto", "FedDrift") + "delta = 0.2\n")
         self.children: dict[str, subprocess.Popen[bytes]] = {}
@@ -136,7 +138,7 @@ def nodes(deployment: Deployment, *status: str) -> int:
     """
     try:
         with launcher._connect(deployment.server) as link, control._convert_errors("list its nodes"):
-            found = link._to.ListNodes(ListNodesRequest()).nodes_info
+            found = link._client.ListNodes(ListNodesRequest()).nodes_info
     except DataError:  # it does not listen yet
         return 0
     return sum(not status or node.status in status for node in found)

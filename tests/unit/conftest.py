@@ -30,14 +30,14 @@ def deadly(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
         return act
 
-    def gone(self: writer.Writer, kind: Any, error: Any, trace: Any) -> None:
+    def gone(self: writer.RecordWriter, kind: Any, error: Any, trace: Any) -> None:
         if kind is not None:
             self._file.close()  # as the system does for the dead
         else:
             leave(self, kind, error, trace)
 
-    leave = writer.Writer.__exit__
-    monkeypatch.setattr(writer.Writer, "__exit__", gone)
-    for owner, name in ((os, "replace"), (os, "fsync"), (Path, "unlink"), (writer.Writer, "_write")):
+    leave = writer.RecordWriter.__exit__
+    monkeypatch.setattr(writer.RecordWriter, "__exit__", gone)
+    for owner, name in ((os, "replace"), (os, "fsync"), (Path, "unlink"), (writer.RecordWriter, "_write")):
         monkeypatch.setattr(owner, name, counted(getattr(owner, name)))
     return lambda n: left.__setitem__(0, n)

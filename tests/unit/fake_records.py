@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from feddrift.runs.record import Record, read
-from feddrift.runs.writer import Writer
+from feddrift.runs.writer import RecordWriter
 
 
 def header(n_steps: int | None = 2, n_clients: int = 2, **changes: Any) -> dict[str, Any]:
@@ -69,32 +69,32 @@ def make(
 ) -> Record:
     """A record with these columns [t, c], written and read back; fewer steps than T make it an interrupted one."""
     cells = {name: np.asarray(values, dtype=object) for name, values in (columns or {}).items()}
-    with Writer(out, head) as writer:
+    with RecordWriter(out, head) as writer:
         for t in range(head["n_steps"] if steps is None else steps):
             step = rows(head, t, **{name: values[t] for name, values in cells.items()})
-            writer.step(step, [event for event in events if event["t"] == t])
+            writer.write_step(step, [event for event in events if event["t"] == t])
     return read(writer.path)
 
 
 def federation(out: Path) -> Record:
     """A federation that goes on: two clients, then a third, the last time step not tested yet, one tested twice."""
     head = header(None, 2, engine="flower")
-    writer = Writer(out, head, name="fed")
+    writer = RecordWriter(out, head, name="fed")
     asked = {"t": 0, "round": None, "at": "2026-01-01T00:00:01.500+00:00", "c": [0, 1], "sent": [900, 0]}
     answered = {"took": 1.5, "answered": [300, 0], "seconds": [1.25, None], "trouble": [None, "it is not connected"]}
     untested: dict[str, Any] = {"accuracy": [None] * 3, "tested": [None] * 3, "received": [20] * 3}
-    writer.add("exchange", asked="hello", **asked, **answered)
-    writer.add("time", t=0, name="day 0")
-    writer.add("exchange", asked="train", **asked | {"round": 0}, **answered)
-    writer.step(rows(head, 0, **untested))
-    writer.add("test", t=0, accuracy=[0.5, None], tested=[10, 0])
-    writer.add("time", t=1, name="day 1")
+    writer.write_line("exchange", asked="hello", **asked, **answered)
+    writer.write_line("time", t=0, name="day 0")
+    writer.write_line("exchange", asked="train", **asked | {"round": 0}, **answered)
+    writer.write_step(rows(head, 0, **untested))
+    writer.write_line("test", t=0, accuracy=[0.5, None], tested=[10, 0])
+    writer.write_line("time", t=1, name="day 1")
     created = {"t": 1, "event": "created", "model": 1, "cause": {"clients": [1], "from": 0}}
-    writer.step(rows(head, 1, **untested | {"model": [0, 1], "drift": [False, True]}), [created])
-    writer.add("test", t=1, accuracy=[0.5, None], tested=[10, 0])
-    writer.add("client", t=2, c=2, name="2")
-    writer.add("test", t=1, accuracy=[0.75, 0.8], tested=[10, 10])
-    writer.add("time", t=2, name="day 2")
-    writer.step(rows(head | {"n_clients": 3}, 2, **untested | {"model": [0, 1, 1]}))
+    writer.write_step(rows(head, 1, **untested | {"model": [0, 1], "drift": [False, True]}), [created])
+    writer.write_line("test", t=1, accuracy=[0.5, None], tested=[10, 0])
+    writer.write_line("client", t=2, c=2, name="2")
+    writer.write_line("test", t=1, accuracy=[0.75, 0.8], tested=[10, 10])
+    writer.write_line("time", t=2, name="day 2")
+    writer.write_step(rows(head | {"n_clients": 3}, 2, **untested | {"model": [0, 1, 1]}))
     writer._file.close()  # as if it had been killed
     return read(writer.part)

@@ -64,10 +64,10 @@ def test_weather_is_scaled_by_constants_and_filled_from_the_past_only(tmp_path: 
 
 def test_a_gap_that_lasts_leaves_its_hours_out(tmp_path: Path) -> None:
     start = len(HOURS) // 2
-    gap = {start + k: "NA" for k in range(air.PATIENCE + 3)}
+    gap = {start + k: "NA" for k in range(air.MAX_FILLED_HOURS + 3)}
     city(tmp_path, "Oslo", {"North": ["80"] * len(HOURS)}, **varied("PRES", gap, "1010"))
     assert fd.stream("air-quality", data_dir=tmp_path).counts.tolist() == [[9], [12], [12], [12]]
-    assert np.isnan(air._filled(np.array([np.nan, 2.0]))).tolist() == [True, False]  # never from the future
+    assert np.isnan(air._fill_gaps(np.array([np.nan, 2.0]))).tolist() == [True, False]  # never from the future
 
 
 def test_beijing_reads_an_archive_and_starts_in_march(tmp_path: Path) -> None:
@@ -109,8 +109,8 @@ def test_a_broken_file_is_named(tmp_path: Path, text: str, sentence: str) -> Non
         ("month", "NA", "expected 1 to 12, got nan"),
         ("hour", "24", "expected 0 to 23, got 24"),
         ("PM_North", "1e999", "expected finite numbers or NA"),
-        ("cbwd", '"cv', "is no table: unexpected end of data"),
-        ("TEMP", "1" * 140_000, "is no table: field larger than field limit"),
+        ("cbwd", '"cv', "is not a table: unexpected end of data"),
+        ("TEMP", "1" * 140_000, "is not a table: field larger than field limit"),
     ],
 )
 def test_values_that_cannot_be_are_named(tmp_path: Path, column: str, value: str, said: str) -> None:
@@ -126,7 +126,7 @@ def test_values_that_cannot_be_are_named(tmp_path: Path, column: str, value: str
 
 @pytest.mark.parametrize("name", ["~nobody-of-this-name", "a" * 300, "a\0b"])
 def test_a_directory_that_cannot_be_is_named(name: str) -> None:
-    with pytest.raises(DataError, match="cannot be read|has no such files"):
+    with pytest.raises(DataError, match="cannot be read|has no files of this data set"):
         fd.stream("air-quality", data_dir=name)
 
 
@@ -162,11 +162,11 @@ def test_a_header_alone_is_one_sentence(tmp_path: Path) -> None:
     city(tmp_path, "Oslo", {"North": ["80"] * len(HOURS)})
     (path,) = (tmp_path / "five_cities_pm25").glob("*.csv")
     path.write_text(path.read_text().splitlines()[0])
-    with pytest.raises(DataError, match="Oslo: a header alone"):  # an IndexError before
+    with pytest.raises(DataError, match="Oslo: only a header"):  # an IndexError before
         fd.stream("air-quality", data_dir=tmp_path)
 
 
 def test_a_table_without_any_post_is_told(tmp_path: Path) -> None:
     city(tmp_path, "Nowhere", {})
     with pytest.raises(DataError, match="no table has a column of fine dust"):
-        air.five_cities("air-quality", tmp_path)
+        air.load_five_cities("air-quality", tmp_path)

@@ -93,7 +93,7 @@ def test_the_oldest_make_room_and_pinned_ones_stay(tmp_path: Path) -> None:
     engine = over(stream, root=tmp_path / "clients")
     assert "no time step is kept yet" in run("deploy", "models", "list", str(tmp_path))
     taken(engine, 2, server, archive=2)
-    assert "the models of time 1 stay" in run("deploy", "models", "pin", str(tmp_path), "1")
+    assert "the models of time 1 are kept" in run("deploy", "models", "pin", str(tmp_path), "1")
     taken(over(stream, root=tmp_path / "clients"), 6, server, archive=2)
     archive = Archive(server / "state")
     assert archive.list_times() == [1, 5, 6] and [step.pinned for step in list_archived_steps(server)] == [
@@ -179,7 +179,7 @@ def test_going_back_gives_clients_the_old_models_and_starts_from_them(tmp_path: 
     assert text.startswith(
         "time 5 will start from the models of time 2: start `feddrift deploy server` and `run` again"
     )
-    assert "the next time step goes on from the models of time 2" in run("deploy", "models", "list", str(tmp_path))
+    assert "the next time step continues from the models of time 2" in run("deploy", "models", "list", str(tmp_path))
     assert [notice.text for notice in read_audit_log(server)] == [
         "an operator went back to the models of time 2, after time 4"
     ]

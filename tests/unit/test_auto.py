@@ -15,8 +15,8 @@ import feddrift as fd
 from feddrift import rng
 from feddrift.algorithms.auto import method, new_clusters, private_models, trials
 from feddrift.algorithms.auto.method import FedDriftAuto
-from feddrift.algorithms.auto.private_models import OWN, TUNED, private_id
-from feddrift.algorithms.auto.review import current_assignment
+from feddrift.algorithms.auto.private_models import OWN, TUNED, get_private_id
+from feddrift.algorithms.auto.review import find_current_assignment
 from feddrift.algorithms.auto.trials import Trial
 from feddrift.clustering import Clustering
 from feddrift.data import Stream
@@ -70,10 +70,12 @@ def test_another_shared_model_has_a_level_of_its_own() -> None:
 
 
 def test_strength_is_the_strongest_of_being_ahead_a_risen_error_and_both() -> None:
-    assert trial(3.0, rise=0.0).strength(-1.0) == 3.0
-    assert trial(0.0, rise=3.0).strength(-1.0) == 3.0
-    assert trial(2.0, rise=2.0).strength(-1.0) == pytest.approx(4 / math.sqrt(2))
-    assert trial(-2.0, rise=3.0).strength(-1.0) == pytest.approx(1 / math.sqrt(2))  # behind: a rise alone says nothing
+    assert trial(3.0, rise=0.0).compute_strength(-1.0) == 3.0
+    assert trial(0.0, rise=3.0).compute_strength(-1.0) == 3.0
+    assert trial(2.0, rise=2.0).compute_strength(-1.0) == pytest.approx(4 / math.sqrt(2))
+    assert trial(-2.0, rise=3.0).compute_strength(-1.0) == pytest.approx(
+        1 / math.sqrt(2)
+    )  # behind: a rise alone says nothing
 
 
 @pytest.mark.parametrize(
@@ -96,7 +98,7 @@ def team_models(n_clients: int = 2, shared: tuple[float, ...] = (0.0, 100.0)) ->
     clients = np.arange(n_clients)
     models = Models({"a": np.array(shared)[:, None]}, tuple(range(len(shared))))
     for kind, value in ((TUNED, 10.0), (OWN, 20.0)):
-        ids = tuple(private_id(kind, c) for c in clients)
+        ids = tuple(get_private_id(kind, c) for c in clients)
         models = join(models, Models({"a": (value + clients)[:, None]}, ids, owner=tuple(range(n_clients))))
     return models
 
@@ -160,10 +162,10 @@ def test_a_client_out_of_reach_keeps_its_private_models() -> None:
     )
     learnt = dict(zip(private.ids, private.params["a"][:, 0].tolist(), strict=True))
     assert learnt == {
-        private_id(TUNED, 0): 1.0,  # anew from the shared model
-        private_id(OWN, 0): 21.0,  # goes on
-        private_id(TUNED, 1): 11.0,
-        private_id(OWN, 1): 21.0,
+        get_private_id(TUNED, 0): 1.0,  # anew from the shared model
+        get_private_id(OWN, 0): 21.0,  # goes on
+        get_private_id(TUNED, 1): 11.0,
+        get_private_id(OWN, 1): 21.0,
     }
     assert private.owner == (0, 1, 0, 1)
 
@@ -273,12 +275,12 @@ def test_nobody_trains_more_than_two_trunks() -> None:
         {"a": np.zeros((4, 1)), "t": np.zeros((3, 1))}, (0, 1, 2, 3), family=(0, 1, 2, 2), trunk={"a": False, "t": True}
     )
     w = Clusters(np.array([[0, 0], [1, -1], [1, 0], [2, 2], [3, 3]]), 4)
-    trains = method.limit_trunks_per_client(Clustering(models, w), current_assignment(w), np.full((5, 2), 10))
+    trains = method.limit_trunks_per_client(Clustering(models, w), find_current_assignment(w), np.full((5, 2), 10))
     assert trains.model.T.tolist() == [[-1, 1, 1, 2, 3], [0, -1, 0, 2, 3]]  # 2 and 3 share a trunk
 
 
 def test_home_is_where_the_newest_data_went() -> None:
-    assert current_assignment(Clusters(np.array([[0, 2, -1], [1, -1, -1]]), 3)).tolist() == [1, 2, 0]
+    assert find_current_assignment(Clusters(np.array([[0, 2, -1], [1, -1, -1]]), 3)).tolist() == [1, 2, 0]
 
 
 # whole
@@ -291,7 +293,7 @@ def played(stream: Stream, name: str = "FedDrift-Auto", **options: Any) -> list[
 def homes_of(step: Step) -> list[int]:
     """The id of each client's shared model."""
     assert isinstance(step.state.w, Clusters)
-    return [step.state.models.ids[m] for m in current_assignment(step.state.w)]
+    return [step.state.models.ids[m] for m in find_current_assignment(step.state.w)]
 
 
 def noisy(concepts: Ints, seed: int = 0) -> Stream:
@@ -415,7 +417,7 @@ def test_no_part_knows_streams_or_the_truth() -> None:
 
 
 def test_more_clients_than_ids_of_private_models_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert private_id(TUNED, private_models.IDS_PER_KIND - 1) < private_id(OWN, 0)
+    assert get_private_id(TUNED, private_models.IDS_PER_KIND - 1) < get_private_id(OWN, 0)
     with pytest.raises(fd.ConfigError, match="private models for at most 1048576 clients, got 1048577: choose another"):
         private_models.check_client_count(2**20 + 1)
     monkeypatch.setattr(private_models, "IDS_PER_KIND", 3)

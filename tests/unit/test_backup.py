@@ -204,8 +204,8 @@ def test_a_clients_folder_is_carried_to_another_machine(tmp_path: Path, made: Pa
 def test_what_cannot_be_backed_up_is_said(made: Path, tmp_path: Path) -> None:
     (tmp_path / "there.tar").write_text("x")
     for folder, file, sentence in (
-        (made / "server", tmp_path / "there.tar", "there.tar is there already"),
-        (made / "server", made / "server" / "b.tar", "must lie outside of the folder"),
+        (made / "server", tmp_path / "there.tar", "there.tar exists already"),
+        (made / "server", made / "server" / "b.tar", "must be outside of the folder"),
         (tmp_path, tmp_path / "b.tar", "neither a server's nor a client's folder: it has no federation.toml and no"),
     ):
         with pytest.raises(ConfigError, match=sentence):
@@ -244,7 +244,7 @@ def test_a_folder_that_changes_is_copied_again(made: Path, tmp_path: Path, monke
     assert record.read_bytes().startswith(kept["state/first.jsonl.part"]) and record.stat().st_size > 100
     stamps = iter(range(10**6))
     monkeypatch.setattr(module, "_read_file_stamps", lambda _: next(stamps))
-    with pytest.raises(DataError, match="changes all the time: try again, or stop what works there"):
+    with pytest.raises(DataError, match="keeps changing: try again, or stop its server or client"):
         write_backup(server, tmp_path / "c.tar")
     assert not list(tmp_path.glob("c.tar*"))
 
@@ -272,27 +272,27 @@ def manifest(**changes: Any) -> tuple[tarfile.TarInfo, bytes]:
 @pytest.mark.parametrize(
     ("make_file", "sentence"),
     [
-        (lambda path: path.write_bytes(b"no tar at all") and path, "is no backup, or is damaged"),
+        (lambda path: path.write_bytes(b"no tar at all") and path, "is not a backup, or is damaged"),
         (lambda path: tar_of(path, member("readme")), f"it has no {MANIFEST}"),
-        (lambda path: tar_of(path, member(MANIFEST, b"{")), f"its {MANIFEST} says nothing of one"),
-        (lambda path: tar_of(path, member(MANIFEST, b'["a"]')), f"its {MANIFEST} says nothing of one"),
-        (lambda path: tar_of(path, manifest(kind="other")), f"its {MANIFEST} says nothing of one"),
+        (lambda path: tar_of(path, member(MANIFEST, b"{")), f"its {MANIFEST} does not describe one"),
+        (lambda path: tar_of(path, member(MANIFEST, b'["a"]')), f"its {MANIFEST} does not describe one"),
+        (lambda path: tar_of(path, manifest(kind="other")), f"its {MANIFEST} does not describe one"),
         (lambda path: tar_of(path, manifest(format=2)), "is a backup of format 2, this feddrift reads 1"),
-        (lambda path: tar_of(path, member("../evil"), manifest()), "it has '../evil', which is no plain file"),
-        (lambda path: tar_of(path, member("a/../../evil"), manifest()), "which is no plain file of its own"),
-        (lambda path: tar_of(path, member("/etc/evil"), manifest()), "it has '/etc/evil', which is no plain file"),
-        (lambda path: tar_of(path, member("a"), member("a"), manifest()), "it has 'a', which is no plain file"),
+        (lambda path: tar_of(path, member("../evil"), manifest()), "it has '../evil', but a backup has plain"),
+        (lambda path: tar_of(path, member("a/../../evil"), manifest()), "plain files of its folder only, each once"),
+        (lambda path: tar_of(path, member("/etc/evil"), manifest()), "it has '/etc/evil', but a backup has plain"),
+        (lambda path: tar_of(path, member("a"), member("a"), manifest()), "it has 'a', but a backup has plain files"),
         (
             lambda path: tar_of(path, member("l", b"", type=tarfile.SYMTYPE, linkname="/x"), member("l/x"), manifest()),
-            "it has 'l', which is no plain file of its own",
+            "it has 'l', but a backup has plain files of its folder",
         ),
         (lambda path: tar_of(path, member("h", b"", type=tarfile.LNKTYPE, linkname="key"), manifest()), "it has 'h'"),
         (lambda path: tar_of(path, member("s", type=tarfile.GNUTYPE_SPARSE), manifest()), "it has 's'"),
         (lambda path: tar_of(path, member("d", b"", type=tarfile.DIRTYPE), manifest()), "it has 'd'"),
         (lambda path: tar_of(path, member("a"), member("a/b"), manifest()), "cannot restore .*b.tar into"),
-        (lambda path: tar_of(path, member("a", mtime=2.0**70), manifest()), "is no backup, or is damaged"),
-        (lambda path: tar_of(path, member("more"), manifest()), "is damaged: more is not what it was"),
-        (lambda path: tar_of(path, manifest(sha256={"less": "0"})), "is damaged: less is not what it was"),
+        (lambda path: tar_of(path, member("a", mtime=2.0**70), manifest()), "is not a backup, or is damaged"),
+        (lambda path: tar_of(path, member("more"), manifest()), "is damaged: more does not match its checksum"),
+        (lambda path: tar_of(path, manifest(sha256={"less": "0"})), "is damaged: less does not match its checksum"),
     ],
 )  # fmt: skip
 def test_foreign_files_are_refused(make_file: Callable[[Path], Path], sentence: str, tmp_path: Path) -> None:
@@ -313,11 +313,11 @@ def test_a_damaged_backup_is_refused_wherever_the_damage_is(made: Path, tmp_path
     assert len(places) > 10
     for place in places[:-1]:
         file.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        with pytest.raises(DataError, match="is damaged: .* is not what it was"):
+        with pytest.raises(DataError, match="is damaged: .* does not match its checksum"):
             restore_backup(file, tmp_path / "new")
     for length in range(0, places[-1], max(1, len(whole) // 40)):
         file.write_bytes(whole[:length])
-        with pytest.raises(DataError, match="no backup"):
+        with pytest.raises(DataError, match="not a backup"):
             restore_backup(file, tmp_path / "new")
     assert not (tmp_path / "new").exists() and not list(tmp_path.glob("*.part"))
     file.write_bytes(whole)

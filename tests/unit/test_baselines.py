@@ -16,7 +16,7 @@ from feddrift.algorithms.baselines.aue import AUE
 from feddrift.algorithms.baselines.cfl import CFL
 from feddrift.algorithms.baselines.driftsurf import DriftSurf, SurfState
 from feddrift.algorithms.baselines.ifca import IFCA
-from feddrift.algorithms.baselines.kue import KUE, cohens_kappa, new_mask
+from feddrift.algorithms.baselines.kue import KUE, compute_kappa, draw_mask
 from feddrift.engines.local import sampling
 from feddrift.memory import ALL, EXPONENTIAL, LINEAR, window
 from feddrift.testing import FakeFederation
@@ -102,14 +102,14 @@ def test_defaults_follow_the_stream() -> None:
 
 def test_adaptive_rate_by_hand() -> None:
     start = AdaptiveState(Models({}, ()), np.zeros((0, 1, 1)), np.ones((1, 1)), rate=0.1)
-    one = start.observed(np.array([2.0, 0.0]), start=0.1)
+    one = start.update_rate(np.array([2.0, 0.0]), start=0.1)
     # mean 1, 0 -> corrected 2, 0; variance 0.5 * mean(4, 0) = 1 -> corrected 2; first ratio 1 -> rate 0.1 / 1
     assert one.variance == 1.0 and one.rate == 0.1
-    two = one.observed(np.array([2.0, 2.0]), start=0.1)
+    two = one.update_rate(np.array([2.0, 2.0]), start=0.1)
     # deviation from (2, 0): mean(0, 4) = 2, variance 0.5 + 1 = 1.5 -> corrected 2; ratio 1; rate 0.1 * 1 / 2
     assert two.variance == 1.5
     np.testing.assert_allclose(two.rate, 0.05)
-    three = two.observed(np.array([2.0, 2.0]), start=0.1)
+    three = two.update_rate(np.array([2.0, 2.0]), start=0.1)
     # mean was (1.5, 1) / 0.75 = (2, 4/3): deviation mean(0, 4/9) = 2/9; variance 0.75 + 1/9; ratio 0.4921
     ratio = (0.75 + 1 / 9) / 0.875 / 2
     np.testing.assert_allclose(three.rate, 0.1 * ((0.375 + 0.5 * ratio) / 0.875) / 3)
@@ -213,7 +213,7 @@ def test_aue_as_released_shifts_the_weights() -> None:
 def test_kappa_by_hand() -> None:
     counts = np.array([[[45, 15], [25, 15]], [[50, 0], [0, 50]], [[50, 0], [50, 0]], [[0, 0], [0, 0]]])
     # agreement 0.6, chance 0.7 * 0.6 + 0.3 * 0.4 = 0.54
-    np.testing.assert_allclose(cohens_kappa(counts), [0.06 / 0.46, 1, 0, 0])
+    np.testing.assert_allclose(compute_kappa(counts), [0.06 / 0.46, 1, 0, 0])
 
 
 def confusions(*right: int) -> Any:
@@ -254,11 +254,11 @@ def test_kue_trains_on_masked_bags_of_the_newest_data() -> None:
 def test_bags_draw_by_poisson_weights() -> None:
     """Two stages: about exp(-1) of the rows have no weight, and of the others some are missed by the n draws."""
     n = 20_000
-    drawn = np.bincount(sampling.bag(0, 1, 2, 3, 4, n), minlength=n)
+    drawn = np.bincount(sampling.draw_bootstrap(0, 1, 2, 3, 4, n), minlength=n)
     assert drawn.sum() == n
     # P(never drawn) = E[exp(-weight)] with weight ~ Poisson(1): exp(exp(-1) - 1)
     np.testing.assert_allclose((drawn == 0).mean(), np.exp(np.exp(-1) - 1), atol=0.01)
-    assert not np.array_equal(sampling.bag(0, 1, 2, 3, 4, 50), sampling.bag(0, 1, 2, 3, 5, 50))
+    assert not np.array_equal(sampling.draw_bootstrap(0, 1, 2, 3, 4, 50), sampling.draw_bootstrap(0, 1, 2, 3, 5, 50))
 
 
 def test_driftsurf_waits_while_nobody_has_news() -> None:
@@ -298,7 +298,7 @@ def test_kue_as_released_leaves_the_worst_out_and_widens_its_mask() -> None:
 
 
 def test_masks_keep_between_one_and_all_features() -> None:
-    sizes = [int(new_mask(FakeFederation(t, 1), k).sum()) for t in range(20) for k in range(10)]
+    sizes = [int(draw_mask(FakeFederation(t, 1), k).sum()) for t in range(20) for k in range(10)]
     assert set(sizes) == {1, 2, 3, 4}
     assert min(sizes.count(n) for n in (1, 2, 3, 4)) > 25  # each r is as likely
 
@@ -348,10 +348,10 @@ def test_cfl_moves_the_whole_history_and_its_window_none() -> None:
 
 def test_bipartition_by_hand() -> None:
     similarity = np.array([[1, 0.5, -0.6], [0.5, 1, -0.2], [-0.6, -0.2, 1]])
-    assert clustering.bipartition(similarity, 0.7).tolist() == [2]  # type: ignore[union-attr]  # sqrt(1.2 / 2) = 0.775
-    assert clustering.bipartition(similarity, 0.8) is None
-    assert clustering.bipartition(np.ones((2, 2)), 0.0) is None  # alike: sqrt(0) is not above 0
-    assert clustering.bipartition(np.full((3, 3), -0.5), 0.1) is not None  # ties do not keep a cluster together
+    assert clustering.split_cluster(similarity, 0.7).tolist() == [2]  # type: ignore[union-attr]  # sqrt(1.2 / 2) = 0.775
+    assert clustering.split_cluster(similarity, 0.8) is None
+    assert clustering.split_cluster(np.ones((2, 2)), 0.0) is None  # alike: sqrt(0) is not above 0
+    assert clustering.split_cluster(np.full((3, 3), -0.5), 0.1) is not None  # ties do not keep a cluster together
 
 
 # IFCA

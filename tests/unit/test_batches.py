@@ -16,7 +16,7 @@ pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 from feddrift._internal import checkpoint
 from feddrift.deploy.server.loop import federate
 from feddrift.engines.flower.client.batches import StepFiles
-from feddrift.engines.flower.client.client import Client, from_toml
+from feddrift.engines.flower.client.client import Client, load_client
 from feddrift.engines.flower.client.store import Store
 from feddrift.runs.record import read
 from tests.flower import QUICK, OverFlower, load_of
@@ -37,7 +37,7 @@ def write(folder: Path, n: int, rows: int, x: float = 1.0) -> None:
 
 def in_folder(root: Path) -> Client:
     (root / "client.toml").write_text('name = "a"\n')
-    return from_toml(root)
+    return load_client(root)
 
 
 def every_second(engine: OverFlower, name: str, c: int) -> None:
@@ -157,7 +157,7 @@ def test_what_is_forgotten_does_not_come_back(tmp_path: Path) -> None:
 
     client = Client("a", tmp_path, load, max_rows=20)
     told = [hello(client, tau)["cells"] for tau in range(3, 9)]
-    assert told[2:] == [[[5, 30]]] * 4 and client.open_store("test").next_batch_number() == 5
+    assert told[2:] == [[[5, 30]]] * 4 and client.open_store("test").get_next_batch_number() == 5
 
 
 def test_a_file_that_was_written_again_is_ignored_with_one_warning(
@@ -170,7 +170,7 @@ def test_a_file_that_was_written_again_is_ignored_with_one_warning(
     for _ in range(2):
         assert hello(client, tau=0)["cells"] == [[0, 2]]
     warnings = [line.getMessage() for line in caplog.records if line.levelno == logging.WARNING]
-    assert warnings == ["client a: step_0.csv was written again after it was taken in, which is ignored"]
+    assert warnings == ["client a: step_0.csv was changed after it was loaded, which is ignored"]
     (tmp_path / "data" / "step_0.csv").unlink()
     caplog.clear()
     assert hello(client, tau=0)["cells"] == [[0, 2]] and not caplog.records
@@ -222,7 +222,7 @@ def test_only_names_that_are_read_count_as_batches(tmp_path: Path) -> None:
         "step_4.csv.tmp",
     ):
         (tmp_path / name).touch()
-    assert StepFiles(tmp_path).list_numbers() == [0, 2] and Store(tmp_path, "e", "c").next_batch_number() == 0
+    assert StepFiles(tmp_path).list_numbers() == [0, 2] and Store(tmp_path, "e", "c").get_next_batch_number() == 0
 
 
 def damage(store: Store, t: int) -> None:
@@ -239,9 +239,9 @@ def test_a_damaged_batch_is_taken_in_again_and_nothing_is_missed(caplog: pytest.
     accounts: list[Any] = []
     engine.on_exchange = accounts.append
     same(fed.train(models, w).params, whole.at(1).train(models, w).params)
-    assert fed.reachable.all() and "batch 0 is taken in again" in caplog.text
-    told = [line.get("note") for line in (account.line() for account in accounts)]
-    assert told == [[None, "its batch 0 was damaged in its store, and is taken in again", None], None]
+    assert fed.reachable.all() and "batch 0 is loaded again" in caplog.text
+    told = [line.get("note") for line in (account.to_record_line() for account in accounts)]
+    assert told == [[None, "its batch 0 was damaged in its store, and is loaded again", None], None]
 
 
 def test_a_damaged_batch_that_is_gone_is_forgotten_and_its_client_goes_on(tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def test_a_damaged_batch_that_is_gone_is_forgotten_and_its_client_goes_on(tmp_pa
     fed.train(fed.fresh(), np.ones((2, 3, 1)), rounds=1)
     assert fed.reachable.tolist() == [False, True, True]  # it has other rows than it said
     (answers,) = (account.clients for account in accounts)
-    assert answers[0].note == "its batch 0 was damaged in its store, and is gone, so its rows are forgotten"
+    assert answers[0].note == "its batch 0 was damaged in its store, and is gone, so its rows are deleted"
     assert "data that this client does not hold" in str(answers[0].trouble)
     write(tmp_path / "data", 2, rows=4)
     fed = engine.at(2)

@@ -23,7 +23,7 @@ from feddrift.algorithms.feddrift.detection import DriftState
 from feddrift.errors import ConfigError, DataError
 from feddrift.runs import record
 from feddrift.runs.config import RunConfig
-from feddrift.runs.recorded_run import RecordedRun, from_checkpoints, unfinished_runs
+from feddrift.runs.recorded_run import RecordedRun, find_unfinished_runs, load_stopped_run
 from feddrift.types import Event, Models, Projection, State
 from tests.unit.conftest import Killed
 from tests.unit.test_cli import feddrift
@@ -67,7 +67,7 @@ def test_every_algorithms_state_comes_back_to_the_bit(name: str, tmp_path: Path,
     checkpoint.write(tmp_path / "a.ckpt", {"n": 1}, last.state)
     found = checkpoint.read(tmp_path / "a.ckpt")
     assert found.about == {"n": 1}
-    same(last.state, found.value({"W1": 0, "b1": 0, "W2": 0, "b2": 0}))
+    same(last.state, found.decode({"W1": 0, "b1": 0, "W2": 0, "b2": 0}))
 
 
 class Layer(NamedTuple):
@@ -82,14 +82,14 @@ def test_parameters_keep_the_shape_of_their_tree(tmp_path: Path) -> None:
     )
     checkpoint.write(tmp_path / "a.ckpt", {}, state)
     like = {"z": Layer(0, 0), "a": [0]}
-    found = checkpoint.read(tmp_path / "a.ckpt").value(like)
+    found = checkpoint.read(tmp_path / "a.ckpt").decode(like)
     same(state, found)
     with pytest.raises(DataError, match="its models have 3 arrays, those of this run 2"):
-        checkpoint.read(tmp_path / "a.ckpt").value({"z": Layer(0, 0)})
+        checkpoint.read(tmp_path / "a.ckpt").decode({"z": Layer(0, 0)})
 
 
 def test_a_checkpoint_names_no_class_that_it_may_not(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"cannot hold a pathlib\.PosixPath|cannot hold a PosixPath"):
+    with pytest.raises(DataError, match=r"cannot contain a pathlib\.PosixPath|cannot contain a PosixPath"):
         checkpoint.write(tmp_path / "a.ckpt", {}, [tmp_path])
     checkpoint.write(tmp_path / "a.ckpt", {}, Event("created", 4, {}))
     path = tmp_path / "a.ckpt"
@@ -98,7 +98,7 @@ def test_a_checkpoint_names_no_class_that_it_may_not(tmp_path: Path) -> None:
     line = json.loads(first) | {"sha256": hashlib.sha256(payload).hexdigest()}
     path.write_bytes(json.dumps(line).encode() + b"\n" + payload)
     with pytest.raises(DataError, match=r"a Evens, which this program does not know"):
-        checkpoint.read(path).value({})
+        checkpoint.read(path).decode({})
 
 
 def test_classes_go_by_their_names_wherever_they_lie(tmp_path: Path) -> None:
@@ -123,21 +123,21 @@ def test_classes_go_by_their_names_wherever_they_lie(tmp_path: Path) -> None:
         value = cls(models, np.zeros((0, 1, 1)), np.ones((1, 1)))  # type: ignore[arg-type]
         checkpoint.write(path, {}, value)
         assert b'\\"is\\": \\"' + name + b'\\"' in path.read_bytes() and b"feddrift." not in path.read_bytes()
-        assert type(checkpoint.read(path).value([0])) is cls
+        assert type(checkpoint.read(path).decode([0])) is cls
     for old, found in (
         ("feddrift.algorithms.feddrift.method.DriftState", DriftState),
         ("elsewhere.DriftState", theirs),
     ):
-        assert checkpoint._named(old) is found
+        assert checkpoint._find_class(old) is found
     with pytest.raises(TypeError, match="nowhere.DriftState"):
-        checkpoint._named("nowhere.DriftState")
+        checkpoint._find_class("nowhere.DriftState")
 
 
 @pytest.mark.parametrize(
     ("spoil", "why"),
     [
-        (lambda b: b"", "is no checkpoint"),
-        (lambda b: b"\x80\x04K.", "is no checkpoint"),
+        (lambda b: b"", "is not a checkpoint"),
+        (lambda b: b"\x80\x04K.", "is not a checkpoint"),
         (lambda b: b[:-1], "damaged"),
         (lambda b: b[:-9] + bytes([b[-9] ^ 1]) + b[-8:], "damaged"),
         (lambda b: b.replace(b'"schema": 4', b'"schema": 9'), "schema 9, this feddrift reads 2, 3 and 4"),
@@ -165,7 +165,7 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, spoil: Callable[[byte
 def test_a_state_that_is_none_is_one_sentence(tmp_path: Path, tree: Any, why: str) -> None:
     found = checkpoint.Checkpoint(tmp_path / "a.ckpt", {}, tree, {})
     with pytest.raises(DataError, match=f"a.ckpt does not fit this run: {why}"):
-        found.value({})
+        found.decode({})
 
 
 @pytest.mark.parametrize(
@@ -180,20 +180,20 @@ def test_a_checkpoint_without_sense_is_named_and_not_used(
     steps.close()  # type: ignore[attr-defined]
     for path in recorded.checkpoints.path.glob("*.ckpt"):
         found = checkpoint.read(path)
-        value = found.value({"W1": 0, "b1": 0, "W2": 0, "b2": 0})
+        value = found.decode({"W1": 0, "b1": 0, "W2": 0, "b2": 0})
         checkpoint.write(path, {**found.about, **about}, value)
     again = RecordedRun(configured(pattern), tmp_path, resume=True)
-    assert again._last().done == 0 and caplog.text.count("is no checkpoint of a run") == 2
+    assert again._find_resume_point().steps_done == 0 and caplog.text.count("is not a checkpoint of a run") == 2
 
 
 def test_a_folder_that_cannot_be_is_named() -> None:
     for name in ("nowhere", "a" * 300, "a\0b"):
-        with pytest.raises(DataError, match="is no folder of records"):
-            unfinished_runs(Path(name))
+        with pytest.raises(DataError, match="is not a folder of records"):
+            find_unfinished_runs(Path(name))
 
 
 def configured(pattern: Path, algorithm: str = "FedDrift", engine: str = "simulator") -> RunConfig:
-    return RunConfig.checked(
+    return RunConfig.from_values(
         stream="sine-2", algorithm=algorithm, rounds=3, steps=2, pattern=str(pattern), engine=engine,
         settings={"delta": 0.02} if algorithm == "FedDrift" else {},
     )  # fmt: skip
@@ -208,7 +208,7 @@ def told(path: Path) -> list[dict[str, Any]]:
 def final(recorded: RecordedRun) -> Any:
     newest = next(recorded.checkpoints.newest_first())
     assert isinstance(newest, checkpoint.Checkpoint) and newest.about["steps"] == recorded.stream.n_steps
-    return newest.value({"W1": 0, "b1": 0, "W2": 0, "b2": 0})
+    return newest.decode({"W1": 0, "b1": 0, "W2": 0, "b2": 0})
 
 
 @pytest.mark.slow
@@ -281,10 +281,10 @@ def test_unfinished_runs_are_found_with_their_configuration(
     next(steps)
     steps.close()  # type: ignore[attr-defined]
     monkeypatch.chdir("/")  # the pattern was named from another folder
-    (state,) = unfinished_runs(tmp_path / "runs")
-    found = from_checkpoints(state)
+    (state,) = find_unfinished_runs(tmp_path / "runs")
+    found = load_stopped_run(state)
     assert found.config == config and [step.tau for step in found] == [1, 2]
-    assert not unfinished_runs(tmp_path / "runs")
+    assert not find_unfinished_runs(tmp_path / "runs")
 
 
 def test_a_run_whose_data_have_changed_does_not_go_on(
@@ -306,7 +306,7 @@ def test_a_run_whose_data_have_changed_does_not_go_on(
     other.write_text(PATTERN.replace("0", "1"))
     code, _, told = feddrift(capsys, "resume", str(tmp_path / "runs"))
     assert code == 1 and told.count("have changed since") == 1 and "Traceback" not in told
-    assert len(unfinished_runs(tmp_path / "runs")) == 1  # the other two are done
+    assert len(find_unfinished_runs(tmp_path / "runs")) == 1  # the other two are done
 
 
 def test_starting_over_is_told(tmp_path: Path, pattern: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -314,7 +314,7 @@ def test_starting_over_is_told(tmp_path: Path, pattern: Path, caplog: pytest.Log
         steps = iter(RecordedRun(configured(pattern), tmp_path))
         next(steps)
         steps.close()  # type: ignore[attr-defined]
-    assert caplog.text.count("this starts it over, resume would go on") == 1
+    assert caplog.text.count("starts again; resume would continue it") == 1
 
 
 def test_without_any_whole_checkpoint_it_says_so(tmp_path: Path, pattern: Path) -> None:
@@ -324,8 +324,8 @@ def test_without_any_whole_checkpoint_it_says_so(tmp_path: Path, pattern: Path) 
     steps.close()  # type: ignore[attr-defined]
     for path in recorded.checkpoints.path.glob("*.ckpt"):
         path.write_bytes(b"?")
-    with pytest.raises(DataError, match="no checkpoint is whole .*run it again"):
-        from_checkpoints(recorded.checkpoints.path)
+    with pytest.raises(DataError, match="no checkpoint is intact .*run it again"):
+        load_stopped_run(recorded.checkpoints.path)
 
 
 def test_only_the_last_two_are_kept(tmp_path: Path, pattern: Path) -> None:
@@ -335,17 +335,17 @@ def test_only_the_last_two_are_kept(tmp_path: Path, pattern: Path) -> None:
 
 
 def test_a_changed_algorithm_cannot_go_on_inside_a_time_step(tmp_path: Path, pattern: Path) -> None:
-    from feddrift.runs.journal import Inside, Journal
+    from feddrift.runs.journal import Journal, StepProgress
 
     s = fd.stream("sine-2", pattern=str(pattern))
     fed = fd.engines.engine("simulator")(s, fd.mlp(2, 4, 2), fd.Local(rounds=1, steps=1), 0).at(0)
-    known = Inside(1, (("evaluate (0,) loss", None),), progress=fed.progress())
+    known = StepProgress(1, (("evaluate (0,) loss", None),), engine_progress=fed.progress())
     with pytest.raises(DataError, match=r"it asks 'evaluate \(0,\) error', it asked 'evaluate \(0,\) loss'"):
         Journal(fed, 1, lambda inside: None, known).evaluate(fed.fresh())
 
 
 def test_an_interrupted_step_knows_the_counts_of_its_contests(tmp_path: Path, pattern: Path) -> None:
-    from feddrift.runs.journal import Inside, Journal
+    from feddrift.runs.journal import Journal, StepProgress
 
     s = fd.stream("sine-2", pattern=str(pattern))
     engine = fd.engines.engine("simulator")(s, fd.mlp(2, 4, 2), fd.Local(rounds=2, steps=1), 0)
@@ -355,10 +355,12 @@ def test_an_interrupted_step_knows_the_counts_of_its_contests(tmp_path: Path, pa
         found = fed.contest(fed.fresh(), teams, half)
         return found, fed.train(fed.fresh(), np.ones((1, s.n_clients, 1)), local=half)
 
-    saved: list[Inside] = []
+    saved: list[StepProgress] = []
     found, trained = step(Journal(engine.at(0), 1, saved.append))
-    checkpoint.write(tmp_path / "inside", {}, saved[0].plain())
-    before = Inside(*checkpoint.read(tmp_path / "inside").value(fd.mlp(2, 4, 2).init(rng.derive(0, "init", 0))))
+    checkpoint.write(tmp_path / "inside", {}, saved[0].to_tuple())
+    before = StepProgress(
+        *checkpoint.read(tmp_path / "inside").decode(fd.mlp(2, 4, 2).init(rng.derive_key(0, "init", 0)))
+    )
     fed = engine.at(0)
     fed.contest = lambda *_: pytest.fail("it was asked again")  # type: ignore[method-assign]
     again, went_on = step(Journal(fed, 1, lambda inside: None, before))
@@ -369,7 +371,7 @@ def test_an_interrupted_step_knows_the_counts_of_its_contests(tmp_path: Path, pa
 
 
 def test_an_interrupted_step_knows_its_moments(tmp_path: Path, pattern: Path) -> None:
-    from feddrift.runs.journal import Inside, Journal
+    from feddrift.runs.journal import Journal, StepProgress
 
     s = fd.stream("sine-2", pattern=str(pattern))
     engine = fd.engines.engine("simulator")(s, fd.mlp(2, 4, 2), fd.Local(rounds=2, steps=1), 0)
@@ -378,10 +380,12 @@ def test_an_interrupted_step_knows_its_moments(tmp_path: Path, pattern: Path) ->
         moments = fed.moments(fed.fresh(), "trunk", by="class", project=Projection((1, 2), 2))
         return moments, fed.train(fed.fresh(), np.ones((1, s.n_clients, 1)))
 
-    saved: list[Inside] = []
+    saved: list[StepProgress] = []
     moments, trained = step(Journal(engine.at(0), 1, saved.append))
-    checkpoint.write(tmp_path / "inside", {}, saved[0].plain())
-    before = Inside(*checkpoint.read(tmp_path / "inside").value(fd.mlp(2, 4, 2).init(rng.derive(0, "init", 0))))
+    checkpoint.write(tmp_path / "inside", {}, saved[0].to_tuple())
+    before = StepProgress(
+        *checkpoint.read(tmp_path / "inside").decode(fd.mlp(2, 4, 2).init(rng.derive_key(0, "init", 0)))
+    )
     fed = engine.at(0)
     fed.moments = lambda *_: pytest.fail("it was asked again")  # type: ignore[method-assign]
     again, went_on = step(Journal(fed, 1, lambda inside: None, before))
@@ -391,9 +395,9 @@ def test_an_interrupted_step_knows_its_moments(tmp_path: Path, pattern: Path) ->
 
 def test_how_clients_train_is_told_as_before_where_nothing_is_new() -> None:
     """Records, checkpoints and questions of earlier versions have no `holds`, and must be the same as today's."""
-    assert "holds" not in fd.Local(hold_out=0.5).plain() and fd.Local(**fd.Local().plain()) == fd.Local()
+    assert "holds" not in fd.Local(hold_out=0.5).to_dict() and fd.Local(**fd.Local().to_dict()) == fd.Local()
     first = fd.Local(hold_out=0.5, holds="first")
-    assert list(first.plain())[-1] == "holds" and fd.Local(**first.plain()) == first
+    assert list(first.to_dict())[-1] == "holds" and fd.Local(**first.to_dict()) == first
     with pytest.raises(ConfigError, match="holds must be last or first, got 'middle'"):
         fd.Local(holds="middle")  # type: ignore[arg-type]
 
@@ -419,8 +423,8 @@ def test_on_a_full_disk_a_run_ends_with_one_sentence_and_goes_on_when_there_is_r
         code, said = limited(tmp_path, size, *words, "--out", str(out))
         assert code == 2 and said.count("\n") == 1 and said.startswith("Error: cannot write"), said
         assert "File too large" in said
-        for state in unfinished_runs(out):
-            list(from_checkpoints(state))
+        for state in find_unfinished_runs(out):
+            list(load_stopped_run(state))
         for path in out.glob("*.jsonl"):
             assert record.is_complete(path) and told(path) == told(whole.path)
 

@@ -29,7 +29,7 @@ def feddrift(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["feddrift", *args])
         patch.setattr(signal, "signal", lambda *_: None)
-        patch.setattr(cli, "busy", lambda: False)  # a stopped run may still compute, and the command would not wait
+        patch.setattr(cli, "has_running_thread", lambda: False)  # else the command would exit without waiting
         with pytest.raises(SystemExit) as stop:
             cli.main()
     told = capsys.readouterr()
@@ -149,7 +149,7 @@ WRONG: list[tuple[list[str], str]] = [
     ([*RUN, "--lr", "nan"], "lr"),
     ([*RUN, "--engine", "warp"], "unknown engine 'warp'"),
     ([*RUN, "--pattern", "random:every=2,concepts=9"], "sine has concepts 0 and 1"),
-    ([*RUN, "--pattern", "nowhere.txt"], "there is no pattern file nowhere.txt"),
+    ([*RUN, "--pattern", "nowhere.txt"], "pattern file nowhere.txt does not exist"),
     (["run", "--stream", "folder:nowhere", "--algorithm", "FedDrift"], "nowhere"),
     (["report", "nowhere"], "nowhere is neither a folder of records nor a record"),
     (["plot", ".", "pie", "--out", "x.png"], "'pie' is not one of"),
@@ -232,7 +232,7 @@ def test_a_report_of_unfinished_runs_says_so(tmp_path: Path, capsys: pytest.Capt
     (path,) = tmp_path.glob("*.jsonl")
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
     code, _, err = feddrift(capsys, "report", str(path))
-    assert code == 2 and f"the run in {path} is not finished yet: `feddrift resume` goes on" in err
+    assert code == 2 and f"the run in {path} is not finished yet: `feddrift resume` continues it" in err
 
 
 def test_a_closed_pipe_ends_the_command_quietly(tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_ctrl_c_leaves_a_valid_record(stop: signal.Signals, tmp_path: Path) -> N
         finally:
             process.kill()
     assert process.returncode == 130 and "stopped" in err and "Traceback" not in err
-    assert f"`feddrift resume {tmp_path}` goes on with" in err and "seed 0; 1 more of this command had not begun" in err
+    assert f"`feddrift resume {tmp_path}` continues" in err and "seed 0; 1 more of this command had not begun" in err
     (left,) = record.read_all(tmp_path)
     assert left.status == "interrupted" and left.rows.steps < 10
 

@@ -21,12 +21,12 @@ import feddrift as fd
 from feddrift import rng, streams
 from feddrift.errors import ConfigError, DataError, FeddriftError
 from feddrift.runs.config import RunConfig
-from feddrift.streams import bases, components, is_made, maps, mnist, stream
-from feddrift.streams.compose import compose, dirichlet
+from feddrift.streams import bases, components, is_synthetic, maps, mnist, stream
+from feddrift.streams.compose import compose_stream, draw_class_counts
 from feddrift.streams.composed import COMPOSED
-from feddrift.streams.maps import FORMS
-from feddrift.streams.patterns import pattern
-from feddrift.streams.recipe import OPTIONS, Recipe, read
+from feddrift.streams.maps import MAP_FORMS
+from feddrift.streams.patterns import build_pattern
+from feddrift.streams.recipe import OPTIONS, Recipe, read_recipe
 
 SIDE = 6
 N = 7000  # pictures of the made-up base; picture i has class i % 10 and is known by its last three pixels
@@ -48,8 +48,8 @@ def made_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def load(data_dir: object = None) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
         return PIXELS, (np.arange(N) % 10).astype(np.uint8)
 
-    monkeypatch.setattr(mnist, "load", load)
-    monkeypatch.setattr(bases, "fashion", load)
+    monkeypatch.setattr(mnist, "load_mnist", load)
+    monkeypatch.setattr(bases, "load_fashion", load)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
@@ -72,7 +72,7 @@ def of(**keys: Any) -> Recipe:
 
 def made(data_seed: int = 0, **keys: Any) -> fd.Stream:
     recipe = of(**keys)
-    return compose(recipe, "made", recipe.concept_ids(0, data_seed), data_seed=data_seed)
+    return compose_stream(recipe, "made", recipe.build_concept_ids(0, data_seed), data_seed=data_seed)
 
 
 def test_swaps_come_when_they_should() -> None:
@@ -106,16 +106,16 @@ def test_swaps_exchange_labels_and_clients_keep_their_shares() -> None:
 
 
 def test_dirichlet_shares() -> None:
-    even, odd = dirichlet(150, 20, 10, 1e6, 2), dirichlet(150, 20, 10, 0.1, 2)
+    even, odd = draw_class_counts(150, 20, 10, 1e6, 2), draw_class_counts(150, 20, 10, 0.1, 2)
     for counts in (even, odd):
         assert counts.shape == (20, 10) and (counts.sum(axis=0) == 300).all() and counts.min() >= 2
     assert np.abs(even - 15).max() <= 1 and (odd == 2).mean() > 0.4
-    assert (odd != dirichlet(150, 20, 10, 0.1, 2, data_seed=1)).any()
-    assert dirichlet(7, 3, 10, 0.5, 0).sum() == 21  # does not divide evenly
+    assert (odd != draw_class_counts(150, 20, 10, 0.1, 2, data_seed=1)).any()
+    assert draw_class_counts(7, 3, 10, 0.5, 0).sum() == 21  # does not divide evenly
 
 
 def test_shares_are_from_the_dirichlet_distribution() -> None:
-    draws = np.concatenate([dirichlet(10_000, 4, 10, 0.5, 0, data_seed=k).T / 4000 for k in range(300)])
+    draws = np.concatenate([draw_class_counts(10_000, 4, 10, 0.5, 0, data_seed=k).T / 4000 for k in range(300)])
     assert draws.mean() == pytest.approx(0.25)
     assert draws.var() == pytest.approx(0.25 * 0.75 / (4 * 0.5 + 1), rel=0.05)  # of Dir(1/2, 1/2, 1/2, 1/2)
 
@@ -153,7 +153,7 @@ def test_only_group_0_is_negated_turned_and_swapped() -> None:
 
 def test_digits_turn_to_the_bit() -> None:
     s = stream("digits-turn:rows=20")
-    assert s.concepts is not None and (s.concepts == pattern("F")).all()
+    assert s.concepts is not None and (s.concepts == build_pattern("F")).all()
     for t, c in np.ndindex(s.counts.shape):
         x, y = s.cell(t, c)
         upright = np.rot90(x.reshape(-1, SIDE, SIDE), -int(s.concepts[t, c]), axes=(1, 2))
@@ -167,8 +167,8 @@ def test_turns_are_against_the_clock() -> None:
     ink = np.array([[[0, 1], [0, 0]]], dtype=np.float32)  # at the top right
     base = bases.Base(np.zeros((1, 2, 2), dtype=np.uint8), np.zeros(1, dtype=np.int64), 10)
     for degrees, turned in ((90, [[1, 0], [0, 0]]), (180, [[0, 0], [1, 0]]), (270, [[0, 0], [0, 1]])):
-        one = maps.parse(f"turn({degrees})", "mnist", 10)
-        x, _ = maps.apply(one, ink, np.zeros(1, dtype=np.int64), base, lambda i: rng.derive(0, "data", i))
+        one = maps.parse_maps(f"turn({degrees})", "mnist", 10)
+        x, _ = maps.apply_maps(one, ink, np.zeros(1, dtype=np.int64), base, lambda i: rng.derive_key(0, "data", i))
         assert x[0].tolist() == turned
 
 
@@ -214,7 +214,7 @@ def clean(x: npt.NDArray[np.float32], concept: int | npt.NDArray[np.int64]) -> n
 def test_drifts_of_sea_4_mixed_come_row_by_row() -> None:
     s = stream("sea-4-mixed")
     assert s.concepts is not None and s.counts.shape == (21, 10) and (s.counts == 250).all()
-    assert (s.concepts[:-1] == np.repeat(pattern("F")[:10], 2, axis=0)).all() and s.same == {3: 1}
+    assert (s.concepts[:-1] == np.repeat(build_pattern("F")[:10], 2, axis=0)).all() and s.same == {3: 1}
     changes = np.argwhere(s.concepts[1:] != s.concepts[:-1]) + [1, 0]
     assert set(changes[:, 0] % 2) == {0}
     told = np.zeros((2, 5))  # rows whose label says which of two planes, by fifths of the cell: all, of the new one
@@ -234,7 +234,7 @@ def test_drifts_of_sea_4_mixed_come_row_by_row() -> None:
 
 def test_bursts_are_noise_and_no_drift() -> None:
     s = stream("sea-4-burst")
-    assert s.concepts is not None and (s.concepts == pattern("F")).all()
+    assert s.concepts is not None and (s.concepts == build_pattern("F")).all()
     flipped = (clean(s.x, np.repeat(s.concepts.reshape(-1), 500)) != s.y).reshape(110, 500).mean(axis=1)
     noisy = np.sort(flipped)[::-1]
     assert (noisy[:6] > 0.2).all() and (noisy[6:] < 0.16).all()  # 5 % of 110 cells
@@ -262,9 +262,9 @@ def test_every_name_is_the_same_each_time_and_another_with_another_data_seed(nam
         np.testing.assert_array_equal(getattr(one, field), getattr(again, field))
     assert one.x.shape == other.x.shape or name.startswith("fashion-swap")
     assert one.x[:100].tolist() != other.x[:100].tolist()
-    assert is_made(name) and is_made(small) and streams.listed(small)
-    streams.check(small)
-    summary = streams.summaries()[name]
+    assert is_synthetic(name) and is_synthetic(small) and streams.is_in_catalogue(small)
+    streams.check_name(small)
+    summary = streams.list_summaries()[name]
     assert 10 < len(summary) < 80 and "\n" not in summary
 
 
@@ -273,8 +273,8 @@ def test_random_patterns_of_a_composed_stream_have_its_clients_and_steps() -> No
     assert s.counts.shape == (21, 20)
     with pytest.raises(ConfigError, match=r"random:every=1,concepts=9 uses concept 8, but there are 4 concepts"):
         stream("digits-turn", pattern="random:every=1,concepts=9")
-    assert of(pattern="random:every=1,concepts=1", clients=3, steps=4).concept_ids(0, 0).shape == (5, 3)
-    assert of(pattern="R", concepts=["keep"] * 4).concept_ids(7, 0).tolist() == pattern("R2").tolist()
+    assert of(pattern="random:every=1,concepts=1", clients=3, steps=4).build_concept_ids(0, 0).shape == (5, 3)
+    assert of(pattern="R", concepts=["keep"] * 4).build_concept_ids(7, 0).tolist() == build_pattern("R2").tolist()
 
 
 def test_components_are_those_of_all_pictures() -> None:
@@ -287,9 +287,9 @@ def test_components_are_those_of_all_pictures() -> None:
     np.testing.assert_allclose(np.abs(cell[0]), np.abs(expected), atol=1e-4)
     assert (s.net, s.local.rounds, s.local.lr) == ("mlp:28", 20, 1e-2)
     assert fd.stream("digits-turn").local.lr == 1e-3
-    net = RunConfig.checked(stream="digits-turn:components=5").find_net(s)
+    net = RunConfig.from_values(stream="digits-turn:components=5").find_net(s)
     assert net is fd.mlp(5, 28, 10)
-    assert RunConfig.checked(stream="digits-turn:components=5", net="linear").find_net(s) is fd.mlp(5, (), 10)
+    assert RunConfig.from_values(stream="digits-turn:components=5", net="linear").find_net(s) is fd.mlp(5, (), 10)
     with pytest.raises(ConfigError, match="components must be at most 36, got 37"):
         stream("digits-turn:components=37")
 
@@ -298,12 +298,12 @@ def test_components_are_kept_and_a_broken_file_is_no_harm(monkeypatch: pytest.Mo
     first = stream("digits-turn:components=5,rows=9")
     (kept,) = (tmp_path / "cache").rglob("*.npy")
     with monkeypatch.context() as patch:
-        patch.setattr(components, "_computed", None)  # nobody computes them again
+        patch.setattr(components, "_compute_components", None)  # it is not called again
         np.testing.assert_array_equal(stream("digits-turn:components=5,rows=9").x, first.x)
     kept.write_bytes(kept.read_bytes()[:50])
     np.testing.assert_array_equal(stream("digits-turn:components=5,rows=9").x, first.x)
     kept.parent.chmod(0o500)
-    monkeypatch.setattr(components, "write_whole", denied)
+    monkeypatch.setattr(components, "atomic_write", denied)
     np.testing.assert_array_equal(stream("digits-turn:components=6,rows=9").y, first.y)
 
 
@@ -360,7 +360,7 @@ def test_blur_is_the_mean_of_neighbours() -> None:
 def test_keys_options_and_maps_are_documented() -> None:
     page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
     rows = dict(re.findall(r"^\| `(.+?)` \| (.*) \|$", page, re.M))
-    described = {key: field.description for key, field in Recipe.model_fields.items()} | FORMS
+    described = {key: field.description for key, field in Recipe.model_fields.items()} | MAP_FORMS
     assert {key: rows.get(key) for key in described} == described
     assert {key.partition("=")[0] for key in rows if re.match(r"\w+=", key)} == set(OPTIONS)
     named = {name for name in COMPOSED if f"`{name}`" in page}
@@ -412,8 +412,8 @@ BAD = [
     ({"pattern": [[0, -1], [0, 0]]}, "concepts are whole numbers from 0"),
     ({"pattern": 7}, "expected a name, random:..., or rows of concepts"),
     ({"pattern": ["01", "00"]}, "the pattern in rows uses concept 1, but there are 1 concepts"),
-    ({"clients": 3}, "clients must be left out or 2 as the pattern has it, got 3"),
-    ({"steps": 9}, "steps must be left out or 2 as the pattern has it, got 9"),
+    ({"clients": 3}, "clients must be left out or 2 as in the pattern, got 3"),
+    ({"steps": 9}, "steps must be left out or 2 as in the pattern, got 9"),
     ({"lr": -1}, "lr: input should be greater than 0"),
 ]
 
@@ -423,7 +423,7 @@ def test_a_bad_file_gets_one_sentence(tmp_path: Path, change: dict[str, Any], wh
     good = {"base": "mnist", "concepts": ["keep"], "pattern": ["00", "00", "00"], "rows": 20}
     path = tmp_path / "mine.toml"
     path.write_text("\n".join(f"{key} = {json.dumps(value)}" for key, value in (good | change).items()))
-    for call in (stream, streams.check):
+    for call in (stream, streams.check_name):
         with pytest.raises(ConfigError) as caught:
             call(str(path))
         message = str(caught.value)
@@ -456,7 +456,7 @@ def test_what_is_no_recipe(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_option_gets_one_sentence(name: str, why: str) -> None:
-    for call in (stream, streams.check):
+    for call in (stream, streams.check_name):
         with pytest.raises(ConfigError, match=re.escape(why)):
             call(name)
 
@@ -482,9 +482,9 @@ def test_a_recipe_of_your_own_runs_and_is_known_again(tmp_path: Path, monkeypatc
     assert first.header["overrides"]["data"] == second.header["overrides"]["data"]  # other rows of one recipe
     assert first.rows.accuracy.tolist() != second.rows.accuracy.tolist()
     Path("mine.toml").write_text(f"# {MINE}".replace("# \n", "# a remark\n"))
-    assert streams.recipe_digest("mine.toml") == first.header["overrides"]["data"]
+    assert streams.hash_recipe("mine.toml") == first.header["overrides"]["data"]
     Path("mine.toml").write_text(MINE.replace("rows = 30", "rows = 31"))
-    assert streams.recipe_digest("mine.toml") != first.header["overrides"]["data"]
+    assert streams.hash_recipe("mine.toml") != first.header["overrides"]["data"]
     other = stream("mine.toml", pattern="random:every=1,concepts=2")
     assert other.counts.shape == (4, 3)
     for option in ({"label": "sold"}, {"client": "shop"}):
@@ -509,10 +509,10 @@ def test_a_recipe_in_a_sweep_and_a_name_with_options(tmp_path: Path) -> None:
 
 
 def test_records_of_composed_streams_say_what_differs_only() -> None:
-    config = RunConfig.checked(stream="digits-turn:rows=20,components=4", algorithm="Oblivious", pattern="F")
-    assert config.overrides(config.load()) == {}
-    config = RunConfig.checked(stream="digits-turn:rows=20", algorithm="Oblivious", pattern="Y", data_seed="seed")
-    assert config.overrides(config.load()) == {"pattern": "Y", "data_seed": "seed"}
+    config = RunConfig.from_values(stream="digits-turn:rows=20,components=4", algorithm="Oblivious", pattern="F")
+    assert config.list_overrides(config.load_stream()) == {}
+    config = RunConfig.from_values(stream="digits-turn:rows=20", algorithm="Oblivious", pattern="Y", data_seed="seed")
+    assert config.list_overrides(config.load_stream()) == {"pattern": "Y", "data_seed": "seed"}
 
 
 def test_a_composed_stream_never_grows(tmp_path: Path) -> None:
@@ -537,7 +537,7 @@ def test_no_setting_is_chosen_for_a_composed_stream() -> None:
             fd.algorithm(name, s)
         assert fd.algorithm(name, s, delta=0.2).delta == 0.2  # type: ignore[attr-defined]
         assert fd.algorithm(name, s, test="two-sample")
-    with pytest.raises(ConfigError, match=r"DriftSurf needs a delta for .*, such as delta=0.05: nobody published one"):
+    with pytest.raises(ConfigError, match=r"DriftSurf needs a delta for .*=0.05: no published value is known"):
         fd.algorithm("DriftSurf", s)
     assert fd.algorithm("IFCA", s).n_models == 4  # type: ignore[attr-defined]
     assert fd.algorithm("FedDrift-Auto", s)
@@ -555,16 +555,16 @@ def batch(path: Path, n: int, first: int) -> None:
 def test_cifar10_from_its_python_version(tmp_path: Path) -> None:
     folder = tmp_path / "cifar-10-batches-py"
     with pytest.raises(DataError, match=r"CIFAR-10 is incomplete: put data_batch_1, .*, test_batch of its python"):
-        bases.cifar10(tmp_path)
+        bases.load_cifar10(tmp_path)
     folder.mkdir()
-    for k, file in enumerate(bases.CIFAR):
+    for k, file in enumerate(bases.CIFAR_FILES):
         batch(folder / file, 20, 20 * k)
-    pixels, labels = bases.cifar10(tmp_path)
+    pixels, labels = bases.load_cifar10(tmp_path)
     assert pixels.shape == (120, 32, 32, 3) and labels.tolist() == [k % 10 for k in range(120)]
     assert pixels[:, 0, 1, 0].tolist() == list(range(120)) and (pixels[:, 2, 3] == [0, 7, 0]).all()
     assert (pixels[:, 31, 0] == [0, 0, 9]).all()
     recipe = of(base="cifar10", concepts=["turn(180)"])
-    s = compose(recipe, "c", recipe.concept_ids(0, 0), tmp_path)
+    s = compose_stream(recipe, "c", recipe.build_concept_ids(0, 0), tmp_path)
     upright = np.rot90(s.x.reshape(-1, 32, 32, 3), 2, axes=(1, 2))
     assert s.n_classes == 10 and (np.rint(255 * upright[:, 0, 1, 0]) % 10 == s.y).all()
 
@@ -578,28 +578,31 @@ def test_a_file_that_is_no_batch_of_cifar10_runs_nothing(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "cifar-10-batches-py"
     folder.mkdir()
-    for k, file in enumerate(bases.CIFAR):
+    for k, file in enumerate(bases.CIFAR_FILES):
         batch(folder / file, 20, 20 * k)
     small = {b"data": np.zeros((2, 5), dtype=np.uint8), b"labels": [0, 1]}
     for content in (pickle.dumps(Evil()), b"nothing", pickle.dumps({b"data": 3}), pickle.dumps(small, protocol=2)):
         (folder / "data_batch_3").write_bytes(content)
         with pytest.raises(DataError, match=r"data_batch_3 is not .*CIFAR-10"):
-            bases.cifar10(tmp_path)
+            bases.load_cifar10(tmp_path)
     assert not Path("evil").exists()
 
 
 def test_groups_go_with_their_rows() -> None:
-    from feddrift.runs.stream_fingerprint import Remembered, digest_of, in_order
+    from feddrift.runs.stream_fingerprint import StreamFingerprint, hash_stream, reorder_clients
 
     x, y = np.arange(8.0).reshape(4, 2), [0, 1, 1, 0]
     cells: Any = [[(x, y), (x[:2], y[:2])], [None, (x[:1], y[:1])]]
     groups: Any = [[[0, 0, 1, 2], [3, 4]], [None, [5]]]
     s = fd.Stream.from_arrays(cells, groups=groups, clients=["a", "b"])
     assert s.group is not None and s.group.tolist() == [0, 0, 1, 2, 3, 4, 5]
-    turned = in_order(s, ["b", "a"])
+    turned = reorder_clients(s, ["b", "a"])
     assert turned.group is not None and turned.group.tolist() == [3, 4, 0, 0, 1, 2, 5]
     plain = replace(s, group=None)
-    assert digest_of(plain) != digest_of(s) and Remembered.of(plain).steps != Remembered.of(s).steps
+    assert (
+        hash_stream(plain) != hash_stream(s)
+        and StreamFingerprint.from_stream(plain).steps != StreamFingerprint.from_stream(s).steps
+    )
 
 
 @pytest.mark.parametrize(
@@ -657,4 +660,4 @@ def test_nonsense_for_a_concept_is_refused_in_a_sentence(text: str, tmp_path: Pa
     path = tmp_path / "mine.toml"
     path.write_text(f"base = 'mnist'\nconcepts = [{json.dumps(text)}]\npattern = ['0', '0']\n")
     with suppress(FeddriftError):  # and with nothing else
-        assert read(str(path)).concept_maps
+        assert read_recipe(str(path)).concept_maps

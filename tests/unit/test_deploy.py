@@ -33,7 +33,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from packaging.requirements import Requirement
 
-from feddrift._internal.system import exclusive_lock
+from feddrift._internal.system import lock_folder
 from feddrift.cli import app
 from feddrift.deploy.flower_version import TESTED_FLWR
 from feddrift.deploy.operate import check as checks
@@ -41,7 +41,7 @@ from feddrift.deploy.operate import scaffold
 from feddrift.deploy.operate.check import find_problems
 from feddrift.deploy.processes import control, launcher, process_tree, proxy
 from feddrift.deploy.settings import Settings, read_public_key
-from feddrift.engines.flower.client.client import from_toml
+from feddrift.engines.flower.client.client import load_client
 from feddrift.engines.flower.client.store import Store
 from feddrift.errors import BusyError, ConfigError, DataError
 from feddrift.runs.locks import is_being_written
@@ -162,9 +162,9 @@ def test_a_second_init_touches_nothing(made: Path) -> None:
     ("options", "sentence"),
     [
         ({"clients": ["a", "a"]}, "different names"),
-        ({"clients": ["../x"]}, "a client must be letters"),
+        ({"clients": ["../x"]}, "the name of a client must"),
         ({"classes": ["0"]}, "classes"),
-        ({"experiment": "a b"}, "an experiment must be"),
+        ({"experiment": "a b"}, "the name of an experiment must"),
         ({"bind": "fed.example.org"}, "--bind must be an address of the server, .* got 'fed.example.org'"),
     ],
 )
@@ -194,7 +194,7 @@ def test_add_needs_the_servers_folder_only(made: Path, given: str) -> None:
     assert (client / "data" / "classes.txt").read_text() == "no\nyes\n" and wrong(folder) == ""
     scaffold.add_client(folder, "later")
     (made / "server" / "keys" / "latest.pub").touch()
-    with pytest.raises(ConfigError, match=r"latest.pub is there already: move it away"):
+    with pytest.raises(ConfigError, match=r"latest.pub exists already: move it away"):
         scaffold.add_client(folder, "latest")
 
 
@@ -377,9 +377,9 @@ def spoil(made: Path, what: str) -> None:
         ("setting", "featurs"), ("algorithm", "Oracle needs the true concepts"),
         ("quorum", r"quorum must be in 1\.\.2, got 9"),
         ("client setting", "max_rws"), ("classes", "classes.txt"),
-        ("max_rows = -1", "max_rows must be a whole number from 1 on, got -1"),
-        ("max_rows = 0", "max_rows must be a whole number from 1 on, got 0"),
-        ("max_age = 2.5", "max_age must be a whole number from 1 on, got 2.5"),
+        ("max_rows = -1", "max_rows must be a whole number, at least 1, got -1"),
+        ("max_rows = 0", "max_rows must be a whole number, at least 1, got 0"),
+        ("max_age = 2.5", "max_age must be a whole number, at least 1, got 2.5"),
         ("label = 3", "label must be text in quotes, got 3"), ("load = true", "load must be text in quotes, got True"),
         ("features = [224, 224, 3]", r"features = \[224, 224, 3\] make a net of 5e\+10 weights, at most 3e\+08"),
         ("features = [1000000, 1000000]", r"2e\+24 weights"),
@@ -475,10 +475,10 @@ def test_flowers_programs_are_found_without_an_activated_environment(
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("no-such-program x", "a program that is not there"),
+        ("no-such-program x", "a program that does not exist"),
         ("cat >> alerts.jsonl", "which >> needs"),
         ("mail 'ops", "cannot be read"),
-        ("", "a program that is not there"),
+        ("", "a program that does not exist"),
     ],
 )
 def test_check_hears_of_commands_that_could_tell_nobody(made: Path, command: str, said: str) -> None:
@@ -516,7 +516,7 @@ def test_check_looks_at_the_batch_that_the_client_shows_next(made: Path) -> None
     (client / "data" / "step_0.csv").write_text("x,y,label\n1,2,no\n")
     assert wrong(client) == wrong(made) == ""
     store = Store(client / "store", "first", "a")
-    store.take_next_batch(from_toml(client).load, 0, (2,), 2)
+    store.take_next_batch(load_client(client).load, 0, (2,), 2)
     store.write_serving({"features": [2], "n_classes": 2})
     (client / "data" / "step_0.csv").write_text("what is past is past")
     assert wrong(client) == ""
@@ -563,12 +563,12 @@ def test_a_folder_that_cannot_be_locked_is_not_taken_for_busy(tmp_path: Path, mo
     def none(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    with exclusive_lock(tmp_path, "busy"), pytest.raises(BusyError, match="busy"), exclusive_lock(tmp_path, "busy"):
+    with lock_folder(tmp_path, "busy"), pytest.raises(BusyError, match="busy"), lock_folder(tmp_path, "busy"):
         pass
     monkeypatch.setattr(fcntl, "flock", none)
     with (
         pytest.raises(DataError, match=r"cannot be locked \(No locks available\)") as told,
-        exclusive_lock(tmp_path, "busy"),
+        lock_folder(tmp_path, "busy"),
     ):
         pass
     assert not isinstance(told.value, BusyError)

@@ -128,27 +128,29 @@ def check(words: list[str], whole: bool) -> None:
 def check_run(given: dict[str, Any]) -> None:
     given["algorithm"] = given["algorithm"] or [algorithms.RECOMMENDED]
     settings = {key: value for key, _, value in (pair.partition("=") for pair in given["set_"] or ())}
-    known = {key for name in given["algorithm"] for key in algorithms.options(algorithms.entry(name).cls)}
+    known = {key for name in given["algorithm"] for key in algorithms.get_options(algorithms.find_entry(name).cls)}
     assert set(settings) <= known, f"no setting of {given['algorithm']}: {set(settings) - known}"
     for name in given["algorithm"]:
-        legal = algorithms.options(algorithms.entry(name).cls)
+        legal = algorithms.get_options(algorithms.find_entry(name).cls)
         algorithms.algorithm(name, **{k: v for k, v in settings.items() if k in legal})
     fields = {k: v for k, v in given.items() if k in RunConfig.model_fields and k != "algorithm"}
-    config = RunConfig.checked(algorithm=given["algorithm"][0], **{k: v for k, v in fields.items() if v is not None})
+    config = RunConfig.from_values(
+        algorithm=given["algorithm"][0], **{k: v for k, v in fields.items() if v is not None}
+    )
     parse_seeds(given["seeds"] or "0")
     if config.pattern is not None and config.pattern.endswith(".txt"):
         return  # a file that the page makes
     if config.stream.startswith("folder:") or config.stream.endswith(".csv"):
-        made = config.load()
+        made = config.load_stream()
     elif config.stream.startswith(("sine", "circle", "sea")):
         made = loaded(config.stream, config.pattern)
-    elif streams.listed(config.stream) or streams.is_recipe(config.stream):  # data that may be missing here
-        streams.check(config.stream)
+    elif streams.is_in_catalogue(config.stream) or streams.is_recipe(config.stream):  # data that may be missing here
+        streams.check_name(config.stream)
         return
     else:
-        assert callable(plugins.load("stream", config.stream))
+        assert callable(plugins.load_object("stream", config.stream))
         return
-    config.conditions(made)
+    config.build_conditions(made)
 
 
 @cache

@@ -19,8 +19,8 @@ from feddrift.algorithms.feddrift.drift_tests import (
     Proportional,
     Sequential,
     TwoSample,
+    compute_fisher_p,
     drift_test,
-    exceeds,
 )
 from feddrift.algorithms.feddrift.method import FedDrift, FedDriftEager
 from feddrift.algorithms.feddrift.variant_c import FedDriftC
@@ -58,7 +58,7 @@ def test_two_samples_by_fishers_exact_test() -> None:
     for before, now, n, m in [(0, 3, 7, 5), (2, 2, 4, 6), (1, 5, 9, 5), (0, 0, 3, 3)]:
         total = before + now
         ways = [comb(m, k) * comb(n, total - k) for k in range(now, min(m, total) + 1)]
-        assert exceeds(before, now, n, m) == pytest.approx(sum(ways) / comb(n + m, total))
+        assert compute_fisher_p(before, now, n, m) == pytest.approx(sum(ways) / comb(n + m, total))
 
 
 def test_two_samples_go_back_to_the_last_time_a_client_was_scored() -> None:
@@ -84,7 +84,7 @@ def test_rivers_detectors_read_what_they_would_have_read_live(name: str) -> None
     """Fed batch by batch, as it comes, the same detector fires in the same batch."""
     needs_river()
     scores = [0.1, 0.1, 0.12, 0.1, 0.6]
-    live = Sequential(name)._made()  # type: ignore[arg-type]
+    live = Sequential(name)._create_detector()  # type: ignore[arg-type]
     expected = []
     for score in scores:
         fired = False
@@ -166,8 +166,8 @@ def test_a_client_that_may_raise_the_alarm_again_compares_with_the_score_before(
 
 
 def test_only_a_test_that_is_not_the_default_is_recorded() -> None:
-    assert "test" not in algorithms.settings(FedDrift())
-    assert algorithms.settings(FedDrift(test="proportional"))["test"] == "proportional"
+    assert "test" not in algorithms.get_settings(FedDrift())
+    assert algorithms.get_settings(FedDrift(test="proportional"))["test"] == "proportional"
 
 
 def test_the_command_line_takes_it_and_the_record_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

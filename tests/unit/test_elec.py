@@ -65,7 +65,7 @@ def test_the_files_are_read_once_as_long_as_they_stay_and_nobody_shares_the_rows
     folder = put(tmp_path, lines(130))
     first = fd.stream("elec2-hours", data_dir=folder)
     kept = first.x.copy()
-    with mock.patch("feddrift.streams.elec._read", side_effect=AssertionError("read again")):
+    with mock.patch("feddrift.streams.elec._read_rows", side_effect=AssertionError("read again")):
         first.x[:] = 0
         assert np.array_equal(fd.stream("elec2-hours", data_dir=folder).x, kept)
     put(tmp_path, lines(186))

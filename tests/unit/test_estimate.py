@@ -9,8 +9,8 @@ import pytest
 import feddrift as fd
 from feddrift.engines import engine
 from feddrift.nets import default_net
-from feddrift.runs.estimate import estimate
-from feddrift.simulation import steps_on
+from feddrift.runs.estimate import estimate_cost
+from feddrift.simulation import run_steps
 
 
 @pytest.mark.slow
@@ -20,9 +20,9 @@ def test_the_work_is_what_a_run_does(name: str) -> None:
     stream = fd.stream("sine-2", pattern="random:every=3,concepts=2,clients=5,steps=6,seed=1")
     local = replace(stream.local, rounds=6, steps=50)
     algorithm = fd.algorithm(name, stream)
-    told = estimate(stream, algorithm, engine="simulator", local=local)
+    told = estimate_cost(stream, algorithm, engine="simulator", local=local)
     clients = engine("simulator")(stream, default_net(stream), local, 0)
-    for _ in steps_on(clients, algorithm):
+    for _ in run_steps(clients, algorithm):
         pass
     assert told.local_steps == pytest.approx(clients.lane_rounds * local.steps, rel=0.25)
     assert told.local_steps == round(told.lanes * stream.n_steps * local.rounds * local.steps)
@@ -31,7 +31,7 @@ def test_the_work_is_what_a_run_does(name: str) -> None:
 
 def test_without_the_truth_a_rehearsal_must_do() -> None:
     stream = replace(fd.stream("sine-2", pattern="random:every=2,concepts=2,clients=4,steps=4"), concepts=None)
-    told = estimate(
+    told = estimate_cost(
         stream, fd.algorithm("FedDrift", stream), engine="reference", local=replace(stream.local, rounds=1, steps=1)
     )
     assert told.lanes >= stream.n_clients
@@ -40,4 +40,4 @@ def test_without_the_truth_a_rehearsal_must_do() -> None:
 def test_a_long_rehearsal_is_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("feddrift.runs.estimate.REHEARSAL_SECONDS", 0.0)
     stream = fd.stream("sine-2")
-    assert estimate(stream, fd.algorithm("Oblivious"), engine="simulator", local=stream.local).lanes == 10
+    assert estimate_cost(stream, fd.algorithm("Oblivious"), engine="simulator", local=stream.local).lanes == 10

@@ -29,7 +29,7 @@ def test_the_field_writes_every_threshold_and_number_of_models_out() -> None:
     configs = sweep.read_grid(ROOT / "experiments" / "field.toml")
     assert {config.algorithm for config in configs} == set(algorithms.ALGORITHMS)
     for config in configs:
-        known = algorithms.options(algorithms.entry(config.algorithm).cls)
+        known = algorithms.get_options(algorithms.find_entry(config.algorithm).cls)
         assert {"delta", "n_models", "gamma", "eps"} & set(known) <= set(config.settings), config.algorithm
 
 
@@ -80,7 +80,7 @@ def test_the_committed_cells_keep_to_the_paper() -> None:
     summaries = summary.summarise(record.read_all(ROOT / "results" / "tables"))
     configurations = [(s.stream, s.algorithm) for s in summaries]
     assert len(set(configurations)) == len(configurations)  # one setting each
-    cells = [paper.published(s) for s in summaries if s.stream != "mnist-l-4"]
+    cells = [paper.find_published_result(s) for s in summaries if s.stream != "mnist-l-4"]
     flags = [flag for cell in cells if cell for flag in cell.within.values()]
     assert len(flags) >= 200 and sum(map(bool, flags)) / len(flags) >= 0.92
     mean = {(s.stream, s.algorithm): s.omitting_drifts.mean for s in summaries if s.omitting_drifts}
@@ -96,7 +96,7 @@ def test_a_compact_record_says_the_same(tmp_path: Path) -> None:
     script("publish").add_records(tmp_path, tmp_path / "out")
     (copy,) = record.read_all(tmp_path / "out")
     assert copy.status == "complete" and copy.header["settings"]["first"] == "one"
-    assert summary.scores(copy) == summary.scores(made)
+    assert summary.summarise_run(copy) == summary.summarise_run(made)
 
 
 def test_published_records_replace_those_of_the_same_name_and_keep_all_others(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 import feddrift as fd
 from feddrift import rng
 from feddrift.errors import ConfigError, DataError
-from feddrift.models import params_of
+from feddrift.models import get_params
 from feddrift.nets import resnet
 from feddrift.nets.perceptron import mlp
 from feddrift.runs.config import RunConfig
@@ -23,7 +23,7 @@ from tests.unit.test_cli import feddrift
 
 
 def recorded(folder: Path, algorithm: str, **more: Any) -> tuple[RecordedRun, Any]:
-    config = RunConfig.checked(stream="sine-2", algorithm=algorithm, rounds=5, **more)
+    config = RunConfig.from_values(stream="sine-2", algorithm=algorithm, rounds=5, **more)
     run = RecordedRun(config, folder / "runs")
     *_, last = run
     return run, last
@@ -57,7 +57,7 @@ def test_who_uses_which_and_the_lineage_are_told(tmp_path: Path) -> None:
 
 
 def test_a_run_that_was_stopped_exports_what_it_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = RunConfig.checked(stream="sine-2", algorithm="Oblivious", rounds=1)
+    config = RunConfig.from_values(stream="sine-2", algorithm="Oblivious", rounds=1)
     steps = iter(RecordedRun(config, tmp_path / "runs"))
     next(steps), next(steps)
     steps.close()  # type: ignore[attr-defined]
@@ -82,7 +82,7 @@ def test_wrong_inputs_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str
     with pytest.raises(DataError, match="does not describe exported models: input should be an object"):
         fd.load_models(tmp_path / "models")
     code, _, told = feddrift(capsys, "export", str(tmp_path / "nothing"))
-    assert code == 2 and "nothing is no folder of records" in told
+    assert code == 2 and "nothing is not a folder of records" in told
     code, _, told = feddrift(capsys, "export", str(tmp_path / "models"))
     assert code == 2 and "has checkpoints" in told
 
@@ -94,9 +94,9 @@ def test_wrong_inputs_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (("clients", "0", "0"), float("nan"), r"clients\.0\.0: input should be"),
         (("clients", "0", "0"), 10**400, r"clients\.0\.0: input should be"),  # more than a float holds
         (("ballot",), "x", "ballot: input should be 'hard' or 'soft', got 'x'"),
-        (("net", "hidden"), 2**40, "a net of .* does not fit"),  # a MemoryError before
+        (("net", "hidden"), 2**40, "a net with layers of .* does not fit"),  # a MemoryError before
         (("net", "features"), [2.0], r"net\.features\.0: input should be a valid integer, got 2\.0"),
-        (("clients", "0"), {"9": 1.0}, "a client uses a model that is not there"),
+        (("clients", "0"), {"9": 1.0}, "a client uses a model that is missing in models"),
     ],
 )
 def test_words_that_do_not_fit_the_models_are_told(
@@ -122,7 +122,9 @@ def test_classes_are_called_what_they_are_called_in_the_data(tmp_path: Path) -> 
             x = draw.random((60, 2))
             rows = "".join(f"{p},{q},{'good' if p > q else 'bad'}\n" for p, q in x)
             (tmp_path / "data" / f"client_{client}" / f"step_{t}.csv").write_text("p,q,label\n" + rows)
-    run = RecordedRun(RunConfig.checked(stream=f"folder:{tmp_path / 'data'}", algorithm="Oblivious"), tmp_path / "runs")
+    run = RecordedRun(
+        RunConfig.from_values(stream=f"folder:{tmp_path / 'data'}", algorithm="Oblivious"), tmp_path / "runs"
+    )
     list(run)
     export(run, tmp_path / "models")
     models = fd.load_models(tmp_path / "models")
@@ -134,11 +136,11 @@ def test_classes_are_called_what_they_are_called_in_the_data(tmp_path: Path) -> 
 @pytest.mark.slow
 def test_a_resnets_statistics_travel_with_it(tmp_path: Path) -> None:
     net = resnet.resnet18(3)
-    params = net.init(rng.derive(0, "init", 0))
+    params = net.init(rng.derive_key(0, "init", 0))
     save_file(resnet.torchvision_names(net, params), tmp_path / "w.safetensors")
     again = resnet.resnet18(3, tmp_path / "w.safetensors")
     x = np.random.default_rng(0).integers(0, 255, (2, 32, 32, 3)).astype(np.uint8)
-    np.testing.assert_array_equal(net.apply(params, x), again.apply(again.init(rng.derive(9, "init", 0)), x))
+    np.testing.assert_array_equal(net.apply(params, x), again.apply(again.init(rng.derive_key(9, "init", 0)), x))
 
 
 def test_inputs_go_by_name_whatever_their_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -181,7 +183,7 @@ def test_probabilities_are_those_that_earlier_versions_gave(tmp_path: Path, algo
         found, before = models.of(client), np.zeros((len(x), 2))
         for m in np.flatnonzero(found.votes).tolist():
             mask = 1 if found.models.mask is None else found.models.mask[m]
-            logits = np.asarray(models.net.apply(params_of(found.models, m), x * mask), dtype=np.float64)
+            logits = np.asarray(models.net.apply(get_params(found.models, m), x * mask), dtype=np.float64)
             shares = np.exp(logits - logits.max(axis=1, keepdims=True))
             hard = np.eye(2)[logits.argmax(axis=1)]
             before += found.votes[m] * (hard if found.ballot == "hard" else shares / shares.sum(axis=1, keepdims=True))

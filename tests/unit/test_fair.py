@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import feddrift as fd
-from feddrift.algorithms.feddrift.fair import FairFedDrift, choose, distances
-from feddrift.algorithms.later.fedrc import FedRC, mixtures, responsibilities
+from feddrift.algorithms.feddrift.fair import FairFedDrift, choose_models, compute_group_distances
+from feddrift.algorithms.later.fedrc import FedRC, compute_responsibilities, update_mixtures
 from feddrift.data import Stream
 from feddrift.testing import FakeFederation, check_algorithm
 from feddrift.types import Floats
@@ -26,20 +26,20 @@ def world(tau: int, loss: Table, cross: Any = None, **given: Any) -> FakeFederat
 
 def test_a_model_must_suit_every_group() -> None:
     loss = np.array([[[0.1, 0.9], [0.4, 0.5]]])
-    seen, levels = choose(loss, np.array([[0.1], [0.3]]), np.array([0]), delta=0.3)
+    seen, levels = choose_models(loss, np.array([[0.1], [0.3]]), np.array([0]), delta=0.3)
     # The first has a lower sum here (1.0 and 0.9) but for the second group, which rises by 0.6; the second suits.
     assert seen.best.tolist() == [1] and not seen.drifted.any() and seen.lowest.tolist() == [0.9]
     assert levels.tolist() == [[0.4], [0.5]]
-    seen, levels = choose(loss, np.array([[0.1], [0.1]]), np.array([0]), delta=0.3)
+    seen, levels = choose_models(loss, np.array([[0.1], [0.1]]), np.array([0]), delta=0.3)
     assert seen.drifted.tolist() == [True] and levels[:, 0].tolist() == [0.4, 0.5]  # the smallest sum, suiting or not
-    seen, _ = choose(np.array([[[0.4, 0.5], [0.1, 0.3]]]), np.array([[0.4], [0.5]]), np.array([0]), delta=0.3)
+    seen, _ = choose_models(np.array([[[0.4, 0.5], [0.1, 0.3]]]), np.array([[0.4], [0.5]]), np.array([0]), delta=0.3)
     assert seen.best.tolist() == [1]  # of two that suit, the smaller sum
 
 
 def test_groups_without_rows_and_clients_without_data_decide_nothing() -> None:
     loss = np.array([[[0.5, NAN]], [[NAN, NAN]], [[9.0, 9.0]]])
     before = np.array([[0.4, 0.1, NAN], [0.2, 0.1, NAN]])
-    seen, levels = choose(loss, before, np.array([0, 0, 0]), delta=0.2)
+    seen, levels = choose_models(loss, before, np.array([0, 0, 0]), delta=0.2)
     assert not seen.drifted.any() and np.isnan(seen.lowest[1])
     np.testing.assert_array_equal(levels, [[0.5, 0.1, 9.0], [0.2, 0.1, 9.0]])
 
@@ -50,11 +50,14 @@ def test_distances_by_hand() -> None:
     L[0, 1, 2], L[1, 0, :2] = [0.4, 0.3], [[0.2, 0.2], [0.5, NAN]]
     # Model 0 on what is model 1's, against client 0 in its own: 0.3 and 0.1 more, together 0.4; against client 1 less.
     # Model 1 on what client 1 has: 0.3 more in the one group that both have.
-    assert distances(L, 0.3)[0, 1] == pytest.approx(0.4)
-    assert distances(L, 0.3)[1, 0] == distances(L, 0.3)[0, 1] and np.isinf(np.diag(distances(L, 0.3))).all()
-    assert np.isinf(distances(L, 0.29)[0, 1])  # one group of one pair forbids it
+    assert compute_group_distances(L, 0.3)[0, 1] == pytest.approx(0.4)
+    assert (
+        compute_group_distances(L, 0.3)[1, 0] == compute_group_distances(L, 0.3)[0, 1]
+        and np.isinf(np.diag(compute_group_distances(L, 0.3))).all()
+    )
+    assert np.isinf(compute_group_distances(L, 0.29)[0, 1])  # one group of one pair forbids it
     L[0, 1] = NAN
-    assert np.isinf(distances(L, 1.0)[0, 1])  # nothing to compare
+    assert np.isinf(compute_group_distances(L, 1.0)[0, 1])  # nothing to compare
 
 
 def test_a_round_by_hand() -> None:
@@ -139,21 +142,21 @@ def test_mixtures_by_hand() -> None:
     """Two clients, two models, two classes, one round."""
     omega = np.array([[0.5, 0.5], [0.8, 0.2]])
     loss = np.log(np.array([[[1.0, 2.0], [3.0, 2.0]], [[1.0, NAN], [4.0, NAN]]]))  # exp(-CE) is 1 over it
-    gamma = responsibilities(omega, loss, np.full((2, 2), 0.5))
+    gamma = compute_responsibilities(omega, loss, np.full((2, 2), 0.5))
     np.testing.assert_allclose(gamma[0], [[3 / 4, 1 / 2], [1 / 4, 1 / 2]])
     np.testing.assert_allclose(gamma[1, :, 0], [16 / 17, 1 / 17])  # 0.8 / 1 to 0.2 / 4
     counts = np.array([[6.0, 2.0], [17.0, 0.0]])
-    new, shares = mixtures(gamma, counts, omega, np.full((2, 2), 0.5))
+    new, shares = update_mixtures(gamma, counts, omega, np.full((2, 2), 0.5))
     np.testing.assert_allclose(new, [[(4.5 + 1) / 8, (1.5 + 1) / 8], [16 / 17, 1 / 17]])
     np.testing.assert_allclose(shares, [[20.5 / 21.5, 1 / 21.5], [2.5 / 3.5, 1 / 3.5]])
-    again = responsibilities(omega, loss, shares)  # a class that a model has much of speaks less for it
+    again = compute_responsibilities(omega, loss, shares)  # a class that a model has much of speaks less for it
     np.testing.assert_allclose(again[0, 0, 0], (1 / shares[0, 0]) / (1 / shares[0, 0] + 1 / 3 / shares[1, 0]))
 
 
 def test_who_has_no_new_data_keeps_its_mixture() -> None:
     gamma: Floats = np.stack([np.full((2, 2), NAN), np.array([[1.0, 1.0], [0.0, 0.0]])])
     omega, shares = np.array([[0.3, 0.7], [0.5, 0.5]]), np.array([[0.5, 0.5], [0.2, 0.8]])
-    new, kept = mixtures(gamma, np.array([[0.0, 0.0], [1.0, 3.0]]), omega, shares)
+    new, kept = update_mixtures(gamma, np.array([[0.0, 0.0], [1.0, 3.0]]), omega, shares)
     assert new.tolist() == [[0.3, 0.7], [1.0, 0.0]] and kept.tolist() == [[0.25, 0.75], [0.2, 0.8]]
 
 
@@ -205,13 +208,13 @@ def test_the_number_of_models_is_checked() -> None:
 def test_groups_are_classes_over_flower() -> None:
     pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
     from feddrift.nets import default_net
-    from feddrift.simulation import steps_on
+    from feddrift.simulation import run_steps
     from tests.flower import OverFlower
 
     stream, local = few_swapped(), fd.Local(rounds=2, steps=4, batch=20, lr=0.05)
     engine = OverFlower(stream, default_net(stream), local, 0)
     engine.n_steps = 2
-    steps = list(steps_on(engine, fd.algorithm("FairFedDrift")))
+    steps = list(run_steps(engine, fd.algorithm("FairFedDrift")))
     by_class = replace(stream, group=None)
     here = list(fd.run(by_class, fd.algorithm("FairFedDrift"), local=local))
     assert [s.model.tolist() for s in steps] == [s.model.tolist() for s in here[:2]]

@@ -326,7 +326,7 @@ def test_a_delta_within_the_noise_warns_once(caplog: pytest.LogCaptureFixture) -
 def test_many_clients_without_a_limit_of_models_are_told_what_it_may_cost(
     name: str, settings: dict[str, Any], warned: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("feddrift.algorithms.feddrift.method.MANY_CLIENTS", 10)
+    monkeypatch.setattr("feddrift.algorithms.feddrift.method.MIN_CLIENTS_FOR_WARNING", 10)
     stream = fd.stream("sine-2")
     next(fd.run(stream, fd.algorithm(name, stream, **settings), local=fd.Local(rounds=1, steps=1)))
     told = [record.getMessage() for record in caplog.records if "max_models" in record.getMessage()]

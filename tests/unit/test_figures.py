@@ -31,7 +31,7 @@ def sweep(tmp_path: Path, **changes: Any) -> list[Record]:
 
 
 def test_a_line_per_algorithm_over_the_thresholds(tmp_path: Path) -> None:
-    fig = pictures.threshold(sweep(tmp_path) + sweep(tmp_path, stream="sea-4"))
+    fig = pictures.draw_threshold(sweep(tmp_path) + sweep(tmp_path, stream="sea-4"))
     assert [ax.get_title(loc="left") for ax in fig.axes] == ["sea-4", "sine-2"]
     for ax in fig.axes:
         assert len(ax.lines) == 2
@@ -41,14 +41,14 @@ def test_a_line_per_algorithm_over_the_thresholds(tmp_path: Path) -> None:
 
 
 def test_other_settings_make_another_line(tmp_path: Path) -> None:
-    fig = pictures.threshold(sweep(tmp_path) + sweep(tmp_path, overrides={"rounds": 9}))
+    fig = pictures.draw_threshold(sweep(tmp_path) + sweep(tmp_path, overrides={"rounds": 9}))
     assert len(fig.axes[0].lines) == 4
     names = [text.get_text() for text in fig.legends[0].get_texts()]
     assert "FedDrift (rounds=9)" in names
 
 
 def test_a_point_per_run_against_traffic(tmp_path: Path) -> None:
-    fig = pictures.traffic(sweep(tmp_path))
+    fig = pictures.draw_traffic(sweep(tmp_path))
     points = [c for c in fig.axes[0].collections if isinstance(c, PathCollection)]
     assert len(points) == 2
     offsets: Any = points[0].get_offsets()
@@ -59,37 +59,37 @@ def test_a_point_per_run_against_traffic(tmp_path: Path) -> None:
 
 def test_algorithms_without_a_delta_are_drawn_in_grey(tmp_path: Path) -> None:
     plain = make(tmp_path, header(2, 2, algorithm="Oblivious", settings={}, concepts=[[0, 0]] * 3))
-    fig = pictures.traffic([*sweep(tmp_path), plain])
+    fig = pictures.draw_traffic([*sweep(tmp_path), plain])
     points = [c for c in fig.axes[0].collections if isinstance(c, PathCollection)]
     assert len(points) == 3 and to_rgba("#CCCCCC") in map(tuple, np.asarray(points[2].get_facecolor()))
-    assert [ax.get_ylabel() for ax in pictures.traffic([plain]).axes] == [
+    assert [ax.get_ylabel() for ax in pictures.draw_traffic([plain]).axes] == [
         "accuracy omitting drifts"
     ]  # no scale of delta
 
 
 def test_each_pattern_once(tmp_path: Path) -> None:
     records = sweep(tmp_path) + sweep(tmp_path, stream="sea-4")
-    assert len(pictures.patterns(records).axes) == 1
-    letters = [text.get_text() for text in pictures.patterns(records).axes[0].texts]
+    assert len(pictures.draw_patterns(records).axes) == 1
+    letters = [text.get_text() for text in pictures.draw_patterns(records).axes[0].texts]
     assert sorted(letters) == ["A", "A", "A", "B", "B", "B"]
 
 
 def test_nothing_to_draw_is_one_sentence(tmp_path: Path) -> None:
     blind = [make(tmp_path, header(2, 2), {})]
-    for draw in (pictures.patterns, pictures.threshold, pictures.traffic):
+    for draw in (pictures.draw_patterns, pictures.draw_threshold, pictures.draw_traffic):
         with pytest.raises(DataError, match="to draw"):
             draw(blind)
     odd_deltas: list[object] = ["high", None, [], 1e308, 10**400]  # of a record of another program
     for delta in odd_deltas:
         odd = make(tmp_path, header(1, 1, concepts=[[0], [0]], settings={"delta": delta}), {})
         with pytest.raises(DataError, match="nothing to draw"):
-            pictures.threshold([odd])
+            pictures.draw_threshold([odd])
     many = [make(tmp_path, header(1, 1, seed=k, concepts=[[k], [0]]), {}) for k in range(13)]
     with pytest.raises(ConfigError, match="room for 1 to 12 patterns"):
-        pictures.patterns(many)
+        pictures.draw_patterns(many)
 
 
 def test_fmows_classes_fill_the_picture() -> None:
-    fig = pictures.classes()
+    fig = pictures.draw_class_shares()
     assert [ax.get_title(loc="left") for ax in fig.axes] == ["all regions", "Africa"]
     assert all(len(ax.collections) == 10 for ax in fig.axes)

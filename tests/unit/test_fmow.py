@@ -30,7 +30,7 @@ def write_fashion(folder: Path, n: int = 70000) -> Path:
 
 
 def test_the_counts_are_those_of_the_papers_partition() -> None:
-    counts, names = fmow.class_counts()
+    counts, names = fmow.read_class_counts()
     assert counts.sum() == 41090 and counts[9].sum(axis=1).tolist() == [1000, 1000, 1000, 1000, 80]
     africa = counts[:, fmow.REGIONS.index("Africa"), names.index("single-unit_residential")] / counts[:, 2].sum(axis=1)
     assert africa[5] > 2 * africa[4]  # the jump from 2013 to 2014
@@ -38,7 +38,7 @@ def test_the_counts_are_those_of_the_papers_partition() -> None:
 
 def test_every_cell_has_its_counts_and_an_image_comes_again_only_after_all(tmp_path: Path) -> None:
     s = fd.stream("fmow-labels", data_dir=write_fashion(tmp_path))
-    counts, _ = fmow.class_counts()
+    counts, _ = fmow.read_class_counts()
     assert s.n_steps == 9 and s.clients == fmow.REGIONS and s.concepts is None and s.local.rounds == 10
     for t, c in np.ndindex(counts.shape[:2]):
         x, y = s.cell(t, c)
@@ -100,8 +100,8 @@ def test_the_rule_on_a_folder_of_the_same_format(tmp_path: Path) -> None:
 
 
 def test_the_papers_partition_needs_the_whole_folder(tmp_path: Path) -> None:
-    cells = fmow.partition_d()
-    counts, _ = fmow.class_counts()
+    cells = fmow.read_partition_d()
+    counts, _ = fmow.read_class_counts()
     assert [[len(index) for index in row] for row in cells] == counts.sum(axis=2).tolist()
     with pytest.raises(DataError, match="lists 576 images, partition D needs number"):
         fd.stream("fmow", data_dir=write_folder(tmp_path))
@@ -113,8 +113,8 @@ def test_a_whole_run_on_pictures_with_a_resnet(tmp_path: Path, engine: str) -> N
     """From a folder and a file of weights to the first two time steps."""
     write_folder(tmp_path, per_cell=2, size=16)
     weights = tmp_path / "resnet18.npz"
-    np.savez(weights, **golden(resnet._shapes(1000) | resnet._statistics()))
-    config = RunConfig.checked(
+    np.savez(weights, **golden(resnet._parameter_shapes(1000) | resnet._statistics_shapes()))
+    config = RunConfig.from_values(
         stream="fmow-rule", algorithm="FedDrift", rounds=1, steps=1, batch=2, engine=engine, data_dir=tmp_path,
         weights=weights,
     )  # fmt: skip

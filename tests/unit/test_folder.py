@@ -165,7 +165,7 @@ def test_well_scaled_features_do_not_warn(tmp_path: Path, caplog: pytest.LogCapt
     ("second", "message"),
     [
         ("", "step_1.csv is empty, expected a header line with a column 'label'"),
-        ("a,b,target\n1,2,0\n", "step_1.csv: no label column 'label' among .*target.*--label names another"),
+        ("a,b,target\n1,2,0\n", "step_1.csv: no label column 'label' among .*target.*choose one with --label"),
         ("a,label\n1,0\n", "step_1.csv: expected one column 'b', got 0"),
         ("a,b,c,label\n1,2,3,0\n", "step_1.csv: column 'c' is not in .*step_0.csv"),
         ("a,b,b,label\n1,2,3,0\n", "step_1.csv: expected one column 'b', got 2"),
@@ -226,12 +226,12 @@ def test_csv_without_features_or_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("classes", "message"),
     [
-        ("cat\ndog\n", "step_0.csv, line 3: unknown label 'emu', legal by classes.txt are cat, dog"),
+        ("cat\ndog\n", "step_0.csv, line 3: unknown label 'emu', classes.txt has cat, dog"),
         ("cat\nemu\ncat\n", "classes.txt: 3 lines name only 2 distinct classes"),
         ("1\n1.0\n", "classes.txt: 2 lines name only 1 distinct classes"),
         ("cat\n\nemu\n", "classes.txt, line 2: the label is empty"),
         ("cat\n4\n", "classes.txt, line 2: label '4' is a whole number, but other labels are words"),
-        ("0\n1\n", "step_0.csv, line 2: unknown label 'cat', legal by classes.txt are 0, 1"),
+        ("0\n1\n", "step_0.csv, line 2: unknown label 'cat', classes.txt has 0, 1"),
     ],
 )
 def test_wrong_classes(tmp_path: Path, classes: str, message: str) -> None:
@@ -340,7 +340,7 @@ def test_no_examples(tmp_path: Path) -> None:
 
 def test_a_folder_takes_no_pattern(tmp_path: Path) -> None:
     write(tmp_path, {f"client_a/step_{t}.csv": ROWS for t in (0, 1)})
-    with pytest.raises(ConfigError, match="brings its own drift: pattern must be left out, got 'Y'"):
+    with pytest.raises(ConfigError, match="has its own drift: pattern must be left out, got 'Y'"):
         load(tmp_path, pattern="Y")
 
 

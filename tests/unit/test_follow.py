@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from feddrift import cli
-from feddrift.cli.deploy import line_of_training
+from feddrift.cli.deploy import format_trained_step
 from feddrift.errors import ConfigError, DataError
 from feddrift.reports import trackers
-from feddrift.reports.follow import Follower, events, numbers
-from feddrift.reports.trackers import News, Numbers, Tracker
+from feddrift.reports.follow import Follower, collect_step_numbers, describe_step_events
+from feddrift.reports.trackers import Numbers, StepNews, TrackerFactory
 from feddrift.runs import record
 from feddrift.runs.record import Record
-from feddrift.runs.writer import Writer
+from feddrift.runs.writer import RecordWriter
 from tests.unit.fake_records import federation, header, make, merged, rows
 
 BORN: dict[str, Any] = {"t": 1, "event": "created", "model": 1, "cause": {"clients": [1], "from": 0}}
@@ -51,21 +51,22 @@ class Fake:
 
     class Run:
         def __init__(self) -> None:
-            self.told: dict[int, Numbers] = {}
+            self.reported_numbers: dict[int, Numbers] = {}
             self.entries: list[tuple[int, str, float]] = []
             self.events: list[tuple[int, str]] = []
             self.status = ""
             self.seconds: float | None = None
 
-        def tell(self, news: Sequence[News]) -> None:
+        def log_steps(self, news: Sequence[StepNews]) -> None:
             for step in news:
                 self.entries += [(step.time, key, value) for key, value in step.numbers.items()]
-                self.told.setdefault(step.time, {}).update(step.numbers)
+                self.reported_numbers.setdefault(step.time, {}).update(step.numbers)
                 if step.events:
                     self.events.append((step.time, step.events))
 
-        def end(self, status: str, seconds: float | None) -> None:
-            self.status, self.seconds = status, seconds
+        def end_run(self, status: str, seconds: float | None) -> None:
+            self.status = status
+            self.seconds = seconds
 
     def __call__(self, name: str, found: Record) -> Fake.Run:
         self.begun.append(name)
@@ -76,37 +77,39 @@ def entries(steps: Sequence[Numbers]) -> list[tuple[int, str, float]]:
     return [(t, key, value) for t, step in enumerate(steps, 1) for key, value in step.items()]
 
 
-def look(run: Path, tracker: Tracker) -> list[str]:
+def look(run: Path, tracker: TrackerFactory) -> list[str]:
     """One look by a follower that ends then."""
     follower = Follower(run, tracker)
-    sentences = list(follower.look())
+    sentences = list(follower.report_news())
     follower.close()
     return sentences
 
 
 def test_what_is_told_of_a_run(tmp_path: Path) -> None:
     found = make(tmp_path, header(3), COLUMNS, EVENTS)
-    assert numbers(found) == STEPS and events(found) == TOLD
+    assert collect_step_numbers(found) == STEPS and describe_step_events(found) == TOLD
 
 
 def test_decisions_are_told_of_their_clients(tmp_path: Path) -> None:
     causes = [{"clients": [1], "reason": "goes back to model 0", "rows": 9}, {"clients": [], "reason": "all stay"}]
     decided = [{"t": 1, "event": "decided", "model": 0, "cause": cause} for cause in causes]
     found = make(tmp_path, header(2), None, decided)
-    assert events(found)[1].split("\n") == [
+    assert describe_step_events(found)[1].split("\n") == [
         "decided for client 1: goes back to model 0 (rows=9)", "decided for all clients: all stay",
     ]  # fmt: skip
-    assert "decided" not in line_of_training(found, 1)
+    assert "decided" not in format_trained_step(found, 1)
 
 
 def test_other_scores_are_told_as_means_where_they_are_recorded(tmp_path: Path) -> None:
     found = make(tmp_path, header(2), {"log_loss": [[0.5, 1.5], [None, None]], "auc": [[0.5, None], [None, None]]})
-    scores = [{key: value for key, value in step.items() if key.startswith("mean/")} for step in numbers(found)]
+    scores = [
+        {key: value for key, value in step.items() if key.startswith("mean/")} for step in collect_step_numbers(found)
+    ]
     assert scores == [{"mean/log_loss": 1.0, "mean/auc": 0.5}, {}]
 
 
 def test_a_federation_is_told_as_far_as_it_is_tested(tmp_path: Path) -> None:
-    found = numbers(federation(tmp_path))
+    found = collect_step_numbers(federation(tmp_path))
     assert [step.get("accuracy/mean") for step in found] == [0.5, pytest.approx(0.775), None]
     assert found[1]["per_client/1"] == 0.8 and "per_client/2" not in found[1]
     assert [step["federation/alarms"] for step in found] == [0, 1, 0]
@@ -115,8 +118,10 @@ def test_a_federation_is_told_as_far_as_it_is_tested(tmp_path: Path) -> None:
 def test_many_clients_have_no_curve_each_and_many_events_are_counted(tmp_path: Path) -> None:
     births = [{**BORN, "t": 0, "model": 1 + k, "cause": {"clients": [k]}} for k in range(101)]
     found = make(tmp_path, header(1, 101), None, births)
-    assert set(numbers(found)[0]) == set(STEPS[0]) - {"per_client/0", "per_client/1"}
-    assert len(events(found)[0].splitlines()) == 21 and events(found)[0].endswith("and 81 events more")
+    assert set(collect_step_numbers(found)[0]) == set(STEPS[0]) - {"per_client/0", "per_client/1"}
+    assert len(describe_step_events(found)[0].splitlines()) == 21 and describe_step_events(found)[0].endswith(
+        "and 81 events more"
+    )
 
 
 def test_finished_runs_are_told_at_once_and_never_twice(tmp_path: Path) -> None:
@@ -125,12 +130,12 @@ def test_finished_runs_are_told_at_once_and_never_twice(tmp_path: Path) -> None:
     fake = Fake()
     for _ in range(2):
         follower = Follower(tmp_path / "runs", fake)
-        sentences = list(follower.look())
+        sentences = list(follower.report_news())
         assert [s.split(": ")[1] for s in sentences] == [
             "interrupted after 2 time steps",
             "complete after 3 time steps",
         ]
-        assert not follower.waits and not list(follower.look())
+        assert not follower.expects_news and not list(follower.report_news())
     short, whole = sorted(fake.runs, key=len, reverse=True)
     assert short == f"more/{whole}" and whole.startswith("sine-2_FedDrift_")
     assert fake.runs[whole].entries == entries(STEPS) and fake.runs[short].entries == entries(STEPS[:2])
@@ -141,7 +146,7 @@ def test_finished_runs_are_told_at_once_and_never_twice(tmp_path: Path) -> None:
 def test_packed_records_are_told_once_under_the_names_of_their_plain_files(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     plain, packed = Fake(), Fake()
-    files = [runs / "more" / f"{record.file_name(make(runs / 'more', head, COLUMNS, EVENTS).header)}.jsonl"
+    files = [runs / "more" / f"{record.build_record_name(make(runs / 'more', head, COLUMNS, EVENTS).header)}.jsonl"
              for head in (header(3), header(3, seed=1))]  # fmt: skip
     sentences = look(runs, plain)
     file = runs / "more" / "records.jsonl.xz"
@@ -149,7 +154,7 @@ def test_packed_records_are_told_once_under_the_names_of_their_plain_files(tmp_p
     for path in files:
         path.unlink()
     follower = Follower(runs, packed)
-    assert list(follower.look()) == sentences and not list(follower.look()) and not follower.waits
+    assert list(follower.report_news()) == sentences and not list(follower.report_news()) and not follower.expects_news
     assert list(packed.runs) == list(plain.runs) == [f"more/{path.stem}" for path in files]
     for name, run in packed.runs.items():
         assert run.entries == plain.runs[name].entries and run.status == "complete"
@@ -159,55 +164,55 @@ def test_packed_records_are_told_once_under_the_names_of_their_plain_files(tmp_p
 def test_a_run_is_followed_while_it_is_written(tmp_path: Path) -> None:
     fake, head = Fake(), header(3)
     whole = make(tmp_path / "whole", head, COLUMNS, EVENTS)
-    with Writer(tmp_path / "runs", head) as writer:
+    with RecordWriter(tmp_path / "runs", head) as writer:
         follower, name = Follower(tmp_path / "runs", fake), writer.path.stem
-        assert list(follower.look()) == [f"{name}: following"] and follower.waits
+        assert list(follower.report_news()) == [f"{name}: following"] and follower.expects_news
         for t in range(3):
             cells = {key: values[t] for key, values in COLUMNS.items()}
-            writer.step(rows(head, t, **cells), [event for event in EVENTS if event["t"] == t])
-            assert list(follower.look()) == [] and follower.waits
+            writer.write_step(rows(head, t, **cells), [event for event in EVENTS if event["t"] == t])
+            assert list(follower.report_news()) == [] and follower.expects_news
             assert fake.runs[name].entries == entries(STEPS[: t + 1])
-    assert list(follower.look()) == [f"{name}: complete after 3 time steps"]
-    assert fake.runs[name].entries == entries(numbers(whole)) and fake.begun == [name]
+    assert list(follower.report_news()) == [f"{name}: complete after 3 time steps"]
+    assert fake.runs[name].entries == entries(collect_step_numbers(whole)) and fake.begun == [name]
     assert fake.runs[name].events == [(2, TOLD[1]), (3, TOLD[2])]
-    assert follower.waits  # the command may go on with another run
-    with Writer(tmp_path / "runs", header(3, seed=1)) as other:
-        assert list(follower.look()) == [f"{other.path.stem}: following"]
+    assert follower.expects_news  # the command may go on with another run
+    with RecordWriter(tmp_path / "runs", header(3, seed=1)) as other:
+        assert list(follower.report_news()) == [f"{other.path.stem}: following"]
         follower.close()
         assert fake.runs[other.path.stem].status == "running"
     for _ in range(3):
-        list(follower.look())
-    assert not follower.waits
+        list(follower.report_news())
+    assert not follower.expects_news
 
 
 def test_a_follower_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     fake, head = Fake(), header(3)
-    with Writer(tmp_path, head) as writer:
-        writer.step(rows(head, 0))
-        list(Follower(tmp_path, fake).look())  # and no more of it
-        writer.step(rows(head, 1))
+    with RecordWriter(tmp_path, head) as writer:
+        writer.write_step(rows(head, 0))
+        list(Follower(tmp_path, fake).report_news())  # and no more of it
+        writer.write_step(rows(head, 1))
         look(writer.path, fake)
-        fake.runs[writer.path.stem].told[2].pop("accuracy/worst")  # a half of what it was about to tell
-        writer.step(rows(head, 2))
+        fake.runs[writer.path.stem].reported_numbers[2].pop("accuracy/worst")  # a half of what it was about to tell
+        writer.write_step(rows(head, 2))
     look(tmp_path, fake)
     told = fake.runs[writer.path.stem].entries
     again = told.pop(next(k for k in range(len(told) - 1, 0, -1) if told[k][:2] == (2, "accuracy/worst")))
-    assert again in told and sorted(told) == sorted(entries(numbers(record.read(writer.path))))
+    assert again in told and sorted(told) == sorted(entries(collect_step_numbers(record.read(writer.path))))
 
 
 def test_a_run_that_was_killed_goes_on(tmp_path: Path) -> None:
     fake, head = Fake(), header(3)
-    writer = Writer(tmp_path, head)
-    writer.step(rows(head, 0))
+    writer = RecordWriter(tmp_path, head)
+    writer.write_step(rows(head, 0))
     writer._file.close()  # as if it had been killed
     follower = Follower(tmp_path, fake)
-    assert list(follower.look()) == [f"{writer.path.stem}: stopped after 1 time steps"]
-    assert fake.runs[writer.path.stem].status == "unfinished" and not follower.waits
-    with Writer(tmp_path, head, done=1) as writer:
+    assert list(follower.report_news()) == [f"{writer.path.stem}: stopped after 1 time steps"]
+    assert fake.runs[writer.path.stem].status == "unfinished" and not follower.expects_news
+    with RecordWriter(tmp_path, head, n_done=1) as writer:
         for t in (1, 2):
-            writer.step(rows(head, t))
-    assert list(follower.look()) == [f"{writer.path.stem}: complete after 3 time steps"]
-    assert fake.runs[writer.path.stem].entries == entries(numbers(record.read(writer.path)))
+            writer.write_step(rows(head, t))
+    assert list(follower.report_news()) == [f"{writer.path.stem}: complete after 3 time steps"]
+    assert fake.runs[writer.path.stem].entries == entries(collect_step_numbers(record.read(writer.path)))
 
 
 def test_a_run_that_is_started_over_is_another(tmp_path: Path) -> None:
@@ -216,9 +221,9 @@ def test_a_run_that_is_started_over_is_another(tmp_path: Path) -> None:
     for day in (1, 2):
         fake.runs.clear()
         found = make(tmp_path, header(2, started=f"2026-01-0{day}T00:00:00+00:00"))
-        assert len(list(follower.look())) == 1
+        assert len(list(follower.report_news())) == 1
         (run,) = fake.runs.values()
-        assert run.entries == entries(numbers(found))
+        assert run.entries == entries(collect_step_numbers(found))
 
 
 def test_a_federation_is_told_in_two_moments(tmp_path: Path) -> None:
@@ -234,14 +239,14 @@ def test_a_federation_is_told_in_two_moments(tmp_path: Path) -> None:
     told: dict[int, Numbers] = {}
     for t, key, value in fake.runs[name].entries:  # a later test of the same step counts
         told.setdefault(t, {})[key] = value
-    assert name == "fed" and list(told.values()) == numbers(record.read(part))
+    assert name == "fed" and list(told.values()) == collect_step_numbers(record.read(part))
     assert [v for t, k, v in fake.runs[name].entries if (t, k) == (2, "accuracy/mean")] == [0.5, pytest.approx(0.775)]
     assert len([k for _, k, _ in fake.runs[name].entries if k == "federation/models"]) == 3
 
 
 def test_names_of_clients_are_apart_and_legal_in_every_tracker(tmp_path: Path) -> None:
     names = ["a/b", "a:b", "", "<b>", "_b_", "a_b-1"]
-    (step,) = numbers(make(tmp_path, header(1, 6, clients=names)))
+    (step,) = collect_step_numbers(make(tmp_path, header(1, 6, clients=names)))
     assert [key for key in step if key.startswith("per_client/")] == [
         f"per_client/{name}" for name in ("a_b", "a_b-1", "2", "_b_", "_b_-4", "a_b-1-5")
     ]
@@ -258,13 +263,13 @@ def test_what_goes_wrong_is_one_sentence(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(DataError, match="neither a folder of records nor a record"):
         look(tmp_path / "nowhere", broken)
     with pytest.raises(ConfigError, match="unknown tracker 'tensorbord', did you mean 'tensorboard'"):
-        trackers.tracker("tensorbord:x")
+        trackers.parse_tracker("tensorbord:x")
     with pytest.raises(ConfigError, match="mlflow needs a place behind a colon, such as mlflow:sqlite"):
-        trackers.tracker("mlflow")
+        trackers.parse_tracker("mlflow")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     for kind, package in (("mlflow", "mlflow"), ("tensorboard", "tensorboardX"), ("wandb", "wandb")):
         with pytest.raises(ConfigError, match=rf"needs the package {package}: pip install 'feddrift\[{kind}\]'"):
-            trackers.tracker(f"{kind}:x")
+            trackers.parse_tracker(f"{kind}:x")
 
 
 def test_tensorboard_has_what_the_record_says_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -285,7 +290,7 @@ def test_tensorboard_has_what_the_record_says_once(tmp_path: Path, capsys: pytes
             assert len(list(folder.glob("*.feddrift"))) == 1
     assert len(list((tmp_path / "tb" / "fed").iterdir())) == 2
     for name, found in running.items():
-        steps = numbers(going_on if name == "fed" else record.read(tmp_path / "runs" / f"{name}.jsonl"))
+        steps = collect_step_numbers(going_on if name == "fed" else record.read(tmp_path / "runs" / f"{name}.jsonl"))
         fresh = loader.EventAccumulator(str(tmp_path / "tb" / name))
         fresh.Reload()
         for board in (found, fresh):

@@ -51,7 +51,7 @@ def test_names_of_modules_that_are_packages_now_are_found_with_a_warning() -> No
         ("feddrift.engines.worker.in_turn", "feddrift.engines.worker.run_rounds_sequentially"),
         ("feddrift.simulation.steps_on", "feddrift.simulation.run_steps"),
         ("feddrift.run.with_newcomers", "feddrift.simulation.add_newcomers"),
-        ("feddrift.engines.in_process.InProcessWorker", "feddrift.engines.local.worker.InProcessWorker"),
+        ("feddrift.engines.in_process.InProcessWorker", "feddrift.engines.local.engine.InProcessWorker"),
     ],
 )
 def test_a_renamed_documented_name_is_found_with_a_warning(old: str, new: str) -> None:

@@ -117,7 +117,7 @@ def test_renew_needs_the_authoritys_key_wherever_it_is_kept(made: Path, tmp_path
     before = (server / "server.crt").read_text()
     (server / "ca.key").rename(safe)
     told = said("renew", made, code=2)
-    assert "ca.key is missing, and no certificate is made without it: say where it is, --ca-key PATH" in told
+    assert "ca.key is missing, and signs all certificates: give its path with --ca-key PATH" in told
     scaffold.create_deployment(tmp_path / "other", ["x"], [2], ["no", "yes"])
     assert "is not the key of" in said("renew", made, "--ca-key", tmp_path / "other" / "server" / "ca.key", code=2)
     assert "cannot read the authority's key" in said("renew", made, "--ca-key", server / "ca.crt", code=2)
@@ -141,7 +141,7 @@ def test_a_new_authority_is_trusted_beside_the_old_one_until_all_have_it(made: P
     server, late = made / "server", made / "clients" / "b" / "ca.crt"
     before = (server / "server.crt").read_text()
     told = said("renew", made, "--ca")
-    assert "goes to every client" in told and (server / "server.crt").read_text() == before
+    assert "copy it to every client" in told and (server / "server.crt").read_text() == before
     assert len(certificates.read_authorities(server)) == 2 and crt(server / "ca.crt") != crt(late)
     assert connects(server, late) and connects(server, server / "ca.crt")
     assert "clients/a/ca.crt is not the server's" in wrong(made) and wrong(server) == ""
@@ -156,12 +156,12 @@ def test_of_two_authorities_that_counts_which_signed(made: Path, monkeypatch: py
     server = made / "server"
     monkeypatch.setattr(certificates, "AUTHORITY_VALID_DAYS", 20)
     certificates.renew_authority(server)
-    assert certificates.read_days_left(server)["ca.crt"] > 3000 and wrong(server) == ""
+    assert certificates.read_remaining_days(server)["ca.crt"] > 3000 and wrong(server) == ""
     certificates.renew_server_certificate(server)
-    assert 19 < certificates.read_days_left(server)["ca.crt"] < 20
+    assert 19 < certificates.read_remaining_days(server)["ca.crt"] < 20
     assert "ca.crt ends on" in wrong(server) and "`feddrift deploy renew --ca` at the server" in wrong(server)
     (server / "server.crt").unlink()
-    assert certificates.read_days_left(server) == {}
+    assert certificates.read_remaining_days(server) == {}
 
 
 def test_authorities_that_have_ended_are_trusted_no_more(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +192,7 @@ def test_a_key_is_rotated_in_one_command_where_both_sides_are(made: Path) -> Non
     client, server = made / "clients" / "a", made / "server"
     old, old_public = (client / "key").read_text(), read_public_key(server / "keys" / "a.pub")
     told = said("rotate", made, "a")
-    assert "when the server is started" in told and wrong(made) == ""
+    assert "once it is started" in told and wrong(made) == ""
     assert (client / "key").read_text() != old and (client / "key.old").read_text() == old
     assert {stat.S_IMODE((client / name).stat().st_mode) for name in ("key", "key.old")} == {0o600}
     new = read_public_key(server / "keys" / "a.pub")
@@ -210,9 +210,11 @@ def test_a_key_is_rotated_in_two_where_the_client_is_somewhere_else(made: Path, 
     told = said("rotate", made, "a", code=2)
     assert "is made in its own folder" in told and "name it here with --key" in told
     told = said("rotate", client, "a")
-    assert f"bring {client / 'key.pub'} to the server" in told and not texts(server)
+    assert f"copy {client / 'key.pub'} to the server" in told and not texts(server)
     assert read_public_key(server / "keys" / "a.pub") == read_public_key(client / "key.pub.old")
-    assert "--key is taken in at the server" in said("rotate", client, "a", "--key", client / "key.pub", code=2)
+    assert "--key is an option for the server's folder" in said(
+        "rotate", client, "a", "--key", client / "key.pub", code=2
+    )
     for folder in (made, server):
         _, line = client_keys.generate_key_pair("whoever")
         (tmp_path / "key.pub").write_text(line)
@@ -224,7 +226,7 @@ def test_a_key_is_rotated_in_two_where_the_client_is_somewhere_else(made: Path, 
 def test_who_is_asked_for_must_be_there(made: Path, tmp_path: Path) -> None:
     assert "unknown client 'aa', did you mean 'a'? (one of: a, b)" in said("revoke", made, "aa", code=2)
     assert "unknown client 'c'" in said("rotate", made, "c", "--key", made / "clients" / "b" / "key.pub", code=2)
-    assert "is of client b, not of a" in said("rotate", made / "clients" / "b", "a", code=2)
+    assert "belongs to client b, not to a" in said("rotate", made / "clients" / "b", "a", code=2)
     assert "neither federation.toml nor" in said("rotate", tmp_path, "a", code=2)
     assert "has no federation.toml" in said("revoke", made / "clients" / "b", "b", code=2)
     (made / "clients" / "b").rename(made / "clients" / "c")
@@ -242,12 +244,13 @@ def openssh(key: Any) -> bytes:
 @pytest.mark.parametrize(
     ("what", "sentence"),
     [
-        ("nothing", "cannot read the key .*: No such file"), ("text", "is no public key as `feddrift deploy rotate`"),
+        ("nothing", "cannot read the key .*: No such file"),
+        ("text", "is not a public key as `feddrift deploy rotate`"),
         ("private", "is a private key, which never leaves its client: bring key.pub"),
         ("ed25519", "must be of the kind ecdsa-sha2-nistp384, got ssh-ed25519"),
         ("p256", "must be of the kind ecdsa-sha2-nistp384, got ecdsa-sha2-nistp256"),
-        ("another's", "is that of client b already: make a new one"), ("its own", "is that of client a already"),
-        ("shut out", "was shut out, which is for good: make a new one"),
+        ("another's", "is already that of client b: make a new one"), ("its own", "is already that of client a"),
+        ("shut out", "was revoked permanently: make a new one"),
     ],
 )  # fmt: skip
 def test_what_is_no_new_key_of_a_client_is_not_taken(made: Path, tmp_path: Path, what: str, sentence: str) -> None:
@@ -280,8 +283,8 @@ def test_a_client_that_is_shut_out_keeps_its_place(made: Path) -> None:
     roster = settings.read_roster(server / "keys")
     assert roster.clients == ("a", "b") and list(roster.keys.values()) == ["a"]
     assert wrong(server) == wrong(made)
-    assert wrong(server).startswith("client b has no key at the server and cannot come: `feddrift deploy rotate`")
-    assert "it is shut out already" in said("revoke", made, "b", code=2)
+    assert wrong(server).startswith("client b has no key at the server, so it cannot connect: `feddrift deploy rotate`")
+    assert "it was revoked already" in said("revoke", made, "b", code=2)
     (server / "federation.toml").write_text(f"quorum = 2\n{(server / 'federation.toml').read_text()}")
     assert "quorum = 2, and only 1 clients have keys" in wrong(server)
     said("rotate", made, "b")
@@ -310,7 +313,10 @@ def test_a_run_knows_new_keys_at_once(made: Path, caplog: pytest.LogCaptureFixtu
     client_keys.revoke_client(server, "b")
     assert dict(known) == {new: "a"}
     (server / "keys" / "a.pub").write_text("nonsense")
-    assert dict(known) == {new: "a"} and "continues with the keys that it has read before: cannot read the key of client a" in caplog.text
+    assert (
+        dict(known) == {new: "a"}
+        and "continues with the keys that it has read before: cannot read the key of client a" in caplog.text
+    )
 
 
 def test_a_server_that_runs_is_told(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,7 +326,7 @@ def test_a_server_that_runs_is_told(made: Path, monkeypatch: pytest.MonkeyPatch)
         launcher, "register_keys", lambda server: told.append({p.stem for p in (server / "keys").glob("*.pub")})
     )
     assert said("revoke", made, "b").strip() == "client b is shut out"
-    assert "the server knows the new key of client b, and the old one no more" in said("rotate", made, "b")
+    assert "the server knows the new key of client b, and no longer the old one" in said("rotate", made, "b")
     assert told == [{"a"}, {"a", "b"}]
 
 
@@ -333,7 +339,8 @@ def test_a_server_that_cannot_be_told_is_started_again(
     monkeypatch.setattr(launcher, "is_server_running", lambda server: True)
     monkeypatch.setattr(launcher, "register_keys", fails)
     assert "is shut out when the server is started" in said("revoke", made, "b")
-    assert "the server that runs was not told: no answer" in caplog.text and len(texts(made / "server")) == 1
+    assert "the running server could not register the keys: no answer" in caplog.text
+    assert len(texts(made / "server")) == 1
 
 
 def test_a_place_without_a_key_is_out_of_reach_and_says_why(caplog: pytest.LogCaptureFixture) -> None:

@@ -12,11 +12,11 @@ from rich.console import Console
 import feddrift as fd
 from feddrift import cli
 from feddrift.cli import console
-from feddrift.cli.live import Board
+from feddrift.cli.live import ProgressTable
 from feddrift.types import Local
 
 
-def shown(board: Board) -> str:
+def shown(board: ProgressTable) -> str:
     out = io.StringIO()
     Console(file=out, width=100).print(board)
     return out.getvalue()
@@ -24,12 +24,12 @@ def shown(board: Board) -> str:
 
 def test_the_board_counts_models_alarms_and_merges() -> None:
     stream = fd.stream("sine-2")
-    board = Board(2)
+    board = ProgressTable(2)
     assert "run" in shown(board)  # before anything runs
-    board.begin("FedDrift seed 2", stream.n_steps)
+    board.add_run("FedDrift seed 2", stream.n_steps)
     steps = list(fd.run(stream, fd.algorithm("FedDrift", stream), local=Local(rounds=10), seed=2))
     for step in steps[:5]:
-        board.step(step, f"  time {step.tau + 1}  ")
+        board.add_step(step, f"  time {step.tau + 1}  ")
     (run,) = board.runs
     assert (run.models, run.alarms, run.merges, len(run.accuracy)) == (2, 2, 1, 5)  # as in tests/golden
     told = shown(board)

@@ -14,7 +14,7 @@ import pytest
 from feddrift import rng
 from feddrift.errors import DataError
 from feddrift.streams import mnist, stream
-from feddrift.streams.patterns import pattern
+from feddrift.streams.patterns import build_pattern
 from feddrift.types import Local
 
 TRAIN, TEST = 900, 300  # a tiny MNIST of images of 2 x 3 pixels
@@ -44,29 +44,29 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def recovered(x: npt.NDArray[np.float32], tiny: Path) -> npt.NDArray[np.int64]:
     """Which image each row of a stream is."""
-    pixels, _ = mnist.load(tiny)
+    pixels, _ = mnist.load_mnist(tiny)
     raw = x * (pixels.std(axis=0) + 0.001) + pixels.mean(axis=0)
     high, low = np.rint(raw[:, :2]).astype(np.int64).T
     return np.asarray(256 * high + low)
 
 
 def test_load_puts_train_before_test(tiny: Path) -> None:
-    pixels, digits = mnist.load(tiny)
+    pixels, digits = mnist.load_mnist(tiny)
     assert pixels.shape == (TRAIN + TEST, 6)
     assert (pixels[:, 0].astype(int) * 256 + pixels[:, 1]).tolist() == list(range(TRAIN + TEST))
     assert digits.tolist() == [i % 10 for i in range(TRAIN + TEST)]
 
 
 def test_pixels_are_standardised_over_all_images(tiny: Path) -> None:
-    pixels, _ = mnist.load(tiny)
-    s = mnist.swapped("mnist-2", np.zeros((12, 1), dtype=np.int64), tiny)  # 5 times the pool
+    pixels, _ = mnist.load_mnist(tiny)
+    s = mnist.load_label_swap("mnist-2", np.zeros((12, 1), dtype=np.int64), tiny)  # 5 times the pool
     expected = (pixels.astype(np.float64) - pixels.mean(axis=0)) / (pixels.std(axis=0) + 0.001)
     np.testing.assert_allclose(s.x, expected[recovered(s.x, tiny)], rtol=1e-5, atol=1e-6)
     assert (s.x[:, 3] == 0).all()  # a pixel that never changes
 
 
 def test_cells_are_consecutive_blocks_that_wrap(tiny: Path) -> None:
-    s = mnist.swapped("mnist-4", np.zeros((3, 2), dtype=np.int64), tiny)
+    s = mnist.load_label_swap("mnist-4", np.zeros((3, 2), dtype=np.int64), tiny)
     image = recovered(s.x, tiny)
     assert sorted(image[: TRAIN + TEST].tolist()) == list(range(TRAIN + TEST))
     assert (np.diff(image[: TRAIN + TEST]) != 1).mean() > 0.9  # shuffled
@@ -75,7 +75,7 @@ def test_cells_are_consecutive_blocks_that_wrap(tiny: Path) -> None:
 
 @pytest.mark.parametrize("k", SWAPS)
 def test_concept_swaps_two_labels(tiny: Path, k: int) -> None:
-    s = mnist.swapped("mnist-4", np.full((2, 1), k, dtype=np.int64), tiny)
+    s = mnist.load_label_swap("mnist-4", np.full((2, 1), k, dtype=np.int64), tiny)
     digit = recovered(s.x, tiny) % 10
     a, b = SWAPS[k]
     np.testing.assert_array_equal(s.y, np.where(digit == a, b, np.where(digit == b, a, digit)))
@@ -84,7 +84,7 @@ def test_concept_swaps_two_labels(tiny: Path, k: int) -> None:
 
 def test_label_shift_shows_two_digits_and_takes_each_image_in_turn(tiny: Path) -> None:
     concepts = np.array([[0, 3], [3, 0], [1, 2]])
-    s = mnist.label_shift("mnist-l-4", concepts, tiny)
+    s = mnist.load_label_shift("mnist-l-4", concepts, tiny)
     image = recovered(s.x, tiny).reshape(3, 2, 500)
     for t, c in np.ndindex(3, 2):
         assert set(s.cell(t, c)[1].tolist()) == {2 * concepts[t, c], 2 * concepts[t, c] + 1}
@@ -100,7 +100,7 @@ def test_catalogue_streams_and_their_patterns(tiny: Path) -> None:
     for name, shape in {"mnist-2": "Y", "mnist-4": "F", "mnist-r": "R3", "mnist-l-4": "F"}.items():
         s = stream(name, seed=8, data_dir=tiny)
         assert s.concepts is not None
-        np.testing.assert_array_equal(s.concepts, pattern(shape))
+        np.testing.assert_array_equal(s.concepts, build_pattern(shape))
         assert (s.name, s.family, s.local) == (name, "mnist", Local(lr=1e-3))
         assert s.x.dtype == np.float32
         assert s.y.dtype == np.int32
@@ -162,7 +162,7 @@ def test_labels_that_are_no_digits_are_named(tiny: Path, digits: npt.NDArray[np.
 @pytest.mark.parametrize("name", ["~nobody-of-this-name", "a" * 300, "a\0b"])
 def test_a_directory_that_cannot_be_is_named(name: str) -> None:
     with pytest.raises(DataError, match="MNIST is incomplete"):
-        mnist.load(name)
+        mnist.load_mnist(name)
 
 
 @pytest.fixture
@@ -206,12 +206,12 @@ def test_offline_says_which_files_to_put_where(
 
 @pytest.mark.skipif(not os.environ.get("FEDDRIFT_DATA"), reason="needs the MNIST files: set FEDDRIFT_DATA")
 def test_the_real_files() -> None:
-    pixels, digits = mnist.load()
+    pixels, digits = mnist.load_mnist()
     assert np.bincount(digits).tolist() == [6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958]
     s = stream("mnist-4")
     assert s.x.shape == (55000, 784)
     mean, std = pixels.mean(axis=0), pixels.std(axis=0)
-    first = rng.permutation(rng.derive(0, "data", 2), len(digits))[:500]
+    first = rng.permutation(rng.derive_key(0, "data", 2), len(digits))[:500]
     np.testing.assert_allclose(s.cell(0, 0)[0], (pixels[first] - mean) / (std + 0.001), rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(s.cell(0, 0)[1], digits[first])  # concept 0 swaps nothing
     shifted = stream("mnist-l-4")

@@ -13,10 +13,10 @@ import pytest
 import feddrift as fd
 from feddrift import rng
 from feddrift.engines import engine as find_engine
-from feddrift.nets import built_in, imported, net_for
+from feddrift.nets import build_built_in_net, build_client_net, import_model
 from feddrift.runs.config import RunConfig
 from feddrift.testing import check_net
-from feddrift.trees import leaves, trunk_of
+from feddrift.trees import mark_trunk, tree_leaves
 from tests.contract.test_engines import slow
 from tests.unit.test_cli import feddrift
 from tests.unit.test_start import COMMAND, loaded
@@ -29,26 +29,28 @@ def test_sizes_are_whole_numbers(hidden: Any) -> None:
 
 
 def test_names_stand_for_perceptrons() -> None:
-    assert built_in("mlp:4", (2,), 2) is fd.mlp(2, 4, 2) is fd.mlp(2, (4,), 2)
-    assert built_in("mlp:8,4", (2, 3), 5) is fd.mlp(6, (8, 4), 5)
-    assert built_in("linear", (2, 3), 5) is fd.mlp(6, (), 5)
-    assert built_in("mlp:make", (2,), 2) is None and built_in("mlp", (2,), 2) is None  # may be a module of yours
+    assert build_built_in_net("mlp:4", (2,), 2) is fd.mlp(2, 4, 2) is fd.mlp(2, (4,), 2)
+    assert build_built_in_net("mlp:8,4", (2, 3), 5) is fd.mlp(6, (8, 4), 5)
+    assert build_built_in_net("linear", (2, 3), 5) is fd.mlp(6, (), 5)
+    assert (
+        build_built_in_net("mlp:make", (2,), 2) is None and build_built_in_net("mlp", (2,), 2) is None
+    )  # may be a module of yours
 
 
 @pytest.mark.parametrize("name", slow(["linear", "mlp:5", "mlp:6,5", "mlp:3,3,3"], "mlp:3,3,3"))
 def test_they_keep_the_contract(name: str) -> None:
-    net = built_in(name, (3,), 2)
+    net = build_built_in_net(name, (3,), 2)
     assert net is not None
     check_net(net, [3], 2)
-    params = net.init(rng.derive(0, "init", 0))
-    shared = trunk_of(net, params)
+    params = net.init(rng.derive_key(0, "init", 0))
+    shared = mark_trunk(net, params)
     assert [k for k, is_shared in shared.items() if not is_shared] == list(params)[-2:]  # all but the last layer
-    assert max(np.abs(leaf).max() for leaf in leaves(params)) <= 3**-0.5
+    assert max(np.abs(leaf).max() for leaf in tree_leaves(params)) <= 3**-0.5
 
 
 def test_a_linear_net_runs_by_name_everywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     steps = list(fd.run("sine-2", "Oracle", net="linear", local=fd.Local(rounds=3)))
-    assert [leaf.shape[1:] for leaf in leaves(steps[-1].state.models.params)] == [(2, 2), (2,)]
+    assert [leaf.shape[1:] for leaf in tree_leaves(steps[-1].state.models.params)] == [(2, 2), (2,)]
     code, _, err = feddrift(
         capsys, "run", "--stream", "sine-2", "--algorithm", "Oracle", "--net", "linear", "--rounds", "3",
         "--out", str(tmp_path / "runs"),
@@ -144,14 +146,14 @@ def test_a_net_that_compiles_says_so_once(
 
 def test_a_deployment_names_its_net(tmp_path: Path) -> None:
     """As federation.toml and client.toml do."""
-    assert net_for(imported(None, tmp_path), (2, 3), 2) is fd.mlp(6, 12, 2)
-    assert net_for(imported("linear", tmp_path), (2, 3), 2) is fd.mlp(6, (), 2)
-    assert net_for(imported("mlp:5,4", tmp_path), (2,), 3) is fd.mlp(2, (5, 4), 3)
+    assert build_client_net(import_model(None, tmp_path), (2, 3), 2) is fd.mlp(6, 12, 2)
+    assert build_client_net(import_model("linear", tmp_path), (2, 3), 2) is fd.mlp(6, (), 2)
+    assert build_client_net(import_model("mlp:5,4", tmp_path), (2,), 3) is fd.mlp(2, (5, 4), 3)
     (tmp_path / "deployed_nets.py").write_text("import feddrift as fd\nnet = fd.mlp(2, 3, 2)\nmake = lambda: net\n")
     for name in ("deployed_nets:net", "deployed_nets:make"):
-        assert net_for(imported(name, tmp_path), (2,), 2) is fd.mlp(2, 3, 2)
+        assert build_client_net(import_model(name, tmp_path), (2,), 2) is fd.mlp(2, 3, 2)
     with pytest.raises(fd.ConfigError, match="unknown model 'liner', did you mean 'linear'"):
-        imported("liner", tmp_path)
+        import_model("liner", tmp_path)
 
 
 def test_clients_behind_flower_train_a_linear_net() -> None:
@@ -161,7 +163,7 @@ def test_clients_behind_flower_train_a_linear_net() -> None:
     stream, local, net = fd.stream("sine-2"), fd.Local(rounds=1, steps=5), fd.mlp(2, (), 2)
     fed, simulated = OverFlower(stream, net, local, 0).at(0), find_engine("simulator")(stream, net, local, 0).at(0)
     w = np.ones((1, stream.n_clients, 1))
-    for a, b in zip(*(leaves(each.train(each.fresh(), w).params) for each in (fed, simulated)), strict=True):
+    for a, b in zip(*(tree_leaves(each.train(each.fresh(), w).params) for each in (fed, simulated)), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 

@@ -72,13 +72,13 @@ def test_columns_are_those_of_a_qr_decomposition_with_a_positive_diagonal() -> N
 
 
 def test_pictures_are_projected_exactly_so_that_the_order_of_sums_does_not_matter() -> None:
-    from feddrift.streams.components import project
+    from feddrift.streams.components import project_pictures
 
     pictures = DRAW.random((5000, 28, 28)).astype(np.float32)
     mean = DRAW.random(784).astype(np.float32)
     axes = (DRAW.normal(size=(784, 7)) * 3).astype(np.float32)
-    found = project(pictures, mean, axes)
+    found = project_pictures(pictures, mean, axes)
     order = DRAW.permutation(784)
-    again = project(pictures.reshape(-1, 784)[:, order], mean[order], axes[order])
+    again = project_pictures(pictures.reshape(-1, 784)[:, order], mean[order], axes[order])
     np.testing.assert_array_equal(found, again)
     np.testing.assert_allclose(found, (pictures.reshape(-1, 784) - mean) @ axes, atol=2e-2)

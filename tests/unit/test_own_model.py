@@ -14,7 +14,7 @@ import feddrift as fd
 from feddrift.engines import engine as find_engine
 from feddrift.engines.simulator.simulator import Simulator
 from feddrift.nets import named_net
-from feddrift.nets.external import OwnNet
+from feddrift.nets.external import ExternalNet
 from tests.unit.test_cli import feddrift
 
 MODELS = """
@@ -96,7 +96,7 @@ def test_it_trains_as_the_same_net_in_jax(folder: Path, algorithm: str, balance:
 
 def test_an_object_its_class_or_a_function_may_be_named(folder: Path) -> None:
     for name in ("model", "Logistic", "of_stream"):
-        assert isinstance(named_net(f"numpy_models:{name}", fd.stream("circle-2")), OwnNet)
+        assert isinstance(named_net(f"numpy_models:{name}", fd.stream("circle-2")), ExternalNet)
 
 
 def test_it_is_recorded_and_exported(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,7 +132,7 @@ def test_it_is_recorded_and_exported(folder: Path, capsys: pytest.CaptureFixture
         ("Failing", "simulator", "the model's fit at client 0, tau=0, failed: ValueError: no such optimiser"),
         ("Shrinking", "simulator", "tau=0, must give arrays of the shapes that it was given"),
         ("Deaf", "simulator", "the net does not take inputs of shape (2,): ValueError"),
-        ("model", "reference", "trains itself, which only the engine simulator lets it"),
+        ("model", "reference", "trains itself: only the engine simulator supports it"),
         ("MODEL", "simulator", "numpy_models has no 'MODEL', did you mean 'model'?"),
         ("Sized", "simulator", "Sized' needs the arguments n_in, n_out: write a function of the stream that makes it"),
         ("Wide", "simulator", "it was given the stream as its argument 'width': write a function of the stream"),

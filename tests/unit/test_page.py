@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from feddrift.errors import DataError
 from feddrift.reports import page
 from feddrift.reports.page import data
-from feddrift.reports.page.data import collect
-from feddrift.runs.record import Record, by_score
+from feddrift.reports.page.data import collect_page_data
+from feddrift.runs.record import Record, select_score
 from tests.unit.fake_records import header, make, merged
 
 CONCEPTS = [[0, 0, 0], [0, 0, 0], [1, 0, 1], [1, 0, 1], [1, 1, 1]]
@@ -47,7 +47,7 @@ def one(out: Path, **changes: Any) -> Record:
 
 
 def only(records: list[Record]) -> dict[str, Any]:
-    (stream,) = collect(records, "runs")["streams"]
+    (stream,) = collect_page_data(records, "runs")["streams"]
     (group,) = stream["groups"]
     (run,) = group["runs"]
     found: dict[str, Any] = run
@@ -138,7 +138,7 @@ def test_names_in_the_map_have_the_room_that_they_need() -> None:
 def test_accuracy_stands_beside_another_score(tmp_path: Path) -> None:
     columns = COLUMNS | {"log_loss": [[0.5] * 3] * 4}
     record = make(tmp_path, header(4, 3), columns, EVENTS)
-    (by_loss,) = by_score([record], "log_loss")
+    (by_loss,) = select_score([record], "log_loss")
     numbers = only([by_loss])["numbers"]
     assert numbers["mean"] == 0.5 and numbers["accuracy"] == pytest.approx(np.nanmean(record.rows.accuracy))
     assert only([record])["numbers"]["accuracy"] == pytest.approx(np.nanmean(record.rows.accuracy))
@@ -149,7 +149,7 @@ def test_seeds_settings_and_streams_are_kept_apart(tmp_path: Path) -> None:
     runs = [one(tmp_path / str(seed), seed=seed) for seed in (0, 1)]
     runs += [one(tmp_path / "b", settings={"delta": 0.2, "init": "warm"}), one(tmp_path / "c", overrides={"rounds": 9})]
     runs += [one(tmp_path / name, algorithm=name) for name in ("Oracle", "Oblivious", "KUE")]
-    sine, other = sorted(collect(runs, "runs")["streams"], key=lambda s: len(s["groups"]), reverse=True)
+    sine, other = sorted(collect_page_data(runs, "runs")["streams"], key=lambda s: len(s["groups"]), reverse=True)
     labels = [group["label"] for group in sine["groups"]]
     assert labels == ["FedDrift (delta=0.1)", "FedDrift (delta=0.2)", "KUE", "Oblivious", "Oracle"]
     assert other["name"] == "sine-2 (rounds=9)" and [run["seed"] for run in sine["groups"][0]["runs"]] == [0, 1]
@@ -165,16 +165,16 @@ def test_another_net_on_the_same_data_is_no_other_stream(tmp_path: Path) -> None
     head = header(4, 3, concepts=CONCEPTS)
     runs = [one(tmp_path, overrides=table), one(tmp_path, overrides=table | {"net": "linear"})]
     runs.append(make(tmp_path, head | {"algorithm": "Oracle", "overrides": table | {"net": "linear"}}, better))
-    (stream,) = collect(runs, "nets")["streams"]
+    (stream,) = collect_page_data(runs, "nets")["streams"]
     assert stream["name"] == "sine-2 (data=0123abcd, label=late)" and stream["options"] == "data=0123abcd, label=late"
     labels = ["FedDrift", "FedDrift (net=linear)", "Oracle (net=linear)"]
     assert [group["label"] for group in stream["groups"]] == labels
     own, linear, _ = (group["numbers"]["lost_to_oracle"][0] for group in stream["groups"])
     assert own is None and linear > 0
     assert [group["runs"][0]["net"] for group in stream["groups"]] == [None, "linear", "linear"]  # peers share it
-    (alone,) = collect(runs[1:], "net")["streams"]
+    (alone,) = collect_page_data(runs[1:], "net")["streams"]
     assert alone["options"] == "data=0123abcd, label=late, net=linear" and alone["groups"][0]["label"] == "FedDrift"
-    two = collect([*runs, one(tmp_path, overrides=table | {"data": "other"})], "data")["streams"]
+    two = collect_page_data([*runs, one(tmp_path, overrides=table | {"data": "other"})], "data")["streams"]
     assert sorted(len(stream["groups"]) for stream in two) == [1, 3]
 
 
@@ -182,7 +182,7 @@ def test_the_newest_run_counts_but_a_complete_one_first(tmp_path: Path) -> None:
     old = one(tmp_path / "old")
     new = replace(old, header=old.header | {"started": "2026-02-01T00:00:00+00:00"})
     broken = replace(new, header=new.header | {"started": "2026-03-01T00:00:00+00:00"}, status="unfinished")
-    assert data.newest([new, old, broken]) == [new] and data.newest([broken]) == [broken]
+    assert data.select_newest([new, old, broken]) == [new] and data.select_newest([broken]) == [broken]
 
 
 def test_unfinished_runs_are_shown(tmp_path: Path) -> None:
@@ -194,11 +194,11 @@ def test_unfinished_runs_are_shown(tmp_path: Path) -> None:
 
 def test_cells_beyond_the_budget_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [one(tmp_path / f"{name}{seed}", algorithm=name, seed=seed) for name in ("KUE", "AUE") for seed in (0, 1)]
-    monkeypatch.setattr(data, "MAX_CELLS", 30)  # two runs of twelve: the first seed of each
-    (stream,) = collect(runs, "runs")["streams"]
+    monkeypatch.setattr(data, "MAX_SHOWN_CELLS", 30)  # two runs of twelve: the first seed of each
+    (stream,) = collect_page_data(runs, "runs")["streams"]
     assert [[bool(run["cells"]) for run in group["runs"]] for group in stream["groups"]] == [[True, False]] * 2
-    monkeypatch.setattr(data, "MAX_CELLS", 5)
-    (stream,) = collect(runs[:1], "runs")["streams"]
+    monkeypatch.setattr(data, "MAX_SHOWN_CELLS", 5)
+    (stream,) = collect_page_data(runs[:1], "runs")["streams"]
     assert stream["groups"][0]["runs"][0]["cells"]  # one always is
 
 
@@ -222,10 +222,10 @@ def test_of_many_clients_a_sample_is_shown_and_all_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool
 ) -> None:
     runs = [many(tmp_path / str(seed), known, seed=seed) for seed in (0, 1)]
-    (whole,) = collect(runs, "runs")["streams"]
-    monkeypatch.setattr(data, "MAX_CLIENTS", 4)
-    monkeypatch.setattr(data, "MAX_CELLS", 32)  # both runs, with four clients each
-    (part,) = collect(runs, "runs")["streams"]
+    (whole,) = collect_page_data(runs, "runs")["streams"]
+    monkeypatch.setattr(data, "MAX_SHOWN_CLIENTS", 4)
+    monkeypatch.setattr(data, "MAX_SHOWN_CELLS", 32)  # both runs, with four clients each
+    (part,) = collect_page_data(runs, "runs")["streams"]
     shown = [int(name) for name in part["clients"]]
     assert (part["n_clients"], len(shown)) == (11, 4) and len(whole["clients"]) == 11
     assert [c * 4 // 11 for c in shown] == [0, 1, 2, 3]  # one of every quarter
@@ -246,12 +246,15 @@ def test_of_many_clients_a_sample_is_shown_and_all_are_counted(
 
 
 def test_the_sample_goes_by_the_number_of_clients_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "MAX_CLIENTS", 7)
+    monkeypatch.setattr(data, "MAX_SHOWN_CLIENTS", 7)
     records = [many(tmp_path / name, True, algorithm=name, seed=seed) for seed, name in enumerate(("AUE", "KUE"))]
-    first, second = (data.shown_clients(record).tolist() for record in records)
+    first, second = (data.select_shown_clients(record).tolist() for record in records)
     assert first == second == sorted(set(first)) and len(first) == 7
-    monkeypatch.setattr(data, "MAX_CLIENTS", 11)
-    assert data.shown_clients(records[0]).tolist() == list(range(11)) and data.shown_part(records[0]) is records[0]
+    monkeypatch.setattr(data, "MAX_SHOWN_CLIENTS", 11)
+    assert (
+        data.select_shown_clients(records[0]).tolist() == list(range(11))
+        and data.restrict_to_shown_clients(records[0]) is records[0]
+    )
 
 
 @given(st.data(), st.integers(1, 5), st.integers(1, 4), st.booleans())
@@ -282,7 +285,7 @@ def unpacked(text: str) -> dict[str, Any]:
 
 
 def test_the_page_is_one_file_that_loads_nothing(tmp_path: Path) -> None:
-    page.write([one(tmp_path)], tmp_path / "deep" / "report.html", "runs")
+    page.write_page([one(tmp_path)], tmp_path / "deep" / "report.html", "runs")
     text = (tmp_path / "deep" / "report.html").read_text()
     assert set(re.findall(r"https?://[^\s\"']+", text)) == {"http://www.w3.org/2000/svg"}  # the name of SVG
     assert "default-src 'none'" in text and "<!--" not in text and not re.search(r"<(link|img|iframe)\b", text)
@@ -293,7 +296,7 @@ def test_the_page_is_one_file_that_loads_nothing(tmp_path: Path) -> None:
 def test_no_name_becomes_markup(tmp_path: Path) -> None:
     evil = "</script><script>alert(1)</script>"
     record = one(tmp_path, clients=[evil, "<b>", "&"], stream=f"folder:{evil}", algorithm=evil)
-    text = page.page(collect([record], evil))
+    text = page.build_page(collect_page_data([record], evil))
     assert evil not in text and "&lt;/script&gt;" in text  # the title
     assert text.count("<script") == 2 and text.count("</script>") == 2
     (stream,) = unpacked(text)["streams"]
@@ -302,7 +305,7 @@ def test_no_name_becomes_markup(tmp_path: Path) -> None:
 
 def test_scripts_write_text_never_markup() -> None:
     for name in page.SCRIPTS:
-        source = page._part(name)
+        source = page._read_file(name)
         assert not re.search(
             r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|fetch\(|XMLHttp", source
         ), name
@@ -311,7 +314,7 @@ def test_scripts_write_text_never_markup() -> None:
 def test_a_page_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(DataError, match="cannot write"):
-        page.write([one(tmp_path / "runs")], tmp_path / "file" / "report.html", "runs")
+        page.write_page([one(tmp_path / "runs")], tmp_path / "file" / "report.html", "runs")
 
 
 def test_who_was_there_and_what_a_model_scored_is_told(tmp_path: Path) -> None:
@@ -320,7 +323,7 @@ def test_who_was_there_and_what_a_model_scored_is_told(tmp_path: Path) -> None:
         "loss": [[None, None], [0.25, None], [None, 0.1234]], "sent_scoring": [[0, 0]] * 3,
     }  # fmt: skip
     record = make(tmp_path, header(3, 2, times=["a", "b", "c", "d"], model_bytes=8), columns)
-    (stream,) = collect([record], "runs")["streams"]
+    (stream,) = collect_page_data([record], "runs")["streams"]
     run = stream["groups"][0]["runs"][0]
     assert run["times"] == ["a", "b", "c", "d"] and run["numbers"]["bytes training"] == 480
     assert run["cells"]["absent"] == [1] and run["cells"]["nothing"] == [1, 4]

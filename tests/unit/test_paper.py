@@ -20,7 +20,7 @@ def test_the_band_is_one_point_or_twice_the_deviation(tmp_path: Path, accuracy: 
     head = header(2, 2, algorithm="Oracle", settings={}, concepts=[[0, 0]] * 3)
     record = make(tmp_path, head, {"accuracy": [[accuracy] * 2] * 2})
     summaries = report.summarise([record])
-    (cell,) = cells = [paper.published(summary) for summary in summaries]
+    (cell,) = cells = [paper.find_published_result(summary) for summary in summaries]
     assert cell is not None and cell.omitting_drifts == report.Spread(98.45, 0.03)
     assert cell.within["omitting_drifts"] is within
     (told,) = tables.to_json(summaries, paper=cells)
@@ -31,7 +31,7 @@ def test_the_band_is_one_point_or_twice_the_deviation(tmp_path: Path, accuracy: 
 def test_a_wide_deviation_widens_the_band(tmp_path: Path) -> None:
     head = header(2, 2, algorithm="Adaptive-FedAvg", settings={}, concepts=[[0, 0]] * 3)  # 74.10 +- 10.03
     (summary,) = report.summarise([make(tmp_path, head, {"accuracy": [[0.93] * 2] * 2})])
-    cell = paper.published(summary)
+    cell = paper.find_published_result(summary)
     assert cell is not None and cell.within["omitting_drifts"]
 
 
@@ -40,13 +40,13 @@ def test_a_wide_deviation_widens_the_band(tmp_path: Path) -> None:
 )
 def test_other_runs_have_no_cell(tmp_path: Path, changes: dict[str, object]) -> None:
     (summary,) = report.summarise([make(tmp_path, header(2, 2, **changes), {})])
-    assert paper.published(summary) is None
+    assert paper.find_published_result(summary) is None
     assert tables.to_json([summary], paper=[None])[0]["paper"] is None
-    assert tables.table([summary], paper=[None]).row_count == 1
+    assert tables.build_summary_table([summary], paper=[None]).row_count == 1
 
 
 def test_every_cell_of_the_paper_belongs_to_something_we_have() -> None:
-    tables = paper._tables()
+    tables = paper._load_tables()
     for accuracy in paper.ACCURACIES:
         assert len(tables[accuracy]) == 22 and set(tables[accuracy]) <= set(algorithms.ALGORITHMS)
         assert {s for cells in tables[accuracy].values() for s in cells} - {"fmow"} <= set(streams.STREAMS)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feddrift.errors import ConfigError, DataError
-from feddrift.streams.patterns import SHIPPED, pattern
+from feddrift.streams.patterns import SHIPPED, build_pattern
 
 # Of the published files: drift cells per training step, and training cells of each concept.
 DRIFTS = {
@@ -37,7 +37,7 @@ def test_every_shipped_pattern_is_described() -> None:
 
 @pytest.mark.parametrize("name", DRIFTS)
 def test_shipped_pattern_has_the_published_drifts(name: str) -> None:
-    concepts = pattern(name)
+    concepts = build_pattern(name)
     assert concepts.shape == (11, 10)
     assert concepts.dtype == np.int64
     drifts, cells = DRIFTS[name]
@@ -47,14 +47,14 @@ def test_shipped_pattern_has_the_published_drifts(name: str) -> None:
 
 @pytest.mark.parametrize("name", CELLS)
 def test_shipped_pattern_drifts_in_the_published_cells(name: str) -> None:
-    concepts = pattern(name)
+    concepts = build_pattern(name)
     assert [(t + 1, c + 1) for t, c in np.argwhere(concepts[:-1] != concepts[1:]).tolist()] == CELLS[name]
 
 
 def test_file_with_spaces_commas_and_comments(tmp_path: Path) -> None:
     file = tmp_path / "mine.txt"
     file.write_text("# two clients\n0 0\n\n0, 1  # a drift\n2,1\n")
-    assert pattern(str(file)).tolist() == [[0, 0], [0, 1], [2, 1]]
+    assert build_pattern(str(file)).tolist() == [[0, 0], [0, 1], [2, 1]]
 
 
 @pytest.mark.parametrize(
@@ -73,14 +73,14 @@ def test_file_errors_name_file_and_line(tmp_path: Path, text: str, message: str)
     file = tmp_path / "mine.txt"
     file.write_text(text)
     with pytest.raises(DataError, match=message):
-        pattern(str(file))
+        build_pattern(str(file))
 
 
 def test_file_that_is_not_text(tmp_path: Path) -> None:
     file = tmp_path / "image.png"
     file.write_bytes(b"\x89PNG\xff\xfe")
     with pytest.raises(DataError, match=r"image\.png cannot be read as text"):
-        pattern(str(file))
+        build_pattern(str(file))
 
 
 @given(
@@ -92,7 +92,7 @@ def test_file_that_is_not_text(tmp_path: Path) -> None:
 )
 def test_random_pattern_keeps_its_rules(every: int, concepts: int, clients: int, steps: int, seed: int) -> None:
     options = f"random:every={every},concepts={concepts},clients={clients},steps={steps}"
-    drawn = pattern(options, seed)
+    drawn = build_pattern(options, seed)
     assert drawn.shape == (steps + 1, clients)
     assert drawn.dtype == np.int64
     assert not drawn[: min(every, steps)].any()
@@ -101,25 +101,25 @@ def test_random_pattern_keeps_its_rules(every: int, concepts: int, clients: int,
     assert (drawn[-1] == drawn[-2]).all()
     for t in range(1, steps):
         assert t % every == 0 or (drawn[t] == drawn[t - 1]).all()
-    np.testing.assert_array_equal(drawn, pattern(f"{options},seed={seed}", seed + 1))
+    np.testing.assert_array_equal(drawn, build_pattern(f"{options},seed={seed}", seed + 1))
 
 
 def test_random_pattern_draws_every_concept_equally_often() -> None:
-    drawn = pattern("random:every=1,concepts=4,clients=100,steps=101")[1:-1]
+    drawn = build_pattern("random:every=1,concepts=4,clients=100,steps=101")[1:-1]
     share = np.bincount(drawn.reshape(-1)) / drawn.size
     assert np.abs(share - 0.25).max() < 0.02
 
 
 def test_random_pattern_differs_between_seeds_clients_and_times() -> None:
-    drawn = pattern("random:every=2,concepts=4", seed=1)
-    assert (drawn != pattern("random:every=2,concepts=4", seed=2)).any()
+    drawn = build_pattern("random:every=2,concepts=4", seed=1)
+    assert (drawn != build_pattern("random:every=2,concepts=4", seed=2)).any()
     assert len(np.unique(drawn, axis=1).T) > 5
     assert len(np.unique(drawn, axis=0)) == 5
 
 
 def test_random_pattern_of_more_clients_extends_that_of_fewer() -> None:
-    few = pattern("random:every=2,concepts=4,clients=3")
-    np.testing.assert_array_equal(few, pattern("random:every=2,concepts=4,clients=9")[:, :3])
+    few = build_pattern("random:every=2,concepts=4,clients=3")
+    np.testing.assert_array_equal(few, build_pattern("random:every=2,concepts=4,clients=9")[:, :3])
 
 
 @pytest.mark.parametrize(
@@ -147,4 +147,4 @@ def test_random_pattern_of_more_clients_extends_that_of_fewer() -> None:
 )
 def test_wrong_specs(spec: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        pattern(spec)
+        build_pattern(spec)

@@ -110,7 +110,7 @@ def test_a_deployment_of_before_goes_on_and_says_what_it_lacks(made: Path, caplo
     (client / app_signature.TRUSTED_FILE).write_text("{}")
     assert any("trusts another app than the server's" in told for told in find_problems(made))
     (server / app_signature.SIGNATURE_FILE).write_text("{")
-    with pytest.raises(DataError, match="move it away to have the app signed anew"):
+    with pytest.raises(DataError, match="move it away so that the app is signed again"):
         app_signature.publish_signature(server)
 
 

@@ -90,11 +90,11 @@ def test_an_error_that_is_raised_elsewhere_says_where(folder: Path, monkeypatch:
 
 
 def test_a_class_a_subclass_and_a_function_make_algorithms(folder: Path) -> None:
-    assert algorithms.settings(fd.algorithm("people_own:Mean", strength="0.7")) == {"strength": 0.7}
-    assert algorithms.settings(fd.algorithm("people_own.Mean")) == {"strength": 0.5}
-    assert algorithms.settings(fd.algorithm("people_own:two")) == {"strength": 2.0}
+    assert algorithms.get_settings(fd.algorithm("people_own:Mean", strength="0.7")) == {"strength": 0.7}
+    assert algorithms.get_settings(fd.algorithm("people_own.Mean")) == {"strength": 0.5}
+    assert algorithms.get_settings(fd.algorithm("people_own:two")) == {"strength": 2.0}
     mine = fd.algorithm("people_own:Mine", fd.stream("sine-2"), twist=4)
-    found = algorithms.settings(mine)
+    found = algorithms.get_settings(mine)
     assert found["twist"] == 4 and found["delta"] == 0.1 and "memory" not in found and "one_global" not in found
     with pytest.raises(ConfigError, match="unknown setting of people_own:Mean 'strenth', did you mean 'strength'"):
         fd.algorithm("people_own:Mean", strenth=1)
@@ -109,9 +109,9 @@ def test_a_class_a_subclass_and_a_function_make_algorithms(folder: Path) -> None
         ("people_lacking:Mean", "importing people_lacking failed: No module named 'no_such_package'"),
         ("people_own:NUMBER", "must be a class or a function that makes one, got 3"),
         ("people_own:FedDrift.delta", "must be a class or a function that makes one, got 0.05"),
-        ("people_own:dataclass", "cannot be made|is no algorithm"),
+        ("people_own:dataclass", "cannot be made|is not an algorithm"),
         ("people_own:Needy", "cannot be made: a gift is missing"),
-        ("pathlib:Path", r"is no algorithm: it needs init\(fed\) and step\(state, fed\), got no init"),
+        ("pathlib:Path", r"is not an algorithm: it needs init\(fed\) and step\(state, fed\), got no init"),
         ("FedDrit", "unknown algorithm 'FedDrit', did you mean 'FedDrift'.*package.module:Name"),
         ("no such", "unknown algorithm 'no such'"),
     ],
@@ -123,7 +123,7 @@ def test_what_is_no_algorithm_is_refused_in_one_sentence(folder: Path, name: str
 
 def test_streams_and_nets_of_ones_own(folder: Path) -> None:
     assert fd.stream("people_own:data", data_dir=folder).name == str(folder)
-    streams.check("people_own:data")
+    streams.check_name("people_own:data")
     for name, sentence in {
         "people_own:NUMBER": "must be a Stream or a function that makes one, got a int",
         "people_own:gone": "people_own has no 'gone'",
@@ -132,10 +132,10 @@ def test_streams_and_nets_of_ones_own(folder: Path) -> None:
     }.items():
         with pytest.raises(ConfigError, match=sentence):
             fd.stream(name)
-    with pytest.raises(ConfigError, match="brings its own drift"):
+    with pytest.raises(ConfigError, match="has its own drift"):
         fd.stream("people_own:data", pattern="Y")
     config = RunConfig(stream="people_own:data", algorithm="Oblivious", net="people_own:net")
-    assert config.find_net(config.load()) == fd.mlp(2, 3, 2)
+    assert config.find_net(config.load_stream()) == fd.mlp(2, 3, 2)
     for name, sentence in {"people_own:NUMBER": "must be a Net", "mlp": "unknown net 'mlp'"}.items():
         with pytest.raises(ConfigError, match=sentence):
             RecordedRun(config.model_copy(update={"net": name}), folder)
@@ -165,7 +165,7 @@ def test_a_sweep_takes_them(folder: Path) -> None:
         'rounds = 1\nnet = "people_own:net"\nsettings = {strength = [0.1, 0.2]}\n'
     )
     configs = sweep.read_grid(folder / "grid.toml")
-    news = list(sweep.sweep(configs, folder / "runs", jobs=1))
+    news = list(sweep.run_sweep(configs, folder / "runs", jobs=1))
     failures = [n.reason for n in news if n.kind == "failed"]
     assert len(configs) == 5 and len(failures) == 2 and all(re.match(BUGGY, reason) for reason in failures)
     assert len([n for n in news if n.kind == "done"]) == 3
@@ -182,7 +182,7 @@ def test_what_an_installed_package_offers(
         "[feddrift.nets]\nthree = people_own:net\n"
     )
     monkeypatch.syspath_prepend(str(folder))
-    assert algorithms.settings(fd.algorithm("Mean")) == {"strength": 0.5} and fd.stream("six").n_clients == 1
+    assert algorithms.get_settings(fd.algorithm("Mean")) == {"strength": 0.5} and fd.stream("six").n_clients == 1
     config = RunConfig(stream="six", algorithm="Mean", net="three")
     assert config.find_net(fd.stream("six")) == fd.mlp(2, 3, 2)
     listed = json.loads(feddrift(capsys, "list", "--json")[1])

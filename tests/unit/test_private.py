@@ -13,11 +13,11 @@ import pytest
 import feddrift as fd
 from feddrift.data import Stream
 from feddrift.engines import engine as find_engine
-from feddrift.models import join, mix, params_of, take
+from feddrift.models import get_params, join, mix, take
 from feddrift.nets import default_net
-from feddrift.simulation import LOST, Step, steps_on, with_newcomers
+from feddrift.simulation import LOST_MODEL_REASON, Step, add_newcomers, run_steps
 from feddrift.testing import small_stream
-from feddrift.trees import leaves
+from feddrift.trees import tree_leaves
 from feddrift.types import Local, Models
 
 BRIEF = Local(rounds=3, steps=5, batch=8, lr=0.05)
@@ -43,7 +43,7 @@ def test_surgery_knows_whose_a_model_is() -> None:
         mix(models, np.eye(3), (0, 1, 2))
     with pytest.raises(ValueError, match="cannot be copied under another id"):
         take(replace(models, held=(0, 5, 0)), [1], [9])
-    with pytest.raises(ValueError, match="stands alone"):
+    with pytest.raises(ValueError, match="only one of its family"):
         Models({"b": np.zeros((1, 1))}, ids=(0, 1), family=(0, 0), trunk={"b": True}, owner=(-1, 3))
 
 
@@ -62,8 +62,8 @@ def test_only_its_owner_scores_and_trains_it(kind: str) -> None:
     own[0, 2, 1] = own[0, 3, 2] = 1
     trained = fed.train(models, own)
     np.testing.assert_array_equal(fed.sent, [1, 1, 1, 1])
-    moved = [any((a[m] != b[m]).any() for a, b in zip(leaves(trained.params), leaves(models.params), strict=True))
-             for m in range(3)]  # fmt: skip
+    pairs = list(zip(tree_leaves(trained.params), tree_leaves(models.params), strict=True))
+    moved = [any((a[m] != b[m]).any() for a, b in pairs) for m in range(3)]
     assert moved == [False, True, True] and trained.owner == models.owner
     others = own.copy()
     others[0, 0, 1] = 1
@@ -86,7 +86,9 @@ def test_local_is_each_client_alone() -> None:
         swapped.y[stream.rows(t, 3)] ^= 1
     other = played(swapped, "Local")[-1]
     for m, same in ((0, True), (3, False)):
-        pairs = zip(leaves(params_of(last.state.models, m)), leaves(params_of(other.state.models, m)), strict=True)
+        pairs = zip(
+            tree_leaves(get_params(last.state.models, m)), tree_leaves(get_params(other.state.models, m)), strict=True
+        )
         assert all((a == b).all() for a, b in pairs) == same
 
 
@@ -95,18 +97,20 @@ def test_fine_tuning_leaves_oblivious_as_it_is() -> None:
     tuned, plain = played(stream, "FineTuned-W"), played(stream, "Oblivious")
     for a, b in zip(tuned, plain, strict=True):
         np.testing.assert_array_equal(a.sent, b.sent)
-        for x, y in zip(leaves(a.state.models.params), leaves(b.state.models.params), strict=True):
+        for x, y in zip(tree_leaves(a.state.models.params), tree_leaves(b.state.models.params), strict=True):
             np.testing.assert_array_equal(x[0], y[0])
     before, after = (step.state.models for step in tuned[2:4])
-    same = [all((a[m] == b[m]).all() for a, b in zip(leaves(before.params), leaves(after.params), strict=True))
-            for m in range(1, 5)]  # fmt: skip
+    pairs = list(zip(tree_leaves(before.params), tree_leaves(after.params), strict=True))
+    same = [all((a[m] == b[m]).all() for a, b in pairs) for m in range(1, 5)]
     assert same == [False, True, False, False]  # client 1 received nothing at time 3 and keeps its copy
     before, after = (step.state.models for step in played(stream, "FineTuned")[2:4])
     assert all(
-        (a[2] != b[2]).any() for a, b in zip(leaves(before.params), leaves(after.params), strict=True)
+        (a[2] != b[2]).any() for a, b in zip(tree_leaves(before.params), tree_leaves(after.params), strict=True)
     )  # or learns
     more = list(fd.run(stream, fd.algorithm("FineTuned", own_rounds=9), local=BRIEF))[-1]
-    assert any((a != b).any() for a, b in zip(leaves(more.state.models.params), leaves(after.params), strict=True))
+    assert any(
+        (a != b).any() for a, b in zip(tree_leaves(more.state.models.params), tree_leaves(after.params), strict=True)
+    )
 
 
 def test_majority_names_the_most_frequent_class() -> None:
@@ -128,7 +132,7 @@ def test_who_has_not_learned_yet_follows_the_shared_model() -> None:
 
 def test_newcomers_use_no_model_of_another_client() -> None:
     for name, votes in (("Local", [0.0, 0.0, 0.0, 0.0]), ("FineTuned", [1.0, 0.0, 0.0, 0.0, 0.0])):
-        state = with_newcomers(played(small_stream(), name)[-1].state, 5)
+        state = add_newcomers(played(small_stream(), name)[-1].state, 5)
         assert state.votes[4].tolist() == votes
 
 
@@ -164,17 +168,17 @@ def over(stream: Stream, root: Path) -> Any:
 def test_a_deployment_keeps_them_at_the_clients(name: str, tmp_path: Path) -> None:
     stream = small_stream(missing=[(1, 2)])
     engine, here = over(stream, tmp_path), played(stream, name)
-    for a, b in zip(here, steps_on(engine, fd.algorithm(name)), strict=True):
+    for a, b in zip(here, run_steps(engine, fd.algorithm(name)), strict=True):
         np.testing.assert_allclose(a.accuracy, b.accuracy, atol=0.04)
         np.testing.assert_array_equal(a.sent, b.sent)
         models = b.state.models
-        assert np.isnan(leaves(models.params)[0][models.private]).all()  # the server has no numbers of them
+        assert np.isnan(tree_leaves(models.params)[0][models.private]).all()  # the server has no numbers of them
         for m in np.flatnonzero(models.private):
-            store = engine.local_grid.clients[str(models.owner[m])].store("test")
-            parts = sorted(part for part in store.parts() if part.startswith(f"private-{models.ids[m]}-"))
+            store = engine.local_grid.clients[str(models.owner[m])].open_store("test")
+            parts = sorted(part for part in store.list_parts() if part.startswith(f"private-{models.ids[m]}-"))
             newest = [part for part in parts if f"-{models.held[m]}-" in part]
-            numbers = np.concatenate([array.ravel() for part in newest for array in store.part(part)])
-            truth = np.concatenate([np.ravel(leaf) for leaf in leaves(params_of(a.state.models, int(m)))])
+            numbers = np.concatenate([array.ravel() for part in newest for array in store.read_part(part)])
+            truth = np.concatenate([np.ravel(leaf) for leaf in tree_leaves(get_params(a.state.models, int(m)))])
             np.testing.assert_allclose(np.sort(numbers), np.sort(truth), atol=1e-4)
             assert len({part.split("-")[2] for part in parts}) <= 3  # older versions are forgotten
 
@@ -185,16 +189,16 @@ def test_a_server_cannot_have_them(tmp_path: Path, how: str, monkeypatch: pytest
     from feddrift.engines.flower.messages import REQUESTS
 
     engine = over(small_stream(), tmp_path)
-    state = [step.state for step in steps_on(engine, fd.algorithm("Local"))][-1]
-    asked, answer = list[Any](), training.answer
+    state = [step.state for step in run_steps(engine, fd.algorithm("Local"))][-1]
+    asked, handle_train = list[Any](), training.handle_train
 
     def curious(engine: Any, store: Any, task: Any, request: Any, *models: Any) -> Any:
         if task.client == "1":
             asked.append(request)
             request = replace(request, **{"keep": 0} if how == "sent" else {"pull": 1e6, "to": request.models})
-        return answer(engine, store, task, request, *models)
+        return handle_train(engine, store, task, request, *models)
 
-    monkeypatch.setattr(training, "answer", curious)
+    monkeypatch.setattr(training, "handle_train", curious)
     engine.n_steps = None
     fed = engine.at(4)
     fed.train(state.models, state.w)
@@ -236,20 +240,20 @@ def test_what_is_lost_with_a_store_is_replaced_and_told(name: str, tmp_path: Pat
     stream = small_stream()
     engine = over(stream, tmp_path)
     events = []
-    for step in steps_on(engine, fd.algorithm(name)):
-        events += [(step.tau, event.model) for event in step.events if event.cause.get("reason") == LOST]
+    for step in run_steps(engine, fd.algorithm(name)):
+        events += [(step.tau, event.model) for event in step.events if event.cause.get("reason") == LOST_MODEL_REASON]
         if step.tau == 1:
-            shutil.rmtree(engine.local_grid.clients["2"].store("test").path / "parts")
+            shutil.rmtree(engine.local_grid.clients["2"].open_store("test").path / "parts")
         if step.tau == 2 and name == "Local":  # half of a model is none
-            store = engine.local_grid.clients["1"].store("test")
-            store.drop_parts(part for part in store.parts() if part.endswith("-head"))
+            store = engine.local_grid.clients["1"].open_store("test")
+            store.drop_parts(part for part in store.list_parts() if part.endswith("-head"))
     private = 2 if name == "Local" else 3
     assert events == ([(2, private), (3, 1)] if name == "Local" else [])  # FineTuned makes its copies anew
     assert not np.isnan(step.accuracy).any()
 
 
 def test_names_that_are_none_are_left_alone() -> None:
-    from feddrift.engines.flower.model_parts import later_private, older_private
+    from feddrift.engines.flower.model_parts import find_later_private_parts, find_old_private_parts
 
     names = ["private-3--5-head", "private-x-1-head", "private-1-7-trunk", "private-1-9-trunk", "private-2-9-trunk"]
-    assert older_private(names) == set() and later_private(names, {1}, 7) == {"private-1-9-trunk"}
+    assert find_old_private_parts(names) == set() and find_later_private_parts(names, {1}, 7) == {"private-1-9-trunk"}

@@ -9,8 +9,15 @@ import numpy as np
 import pytest
 
 import feddrift as fd
-from feddrift.algorithms.later.data_profiles import DESCRIBER, Scale, components, distances, knee, profiles
-from feddrift.algorithms.later.feroma import FEROMA, FeromaState, _newest_counts, scatter, shares
+from feddrift.algorithms.later.data_profiles import (
+    DESCRIBER_ID,
+    BlockScale,
+    compute_distances,
+    compute_profiles,
+    find_components,
+    find_knee,
+)
+from feddrift.algorithms.later.feroma import FEROMA, FeromaState, _count_newest_rows, compute_shares, estimate_scatter
 from feddrift.algorithms.later.flux import FLUX, FluxState
 from feddrift.data import Stream
 from feddrift.engines import engine as find_engine
@@ -31,7 +38,7 @@ def moments_of(count: Any, mean: Any, std: Any) -> Moments:
 
 def test_a_profile_by_hand() -> None:
     """Rows 1, 3 of the first class and 8 of the second; a client without data."""
-    found = profiles(moments_of([[2, 1], [0, 0]], [[2, 8], [NAN, NAN]], [[1, 0], [NAN, NAN]]))
+    found = compute_profiles(moments_of([[2, 1], [0, 0]], [[2, 8], [NAN, NAN]], [[1, 0], [NAN, NAN]]))
     rows = np.array([1.0, 3.0, 8.0])
     expected: list[float] = [rows.mean(), rows.std(), 2, -1, 1, -1]  # one row of a class is too few
     np.testing.assert_allclose(found[0, :, 0], np.array(expected))
@@ -40,17 +47,17 @@ def test_a_profile_by_hand() -> None:
 
 def test_blocks_are_scaled_over_clients_and_their_numbers() -> None:
     described = np.array([[[0.0, 4.0], [5.0, 5.0]], [[2.0, 3.0], [5.0, 5.0]], [[NAN, NAN], [NAN, NAN]]])
-    scale = Scale.of(described)
+    scale = BlockScale.fit_profiles(described)
     expected = np.array([[0, 1, 0, 0], [0.5, 0.75, 0, 0]])  # a block that is one number: 0
     np.testing.assert_allclose(scale(described[:2]), expected)
     assert np.isnan(scale(described)[2]).all()
 
 
 def test_knees_and_components() -> None:
-    assert knee(np.array([1.0, 1.1, 1.2, 1.3, 9.0])) == 1.3
-    assert knee(np.array([3.0])) == knee(np.array([1.0, 2.0, 3.0])) == 3.0  # no knee: all are near
-    D = distances(np.array([[0.0], [1.0], [2.0], [10.0]]), np.array([[0.0], [1.0], [2.0], [10.0]]))
-    assert components(D <= 1).tolist() == [0, 0, 0, 3] and components(D <= 0.5).tolist() == [0, 1, 2, 3]
+    assert find_knee(np.array([1.0, 1.1, 1.2, 1.3, 9.0])) == 1.3
+    assert find_knee(np.array([3.0])) == find_knee(np.array([1.0, 2.0, 3.0])) == 3.0  # no knee: all are near
+    D = compute_distances(np.array([[0.0], [1.0], [2.0], [10.0]]), np.array([[0.0], [1.0], [2.0], [10.0]]))
+    assert find_components(D <= 1).tolist() == [0, 0, 0, 3] and find_components(D <= 0.5).tolist() == [0, 1, 2, 3]
 
 
 def described_at(*at: float) -> Any:
@@ -91,7 +98,7 @@ def test_a_run_of_flux_by_hand() -> None:
     # Distances to the nearest are 0.1 four times and 3.9: the knee is 0.1.
     assert state.models.ids == (0, 1, 2) and state.votes.argmax(axis=1).tolist() == [0, 0, 1, 1, 2]
     assert [e.cause["clients"] for e in state.events] == [[2, 3], [4]] and not state.drifted.any()  # type: ignore[union-attr]
-    assert state.describer is not None and state.describer.ids == (DESCRIBER,)
+    assert state.describer is not None and state.describer.ids == (DESCRIBER_ID,)
     np.testing.assert_allclose(state.centre[:, 0, 0], [0.05, 5.05, 9])
     # All starts are G, which had four rounds; then the clusters trained on.
     assert state.describer.params["a"].tolist() == [[4]] and state.models.params["a"].tolist() == [[5]] * 3
@@ -146,27 +153,27 @@ def test_one_client_alone_and_nobody_at_all() -> None:
 
 def test_shares_by_hand() -> None:
     now, before = np.array([[0.0], [4.0], [NAN]]), np.array([[1.0], [3.0], [NAN]])
-    A = shares(now, before, np.array([100, 300, 50]), "inverse")
+    A = compute_shares(now, before, np.array([100, 300, 50]), "inverse")
     np.testing.assert_allclose(A[0], [0.5, 0.5, 0], atol=1e-6)  # 100 / 1 and 300 / 3
     np.testing.assert_allclose(A[1], [100 / 3 / (100 / 3 + 300), 300 / (100 / 3 + 300), 0], atol=1e-6)
     assert A[2].tolist() == [0, 0, 1]  # who is not described keeps its own
-    soft = shares(now, before, np.array([100, 300, 50]), "softmax")
+    soft = compute_shares(now, before, np.array([100, 300, 50]), "softmax")
     np.testing.assert_allclose(soft[0, 0], 100 * np.exp(-1) / (100 * np.exp(-1) + 300 * np.exp(-3)))
-    first = shares(now, np.full((3, 1), NAN), np.array([100, 300, 0]), "inverse")
+    first = compute_shares(now, np.full((3, 1), NAN), np.array([100, 300, 0]), "inverse")
     np.testing.assert_allclose(first, np.array([[0.25, 0.75, 0], [0.25, 0.75, 0], [0, 0, 1]]))
-    np.testing.assert_allclose(shares(now, np.full((3, 1), NAN), np.array([100, 300, 0]), "softmax"), first)
+    np.testing.assert_allclose(compute_shares(now, np.full((3, 1), NAN), np.array([100, 300, 0]), "softmax"), first)
 
 
 def test_profiles_scatter_as_fewer_rows_would() -> None:
     described = np.array([[[9.0], [2.0], [9.0], [-1.0], [3.0], [-1.0]]])  # mean, std, means and stds of two classes
-    found: Floats = scatter(described, np.array([[60, 1]]))[0, :, 0]
+    found: Floats = estimate_scatter(described, np.array([[60, 1]]))[0, :, 0]
     n = 0.6 * 61
     expected: list[float] = [2 / np.sqrt(n), 2 / np.sqrt(2 * n), 3 / np.sqrt(36), 0, 3 / np.sqrt(72), 0]
     np.testing.assert_allclose(found, np.array(expected))
 
 
 def test_the_newest_counts() -> None:
-    assert _newest_counts(np.array([[5, 0, 7], [6, 0, 0]])).tolist() == [6, 0, 7]
+    assert _count_newest_rows(np.array([[5, 0, 7], [6, 0, 0]])).tolist() == [6, 0, 7]
 
 
 def test_a_round_of_feroma_by_hand() -> None:
@@ -292,7 +299,7 @@ def test_clients_that_are_lost_while_they_are_asked_stop_nothing(name: str, monk
         found = answer(self, models, clients, question)
         if self.tau:
             return found
-        return Moments.nobody(len(clients), len(models), found.count.shape[2], found.mean.shape[3])
+        return Moments.empty(len(clients), len(models), found.count.shape[2], found.mean.shape[3])
 
     monkeypatch.setattr(InProcessWorker, "describe", lost)
     steps = list(fd.run(stream, name, engine="reference", local=fd.Local(rounds=4, steps=3, batch=8)))

@@ -17,9 +17,16 @@ from flwr.app import RecordDict
 import feddrift as fd
 from feddrift.engines.flower import protocol, serialization
 from feddrift.engines.flower.messages import PROTOCOL, VERSION
-from feddrift.engines.flower.protocol import CHANGES, SPOKEN, Change, check_client, check_server, number
-from feddrift.engines.flower.serialization import Refused
-from feddrift.reports.exchanges import absent, for_page, noted, sat_out
+from feddrift.engines.flower.protocol import (
+    CHANGES,
+    SUPPORTED_PROTOCOLS,
+    ProtocolChange,
+    check_client_version,
+    check_server_version,
+    parse_protocol,
+)
+from feddrift.engines.flower.serialization import InvalidMessageError
+from feddrift.reports.exchanges import collect_exchanges, find_absent_clients, find_client_notes, find_missing_replies
 from feddrift.runs.record import read
 from feddrift.simulation import Step
 from tests.flower import OldClient, OverFlower
@@ -45,47 +52,56 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def test_the_table_goes_up_to_the_number_that_is_spoken() -> None:
     """Who raises the number says here what an older client does not know."""
-    assert list(CHANGES) == list(range(2, PROTOCOL + 1)) and SPOKEN == (PROTOCOL, PROTOCOL - 1)
-    assert number(VERSION) == PROTOCOL and number(OldClient.version) == PROTOCOL - 1
+    assert list(CHANGES) == list(range(2, PROTOCOL + 1)) and SUPPORTED_PROTOCOLS == (PROTOCOL, PROTOCOL - 1)
+    assert parse_protocol(VERSION) == PROTOCOL and parse_protocol(OldClient.version) == PROTOCOL - 1
 
 
 @pytest.mark.parametrize(
     "version", [None, 5, "", "5", "/5", "1.0/", "1.0/-5", "1.0/5\n", "a b/5", "x" * 41 + "/5", "1/\u0665"]
 )
 def test_what_is_no_version_has_no_number(version: Any) -> None:
-    assert number(version) is None
+    assert parse_protocol(version) is None
     with pytest.raises(
-        Refused, match=r"the client has version .*, the server .* \(protocol 6\), .*: update the client"
+        InvalidMessageError, match=r"the client has version .*, the server .* \(protocol 6\), .*: update the client"
     ):
-        check_client(version)
-    with pytest.raises(Refused, match=r"the server has version .*, this client .* \(protocol 6\): update the server"):
-        check_server(version)
+        check_client_version(version)
+    with pytest.raises(
+        InvalidMessageError, match=r"the server has version .*, this client .* \(protocol 6\): update the server"
+    ):
+        check_server_version(version)
 
 
 def test_the_number_alone_decides_and_a_refusal_says_which_side_to_update() -> None:
     ours = rf"0\.[0-9.]+ \(protocol {PROTOCOL}\)"
-    assert [check_client(f"9.9/{n}") for n in SPOKEN] == [f"9.9/{n}" for n in SPOKEN]
-    check_server(f"9.9/{PROTOCOL}")
+    assert [check_client_version(f"9.9/{n}") for n in SUPPORTED_PROTOCOLS] == [f"9.9/{n}" for n in SUPPORTED_PROTOCOLS]
+    check_server_version(f"9.9/{PROTOCOL}")
     too_old, too_new = f"0.1/{PROTOCOL - 2}", f"9.9/{PROTOCOL + 1}"
-    spoken = f"which speaks {PROTOCOL - 1} and {PROTOCOL}"
+    supported = f"which supports protocols {PROTOCOL - 1} and {PROTOCOL}"
     with pytest.raises(
-        Refused, match=rf"has version 0.1 \(protocol {PROTOCOL - 2}\), the server {ours}, {spoken}: update the client$"
+        InvalidMessageError,
+        match=rf"has version 0.1 \(protocol {PROTOCOL - 2}\), the server {ours}, {supported}: update the client$",
     ):
-        check_client(too_old)
+        check_client_version(too_old)
     with pytest.raises(
-        Refused, match=rf"9.9 \(protocol {PROTOCOL + 1}\), the server {ours}, {spoken}: update the server$"
+        InvalidMessageError,
+        match=rf"9.9 \(protocol {PROTOCOL + 1}\), the server {ours}, {supported}: update the server$",
     ):
-        check_client(too_new)
-    with pytest.raises(Refused, match=rf"0.1 \(protocol {PROTOCOL - 1}\), this client {ours}: update the server$"):
-        check_server(f"0.1/{PROTOCOL - 1}")
+        check_client_version(too_new)
     with pytest.raises(
-        Refused, match=rf"9.9 \(protocol {PROTOCOL + 1}\), this client {ours}: it asks again in this client's words$"
+        InvalidMessageError, match=rf"0.1 \(protocol {PROTOCOL - 1}\), this client {ours}: update the server$"
     ):
-        check_server(too_new)
-    with pytest.raises(Refused, match=rf"has version {ours}, this client {ours}: it asks again"):
-        check_server(f"0.1/{PROTOCOL - 1}", VERSION)
-    with pytest.raises(Refused, match=rf"\(protocol {PROTOCOL + 2}\), this client {ours}: update the client$"):
-        check_server(f"9.9/{PROTOCOL + 2}")
+        check_server_version(f"0.1/{PROTOCOL - 1}")
+    with pytest.raises(
+        InvalidMessageError,
+        match=rf"9.9 \(protocol {PROTOCOL + 1}\), this client {ours}: it repeats the request in this client's",
+    ):
+        check_server_version(too_new)
+    with pytest.raises(InvalidMessageError, match=rf"has version {ours}, this client {ours}: it repeats the request"):
+        check_server_version(f"0.1/{PROTOCOL - 1}", VERSION)
+    with pytest.raises(
+        InvalidMessageError, match=rf"\(protocol {PROTOCOL + 2}\), this client {ours}: update the client$"
+    ):
+        check_server_version(f"9.9/{PROTOCOL + 2}")
 
 
 def test_a_client_of_the_number_before_takes_part_with_the_same_result(
@@ -144,7 +160,7 @@ def test_a_client_may_be_updated_and_set_back_while_the_federation_runs(
     same(trained.params, expected.params)
     first, at_the_client, again = warnings(caplog)
     assert first == again and f"client b: it has version {OldClient.version}" in first
-    assert "client b refused a message" in at_the_client and "it asks again in this client's words" in at_the_client
+    assert "client b refused a message" in at_the_client and "it repeats the request" in at_the_client
 
 
 class OtherVersion(OldClient):
@@ -154,12 +170,14 @@ class OtherVersion(OldClient):
 
     unknown: ClassVar[dict[str, Any]] = {}
 
-    def answer(self, kind: str, content: RecordDict) -> RecordDict:
-        asked, _ = serialization.unpack(content)
+    def handle_message(self, kind: str, content: RecordDict) -> RecordDict:
+        asked, _ = serialization.unpack_message(content)
         if asked.get("version") != self.version:
             self.heard.append((kind, asked))
-            return serialization.pack({"version": self.version, "client": self.name, "failed": "another version"})
-        return super().answer(kind, content)
+            return serialization.pack_message(
+                {"version": self.version, "client": self.name, "failed": "another version"}
+            )
+        return super().handle_message(kind, content)
 
 
 def test_another_version_of_the_same_number_is_no_reason(caplog: pytest.LogCaptureFixture) -> None:
@@ -189,15 +207,15 @@ def test_an_older_version_is_in_the_record_once_and_shown(tmp_path: Path) -> Non
     engine = over(swapping(n_steps=3))
     with_client(engine, OldClient)
     steps_of(engine, tmp_path)
-    (told,) = noted(record := read(tmp_path / "test.jsonl"))
+    (told,) = find_client_notes(record := read(tmp_path / "test.jsonl"))
     assert told[1:4] == (0, 1, "hello") and told[5].startswith(f"it has version {OldClient.version}, this server")
-    assert not list(sat_out(record)) and absent(record, 0) == []
-    shown = for_page(record)
+    assert not list(find_missing_replies(record)) and find_absent_clients(record, 0) == []
+    shown = collect_exchanges(record)
     assert shown is not None and shown["out"] == [list(told)]
 
 
 def test_what_an_older_answer_lacks_is_filled_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    change = replace(CHANGES[PROTOCOL], instead={"hello": {"backlog": 7, "gap": None}})
+    change = replace(CHANGES[PROTOCOL], reply_defaults={"hello": {"backlog": 7, "gap": None}})
     monkeypatch.setitem(protocol.CHANGES, PROTOCOL, change)
     engine = over(swapping())
     with_client(engine, OldClient)
@@ -230,22 +248,24 @@ def test_others_are_refused_by_name_and_asked_once(
 
 def test_one_that_changes_its_words_at_every_question_is_refused(caplog: pytest.LogCaptureFixture) -> None:
     class Fickle(OldClient):
-        def answer(self, kind: str, content: Any) -> Any:
-            body, _ = serialization.unpack(content)
+        def handle_message(self, kind: str, content: Any) -> Any:
+            body, _ = serialization.unpack_message(content)
             self.heard.append((kind, body))
-            other = PROTOCOL if number(body["version"]) != PROTOCOL else PROTOCOL - 1
-            return serialization.pack({"version": f"1.0/{other}", "client": "b", "cells": [[0, 60]], "scores": {}})
+            other = PROTOCOL if parse_protocol(body["version"]) != PROTOCOL else PROTOCOL - 1
+            return serialization.pack_message(
+                {"version": f"1.0/{other}", "client": "b", "cells": [[0, 60]], "scores": {}}
+            )
 
     engine = over(swapping())
     old = with_client(engine, Fickle)
     assert engine.at(0).reachable.tolist() == [True, False, True] and len(old.heard) == 2
-    assert "it answers as version 1.0/6 what it was asked as version 1.0/5" in warnings(caplog)[-1]
+    assert "it replies with version 1.0/6 to a request with version 1.0/5" in warnings(caplog)[-1]
 
 
 def test_a_question_that_the_number_before_does_not_know_is_not_asked(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    change = replace(CHANGES[PROTOCOL], questions=frozenset({"evaluate"}))
+    change = replace(CHANGES[PROTOCOL], unknown_kinds=frozenset({"evaluate"}))
     monkeypatch.setitem(protocol.CHANGES, PROTOCOL, change)
     engine = over(swapping())
     old = with_client(engine, OldClient)
@@ -253,19 +273,21 @@ def test_a_question_that_the_number_before_does_not_know_is_not_asked(
     assert np.isfinite(loss[:, 0]).tolist() == [True, False, True]
     assert {kind for kind, _ in old.heard} == {"hello"}
     assert (
-        "it cannot be asked: 0.1.9 (protocol 5) does not know the question 'evaluate': update the client" in caplog.text
+        "it cannot be asked: 0.1.9 (protocol 5) does not know the request 'evaluate': update the client" in caplog.text
     )
 
 
 def test_words_are_left_out_and_filled_in_for_every_number_since(monkeypatch: pytest.MonkeyPatch) -> None:
     table = {
-        6: Change("one", fields={"hello": frozenset({"new"})}, instead={"hello": {"count": 0}}),
-        7: Change("two", fields={"hello": frozenset({"newer"})}, instead={"hello": {"count": 1, "gap": None}}),
+        6: ProtocolChange("one", unknown_fields={"hello": frozenset({"new"})}, reply_defaults={"hello": {"count": 0}}),
+        7: ProtocolChange(
+            "two", unknown_fields={"hello": frozenset({"newer"})}, reply_defaults={"hello": {"count": 1, "gap": None}}
+        ),
     }
     monkeypatch.setattr(protocol, "CHANGES", table)
     body = {"old": 1, "new": 2, "newer": 3}
-    assert protocol.asked("1.0/5", "hello", body) == {"old": 1}
-    assert protocol.asked("1.0/6", "hello", body) == {"old": 1, "new": 2}
-    assert protocol.asked("1.0/7", "hello", body) == protocol.asked("1.0/5", "train", body) == body
-    assert protocol.answered("1.0/6", "hello", {"count": 5}) == {"count": 5, "gap": None}
-    assert protocol.answered("1.0/7", "hello", {}) == protocol.answered("1.0/5", "train", {}) == {}
+    assert protocol.adapt_request("1.0/5", "hello", body) == {"old": 1}
+    assert protocol.adapt_request("1.0/6", "hello", body) == {"old": 1, "new": 2}
+    assert protocol.adapt_request("1.0/7", "hello", body) == protocol.adapt_request("1.0/5", "train", body) == body
+    assert protocol.adapt_reply("1.0/6", "hello", {"count": 5}) == {"count": 5, "gap": None}
+    assert protocol.adapt_reply("1.0/7", "hello", {}) == protocol.adapt_reply("1.0/5", "train", {}) == {}

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 from feddrift import cli
 from feddrift.errors import DataError
 from feddrift.reports import metrics
-from feddrift.reports.caveats import remarks
-from feddrift.reports.page.data import collect
+from feddrift.reports.caveats import find_caveats
+from feddrift.reports.page.data import collect_page_data
 from feddrift.reports.summary import compare, summarise
-from feddrift.runs.record import Record, by_score, read_all
+from feddrift.runs.record import Record, read_all, select_score
 from tests.unit.fake_records import header, make
 
 
@@ -38,7 +38,7 @@ def test_what_a_higher_accuracy_hides(tmp_path: Path) -> None:
         run(tmp_path, "AUE", columns(0.5)),
         run(tmp_path, "CFL", columns(0.75, log_loss=0.4, model=[[0, 1], [0, 1]], n_models=2)),
     ]
-    assert remarks(records) == [
+    assert find_caveats(records) == [
         "sine-2, FedDrift: 2.00 points more accurate than Oblivious in one seed, but its probabilities are worse: "
         "log loss 0.9000, Oblivious 0.5000.",
         "sine-2, FedDrift: 8 of its 9 models are used by no client at the end.",
@@ -46,11 +46,11 @@ def test_what_a_higher_accuracy_hides(tmp_path: Path) -> None:
         "sine-2, AUE: 20.00 points less accurate than Oblivious in one seed.",
         "sine-2, AUE: 50.00 % right in one seed, less than always naming the client's most frequent class (55.00 %).",
     ]
-    assert remarks(records[:1] + records[-1:]) == []
+    assert find_caveats(records[:1] + records[-1:]) == []
     ensemble = [records[0], run(tmp_path / "vote", "KUE", columns(0.7, n_models=10, models_sent=99))]
-    assert remarks(ensemble) == []  # its record names the heaviest vote only
-    assert remarks([make(tmp_path / "older", header())]) == []  # a record that has no scores
-    assert collect(records, "all")["streams"][0]["remarks"][0].startswith("FedDrift: 2.00 points")
+    assert find_caveats(ensemble) == []  # its record names the heaviest vote only
+    assert find_caveats([make(tmp_path / "older", header())]) == []  # a record that has no scores
+    assert collect_page_data(records, "all")["streams"][0]["remarks"][0].startswith("FedDrift: 2.00 points")
 
 
 def test_a_difference_that_seeds_do_not_agree_on_is_not_claimed(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_a_difference_that_seeds_do_not_agree_on_is_not_claimed(tmp_path: Path) 
         "AUE": [columns(x, log_loss=0.8) for x in (0.69, 0.72, 0.73)],
     }
     records = [run(tmp_path, name, cells, seed) for name, runs in seeds.items() for seed, cells in enumerate(runs)]
-    assert remarks(records, name_streams=False) == [
+    assert find_caveats(records, name_streams=False) == [
         "Window: 1.90 points less accurate than Oblivious.",
         "Local: 5.00 points more accurate than Oblivious, but its probabilities are worse: "
         "log loss 0.6100, Oblivious 0.5000.",
@@ -74,14 +74,14 @@ def test_a_difference_that_seeds_do_not_agree_on_is_not_claimed(tmp_path: Path) 
         "log loss 0.8000, Oblivious 0.5000.",
     ]
     first = [record for record in records if record.header["seed"] == 0]
-    assert "IFCA: 2.00 points less accurate than Oblivious in one seed." in remarks(first, name_streams=False)
+    assert "IFCA: 2.00 points less accurate than Oblivious in one seed." in find_caveats(first, name_streams=False)
 
 
 def test_remarks_are_on_accuracy_whatever_score_is_shown(tmp_path: Path) -> None:
     run(tmp_path, "Oblivious", columns(0.7))
     run(tmp_path, "AUE", columns(0.6))
     sentence = "AUE: 10.00 points less accurate than Oblivious in one seed."
-    page = collect(by_score(read_all(tmp_path), "log_loss"), "losses")
+    page = collect_page_data(select_score(read_all(tmp_path), "log_loss"), "losses")
     assert page["streams"][0]["remarks"] == [sentence]
     shown = CliRunner().invoke(cli.app, ["report", str(tmp_path), "--score", "auc"])
     assert sentence in " ".join(shown.output.split())
@@ -91,7 +91,7 @@ def test_remarks_name_what_sets_runs_of_one_algorithm_apart(tmp_path: Path) -> N
     for net, accuracy in (("linear", 0.6), ("mlp:8", 0.65)):
         for name, level in (("Oblivious", 0.7), ("AUE", accuracy)):
             make(tmp_path, header(algorithm=name, settings={}, overrides={"label": "late", "net": net}), columns(level))
-    assert remarks(read_all(tmp_path), name_streams=False) == [
+    assert find_caveats(read_all(tmp_path), name_streams=False) == [
         "AUE (net=linear): 10.00 points less accurate than Oblivious in one seed.",
         "AUE (net=mlp:8): 5.00 points less accurate than Oblivious in one seed.",
     ]
@@ -103,40 +103,40 @@ def test_clients_with_hardly_a_row_are_told(tmp_path: Path) -> None:
         "1 of 2 clients has fewer than 10 rows a step to test on, the largest 5259, and every mean counts all clients "
         "alike; `feddrift report --weigh rows` counts rows alike."
     )
-    assert remarks([flights]) == [f"sine-2: {told}"]
-    assert collect([flights], "flights")["streams"][0]["remarks"] == [told]
-    assert remarks([replace(flights, weigh="rows")]) == []
+    assert find_caveats([flights]) == [f"sine-2: {told}"]
+    assert collect_page_data([flights], "flights")["streams"][0]["remarks"] == [told]
+    assert find_caveats([replace(flights, weigh="rows")]) == []
     for name, tested in {"all few": [[3, 9]] * 2, "one never": [[0, 5259]] * 2, "enough": [[10, 5259]] * 2}.items():
-        assert remarks([make(tmp_path / name, header(), {"tested": tested})]) == []
+        assert find_caveats([make(tmp_path / name, header(), {"tested": tested})]) == []
 
 
 def test_another_score_takes_the_place_of_accuracy(tmp_path: Path) -> None:
     losses = {"Oblivious": 0.5, "FedDrift": [[0.2, 0.4], [0.4, 0.6]]}
     for name, loss in losses.items():
         run(tmp_path, name, columns(0.9, log_loss=loss))
-    records = by_score(read_all(tmp_path), "log_loss")
+    records = select_score(read_all(tmp_path), "log_loss")
     drifting = next(k for k, group in enumerate(summarise(records)) if group.algorithm == "FedDrift")
     summary, gap = summarise(records)[drifting], compare(records, "Oblivious")[drifting]
     assert summary.including_drifts is not None and summary.including_drifts.mean == pytest.approx(0.4)  # no percent
     assert gap is not None and gap.mean == pytest.approx(-0.1)
-    worst = metrics.measure(next(r for r in records if r.header["algorithm"] == "FedDrift")).worst
+    worst = metrics.compute_metrics(next(r for r in records if r.header["algorithm"] == "FedDrift")).worst
     assert worst == pytest.approx(0.5)  # client 1: the highest loss is the worst
-    page = collect(records, "losses")
+    page = collect_page_data(records, "losses")
     assert page["score"]["title"] == "log loss" and page["streams"][0]["remarks"] == []
     group = next(g for g in page["streams"][0]["groups"] if g["algorithm"] == "FedDrift")
     assert group["runs"][0]["worst"][0] == [1, 0.5, 1] and group["numbers"]["auc"][0] == pytest.approx(0.8)
-    (shares,) = by_score([records[0]], "auc")
-    assert summarise([shares])[0].including_drifts == summarise(by_score([records[0]], "auc"))[0].including_drifts
+    (shares,) = select_score([records[0]], "auc")
+    assert summarise([shares])[0].including_drifts == summarise(select_score([records[0]], "auc"))[0].including_drifts
     with pytest.raises(DataError, match="no AUC: an older version"):
-        by_score([make(tmp_path / "older", header())], "auc")
+        select_score([make(tmp_path / "older", header())], "auc")
 
 
 def test_alarms_are_counted_over_seeds(tmp_path: Path) -> None:
     for seed, drift in enumerate([[[False, False], [True, True]], [[False, False], [True, False]]]):
         run(tmp_path, "FedDrift", columns(0.9, drift=drift), seed)
-    (group,) = collect(read_all(tmp_path), "two")["streams"][0]["groups"]
+    (group,) = collect_page_data(read_all(tmp_path), "two")["streams"][0]["groups"]
     assert group["alarms"] == {"1,0": 2, "1,1": 1}
-    (alone,) = collect(read_all(tmp_path)[:1], "one")["streams"][0]["groups"]
+    (alone,) = collect_page_data(read_all(tmp_path)[:1], "one")["streams"][0]["groups"]
     assert alone["alarms"] is None
 
 

@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 from feddrift import cli
 from feddrift.errors import ConfigError, DataError
 from feddrift.reports import metrics, summary, tables
-from feddrift.reports.labels import differences
-from feddrift.reports.ranks import ranking
-from feddrift.reports.summary import Spread, adjusted_rand, lineage, scores, summarise
-from feddrift.runs.record import Record, by_score, read_all
+from feddrift.reports.labels import find_differing_settings
+from feddrift.reports.ranks import rank_methods
+from feddrift.reports.summary import Spread, adjusted_rand, resolve_merges, summarise, summarise_run
+from feddrift.runs.record import Record, read_all, select_score
 from feddrift.scores import ACCURACY, SCORES
 from tests.unit.fake_records import header, make, merged
 
@@ -34,7 +34,7 @@ def test_the_numbers_of_a_tiny_record_by_hand(tmp_path: Path) -> None:
         "n_models": [[1, 1], [3, 3]],
         "models_sent": [[10, 10], [11, 13]],
     }
-    got = scores(make(tmp_path, header(concepts=CONCEPTS), columns))
+    got = summarise_run(make(tmp_path, header(concepts=CONCEPTS), columns))
     assert got.including_drifts == pytest.approx(100 * (0.9 + 0.1 + 0.2 + 0.7) / 4)
     assert got.omitting_drifts == pytest.approx(100 * (0.9 + 0.7) / 2)
     assert got.models_sent == 44
@@ -45,7 +45,7 @@ def test_the_numbers_of_a_tiny_record_by_hand(tmp_path: Path) -> None:
 
 def test_cells_without_test_data_are_left_out(tmp_path: Path) -> None:
     columns = {"accuracy": [[0.9, None], [0.2, None]], "tested": [[9, 0], [1, 0]]}
-    got = scores(make(tmp_path, header(concepts=CONCEPTS), columns))
+    got = summarise_run(make(tmp_path, header(concepts=CONCEPTS), columns))
     assert got.including_drifts == pytest.approx(55)
     assert got.omitting_drifts == pytest.approx(90)
 
@@ -55,8 +55,10 @@ def test_means_by_rows(tmp_path: Path) -> None:
     cells = {"accuracy": [[0.5, 0.9], [1.0, None]], "tested": [[3, 97], [1, 0]]}
     record = make(tmp_path, header(concepts=[[0, 0], [0, 0], [1, 1]]), cells)
     by_rows = replace(record, weigh="rows")
-    assert scores(record).including_drifts == pytest.approx(80) and scores(record).omitting_drifts == pytest.approx(70)
-    got, measured = scores(by_rows), metrics.measure(by_rows)
+    assert summarise_run(record).including_drifts == pytest.approx(80) and summarise_run(
+        record
+    ).omitting_drifts == pytest.approx(70)
+    got, measured = summarise_run(by_rows), metrics.compute_metrics(by_rows)
     assert got.including_drifts == pytest.approx(100 * (3 * 0.5 + 97 * 0.9 + 1) / 101)
     assert got.omitting_drifts == pytest.approx(100 * (3 * 0.5 + 97 * 0.9) / 100)
     assert measured.mean == pytest.approx((3 * 0.5 + 97 * 0.9 + 1) / 101)
@@ -65,21 +67,23 @@ def test_means_by_rows(tmp_path: Path) -> None:
     (group,) = json.loads(runner.invoke(cli.app, ["report", str(tmp_path), "--weigh", "rows", "--json"]).output)
     assert group["weigh"] == "rows" and group["omitting_drifts"]["mean"] == pytest.approx(got.omitting_drifts)
     shown = runner.invoke(cli.app, ["report", str(tmp_path), "--weigh", "rows"]).output
-    assert "88.80" in shown and "count every row that was tested alike" in shown
+    assert "88.80" in shown and "all tested rows count equally" in shown
     page = runner.invoke(cli.app, ["report", str(tmp_path), "--weigh", "rows", "--html", str(tmp_path / "page.html")])
     assert isinstance(page.exception, ConfigError)
 
 
 def test_nothing_is_said_without_test_data_or_truth(tmp_path: Path) -> None:
-    untested = scores(make(tmp_path / "a", header(concepts=CONCEPTS), {"accuracy": [[None, None], [None, None]]}))
+    untested = summarise_run(
+        make(tmp_path / "a", header(concepts=CONCEPTS), {"accuracy": [[None, None], [None, None]]})
+    )
     assert (untested.including_drifts, untested.omitting_drifts) == (None, None)
-    untold = scores(make(tmp_path / "b", header()))
+    untold = summarise_run(make(tmp_path / "b", header()))
     assert untold.including_drifts == pytest.approx(90)
     assert (untold.omitting_drifts, untold.ari) == (None, None)
 
 
 def test_a_run_stopped_before_its_first_step_has_no_numbers(tmp_path: Path) -> None:
-    got = scores(make(tmp_path, header(), steps=0))
+    got = summarise_run(make(tmp_path, header(), steps=0))
     assert got == summary.Scores(None, None, 0, None, None, None, None)
 
 
@@ -88,7 +92,7 @@ def test_an_alarm_is_false_where_the_concept_stayed(tmp_path: Path) -> None:
     truth = {"concepts": [[0, 0, 1], [0, 1, 3], [0, 1, 3], [0, 0, 0]], "same": {"3": 1}}
     alarms = [[True, False, False], [True, True, True], [False, True, False]]
     record = make(tmp_path, {**header(3, 3), **truth}, {"drift": alarms})
-    assert scores(record).false_alarms == 3
+    assert summarise_run(record).false_alarms == 3
 
 
 def test_an_alarm_compares_with_the_last_data_seen(tmp_path: Path) -> None:
@@ -96,20 +100,20 @@ def test_an_alarm_compares_with_the_last_data_seen(tmp_path: Path) -> None:
     truth = {"concepts": [[0], [1], [1], [1], [1]], "same": {}}
     columns = {"drift": [[False], [False], [True], [True]], "tested": [[0], [9], [9], [9]]}
     record = make(tmp_path, {**header(4, 1), **truth}, columns)
-    assert scores(record).false_alarms == 1
+    assert summarise_run(record).false_alarms == 1
 
 
 def test_merged_models_are_resolved_through_their_heirs(tmp_path: Path) -> None:
     head = header(4, 3)
     models = [[0, 1, 2], [0, 1, 2], [0, 1, 1], [0, 0, 0]]
     record = make(tmp_path, head, {"model": models}, [merged(2, 2, into=1), merged(3, 1, into=0)])
-    assert lineage(record).tolist() == [[0, 0, 0]] * 4
+    assert resolve_merges(record).tolist() == [[0, 0, 0]] * 4
     assert record.rows.model.tolist() == models, "the record itself is left alone"
 
 
 def test_a_merge_speaks_of_the_past_only(tmp_path: Path) -> None:
     record = make(tmp_path, header(3, 1), {"model": [[1], [0], [1]]}, [merged(1, 1, into=0)])
-    assert lineage(record).tolist() == [[0], [0], [1]], "model 1 was made anew at time 2"
+    assert resolve_merges(record).tolist() == [[0], [0], [1]], "model 1 was made anew at time 2"
 
 
 def test_the_rand_index_counts_merged_models_and_equal_concepts_as_one(tmp_path: Path) -> None:
@@ -117,10 +121,10 @@ def test_the_rand_index_counts_merged_models_and_equal_concepts_as_one(tmp_path:
     models = {"model": [[5, 6], [5, 5], [2, 2]]}
     merge = [merged(1, 6, into=5)]
     ari = [
-        scores(make(tmp_path / "plain", header(3, concepts=concepts), models)).ari,
-        scores(make(tmp_path / "merge", header(3, concepts=concepts), models, merge)).ari,
-        scores(make(tmp_path / "both", header(3, concepts=concepts, same={"3": 1}), models, merge)).ari,
-        scores(make(tmp_path / "chain", header(3, concepts=concepts, same={"1": 0, "3": 1}), models, merge)).ari,
+        summarise_run(make(tmp_path / "plain", header(3, concepts=concepts), models)).ari,
+        summarise_run(make(tmp_path / "merge", header(3, concepts=concepts), models, merge)).ari,
+        summarise_run(make(tmp_path / "both", header(3, concepts=concepts, same={"3": 1}), models, merge)).ari,
+        summarise_run(make(tmp_path / "chain", header(3, concepts=concepts, same={"1": 0, "3": 1}), models, merge)).ari,
     ]
     assert ari[2] == 1.0
     assert ari[0] is not None
@@ -208,7 +212,7 @@ def test_unfinished_runs_are_left_out_and_listed(tmp_path: Path) -> None:
     stopped = make(tmp_path, header(concepts=CONCEPTS, seed=1), steps=1)
     records = read_all(tmp_path)
     assert [s.seeds for s in summarise(records)] == [(0,)]
-    assert [r.header["seed"] for r in summary.unfinished(records)] == [stopped.header["seed"]]
+    assert [r.header["seed"] for r in summary.select_unreportable(records)] == [stopped.header["seed"]]
     assert summarise([stopped]) == []
 
 
@@ -239,7 +243,9 @@ def test_json_without_truth_is_null(tmp_path: Path) -> None:
 def text(records: list[Record], width: int = 120, against: str | None = None) -> str:
     console = Console(width=width, file=io.StringIO())
     with console.capture() as capture:
-        console.print(tables.table(summarise(records), summary.compare(records, against) if against else []))
+        console.print(
+            tables.build_summary_table(summarise(records), summary.compare(records, against) if against else [])
+        )
     return capture.get()
 
 
@@ -273,8 +279,8 @@ def test_what_all_rows_of_a_stream_share_is_said_once(tmp_path: Path) -> None:
         runs(tmp_path, {0: 0.9}, stream="flights.csv", algorithm=algorithm, settings={}, overrides=options | own)
     runs(tmp_path, {0: 0.9}, algorithm="Window", settings={})  # on another stream, which has no options
     records = read_all(tmp_path)
-    summaries, numbers = summarise(records), metrics.summarise(records)
-    shown = [[tables.table(summaries)], tables.metrics_tables(summaries, numbers)]
+    summaries, numbers = summarise(records), metrics.summarise_metrics(records)
+    shown = [[tables.build_summary_table(summaries)], tables.build_metrics_tables(summaries, numbers)]
     for together in shown:
         console = Console(width=120, file=io.StringIO())
         with console.capture() as capture:
@@ -283,7 +289,7 @@ def test_what_all_rows_of_a_stream_share_is_said_once(tmp_path: Path) -> None:
         assert capture.get().count("0123abcd") == 1
         names = sorted(str(cell) for cell in together[0].columns[1].cells)
         assert names == ["Oblivious net=linear", "Oblivious net=mlp:8", "Window", "Window"]
-    assert tables.table(summarise(runs(tmp_path / "plain", {0: 0.9}))).caption is None
+    assert tables.build_summary_table(summarise(runs(tmp_path / "plain", {0: 0.9}))).caption is None
 
 
 def test_the_best_of_each_stream_is_first_by_what_was_asked(tmp_path: Path) -> None:
@@ -300,19 +306,23 @@ def test_the_best_of_each_stream_is_first_by_what_was_asked(tmp_path: Path) -> N
         ("accuracy", ["Window", "Oblivious", "FedDrift", "Window", "IFCA"]),
         ("log_loss", ["Window", "FedDrift", "Oblivious", "Window", "IFCA"]),  # the lowest first
     ):
-        records = by_score(read_all(tmp_path), score)
-        summaries, numbers = summarise(records), metrics.summarise(records)
-        shown = [tables.table(summaries, score=SCORES.get(score, ACCURACY))]
-        shown += tables.metrics_tables(summaries, numbers, SCORES.get(score, ACCURACY))
+        records = select_score(read_all(tmp_path), score)
+        summaries, numbers = summarise(records), metrics.summarise_metrics(records)
+        shown = [tables.build_summary_table(summaries, score=SCORES.get(score, ACCURACY))]
+        shown += tables.build_metrics_tables(summaries, numbers, SCORES.get(score, ACCURACY))
         for table in shown:
             assert [str(cell).split()[0] for cell in table.columns[1].cells] == best_first
             assert [str(cell) for cell in table.columns[0].cells] == ["elec"] + ["sine-2"] * 4
 
 
 def test_what_needs_the_truth_is_shown_where_there_is_some(tmp_path: Path) -> None:
-    names = [str(column.header) for column in tables.table(summarise([make(tmp_path / "a", header())])).columns]
+    names = [
+        str(column.header) for column in tables.build_summary_table(summarise([make(tmp_path / "a", header())])).columns
+    ]
     assert names == ["stream", "algorithm", "seeds", "accuracy, %", "sent", "models"]
-    names = [str(column.header) for column in tables.table(summarise(runs(tmp_path / "b", {0: 0.9}))).columns]
+    names = [
+        str(column.header) for column in tables.build_summary_table(summarise(runs(tmp_path / "b", {0: 0.9}))).columns
+    ]
     assert names[3:] == ["omitting\ndrifts, %", "including\ndrifts, %", "sent", "models", "false\nalarm", "ARI"]
 
 
@@ -323,7 +333,7 @@ def test_the_table_fits_a_narrow_terminal(tmp_path: Path) -> None:
 
 
 def test_settings_that_only_some_have_are_differences() -> None:
-    found = differences([("s", "A", {"x": 1, "y": 2}), ("s", "A", {"x": 1}), ("s", "B", {"x": 3})])
+    found = find_differing_settings([("s", "A", {"x": 1, "y": 2}), ("s", "A", {"x": 1}), ("s", "B", {"x": 3})])
     assert found == [{"y": 2}, {}, {}]
 
 
@@ -399,7 +409,7 @@ def test_ranks_are_of_who_ran_everywhere_on_the_seeds_of_all(tmp_path: Path) -> 
     runs(tmp_path, {0: 0.95, 1: 0.95}, stream="sine-2", algorithm="Local", settings={})
     runs(tmp_path, {0: 0.6, 1: 0.6}, stream="sea-4", algorithm="Local", settings={})
     runs(tmp_path, {0: 1.0}, stream="sea-4", algorithm="Oracle", settings={})
-    found = ranking(read_all(tmp_path))
+    found = rank_methods(read_all(tmp_path))
     assert found.methods == ("Local", "FedDrift", "Oblivious") and found.streams == ("sea-4", "sine-2")
     assert found.ranks.tolist() == [[1.5, 1], [1.5, 2], [3, 3]] and found.left_out == ("Oracle",)
     shown = CliRunner().invoke(cli.app, ["report", str(tmp_path), "--ranks"])
@@ -420,11 +430,11 @@ def test_ranks_leave_out_who_has_the_fewest_seeds_where_all_have_none(tmp_path: 
         runs(tmp_path, {0: 0.8, 2: 0.8, 3: 0.8}, stream=stream, algorithm="Oblivious", settings={})
         runs(tmp_path, {0: 0.99}, stream=stream, settings={"delta": 0.2, "init": "warm"})
     runs(tmp_path, {3: 0.7}, stream="sea-4", settings={"delta": 0.3, "init": "warm"})
-    found = ranking(read_all(tmp_path))
+    found = rank_methods(read_all(tmp_path))
     assert found.methods == ("FedDrift (delta=0.1)", "Oblivious")  # also on sine-2, where 0.3 has not run
     assert found.left_out == ("FedDrift (delta=0.2)", "FedDrift (delta=0.3)")
-    assert found.without.endswith("too few seeds: FedDrift (delta=0.2), FedDrift (delta=0.3)")
-    assert replace(found, left_out=tuple("abcdefghijklm")).without.endswith("h, i, j and 3 more")
+    assert found.left_out_text.endswith("too few seeds: FedDrift (delta=0.2), FedDrift (delta=0.3)")
+    assert replace(found, left_out=tuple("abcdefghijklm")).left_out_text.endswith("h, i, j and 3 more")
 
 
 def test_several_folders_and_some_of_their_runs(tmp_path: Path) -> None:
@@ -451,8 +461,8 @@ def test_what_cannot_be_ranked_is_said(tmp_path: Path) -> None:
     runs(tmp_path, {0: 0.9})
     runs(tmp_path, {0: 0.8}, algorithm="Oblivious", settings={})
     with pytest.raises(DataError, match="two or more streams, there are 2 on all of 1"):
-        ranking(read_all(tmp_path))
+        rank_methods(read_all(tmp_path))
     runs(tmp_path, {0: 0.9}, stream="sea-4")
     runs(tmp_path, {1: 0.9}, stream="sea-4", algorithm="Oblivious", settings={})
     with pytest.raises(DataError, match="on sea-4 have no seed in common"):
-        ranking(read_all(tmp_path))
+        rank_methods(read_all(tmp_path))

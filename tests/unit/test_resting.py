@@ -12,7 +12,7 @@ import feddrift as fd
 from feddrift.engines.conditions.conditions import Conditions
 from feddrift.errors import ConfigError
 from feddrift.nets import default_net
-from feddrift.simulation import Step, steps_on
+from feddrift.simulation import Step, run_steps
 from feddrift.testing import small_stream
 from feddrift.types import Local
 
@@ -49,7 +49,7 @@ def test_a_newcomer_chooses_among_all_models() -> None:
     stream = small_stream(CONCEPTS, size=120, missing=[(t, 0) for t in range(6)])
     trained = played(0)[5].state.models
     fed = fd.engines.engine("simulator")(stream, default_net(stream), LEARN, 0).at(6)
-    fed.resting = frozenset({0})
+    fed.idle_models = frozenset({0})
     asked = np.isfinite(fed.evaluate(trained)[:, 0])
     assert asked.tolist() == [True, False, False] and fed.sent_scoring.tolist() == [2, 1, 1]
 
@@ -61,11 +61,11 @@ def test_models_at_rest_do_not_merge_and_are_not_asked_for() -> None:
     models, w = fed.fresh(3, distinct=True), np.zeros((3, 3, 3))
     w[0, :, 0], w[1, :, 1], w[2, :, 2] = 1, 1, 1
     usual = fed.cross_evaluate(models, w)
-    fed.resting = frozenset({0, 2})
+    fed.idle_models = frozenset({0, 2})
     L = fed.cross_evaluate(models, w)  # model 2 has been chosen again
     assert np.isnan(L[0]).all() and np.isnan(L[:, 0]).all()
     np.testing.assert_array_equal(L[1:, 1:], usual[1:, 1:])
-    fed.resting = frozenset({0, 1, 2})
+    fed.idle_models = frozenset({0, 1, 2})
     assert np.isfinite(fed.evaluate(models)).all()  # with nothing awake all are asked
 
 
@@ -77,7 +77,7 @@ def test_over_flower_it_is_what_the_simulator_does(tmp_path: Path) -> None:
     stream = small_stream(CONCEPTS, size=120)
     engine = OverFlower(stream, default_net(stream), LEARN, 0, Conditions(rest=2))
     engine.n_steps = stream.n_steps
-    there, here = list(steps_on(engine, FEDDRIFT)), played(2)
+    there, here = list(run_steps(engine, FEDDRIFT)), played(2)
     for a, b in zip(here, there, strict=True):
         np.testing.assert_array_equal(a.model, b.model)
         np.testing.assert_array_equal(a.sent_scoring, b.sent_scoring)

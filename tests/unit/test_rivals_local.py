@@ -11,14 +11,14 @@ import pytest
 import feddrift as fd
 from feddrift import rng
 from feddrift._internal import checkpoint
-from feddrift.algorithms.later.fedccfa import FedCCFAHeads, row_distances, shared_rows
-from feddrift.algorithms.later.fedrep import FedRep, halves
+from feddrift.algorithms.later.fedccfa import FedCCFAHeads, average_shared_rows, compute_row_distances
+from feddrift.algorithms.later.fedrep import FedRep, split_local_steps
 from feddrift.algorithms.later.flash import Flash, FlashState
 from feddrift.data import Stream
 from feddrift.engines.conditions.conditions import Conditions
 from feddrift.engines.local.reference import Reference
 from feddrift.engines.simulator.simulator import Simulator
-from feddrift.models import class_rows, fresh, join, mix, mix_rows, take
+from feddrift.models import class_rows, init_models, join, mix, mix_rows, take
 from feddrift.nets.perceptron import mlp
 from feddrift.testing import FakeFederation
 from feddrift.types import Local, Models, Net, Updates, Weights
@@ -65,10 +65,10 @@ def test_flash_divides_by_no_less_than_tau_and_steps_further_when_changes_grow()
     """After small changes a large one: d exceeds sqrt(v), and the publication's denominator is below zero."""
     models, one = Models({"a": np.zeros((1, 1))}, (0,)), np.ones(1)
     state = FlashState(models, np.zeros((0, 1, 1)), np.ones((1, 1)), m=0 * one, v=1e-6 * one, d=0 * one)
-    move, after = state.moved(5 * one, eta=0.01, tau=1e-3)
+    move, after = state.compute_step(5 * one, eta=0.01, tau=1e-3)
     assert np.sqrt(after.v) - after.d + 1e-3 < 0
     np.testing.assert_allclose(move, 0.01 * 0.5 / 1e-3)
-    calm = replace(state, d=0 * one).moved(0.01 * one, eta=0.01, tau=1e-3)[0]
+    calm = replace(state, d=0 * one).compute_step(0.01 * one, eta=0.01, tau=1e-3)[0]
     np.testing.assert_allclose(calm, 0.01 * 0.001 / (np.sqrt(0.99e-6 + 1e-6) + 1e-3 - _d(0.01)), rtol=1e-9)
 
 
@@ -127,11 +127,11 @@ def test_a_round_of_fedrep_by_hand() -> None:
 
 
 def test_halves_share_the_steps_of_a_round() -> None:
-    assert [part.steps for part in halves(Local(steps=50), 0.5)] == [25, 25]
-    assert [part.steps for part in halves(Local(steps=50), 1 / 6)] == [8, 42]
-    assert [part.steps for part in halves(Local(steps=2), 0.9)] == [1, 1]
-    assert [part.steps for part in halves(Local(steps=1), 0.5)] == [1, 1]
-    assert [part.trains for part in halves(Local(), 0.5)] == ["head", "trunk"]
+    assert [part.steps for part in split_local_steps(Local(steps=50), 0.5)] == [25, 25]
+    assert [part.steps for part in split_local_steps(Local(steps=50), 1 / 6)] == [8, 42]
+    assert [part.steps for part in split_local_steps(Local(steps=2), 0.9)] == [1, 1]
+    assert [part.steps for part in split_local_steps(Local(steps=1), 0.5)] == [1, 1]
+    assert [part.trains for part in split_local_steps(Local(), 0.5)] == ["head", "trunk"]
 
 
 def opposed(n_steps: int = 3, n: int = 80) -> Stream:
@@ -178,17 +178,17 @@ def test_absent_and_late_clients(name: str) -> None:
 
 def test_distances_of_rows_by_hand() -> None:
     """cos(0, 2) = 0, cos(1, 2) = 0.6, so 0 and 1 are 0.6 apart; of 0 and 2: |cos(0, 1) - cos(2, 1)| = |0.8 - 0.6|."""
-    D = row_distances(np.array([[2.0, 0.0], [0.8, 0.6], [0.0, 5.0]]))
+    D = compute_row_distances(np.array([[2.0, 0.0], [0.8, 0.6], [0.0, 5.0]]))
     np.testing.assert_allclose(D, [[0, 0.6, 0.2], [0.6, 0, 0.8], [0.2, 0.8, 0]], atol=1e-12)
 
 
 def test_groups_are_transitive_and_leave_out_who_took_no_part() -> None:
     angle = np.array([0.0, 0.1, 0.2, 1.5, 0.1])
     rows = np.stack([np.cos(angle), np.sin(angle)], axis=1)[:, None]
-    apart = row_distances(rows[[0, 1, 2, 3], 0])
+    apart = compute_row_distances(rows[[0, 1, 2, 3], 0])
     limit = (apart[0, 1] + apart[1, 2]) * 0.6
     assert apart[0, 2] > limit > max(apart[0, 1], apart[1, 2])  # linked by the one between
-    A = shared_rows(rows, np.array([0, 1, 2, 3]), limit)[0]
+    A = average_shared_rows(rows, np.array([0, 1, 2, 3]), limit)[0]
     np.testing.assert_allclose(A[:3, :3], 1 / 3)
     np.testing.assert_allclose(A[3:], np.eye(5)[3:])  # one alone, and one that was not asked
 
@@ -203,7 +203,7 @@ def test_clients_share_the_classes_on_which_they_agree() -> None:
     heads = take(fed.fresh(), [0] * 4, range(4), [0] * 4)
     w = np.eye(4)[None]
     trained = fed.train(heads, w)
-    A = shared_rows(class_rows(trained), np.arange(4), 0.1)
+    A = average_shared_rows(class_rows(trained), np.arange(4), 0.1)
     pairs = np.kron(np.eye(2), np.ones((2, 2))) / 2
     np.testing.assert_allclose(A, [np.full((4, 4), 0.25), pairs, pairs, np.full((4, 4), 0.25)])
 
@@ -227,7 +227,7 @@ def test_the_first_head_of_a_client_is_the_balanced_one_and_two_clients_share_no
 
 
 def test_rows_are_mixed_by_hand() -> None:
-    models = fresh(mlp(1, 2, 3), 0, 2, distinct=True)
+    models = init_models(mlp(1, 2, 3), 0, 2, distinct=True)
     A = np.tile(np.eye(2), (3, 1, 1))
     A[1] = np.array([[0.25, 0.75], [0.0, 1.0]])
     mixed, old = mix_rows(models, A).params, models.params
@@ -242,13 +242,13 @@ def test_rows_are_mixed_by_hand() -> None:
 
 def test_nets_say_which_axis_counts_classes_and_models_remember(tmp_path: Any) -> None:
     net = mlp(3, 4, 2)
-    models = fresh(net, 0, 2)
+    models = init_models(net, 0, 2)
     assert models.classes == {"W1": -1, "b1": -1, "W2": 1, "b2": 0}
     surgery = join(mix(models, np.eye(2), (0, 1)), take(models, [0], [2]))
     checkpoint.write(tmp_path / "saved", {}, surgery)
-    saved = checkpoint.read(tmp_path / "saved").value(net.init(rng.derive(0, "init", 0)))
+    saved = checkpoint.read(tmp_path / "saved").decode(net.init(rng.derive_key(0, "init", 0)))
     assert saved.classes == models.classes
-    assert fresh(mlp(3, (), 2), 0).classes == {"W1": 1, "b1": 0}
+    assert init_models(mlp(3, (), 2), 0).classes == {"W1": 1, "b1": 0}
     from feddrift.nets.resnet import resnet18
 
     assert dict(resnet18(5).classes) == {"fc/weight": 0, "fc/bias": 0}
@@ -258,14 +258,14 @@ def test_rows_that_cannot_be_mixed() -> None:
     def init(key: rng.Words) -> Any:
         return {"weight": rng.uniform(key, (2, 3), -1, 1)}
 
-    silent = fresh(Net(init, lambda params, x: x @ params["weight"]), 0, 2)
-    with pytest.raises(fd.ConfigError, match="must say of each array of its head which axis counts classes"):
+    silent = init_models(Net(init, lambda params, x: x @ params["weight"]), 0, 2)
+    with pytest.raises(fd.ConfigError, match="must name the axis of each array of its head"):
         mix_rows(silent, np.tile(np.eye(2), (3, 1, 1)))
-    told = fresh(Net(init, lambda params, x: x @ params["weight"], classes={"weight": 1}), 0, 2)
+    told = init_models(Net(init, lambda params, x: x @ params["weight"], classes={"weight": 1}), 0, 2)
     with pytest.raises(ValueError, match=r"mix_rows needs an array of shape \(3, 2, 2\), got \(2, 2, 2\)"):
         mix_rows(told, np.tile(np.eye(2), (2, 1, 1)))
     with pytest.raises(fd.ConfigError, match="the net has no array 'bias' that counts classes"):
-        fresh(Net(init, lambda params, x: x @ params["weight"], classes={"bias": 0}), 0)
+        init_models(Net(init, lambda params, x: x @ params["weight"], classes={"bias": 0}), 0)
 
 
 @pytest.mark.parametrize("name", ["FedRep", "FedCCFA-Heads"])

@@ -28,7 +28,7 @@ def test_threefry_gives_the_published_numbers(
 
 
 def test_numpy_and_jax_draw_the_same() -> None:
-    key = rng.derive(3, "batch", 1, np.arange(4))
+    key = rng.derive_key(3, "batch", 1, np.arange(4))
     steps = np.arange(5, dtype=np.uint32)
 
     def draw(k0: object, k1: object, s: object) -> rng.Words:
@@ -36,7 +36,7 @@ def test_numpy_and_jax_draw_the_same() -> None:
 
     for a, b in zip(draw(*key, steps), jax.jit(draw)(*map(jnp.asarray, key), steps), strict=True):
         np.testing.assert_array_equal(a, np.asarray(b))
-        np.testing.assert_array_equal(rng.unit(a), np.asarray(rng.unit(b)))
+        np.testing.assert_array_equal(rng.to_unit_interval(a), np.asarray(rng.to_unit_interval(b)))
 
 
 def test_a_key_depends_on_every_name_and_on_nothing_else() -> None:
@@ -48,18 +48,18 @@ def test_a_key_depends_on_every_name_and_on_nothing_else() -> None:
         (0, "batch", 1),
         (2**32, "batch", 1, 2),
     ]
-    keys = {tuple(int(w) for w in rng.derive(*n)) for n in names}
+    keys = {tuple(int(w) for w in rng.derive_key(*n)) for n in names}
     assert len(keys) == 6
-    one, many = rng.derive(0, "batch", 1, 2), rng.derive(0, "batch", 1, np.array([0, 2]))
+    one, many = rng.derive_key(0, "batch", 1, 2), rng.derive_key(0, "batch", 1, np.array([0, 2]))
     assert (int(one[0]), int(one[1])) == (int(many[0][1]), int(many[1][1]))
 
 
 def test_draws_are_uniform_and_permutations_whole() -> None:
-    u = rng.uniform(rng.derive(0, "data"), (20_000,), -1, 3)
+    u = rng.uniform(rng.derive_key(0, "data"), (20_000,), -1, 3)
     assert u.dtype == np.float32
     assert u.min() >= -1 and u.max() < 3
     assert abs(u.mean() - 1) < 0.03 and abs(u.std() - 4 / np.sqrt(12)) < 0.02
-    order = rng.permutation(rng.derive(0, "shuffle"), 500)
+    order = rng.permutation(rng.derive_key(0, "shuffle"), 500)
     assert sorted(order) == list(range(500)) and not np.array_equal(order, np.arange(500))
-    picks = np.bincount([rng.choice(rng.derive(s, "ties"), 3) for s in range(600)], minlength=3)
+    picks = np.bincount([rng.choice(rng.derive_key(s, "ties"), 3) for s in range(600)], minlength=3)
     assert picks.min() > 150

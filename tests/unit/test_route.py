@@ -16,12 +16,12 @@ from feddrift.engines.conditions import routing
 from feddrift.engines.conditions.conditions import Conditions
 from feddrift.errors import ConfigError
 from feddrift.exported_models import Predictor
-from feddrift.models import fresh, take
-from feddrift.nets import default_net, initial
-from feddrift.nets.voting import layer_of
-from feddrift.reports.event_text import command
-from feddrift.router import OWN, Router, Routing
-from feddrift.simulation import Step, steps_on
+from feddrift.models import init_models, take
+from feddrift.nets import default_net, init_params
+from feddrift.nets.voting import compute_layer
+from feddrift.reports.event_text import build_run_command
+from feddrift.router import OWN_VOTES, Router, Routing
+from feddrift.simulation import LoopState, Step, run_steps
 from feddrift.testing import small_stream
 from feddrift.types import Federation, Local, Projection, State
 
@@ -52,8 +52,8 @@ def played(stream: fd.Stream, route: Any, method: Any = FEDDRIFT, **options: Any
 
 def learnt(step: Step) -> Routing:
     """What the gate has learned."""
-    assert step.state.routing is not None
-    return step.state.routing
+    assert step.loop.routing is not None
+    return step.loop.routing
 
 
 def drifting(steps: list[Step], t: int) -> float:
@@ -102,7 +102,7 @@ def test_what_was_learned_by_heart_does_not_open_the_gate() -> None:
 
 
 def test_among_too_many_models_nothing_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routing, "MOST_MODELS", 1)
+    monkeypatch.setattr(routing, "MAX_ROUTED_MODELS", 1)
     assert all(step.state.router is None and not len(learnt(step).rows) for step in played(shifted(3.0), "batch"))
 
 
@@ -140,7 +140,7 @@ def test_over_flower_it_decides_alike() -> None:
     stream = shifted(3.0)
     engine = OverFlower(stream, default_net(stream), LEARN, 0, Conditions(route="running"))
     engine.n_steps = stream.n_steps
-    for step, same in zip(steps_on(engine, FEDDRIFT), played(stream, "running"), strict=True):
+    for step, same in zip(run_steps(engine, FEDDRIFT), played(stream, "running"), strict=True):
         np.testing.assert_array_equal(step.model, same.model)
         np.testing.assert_allclose(step.accuracy, same.accuracy, atol=0.05)
         np.testing.assert_allclose(step.sent, same.sent)
@@ -156,18 +156,34 @@ def test_a_client_that_tells_nothing_of_its_data_is_no_part_of_any_centre() -> N
     engine = OverFlower(stream, default_net(stream), LEARN, 0, Conditions(route="batch"))
     engine.n_steps = 2
     engine.local_grid.clients[stream.clients[0]].describe = False
-    *_, last = steps_on(engine, FEDDRIFT)
+    *_, last = run_steps(engine, FEDDRIFT)
     rows = sum(int(count.sum()) for count, *_ in learnt(last).data.values())
     assert rows == stream.counts[:2, 1:].sum() and not np.isnan(last.accuracy).any()
 
 
-def test_it_goes_on_as_it_would_have(tmp_path: Path) -> None:
-    stream, whole = shifted(3.0), played(shifted(3.0), "running")
+def move_into_state(saved: checkpoint.Checkpoint) -> None:
+    """Arrange the value of a checkpoint as version 0.3 wrote it."""
+    state, _, loop = saved._tree["tuple"]
+    state["fields"] |= {"routing": dict(loop["dict"])["routing"], "acted": None}
+    saved._tree["tuple"].pop()
+
+
+@pytest.mark.parametrize("version", ["0.3", "now"])
+def test_a_resumed_run_continues_with_the_same_routing(version: str, tmp_path: Path) -> None:
+    stream = shifted(3.0)
+    whole = played(stream, "running")
     engine = fd.engines.engine("simulator")(stream, default_net(stream), LEARN, 0, Conditions(route="running"))
+    like = init_params(engine.net, (np.uint32(0), np.uint32(0)))
     for done in (2, 3):
-        checkpoint.write(tmp_path / "state", {}, whole[done - 1].state)
-        state = checkpoint.read(tmp_path / "state").value(initial(engine.net, (np.uint32(0), np.uint32(0))))
-        for step, same in zip(steps_on(engine, FEDDRIFT, done=done, state=state), whole[done:], strict=True):
+        last = whole[done - 1]
+        checkpoint.write(tmp_path / "state", {}, (last.state, None, last.loop.to_dict()))
+        saved = checkpoint.read(tmp_path / "state")
+        if version == "0.3":
+            move_into_state(saved)
+        state, _, *stored = saved.decode(like)
+        loop = LoopState.from_checkpoint(saved, stored, like)
+        resumed = run_steps(engine, FEDDRIFT, done=done, state=state, loop=loop)
+        for step, same in zip(resumed, whole[done:], strict=True):
             np.testing.assert_array_equal(step.accuracy, same.accuracy)
             np.testing.assert_array_equal(learnt(step).saved, learnt(same).saved)
             np.testing.assert_array_equal(step.scores["routed"], same.scores["routed"])
@@ -206,7 +222,7 @@ def test_a_record_has_the_share_of_rows_that_were_routed(tmp_path: Path) -> None
     run = fd.record(stream, "FedDrift", settings=settings, route="batch", out=tmp_path)
     assert np.nanmax(run.rows.routed) == 1 and np.isnan(run.rows.routed[:2]).all()
     assert any(why.startswith("inputs choose the model from now on") for why in fd.events(run)["why"])
-    assert "--route batch" in command(run.header)[0]
+    assert "--route batch" in build_run_command(run.header)[0]
 
 
 @pytest.mark.parametrize("value", ["yes", None, 3, "Batch"])
@@ -222,7 +238,7 @@ def test_other_values_are_refused(value: Any, tmp_path: Path) -> None:
 def test_a_router_chooses_by_row_so_far_or_all_at_once() -> None:
     centre, votes = np.array([[0.0], [1.0], [10.0]]), np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
     x = np.array([[0.0], [8.0], [9.0], [9.5]])
-    chosen = {per: Router(per, centre, votes).choose(x).tolist() for per in WAYS}  # type: ignore[arg-type]
+    chosen = {per: Router(per, centre, votes).choose_centres(x).tolist() for per in WAYS}  # type: ignore[arg-type]
     assert chosen == {"row": [0, 2, 2, 2], "running": [0, 0, 2, 2], "batch": [2, 2, 2, 2]}
 
 
@@ -230,33 +246,36 @@ def test_with_a_margin_a_client_stays_unless_others_are_clearly_nearer() -> None
     centre, votes, own = np.array([[0.0], [1.0]]), np.eye(2), np.array([1.0, 0.0])
     for per in ("running", "batch"):
         router = Router(per, centre, votes, margin=2.0)
-        chosen = [router.choose(np.ones((n, 1)), own)[-1] for n in range(1, 8)]
-        assert chosen == [OWN] * 4 + [1] * 3
-        assert router.choose(np.full((9, 1), 0.5), own).tolist() == [OWN] * 9  # just as near
-        assert router.choose(np.ones((9, 1)), np.array([0.0, 1.0])).tolist() == [OWN] * 9  # at home
+        chosen = [router.choose_centres(np.ones((n, 1)), own)[-1] for n in range(1, 8)]
+        assert chosen == [OWN_VOTES] * 4 + [1] * 3
+        assert router.choose_centres(np.full((9, 1), 0.5), own).tolist() == [OWN_VOTES] * 9  # just as near
+        assert router.choose_centres(np.ones((9, 1)), np.array([0.0, 1.0])).tolist() == [OWN_VOTES] * 9  # at home
     alone = Router("row", 3 * centre, votes, margin=2.0)
-    assert alone.choose(np.array([[3.0], [2.0], [0.0]]), own).tolist() == [1, OWN, OWN]
+    assert alone.choose_centres(np.array([[3.0], [2.0], [0.0]]), own).tolist() == [1, OWN_VOTES, OWN_VOTES]
     strangers = Router("batch", centre, np.array([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]), margin=2.0)
-    assert strangers.choose(np.ones((9, 1)), np.array([1.0, 0.0, 0.0])).tolist() == [OWN] * 9
-    assert strangers.choose(np.ones((0, 1)), own).tolist() == []
+    assert strangers.choose_centres(np.ones((9, 1)), np.array([1.0, 0.0, 0.0])).tolist() == [OWN_VOTES] * 9
+    assert strangers.choose_centres(np.ones((0, 1)), own).tolist() == []
 
 
 def test_a_router_of_moments_compares_means_and_deviations() -> None:
     centre = np.array([[0.0, 1.0], [0.0, 3.0]])
     x = np.array([[-3.0], [3.0], [-3.0], [3.0]])
-    assert Router("batch", centre, np.eye(2), of="moments").choose(x).tolist() == [1] * 4
+    assert Router("batch", centre, np.eye(2), of="moments").choose_centres(x).tolist() == [1] * 4
     low, scale = np.array([0.0, 1.0]), np.array([1.0, 0.5])
-    assert Router("batch", (centre - low) * scale, np.eye(2), "moments", None, low, scale).choose(x).tolist() == [1] * 4
+    assert (
+        Router("batch", (centre - low) * scale, np.eye(2), "moments", None, low, scale).choose_centres(x).tolist()
+        == [1] * 4
+    )
 
 
 @pytest.mark.parametrize(("changes", "sentence"), [
     ({"per": "day"}, "per must be row, running or batch, got 'day'"),
     ({"of": "words"}, "describes rows or moments, got 'words'"),
-    ({"of": "moments", "per": "row"}, "is per batch, got 'row'"),
+    ({"of": "moments", "per": "row"}, "must be per batch, got 'row'"),
     ({"votes": np.eye(3)}, "as many votes"),
     ({"centre": np.array([[np.nan], [0.0]])}, "must be finite"),
     ({"votes": -np.eye(2)}, "at least 0"),
-    ({"layer": "trunk"}, "needs the model whose layer it is"),
+    ({"layer": "trunk"}, "a router of a layer .* needs a model"),
 ])  # fmt: skip
 def test_a_router_that_makes_no_sense_is_refused(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
@@ -274,7 +293,7 @@ class Known:
         return State(models, np.zeros((0, fed.n_clients, 2)), np.tile([1.0, 0.0], (fed.n_clients, 1)))
 
     def step(self, state: State, fed: Federation) -> State:
-        assert state.routing is None
+        assert state.router is None or state.router.of == "moments"  # its own
         w = np.concatenate([state.w, np.eye(2)[fed.concepts[-1]][None]]) if fed.concepts is not None else state.w
         models = fed.train(state.models, w)
         first = None if self.layer == "input" else fed.fresh()
@@ -300,7 +319,7 @@ def test_a_router_for_other_models_is_refused() -> None:
             good = super().step(state, fed)
             return replace(good, router=Router("batch", np.zeros((1, 6)), np.eye(1), "moments"))
 
-    with pytest.raises(ConfigError, match="a router votes for 2 models here, got 1"):
+    with pytest.raises(ConfigError, match="a router must have votes for 2 models, got 1"):
         played(shifted(3.0), "none", Wrong())
 
 
@@ -310,27 +329,27 @@ def test_a_router_has_no_vote_for_private_models() -> None:
             good = super().step(state, fed)
             return replace(good, models=replace(good.models, owner=(3, -1)))
 
-    with pytest.raises(ConfigError, match="a router votes for shared models only"):
+    with pytest.raises(ConfigError, match="a router must vote for shared models only"):
         played(shifted(3.0), "none", Prying())
 
 
 def test_what_a_client_serves_chooses_as_its_test_did() -> None:
     """The router and the model that describes inputs travel with the others, and are found again."""
-    from feddrift.engines.flower.client.routers import read_router, sent_with
+    from feddrift.engines.flower.client.routers import pack_router, read_router
 
-    models = replace(fresh(NET, 0, 2, distinct=True), ids=(3, 8))
+    models = replace(init_models(NET, 0, 2, distinct=True), ids=(3, 8))
     x = shifted(3.0).x[:40]
     centre = np.array([[0.0, 0.0, 0.0], [0.0, 0.0, 4.0]])
     for router in (
         Router("row", centre, np.eye(2), project=Projection((1, 2), 3), margin=2.0),
-        Router("batch", np.zeros((1, 4)), np.array([[0.0, 1.0]]), "moments", model=fresh(NET, 1), layer="logits"),
+        Router("batch", np.zeros((1, 4)), np.array([[0.0, 1.0]]), "moments", model=init_models(NET, 1), layer="logits"),
     ):
         own = np.array([1.0, 0.0])
-        sent, votes, body = sent_with(models, own, router)
+        sent, votes, body = pack_router(models, own, router)
         found = read_router(json.loads(json.dumps(body)), sent)
-        seen = layer_of(NET, router.model, router.layer, x)
-        chosen = router.choose(seen, own)
-        np.testing.assert_array_equal(chosen, found.choose(seen, votes))
+        seen = compute_layer(NET, router.model, router.layer, x)
+        chosen = router.choose_centres(seen, own)
+        np.testing.assert_array_equal(chosen, found.choose_centres(seen, votes))
         predictor = Predictor(NET, sent, votes, "hard", (3,), (0, 1), router=found)
         alone = [Predictor(NET, models, np.eye(2)[m], "hard", (3,), (0, 1)).predict(x) for m in (0, 1)]
         by_second = router.votes[chosen, 1] * (chosen >= 0) > 0
@@ -341,16 +360,16 @@ def test_what_a_client_serves_chooses_as_its_test_did() -> None:
 def test_what_the_gate_has_learned_outlives_a_step_of_private_votes() -> None:
     models = fd.Models({"b": np.zeros((2, 1))}, (0, 1), owner=(-1, 0))
     past = Routing(Projection((0, 0), 2), saved=np.full(4, 9), rows=np.full(4, 100), stayed=np.zeros(4, dtype=bool))
-    before = State(models, np.zeros((1, 1, 2)), np.array([[1.0, 0.0]]), routing=past)
-    after = replace(before, votes=np.array([[0.0, 1.0]]), routing=None)
-    assert routing.with_route(before, after, None, "row").routing is past  # type: ignore[arg-type]
+    before = State(models, np.zeros((1, 1, 2)), np.array([[1.0, 0.0]]))
+    after = replace(before, votes=np.array([[0.0, 1.0]]))
+    assert routing.update_routing(before, after, past, None, "row")[1] is past  # type: ignore[arg-type]
 
 
 def test_models_as_they_were_get_names_that_no_trunk_has() -> None:
     net = default_net(small_stream())
-    founded = fresh(net, seed=0, n=3, distinct=True)
+    founded = init_models(net, seed=0, n=3, distinct=True)
     before = take(founded, [0, 1, 2], [0, 1, 2])
     now = replace(take(founded, [0, 1], [0, 1]), family=(0, 3))  # model 1 stands on the trunk of one that is no more
-    stack, former = routing._with_former(now, before, [1, 2])
+    stack, former = routing._append_former_models(now, before, [1, 2])
     assert len(set(stack.ids)) == 4 and former == {1: 2, 2: 3}
     assert not set(stack.family[2:]) & set(stack.family[:2])

@@ -19,7 +19,7 @@ from feddrift.runs import recorded_run as recorded_module
 from feddrift.runs.config import RunConfig
 from feddrift.runs.record import read
 from feddrift.runs.recorded_run import RecordedRun
-from feddrift.simulation import lineage, steps_on
+from feddrift.simulation import find_model_events, run_steps
 from feddrift.types import Clusters, Event, Federation, Local, Models, State
 
 
@@ -30,16 +30,16 @@ def state(ids: tuple[int, ...], used: list[int], events: tuple[Event, ...] = ())
 
 
 def kinds(before: State, after: State) -> list[tuple[str, int]]:
-    return [(e.kind, e.model) for e in lineage(before, after)]
+    return [(e.kind, e.model) for e in find_model_events(before, after)]
 
 
 def test_a_model_that_falls_out_of_use_is_retired_and_may_be_revived() -> None:
     both, only = state((0, 1), [0, 1]), state((0, 1), [1, 1])
     assert kinds(both, only) == [("retired", 0)]
     assert kinds(only, both) == [("revived", 0)]
-    assert lineage(only, both)[0].cause == {"clients": [0]}
-    assert lineage(both, only)[0].cause == {"reason": "no client uses it"}
-    assert lineage(both, state((1,), [1, 1]))[0].cause == {"reason": "deleted"}
+    assert find_model_events(only, both)[0].cause == {"clients": [0]}
+    assert find_model_events(both, only)[0].cause == {"reason": "no client uses it"}
+    assert find_model_events(both, state((1,), [1, 1]))[0].cause == {"reason": "deleted"}
     assert kinds(both, both) == []
 
 
@@ -61,7 +61,7 @@ def test_a_model_is_not_born_twice() -> None:
     private = replace(both, models=Models({}, (0, 1), owner=(-1, 1)))
     assert kinds(private, state((0,), [0, 0])) == []  # private models need no events
     told = Event("retired", 0, {"reason": "its own"})
-    assert lineage(state((0, 1), [0, 1]), state((1,), [1, 1], (told,))) == (told,)
+    assert find_model_events(state((0, 1), [0, 1]), state((1,), [1, 1], (told,))) == (told,)
 
 
 class Wrong:
@@ -102,7 +102,7 @@ def news(*events: Any) -> Callable[[State], State]:
 NONSENSE: list[tuple[Callable[[Any], Any], str]] = [
     (lambda s: None, " must return a State, got NoneType"),
     (lambda s: replace(s, models=None), ": models must be Models, got NoneType"),
-    (lambda s: replace(s, models=replace(s.models, ids=(3, 3))), r": every model needs an id of its own, got \(3, 3\)"),
+    (lambda s: replace(s, models=replace(s.models, ids=(3, 3))), r": models must have different ids, got \(3, 3\)"),
     (lambda s: replace(s, votes=np.ones((10, 3))), r": votes must have shape \(10, 2\) .* got \(10, 3\)"),
     (lambda s: replace(s, votes=s.votes.tolist()), r": votes must have shape \(10, 2\) .* got list"),
     (lambda s: replace(s, w=np.ones((4, 10, 2))), r": w must have shape \(., 10, 2\) .* got \(4, 10, 2\)"),
@@ -170,7 +170,7 @@ def test_a_step_says_what_came_how_it_scored_and_what_that_cost(engine: str) -> 
     made = find_engine(engine)(stream, default_net(stream), local, 0, one_out)
     method = fd.algorithm("FedDrift")
     before = method.init(made.at(0))
-    for step in steps_on(made, method):
+    for step in run_steps(made, method):
         expected = stream.counts[step.tau].copy()
         if step.tau == 1:
             expected[2] = 0
@@ -197,7 +197,7 @@ def test_the_loss_is_that_before_training() -> None:
     method = fd.algorithm("IFCA")  # chooses after every round
     made = find_engine("simulator")(stream, default_net(stream), local, 0)
     before = method.init(made.at(0))
-    for step in steps_on(made, method):
+    for step in run_steps(made, method):
         if step.tau:
             scored = made.at(step.tau).evaluate(before.models)
             assert step.loss.tolist() == [scored[c, before.models.ids.index(m)] for c, m in enumerate(step.model)]
@@ -213,7 +213,7 @@ def test_a_record_says_what_a_step_says(tmp_path: Path) -> None:
         (tmp_path / "data" / f"client_{name}").mkdir()
         for t in range(first, 4):
             np.savez(tmp_path / "data" / f"client_{name}" / f"step_{t + 5}.npz", x=x[: 30 + t], y=y[: 30 + t])
-    config = RunConfig.checked(stream=f"folder:{tmp_path / 'data'}", algorithm="FedDrift", rounds=1, steps=1)
+    config = RunConfig.from_values(stream=f"folder:{tmp_path / 'data'}", algorithm="FedDrift", rounds=1, steps=1)
     recorded = RecordedRun(config, tmp_path / "runs")
     steps = list(recorded)
     found = read(recorded.path)
@@ -227,7 +227,7 @@ def test_a_record_says_what_a_step_says(tmp_path: Path) -> None:
 
 
 def test_a_run_that_goes_on_knows_which_models_were_in_use(tmp_path: Path) -> None:
-    config = RunConfig.checked(stream="sine-2", algorithm="FedDrift", rounds=2, steps=20)
+    config = RunConfig.from_values(stream="sine-2", algorithm="FedDrift", rounds=2, steps=20)
     whole = list(RecordedRun(config, tmp_path / "whole"))
     begun = iter(RecordedRun(config, tmp_path / "parts"))
     for _ in range(5):
@@ -235,7 +235,7 @@ def test_a_run_that_goes_on_knows_which_models_were_in_use(tmp_path: Path) -> No
     begun.close()  # type: ignore[attr-defined]
     again = RecordedRun(config, tmp_path / "parts", resume=True)
     first = next(iter(again))
-    assert again.before is not None and again.before.tolist() == whole[first.tau - 1].model.tolist()
+    assert again.previous_models is not None and again.previous_models.tolist() == whole[first.tau - 1].model.tolist()
 
 
 def test_models_are_counted_once_for_all_clients(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,6 +246,6 @@ def test_models_are_counted_once_for_all_clients(monkeypatch: pytest.MonkeyPatch
         asked.append(1)
         return 7
 
-    monkeypatch.setattr(recorded_module, "n_models", counted)
-    rows, _ = recorded_module.lines_of(next(fd.run("sine-2", "Oblivious", local=fd.Local(rounds=1, steps=1))))
+    monkeypatch.setattr(recorded_module, "count_models", counted)
+    rows, _ = recorded_module.build_lines(next(fd.run("sine-2", "Oblivious", local=fd.Local(rounds=1, steps=1))))
     assert len(asked) == 1 and {row["n_models"] for row in rows} == {7} and len(rows) == 10

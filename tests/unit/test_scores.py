@@ -15,7 +15,7 @@ from feddrift import scores
 from feddrift.engines import engine as find_engine
 from feddrift.errors import ConfigError
 from feddrift.nets import default_net
-from feddrift.simulation import steps_on
+from feddrift.simulation import run_steps
 from feddrift.testing import small_stream
 
 
@@ -33,7 +33,7 @@ def drawn(n_classes: int, sizes: list[int], seed: int) -> tuple[Any, ...]:
 def test_they_are_those_of_scikit_learn(n_classes: int, seed: int) -> None:
     sizes = [20, 60, 0, 200, 1]
     chances, predicted, y, n, received = drawn(n_classes, sizes, seed)
-    found = scores.measure(chances, predicted, y, n, received)
+    found = scores.compute_scores(chances, predicted, y, n, received)
     assert set(found) == set(scores.SCORES)
     start = 0
     for c, size in enumerate(sizes):
@@ -71,15 +71,17 @@ def test_a_single_class_is_no_reason_to_fail() -> None:
 
 def test_the_edges() -> None:
     chances = np.array([[1.0, 0.0], [0.0, 1.0]])
-    found = scores.measure(chances, np.array([0, 1]), np.array([1, 1]), np.array([2]), np.zeros((1, 2), dtype=int))
+    found = scores.compute_scores(
+        chances, np.array([0, 1]), np.array([1, 1]), np.array([2]), np.zeros((1, 2), dtype=int)
+    )
     assert found["log_loss"][0] == pytest.approx(-np.log(np.finfo(float).eps) / 2)  # certain and wrong is not infinite
     assert np.isnan(found["majority"][0])  # nothing received before
-    empty = scores.measure(
+    empty = scores.compute_scores(
         np.zeros((0, 3)), np.zeros(0, int), np.zeros(0, int), np.array([0, 0]), np.zeros((2, 3), int)
     )
     assert all(np.isnan(values).all() and values.shape == (2,) for values in empty.values())
     with pytest.raises(ConfigError, match="unknown score 'acc'.*accuracy, log_loss"):
-        scores.score("acc")
+        scores.find_score("acc")
 
 
 @pytest.mark.parametrize("name", ["FedDrift", "AUE"])
@@ -124,7 +126,7 @@ def test_every_engine_says_the_same() -> None:
     runs = {
         "simulator": fd.run(stream, "FedDrift", local=local),
         "reference": fd.run(stream, "FedDrift", local=local, engine="reference"),
-        "flower": steps_on(over_flower, fd.algorithm("FedDrift")),
+        "flower": run_steps(over_flower, fd.algorithm("FedDrift")),
     }
     steps = {name: list(run) for name, run in runs.items()}
     for ours, plain, remote in zip(*steps.values(), strict=True):

@@ -22,27 +22,32 @@ SHAPES = [(array.shape, array.dtype) for array in HEAD]
 
 
 def message(version: str = VERSION, size: int = 2) -> RecordDict:
-    return serialization.pack(
+    return serialization.pack_message(
         {"version": version, "x": 1}, {"head-0": HEAD, "head-1": [np.zeros(size, dtype=np.float32)]}
     )
 
 
 def test_a_sealed_message_is_three_objects_and_opens_to_what_it_was() -> None:
     content = message()
-    sealed = serialization.sealed(content)
+    sealed = serialization.pack_inline(content)
     assert len(get_all_nested_objects(content)) == 10 and len(get_all_nested_objects(sealed)) == 2  # and the message
-    (body, raw), (other, other_raw) = serialization.unpack(content), serialization.unpack(serialization.opened(sealed))
+    (body, raw), (other, other_raw) = (
+        serialization.unpack_message(content),
+        serialization.unpack_message(serialization.unpack_inline(sealed)),
+    )
     assert body == other and list(raw) == list(other_raw)
-    for ours, theirs in zip(serialization.arrays(raw["head-0"], SHAPES, "it"), HEAD, strict=True):
+    for ours, theirs in zip(serialization.read_arrays(raw["head-0"], SHAPES, "it"), HEAD, strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    for ours, theirs in zip(serialization.arrays(other_raw["head-0"], SHAPES, "it"), HEAD, strict=True):
+    for ours, theirs in zip(serialization.read_arrays(other_raw["head-0"], SHAPES, "it"), HEAD, strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    assert serialization.size(content) == serialization.size(serialization.opened(sealed))
+    assert serialization.count_bytes(content) == serialization.count_bytes(serialization.unpack_inline(sealed))
 
 
-@pytest.mark.parametrize("content", [message(size=serialization.SEALED), serialization.pack({"version": VERSION})])
+@pytest.mark.parametrize(
+    "content", [message(size=serialization.MAX_INLINE_BYTES), serialization.pack_message({"version": VERSION})]
+)
 def test_what_is_large_or_without_arrays_stays_as_it_is(content: RecordDict) -> None:
-    assert serialization.sealed(content) is content and serialization.opened(content) is content
+    assert serialization.pack_inline(content) is content and serialization.unpack_inline(content) is content
 
 
 BAD: dict[str, dict[str, Any]] = {
@@ -54,23 +59,25 @@ BAD: dict[str, dict[str, Any]] = {
     "less than nothing": {"blob": b"x", "index": '{"head-0": [-1]}'},
     "more than there is": {"blob": b"x", "index": '{"head-0": [1, 1]}'},
     "text": {"blob": "x", "index": '{"head-0": [1]}'},
-    "too many": {"blob": b"", "index": '{"head-0": [' + "0," * serialization.SEALED + "0]}"},
-    "too much": {"blob": b"x" * (serialization.SEALED + 1), "index": "{}"},
+    "too many": {"blob": b"", "index": '{"head-0": [' + "0," * serialization.MAX_INLINE_BYTES + "0]}"},
+    "too much": {"blob": b"x" * (serialization.MAX_INLINE_BYTES + 1), "index": "{}"},
 }
 
 
 @pytest.mark.parametrize("what", BAD)
 def test_what_cannot_be_opened_is_refused(what: str) -> None:
     content = RecordDict({"body": ConfigRecord({"json": "{}"} | BAD[what])})
-    with pytest.raises(serialization.Refused, match="not of the form"):
-        serialization.unpack(serialization.opened(content))
+    with pytest.raises(serialization.InvalidMessageError, match="does not have the format"):
+        serialization.unpack_message(serialization.unpack_inline(content))
 
 
 @given(index=st.text(max_size=40), blob=st.binary(max_size=40))
 def test_nothing_but_a_refusal_comes_of_anything(index: str, blob: bytes) -> None:
-    opened = serialization.opened(RecordDict({"body": ConfigRecord({"json": "{}", "index": index, "blob": blob})}))
+    opened = serialization.unpack_inline(
+        RecordDict({"body": ConfigRecord({"json": "{}", "index": index, "blob": blob})})
+    )
     try:
-        _, raw = serialization.unpack(opened)
-    except serialization.Refused:
+        _, raw = serialization.unpack_message(opened)
+    except serialization.InvalidMessageError:
         return
     assert sum(len(array.data) for part in raw.values() for array in part) <= len(blob)

@@ -132,7 +132,7 @@ def test_a_lost_quorum_is_told(tmp_path: Path) -> None:
     (server / "state" / "server.log").write_text("2026-11-17 00:54:29,239 INFO hello at time 3: 3 of 3 clients\n")
     (server / "state" / "audit.jsonl").unlink()
     (last,) = [notice for notice in Notifier(server).send_new_notices() if notice.event == "stopped"]
-    assert "ended while it was at work" in last.text and "hello" not in last.text
+    assert "ended from outside" in last.text and "hello" not in last.text
 
 
 def at(now: datetime) -> Any:
@@ -149,16 +149,16 @@ def at(now: datetime) -> Any:
 def test_certificates_are_told_before_they_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     create_deployment(tmp_path / "fed", ["a"], [2], ["0", "1"])
     server = tmp_path / "fed" / "server"
-    days = certificates.read_days_left(server)
+    days = certificates.read_remaining_days(server)
     assert (
         set(days) == {"ca.crt", "server.crt"} and min(days.values()) > 30 and Notifier(server).send_new_notices() == []
     )
     for passed, told_then in ((0, 0), (370, 2), (371, 0), (392, 2), (396.5, 2)):  # both end together
         left = {name: n - passed for name, n in {"ca.crt": 397.0, "server.crt": 397.0}.items()}
-        monkeypatch.setattr(alerts, "read_days_left", lambda _, left=left: left)
+        monkeypatch.setattr(alerts, "read_remaining_days", lambda _, left=left: left)
         monkeypatch.setattr(alerts, "datetime", at(datetime.now(UTC) + timedelta(days=passed)))
         assert [notice.event for notice in Notifier(server).send_new_notices()] == ["certificate"] * told_then, passed
-    monkeypatch.setattr(alerts, "read_days_left", lambda _: {"server.crt": 20.0})  # that of the next year
+    monkeypatch.setattr(alerts, "read_remaining_days", lambda _: {"server.crt": 20.0})  # that of the next year
     assert [notice.event for notice in Notifier(server).send_new_notices()] == ["certificate"]
     audit_change(server, "a", "its place was made")
     assert read_audit_log(server)[-1].text == "its place was made"
@@ -180,7 +180,7 @@ def test_a_webhook_gets_it_and_one_that_is_down_stops_nothing(server: Path, capl
         targets = ["http://127.0.0.1:9/?secret=1", "no-such-command", f"http://127.0.0.1:{hook.server_port}/"]
         Notifier(server, targets).send_new_notices()
     assert [(one["event"], one["client"]) for one in heard] == TOLD
-    assert "no-such-command was not told" in caplog.text and "secret" not in caplog.text
+    assert "no-such-command did not receive" in caplog.text and "secret" not in caplog.text
 
 
 @contextmanager
@@ -257,5 +257,5 @@ def test_the_audit_log_is_no_record_and_no_record_is_called_so(server: Path) -> 
     assert len(read_all(server)) == before > 0
     settings = server / "federation.toml"
     settings.write_text(settings.read_text().replace('experiment = "test"', 'experiment = "audit"'))
-    with pytest.raises(ConfigError, match="an experiment cannot be called audit, other files are"):
+    with pytest.raises(ConfigError, match="another file has the name of experiment audit"):
         Settings.read(settings)

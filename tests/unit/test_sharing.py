@@ -18,12 +18,12 @@ from feddrift.errors import BusyError, ConfigError
 from feddrift.runs import record, sweep
 from feddrift.runs import recorded_run as recorded_module
 from feddrift.runs.config import RunConfig
-from feddrift.runs.locks import NoLocksError, check_locks, lock
+from feddrift.runs.locks import NoLocksError, check_locks, lock_file
 from feddrift.runs.recorded_run import RecordedRun
-from feddrift.runs.writer import held
+from feddrift.runs.writer import lock_record
 from tests.docs import ROOT, blocks
 
-CONFIG = RunConfig.checked(
+CONFIG = RunConfig.from_values(
     stream="sine-2", algorithm="Oblivious", rounds=1, steps=2, pattern="random:every=1,concepts=2,clients=3,steps=3"
 )
 
@@ -31,12 +31,12 @@ CONFIG = RunConfig.checked(
 class Pipe:
     """Takes the news of a worker."""
 
-    def send(self, news: sweep.Progress) -> None:
+    def send(self, news: sweep.SweepProgress) -> None:
         assert news.kind == "step"
 
 
-def one(out: Path, alone: bool = False) -> sweep.Progress:
-    return sweep._one(CONFIG, CONFIG.load(), out, alone, Pipe())  # type: ignore[arg-type]
+def one(out: Path, alone: bool = False) -> sweep.SweepProgress:
+    return sweep._run_config(CONFIG, CONFIG.load_stream(), out, alone, Pipe())  # type: ignore[arg-type]
 
 
 def refuse(*_: Any) -> None:
@@ -50,11 +50,11 @@ def test_a_run_finished_between_looking_and_locking_is_not_done_again(
     def late(path: Path, alone: bool) -> Iterator[Any]:
         list(RecordedRun(CONFIG, tmp_path))  # the other sweep does it just now
         began.append(record.read(path).header["started"])
-        with held(path, alone) as part:
+        with lock_record(path, alone) as part:
             yield part
 
     began: list[str] = []
-    monkeypatch.setattr(sweep, "held", late)
+    monkeypatch.setattr(sweep, "lock_record", late)
     news = one(tmp_path)
     assert news.kind == "skipped" and news.record.endswith(".jsonl")
     assert [record.read(path).header["started"] for path in tmp_path.glob("*.jsonl")] == began
@@ -63,10 +63,10 @@ def test_a_run_finished_between_looking_and_locking_is_not_done_again(
 
 def test_a_run_in_other_hands_is_left_to_them(tmp_path: Path) -> None:
     path = RecordedRun(CONFIG, tmp_path).path
-    with held(path):
+    with lock_record(path):
         assert one(tmp_path).kind == "busy"
-        assert record.latest(path) is None  # nothing is there to read yet
-    assert not record.part_of(path).exists() and one(tmp_path).kind == "done" and one(tmp_path).kind == "skipped"
+        assert record.read_latest(path) is None  # nothing is there to read yet
+    assert not record.get_part_path(path).exists() and one(tmp_path).kind == "done" and one(tmp_path).kind == "skipped"
 
 
 @pytest.mark.parametrize("finished", [False, True])
@@ -87,7 +87,7 @@ def test_a_run_of_another_version_is_begun_anew_but_not_done_again(
     assert (news.kind, news.reason) == (("skipped", "") if finished else ("done", "feddrift has changed since"))
     after = record.read(path).header
     assert (after["started"] == before["started"]) == finished
-    assert sweep.versions(tmp_path, [news.record, "none.jsonl"]) == {after["versions"]["feddrift"]: 1}
+    assert sweep.count_versions(tmp_path, [news.record, "none.jsonl"]) == {after["versions"]["feddrift"]: 1}
     assert after["versions"]["feddrift"] == ("0.0.1" if finished else fd.__version__)
 
 
@@ -120,20 +120,20 @@ def test_another_error_of_a_lock_is_no_busy_record(tmp_path: Path, monkeypatch: 
     def broken(*_: Any) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    first = lock(tmp_path / "x")
+    first = lock_file(tmp_path / "x")
     with pytest.raises(BusyError, match="another run is writing"):
-        lock(tmp_path / "x")
+        lock_file(tmp_path / "x")
     first.close()
-    lock(tmp_path / "x").close()
+    lock_file(tmp_path / "x").close()
     monkeypatch.setattr(fcntl, "flock", broken)
     with pytest.raises(OSError, match="Input/output error"):
-        lock(tmp_path / "x")
+        lock_file(tmp_path / "x")
 
 
 def test_parts_are_the_plan() -> None:
     plan = [CONFIG.model_copy(update={"seed": seed}) for seed in range(7)]
     for n in (1, 3, 7, 9):
-        parts = [sweep.part_of(plan, f"{k}/{n}") for k in range(1, n + 1)]
+        parts = [sweep.select_part(plan, f"{k}/{n}") for k in range(1, n + 1)]
         assert sorted(config.seed for part in parts for config in part) == list(range(7))
         assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
@@ -143,7 +143,7 @@ def test_parts_are_the_plan() -> None:
 )
 def test_a_bad_part_is_one_sentence(part: str) -> None:
     with pytest.raises(ConfigError, match=r"a part is K/N with K from 1 to N, such as 3/20, got '"):
-        sweep.part_of([CONFIG], part)
+        sweep.select_part([CONFIG], part)
 
 
 def test_the_page_shows_the_script() -> None:

@@ -23,8 +23,8 @@ from feddrift.drift_explanation import (
     find_shifts,
     mark_common_shifts,
 )
-from feddrift.reports.event_text import alarm_sentence
-from feddrift.reports.page.data import collect
+from feddrift.reports.event_text import explain_alarm
+from feddrift.reports.page.data import collect_page_data
 from feddrift.simulation import Step
 from feddrift.testing import small_stream
 from feddrift.types import Local
@@ -99,7 +99,7 @@ def test_class_shares_that_moved() -> None:
     y0, y1 = (draw.random(N) < 0.12) * 1, (draw.random(N) < 0.4) * 1
     found = moved((before, y0), (after, y1), classes=("dry", "rain"))
     assert [(s.what, s.name) for s in found.moved] == [("class", "rain")]
-    assert "as before: what changed is which class they belong to (class rain: " in alarm_sentence(found.to_dict(), 1)
+    assert "as before: what changed is which class they belong to (class rain: " in explain_alarm(found.to_dict(), 1)
     three = Stream.from_arrays([[(before, y0)], [(after, 2 * y1)], [(after, y1)]], n_classes=3)
     found_three = find_shifts(three, 1, 0, three.counts[:, 0])
     assert found_three is not None and {s.name for s in found_three.moved} == {"0", "1", "2"}
@@ -108,7 +108,7 @@ def test_class_shares_that_moved() -> None:
 def test_labels_that_swap() -> None:
     found = moved(cell(0), cell(1, swap=True))
     assert {(s.name, s.within) for s in found.moved} == {("input 1", "0"), ("input 1", "1")}
-    text = alarm_sentence(found.to_dict(), 1)
+    text = explain_alarm(found.to_dict(), 1)
     assert text.startswith("the inputs and the class shares are as before: what changed is which class they belong to")
     assert "input 1 within class 0: mean 0.773, before -0.776; input 1 within class 1: mean -0.810" in text
 
@@ -116,7 +116,7 @@ def test_labels_that_swap() -> None:
 def test_nothing_that_moved() -> None:
     found = moved(cell(0), cell(1))
     assert found.moved == () and found.more == 0
-    assert alarm_sentence(found.to_dict(), 1).startswith("neither the inputs nor the class shares differ")
+    assert explain_alarm(found.to_dict(), 1).startswith("neither the inputs nor the class shares differ")
 
 
 def test_the_last_data_before_count() -> None:
@@ -125,7 +125,7 @@ def test_the_last_data_before_count() -> None:
     assert find_shifts(stream, 0, 0, counts) is None and find_shifts(stream, 2, 0, counts) is None
     found = find_shifts(stream, 3, 0, counts)
     assert found is not None and found.since == 1 and not found.moved
-    assert alarm_sentence(found.to_dict(), 3).endswith("; before is time 2")
+    assert explain_alarm(found.to_dict(), 3).endswith("; before is time 2")
     out_of_reach = np.where(np.arange(6) == 1, 0, counts)
     found = find_shifts(stream, 3, 0, out_of_reach)
     assert found is not None and found.since == 0 and found.moved[0].name == "input 0"
@@ -140,7 +140,9 @@ def test_of_a_large_cell_a_part_of_the_rows_is_looked_at(monkeypatch: pytest.Mon
 
 
 def test_of_a_large_picture_a_part_of_the_inputs_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feddrift.drift_explanation.MAX_SAMPLED_VALUES", 5 * MIN_SAMPLED_ROWS)  # five of the nine inputs
+    monkeypatch.setattr(
+        "feddrift.drift_explanation.MAX_SAMPLED_VALUES", 5 * MIN_SAMPLED_ROWS
+    )  # five of the nine inputs
     draw = np.random.default_rng(0)
     before, after = draw.normal(size=(2, 200, 3, 3))
     after[:, 1, 1:] += 9  # of these two the first is looked at
@@ -150,7 +152,7 @@ def test_of_a_large_picture_a_part_of_the_inputs_is_looked_at(monkeypatch: pytes
 
 def test_who_has_few_rows_is_not_said_to_have_what_it_had() -> None:
     few = moved(*((np.full((n, 2), 1.0 * n), np.arange(n) % 2) for n in (9, 30)))
-    assert alarm_sentence(few.to_dict(), 1) == "of fewer than 10 rows it is not told what moved"
+    assert explain_alarm(few.to_dict(), 1) == "fewer than 10 rows do not show what moved"
 
 
 def test_of_a_few_rows_nothing_is_told() -> None:
@@ -163,7 +165,7 @@ def test_of_a_few_rows_nothing_is_told() -> None:
 
 def test_numbers_beyond_all_bounds_are_not_told() -> None:
     found = moved(cell(0), cell(1, mean=1e20))
-    assert found.moved == () and found.more == 1 and alarm_sentence(found.to_dict(), 1) == "1 input more"
+    assert found.moved == () and found.more == 1 and explain_alarm(found.to_dict(), 1) == "1 input more"
 
 
 def seasonal(c: int, *, share: float = 0.5, warmer: float = 9.0, extra: float = 0.0) -> tuple[Any, Any]:
@@ -183,9 +185,9 @@ def told_of(*cells: tuple[Any, Any], alarmed: int = 0) -> Shifts:
 def test_what_moved_everywhere_is_told_last_and_said_to_have() -> None:
     here = told_of(seasonal(0, extra=0.5), seasonal(1), seasonal(2), seasonal(3))
     assert [(s.name, s.common) for s in here.moved] == [("wind", False), ("warmth", True)]
-    text = alarm_sentence(here.to_dict(), 1)
+    text = explain_alarm(here.to_dict(), 1)
     assert text == "wind: mean 0.482, before 0.019; warmth: mean 20.9, before 11.9, as at most clients"
-    season = alarm_sentence(told_of(*map(seasonal, range(4))).to_dict(), 1)
+    season = explain_alarm(told_of(*map(seasonal, range(4))).to_dict(), 1)
     assert season.startswith("nothing is seen that moved at this client only: warmth: mean 2")
 
 
@@ -205,9 +207,9 @@ def test_classes_come_before_a_season() -> None:
     assert [(s.what, s.name, s.common) for s in here.moved] == [
         ("class", "yes", False), ("mean", "wind", False), ("mean", "warmth", True),
     ]  # fmt: skip
-    assert alarm_sentence(here.to_dict(), 1).startswith("class yes: 83 %, before 50 %; wind within class ")
+    assert explain_alarm(here.to_dict(), 1).startswith("class yes: 83 %, before 50 %; wind within class ")
     older = {**here.to_dict(), "moved": here.to_dict()["moved"][::-1]}  # inputs first
-    assert alarm_sentence(older, 1) == alarm_sentence(here.to_dict(), 1)
+    assert explain_alarm(older, 1) == explain_alarm(here.to_dict(), 1)
 
 
 def test_a_move_is_common_where_most_others_moved_half_as_far() -> None:
@@ -237,7 +239,7 @@ def test_labels_that_swap_in_a_season_are_told_within_a_class() -> None:
         ("wind", False, False),
         ("warmth", True, True),
     ]
-    text = alarm_sentence(here.to_dict(), 1)
+    text = explain_alarm(here.to_dict(), 1)
     assert text.startswith("wind within class ") and "as before: what changed" not in text
 
 
@@ -250,7 +252,7 @@ def test_inputs_that_moved_here_only_are_not_crowded_out() -> None:
     answers = {c: found for c in range(4) if (found := find_shifts(stream, 1, c, stream.counts[:, c]))}
     here = mark_common_shifts(answers, [0])[0]
     assert here.moved[0].name == "input 4" and [s.common for s in here.moved] == [False, True, True]
-    assert here.more == 2 and alarm_sentence(here.to_dict(), 1).endswith("; 2 inputs more")
+    assert here.more == 2 and explain_alarm(here.to_dict(), 1).endswith("; 2 inputs more")
 
 
 def test_of_many_clients_some_are_asked() -> None:
@@ -285,7 +287,7 @@ def test_a_table_is_told_in_its_own_units_and_gaps_as_gaps() -> None:
         ("missing", "humidity"),
         ("mean", "warmth"),
     }  # not its filled mean
-    text = alarm_sentence(found.to_dict(), 3)
+    text = explain_alarm(found.to_dict(), 3)
     assert "humidity: 7" in text and " % missing, before " in text and "warmth: mean 21." in text
     plain = replace(stream, recipe=())  # as a folder has it: names only
     named = find_shifts(plain, 3, 1, plain.counts[:, 1])
@@ -308,7 +310,7 @@ def test_a_run_on_a_table_with_a_planted_change(tmp_path: Path) -> None:
     assert (3, "rome") in list(zip(alarms["t"], alarms["client"], strict=True))
     why = alarms["why"][alarms["t"].index(3)]
     assert "% missing, before" in why and "warmth: mean 21." in why
-    shown = collect([run], "weather")["streams"][0]["groups"][0]["runs"][0]
+    shown = collect_page_data([run], "weather")["streams"][0]["groups"][0]["runs"][0]
     assert shown["shifts"]["3,1"] == why
 
 
@@ -326,7 +328,7 @@ def test_records_have_it_at_alarms_only_and_give_it_back(tmp_path: Path) -> None
 
 def test_many_clients_have_it_in_a_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     row_by_row = fd.record("sine-2", "FedDrift", out=tmp_path / "rows", rounds=5)
-    monkeypatch.setattr("feddrift.runs.writer.MANY_CLIENTS", 2)
+    monkeypatch.setattr("feddrift.runs.writer.MAX_CLIENTS_IN_ROWS", 2)
     in_columns = fd.record("sine-2", "FedDrift", out=tmp_path / "columns", rounds=5)
     assert in_columns.shifts == row_by_row.shifts and row_by_row.shifts
 
@@ -410,7 +412,7 @@ def test_the_server_refuses_what_cannot_be(answer: Any, reason: str) -> None:
 def test_a_client_that_answers_nonsense_is_unexplained_and_goes_on(tmp_path: Path) -> None:
     pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
     from feddrift.nets import default_net
-    from feddrift.reports.exchanges import sat_out
+    from feddrift.reports.exchanges import find_missing_replies
     from feddrift.runs.record import read
     from tests.flower import OverFlower
     from tests.unit.test_flower import edited
@@ -424,13 +426,13 @@ def test_a_client_that_answers_nonsense_is_unexplained_and_goes_on(tmp_path: Pat
     (first, *_) = [step for step in steps if step.drifted.any()]
     assert set(first.shifts) == {1}
     np.testing.assert_array_equal(steps[-1].model, here[-1].model)
-    assert list(sat_out(read(tmp_path / "test.jsonl"))) == []
+    assert list(find_missing_replies(read(tmp_path / "test.jsonl"))) == []
 
 
 def test_a_deployed_client_names_its_columns_and_classes(tmp_path: Path) -> None:
     pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
     from feddrift.engines.flower import serialization
-    from feddrift.engines.flower.client.client import from_toml
+    from feddrift.engines.flower.client.client import load_client
     from feddrift.engines.flower.messages import VERSION, RequestContext, read_shifts
     from feddrift.errors import ConfigError
 
@@ -443,8 +445,14 @@ def test_a_deployed_client_names_its_columns_and_classes(tmp_path: Path) -> None
     (tmp_path / "client.toml").write_text('name = "a"\nlabel = "sold"\n')
 
     def answer(kind: str, tau: int = 1) -> Any:
-        asked = {"version": VERSION, "about": RequestContext("first", "a", 0, 1, 2, (2,), 0, tau).__dict__, "seen": tau - 1}
-        return serialization.unpack_message(from_toml(tmp_path).handle_message(kind, serialization.pack_message(asked)))[0]
+        asked = {
+            "version": VERSION,
+            "about": RequestContext("first", "a", 0, 1, 2, (2,), 0, tau).__dict__,
+            "seen": tau - 1,
+        }
+        return serialization.unpack_message(
+            load_client(tmp_path).handle_message(kind, serialization.pack_message(asked))
+        )[0]
 
     answer("hello", 0)
     answer("hello")
@@ -454,4 +462,4 @@ def test_a_deployed_client_names_its_columns_and_classes(tmp_path: Path) -> None
     assert answer("explain")["shifts"] is None
     (tmp_path / "client.toml").write_text('name = "a"\nexplain = "no"\n')
     with pytest.raises(ConfigError, match="explain must be true or false, got 'no'"):
-        from_toml(tmp_path)
+        load_client(tmp_path)

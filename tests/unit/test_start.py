@@ -121,9 +121,8 @@ def test_public_names_win_over_modules() -> None:
 @pytest.mark.parametrize(("given", "expected"), [(None, "false"), ("true", "true")])
 def test_a_gpus_memory_is_taken_as_it_is_needed(given: str | None, expected: str) -> None:
     name = "XLA_PYTHON_CLIENT_PREALLOCATE"
-    code = (
-        f"import os; from feddrift.engines.simulator.lanes import Devices; Devices.here(); print(os.environ['{name}'])"
-    )
+    load = "from feddrift.engines.simulator.lanes import Devices; Devices.find_all()"
+    code = f"import os; {load}; print(os.environ['{name}'])"
     env = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
     env.pop(name, None)
     env |= {} if given is None else {name: given}

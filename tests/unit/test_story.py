@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import feddrift as fd
 from feddrift import algorithms
-from feddrift.reports.event_text import command, event_sentence
+from feddrift.reports.event_text import build_run_command, explain_event
 from feddrift.runs import record
 from feddrift.runs.config import RunConfig
 from tests.unit.fake_records import header
@@ -39,7 +39,7 @@ CAUSES: list[tuple[str, dict[str, Any], str]] = [
         {"error": 0.5, "reference": 0.1, "p": 0.001, "from": 0},
         "model 3 starts as a copy of model 0 (p=0.001)",
     ),
-    ("created", {"concept": 1}, "Oracle was told of concept B"),
+    ("created", {"concept": 1}, "Oracle received concept B"),
     ("created", {"clients": [1], "reason": "given"}, "given"),
     (
         "created",
@@ -88,7 +88,7 @@ CAUSES: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("kind", "cause", "sentence"), CAUSES)
 def test_every_cause_is_told(kind: str, cause: dict[str, Any], sentence: str) -> None:
-    told = event_sentence({"event": kind, "model": 3, "cause": cause})
+    told = explain_event({"event": kind, "model": 3, "cause": cause})
     assert sentence in told and bool(told) == bool(sentence)
     assert "clients=" not in told  # they are told elsewhere
 
@@ -108,13 +108,13 @@ NAMES = [
     st.sampled_from(["created", "retired", "revived", "decided"]), st.dictionaries(st.sampled_from(NAMES), json_values)
 )
 def test_any_cause_is_told_somehow(kind: str, cause: dict[str, Any]) -> None:
-    assert isinstance(event_sentence({"event": kind, "model": 1, "cause": cause}), str)
+    assert isinstance(explain_event({"event": kind, "model": 1, "cause": cause}), str)
 
 
 def test_the_records_of_the_docs_leave_nothing_untold() -> None:
     events = [event for run in record.read_all(RESULTS / "fmow-labels") for event in run.events]
     assert len(events) > 100
-    assert not [event for event in events if "=" in event_sentence(event) and "kappa" not in event["cause"]]
+    assert not [event for event in events if "=" in explain_event(event) and "kappa" not in event["cause"]]
 
 
 def parsed(words: list[str]) -> dict[str, Any]:
@@ -128,25 +128,25 @@ def parsed(words: list[str]) -> dict[str, Any]:
 @pytest.mark.parametrize("name", algorithms.ALGORITHMS)
 def test_the_command_makes_the_same_run(name: str) -> None:
     stream = fd.stream("sea-4")
-    fields = algorithms.options(algorithms.ALGORITHMS[name].cls)
+    fields = algorithms.get_options(algorithms.ALGORITHMS[name].cls)
     odd = {"delta": 0.25, "init": "fresh", "max_models": 7, "redetect": name == "FedDrift-C"}
     for changes in ({}, {key: value for key, value in odd.items() if key in fields}):
-        made = algorithms.settings(algorithms.algorithm(name, stream, **changes))
+        made = algorithms.get_settings(algorithms.algorithm(name, stream, **changes))
         head = header(stream="sea-4", algorithm=name, settings=made, seed=3, overrides={"rounds": 2, "lr": 0.5})
-        text, notes = command(head)
-        config = RunConfig.checked(**parsed(shlex.split(text)))
-        algorithm, local = config.resolve(stream)
-        assert algorithms.settings(algorithm) == made and not notes
+        text, notes = build_run_command(head)
+        config = RunConfig.from_values(**parsed(shlex.split(text)))
+        algorithm, local = config.resolve_algorithm(stream)
+        assert algorithms.get_settings(algorithm) == made and not notes
         assert (config.seed, local.rounds, local.lr) == (3, 2, 0.5)
 
 
 def test_what_only_digests_are_known_of_is_said() -> None:
     overrides = {"data": "0123abcd", "pattern": "my drift.txt@89ab", "label": "sold", "weights": "77"}
-    text, notes = command(header(stream="folder:my data", overrides=overrides))
+    text, notes = build_run_command(header(stream="folder:my data", overrides=overrides))
     assert "--stream 'folder:my data'" in text and "--pattern 'my drift.txt'" in text and "--label sold" in text
     assert len(notes) == 3 and "0123abcd" in notes[0] and "89ab" in notes[1] and "--weights FILE" in notes[2]
 
 
 def test_an_algorithm_of_your_own_keeps_all_its_settings() -> None:
-    text, _ = command(header(algorithm="mine.Method", settings={"delta": 0.1, "deep": True, "most": None}))
+    text, _ = build_run_command(header(algorithm="mine.Method", settings={"delta": 0.1, "deep": True, "most": None}))
     assert "--algorithm mine.Method --set delta=0.1 --set deep=true --set most=none" in text

@@ -21,7 +21,7 @@ from feddrift.data import Stream
 from feddrift.errors import ConfigError, FeddriftError
 from feddrift.runs import record, sweep
 from feddrift.runs.config import RunConfig
-from feddrift.runs.estimate import Estimate
+from feddrift.runs.estimate import CostEstimate
 
 GRID = """
 [[runs]]
@@ -104,7 +104,7 @@ def test_a_bad_grid_is_one_sentence(tmp_path: Path, text: str, said: str) -> Non
 
 def test_a_grid_takes_all_that_a_run_takes(tmp_path: Path) -> None:
     legal = {param.name for param in typer.main.get_command(cli.app).commands["run"].params}  # type: ignore[attr-defined]
-    assert {*sweep.KEYS} - {"settings", "data_dir", "scale"} == legal - {
+    assert {*sweep.KEY_DESCRIPTIONS} - {"settings", "data_dir", "scale"} == legal - {
         "set_", "seed", "data_dir", "out_dir", "checkpoint_every", "dry_run", "no_scale", "no_cache"
     }  # fmt: skip
     given = """
@@ -143,7 +143,7 @@ def test_a_grid_without_an_algorithm_is_of_the_method_without_settings(tmp_path:
 def test_every_key_of_a_grid_is_documented() -> None:
     page = (Path(__file__).parents[2] / "docs" / "compare.md").read_text()
     rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", page, re.M))
-    assert rows == sweep.KEYS
+    assert rows == sweep.KEY_DESCRIPTIONS
 
 
 def test_a_sweep_skips_what_is_finished_and_tells_what_failed(tmp_path: Path) -> None:
@@ -172,14 +172,14 @@ def test_what_there_is_no_time_to_rehearse_is_taken_for_average(
 ) -> None:
     asked = list[str]()
 
-    def rehearsed(config: RunConfig, stream: Stream) -> Estimate:
+    def rehearse_run(config: RunConfig, stream: Stream) -> CostEstimate:
         asked.append(config.algorithm)
-        return Estimate(lanes=1.0, local_steps=1, seconds=30.0, bytes=1.0)
+        return CostEstimate(lanes=1.0, local_steps=1, seconds=30.0, bytes=1.0)
 
-    monkeypatch.setattr(plans, "rehearsed", rehearsed)
-    monkeypatch.setattr(plans, "REHEARSING", 0.0)
+    monkeypatch.setattr(plans, "rehearse_run", rehearse_run)
+    monkeypatch.setattr(plans, "MAX_REHEARSAL_SECONDS", 0.0)
     text = "[[runs]]\nstream = 'sine-2'\nalgorithm = ['Window', 'Oblivious']\nseeds = '0-1'\n"
-    plan = plans._plan(sweep.read_grid(grid(tmp_path, text)), tmp_path / "runs", jobs=1)
+    plan = plans._build_plan_table(sweep.read_grid(grid(tmp_path, text)), tmp_path / "runs", jobs=1)
     assert asked == ["Window"]
     assert plan.caption == (
         "about 2 min with 1 processes at a time; 2 runs were not rehearsed and are taken for average ones"
@@ -218,7 +218,7 @@ def test_what_was_recorded_with_other_code_is_run_again(tmp_path: Path, monkeypa
     assert "0 done, 4 were finished before" in feddrift("sweep", path, "--out", "runs", "--jobs", 1).stdout
     (tmp_path / "mine.py").write_text(f"{code}\n# better still\n")
     first, *_ = sorted((tmp_path / "runs").glob("*mine*.jsonl"))
-    record.part_of(first).write_text("")  # of a run that was stopped at once
+    record.get_part_path(first).write_text("")  # of a run that was stopped at once
     assert "2 done, 2 were finished before" in feddrift("sweep", path, "--out", "runs", "--jobs", 1).stdout
 
 
@@ -236,7 +236,7 @@ def test_the_same_run_in_other_words_is_done_once(tmp_path: Path) -> None:
 def test_a_worker_lost_between_two_runs_is_replaced(tmp_path: Path) -> None:
     configs = sweep.read_grid(grid(tmp_path))
     ended: list[str] = []
-    for news in sweep.sweep(configs, tmp_path / "runs", jobs=1):
+    for news in sweep.run_sweep(configs, tmp_path / "runs", jobs=1):
         if news.kind == "done" and not ended:
             (worker,) = multiprocessing.active_children()
             worker.kill()
@@ -257,7 +257,7 @@ def test_a_killed_run_is_told_and_the_others_go_on(tmp_path: Path) -> None:
     endless = LONG.replace("0-1", "0").replace("rounds = 20", "rounds = 4000")  # seconds a step: nobody is so late
     configs = sweep.read_grid(grid(tmp_path, endless + LONG.replace("0-1", "1")))
     ended: dict[str, str] = {}
-    for news in sweep.sweep(configs, tmp_path / "runs", jobs=1):
+    for news in sweep.run_sweep(configs, tmp_path / "runs", jobs=1):
         if news.kind == "step" and news.config.seed == 0 and not ended:
             (worker,) = multiprocessing.active_children()
             worker.kill()

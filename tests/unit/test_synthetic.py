@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import arrays
 
 from feddrift.errors import ConfigError, DataError
 from feddrift.runs.config import RunConfig
-from feddrift.streams import STREAMS, default_pattern, is_made, stream, synthetic
+from feddrift.streams import STREAMS, default_pattern, is_synthetic, stream, synthetic
 from feddrift.types import Floats, Ints, Local
 
 SYNTHETIC = ["sine-2", "circle-2", "sea-2", "sea-4", "sea-2-text", "sea-4-text"]
@@ -50,18 +50,18 @@ def test_a_data_seed_draws_other_rows_of_the_same_kind(name: str) -> None:
 
 
 def test_a_data_seed_may_follow_the_seed_and_is_recorded_where_it_acts() -> None:
-    config = RunConfig.checked(stream="sine-2", algorithm="Oblivious", seed=3, data_seed="seed")
-    loaded = config.load()
+    config = RunConfig.from_values(stream="sine-2", algorithm="Oblivious", seed=3, data_seed="seed")
+    loaded = config.load_stream()
     np.testing.assert_array_equal(loaded.x, stream("sine-2", data_seed=3).x)
-    assert config.overrides(loaded) == {"data_seed": "seed"}
-    plain = RunConfig.checked(stream="sine-2", algorithm="Oblivious", seed=3)
-    assert plain.overrides(plain.load()) == {}
+    assert config.list_overrides(loaded) == {"data_seed": "seed"}
+    plain = RunConfig.from_values(stream="sine-2", algorithm="Oblivious", seed=3)
+    assert plain.list_overrides(plain.load_stream()) == {}
 
 
 @pytest.mark.parametrize("value", ["x", -1, 2**32, 1.5, True, None])
 def test_a_data_seed_is_a_whole_number_or_seed(value: object) -> None:
     with pytest.raises(ConfigError, match="data_seed: input should be a whole number from 0 to 4294967295, or seed"):
-        RunConfig.checked(stream="sine-2", algorithm="Oblivious", data_seed=value)
+        RunConfig.from_values(stream="sine-2", algorithm="Oblivious", data_seed=value)
 
 
 def test_data_that_nobody_draws_take_no_data_seed(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_data_that_nobody_draws_take_no_data_seed(tmp_path: Path) -> None:
     for name in (str(tmp_path / "t.csv"), f"folder:{tmp_path}", "air-quality"):
         with pytest.raises(ConfigError, match="data_seed must be left out, got 2"):
             stream(name, data_seed=2)
-        assert not is_made(name)
+        assert not is_synthetic(name)
 
 
 def test_constant_predictor_on_circle_scores_as_published() -> None:
@@ -85,7 +85,7 @@ def test_constant_predictor_on_circle_scores_as_published() -> None:
 @settings(max_examples=20)
 @given(concepts=arrays(np.int64, st.tuples(st.integers(2, 4), st.integers(1, 3)), elements=st.integers(0, 1)))
 def test_sine_and_circle_follow_the_released_recipe(concepts: Ints) -> None:
-    sine, circle = synthetic.sine("sine-2", concepts), synthetic.circle("circle-2", concepts)
+    sine, circle = synthetic.make_sine("sine-2", concepts), synthetic.make_circle("circle-2", concepts)
     draws = np.random.RandomState(0)
     for t, c in np.ndindex(concepts.shape):
         points = draws.uniform(size=1000).reshape(500, 2)

@@ -15,12 +15,12 @@ import pytest
 import feddrift as fd
 from feddrift.data import Stream
 from feddrift.errors import ConfigError, DataError, FeddriftError
-from feddrift.reports.event_text import command
+from feddrift.reports.event_text import build_run_command
 from feddrift.runs.config import RunConfig
-from feddrift.runs.recorded_run import RecordedRun, from_checkpoints
+from feddrift.runs.recorded_run import RecordedRun, load_stopped_run
 from feddrift.streams import stream
-from feddrift.tables.features import moments
-from feddrift.tables.times import read_every, steps
+from feddrift.tables.features import compute_mean_and_std
+from feddrift.tables.times import build_time_steps, parse_every
 
 KEYS: dict[str, Any] = {"client": "station", "time": "date", "label": "rain"}
 HEADER = "station,date,temp,wind,rain\n"
@@ -94,13 +94,13 @@ def test_rows_of_a_cell_stay_in_their_order_and_clients_in_theirs() -> None:
     ],
 )  # fmt: skip
 def test_times(written: list[str], every: str | float | None, names: tuple[str, ...]) -> None:
-    found = steps(written, every)
-    assert found.names == names and set(found.of) == set(written)
+    found = build_time_steps(written, every)
+    assert found.names == names and set(found.step_by_text) == set(written)
 
 
 def test_times_of_the_same_step_are_one() -> None:
-    found = steps(["2009-01-31 23:00", "31.01.2009", "2009-02-01"], "month")
-    assert found.of == {"2009-01-31 23:00": 0, "31.01.2009": 0, "2009-02-01": 1}
+    found = build_time_steps(["2009-01-31 23:00", "31.01.2009", "2009-02-01"], "month")
+    assert found.step_by_text == {"2009-01-31 23:00": 0, "31.01.2009": 0, "2009-02-01": 1}
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_times_of_the_same_step_are_one() -> None:
         (["01/02/2009", "03/04/2009"], "month", "'01/02/2009' may have the day or the month first"),
         (["01/02/2009", "03/04/2009"], None, "may have the day or the month first"),
         (["13/02/2009", "03/14/2009"], "year", "'13/02/2009' has the day first and '03/14/2009' the month"),
-        (["2009-02-30", "2009H1"], "month", "'2009-02-30': day is out of range for month, '2009H1': no date"),
+        (["2009-02-30", "2009H1"], "month", "'2009-02-30': day is out of range for month, '2009H1': not a date"),
         (["2009", "2010"], "month", "'2009': it has no month"),
         (["2009-01", "2009-02"], "week", "'2009-01': it has no day"),
         (["2009-01-01 13:00 PM"], "week", "hour must be"),
@@ -120,7 +120,7 @@ def test_times_of_the_same_step_are_one() -> None:
 )
 def test_bad_times_are_one_sentence(written: list[str], every: str | float | None, said: str) -> None:
     with pytest.raises(DataError, match=said):
-        steps(written, every)
+        build_time_steps(written, every)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_bad_times_are_one_sentence(written: list[str], every: str | float | Non
 )
 def test_an_unknown_length_of_time_is_one_sentence(every: Any) -> None:
     with pytest.raises(ConfigError, match="legal are year, quarter, month, week, or a number above 0"):
-        read_every(every)
+        parse_every(every)
 
 
 def test_numbers_are_scaled_by_the_first_time_step() -> None:
@@ -152,7 +152,7 @@ def test_what_is_the_same_in_the_first_time_step_only_is_not_lost() -> None:
 def test_moments_are_those_of_all_clients_together() -> None:
     draw = np.random.default_rng(1)
     values, client = draw.normal(1e6, 0.01, 500), draw.integers(0, 9, 500) * 3  # some numbers nobody has
-    mean, std = moments(values, client)
+    mean, std = compute_mean_and_std(values, client)
     assert np.isclose(mean, values.mean(), rtol=1e-14) and np.isclose(std, values.std(), rtol=1e-6)
 
 
@@ -228,7 +228,7 @@ def test_words_become_features(caplog: pytest.LogCaptureFixture) -> None:
     s = of(table, categories="onehot", scale=False)
     assert s.columns == ("temp", "wind=NW", "wind=S")
     assert s.x.tolist() == [[1, 1, 0], [2, 0, 1], [3, 0, 0], [4, 0, 1]]  # W is new at the second time
-    assert "words that the first time step did not have, and which are no feature: W" in caplog.text
+    assert "words that the first time step does not have, and which are not features: W" in caplog.text
     table["wind"][3] = None
     s = of(table, categories="onehot", missing="indicator", scale=False)
     assert s.columns == ("temp", "wind=NW", "wind=S", "wind missing") and s.x[3].tolist() == [4, 0, 0, 1]
@@ -370,7 +370,7 @@ def test_all_problems_are_told_in_one_go(put: Any) -> None:
         "(2) 1 rows have no value in 'station' (1: line 14)",
         "(3) column 'temp' must have finite numbers, got 'warm' (lines 10, 12)",
         "(4) column 'wind' must have finite numbers, got 'inf' (line 13)",
-        "'2009-13-02' (line 12): month must be in 1..12, 'soon' (line 13): no date",
+        "'2009-13-02' (line 12): month must be in 1..12, 'soon' (line 13): not a date",
         "(6) column 'rain', line 13: label '3' is a whole number, but other labels are words",
     ):
         assert said in told
@@ -431,7 +431,7 @@ def test_a_run_of_a_table_is_recorded_resumed_and_exported(put: Any, tmp_path: P
         age, mood = draw.normal(40, 10), ("good", "bad")[int(draw.integers(2))]
         lines.append(f"shop{c},2009-0{t + 1},{age:.2f},{mood},{'yes' if age > 40 else 'no'}")
     path, out = put("\n".join(lines)), tmp_path / "runs"
-    config = RunConfig.checked(
+    config = RunConfig.from_values(
         stream=path,
         algorithm="Oblivious",
         rounds=20,
@@ -445,22 +445,22 @@ def test_a_run_of_a_table_is_recorded_resumed_and_exported(put: Any, tmp_path: P
     for step in run:
         if step.tau == 1:
             break  # a run that was stopped
-    again = from_checkpoints(run.checkpoints.path)
+    again = load_stopped_run(run.checkpoints.path)
     assert [step.tau for step in again] == [2]
     header = fd.read(out)[0].header
     told = {"client": "shop", "time": "month", "label": "sold", "categories": "onehot", "every": "month"}
     assert header["overrides"].items() >= told.items() and header["times"][0] == "2009-01"
     assert not {"missing", "scale"} & header["overrides"].keys()
-    rerun, _ = command(header)
+    rerun, _ = build_run_command(header)
     assert "--client shop --time month --every month --categories onehot" in rerun and "scale" not in rerun
-    assert "--no-scale" in command(header | {"overrides": {"scale": False}})[0]
+    assert "--no-scale" in build_run_command(header | {"overrides": {"scale": False}})[0]
     (folder,) = fd.export(out, tmp_path / "models")
     models = fd.load_models(folder)
     assert models.columns == ("age", "mood=bad", "mood=good")
     people: dict[str, Any] = {"mood": ["good", "bad", "new"], "age": [70, "10", 75.0], "more": [0, 0, 0]}
     assert models.predict("shop0", people).tolist() == ["yes", "no", "yes"]
     assert models.predict("shop1", pd.DataFrame(people)).tolist() == ["yes", "no", "yes"]
-    s = config.load()
+    s = config.load_stream()
     assert (models.predict("shop0", s.cell(3, 0)[0]) == np.array(s.classes)[s.cell(3, 0)[1]]).mean() > 0.8
     for wrong, said in {
         "x": "column 'age' must have numbers, got 'x'",
@@ -473,7 +473,7 @@ def test_a_run_of_a_table_is_recorded_resumed_and_exported(put: Any, tmp_path: P
     about = json.loads((folder / "models.json").read_text())
     about["recipe"].pop()
     (folder / "models.json").write_text(json.dumps(about))
-    with pytest.raises(DataError, match="the recipe must be of the columns"):
+    with pytest.raises(DataError, match="the names in recipe must be those in columns"):
         fd.load_models(folder)
 
 
@@ -481,8 +481,8 @@ def test_what_differs_has_a_record_of_its_own(put: Any) -> None:
     given = {"stream": put(), "algorithm": "Oblivious", **KEYS}
     found = []
     for more in ({}, {"every": "month"}, {"every": 30}, {"every": "30"}, {"missing": "drop"}, {"scale": False}):
-        config = RunConfig.checked(**given, **more)
-        found.append(config.overrides(config.load()))
+        config = RunConfig.from_values(**given, **more)
+        found.append(config.list_overrides(config.load_stream()))
     assert found[2] == found[3] and len({json.dumps(overrides) for overrides in found}) == 5
 
 
@@ -495,12 +495,12 @@ def test_a_model_that_filled_gaps_fills_them_again(put: Any, tmp_path: Path) -> 
     assert models.columns == ("temp", "temp missing", "wind")
     x = stream(put(table), **KEYS, every="month", missing="indicator").x
     raw = {"temp": [None, 1.5], "wind": ["1", 13]}
-    prepared = models._in_order(raw)
+    prepared = models._stack_columns(raw)
     assert prepared[0, 1] == 1 and prepared[1, 1] == 0 and prepared[0].tolist() in x.tolist()
 
 
 def test_what_every_was_in_version_0_2(tmp_path: Path) -> None:
-    with pytest.warns(DeprecationWarning, match="save with checkpoint_every"):
+    with pytest.warns(DeprecationWarning, match="use checkpoint_every"):
         fd.record("sine-2", "Oblivious", out=tmp_path, rounds=1, steps=1, every=1)
 
 
@@ -518,7 +518,7 @@ def test_nothing_is_said_of_a_good_table(put: Any, caplog: pytest.LogCaptureFixt
 
 def test_times_of_other_zones_are_put_in_order() -> None:
     times = ["2019-12-31T23:00:00Z", "2020-01-01T00:00:00+02:00", "2020-01-01T00:00:00-02:00"]
-    assert [steps(times, None).of[time] for time in times] == [1, 0, 2]
+    assert [build_time_steps(times, None).step_by_text[time] for time in times] == [1, 0, 2]
 
 
 def test_numbers_of_eight_digits_are_dates_only_if_all_are() -> None:

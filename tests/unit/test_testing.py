@@ -32,8 +32,8 @@ def test_every_method_of_the_catalogue_passes(name: str) -> None:
 
 
 def test_the_examples_pass() -> None:
-    check_algorithm(plugins.load("algorithm", "own_algorithm:Restart", EXAMPLES)())
-    check_worker(plugins.load("engine", "own_engine:Crew", EXAMPLES))
+    check_algorithm(plugins.load_object("algorithm", "own_algorithm:Restart", EXAMPLES)())
+    check_worker(plugins.load_object("engine", "own_engine:Crew", EXAMPLES))
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -84,8 +84,8 @@ WRONG: dict[str, tuple[Any, str]] = {
     "unseeded": (forgets_the_seed, "two runs with one seed differ"),
     "peeks": (peeks, "other data after tau=2 change"),
     "truth": (lambda b, a, fed: replace(a, votes=a.votes * (1 + (0 if fed.concepts is None else fed.concepts.sum()))),
-              "looks at the true concepts"),
-    "needs truth": (lambda b, a, fed: replace(a, votes=a.votes * (1 + fed.concepts[-1, 0])), "looks at the true"),
+              "uses the true concepts"),
+    "needs truth": (lambda b, a, fed: replace(a, votes=a.votes * (1 + fed.concepts[-1, 0])), "uses the true"),
     "no bool": (lambda b, a, fed: replace(a, drifted=np.zeros(4)), "an array of 4 truth values"),
     "alarm": (lambda b, a, fed: replace(a, drifted=np.ones(4, dtype=bool)), "an alarm at a client without new data"),
     "whose": (lambda b, a, fed: replace(a, events=(Event("decided", 0, {"clients": [4], "reason": "stays"}),)),
@@ -93,7 +93,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "why": (lambda b, a, fed: replace(a, events=(Event("decided", 0, {"clients": [0]}),)), "and a reason, got"),
     "stale": (lambda b, a, fed: replace(a, events=b.events or (Event("revived", 0, {}),)),
               "the events at tau=1 are those of the step before"),
-    "twice": (lambda b, a, fed: replace(a, events=(Event("revived", 0, {}),) * 2), "told twice"),
+    "twice": (lambda b, a, fed: replace(a, events=(Event("revived", 0, {}),) * 2), "reported twice"),
     "lineage": (lambda b, a, fed: replace(a, events=(Event("created", 7 + fed.tau, {}),)), "leave the models"),
 }  # fmt: skip
 
@@ -164,7 +164,7 @@ class Adds:
 def test_a_client_that_joins_later_needs_room() -> None:
     check_algorithm(Adds(Seen))
     sentence = (
-        r"go on when a client joins: Adds.step at tau=3: ValueError: operands .*test_testing.py, line \d+\); .*newcomer"
+        r"when a client joins: Adds.step at tau=3: ValueError: operands .*test_testing.py, line \d+\); .*newcomer"
     )
     with pytest.raises(AssertionError, match=sentence):
         check_algorithm(Adds(Forgetful))
@@ -187,7 +187,7 @@ class Counts:
 
 
 def test_what_is_remembered_outside_the_state_is_noticed() -> None:
-    with pytest.raises(AssertionError, match="was saved and read goes on differently at tau=1"):
+    with pytest.raises(AssertionError, match="a saved state continues differently at tau=1"):
         check_algorithm(Counts())
     with pytest.raises(AssertionError, match="an algorithm is an object with init and step, got"):
         check_algorithm(Counts)  # type: ignore[arg-type]
@@ -221,10 +221,10 @@ def test_a_wrong_drift_test_is_told_what_is_wrong() -> None:
         return np.full(len(seen.newest), value)
 
     for test, sentence in (
-        (lambda seen: same(seen, True), "stay the same are no drift"),
+        (lambda seen: same(seen, True), "stay the same are not a drift"),
         (lambda seen: same(seen, False), "is a drift"),
         (lambda seen: [False] * 5, "an array of 5 truth values, '<lambda>' gave list"),
-        (lambda seen: seen.newest > seen.observed[-3] + 0.1, "must do with the scores of 1 time steps"),
+        (lambda seen: seen.newest > seen.observed[-3] + 0.1, "must accept the scores of 1 time steps"),
         (lambda seen: seen.newest.max() > 0.5 + 0 * seen.newest, "only the client whose score rose"),
         (lambda seen: ~(seen.newest <= seen.reference + 0.1), "not scored raises no alarm"),
     ):
@@ -242,7 +242,7 @@ def test_a_wrong_engine_is_told_what_is_wrong() -> None:
         def worker(self, tau: int) -> Deaf:
             return Deaf(self, tau)
 
-    with pytest.raises(AssertionError, match="evaluate is not what the reference engine gives"):
+    with pytest.raises(AssertionError, match="evaluate differs from the result of the reference engine"):
         check_worker(Engine)
 
 

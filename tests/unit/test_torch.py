@@ -13,10 +13,10 @@ import pytest
 
 import feddrift as fd
 from feddrift import rng
-from feddrift.nets import named_net, net_for
+from feddrift.nets import build_client_net, named_net
 from feddrift.nets import torch as bridges
 from feddrift.testing import check_net
-from feddrift.trees import leaves, paths, trunk_of
+from feddrift.trees import mark_trunk, tree_leaves, tree_paths
 from feddrift.types import Net
 
 torch = pytest.importorskip("torch", reason="the extra 'torch' is not installed")
@@ -129,11 +129,11 @@ def test_a_module_computes_what_our_perceptron_does(folder: Path) -> None:
     stream = fd.stream("sine-2")
     net = named_net("torch_nets:Perceptron", stream)
     check_net(net, [2], 2)
-    key = rng.derive(1, "init", 0)
+    key = rng.derive_key(1, "init", 0)
     params = net.init(key)
-    assert [path for path, _ in paths(params)] == ["first/bias", "first/weight", "last/bias", "last/weight"]
-    assert all(leaf.dtype == np.float32 for leaf in leaves(params))
-    assert leaves(trunk_of(net, params)) == [True, True, False, False]
+    assert [path for path, _ in tree_paths(params)] == ["first/bias", "first/weight", "last/bias", "last/weight"]
+    assert all(leaf.dtype == np.float32 for leaf in tree_leaves(params))
+    assert tree_leaves(mark_trunk(net, params)) == [True, True, False, False]
     assert net.classes == (("last/bias", 0), ("last/weight", 0))  # of the layer that makes the logits
     np.testing.assert_allclose(
         net.apply(params, stream.x[:50]), ours(net).apply(ours(net).init(key), stream.x[:50]), atol=1e-5
@@ -166,7 +166,7 @@ def test_a_net_is_known_again(folder: Path) -> None:
 def test_a_layer_called_trunk_is_the_trunk(folder: Path) -> None:
     steps = fd.run("sine-2", "FedDrift-Trunk", net="torch_nets:Layers", local=fd.Local(rounds=1, steps=2))
     shared = next(steps).state.models.trunk
-    assert leaves(shared["trunk"]) == [True, True] and leaves(shared["head"]) == [False, False]
+    assert tree_leaves(shared["trunk"]) == [True, True] and tree_leaves(shared["head"]) == [False, False]
 
 
 @pytest.mark.parametrize("name", ["Perceptron", "Layers"])
@@ -189,13 +189,13 @@ def test_a_module_without_a_trunk_has_inputs_and_logits(folder: Path) -> None:
     net = named_net("torch_nets:of_stream", stream)
     fed = fd.engines.engine("simulator")(stream, net, fd.Local(rounds=1, steps=1), 0).at(0)
     assert np.isfinite(fed.moments(fed.fresh(), "logits").mean).all()
-    with pytest.raises(fd.ConfigError, match="what its head sees"):
+    with pytest.raises(fd.ConfigError, match="needs a net with the function `hidden`"):
         fed.moments(fed.fresh(), "trunk")
 
 
 def test_what_is_frozen_stays(folder: Path) -> None:
     net = named_net("torch_nets:frozen", fd.stream("sine-2"))
-    assert [path for path, _ in paths(net.init(rng.derive(0, "init", 0)))] == ["last/bias", "last/weight"]
+    assert [path for path, _ in tree_paths(net.init(rng.derive_key(0, "init", 0)))] == ["last/bias", "last/weight"]
     check_net(net, [2], 2)
     check_net(named_net("torch_nets:no_dropout", fd.stream("sine-2")), [2], 2)
 
@@ -211,7 +211,7 @@ def test_what_is_frozen_stays(folder: Path) -> None:
         ("wide", r"net 'torch_nets:wide' does not take inputs of shape \(2,\): RuntimeError: mat1 and mat2"),
         ("classes", "the net gives 5 logits for an input, the stream has 2 classes"),
         ("Odd", "its trunk must be a layer, or the names of layers, got 3"),
-        ("made", "got Perceptron: name its class, since each model starts anew"),
+        ("made", "got Perceptron: name its class, since each model needs new parameters"),
     ],
 )
 def test_what_a_bridge_cannot_do_is_one_sentence(folder: Path, name: str, sentence: str) -> None:
@@ -220,7 +220,7 @@ def test_what_a_bridge_cannot_do_is_one_sentence(folder: Path, name: str, senten
 
 
 def test_the_extra_is_asked_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bridges._torchax.cache_clear()
+    bridges._import_torchax.cache_clear()
     monkeypatch.setitem(sys.modules, "torchax", None)
     with pytest.raises(fd.ConfigError, match=re.escape("need the extra torch (pip install 'feddrift[torch]')")):
         named_net("torch_nets:no_dropout", fd.stream("sea-2"))
@@ -228,20 +228,20 @@ def test_the_extra_is_asked_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_clients_behind_flower_train_it(folder: Path) -> None:
     pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
-    from feddrift.simulation import steps_on
+    from feddrift.simulation import run_steps
     from tests.flower import OverFlower, clients_of
 
     stream, local = fd.stream("sine-2"), fd.Local(rounds=1, steps=5)
     net = named_net("torch_nets:Perceptron", stream)
     engine = OverFlower(stream, net, local, 0)
     engine.n_steps = 3
-    found = list(steps_on(engine, fd.algorithm("FedDrift", stream)))
+    found = list(run_steps(engine, fd.algorithm("FedDrift", stream)))
     for step, same in zip(found, fd.run(stream, "FedDrift", net=net, local=local), strict=False):
         assert step.model.tolist() == same.model.tolist()
         np.testing.assert_allclose(step.accuracy, same.accuracy, atol=0.01)
     import torch_nets  # type: ignore[import-not-found]
 
     (client, *_) = clients_of(stream, folder, torch_nets.Perceptron).values()  # as its client.toml names it
-    assert net_for(client.model, (2,), 2) is net
+    assert build_client_net(client.model, (2,), 2) is net
     with pytest.raises(fd.ConfigError, match=re.escape("'of_stream' must be made without arguments")):
-        net_for(torch_nets.of_stream, (2,), 2)
+        build_client_net(torch_nets.of_stream, (2,), 2)

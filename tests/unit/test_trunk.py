@@ -32,7 +32,7 @@ class Fake(FakeFederation):
 def trial(n_clients: int, **wrong: Any) -> Tournament:
     """Of 100 rows each: c1=[[...]] are the mistakes of client 1."""
     n = len(next(iter(wrong.values())))
-    found = Tournament.nobody(n_clients, n)
+    found = Tournament.empty(n_clients, n)
     for name, counts in wrong.items():
         found.rows[int(name[1:])] = 100
         found.wrong[int(name[1:])] = counts
@@ -86,30 +86,30 @@ def test_who_wins(errors: tuple[int, ...], winner: str) -> None:
 
 
 def test_little_to_gain_is_not_taken_where_a_copy_is_better_for_sure() -> None:
-    assert FedDriftTrunk(delta=0.1).winner(400, np.diag([4, 15, 15, 4])) == WARM  # below delta, but 15 against 4
-    assert FedDriftTrunk(delta=0.1).winner(400, np.diag([15, 15, 15, 15])) == HEAD
-    assert FedDriftTrunk(delta=0.1).winner(3, np.zeros((4, 4), dtype=np.int64)) == WARM  # three rows show nothing
-    assert FedDriftTrunk(delta=0.1).winner(0, np.zeros((4, 4), dtype=np.int64)) == WARM
+    assert FedDriftTrunk(delta=0.1).choose_start(400, np.diag([4, 15, 15, 4])) == WARM  # below delta, but 15 against 4
+    assert FedDriftTrunk(delta=0.1).choose_start(400, np.diag([15, 15, 15, 15])) == HEAD
+    assert FedDriftTrunk(delta=0.1).choose_start(3, np.zeros((4, 4), dtype=np.int64)) == WARM  # three rows show nothing
+    assert FedDriftTrunk(delta=0.1).choose_start(0, np.zeros((4, 4), dtype=np.int64)) == WARM
 
 
 def test_rows_that_both_get_wrong_decide_nothing() -> None:
     noise = np.full((4, 4), 20) + np.diag([5, 1, 5, 5])
     state, _ = drifted(FedDriftTrunk(delta=0.1), trial(4, c1=noise.tolist()))
     assert state.events[0].cause["start"] == "warm"
-    assert not clustering.beats(noise, HEAD, WARM) and clustering.beats(np.diag([9, 1]), 1, 0)
-    assert not clustering.beats(noise, HEAD, HEAD)
+    assert not clustering.wins_sign_test(noise, HEAD, WARM) and clustering.wins_sign_test(np.diag([9, 1]), 1, 0)
+    assert not clustering.wins_sign_test(noise, HEAD, HEAD)
 
 
 @pytest.mark.parametrize("start", ["head", "warm", "fresh"])
 def test_without_a_trial_the_start_is_given(start: Any) -> None:
-    state, fed = drifted(FedDriftTrunk(delta=0.1, init_=start), Tournament.nobody(4, 4))
+    state, fed = drifted(FedDriftTrunk(delta=0.1, init_=start), Tournament.empty(4, 4))
     assert not [verb for verb in fed.asked if verb.startswith("tournament")]
     assert "start" not in state.events[0].cause
     assert state.models.family == ((0, 0) if start == "head" else (0, 1))
 
 
 def test_a_client_that_could_not_hold_a_trial_gets_a_model_of_its_own() -> None:
-    state, _ = drifted(FedDriftTrunk(delta=0.1), Tournament.nobody(4, 4))
+    state, _ = drifted(FedDriftTrunk(delta=0.1), Tournament.empty(4, 4))
     assert state.events[0].cause["start"] == "warm" and state.models.family == (0, 1)
 
 
@@ -140,7 +140,7 @@ def merge(family: tuple[int, ...], error: dict[int, float], pair: tuple[int, int
     world = Fake(1, 4, loss=lambda c, i: error[i], **fed)
     D = np.full((len(family), len(family)), np.inf)
     D[pair] = D[pair[::-1]] = 0.01
-    after = FedDriftTrunk(delta=0.1).merge(Clustering(models, w), D, world)
+    after = FedDriftTrunk(delta=0.1).merge_models(Clustering(models, w), D, world)
     merged, united, (event,) = after.models, after.w, after.events
     assert event.cause["into"] == pair[0] and event.model == pair[1]
     assert np.asarray(united).sum() == np.asarray(w).sum() and united.shape[2] == len(family) - 1
@@ -196,7 +196,7 @@ def test_a_family_may_outlive_the_names_of_all_models() -> None:
     assert merged.ids == (0, 1) and merged.family == (0, 2)
     D = np.array([[np.inf, 0.01], [0.01, np.inf]])
     w = Clusters(np.array([[0, 0, 1, 1]] * 2), 2)
-    again = FedDriftTrunk(delta=0.1).merge(Clustering(merged, w), D, Fake(1, 4, loss=lambda c, i: 0.1))
+    again = FedDriftTrunk(delta=0.1).merge_models(Clustering(merged, w), D, Fake(1, 4, loss=lambda c, i: 0.1))
     assert again.models.ids == (0,) and (D == D.T).all() and np.isinf(D[0, 0])  # what was given is left alone
 
 
@@ -230,7 +230,7 @@ def test_all_that_are_close_merge_one_pair_after_the_other() -> None:
     D = np.full((4, 4), 0.05)
     np.fill_diagonal(D, np.inf)
     fed = Fake(1, 4, loss=lambda c, i: 0.1)
-    after = FedDriftTrunk(delta=0.1).merge(Clustering(models, w), D, fed)
+    after = FedDriftTrunk(delta=0.1).merge_models(Clustering(models, w), D, fed)
     merged, united = after.models, after.w
     assert [(e.model, e.cause["into"]) for e in after.events] == [(1, 0), (2, 0), (3, 0)]
     assert merged.ids == (0,) and united.shape == (2, 4, 1) and np.asarray(united).all()

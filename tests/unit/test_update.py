@@ -16,8 +16,8 @@ from feddrift._internal import checkpoint
 from feddrift.errors import ConfigError, DataError
 from feddrift.reports import page
 from feddrift.runs import record
-from feddrift.runs.recorded_run import from_checkpoints, unfinished_runs
-from feddrift.runs.update import runs_to_update, update
+from feddrift.runs.recorded_run import find_unfinished_runs, load_stopped_run
+from feddrift.runs.update import find_runs_to_update, prepare_update
 from tests.unit.conftest import Killed
 from tests.unit.test_cli import feddrift
 
@@ -100,8 +100,8 @@ def test_it_is_as_if_all_data_had_been_there(table: Path, algorithm: str, more: 
 def test_only_new_time_steps_are_trained_and_another_file_may_have_them(table: Path) -> None:
     recorded()
     table.with_name("longer.csv").write_text(sales(range(1, 8)))
-    (state,) = runs_to_update(Path("runs"))
-    assert [step.tau for step in update(state, "longer.csv")] == [3, 4, 5]
+    (state,) = find_runs_to_update(Path("runs"))
+    assert [step.tau for step in prepare_update(state, "longer.csv")] == [3, 4, 5]
     recorded(out="whole", stream="longer.csv")
     assert_same("runs", "whole")
     assert fd.record("longer.csv", "FedDrift", out="runs", resume=True, settings={"delta": 0.1}, **COLUMNS, **BRIEF)
@@ -120,7 +120,7 @@ def test_later_rows_are_appended(table: Path, monkeypatch: pytest.MonkeyPatch, t
     grow(table)
     np.testing.assert_array_equal(after.rows.accuracy, recorded(out="whole").rows.accuracy)
     assert fd.stream("sales.csv+july.csv", **COLUMNS).name == "table:sales.csv+july.csv"
-    with pytest.raises(DataError, match=r"^july.csv is part of the run already: where it has grown, update without"):
+    with pytest.raises(DataError, match=r"^july.csv is part of the run already: if it has grown, update without"):
         fd.update("runs", append="july.csv")
     Path("odd.csv").write_text("shop,month,age,sold\noslo,9,1,no\n")
     with pytest.raises(DataError, match=r"odd.csv must have the columns of sales.csv, got income in one only"):
@@ -135,7 +135,7 @@ def test_the_same_refusal_of_many_runs_is_told_once(table: Path, capsys: pytest.
         recorded(seed=seed)
     code, _, error = feddrift(capsys, "update", "runs", "--append", "sales.csv")
     assert code == 1 and error.count("sales.csv is part of the run already") == 1
-    assert "is wrong with sales" in error and error.count("\n") == 2
+    assert "also occurred in sales" in error and error.count("\n") == 2
 
 
 def test_files_are_meant_from_where_one_is_whatever_they_are_called(
@@ -194,10 +194,10 @@ def test_killed_before_any_change_of_the_disk_it_goes_on(
         assert old or whole, "something is always complete"
         if old:
             assert len(old[0].read_text().splitlines()) == len(finished)
-        for state in unfinished_runs(Path(out)) if n % 2 else ():
+        for state in find_unfinished_runs(Path(out)) if n % 2 else ():
             if not list(state.glob("*.ckpt")):  # the update had not begun
                 continue
-            assert all(step.tau >= 3 for step in from_checkpoints(state))
+            assert all(step.tau >= 3 for step in load_stopped_run(state))
         with suppress(DataError):  # nothing is new where it was killed at the very end, or has been resumed
             fd.update(out, "longer.csv")
         assert_same(out, "whole")
@@ -213,12 +213,12 @@ def test_a_stopped_update_goes_on_by_itself_or_by_resume(table: Path) -> None:
     grow(table)
     recorded(out="whole")
     for out in ("runs", "again"):
-        (state,) = runs_to_update(Path(out))
-        steps = iter(update(state))
+        (state,) = find_runs_to_update(Path(out))
+        steps = iter(prepare_update(state))
         assert next(steps).tau == 3
         steps.close()  # type: ignore[attr-defined]  # as Ctrl-C does
-    (stopped,) = unfinished_runs(Path("runs"))
-    assert [step.tau for step in from_checkpoints(stopped)] == [4]
+    (stopped,) = find_unfinished_runs(Path("runs"))
+    assert [step.tau for step in load_stopped_run(stopped)] == [4]
     fd.update("again")
     for out in ("runs", "again"):
         assert_same(out, "whole")
@@ -239,7 +239,7 @@ def test_clients_may_join(table: Path, algorithm: str, capsys: pytest.CaptureFix
         15,
     ]
     np.testing.assert_array_equal(after.rows.model[:3, :3], before.rows.model)
-    page.write([after], Path("page.html"), "sales")
+    page.write_page([after], Path("page.html"), "sales")
     assert feddrift(capsys, "report", "runs")[0] == 0
     fd.export("runs", "models")
     assert fd.load_models("models").predict("aarhus", np.zeros((1, 2))).shape == (1,)
@@ -318,7 +318,7 @@ def forget(out: str) -> None:
     """Make the newest checkpoint one of a version that remembers nothing of the data."""
     newest = saved(out)
     about = {k: v for k, v in newest.about.items() if k not in ("data", "replaces")}
-    value = newest.value({"W1": 0, "b1": 0, "W2": 0, "b2": 0})
+    value = newest.decode({"W1": 0, "b1": 0, "W2": 0, "b2": 0})
     checkpoint.write(newest.path, about, value)
 
 
@@ -343,10 +343,10 @@ def test_what_cannot_be_updated_says_so(table: Path, capsys: pytest.CaptureFixtu
     recorded()
     with pytest.raises(ConfigError, match="another stream or a file to append, not both"):
         fd.update("runs", "a.csv", append="b.csv")
-    (state,) = runs_to_update(Path("runs"))
+    (state,) = find_runs_to_update(Path("runs"))
     for file in state.glob("*.ckpt"):
         file.unlink()
-    with pytest.raises(DataError, match="the checkpoint of its last time step is gone: run it again on all data"):
+    with pytest.raises(DataError, match="the checkpoint of its last time step is missing: run it again on all data"):
         fd.update("runs")
     recorded(out="stopped", resume=True)
     (path,) = Path("stopped").glob("*.jsonl")
@@ -372,7 +372,7 @@ def test_a_run_that_is_started_again_after_its_update_stays(table: Path) -> None
     table.write_text(sales(range(1, 5)))
     recorded()
     grow(table)
-    with pytest.raises(DataError, match="stays as it is|nothing new"):
+    with pytest.raises(DataError, match="is unchanged|nothing new"):
         fd.update("runs")
     assert sorted(run.rows.steps for run in fd.read("runs")) == [3, 5]
 
@@ -381,7 +381,7 @@ def test_a_run_on_all_data_that_is_there_already_stays(table: Path) -> None:
     recorded()
     grow(table)
     recorded()
-    with pytest.raises(DataError, match="has all of sales.csv already, so sales.csv_FedDrift_.* stays as it is"):
+    with pytest.raises(DataError, match="already has all data of sales.csv, so sales.csv_FedDrift_.* is unchanged"):
         fd.update(next(path for path in Path("runs").glob("*.jsonl") if record.read(path).rows.steps == 3))
     assert len(list(Path("runs").iterdir())) == 4
 

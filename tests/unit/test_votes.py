@@ -17,10 +17,10 @@ import feddrift as fd
 from feddrift._internal import checkpoint
 from feddrift.data import Stream
 from feddrift.engines.simulator.simulator import Simulator
-from feddrift.engines.sparse_weights import wrong_weights
+from feddrift.engines.sparse_weights import find_weight_problem
 from feddrift.nets import default_net
 from feddrift.nets.voting import mean_probabilities
-from feddrift.simulation import steps_on, with_newcomers
+from feddrift.simulation import add_newcomers, run_steps
 from feddrift.testing import FakeFederation
 from feddrift.types import Floats, Local, Models, State, Votes
 
@@ -63,7 +63,9 @@ def test_they_are_the_array_that_they_stand_for(full: Floats) -> None:
     ],
 )
 def test_what_is_wrong_with_votes_is_said(votes: Votes, problem: str) -> None:
-    assert problem in wrong_weights(votes, "votes", "c, m") and bool(wrong_weights(votes, "votes")) == bool(problem)
+    assert problem in find_weight_problem(votes, "votes", "c, m") and bool(find_weight_problem(votes, "votes")) == bool(
+        problem
+    )
 
 
 def test_models_and_weights_must_have_one_shape() -> None:
@@ -75,8 +77,8 @@ def test_newcomers_vote_with_what_most_use() -> None:
     models = Models({"a": np.zeros((3, 1))}, (0, 1, 2), owner=(-1, -1, 1))
     full = np.array([[0.0, 1.0, 0.0], [0.0, 0.5, 0.5]])
     state = State(models, np.zeros((0, 2, 3)), Votes.of(full))
-    late = with_newcomers(state, 4)
-    of_array = with_newcomers(replace(state, votes=full), 4)
+    late = add_newcomers(state, 4)
+    of_array = add_newcomers(replace(state, votes=full), 4)
     np.testing.assert_array_equal(np.asarray(late.votes), of_array.votes)
     assert isinstance(late.votes, Votes)
 
@@ -87,10 +89,10 @@ def test_a_run_goes_on_from_a_checkpoint_whose_votes_are_an_array(tmp_path: Path
     steps = list(fd.run(stream, "FineTuned", local=local))
     before = replace(steps[3].state, votes=np.asarray(steps[3].state.votes))
     checkpoint.write(tmp_path / "a.ckpt", {}, before)
-    state = checkpoint.read(tmp_path / "a.ckpt").value(before.models.params)
+    state = checkpoint.read(tmp_path / "a.ckpt").decode(before.models.params)
     assert isinstance(state.votes, np.ndarray)
     engine = Simulator(stream, default_net(stream), local, 0)
-    later = list(steps_on(engine, fd.algorithm("FineTuned"), done=4, state=state))
+    later = list(run_steps(engine, fd.algorithm("FineTuned"), done=4, state=state))
     assert [step.accuracy.tolist() for step in later] == [step.accuracy.tolist() for step in steps[4:]]
 
 

@@ -216,7 +216,9 @@ def test_with_another_flower_its_own_program_runs(
     own = str(Path(sys.executable).parent / "flower-supernode")
     assert started == [own, own, "--superlink", "here:1"]
     (message,) = caplog.messages
-    assert message.startswith("flower-supernode starts without preloading: flwr 1.42.0 is installed, which this feddrift is not")
+    assert message.startswith(
+        "flower-supernode starts without preloading: flwr 1.42.0 is installed, which this feddrift is not"
+    )
 
 
 @pytest.mark.parametrize(

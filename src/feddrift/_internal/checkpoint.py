@@ -1,8 +1,8 @@
-"""A run on disk, to go on from after anything: the state after a time step, or inside one. Never a pickle.
+"""Checkpoints: files with the state of a run after a time step, or within one. They are not pickles.
 
-A checkpoint is one line of JSON (what it is, its schema and checksum) and a safetensors file of all arrays, whose
-metadata hold the rest as JSON. It appears under its name only when it is whole. A run keeps its own beside its record
-(`runs/recorded_run.py`), the server of a deployment in its folder `state/checkpoints` (`deploy/server/loop.py`).
+A checkpoint is one line of JSON (its type, schema and checksum) and a safetensors file of all arrays, whose metadata
+contain everything else as JSON. It appears under its name only when it is complete. A run stores its checkpoints beside
+its record (`runs/recorded_run.py`), the server of a deployment in `state/checkpoints` (`deploy/server/loop.py`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 
-from feddrift._internal.device_arrays import SHARED_ROWS, Resident, distinct_rows
+from feddrift._internal.device_arrays import SHARED_ROWS, StackView, find_distinct_rows
 from feddrift._internal.system import atomic_write
 from feddrift.errors import DataError
-from feddrift.trees import leaves, refill
+from feddrift.trees import fill_tree, tree_leaves
 from feddrift.types import (
     Clusters,
     Event,
@@ -41,64 +41,101 @@ from feddrift.types import (
     Votes,
 )
 
-SCHEMA = 4  # what runs and servers keep in them is a part of it
-READABLE = (2, 3, SCHEMA)  # 2 named classes by their modules, 3 had no Votes and each row of each array
-KEPT = 2  # should the last one be damaged, there is the one before
-MAX_LINE = 4096  # bytes of the first line
-TREES = ("params", "trunk", "classes")  # fields of models that are trees like their parameters
+SCHEMA = 4  # increase it, too, if runs or servers store other values
+READABLE_SCHEMAS = (2, 3, SCHEMA)  # 2 named classes by their modules; 3 had no Votes, and stored equal rows repeatedly
+MAX_CHECKPOINTS = 2  # if the last one is damaged, the one before can be used
+MAX_HEADER_BYTES = 4096  # bytes of the first line
+TREE_FIELDS = ("params", "trunk", "classes")  # fields of models that are trees like their parameters
 
 Arrays = dict[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A file whose checksum is right. `about` is plain JSON; `value` rebuilds what was saved."""
+    """Content of a checkpoint file with a correct checksum. `about` is plain JSON; `decode` rebuilds the value."""
 
     path: Path
     about: dict[str, Any]
     _tree: Any
     _arrays: Arrays
 
-    def value(self, like: Params) -> Any:
-        """What was saved; `like` is a tree of parameters of the run's net, for the shape of all others."""
+    def decode(self, like: Params) -> Any:
+        """Rebuild the value that was saved.
+
+        Args:
+            like: Parameters of the run's net; parameters in the value get the same tree structure.
+
+        Raises:
+            DataError: The value has other fields, classes or parameters than this program and this run.
+        """
         try:
-            return _decoded(self._tree, self._arrays, like)
-        except Exception as error:  # whatever the classes say of values that are none of theirs
+            return _decode(self._tree, self._arrays, like)
+        except Exception as error:  # the classes may raise any error for unexpected values
             raise DataError(f"{self.path} does not fit this run: {type(error).__name__}: {error}") from None
+
+    def decode_moved_fields(self, like: Params) -> dict[str, Any]:
+        """Return the data of conditions that version 0.3 stored in the state, the first item of the value."""
+        try:
+            state = self._tree["tuple"][0]
+            cls = _find_class(state["is"])
+            return {
+                MOVED_STATE_FIELDS[name]: _decode(state["fields"][name], self._arrays, like)
+                for name in _list_moved_fields(cls) & state["fields"].keys()
+            }
+        except (KeyError, TypeError):  # the value does not begin with a state
+            return {}
+
+
+# Data that version 0.3 stored in `State`, by the name that `feddrift.simulation.LoopState` has for them.
+MOVED_STATE_FIELDS = {"routing": "routing", "acted": "alarm_times"}
 
 
 def write(path: Path, about: Mapping[str, Any], value: Any) -> None:
-    """Save any state, with what to know about it, whole or not at all."""
+    """Save a checkpoint, complete or not at all.
+
+    Args:
+        path: The file.
+        about: JSON values that describe the checkpoint.
+        value: Plain values, arrays, instances of the contract's dataclasses, and containers of these.
+
+    Raises:
+        DataError: The value has a part of another type, or the file cannot be written.
+    """
     arrays: Arrays = {}
-    tree = {"about": dict(about), "value": _encoded(value, arrays)}
+    tree = {"about": dict(about), "value": _encode(value, arrays)}
     payload = save_arrays(arrays, {"tree": json.dumps(tree)})
     first = {"feddrift": "checkpoint", "schema": SCHEMA, "sha256": hashlib.sha256(payload).hexdigest()}
     atomic_write(path, json.dumps(first).encode() + b"\n" + payload)
 
 
 def read(path: Path) -> Checkpoint:
-    """A checkpoint, or one sentence that says what is wrong with the file."""
+    """Read a checkpoint and verify its checksum.
+
+    Raises:
+        DataError: The file cannot be read, is not a checkpoint, has an unknown schema, or is damaged.
+    """
     try:
         line, _, payload = path.read_bytes().partition(b"\n")
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from None
-    first = _json(line[:MAX_LINE])
+    first = _parse_json(line[:MAX_HEADER_BYTES])
     if not isinstance(first, dict) or first.get("feddrift") != "checkpoint":
-        raise DataError(f"{path} is no checkpoint")
-    if first.get("schema") not in READABLE:
-        readable = f"{', '.join(map(str, READABLE[:-1]))} and {READABLE[-1]}"
+        raise DataError(f"{path} is not a checkpoint")
+    if first.get("schema") not in READABLE_SCHEMAS:
+        readable = f"{', '.join(map(str, READABLE_SCHEMAS[:-1]))} and {READABLE_SCHEMAS[-1]}"
         raise DataError(f"{path} is a checkpoint of schema {first.get('schema')!r}, this feddrift reads {readable}")
     if first.get("sha256") != hashlib.sha256(payload).hexdigest():
         raise DataError(f"{path} is damaged: its checksum is wrong")
     try:
-        arrays, size = load_arrays(payload), int.from_bytes(payload[:8], "little")
+        arrays = load_arrays(payload)
+        size = int.from_bytes(payload[:8], "little")
         tree = json.loads(json.loads(payload[8 : 8 + size])["__metadata__"]["tree"])
         return Checkpoint(path, dict(tree["about"]), tree["value"], arrays)
     except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise DataError(f"{path} is no checkpoint: {type(error).__name__}: {error}") from None
+        raise DataError(f"{path} is not a checkpoint: {type(error).__name__}: {error}") from None
 
 
-def _json(line: bytes) -> Any:
+def _parse_json(line: bytes) -> Any:
     try:
         return json.loads(line)
     except (ValueError, RecursionError):
@@ -106,28 +143,35 @@ def _json(line: bytes) -> Any:
 
 
 class Folder:
-    """The checkpoints of one run, the last two of them: `<steps done>-<rounds done in the next>.ckpt`."""
+    """Folder with the last two checkpoints of a run: `<steps done>-<rounds done in the next>.ckpt`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def write(self, steps: int, rounds: int, about: Mapping[str, Any], value: Any) -> Path:
-        """Save a checkpoint, and delete all but the newest two; its file."""
+        """Save a checkpoint, delete all but the newest two, and return the new file.
+
+        Args:
+            steps: The number of finished time steps.
+            rounds: The number of finished rounds of the next time step.
+            about: JSON values that describe the checkpoint; steps and rounds are added.
+            value: See `write`.
+        """
         path = self.path / f"{steps:06d}-{rounds:06d}.ckpt"
         write(path, {**about, "steps": steps, "rounds": rounds}, value)
-        for old in self._files()[KEPT:]:
+        for old in self._list_files()[MAX_CHECKPOINTS:]:
             old.unlink(missing_ok=True)
         return path
 
     def keep_only(self, path: Path) -> None:
-        """Delete all checkpoints but this one."""
-        for other in self._files():
+        """Delete all other checkpoints."""
+        for other in self._list_files():
             if other != path:
                 other.unlink(missing_ok=True)
 
     def newest_first(self) -> Iterator[Checkpoint | DataError]:
-        """Every checkpoint, newest first; for a file that cannot be used, the error that says why."""
-        for path in self._files():
+        """Yield all checkpoints, newest first, and the error in place of a file that cannot be used."""
+        for path in self._list_files():
             try:
                 yield read(path)
             except DataError as error:
@@ -137,14 +181,15 @@ class Folder:
         """Delete all checkpoints of the run."""
         shutil.rmtree(self.path, ignore_errors=True)
 
-    def _files(self) -> list[Path]:
+    def _list_files(self) -> list[Path]:
         return sorted(self.path.glob("*.ckpt"), reverse=True)
 
 
-def _classes_by_name() -> dict[str, type[Any]]:
-    """The classes that a checkpoint may hold: those of the contract, and the states of all imported algorithms.
+def _get_classes_by_name() -> dict[str, type[Any]]:
+    """Return the classes that a checkpoint may contain: those of the contract, and states of all imported algorithms.
 
-    They go by their names; where several have the same, all but the first, ours, go by their modules, too.
+    The key is the name of the class. If several classes have the same name, the first of them, feddrift's own if there
+    is one, has it; the key of the others is the path with their module.
     """
     classes: list[type[Any]] = [
         Models,
@@ -161,84 +206,108 @@ def _classes_by_name() -> dict[str, type[Any]]:
     ]
     for cls in classes:
         classes += [sub for sub in cls.__subclasses__() if sub not in classes]
-    at_path = {_path(cls): cls for cls in sorted(classes, key=lambda cls: not _ours(cls))}  # the last definition counts
+    own_first = sorted(classes, key=lambda cls: not _is_own_class(cls))
+    by_path = {_get_class_path(cls): cls for cls in own_first}  # a path stands for its last definition
     by_name: dict[str, type[Any]] = {}
-    for path, cls in at_path.items():
+    for path, cls in by_path.items():
         by_name[cls.__qualname__ if cls.__qualname__ not in by_name else path] = cls
     return by_name
 
 
-def _named(name: str) -> type[Any]:
-    """The class of this name, or of this path, which is what schema 2 has: ours may have moved since, theirs not."""
-    by_name, last = _classes_by_name(), name.rpartition(".")[2]
-    if name not in by_name and name.startswith("feddrift.") and last in by_name and _ours(by_name[last]):
+def _find_class(name: str) -> type[Any]:
+    """Return the class of this name or path.
+
+    Schema 2 has paths only. Classes of feddrift are found by the last part of the path, since their modules may have
+    moved.
+    """
+    by_name = _get_classes_by_name()
+    last = name.rpartition(".")[2]
+    if name not in by_name and name.startswith("feddrift.") and last in by_name and _is_own_class(by_name[last]):
         name = last
-    match = by_name.get(name) or next((cls for cls in by_name.values() if _path(cls) == name), None)
+    match = by_name.get(name) or next((cls for cls in by_name.values() if _get_class_path(cls) == name), None)
     if match is None:
-        raise TypeError(f"it holds a {name}, which this program does not know")
+        raise TypeError(f"it contains a {name}, which this program does not know")
     return match
 
 
-def _ours(cls: type[Any]) -> bool:
+def _list_moved_fields(cls: type[Any]) -> set[str]:
+    """Return the fields that version 0.3 stored in this class, and which it no longer has."""
+    if not issubclass(cls, State):
+        return set()
+    return MOVED_STATE_FIELDS.keys() - {field.name for field in dataclasses.fields(cls)}
+
+
+def _list_former_names(cls: type[Any]) -> dict[str, str]:
+    """Return the present name of each field that has `former_name` in its metadata, by the former name."""
+    return {
+        field.metadata["former_name"]: field.name
+        for field in dataclasses.fields(cls)
+        if "former_name" in field.metadata
+    }
+
+
+def _is_own_class(cls: type[Any]) -> bool:
     return cls.__module__.partition(".")[0] == "feddrift"
 
 
-def _path(cls: type[Any]) -> str:
+def _get_class_path(cls: type[Any]) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def _encoded(value: Any, arrays: Arrays) -> Any:
+def _encode(value: Any, arrays: Arrays) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, np.generic):
         return value.item()
     if dataclasses.is_dataclass(value):
-        path = _path(type(value))
-        name = next((name for name, cls in _classes_by_name().items() if _path(cls) == path), None)
+        path = _get_class_path(type(value))
+        name = next((name for name, cls in _get_classes_by_name().items() if _get_class_path(cls) == path), None)
         if name is None:
-            raise DataError(f"a checkpoint cannot hold a {path}: it is neither a State nor a part of the contract")
+            raise DataError(f"a checkpoint cannot contain a {path}: it is neither a State nor a part of the contract")
         fields = {}
         for field in dataclasses.fields(value):
             part = getattr(value, field.name)
-            if isinstance(value, Models | Updates) and field.name in TREES and part is not None:
-                fields[field.name] = {"tree": [_encoded(leaf, arrays) for leaf in leaves(part)]}
+            if isinstance(value, Models | Updates) and field.name in TREE_FIELDS and part is not None:
+                fields[field.name] = {"tree": [_encode(leaf, arrays) for leaf in tree_leaves(part)]}
             else:
-                fields[field.name] = _encoded(part, arrays)
+                fields[field.name] = _encode(part, arrays)
         return {"is": name, "fields": fields}
     if isinstance(value, Mapping):
-        return {"dict": [[_encoded(k, arrays), _encoded(v, arrays)] for k, v in value.items()]}
+        return {"dict": [[_encode(k, arrays), _encode(v, arrays)] for k, v in value.items()]}
     if isinstance(value, list | tuple):
         kind = "list" if isinstance(value, list) else "tuple"
-        return {kind: [_encoded(item, arrays) for item in value]}
-    if isinstance(value, Resident) and value.place is SHARED_ROWS:
-        stack, index = distinct_rows(value)
-        return {"rows": [_encoded(stack, arrays), _encoded(index, arrays)]}
+        return {kind: [_encode(item, arrays) for item in value]}
+    if isinstance(value, StackView) and value.storage is SHARED_ROWS:
+        stack, index = find_distinct_rows(value)
+        return {"rows": [_encode(stack, arrays), _encode(index, arrays)]}
     if hasattr(value, "__array__"):
         name = str(len(arrays))
         arrays[name] = np.array(value, order="C")
         return {"array": name}
-    raise DataError(f"a checkpoint cannot hold a {type(value).__name__}")
+    raise DataError(f"a checkpoint cannot contain a {type(value).__name__}")
 
 
-def _decoded(tree: Any, arrays: Arrays, like: Params) -> Any:
+def _decode(tree: Any, arrays: Arrays, like: Params) -> Any:
     if tree is None or isinstance(tree, bool | int | float | str):
         return tree
     if "is" in tree:
-        fields = {name: _decoded(part, arrays, like) for name, part in tree["fields"].items()}
-        return _named(tree["is"])(**fields)
+        cls = _find_class(tree["is"])
+        current_names = _list_former_names(cls)
+        fields = {name: part for name, part in tree["fields"].items() if name not in _list_moved_fields(cls)}
+        return cls(**{current_names.get(name, name): _decode(part, arrays, like) for name, part in fields.items()})
     (kind, parts), *extra = tree.items()
     if extra or kind not in ("array", "rows", "tree", "dict", "list", "tuple"):
-        raise TypeError(f"it holds an unknown {kind!r}")
+        raise TypeError(f"it contains an unknown {kind!r}")
     if kind == "array":
         return arrays[parts]
     if kind == "rows":
-        stack, index = (_decoded(part, arrays, like) for part in parts)
-        return Resident(SHARED_ROWS, stack, index)
+        stack, index = (_decode(part, arrays, like) for part in parts)
+        return StackView(SHARED_ROWS, stack, index)
     if kind == "dict":
-        return {_decoded(k, arrays, like): _decoded(v, arrays, like) for k, v in parts}
-    items = [_decoded(item, arrays, like) for item in parts]
+        return {_decode(k, arrays, like): _decode(v, arrays, like) for k, v in parts}
+    items = [_decode(item, arrays, like) for item in parts]
     if kind == "tree":
-        if len(items) != len(leaves(like)):
-            raise ValueError(f"its models have {len(items)} arrays, those of this run {len(leaves(like))}")
-        return refill(like, iter(items))
+        if len(items) != len(tree_leaves(like)):
+            raise ValueError(f"its models have {len(items)} arrays, those of this run {len(tree_leaves(like))}")
+        return fill_tree(like, iter(items))
     return items if kind == "list" else tuple(items)

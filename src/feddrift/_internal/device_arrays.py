@@ -1,9 +1,9 @@
-"""Arrays that stay on the device on which they were trained until somebody reads them.
+"""Arrays that stay on the device on which they were trained until their values are read.
 
-To NumPy a `Resident` is an array: whoever computes with it, looks at a row or gives it to one of NumPy's functions
-reads it, once; functions of JAX want `jnp.asarray` of it. Some of its rows are a Resident again, and so is what
-`concatenated` makes of it: surgery on models moves nothing. What a server does with all updates in every round asks
-`place_of` first, and has it done there.
+A `StackView` works like a NumPy array. Arithmetic, reading a row and functions of NumPy copy it to the host, once;
+functions of JAX need `jnp.asarray` of it. Several of its rows are again a StackView, and so is the result of
+`concatenate_arrays`: copying and joining models moves no values to the host. For operations on all updates of a round,
+the server calls `find_device` first, and lets the device compute them.
 """
 
 from __future__ import annotations
@@ -17,174 +17,194 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from feddrift.trees import leaves, tree_map
+from feddrift.trees import tree_leaves, tree_map
 from feddrift.types import Bools, Floats, Ints, Models, Params, Updates
 
 T = TypeVar("T")
 
 
-class Moves(Protocol):
-    """How the updates of the model at position m move it."""
+class UpdateGeometry(Protocol):
+    """Lengths of a model's updates (differences from the model), and angles between them; m is its position."""
 
-    def mean_length(self, m: int) -> float:
-        """The length of their plain mean."""
+    def measure_mean(self, m: int) -> float:
+        """Return the length of the unweighted mean of the updates."""
         ...
 
-    def lengths(self, m: int) -> Floats:
-        """[update], the length of each."""
+    def measure_lengths(self, m: int) -> Floats:
+        """Return [update], the length of each update."""
         ...
 
-    def cosines(self, m: int) -> Floats:
-        """[update, update], of the angle between each two."""
+    def measure_cosines(self, m: int) -> Floats:
+        """Return [update, update], the cosine of the angle between each two updates."""
         ...
 
 
 class Storage(Protocol):
-    """Where stacks of arrays are."""
+    """Place where stacks of arrays are stored."""
 
-    def concatenated(self, arrays: Sequence[Any]) -> Any: ...
-
-
-class Place(Storage, Protocol):
-    """A device that does with updates what a server else does on its host: see `averaging`."""
-
-    def finite(self, models: Models, updates: Updates) -> Bools: ...
-    def averaged(self, models: Models, updates: Updates) -> Models: ...
-    def moves(self, models: Models, updates: Updates) -> Moves: ...
+    def concatenate_arrays(self, arrays: Sequence[Any]) -> Any:
+        """Concatenate arrays, of which at least one is stored here."""
+        ...
 
 
-class Resident(NDArrayOperatorsMixin):
-    """Some rows of a stack that lies elsewhere, as an array."""
+class UpdateDevice(Storage, Protocol):
+    """Device that computes the functions of `averaging` of the same names."""
 
-    def __init__(self, place: Storage, stack: Any, rows: Ints) -> None:
-        self.place: Storage | None = place  # None: somebody has written into it
+    def find_finite_lanes(self, models: Models, updates: Updates) -> Bools: ...
+    def average_updates(self, models: Models, updates: Updates) -> Models: ...
+    def measure_updates(self, models: Models, updates: Updates) -> UpdateGeometry: ...
+
+
+class StackView(NDArrayOperatorsMixin):
+    """Array that consists of rows of a stored stack.
+
+    Args:
+        storage: The place of the stack.
+        stack: The stack [row, ...].
+        rows: The rows of the stack, in the order of this array; a row may repeat.
+    """
+
+    def __init__(self, storage: Storage, stack: Any, rows: Ints) -> None:
+        self.storage: Storage | None = storage  # None after a write: `host_array` then has the values
         if isinstance(stack, np.ndarray):  # several models may share a row
             stack = stack.view()
             stack.setflags(write=False)
-        self.stack, self.rows = stack, rows
+        self.stack = stack
+        self.rows = rows
         self.shape = (len(rows), *stack.shape[1:])
-        self.dtype, self.ndim = stack.dtype, stack.ndim
+        self.dtype = stack.dtype
+        self.ndim = stack.ndim
 
     @cached_property
-    def here(self) -> npt.NDArray[Any]:
-        """The same on the host."""
-        everything, n = np.asarray(self.stack), len(self.rows)
-        return everything[:n] if np.array_equal(self.rows, np.arange(n)) else everything[self.rows]
+    def host_array(self) -> npt.NDArray[Any]:
+        """The values as a NumPy array on the host."""
+        stack = np.asarray(self.stack)
+        n = len(self.rows)
+        return stack[:n] if np.array_equal(self.rows, np.arange(n)) else stack[self.rows]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        return np.array(self.here, dtype=dtype, copy=copy)
+        return np.array(self.host_array, dtype=dtype, copy=copy)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         if "out" in options:
-            options["out"] = tuple(value.own() if isinstance(value, Resident) else value for value in options["out"])
-        read = [value.here if isinstance(value, Resident) else value for value in inputs]
-        return getattr(ufunc, method)(*read, **options)
+            options["out"] = tuple(
+                value.make_writable() if isinstance(value, StackView) else value for value in options["out"]
+            )
+        values = [value.host_array if isinstance(value, StackView) else value for value in inputs]
+        return getattr(ufunc, method)(*values, **options)
 
-    def own(self) -> npt.NDArray[Any]:
-        """The same to write into: from then on it lies on the host."""
-        if self.place is not None:
-            self.here, self.place = self.here.copy(), None
-        return self.here
+    def make_writable(self) -> npt.NDArray[Any]:
+        """Return the values as a writable array on the host, where they are stored from then on."""
+        if self.storage is not None:
+            self.host_array = self.host_array.copy()
+            self.storage = None
+        return self.host_array
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, at: Any) -> Any:
-        if self.place is SHARED_ROWS and isinstance(at, int | np.integer | slice):
-            return self.stack[self.rows[at]]
-        if self.place is SHARED_ROWS and isinstance(at, list | np.ndarray) and len(at) == 0:
-            return Resident(self.place, self.stack[:0], self.rows[:0])
-        if self.place is None or not isinstance(at, list | np.ndarray) or not np.ndim(at) == 1 <= len(at):
-            return self.here[at]
-        return Resident(self.place, self.stack, self.rows[at])
+    def __getitem__(self, index: Any) -> Any:
+        if self.storage is SHARED_ROWS and isinstance(index, int | np.integer | slice):
+            return self.stack[self.rows[index]]
+        if self.storage is SHARED_ROWS and isinstance(index, list | np.ndarray) and len(index) == 0:
+            return StackView(self.storage, self.stack[:0], self.rows[:0])
+        if self.storage is None or not isinstance(index, list | np.ndarray) or not np.ndim(index) == 1 <= len(index):
+            return self.host_array[index]
+        return StackView(self.storage, self.stack, self.rows[index])
 
-    def __setitem__(self, at: Any, value: Any) -> None:
-        self.own()[at] = value
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self.make_writable()[index] = value
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # what copies and pickles look for
+        if name.startswith("__"):  # copy and pickle look for special methods
             raise AttributeError(name)
-        return getattr(self.here, name)
+        return getattr(self.host_array, name)
 
     def __reduce__(self) -> Any:
-        return np.array, (self.here,)
+        return np.array, (self.host_array,)
 
     def __repr__(self) -> str:
-        return repr(self.here)
+        return repr(self.host_array)
 
 
 class SharedRows:
-    """A place on the host where equal rows are stored once, however many models have them.
+    """Storage on the host that has a row once, even if several models share it.
 
-    The server of a deployment stores its models so: of private models it has nothing but one row without values.
+    The server of a deployment stores its models here. All private models share a row of NaN, since the server does not
+    have their parameters.
     """
 
-    def concatenated(self, arrays: Sequence[Any]) -> Any:
-        """As `np.concatenate`, of the rows that are in use."""
-        stacks, rows, begin = [], [], 0
+    def concatenate_arrays(self, arrays: Sequence[Any]) -> Any:
+        """Concatenate arrays; the new stack has only rows that are in use."""
+        stacks = []
+        rows = []
+        begin = 0
         for array in arrays:
-            stack, index = distinct_rows(array)
+            stack, index = find_distinct_rows(array)
             stacks.append(stack)
             rows.append(begin + index)
             begin += len(stack)
-        return _with_one_empty_row(Resident(self, np.concatenate(stacks), np.concatenate(rows)))
+        return _share_empty_row(StackView(self, np.concatenate(stacks), np.concatenate(rows)))
 
-    def store(self, models: Models) -> Models:
-        """Return the models with their arrays in this place."""
+    def store_models(self, models: Models) -> Models:
+        """Return the models with their arrays in this storage."""
 
-        def stored(leaf: Any) -> Any:
-            return leaf if isinstance(leaf, Resident) else Resident(self, np.asarray(leaf), np.arange(len(leaf)))
+        def store_leaf(leaf: Any) -> Any:
+            return leaf if isinstance(leaf, StackView) else StackView(self, np.asarray(leaf), np.arange(len(leaf)))
 
-        return replace(models, params=tree_map(stored, models.params))
+        return replace(models, params=tree_map(store_leaf, models.params))
 
-    def without_values(self, array: Any, rows: Ints) -> Resident:
-        """Return the array with NaN in these rows, which all share one."""
-        stack, index = distinct_rows(array)
+    def clear_rows(self, array: Any, rows: Ints) -> StackView:
+        """Return the array with NaN in these rows, which share one row of the stack."""
+        stack, index = find_distinct_rows(array)
         empty = np.full((1, *stack.shape[1:]), np.nan, dtype=stack.dtype)
         index = index.copy()
         index[rows] = len(stack)
-        stack, index = distinct_rows(Resident(self, np.concatenate([stack, empty]), index))
-        return Resident(self, stack, index)
+        stack, index = find_distinct_rows(StackView(self, np.concatenate([stack, empty]), index))
+        return StackView(self, stack, index)
 
 
 SHARED_ROWS = SharedRows()
 
 
-def _with_one_empty_row(array: Resident) -> Resident:
-    """Return the same array, whose rows without values are one row of its stack."""
+def _share_empty_row(array: StackView) -> StackView:
+    """Return the same array; its rows that are entirely NaN share one row of the stack."""
     empty = np.flatnonzero(np.isnan(array.stack).all(axis=tuple(range(1, array.stack.ndim))))
     if len(empty) < 2:
         return array
     rows = np.where(np.isin(array.rows, empty), empty[0], array.rows)
-    return Resident(SHARED_ROWS, *distinct_rows(Resident(SHARED_ROWS, array.stack, rows)))
+    return StackView(SHARED_ROWS, *find_distinct_rows(StackView(SHARED_ROWS, array.stack, rows)))
 
 
-def distinct_rows(array: Any) -> tuple[npt.NDArray[Any], Ints]:
-    """Return the rows in use of an array in SHARED_ROWS, and which of them each of its rows is; of others all rows."""
-    if isinstance(array, Resident) and array.place is SHARED_ROWS:
+def find_distinct_rows(array: Any) -> tuple[npt.NDArray[Any], Ints]:
+    """Return the distinct rows of an array in SHARED_ROWS, and the index of each row of the array among them.
+
+    For any other array, return all its rows and their indices.
+    """
+    if isinstance(array, StackView) and array.storage is SHARED_ROWS:
         used, index = np.unique(array.rows, return_inverse=True)
         return (array.stack if len(used) == len(array.stack) else array.stack[used]), index.reshape(-1)
     return np.asarray(array), np.arange(len(array))
 
 
-def concatenated(arrays: Sequence[Any]) -> Any:
-    """`np.concatenate`; where one of them lies on a device, it is done there, if there is room."""
-    places = [array.place for array in arrays if isinstance(array, Resident) and array.place is not None]
-    return places[0].concatenated(arrays) if places else np.concatenate(arrays)
+def concatenate_arrays(arrays: Sequence[Any]) -> Any:
+    """Concatenate arrays in the storage of the first one that has a storage; on the host if none has."""
+    storages = [array.storage for array in arrays if isinstance(array, StackView) and array.storage is not None]
+    return storages[0].concatenate_arrays(arrays) if storages else np.concatenate(arrays)
 
 
-def place_of(params: Params) -> Place | None:
-    """The device that all arrays of a tree are on; None: the host."""
-    places = [leaf.place if isinstance(leaf, Resident) else None for leaf in leaves(params)]
-    if SHARED_ROWS in places:
+def find_device(params: Params) -> UpdateDevice | None:
+    """Return the device on which all arrays of a tree are; None if there is none."""
+    storages = [leaf.storage if isinstance(leaf, StackView) else None for leaf in tree_leaves(params)]
+    if SHARED_ROWS in storages or not storages or any(storage is not storages[0] for storage in storages):
         return None
-    return cast(Place | None, places[0]) if places and all(place is places[0] for place in places) else None
+    return cast(UpdateDevice | None, storages[0])
 
 
-def on_host(value: T) -> T:
-    """The same; where these are models or updates, with NumPy's arrays."""
+def move_to_host(value: T) -> T:
+    """Return models or updates with NumPy arrays in place of arrays on a device, and any other value as it is."""
     if not isinstance(value, Models | Updates):
         return value
-    if not any(isinstance(leaf, Resident) and leaf.place is not SHARED_ROWS for leaf in leaves(value.params)):
+    if not any(isinstance(leaf, StackView) and leaf.storage is not SHARED_ROWS for leaf in tree_leaves(value.params)):
         return value
     return replace(value, params=tree_map(np.asarray, value.params))

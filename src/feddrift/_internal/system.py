@@ -1,4 +1,4 @@
-"""What the operating system gives: cores, files that are whole or not there, folders that one process has alone."""
+"""Functions of the operating system: number of cores, atomic writes of files, exclusive locks of folders."""
 
 from __future__ import annotations
 
@@ -11,13 +11,19 @@ from pathlib import Path
 from feddrift.errors import BusyError, DataError
 
 
-def cores() -> int:
-    """How many cores this process may use."""
+def count_cores() -> int:
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def atomic_write(path: Path, data: bytes) -> None:
-    """Write a file that appears whole or not at all, also after a power cut; an older one stays until then."""
+    """Write a file that appears complete or not at all, also after a power failure.
+
+    An older file of this name stays until the new one is complete.
+
+    Raises:
+        DataError: The file cannot be written.
+    """
     part = path.with_name(f"{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -26,7 +32,7 @@ def atomic_write(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
-        _sync(path.parent)
+        _sync_folder(path.parent)
     except OSError as error:
         with suppress(OSError):
             part.unlink(missing_ok=True)
@@ -34,10 +40,16 @@ def atomic_write(path: Path, data: bytes) -> None:
 
 
 @contextmanager
-def alone(folder: Path, busy: str) -> Iterator[None]:
-    """Lock a folder meanwhile; where another process has it, that is an error with these words.
+def lock_folder(folder: Path, busy: str) -> Iterator[None]:
+    """Lock a folder within the context.
 
-    A file system without locks cannot say who has it, which is another error.
+    Args:
+        folder: The folder, which is created if it is missing.
+        busy: The message if another process has the lock.
+
+    Raises:
+        BusyError: Another process has the lock.
+        DataError: The file system has no locks.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = os.open(folder, os.O_RDONLY)
@@ -48,16 +60,16 @@ def alone(folder: Path, busy: str) -> Iterator[None]:
             raise BusyError(busy) from None
         except OSError as error:
             raise DataError(
-                f"{folder} cannot be locked ({error.strerror or error}), so that two could work on it unnoticed: "
-                "put it on a file system that has locks"
+                f"{folder} cannot be locked ({error.strerror or error}), so two processes could write to it at once: "
+                "move it to a file system that has locks"
             ) from None
         yield
     finally:
         os.close(lock)
 
 
-def _sync(folder: Path) -> None:
-    """Make a new name in the folder outlast a power cut, where the system can."""
+def _sync_folder(folder: Path) -> None:
+    """Make a new name in the folder survive a power failure, if the system supports it."""
     with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:

@@ -1,4 +1,4 @@
-"""A hyper-parameter is a dataclass field with a help text; that text is the command line's and the docs'."""
+"""Settings of algorithms: dataclass fields with a help text, which the command line and the documentation show."""
 
 from __future__ import annotations
 
@@ -8,40 +8,54 @@ from typing import Any
 
 
 def option(default: Any, help: str, quiet: bool = False) -> Any:
-    """A dataclass field that users may set, with ``--set`` or from Python.
+    """Declare a dataclass field that users may set, with ``--set`` or from Python.
 
-    Parameters:
-        default: Its value where nobody sets it; the type of settings given as text is taken from it.
-        help: One line for people.
-        quiet: Records name it only where it is not the default, so that older records keep their names.
+    Values given as text are converted to the annotated type of the field.
+
+    Args:
+        default: The value if the user sets none.
+        help: One line that describes the setting.
+        quiet: True to leave the setting out of records while it has its default, so that records from before the
+            setting existed still match.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Mine:
     ...     limit: float = option(0.2, "how bad is too bad")
-    >>> Mine().limit, list(options(Mine))
+    >>> Mine().limit, list(get_options(Mine))
     (0.2, ['limit'])
     """
     return dataclasses.field(default=default, metadata={"help": help, "quiet": quiet})
 
 
-def options(algorithm: Any) -> dict[str, dataclasses.Field[Any]]:
-    """The settable fields of an algorithm class or object; the field `init_` is called init.
+def get_options(algorithm: Any) -> dict[str, dataclasses.Field[Any]]:
+    """Return the fields that users may set, of an algorithm class or object, by the name of the setting.
 
-    Those are the fields with a help text; of a class from elsewhere also its own plain ones.
+    These are the fields with a help text and, for classes that are not part of this package, their own fields without a
+    default or with a number, text or None as default. A trailing underscore is dropped: `init_` is the setting init.
     """
     if not dataclasses.is_dataclass(algorithm):
         return {}
-    return {f.name.rstrip("_"): f for f in dataclasses.fields(algorithm) if "help" in f.metadata or _own(algorithm, f)}
+    fields = dataclasses.fields(algorithm)
+    return {
+        field.name.rstrip("_"): field
+        for field in fields
+        if "help" in field.metadata or _is_external_setting(algorithm, field)
+    }
 
 
-def _own(algorithm: Any, f: dataclasses.Field[Any]) -> bool:
+def _is_external_setting(algorithm: Any, field: dataclasses.Field[Any]) -> bool:
+    """Return True for a plain field that a class outside this package declares."""
     cls = algorithm if isinstance(algorithm, type) else type(algorithm)
-    declared = next(base for base in cls.__mro__ if f.name in inspect.get_annotations(base))
-    plain = f.default is dataclasses.MISSING or isinstance(f.default, str | int | float | None)
-    return f.init and plain and declared.__module__.partition(".")[0] != "feddrift"
+    owner = next(base for base in cls.__mro__ if field.name in inspect.get_annotations(base))
+    is_plain = field.default is dataclasses.MISSING or isinstance(field.default, str | int | float | None)
+    return field.init and is_plain and owner.__module__.partition(".")[0] != "feddrift"
 
 
-def settings(algorithm: Any) -> dict[str, Any]:
-    """The resolved hyper-parameters of an algorithm, for the record."""
-    found = {name: (f, getattr(algorithm, f.name)) for name, f in options(algorithm).items()}
-    return {name: value for name, (f, value) in found.items() if not f.metadata.get("quiet") or value != f.default}
+def get_settings(algorithm: Any) -> dict[str, Any]:
+    """Return the values of an algorithm's settings, as records contain them."""
+    settings = {}
+    for name, field in get_options(algorithm).items():
+        value = getattr(algorithm, field.name)
+        if not field.metadata.get("quiet") or value != field.default:
+            settings[name] = value
+    return settings

@@ -1,4 +1,4 @@
-"""The command line: one file for each group of commands, put together here."""
+"""The command line: one module for each group of commands, and the application that joins them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from rich.logging import RichHandler
 
 from feddrift._version import __version__
 from feddrift.cli import catalogue, console, deploy, keys, report, run, sweep
-from feddrift.cli.console import fail, tell
+from feddrift.cli.console import print_error, print_to_stderr
 from feddrift.errors import FeddriftError
-from feddrift.runs.background import busy
+from feddrift.runs.background import has_running_thread
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -26,22 +26,22 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Federated learning when the data of different clients drift at different times.",
 )
-app.command("list")(catalogue.list_)
-app.command("run")(run.run_)
-app.command("resume")(run.resume)
-app.command("update")(run.update)
-app.command("export")(run.export_)
-app.command("sweep")(sweep.sweep_)
-app.command("report")(report.report)
-app.command("plot")(report.plot)
-app.command("follow")(report.follow)
-deploy.app.command()(keys.renew)
-deploy.app.command()(keys.rotate)
-deploy.app.command()(keys.revoke)
+app.command("list")(catalogue.list_catalogue)
+app.command("run")(run.run_algorithms)
+app.command("resume")(run.resume_runs)
+app.command("update")(run.update_runs)
+app.command("export")(run.export_models)
+app.command("sweep")(sweep.sweep_runs)
+app.command("report")(report.report_records)
+app.command("plot")(report.plot_records)
+app.command("follow")(report.follow_runs)
+deploy.app.command("renew")(keys.renew_certificate)
+deploy.app.command("rotate")(keys.rotate_key)
+deploy.app.command("revoke")(keys.revoke_client)
 app.add_typer(deploy.app, name="deploy")
 
 
-def _version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         console.out.print(f"feddrift {__version__}")
         raise typer.Exit
@@ -49,47 +49,50 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _main(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="print it")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print it")
+    ] = False,
 ) -> None:
     pass
 
 
-def _once() -> Callable[[logging.LogRecord], bool]:
-    """A filter that lets each message through once, however many seeds repeat it."""
-    seen: set[str] = set()
+def _build_repeat_filter() -> Callable[[logging.LogRecord], bool]:
+    """Return a filter that passes each message once: several seeds repeat the same messages."""
+    passed: set[str] = set()
 
-    def new(line: logging.LogRecord) -> bool:
+    def is_new(line: logging.LogRecord) -> bool:
         message = line.getMessage()
-        return not (message in seen or seen.add(message))  # type: ignore[func-returns-value]
+        return not (message in passed or passed.add(message))  # type: ignore[func-returns-value]
 
-    return new
+    return is_new
 
 
 def main() -> None:
-    """The `feddrift` command: one sentence and exit code 2 for bad input, 130 when a run is stopped."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing but a run has anything to save
+    """Run the `feddrift` command, and exit with code 0, with 2 after bad input, or with 130 after Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # only a run has something to save
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that knows no ± still gets its table
+            stream.reconfigure(errors="replace")  # a terminal without ± shows the table, too
     handler = RichHandler(console=console.err, show_time=False, show_path=False)
-    handler.addFilter(_once())
+    handler.addFilter(_build_repeat_filter())
     logging.basicConfig(format="%(message)s", handlers=[handler])
     try:
         code = app(standalone_mode=False) or 0
         sys.stdout.flush()
     except FeddriftError as error:
-        code = fail(str(error))
+        code = print_error(str(error))
     except console.CommandLineError as error:
-        code = fail(re.sub(r"( Did you mean [^?]+\?)\1", r"\1", error.format_message()))  # typer and click both suggest
+        message = re.sub(r"( Did you mean [^?]+\?)\1", r"\1", error.format_message())  # typer and click both suggest
+        code = print_error(message)
     except BrokenPipeError:
-        code = 141  # as if SIGPIPE had ended it
+        code = 141  # the exit code of a process that SIGPIPE ended
     except OSError as error:
-        code = fail(f"cannot write the output: {error.strerror or error}")
-    except SystemExit as stop:  # the console's way to say that its pipe is gone
+        code = print_error(f"cannot write the output: {error.strerror or error}")
+    except SystemExit as stop:  # rich raises it if the pipe of a console is closed
         code = int(stop.code or 0)
     if code == 130:  # Ctrl-C, as typer reports it
-        tell("stopped; what was done is on disk")
-    if busy():  # do not wait for compiled code that still runs
+        print_to_stderr("stopped; all completed work is saved")
+    if has_running_thread():  # do not wait for compiled code that still runs
         os._exit(code)
     sys.exit(code)
 

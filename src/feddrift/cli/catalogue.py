@@ -1,4 +1,4 @@
-"""`feddrift list`: what there is by name."""
+"""`feddrift list`: the algorithms, streams, engines, patterns and nets, with their names."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from feddrift._internal import plugins
 from feddrift.cli import console
 
 
-def list_(as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False) -> None:
+def list_catalogue(as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False) -> None:
     """Show the algorithms, streams and engines there are, one line each."""
     catalogue = {
         "algorithms": {name: entry.summary for name, entry in algorithms.ALGORITHMS.items()},
-        "streams": streams.summaries(),
+        "streams": streams.list_summaries(),
         "engines": {name: summary for name, (_, summary) in engines.ENGINES.items()},
     }
     for kind in ("algorithm", "stream", "engine"):
-        catalogue[f"{kind}s"] |= {name: f"installed: {path}" for name, path in plugins.installed(kind).items()}
+        catalogue[f"{kind}s"] |= {name: f"installed: {path}" for name, path in plugins.list_plugins(kind).items()}
     if as_json:
-        named = {k: [{"name": n, "summary": s} for n, s in v.items()] for k, v in catalogue.items()}
-        print(json.dumps(named, indent=2))
+        entries_by_kind = {k: [{"name": n, "summary": s} for n, s in v.items()] for k, v in catalogue.items()}
+        print(json.dumps(entries_by_kind, indent=2))
         return
     catalogue["patterns"] = {
         "Y, F": "the paper's drifts with 2 and with 4 concepts",
@@ -54,16 +54,16 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="for programs")] 
         box=None,
         show_header=False,
     )
-    names: dict[tuple[tuple[str, str], ...], list[str]] = {}  # methods with the same settings stand together
+    names: dict[tuple[tuple[str, str], ...], list[str]] = {}  # methods with the same settings share a row
     for name, entry in algorithms.ALGORITHMS.items():
-        names.setdefault(tuple(_settings(entry.cls).items()), []).append(name)
+        names.setdefault(tuple(_describe_settings(entry.cls).items()), []).append(name)
     for settings, methods in names.items():
         for k, (setting, text) in enumerate(settings):
             table.add_row(", ".join(methods) if k == 0 else "", f"[cyan]{setting}[/]", text)
     console.out.print(table)
 
 
-def _settings(cls: type[Any]) -> dict[str, str]:
-    """Help and default of each setting."""
-    fields = algorithms.options(cls).items()
-    return {k: f"{f.metadata['help']} [dim]({'none' if f.default is None else f.default})[/]" for k, f in fields}
+def _describe_settings(cls: type[Any]) -> dict[str, str]:
+    """Return the help and the default of each setting."""
+    options = algorithms.get_options(cls).items()
+    return {k: f"{f.metadata['help']} [dim]({'none' if f.default is None else f.default})[/]" for k, f in options}

@@ -1,4 +1,4 @@
-"""Where the commands write: results to the output, all else beside it."""
+"""Output of the commands: results go to stdout, everything else to stderr."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from feddrift.errors import one_line
+from feddrift.errors import to_one_line
 
 out = Console(emoji=False)
 if not out.is_terminal and "COLUMNS" not in os.environ:
-    out = Console(width=160, emoji=False)  # a pipe or a file has no edge
+    out = Console(width=160, emoji=False)  # a pipe or a file does not limit the width
 err = Console(stderr=True, emoji=False)
 
 # The base class of all errors in options and arguments, with a method format_message(). It is found through a subclass
@@ -23,32 +23,36 @@ CommandLineError: type[Any] = next(
 )
 
 
-def say(text: str) -> None:
-    """A plain line; a terminal wraps it between words, a pipe or a file has it whole."""
+def print_line(text: str) -> None:
+    """Print plain text to stdout; only a terminal wraps it, between words."""
     out.print(text, highlight=False, markup=False, soft_wrap=not out.is_terminal)
 
 
-def tell(sentence: str) -> None:
-    """A plain line beside the output."""
+def print_to_stderr(sentence: str) -> None:
+    """Print plain text to stderr."""
     err.print(sentence, highlight=False, markup=False, soft_wrap=True)
 
 
-def fail(sentence: str) -> int:
-    if sentence:  # the bare command prints its help and has nothing to add
-        tell(f"Error: {one_line(sentence)}")
+def print_error(sentence: str) -> int:
+    """Print an error in one line to stderr, and return the exit code 2."""
+    if sentence:  # empty after the help that a command without arguments prints
+        print_to_stderr(f"Error: {to_one_line(sentence)}")
     return 2
 
 
-def can_be_stopped() -> None:
-    """Let Ctrl-C and SIGTERM end this command as an exception does: a run closes its record."""
+def handle_stop_signals() -> None:
+    """Make Ctrl-C and SIGTERM raise KeyboardInterrupt, so that a run closes its record."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
-def keep_nothing(yes: bool) -> None:
-    """Let JAX keep no compiled programs, in this process and those that it starts; before JAX is imported."""
-    if yes:
+def disable_compilation_cache(no_cache: bool) -> None:
+    """Make JAX store no compiled programs, in this process and its child processes, if `no_cache` is True.
+
+    It has an effect only before JAX is imported.
+    """
+    if no_cache:
         os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
 
 
-NO_CACHE = "keep no compiled programs for the next run, and use none that were kept"
+NO_CACHE_HELP = "keep no compiled programs for the next run, and use none that were kept"

@@ -1,4 +1,4 @@
-"""The command line of deployments."""
+"""`feddrift deploy`: the commands of a deployment, which runs a federation on real machines."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from rich.text import Text
 from feddrift.cli import console, models
 from feddrift.cli.console import handle_stop_signals, print_line, print_to_stderr
 from feddrift.errors import ConfigError
-from feddrift.reports.event_text import WENT_BACK, alarm_sentence, event_line
-from feddrift.reports.exchanges import absent, noted
+from feddrift.reports.event_text import ROLLBACK_REASON_PREFIX, explain_alarm, format_event_line
+from feddrift.reports.exchanges import find_absent_clients, find_client_notes
 from feddrift.runs.record import LEGACY_HISTORY_FILE, Record
 
 app = typer.Typer(no_args_is_help=True, help="Run a federation on real machines, with Flower.")
@@ -48,7 +48,7 @@ def init_federation(
     algorithm: Annotated[
         str | None, typer.Option(help="a name from `feddrift list`; without it, what it recommends")
     ] = None,
-    time_steps: Annotated[int | None, typer.Option(help="how many; without it, on and on")] = None,
+    time_steps: Annotated[int | None, typer.Option(help="number of time steps; without it, unlimited")] = None,
     rounds: Annotated[int | None, typer.Option(help="R, exchanges of training in a time step")] = None,
     steps: Annotated[int | None, typer.Option(help="K, local steps in a round")] = None,
     quorum: Annotated[int | None, typer.Option(help="with fewer clients the server waits")] = None,
@@ -70,7 +70,9 @@ def init_federation(
     )  # fmt: skip
     print_line(f"{folder / 'server'} is the server's; edit its federation.toml")
     for name in names:
-        print_line(f"{folder / 'clients' / name} goes to client {name}; its data go to data/step_0.csv, data/step_1.csv, ...")
+        print_line(
+            f"{folder / 'clients' / name} goes to client {name}; its data go to data/step_0.csv, data/step_1.csv, ..."
+        )
 
 
 @app.command("add")
@@ -122,15 +124,15 @@ def run_client(
 
 @app.command("run")
 def run_federation(folder: Folder) -> None:
-    """Start the federation, or take it up again where it stopped, and tell each time step, trained and tested."""
+    """Start the federation, or continue it where it stopped, and print each time step, trained and tested."""
     from feddrift.deploy.processes import launcher
 
-    told = False
-    for record, t, tested in launcher.follow_federation(folder):
-        print_line(format_tested_step(record, t) if tested else format_trained_step(record, t))
-        told = True
-    if not told:
-        print_line("it has finished: no time step is left to do (`time_steps` in federation.toml says how many there are)")
+    has_steps = False
+    for record, t, is_tested in launcher.follow_federation(folder):
+        print_line(format_tested_step(record, t) if is_tested else format_trained_step(record, t))
+        has_steps = True
+    if not has_steps:
+        print_line("the federation has finished: no time step is left (see `time_steps` in federation.toml)")
 
 
 @app.command("status")
@@ -144,45 +146,49 @@ def show_status(folder: Folder, as_json: Annotated[bool, typer.Option("--json", 
         print(json.dumps(None if federation is None else federation.plain(), indent=2))
         return
     if federation is None and (launcher.find_server_folder(folder) / "state" / LEGACY_HISTORY_FILE).exists():
-        print_line("it was begun by version 0.1: `feddrift deploy run` goes on with it")
+        print_line("it was begun by version 0.1: `feddrift deploy run` continues it")
         return
     if federation is None or not federation.record.rows.steps:
         print_line("no time step is done yet" + ("" if federation is None else f"; {federation.sentence}"))
         return
-    record, last = federation.record, federation.record.rows.steps - 1
+    record = federation.record
+    last = record.rows.steps - 1
     print_line(f"{record.header['stream']}, {record.header['algorithm']}: {federation.sentence}")
-    print_line(f"{_format_time_step(record, last)} is trained{'' if record.tested > last else ', not tested yet: it waits for new data'}")
+    test_note = "" if record.tested > last else ", not tested yet: it waits for new data"
+    print_line(f"{_format_time_step(record, last)} is trained{test_note}")
     table = Table(box=None)
-    accuracy = f"accuracy, time {record.tested}" if record.tested else "accuracy"
+    accuracy_title = f"accuracy, time {record.tested}" if record.tested else "accuracy"
     here = ["here"] if federation.running else []
-    for name in ("client", "model", accuracy, "alarms", "new data", *here, "trouble"):
-        table.add_column(name)
-    for c, (name, now) in enumerate(federation.describe_clients().items()):
+    for title in ("client", "model", accuracy_title, "alarms", "new data", *here, "trouble"):
+        table.add_column(title)
+    for c, (name, client) in enumerate(federation.describe_clients().items()):
         share = federation.describe_client(record.tested - 1, c)["accuracy"] if record.tested else None
         alarms = ", ".join(str(t + 1) for t in range(last + 1) if record.rows.drift[t, c])
         cells = [name, str(record.rows.model[last, c]), "" if share is None else f"{100 * share:.1f} %", alarms]
-        cells.append(describe_new_data(now))
-        cells += ["yes" if now["here"] else "no"] if federation.running else []
-        table.add_row(*map(Text, (*cells, now["trouble"] or "")))  # as Text: a reason may hold [brackets]
+        cells.append(describe_new_data(client))
+        cells += ["yes" if client["here"] else "no"] if federation.running else []
+        table.add_row(*map(Text, (*cells, client["trouble"] or "")))  # as Text: a reason may contain [brackets]
     console.out.print(table)
     for event in record.events:
-        print_line(f"  time {event['t'] + 1}: {event_line(event, record.header['clients'])}")
-    for _, t, c, _, _, what in noted(record):
-        print_line(f"  time {t + 1}: client {record.header['clients'][c]}: {what}")
+        print_line(f"  time {event['t'] + 1}: {format_event_line(event, record.header['clients'])}")
+    for _, t, c, _, _, note in find_client_notes(record):
+        print_line(f"  time {t + 1}: client {record.header['clients'][c]}: {note}")
     for (t, c), shifts in record.shifts.items():
-        print_line(f"  time {t + 1}: alarm of {record.header['clients'][c]}: {alarm_sentence(shifts, t)}")
+        print_line(f"  time {t + 1}: alarm of {record.header['clients'][c]}: {explain_alarm(shifts, t)}")
 
 
 @app.command("page")
-def serve_page(folder: Folder, port: Annotated[int, typer.Option(min=0, max=65535, help=LOOPBACK_PORT_HELP)] = 8050) -> None:
+def serve_page(
+    folder: Folder, port: Annotated[int, typer.Option(min=0, max=65535, help=LOOPBACK_PORT_HELP)] = 8050
+) -> None:
     """Serve the live page of the federation, and its numbers for Prometheus, to this machine."""
     from feddrift.deploy.monitor import web
     from feddrift.deploy.processes import launcher
 
     with web.create_web_server(launcher.find_server_folder(folder), port) as listening:
-        for where, what in web.PATHS.items():
-            print_line(f"http://127.0.0.1:{listening.server_port}{where}  {what}")
-        print_line(f"Ctrl-C ends it; from elsewhere: ssh -L 8050:127.0.0.1:{listening.server_port} SERVER")
+        for path, description in web.PATHS.items():
+            print_line(f"http://127.0.0.1:{listening.server_port}{path}  {description}")
+        print_line(f"Ctrl-C ends it; from another machine: ssh -L 8050:127.0.0.1:{listening.server_port} SERVER")
         handle_stop_signals()
         listening.serve_forever()
 
@@ -205,17 +211,21 @@ def restore_backup(
     """Make a folder of a backup, in another place or on another machine, to go on from there."""
     from feddrift.deploy.operate import backup as backups
 
-    kind, made = backups.restore_backup(file, folder)
-    print_line(f"{folder} is the {kind}'s folder as it was at {made}; `feddrift deploy check {folder}` looks at it")
+    kind, written_at = backups.restore_backup(file, folder)
+    print_line(f"{folder} is the {kind}'s folder as it was at {written_at}; `feddrift deploy check {folder}` checks it")
 
 
 def describe_new_data(client: Mapping[str, Any]) -> str:
-    """How a client's data come, by its status: nothing where each time step has some and none wait.
+    """Describe the new data of a client, from its status; empty if the last time step had some and no batch waits.
 
-    >>> new_data({"quiet": 0, "backlog": 3, "gap": None}), new_data({"quiet": 2, "backlog": 1, "gap": 4})
-    ('3 batches wait', 'none for 2 time steps: batch 4 is missing, 1 batch waits for it')
+    >>> describe_new_data({"quiet": 0, "backlog": 3, "gap": None})
+    '3 batches wait'
+    >>> describe_new_data({"quiet": 2, "backlog": 1, "gap": 4})
+    'none for 2 time steps: batch 4 is missing, 1 batch waits for it'
     """
-    quiet, backlog, gap = client["quiet"], client["backlog"], client["gap"]
+    quiet = client["quiet"]
+    backlog = client["backlog"]
+    gap = client["gap"]
     none = "none yet" if quiet is None else f"none for {quiet} time step{'s' * (quiet > 1)}" if quiet else ""
     waits = f"{backlog} batch{'es wait' if backlog > 1 else ' waits'}" if backlog else ""
     if gap is not None:
@@ -224,32 +234,39 @@ def describe_new_data(client: Mapping[str, Any]) -> str:
 
 
 def format_trained_step(record: Record, t: int) -> str:
-    """A time step whose training has ended in one line, and below what moved at each client that raised an alarm."""
-    rows, names = record.rows, record.header["clients"]
-    turns = [event for event in record.events if event["t"] == t]
-    reasons = [str(event["cause"].get("reason", "")) for event in turns]
-    news = list(dict.fromkeys(reason for reason in reasons if reason.startswith(WENT_BACK)))
-    for event, reason in zip(turns, reasons, strict=True):
+    """Format a trained time step as one line, and a line for each alarm that says what changed in the client's data."""
+    rows = record.rows
+    names = record.header["clients"]
+    events = [event for event in record.events if event["t"] == t]
+    reasons = [str(event["cause"].get("reason", "")) for event in events]
+    news = list(dict.fromkeys(reason for reason in reasons if reason.startswith(ROLLBACK_REASON_PREFIX)))
+    for event, reason in zip(events, reasons, strict=True):
         if event["event"] != "decided" and reason not in news:
             news.append(f"{event['event']} model {event['model']}")
     alarms = [names[c] for c in range(len(names)) if rows.drift[t, c]]
     if alarms:
         news.insert(0, f"alarm at {', '.join(alarms)}")
-    if out := absent(record, t):
-        news.append(f"sat out: {', '.join(names[c] for c in out)}")
+    if absent := find_absent_clients(record, t):
+        news.append(f"sat out: {', '.join(names[c] for c in absent)}")
     n = int(rows.n_models[t].max())
     line = f"  time {t + 1:3d} trained   {n} model{'s' * (n > 1)}   {'; '.join(news)}".rstrip()
-    moved = [f"{names[c]}: {alarm_sentence(shifts, t)}" for (at, c), shifts in record.shifts.items() if at == t]
-    return "\n".join([line, *(f"             {text}" for text in moved)])
+    alarm_texts = [
+        f"{names[c]}: {explain_alarm(shifts, t)}"
+        for (alarm_time, c), shifts in record.shifts.items()
+        if alarm_time == t
+    ]
+    return "\n".join([line, *(f"             {text}" for text in alarm_texts)])
 
 
 def format_tested_step(record: Record, t: int) -> str:
-    """A time step that is tested, in one line."""
-    tested, accuracy = record.rows.tested[t], record.rows.accuracy[t]
+    """Format a tested time step as one line, with the accuracy over all tested rows."""
+    tested = record.rows.tested[t]
+    accuracy = record.rows.accuracy[t]
     right = float((accuracy * tested)[tested > 0].sum())
     return f"  time {t + 1:3d} tested    " + (f"{100 * right / tested.sum():.2f} %" if tested.any() else "on no data")
 
 
 def _format_time_step(record: Record, t: int) -> str:
+    """Name a time step by its number and, if known, by the time at which it began."""
     name = record.header["times"][t]
     return f"time {t + 1}" + (f" (began {name} UTC)" if name else "")

@@ -1,4 +1,4 @@
-"""The command line of a deployment's certificates and keys."""
+"""`feddrift deploy renew`, `rotate` and `revoke`: certificates and keys of a deployment."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def renew_certificate(
         ends = certificates.renew_authority(server, ca_key)
         alerts.audit_change(server, None, f"there is a new authority until {ends.date()}")
         print_line(f"{server / 'ca.crt'} now trusts a new authority, until {ends.date()}, beside the old one")
-        print_line("1. it goes to every client, in the place of its ca.crt, and these are started again, one by one")
-        print_line("2. when all have it: `feddrift deploy renew`, which makes the server's certificate with the new authority")
+        print_line("1. copy it to every client in place of its ca.crt, and restart the clients one by one")
+        print_line("2. then run `feddrift deploy renew`, which makes the server's certificate with the new authority")
         return
     ends = certificates.renew_server_certificate(server, ca_key)
     alerts.audit_change(server, None, f"the server has a new certificate until {ends.date()}")
     print_line(f"{server / 'server.crt'} is valid until {ends.date()}; the old one is beside it, server.crt.old")
-    print_line("start server and run again: they use it from then on; clients come back by themselves")
+    print_line("start server and run again: they use it from then on; clients reconnect by themselves")
 
 
 def rotate_key(
@@ -48,24 +48,24 @@ def rotate_key(
 
     server, client = client_keys.find_folders(folder, name)
     if server is None and key is not None:
-        raise ConfigError(f"--key is taken in at the server, and {folder} is a client's folder")
+        raise ConfigError(f"--key is an option for the server's folder, and {folder} is a client's folder")
     if server is not None:
         client_keys.check_client_name(server, name)
     if server is not None and client is None and key is None:
         raise ConfigError(
-            f"the key of client {name} is made in its own folder, `feddrift deploy rotate DIR {name}`: bring the "
-            "key.pub that this writes, and name it here with --key"
+            f"the key of client {name} is made in its own folder with `feddrift deploy rotate DIR {name}`: copy the "
+            "key.pub that this command writes to the server, and name it here with --key"
         )
     if key is None and client is not None:
         key = client_keys.replace_client_key(client, name)
         print_line(f"{client} has a new key; the old one is beside it, key.old")
     if server is None or key is None:
-        print_line(f"bring {key} to the server: `feddrift deploy rotate DIR {name} --key key.pub`")
-        print_line("a client that runs goes on with its old key until then, and comes back with the new one by itself")
+        print_line(f"copy {key} to the server: `feddrift deploy rotate DIR {name} --key key.pub`")
+        print_line("a running client uses its old key until then, and reconnects with the new one by itself")
     elif client_keys.accept_new_key(server, name, key):
-        print_line(f"the server knows the new key of client {name}, and the old one no more")
+        print_line(f"the server knows the new key of client {name}, and no longer the old one")
     else:
-        print_line(f"the new key of client {name} is known, and the old one shut out, when the server is started")
+        print_line(f"the server will know the new key of client {name}, and no longer the old one, once it is started")
 
 
 def revoke_client(folder: Folder, name: Name) -> None:

@@ -1,4 +1,4 @@
-"""The command line of a deployment's past models: what there is, what stays, and going back."""
+"""`feddrift deploy models`: list a deployment's past models, pin them, and go back to them."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ def list_models(folder: Folder, as_json: Annotated[bool, typer.Option("--json", 
     from feddrift.deploy.server.archive import list_archived_steps, read_rollback_time
 
     server = launcher.find_server_folder(folder)
-    steps, back = list_archived_steps(server), read_rollback_time(server)
+    steps = list_archived_steps(server)
+    rollback_time = read_rollback_time(server)
     if as_json:
-        print(json.dumps({"back_to": back, "steps": [step.plain() for step in steps]}, indent=2))
+        print(json.dumps({"back_to": rollback_time, "steps": [step.plain() for step in steps]}, indent=2))
         return
     if not steps:
         print_line("no time step is kept yet")
@@ -41,8 +42,8 @@ def list_models(folder: Folder, as_json: Annotated[bool, typer.Option("--json", 
             users = "; ".join(f"{model}: {', '.join(names)}" for model, names in step.users.items())
             table.add_row(*map(Text, (str(step.time), step.began, users, share, "yes" if step.pinned else "")))
         console.out.print(table)
-    if back is not None:
-        print_line(f"the next time step goes on from the models of time {back}")
+    if rollback_time is not None:
+        print_line(f"the next time step continues from the models of time {rollback_time}")
 
 
 @app.command("pin")
@@ -55,14 +56,16 @@ def pin_models(folder: Folder, time: Time) -> None:
     server = launcher.find_server_folder(folder)
     Archive(server / "state").pin(time)
     audit_change(server, None, f"the models of time {time} are pinned")
-    print_line(f"the models of time {time} stay")
+    print_line(f"the models of time {time} are kept")
 
 
 @app.command("rollback")
 def roll_back_models(folder: Folder, time: Time) -> None:
     """Let the federation, which must not run meanwhile, go on from the models of a time step."""
-    from feddrift.deploy.operate import rollback as back
+    from feddrift.deploy.operate import rollback
     from feddrift.deploy.processes import launcher
 
-    steps = back.roll_back(launcher.find_server_folder(folder), time)
-    print_line(f"time {steps + 1} will start from the models of time {time}: start `feddrift deploy server` and `run` again")
+    n_steps = rollback.roll_back(launcher.find_server_folder(folder), time)
+    print_line(
+        f"time {n_steps + 1} will start from the models of time {time}: start `feddrift deploy server` and `run` again"
+    )

@@ -1,4 +1,4 @@
-"""`feddrift report`, `plot` and `follow`."""
+"""`feddrift report`, `plot` and `follow`: tables, pictures, pages and trackers of records."""
 
 from __future__ import annotations
 
@@ -15,22 +15,21 @@ import typer
 
 from feddrift import api
 from feddrift.cli import console
-from feddrift.cli.console import can_be_stopped, say, tell
+from feddrift.cli.console import handle_stop_signals, print_line, print_to_stderr
 from feddrift.errors import ConfigError, DataError
 from feddrift.reports import metrics, page, paper, tables, trackers
-from feddrift.reports.caveats import remarks
+from feddrift.reports.caveats import find_caveats
 from feddrift.reports.follow import Follower
-from feddrift.reports.ranks import ranking
-from feddrift.reports.summary import compare, finished, grouped, summarise, unfinished
+from feddrift.reports.ranks import rank_methods
+from feddrift.reports.summary import compare, group_by_configuration, select_reportable, select_unreportable, summarise
 from feddrift.runs import record
 from feddrift.runs.config import parse_seeds
 from feddrift.runs.record import Record
-from feddrift.scores import ACCURACY, SCORES
-from feddrift.scores import score as find_score
+from feddrift.scores import ACCURACY, SCORES, find_score
 
 
 class Weigh(StrEnum):
-    """What a mean counts alike."""
+    """Units that count equally in a mean."""
 
     clients = "clients"
     rows = "rows"
@@ -44,24 +43,29 @@ Algorithms = Annotated[
 Seeds = Annotated[str | None, typer.Option("--seeds", metavar="RANGE", help="only these seeds: 2-6, or 0,2,5")]
 
 
-def _records(
-    folders: list[Path], streams: list[str] | None, names: list[str] | None, seeds: str | None
+def _read_records(
+    folders: list[Path], streams: list[str] | None, algorithms: list[str] | None, seeds: str | None
 ) -> list[Record]:
-    """The records below these folders that were asked for."""
-    of_seeds = None if seeds is None else set(parse_seeds(seeds))
+    """Return the records below these folders with these streams, algorithms and seeds; None or [] selects all.
 
-    def wanted(header: Mapping[str, Any]) -> bool:
-        of_stream, of_name = not streams or header["stream"] in streams, not names or header["algorithm"] in names
-        return of_stream and of_name and (of_seeds is None or header["seed"] in of_seeds)
+    Raises:
+        ConfigError: There are none.
+    """
+    seed_set = None if seeds is None else set(parse_seeds(seeds))
 
-    records = [run for folder in folders for run in record.read_all(folder, wanted)]
+    def matches(header: Mapping[str, Any]) -> bool:
+        has_stream = not streams or header["stream"] in streams
+        has_algorithm = not algorithms or header["algorithm"] in algorithms
+        return has_stream and has_algorithm and (seed_set is None or header["seed"] in seed_set)
+
+    records = [run for folder in folders for run in record.read_all(folder, matches)]
     if not records:
-        asked = [*(streams or []), *(names or []), *([] if seeds is None else [f"seeds {seeds}"])]
-        raise ConfigError(f"no records of {', '.join(asked)} in {', '.join(map(str, folders))}")
+        filters = [*(streams or []), *(algorithms or []), *([] if seeds is None else [f"seeds {seeds}"])]
+        raise ConfigError(f"no records of {', '.join(filters)} in {', '.join(map(str, folders))}")
     return records
 
 
-def report(
+def report_records(  # noqa: C901
     folders: Folders,
     stream: Streams = None,
     algorithm: Algorithms = None,
@@ -73,10 +77,10 @@ def report(
             "difference and 95 % interval"
         ),
     ] = None,
-    beside: Annotated[
+    with_paper: Annotated[
         bool, typer.Option("--paper", help="the paper's numbers beside ours; *: over 1 point and 2 of its std apart")
     ] = False,
-    measured: Annotated[
+    with_metrics: Annotated[
         bool, typer.Option("--metrics", help="how drifts were noticed and got over, clients, clusters, traffic")
     ] = False,
     ranks: Annotated[
@@ -104,68 +108,76 @@ def report(
     """
     if follow and html is None:
         raise ConfigError("--follow writes a page again and again: it needs --html FILE")
-    chosen = find_score(score)
-    if beside and (chosen != ACCURACY or weigh is Weigh.rows):
+    chosen_score = find_score(score)
+    if with_paper and (chosen_score != ACCURACY or weigh is Weigh.rows):
         raise ConfigError("the paper has mean accuracies of clients only: leave out --paper, --score or --weigh")
-    if html is not None and (as_json or measured or beside or against or ranks):
+    if html is not None and (as_json or with_metrics or with_paper or against or ranks):
         raise ConfigError(
-            "--html writes a page of all there is: leave out --json, --metrics, --paper, --against, --ranks"
+            "--html writes a page with everything: leave out --json, --metrics, --paper, --against, --ranks"
         )
-    if ranks and (measured or beside or against):
+    if ranks and (with_metrics or with_paper or against):
         raise ConfigError("--ranks is a table of its own: leave out --metrics, --paper and --against")
     if html is not None and weigh is Weigh.rows:
         raise ConfigError("--weigh rows is for tables and --json, the page counts clients alike: leave out one of them")
-    folder, title = ", ".join(map(str, folders)), ", ".join(folder.resolve().name for folder in folders)
-    records = record.by_score(_records(folders, stream, algorithm, seeds), score)
+    paths = ", ".join(map(str, folders))
+    title = ", ".join(folder.resolve().name for folder in folders)
+    records = record.select_score(_read_records(folders, stream, algorithm, seeds), score)
     records = [replace(run, weigh=weigh.value) for run in records]
     if html is not None:
-        page.write(records, html, title)
-        say(f"wrote {html}")
+        page.write_page(records, html, title)
+        print_line(f"wrote {html}")
         while follow:
             time.sleep(5)
-            with suppress(DataError):  # a run that ends while its record is read: next time
-                page.write(record.by_score(_records(folders, stream, algorithm, seeds), score), html, title)
+            with suppress(DataError):  # a run ended while its record was read: repeat later
+                page.write_page(
+                    record.select_score(_read_records(folders, stream, algorithm, seeds), score), html, title
+                )
         return
-    summaries, left_out = summarise(records), unfinished(records)
+    summaries = summarise(records)
+    left_out = select_unreportable(records)
     if not summaries and all(run.runs_on for run in records):
-        raise DataError(f"no time step of the federation in {folder} is done yet")
+        raise DataError(f"no time step of the federation in {paths} is done yet")
     if not summaries:
-        what = "the run" if len(records) == 1 else f"none of the {len(records)} runs"
-        raise DataError(f"{what} in {folder} is {'not ' * (len(records) == 1)}finished yet: `feddrift resume` goes on")
+        if len(records) == 1:
+            raise DataError(f"the run in {paths} is not finished yet: `feddrift resume` continues it")
+        raise DataError(f"none of the {len(records)} runs in {paths} is finished yet: `feddrift resume` continues them")
     if ranks:
-        found = ranking(records)
+        ranking = rank_methods(records)
         if as_json:
-            print(json.dumps(tables.ranks_to_json(found), indent=2))
+            print(json.dumps(tables.convert_ranks_to_json(ranking), indent=2))
         else:
-            console.out.print(tables.ranks_table(found))
+            console.out.print(tables.build_ranks_table(ranking))
         return
     gaps = compare(records, against) if against else []
-    published = [paper.published(summary) for summary in summaries] if beside else []
-    numbers = metrics.summarise(records) if measured else []
+    published = [paper.find_published_result(summary) for summary in summaries] if with_paper else []
+    numbers = metrics.summarise_metrics(records) if with_metrics else []
     if as_json:
-        named = {} if chosen == ACCURACY else {"score": score}
-        named |= {} if weigh is Weigh.clients else {"weigh": weigh.value}
-        print(json.dumps([named | group for group in tables.to_json(summaries, gaps, published, numbers)], indent=2))
-    elif measured:
-        for k, table in enumerate(tables.metrics_tables(summaries, numbers, chosen)):
+        options = {} if chosen_score == ACCURACY else {"score": score}
+        options |= {} if weigh is Weigh.clients else {"weigh": weigh.value}
+        print(json.dumps([options | group for group in tables.to_json(summaries, gaps, published, numbers)], indent=2))
+    elif with_metrics:
+        for k, table in enumerate(tables.build_metrics_tables(summaries, numbers, chosen_score)):
             console.out.print(*[""] * bool(k), table, sep="\n")
     else:
-        console.out.print(tables.table(summaries, gaps, published, chosen))
+        console.out.print(tables.build_summary_table(summaries, gaps, published, chosen_score))
         flags = [flag for cell in published if cell for flag in cell.within.values() if flag is not None]
         if flags:
-            say(f"{sum(flags)} of {len(flags)} accuracies within max(1.0, twice the paper's deviation) of the paper's")
-        for sentence in remarks(records):
-            say(sentence)
+            print_line(
+                f"{sum(flags)} of {len(flags)} accuracies within max(1.0, twice the paper's deviation) of the paper's"
+            )
+        for sentence in find_caveats(records):
+            print_line(sentence)
     if weigh is Weigh.rows and not as_json:
-        say("means count every row that was tested alike (--weigh rows)")
-    for going_on in (run for run in finished(records) if run.status != "complete"):
-        tell(f"{going_on.header['stream']} is not finished: these are its first {going_on.rows.steps} time steps")
+        print_line("all tested rows count equally in means (--weigh rows)")
+    for run in select_reportable(records):
+        if run.status != "complete":
+            print_to_stderr(f"{run.header['stream']} is not finished: these are its first {run.rows.steps} time steps")
     if left_out:
-        tell(f"left out, not finished: {len(left_out)}")
+        print_to_stderr(f"runs left out because they are not finished: {len(left_out)}")
 
 
-class Kind(StrEnum):
-    """What can be plotted."""
+class PlotKind(StrEnum):
+    """The kinds of pictures."""
 
     clusters = "clusters"
     accuracy = "accuracy"
@@ -175,10 +187,10 @@ class Kind(StrEnum):
     ranks = "ranks"
 
 
-def plot(
+def plot_records(
     folders: Folders,
     kind: Annotated[
-        Kind,
+        PlotKind,
         typer.Argument(
             help="clusters: who used which model when; accuracy: over time; patterns: "
             "the true concepts; delta, traffic: accuracy against them; ranks: over several streams"
@@ -196,18 +208,20 @@ def plot(
     from feddrift.reports import pictures  # here, since matplotlib takes a while to import
     from feddrift.reports.pictures.style import MAX_PANELS
 
-    records = _records(folders, stream, algorithm, seeds)
-    groups = grouped(records)
-    if kind is Kind.clusters and len(records) > MAX_PANELS >= len(groups):
+    records = _read_records(folders, stream, algorithm, seeds)
+    groups = group_by_configuration(records)
+    if kind is PlotKind.clusters and len(records) > MAX_PANELS >= len(groups):
         records = [group[0] for group in groups]
-        tell("too many runs for one picture: showing the first seed of each")
-    if kind is Kind.ranks and (ranks := ranking(records)).left_out:
-        tell(ranks.without)
-    pictures.save(api.plot(records, kind.value), file)
-    say(f"wrote {file}")
+        print_to_stderr("too many runs for one picture: showing the first seed of each")
+    if kind is PlotKind.ranks:
+        ranking = rank_methods(records)
+        if ranking.left_out:
+            print_to_stderr(ranking.left_out_text)
+    pictures.save_picture(api.plot(records, kind.value), file)
+    print_line(f"wrote {file}")
 
 
-def follow(
+def follow_runs(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="a record, a folder of records, or a deployment's")],
     target: Annotated[
         str, typer.Argument(metavar="TARGET", help="mlflow:URI, tensorboard:DIR or wandb:PROJECT (kept offline)")
@@ -217,11 +231,11 @@ def follow(
 
     Example: feddrift follow runs tensorboard:tb
     """
-    can_be_stopped()
-    with closing(Follower(run, trackers.tracker(target))) as follower:
+    handle_stop_signals()
+    with closing(Follower(run, trackers.parse_tracker(target))) as follower:
         while True:
-            for sentence in follower.look():
-                say(sentence)
-            if not follower.waits:
+            for sentence in follower.report_news():
+                print_line(sentence)
+            if not follower.expects_news:
                 return
             time.sleep(2)

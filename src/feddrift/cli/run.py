@@ -17,125 +17,132 @@ from rich.markup import escape
 from rich.table import Table
 
 from feddrift import algorithms, engines, streams
-from feddrift.api import exports
+from feddrift.api import export_each
 from feddrift.cli import console
-from feddrift.cli.console import can_be_stopped, fail, say, tell
-from feddrift.cli.live import Board, step_line
+from feddrift.cli.console import handle_stop_signals, print_error, print_line, print_to_stderr
+from feddrift.cli.live import ProgressTable, format_step
 from feddrift.data import Stream
-from feddrift.engines.simulator.lanes import wake
+from feddrift.engines.simulator.lanes import start_devices
 from feddrift.errors import ConfigError, DataError, FeddriftError
 from feddrift.reports import tables
-from feddrift.reports.caveats import remarks
+from feddrift.reports.caveats import find_caveats
 from feddrift.reports.summary import summarise
 from feddrift.runs import record
 from feddrift.runs.config import RunConfig, parse_seeds
-from feddrift.runs.estimate import Estimate, estimate
-from feddrift.runs.recorded_run import RecordedRun, checkpoint_folders, from_checkpoints, unfinished_runs
-from feddrift.runs.update import runs_to_update
-from feddrift.runs.update import update as find_update
-from feddrift.tables.problems import listed
+from feddrift.runs.estimate import CostEstimate, estimate_cost
+from feddrift.runs.recorded_run import RecordedRun, find_checkpoint_folders, find_unfinished_runs, load_stopped_run
+from feddrift.runs.update import find_runs_to_update
+from feddrift.runs.update import prepare_update as find_update
+from feddrift.tables.problems import join_first
 from feddrift.types import Ints
 
 
-def _describe(name: str) -> str:
+def _get_help(name: str) -> str:
+    """Return the help text of an option that is a field of RunConfig."""
     return RunConfig.model_fields[name].description or ""
 
 
-def _streams(typed: str) -> list[str]:
-    """The streams whose names begin so, for shells that complete them."""
-    return [name for name in (*streams.summaries(), "folder:", "table:") if name.startswith(typed)]
+def _complete_streams(typed: str) -> list[str]:
+    """Return the stream names that begin with the typed text, for completion in shells."""
+    return [name for name in (*streams.list_summaries(), "folder:", "table:") if name.startswith(typed)]
 
 
-def _algorithms(typed: str) -> list[str]:
+def _complete_algorithms(typed: str) -> list[str]:
+    """Return the algorithm names that begin with the typed text, for completion in shells."""
     return [name for name in algorithms.ALGORITHMS if name.startswith(typed)]
 
 
-def run_(
+def run_algorithms(
     ctx: typer.Context,
-    stream: Annotated[str, typer.Option(help=_describe("stream"), autocompletion=_streams)],
+    stream: Annotated[str, typer.Option(help=_get_help("stream"), autocompletion=_complete_streams)],
     algorithm: Annotated[
         list[str] | None,
-        typer.Option(help=_describe("algorithm") + "; repeat it to compare several", autocompletion=_algorithms),
+        typer.Option(
+            help=_get_help("algorithm") + "; repeat it to compare several", autocompletion=_complete_algorithms
+        ),
     ] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help=_describe("settings"))] = None,
-    seed: Annotated[int | None, typer.Option(help=_describe("seed") + " (default 0)")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help=_get_help("settings"))] = None,
+    seed: Annotated[int | None, typer.Option(help=_get_help("seed") + " (default 0)")] = None,
     seeds: Annotated[str | None, typer.Option(help="several seeds: 0-4, or 0,2,5")] = None,
-    data_seed: Annotated[str, typer.Option(metavar="N|seed", help=_describe("data_seed"))] = "0",
+    data_seed: Annotated[str, typer.Option(metavar="N|seed", help=_get_help("data_seed"))] = "0",
     out_dir: Annotated[Path, typer.Option("--out", help="the folder for the records")] = Path("runs"),
-    data_dir: Annotated[Path | None, typer.Option(help=_describe("data_dir"))] = None,
-    rounds: Annotated[int | None, typer.Option(help=_describe("rounds"))] = None,
-    steps: Annotated[int | None, typer.Option(help=_describe("steps"))] = None,
-    batch: Annotated[int | None, typer.Option(help=_describe("batch"))] = None,
-    lr: Annotated[float | None, typer.Option(help=_describe("lr"))] = None,
-    pattern: Annotated[str | None, typer.Option(help=_describe("pattern"))] = None,
-    average: Annotated[str | None, typer.Option(help=_describe("average"))] = None,
-    balance: Annotated[bool | None, typer.Option("--balance", help=_describe("balance"))] = None,
-    precision: Annotated[str | None, typer.Option(help=_describe("precision"))] = None,
-    participation: Annotated[float, typer.Option(help=_describe("participation"))] = 1.0,
-    dropout: Annotated[float, typer.Option(help=_describe("dropout"))] = 0.0,
-    trace: Annotated[Path | None, typer.Option(help=_describe("trace"))] = None,
-    poison: Annotated[str | None, typer.Option(help=_describe("poison"))] = None,
-    defend: Annotated[bool, typer.Option("--defend", help=_describe("defend"))] = False,
-    rest: Annotated[int, typer.Option(help=_describe("rest"))] = 0,
-    route: Annotated[str, typer.Option(help=_describe("route"))] = "none",
-    engine: Annotated[str, typer.Option(help=_describe("engine"))] = "simulator",
-    label: Annotated[str, typer.Option(help=_describe("label"))] = "label",
-    client: Annotated[str | None, typer.Option(help=_describe("client"))] = None,
-    time: Annotated[str | None, typer.Option(help=_describe("time"))] = None,
-    every: Annotated[str | None, typer.Option(help=_describe("every"))] = None,
-    missing: Annotated[str | None, typer.Option(help=_describe("missing"))] = None,
-    categories: Annotated[str | None, typer.Option(help=_describe("categories"))] = None,
+    data_dir: Annotated[Path | None, typer.Option(help=_get_help("data_dir"))] = None,
+    rounds: Annotated[int | None, typer.Option(help=_get_help("rounds"))] = None,
+    steps: Annotated[int | None, typer.Option(help=_get_help("steps"))] = None,
+    batch: Annotated[int | None, typer.Option(help=_get_help("batch"))] = None,
+    lr: Annotated[float | None, typer.Option(help=_get_help("lr"))] = None,
+    pattern: Annotated[str | None, typer.Option(help=_get_help("pattern"))] = None,
+    average: Annotated[str | None, typer.Option(help=_get_help("average"))] = None,
+    balance: Annotated[bool | None, typer.Option("--balance", help=_get_help("balance"))] = None,
+    precision: Annotated[str | None, typer.Option(help=_get_help("precision"))] = None,
+    participation: Annotated[float, typer.Option(help=_get_help("participation"))] = 1.0,
+    dropout: Annotated[float, typer.Option(help=_get_help("dropout"))] = 0.0,
+    trace: Annotated[Path | None, typer.Option(help=_get_help("trace"))] = None,
+    poison: Annotated[str | None, typer.Option(help=_get_help("poison"))] = None,
+    defend: Annotated[bool, typer.Option("--defend", help=_get_help("defend"))] = False,
+    rest: Annotated[int, typer.Option(help=_get_help("rest"))] = 0,
+    route: Annotated[str, typer.Option(help=_get_help("route"))] = "none",
+    engine: Annotated[str, typer.Option(help=_get_help("engine"))] = "simulator",
+    label: Annotated[str, typer.Option(help=_get_help("label"))] = "label",
+    client: Annotated[str | None, typer.Option(help=_get_help("client"))] = None,
+    time: Annotated[str | None, typer.Option(help=_get_help("time"))] = None,
+    every: Annotated[str | None, typer.Option(help=_get_help("every"))] = None,
+    missing: Annotated[str | None, typer.Option(help=_get_help("missing"))] = None,
+    categories: Annotated[str | None, typer.Option(help=_get_help("categories"))] = None,
     no_scale: Annotated[bool, typer.Option("--no-scale", help="of a table: leave numbers as they are")] = False,
-    weights: Annotated[Path | None, typer.Option(help=_describe("weights"))] = None,
-    net: Annotated[str | None, typer.Option(help=_describe("net"))] = None,
+    weights: Annotated[Path | None, typer.Option(help=_get_help("weights"))] = None,
+    net: Annotated[str | None, typer.Option(help=_get_help("net"))] = None,
     checkpoint_every: Annotated[
-        int, typer.Option(min=0, help="also save inside a time step, every so many rounds; 0: only after each step")
+        int, typer.Option(min=0, help="also save inside a time step, every N rounds; 0: only after each step")
     ] = 0,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help=console.NO_CACHE)] = False,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help=console.NO_CACHE_HELP)] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what it would cost: work, memory, time")] = False,
 ) -> None:
     """Run algorithms on a stream: train on each time step, test on the next, record all.
 
     Example: feddrift run --stream sine-2 --algorithm FedDrift --set delta=0.1 --seeds 0-4
     """
-    can_be_stopped()
-    console.keep_nothing(no_cache)
+    handle_stop_signals()
+    console.disable_compilation_cache(no_cache)
     if seed is not None and seeds is not None:
         raise ConfigError("give either --seed or --seeds, not both")
-    names, settings = list(dict.fromkeys(algorithm or [algorithms.RECOMMENDED])), _settings(set_ or [])
-    options = ctx.params  # by name: those of a RunConfig, and a few of this command alone
+    names = list(dict.fromkeys(algorithm or [algorithms.RECOMMENDED]))
+    settings = _parse_settings(set_ or [])
+    options = ctx.params  # by name: fields of RunConfig, and a few options of this command only
     common = {name: options[name] for name in RunConfig.model_fields.keys() & options.keys()} | {"scale": not no_scale}
     configs = [
-        RunConfig.checked(**common | {"algorithm": name, "settings": _settings_of(name, names, settings), "seed": s})
+        RunConfig.from_values(
+            **common | {"algorithm": name, "settings": _select_settings(name, names, settings), "seed": s}
+        )
         for name in names
         for s in (parse_seeds(seeds) if seeds is not None else [seed or 0])
     ]
     if engine == "simulator" and not dry_run:
-        wake()
-    first = configs[0].load()
+        start_devices()
+    first = configs[0].load_stream()
     for config in configs:
-        config.resolve(first)  # a wrong name or setting shows now, not after the first hour
-        config.conditions(first)
+        config.resolve_algorithm(first)  # reports a wrong name or setting before the first run, not after it
+        config.build_conditions(first)
     configs[0].find_net(first)
     if not algorithm:
-        say(f"algorithm: {algorithms.RECOMMENDED}, which needs no settings (--algorithm chooses another)")
-    say(
+        print_line(f"algorithm: {algorithms.RECOMMENDED}, which needs no settings (--algorithm chooses another)")
+    print_line(
         f"{stream}: {first.n_clients} clients, {first.n_steps} time steps + 1 to test, "
         f"{int(np.prod(first.x.shape[1:]))} features, {first.n_classes} classes"
     )
     if dry_run and engine not in engines.ENGINES:
-        raise ConfigError(f"--dry-run knows what {' and '.join(engines.ENGINES)} cost, got engine {engine}")
+        raise ConfigError(f"--dry-run estimates the engines {' and '.join(engines.ENGINES)}, got engine {engine}")
     if dry_run:
-        console.out.print(_costs(first, configs))
+        console.out.print(_build_cost_table(first, configs))
         return
     runs = _prepare_runs(configs, first, out_dir, checkpoint_every)
-    del first  # the runs keep it as long as they need it
-    _follow(runs, len(configs))
-    say(f"records in {out_dir}")
+    del first  # the runs keep it while they need it
+    _execute_runs(runs, len(configs))
+    print_line(f"records in {out_dir}")
 
 
 def _prepare_runs(configs: Sequence[RunConfig], stream: Stream, out: Path, every: int) -> Iterator[RecordedRun]:
-    """Yield the runs of these configs; those on the same data follow each other and share one stream.
+    """Yield the runs of these configs; runs on the same data follow each other and share one stream.
 
     Args:
         configs: Configs in the order in which to run them where they use the same data.
@@ -145,35 +152,35 @@ def _prepare_runs(configs: Sequence[RunConfig], stream: Stream, out: Path, every
     """
     configs_by_data: dict[tuple[Any, ...], list[RunConfig]] = {}
     for config in configs:
-        configs_by_data.setdefault(config.stream_key(), []).append(config)
+        configs_by_data.setdefault(config.build_stream_key(), []).append(config)
     loaded: Stream | None = stream
     del stream  # so that only one stream is in memory at a time
     for same_data in configs_by_data.values():
         if loaded is None:
-            loaded = same_data[0].load()
+            loaded = same_data[0].load_stream()
         for config in same_data:
             yield RecordedRun(config, out, every=every, stream=loaded)
         loaded = None
 
 
-def resume(
+def resume_runs(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="a folder of records")] = Path("runs"),
 ) -> None:
     """Go on with the runs below a folder that were stopped or killed, as if nothing had happened.
 
     Example: feddrift resume runs
     """
-    can_be_stopped()
-    stopped = unfinished_runs(folder)
-    if not stopped and not checkpoint_folders(folder):
-        raise DataError(f"no run below {folder} has checkpoints to go on from")
+    handle_stop_signals()
+    stopped = find_unfinished_runs(folder)
+    if not stopped and not find_checkpoint_folders(folder):
+        raise DataError(f"no run below {folder} has checkpoints to continue from")
     if not stopped:
-        say(f"nothing to resume in {folder}: no run there was stopped before its end")
+        print_line(f"nothing to resume in {folder}: it has no run that was stopped before its end")
         return
-    _each(stopped, from_checkpoints)
+    _continue_runs(stopped, load_stopped_run)
 
 
-def update(
+def update_runs(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="a folder of records, or one record")] = Path("runs"),
     stream: Annotated[
         str | None, typer.Option(help="the stream that goes on where theirs ended; else their own, which has grown")
@@ -184,69 +191,78 @@ def update(
 
     Example: feddrift update runs --append july.csv
     """
-    can_be_stopped()
-    _each(runs_to_update(run), lambda state: find_update(state, stream, append))
+    handle_stop_signals()
+    _continue_runs(find_runs_to_update(run), lambda state: find_update(state, stream, append))
 
 
-def _each(states: Sequence[Path], find: Callable[[Path], RecordedRun]) -> None:
-    """Go on with the runs of these checkpoint folders; what is wrong with one is no reason to leave the others."""
-    alike: dict[str, list[str]] = {}  # the runs by what is wrong with them
+def _continue_runs(states: Sequence[Path], load_run: Callable[[Path], RecordedRun]) -> None:
+    """Continue the runs of these checkpoint folders; an error in one of them does not stop the others.
+
+    Args:
+        states: The checkpoint folders.
+        load_run: Returns the run of a checkpoint folder.
+
+    Raises:
+        typer.Exit: A run failed; its error has been printed.
+    """
+    runs_by_error: dict[str, list[str]] = {}
     for state in states:
         try:
-            _follow([find(state)], 1)
+            _execute_runs([load_run(state)], 1)
             continue
         except FeddriftError as error:
-            why = str(error)
+            message = str(error)
         except Exception as error:
-            why = f"{type(error).__name__}: {error}"
-        same = alike.setdefault(why.replace(state.stem, ""), [])
-        same.append(state.stem)
-        if len(same) == 1:
-            fail(f"{state.stem}: {why}")
-    for first, *others in alike.values():
+            message = f"{type(error).__name__}: {error}"
+        runs = runs_by_error.setdefault(message.replace(state.stem, ""), [])
+        runs.append(state.stem)
+        if len(runs) == 1:
+            print_error(f"{state.stem}: {message}")
+    for first, *others in runs_by_error.values():
         if others:
-            fail(f"the same, as of {first}, is wrong with {listed(others)}")
-    if alike:
+            print_error(f"the error of {first} also occurred in {join_first(others)}")
+    if runs_by_error:
         raise typer.Exit(1)
 
 
-def _follow(runs: Iterable[RecordedRun], n: int) -> None:
-    """Run so many one after the other, telling each time step."""
+def _execute_runs(runs: Iterable[RecordedRun], n_runs: int) -> None:
+    """Execute runs one after the other, show each time step, and print a summary at the end."""
     paths = []
-    board = Board(n)
-    logging.getLogger("feddrift.engines.simulator.simulator").setLevel(
-        logging.INFO
-    )  # why the first time steps may take longer
+    progress = ProgressTable(n_runs)
+    simulator_log = logging.getLogger("feddrift.engines.simulator.simulator")
+    simulator_log.setLevel(logging.INFO)  # it explains why the first time steps may take longer
     try:
-        with Live(board, console=console.out) if console.out.is_terminal else nullcontext():  # a pipe has lines instead
+        with Live(progress, console=console.out) if console.out.is_terminal else nullcontext():  # else only lines
             for recorded in runs:
-                what = f"{recorded.config.algorithm} seed {recorded.config.seed}"
-                board.begin(what, recorded.stream.n_steps)
+                name = f"{recorded.config.algorithm} seed {recorded.config.seed}"
+                progress.add_run(name, recorded.stream.n_steps)
                 if not console.out.is_terminal:
-                    console.out.print(f"[bold]{escape(what)}[/]", highlight=False)
-                before: Ints | None = None
+                    console.out.print(f"[bold]{escape(name)}[/]", highlight=False)
+                previous_models: Ints | None = None
                 for step in recorded:
-                    line = step_line(step, recorded.before if before is None else before, recorded.stream.clients)
-                    board.step(step, line)
+                    if previous_models is None:
+                        previous_models = recorded.previous_models
+                    line = format_step(step, previous_models, recorded.stream.clients)
+                    progress.add_step(step, line)
                     if not console.out.is_terminal:
-                        say(line)
-                    before = step.model
+                        print_line(line)
+                    previous_models = step.model
                 paths.append(recorded.path)
     except KeyboardInterrupt:
-        if board.runs:
-            not_begun = n - len(board.runs)
-            tell(
-                f"`feddrift resume {shlex.quote(str(recorded.out))}` goes on with {what}"
-                + (f"; {not_begun} more of this command had not begun" if not_begun else "")
+        if progress.runs:
+            n_not_begun = n_runs - len(progress.runs)
+            print_to_stderr(
+                f"`feddrift resume {shlex.quote(str(recorded.out))}` continues {name}"
+                + (f"; {n_not_begun} more of this command had not begun" if n_not_begun else "")
             )
         raise
     records = [record.read(path) for path in paths]
-    console.out.print(tables.table(summarise(records)))
-    for sentence in remarks(records):
-        say(sentence)
+    console.out.print(tables.build_summary_table(summarise(records)))
+    for sentence in find_caveats(records):
+        print_line(sentence)
 
 
-def export_(
+def export_models(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="a folder of records, or one record")] = Path("runs"),
     to: Annotated[Path, typer.Option("--out", help="the folder for the models")] = Path("models"),
 ) -> None:
@@ -254,17 +270,17 @@ def export_(
 
     Example: feddrift export runs --out models
     """
-    for target, steps in exports(folder, to):
-        say(f"wrote {target}: the models after {steps} time steps")
+    for target, steps in export_each(folder, to):
+        print_line(f"wrote {target}: the models after {steps} time steps")
 
 
-def _costs(stream: Stream, configs: Sequence[RunConfig]) -> Table:
-    """What each algorithm would cost, by a short rehearsal with its first seed."""
+def _build_cost_table(stream: Stream, configs: Sequence[RunConfig]) -> Table:
+    """Return a table with the expected costs of each algorithm, from a short rehearsal with its first seed."""
     table = Table("algorithm", "seeds", "lanes", "local steps", "memory", "time a run", "in all", box=None)
-    total = time.process_time()  # to start up
+    total = time.process_time()  # of starting up
     for name in dict.fromkeys(config.algorithm for config in configs):
         runs = [config for config in configs if config.algorithm == name]
-        cost = rehearsed(runs[0], stream)
+        cost = rehearse_run(runs[0], stream)
         total += cost.seconds * len(runs)
         table.add_row(
             escape(name),
@@ -272,42 +288,51 @@ def _costs(stream: Stream, configs: Sequence[RunConfig]) -> Table:
             f"{cost.lanes:.0f}",
             f"{cost.local_steps:,}",
             f"{cost.bytes / 1e9:.1f} GB",
-            duration(cost.seconds),
-            duration(cost.seconds * len(runs)),
+            format_duration(cost.seconds),
+            format_duration(cost.seconds * len(runs)),
         )
-    _, local = configs[0].resolve(stream)
+    _, local = configs[0].resolve_algorithm(stream)
     budget = f"{local.rounds} rounds of {local.steps} local steps a time step"
-    table.caption = f"about {duration(total)} in all: {budget}; lanes are clients at work on a model in a round"
+    table.caption = f"about {format_duration(total)} in all: {budget}; lanes are clients at work on a model in a round"
     return table
 
 
-def rehearsed(config: RunConfig, stream: Stream) -> Estimate:
-    """What a run would cost, told while it is found out."""
+def rehearse_run(config: RunConfig, stream: Stream) -> CostEstimate:
+    """Estimate the costs of a run; a terminal shows a status line meanwhile."""
     name = f"rehearsing {config.algorithm} on {config.stream}"
     with console.out.status(escape(name)) if console.out.is_terminal else nullcontext():
-        algorithm, local = config.resolve(stream)
+        algorithm, local = config.resolve_algorithm(stream)
         net = config.find_net(stream)
-        return estimate(stream, algorithm, engine=config.engine, local=local, seed=config.seed, net=net)
+        return estimate_cost(stream, algorithm, engine=config.engine, local=local, seed=config.seed, net=net)
 
 
-def duration(seconds: float) -> str:
-    """A time as people say it."""
+def format_duration(seconds: float) -> str:
+    """Format a duration in seconds, minutes or hours, depending on its length."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def _settings_of(name: str, names: Sequence[str], settings: dict[str, str]) -> dict[str, str]:
-    """The settings that this one of several algorithms knows; one that none of them knows is left for it to refuse."""
+def _select_settings(name: str, names: Sequence[str], settings: dict[str, str]) -> dict[str, str]:
+    """Return the settings for one of several algorithms.
+
+    Settings that only others of the algorithms have are left out. A setting that none of them has stays in, so that the
+    algorithm reports it.
+
+    Args:
+        name: The algorithm.
+        names: All algorithms of the command.
+        settings: All settings of the command.
+    """
     legal = {}
-    for n in names:
-        with suppress(ConfigError):  # told when the run is made
-            legal[n] = algorithms.options(algorithms.entry(n).cls)
+    for algorithm in names:
+        with suppress(ConfigError):  # an unknown algorithm is reported when its run is prepared
+            legal[algorithm] = algorithms.get_options(algorithms.find_entry(algorithm).cls)
     known_to_any = {key for options in legal.values() for key in options}
     return {k: v for k, v in settings.items() if k in legal.get(name, settings) or k not in known_to_any}
 
 
-def _settings(pairs: list[str]) -> dict[str, str]:
+def _parse_settings(pairs: list[str]) -> dict[str, str]:
     settings = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")

@@ -1,4 +1,4 @@
-"""`feddrift sweep`."""
+"""`feddrift sweep`: a grid of runs in parallel."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from feddrift._internal.system import cores
+from feddrift._internal.system import count_cores
 from feddrift.cli import console
-from feddrift.cli.console import can_be_stopped, say, tell
-from feddrift.cli.run import duration, rehearsed
+from feddrift.cli.console import handle_stop_signals, print_line, print_to_stderr
+from feddrift.cli.run import format_duration, rehearse_run
 from feddrift.data import Stream
-from feddrift.reports.labels import describe
+from feddrift.reports.labels import format_settings
 from feddrift.runs import record, sweep
 from feddrift.runs.config import RunConfig
 from feddrift.runs.locks import check_locks
 from feddrift.runs.recorded_run import RecordedRun
-from feddrift.runs.writer import check_folder
+from feddrift.runs.writer import prepare_folder
 
-REHEARSING = 60.0  # seconds that all rehearsals of a plan may take; one that has begun ends
+MAX_REHEARSAL_SECONDS = 60.0  # of all rehearsals of a plan; the last one may end later
 DATA_DIR = RunConfig.model_fields["data_dir"].description
 
 
-def sweep_(
+def sweep_runs(
     file: Annotated[
         Path, typer.Argument(metavar="FILE.toml", help=r"tables \[\[runs]]: streams, algorithms, seeds, ...")
     ],
@@ -41,7 +41,7 @@ def sweep_(
         str | None, typer.Option(metavar="K/N", help="only the K-th of N parts of the runs, for one of N machines")
     ] = None,
     data_dir: Annotated[Path | None, typer.Option(help=DATA_DIR)] = None,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help=console.NO_CACHE)] = False,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help=console.NO_CACHE_HELP)] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="only say what is left to do, and how long it takes")
     ] = False,
@@ -52,23 +52,23 @@ def sweep_(
 
     Example: feddrift sweep experiments/tables-small.toml --out runs/tables
     """
-    can_be_stopped()
-    console.keep_nothing(no_cache)
+    handle_stop_signals()
+    console.disable_compilation_cache(no_cache)
     plan = sweep.read_grid(file, data_dir)
-    configs = plan if part is None else sweep.part_of(plan, part)
+    configs = plan if part is None else sweep.select_part(plan, part)
     if not dry_run:
-        check_folder(out_dir)
+        prepare_folder(out_dir)
         if part is None:
             check_locks(out_dir)
-    say(f"{file}: {len(plan)} runs" + ("" if part is None else f", {len(configs)} of them in part {part}"))
+    print_line(f"{file}: {len(plan)} runs" + ("" if part is None else f", {len(configs)} of them in part {part}"))
     if dry_run:
-        console.out.print(_plan(configs, out_dir, jobs or cores()))
+        console.out.print(_build_plan_table(configs, out_dir, jobs or count_cores()))
         return
-    ended = dict.fromkeys(("done", "skipped", "elsewhere", "busy", "failed"), 0)
+    counts = dict.fromkeys(("done", "skipped", "elsewhere", "busy", "failed"), 0)
     records: set[str] = set()
     failures: list[str] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    news = sweep.sweep(configs, out_dir, jobs or cores(), alone=part is not None)
+    news = sweep.run_sweep(configs, out_dir, jobs or count_cores(), allow_unlocked=part is not None)
     with (
         Progress(*columns, console=console.out, transient=True, disable=not console.out.is_terminal) as progress,
         closing(news),
@@ -78,66 +78,78 @@ def sweep_(
             if item.kind == "step":
                 progress.advance(task, item.share)
                 continue
-            ended[item.kind] += 1
+            counts[item.kind] += 1
             records.add(item.record)
-            if item.kind in ("skipped", "elsewhere", "busy"):  # says nothing about the speed of the others
-                not_here = ended["skipped"] + ended["elsewhere"] + ended["busy"]
-                progress.update(task, total=len(configs) - not_here)
+            if item.kind in ("skipped", "elsewhere", "busy"):  # took no time here: not part of the speed
+                n_not_here = counts["skipped"] + counts["elsewhere"] + counts["busy"]
+                progress.update(task, total=len(configs) - n_not_here)
                 continue
-            method = f"{item.config.algorithm} {describe(item.config.settings)}".strip()
-            what = f"{item.config.stream} {method} seed {item.config.seed}"
+            method = f"{item.config.algorithm} {format_settings(item.config.settings)}".strip()
+            name = f"{item.config.stream} {method} seed {item.config.seed}"
             if item.kind == "failed":
-                failures.append(f"{what}: {item.reason}")
-            why = " failed" if item.kind == "failed" else f", again: {item.reason}" if item.reason else ""
-            say(f"[{sum(ended.values())}/{len(configs)}] {what}{why}")
-    shared = f" here, {ended['elsewhere']} elsewhere, {ended['busy']} still running elsewhere"
-    done = f"{ended['done']} done{shared if ended['elsewhere'] or ended['busy'] else ''}"
-    say(f"{done}, {ended['skipped']} were finished before, {ended['failed']} failed; in {out_dir}")
-    if ended["busy"]:
-        tell("should what runs elsewhere die, start this again: it goes on where that one was")
-    if len(made_by := sweep.versions(out_dir, records)) > 1:
-        several = ", ".join(f"{version} ({n})" for version, n in made_by.items())
-        tell(f"these records are of several versions of feddrift: {several}")
+                failures.append(f"{name}: {item.reason}")
+            note = " failed" if item.kind == "failed" else f", again: {item.reason}" if item.reason else ""
+            print_line(f"[{sum(counts.values())}/{len(configs)}] {name}{note}")
+    elsewhere = f" here, {counts['elsewhere']} elsewhere, {counts['busy']} still running elsewhere"
+    done = f"{counts['done']} done{elsewhere if counts['elsewhere'] or counts['busy'] else ''}"
+    print_line(f"{done}, {counts['skipped']} were finished before, {counts['failed']} failed; in {out_dir}")
+    if counts["busy"]:
+        print_to_stderr("if a process elsewhere dies, start this command again: it continues the runs of that process")
+    versions = sweep.count_versions(out_dir, records)
+    if len(versions) > 1:
+        listed = ", ".join(f"{version} ({n})" for version, n in versions.items())
+        print_to_stderr(f"these records were written by several versions of feddrift: {listed}")
     for failure in failures:
-        tell(f"failed: {failure}")
+        print_to_stderr(f"failed: {failure}")
     if failures:
         raise typer.Exit(1)
 
 
-def _plan(configs: Sequence[RunConfig], out: Path, jobs: int) -> Table:
-    """What is left to do on each stream: a run takes as long as the finished ones of its algorithm there took on
-    average, else as a rehearsal says, and where rehearsals have taken too long, as long as the others on average."""
+def _build_plan_table(configs: Sequence[RunConfig], out: Path, jobs: int) -> Table:
+    """Return a table with the runs that are left on each stream, and their expected time.
+
+    A run takes as long as the finished runs of its method and stream took on average. Without any it takes as long as a
+    rehearsal estimates, and after MAX_REHEARSAL_SECONDS of rehearsals as long as the other methods take on average.
+    """
     table = Table("stream", "runs", "finished", "left", "time of these", box=None)
-    known, total, longest, rehearsing, guessed = list[float](), 0.0, 0.0, 0.0, 0
+    estimates: list[float] = []  # seconds per run, of each method on each stream
+    total = 0.0
+    longest = 0.0
+    rehearsal_seconds = 0.0
+    n_guessed = 0
     for name in dict.fromkeys(config.stream for config in configs):
-        took: dict[tuple[str, str], list[float]] = {}
+        seconds_taken: dict[tuple[str, str], list[float]] = {}
         left: dict[tuple[str, str], list[RunConfig]] = {}
-        of_stream = sorted((config for config in configs if config.stream == name), key=sweep.data_of)
-        for _, same_data in groupby(of_stream, sweep.data_of):
-            stream: Stream | None = None  # made once for all of them
+        configs_of_stream = sorted((config for config in configs if config.stream == name), key=sweep.get_data_key)
+        for _, same_data in groupby(configs_of_stream, sweep.get_data_key):
+            stream: Stream | None = None  # loaded once for all of them
             for config in same_data:
-                stream = config.load() if stream is None else stream
-                run, method = RecordedRun(config, out, stream=stream), (config.algorithm, describe(config.settings))
+                stream = config.load_stream() if stream is None else stream
+                run = RecordedRun(config, out, stream=stream)
+                method = (config.algorithm, format_settings(config.settings))
                 if run.is_done():
-                    took.setdefault(method, []).append(record.read(run.path).seconds or 0.0)
+                    seconds_taken.setdefault(method, []).append(record.read(run.path).seconds or 0.0)
                 else:
                     left.setdefault(method, []).append(config)
         seconds = 0.0
         for method, runs in left.items():
             begin = time.monotonic()
-            if method in took:
-                each = fmean(took[method])
-            elif not known or rehearsing < REHEARSING:
-                each = rehearsed(runs[0], runs[0].load()).seconds
-                rehearsing += time.monotonic() - begin
+            if method in seconds_taken:
+                estimate = fmean(seconds_taken[method])
+            elif not estimates or rehearsal_seconds < MAX_REHEARSAL_SECONDS:
+                estimate = rehearse_run(runs[0], runs[0].load_stream()).seconds
+                rehearsal_seconds += time.monotonic() - begin
             else:
-                each, guessed = fmean(known), guessed + len(runs)
-            known.append(each)
-            seconds, longest = seconds + len(runs) * each, max(longest, each)
+                estimate = fmean(estimates)
+                n_guessed += len(runs)
+            estimates.append(estimate)
+            seconds += len(runs) * estimate
+            longest = max(longest, estimate)
         n_left = sum(map(len, left.values()))
-        table.add_row(escape(name), str(len(of_stream)), str(len(of_stream) - n_left), str(n_left), duration(seconds))
+        n_runs = len(configs_of_stream)
+        table.add_row(escape(name), str(n_runs), str(n_runs - n_left), str(n_left), format_duration(seconds))
         total += seconds
-    table.caption = f"about {duration(max(longest, total / jobs))} with {jobs} processes at a time"
-    if guessed:
-        table.caption += f"; {guessed} runs were not rehearsed and are taken for average ones"
+    table.caption = f"about {format_duration(max(longest, total / jobs))} with {jobs} processes at a time"
+    if n_guessed:
+        table.caption += f"; {n_guessed} runs were not rehearsed and are taken for average ones"
     return table

@@ -24,7 +24,7 @@ from feddrift.runs.record import AUDIT_FILE, LEGACY_HISTORY_FILE
 from feddrift.types import Average, Local, Net
 
 MAX_ARCHIVED_TIME_STEPS = 100  # pinned time steps are not counted
-REVOKED_FOLDER = "revoked"  # subfolder of the key folder, with the keys that are no longer accepted
+REVOKED_FOLDER = "revoked"  # subfolder of the key folder, with the keys that the server refuses
 MAX_MODEL_WEIGHTS = 2**28  # 1 GB, sent to every client and back in every round
 
 _log = logging.getLogger("feddrift")
@@ -218,13 +218,13 @@ class ClientKeys(Mapping[bytes, str]):
 
     def _read_keys(self) -> dict[bytes, str]:
         paths = {name: self.folder / f"{name}.pub" for name in self.clients}
-        revoked = {name for name, path in paths.items() if not path.exists() and self._is_revoked(name)}
+        revoked = {name for name, path in paths.items() if not path.exists() and self._has_revoked_key(name)}
         names = {read_public_key(path): name for name, path in paths.items() if name not in revoked}
         if len(names) < len(paths) - len(revoked):
             raise ConfigError(f"{self.folder}: several clients have the same key, every client needs its own")
         return names
 
-    def _is_revoked(self, name: str) -> bool:
+    def _has_revoked_key(self, name: str) -> bool:
         stems = (path.stem for path in (self.folder / REVOKED_FOLDER).glob("*.pub"))
         return any(re.fullmatch(rf"{re.escape(name)}-[0-9a-f]{{16}}", stem) for stem in stems)
 

@@ -1,4 +1,4 @@
-"""w as the list of its entries above zero: what engines compute with."""
+"""Sparse form of w, a list of its entries above zero, in which engines compute."""
 
 from __future__ import annotations
 
@@ -18,41 +18,48 @@ from feddrift.types import (
 )
 
 
-def begins_of(sizes: Ints) -> Ints:
+def compute_offsets(sizes: Ints) -> Ints:
+    """Return the position at which each part begins if parts of these sizes follow each other."""
     begins: Ints = np.cumsum(sizes) - sizes
     return begins
 
 
-def wrong_weights(w: Weights | Votes, name: str = "w", axes: str = "t, c, m") -> str:
-    """What is wrong with the numbers of a w, or of what has other axes; nothing where all is well.
+def find_weight_problem(w: Weights | Votes, name: str = "w", axes: str = "t, c, m") -> str:
+    """Return what is wrong with the numbers of w or of another array of weights, "" if they are valid.
 
-    >>> wrong_weights(np.array([[[1.0], [-2.0]]]))
+    Args:
+        w: The weights.
+        name: The name of the array in the sentence.
+        axes: The names of its axes.
+
+    >>> find_weight_problem(np.array([[[1.0], [-2.0]]]))
     'w must be finite and not negative, got -2.0 at (t, c, m) = (0, 1, 0)'
     """
     if isinstance(w, Clusters):
         if len(w) and not (w.model.min() >= -1 and w.model.max() < w.n_models):
             return f"w must name positions of {w.n_models} models"
-        return wrong_weights(w.weight, "w", "t")
+        return find_weight_problem(w.weight, "w", "t")
     if isinstance(w, Votes):
         if w.model.size and not (w.model.min() >= -1 and w.model.max() < w.n_models):
             return f"{name} must name positions of {w.n_models} models"
-        before, after = w.model[:, :-1], w.model[:, 1:]
+        before = w.model[:, :-1]
+        after = w.model[:, 1:]
         if not ((after < 0) | ((before >= 0) & (before < after))).all():
             return f"{name} must name the models of a client in ascending order, each once, empty places last"
         if (w.weight[w.model < 0] != 0).any():
             return f"{name} must have the weight 0 in empty places"
-        return wrong_weights(w.weight, name, "c, k")
+        return find_weight_problem(w.weight, name, "c, k")
     if w.dtype.kind not in "biuf":
         return f"{name} must be numbers, got {w.dtype}"
     if np.isfinite(w).all() and (w >= 0).all():
         return ""
-    at = tuple(np.argwhere(~(np.isfinite(w) & (w >= 0)))[0].tolist())
-    return f"{name} must be finite and not negative, got {w[at]} at ({axes}) = ({', '.join(map(str, at))})"
+    index = tuple(np.argwhere(~(np.isfinite(w) & (w >= 0)))[0].tolist())
+    return f"{name} must be finite and not negative, got {w[index]} at ({axes}) = ({', '.join(map(str, index))})"
 
 
 @dataclass(frozen=True)
 class Entries:
-    """w as the list of its entries above zero: what the engines compute with, however it is written down."""
+    """w as a list of its entries above zero."""
 
     t: Ints
     c: Ints
@@ -62,13 +69,21 @@ class Entries:
 
     @classmethod
     def of(cls, w: Weights | Entries, shape: tuple[int, ...]) -> Entries:
-        """The entries of a w that must have this shape."""
-        got = getattr(w, "shape", type(w).__name__)
-        if got != shape:
-            raise ConfigError(f"w must have shape (t, c, m) = {shape}, got {got}")
+        """Return the entries of w.
+
+        Args:
+            w: An array, clusters or entries.
+            shape: The shape (t, c, m) that it must have.
+
+        Raises:
+            ConfigError: If w has another shape, or weights that are negative or not finite.
+        """
+        found_shape = getattr(w, "shape", type(w).__name__)
+        if found_shape != shape:
+            raise ConfigError(f"w must have shape (t, c, m) = {shape}, got {found_shape}")
         if isinstance(w, Entries):
             return w
-        if problem := wrong_weights(w):
+        if problem := find_weight_problem(w):
             raise ConfigError(problem)
         if isinstance(w, Clusters):
             t, c = np.nonzero((w.model >= 0) & (w.weight[:, None] > 0))
@@ -77,17 +92,24 @@ class Entries:
         return cls(t, c, m, w[t, c, m], shape)
 
     def select(self, which: Bools) -> Entries:
-        """The entries where `which` is true."""
+        """Return the entries at which `which` is true."""
         return Entries(self.t[which], self.c[which], self.m[which], self.value[which], self.shape)
 
 
-def by_group(of_row: Ints) -> Iterator[tuple[int, Ints]]:
-    """Each group with its rows, ascending; sorted once, however many groups there are.
+def iterate_groups(group_of_row: Ints) -> Iterator[tuple[int, Ints]]:
+    """Yield each group and the positions of its rows, both ascending.
 
-    >>> [(group, rows.tolist()) for group, rows in by_group(np.array([2, 0, 2]))], list(by_group(np.zeros(0, int)))
-    ([(0, [1]), (2, [0, 2])], [])
+    It sorts once for all groups.
+
+    Args:
+        group_of_row: [row], the group of each row, at least 0.
+
+    >>> [(group, rows.tolist()) for group, rows in iterate_groups(np.array([2, 0, 2]))]
+    [(0, [1]), (2, [0, 2])]
+    >>> list(iterate_groups(np.zeros(0, int)))
+    []
     """
-    order = np.argsort(of_row, kind="stable")
-    begins = np.flatnonzero(np.diff(of_row[order], prepend=-1))
+    order = np.argsort(group_of_row, kind="stable")
+    begins = np.flatnonzero(np.diff(group_of_row[order], prepend=-1))
     for rows in np.split(order, begins)[1:]:
-        yield int(of_row[rows[0]]), rows
+        yield int(group_of_row[rows[0]]), rows

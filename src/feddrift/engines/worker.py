@@ -1,20 +1,21 @@
-"""The waist of the library: all that clients do in a time step, and all that a server knows of them.
+"""The interface between server and clients: the work of clients in a time step, and what a server knows about them.
 
-A server (`federation.TimeStep`) decides, counts and averages; a `Worker` scores and trains. Simulators, nets of other
-frameworks and clients at the other end of a network are Workers, and a new engine is a new Worker.
+A server (`engines.server.federation.TimeStep`) makes decisions, counts and averages; a `Worker` scores and trains. The
+simulator, models of other frameworks and remote clients are Workers. A new engine is a new Worker.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
-from feddrift.averaging import averaged, finite
+from feddrift._renamed import forward_renamed_names
+from feddrift.averaging import average_updates, find_finite_lanes
 from feddrift.engines.sparse_weights import Entries
-from feddrift.models import only_trained
+from feddrift.models import restore_untrained_part
 from feddrift.trees import map_trunk_and_head
 from feddrift.types import (
     Ballot,
@@ -36,30 +37,33 @@ from feddrift.types import (
     Votes,
 )
 
-# Stored cells are scored on a keyed sample of at most so many rows.
-SCORE_ROWS = 512
+# Stored cells are scored on a keyed sample of at most this number of rows.
+MAX_SCORED_ROWS = 512
 
-# Positions in the list of cells (at least one, ascending), sums [m, cell] over their rows, and how many rows these are;
-# with `by`, both have one more axis, of classes or groups.
-Scored = tuple[Ints, Floats, Ints]
+# Positions in the list of cells (at least one, ascending), the sums [m, cell] over the rows of these cells, and the
+# number of rows [cell]; with `by`, sums and numbers have one more axis, of classes or groups.
+CellScores = tuple[Ints, Floats, Ints]
+
+if not TYPE_CHECKING:  # a type checker must report names that do not exist
+    __getattr__ = forward_renamed_names(__name__)
 
 
 @dataclass
-class Known:
-    """What a server may know of its clients at time tau."""
+class FederationInfo:
+    """Information about the clients that is available to the server at time tau."""
 
-    clients: tuple[str, ...]  # their names
-    features: tuple[int, ...]  # the shape of one input
+    clients: tuple[str, ...]  # names
+    features: tuple[int, ...]  # shape of one input
     n_classes: int
-    counts: Ints  # N[t, c] for t = 0..tau; 0 where a client received nothing, or was out of reach
-    reachable: Bools  # [c], who can be asked; may change while the time step goes on
-    concepts: Ints | None = None  # the truth for t = 0..tau, where somebody knows it
-    n_groups: int = 0  # into which rows fall, where they do
+    counts: Ints  # N[t, c] for t = 0..tau; 0 where a client received nothing or was unreachable
+    reachable: Bools  # [c]; a client that does not reply becomes unreachable for the rest of the time step
+    concepts: Ints | None = None  # true concepts for t = 0..tau, if known
+    n_groups: int = 0  # number of groups of rows; 0: rows have no groups
 
 
 @dataclass(frozen=True, eq=False)
-class Question:
-    """Which moments clients are asked for: see `Federation.moments`."""
+class StatisticsRequest:
+    """A request for feature statistics of the clients' newest data; the fields are those of `Federation.moments`."""
 
     layer: Layer
     by: Literal["all", "class"] = "all"
@@ -67,143 +71,243 @@ class Question:
     square: bool = True
 
     def matrix(self, width: int) -> Floats | None:
-        """[D, d], what is applied to a layer of this width; None: nothing."""
+        """Return the matrix [width, d] that projects a layer of this width; None: no projection."""
         return self.project.matrix(width) if isinstance(self.project, Projection) else self.project
 
     def shape(self, width: int, n_classes: int) -> tuple[int, int]:
-        """How many parts the rows of a client fall into, and how many numbers describe each, for a layer so wide."""
+        """Return the size of the statistics of one model at one client.
+
+        Args:
+            width: The number of values of the layer for one row.
+            n_classes: The number of classes.
+
+        Returns:
+            The number of means (1, or one for each class), and the length of each mean.
+        """
         matrix = self.matrix(width)
         return n_classes if self.by == "class" else 1, width if matrix is None else matrix.shape[1]
 
 
 @dataclass(frozen=True)
-class Work:
-    """Who trains which models on which data: one row per pair of a client and a model.
+class TrainingPlan:
+    """Clients, models and data of a training: one row for each pair of a client and a model.
 
-    The models of one family that a client trains share a lane: each local step trains the trunk and one of the heads.
+    The models of one family that a client trains form a lane: each local step trains the shared trunk and one head.
     """
 
     client: Ints  # [pair]
     model: Ints  # [pair], a position in the stack
-    size: Floats  # [pair], the data behind it: sum over t of w[t, c, m] N[t, c]
-    lane: Ints  # [pair], from 0
-    data: Entries  # w of these pairs
-    until: int = 0  # the rounds before this one all follow, on the same data: who trains alone may do them at once
+    size: Floats  # [pair], number of weighted examples: sum over t of w[t, c, m] N[t, c]
+    lane: Ints  # [pair], number of the lane, from 0
+    data: Entries  # the entries of w of these pairs
+    until: int = 0  # rounds before this one use the same plan; a model with a single client may run them all at once
 
     @classmethod
-    def of(cls, models: Models, data: Entries, counts: Ints) -> Work:
-        """The pairs that have data to train on, by model, then client."""
-        on, n_clients = models.trunk_index, data.shape[1]
+    def of(cls, models: Models, data: Entries, counts: Ints) -> TrainingPlan:
+        """Return the plan for all pairs that have data, sorted by model, then by client.
+
+        Args:
+            models: The models.
+            data: The entries of w to train on.
+            counts: N[t, c].
+        """
+        n_clients = data.shape[1]
         pairs, entry = np.unique(data.m * n_clients + data.c, return_inverse=True)
         m, c = np.divmod(pairs, n_clients)
         size: Floats = np.bincount(entry, data.value * counts[data.t, data.c], len(pairs)).astype(np.float64)
-        _, lane = np.unique(on[m] * n_clients + c, return_inverse=True)
+        _, lane = np.unique(models.trunk_index[m] * n_clients + c, return_inverse=True)
         return cls(c, m, size, lane, data)
 
-    def select(self, clients: Bools, models: Bools | None = None) -> Work:
-        """The part of these clients [c], and of these models [m]; lanes are counted anew."""
+    def select(self, clients: Bools, models: Bools | None = None) -> TrainingPlan:
+        """Return the part of the plan with these clients [c] and models [m]; lanes are numbered from 0 again."""
         models = np.ones(self.data.shape[2], dtype=bool) if models is None else models
         pairs = clients[self.client] & models[self.model]
         _, lane = np.unique(self.lane[pairs], return_inverse=True)
         data = self.data.select(clients[self.data.c] & models[self.data.m])
-        return Work(self.client[pairs], self.model[pairs], self.size[pairs], lane, data, self.until)
+        return TrainingPlan(self.client[pairs], self.model[pairs], self.size[pairs], lane, data, self.until)
 
     def updates(self, params: Params) -> Updates:
-        """The updates of this work: the parameters that its pairs trained."""
+        """Return the updates of this plan with these trained parameters, by pair and (for trunks) by lane."""
         return Updates(params, self.client, self.model, self.size, self.lane)
 
     @property
     def n_lanes(self) -> int:
-        """How many pairs of a client and a family train."""
+        """Number of pairs of a client and a family."""
         return int(self.lane.max()) + 1 if len(self.lane) else 0
 
 
 class Worker(Protocol):
-    """All that clients do at time tau; who uses which model, counts and decisions are the server's.
+    """The work of the clients at time tau; the server assigns models, counts and makes decisions.
 
-    A client that does not answer is out of reach (`known.reachable`) from then on; `score` and `updates` leave it out,
-    `confusion`, `trial`, `contest` and `reroute` have zeros for it, `describe` no rows.
-    `feddrift.testing.check_worker` says whether an engine made of one keeps the contract:
+    A Worker exists for one time step. `known` has what the server may know about the clients. A client that does not
+    reply is unreachable (`known.reachable`) from then on: `score` and `updates` omit it, `confusion`, `trial`,
+    `contest` and `reroute` have zeros for it, and `describe` has counts of 0.
+
+    Clients are positions c, times are t, models are positions m in the stack of a request.
+    `feddrift.testing.check_worker` checks whether the Workers of an engine keep the contract:
 
     >>> from feddrift.engines.local.reference import Reference
     >>> from feddrift.testing import check_worker
     >>> check_worker(Reference)
     """
 
-    known: Known
+    known: FederationInfo
 
     def score(
-        self, models: Models, cells: Ints, metric: Metric, most: int | None = None, by: Parting | None = None
-    ) -> Iterator[Scored]:
-        """Mistakes, or losses added up, of every model on each cell (t, c), or on a sample of `most` of its rows."""
+        self, models: Models, cells: Ints, metric: Metric, max_rows: int | None = None, by: Parting | None = None
+    ) -> Iterator[CellScores]:
+        """Yield the number of mistakes, or the sum of losses, of every model on cells, in blocks of cells.
+
+        Args:
+            models: The models.
+            cells: [cell, 2], pairs (t, c).
+            metric: The score of a row.
+            max_rows: Score a sample of at most this number of rows of each cell, the same in every call; None: all.
+            by: Sum the rows of each class or group separately; None: sum all rows.
+
+        Yields:
+            The positions in `cells` of a block, its sums, and its numbers of rows: see `CellScores`.
+        """
         ...
 
     def confusion(self, models: Models, clients: Ints) -> Ints:
-        """Counts [client, m, true class, predicted class] on the newest data of these clients."""
+        """Count the rows of the newest data by their true and their predicted class.
+
+        Args:
+            models: The models.
+            clients: Positions of clients, ascending.
+
+        Returns:
+            Counts [client, m, true class, predicted class], one row for each of `clients`.
+        """
         ...
 
-    def describe(self, models: Models, clients: Ints, question: Question) -> Moments:
-        """What a layer makes of the newest data of these clients, in their order: see `Federation.moments`."""
+    def describe(self, models: Models, clients: Ints, question: StatisticsRequest) -> Moments:
+        """Return statistics of a layer's values on the newest data: see `Federation.moments`.
+
+        Args:
+            models: The models.
+            clients: Positions of clients, ascending.
+            question: The layer, its projection, and the statistics to return.
+
+        Returns:
+            Counts, means and deviations, one row for each of `clients`.
+        """
         ...
 
     def reroute(self, models: Models, votes: Floats | Votes, ballot: Ballot, routers: Mapping[int, Router]) -> Ints:
-        """[c, 3], at the clients with a router: their new rows, the mistakes of votes[c] on them, and of its choice."""
+        """Compare each client's own votes with the choice of its router on the client's newest data.
+
+        Args:
+            models: The models.
+            votes: [c, m], the weight of each model in the vote at each client.
+            ballot: The rule by which votes are counted.
+            routers: The router of each client that takes part, by its position.
+
+        Returns:
+            [c, 3]: the number of new rows, the mistakes of votes[c], and those of the router's choice; zeros for
+            clients without a router.
+        """
         ...
 
-    def updates(self, models: Models, work: Work, round: int, local: Local) -> Updates:
-        """One round of local training: K steps of every pair, from the models as they are."""
+    def updates(self, models: Models, plan: TrainingPlan, round: int, local: Local) -> Updates:
+        """Run one round of local training: every client runs K local steps from the given models.
+
+        Args:
+            models: The models before the round.
+            plan: The pairs of clients and models, and their data.
+            round: The number of the round in this time step, from 0.
+            local: The settings of local training.
+
+        Returns:
+            The parameters that each pair has trained, not averaged.
+        """
         ...
 
-    def rounds(self, models: Models, work: Work, first: int, last: int, local: Local) -> tuple[Models, Ints]:
-        """Rounds first..last - 1, each averaged by the data behind; and in how many a lane was left out of it.
+    def rounds(self, models: Models, plan: TrainingPlan, first: int, last: int, local: Local) -> tuple[Models, Ints]:
+        """Run the rounds first..last - 1; after each the models become the averages of their updates.
 
-        `in_turn` does it with `updates`; who can do all rounds at once is faster.
+        `run_rounds_sequentially` implements it by calls of `updates`; one program for all rounds is faster.
+
+        Args:
+            models: The models before the rounds.
+            plan: The pairs of clients and models, and their data, the same in all rounds.
+            first: The number of the first round in this time step, from 0.
+            last: The number after that of the last round.
+            local: The settings of local training.
+
+        Returns:
+            The trained models, and [lane] the number of rounds whose average left the lane out.
         """
         ...
 
     def trial(self, models: Models, older: Entries, parent: Ints, starts: Sequence[Start], local: Local) -> Tournament:
-        """What each client with a parent finds about these starts of a new model: see `Federation.tournament`."""
+        """Let clients train a new model from several starts and count its mistakes: see `Federation.tournament`.
+
+        Args:
+            models: The models.
+            older: The entries of w before tau, for the start "joint".
+            parent: [c], the position of the model that the new one is compared with; -1: the client takes no part.
+            starts: The starts that every client compares.
+            local: The settings of local training.
+
+        Returns:
+            The number of evaluated rows and the common mistakes of each two starts, by client.
+        """
         ...
 
     def contest(self, models: Models, teams: Ints, held_by: Local | None) -> Tournament:
-        """How many rows which contestants get wrong, at each client where all have models: see `Federation.contest`."""
+        """Count the common mistakes of contestants at each client: see `Federation.contest`.
+
+        Args:
+            models: The models.
+            teams: [contestant, client, k], the positions of the models of each contestant, -1: none. A client without
+                a model for each contestant takes no part.
+            held_by: Evaluate on the rows that training with these settings holds out; None: on all new rows.
+
+        Returns:
+            The number of evaluated rows and the common mistakes of each two contestants, by client.
+        """
         ...
 
     def save(self) -> Any:
-        """The optimiser's moments, and whatever else the rest of the time step depends on, for a checkpoint."""
+        """Return the state that the rest of the time step depends on, such as the optimiser's moments.
+
+        It is written into checkpoints: numbers, strings and arrays in dictionaries, lists and tuples.
+        """
         ...
 
     def load(self, saved: Any) -> None:
-        """The way back from `save`."""
+        """Restore the state that `save` returned."""
         ...
 
 
-class Through(Worker):
-    """A Worker that passes every question on to another; what stands between server and clients overrides some."""
+class WorkerProxy(Worker):
+    """A Worker that forwards every request to another Worker; subclasses change some requests or replies."""
 
     def __init__(self, worker: Worker) -> None:
-        self.worker, self.known = worker, worker.known
+        self.worker = worker
+        self.known = worker.known
 
     def score(
-        self, models: Models, cells: Ints, metric: Metric, most: int | None = None, by: Parting | None = None
-    ) -> Iterator[Scored]:
-        given = (models, cells, metric, most)  # an engine of somebody's own may know of no parts
-        return self.worker.score(*given) if by is None else self.worker.score(*given, by)
+        self, models: Models, cells: Ints, metric: Metric, max_rows: int | None = None, by: Parting | None = None
+    ) -> Iterator[CellScores]:
+        return score_cells(self.worker, models, cells, metric, max_rows, by)
 
     def confusion(self, models: Models, clients: Ints) -> Ints:
         return self.worker.confusion(models, clients)
 
-    def describe(self, models: Models, clients: Ints, question: Question) -> Moments:
+    def describe(self, models: Models, clients: Ints, question: StatisticsRequest) -> Moments:
         return self.worker.describe(models, clients, question)
 
     def reroute(self, models: Models, votes: Floats | Votes, ballot: Ballot, routers: Mapping[int, Router]) -> Ints:
         return self.worker.reroute(models, votes, ballot, routers)
 
-    def updates(self, models: Models, work: Work, round: int, local: Local) -> Updates:
-        return self.worker.updates(models, work, round, local)
+    def updates(self, models: Models, plan: TrainingPlan, round: int, local: Local) -> Updates:
+        return self.worker.updates(models, plan, round, local)
 
-    def rounds(self, models: Models, work: Work, first: int, last: int, local: Local) -> tuple[Models, Ints]:
-        return self.worker.rounds(models, work, first, last, local)
+    def rounds(self, models: Models, plan: TrainingPlan, first: int, last: int, local: Local) -> tuple[Models, Ints]:
+        return self.worker.rounds(models, plan, first, last, local)
 
     def trial(self, models: Models, older: Entries, parent: Ints, starts: Sequence[Start], local: Local) -> Tournament:
         return self.worker.trial(models, older, parent, starts, local)
@@ -218,45 +322,80 @@ class Through(Worker):
         self.worker.load(saved)
 
 
-def in_turn(worker: Worker, models: Models, work: Work, first: int, last: int, local: Local) -> tuple[Models, Ints]:
-    """Rounds one after the other; an update that is not finite is left out of the average."""
-    left_out: Ints = np.zeros(work.n_lanes, dtype=np.int64)
+def score_cells(
+    worker: Worker, models: Models, cells: Ints, metric: Metric, max_rows: int | None, by: Parting | None
+) -> Iterator[CellScores]:
+    """Call `worker.score`, without the argument `by` if it is None, since Workers of other packages may lack it."""
+    if by is None:
+        return worker.score(models, cells, metric, max_rows)
+    return worker.score(models, cells, metric, max_rows, by)
+
+
+def run_rounds_sequentially(
+    worker: Worker, models: Models, plan: TrainingPlan, first: int, last: int, local: Local
+) -> tuple[Models, Ints]:
+    """Run rounds one after the other (Algorithm 1); averages leave out updates that are not finite.
+
+    Args:
+        worker: The clients.
+        models: The models before the rounds.
+        plan: The pairs of clients and models, and their data.
+        first: The number of the first round.
+        last: The number after that of the last round.
+        local: The settings of local training.
+
+    Returns:
+        The trained models, and [lane] the number of rounds whose average left the lane out.
+    """
+    left_out: Ints = np.zeros(plan.n_lanes, dtype=np.int64)
     for round in range(first, last):
-        updates = worker.updates(models, work, round, local)
-        left_out += lanes_left_out(models, work, updates)
-        average = averaged(models, updates, local.average)
-        models = only_trained(models, average, local.trains) if local.trains == "trunk" else average
+        updates = worker.updates(models, plan, round, local)
+        left_out += find_nonfinite_lanes(models, plan, updates)
+        average = average_updates(models, updates, local.average)
+        models = restore_untrained_part(models, average, local.trains) if local.trains == "trunk" else average
     return models, left_out
 
 
-def lanes_left_out(models: Models, work: Work, updates: Updates) -> Ints:
-    """[lane], 1 where an update holds numbers that are not finite."""
-    left_out: Ints = np.zeros(work.n_lanes, dtype=np.int64)
+def find_nonfinite_lanes(models: Models, plan: TrainingPlan, updates: Updates) -> Ints:
+    """Return [lane], 1 where an update contains numbers that are not finite or too large to compute with."""
+    left_out: Ints = np.zeros(plan.n_lanes, dtype=np.int64)
     if len(updates.client):
-        bad = (~finite(models, updates))[updates.lane]
-        for c, m in zip(updates.client[bad], updates.model[bad], strict=True):
-            left_out[work.lane[(work.client == c) & (work.model == m)]] = 1
+        nonfinite = (~find_finite_lanes(models, updates))[updates.lane]
+        for c, m in zip(updates.client[nonfinite], updates.model[nonfinite], strict=True):
+            left_out[plan.lane[(plan.client == c) & (plan.model == m)]] = 1
     return left_out
 
 
-def gathered(models: Models, work: Work, parts: Sequence[Updates]) -> Updates:
-    """The updates of several workers, each of which had a `select`ion of the work, as one."""
+def concatenate_updates(models: Models, plan: TrainingPlan, parts: Sequence[Updates]) -> Updates:
+    """Join the updates of several workers, each of which trained a selection of a plan.
+
+    Args:
+        models: The models before the training.
+        plan: The whole plan.
+        parts: The updates of the selections, in any order.
+
+    Returns:
+        The updates of all of them, with pairs and lanes in the order of the plan.
+    """
     if not parts:
-        nobody = work.select(np.zeros(work.data.shape[1], dtype=bool))
-        return nobody.updates(map_trunk_and_head(lambda leaf, _: leaf[:0], models, None, None))
+        empty = plan.select(np.zeros(plan.data.shape[1], dtype=bool))
+        return empty.updates(map_trunk_and_head(lambda leaf, _: leaf[:0], models, None, None))
     client, model, size = (
         np.concatenate([getattr(part, name) for part in parts]) for name in ("client", "model", "size")
     )
-    firsts = [np.unique(part.lane, return_index=True)[1] for part in parts]
-    lanes = [(models.trunk_index[part.model[at]], part.client[at]) for part, at in zip(parts, firsts, strict=True)]
+    first_pairs = [np.unique(part.lane, return_index=True)[1] for part in parts]
+    lanes = [
+        (models.trunk_index[part.model[first]], part.client[first])
+        for part, first in zip(parts, first_pairs, strict=True)
+    ]
     trunk, owner = (np.concatenate(values) for values in zip(*lanes, strict=True))
-    order, lane_order = np.lexsort((client, model)), np.lexsort((owner, trunk))  # as in Work
+    order = np.lexsort((client, model))  # as in TrainingPlan.of
     params = map_trunk_and_head(
         lambda _, *new_and_order: np.concatenate(new_and_order[:-1])[new_and_order[-1]],
         models,
         order,
-        lane_order,
+        np.lexsort((owner, trunk)),
         *(part.params for part in parts),
     )
-    _, lane = np.unique(models.trunk_index[model[order]] * work.data.shape[1] + client[order], return_inverse=True)
+    _, lane = np.unique(models.trunk_index[model[order]] * plan.data.shape[1] + client[order], return_inverse=True)
     return Updates(params, client[order], model[order], size[order], lane)

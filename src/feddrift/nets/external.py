@@ -1,4 +1,4 @@
-"""Nets of your own: pairs of JAX functions, PyTorch modules, and models of any framework that train themselves."""
+"""Nets from user code: pairs of JAX functions, PyTorch modules, and models of any framework that train themselves."""
 
 from __future__ import annotations
 
@@ -20,42 +20,44 @@ from feddrift.types import Net
 
 Arrays = list[npt.NDArray[Any]]
 
-LEGAL = "a Net, a PyTorch module's class, a model with init, logits and fit, or a function of the stream that makes one"
-
-OF_THE_STREAM = (
-    "write a function of the stream that makes it, def net(stream), with stream.x.shape[1] inputs and stream.n_classes "
-    "outputs, and name that"
+LEGAL_SOURCES = (
+    "a Net, a PyTorch module's class, a model with init, logits and fit, or a function of the stream that makes one"
 )
 
-_bridges: dict[Any, Net] = {}  # one net, one compiled program, however many runs a process makes
+STREAM_FUNCTION_HINT = (
+    "write a function of the stream that makes it, def net(stream), with stream.x.shape[1] inputs and stream.n_classes "
+    "outputs, and name this function"
+)
+
+_bridges: dict[Any, Net] = {}  # reused by all runs of a process, so that a net is compiled once
 
 
-class OwnModel(Protocol):
-    """What a framework must do that JAX cannot trace."""
+class ExternalModel(Protocol):
+    """Interface of a model whose framework JAX cannot trace."""
 
     def init(self, seed: int) -> Arrays:
-        """New parameters."""
+        """Return new parameters."""
         ...
 
     def logits(self, params: Arrays, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Scores [n, class]; the highest is the prediction, and their softmax the probabilities."""
+        """Return scores [n, class]; the highest is the prediction, and their softmax the probabilities."""
         ...
 
     def fit(self, params: Arrays, batches: Iterable[tuple[Any, Any]], lr: float) -> Arrays:
-        """The parameters after a step on each of these minibatches (x, y); what it is given must stay as it is."""
+        """Return the parameters after a step on each minibatch (x, y), without changing the arguments."""
         ...
 
 
 @dataclass(frozen=True)
-class OwnNet(Net):
-    """A model of another framework as a net: it has no trunk, and nothing in it needs to be JAX."""
+class ExternalNet(Net):
+    """A net around a model of another framework; it has no trunk and need not use JAX."""
 
-    model: Any = None  # an OwnModel
+    model: Any = None  # an ExternalModel
 
 
-def net_of(model: OwnModel) -> Net:
-    """The same as a Net."""
-    return OwnNet(
+def net_of(model: ExternalModel) -> Net:
+    """Wrap a model that trains itself as a Net."""
+    return ExternalNet(
         lambda key: [np.asarray(array) for array in model.init(int(key[0]) % 2**31)],
         lambda params, x: model.logits(params, x),
         model=model,
@@ -63,78 +65,92 @@ def net_of(model: OwnModel) -> Net:
 
 
 def check_traceable(net: Net) -> None:
-    """Refuse a model that trains itself where JAX should."""
-    if isinstance(net, OwnNet):
-        raise ConfigError("a model with init, logits and fit trains itself, which only the engine simulator lets it")
+    """Raise ConfigError for a model that trains itself: JAX cannot trace it."""
+    if isinstance(net, ExternalNet):
+        raise ConfigError("a model with init, logits and fit trains itself: only the engine simulator supports it")
 
 
-def own_net(name: str, source: Any, features: Sequence[int], n_classes: int, stream: Stream | None = None) -> Net:
-    """What `name` leads to, as a net; where there is no stream yet, it must be made without one."""
+def convert_to_net(
+    name: str, source: Any, features: Sequence[int], n_classes: int, stream: Stream | None = None
+) -> Net:
+    """Convert an object from user code to a net.
+
+    Args:
+        name: The name of the object, for messages.
+        source: A Net, a model with init, logits and fit, or a class or function that makes one or a PyTorch module.
+        features: The shape of an input.
+        n_classes: The number of classes.
+        stream: The stream for a function that takes one; None: the function must not take arguments.
+
+    Raises:
+        ConfigError: The object is none of these, or making the net failed.
+    """
     if isinstance(source, Net):
         return source
-    if _is_model(source):
+    if _is_external_model(source):
         return net_of(source)
-    if not callable(source) or _is_module(source):
-        hint = ": name its class, since each model starts anew" if _is_module(source) else ""
-        raise ConfigError(f"'{name}' must be {LEGAL}, got {type(source).__name__}{hint}")
-    make, arguments = cast("Callable[[], Any]", source), _arguments(source)
+    if not callable(source) or _is_torch_module(source):
+        hint = ": name its class, since each model needs new parameters" if _is_torch_module(source) else ""
+        raise ConfigError(f"'{name}' must be {LEGAL_SOURCES}, got {type(source).__name__}{hint}")
+    make = cast("Callable[[], Any]", source)
+    arguments = _argument_names(source)
     if arguments:
         if stream is None:
             raise ConfigError(f"'{name}' must be made without arguments: clients that keep their data have no stream")
         if len(arguments) > 1:
-            raise ConfigError(f"'{name}' needs the arguments {', '.join(arguments)}: {OF_THE_STREAM}")
+            raise ConfigError(f"'{name}' needs the arguments {', '.join(arguments)}: {STREAM_FUNCTION_HINT}")
         make = partial(source, stream)
     try:
-        product = plugins.called("net", name, _undisturbed, make)
+        product = plugins.call_function("net", name, _call_with_fixed_seed, make)
     except ConfigError as error:
         if isinstance(source, type) and arguments not in ([], ["stream"]):
             got = f"it was given the stream as its argument '{arguments[0]}'"
-            raise ConfigError(f"{error}; {got}: {OF_THE_STREAM}") from error.__cause__
+            raise ConfigError(f"{error}; {got}: {STREAM_FUNCTION_HINT}") from error.__cause__
         raise
-    if _is_module(product):
-        from feddrift.nets.torch import bridge  # here, since PyTorch takes a while to import
+    if _is_torch_module(product):
+        from feddrift.nets.torch import bridge_module  # here, since PyTorch takes a while to import
 
-        key = source, tuple(features), n_classes, None if make is source else _digest(stream)
+        key = source, tuple(features), n_classes, None if make is source else _hash_stream(stream)
         if key not in _bridges:
-            _bridges[key] = bridge(name, make, features)
+            _bridges[key] = bridge_module(name, make, features)
         return _bridges[key]
     if isinstance(product, Net):
         return product
-    if _is_model(product):
+    if _is_external_model(product):
         return net_of(product)
-    raise ConfigError(f"'{name}' must be {LEGAL}, got {type(product).__name__}")
+    raise ConfigError(f"'{name}' must be {LEGAL_SOURCES}, got {type(product).__name__}")
 
 
-def _is_model(value: Any) -> bool:
+def _is_external_model(value: Any) -> bool:
     methods = ("init", "logits", "fit")
     return not isinstance(value, type) and all(callable(getattr(value, name, None)) for name in methods)
 
 
-def _is_module(value: Any) -> bool:
-    """Whether this is a PyTorch module; without PyTorch nothing is."""
+def _is_torch_module(value: Any) -> bool:
+    """Return True for a PyTorch module, without importing PyTorch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.nn.Module)
 
 
-def _undisturbed(make: Callable[[], Any]) -> Any:
-    """What this makes; where it may draw from PyTorch's generator, nobody else notices."""
+def _call_with_fixed_seed(make: Callable[[], Any]) -> Any:
+    """Call a function without changing the state of PyTorch's generator."""
     if "torch" not in sys.modules:
         return make()
-    from feddrift.nets.torch import seeded
+    from feddrift.nets.torch import call_with_seed
 
-    return seeded(make, 0)
+    return call_with_seed(make, 0)
 
 
-def _digest(stream: Any) -> tuple[Any, ...]:
-    """Of all that a net may have been made of."""
+def _hash_stream(stream: Any) -> tuple[Any, ...]:
+    """Return the name and a checksum of the data of a stream."""
     return stream.name, *(zlib.crc32(np.ascontiguousarray(a).data) for a in (stream.x, stream.y, stream.counts))
 
 
-def _arguments(make: Callable[..., Any]) -> list[str]:
-    """The names of the arguments that it needs, or takes and calls a stream."""
+def _argument_names(make: Callable[..., Any]) -> list[str]:
+    """Return the names of the required arguments, or of an optional one called stream."""
     try:
         parameters = inspect.signature(make).parameters.values()
-    except ValueError:  # it tells no parameters
+    except ValueError:  # it has no signature
         return ["stream"]
     required = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     return required or [p.name for p in parameters if p.name == "stream"]

@@ -22,29 +22,29 @@ MAX_SMALL_LAYER = 2048  # weights; for larger layers a fixed order of sums takes
 
 
 def mlp(features: int, hidden: int | Sequence[int], classes: int) -> Net:
-    """A perceptron, initialised as PyTorch's nn.Linear: U(-1/sqrt(fan_in), 1/sqrt(fan_in)).
+    """Build a perceptron, initialised as PyTorch's nn.Linear: U(-1/sqrt(fan_in), 1/sqrt(fan_in)).
 
     All layers but the last are its trunk.
 
-    Parameters:
-        features: How many numbers an input has.
-        hidden: How many units the hidden layer has, or each of several; with none, ``()``, the net is linear.
-        classes: How many classes there are.
+    Args:
+        features: The number of features of an input.
+        hidden: The number of units of the hidden layer, or of each of several; ``()``: the net is linear.
+        classes: The number of classes.
 
     >>> net = mlp(2, 4, 2)
-    >>> {k: v.shape for k, v in net.init(rng.derive(0, "init")).items()}
+    >>> {k: v.shape for k, v in net.init(rng.derive_key(0, "init")).items()}
     {'W1': (2, 4), 'b1': (4,), 'W2': (4, 2), 'b2': (2,)}
-    >>> list(mlp(2, (), 2).init(rng.derive(0, "init")))
+    >>> list(mlp(2, (), 2).init(rng.derive_key(0, "init")))
     ['W1', 'b1']
     """
     sizes = features, *(hidden if isinstance(hidden, Sequence) else (hidden,)), classes
     if not all(isinstance(size, int | np.integer) and size > 0 for size in sizes):
         raise ConfigError(f"features, hidden units and classes must be whole numbers above 0, got {sizes}")
-    return _mlp(tuple(map(int, sizes)))
+    return _build_mlp(tuple(map(int, sizes)))
 
 
-@cache  # one net, one compiled program, however many runs a process makes
-def _mlp(sizes: tuple[int, ...]) -> Net:
+@cache  # all runs of a process share a net, so that it is compiled once
+def _build_mlp(sizes: tuple[int, ...]) -> Net:
     shapes: dict[str, tuple[int, tuple[int, ...]]] = {}
     for k, (fan_in, fan_out) in enumerate(pairwise(sizes), start=1):
         shapes |= {f"W{k}": (fan_in, (fan_in, fan_out)), f"b{k}": (fan_in, (fan_out,))}
@@ -57,28 +57,28 @@ def _mlp(sizes: tuple[int, ...]) -> Net:
             params[name] = rng.uniform(leaf_key, shape, -bound, bound)
         return params
 
-    apply = {2: linear, 3: perceptron}.get(len(sizes), deep)
+    apply = {2: apply_linear, 3: apply_perceptron}.get(len(sizes), apply_deep)
     weight, bias = tuple(shapes)[-2:]
-    return Net(init, apply, tuple(shapes)[:-2], classes={weight: 1, bias: 0}, hidden=below_the_last)
+    return Net(init, apply, tuple(shapes)[:-2], classes={weight: 1, bias: 0}, hidden=compute_last_inputs)
 
 
-def linear(params: Params, x: Any) -> Any:
+def apply_linear(params: Params, x: Any) -> Any:
     """Return the logits of a net without hidden layers."""
     return _apply_layer(params, 1, x.reshape(len(x), -1))
 
 
-def perceptron(params: Params, x: Any) -> Any:
+def apply_perceptron(params: Params, x: Any) -> Any:
     """Return the logits of a net with one hidden layer."""
     x = x.reshape(len(x), -1)
     return _apply_layer(params, 2, _relu(_apply_layer(params, 1, x)))
 
 
-def deep(params: Params, x: Any) -> Any:
+def apply_deep(params: Params, x: Any) -> Any:
     """Return the logits of a net with several hidden layers."""
-    return _apply_layer(params, len(params) // 2, below_the_last(params, x))
+    return _apply_layer(params, len(params) // 2, compute_last_inputs(params, x))
 
 
-def below_the_last(params: Params, x: Any) -> Any:
+def compute_last_inputs(params: Params, x: Any) -> Any:
     """Return the inputs of the last layer; for a net without hidden layers the inputs of the net."""
     x = x.reshape(len(x), -1)
     for k in range(1, len(params) // 2):
@@ -104,24 +104,24 @@ def compute_gradient(params: Params, mask: Any, x: Any, y: Any, n: int) -> Param
     for k in range(1, n_layers):
         inputs.append(_relu(_apply_layer(params, k, inputs[-1])))
     logits = _apply_layer(params, n_layers, inputs[-1]).astype(np.float64)
-    likely = numerics.exp(logits - logits.max(axis=1, keepdims=True))
-    error = likely / likely.sum(axis=1, keepdims=True) - np.eye(logits.shape[1])[y]
-    real = min(n, len(x))
-    error[real:] = 0  # repeated rows
-    error = (error / real).astype(np.float32)
+    exponentials = numerics.exp(logits - logits.max(axis=1, keepdims=True))
+    error = exponentials / exponentials.sum(axis=1, keepdims=True) - np.eye(logits.shape[1])[y]
+    n_distinct = min(n, len(x))
+    error[n_distinct:] = 0  # repeated rows
+    error = (error / n_distinct).astype(np.float32)
     gradient: Params = {}
     for k in range(n_layers, 0, -1):
         weights = params[f"W{k}"]
-        gradient |= {f"W{k}": _multiply(inputs[k - 1].T, error), f"b{k}": error.sum(axis=0)}
-        error = _multiply(error, weights.T) * (inputs[k - 1] > 0)
+        gradient |= {f"W{k}": _multiply_matrices(inputs[k - 1].T, error), f"b{k}": error.sum(axis=0)}
+        error = _multiply_matrices(error, weights.T) * (inputs[k - 1] > 0)
     return {name: gradient[name] for name in params}
 
 
 def _apply_layer(params: Params, k: int, x: Any) -> Any:
-    return _multiply(x, params[f"W{k}"]) + params[f"b{k}"]
+    return _multiply_matrices(x, params[f"W{k}"]) + params[f"b{k}"]
 
 
-def _multiply(x: Any, weights: Any) -> Any:
+def _multiply_matrices(x: Any, weights: Any) -> Any:
     in_numpy = isinstance(x, np.ndarray) and isinstance(weights, np.ndarray)
     return numerics.matmul(x, weights) if in_numpy and weights.size <= MAX_SMALL_LAYER else x @ weights
 
@@ -135,14 +135,14 @@ def _relu(x: Any) -> Any:
 
 
 def layer_sizes(net: Net, params: Params) -> tuple[int, ...] | None:
-    """How many features, units of each hidden layer, and classes a net of this module has; None for others."""
-    if net.apply not in (linear, perceptron, deep):
+    """Return the numbers of features, hidden units of each layer and classes of a perceptron; None for other nets."""
+    if net.apply not in (apply_linear, apply_perceptron, apply_deep):
         return None
     weights = [np.shape(params[f"W{k}"]) for k in range(1, len(params) // 2 + 1)]
     return (weights[0][0], *(shape[1] for shape in weights))
 
 
-def usual(features: Sequence[int], classes: int) -> Net:
-    """The paper's perceptron for inputs of this shape: twice as many hidden units as features."""
+def default_perceptron(features: Sequence[int], classes: int) -> Net:
+    """Build the paper's perceptron for inputs of this shape: twice as many hidden units as features."""
     d = math.prod(features)
     return mlp(d, 2 * d, classes)

@@ -1,7 +1,7 @@
-"""PyTorch modules as nets, through torchax: JAX traces the module's own code (extra ``torch``).
+"""PyTorch modules as nets, through torchax: JAX traces the code of the module (extra ``torch``).
 
-A net is ``apply(params, x)``: it has no random key and no memory. So dropout and batch norm are refused; buffers and
-frozen parameters are constants.
+A net is ``apply(params, x)``, without a random key or a state. Therefore dropout and batch norm are refused;
+buffers and frozen parameters are constants.
 """
 
 from __future__ import annotations
@@ -16,60 +16,68 @@ import numpy as np
 
 from feddrift import rng
 from feddrift.errors import ConfigError
-from feddrift.trees import paths
+from feddrift.trees import tree_paths
 from feddrift.types import Net, Params
 
-INSTEAD = "or make it a model with init, logits and fit (docs/extend.md)"
+ALTERNATIVE_HINT = "or make it a model with init, logits and fit (docs/extend.md)"
 
 
-def bridge(name: str, make: Callable[[], Any], features: Sequence[int]) -> Net:
-    """The net that a module computes; `make` builds one, and is called again for each new start.
+def bridge_module(name: str, make: Callable[[], Any], features: Sequence[int]) -> Net:
+    """Convert a PyTorch module to a net.
 
-    Parameters lie in a tree by the names of layers: ``conv/weight``. Models may share the layer that a module calls
-    `trunk`, or those that its attribute `trunk` names.
+    Parameters are stored in a tree by the names of layers: ``conv/weight``. The trunk is the layer `trunk`, or the
+    layers that the attribute `trunk` names.
+
+    Args:
+        name: The name of the net, for messages.
+        make: Makes the module; it is called again for each new initialisation.
+        features: The shape of an input.
+
+    Raises:
+        ConfigError: The module changes or draws random numbers while it trains, or does not take such inputs.
     """
-    torchax = _torchax()
-    import jax.numpy as jnp  # after torchax, which sets what it needs
+    torchax = _import_torchax()
+    import jax.numpy as jnp  # after torchax, which configures JAX
 
-    module = seeded(make, 0)
-    _check(name, module, features)
-    learns = {path for path, parameter in module.named_parameters() if parameter.requires_grad}
-    classes = _classes(module, features, learns)
+    module = call_with_seed(make, 0)
+    _check_module(name, module, features)
+    trainable = {path for path, parameter in module.named_parameters() if parameter.requires_grad}
+    classes = _find_class_arrays(module, features, trainable)
     states, call = torchax.extract_jax(module.eval())
-    fixed = {path: array for path, array in states.items() if path not in learns}
+    fixed = {path: array for path, array in states.items() if path not in trainable}
 
     def init(key: rng.Words) -> Params:
-        fresh = seeded(make, int(key[0]) << 32 | int(key[1]))
-        return _tree({path: _array(leaf) for path, leaf in fresh.named_parameters() if path in learns})
+        new_module = call_with_seed(make, int(key[0]) << 32 | int(key[1]))
+        return _build_tree({path: _to_array(leaf) for path, leaf in new_module.named_parameters() if path in trainable})
 
     def apply(params: Params, x: Any) -> Any:
-        learnt = {path.replace("/", "."): jnp.asarray(leaf) for path, leaf in paths(params)}
-        return call(learnt | fixed, (jnp.asarray(x, dtype=np.float32),))
+        leaves = {path.replace("/", "."): jnp.asarray(leaf) for path, leaf in tree_paths(params)}
+        return call(leaves | fixed, (jnp.asarray(x, dtype=np.float32),))
 
     def hidden(params: Params, x: Any) -> Any:
-        """What the first layer of the head is given."""
-        given: list[Any] = []
-        hooks = [layer.register_forward_pre_hook(lambda _, x: given.append(x[0])) for layer in heads]
+        """Return the input of the first layer of the head."""
+        captured: list[Any] = []
+        hooks = [layer.register_forward_pre_hook(lambda _, x: captured.append(x[0])) for layer in heads]
         try:
             apply(params, x)
         finally:
             for hook in hooks:
                 hook.remove()
-        return torchax.default_env().t2j_iso(given[0])
+        return torchax.default_env().t2j_iso(captured[0])
 
-    trunk = _trunk(name, module)
-    heads = _heads(module, learns, trunk)
+    trunk = _find_trunk(name, module)
+    heads = _find_head_layers(module, trainable, trunk)
     return Net(init, apply, trunk, classes=classes, hidden=hidden if trunk and heads else None)
 
 
-def _check(name: str, module: Any, features: Sequence[int]) -> None:
-    """Say what a bridge cannot do: what changes or draws as a module trains."""
+def _check_module(name: str, module: Any, features: Sequence[int]) -> None:
+    """Refuse modules that change their buffers or draw random numbers while they train."""
     import torch
 
     for path, layer in module.named_modules():
         if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm):
-            what = "learns from whole batches, which clients do not share: use GroupNorm or LayerNorm"
-            raise ConfigError(f"net '{name}': its batch norm '{path}' {what}, {INSTEAD}")
+            problem = "learns from whole batches, which clients do not share: use GroupNorm or LayerNorm"
+            raise ConfigError(f"net '{name}': its batch norm '{path}' {problem}, {ALTERNATIVE_HINT}")
     lazy = [path for path, leaf in module.named_parameters() if torch.nn.parameter.is_lazy(leaf)]
     if lazy:
         raise ConfigError(f"net '{name}': '{lazy[0]}' has no size before it sees data: give the layer its sizes")
@@ -78,21 +86,21 @@ def _check(name: str, module: Any, features: Sequence[int]) -> None:
         state = torch.get_rng_state()
         try:
             module.train()(torch.zeros(2, *features))
-        except Exception as error:  # whatever the module's own code says
+        except Exception as error:  # the module's own code may raise anything
             why = f"{type(error).__name__}: {error}"
             cure = "a function of the stream, def net(stream), can give it these sizes"
             raise ConfigError(f"net '{name}' does not take inputs of shape {tuple(features)}: {why}; {cure}") from error
         drew = not torch.equal(state, torch.get_rng_state())
     if drew:
-        what = "draws random numbers as it trains, as dropout does, and a run could not repeat them: set p=0"
-        raise ConfigError(f"net '{name}' {what}, {INSTEAD}")
+        problem = "draws random numbers as it trains, as dropout does, and a run could not repeat them: set p=0"
+        raise ConfigError(f"net '{name}' {problem}, {ALTERNATIVE_HINT}")
     changed = [path for path, buffer in module.named_buffers() if not torch.equal(buffer, before[path])]
     if changed:
-        what = f"changes its buffer '{changed[0]}' as it trains, which is no parameter: leave it out"
-        raise ConfigError(f"net '{name}' {what}, {INSTEAD}")
+        problem = f"changes its buffer '{changed[0]}' as it trains, which is not a parameter: leave it out"
+        raise ConfigError(f"net '{name}' {problem}, {ALTERNATIVE_HINT}")
 
 
-def _trunk(name: str, module: Any) -> list[str]:
+def _find_trunk(name: str, module: Any) -> list[str]:
     trunk = getattr(module, "trunk", ())
     if "trunk" in dict(module.named_children()):
         return ["trunk"]
@@ -102,17 +110,17 @@ def _trunk(name: str, module: Any) -> list[str]:
     return [layer.replace(".", "/") for layer in names]
 
 
-def _heads(module: Any, learns: set[str], trunk: list[str]) -> list[Any]:
-    """The layers that have parameters of the head."""
+def _find_head_layers(module: Any, trainable: set[str], trunk: list[str]) -> list[Any]:
+    """Return the layers with parameters of the head."""
     names = {
-        path for path in learns if not any(f"{path}.".startswith(layer.replace("/", ".") + ".") for layer in trunk)
+        path for path in trainable if not any(f"{path}.".startswith(layer.replace("/", ".") + ".") for layer in trunk)
     }
     layers = dict(module.named_modules())
     return [layers[name] for name in dict.fromkeys(path.rpartition(".")[0] for path in names) if name]
 
 
-def _classes(module: Any, features: Sequence[int], learns: set[str]) -> dict[str, int]:
-    """The arrays of the last linear layer, if its outputs are as many as the module's: it makes the logits."""
+def _find_class_arrays(module: Any, features: Sequence[int], trainable: set[str]) -> dict[str, int]:
+    """Return the arrays of the last linear layer if it computes the logits: if it has as many outputs as the module."""
     import torch
 
     linear = [(path, layer) for path, layer in module.named_modules() if isinstance(layer, torch.nn.Linear)]
@@ -122,11 +130,11 @@ def _classes(module: Any, features: Sequence[int], learns: set[str]) -> dict[str
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         n_classes = module.eval()(torch.zeros(1, *features)).shape[-1]
     names = [f"{path}.{kind}".lstrip(".") for kind in ("weight", "bias")] if layer.out_features == n_classes else []
-    return {name.replace(".", "/"): 0 for name in names if name in learns}
+    return {name.replace(".", "/"): 0 for name in names if name in trainable}
 
 
-def seeded(make: Callable[[], Any], seed: int) -> Any:
-    """A module whose random start depends on this seed alone."""
+def call_with_seed(make: Callable[[], Any], seed: int) -> Any:
+    """Make a module whose random initialisation depends on this seed only."""
     import torch
 
     with torch.random.fork_rng(devices=[]):  # torchax's device has no generator
@@ -134,33 +142,33 @@ def seeded(make: Callable[[], Any], seed: int) -> Any:
         return make()
 
 
-def _array(parameter: Any) -> Any:
+def _to_array(parameter: Any) -> Any:
     return parameter.detach().numpy().astype(np.float32)  # a copy
 
 
-def _tree(flat: dict[str, Any]) -> Params:
-    """``{"conv.weight": ...}`` as ``{"conv": {"weight": ...}}``."""
+def _build_tree(flat: dict[str, Any]) -> Params:
+    """Convert ``{"conv.weight": ...}`` to ``{"conv": {"weight": ...}}``."""
     tree: dict[str, Any] = {}
     for path, leaf in flat.items():
         *branch, last = path.split(".")
-        place = tree
+        node = tree
         for part in branch:
-            place = place.setdefault(part, {})
-        place[last] = leaf
+            node = node.setdefault(part, {})
+        node[last] = leaf
     return tree
 
 
 @cache
-def _torchax() -> Any:
-    """The library, with stand-ins for operators that it names and newer versions of PyTorch no longer have."""
+def _import_torchax() -> Any:
+    """Import torchax, with stand-ins for operators that newer versions of PyTorch no longer have."""
     try:
         with _tolerate_missing_operators():
             import torchax
 
-            torchax.default_env()  # loads the rest of it
+            torchax.default_env()  # imports the rest of torchax
     except ModuleNotFoundError as error:
         raise ConfigError(f"PyTorch modules need the extra torch (pip install 'feddrift[torch]'): {error}") from None
-    except Exception as error:  # versions that do not fit together
+    except Exception as error:  # incompatible versions
         why = f"{type(error).__name__}: {error}"
         raise ConfigError(f"torchax does not work with this PyTorch (pip install 'feddrift[torch]'): {why}") from error
     return torchax

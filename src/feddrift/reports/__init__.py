@@ -1,1 +1,1 @@
-"""What records say: numbers, tables, pictures and a page."""
+"""Reports of records: numbers, tables, pictures, a page, and the transfer to experiment trackers."""

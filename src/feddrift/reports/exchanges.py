@@ -1,4 +1,4 @@
-"""What the questions to clients of real machines took: by time step, by client, and who sat out why."""
+"""Statistics of the requests to clients on real machines: times, traffic, missing replies and their reasons."""
 
 from __future__ import annotations
 
@@ -9,85 +9,93 @@ import numpy as np
 
 from feddrift.runs.record import Record
 
-KINDS = ("hello", "evaluate", "describe", "reroute", "contest", "tournament", "train", "explain")
-REFUSED = "its reply is refused"  # how the trouble with a client begins whose answer cannot be used
-MAX_LISTED = 1000  # of those who sat out, the newest
+REQUEST_KINDS = ("hello", "evaluate", "describe", "reroute", "contest", "tournament", "train", "explain")
+REFUSED_REPLY_PREFIX = "its reply is refused"  # beginning of the trouble if a reply cannot be used
+MAX_LISTED_PROBLEMS = 1000  # the newest missing replies and notes on the page
 
 
-def for_page(record: Record) -> dict[str, Any] | None:
-    """The exchanges of a record as plain values for the page; None where nothing was asked over a network."""
+def collect_exchanges(record: Record) -> dict[str, Any] | None:
+    """Return the exchanges of a record as plain values for the page; None if no request was sent over a network."""
     if not record.exchanges:
         return None
-    out = sorted([*sat_out(record), *noted(record)], key=lambda entry: entry[0])
+    problems = sorted([*find_missing_replies(record), *find_client_notes(record)], key=lambda entry: entry[0])
     return {
-        "seconds": seconds(record),
-        "clients": by_client(record),
-        "out": [list(entry) for entry in out[-MAX_LISTED:]],
-        "n_out": len(out),
+        "seconds": sum_waiting_seconds(record),
+        "clients": summarise_clients(record),
+        "out": [list(entry) for entry in problems[-MAX_LISTED_PROBLEMS:]],
+        "n_out": len(problems),
         "last": record.exchanges[-1]["at"],
     }
 
 
-def seconds(record: Record) -> dict[str, list[float]]:
-    """By kind of question, [t], how long the clients were waited for; the last may be a time step under way."""
+def sum_waiting_seconds(record: Record) -> dict[str, list[float]]:
+    """Return by kind of request [t], the seconds of waiting for clients; the last time step may be incomplete."""
     last = max(line["t"] for line in record.exchanges)
-    by_kind = {kind: [0.0] * (last + 1) for kind in KINDS}
+    by_kind = {kind: [0.0] * (last + 1) for kind in REQUEST_KINDS}
     for line in record.exchanges:
         by_kind.setdefault(line["asked"], [0.0] * (last + 1))[line["t"]] += line["took"]
     return {kind: [round(value, 1) for value in values] for kind, values in by_kind.items()}
 
 
-def sat_out(record: Record) -> Iterator[tuple[str, int, int, str, int | None, str]]:
-    """When (the clock's, and the time step), who, what was asked, in which round, and why there was no use of it."""
-    for line in record.exchanges:
-        for c, why in zip(line["c"], line["trouble"], strict=True):
-            if why is not None and line["asked"] != "explain":  # who did not answer that went on training
-                yield line["at"], line["t"], c, line["asked"], line["round"], why
+def find_missing_replies(record: Record) -> Iterator[tuple[str, int, int, str, int | None, str]]:
+    """Yield the requests without a usable reply.
 
-
-def noted(record: Record) -> Iterator[tuple[str, int, int, str, int | None, str]]:
-    """As `sat_out`, what was noticed of clients, whether they took part or not: damaged data, an old version."""
-    for line in record.exchanges:
-        for c, what in zip(line["c"], line.get("note") or (), strict=False):
-            if what is not None:
-                yield line["at"], line["t"], c, line["asked"], line["round"], what
-
-
-def absent(record: Record, t: int) -> list[int]:
-    """Who did not take part in the training of time t to its end: whose last answer at that time was missing.
-
-    Who missed a hello and answered the next one took part.
+    Yields:
+        The clock time, the time step, the client, the kind of the request, the round, and the reason.
     """
-    trouble: dict[int, bool] = {}
+    for line in record.exchanges:
+        for c, reason in zip(line["c"], line["trouble"], strict=True):
+            if reason is not None and line["asked"] != "explain":  # without that reply the client still trains
+                yield line["at"], line["t"], c, line["asked"], line["round"], reason
+
+
+def find_client_notes(record: Record) -> Iterator[tuple[str, int, int, str, int | None, str]]:
+    """Yield notes on clients that replied or not, such as damaged data or an old version.
+
+    Yields:
+        The same values as `find_missing_replies`, with the note in place of the reason.
+    """
+    for line in record.exchanges:
+        for c, note in zip(line["c"], line.get("note") or (), strict=False):
+            if note is not None:
+                yield line["at"], line["t"], c, line["asked"], line["round"], note
+
+
+def find_absent_clients(record: Record, t: int) -> list[int]:
+    """Return the clients that were absent at the end of the training of time t.
+
+    These are the clients without a reply to their last request of the time step; earlier missing replies do not count.
+    """
+    is_absent: dict[int, bool] = {}
     for line in record.exchanges:
         if line["t"] == t and line["asked"] != "explain":
-            trouble |= {c: why is not None for c, why in zip(line["c"], line["trouble"], strict=True)}
-    return sorted(c for c, out in trouble.items() if out)
+            is_absent |= {c: reason is not None for c, reason in zip(line["c"], line["trouble"], strict=True)}
+    return sorted(c for c, absent in is_absent.items() if absent)
 
 
-def last_words(record: Record) -> dict[int, str | None]:
-    """By client, the trouble with the last question to it; None: it answered."""
+def get_last_problems(record: Record) -> dict[int, str | None]:
+    """Return by client the trouble with the last request to it; None: it replied."""
     trouble: dict[int, str | None] = {}
     for line in record.exchanges:
         trouble |= dict(zip(line["c"], line["trouble"], strict=True))
     return trouble
 
 
-def waiting(record: Record) -> dict[int, tuple[int, int | None]]:
-    """By client, as of its last hello, how many batches wait to be shown, and the missing one that they wait for."""
-    found: dict[int, tuple[int, int | None]] = {}
+def get_client_backlogs(record: Record) -> dict[int, tuple[int, int | None]]:
+    """Return by client, at its last hello, the number of waiting batches, and the missing batch before them or None."""
+    backlogs: dict[int, tuple[int, int | None]] = {}
     for line in record.exchanges:
         for k, c in enumerate(line["c"]):
             if line["asked"] == "hello" and line["trouble"][k] is None:
-                nobody = line.get("backlog") is None or line.get("gap") is None
-                found[c] = (0, None) if nobody else (line["backlog"][k], line["gap"][k])
-    return found
+                is_unknown = line.get("backlog") is None or line.get("gap") is None
+                backlogs[c] = (0, None) if is_unknown else (line["backlog"][k], line["gap"][k])
+    return backlogs
 
 
-def by_client(record: Record) -> list[dict[str, Any]]:
-    """Of each client how often it was asked and answered, how fast, bytes to and from it, and the last trouble."""
+def summarise_clients(record: Record) -> list[dict[str, Any]]:
+    """Return for each client the number of requests and replies, bytes to and from it, waiting times, last trouble."""
     entries = [{"asked": 0, "answered": 0, "to": 0, "from": 0} for _ in record.header["clients"]]
-    waited: list[list[float]] = [[] for _ in entries]
+    waiting_times: list[list[float]] = [[] for _ in entries]
     for line in record.exchanges:
         for c, sent, answered, seconds, trouble in zip(
             *(line[name] for name in ("c", "sent", "answered", "seconds", "trouble")), strict=True
@@ -97,14 +105,14 @@ def by_client(record: Record) -> list[dict[str, Any]]:
             entries[c]["to"] += sent
             entries[c]["from"] += answered
             if seconds is not None:
-                waited[c].append(seconds)
-    last = last_words(record)
+                waiting_times[c].append(seconds)
+    last_problems = get_last_problems(record)
     return [
         {
             **entry,
             "median": round(float(np.median(times)), 1) if times else None,
             "slowest": round(max(times), 1) if times else None,
-            "trouble": last.get(c),
+            "trouble": last_problems.get(c),
         }
-        for c, (entry, times) in enumerate(zip(entries, waited, strict=True))
+        for c, (entry, times) in enumerate(zip(entries, waiting_times, strict=True))
     ]

@@ -1,6 +1,6 @@
-"""Following records as they grow, to tell a tracker what is new in them.
+"""Followers of records: they send new numbers and events to a tracker while the records grow.
 
-What a tracker is told is a function of the record alone, so a follower may be killed and started again.
+What a tracker receives is a function of the record alone, so a follower may be killed and started again.
 """
 
 from __future__ import annotations
@@ -14,186 +14,218 @@ from pathlib import Path
 import numpy as np
 
 from feddrift.errors import DataError
-from feddrift.reports.event_text import alarm_sentence, event_line
-from feddrift.reports.trackers import News, Numbers, Tracked, Tracker, identity
+from feddrift.reports.event_text import explain_alarm, format_event_line
+from feddrift.reports.trackers import Numbers, StepNews, TrackerFactory, TrackerRun, compute_run_id
 from feddrift.runs.locks import is_being_written
-from feddrift.runs.record import Record, file_name, find_packed, latest, part_of, paths, read_packed
+from feddrift.runs.record import (
+    Record,
+    build_record_name,
+    find_packed_files,
+    find_record_paths,
+    get_part_path,
+    read_latest,
+    read_packed_file,
+)
 from feddrift.scores import SCORES
 
-MANY_CLIENTS = 100  # with more there is no curve for each
-MANY_EVENTS = 20  # of one time step; the record has the rest
-PATIENCE = 3  # looks without a run at work, until no other is expected to begin
+MAX_CLIENT_CURVES = 100  # with more clients, trackers get no curves of single clients
+MAX_EVENTS_PER_STEP = 20  # the record has the others
+MAX_IDLE_POLLS = 3  # after as many polls without a running run, no other run is expected to begin
 
 
-def numbers(record: Record) -> list[Numbers]:
-    """What there is to draw of each time step; accuracies are shares, and there where they are known.
+def collect_step_numbers(record: Record) -> list[Numbers]:
+    """Return the numbers of each time step by name; accuracies, which are shares, only where they are known.
 
-    Trackers put names that begin alike together, and these groups in the order of the alphabet.
+    Trackers group names by their prefix, and sort the groups alphabetically.
     """
-    rows, names = record.rows, _names(record.header["clients"])
+    rows = record.rows
+    names = _build_client_names(record.header["clients"])
     sent = rows.models_sent.sum(axis=1).cumsum()
-    found = []
+    numbers = []
     for t in range(rows.steps):
         tested = {name: float(a) for name, a in zip(names, rows.accuracy[t], strict=True) if not np.isnan(a)}
-        shares = list(tested.values())
-        step = {"accuracy/mean": float(np.mean(shares)), "accuracy/worst": min(shares)} if shares else {}
+        accuracies = list(tested.values())
+        step = {"accuracy/mean": float(np.mean(accuracies)), "accuracy/worst": min(accuracies)} if accuracies else {}
         step["federation/models"] = float(rows.n_models[t].max())
         step["federation/alarms"] = float(rows.drift[t].sum())
         step["federation/models_sent"] = float(sent[t])
-        for name in SCORES:  # of which older records say nothing
+        for name in SCORES:  # older records do not contain them
             values = getattr(rows, name)[t]
             if not np.isnan(values).all():
                 step[f"mean/{name}"] = float(np.nanmean(values))
-        if len(names) <= MANY_CLIENTS:
+        if len(names) <= MAX_CLIENT_CURVES:
             step |= {f"per_client/{name}": a for name, a in tested.items()}
-        found.append(step)
-    return found
+        numbers.append(step)
+    return numbers
 
 
-def _names(clients: Sequence[str]) -> list[str]:
-    """The clients' names in letters that all trackers take, no two alike, whoever joins later.
+def _build_client_names(clients: Sequence[str]) -> list[str]:
+    """Return distinct names of the clients in characters that all trackers allow; clients that join change no name.
 
-    >>> _names(["Łódź 1", "a/b", "a:b", ".."])
+    >>> _build_client_names(["Łódź 1", "a/b", "a:b", ".."])
     ['Łódź_1', 'a_b', 'a_b-2', '3']
     """
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for c, client in enumerate(clients):
         name = re.sub(r"[^\w.-]", "_", client)[:100].strip(".") or str(c)
-        while name in found:
+        while name in names:
             name += f"-{c}"
-        found[name] = None
-    return list(found)
+        names[name] = None
+    return list(names)
 
 
-def events(record: Record) -> list[str]:
-    """What happened to models in each time step, what was decided, and what moved at alarms, in words, a line each."""
-    found: list[list[str]] = [[] for _ in range(record.rows.steps)]
+def describe_step_events(record: Record) -> list[str]:
+    """Describe the events of each time step, and the changes of the data at alarms, in a sentence on each line."""
+    lines_of_step: list[list[str]] = [[] for _ in range(record.rows.steps)]
     clients = record.header["clients"]
     for event in record.events:
-        found[event["t"]].append(event_line(event, clients))
+        lines_of_step[event["t"]].append(format_event_line(event, clients))
     for (t, c), shifts in record.shifts.items():
-        found[t].append(f"alarm of client {clients[c]}: {alarm_sentence(shifts, t)}")
+        lines_of_step[t].append(f"alarm of client {clients[c]}: {explain_alarm(shifts, t)}")
     return [
-        "\n".join(lines[:MANY_EVENTS] + [f"and {len(lines) - MANY_EVENTS} events more"] * (len(lines) > MANY_EVENTS))
-        for lines in found
+        "\n".join(
+            lines[:MAX_EVENTS_PER_STEP]
+            + [f"and {len(lines) - MAX_EVENTS_PER_STEP} events more"] * (len(lines) > MAX_EVENTS_PER_STEP)
+        )
+        for lines in lines_of_step
     ]
 
 
 class Follower:
-    """Hands what is new in the records below a folder, or in one record, to a tracker, look by look."""
+    """Follower of the records below a folder, or of one record: each poll sends their news to a tracker.
 
-    def __init__(self, run: Path, tracker: Tracker) -> None:
-        self._run, self._tracker, self._runs = run, tracker, dict[Path, _Followed]()
-        self._packed: list[Path] | None = None  # packed files, which are reported at the first look only
-        self._quiet = PATIENCE  # looks since a run was at work
+    Args:
+        source: The folder or the record.
+        tracker: The tracker.
+    """
+
+    def __init__(self, source: Path, tracker: TrackerFactory) -> None:
+        self._source = source
+        self._tracker = tracker
+        self._records = dict[Path, _FollowedRecord]()
+        self._packed_files: list[Path] | None = None  # they are reported at the first poll only
+        self._idle_polls = MAX_IDLE_POLLS  # polls since a run was running
 
     @property
-    def waits(self) -> bool:
-        """Whether there may be news later: a run is at work, or was a moment ago."""
-        return self._quiet < PATIENCE
+    def expects_news(self) -> bool:
+        """True if there may be news later: a run is running, or was a moment ago."""
+        return self._idle_polls < MAX_IDLE_POLLS
 
-    def look(self) -> Iterator[str]:
-        """Tell the tracker what is new; yields a sentence for each run that begins or has ended."""
-        self._quiet += 1
-        if self._packed is None:
-            self._packed = find_packed(self._run)
-            for packed in self._packed:
-                yield from self._report_packed(packed)
-        for path in paths(self._run, may_be_none=bool(self._packed)):
-            one = self._runs.setdefault(path, self._follow(path))
-            yield from one.look()
-            if one.at_work:
-                self._quiet = 0
+    def report_news(self) -> Iterator[str]:
+        """Send the news to the tracker; yield a sentence for each run that begins or has ended."""
+        self._idle_polls += 1
+        if self._packed_files is None:
+            self._packed_files = find_packed_files(self._source)
+            for path in self._packed_files:
+                yield from self._report_packed_file(path)
+        for path in find_record_paths(self._source, allow_empty=bool(self._packed_files)):
+            followed = self._records.setdefault(path, self._create_followed_record(path))
+            yield from followed.poll_record()
+            if followed.is_running:
+                self._idle_polls = 0
 
-    def _report_packed(self, packed: Path) -> Iterator[str]:
+    def _report_packed_file(self, packed: Path) -> Iterator[str]:
         """Report all records of a packed file under the names that they have as plain files in its folder."""
-        for record in read_packed(packed):
-            path = packed.with_name(f"{file_name(record.header)}.jsonl")
-            yield from self._follow(path).report_record(record)
+        for record in read_packed_file(packed):
+            path = packed.with_name(f"{build_record_name(record.header)}.jsonl")
+            yield from self._create_followed_record(path).report_record(record)
 
-    def _follow(self, path: Path) -> _Followed:
-        below = path.relative_to(self._run) if self._run in path.parents else Path(path.name)
-        return _Followed(path, below, self._tracker)
+    def _create_followed_record(self, path: Path) -> _FollowedRecord:
+        relative_path = path.relative_to(self._source) if self._source in path.parents else Path(path.name)
+        return _FollowedRecord(path, relative_path, self._tracker)
 
     def close(self) -> None:
-        """Stop following; the runs go on."""
-        for one in self._runs.values():
-            one.end("running")
+        """Stop following; the runs continue."""
+        for followed in self._records.values():
+            followed.end_tracking("running")
 
 
 @dataclass
-class _Followed:
-    """One record, and how much of it has been told."""
+class _FollowedRecord:
+    """A record, and the part of it that the tracker has."""
 
     path: Path
-    below: Path  # the same, as seen from the folder that is followed
-    tracker: Tracker
-    at_work: bool = False
-    _seen: object = None  # what its files were like at the last look
-    _tracked: Tracked | None = None  # while there is more to come
-    _run: str = ""
+    relative_path: Path  # in the folder that is followed
+    tracker: TrackerFactory
+    is_running: bool = False
+    _file_state: object = None  # the versions of its files at the last poll
+    _tracker_run: TrackerRun | None = None  # None before the first news and after the end
+    _run_id: str = ""
     _status: str = ""
-    _told: dict[int, Numbers] = field(default_factory=dict)
-    _steps: int = 0  # whose events are told
+    _reported_numbers: dict[int, Numbers] = field(default_factory=dict)  # by time
+    _reported_steps: int = 0  # number of time steps whose events are reported
 
-    def look(self) -> Iterator[str]:
-        self.at_work = is_being_written(self.path)  # before it is read: what nobody writes is read whole
-        seen = self.at_work, _stamp(self.path), _stamp(part_of(self.path))
-        if seen == self._seen:
+    def poll_record(self) -> Iterator[str]:
+        """Report the record if it has changed since the last poll."""
+        self.is_running = is_being_written(self.path)  # before reading: a record without a writer is read completely
+        file_state = self.is_running, _get_file_version(self.path), _get_file_version(get_part_path(self.path))
+        if file_state == self._file_state:
             return
         try:
-            record = latest(self.path)
+            record = read_latest(self.path)
         except DataError:
-            if self.at_work:  # its header is not there yet
+            if self.is_running:  # its header is not written yet
                 return
             raise
         if record is None:
             return
-        self._seen = seen
+        self._file_state = file_state
         yield from self.report_record(record)
 
     def report_record(self, record: Record) -> Iterator[str]:
         """Send the part of a record that the tracker does not have yet."""
-        if identity(record.header) != self._run:
-            self.end("interrupted")  # it is being run anew
-            self._run, self._status, self._told, self._steps = identity(record.header), "", {}, 0
-        status = "running" if record.status == "unfinished" and self.at_work else record.status
-        if status != self._status or self._news(record):
-            yield from self._tell(record, status)
+        if compute_run_id(record.header) != self._run_id:
+            self.end_tracking("interrupted")  # the run has started again
+            self._run_id = compute_run_id(record.header)
+            self._status = ""
+            self._reported_numbers = {}
+            self._reported_steps = 0
+        status = "running" if record.status == "unfinished" and self.is_running else record.status
+        if status != self._status or self._find_news(record):
+            yield from self._send_news(record, status)
 
-    def _tell(self, record: Record, status: str) -> Iterator[str]:
-        name = self.path.stem if record.runs_on else self.below.with_suffix("").as_posix()
-        with _one_sentence():
-            if self._tracked is None:
-                self._tracked = self.tracker(name, record)
-                self._told, self._steps = self._tracked.told, 0
-            self._tracked.tell(self._news(record))
+    def _send_news(self, record: Record, status: str) -> Iterator[str]:
+        name = self.path.stem if record.runs_on else self.relative_path.with_suffix("").as_posix()
+        with _convert_tracker_errors():
+            if self._tracker_run is None:
+                self._tracker_run = self.tracker(name, record)
+                self._reported_numbers = self._tracker_run.reported_numbers
+                self._reported_steps = 0
+            self._tracker_run.log_steps(self._find_news(record))
         if self._status != status == "running":
             yield f"{name}: following"
-        self._told, self._steps, self._status = dict(enumerate(numbers(record), 1)), record.rows.steps, status
+        self._reported_numbers = dict(enumerate(collect_step_numbers(record), 1))
+        self._reported_steps = record.rows.steps
+        self._status = status
         if status != "running":
-            self.end(status, record.seconds)
-            yield f"{name}: {'stopped' if status == 'unfinished' else status} after {self._steps} time steps"
+            self.end_tracking(status, record.seconds)
+            yield f"{name}: {'stopped' if status == 'unfinished' else status} after {self._reported_steps} time steps"
 
-    def _news(self, record: Record) -> list[News]:
-        found = []
-        for t, (now, text) in enumerate(zip(numbers(record), events(record), strict=True), 1):
-            told = self._told.get(t, {})
-            new = News(t, {k: v for k, v in now.items() if told.get(k) != v}, text if t > self._steps else "")
-            if new.numbers or new.events:
-                found.append(new)
-        return found
+    def _find_news(self, record: Record) -> list[StepNews]:
+        """Return the numbers that the tracker does not have, and the events of new time steps."""
+        news = []
+        for t, (numbers, events) in enumerate(
+            zip(collect_step_numbers(record), describe_step_events(record), strict=True), 1
+        ):
+            reported = self._reported_numbers.get(t, {})
+            new_numbers = {k: v for k, v in numbers.items() if reported.get(k) != v}
+            step = StepNews(t, new_numbers, events if t > self._reported_steps else "")
+            if step.numbers or step.events:
+                news.append(step)
+        return news
 
-    def end(self, status: str, seconds: float | None = None) -> None:
-        tracked, self._tracked = self._tracked, None
-        if tracked is not None:
-            with _one_sentence():
-                tracked.end(status, seconds)
+    def end_tracking(self, status: str, seconds: float | None = None) -> None:
+        """End the run in the tracker, if it has begun there."""
+        tracker_run = self._tracker_run
+        self._tracker_run = None
+        if tracker_run is not None:
+            with _convert_tracker_errors():
+                tracker_run.end_run(status, seconds)
 
 
 @contextmanager
-def _one_sentence() -> Iterator[None]:
-    """Whatever goes wrong in a tracker: its place may be wrong, out of reach or full."""
+def _convert_tracker_errors() -> Iterator[None]:
+    """Convert any error of a tracker to DataError: its address may be wrong, unreachable or full."""
     try:
         yield
     except Exception as error:
@@ -201,9 +233,10 @@ def _one_sentence() -> Iterator[None]:
         raise DataError(f"cannot write to the tracker: {why}") from error
 
 
-def _stamp(path: Path) -> tuple[int, int, int] | None:
+def _get_file_version(path: Path) -> tuple[int, int, int] | None:
+    """Return numbers that change when the file changes; None if it does not exist."""
     try:
-        found = path.stat()
+        stat = path.stat()
     except FileNotFoundError:
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns

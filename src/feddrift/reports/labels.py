@@ -1,4 +1,4 @@
-"""Settings as short texts: what is set, what is not the default, what sets runs apart."""
+"""Short texts for settings, labels of runs, shifts of data, and ranges of numbers."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 from feddrift import algorithms
 
 
-def notable(algorithm: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that are not the algorithm's own defaults; all of one from elsewhere."""
+def select_non_default(algorithm: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that differ from the algorithm's defaults, and delta; all if the algorithm is unknown."""
     entry = algorithms.ALGORITHMS.get(algorithm)
     if entry is None:
         return dict(settings)
-    defaults = {name: field.default for name, field in algorithms.options(entry.cls).items()}
+    defaults = {name: field.default for name, field in algorithms.get_options(entry.cls).items()}
     return {k: v for k, v in settings.items() if k == "delta" or (k in defaults and v != defaults[k])}
 
 
-def differences(configurations: Sequence[tuple[str, str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Of each (stream, algorithm, settings), the settings that differ within the same stream and algorithm.
+def find_differing_settings(configurations: Sequence[tuple[str, str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Return for each (stream, algorithm, settings) the settings that differ within its stream and algorithm.
 
-    >>> differences([("sine-2", "FedDrift", {"delta": 0.1, "init": i}) for i in ("warm", "fresh")])
+    >>> find_differing_settings([("sine-2", "FedDrift", {"delta": 0.1, "init": i}) for i in ("warm", "fresh")])
     [{'init': 'warm'}, {'init': 'fresh'}]
     """
     result = []
@@ -31,64 +31,74 @@ def differences(configurations: Sequence[tuple[str, str, Mapping[str, Any]]]) ->
     return result
 
 
-def shared(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What all of several settings have in common.
+def find_common_settings(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the settings that are the same in all of these.
 
-    >>> shared([{"every": "month", "net": "linear"}, {"every": "month"}])
+    >>> find_common_settings([{"every": "month", "net": "linear"}, {"every": "month"}])
     {'every': 'month'}
     """
     first, *others = settings
     return {k: v for k, v in first.items() if all(k in other and other[k] == v for other in others)}
 
 
-def names(headers: Sequence[Mapping[str, Any]], elsewhere: Sequence[Mapping[str, Any]] = ()) -> list[str]:
-    """Of runs on one stream the algorithm, with the settings and run options that set each apart: there, or on other
-    streams, of which `elsewhere` has the headers."""
-    common = shared([header["overrides"] for header in headers]) if headers else {}
-    every = [*headers, *elsewhere]
-    telling: dict[str, set[str]] = {}
-    for header, differs in zip(
-        every, differences([(h["stream"], h["algorithm"], h["settings"]) for h in every]), strict=True
-    ):
-        telling.setdefault(header["algorithm"], set()).update(differs)
+def build_labels(headers: Sequence[Mapping[str, Any]], elsewhere: Sequence[Mapping[str, Any]] = ()) -> list[str]:
+    """Return labels of runs: the algorithm, with the settings and options in which its runs differ.
+
+    Args:
+        headers: Headers of records on one stream.
+        elsewhere: Headers of records on other streams; settings that differ there are in the labels, too.
+    """
+    common = find_common_settings([header["overrides"] for header in headers]) if headers else {}
+    all_headers = [*headers, *elsewhere]
+    differing = find_differing_settings([(h["stream"], h["algorithm"], h["settings"]) for h in all_headers])
+    shown_names: dict[str, set[str]] = {}
+    for header, settings in zip(all_headers, differing, strict=True):
+        shown_names.setdefault(header["algorithm"], set()).update(settings)
     labels = []
     for header in headers:
-        own = {k: v for k, v in header["settings"].items() if k in telling[header["algorithm"]]}
+        own = {k: v for k, v in header["settings"].items() if k in shown_names[header["algorithm"]]}
         own |= {k: v for k, v in header["overrides"].items() if k not in common}
-        labels.append(header["algorithm"] + (f" ({describe(own)})" if own else ""))
+        labels.append(header["algorithm"] + (f" ({format_settings(own)})" if own else ""))
     return labels
 
 
-def describe(settings: Mapping[str, Any]) -> str:
-    """Settings as one line.
+def format_settings(settings: Mapping[str, Any]) -> str:
+    """Format settings as one line.
 
-    >>> describe({"delta": 0.1, "init": "warm", "max_models": None})
+    >>> format_settings({"delta": 0.1, "init": "warm", "max_models": None})
     'delta=0.1, init=warm, max_models=none'
     """
     return ", ".join(f"{key}={'none' if value is None else value}" for key, value in settings.items())
 
 
-def moved(shift: Mapping[str, Any]) -> str:
-    """One thing that moved in a client's data, before and after.
+def describe_shift(shift: Mapping[str, Any]) -> str:
+    """Describe a change in a client's data, with its values before and after.
 
-    >>> moved({"what": "missing", "name": "humidity", "before": 0.04, "after": 0.7, "distance": 0.66})
+    >>> describe_shift({"what": "missing", "name": "humidity", "before": 0.04, "after": 0.7, "distance": 0.66})
     'humidity: 70 % missing, before 4 %'
-    >>> moved({"what": "mean", "name": "age", "before": 12.0, "after": 21.3, "distance": 0.4, "within": "yes"})
+    >>> describe_shift({"what": "mean", "name": "age", "before": 12.0, "after": 21.3, "distance": 0.4, "within": "yes"})
     'age within class yes: mean 21.3, before 12.0'
     """
-    what, name = shift["what"], shift["name"]
+    what = shift["what"]
+    name = shift["name"]
     as_others = ", as at most clients" if shift.get("common") else ""
     label = f"class {name}" if what == "class" else name
     label += f" within class {shift['within']}" if shift.get("within") is not None else ""
     if what in ("mean", "deviation"):
-        after, before = _alike(shift["after"], shift["before"])
+        after, before = _format_pair(shift["after"], shift["before"])
         return f"{label}: {'mean' if what == 'mean' else 'standard deviation'} {after}, before {before}{as_others}"
-    after, before = _alike(100 * shift["after"], 100 * shift["before"], 2)
+    after, before = _format_pair(100 * shift["after"], 100 * shift["before"], 2)
     return f"{label}: {after} %{' missing' * (what == 'missing')}, before {before} %{as_others}"
 
 
-def _alike(a: float, b: float, digits: int = 3) -> tuple[str, str]:
-    """Two numbers with the same decimals: as many digits as this, or more until they differ."""
+def _format_pair(a: float, b: float, digits: int = 3) -> tuple[str, str]:
+    """Format two numbers with the same number of decimals.
+
+    Args:
+        a: A number.
+        b: A number.
+        digits: Number of digits of the larger one; more are used until the texts differ, up to 8 decimals.
+    """
     largest = max(abs(a), abs(b))
     if largest and not 1e-4 <= largest < 1e6:
         return f"{a:.{digits}g}", f"{b:.{digits}g}"
@@ -98,8 +108,12 @@ def _alike(a: float, b: float, digits: int = 3) -> tuple[str, str]:
     return texts
 
 
-def ranges(seeds: Sequence[int]) -> str:
-    """0, 1, 2, 5 as 0-2, 5."""
+def format_ranges(seeds: Sequence[int]) -> str:
+    """Format sorted numbers as ranges.
+
+    >>> format_ranges([0, 1, 2, 5])
+    '0-2, 5'
+    """
     runs: list[list[int]] = []
     for seed in seeds:
         if runs and seed == runs[-1][-1] + 1:

@@ -1,4 +1,4 @@
-"""A run in MLflow, TensorBoard or W&B; `follow` tells them what is in its record."""
+"""Runs in the trackers MLflow, TensorBoard and W&B; `follow` sends them the content of records."""
 
 from __future__ import annotations
 
@@ -16,52 +16,65 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from feddrift.errors import ConfigError, unknown
-from feddrift.reports.event_text import command
+from feddrift.errors import ConfigError, unknown_name_error
+from feddrift.reports.event_text import build_run_command
 from feddrift.runs.record import Record
 
-OURS = ".feddrift"  # how the names of our event files end
+EVENT_FILE_SUFFIX = ".feddrift"  # of the names of event files that feddrift writes
 MLFLOW_STATUS = {"complete": "FINISHED", "failed": "FAILED", "interrupted": "KILLED", "unfinished": "KILLED"}
-MLFLOW_QUIET = {  # a wrong address is told in seconds, not minutes, and nothing is printed beside our own lines
+MLFLOW_ENVIRONMENT = {  # a wrong address fails within seconds, not minutes, and MLflow prints nothing
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
-AT_ONCE = 1000  # numbers in one request to MLflow
-LONGEST_NOTE = 7900  # characters; MLflow cuts them at 8000
+MAX_NUMBERS_PER_REQUEST = 1000  # to MLflow
+MAX_NOTE_CHARACTERS = 7900  # MLflow cuts notes at 8000
+ELLIPSIS_CHARACTERS = 50  # reserved in a note for the line that replaces omitted events
 
 Numbers = dict[str, float]
 
 
 @dataclass(frozen=True)
-class News:
-    """What is new of a time step; the first is 1, as in reports."""
+class StepNews:
+    """New numbers and events of a time step."""
 
-    time: int
+    time: int  # the first time step is 1, as in reports
     numbers: Numbers
-    events: str  # in words, a line each
+    events: str  # a sentence on each line
 
 
-class Tracked(Protocol):
+class TrackerRun(Protocol):
     """A run in a tracker."""
 
-    told: dict[int, Numbers]  # by time, what it has from before and need not be told again
+    reported_numbers: dict[int, Numbers]  # by time, the numbers that the tracker has already
 
-    def tell(self, news: Sequence[News]) -> None:
-        """Add these, and let them be seen at once; events come again when a run is followed again."""
+    def log_steps(self, news: Sequence[StepNews]) -> None:
+        """Add news, visible at once; the events of a run come again if it is followed again."""
 
-    def end(self, status: str, seconds: float | None) -> None:
-        """How the run ended and how long it took, as its record says; "running" if only its follower ends."""
+    def end_run(self, status: str, seconds: float | None) -> None:
+        """Report the end of the run.
+
+        Args:
+            status: The status in the record; "running" if the run continues, and only its follower ends.
+            seconds: The duration of the run; None: unknown.
+        """
 
 
-Tracker = Callable[[str, Record], Tracked]  # makes a run of this name, or finds it again
+TrackerFactory = Callable[[str, Record], TrackerRun]  # creates or finds the run of a record under this name
 
 
-def tracker(target: str) -> Tracker:
-    """What `mlflow:URI`, `tensorboard:DIR` or `wandb:PROJECT` means."""
+def parse_tracker(target: str) -> TrackerFactory:
+    """Return the factory of runs in a tracker.
+
+    Args:
+        target: ``mlflow:URI``, ``tensorboard:DIR`` or ``wandb:PROJECT``.
+
+    Raises:
+        ConfigError: The tracker is unknown or not installed, or its place is missing.
+    """
     kind, _, place = target.partition(":")
     if kind not in TRACKERS:
-        raise unknown("tracker", kind, TRACKERS)
+        raise unknown_name_error("tracker", kind, TRACKERS)
     make, package, example = TRACKERS[kind]
     if not place.strip():
         raise ConfigError(f"{kind} needs a place behind a colon, such as {example}, got '{target}'")
@@ -70,38 +83,38 @@ def tracker(target: str) -> Tracker:
     return partial(make, place)
 
 
-def parameters(header: Mapping[str, Any]) -> dict[str, str | float | bool]:
-    """What was run, as names with one plain value each."""
-    found = {name: header[name] for name in ("stream", "algorithm", "seed", "engine")}
-    found |= header["local"] | header["overrides"] | header["settings"]
-    return {k: v if isinstance(v, str | int | float) else "none" if v is None else str(v) for k, v in found.items()}
+def collect_parameters(header: Mapping[str, Any]) -> dict[str, str | float | bool]:
+    """Return the configuration of a run as plain values by name."""
+    values = {name: header[name] for name in ("stream", "algorithm", "seed", "engine")}
+    values |= header["local"] | header["overrides"] | header["settings"]
+    return {k: v if isinstance(v, str | int | float) else "none" if v is None else str(v) for k, v in values.items()}
 
 
-def identity(header: Mapping[str, Any]) -> str:
-    """Which run it is, wherever its record lies; started over, it is another."""
-    what = [header[name] for name in ("stream", "algorithm", "settings", "overrides", "seed", "started")]
-    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
+def compute_run_id(header: Mapping[str, Any]) -> str:
+    """Return an id of a run, which does not depend on the path of its record; a run that starts again gets another."""
+    values = [header[name] for name in ("stream", "algorithm", "settings", "overrides", "seed", "started")]
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
 class TensorBoard:
-    """A folder with an event file, which is written anew."""
+    """Run in TensorBoard: a folder with an event file, which replaces an earlier one."""
 
     def __init__(self, folder: str, name: str, record: Record) -> None:
         from tensorboardX import SummaryWriter
         from tensorboardX.summary import hparams
 
-        self.told: dict[int, Numbers] = {}
-        place = Path(folder, name)
-        for old in place.glob(f"events.out.tfevents.*{OURS}"):
+        self.reported_numbers: dict[int, Numbers] = {}
+        run_folder = Path(folder, name)
+        for old in run_folder.glob(f"events.out.tfevents.*{EVENT_FILE_SUFFIX}"):
             old.unlink()
-        # A TensorBoard that has read the old file forgets what it knows from step 0 on.
-        self._writer = SummaryWriter(str(place), purge_step=0, filename_suffix=OURS)
-        _, begin, self._end = hparams(parameters(record.header), {})
+        # purge_step: a TensorBoard that has read the old file deletes its values from step 0 on.
+        self._writer = SummaryWriter(str(run_folder), purge_step=0, filename_suffix=EVENT_FILE_SUFFIX)
+        _, begin, self._end = hparams(collect_parameters(record.header), {})
         self._writer.file_writer.add_summary(begin)
-        self._writer.add_text("command", f"`{command(record.header)[0]}`", 0)
+        self._writer.add_text("command", f"`{build_run_command(record.header)[0]}`", 0)
         self._writer.flush()
 
-    def tell(self, news: Sequence[News]) -> None:
+    def log_steps(self, news: Sequence[StepNews]) -> None:
         for step in news:
             for key, value in step.numbers.items():
                 self._writer.add_scalar(key, value, step.time)
@@ -109,110 +122,114 @@ class TensorBoard:
                 self._writer.add_text("events", step.events.replace("\n", "\n\n"), step.time)
         self._writer.flush()
 
-    def end(self, status: str, seconds: float | None) -> None:
+    def end_run(self, status: str, seconds: float | None) -> None:
         if status == "complete":
             self._writer.file_writer.add_summary(self._end)
         self._writer.close()
 
 
 class MLflow:
-    """A run on a tracking server or in a database, found again by a tag."""
+    """Run on a tracking server of MLflow or in a database; a tag identifies it."""
 
     def __init__(self, uri: str, name: str, record: Record) -> None:
-        for variable, value in MLFLOW_QUIET.items():
+        for variable, value in MLFLOW_ENVIRONMENT.items():
             os.environ.setdefault(variable, value)
         logging.getLogger("urllib3").setLevel(logging.ERROR)
         from mlflow import MlflowClient
 
-        self._header, self._events = record.header, dict[int, str]()
+        self._header = record.header
+        self._events = dict[int, str]()
         self._started = int(1000 * datetime.fromisoformat(record.header["started"]).timestamp())
         self._client = MlflowClient(uri)
-        self._run = self._find() or self._make(name)
-        self.told = self._known()
+        self._run = self._find_run() or self._create_run(name)
+        self.reported_numbers = self._load_reported_numbers()
 
-    def _experiment(self) -> str:
+    def _get_experiment_id(self) -> str:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "feddrift"
-        found = self._client.get_experiment_by_name(name)
-        return str(found.experiment_id if found else self._client.create_experiment(name))
+        experiment = self._client.get_experiment_by_name(name)
+        return str(experiment.experiment_id if experiment else self._client.create_experiment(name))
 
-    def _find(self) -> str | None:
-        tagged = f"tags.`feddrift.run` = '{identity(self._header)}'"
-        for run in self._client.search_runs([self._experiment()], tagged):
+    def _find_run(self) -> str | None:
+        query = f"tags.`feddrift.run` = '{compute_run_id(self._header)}'"
+        for run in self._client.search_runs([self._get_experiment_id()], query):
             self._client.update_run(run.info.run_id, status="RUNNING")
             return str(run.info.run_id)
         return None
 
-    def _make(self, name: str) -> str:
+    def _create_run(self, name: str) -> str:
         from mlflow.entities import Param
 
-        tags = {"feddrift.run": identity(self._header)}
-        run = self._client.create_run(self._experiment(), self._started, tags, name).info.run_id
-        self._client.log_batch(run, params=[Param(k, str(v)) for k, v in parameters(self._header).items()])
+        tags = {"feddrift.run": compute_run_id(self._header)}
+        run = self._client.create_run(self._get_experiment_id(), self._started, tags, name).info.run_id
+        self._client.log_batch(run, params=[Param(k, str(v)) for k, v in collect_parameters(self._header).items()])
         return str(run)
 
-    def _known(self) -> dict[int, Numbers]:
-        found: dict[int, Numbers] = {}
+    def _load_reported_numbers(self) -> dict[int, Numbers]:
+        numbers: dict[int, Numbers] = {}
         for key in self._client.get_run(self._run).data.metrics:
-            for old in self._client.get_metric_history(self._run, key):
-                found.setdefault(old.step, {})[key] = old.value
-        return found
+            for metric in self._client.get_metric_history(self._run, key):
+                numbers.setdefault(metric.step, {})[key] = metric.value
+        return numbers
 
-    def tell(self, news: Sequence[News]) -> None:
+    def log_steps(self, news: Sequence[StepNews]) -> None:
         from mlflow.entities import Metric
 
-        now = int(1000 * time.time())
-        found = [Metric(key, value, now, step.time) for step in news for key, value in step.numbers.items()]
-        for k in range(0, len(found), AT_ONCE):
-            self._client.log_batch(self._run, metrics=found[k : k + AT_ONCE])
+        timestamp = int(1000 * time.time())
+        metrics = [Metric(key, value, timestamp, step.time) for step in news for key, value in step.numbers.items()]
+        for k in range(0, len(metrics), MAX_NUMBERS_PER_REQUEST):
+            self._client.log_batch(self._run, metrics=metrics[k : k + MAX_NUMBERS_PER_REQUEST])
         self._events |= {step.time: step.events for step in news if step.events}
-        self._client.set_tag(self._run, "mlflow.note.content", self._note())
+        self._client.set_tag(self._run, "mlflow.note.content", self._build_note())
 
-    def _note(self) -> str:
-        """The run's description in MLflow: its command, and what happened, the newest where that is too long."""
-        lines = [f"- time {t}: {line}" for t, told in sorted(self._events.items()) for line in told.split("\n")]
-        text, room = f"`{command(self._header)[0]}`\n\n", LONGEST_NOTE
-        while lines and len(text) + sum(len(line) + 1 for line in lines) > room:
-            lines, room = lines[1:], LONGEST_NOTE - 50
-        return text + "- ...\n" * (room < LONGEST_NOTE) + "\n".join(lines)
+    def _build_note(self) -> str:
+        """Return the run's description in MLflow: its command and its events; if it is too long, without the oldest."""
+        lines = [f"- time {t}: {line}" for t, events in sorted(self._events.items()) for line in events.split("\n")]
+        text = f"`{build_run_command(self._header)[0]}`\n\n"
+        limit = MAX_NOTE_CHARACTERS
+        while lines and len(text) + sum(len(line) + 1 for line in lines) > limit:
+            lines = lines[1:]
+            limit = MAX_NOTE_CHARACTERS - ELLIPSIS_CHARACTERS
+        return text + "- ...\n" * (limit < MAX_NOTE_CHARACTERS) + "\n".join(lines)
 
-    def end(self, status: str, seconds: float | None) -> None:
+    def end_run(self, status: str, seconds: float | None) -> None:
         if status in MLFLOW_STATUS:
-            ended = None if seconds is None else self._started + int(1000 * seconds)
-            self._client.set_terminated(self._run, MLFLOW_STATUS[status], ended)
+            end = None if seconds is None else self._started + int(1000 * seconds)
+            self._client.set_terminated(self._run, MLFLOW_STATUS[status], end)
 
 
 class WandB:
-    """A run that W&B keeps on this machine until `wandb sync`, written anew."""
+    """Run that W&B stores on this machine until `wandb sync`; it replaces an earlier one."""
 
     def __init__(self, project: str, name: str, record: Record) -> None:
         import wandb
 
-        self.told: dict[int, Numbers] = {}
+        self.reported_numbers: dict[int, Numbers] = {}
         self._run = wandb.init(
             project=project,
             name=name,
-            id=identity(record.header),
-            config=parameters(record.header),
-            notes=command(record.header)[0],
+            id=compute_run_id(record.header),
+            config=collect_parameters(record.header),
+            notes=build_run_command(record.header)[0],
             mode="offline",
             reinit="create_new",
             settings=wandb.Settings(silent=True, console="off", x_disable_stats=True),
         )
         self._run.define_metric("*", step_metric="time")
-        new = Path(self._run.settings.sync_dir)
-        for old in new.parent.glob(f"offline-run-*-{identity(record.header)}"):
-            if old != new:
+        run_folder = Path(self._run.settings.sync_dir)
+        for old in run_folder.parent.glob(f"offline-run-*-{compute_run_id(record.header)}"):
+            if old != run_folder:
                 shutil.rmtree(old)
 
-    def tell(self, news: Sequence[News]) -> None:
+    def log_steps(self, news: Sequence[StepNews]) -> None:
         for step in news:
             self._run.log({"time": step.time, **step.numbers, **({"events": step.events} if step.events else {})})
 
-    def end(self, status: str, seconds: float | None) -> None:
+    def end_run(self, status: str, seconds: float | None) -> None:
         self._run.finish(exit_code=0 if status in ("complete", "running") else 1)
 
 
-TRACKERS: dict[str, tuple[Callable[[str, str, Record], Tracked], str, str]] = {  # its package, and how to write it
+# The class, the package and an example of the target of each tracker.
+TRACKERS: dict[str, tuple[Callable[[str, str, Record], TrackerRun], str, str]] = {
     "mlflow": (MLflow, "mlflow", "mlflow:sqlite:///mlflow.db"),
     "tensorboard": (TensorBoard, "tensorboardX", "tensorboard:tb"),
     "wandb": (WandB, "wandb", "wandb:my-project"),

@@ -1,1 +1,1 @@
-"""Runs on disk: configured, recorded, stopped and gone on with, swept over grids."""
+"""Runs on disk: their configuration, records and checkpoints, updates, exports, and sweeps over grids."""

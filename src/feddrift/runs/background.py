@@ -1,4 +1,4 @@
-"""Long work in a thread, so that Ctrl-C is heard at once and never strikes inside compiled code."""
+"""Iterators that run in a thread: the main thread reacts to Ctrl-C at once, and never inside compiled code."""
 
 from __future__ import annotations
 
@@ -8,40 +8,45 @@ from collections.abc import Iterator
 from typing import TypeVar
 
 T = TypeVar("T")
-NAME = "feddrift-work"
+THREAD_NAME = "feddrift-work"
 
 
-def in_background(items: Iterator[T], ahead: int = 2) -> Iterator[T]:
-    """Run an iterator in a thread, at most `ahead` items in advance, so that Ctrl-C reaches this one at once.
+def iterate_in_background(items: Iterator[T], prefetch: int = 2) -> Iterator[T]:
+    """Run an iterator in a thread, so that Ctrl-C interrupts the calling thread at once.
 
-    >>> list(in_background(iter([1, 2])))
+    Args:
+        items: The iterator; it is advanced in the thread only.
+        prefetch: The number of items that may be computed in advance.
+
+    >>> list(iterate_in_background(iter([1, 2])))
     [1, 2]
     """
     results: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue()
-    stopped, asked = threading.Event(), threading.Semaphore(ahead)
+    stopped = threading.Event()
+    requests = threading.Semaphore(prefetch)
 
-    def work() -> None:
+    def produce_items() -> None:
         try:
-            while asked.acquire() and not stopped.is_set():
+            while requests.acquire() and not stopped.is_set():
                 results.put((next(items), None))
         except BaseException as error:
             results.put((None, error))
 
-    threading.Thread(target=work, name=NAME, daemon=True).start()
+    threading.Thread(target=produce_items, name=THREAD_NAME, daemon=True).start()
     try:
         while True:
-            asked.release()
+            requests.release()
             item, error = results.get()
             if isinstance(error, StopIteration):
                 return
             if error is not None:
                 raise error
-            yield item  # type: ignore[misc]  # an item, since there is no error
+            yield item  # type: ignore[misc]  # not None, since the error is None
     finally:
         stopped.set()
-        asked.release()
+        requests.release()
 
 
-def busy() -> bool:
-    """Whether a thread of `in_background` is still at work."""
-    return any(thread.name == NAME for thread in threading.enumerate())
+def has_running_thread() -> bool:
+    """Return True while a thread of `iterate_in_background` is running."""
+    return any(thread.name == THREAD_NAME for thread in threading.enumerate())

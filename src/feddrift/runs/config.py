@@ -1,4 +1,4 @@
-"""One frozen configuration per run: from names to a stream, an algorithm and the conditions of its clients."""
+"""The configuration of a run: names and options, from which the stream, the algorithm and the conditions are made."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from feddrift import algorithms, engines, streams
 from feddrift.data import Stream
 from feddrift.engines.conditions.conditions import Conditions
-from feddrift.errors import ConfigError, DataError, problem
+from feddrift.errors import ConfigError, DataError, describe_validation_error
 from feddrift.nets import default_net, named_net
 from feddrift.router import Route
-from feddrift.runs.poison import Poison, flipped, read_poison
-from feddrift.runs.stream_fingerprint import digest_of, in_order
-from feddrift.streams.patterns import SHIPPED, table
-from feddrift.tables.times import read_every
+from feddrift.runs.poison import ByzantineClients, flip_labels, parse_poison
+from feddrift.runs.stream_fingerprint import hash_stream, reorder_clients
+from feddrift.streams.patterns import SHIPPED, parse_table
+from feddrift.tables.times import parse_every
 from feddrift.training import Precision
 from feddrift.types import Algorithm, Average, Bools, Local, Net
 
-TRAINING = ("rounds", "steps", "batch", "lr", "average", "balance", "precision")
-TABLE = ("client", "time", "every", "missing", "categories", "scale")
+TRAINING_OPTIONS = ("rounds", "steps", "batch", "lr", "average", "balance", "precision")
+TABLE_OPTIONS = ("client", "time", "every", "missing", "categories", "scale")
 MAX_SEEDS = 10_000
 
 
 class RunConfig(BaseModel):
-    """What to run; what is left out is the stream's own setting, which for the paper's streams is the paper's."""
+    """The options of a run. Options that are None have the stream's own values: those of the paper for its streams."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -54,49 +54,54 @@ class RunConfig(BaseModel):
     batch: int | None = Field(default=None, ge=1, le=100_000, description="B, minibatch size")
     lr: float | None = Field(default=None, gt=0, le=1e6, allow_inf_nan=False, description="eta, step size")
     average: Average | None = Field(
-        default=None, description="how updates become one model: mean, or against liars median, trimmed, clipped"
+        default=None,
+        description="how updates are averaged: mean, or median, trimmed or clipped against Byzantine clients",
     )
     balance: bool | None = Field(
         default=None, description="train as if all classes in a client's data were equally frequent"
     )
     precision: Precision | None = Field(
-        default=None, description="of matrix products in training on a GPU: float32 (the default), or tf32, quicker"
+        default=None,
+        description="precision of matrix products in training on a GPU: float32 (the default), or the faster tf32",
     )
-    participation: float = Field(default=1.0, gt=0, le=1, description="the share of clients that train in a round")
-    dropout: float = Field(default=0.0, ge=0, lt=1, description="the chance of a client to miss a time step")
+    participation: float = Field(default=1.0, gt=0, le=1, description="share of the clients that train in a round")
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="probability that a client misses a time step")
     trace: Path | None = Field(
         default=None,
-        description="a file of who is in reach: a row of 1 and 0 per time step, a column per client",
+        description="a file that says which clients are reachable: a row of 1 and 0 per time step, a column per client",
     )
     poison: str | None = Field(
         default=None,
-        description="clients that do harm: flip:0,3 (wrong labels), garbage:0,3 (noise for models), claims:0 (rows "
-        "that it has not), alarms:0 (every second time step), glue:0 (confirms all merges), losses:0 (random counts), "
-        "or several, joined by +",
+        description="Byzantine clients: flip:0,3 (wrong labels), garbage:0,3 (noise instead of models), claims:0 "
+        "(false row counts), alarms:0 (an alarm in every second time step), glue:0 (confirms all merges), losses:0 "
+        "(random error counts), or several, joined by +",
     )
     defend: bool = Field(
         default=False,
-        description="bound what one client can do to the others: its weight, its alarms, its say in merges",
+        description="limit the influence of each client on others: its weight, its alarms, its part in merges",
     )
     rest: int = Field(
         default=0,
         ge=0,
         le=1_000_000,
-        description="after so many time steps unused, a model is scored only where all others do badly; 0: never rest",
+        description="time steps without use after which a model is scored only where all others score badly; "
+        "0: always scored",
     )
     route: Route = Field(
         default="none",
-        description="row, running or batch: each input, those so far, or all at once choose w"
-        "hich model votes at a test, where it has paid",
+        description="row, running or batch: at a test, each input, the inputs so far or all inputs choose the voting "
+        "model, once labels have shown that this saves mistakes",
     )
     pattern: str | None = Field(
         default=None,
         description="drift pattern: a name (Y, F, R0..R4), a file of integers, or random:every=2,concepts=4",
     )
     engine: str = Field(default="simulator", description="simulator, reference, or your own package.module:Name")
-    data_dir: Path | None = Field(default=None, description="where data files lie; else $FEDDRIFT_DATA, else a cache")
+    data_dir: Path | None = Field(
+        default=None, description="folder of data files; default: $FEDDRIFT_DATA, else a cache"
+    )
     weights: Path | None = Field(
-        default=None, description="of a ResNet-18, for streams of pictures: torchvision's file"
+        default=None, description="torchvision's file with the weights of a ResNet-18, for streams of pictures"
     )
     net: str | None = Field(
         default=None,
@@ -107,16 +112,16 @@ class RunConfig(BaseModel):
     time: str | None = Field(default=None, description="of a table: the column of times")
     every: str | None = Field(
         default=None,
-        description="of a table: how long a time step is, year, quarter, month, week, or a number (of days, or of the "
-        "units of the column); else each time is a step",
+        description="of a table: length of a time step: year, quarter, month, week, or a number (of days, or of the "
+        "units of the column); default: each distinct time is a step",
     )
     missing: Literal["drop", "mean", "indicator"] | None = Field(
         default=None,
-        description="of a table: rows without a value: drop them, fill in the first step's mean, or that and an "
-        "indicator, a 0/1 feature; else they are refused",
+        description="of a table: rows without a value: drop them, fill in the mean of the first time step, or that and "
+        "a 0/1 indicator feature; default: they are rejected",
     )
     categories: Literal["onehot"] | None = Field(
-        default=None, description="of a table: onehot makes a 0/1 column of each word"
+        default=None, description="of a table: onehot makes a 0/1 column of each category"
     )
     scale: bool = Field(
         default=True, description="of a table: scale numbers by mean and standard deviation of the first time step"
@@ -124,14 +129,14 @@ class RunConfig(BaseModel):
 
     @field_validator("seed", "rounds", "steps", "batch", "lr", "participation", "dropout", "rest", mode="before")
     @classmethod
-    def _is_no_bool(cls, value: Any) -> Any:
-        if isinstance(value, bool):  # Python would take true for 1
+    def _reject_bool(cls, value: Any) -> Any:
+        if isinstance(value, bool):  # in Python, True is also the number 1
             raise ValueError("input should be a number")
         return value
 
     @field_validator("data_seed", mode="before")
     @classmethod
-    def _is_a_data_seed(cls, value: Any) -> Any:
+    def _check_data_seed(cls, value: Any) -> Any:
         if isinstance(value, str) and value.isdecimal() and len(value) < 11:
             value = int(value)
         whole = isinstance(value, int) and not isinstance(value, bool)
@@ -141,54 +146,62 @@ class RunConfig(BaseModel):
 
     @field_validator("every", mode="before")
     @classmethod
-    def _is_a_length(cls, value: Any) -> Any:
-        return None if read_every(value) is None else str(value)
+    def _check_step_length(cls, value: Any) -> Any:
+        return None if parse_every(value) is None else str(value)
 
     @classmethod
-    def checked(cls, **values: Any) -> RunConfig:
-        """The configuration, or one sentence that says which value is not legal."""
+    def from_values(cls, **values: Any) -> RunConfig:
+        """Return the configuration with these values.
+
+        Raises:
+            ConfigError: If a name is unknown or a value is not allowed, in one sentence.
+        """
         try:
             return cls(**values)
         except ValidationError as error:
-            raise ConfigError(problem(error)) from None
+            raise ConfigError(describe_validation_error(error)) from None
 
-    def load(self, clients: Sequence[str] = ()) -> Stream:
-        """The stream of this run, these clients first, with the labels flipped that `poison` says."""
-        engines.engine(self.engine)  # wrong names first: data may take a while
+    def load_stream(self, clients: Sequence[str] = ()) -> Stream:
+        """Load the stream of this run, in which `poison` may have flipped labels.
+
+        Args:
+            clients: Names of clients that come first, in this order: those of the run that this one updates.
+        """
+        engines.engine(self.engine)  # unknown names are found before the data are loaded, which may take a while
         algorithms.algorithm(self.algorithm, **self.settings)
-        found = streams.stream(
+        loaded = streams.stream(
             self.stream,
             seed=self.seed,
-            data_seed=self._drawn(),
+            data_seed=self._resolve_data_seed(),
             pattern=self.pattern,
             data_dir=self.data_dir,
             label=self.label,
-            **{name: getattr(self, name) for name in TABLE},
+            **{name: getattr(self, name) for name in TABLE_OPTIONS},
         )
-        stream = in_order(found, clients)
-        return flipped(stream, self._poison(stream).flip)
+        stream = reorder_clients(loaded, clients)
+        return flip_labels(stream, self._parse_poison(stream).flip)
 
-    def stream_key(self) -> tuple[Any, ...]:
-        """Return a key that is equal for configs whose `load()` gives the same stream.
+    def build_stream_key(self) -> tuple[Any, ...]:
+        """Return a key that is equal for configs whose `load_stream()` gives the same stream.
 
-        The seed is part of it only where the pattern of drifts may depend on it.
+        The key contains the seed only if the pattern of drifts may depend on it.
         """
-        pattern = self.pattern or streams.own_pattern(self.stream)
+        pattern = self.pattern or streams.find_own_pattern(self.stream)
         fixed_pattern = pattern is not None and (pattern in SHIPPED or os.path.isfile(pattern))
-        depends_on_seed = not fixed_pattern and (self.pattern is not None or streams.is_made(self.stream))
-        names = ("stream", "pattern", "data_dir", "label", "poison", *TABLE)
+        depends_on_seed = not fixed_pattern and (self.pattern is not None or streams.is_synthetic(self.stream))
+        names = ("stream", "pattern", "data_dir", "label", "poison", *TABLE_OPTIONS)
         values = [getattr(self, name) for name in names]
-        return (*values, self._drawn(), self.seed if depends_on_seed else None)
+        return (*values, self._resolve_data_seed(), self.seed if depends_on_seed else None)
 
-    def _drawn(self) -> int:
-        """The data seed; where it follows the seed, streams that are not made stay what they are."""
+    def _resolve_data_seed(self) -> int:
+        """Return the data seed as a number; 0 if it follows the seed and the stream is not synthetic."""
         if self.data_seed != "seed":
             return self.data_seed
-        return self.seed if streams.is_made(self.stream) else 0
+        return self.seed if streams.is_synthetic(self.stream) else 0
 
-    def conditions(self, stream: Stream) -> Conditions:
-        """Who is in reach, takes part and lies."""
-        poison = self._poison(stream)
+    def build_conditions(self, stream: Stream) -> Conditions:
+        """Return the conditions of the clients: reachability, participation and Byzantine behaviour."""
+        poison = self._parse_poison(stream)
         conditions = Conditions(
             self.participation,
             self.dropout,
@@ -199,50 +212,50 @@ class RunConfig(BaseModel):
             self.defend,
             poison.lies,
         )
-        conditions.in_reach(stream.counts[:-1], self.seed)  # a trace that does not fit shows now
+        conditions.draw_reachable(stream.counts[:-1], self.seed)  # reports a trace of the wrong shape
         return conditions
 
-    def _poison(self, stream: Stream) -> Poison:
-        return Poison() if self.poison is None else read_poison(self.poison, stream.n_clients)
+    def _parse_poison(self, stream: Stream) -> ByzantineClients:
+        return ByzantineClients() if self.poison is None else parse_poison(self.poison, stream.n_clients)
 
-    def resolve(self, stream: Stream) -> tuple[Algorithm, Local]:
-        """The algorithm and training settings that the names stand for on this stream."""
+    def resolve_algorithm(self, stream: Stream) -> tuple[Algorithm, Local]:
+        """Return the algorithm with its settings, and the training settings, for this stream."""
         engines.engine(self.engine)
         algorithm = algorithms.algorithm(self.algorithm, stream, **self.settings)
         if getattr(algorithm, "needs_truth", False) and stream.concepts is None:
             raise ConfigError(f"{self.algorithm} needs a stream whose true concepts are known, {self.stream} has none")
-        training = {name: getattr(self, name) for name in TRAINING if getattr(self, name) is not None}
+        training = {name: getattr(self, name) for name in TRAINING_OPTIONS if getattr(self, name) is not None}
         return algorithm, replace(stream.local, **training)
 
     def find_net(self, stream: Stream) -> Net:
-        """The net, the stream's own unless another is named."""
+        """Return the net with the configured name, else the stream's own."""
         if self.net is not None and self.weights is not None:
             raise ConfigError(f"weights are for the net of a stream of pictures: leave out net={self.net}")
         return default_net(stream, self.weights) if self.net is None else named_net(self.net, stream)
 
-    def overrides(self, stream: Stream) -> dict[str, Any]:
-        """The run options that differ from the stream's own."""
-        training = {name: getattr(self, name) for name in TRAINING}
+    def list_overrides(self, stream: Stream) -> dict[str, Any]:
+        """Return the run options that differ from the stream's own, as they are written into the record's header."""
+        training = {name: getattr(self, name) for name in TRAINING_OPTIONS}
         overrides = {k: v for k, v in training.items() if v is not None and v != getattr(stream.local, k)}
-        if self.pattern is not None and self.pattern != streams.own_pattern(self.stream):
+        if self.pattern is not None and self.pattern != streams.find_own_pattern(self.stream):
             overrides["pattern"] = self.pattern
             if os.path.isfile(self.pattern):  # two files may share a name
                 digest = hashlib.sha256(Path(self.pattern).read_bytes()).hexdigest()[:8]
                 overrides["pattern"] = f"{Path(self.pattern).name}@{digest}"
-        if not streams.listed(self.stream):  # what the files held may change under the same name
-            overrides["data"] = streams.recipe_digest(self.stream) or digest_of(stream)
-            for name in ("label", *TABLE):
+        if not streams.is_in_catalogue(self.stream):  # the content of its files may change under the same name
+            overrides["data"] = streams.hash_recipe(self.stream) or hash_stream(stream)
+            for name in ("label", *TABLE_OPTIONS):
                 if getattr(self, name) != RunConfig.model_fields[name].default:
                     overrides[name] = getattr(self, name)
         if self.weights is not None:
             try:
                 overrides["weights"] = hashlib.sha256(self.weights.read_bytes()).hexdigest()[:8]
-            except (OSError, ValueError) as error:  # or a name that no file can have
+            except (OSError, ValueError) as error:  # ValueError: the name cannot be that of a file
                 reason = getattr(error, "strerror", None) or error
                 raise ConfigError(f"cannot read the weights {self.weights}: {reason}") from None
         if self.net is not None:
             overrides["net"] = self.net
-        if self.data_seed and (self.data_seed != "seed" or streams.is_made(self.stream)):
+        if self.data_seed and (self.data_seed != "seed" or streams.is_synthetic(self.stream)):
             overrides["data_seed"] = self.data_seed
         for name in ("participation", "dropout", "rest", "route", "defend"):
             if getattr(self, name) != RunConfig.model_fields[name].default:
@@ -251,14 +264,18 @@ class RunConfig(BaseModel):
             digest = hashlib.sha256(read_trace(self.trace).tobytes()).hexdigest()[:8]
             overrides["trace"] = f"{self.trace.name}@{digest}"
         if self.poison is not None:
-            overrides["poison"] = str(self._poison(stream))
+            overrides["poison"] = str(self._parse_poison(stream))
         if self.engine != "simulator":
             overrides["engine"] = self.engine
         return overrides
 
+    checked = from_values  # names of these methods in version 0.3
+    load = load_stream
+    resolve = resolve_algorithm
+
 
 def parse_seeds(text: str) -> list[int]:
-    """Seeds from a range or a list.
+    """Parse a range or a list of seeds.
 
     >>> parse_seeds("0-3"), parse_seeds("7,2")
     ([0, 1, 2, 3], [7, 2])
@@ -276,10 +293,10 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def read_trace(path: str | Path) -> Bools:
-    """A file of 1 (in reach) and 0: a row per time step, a column per client."""
+    """Read which clients are in reach from a file of 1 (in reach) and 0: a row per time step, a column per client."""
     try:
-        rows = table(Path(path).read_text(encoding="utf-8-sig"), f"trace {path}", "expected 1 for in reach or 0")
-    except (OSError, ValueError) as error:  # not there, or not text
+        rows = parse_table(Path(path).read_text(encoding="utf-8-sig"), f"trace {path}", "expected 1 for in reach or 0")
+    except (OSError, ValueError) as error:  # the file is missing or not text
         raise DataError(f"trace {path} cannot be read as text: {getattr(error, 'strerror', None) or error}") from None
     if not len(rows):
         raise DataError(f"trace {path}: needs a row per time step, got none")

@@ -1,4 +1,4 @@
-"""The models of a run in a folder of their own, to predict with: safetensors, and who uses which as JSON."""
+"""Export of the models of a run for predictions: parameters as safetensors, the models of each client as JSON."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from feddrift._internal import checkpoint
 from feddrift._internal.system import atomic_write
 from feddrift._version import __version__
 from feddrift.errors import DataError
-from feddrift.exported_models import ABOUT, MASK, MODELS, RESNET
-from feddrift.models import params_of
+from feddrift.exported_models import ABOUT_FILE, MASK_NAME, MODELS_FILE, RESNET_FILE
+from feddrift.models import get_params
 from feddrift.nets.perceptron import layer_sizes
 from feddrift.runs import record
 from feddrift.runs.recorded_run import RecordedRun
 from feddrift.tables.features import Feature
-from feddrift.trees import paths
+from feddrift.trees import tree_paths
 from feddrift.types import Net, State, Votes
 
 
 @dataclass(frozen=True)
-class Source:
-    """What is exported: a state, and what a reader needs to make use of it."""
+class ExportSource:
+    """A state to export, with the names and the description of the net that a reader needs."""
 
     state: State
-    steps: int  # that it has seen
+    steps: int  # number of time steps that the state has seen
     net: Net
-    described: dict[str, Any]  # the net, to be made again
+    net_description: dict[str, Any]  # from which `load_models` builds the net
     stream: str
     algorithm: str
     seed: int
@@ -42,76 +42,86 @@ class Source:
     classes: Sequence[int | str]
     columns: Sequence[str]
     recipe: Sequence[Feature] = field(default=(), kw_only=True)  # of a table: how its columns become features
-    events: Sequence[Mapping[str, Any]]  # of the record
+    events: Sequence[Mapping[str, Any]]  # the events in the record
 
 
 def export(run: RecordedRun, folder: Path) -> int:
-    """Write the models of a run as they stand now; how many time steps they have seen."""
-    state, steps = last_state(run.checkpoints, run.net)
-    config, stream = run.config, run.stream
-    run_record = record.read(run.path if run.path.exists() else record.part_of(run.path))
-    classes = list(stream.classes or range(stream.n_classes))
-    source = Source(
+    """Write the newest models of a run into a folder, and return the number of time steps that they have seen."""
+    state, steps = load_last_state(run.checkpoints, run.net)
+    stream = run.stream
+    source = ExportSource(
         state=state,
         steps=steps,
         net=run.net,
-        described=_described(run),
-        stream=config.stream,
-        algorithm=config.algorithm,
-        seed=config.seed,
+        net_description=_describe_run_net(run),
+        stream=run.config.stream,
+        algorithm=run.config.algorithm,
+        seed=run.config.seed,
         clients=stream.clients,
-        classes=classes,
+        classes=list(stream.classes or range(stream.n_classes)),
         columns=stream.columns,
         recipe=stream.recipe,
-        events=run_record.events,
+        events=record.read(run.path if run.path.exists() else record.get_part_path(run.path)).events,
     )
-    write(source, folder)
+    write_models(source, folder)
     return steps
 
 
-def last_state(checkpoints: checkpoint.Folder, net: Net) -> tuple[State, int]:
-    """The newest state of a run or federation, and how many time steps it has seen; it may be at work meanwhile."""
+def load_last_state(checkpoints: checkpoint.Folder, net: Net) -> tuple[State, int]:
+    """Load the newest state of a run or federation, which may be running, and the number of time steps it has seen.
+
+    Raises:
+        DataError: If no intact checkpoint has a state.
+    """
     newest = next((c for c in checkpoints.newest_first() if isinstance(c, checkpoint.Checkpoint)), None)
-    state = None if newest is None else newest.value(net.init(rng.derive(0, "init", 0)))[0]
+    state = None if newest is None else newest.decode(net.init(rng.derive_key(0, "init", 0)))[0]
     if newest is None or state is None:
         raise DataError(f"{checkpoints.path} has no whole checkpoint of a time step to export")
     return state, int(newest.about["steps"])
 
 
-def write(source: Source, folder: Path) -> None:
-    """Write models and what to know of them into a folder."""
+def write_models(source: ExportSource, folder: Path) -> None:
+    """Write the parameters, the description and, for pictures, the ResNet-18 weights into a folder."""
     arrays: dict[str, npt.NDArray[Any]] = {}
     models = source.state.models
     for m, i in enumerate(models.ids):
-        parts = dict(paths(params_of(models, m)))
+        parts = dict(tree_paths(get_params(models, m)))
         if models.mask is not None:
-            parts[MASK] = models.mask[m]
+            parts[MASK_NAME] = models.mask[m]
         arrays |= {f"{i}/{path}": np.ascontiguousarray(leaf) for path, leaf in parts.items()}
-    atomic_write(folder / MODELS, save(arrays))
-    if source.described["kind"] == "resnet18":
-        from feddrift.nets.resnet import torchvision_names  # here: few need it
+    atomic_write(folder / MODELS_FILE, save(arrays))
+    if source.net_description["kind"] == "resnet18":
+        from feddrift.nets.resnet import torchvision_names  # only for pictures
 
-        atomic_write(folder / RESNET, save(torchvision_names(source.net, params_of(models, 0))))
-    atomic_write(folder / ABOUT, (json.dumps(_about(source), indent=2, allow_nan=False) + "\n").encode())
+        atomic_write(folder / RESNET_FILE, save(torchvision_names(source.net, get_params(models, 0))))
+    atomic_write(folder / ABOUT_FILE, (json.dumps(_describe_models(source), indent=2, allow_nan=False) + "\n").encode())
 
 
-def described(net: Net, own: str | None, features: Sequence[int], classes: int) -> dict[str, Any]:
-    """What a reader needs to make this net again: the name of one of your own, or the sizes of our perceptron."""
-    sizes = layer_sizes(net, net.init(rng.derive(0, "init", 0)))
+def describe_net(net: Net, own: str | None, features: Sequence[int], classes: int) -> dict[str, Any]:
+    """Describe a net for readers: the sizes of a built-in perceptron, or the name of an external net.
+
+    Args:
+        net: The net.
+        own: The name of the net if it is external.
+        features: The shape of one input.
+        classes: The number of classes.
+    """
+    sizes = layer_sizes(net, net.init(rng.derive_key(0, "init", 0)))
     if sizes is None:
         return {"kind": "own", "name": own, "features": list(features), "classes": classes}
     hidden = sizes[1] if len(sizes) == 3 else list(sizes[1:-1])
     return {"kind": "perceptron", "features": list(features), "hidden": hidden, "classes": classes}
 
 
-def _described(run: RecordedRun) -> dict[str, Any]:
-    classes, shape = run.stream.n_classes, list(run.stream.x.shape[1:])
+def _describe_run_net(run: RecordedRun) -> dict[str, Any]:
+    classes = run.stream.n_classes
+    shape = list(run.stream.features)
     if run.config.net is None and len(shape) == 3 and run.stream.family == "fmow":
         return {"kind": "resnet18", "features": shape, "classes": classes}
-    return described(run.net, run.config.net, shape, classes)
+    return describe_net(run.net, run.config.net, shape, classes)
 
 
-def _about(source: Source) -> dict[str, Any]:
+def _describe_models(source: ExportSource) -> dict[str, Any]:
     state = source.state
     ids = state.models.ids
     votes = Votes.of(state.votes)
@@ -132,16 +142,16 @@ def _about(source: Source) -> dict[str, Any]:
         "models": {str(i): {"family": state.models.family[m]} for m, i in enumerate(ids)},
         "clients": clients,
         "lineage": [
-            _with_names(event, source.clients)
+            _name_clients(event, source.clients)
             for event in source.events
-            if event["t"] < source.steps and event["event"] != "decided"  # which is about clients
+            if event["t"] < source.steps and event["event"] != "decided"  # decisions are about clients, not models
         ],
-        "net": source.described,
+        "net": source.net_description,
     }
 
 
-def _with_names(event: Mapping[str, Any], clients: Sequence[str]) -> dict[str, Any]:
-    """An event for people: time counts from 1, clients have their names."""
+def _name_clients(event: Mapping[str, Any], clients: Sequence[str]) -> dict[str, Any]:
+    """Convert an event for readers: time counts from 1, and clients have their names."""
     cause = dict(event["cause"])
     if isinstance(cause.get("clients"), list):
         cause["clients"] = [clients[c] for c in cause["clients"]]

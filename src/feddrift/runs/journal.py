@@ -1,7 +1,7 @@
-"""A time step that can be interrupted: a federation that remembers its answers.
+"""Resumable time steps: a federation that records its answers.
 
-An algorithm is a function of what its verbs return. So a step that was killed is taken again from its beginning, with
-the answers that are known already, up to the very round where it stopped; from there on clients work again.
+An algorithm is a function of what the methods of the federation return. A step that was killed is therefore repeated
+from its beginning with the recorded answers, up to the round in which it stopped; from there on clients work again.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
-from feddrift._internal.device_arrays import on_host
+from feddrift._internal.device_arrays import move_to_host
 from feddrift.errors import DataError
 from feddrift.types import (
     Federation,
@@ -32,59 +32,77 @@ from feddrift.types import (
 T = TypeVar("T")
 
 
-class Resumable(Federation, Protocol):
-    """A federation whose time step can be taken up again."""
+class ResumableFederation(Federation, Protocol):
+    """A federation whose time step can be resumed."""
 
     def train(
         self, models: Models, w: Weights, rounds: int | None = None, local: Local | None = None, of: int | None = None
     ) -> Models:
-        """As in `Federation`; these rounds are the first `of` so many, which all follow, on the same data."""
+        """Train as in `Federation`; `of` is the number of rounds on the same data, these and all that follow."""
         ...
 
     def progress(self) -> Any:
-        """What the rest of the step depends on: moments, counters; arrays, numbers and texts in lists and dicts."""
+        """Return the state of the engine that the rest of the step depends on, such as moments and counters.
+
+        It consists of arrays, numbers and texts in lists and dictionaries.
+        """
         ...
 
-    def restore(self, progress: Any) -> None: ...
+    def restore(self, progress: Any) -> None:
+        """Set the state of the engine to one that `progress` returned."""
+        ...
 
 
 @dataclass(frozen=True)
-class Inside:
-    """How far a time step has come."""
+class StepProgress:
+    """The progress inside a time step."""
 
-    rounds: int = 0  # trained in this step so far
-    answers: tuple[tuple[str, Any], ...] = ()  # what was asked, and the answer, in order
-    models: Models | None = None  # as far as they have come, where a call of train is under way,
-    trained: int = 0  # after so many of its rounds
-    progress: Any = None  # what the engine needs to go on: moments, counters
+    rounds: int = 0  # rounds of training in this step so far
+    answers: tuple[tuple[str, Any], ...] = ()  # (question, answer), in order
+    partial_models: Models | None = None  # the models in an unfinished call of train,
+    trained_rounds: int = 0  # and the number of its rounds that are done
+    engine_progress: Any = None  # see `ResumableFederation.progress`
 
-    def plain(self) -> tuple[Any, ...]:
-        """As a tuple, for a checkpoint; `Inside(*plain)` is the way back."""
-        return self.rounds, self.answers, self.models, self.trained, self.progress
+    def to_tuple(self) -> tuple[Any, ...]:
+        """Return the fields for a checkpoint, from which `StepProgress(*fields)` is made again."""
+        return self.rounds, self.answers, self.partial_models, self.trained_rounds, self.engine_progress
 
 
 class Journal:
-    """A Federation that asks `fed` and calls `save` with how far the step has come, after every so many rounds."""
+    """A federation that records the answers of another one, and saves its progress inside the time step.
+
+    Args:
+        fed: The federation that answers.
+        save_every: The number of rounds after which `save` is called.
+        save: Stores the progress.
+        progress: The saved progress of this time step: its answers are repeated without asking `fed`.
+    """
 
     def __init__(
-        self, fed: Resumable, every: int, save: Callable[[Inside], object], before: Inside | None = None
+        self,
+        fed: ResumableFederation,
+        save_every: int,
+        save: Callable[[StepProgress], object],
+        progress: StepProgress | None = None,
     ) -> None:
-        self._fed, self._every, self._save = fed, every, save
-        self._before = before or Inside()
+        self._fed = fed
+        self._save_every = save_every
+        self._save = save
+        self._progress = progress or StepProgress()
         self._answers: list[tuple[str, Any]] = []
-        self._rounds = self._saved = self._before.rounds
-        if before is not None:
-            fed.restore(before.progress)
+        self._rounds = self._saved_rounds = self._progress.rounds
+        if progress is not None:
+            fed.restore(progress.engine_progress)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._fed, name)  # attributes that ask no client are passed through
+        return getattr(self._fed, name)  # attributes that need no client are passed through
 
     def evaluate(self, models: Models, metric: Metric = "error", by: Parting | None = None) -> Floats:
         question = f"evaluate {models.ids} {metric}" + (f" by {by}" if by else "")
-        return self._asked(question, lambda: self._fed.evaluate(models, metric, by))
+        return self._answer_question(question, lambda: self._fed.evaluate(models, metric, by))
 
     def confusion(self, models: Models) -> Ints:
-        return self._asked(f"confusion {models.ids}", lambda: self._fed.confusion(models))
+        return self._answer_question(f"confusion {models.ids}", lambda: self._fed.confusion(models))
 
     def cross_evaluate(
         self,
@@ -96,7 +114,7 @@ class Journal:
     ) -> Floats:
         question = f"cross_evaluate {models.ids} {w.shape} {metric}"
         question += (f" by {by}" if by else "") + (" per client" if per_client else "")
-        return self._asked(question, lambda: self._fed.cross_evaluate(models, w, metric, by, per_client))
+        return self._answer_question(question, lambda: self._fed.cross_evaluate(models, w, metric, by, per_client))
 
     def moments(
         self,
@@ -106,47 +124,52 @@ class Journal:
         project: Floats | Projection | None = None,
         square: bool = True,
     ) -> Moments:
-        return self._asked(
+        return self._answer_question(
             f"moments {models.ids} {layer} {by} {square}", lambda: self._fed.moments(models, layer, by, project, square)
         )
 
     def tournament(self, models: Models, w: Weights, parent: Ints, starts: Sequence[Start]) -> Tournament:
         question = f"tournament {models.ids} {w.shape} {parent.tolist()} {starts}"
-        return self._asked(question, lambda: self._fed.tournament(models, w, parent, starts))
+        return self._answer_question(question, lambda: self._fed.tournament(models, w, parent, starts))
 
     def contest(self, models: Models, teams: Ints, held_by: Local | None = None) -> Tournament:
-        question = f"contest {models.ids} {teams.shape} {_told(held_by)}"
-        return self._asked(question, lambda: self._fed.contest(models, teams, held_by))
+        question = f"contest {models.ids} {teams.shape} {_build_local_key(held_by)}"
+        return self._answer_question(question, lambda: self._fed.contest(models, teams, held_by))
 
     def local_updates(self, models: Models, w: Weights, local: Local | None = None) -> Updates:
-        def ask() -> Updates:
+        def train_one_round() -> Updates:
             updates = self._fed.local_updates(models, w, local)
             self._rounds += 1
             return updates
 
-        question = f"local_updates {models.ids} {w.shape} {_told(local)}"
-        return self._asked(question, ask, then_save=True)
+        question = f"local_updates {models.ids} {w.shape} {_build_local_key(local)}"
+        return self._answer_question(question, train_one_round, trains=True)
 
     def train(self, models: Models, w: Weights, rounds: int | None = None, local: Local | None = None) -> Models:
         total = (local or self._fed.local).rounds if rounds is None else rounds
 
-        def ask() -> Models:
-            now, rounds_done, past = models, 0, self._before
-            if past.models is not None and len(self._answers) == len(past.answers):  # this call was under way
-                now, rounds_done = past.models, past.trained
+        def train_in_portions() -> Models:
+            current = models
+            rounds_done = 0
+            saved = self._progress
+            if saved.partial_models is not None and len(self._answers) == len(saved.answers):  # it stopped in this call
+                current = saved.partial_models
+                rounds_done = saved.trained_rounds
             while rounds_done < total:
-                portion = min(total - rounds_done, max(1, self._saved + self._every - self._rounds))
-                now = self._fed.train(now, w, portion, local, of=total - rounds_done)
-                rounds_done, self._rounds = rounds_done + portion, self._rounds + portion
+                portion = min(total - rounds_done, max(1, self._saved_rounds + self._save_every - self._rounds))
+                current = self._fed.train(current, w, portion, local, of=total - rounds_done)
+                rounds_done += portion
+                self._rounds += portion
                 if rounds_done < total:
-                    self._save_if_due(now, rounds_done)
-            return now
+                    self._save_if_due(current, rounds_done)
+            return current
 
-        question = f"train {models.ids} {w.shape} {total} {_told(local)}"
-        return self._asked(question, ask, then_save=True)
+        question = f"train {models.ids} {w.shape} {total} {_build_local_key(local)}"
+        return self._answer_question(question, train_in_portions, trains=True)
 
-    def _asked(self, question: str, ask: Callable[[], T], then_save: bool = False) -> T:
-        old_answers, k = self._before.answers, len(self._answers)
+    def _answer_question(self, question: str, ask: Callable[[], T], trains: bool = False) -> T:
+        old_answers = self._progress.answers
+        k = len(self._answers)
         if k < len(old_answers):
             if old_answers[k][0] != question:
                 raise DataError(
@@ -155,18 +178,19 @@ class Journal:
                 )
             answer: T = old_answers[k][1]
         else:
-            answer = on_host(ask())  # as it will be where the step is taken again
+            answer = move_to_host(ask())  # as a resumed step would read it
         self._answers.append((question, answer))
-        if then_save and k >= len(old_answers):
+        if trains and k >= len(old_answers):
             self._save_if_due(None, 0)
         return answer
 
-    def _save_if_due(self, models: Models | None, trained: int) -> None:
-        if self._rounds >= self._saved + self._every:
-            self._saved = self._rounds
-            self._save(Inside(self._rounds, tuple(self._answers), on_host(models), trained, self._fed.progress()))
+    def _save_if_due(self, models: Models | None, trained_rounds: int) -> None:
+        if self._rounds >= self._saved_rounds + self._save_every:
+            self._saved_rounds = self._rounds
+            answers = tuple(self._answers)
+            self._save(StepProgress(self._rounds, answers, move_to_host(models), trained_rounds, self._fed.progress()))
 
 
-def _told(local: Local | None) -> tuple[Any, ...] | None:
-    """How clients train, as questions have always had it."""
-    return None if local is None else tuple(local.plain().values())
+def _build_local_key(local: Local | None) -> tuple[Any, ...] | None:
+    """Return the settings of local training as they are part of questions, which checkpoints contain."""
+    return None if local is None else tuple(local.to_dict().values())

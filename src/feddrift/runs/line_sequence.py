@@ -1,4 +1,4 @@
-"""In which order the lines of a record stand: whole time steps, clients in order, a test after its rows."""
+"""Order of the lines of a record: whole time steps, clients in order, a test after its rows."""
 
 from __future__ import annotations
 
@@ -10,81 +10,93 @@ from feddrift.errors import DataError
 
 
 @dataclass
-class Order:
-    """Which lines have come after a header, and whether another may follow."""
+class LineSequence:
+    """Position in a record after some of its lines: it decides which line may follow."""
 
     header: Mapping[str, Any]
     n_clients: int
-    steps: int = 0  # time steps whose rows are all there
-    rows: int = 0  # rows of the next one
-    begun: int = 0  # time steps that have begun, and
-    tested: int = 0  # are tested; both are told in schema 2 only,
-    last_clients: int = 0  # and how many clients the last one had
+    steps: int = 0  # number of time steps with all rows
+    rows: int = 0  # number of rows of the next time step
+    begun_steps: int = 0  # number of time steps that have begun
+    tested_steps: int = 0  # number of time steps that are tested; only in schema 2
+    last_clients: int = 0  # number of clients of the last time step with all rows
     ended: bool = False
 
     @classmethod
-    def after(cls, header: Mapping[str, Any]) -> Order:
-        """The order of a record that has only this header yet."""
+    def from_header(cls, header: Mapping[str, Any]) -> LineSequence:
+        """Return the position after the header."""
         return cls(header, header["n_clients"])
 
-    def take(self, line: Mapping[str, Any], where: str) -> None:
-        """Note a line, or say why it cannot stand here: whole time steps in order, clients in order."""
-        kind, schema = line["kind"], self.header["schema"]
+    def add_line(self, line: Mapping[str, Any], where: str) -> None:
+        """Advance by a line.
+
+        Args:
+            line: The parsed line.
+            where: The place of the line, for the message of an error.
+
+        Raises:
+            DataError: If this line may not follow.
+        """
+        kind = line["kind"]
         if self.ended:
             raise DataError(f"{where}: nothing may follow the end, got {kind!r}")
         if kind == "header":
             raise DataError(f"{where}: a record has one header, got a second")
         if kind in ("event", "row", "columns"):
-            self._part_of_step(line, where)
+            self._add_step_line(line, where)
         elif kind == "end":
-            self._end(line, where)
-        elif schema == 1 or self.rows:
-            raise DataError(f"{where}: a line {kind!r} cannot stand {'among rows' if self.rows else 'in schema 1'}")
+            self._add_end(line, where)
+        elif self.header["schema"] == 1 or self.rows:
+            place = "between the rows of a time step" if self.rows else "in schema 1"
+            raise DataError(f"{where}: a line {kind!r} is not allowed {place}")
         elif kind == "client":
             if (line["t"], line["c"]) != (self.steps, self.n_clients):
-                raise _unexpected(line, f"client {self.n_clients}", where)
+                raise _sequence_error(line, f"client {self.n_clients}", where)
             self.n_clients += 1
         elif kind == "time":
-            if not line["t"] == self.steps == self.begun:
-                raise _unexpected(line, f"time {self.steps} to begin once", where)
-            self.begun += 1
+            if not line["t"] == self.steps == self.begun_steps:
+                raise _sequence_error(line, f"time {self.steps} to begin once", where)
+            self.begun_steps += 1
         elif kind == "test":
             if (line["t"], len(line["tested"])) != (self.steps - 1, self.last_clients):
-                raise _unexpected(line, f"a test of time {self.steps - 1}", where)
-            self.tested = self.steps
+                raise _sequence_error(line, f"a test of time {self.steps - 1}", where)
+            self.tested_steps = self.steps
         else:
             if line["t"] > self.steps or any(c >= self.n_clients for c in line["c"]):
-                raise _unexpected(line, f"time {self.steps} at most, and {self.n_clients} clients", where)
+                raise _sequence_error(line, f"time {self.steps} at most, and {self.n_clients} clients", where)
 
-    def _part_of_step(self, line: Mapping[str, Any], where: str) -> None:
-        kind, last = line["kind"], self.header["n_steps"]
+    def _add_step_line(self, line: Mapping[str, Any], where: str) -> None:
+        kind = line["kind"]
+        n_steps = self.header["n_steps"]
         if kind == "columns" and len(line["model"]) != self.n_clients:
             raise DataError(f"{where}: columns must be {self.n_clients} long, got {len(line['model'])}")
-        out_of_turn = line["t"] != self.steps or line.get("c", self.rows) != self.rows
-        if out_of_turn or (last is not None and self.steps >= last) or (self.rows and kind != "row"):
-            of = "" if last is None else f" of {last} time steps"
-            raise _unexpected(line, f"time {self.steps}, client {self.rows}{of}", where)
+        is_out_of_order = line["t"] != self.steps or line.get("c", self.rows) != self.rows
+        if is_out_of_order or (n_steps is not None and self.steps >= n_steps) or (self.rows and kind != "row"):
+            total = "" if n_steps is None else f" of {n_steps} time steps"
+            raise _sequence_error(line, f"time {self.steps}, client {self.rows}{total}", where)
         if kind != "event":
-            self._rows(line["tested"] if kind == "columns" else [line["tested"]], where)
+            self._add_rows(line["tested"] if kind == "columns" else [line["tested"]], where)
 
-    def _rows(self, tested: Sequence[int | None], where: str) -> None:
-        two_moments = self.header["schema"] == 2
-        if two_moments and self.tested < self.steps:
+    def _add_rows(self, tested: Sequence[int | None], where: str) -> None:
+        test_follows = self.header["schema"] == 2  # as a line of its own
+        if test_follows and self.tested_steps < self.steps:
             raise DataError(f"{where}: time {self.steps - 1} must be tested before time {self.steps}")
-        if any((n is None) != two_moments for n in tested):
-            raise DataError(f"{where}: tested must be {'null in schema 2' if two_moments else 'a number'}")
+        if any((n is None) != test_follows for n in tested):
+            raise DataError(f"{where}: tested must be {'null in schema 2' if test_follows else 'a number'}")
         self.rows += len(tested)
         if self.rows == self.n_clients:
-            self.steps, self.rows, self.last_clients = self.steps + 1, 0, self.n_clients
-            self.begun = self.steps
+            self.steps += 1
+            self.rows = 0
+            self.last_clients = self.n_clients
+            self.begun_steps = self.steps
 
-    def _end(self, line: Mapping[str, Any], where: str) -> None:
-        last = self.header["n_steps"]
-        if last is not None and line["status"] == "complete" and (self.steps, self.rows) != (last, 0):
-            raise DataError(f"{where}: complete means {last} time steps, got {self.steps}")
+    def _add_end(self, line: Mapping[str, Any], where: str) -> None:
+        n_steps = self.header["n_steps"]
+        if n_steps is not None and line["status"] == "complete" and (self.steps, self.rows) != (n_steps, 0):
+            raise DataError(f"{where}: complete means {n_steps} time steps, got {self.steps}")
         self.ended = True
 
 
-def _unexpected(line: Mapping[str, Any], expected: str, where: str) -> DataError:
+def _sequence_error(line: Mapping[str, Any], expected: str, where: str) -> DataError:
     got = f"{line['kind']} of time {line['t']}" + (f", client {line['c']}" if "c" in line else "")
     return DataError(f"{where}: expected {expected}, got the {got}")

@@ -1,4 +1,4 @@
-"""Clients that do harm, as `poison` names them."""
+"""Byzantine clients, as the run option `poison` names them."""
 
 from __future__ import annotations
 
@@ -8,64 +8,67 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 from feddrift.data import Stream
-from feddrift.engines.conditions.byzantine import Lies
+from feddrift.engines.conditions.byzantine import ByzantineBehaviour
 from feddrift.errors import ConfigError
 
-KINDS = ("flip", "garbage", "claims", "alarms", "glue", "losses")
+POISON_KINDS = ("flip", "garbage", "claims", "alarms", "glue", "losses")
 
 
 @dataclass(frozen=True)
-class Poison:
-    """Which clients do what: numbers of clients. As a text, it is what `read_poison` reads."""
+class ByzantineClients:
+    """Positions of the Byzantine clients, by what they do. `str` gives the text that `parse_poison` reads."""
 
     flip: tuple[int, ...] = ()
     garbage: tuple[int, ...] = ()
-    lies: Lies = Lies()
+    lies: ByzantineBehaviour = ByzantineBehaviour()
 
     @property
-    def who(self) -> tuple[int, ...]:
-        """All of them."""
-        return tuple(sorted({*self.flip, *self.garbage, *self.lies.who}))
+    def clients(self) -> tuple[int, ...]:
+        """The positions of all Byzantine clients, in ascending order."""
+        return tuple(sorted({*self.flip, *self.garbage, *self.lies.clients}))
 
     def __str__(self) -> str:
-        found = {"flip": self.flip, "garbage": self.garbage}
-        found |= {field.name: getattr(self.lies, field.name) for field in fields(Lies) if field.name != "factor"}
-        told = {kind: f"{kind}:{','.join(map(str, clients))}" for kind, clients in found.items() if clients}
-        if self.lies.factor != Lies.factor:
-            told["claims"] += f":factor={self.lies.factor:g}"
-        return "+".join(told.values())
+        clients_of = {"flip": self.flip, "garbage": self.garbage}
+        clients_of |= {f.name: getattr(self.lies, f.name) for f in fields(self.lies) if f.name != "factor"}
+        parts = {kind: f"{kind}:{','.join(map(str, clients))}" for kind, clients in clients_of.items() if clients}
+        if self.lies.factor != ByzantineBehaviour.factor:
+            parts["claims"] += f":factor={self.lies.factor:g}"
+        return "+".join(parts.values())
 
 
-def read_poison(text: str, n_clients: int) -> Poison:
-    """What some clients do, and which.
+def parse_poison(text: str, n_clients: int) -> ByzantineClients:
+    """Parse the run option `poison`.
 
-    >>> read_poison("flip:0,3", n_clients=10).flip
+    >>> parse_poison("flip:0,3", n_clients=10).flip
     (0, 3)
-    >>> str(read_poison("glue:0+claims:2,0:factor=1000", n_clients=10))
+    >>> str(parse_poison("glue:0+claims:2,0:factor=1000", n_clients=10))
     'claims:0,2:factor=1000+glue:0'
     """
-    found: dict[str, tuple[int, ...]] = {}
-    factor = Lies.factor
-    for part in re.split(r"\+(?=[a-z])", text):  # a number may have a + of its own
+    clients_of: dict[str, tuple[int, ...]] = {}
+    factor = ByzantineBehaviour.factor
+    for part in re.split(r"\+(?=[a-z])", text):  # a factor may contain a +, as in 1e+6
         kind, _, rest = part.partition(":")
-        names, given, value = rest.partition(":factor=")
+        names, has_factor, value = rest.partition(":factor=")
         clients = [name.strip() for name in names.split(",")]
-        if kind not in KINDS or kind in found or not all(name.isdecimal() and len(name) < 20 for name in clients):
-            legal = ", ".join(f"{name}:" for name in KINDS)
+        are_numbers = all(name.isdecimal() and len(name) < 20 for name in clients)
+        if kind not in POISON_KINDS or kind in clients_of or not are_numbers:
+            legal = ", ".join(f"{name}:" for name in POISON_KINDS)
             raise ConfigError(
                 f"poison is one or more of {legal} each with numbers of clients, joined by +, such as flip:0,3 or "
                 f"claims:0+glue:0, got '{text}'"
             )
-        found[kind] = tuple(sorted({int(name) for name in clients}))
-        if found[kind][-1] >= n_clients:
-            raise ConfigError(f"poison: clients are 0 to {n_clients - 1}, got {found[kind][-1]}")
-        if given:
-            factor = _factor(kind, value)
-    lies = Lies(factor=factor, **{kind: found[kind] for kind in KINDS[2:] if kind in found})
-    return Poison(found.get("flip", ()), found.get("garbage", ()), lies)
+        clients_of[kind] = tuple(sorted({int(name) for name in clients}))
+        if clients_of[kind][-1] >= n_clients:
+            raise ConfigError(f"poison: clients are 0 to {n_clients - 1}, got {clients_of[kind][-1]}")
+        if has_factor:
+            factor = _parse_factor(kind, value)
+    lies = {kind: clients_of[kind] for kind in POISON_KINDS[2:] if kind in clients_of}
+    return ByzantineClients(
+        clients_of.get("flip", ()), clients_of.get("garbage", ()), ByzantineBehaviour(factor=factor, **lies)
+    )
 
 
-def _factor(kind: str, value: str) -> float:
+def _parse_factor(kind: str, value: str) -> float:
     try:
         number = float(value)
     except ValueError:
@@ -75,8 +78,8 @@ def _factor(kind: str, value: str) -> float:
     return number
 
 
-def flipped(stream: Stream, clients: Sequence[int]) -> Stream:
-    """The stream in which these clients call every class by the name of its opposite: the first the last, and so on."""
+def flip_labels(stream: Stream, clients: Sequence[int]) -> Stream:
+    """Return the stream with flipped labels at these clients: the first class becomes the last, and so on."""
     if not clients:
         return stream
     y = stream.y.copy()

@@ -1,4 +1,4 @@
-"""A run with its record and checkpoints: from a configuration to files, and on from there after anything."""
+"""Runs with a record and checkpoints: started from a configuration, resumed from their files after any stop."""
 
 from __future__ import annotations
 
@@ -26,30 +26,47 @@ from feddrift.data import Stream
 from feddrift.engines.server.federation import TimeStep
 from feddrift.engines.simulator.lanes import device_kind
 from feddrift.errors import DataError
-from feddrift.nets import initial
-from feddrift.runs.background import in_background
+from feddrift.nets import init_params
+from feddrift.runs.background import iterate_in_background
 from feddrift.runs.config import RunConfig
-from feddrift.runs.journal import Inside, Journal
-from feddrift.runs.record import file_name, is_complete, part_of, read
+from feddrift.runs.journal import Journal, StepProgress
+from feddrift.runs.record import build_record_name, get_part_path, is_complete, read
 from feddrift.runs.schema import MAX_RECORDED_NUMBER
-from feddrift.runs.stream_fingerprint import Remembered
-from feddrift.runs.writer import Writer, beginning, held
-from feddrift.simulation import Step, Trained, models_in_use, n_models, steps_on
-from feddrift.trees import leaves
+from feddrift.runs.stream_fingerprint import StreamFingerprint
+from feddrift.runs.writer import RecordWriter, lock_record, read_prefix
+from feddrift.simulation import (
+    NO_LOOP_STATE,
+    LoopState,
+    Step,
+    TrainedStep,
+    count_models,
+    find_models_in_use,
+    run_steps,
+)
+from feddrift.trees import tree_leaves
 from feddrift.types import Algorithm, Ints, Local, Params, State
 
 log = logging.getLogger(__name__)
 
-Lines = tuple[list[dict[str, Any]], list[dict[str, Any]]]  # the rows and events of a time step
+StepLines = tuple[list[dict[str, Any]], list[dict[str, Any]]]  # the rows and events of a time step
 
 
 class RecordedRun:
-    """A run with its record below `out`: iterate over it to run; `path` is the record once it is done.
+    """A run with its record and checkpoints: iterate over it to run.
 
-    After each time step, and inside one after every so many rounds where `every` is above 0, a checkpoint is written
-    beside the record. With `resume` a run that was stopped goes on from the last one that is whole. Where it is the
-    update of a run, its first clients are those of that one, which it `replaces` once it is complete.
-    `stream` spares the loading of the data, where somebody has done that.
+    A checkpoint is written beside the record after each time step.
+
+    Args:
+        config: The configuration.
+        out: The folder of the record.
+        resume: True to continue a stopped run from its last intact checkpoint.
+        every: Also write a checkpoint within a time step, each time after this number of rounds; 0: never.
+        clients: For the update of a run, the clients of that run, which come first in this one.
+        replaces: For the update of a run, the name of that run, which is deleted when this one is complete.
+        stream: The data of the configuration, if they are loaded already.
+
+    Attributes:
+        path: The path of the record when the run has ended.
     """
 
     def __init__(
@@ -63,155 +80,204 @@ class RecordedRun:
         replaces: str | None = None,
         stream: Stream | None = None,
     ) -> None:
-        self.config, self.resumes, self.every, self.replaces = config, resume, every, replaces
-        self._cwd = Path.cwd()  # what its paths are meant from
-        self.stream = config.load(clients) if stream is None else stream
-        self.algorithm, self.local = config.resolve(self.stream)
-        self.conditions = config.conditions(self.stream)
+        self.config = config
+        self.resumes = resume
+        self.every = every
+        self.replaces = replaces
+        self._cwd = Path.cwd()  # relative paths of the configuration begin here
+        self.stream = config.load_stream(clients) if stream is None else stream
+        self.algorithm, self.local = config.resolve_algorithm(self.stream)
+        self.conditions = config.build_conditions(self.stream)
         self.net = config.find_net(self.stream)
-        self.like = initial(self.net, rng.derive(config.seed, "init", 0))
-        self.header = _header(config, self.stream, self.algorithm, self.local, self.like)
-        self.out, self.path = out, out / f"{file_name(self.header)}.jsonl"
-        self.checkpoints = checkpoint.Folder(out / f"{file_name(self.header)}.state")
-        self.before: Ints | None = None  # [c], the models in use before the first time step that is yielded
+        self.param_template = init_params(self.net, rng.derive_key(config.seed, "init", 0))
+        self.header = _build_header(config, self.stream, self.algorithm, self.local, self.param_template)
+        self.out = out
+        self.path = out / f"{build_record_name(self.header)}.jsonl"
+        self.checkpoints = checkpoint.Folder(out / f"{build_record_name(self.header)}.state")
+        self.previous_models: Ints | None = None  # [c], the models in use before the first time step that is yielded
 
     def __iter__(self) -> Iterator[Step]:
-        """Each time step once it is trained, tested and written."""
-        with held(self.path) as part:
-            yield from self.steps(part)
+        """Run, and yield each time step when it is trained, tested and written."""
+        with lock_record(self.path) as part:
+            yield from self.run_steps(part)
 
     def is_done(self) -> bool:
-        """Whether there is nothing to do: the record is complete, and of the code that is there now."""
-        return is_complete(self.path) and not self.changed_since()
+        """Return True if the record is complete and was made by the present code."""
+        return is_complete(self.path) and not self.find_changed_code()
 
-    def steps(self, part: io.FileIO) -> Iterator[Step]:
-        """The same with the part of its record in hand: from here on what it goes on from is nobody else's."""
-        start = self._last() if self.resumes else _Start()
-        self.before = None if start.state is None else models_in_use(start.state)
+    def run_steps(self, part: io.FileIO) -> Iterator[Step]:
+        """Run while the caller holds the lock of the record.
+
+        Args:
+            part: The locked file of the unfinished record: see `lock_record`.
+
+        Yields:
+            Each time step when it is trained, tested and written.
+        """
+        start = self._find_resume_point() if self.resumes else _ResumePoint()
+        self.previous_models = None if start.state is None else find_models_in_use(start.state)
         if not self.resumes and self.checkpoints.path.is_dir() and not is_complete(self.path):
-            log.warning("%s was stopped before its end: this starts it over, resume would go on", self.path.stem)
-        with Writer(self.out, self.header, start.done or None, start.seconds, part=part) as writer:
-            if not start.done and start.inside is None:
+            log.warning("%s was stopped before its end and starts again; resume would continue it", self.path.stem)
+        with RecordWriter(self.out, self.header, start.steps_done or None, start.seconds, part=part) as writer:
+            if not start.steps_done and start.step_progress is None:
                 self.checkpoints.clear()
-                self._save(writer, 0, None)
+                self._save_checkpoint(writer, 0, None, NO_LOOP_STATE)
 
-            def journal(state: State, fed: TimeStep) -> Journal:
-                def save(inside: Inside) -> None:
-                    self._save(writer, fed.tau, state, inside)
+            def journal(state: State, loop: LoopState, fed: TimeStep) -> Journal:
+                def save(progress: StepProgress) -> None:
+                    self._save_checkpoint(writer, fed.tau, state, loop, progress)
 
-                return Journal(fed, self.every, save, start.inside if fed.tau == start.done else None)
+                return Journal(fed, self.every, save, start.step_progress if fed.tau == start.steps_done else None)
 
             engine = engines.engine(self.config.engine)(
                 self.stream, self.net, self.local, self.config.seed, self.conditions
             )
-            steps = steps_on(
-                engine, self.algorithm, done=start.done, state=start.state, journal=journal if self.every else None
+            steps = run_steps(
+                engine,
+                self.algorithm,
+                done=start.steps_done,
+                state=start.state,
+                loop=start.loop,
+                journal=journal if self.every else None,
             )
-            # A checkpoint inside a time step must not come before the record of the one that precedes it.
-            for step in in_background(steps, ahead=0 if self.every else 2):
-                writer.step(*lines_of(step, self.stream.concepts))
-                self._save(writer, step.tau + 1, step.state)
+            # A checkpoint within a time step must not be written before the record of the previous time step.
+            for step in iterate_in_background(steps, prefetch=0 if self.every else 2):
+                writer.write_step(*build_lines(step, self.stream.concepts))
+                self._save_checkpoint(writer, step.tau + 1, step.state, step.loop)
                 yield step
         if self.replaces is not None:
-            remove_replaced(self.path, self.replaces)
+            remove_replaced_run(self.path, self.replaces)
 
-    def begin_after(self, past: Sequence[Lines], state: State, about: Mapping[str, Any]) -> None:
-        """Write the record of time steps that another run has done, and the checkpoint to go on from."""
+    def write_history(self, past: Sequence[StepLines], state: State, loop: LoopState, about: Mapping[str, Any]) -> None:
+        """Write the record of time steps that another run has done, and a checkpoint from which this run continues.
+
+        Args:
+            past: The rows and events of each of these time steps.
+            state: The state after them.
+            loop: The data of conditions after them.
+            about: The description in the checkpoint of the other run.
+        """
         self.every = int(about["every"])
-        with Writer(self.out, self.header, seconds=float(about["seconds"])) as writer:
+        with RecordWriter(self.out, self.header, seconds=float(about["seconds"])) as writer:
             self.checkpoints.clear()
             for rows, events in past:
-                writer.step(rows, events)
-            self._save(writer, len(past), state)
+                writer.write_step(rows, events)
+            self._save_checkpoint(writer, len(past), state, loop)
 
     @cached_property
-    def _data(self) -> dict[str, Any] | None:
-        """What its checkpoints say of a stream that may grow."""
-        return None if streams.listed(self.config.stream) else vars(Remembered.of(self.stream))
+    def _fingerprint(self) -> dict[str, Any] | None:
+        """The fingerprint of a stream that may grow, for checkpoints; None for streams of the catalogue."""
+        return None if streams.is_in_catalogue(self.config.stream) else vars(StreamFingerprint.from_stream(self.stream))
 
-    def _save(self, writer: Writer, steps_done: int, state: State | None, inside: Inside | None = None) -> None:
+    def _save_checkpoint(
+        self,
+        writer: RecordWriter,
+        steps_done: int,
+        state: State | None,
+        loop: LoopState,
+        progress: StepProgress | None = None,
+    ) -> None:
         about = {
-            "run": file_name(self.header),
+            "run": build_record_name(self.header),
             "local": self.header["local"],
             "every": self.every,
             "cwd": str(self._cwd),
             "config": self.config.model_dump(mode="json"),
             "seconds": writer.seconds,
             "feddrift": __version__,
-            "data": self._data,
+            "data": self._fingerprint,
             "replaces": self.replaces,
         }
-        rounds = 0 if inside is None else inside.rounds
-        self.checkpoints.write(steps_done, rounds, about, (state, inside and inside.plain()))
+        rounds = 0 if progress is None else progress.rounds
+        self.checkpoints.write(steps_done, rounds, about, (state, progress and progress.to_tuple(), loop.to_dict()))
 
-    def _last(self) -> _Start:
-        """Where to begin: at the newest intact checkpoint whose time steps are in the record, too."""
+    def _find_resume_point(self) -> _ResumePoint:
+        """Return the newest intact checkpoint whose time steps are in the record, else the beginning of the run."""
         for saved in self.checkpoints.newest_first():
             try:
-                return self._start(saved, self.like)
+                return self._read_resume_point(saved, self.param_template)
             except DataError as error:
                 log.warning("%s", error)
-        return _Start()
+        return _ResumePoint()
 
-    def changed_since(self) -> list[str]:
-        """What has other code now than when the record was begun: modules of one's own, and where it is not complete
-        feddrift itself, so that no record is made by two versions; a record may not know."""
-        mine = plugins.sources(self.config.algorithm, self.config.stream, self.config.net)
+    def find_changed_code(self) -> list[str]:
+        """Return the modules whose code has changed since the record was begun.
+
+        These may be the user's modules, and feddrift if the record is incomplete: a record is made by one version. A
+        module whose version is not in the record counts as unchanged.
+        """
+        versions = plugins.list_sources(self.config.algorithm, self.config.stream, self.config.net)
         if not (complete := is_complete(self.path)):
-            mine["feddrift"] = __version__
-        files = [self.path] if complete else [part_of(self.path), self.path]
-        for path in files if mine else ():
-            with suppress(DataError):  # what cannot be read is run again anyway
-                then = read(path).header["versions"]
-                return [module for module, code in mine.items() if then.get(module, code) != code]
+            versions["feddrift"] = __version__
+        files = [self.path] if complete else [get_part_path(self.path), self.path]
+        for path in files if versions else ():
+            with suppress(DataError):  # a run whose record cannot be read starts again anyway
+                recorded = read(path).header["versions"]
+                return [module for module, version in versions.items() if recorded.get(module, version) != version]
         return []
 
-    def _start(self, saved: checkpoint.Checkpoint | DataError, like: Params) -> _Start:
+    def _read_resume_point(self, saved: checkpoint.Checkpoint | DataError, like: Params) -> _ResumePoint:
+        """Return the resume point of a checkpoint; raise DataError if it cannot be used."""
         if isinstance(saved, DataError):
             raise saved
         about = saved.about
-        if about.get("run") != file_name(self.header) or about.get("local") != self.header["local"]:
+        if about.get("run") != build_record_name(self.header) or about.get("local") != self.header["local"]:
             raise DataError(f"{saved.path} belongs to another run: {about.get('run')}")
         try:
-            (state, inside), steps_done, seconds = saved.value(like), index(about["steps"]), float(about["seconds"])
+            state, progress, *stored = saved.decode(like)
+            loop = LoopState.from_checkpoint(saved, stored, like)
+            steps_done = index(about["steps"])
+            seconds = float(about["seconds"])
             every = index(about["every"])
-            inside = None if inside is None else Inside(*inside)
+            progress = None if progress is None else StepProgress(*progress)
             if min(steps_done, every) < 0 or not 0 <= seconds < math.inf:
                 raise ValueError(f"{steps_done} steps, {seconds} seconds, every {every}")
             if not (isinstance(state, State) or (state is None and steps_done == 0)):
-                raise TypeError(f"{type(state).__name__} is no state after {steps_done} time steps")
+                raise TypeError(f"{type(state).__name__} is not a state after {steps_done} time steps")
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise DataError(f"{saved.path} is no checkpoint of a run: {error!r}") from None
+            raise DataError(f"{saved.path} is not a checkpoint of a run: {error!r}") from None
         self.every = every
         if about.get("feddrift") != __version__:
             log.warning("%s was written by feddrift %s, this is %s", saved.path, about.get("feddrift"), __version__)
-        if steps_done and all(beginning(path, steps_done) is None for path in (part_of(self.path), self.path)):
+        if steps_done and all(read_prefix(path, steps_done) is None for path in (get_part_path(self.path), self.path)):
             raise DataError(f"{saved.path}: the record of its {steps_done} time steps is missing")
-        return _Start(steps_done, state, inside, seconds)
+        return _ResumePoint(steps_done, state, loop, progress, seconds)
 
 
 @dataclass(frozen=True)
-class _Start:
-    """Where a run begins: after so many time steps, or inside the next."""
+class _ResumePoint:
+    """Point at which a run begins: after the time steps that are done, or within the next one."""
 
-    done: int = 0  # time steps
-    state: State | None = None
-    inside: Inside | None = None
-    seconds: float = 0.0
+    steps_done: int = 0
+    state: State | None = None  # after these time steps
+    loop: LoopState = NO_LOOP_STATE
+    step_progress: StepProgress | None = None  # within the next one
+    seconds: float = 0.0  # duration of the run so far
 
 
-def replaced(saved: checkpoint.Checkpoint) -> str | None:
-    """The name of the run that this one is an update of, and which it takes the place of once it is complete."""
+def get_replaced_name(saved: checkpoint.Checkpoint) -> str | None:
+    """Return the name of the run that this update replaces; None if the run is not an update.
+
+    Args:
+        saved: A checkpoint of the run.
+
+    Raises:
+        DataError: If the name is not that of a record.
+    """
     name = saved.about.get("replaces")
     if name is not None and (not isinstance(name, str) or Path(name).name != name):
-        raise DataError(f"{saved.path} is no checkpoint of a run: it replaces {name!r}")
+        raise DataError(f"{saved.path} is not a checkpoint of a run: it replaces {name!r}")
     return name
 
 
-def remove_replaced(path: Path, name: str) -> None:
-    """Delete the run of this name of which the one at this path is an update, once that is complete.
+def remove_replaced_run(path: Path, name: str) -> None:
+    """Delete a run that a complete update has replaced.
 
-    A run of this name that was started since is another one, and stays.
+    A run of the same name that was started later is kept.
+
+    Args:
+        path: The record of the update.
+        name: The name of the replaced run.
     """
     old = path.with_name(f"{name}.jsonl")
     if is_complete(path) and is_complete(old) and read(old).header["started"] == read(path).header["started"]:
@@ -219,34 +285,45 @@ def remove_replaced(path: Path, name: str) -> None:
         old.unlink()
 
 
-def checkpoint_folders(folder: Path) -> list[Path]:
-    """The checkpoint folders of the runs below a folder, or of one record."""
+def find_checkpoint_folders(folder: Path) -> list[Path]:
+    """Return the checkpoint folders of the runs below a folder, or of one record."""
     if os.path.isfile(folder):
         return [state for state in [folder.resolve().with_suffix(".state")] if state.is_dir()]
     if not os.path.isdir(folder):
-        raise DataError(f"{folder} is no folder of records")
+        raise DataError(f"{folder} is not a folder of records")
     return sorted(folder.resolve().rglob("*.state"))
 
 
-def unfinished_runs(folder: Path) -> list[Path]:
-    """The checkpoint folders of the runs below a folder that ended before their end."""
-    return [state for state in checkpoint_folders(folder) if not is_complete(state.with_suffix(".jsonl"))]
+def find_unfinished_runs(folder: Path) -> list[Path]:
+    """Return the checkpoint folders of the unfinished runs below a folder."""
+    return [state for state in find_checkpoint_folders(folder) if not is_complete(state.with_suffix(".jsonl"))]
 
 
-def from_checkpoints(state: Path) -> RecordedRun:
-    """The run of a checkpoint folder, ready to go on."""
+def load_stopped_run(state: Path) -> RecordedRun:
+    """Return the run of a checkpoint folder, ready to continue.
+
+    Args:
+        state: The checkpoint folder.
+
+    Raises:
+        DataError: If no checkpoint is intact, or the data or the defaults of the algorithm have changed.
+    """
     checkpoints = list(checkpoint.Folder(state).newest_first())
-    whole = [c for c in checkpoints if isinstance(c, checkpoint.Checkpoint)]
-    if not whole:
-        why = checkpoints[0] if checkpoints else "there is none"
-        raise DataError(f"cannot resume {state.stem}: no checkpoint is whole ({why}); run it again")
-    config, cwd = whole[0].about.get("config"), str(whole[0].about.get("cwd"))
+    newest = next((c for c in checkpoints if isinstance(c, checkpoint.Checkpoint)), None)
+    if newest is None:
+        why = checkpoints[0] if checkpoints else "the folder is empty"
+        raise DataError(f"cannot resume {state.stem}: no checkpoint is intact ({why}); run it again")
+    config = newest.about.get("config")
+    cwd = str(newest.about.get("cwd"))
     if not isinstance(config, dict):
-        raise DataError(f"{whole[0].path} is no checkpoint of a run: it has no configuration")
-    remembered, replaces = Remembered.read(whole[0].about, whole[0].path), replaced(whole[0])
-    clients = remembered.clients if remembered else ()
+        raise DataError(f"{newest.path} is not a checkpoint of a run: it has no configuration")
+    fingerprint = StreamFingerprint.from_checkpoint(newest.about, newest.path)
+    replaces = get_replaced_name(newest)
+    clients = fingerprint.clients if fingerprint else ()
     with chdir(cwd) if os.path.isdir(cwd) else nullcontext():
-        run = RecordedRun(RunConfig.checked(**config), state.parent, resume=True, clients=clients, replaces=replaces)
+        run = RecordedRun(
+            RunConfig.from_values(**config), state.parent, resume=True, clients=clients, replaces=replaces
+        )
     if run.checkpoints.path != state:
         raise DataError(
             f"cannot resume {state.stem}: its data, or the defaults of its method, have changed since; it would be "
@@ -255,55 +332,66 @@ def from_checkpoints(state: Path) -> RecordedRun:
     return run
 
 
-def _header(config: RunConfig, stream: Stream, algorithm: Algorithm, local: Local, model: Params) -> dict[str, Any]:
+def _build_header(
+    config: RunConfig, stream: Stream, algorithm: Algorithm, local: Local, model: Params
+) -> dict[str, Any]:
     return {
         "stream": config.stream,
         "algorithm": config.algorithm,
-        "settings": algorithms.settings(algorithm),
-        "overrides": config.overrides(stream),
+        "settings": algorithms.get_settings(algorithm),
+        "overrides": config.list_overrides(stream),
         "seed": config.seed,
-        "local": local.plain(),
+        "local": local.to_dict(),
         "engine": config.engine,
         "n_steps": stream.n_steps,
         "n_clients": stream.n_clients,
         "clients": list(stream.clients),
         "concepts": None if stream.concepts is None else stream.concepts.tolist(),
         "same": {str(k): v for k, v in stream.same.items()},
-        "versions": versions() | plugins.sources(config.algorithm, config.stream, config.net),
+        "versions": get_versions() | plugins.list_sources(config.algorithm, config.stream, config.net),
         "device": device_kind(),
         "started": datetime.now(UTC).isoformat(),
         "times": list(stream.times),
-        "model_bytes": sum(int(np.asarray(leaf).nbytes) for leaf in leaves(model)),
+        "model_bytes": sum(int(np.asarray(leaf).nbytes) for leaf in tree_leaves(model)),
     }
 
 
-def lines_of(step: Trained, concepts: Ints | None = None) -> Lines:
-    """The rows and events of a time step for its record; before it is tested, without accuracy."""
-    model, drifted, many = step.model.tolist(), step.drifted.tolist(), n_models(step.state)
-    now, later = ([None] * len(model) if concepts is None else concepts[t].tolist() for t in (step.tau, step.tau + 1))
-    received, losses, sent, scored = (values.tolist() for values in step.work)
-    test: list[tuple[float | None, int | None]] = [(None, None)] * len(model)
+def build_lines(step: TrainedStep, concepts: Ints | None = None) -> StepLines:
+    """Return the rows and events of a time step for its record.
+
+    Args:
+        step: The time step; without its test, the rows have no accuracy.
+        concepts: [T + 1, c], the true concept of each cell; None: unknown.
+    """
+    model = step.model.tolist()
+    drifted = step.drifted.tolist()
+    n_models = count_models(step.state)
+    concept, next_concept = (
+        [None] * len(model) if concepts is None else concepts[t].tolist() for t in (step.tau, step.tau + 1)
+    )
+    received, losses, sent, sent_scoring = (values.tolist() for values in step.statistics)
+    tests: list[tuple[float | None, int | None]] = [(None, None)] * len(model)  # accuracy and number of examples
     scores: dict[str, list[float | None]] = {}
     if isinstance(step, Step):
-        test = [(a if n else None, n) for a, n in zip(step.accuracy.tolist(), step.tested.tolist(), strict=True)]
-        scores = scores_of(step)
+        tests = [(a if n else None, n) for a, n in zip(step.accuracy.tolist(), step.tested.tolist(), strict=True)]
+        scores = round_scores(step)
     rows = [
         {
             "t": step.tau,
             "c": c,
-            "accuracy": test[c][0],
-            "tested": test[c][1],
-            "concept": now[c],
-            "next_concept": later[c],
+            "accuracy": tests[c][0],
+            "tested": tests[c][1],
+            "concept": concept[c],
+            "next_concept": next_concept[c],
             "model": model[c],
-            "n_models": many,
+            "n_models": n_models,
             "drift": drifted[c],
-            "models_sent": _short(sent[c]),
-            "sent_scoring": _short(scored[c]),
+            "models_sent": _round_count(sent[c]),
+            "sent_scoring": _round_count(sent_scoring[c]),
             "received": received[c],
-            "loss": round(losses[c], 6) if abs(losses[c]) <= MAX_RECORDED_NUMBER else None,  # NaN is not
+            "loss": round(losses[c], 6) if abs(losses[c]) <= MAX_RECORDED_NUMBER else None,  # also for NaN
             **{name: values[c] for name, values in scores.items()},
-            **({"shifts": step.shifts[c].plain()} if c in step.shifts else {}),
+            **({"shifts": step.shifts[c].to_dict()} if c in step.shifts else {}),
         }
         for c in range(len(model))
     ]
@@ -311,19 +399,20 @@ def lines_of(step: Trained, concepts: Ints | None = None) -> Lines:
     return rows, events
 
 
-def scores_of(step: Step) -> dict[str, list[float | None]]:
-    """The scores of a test for its record: what is no number is left unknown."""
+def round_scores(step: Step) -> dict[str, list[float | None]]:
+    """Return the scores of a test for its record; None for values that are not finite."""
     return {
         name: [round(value, 6) if math.isfinite(value) else None for value in values.tolist()]
         for name, values in step.scores.items()
     }
 
 
-def _short(models: float) -> float:
+def _round_count(models: float) -> float:
+    """Return a number of models, which is a fraction if parts of models were sent."""
     return int(models) if models.is_integer() else round(models, 6)
 
 
-def versions() -> dict[str, str]:
-    """The versions of Python and of the packages that numbers may depend on."""
+def get_versions() -> dict[str, str]:
+    """Return the versions of feddrift, of Python and of the packages on which results may depend."""
     packages = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "numpy", "scipy")}
     return {"feddrift": __version__, "python": platform.python_version(), **packages}

@@ -1,11 +1,11 @@
-"""The lines of a record: one header, then each time step's events and rows, then an end.
+"""Format of a record: one JSON object per line, a header, then the events and rows of each time step, then an end.
 
-Where there are many clients, a time step's rows are one line of columns: it is read a hundred times faster.
+With many clients, the rows of a time step are written as one line of columns, which is read a hundred times faster.
 
-A run on data that lie there writes schema 1: its rows come with their test. A federation of real machines writes
-schema 2: nobody knows how many time steps there will be, clients may join (a line `client`), and a time step is told
-in two moments, events and rows when its training ends, the line `test` when the next data come. In between stand the
-lines `time`, when a time step begins, and `exchange`, one for every question to the clients.
+A simulated run writes schema 1: its rows contain their test. A federation of real machines writes schema 2: its number
+of time steps is unknown, and clients may join (line `client`). A time step begins with the line `time`. Its events and
+rows follow when its training ends, without a test, and the line `test` when the next data arrive. The line `exchange`
+is written for each request to clients.
 """
 
 from __future__ import annotations
@@ -31,38 +31,60 @@ Share = Annotated[float, Field(ge=0, le=1)]
 MAX_RECORDED_NUMBER = 1e15  # sums of such numbers stay finite
 Number = Annotated[float, Field(ge=-MAX_RECORDED_NUMBER, le=MAX_RECORDED_NUMBER)]
 Amount = Annotated[float, Field(ge=0, le=MAX_RECORDED_NUMBER)]
-Clock = Annotated[str, AfterValidator(lambda text: _checked_time(text))]  # ISO time
+Clock = Annotated[str, AfterValidator(lambda text: _check_time(text))]  # ISO time
 
 
 @dataclass(frozen=True)
 class HeaderLine:
-    """What was run, and on what."""
+    """The first line of a record: the configuration of the run and the description of its data.
+
+    Attributes:
+        kind: The kind of the line.
+        schema: 1 for a simulated run, 2 for a federation of real machines.
+        stream: The name of the stream, or in schema 2 of the experiment.
+        algorithm: The name of the algorithm.
+        settings: The values of all hyper-parameters of the algorithm.
+        overrides: The run options that differ from the stream's own, such as rounds, pattern or engine.
+        seed: The seed of initial models and minibatches.
+        local: The settings of local training: the fields of `types.Local`.
+        engine: The name of the engine.
+        n_steps: The number T of time steps that are trained; null in schema 2, where it is unknown.
+        n_clients: The number of clients; in schema 2, when the federation began.
+        clients: The names of these clients.
+        concepts: [T + 1][c], the true concept of each cell; null if it is unknown.
+        same: By concept, a lower concept id with the same meaning.
+        versions: The versions of feddrift, Python and packages, and the digests of external modules.
+        device: The kind of device that trains.
+        started: The time when the run began.
+        times: [T + 1], the names of the time steps; empty if they have no names.
+        model_bytes: The size of one model's parameters in bytes; null in older records.
+    """
 
     kind: Literal["header"]
     schema: Literal[1, 2]
     stream: str
     algorithm: str
-    settings: dict[str, Any]  # the algorithm's hyper-parameters, resolved
-    overrides: dict[str, Any]  # run options that differ from the stream's own: rounds, pattern, engine, ...
+    settings: dict[str, Any]
+    overrides: dict[str, Any]
     seed: Whole
-    local: dict[str, Any]  # the fields of types.Local
+    local: dict[str, Any]
     engine: str
-    n_steps: Positive | None  # T; null in schema 2: it runs on
-    n_clients: Positive  # P; in schema 2 those of the beginning
+    n_steps: Positive | None
+    n_clients: Positive
     clients: list[str]
-    concepts: list[list[Whole]] | None  # [T + 1][c]; null without ground truth
-    same: dict[str, Whole]  # concept -> the lower id it is equal to
+    concepts: list[list[Whole]] | None
+    same: dict[str, Whole]
     versions: dict[str, str]
     device: str
     started: Clock
-    times: list[str] = field(default_factory=list)  # [T + 1], what the time steps are called, if they have names
-    model_bytes: Positive | None = None  # of one model's parameters
+    times: list[str] = field(default_factory=list)
+    model_bytes: Positive | None = None
 
     def __post_init__(self) -> None:
         if (self.n_steps is None) != (self.schema == 2):
             raise ValueError("n_steps must be a number in schema 1, and null in schema 2")
         if type(self.local.get("rounds")) is not int or not 1 <= self.local["rounds"] < 2**63:
-            raise ValueError("local must say its rounds, at least 1")
+            raise ValueError("local must contain its rounds, at least 1")
         if not all(k.isdecimal() and len(k) < 20 and v < int(k) for k, v in self.same.items()):
             raise ValueError("same must map concept ids to lower ones")
         for name in ("settings", "overrides", "local"):
@@ -71,7 +93,7 @@ class HeaderLine:
             raise ValueError(f"clients must be {self.n_clients} names")
         if self.n_steps is None:
             if self.times or self.concepts is not None:
-                raise ValueError("times and concepts are not known beforehand in schema 2")
+                raise ValueError("a header of schema 2 has no times and concepts, which are not known beforehand")
             return
         if self.times and len(self.times) != self.n_steps + 1:
             raise ValueError(f"times must be {self.n_steps + 1} names")
@@ -83,86 +105,139 @@ class HeaderLine:
 
 @dataclass(frozen=True)
 class EventLine:
-    """A turn in the life of a model at time t, or a decision about clients."""
+    """A change of a model at time t, or a decision about clients.
+
+    Attributes:
+        kind: The kind of the line.
+        t: The time step.
+        event: The kind of the event.
+        model: The id of the model.
+        cause: Details. Those of a merge contain at least `into`, the id of the other model, and `distance`; those of a
+            decision at least `clients`, a list of positions, and `reason`, a sentence.
+    """
 
     kind: Literal["event"]
     t: Whole
     event: Literal["created", "merged", "retired", "revived", "decided"]
     model: Whole
-    cause: dict[str, Any]  # of a merge: at least into, a model, and distance; of a decision: clients and reason
+    cause: dict[str, Any]
 
     def __post_init__(self) -> None:
-        into, distance = self.cause.get("into"), self.cause.get("distance")
         _check_finite("cause", self.cause)
-        near = (
+        into = self.cause.get("into")
+        distance = self.cause.get("distance")
+        has_distance = (
             isinstance(distance, int | float)
             and not isinstance(distance, bool)
             and abs(distance) <= MAX_RECORDED_NUMBER
         )
-        complete = type(into) is int and 0 <= into < 2**63 and near
-        if self.event == "merged" and not complete:
-            raise ValueError("the cause of a merge must say into which model and at what distance")
-        clients, reason = self.cause.get("clients"), self.cause.get("reason")
-        named = isinstance(clients, list) and all(type(c) is int and c >= 0 for c in clients)
-        if self.event == "decided" and not (named and isinstance(reason, str) and reason):
+        has_target = type(into) is int and 0 <= into < 2**63
+        if self.event == "merged" and not (has_target and has_distance):
+            raise ValueError("the cause of a merge must contain into, the id of a model, and distance, a number")
+        clients = self.cause.get("clients")
+        reason = self.cause.get("reason")
+        has_clients = isinstance(clients, list) and all(type(c) is int and c >= 0 for c in clients)
+        if self.event == "decided" and not (has_clients and isinstance(reason, str) and reason):
             raise ValueError("the cause of a decision must name its clients by their positions, and a reason")
 
 
 @dataclass(frozen=True)
 class ShiftLine:
-    """An input or a class share that moved: see feddrift.drift_explanation."""
+    """A change of one input or class share: see `drift_explanation.Shift`.
+
+    Attributes:
+        what: The statistic that changed.
+        name: The name of the input or the class.
+        before: Its value in the earlier data.
+        after: Its value in the new data.
+        distance: The Kolmogorov-Smirnov distance, or the difference of two shares.
+        within: The class whose rows were compared; null: all rows.
+        common: True if most other clients changed in the same way.
+    """
 
     what: Literal["mean", "deviation", "share", "missing", "class"]
     name: str
     before: Number
     after: Number
     distance: Share
-    within: str | None = None  # the class among whose rows it moved; null: among all
-    common: bool = False  # it moved in the same way at most other clients
+    within: str | None = None
+    common: bool = False
 
 
 @dataclass(frozen=True)
 class ShiftsLine:
-    """What moved in the data of a client that raised an alarm, since the last time step in which it had any."""
+    """The changes in the data of a client that raised an alarm.
+
+    Attributes:
+        since: The time step of the earlier data: the last one before in which the client had any.
+        rows: The number of rows before and after.
+        moved: The changes that are named.
+        more: The number of further inputs that changed.
+    """
 
     since: Whole
-    rows: tuple[Positive, Positive]  # before and after
+    rows: tuple[Positive, Positive]
     moved: list[ShiftLine]
-    more: Whole  # inputs that moved as well
+    more: Whole
 
 
 @dataclass(frozen=True)
 class RowLine:
-    """What client c had at time t."""
+    """The result of client c at time t. A field is null where its value is unknown; older records lack the last ones.
+
+    Attributes:
+        kind: The kind of the line.
+        t: The time step.
+        c: The position of the client.
+        accuracy: The accuracy on the data of t + 1; null without test data, and in schema 2, which has the line `test`.
+        tested: The number of test examples; null in schema 2.
+        concept: The true concept of the training data.
+        next_concept: The true concept of the test data.
+        model: The id of the model that the client uses.
+        n_models: The number of shared models, and of private ones that have data of their own.
+        drift: True if the client raised an alarm.
+        models_sent: The number of models sent to and from the client; a trunk or head counts by its share of a model.
+        sent_scoring: The part of `models_sent` that was sent for scoring, not for training.
+        received: The number of new examples; 0 if the client could not be reached.
+        loss: The score of the model of this id on the new examples before training and merging; null if not scored.
+        log_loss: The logarithmic loss of the test. This and the following scores are explained in `feddrift.scores`.
+        brier: The Brier score of the test.
+        auc: The area under the ROC curve of the test.
+        balanced_accuracy: The balanced accuracy of the test.
+        f1: The F1 score of the test.
+        majority: The test accuracy of always predicting the class that the client has received most often.
+        routed: The share of the test's rows whose inputs chose other votes than the client's; null without a router.
+        shifts: The changes in the client's data; written only for an alarm of a client that explains its alarms.
+    """
 
     kind: Literal["row"]
     t: Whole
     c: Whole
-    accuracy: Share | None  # on the data of t + 1; null without any, and in schema 2, where the line test has both
-    tested: Whole | None  # test examples; null in schema 2
-    concept: Whole | None  # of the training cell; null without ground truth
-    next_concept: Whole | None  # of the test cell
-    model: Whole  # the id in use
+    accuracy: Share | None
+    tested: Whole | None
+    concept: Whole | None
+    next_concept: Whole | None
+    model: Whole
     n_models: Whole
-    drift: bool  # an alarm was raised
-    models_sent: Amount  # to and from this client during this step; a trunk or head alone is a part of a model
-    # Older records say nothing of these.
-    sent_scoring: Amount | None = None  # the part of models_sent that was scored and not trained
-    received: Whole | None = None  # new examples, none if it was out of reach
-    loss: Number | None = None  # how the model of this id scored on them before training and merging, if asked
-    log_loss: Amount | None = None  # of the same test as accuracy, as all below: see feddrift.scores
+    drift: bool
+    models_sent: Amount
+    # The following fields are missing in older records.
+    sent_scoring: Amount | None = None
+    received: Whole | None = None
+    loss: Number | None = None
+    log_loss: Amount | None = None
     brier: Amount | None = None
     auc: Share | None = None
     balanced_accuracy: Share | None = None
     f1: Share | None = None
-    majority: Share | None = None  # what the class most often received so far would have got
-    routed: Share | None = None  # of the test's rows, where inputs chose other votes than the client's; if they may
-    shifts: ShiftsLine | None = None  # written at alarms only, and only where the client says
+    majority: Share | None = None
+    routed: Share | None = None
+    shifts: ShiftsLine | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreColumns:
-    """The scores of a test, in lists over the clients; older records say nothing of them."""
+    """The scores of a test as in `RowLine`, in lists over the clients; older records lack them."""
 
     log_loss: list[Amount | None] | None = None
     brier: list[Amount | None] | None = None
@@ -175,7 +250,7 @@ class ScoreColumns:
 
 @dataclass(frozen=True)
 class ColumnsLine(ScoreColumns):
-    """The rows of time t, in lists over the clients."""
+    """The rows of time t with the fields of `RowLine`, in lists over the clients."""
 
     kind: Literal["columns"]
     t: Whole
@@ -193,16 +268,24 @@ class ColumnsLine(ScoreColumns):
     shifts: list[ShiftsLine | None] | None = None
 
     def __post_init__(self) -> None:
-        if len({len(column) for name in COLUMNS if (column := getattr(self, name)) is not None}) != 1:
+        columns = [getattr(self, name) for name in COLUMN_NAMES]
+        if len({len(column) for column in columns if column is not None}) != 1:
             raise ValueError("all columns must have the same length")
 
 
-COLUMNS = tuple(column.name for column in fields(RowLine) if column.name not in ("kind", "t", "c"))
+COLUMN_NAMES = tuple(column.name for column in fields(RowLine) if column.name not in ("kind", "t", "c"))
 
 
 @dataclass(frozen=True)
 class ClientLine:
-    """A client more, from time t on; it stands behind all others."""
+    """A client that joins.
+
+    Attributes:
+        kind: The kind of the line.
+        t: The first time step in which it takes part.
+        c: Its position, which is after those of all earlier clients.
+        name: Its name.
+    """
 
     kind: Literal["client"]
     t: Whole
@@ -212,7 +295,13 @@ class ClientLine:
 
 @dataclass(frozen=True)
 class TimeLine:
-    """Time step t has begun; its name is what people call that time."""
+    """The beginning of a time step.
+
+    Attributes:
+        kind: The kind of the line.
+        t: The time step.
+        name: Its name for readers, such as the date.
+    """
 
     kind: Literal["time"]
     t: Whole
@@ -221,9 +310,15 @@ class TimeLine:
 
 @dataclass(frozen=True)
 class TestLine(ScoreColumns):
-    """How the models in use after time t did on the next data, in lists over the clients.
+    """The test of time step t on the next data, in lists over the clients; the inherited scores are of the same test.
 
-    A server that was started again tests again: of each client the last test on any examples counts.
+    A server that was started again may test again. For each client, its last test with examples is valid.
+
+    Attributes:
+        kind: The kind of the line.
+        t: The time step whose models are tested.
+        accuracy: The accuracy of each client; null without test data.
+        tested: The number of test examples of each client.
     """
 
     kind: Literal["test"]
@@ -239,22 +334,40 @@ class TestLine(ScoreColumns):
 
 @dataclass(frozen=True)
 class ExchangeLine:
-    """One question to some clients at time t, and what came back, in lists over these clients."""
+    """One request to some clients at time t and their replies, in lists over these clients.
+
+    Attributes:
+        kind: The kind of the line.
+        t: The time step.
+        asked: The kind of the request: hello, evaluate, describe, reroute, train, tournament, contest or explain.
+        round: The round of training; null for other requests.
+        at: The time when the request was sent.
+        took: The seconds until all replies had arrived or the deadline had passed.
+        c: The positions of the clients.
+        sent: The bytes sent to each client; 0 if it was not connected.
+        answered: The bytes of its reply.
+        seconds: The seconds until its reply arrived; null: no reply.
+        trouble: The reason why its reply is missing or refused; null: its reply is used.
+        backlog: For a hello, the number of batches that each client has and that are not assigned to a time step yet;
+            null: no client has any.
+        gap: For a hello, the number of the missing batch that these batches wait for.
+        note: A remark about each client for the operator, even if its reply is used; null: no remarks.
+    """
 
     kind: Literal["exchange"]
     t: Whole
-    asked: str  # hello, evaluate, describe, reroute, train, tournament, contest, explain
-    round: Whole | None  # of training
-    at: Clock  # when it was asked
-    took: Amount  # seconds until all had answered, or had had their time
+    asked: str
+    round: Whole | None
+    at: Clock
+    took: Amount
     c: list[Whole]
-    sent: list[Whole]  # bytes to the client, 0 where it was not connected
-    answered: list[Whole]  # bytes from it
-    seconds: list[Amount | None]  # until the answer was there; null: none came
-    trouble: list[str | None]  # why it sits out
-    backlog: list[Whole] | None = None  # of a hello: batches that have come and are not shown yet; null: nobody has any
-    gap: list[Whole | None] | None = None  # and the number of a missing one that they wait for
-    note: list[str | None] | None = None  # what is no reason to sit out, and should be known; null: of nobody
+    sent: list[Whole]
+    answered: list[Whole]
+    seconds: list[Amount | None]
+    trouble: list[str | None]
+    backlog: list[Whole] | None = None
+    gap: list[Whole | None] | None = None
+    note: list[str | None] | None = None
 
     def __post_init__(self) -> None:
         columns = self.c, self.sent, self.answered, self.seconds, self.trouble, self.backlog, self.gap, self.note
@@ -264,7 +377,13 @@ class ExchangeLine:
 
 @dataclass(frozen=True)
 class EndLine:
-    """How the run ended; a record without an end is unfinished: still running, or killed."""
+    """The last line of a record; without it the run is unfinished: still running, or killed.
+
+    Attributes:
+        kind: The kind of the line.
+        status: complete: after all time steps; interrupted: stopped before its end; failed: ended by an error.
+        seconds: The duration of the run.
+    """
 
     kind: Literal["end"]
     status: Status
@@ -279,42 +398,52 @@ _LINE: TypeAdapter[Any] = TypeAdapter(
 )
 
 
-PLAIN = (int, bool, str, type(None))  # values that are JSON as they are: most of a record of many clients
+JSON_TYPES = (int, bool, str, type(None))  # types whose values need no conversion: most of a record of many clients
 
 
-def dump(line: Mapping[str, Any]) -> str:
-    """A line as text with its newline; numbers that are not finite become null.
+def dump_line(line: Mapping[str, Any]) -> str:
+    r"""Format a line as JSON with a newline; numbers that are not finite become null.
 
-    >>> dump({"kind": "row", "t": np.int64(3), "accuracy": float("nan")})
-    '{"kind": "row", "t": 3, "accuracy": null}\\n'
+    >>> dump_line({"kind": "row", "t": np.int64(3), "accuracy": float("nan")})
+    '{"kind": "row", "t": 3, "accuracy": null}\n'
     """
-    return json.dumps(plain(line)) + "\n"
+    return json.dumps(to_json_value(line)) + "\n"
 
 
-def plain(value: Any) -> Any:
-    """The JSON value of NumPy arrays and scalars, mappings and tuples; numbers that are not finite become None."""
+def to_json_value(value: Any) -> Any:
+    """Convert arrays, NumPy scalars, mappings and tuples to JSON values; numbers that are not finite become None."""
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in value.items()}
+        return {str(k): to_json_value(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [v if type(v) in PLAIN or (type(v) is float and math.isfinite(v)) else plain(v) for v in value]
+        return [
+            v if type(v) in JSON_TYPES or (type(v) is float and math.isfinite(v)) else to_json_value(v) for v in value
+        ]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _checked_time(text: str) -> str:
+def _check_time(text: str) -> str:
     if not 1970 <= datetime.fromisoformat(text).year < 9999:  # others have no timestamp in every time zone
         raise ValueError("it must be a time since 1970")
     return text
 
 
 def _check_finite(name: str, values: Mapping[str, Any]) -> None:
-    if plain(values) != values:
+    if to_json_value(values) != values:
         raise ValueError(f"{name} must hold finite numbers")
 
 
-def parse(text: str | bytes, where: str) -> dict[str, Any]:
-    """A line as a dictionary, after checking its keys and types."""
+def parse_line(text: str | bytes, where: str) -> dict[str, Any]:
+    """Parse a line of a record and check its keys and types.
+
+    Args:
+        text: The line.
+        where: The place of the line, for the message of an error.
+
+    Raises:
+        DataError: If it is not a valid line of a record.
+    """
     try:
         _LINE.validate_json(text, strict=True)
     except ValidationError as error:
@@ -330,7 +459,7 @@ def parse(text: str | bytes, where: str) -> dict[str, Any]:
 
 
 def is_json(text: bytes) -> bool:
-    """Whether a line is whole: no beginning of a JSON object is JSON itself."""
+    """Return True if a line is complete: a part of a JSON object is not valid JSON."""
     try:
         json.loads(text)
     except (ValueError, RecursionError):

@@ -1,53 +1,67 @@
-"""Whether a stream goes on where another ended: the same data up to there, and more behind them."""
+"""Fingerprints of streams, and the check that a stream continues another: the same data first, then later data."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from feddrift.data import Stream
-from feddrift.errors import DataError, problem
-from feddrift.tables.problems import listed
+from feddrift.errors import DataError, describe_validation_error
+from feddrift.tables.problems import join_first
 
-AGAIN = "run it again on all data"
+RERUN_HINT = "run it again on all data"
 
 
 @dataclass(frozen=True)
-class Remembered:
-    """What a run has to remember of its stream to know it again when it has grown, as plain values."""
+class StreamFingerprint:
+    """Description of a run's stream as plain values, by which a longer stream that begins with it is recognised."""
 
     clients: list[str]
     classes: list[int | str]
     columns: list[str]
     shape: list[int]
-    steps: list[str]  # [T + 1], a digest of what each time step brought
+    steps: list[str]  # [T + 1], digests of the data of each time step
 
     @classmethod
-    def of(cls, stream: Stream) -> Remembered:
-        """What is to be remembered of this stream."""
+    def from_stream(cls, stream: Stream) -> StreamFingerprint:
+        """Compute the fingerprint of a stream."""
         classes = list(stream.classes or range(stream.n_classes))
-        steps = [_digest(stream, t) for t in range(stream.n_steps + 1)]
+        steps = [_hash_time_step(stream, t) for t in range(stream.n_steps + 1)]
         return cls(list(stream.clients), classes, list(stream.columns), list(stream.features), steps)
 
     @classmethod
-    def read(cls, about: Mapping[str, Any], where: object) -> Remembered | None:
-        """What a checkpoint says of it; older ones say nothing."""
+    def from_checkpoint(cls, about: Mapping[str, Any], path: Path) -> StreamFingerprint | None:
+        """Read the fingerprint in a checkpoint; None if there is none, as in older checkpoints.
+
+        Args:
+            about: The description in the checkpoint.
+            path: The checkpoint, for messages.
+
+        Raises:
+            DataError: If it is not a fingerprint.
+        """
         if about.get("data") is None:
             return None
         try:
-            remembered: Remembered = TypeAdapter(cls).validate_python(about["data"])
+            fingerprint: StreamFingerprint = TypeAdapter(cls).validate_python(about["data"])
         except ValidationError as error:
-            raise DataError(f"{where} is no checkpoint of a run: {problem(error)}") from None
-        return remembered
+            raise DataError(f"{path} is not a checkpoint of a run: {describe_validation_error(error)}") from None
+        return fingerprint
 
 
-def digest_of(stream: Stream, rows: int | None = None) -> str:
-    """What the first rows of a stream are, or all, for the name of a record."""
+def hash_stream(stream: Stream, rows: int | None = None) -> str:
+    """Return a digest of the first rows of a stream, for the name of a record.
+
+    Args:
+        stream: The stream.
+        rows: The number of rows; None: all.
+    """
     digest = hashlib.sha256()
     for part in (stream.x, stream.y, stream.group):
         if part is not None:
@@ -55,8 +69,8 @@ def digest_of(stream: Stream, rows: int | None = None) -> str:
     return digest.hexdigest()[:8]
 
 
-def _digest(stream: Stream, t: int) -> str:
-    """Who received what at time t; a client without data leaves no trace."""
+def _hash_time_step(stream: Stream, t: int) -> str:
+    """Return a digest of the data at time t and of their clients' names; clients without data do not change it."""
     names = [(name, int(n)) for name, n in zip(stream.clients, stream.counts[t], strict=True) if n]
     start = int(stream.starts[t, 0])
     rows = slice(start, start + int(stream.counts[t].sum()))
@@ -67,16 +81,24 @@ def _digest(stream: Stream, t: int) -> str:
     return digest.hexdigest()[:16]
 
 
-def in_order(stream: Stream, clients: Sequence[str]) -> Stream:
-    """The stream with these clients first, in this order, and behind them those who are new in it."""
+def reorder_clients(stream: Stream, clients: Sequence[str]) -> Stream:
+    """Return the stream with these clients first, in this order, then its other clients.
+
+    Args:
+        stream: The stream.
+        clients: The names of the clients.
+
+    Raises:
+        DataError: If the stream does not have one of them.
+    """
     if gone := [name for name in clients if name not in stream.clients]:
         cure = "expected all of its data, and more" + "; append adds rows to a table" * bool(stream.recipe)
-        raise DataError(f"{stream.name} has nothing of client {listed(gone)}, which the run has: {cure}")
+        raise DataError(f"{stream.name} has nothing of client {join_first(gone)}, which the run has: {cure}")
     names = [*clients, *(name for name in stream.clients if name not in set(clients))]
     if tuple(names) == stream.clients:
         return stream
-    place = {name: c for c, name in enumerate(stream.clients)}
-    order = np.array([place[name] for name in names])
+    position = {name: c for c, name in enumerate(stream.clients)}
+    order = np.array([position[name] for name in names])
     cells = [stream.rows(t, int(c)) for t in range(stream.n_steps + 1) for c in order]
     rows = np.concatenate([np.arange(cell.start, cell.stop) for cell in cells])
     return replace(
@@ -90,36 +112,51 @@ def in_order(stream: Stream, clients: Sequence[str]) -> Stream:
     )
 
 
-def check(stream: Stream, name: str, before: Remembered | None, header: Mapping[str, Any]) -> None:
-    """Refuse a stream that does not go on where a run with this header ended; an older run remembers nothing else."""
+def check_continuation(stream: Stream, name: str, before: StreamFingerprint | None, header: Mapping[str, Any]) -> None:
+    """Check that a stream continues that of a run.
+
+    Args:
+        stream: The stream.
+        name: Its name, for messages.
+        before: The fingerprint of the run's stream; None for older runs, of which only the header is known.
+        header: The header of the run.
+
+    Raises:
+        DataError: If other data come first, or no data are new.
+    """
     if before is not None:
-        _check_kind(stream, name, before)
-    last, n = int(header["n_steps"]), stream.n_steps
+        _check_shape(stream, name, before)
+    old_steps = int(header["n_steps"])
+    new_steps = stream.n_steps
     for t, (new, old) in enumerate(zip(stream.times, header["times"], strict=False)):
         if new != old:
             cure = "expected all of its data, and more" + "; append adds rows to a table" * bool(stream.recipe)
             raise DataError(f"{name}: time {t + 1} is {new}, in the run it is {old}: {cure}")
-    if n < last:
-        raise DataError(f"{name} ends before the run does: it has {n} time steps + 1 to test, the run {last} + 1")
+    if new_steps < old_steps:
+        sizes = f"it has {new_steps} time steps + 1 to test, the run {old_steps} + 1"
+        raise DataError(f"{name} ends before the run does: {sizes}")
     for t, digest in enumerate(before.steps if before is not None else ()):
-        if digest != _digest(stream, t):
-            called = f" ({stream.times[t]})" if stream.times else ""
-            cure = "; a run is updated when its last time step is whole" if t == last else ""
-            raise DataError(f"{name}: the data of time {t + 1}{called} are not those that the run had{cure}: {AGAIN}")
-    rows = int(stream.counts[: last + 1].sum())
-    if before is None and digest_of(stream, rows) != header["overrides"].get("data"):
-        raise DataError(f"{name}: the data up to time {last + 1} are not those that the run had: {AGAIN}")
-    if n == last:
-        raise DataError(f"there is nothing new: {name} has the same {n} time steps + 1 to test")
+        if digest != _hash_time_step(stream, t):
+            time_name = f" ({stream.times[t]})" if stream.times else ""
+            cure = "; a run is updated when its last time step is whole" if t == old_steps else ""
+            raise DataError(
+                f"{name}: the data of time {t + 1}{time_name} are not those that the run had{cure}: {RERUN_HINT}"
+            )
+    rows = int(stream.counts[: old_steps + 1].sum())
+    if before is None and hash_stream(stream, rows) != header["overrides"].get("data"):
+        raise DataError(f"{name}: the data up to time {old_steps + 1} are not those that the run had: {RERUN_HINT}")
+    if new_steps == old_steps:
+        raise DataError(f"there is nothing new: {name} has the same {new_steps} time steps + 1 to test")
 
 
-def _check_kind(stream: Stream, name: str, before: Remembered) -> None:
-    for what, now, then in (
+def _check_shape(stream: Stream, name: str, before: StreamFingerprint) -> None:
+    """Raise DataError if a stream has other features or classes than before."""
+    for what, new, old in (
         ("features", list(stream.columns), before.columns),
         ("classes", list(stream.classes or range(stream.n_classes)), before.classes),
         ("features of shape", list(stream.features), before.shape),
     ):
-        if now != then:
-            new = [value for value in now if value not in then]
-            got = f"also has the {what} {listed(new)}" if new else f"has the {what} {listed(now, 10)}"
-            raise DataError(f"{name} {got}, the run learned with {listed(then, 10)}: {AGAIN}")
+        if new != old:
+            added = [value for value in new if value not in old]
+            got = f"also has the {what} {join_first(added)}" if added else f"has the {what} {join_first(new, 10)}"
+            raise DataError(f"{name} {got}, the run learned with {join_first(old, 10)}: {RERUN_HINT}")

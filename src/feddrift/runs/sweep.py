@@ -1,6 +1,6 @@
-"""A grid of runs from a file, in parallel processes: what is finished is skipped, what fails is told at the end.
+"""Sweeps: grids of runs from a file, in parallel processes; finished runs are skipped, failures do not stop the others.
 
-Several sweeps, also on several machines, share the work where they share a folder: who begins a run locks its record.
+Several sweeps, also on several machines, share the work if they share a folder: each run locks its record.
 """
 
 from __future__ import annotations
@@ -20,34 +20,50 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from feddrift import algorithms, streams
-from feddrift.errors import BusyError, ConfigError, DataError, FeddriftError, nearest, safe_repr, unknown
+from feddrift.errors import (
+    BusyError,
+    ConfigError,
+    DataError,
+    FeddriftError,
+    safe_repr,
+    suggest_name,
+    unknown_name_error,
+)
 from feddrift.runs.config import RunConfig, parse_seeds
 from feddrift.runs.recorded_run import RecordedRun
-from feddrift.runs.writer import held
+from feddrift.runs.writer import lock_record
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
     from feddrift.data import Stream
 
-NAMES = ("stream", "algorithm")
-LISTS = tuple(name for name in RunConfig.model_fields if name not in ("seed", "settings"))  # values to combine
-KEYS = {  # all that a table may say, and what it means
+NAME_KEYS = ("stream", "algorithm")
+GRID_OPTIONS = tuple(name for name in RunConfig.model_fields if name not in ("seed", "settings"))
+KEY_DESCRIPTIONS = {  # the keys of a table [[runs]]
     name: field.description or "" for name, field in RunConfig.model_fields.items() if name != "seed"
 } | {"seeds": f'{RunConfig.model_fields["seed"].description}: 3, [0, 2], or "0-4"'}
 MAX_RUNS = 100_000
-PATIENCE = 20.0  # seconds that a stopped run has to close its record
+STOP_TIMEOUT_SECONDS = 20.0  # time for a stopped run to close its record
 
 
 def read_grid(path: Path, data_dir: Path | None = None) -> list[RunConfig]:
-    """All runs of a TOML file, in its order; of the same lines only one.
+    """Read all runs of a TOML file, in its order, each once.
 
-    Each table ``[[runs]]`` is a grid: every combination of its streams, algorithms, seeds, run options and settings,
-    all that a run takes. A setting goes to those of its algorithms that know it. A `data_dir` that is given wins.
+    Each table ``[[runs]]`` is a grid: every combination of its streams, algorithms, seeds, run options and settings. An
+    algorithm gets the settings that it has.
+
+    Args:
+        path: The file.
+        data_dir: The folder of data files, which replaces that of the tables.
+
+    Raises:
+        ConfigError: A table is not valid.
+        DataError: The file cannot be read.
     """
     try:
         grids = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:  # not text, not TOML, or a number or list beyond Python
+    except (OSError, ValueError, RecursionError) as error:  # not text, not TOML, or beyond the limits of Python
         raise DataError(f"{path} cannot be read as TOML: {getattr(error, 'strerror', None) or error}") from None
     tables = grids.pop("runs", None)
     if grids or not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables) or not tables:
@@ -55,17 +71,24 @@ def read_grid(path: Path, data_dir: Path | None = None) -> list[RunConfig]:
     configs: dict[str, RunConfig] = {}
     for number, table in enumerate(tables, start=1):
         try:
-            for config in _combinations(table, data_dir):
+            for config in _expand_grid(table, data_dir):
                 configs.setdefault(config.model_dump_json(), config)
         except FeddriftError as error:
             raise ConfigError(f"{path}, runs {number}: {error}") from None
     return list(configs.values())
 
 
-def part_of(configs: Sequence[RunConfig], part: str) -> list[RunConfig]:
-    """Every N-th run of a plan, from the K-th on: what `K/N` of it is.
+def select_part(configs: Sequence[RunConfig], part: str) -> list[RunConfig]:
+    """Select every N-th run of a plan, beginning with the K-th.
 
-    >>> [config.seed for config in part_of([RunConfig(stream="sine-2", seed=s) for s in range(7)], "2/3")]
+    Args:
+        configs: The plan.
+        part: The part as text, K/N.
+
+    Raises:
+        ConfigError: The text is not such a part.
+
+    >>> [config.seed for config in select_part([RunConfig(stream="sine-2", seed=s) for s in range(7)], "2/3")]
     [1, 4]
     """
     k, n = (int(word) if word.isdecimal() and len(word) < 10 else 0 for word in (part.partition("/")[::2]))
@@ -74,14 +97,15 @@ def part_of(configs: Sequence[RunConfig], part: str) -> list[RunConfig]:
     return list(configs[k - 1 :: n])
 
 
-def data_of(config: RunConfig) -> str:
-    """What all runs on the same data have in common."""
+def get_data_key(config: RunConfig) -> str:
+    """Return a key that is equal for runs on the same data."""
     return repr(config.model_copy(update={"algorithm": "", "settings": {}}))
 
 
-def _combinations(table: Mapping[str, Any], data_dir: Path | None) -> Iterator[RunConfig]:
-    if extra := sorted(set(table) - set(KEYS)):
-        raise unknown("key", extra[0], KEYS)
+def _expand_grid(table: Mapping[str, Any], data_dir: Path | None) -> Iterator[RunConfig]:
+    """Yield the runs of one table."""
+    if extra := sorted(set(table) - set(KEY_DESCRIPTIONS)):
+        raise unknown_name_error("key", extra[0], KEY_DESCRIPTIONS)
     table = {"algorithm": algorithms.RECOMMENDED, **table}
     if data_dir is not None:
         table = {**table, "data_dir": str(data_dir)}
@@ -90,133 +114,163 @@ def _combinations(table: Mapping[str, Any], data_dir: Path | None) -> Iterator[R
     settings = table.get("settings", {})
     if not isinstance(settings, dict):
         raise ConfigError(f"settings must be a table such as {{delta = 0.1}}, got {safe_repr(settings)}")
-    options = {name: _listed(name, table[name]) for name in LISTS if name in table}
-    knows = {name: algorithms.options(algorithms.entry(name).cls) for name in options["algorithm"]}
+    options = {name: _to_list(name, table[name]) for name in GRID_OPTIONS if name in table}
+    settings_of = {name: algorithms.get_options(algorithms.find_entry(name).cls) for name in options["algorithm"]}
     for key in settings:
-        if not any(key in legal for legal in knows.values()):
-            hint = nearest(key, {name for legal in knows.values() for name in legal})
-            raise ConfigError(f"none of {', '.join(knows)} has a setting {key!r}{hint}")
+        if not any(key in legal for legal in settings_of.values()):
+            hint = suggest_name(key, {name for legal in settings_of.values() for name in legal})
+            raise ConfigError(f"none of {', '.join(settings_of)} has a setting {key!r}{hint}")
     for name in options["stream"]:
-        streams.check(name)
-    listed = _listed("seeds", table.get("seeds", 0))
-    seeds = parse_seeds(",".join(item if isinstance(item, str) else safe_repr(item) for item in listed))
-    lengths = [len(_listed(key, value)) for key, value in settings.items()]
+        streams.check_name(name)
+    seed_items = _to_list("seeds", table.get("seeds", 0))
+    seeds = parse_seeds(",".join(item if isinstance(item, str) else safe_repr(item) for item in seed_items))
+    lengths = [len(_to_list(key, value)) for key, value in settings.items()]
     if (n := math.prod([*map(len, options.values()), *lengths, len(seeds)])) > MAX_RUNS:
         raise ConfigError(f"a grid is at most {MAX_RUNS} runs, got {n}")
-    for chosen in itertools.product(*options.values()):
-        values = dict(zip(options, chosen, strict=True))
-        own = {key: _listed(key, value) for key, value in settings.items() if key in knows[values["algorithm"]]}
-        for picked in itertools.product(*own.values()):
-            picked_settings = dict(zip(own, picked, strict=True))
-            algorithms.algorithm(values["algorithm"], **picked_settings)  # a bad value shows now
+    for option_values in itertools.product(*options.values()):
+        run_options = dict(zip(options, option_values, strict=True))
+        legal = settings_of[run_options["algorithm"]]
+        setting_lists = {key: _to_list(key, value) for key, value in settings.items() if key in legal}
+        for setting_values in itertools.product(*setting_lists.values()):
+            run_settings = dict(zip(setting_lists, setting_values, strict=True))
+            algorithms.algorithm(run_options["algorithm"], **run_settings)  # illegal values are found before any run
             for seed in seeds:
-                yield RunConfig.checked(**values, settings=picked_settings, seed=seed)
+                yield RunConfig.from_values(**run_options, settings=run_settings, seed=seed)
 
 
-def _listed(name: str, value: Any) -> list[Any]:
+def _to_list(name: str, value: Any) -> list[Any]:
+    """Return the values of a key, which may be a single value or a list."""
     values = value if isinstance(value, list) else [value]
     if not values:
         raise ConfigError(f"{name} must have at least one value, got none")
     for item in values:
-        if name in NAMES and not isinstance(item, str):
+        if name in NAME_KEYS and not isinstance(item, str):
             raise ConfigError(f"{name} must be a name, or several, got {safe_repr(item)}")
     return values
 
 
 @dataclass(frozen=True)
-class Progress:
-    """News of one run; skipped: it was finished before, elsewhere: since, by others, busy: others are at work on it."""
+class SweepProgress:
+    """Report about one run.
+
+    Attributes:
+        config: The run.
+        kind: skipped: it was finished before the sweep; elsewhere: another process has finished it since; busy: another
+            process is running it; step: one time step is done; done and failed: it has ended.
+        share: The share of the run that a time step is.
+        reason: The reason of a failure, or of running a finished run again.
+        record: The name of its record's file.
+    """
 
     config: RunConfig
     kind: Literal["skipped", "elsewhere", "busy", "step", "done", "failed"]
-    share: float = 1.0  # of the run, that a time step is
-    reason: str = ""  # of a failure, or of doing again what was finished
-    record: str = ""  # the name of its file
+    share: float = 1.0
+    reason: str = ""
+    record: str = ""
 
 
-def sweep(configs: Sequence[RunConfig], out: Path, jobs: int, alone: bool = False) -> Generator[Progress, None, None]:
-    """Run them in so many processes; yields each time step done and how each run ended.
+def run_sweep(
+    configs: Sequence[RunConfig], out: Path, jobs: int, allow_unlocked: bool = False
+) -> Generator[SweepProgress, None, None]:
+    """Run a sweep; yield each time step that is done and the end of each run.
 
-    What another sweep has in hand is looked at again at the end, whenever a run here has ended: if it has died, this
-    one goes on with its run. Who is `alone` with these runs needs no locks. Closing the iterator stops the runs; what
-    they have done of a record stays, unfinished.
+    Runs that another sweep is running are tried again at the end, each time a run of this sweep has ended: if the other
+    sweep was killed, this one continues its runs. Closing the iterator stops the runs; their records stay unfinished.
+
+    Args:
+        configs: The runs.
+        out: The folder of the records.
+        jobs: The number of processes.
+        allow_unlocked: Continue on a file system without locks; no other process may run the same runs.
     """
     import multiprocessing
     from multiprocessing.connection import wait
 
-    place: dict[str, int] = {}  # of data, in the order of the plan
-    in_turn = sorted(configs, key=lambda config: place.setdefault(data_of(config), len(place)))  # data are read once
-    waiting, jobs = in_turn[::-1], max(1, min(jobs, len(configs)))
+    position: dict[str, int] = {}  # by data, in the order of the plan; runs on the same data follow each other
+    ordered = sorted(configs, key=lambda config: position.setdefault(get_data_key(config), len(position)))
+    waiting = ordered[::-1]
+    jobs = max(1, min(jobs, len(configs)))
     context = multiprocessing.get_context("spawn")
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    workers: dict[Connection, _Worker] = {}
-    free = list(range(jobs))
-    seen, busy, look_again = _Seen(out), list[Progress](), False
+    workers: dict[Connection, _WorkerProcess] = {}
+    free_numbers = list(range(jobs))  # of workers
+    finished = _FinishedRecords(out)
+    busy: list[SweepProgress] = []
+    retry_busy = False
     try:
         while waiting or workers:
-            while waiting and free:
-                worker = _Worker(context, free.pop(0), jobs, cores, (out, alone), waiting.pop())
+            while waiting and free_numbers:
+                worker = _WorkerProcess(context, free_numbers.pop(0), jobs, cores, (out, allow_unlocked), waiting.pop())
                 workers[worker.pipe] = worker
             for pipe in wait(list(workers)):
                 worker = workers[pipe]  # type: ignore[index]
                 try:
-                    news: Progress = worker.pipe.recv()
+                    news: SweepProgress = worker.pipe.recv()
                 except (EOFError, OSError):  # killed, or out of memory
                     worker.process.join()
                     reason = f"its process ended with code {worker.process.exitcode}"
-                    yield Progress(worker.config, "failed", reason=reason)
+                    yield SweepProgress(worker.config, "failed", reason=reason)
                     del workers[worker.pipe]
-                    free.append(worker.number)
-                    look_again = True
+                    free_numbers.append(worker.number)
+                    retry_busy = True
                     continue
                 if news.kind == "busy":
                     busy.append(news)
                 else:
-                    yield seen.told(news)
+                    yield finished.classify(news)
                 if news.kind != "step":
-                    look_again = look_again or news.kind in ("done", "failed")
-                    if waiting and worker.give(waiting[-1]):
+                    retry_busy = retry_busy or news.kind in ("done", "failed")
+                    if waiting and worker.send_run(waiting[-1]):
                         waiting.pop()
-                    else:  # nothing left, or the worker is gone and another takes its place
+                    else:  # no run is left, or the worker has ended: another one replaces it
                         worker.stop()
                         del workers[worker.pipe]
-                        free.append(worker.number)
-            if busy and look_again and not waiting:
-                waiting, busy, look_again = [news.config for news in reversed(busy)], [], False
+                        free_numbers.append(worker.number)
+            if busy and retry_busy and not waiting:
+                waiting = [news.config for news in reversed(busy)]
+                busy = []
+                retry_busy = False
         yield from busy
     finally:
         for worker in workers.values():
             worker.interrupt()
         for worker in workers.values():
-            worker.process.join(PATIENCE)
+            worker.process.join(STOP_TIMEOUT_SECONDS)
             worker.process.kill()
 
 
-class _Seen:
-    """Which records were finished before a sweep: those whose files are still what they were."""
+class _FinishedRecords:
+    """Records that were finished before a sweep: their files have not changed since."""
 
     def __init__(self, out: Path) -> None:
-        self._out, self._here = out, set[str]()
-        self._before = {path.name: self._stamp(path) for path in out.glob("*.jsonl")}
+        self._out = out
+        self._finished_here: set[str] = set()
+        self._before = {path.name: self._read_stamp(path) for path in out.glob("*.jsonl")}
 
-    def told(self, news: Progress) -> Progress:
-        """The news, where it is of a finished run with who finished it."""
+    def classify(self, news: SweepProgress) -> SweepProgress:
+        """Return the report; a skipped run gets the kind elsewhere if another process has finished it since."""
         if news.kind == "done":
-            self._here.add(news.record)
-        if news.kind != "skipped" or news.record in self._here:  # the same run in other words
+            self._finished_here.add(news.record)
+        if news.kind != "skipped" or news.record in self._finished_here:  # another config of this sweep is the same run
             return news
-        stamp = self._stamp(self._out / news.record)
+        stamp = self._read_stamp(self._out / news.record)
         return news if stamp == self._before.get(news.record) else replace(news, kind="elsewhere")
 
     @staticmethod
-    def _stamp(path: Path) -> tuple[int, int]:
+    def _read_stamp(path: Path) -> tuple[int, int]:
+        """Return modification time and size of a file; zeros if it does not exist."""
         with suppress(OSError):
             return path.stat().st_mtime_ns, path.stat().st_size
         return 0, 0
 
 
-def versions(out: Path, records: Iterable[str]) -> dict[str, int]:
-    """By version of feddrift: how many of these records were begun with it."""
+def count_versions(out: Path, records: Iterable[str]) -> dict[str, int]:
+    """Return the number of records that each version of feddrift has begun.
+
+    Args:
+        out: The folder of the records.
+        records: The names of their files.
+    """
     count: Counter[str] = Counter()
     for name in records:
         with suppress(OSError, ValueError, KeyError, TypeError), open(out / name, "rb") as file:
@@ -224,26 +278,36 @@ def versions(out: Path, records: Iterable[str]) -> dict[str, int]:
     return dict(sorted(count.items()))
 
 
-class _Worker:
-    """A process that does one run after the other."""
+class _WorkerProcess:
+    """Process that executes one run after the other.
+
+    Args:
+        context: The context of multiprocessing.
+        number: The number of the worker, from 0.
+        jobs: The number of workers.
+        cores: The cores that they share.
+        target: The folder of the records, and whether runs may continue without locks.
+        config: The first run.
+    """
 
     def __init__(
-        self, context: Any, number: int, jobs: int, cores: list[int], where: tuple[Path, bool], config: RunConfig
+        self, context: Any, number: int, jobs: int, cores: list[int], target: tuple[Path, bool], config: RunConfig
     ) -> None:
-        self.number, self.config = number, config
-        self.pipe, far_end = context.Pipe()
-        share = cores[number::jobs] if jobs <= len(cores) else cores
-        self.process = context.Process(target=_work, args=(far_end, share, *where), daemon=True)
-        heard = signal.signal(signal.SIGINT, signal.SIG_IGN)  # until it is ready to close a record
+        self.number = number
+        self.config = config
+        self.pipe, worker_pipe = context.Pipe()
+        own_cores = cores[number::jobs] if jobs <= len(cores) else cores
+        self.process = context.Process(target=_run_worker, args=(worker_pipe, own_cores, *target), daemon=True)
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the worker ignores Ctrl-C until it can close a record
         try:
             self.process.start()
         finally:
-            signal.signal(signal.SIGINT, heard)
-        far_end.close()
-        self.give(config)
+            signal.signal(signal.SIGINT, handler)
+        worker_pipe.close()
+        self.send_run(config)
 
-    def give(self, config: RunConfig) -> bool:
-        """Send the worker its next run; False where its process is gone."""
+    def send_run(self, config: RunConfig) -> bool:
+        """Send the worker its next run; return False if its process has ended."""
         try:
             self.pipe.send(config)
         except OSError:
@@ -252,54 +316,59 @@ class _Worker:
         return True
 
     def stop(self) -> None:
+        """End the process, which is between two runs."""
         with suppress(OSError):
             self.pipe.send(None)
-        self.process.join(PATIENCE)
+        self.process.join(STOP_TIMEOUT_SECONDS)
         self.process.kill()
 
     def interrupt(self) -> None:
+        """Let the process stop its run and end, without waiting for it."""
         if self.process.is_alive():
             os.kill(self.process.pid, signal.SIGINT)
 
 
-def _work(pipe: Connection, cores: list[int], out: Path, alone: bool) -> None:
-    """Do what comes through the pipe, telling how it goes."""
+def _run_worker(pipe: Connection, cores: list[int], out: Path, allow_unlocked: bool) -> None:
+    """Execute the runs that arrive through the pipe, and send reports about them."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    logging.disable(logging.WARNING)  # a thousand runs would say the same thing a thousand times
+    logging.disable(logging.WARNING)  # a thousand runs would repeat the same warnings
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several processes share a GPU
     if cores:
         os.sched_setaffinity(0, set(cores))
-    data, stream = "", None
+    data_key = ""
+    stream = None
     try:
         while (config := pipe.recv()) is not None:
             try:
-                if stream is None or data != data_of(config):
-                    stream = None  # before the next one takes its memory
-                    data, stream = data_of(config), config.load()
-                pipe.send(_one(config, stream, out, alone, pipe))
+                if stream is None or data_key != get_data_key(config):
+                    stream = None  # free its memory before the next one is loaded
+                    stream = config.load_stream()
+                    data_key = get_data_key(config)
+                pipe.send(_run_config(config, stream, out, allow_unlocked, pipe))
             except (BrokenPipeError, FeddriftError) as error:
-                pipe.send(Progress(config, "failed", reason=str(error)))
+                pipe.send(SweepProgress(config, "failed", reason=str(error)))
             except Exception as error:
-                pipe.send(Progress(config, "failed", reason=f"{type(error).__name__}: {error}"))
+                pipe.send(SweepProgress(config, "failed", reason=f"{type(error).__name__}: {error}"))
     except (KeyboardInterrupt, EOFError, BrokenPipeError):
         os._exit(130)  # the record is closed; compiled code may still run
 
 
-def _one(config: RunConfig, stream: Stream, out: Path, alone: bool, pipe: Connection) -> Progress:
+def _run_config(config: RunConfig, stream: Stream, out: Path, allow_unlocked: bool, pipe: Connection) -> SweepProgress:
+    """Execute or continue a run unless it is finished or busy; send its time steps, and return the last report."""
     recorded = RecordedRun(config, out, resume=True, stream=stream)
-    news = Progress(config, "skipped", record=recorded.path.name)
+    news = SweepProgress(config, "skipped", record=recorded.path.name)
     if recorded.is_done():
         return news
     try:
-        with held(recorded.path, alone) as part:
-            if recorded.is_done():  # by another sweep, since
+        with lock_record(recorded.path, allow_unlocked) as part:
+            if recorded.is_done():  # another sweep has finished it since
                 return news
-            changed = recorded.changed_since()
+            changed = recorded.find_changed_code()
             recorded.resumes = not changed
-            for _ in recorded.steps(part):
-                pipe.send(Progress(config, "step", share=1 / recorded.stream.n_steps))
-    except BusyError:  # in another sweep, or the same run under other words in this one
+            for _ in recorded.run_steps(part):
+                pipe.send(SweepProgress(config, "step", share=1 / recorded.stream.n_steps))
+    except BusyError:  # another sweep, or another config of this one, is running it
         return replace(news, kind="busy")
-    recorded.checkpoints.clear()  # a sweep is run for its records
+    recorded.checkpoints.clear()  # a sweep keeps only records
     return replace(news, kind="done", reason=f"{', '.join(changed)} has changed since" if changed else "")

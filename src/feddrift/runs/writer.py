@@ -1,4 +1,4 @@
-"""Writing a record while a run goes on: every line at once, whole time steps or nothing, by one run alone."""
+"""Writing of records during a run: whole time steps or nothing, immediately, by one process at a time."""
 
 from __future__ import annotations
 
@@ -14,121 +14,143 @@ from typing import Any, Literal, Self
 
 from feddrift.errors import DataError, FeddriftError
 from feddrift.runs import schema
-from feddrift.runs.line_sequence import Order
-from feddrift.runs.locks import lock
-from feddrift.runs.record import file_name, is_complete, part_of
+from feddrift.runs.line_sequence import LineSequence
+from feddrift.runs.locks import lock_file
+from feddrift.runs.record import build_record_name, get_part_path, is_complete
 from feddrift.runs.schema import Status
 
-MANY_CLIENTS = 100  # with more, the rows of a time step are written as one line of columns
+MAX_CLIENTS_IN_ROWS = 100  # with more, the rows of a time step are written as one line of columns
 
 
-class Writer:
-    """Writes a record line by line to ``<name>.jsonl.part`` and moves it to ``<name>.jsonl`` when closed.
+class RecordWriter:
+    """Writer of a record: it writes lines to ``<name>.jsonl.part`` and renames the file to ``<name>.jsonl`` at the end.
 
-    As a context manager it closes itself: complete after all time steps, else interrupted or failed. With `done` it
-    goes on after so many time steps of a record that is there already, which took so many seconds. A `part` that is
-    `held` already is not locked again. The record of a federation is on the disk before a checkpoint that relies on it.
+    As a context manager it closes the record: as complete after all time steps, else as interrupted or failed. The
+    time steps of a federation are on the disk before a checkpoint relies on them.
+
+    Args:
+        out: The folder of the record.
+        header: The fields of the header, without `kind` and `schema`.
+        n_done: The number of time steps to keep of an existing record; None: write a new one.
+        seconds: The duration of these time steps.
+        name: The name of the record without its suffix; by default that of the configuration and seed.
+        part: The file of the record if it is open and locked already, see `lock_record`.
+
+    Raises:
+        BusyError: If another process writes the record.
+        DataError: If the record has fewer than `n_done` time steps, or the file cannot be written.
     """
 
     def __init__(
         self,
         out: str | Path,
         header: Mapping[str, Any],
-        done: int | None = None,
+        n_done: int | None = None,
         seconds: float = 0.0,
         name: str | None = None,
         part: io.FileIO | None = None,
     ) -> None:
-        self.path = Path(out) / f"{name or file_name(header)}.jsonl"
-        self.part = part_of(self.path)
+        self.path = Path(out) / f"{name or build_record_name(header)}.jsonl"
+        self.part = get_part_path(self.path)
         self._start = time.monotonic() - seconds
         number = 2 if header["n_steps"] is None else 1
-        text = schema.dump({"kind": "header", "schema": number, **header})
-        self.order = Order.after(schema.parse(text, "header"))  # how far it has come
-        self._file = _hold(self.part) if part is None else part
+        text = schema.dump_line({"kind": "header", "schema": number, **header})
+        self.sequence = LineSequence.from_header(schema.parse_line(text, "header"))  # of the lines that are written
+        self._file = _open_part(self.part) if part is None else part
         try:
-            if done is not None:
-                self._go_on(done)
+            if n_done is not None:
+                self._continue_record(n_done)
                 return
-            with _writable(self.part):
+            with _convert_write_errors(self.part):
                 self._file.truncate(0)
-            self._write(text)
+            self._append_text(text)
         except BaseException:
             self._file.close()
-            if done is None:
+            if n_done is None:
                 self.part.unlink(missing_ok=True)
             raise
 
-    def _go_on(self, done: int) -> None:
-        """Keep the first time steps of the part, or of a record that was closed, which becomes the part again."""
-        clients = self.order.header["clients"]
-        start = beginning(self.part, done, clients)
-        moved = start is None
-        if start is None:
-            start = beginning(self.path, done, clients)
-        if start is None:
-            raise DataError(f"cannot go on after {done} time steps: {self.path} has not so many")
-        kept, self.order = start
-        if moved:
-            with _writable(self.part):
-                if self.order.header["schema"] == 1 and is_complete(self.path):  # it is replaced by a complete one only
+    def _continue_record(self, n_done: int) -> None:
+        """Keep the first time steps of the unfinished record, else of the closed one, which is reopened or copied."""
+        clients = self.sequence.header["clients"]
+        prefix = read_prefix(self.part, n_done, clients)
+        use_closed = prefix is None
+        if prefix is None:
+            prefix = read_prefix(self.path, n_done, clients)
+        if prefix is None:
+            raise DataError(f"cannot continue after {n_done} time steps: {self.path} has fewer")
+        kept, self.sequence = prefix
+        if use_closed:
+            with _convert_write_errors(self.part):
+                if self.sequence.header["schema"] == 1 and is_complete(self.path):
+                    # A complete record stays until another complete one replaces it: copy it.
                     self._file.truncate(0)
-                    self._write(kept.decode())
+                    self._append_text(kept.decode())
                 else:
-                    closed = lock(self.path)
+                    closed = lock_file(self.path)
                     os.replace(self.path, self.part)
                     self._file.close()
                     self._file = closed
-        with _writable(self.part):
+        with _convert_write_errors(self.part):
             self._file.truncate(len(kept))
 
-    def step(self, rows: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Write one whole time step: its events, and one row per client in order, both without their "kind"."""
-        n_clients, where = self.order.n_clients, f"time {self.order.steps}"
+    def write_step(self, rows: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Write one whole time step.
+
+        Args:
+            rows: One row for each client, in order, without `kind`.
+            events: The events of the time step, without `kind`.
+
+        Raises:
+            DataError: If the rows or events are invalid or not those of the next time step, or cannot be written.
+        """
+        n_clients = self.sequence.n_clients
+        where = f"time {self.sequence.steps}"
         if len(rows) != n_clients:
             raise DataError(f"{where}: a time step has {n_clients} rows, got {len(rows)}")
-        # Events first: once the rows are there, nothing of the step can be missing.
+        # Events come first: a record that has the rows of a time step then has all of its lines.
         lines: list[dict[str, Any]] = [{"kind": "event", **event} for event in events]
-        if n_clients > MANY_CLIENTS:
+        if n_clients > MAX_CLIENTS_IN_ROWS:
             if any((row["t"], row["c"]) != (rows[0]["t"], c) for c, row in enumerate(rows)):
                 raise DataError(f"{where}: rows must be of one time step, in the order of the clients")
-            given = set[str]().union(*rows)
-            columns = {name: [row.get(name) for row in rows] for name in schema.COLUMNS if name in given}
+            names = set[str]().union(*rows)
+            columns = {name: [row.get(name) for row in rows] for name in schema.COLUMN_NAMES if name in names}
             lines.append({"kind": "columns", "t": rows[0]["t"], **columns})
         else:
             lines += [{"kind": "row", **row} for row in rows]
-        self._add(lines, where)
+        self._write_lines(lines, where)
 
-    def add(self, kind: Literal["client", "time", "test", "exchange"], **values: Any) -> None:
-        """Write a line that only federations of real machines have."""
-        self._add([{"kind": kind, **values}], kind)
+    def write_line(self, kind: Literal["client", "time", "test", "exchange"], **values: Any) -> None:
+        """Write a line of a kind that only federations of real machines have."""
+        self._write_lines([{"kind": kind, **values}], kind)
 
-    def _add(self, lines: Sequence[Mapping[str, Any]], where: str) -> None:
+    def _write_lines(self, lines: Sequence[Mapping[str, Any]], where: str) -> None:
         """Write all of these lines, or none."""
-        texts, order = [schema.dump(line) for line in lines], replace(self.order)
+        texts = [schema.dump_line(line) for line in lines]
+        sequence = replace(self.sequence)
         for text in texts:
-            order.take(schema.parse(text, where), where)
-        self._write("".join(texts))
-        if order.header["schema"] == 2 and lines[-1]["kind"] != "exchange":
-            with _writable(self.part):
+            sequence.add_line(schema.parse_line(text, where), where)
+        self._append_text("".join(texts))
+        if sequence.header["schema"] == 2 and lines[-1]["kind"] != "exchange":
+            with _convert_write_errors(self.part):
                 os.fsync(self._file.fileno())
-        self.order = order
+        self.sequence = sequence
 
     def close(self, status: Status, seconds: float) -> None:
-        """Write the end and give the record its final name, unless a complete one would be lost by it."""
+        """Write the last line and rename the record, unless an incomplete record would replace a complete one."""
         if self._file.closed:
             return
         with self._file:
-            text = schema.dump({"kind": "end", "status": status, "seconds": seconds})
-            self.order.take(schema.parse(text, "end"), "end")
-            self._write(text)
+            text = schema.dump_line({"kind": "end", "status": status, "seconds": seconds})
+            self.sequence.add_line(schema.parse_line(text, "end"), "end")
+            self._append_text(text)
             if status == "complete" or not is_complete(self.path):
-                with _writable(self.path):
+                with _convert_write_errors(self.path):
                     os.replace(self.part, self.path)
 
     @property
     def seconds(self) -> float:
-        """How long the run has taken so far."""
+        """The duration of the run so far."""
         return time.monotonic() - self._start
 
     def __enter__(self) -> Self:
@@ -139,63 +161,84 @@ class Writer:
     ) -> None:
         seconds = self.seconds
         if error is None:
-            whole = self.order.header["n_steps"] in (None, self.order.steps)
-            self.close("complete" if whole else "interrupted", seconds)
+            is_complete_run = self.sequence.header["n_steps"] in (None, self.sequence.steps)
+            self.close("complete" if is_complete_run else "interrupted", seconds)
         else:
-            with suppress(FeddriftError):  # the first error is the one to tell
+            with suppress(FeddriftError):  # the first error is the one to report
                 self.close("failed" if isinstance(error, Exception) else "interrupted", seconds)
 
-    def _write(self, text: str) -> None:
-        data, size = text.encode(), self._file.seek(0, os.SEEK_END)
-        with _writable(self.part):
+    def _append_text(self, text: str) -> None:
+        data = text.encode()
+        size = self._file.seek(0, os.SEEK_END)
+        with _convert_write_errors(self.part):
             try:
                 while data:
                     data = data[self._file.write(data) :]
             except OSError:
                 with suppress(OSError):
-                    self._file.truncate(size)  # no half a step on a full disk
+                    self._file.truncate(size)  # remove the part that was written, for instance on a full disk
                 raise
 
 
-def beginning(path: Path, steps: int, clients: Sequence[str] | None = None) -> tuple[bytes, Order] | None:
-    """A record up to the next line of a later time step or its end, or None if it has not so many time steps.
+def read_prefix(path: Path, steps: int, clients: Sequence[str] | None = None) -> tuple[bytes, LineSequence] | None:
+    """Read the first time steps of a record.
 
-    Its bytes, and how far they go. It also ends before a client joins who is not one of these after all, and before a
-    line that was torn.
+    Args:
+        path: The record.
+        steps: The number of time steps.
+        clients: The names of all clients; a line by which another client joins ends the prefix.
+
+    Returns:
+        The bytes up to the first line of a later time step, the last line, or a line that was cut off, and the state of
+        their sequence. None if the record has fewer time steps or cannot be opened.
+
+    Raises:
+        DataError: If a line is invalid.
     """
     try:
-        whole = path.read_bytes()
+        content = path.read_bytes()
     except OSError:
         return None
-    end, order = 0, None
-    lines = whole.splitlines(keepends=True)
+    end = 0
+    sequence = None
+    lines = content.splitlines(keepends=True)
     for line in lines:
         if not line.endswith(b"\n"):
             break
         try:
-            parsed = schema.parse(line, str(path))
+            parsed = schema.parse_line(line, str(path))
         except DataError:
             if line is lines[-1]:
                 break
             raise
-        later = parsed["kind"] in ("event", "row", "columns") and parsed["t"] >= steps
-        if later or parsed["kind"] == "end":
+        is_later = parsed["kind"] in ("event", "row", "columns") and parsed["t"] >= steps
+        if is_later or parsed["kind"] == "end":
             break
         if parsed["kind"] == "client" and clients is not None and clients[parsed["c"] :][:1] != [parsed["name"]]:
             break
-        if order is None:
-            order = Order.after(parsed)
+        if sequence is None:
+            sequence = LineSequence.from_header(parsed)
         else:
-            order.take(parsed, str(path))
+            sequence.add_line(parsed, str(path))
         end += len(line)
-    return (whole[:end], order) if order is not None and order.steps >= steps else None
+    return (content[:end], sequence) if sequence is not None and sequence.steps >= steps else None
 
 
 @contextmanager
-def held(path: Path, alone: bool = True) -> Iterator[io.FileIO]:
-    """The part of a record, which nobody else has meanwhile; it is gone afterwards if nothing was written."""
-    part = part_of(path)
-    file = _hold(part, alone)
+def lock_record(path: Path, allow_unlocked: bool = True) -> Iterator[io.FileIO]:
+    """Open and lock the file of an unfinished record for the block; afterwards an empty file is deleted.
+
+    Args:
+        path: The path of the closed record.
+        allow_unlocked: Continue without a lock on a file system that has no locks.
+
+    Raises:
+        BusyError: If another process writes the record.
+        NoLocksError: If the file system has no locks and `allow_unlocked` is False.
+        DataError: If the file cannot be written.
+    """
+    part = get_part_path(path)
+    file = _open_part(part, allow_unlocked)
     try:
         yield file
     finally:
@@ -205,30 +248,34 @@ def held(path: Path, alone: bool = True) -> Iterator[io.FileIO]:
                     part.unlink(missing_ok=True)
 
 
-def _hold(part: Path, alone: bool = True) -> io.FileIO:
-    """The part, locked by this run for as long as it is open."""
-    check_folder(part.parent)
+def _open_part(part: Path, allow_unlocked: bool = True) -> io.FileIO:
+    """Open the file of an unfinished record; it is locked as long as it is open."""
+    prepare_folder(part.parent)
     while True:
-        with _writable(part):
-            file = lock(part, alone)
+        with _convert_write_errors(part):
+            file = lock_file(part, allow_unlocked)
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(file.fileno()), os.stat(part)):
                 return file
-        file.close()  # the other run has just finished and renamed it
+        file.close()  # another run has just finished and renamed the file: open the new one
 
 
-def check_folder(folder: Path) -> None:
-    """Make the folder, or say why records cannot be written there."""
+def prepare_folder(folder: Path) -> None:
+    """Create the folder of records if it does not exist.
+
+    Raises:
+        DataError: If records cannot be written there.
+    """
     if os.path.exists(folder) and not os.path.isdir(folder):
         raise DataError(f"cannot write records into {folder}: it is a file, not a folder")
-    with _writable(folder):
+    with _convert_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
             raise DataError(f"cannot write records into {folder}: permission denied")
 
 
 @contextmanager
-def _writable(path: Path) -> Iterator[None]:
+def _convert_write_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Base data of composed streams: pictures of ten classes, or points that a plane will label."""
+"""Base data of composed streams: pictures of ten classes, or points that a plane labels."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import numpy.typing as npt
 from feddrift import rng
 from feddrift.errors import DataError
 from feddrift.streams import mnist
-from feddrift.streams.files import data_folder
-from feddrift.streams.fmow import fashion
-from feddrift.streams.synthetic import NOISE
+from feddrift.streams.files import find_data_folder
+from feddrift.streams.fmow import load_fashion
+from feddrift.streams.synthetic import SEA_NOISE_RATE
 
 PICTURES = ("mnist", "fashion", "cifar10")
 BASES = (*PICTURES, "sea")
-CIFAR = tuple(f"data_batch_{k}" for k in range(1, 6)) + ("test_batch",)
+CIFAR_FILES = tuple(f"data_batch_{k}" for k in range(1, 6)) + ("test_batch",)
 
-_SEA = 5  # its name among the random keys of data
+_SEA = 5  # identifies this data set in the random keys of data
 
 Values = npt.NDArray[np.float32]
 
@@ -32,64 +32,75 @@ class Base:
     """Rows to draw from: pictures [n, height, width] or [n, height, width, 3] as bytes, or points [n, 3]."""
 
     x: npt.NDArray[Any]
-    y: npt.NDArray[np.int64]  # of points: whether the label that a plane gives is flipped
+    y: npt.NDArray[np.int64]  # points: 1 if the label from the plane is flipped
     n_classes: int
 
     @property
-    def pictures(self) -> bool:
-        """Whether its rows are pictures."""
+    def has_pictures(self) -> bool:
+        """True for pictures, False for points."""
         return self.x.ndim > 2
 
-    def values(self, rows: npt.NDArray[np.int64]) -> Values:
-        """These rows as numbers: pictures from 0 to 1, points as they are."""
-        return np.asarray(self.x[rows] / np.float32(255 if self.pictures else 1), dtype=np.float32)
+    def scale_rows(self, rows: npt.NDArray[np.int64]) -> Values:
+        """Return these rows as numbers: pictures scaled to 0 to 1, points unchanged."""
+        return np.asarray(self.x[rows] / np.float32(255 if self.has_pictures else 1), dtype=np.float32)
 
 
-def load(name: str, data_dir: str | Path | None, data_seed: int, n_points: int) -> Base:
-    """The base data of this name; points are drawn, so many of them."""
+def load_base(name: str, data_dir: str | Path | None, data_seed: int, n_points: int) -> Base:
+    """Load the base data of this name; the points of `sea` are drawn.
+
+    Args:
+        name: One of `BASES`.
+        data_dir: The folder of data files.
+        data_seed: The seed of the points.
+        n_points: The number of points; data sets of pictures are loaded as a whole.
+
+    Raises:
+        DataError: The files of the data set cannot be read.
+    """
     if name == "sea":
-        x = rng.uniform(rng.derive(data_seed, "data", _SEA, 0), (n_points, 3), 0.0, 10.0)
-        flipped = rng.uniform(rng.derive(data_seed, "data", _SEA, 1), (n_points,)) < NOISE
+        x = rng.uniform(rng.derive_key(data_seed, "data", _SEA, 0), (n_points, 3), 0.0, 10.0)
+        flipped = rng.uniform(rng.derive_key(data_seed, "data", _SEA, 1), (n_points,)) < SEA_NOISE_RATE
         return Base(x, flipped.astype(np.int64), 2)
     if name == "cifar10":
-        pictures, y = cifar10(data_dir)
+        pictures, y = load_cifar10(data_dir)
     else:
-        pixels, y = fashion(data_dir) if name == "fashion" else mnist.load(data_dir)
+        pixels, y = load_fashion(data_dir) if name == "fashion" else mnist.load_mnist(data_dir)
         side = math.isqrt(pixels.shape[1])
         pictures = pixels.reshape(-1, side, side)
     return Base(pictures, y.astype(np.int64), 10)
 
 
-def cifar10(data_dir: str | Path | None = None) -> tuple[mnist.Bytes, mnist.Bytes]:
-    """All pictures [n, 32, 32, 3] and classes [n] of CIFAR-10, from DIR/cifar-10-batches-py as its archive unpacks."""
-    folder = data_folder(data_dir, "cifar-10-batches-py")
-    missing = [file for file in CIFAR if not (folder / file).is_file()]
+def load_cifar10(data_dir: str | Path | None = None) -> tuple[mnist.Bytes, mnist.Bytes]:
+    """Load all pictures [n, 32, 32, 3] and classes [n] of CIFAR-10 from DIR/cifar-10-batches-py."""
+    folder = find_data_folder(data_dir, "cifar-10-batches-py")
+    missing = [file for file in CIFAR_FILES if not (folder / file).is_file()]
     if missing:
         raise DataError(
             f"CIFAR-10 is incomplete: put {', '.join(missing)} of its python version (cifar-10-python.tar.gz) "
             f"into {folder}"
         )
-    batches = [_cifar_batch(folder / file) for file in CIFAR]
+    batches = [_read_cifar_batch(folder / file) for file in CIFAR_FILES]
     planes = np.concatenate([pixels for pixels, _ in batches]).reshape(-1, 3, 32, 32)
     labels = np.concatenate([labels for _, labels in batches])
-    return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), mnist.ten_classes(labels, folder)
+    return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), mnist.check_ten_classes(labels, folder)
 
 
-def _cifar_batch(path: Path) -> tuple[mnist.Bytes, mnist.Bytes]:
+def _read_cifar_batch(path: Path) -> tuple[mnist.Bytes, mnist.Bytes]:
     try:
         with path.open("rb") as file:
-            batch = _Arrays(file, encoding="bytes").load()
-        pixels, labels = np.asarray(batch[b"data"]), np.asarray(batch[b"labels"])
+            batch = _ArrayUnpickler(file, encoding="bytes").load()
+        pixels = np.asarray(batch[b"data"])
+        labels = np.asarray(batch[b"labels"])
         fits = pixels.dtype == np.uint8 and pixels.shape == (len(labels), 3 * 32 * 32) and labels.dtype.kind in "iu"
-    except Exception as error:  # whatever pickle and NumPy say of a file that is none of theirs
+    except Exception as error:  # pickle and NumPy raise many kinds of errors for other files
         raise DataError(f"{path} is not a batch of CIFAR-10's python version ({error}): replace it") from None
     if not fits:
         raise DataError(f"{path} is not CIFAR-10's: expected bytes [n, 3072] and n labels, got {pixels.shape}")
     return pixels, labels.astype(np.uint8)
 
 
-class _Arrays(pickle.Unpickler):
-    """Reads arrays and plain values; a file that wants to run anything else is refused."""
+class _ArrayUnpickler(pickle.Unpickler):
+    """Unpickler of arrays and plain values; it refuses files that call anything else."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in (("numpy", "ndarray"), ("numpy", "dtype")):
@@ -98,4 +109,4 @@ class _Arrays(pickle.Unpickler):
             return np.zeros(0).__reduce__()[0]
         if (module, name) == ("_codecs", "encode"):  # bytes, as newer versions of Python write them for older ones
             return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"it holds {module}.{name}")
+        raise pickle.UnpicklingError(f"it contains {module}.{name}")

@@ -1,8 +1,8 @@
 """Electricity of New South Wales: is the price of a half hour above its mean of the last 24 hours?
 
-45,312 half hours, May 1996 to December 1998 (Harries 1999; Gama et al. 2004), scaled as is usual. Three hours
-of the day are a client, 56 days a time step. Left out are the date, which only counts, and the price itself. Nobody
-knows the true concepts; the market opened to another state in May 1997.
+45,312 half hours, May 1996 to December 1998 (Harries 1999; Gama et al. 2004), in the usual scaled version. Three hours
+of the day are a client, 56 days a time step. The date, which only counts days, and the price itself are not features.
+The true concepts are unknown; the market was opened to another state in May 1997.
 """
 
 from __future__ import annotations
@@ -17,41 +17,45 @@ import numpy.typing as npt
 
 from feddrift.data import Cell, Stream
 from feddrift.errors import DataError
-from feddrift.streams.files import data_folder, read_once
+from feddrift.streams.files import find_data_folder, read_once
 from feddrift.types import Local
 
-# (centre, spread): round numbers rather than moments of the data, so that nothing of the future is in them.
+# (centre, spread): round numbers rather than statistics of the data, which would contain the future.
 SCALE = {
     "day": (4, 2), "period": (0.5, 0.3), "nswdemand": (0.42, 0.16), "vicprice": (0.0035, 0.0015),
     "vicdemand": (0.42, 0.12), "transfer": (0.5, 0.15),
 }  # fmt: skip
 COLUMNS = tuple(SCALE)
-FARTHEST = 4.0  # spreads from the centre; a few prices are hundreds away
+MAX_SPREADS = 4.0  # spreads from the centre; a few prices are hundreds of spreads away
 CLASSES = ("DOWN", "UP")
-HALF_HOURS, CLIENTS, DAYS = 48, 8, 56
+HALF_HOURS = 48  # in a day
+CLIENTS = 8  # three hours of the day each
+DAYS = 56  # in a time step
 LOCAL = Local(rounds=20)
 
 
 @read_once("elec2")
-def hours(name: str, data_dir: str | Path | None = None) -> Stream:
-    """The stream of DIR/elec2/elec2.csv.gz or elec2.csv."""
-    x, y = _read(data_folder(data_dir, "elec2"))
+def load_hours(name: str, data_dir: str | Path | None = None) -> Stream:
+    """Load the stream of DIR/elec2/elec2.csv.gz or elec2.csv."""
+    x, y = _read_rows(find_data_folder(data_dir, "elec2"))
     row = np.arange(len(x))
-    client, step = row % HALF_HOURS * CLIENTS // HALF_HOURS, row // (HALF_HOURS * DAYS)
+    client = row % HALF_HOURS * CLIENTS // HALF_HOURS
+    step = row // (HALF_HOURS * DAYS)
     centre, spread = np.array(list(SCALE.values()), dtype=np.float32).T
-    x = np.clip((x - centre) / spread, -FARTHEST, FARTHEST)
+    x = np.clip((x - centre) / spread, -MAX_SPREADS, MAX_SPREADS)
     cells: list[list[Cell | None]] = []
     for t in range(int(step[-1]) + 1):
-        of_client = [(step == t) & (client == c) for c in range(CLIENTS)]
-        cells.append([(x[rows], y[rows]) for rows in of_client])
-    spans = [f"{24 * c // CLIENTS:02d}-{24 * (c + 1) // CLIENTS:02d} h" for c in range(CLIENTS)]
+        masks = [(step == t) & (client == c) for c in range(CLIENTS)]
+        cells.append([(x[mask], y[mask]) for mask in masks])
+    hours = [f"{24 * c // CLIENTS:02d}-{24 * (c + 1) // CLIENTS:02d} h" for c in range(CLIENTS)]
     days = [f"day {DAYS * t + 1}" for t in range(len(cells))]
-    stream = Stream.from_arrays(cells, name=name, n_classes=2, clients=spans, times=days, local=LOCAL)
+    stream = Stream.from_arrays(cells, name=name, n_classes=2, clients=hours, times=days, local=LOCAL)
     return replace(stream, family="elec", classes=CLASSES, columns=COLUMNS)
 
 
-def _read(folder: Path) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]:
-    packed, plain = folder / "elec2.csv.gz", folder / "elec2.csv"
+def _read_rows(folder: Path) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]:
+    packed = folder / "elec2.csv.gz"
+    plain = folder / "elec2.csv"
     try:
         with gzip.open(packed, "rt", newline="") if packed.exists() else plain.open(newline="") as file:
             rows = list(csv.DictReader(file))

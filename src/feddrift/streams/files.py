@@ -1,4 +1,4 @@
-"""Where data sets lie on disk."""
+"""Folders of data sets, and a cache for the stream that was read last."""
 
 from __future__ import annotations
 
@@ -11,46 +11,46 @@ from pathlib import Path
 from feddrift.data import Stream
 
 Maker = Callable[[str, str | Path | None], Stream]
-Listing = tuple[tuple[str, int, int], ...]  # path, size and time of each file
+Listing = tuple[tuple[str, int, int], ...]  # path, size and modification time of each file
 
 
-def data_folder(data_dir: str | Path | None, name: str) -> Path:
-    """DATA_DIR/name, $FEDDRIFT_DATA/name, or a folder in the user's cache: the first that is named."""
-    return Path(os.path.expanduser(named_root(data_dir) or cache())) / name
+def find_data_folder(data_dir: str | Path | None, name: str) -> Path:
+    """Return the folder of a data set: DATA_DIR/name, else $FEDDRIFT_DATA/name, else a folder in the user's cache."""
+    return Path(os.path.expanduser(get_named_root(data_dir) or find_cache_folder())) / name
 
 
-def named_root(data_dir: str | Path | None) -> str | Path | None:
-    """The folder of data sets that the caller or the environment names; None: data may be fetched into the cache."""
+def get_named_root(data_dir: str | Path | None) -> str | Path | None:
+    """Return the folder of data sets that the argument or $FEDDRIFT_DATA names; None: the cache, with downloads."""
     return data_dir or os.environ.get("FEDDRIFT_DATA")
 
 
-def cache() -> Path:
-    """The user's folder of what can be fetched or computed again."""
-    import pooch  # a twentieth of a second, for nothing where a folder is named
+def find_cache_folder() -> Path:
+    """Return the user's cache folder, for files that can be downloaded or computed again."""
+    import pooch  # here, since the import takes 50 ms
 
     return Path(pooch.os_cache("feddrift"))
 
 
 def read_once(folder: str) -> Callable[[Maker], Maker]:
-    """Let a process that makes a stream again, as a sweep does, read DATA_DIR/folder once, unless its files change."""
+    """Decorate a maker of streams so that a process reads DATA_DIR/folder only once while its files do not change."""
 
     def decorate(make: Maker) -> Maker:
         @lru_cache(maxsize=1)
-        def last(name: str, data_dir: str | Path | None, listing: Listing) -> Stream:
+        def load_once(name: str, data_dir: str | Path | None, listing: Listing) -> Stream:
             return make(name, data_dir)
 
         @wraps(make)
-        def made(name: str, data_dir: str | Path | None = None) -> Stream:
-            stream = last(name, data_dir, _listing(data_folder(data_dir, folder)))
-            return replace(stream, x=stream.x.copy(), y=stream.y.copy())  # whoever writes into it has a copy
+        def load_copy(name: str, data_dir: str | Path | None = None) -> Stream:
+            stream = load_once(name, data_dir, _list_files(find_data_folder(data_dir, folder)))
+            return replace(stream, x=stream.x.copy(), y=stream.y.copy())  # the caller may change the arrays
 
-        return made
+        return load_copy
 
     return decorate
 
 
-def _listing(root: Path) -> Listing:
+def _list_files(root: Path) -> Listing:
     try:
-        return tuple((str(path), (on := path.stat()).st_size, on.st_mtime_ns) for path in sorted(root.iterdir()))
-    except (OSError, ValueError):  # the maker tells what is wrong with the folder
+        return tuple((str(p), stat.st_size, stat.st_mtime_ns) for p in sorted(root.iterdir()) for stat in [p.stat()])
+    except (OSError, ValueError):  # the maker reports what is wrong with the folder
         return ()

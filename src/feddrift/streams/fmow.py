@@ -1,8 +1,8 @@
 """Functional Map of the World: five regions, ten classes of buildings and land, 2002 to 2017.
 
-`fmow` reads the folder of FMoW-WILDS v1.1: the images of the paper's partition D, whose numbers ship with the package;
-`fmow-rule` draws its own by the same rule. `fmow-labels` lays partition D's classes over the images of Fashion-MNIST,
-for those who have not got the satellite's.
+`fmow` reads the folder of FMoW-WILDS v1.1: the images of the paper's partition D, whose numbers ship with the package.
+`fmow-rule` draws another partition by the same rule. `fmow-labels` replaces each class of partition D by one of
+Fashion-MNIST, for users without the satellite images.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from feddrift import rng
 from feddrift.data import Stream
 from feddrift.errors import DataError
 from feddrift.streams import mnist
-from feddrift.streams.files import data_folder, named_root
+from feddrift.streams.files import find_data_folder, get_named_root
 from feddrift.types import Ints, Local
 
 REGIONS = ("Asia", "Europe", "Africa", "Americas", "Oceania")
@@ -36,15 +36,16 @@ MD5 = {
     "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
 }
 
-CELL = 1000  # images of a client in a time step, at most
+MAX_CELL_IMAGES = 1000
 
-_FASHION, _FMOW = 3, 4  # names among the random keys of data
+_FASHION = 3  # identifies fmow-labels in the random keys of data
+_FMOW = 4  # identifies fmow-rule
 
 
-def class_counts() -> tuple[Ints, tuple[str, ...]]:
-    """How many images of each class each client sees at each time step [t, c, class], and the names of the classes.
+def read_class_counts() -> tuple[Ints, tuple[str, ...]]:
+    """Read the number of images [t, c, class] of partition D, and the names of the classes.
 
-    >>> counts, names = class_counts()
+    >>> counts, names = read_class_counts()
     >>> counts.shape, int(counts[0, 0].sum()), names[0]
     ((10, 5, 10), 1000, 'crop_field')
     """
@@ -57,8 +58,8 @@ def class_counts() -> tuple[Ints, tuple[str, ...]]:
 
 
 @dataclass(frozen=True)
-class Folder:
-    """FMoW-WILDS on disk: image i is images/rgb_img_<i>.png, and the i-th line of the metadata that is not withheld."""
+class FmowFolder:
+    """Metadata of FMoW-WILDS without the split "seq"; image i is images/rgb_img_<i>.png."""
 
     root: Path
     category: npt.NDArray[np.str_]
@@ -66,34 +67,34 @@ class Folder:
     step: Ints  # 0: 2002 to 2009, 1: 2010, ..., 8: 2017; -1: another year
 
 
-def read_folder(data_dir: str | Path | None = None) -> Folder:
-    """The metadata of DIR/fmow_v1.1, DIR being the data directory or $FEDDRIFT_DATA."""
-    root = data_folder(data_dir, "fmow_v1.1")
-    lines = _lines(root / "rgb_metadata.csv", ("split", "country_code", "timestamp", "category"))
+def read_folder(data_dir: str | Path | None = None) -> FmowFolder:
+    """Read the metadata of DIR/fmow_v1.1, where DIR is the data directory or $FEDDRIFT_DATA."""
+    root = find_data_folder(data_dir, "fmow_v1.1")
+    lines = _read_table(root / "rgb_metadata.csv", ("split", "country_code", "timestamp", "category"))
     regions = {
-        row["alpha-3"]: row["region"] for row in _lines(root / "country_code_mapping.csv", ("alpha-3", "region"))
+        row["alpha-3"]: row["region"] for row in _read_table(root / "country_code_mapping.csv", ("alpha-3", "region"))
     }
-    shown = [row for row in lines if row["split"] != "seq"]
-    place = {name: c for c, name in enumerate(REGIONS)}
+    images = [row for row in lines if row["split"] != "seq"]
+    region_index = {name: c for c, name in enumerate(REGIONS)}
     years = []
-    for row in shown:
+    for row in images:
         if not row["timestamp"][:4].isdecimal():
             raise DataError(f"{root / 'rgb_metadata.csv'}: a timestamp begins with its year, got {row['timestamp']!r}")
         years.append(int(row["timestamp"][:4]))
     year = np.array(years, dtype=np.int64)
-    return Folder(
+    return FmowFolder(
         root=root,
-        category=np.array([row["category"] for row in shown]),
-        region=np.array([place.get(regions.get(row["country_code"], ""), -1) for row in shown], dtype=np.int64),
+        category=np.array([row["category"] for row in images]),
+        region=np.array([region_index.get(regions.get(row["country_code"], ""), -1) for row in images], dtype=np.int64),
         step=np.where((year >= 2002) & (year <= 2017), np.maximum(year - 2009, 0), -1),
     )
 
 
-def _lines(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
+def _read_table(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
     try:
         with path.open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file, strict=True))
-    except (OSError, ValueError, csv.Error) as error:  # not there, not text, no table
+    except (OSError, ValueError, csv.Error) as error:  # missing, not text, not a table
         raise DataError(f"FMoW cannot be read: {path}: {getattr(error, 'strerror', None) or error}") from None
     missing = [name for name in columns if any(row.get(name) is None for row in rows)]
     if not rows or missing:
@@ -101,16 +102,19 @@ def _lines(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
     return rows
 
 
-def partition_d() -> list[list[Ints]]:
-    """The images of the paper's partition D: [t][c], the last time only tests."""
+def read_partition_d() -> list[list[Ints]]:
+    """Read the numbers of the images of the paper's partition D, [t][c]; the last time step only tests."""
     packed = resources.files("feddrift.streams").joinpath("fmow_partition_D.csv.gz").read_bytes()
     rows = np.loadtxt(gzip.decompress(packed).decode().splitlines(), delimiter=",", skiprows=1, dtype=np.int64)
     client, step, index = rows.T
     return [[index[(step == t) & (client == c)] for c in range(len(REGIONS))] for t in range(10)]
 
 
-def by_rule(folder: Folder, seed: int = 0) -> list[list[Ints]]:
-    """Partition D's rule: ten most common classes, at most 1000 images a cell, and as many of 2017 again to test."""
+def draw_partition(folder: FmowFolder, seed: int = 0) -> list[list[Ints]]:
+    """Draw the numbers of images, [t][c], by the rule of partition D.
+
+    The rule: the ten most common classes, at most 1000 images in each cell, and as many other images of 2017 to test.
+    """
     names, counts = np.unique(folder.category[folder.region >= 0], return_counts=True)
     common = names[np.lexsort((names, -counts))[:10]]
     usable = np.isin(folder.category, common)
@@ -118,32 +122,32 @@ def by_rule(folder: Folder, seed: int = 0) -> list[list[Ints]]:
     for t in range(9):
         for c in range(len(REGIONS)):
             cell = np.flatnonzero(usable & (folder.region == c) & (folder.step == t))
-            cell = cell[rng.permutation(rng.derive(seed, "data", _FMOW, t, c), len(cell))]
-            most = min(CELL, len(cell) if t < 8 else len(cell) // 2)  # the last year serves twice
-            cells[t][c] = np.sort(cell[:most])
+            cell = cell[rng.permutation(rng.derive_key(seed, "data", _FMOW, t, c), len(cell))]
+            n = min(MAX_CELL_IMAGES, len(cell) if t < 8 else len(cell) // 2)  # half of 2017 is for the test
+            cells[t][c] = np.sort(cell[:n])
             if t == 8:
-                cells[9][c] = np.sort(cell[most : 2 * most])
+                cells[9][c] = np.sort(cell[n : 2 * n])
     return cells
 
 
-def images(name: str, data_dir: str | Path | None = None) -> Stream:
-    """The pictures [n, 224, 224, 3] as bytes, of partition D or by its rule; a cell's classes are those of FMoW."""
+def load_images(name: str, data_dir: str | Path | None = None) -> Stream:
+    """Load `fmow` or `fmow-rule`: pictures [n, 224, 224, 3] as bytes, of partition D or drawn by its rule."""
     folder = read_folder(data_dir)
-    cells = partition_d() if name == "fmow" else by_rule(folder)
-    chosen = np.concatenate([index for row in cells for index in row])
-    if not len(chosen):
+    cells = read_partition_d() if name == "fmow" else draw_partition(folder)
+    numbers = np.concatenate([index for row in cells for index in row])
+    if not len(numbers):
         raise DataError(f"{folder.root} has no images of these regions and years")
-    if chosen.max() >= len(folder.category):
+    if numbers.max() >= len(folder.category):
         raise DataError(
-            f"{folder.root} lists {len(folder.category)} images, partition D needs number {chosen.max()}: it is not"
-            " FMoW-WILDS v1.1 as a whole (fmow-rule takes what is there)"
+            f"{folder.root} lists {len(folder.category)} images, partition D needs number {numbers.max()}: it is not"
+            " the whole of FMoW-WILDS v1.1 (fmow-rule uses the images that there are)"
         )
-    classes, y = np.unique(folder.category[chosen], return_inverse=True)
+    classes, y = np.unique(folder.category[numbers], return_inverse=True)
     if len(classes) > 10:
-        raise DataError(f"{folder.root} is not FMoW-WILDS v1.1: partition D has ten classes there, got {len(classes)}")
+        raise DataError(f"{folder.root} is not FMoW-WILDS v1.1: partition D has ten classes, got {len(classes)}")
     return Stream(
         name=name,
-        x=_pictures(folder.root, chosen),
+        x=_read_images(folder.root, numbers),
         y=y.astype(np.int32),
         n_classes=max(2, len(classes)),
         counts=np.array([[len(index) for index in row] for row in cells]),
@@ -154,18 +158,18 @@ def images(name: str, data_dir: str | Path | None = None) -> Stream:
     )
 
 
-def _pictures(root: Path, numbers: Ints) -> npt.NDArray[Any]:
+def _read_images(root: Path, numbers: Ints) -> npt.NDArray[Any]:
     try:
         from PIL import Image
     except ImportError:
         raise DataError("reading FMoW's images needs Pillow: pip install 'feddrift[vision]'") from None
     pictures: npt.NDArray[np.uint8] | None = None
-    for k, i in enumerate(numbers.tolist()):
-        path = root / "images" / f"rgb_img_{i}.png"
+    for k, number in enumerate(numbers.tolist()):
+        path = root / "images" / f"rgb_img_{number}.png"
         try:
             with Image.open(path) as image:
                 pixels = np.asarray(image.convert("RGB"))
-        except Exception as error:  # whatever Pillow says of a broken or an endless picture
+        except Exception as error:  # Pillow raises many kinds of errors for broken or huge pictures
             raise DataError(f"FMoW cannot be read: {path}: {getattr(error, 'strerror', None) or error}") from None
         if pictures is None:
             pictures = np.empty((len(numbers), *pixels.shape), dtype=np.uint8)
@@ -175,24 +179,27 @@ def _pictures(root: Path, numbers: Ints) -> npt.NDArray[Any]:
     return np.zeros((0, 224, 224, 3), dtype=np.uint8) if pictures is None else pictures
 
 
-def labels(name: str, data_dir: str | Path | None = None, data_seed: int = 0) -> Stream:
-    """FMoW's classes over time, each shown by one of Fashion-MNIST's; a class that has shown all images starts over."""
-    pixels, classes = fashion(data_dir)
-    counts, _ = class_counts()
-    order = rng.permutation(rng.derive(data_seed, "data", _FASHION), len(classes))
-    of_class = [order[classes[order] == k] for k in range(10)]
-    shown = np.zeros(10, dtype=np.int64)
+def load_labels(name: str, data_dir: str | Path | None = None, data_seed: int = 0) -> Stream:
+    """Load `fmow-labels`: partition D's classes, with images of Fashion-MNIST.
+
+    The images of a class come in a random order, which starts over after the last one.
+    """
+    pixels, classes = load_fashion(data_dir)
+    counts, _ = read_class_counts()
+    order = rng.permutation(rng.derive_key(data_seed, "data", _FASHION), len(classes))
+    images = [order[classes[order] == k] for k in range(10)]
+    n_used = np.zeros(10, dtype=np.int64)
     rows = []
     for t, c in np.ndindex(counts.shape[:2]):
         for k in range(10):
-            rows.append(np.take(of_class[k], shown[k] + np.arange(counts[t, c, k]), mode="wrap"))
-            shown[k] += counts[t, c, k]
-    chosen = np.concatenate(rows)
-    mean, std = mnist.moments(pixels)
+            rows.append(np.take(images[k], n_used[k] + np.arange(counts[t, c, k]), mode="wrap"))
+            n_used[k] += counts[t, c, k]
+    numbers = np.concatenate(rows)
+    mean, std = mnist.compute_pixel_mean_and_std(pixels)
     return Stream(
         name=name,
-        x=((pixels[chosen] - mean) / (std + 0.001)).astype(np.float32),
-        y=classes[chosen].astype(np.int32),
+        x=((pixels[numbers] - mean) / (std + 0.001)).astype(np.float32),
+        y=classes[numbers].astype(np.int32),
         counts=counts.sum(axis=2),
         n_classes=10,
         clients=REGIONS,
@@ -202,21 +209,22 @@ def labels(name: str, data_dir: str | Path | None = None, data_seed: int = 0) ->
     )
 
 
-def fashion(data_dir: str | Path | None = None) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
-    """All images [n, 784] and classes [n] of Fashion-MNIST.
+def load_fashion(data_dir: str | Path | None = None) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+    """Load all images [n, 784] and classes [n] of Fashion-MNIST.
 
-    From DIR/fashion_mnist, DIR being the data directory, $FEDDRIFT_DATA or the cache: one file fashion_mnist_70k.npz
-    with x and y, or the four files of its publishers.
+    They are read from DIR/fashion_mnist, where DIR is the data directory, $FEDDRIFT_DATA or the cache: from one file
+    fashion_mnist_70k.npz with x and y, or from the four files of its publishers.
     """
-    folder = data_folder(data_dir, "fashion_mnist")
-    whole = folder / "fashion_mnist_70k.npz"
-    if not os.path.isfile(whole):
-        return mnist.load_idx("Fashion-MNIST", folder, URL, MD5, download=not named_root(data_dir))
+    folder = find_data_folder(data_dir, "fashion_mnist")
+    archive = folder / "fashion_mnist_70k.npz"
+    if not os.path.isfile(archive):
+        return mnist.load_idx("Fashion-MNIST", folder, URL, MD5, download=not get_named_root(data_dir))
     try:
-        with whole.open("rb") as file, np.load(file) as arrays:  # np.load alone leaves it open
-            x, y = arrays["x"], arrays["y"]
-    except Exception as error:  # whatever NumPy, zipfile and zlib say of a broken file
-        raise DataError(f"{whole} is not an archive of x and y ({error}): replace it") from None
+        with archive.open("rb") as file, np.load(file) as arrays:  # np.load(path) may leave a broken file open
+            x = arrays["x"]
+            y = arrays["y"]
+    except Exception as error:  # NumPy, zipfile and zlib raise many kinds of errors for broken files
+        raise DataError(f"{archive} is not an archive of x and y ({error}): replace it") from None
     if x.shape != (70000, 28, 28) or y.shape != (70000,) or x.dtype != np.uint8 or y.dtype != np.uint8:
-        raise DataError(f"{whole} is not Fashion-MNIST: expected 70000 images of 28 x 28 bytes, got {x.shape}")
-    return x.reshape(len(x), -1), mnist.ten_classes(y, whole)
+        raise DataError(f"{archive} is not Fashion-MNIST: expected 70000 images of 28 x 28 bytes, got {x.shape}")
+    return x.reshape(len(x), -1), mnist.check_ten_classes(y, archive)

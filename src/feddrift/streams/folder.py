@@ -1,4 +1,4 @@
-"""Your own data: DIR/client_<name>/step_<t>.csv or .npz, and perhaps DIR/classes.txt."""
+"""Your own data as a folder: DIR/client_<name>/step_<t>.csv or .npz, and optionally DIR/classes.txt."""
 
 from __future__ import annotations
 
@@ -15,12 +15,18 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from feddrift.data import TABLE, Stream
+from feddrift.data import TABLE_FAMILY, Stream
 from feddrift.errors import DataError
-from feddrift.tables.columns import read_number
-from feddrift.tables.labels import check_kind, check_several, distinct, in_order, warn_of_odd_classes
+from feddrift.tables.columns import parse_number
+from feddrift.tables.labels import (
+    check_class_count,
+    check_label_kinds,
+    list_distinct_labels,
+    sort_classes,
+    warn_about_classes,
+)
 
-LARGE = 100.0  # features beyond it hardly train with the usual step sizes
+MAX_USUAL_FEATURE = 100.0  # features beyond it hardly train with the usual step sizes
 
 _STEP = re.compile(r"step_([0-9]+)\.(csv|npz)")
 
@@ -29,26 +35,35 @@ _log = logging.getLogger("feddrift")
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file of examples as it was read: labels are still text."""
+    """Examples of a file, with labels as text."""
 
     path: Path
-    columns: tuple[str, ...]  # names of the features; an .npz has none
+    columns: tuple[str, ...]  # names of the features; empty for an .npz
     x: npt.NDArray[np.float32]
     labels: list[str]
-    lines: Sequence[int]
+    lines: Sequence[int]  # of a .csv; an .npz numbers its examples from 0
 
-    def place(self, i: int) -> str:
-        """Where an example stands, for messages."""
+    def describe_row(self, i: int) -> str:
+        """Name the file and the line of an example, for messages."""
         return f"{self.path}, {'example' if self.path.suffix == '.npz' else 'line'} {self.lines[i]}"
 
 
-def load(directory: str | Path, label: str = "label") -> Stream:
-    """The stream of DIR/client_<name>/step_<t>.csv or .npz; its last time step only tests."""
-    root = Path(os.path.expanduser(directory))  # unlike Path's, it leaves a home that nobody has as it is
+def load_folder(directory: str | Path, label: str = "label") -> Stream:
+    """Load the stream of DIR/client_<name>/step_<t>.csv or .npz; its last time step only tests.
+
+    Args:
+        directory: DIR.
+        label: The label column of CSV files.
+
+    Raises:
+        DataError: A file cannot be used, or there are fewer than two time steps.
+    """
+    root = Path(os.path.expanduser(directory))  # Path.expanduser raises an error for the home of an unknown user
     if not str(directory) or not os.path.isdir(root):
         raise DataError(f"'{directory}' is not a directory, expected one with files client_<name>/step_<t>.csv or .npz")
     try:
-        clients = {path: _steps(path) for path in sorted(root.glob("client_?*"), key=_natural) if path.is_dir()}
+        folders = [path for path in sorted(root.glob("client_?*"), key=_natural_sort_key) if path.is_dir()]
+        clients = {path: _find_step_files(path) for path in folders}
         not_clients = [path for path in root.iterdir() if path not in clients]
         strays = [path.name for path in not_clients if path.is_dir() or path.name.startswith("client_")]
     except OSError as error:
@@ -68,11 +83,11 @@ def load(directory: str | Path, label: str = "label") -> Stream:
     if strays:
         _log.warning("%s: left out %s, since clients are folders client_<name>", root, ", ".join(sorted(strays)))
     largest = max(float(np.abs(file.x).max(initial=0.0)) for file in files.values())
-    if largest > LARGE:
+    if largest > MAX_USUAL_FEATURE:
         _log.warning("%s: features reach %g; scale them to about -1 to 1, or training may fail", root, largest)
-    classes, index = classes_of(root / "classes.txt", files.values())
-    warn_of_odd_classes(root, classes)
-    check_several(classes, f"{root}: ")
+    classes, index = read_classes(root / "classes.txt", files.values())
+    warn_about_classes(root, classes)
+    check_class_count(classes, f"{root}: ")
     cells = {key: (file.x, [index[text] for text in file.labels]) for key, file in files.items()}
     stream = Stream.from_arrays(
         [[cells.get((t, client)) for client in clients] for t in times],
@@ -81,15 +96,15 @@ def load(directory: str | Path, label: str = "label") -> Stream:
         clients=[client.name.removeprefix("client_") for client in clients],
         times=[f"step_{t}" for t in times],
     )
-    return replace(stream, classes=tuple(classes), columns=first.columns if first else (), family=TABLE)
+    return replace(stream, classes=tuple(classes), columns=first.columns if first else (), family=TABLE_FAMILY)
 
 
-def _natural(path: Path) -> tuple[list[str | int], str]:
+def _natural_sort_key(path: Path) -> tuple[list[str | int], str]:
     parts = re.split(r"([0-9]+)", path.name)
     return [int(part) if i % 2 else part for i, part in enumerate(parts)], path.name
 
 
-def _steps(client: Path) -> dict[int, Path]:
+def _find_step_files(client: Path) -> dict[int, Path]:
     steps: dict[int, Path] = {}
     for path in sorted(client.iterdir()):
         if path.name.startswith("."):
@@ -105,13 +120,22 @@ def _steps(client: Path) -> dict[int, Path]:
 
 
 def _check_file(path: Path) -> None:
-    """Refuse folders, links that lead nowhere, and pipes, which would be waited for."""
+    """Raise DataError for folders, broken links, and pipes, which would block."""
     if not os.path.isfile(path):
         raise DataError(f"{path} is not a file")
 
 
 def read_file(path: Path, label: str, first: DataFile | None) -> DataFile:
-    """A .csv or .npz file; `first`, if given, is one that it must be like."""
+    """Read a .csv or .npz file.
+
+    Args:
+        path: The file.
+        label: The label column of a CSV file.
+        first: Another file of the same stream, whose kind and features this one must have.
+
+    Raises:
+        DataError: The file cannot be used.
+    """
     if first and path.suffix != first.path.suffix:
         raise DataError(f"{path}: all files must be of one kind, and {first.path} is a {first.path.suffix}")
     try:
@@ -122,16 +146,17 @@ def read_file(path: Path, label: str, first: DataFile | None) -> DataFile:
 
 def _read_csv(path: Path, label: str, first: DataFile | None) -> DataFile:
     with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.reader(file, strict=True)  # a quote that nobody closes would swallow the rest
+        reader = csv.reader(file, strict=True)  # an open quote would take the rest of the file
         header = [name.strip() for name in next(reader, [])]
         if not header:
             raise DataError(f"{path} is empty, expected a header line with a column '{label}'")
         if label not in header:
-            raise DataError(f"{path}: no label column '{label}' among {header}; --label names another")
+            raise DataError(f"{path}: no label column '{label}' among {header}; choose one with --label")
         numbered = [(reader.line_num, row) for row in reader if row]
     features = tuple(name for name in header if name != label)
     columns = first.columns if first else features
-    count, legal = Counter(header), set(columns)
+    count = Counter(header)
+    legal = set(columns)
     for name in (label, *columns, *features):
         if count[name] != 1:
             raise DataError(f"{path}: expected one column '{name}', got {count[name]} in the header {header}")
@@ -142,25 +167,27 @@ def _read_csv(path: Path, label: str, first: DataFile | None) -> DataFile:
     for line, row in numbered:
         if len(row) != len(header):
             raise DataError(f"{path}, line {line}: expected {len(header)} values as in the header, got {len(row)}")
-    where, target = [header.index(name) for name in columns], header.index(label)
-    with np.errstate(over="ignore"):  # what float32 cannot hold becomes inf and is refused below
-        x = np.array([[read_number(row[i]) for i in where] for _, row in numbered], dtype=np.float64).astype(np.float32)
-    x = x.reshape(len(numbered), len(columns))
+    positions = [header.index(name) for name in columns]
+    target = header.index(label)
+    numbers = np.array([[parse_number(row[i]) for i in positions] for _, row in numbered], dtype=np.float64)
+    with np.errstate(over="ignore"):  # numbers that float32 cannot represent become inf and are refused below
+        x = numbers.astype(np.float32).reshape(len(numbered), len(columns))
     for i, j in np.argwhere(~np.isfinite(x))[:1]:
         line, row = numbered[i]
-        text = row[where[j]]
-        expected = "a number" if math.isnan(read_number(text)) else "a finite number below 1e38"
+        text = row[positions[j]]
+        expected = "a number" if math.isnan(parse_number(text)) else "a finite number below 1e38"
         raise DataError(f"{path}, line {line}, column '{columns[j]}': expected {expected}, got {text!r}")
     return DataFile(path, columns, x, [row[target].strip() for _, row in numbered], [line for line, _ in numbered])
 
 
 def _read_npz(path: Path, first: DataFile | None) -> DataFile:
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:  # np.load alone leaves it open
-            x, y = arrays["x"], arrays["y"]
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:  # np.load(path) may leave it open
+            x = arrays["x"]
+            y = arrays["y"]
     except OSError:
         raise
-    except Exception as error:  # whatever NumPy, zipfile and zlib say of a broken file
+    except Exception as error:  # NumPy, zipfile and zlib raise many kinds of errors for broken files
         raise DataError(f"{path}: expected an .npz of two plain arrays x and y, without pickled objects") from error
     if x.ndim < 2 or y.shape != x.shape[:1] or x.dtype.kind not in "biuf" or y.dtype.kind not in "biufU":
         raise DataError(
@@ -172,36 +199,44 @@ def _read_npz(path: Path, first: DataFile | None) -> DataFile:
         raise DataError(f"{path}: features of shape {x.shape[1:]}, but {first.path} has {first.x.shape[1:]}")
     with np.errstate(over="ignore"):
         x = x.astype(np.float32)
-    for bad in np.argwhere(~np.isfinite(x))[:1]:
-        raise DataError(f"{path}, example {bad[0]}: feature {bad[1:].tolist()} is missing or infinite")
+    for position in np.argwhere(~np.isfinite(x))[:1]:
+        raise DataError(f"{path}, example {position[0]}: feature {position[1:].tolist()} is missing or infinite")
     return DataFile(path, (), x, [text.strip() for text in y.astype(str).tolist()], range(len(y)))
 
 
-def classes_of(path: Path, files: Iterable[DataFile]) -> tuple[list[int | str], dict[str, int]]:
-    """The classes in their order, and the position of each label as written."""
-    labels = [label for file in files for label in distinct(file.labels, file.place)]
+def read_classes(path: Path, files: Iterable[DataFile]) -> tuple[list[int | str], dict[str, int]]:
+    """Return the classes in their order, and the index of the class of each label text.
+
+    Args:
+        path: The file classes.txt, which defines the order if it exists.
+        files: The files whose labels are read.
+
+    Raises:
+        DataError: A label is invalid or not in classes.txt, or some labels are numbers and others words.
+    """
+    labels = [label for file in files for label in list_distinct_labels(file.labels, file.describe_row)]
     if os.path.lexists(path):
         _check_file(path)
-        order = listed(path)
+        classes = read_class_list(path)
     else:
-        order = in_order(labels)
-    index = {value: i for i, value in enumerate(order)}
+        classes = sort_classes(labels)
+    index = {value: i for i, value in enumerate(classes)}
     for label in labels:
         if label.value not in index:
-            legal = ", ".join(map(str, order[:10])) + (", ..." if len(order) > 10 else "")
-            raise DataError(f"{label.place}: unknown label {label.text!r}, legal by {path.name} are {legal}")
-    return order, {label.text: index[label.value] for label in labels}
+            legal = ", ".join(map(str, classes[:10])) + (", ..." if len(classes) > 10 else "")
+            raise DataError(f"{label.place}: unknown label {label.text!r}, {path.name} has {legal}")
+    return classes, {label.text: index[label.value] for label in labels}
 
 
-def listed(path: Path) -> list[int | str]:
-    """The classes that classes.txt names, in its order."""
+def read_class_list(path: Path) -> list[int | str]:
+    """Read the classes of a file classes.txt, one on each line."""
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").rstrip().splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
-    labels = distinct(lines, lambda i: f"{path}, line {i + 1}")
-    check_kind(labels)
-    order = [label.value for label in labels]
-    if len(set(order)) < len(lines):
-        raise DataError(f"{path}: {len(lines)} lines name only {len(set(order))} distinct classes")
-    return order
+    labels = list_distinct_labels(lines, lambda i: f"{path}, line {i + 1}")
+    check_label_kinds(labels)
+    classes = [label.value for label in labels]
+    if len(set(classes)) < len(lines):
+        raise DataError(f"{path}: {len(lines)} lines name only {len(set(classes))} distinct classes")
+    return classes

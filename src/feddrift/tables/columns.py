@@ -1,4 +1,4 @@
-"""The columns of a table, whatever holds them: text of a file, lists, or a data frame's arrays."""
+"""Columns of a table: from text of a file, lists or the arrays of a data frame."""
 
 from __future__ import annotations
 
@@ -15,15 +15,21 @@ from feddrift.types import Bools, Floats
 Values = npt.NDArray[Any]  # of numbers, dates, or objects: text, None, ...
 Columns = Mapping[str, Values]
 
-GAPS = frozenset({"", "?", "NA", "N/A", "<NA>", "nan", "NaN", "NAN", "NaT", "null", "NULL"})  # no value
-KINDS, TEXT = "biufMO", "UT"  # of NumPy
+# Texts that mean: no value.
+MISSING_TEXTS = frozenset({"", "?", "NA", "N/A", "<NA>", "nan", "NaN", "NAN", "NaT", "null", "NULL"})
+SUPPORTED_KINDS = "biufMO"  # kinds of NumPy types
+TEXT_KINDS = "UT"
 MAX_TABLE_VALUE = 1e38  # float32 holds numbers up to 3.4e38
 
 
 def read_frame(frame: object) -> dict[str, Values]:
-    """The columns of a dictionary or a data frame (pandas, polars, Arrow, ...), by their names.
+    """Return the columns of a dictionary or a data frame (pandas, polars, Arrow, ...) by their names.
 
-    Frames are asked as people ask them, `frame[name]`: the interchange protocol (`__dataframe__`) is on its way out.
+    Columns are read with `frame[name]`, because the interchange protocol (`__dataframe__`) is being removed.
+
+    Raises:
+        ConfigError: The object is neither a dictionary nor a data frame.
+        DataError: Two columns have the same name, their lengths differ, or a column cannot be read.
 
     >>> read_frame({"a": [1, 2], "b": ["x", None]})["b"].tolist()
     ['x', None]
@@ -31,55 +37,58 @@ def read_frame(frame: object) -> dict[str, Values]:
     names = frame if isinstance(frame, Mapping) else getattr(frame, "column_names", getattr(frame, "columns", None))
     if names is None or callable(names) or not hasattr(frame, "__getitem__"):
         raise ConfigError(f"a frame is a dictionary of columns or a data frame, got a {type(frame).__name__}")
-    columns = {str(name): _array(frame[name], str(name)) for name in names}
+    columns = {str(name): _to_array(frame[name], str(name)) for name in names}
     if len(columns) < len(list(names)):
         raise DataError(f"two columns have the same name, got {[str(name) for name in names]}")
-    if len(sizes := {name: len(values) for name, values in columns.items()}) and len(set(sizes.values())) > 1:
+    sizes = {name: len(values) for name, values in columns.items()}
+    if len(set(sizes.values())) > 1:
         raise DataError(f"columns must be of the same length, got {sizes}")
     return columns
 
 
-def _array(column: Any, name: str) -> Values:
+def _to_array(column: Any, name: str) -> Values:
     try:
-        if np.ma.is_masked(column):  # what is masked is missing
+        if np.ma.is_masked(column):  # masked values are missing
             column = [None if hidden else value for value, hidden in zip(column.data, column.mask, strict=True)]
         values = np.asarray(column)
-        if values.dtype.kind in TEXT and values.ndim == 1:  # also a list of numbers and text
+        if values.dtype.kind in TEXT_KINDS and values.ndim == 1:  # also a list of numbers and text
             values = np.array([*column], dtype=object)
     except (TypeError, ValueError) as error:
         raise DataError(f"column '{name}' cannot be read: {error}") from None
     if values.ndim != 1:
         raise DataError(f"column '{name}' must be one value per row, got an array of shape {values.shape}")
-    if values.dtype.kind not in KINDS:
+    if values.dtype.kind not in SUPPORTED_KINDS:
         raise DataError(f"column '{name}' must have numbers, words or dates, got {values.dtype}")
     return values
 
 
-def texts(values: Values) -> list[str]:
-    """Values as people write them, 3.0 as 3; empty where there is none.
+def to_texts(values: Values) -> list[str]:
+    """Convert values to text, 3.0 to "3"; missing values to "".
 
-    >>> texts(np.array([2009.0, np.nan])), texts(np.array([" Oslo", None, "NA"], dtype=object))
+    >>> to_texts(np.array([2009.0, np.nan])), to_texts(np.array([" Oslo", None, "NA"], dtype=object))
     (['2009', ''], ['Oslo', '', ''])
     """
-    kind = values.dtype.kind
-    if kind == "M":
-        written = [str(np.datetime_as_string(value, unit="auto")) for value in values]
-        return ["" if text == "NaT" else text for text in written]
-    return [_text(value) for value in values.tolist()]
+    if values.dtype.kind == "M":
+        dates = [str(np.datetime_as_string(value, unit="auto")) for value in values]
+        return ["" if text == "NaT" else text for text in dates]
+    return [_to_text(value) for value in values.tolist()]
 
 
-def _text(value: object) -> str:
+def _to_text(value: object) -> str:
     if isinstance(value, float):
         whole = math.isfinite(value) and value == int(value) and abs(value) < 1e15
         return "" if math.isnan(value) else str(int(value)) if whole else repr(value)
     text = "" if value is None else str(value).strip()
-    return "" if text in GAPS else text
+    return "" if text in MISSING_TEXTS else text
 
 
-def numbers(values: Values) -> tuple[Floats, Bools]:
-    """Values as numbers, NaN where one is none; and where there is no value at all.
+def to_numbers(values: Values) -> tuple[Floats, Bools]:
+    """Convert values to numbers.
 
-    >>> numbers(np.array(["1.5", "?", "wet"], dtype=object))
+    Returns:
+        The numbers, NaN where a value is missing or not a number; and a mask of the missing values.
+
+    >>> to_numbers(np.array(["1.5", "?", "wet"], dtype=object))
     (array([1.5, nan, nan]), array([False,  True, False]))
     """
     kind = values.dtype.kind
@@ -89,24 +98,24 @@ def numbers(values: Values) -> tuple[Floats, Bools]:
     if kind == "M":
         return np.full(len(values), np.nan), np.isnat(values)
     objects = values.tolist()
-    as_numbers = np.fromiter(map(_number, objects), dtype=np.float64, count=len(objects))
+    as_numbers = np.fromiter(map(_to_number, objects), dtype=np.float64, count=len(objects))
     gaps = np.isnan(as_numbers)
-    gaps[gaps] = [not _text(objects[i]) for i in np.flatnonzero(gaps)]
+    gaps[gaps] = [not _to_text(objects[i]) for i in np.flatnonzero(gaps)]
     return as_numbers, gaps
 
 
-def read_number(text: str) -> float:
-    """A text as a number, NaN where it is none."""
+def parse_number(text: str) -> float:
+    """Convert a text to a number; NaN if it is not one."""
     try:
-        return math.nan if "_" in text else float(text)  # Python reads 1_2 as 12, nobody else does
+        return math.nan if "_" in text else float(text)  # only Python reads 1_2 as 12
     except ValueError:
         return math.nan
 
 
-def _number(value: object) -> float:
+def _to_number(value: object) -> float:
     try:
         if isinstance(value, str):
-            number = read_number(value)
+            number = parse_number(value)
         else:
             number = math.nan if isinstance(value, complex | np.complexfloating) else float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):  # None, dates, whole numbers beyond floats

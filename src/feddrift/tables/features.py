@@ -1,4 +1,7 @@
-"""From columns to numbers: gaps are filled, words become 0 and 1, scales are those of the first time step."""
+"""Features of columns: filled gaps, words as 0 and 1, scales of the first time step.
+
+`fit_features` determines the features from the first time step, `transform_columns` and `transform_table` apply them.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +14,18 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrift.errors import DataError
-from feddrift.tables.columns import Columns, Values, numbers, texts
+from feddrift.tables.columns import Columns, Values, to_numbers, to_texts
 from feddrift.types import Bools, Floats, Ints
 
-MOST_WORDS = 1000  # of one column
+MAX_WORDS_PER_COLUMN = 1000
 
 
 @dataclass(frozen=True)
 class Feature:
-    """One feature, and how it is made of a column: what a model needs to know to read a table again.
+    """A feature and its fitted transformation of a column; exported models have it to read other tables.
 
-    A ``number`` is scaled, (value - mean) / std, a gap filled before; a ``word`` is 1 where the column has this word; a
-    ``gap`` is 1 where it has no value.
+    A ``number`` is scaled, (value - mean) / std, after a gap is filled; a ``word`` is 1 where the column has this
+    word; a ``gap`` is 1 where it has no value.
     """
 
     name: str
@@ -36,35 +39,39 @@ class Feature:
 
 @dataclass(frozen=True)
 class Column:
-    """A column as it was understood."""
+    """The parsed values of a column."""
 
     name: str
-    words: list[str] | None  # empty where there is no value; None: it has numbers
-    numbers: Floats  # NaN where there is none
+    words: list[str] | None  # empty where a value is missing; None: a column of numbers
+    numbers: Floats  # NaN where a value is missing or not a number
     gaps: Bools
 
     @property
-    def bad(self) -> Bools:
-        """Where something stands that is no number."""
+    def invalid(self) -> Bools:
+        """The mask of values in a column of numbers that are not numbers."""
         return np.zeros(len(self.gaps), dtype=bool) if self.words is not None else np.isnan(self.numbers) & ~self.gaps
 
     @classmethod
-    def of(cls, name: str, values: Values) -> Column:
-        """A column has words if less than half of its values are numbers."""
-        as_numbers, gaps = numbers(values)
+    def from_values(cls, name: str, values: Values) -> Column:
+        """Parse a column; it has words if less than half of its values are numbers."""
+        as_numbers, gaps = to_numbers(values)
         n_numbers = int((~np.isnan(as_numbers)).sum())
-        wordy = n_numbers * 2 < len(gaps) - int(gaps.sum())
-        return cls(name, texts(values) if wordy else None, as_numbers, gaps)
+        has_words = n_numbers * 2 < len(gaps) - int(gaps.sum())
+        return cls(name, to_texts(values) if has_words else None, as_numbers, gaps)
 
 
-def moments(values: Floats, client: Ints) -> tuple[float, float]:
-    """Mean and standard deviation over all clients, from sums that each can tell of its own values alone.
+def compute_mean_and_std(values: Floats, client: Ints) -> tuple[float, float]:
+    """Compute mean and standard deviation over all clients from sums that each client computes from its own values.
 
-    Client c tells how many it has, n_c, their sum s_c, and the sum of squares q_c of their distances from its own mean.
-    Then mean = sum s_c / sum n_c, and std^2 = (sum q_c + sum n_c (s_c / n_c - mean)^2) / sum n_c. Where all values are
-    the same, std is 1.
+    Client c has n_c values, their sum s_c, and the sum of squares q_c of their distances from its own mean. Then
+    mean = sum s_c / sum n_c, and std^2 = (sum q_c + sum n_c (s_c / n_c - mean)^2) / sum n_c. If all values are equal,
+    std is 1.
 
-    >>> moments(np.array([1.0, 2.0, 6.0]), np.array([0, 0, 1]))[0]
+    Args:
+        values: The values of all clients.
+        client: The client of each value.
+
+    >>> compute_mean_and_std(np.array([1.0, 2.0, 6.0]), np.array([0, 0, 1]))[0]
     3.0
     """
     n = np.bincount(client)
@@ -76,36 +83,48 @@ def moments(values: Floats, client: Ints) -> tuple[float, float]:
     return mean, std if std > 1e-12 * abs(mean) else 1.0
 
 
-def learn(
-    columns: Sequence[Column], first: Bools, client: Ints, *, fills: bool, indicates: bool, scales: bool
+def fit_features(
+    columns: Sequence[Column], in_first_step: Bools, client: Ints, *, fill_gaps: bool, add_indicators: bool, scale: bool
 ) -> tuple[Feature, ...]:
-    """The features of these columns; words, means and scales are those of the rows of the first time step."""
+    """Fit the features of these columns; words, means and scales are those of the first time step.
+
+    Args:
+        columns: The parsed columns.
+        in_first_step: Mask of the rows of the first time step.
+        client: The client of each row.
+        fill_gaps: True to fill gaps with the mean, False to refuse tables with gaps later.
+        add_indicators: True to add a feature of 0 and 1 for each column with gaps.
+        scale: True to standardise numbers.
+
+    Raises:
+        DataError: A column has no value or too many words in the first time step.
+    """
     features: list[Feature] = []
     for column in columns:
         name = column.name
         if column.words is None:
-            has_value = first & ~column.gaps
+            has_value = in_first_step & ~column.gaps
             if not has_value.any():
                 raise DataError(f"column '{name}' has no value in the first time step: leave it out, or --missing drop")
-            mean, std = moments(column.numbers[has_value], client[has_value])
-            fill = mean if fills else None
-            features.append(Feature(name, name, "number", "", fill, *((mean, std) if scales else ())))
+            mean, std = compute_mean_and_std(column.numbers[has_value], client[has_value])
+            fill = mean if fill_gaps else None
+            features.append(Feature(name, name, "number", "", fill, *((mean, std) if scale else ())))
         else:
-            words = sorted({column.words[i] for i in np.flatnonzero(first)} - {""})
-            if not 0 < len(words) <= MOST_WORDS:
+            words = sorted({column.words[i] for i in np.flatnonzero(in_first_step)} - {""})
+            if not 0 < len(words) <= MAX_WORDS_PER_COLUMN:
                 raise DataError(
                     f"column '{name}' has {len(words)} different words in the first time step, expected 1 to "
-                    f"{MOST_WORDS}: leave it out"
+                    f"{MAX_WORDS_PER_COLUMN}: leave it out"
                 )
-            fill = 0.0 if fills else None
+            fill = 0.0 if fill_gaps else None
             features += [Feature(f"{name}={word}", name, "word", word, fill) for word in words]
-        if indicates and column.gaps.any():
+        if add_indicators and column.gaps.any():
             features.append(Feature(f"{name} missing", name, "gap"))
     return tuple(features)
 
 
-def values_of(features: Sequence[Feature], columns: Sequence[Column]) -> npt.NDArray[np.float32]:
-    """x[n, feature] of columns whose values are all understood."""
+def transform_columns(features: Sequence[Feature], columns: Sequence[Column]) -> npt.NDArray[np.float32]:
+    """Return the features x[n, feature] of columns without invalid values."""
     by_name = {column.name: column for column in columns}
     words = {column.name: np.array(column.words, dtype=object) for column in columns if column.words is not None}
     x = np.empty((len(columns[0].gaps), len(features)), dtype=np.float32)
@@ -113,7 +132,7 @@ def values_of(features: Sequence[Feature], columns: Sequence[Column]) -> npt.NDA
         column = by_name[feature.column]
         if feature.kind == "number":
             filled = column.numbers if feature.fill is None else np.where(column.gaps, feature.fill, column.numbers)
-            with np.errstate(all="ignore"):  # what is not finite is refused
+            with np.errstate(all="ignore"):  # the caller refuses infinite features
                 x[:, k] = (filled - feature.mean) / feature.std
         elif feature.kind == "word":
             x[:, k] = words[feature.column] == feature.word
@@ -122,21 +141,28 @@ def values_of(features: Sequence[Feature], columns: Sequence[Column]) -> npt.NDA
     return x
 
 
-def read_again(features: Sequence[Feature], table: Columns) -> npt.NDArray[np.float32]:
-    """x[n, feature] of another table with the same columns; a word that is not among the features is none of them."""
+def transform_table(features: Sequence[Feature], table: Columns) -> npt.NDArray[np.float32]:
+    """Return the features x[n, feature] of another table with the same columns.
+
+    A word without a feature of its own is 0 in all features.
+
+    Raises:
+        DataError: A column is missing, has invalid values, or has gaps that the features do not fill.
+    """
     columns = []
     for name, group in groupby(features, key=lambda feature: feature.column):
         kinds = {feature.kind: feature for feature in group}
         if name not in table:
             needed = ", ".join(dict.fromkeys(feature.column for feature in features))
             raise DataError(f"inputs by name need the columns {needed}: got no column '{name}'")
-        as_numbers, gaps = numbers(table[name])
-        column = Column(name, texts(table[name]) if "word" in kinds else None, as_numbers, gaps)
-        if column.words is not None:
-            column = Column(name, column.words, as_numbers, np.array([not word for word in column.words], dtype=bool))
-        if column.bad.any():
-            raise DataError(f"column '{name}' must have numbers, got {table[name][int(column.bad.argmax())]!r}")
+        as_numbers, gaps = to_numbers(table[name])
+        words = to_texts(table[name]) if "word" in kinds else None
+        if words is not None:
+            gaps = np.array([not word for word in words], dtype=bool)
+        column = Column(name, words, as_numbers, gaps)
+        if column.invalid.any():
+            raise DataError(f"column '{name}' must have numbers, got {table[name][int(column.invalid.argmax())]!r}")
         if column.gaps.any() and next(iter(kinds.values())).fill is None:
             raise DataError(f"column '{name}' has {int(column.gaps.sum())} gaps, the models have learned without any")
         columns.append(column)
-    return values_of(features, columns)
+    return transform_columns(features, columns)

@@ -1,16 +1,17 @@
-"""All that is wrong with a table, told at once: whoever mends a file should not learn of it one line at a time."""
+"""Problems of a table, reported together, so that a file can be repaired at once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
-from feddrift.errors import LONGEST, DataError, one_line
+from feddrift.errors import MAX_MESSAGE_LENGTH, DataError, to_one_line
 
-MOST = 10  # problems that are told
+MAX_REPORTED_PROBLEMS = 10
 
 
 class Problems:
-    """Sentences about one table, each with what was expected, what was got, and where it helps the cure."""
+    """Sentences about one table, each with the expected and the given value, and where possible with a hint."""
 
     def __init__(self, table: str) -> None:
         self.table = table
@@ -20,32 +21,40 @@ class Problems:
         return bool(self.sentences)
 
     def add(self, sentence: str) -> None:
-        """One more."""
-        self.sentences.append(one_line(sentence))
+        """Add a problem."""
+        self.sentences.append(to_one_line(sentence))
 
-    def stop(self) -> None:
-        """Refuse the table if anything is wrong with it, in one line that is not longer than others may be."""
+    @contextmanager
+    def collect(self, prefix: str) -> Iterator[None]:
+        """Add a DataError that is raised inside as a problem, behind this prefix."""
+        try:
+            yield
+        except DataError as error:
+            self.add(f"{prefix}{error}")
+
+    def raise_if_any(self) -> None:
+        """Raise a DataError with the problems in one line, as many as a message has room for."""
         if not self.sentences:
             return
         if len(self.sentences) == 1:
             raise DataError(f"{self.table}: {self.sentences[0]}")
         line = f"{self.table} has {len(self.sentences)} problems"
-        n_told = 0
-        for number, sentence in enumerate(self.sentences[:MOST], start=1):
-            if n_told and len(line) + len(sentence) > LONGEST - 30:
+        n_reported = 0
+        for number, sentence in enumerate(self.sentences[:MAX_REPORTED_PROBLEMS], start=1):
+            if n_reported and len(line) + len(sentence) > MAX_MESSAGE_LENGTH - 30:
                 break
-            line += f"{';' if n_told else ':'} ({number}) {sentence}"
-            n_told = number
-        rest = len(self.sentences) - n_told
+            line += f"{';' if n_reported else ':'} ({number}) {sentence}"
+            n_reported = number
+        rest = len(self.sentences) - n_reported
         raise DataError(line + (f"; and {rest} more" if rest else ""))
 
 
-def listed(values: Iterable[object], most: int = 3) -> str:
-    """The first few, and how many more there are.
+def join_first(values: Iterable[object], limit: int = 3) -> str:
+    """Join the first values, and count the others.
 
-    >>> listed([5, 6, 7, 8, 9])
+    >>> join_first([5, 6, 7, 8, 9])
     '5, 6, 7 and 2 more'
     """
     names = [str(value) for value in values]
-    rest = len(names) - most
-    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
+    rest = len(names) - limit
+    return ", ".join(names[:limit]) + (f" and {rest} more" if rest > 0 else "")

@@ -29,10 +29,29 @@ from feddrift.types import (
 
 @dataclass
 class FakeFederation:
-    """A federation without clients, for unit tests of a method: it answers with what you write down, and notes what it
-    was asked.
+    """Federation without clients, for unit tests of a method: it returns the results that you define.
 
-    `loss(c, id)` and `cross(i, j)` (by model id) are the world; training adds 1 to what is used at tau.
+    Training adds 1 to the parameters of each model with data at tau. Models are named by their ids i and j.
+
+    Attributes:
+        tau: The time step.
+        n_clients: The number of clients.
+        loss: ``loss(c, i)``, the scores that `evaluate` returns.
+        cross: ``cross(i, j)``, the scores that `cross_evaluate` returns.
+        n_classes: The number of classes.
+        n_groups: The number of groups of rows.
+        features: The shape of one input.
+        counts: N[t, c], the numbers of examples; by default 100 each.
+        concepts: The true concepts, if they are known.
+        local: The settings of local training.
+        confusions: The result of `confusion`.
+        lanes: A function that returns the result of `local_updates`.
+        trial: The result of `tournament`.
+        loss_by: ``loss_by(c, i, g)``, the scores of `evaluate` for class or group g.
+        cross_by: ``cross_by(i, j, c, g)``, the scores of `cross_evaluate` for class or group g at client c.
+        described: A function that returns the result of `moments`.
+        judge: A function that returns the result of `contest`.
+        asked: The requests so far, such as "evaluate error".
 
     >>> from feddrift import algorithm
     >>> method = algorithm("FedDrift", delta=0.1)
@@ -54,26 +73,26 @@ class FakeFederation:
     counts: Ints = None  # type: ignore[assignment]
     concepts: Ints | None = None
     local: Local = Local()
-    confusions: Ints = None  # type: ignore[assignment]  # what confusion() answers
-    lanes: Callable[[Models, Weights], Updates] | None = None  # what local_updates() answers
-    trial: Tournament | None = None  # what tournament() answers
-    loss_by: Callable[[int, int, int], float] | None = None  # loss_by(c, id, g) of each class or group g
-    cross_by: Callable[[int, int, int, int], float] | None = None  # cross_by(i, j, c, g), also of each client
-    described: Callable[[Models, Layer, str], Moments] | None = None  # what moments() answers
-    judge: Callable[[Models, Ints], Tournament] | None = None  # what contest() answers
+    confusions: Ints = None  # type: ignore[assignment]
+    lanes: Callable[[Models, Weights], Updates] | None = None
+    trial: Tournament | None = None
+    loss_by: Callable[[int, int, int], float] | None = None
+    cross_by: Callable[[int, int, int, int], float] | None = None
+    described: Callable[[Models, Layer, str], Moments] | None = None
+    judge: Callable[[Models, Ints], Tournament] | None = None
     asked: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if self.counts is None:
             self.counts = np.full((self.tau + 1, self.n_clients), 100)
         self.reachable: Bools = np.ones(self.n_clients, dtype=bool)
-        self.quiet: Bools = np.zeros(self.n_clients, dtype=bool)  # whose alarms are not acted on
+        self.rejected_alarms: Bools = np.zeros(self.n_clients, dtype=bool)  # clients whose alarms are not accepted
 
     def key(self, purpose: str, *names: int) -> rng.Words:
-        return rng.derive(0, purpose, self.tau, *names)
+        return rng.derive_key(0, purpose, self.tau, *names)
 
     def allowed(self, alarms: Bools) -> Bools:
-        return np.asarray(alarms & ~self.quiet)
+        return np.asarray(alarms & ~self.rejected_alarms)
 
     def fresh(self, n: int = 1, distinct: bool = False) -> Models:
         return Models({"a": np.zeros((n, 1))}, tuple(range(n)))
@@ -81,9 +100,10 @@ class FakeFederation:
     def evaluate(self, models: Models, metric: Metric = "error", by: Parting | None = None) -> Floats:
         self.asked.append(f"evaluate {metric}" + (f" by {by}" if by else ""))
         if by is not None:
-            ask, parts = self.loss_by, range(self.n_classes if by == "class" else self.n_groups)
-            assert ask is not None
-            by_part = [[[ask(c, i, g) for g in parts] for i in models.ids] for c in range(self.n_clients)]
+            loss_by = self.loss_by
+            parts = range(self.n_classes if by == "class" else self.n_groups)
+            assert loss_by is not None
+            by_part = [[[loss_by(c, i, g) for g in parts] for i in models.ids] for c in range(self.n_clients)]
             return np.where((self.counts[-1] == 0)[:, None, None], np.nan, by_part)
         table = np.array([[self.loss(c, i) for i in models.ids] for c in range(self.n_clients)], dtype=float)
         table[self.counts[-1] == 0] = np.nan
@@ -104,11 +124,12 @@ class FakeFederation:
         self.asked.append(f"cross_evaluate {metric}" + (f" by {by}" if by else ""))
         self.crossed = w
         if by is not None:
-            ask, parts = self.cross_by, range(self.n_classes if by == "class" else self.n_groups)
-            assert ask is not None and per_client, "write down what each client has for each model"
+            cross_by = self.cross_by
+            parts = range(self.n_classes if by == "class" else self.n_groups)
+            assert cross_by is not None and per_client, "by needs cross_by, and per_client=True"
             clients = range(self.n_clients)
             return np.array(
-                [[[[ask(i, j, c, g) for g in parts] for c in clients] for j in models.ids] for i in models.ids]
+                [[[[cross_by(i, j, c, g) for g in parts] for c in clients] for j in models.ids] for i in models.ids]
             )
         return np.array([[self.cross(i, j) for j in models.ids] for i in models.ids])
 

@@ -1,12 +1,12 @@
 """Private models: models that stay with their client, and the ensembles in which they vote.
 
-Beside the shared model that it is assigned to, every client has two models of its own:
+In addition to the shared model that it is assigned to, every client has two private models:
 
     tuned   a copy of the shared model, trained on the client's data of that model, and copied again at every time step;
-    own     a model that the client trains on all of its data over time: it remembers what clusters forget.
+    own     a model that the client trains on all of its data over all time steps.
 
-A client predicts with an ensemble: the shared model alone, with the tuned one, or with both. The probabilities of its
-members are averaged. All clients use the ensemble that would have made the fewest mistakes so far.
+A client predicts with an ensemble: the shared model alone, with the tuned one, or with the tuned and the own one. The
+probabilities of its members are averaged. All clients use the ensemble that would have made the fewest mistakes so far.
 """
 
 from __future__ import annotations
@@ -21,10 +21,15 @@ from feddrift.errors import ConfigError
 from feddrift.models import join, take
 from feddrift.types import Clusters, Federation, Ints, Local, Models, Tournament, Votes
 
-STAY, NEW, FRESH, TUNED, OWN = 0, 2, 4, 6, 7  # kinds of private models; those of trials are two, one for each half
+# Kinds of private models. Each model of a trial has two kinds, one for each half: STAY and STAY + 1, and so on.
+STAY = 0
+NEW = 2
+FRESH = 4
+TUNED = 6
+OWN = 7
 IDS_PER_KIND = 2**20  # ids of private models are (kind + 1) * IDS_PER_KIND + client
 
-EnsembleGain = tuple[float, float]  # of the tuned model, and of the tuned and own model, over the shared model alone
+EnsembleGain = tuple[float, float]  # by adding the tuned model, and the tuned and own models, to the shared one
 
 
 def check_client_count(n_clients: int) -> None:
@@ -35,14 +40,21 @@ def check_client_count(n_clients: int) -> None:
         raise ConfigError(f"FedDrift-Auto has private models for {limit}: {advice}")
 
 
-def private_id(kind: int, client: int | np.integer[Any]) -> int:
+def get_private_id(kind: int, client: int | np.integer[Any]) -> int:
     """Return the id of a client's private model of a kind; see `check_client_count`."""
     return (kind + 1) * IDS_PER_KIND + int(client)
 
 
 def copy_for_clients(models: Models, positions: Ints, kind: int, clients: Ints) -> Models:
-    """Return private copies of the models at these positions, one for each client."""
-    ids = [private_id(kind, c) for c in clients]
+    """Return a private copy of a model for each client.
+
+    Args:
+        models: The models to copy.
+        positions: For each client, the position of its model.
+        kind: Kind of the private models.
+        clients: The clients.
+    """
+    ids = [get_private_id(kind, c) for c in clients]
     return take(models, positions, ids, ids, clients.tolist())
 
 
@@ -64,7 +76,7 @@ def train_private_models(
 ) -> Models:  # fmt: skip
     """Return the tuned and own models of all clients after this time step.
 
-    A client that cannot train keeps its private models; one that never trained has copies of its shared model.
+    A client that cannot train keeps its private models. If it never trained, they are copies of its shared model.
 
     Args:
         previous: The private models of the last time step, if there was one.
@@ -73,7 +85,7 @@ def train_private_models(
         assigned: [c], position of the shared model that each client is assigned to.
         rounds: Rounds of training of tuned and of own models.
         fed: The federation.
-        local: Settings of local training, those of the federation if none are given.
+        local: Settings of local training; None: those of the federation.
     """
     n = fed.n_clients
     clients = np.arange(n)
@@ -81,9 +93,9 @@ def train_private_models(
     trains = fed.reachable & ((fed.counts * (cells.model >= 0)).sum(axis=0) > 0)
     stack = join(shared, previous) if previous is not None else shared
     position = index_by_id(stack)
-    starts = [assigned[c] if trains[c] else position.get(private_id(TUNED, c), assigned[c]) for c in clients]
+    starts = [assigned[c] if trains[c] else position.get(get_private_id(TUNED, c), assigned[c]) for c in clients]
     tuned = fed.train(copy_for_clients(stack, np.array(starts), TUNED, clients), cells, rounds[0], local)
-    starts = [position.get(private_id(OWN, c), assigned[c]) for c in clients]
+    starts = [position.get(get_private_id(OWN, c), assigned[c]) for c in clients]
     all_cells = Clusters(np.tile(clients, (fed.tau + 1, 1)), n)
     own = fed.train(copy_for_clients(stack, np.array(starts), OWN, clients), all_cells, rounds[1], local)
     return join(tuned, own)
@@ -92,10 +104,17 @@ def train_private_models(
 def measure_first_gain(
     shared: Models, w: Clusters, assigned: Ints, rounds: tuple[int, int], fed: Federation
 ) -> EnsembleGain:
-    """Return what private models gain at the first time step, when there are no newer data to measure it on.
+    """Return the gain of private models at the first time step, when no later data exist to measure it on.
 
-    They are trained on half of the rows and evaluated on the other half. The shared models were trained on both, so
-    private models must gain a lot to count.
+    Private models are trained on half of the rows and evaluated on the other half. The shared models were trained on
+    both halves, so private models must be much better to have a gain.
+
+    Args:
+        shared: The shared models after training.
+        w: The cells that train each shared model.
+        assigned: [c], position of the shared model that each client is assigned to.
+        rounds: Rounds of training of tuned and of own models.
+        fed: The federation.
     """
     local = replace(fed.local, hold_out=0.5)
     stack = join(shared, train_private_models(None, shared, w, assigned, rounds, fed, local))
@@ -109,21 +128,27 @@ def measure_first_gain(
 
 
 def sum_ensemble_gain(result: Tournament) -> EnsembleGain:
-    """Return how much contestants 1 and 2 gained over contestant 0: shares of correct rows, summed over clients."""
-    took_part = result.rows > 0
-    wrong = result.wrong[took_part]
-    rows = result.rows[took_part]
+    """Return by how much contestants 1 and 2 exceed contestant 0: shares of correct rows, summed over clients."""
+    evaluated = result.rows > 0
+    wrong = result.wrong[evaluated]
+    rows = result.rows[evaluated]
     tuned, both = (float(((wrong[:, 0, 0] - wrong[:, k, k]) / rows).sum()) for k in (1, 2))
     return tuned, both
 
 
 def list_ensemble(position: dict[int, int], shared: int, client: int | np.integer[Any]) -> list[int]:
-    """Return the positions of a client's shared, tuned and own model."""
-    return [shared, position[private_id(TUNED, client)], position[private_id(OWN, client)]]
+    """Return the positions of a client's shared, tuned and own model.
+
+    Args:
+        position: The position of the model of each id.
+        shared: Position of the shared model that the client is assigned to.
+        client: The client.
+    """
+    return [shared, position[get_private_id(TUNED, client)], position[get_private_id(OWN, client)]]
 
 
 def choose_ensemble_size(gain: EnsembleGain) -> int:
-    """Return how many members of each ensemble vote: those that gained most, the larger number of equals.
+    """Return the number of members of the ensembles with the largest gain, of equal gains the larger number.
 
     >>> choose_ensemble_size((0.4, 0.1)), choose_ensemble_size((-0.1, 0.2)), choose_ensemble_size((-0.1, -0.2))
     (2, 3, 1)
@@ -133,7 +158,7 @@ def choose_ensemble_size(gain: EnsembleGain) -> int:
 
 
 def share_votes_equally(models: Models, assigned: Ints, size: int) -> Votes:
-    """Return equal votes for the first `size` members of each client's ensemble."""
+    """Return votes that are equal for the first `size` members of each client's ensemble, and 0 for all others."""
     position = index_by_id(models)
     ensembles = np.array([list_ensemble(position, int(shared), c)[:size] for c, shared in enumerate(assigned)])
     members = np.sort(ensembles.reshape(len(assigned), size), axis=1)

@@ -5,8 +5,8 @@ A cluster that has converged while its clients have not,
     || mean over c of Delta_c || < eps_1   and   max over c of || Delta_c || > eps_2,
 
 is bipartitioned by the cosine similarity of its clients' updates Delta_c, and split if sqrt((1 - alpha) / 2) > gamma,
-alpha being the highest similarity across the parts. As in the FedDrift authors' code eps_1 is a tenth of the largest
-mean update seen so far and eps_2 six times that. Clusters are never united.
+where alpha is the highest similarity across the parts. As in the FedDrift authors' code eps_1 is a tenth of the largest
+mean update so far, and eps_2 is six times eps_1. Clusters are never united.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ import numpy as np
 
 from feddrift import clustering
 from feddrift.algorithms.options import option
-from feddrift.averaging import averaged, moves
+from feddrift.averaging import average_updates, measure_updates
 from feddrift.errors import ConfigError
 from feddrift.memory import ALL, Memory
-from feddrift.models import join, put, take
+from feddrift.models import join, replace_model, take
 from feddrift.types import Clusters, Event, Federation, Ints, Models, State
 
 
 @dataclass(frozen=True, repr=False)
 class CflState(State):
-    """`largest`: the largest mean update of any cluster and round so far."""
+    """State of CFL after a time step."""
 
-    largest: float = 0.0
-    born: int = 1
+    largest: float = 0.0  # length of the largest mean update of any cluster and round so far
+    born: int = 1  # number of ids used so far, which is the next free id
 
 
 @dataclass(frozen=True)
 class CFL:
-    """Clusters that split when their clients' updates point apart."""
+    """CFL: clusters that split if the updates of their clients point in different directions."""
 
-    gamma: float = option(0.1, "how dissimilar the parts must be for a split; 1: never")
-    max_models: int | None = option(None, "at most so many clusters; none: no limit")
+    gamma: float = option(0.1, "how far the updates of two parts must differ in direction for a split; 1: never split")
+    max_models: int | None = option(None, "maximum number of clusters; none: no limit")
     memory: Memory = ALL
 
     def __post_init__(self) -> None:
@@ -48,49 +48,51 @@ class CFL:
 
     def init(self, fed: Federation) -> CflState:
         votes = np.ones((fed.n_clients, 1))
-        return CflState(fed.fresh(), clustering.nobody(fed.n_clients), votes)
+        return CflState(fed.fresh(), clustering.create_empty_clusters(fed.n_clients), votes)
 
     def step(self, state: State, fed: Federation) -> CflState:
         assert isinstance(state, CflState)
-        models, largest, born = state.models, state.largest, state.born
-        home = state.votes.argmax(axis=1)  # the cluster of each client
+        models = state.models
+        largest = state.largest
+        born = state.born
+        assigned = state.votes.argmax(axis=1)  # [c], position of the client's cluster
         events: list[Event] = []
         for i in range(fed.local.rounds):
-            w = self._weights(home, len(models), fed)
+            w = self._assign_history(assigned, len(models), fed)
             updates = fed.local_updates(models, w)
-            splits: list[tuple[int, Ints]] = []
-            moved = moves(models, updates)
+            splits: list[tuple[int, Ints]] = []  # clusters, and the clients that leave them
+            geometry = measure_updates(models, updates)
             for m in range(len(models)):
                 lanes = np.flatnonzero(updates.model == m)
                 if not len(lanes):
                     continue
-                mean = moved.mean_length(m)
+                mean = geometry.measure_mean(m)
                 if mean > largest:
                     largest = mean
-                elif mean < largest / 10 and moved.lengths(m).max() > 6 * largest / 10 and len(lanes) > 1:
-                    part = clustering.bipartition(moved.cosines(m), self.gamma)
-                    if part is not None and not self._full(len(models) + len(splits)):
+                elif mean < largest / 10 and geometry.measure_lengths(m).max() > 6 * largest / 10 and len(lanes) > 1:
+                    part = clustering.split_cluster(geometry.measure_cosines(m), self.gamma)
+                    if part is not None and not self._is_full(len(models) + len(splits)):
                         splits.append((m, updates.client[lanes[part]]))
             if not splits:
-                models = averaged(models, updates, fed.local.average)
+                models = average_updates(models, updates, fed.local.average)
                 continue
-            for m, leavers in splits:  # both halves start over; no cluster is averaged in such a round
+            for m, leavers in splits:  # both parts start again; no cluster is averaged in this round
                 cause = {"from": models.ids[m], "clients": leavers.tolist(), "round": i}
                 events.append(Event("created", born, cause))
-                home[leavers] = len(models)
-                models = _restart(models, m, born, fed)
+                assigned[leavers] = len(models)
+                models = _restart_models(models, m, born, fed)
                 born += 1
-        w = self._weights(home, len(models), fed)
+        w = self._assign_history(assigned, len(models), fed)
         return CflState(models, w, votes=w[-1], events=tuple(events), largest=largest, born=born)
 
-    def _weights(self, home: Ints, n_models: int, fed: Federation) -> Clusters:
-        """A client's whole remembered history belongs to the cluster it is in now."""
-        return Clusters(np.tile(home, (fed.tau + 1, 1)), n_models, self.memory(fed.tau))
+    def _assign_history(self, assigned: Ints, n_models: int, fed: Federation) -> Clusters:
+        """Let all remembered data of a client train the cluster that it is assigned to now."""
+        return Clusters(np.tile(assigned, (fed.tau + 1, 1)), n_models, self.memory(fed.tau))
 
-    def _full(self, n: int) -> bool:
+    def _is_full(self, n: int) -> bool:
         return self.max_models is not None and n >= self.max_models
 
 
-def _restart(models: Models, m: int, new_id: int, fed: Federation) -> Models:
-    """Model m at the common start again, and one more there."""
-    return join(put(models, m, fed.fresh()), take(fed.fresh(), [0], [new_id]))
+def _restart_models(models: Models, m: int, new_id: int, fed: Federation) -> Models:
+    """Replace model m by the initial model, and append another copy of that."""
+    return join(replace_model(models, m, fed.fresh()), take(fed.fresh(), [0], [new_id]))

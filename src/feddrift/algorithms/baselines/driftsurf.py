@@ -1,8 +1,9 @@
 """DriftSurf of Tahmasbi, Jothimurugesan, Tirthapura and Gibbons, ICML 2021, on the pooled new data of all clients.
 
-A predictive and a stable model train side by side. When the predictive one falls delta below its best, or delta / 2
-below the stable one, a reactive phase of `reactive_steps` begins: a fresh reactive model trains beside it, each step is
-predicted with the better of the two, and the better on average stays (Algorithm 1 there).
+A predictive and a stable model are trained at the same time. If the accuracy of the predictive one is delta below its
+best, or delta / 2 below that of the stable one, a reactive phase of `reactive_steps` begins. In it a new model, called
+reactive, replaces the stable one. At each time step the better of the two predicts, and finally the one that was better
+on average stays (Algorithm 1 of the publication).
 """
 
 from __future__ import annotations
@@ -13,32 +14,35 @@ import numpy as np
 
 from feddrift.algorithms.options import option
 from feddrift.errors import ConfigError
-from feddrift.memory import pooled, window
+from feddrift.memory import average_over_clients, window
 from feddrift.models import join, take
 from feddrift.types import Event, Federation, Floats, State
 
-PREDICTIVE, OTHER = 0, 1  # positions: the other model is stable or reactive, by the phase
+PREDICTIVE = 0  # position of the predictive model
+OTHER = 1  # position of the stable model, or of the reactive one in a reactive phase
 
 
 @dataclass(frozen=True, repr=False)
 class SurfState(State):
-    """`compared[i]`: accuracies of the predictive and the reactive model at each comparison of a reactive phase."""
+    """State of DriftSurf after a time step."""
 
     w: Floats
     best: float = 0.0  # the highest accuracy of the predictive model on new data
-    reactive: bool = False
-    elapsed: int = 0  # training steps of the reactive phase
-    compared: Floats = field(default_factory=lambda: np.zeros((0, 2)))
-    born: int = 1
+    reactive: bool = False  # whether this is a reactive phase
+    elapsed: int = 0  # time steps in which the models of the reactive phase were trained
+    compared: Floats = field(  # [comparison, position], accuracies of both models in the reactive phase
+        default_factory=lambda: np.zeros((0, 2))
+    )
+    born: int = 1  # number of ids used so far, which is the next free id
 
 
 @dataclass(frozen=True)
 class DriftSurf:
-    """One model for all, replaced when a central drift test and a trial of a new one agree."""
+    """DriftSurf: one model for all, replaced if a central drift test and a trial of a new one agree."""
 
     delta: float = option(0.05, "a drop of accuracy by more than this below the best starts a reactive phase")
     reactive_steps: int = option(3, "length of a reactive phase, in time steps")
-    window: int = option(10, "no model remembers more than so many time steps")
+    window: int = option(10, "maximum number of time steps whose data a model is trained on")
 
     def __post_init__(self) -> None:
         if not 0 <= self.delta <= 1:
@@ -57,43 +61,53 @@ class DriftSurf:
         assert isinstance(state, SurfState)
         accuracy = np.zeros(len(state.models))
         if fed.tau:
-            accuracy = 1 - pooled(fed.evaluate(state.models), fed.counts[-1])
-            if np.isnan(accuracy).any():  # nobody has news: train on, decide nothing
-                w = self._grown(state.w, fed)
+            accuracy = 1 - average_over_clients(fed.evaluate(state.models), fed.counts[-1])
+            if np.isnan(accuracy).any():  # no client has new data: train, and decide nothing
+                w = self._add_newest_data(state.w, fed)
                 return replace(state, models=fed.train(state.models, w), w=w, events=(), drifted=None)
         best = max(state.best, float(accuracy[PREDICTIVE]))
-        models, w, born = state.models, state.w, state.born
-        reactive, elapsed, compared = state.reactive, state.elapsed, state.compared
+        models = state.models
+        w = state.w
+        born = state.born
+        reactive = state.reactive
+        elapsed = state.elapsed
+        compared = state.compared
         events: tuple[Event, ...] = ()
         alarm = False
         if not reactive:
             stable = float(accuracy[OTHER]) if len(models) > 1 else 0.0
-            below = accuracy[PREDICTIVE] < best - self.delta or accuracy[PREDICTIVE] < stable - self.delta / 2
-            alarm = bool(fed.tau and below)
+            is_worse = accuracy[PREDICTIVE] < best - self.delta or accuracy[PREDICTIVE] < stable - self.delta / 2
+            alarm = bool(fed.tau and is_worse)
         if alarm:
-            reactive, elapsed, compared = True, 0, np.zeros((0, 2))
-            models, w = take(models, [PREDICTIVE], models.ids[:1]), w[:, :, :1]  # the stable model goes
+            reactive = True
+            elapsed = 0
+            compared = np.zeros((0, 2))
+            models = take(models, [PREDICTIVE], models.ids[:1])  # the stable model is removed
+            w = w[:, :, :1]
         chosen = PREDICTIVE
         if reactive and elapsed:
             compared = np.concatenate([compared, accuracy[None]])
             chosen = OTHER if accuracy[OTHER] > accuracy[PREDICTIVE] else PREDICTIVE
         if len(models) == 1:  # a new reactive or stable model starts
-            why = {"reason": "reactive phase", "accuracy": float(accuracy[0]), "best": best, "delta": self.delta}
-            events = (Event("created", born, why if alarm else {"reason": "stable model"}),)
-            models, born = join(models, take(fed.fresh(), [0], [born])), born + 1
+            cause = {"reason": "reactive phase", "accuracy": float(accuracy[0]), "best": best, "delta": self.delta}
+            events = (Event("created", born, cause if alarm else {"reason": "stable model"}),)
+            models = join(models, take(fed.fresh(), [0], [born]))
+            born += 1
             w = np.concatenate([w, np.zeros((*w.shape[:2], 1))], axis=2)
-        w = self._grown(w, fed)
+        w = self._add_newest_data(w, fed)
         models = fed.train(models, w)
         if reactive:
             elapsed += 1
         if reactive and elapsed == self.reactive_steps:
-            keep = OTHER if compared[:, PREDICTIVE].mean() < compared[:, OTHER].mean() else PREDICTIVE
-            if keep == OTHER:
+            kept = OTHER if compared[:, PREDICTIVE].mean() < compared[:, OTHER].mean() else PREDICTIVE
+            if kept == OTHER:
                 best = float(compared[:, OTHER].max())
-            gone = models.ids[1 - keep]
-            events += (Event("retired", gone, {"reason": "the other was better", "kept": models.ids[keep]}),)
-            models, w = take(models, [keep], [models.ids[keep]]), w[:, :, [keep]]
-            reactive, chosen = False, PREDICTIVE
+            cause = {"reason": "the other was better", "kept": models.ids[kept]}
+            events += (Event("retired", models.ids[1 - kept], cause),)
+            models = take(models, [kept], [models.ids[kept]])
+            w = w[:, :, [kept]]
+            reactive = False
+            chosen = PREDICTIVE
         votes = np.zeros((fed.n_clients, len(models)))
         votes[:, chosen] = 1
         return SurfState(
@@ -109,6 +123,6 @@ class DriftSurf:
             born=born,
         )
 
-    def _grown(self, w: Floats, fed: Federation) -> Floats:
-        """w with the newest data for all models, no more remembered than the window holds."""
+    def _add_newest_data(self, w: Floats, fed: Federation) -> Floats:
+        """Let the newest data train all models, and forget data from before the window."""
         return np.concatenate([w, np.ones((1, *w.shape[1:]))]) * window(self.window)(fed.tau)[:, None, None]

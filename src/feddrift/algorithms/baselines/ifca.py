@@ -1,8 +1,8 @@
 """IFCA, the iterative federated clustering algorithm of Ghosh, Chung, Yin and Ramchandran, NeurIPS 2020, over time.
 
-A given number of models with distinct initialisations; in every round each client joins the one with the lowest error
-on its newest data (Algorithm 1 there). IFCA(T) chooses once per time step: Algorithm 2 of the FedDrift paper. At the
-first time step all clients start on one model, as the FedDrift paper has it for the synthetic streams.
+A given number of models have distinct initialisations. In every round each client chooses the one with the lowest error
+on its newest data (Algorithm 1 of the publication). IFCA(T) chooses once per time step (Algorithm 2 of the FedDrift
+paper). At the first time step all clients start with one model, as in the FedDrift paper for the synthetic streams.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from feddrift.types import Clusters, Event, Federation, Ints, Models, State
 
 @dataclass(frozen=True)
 class IFCA:
-    """Clients choose the best of a number of models that has to be known beforehand."""
+    """IFCA: clients choose the best of several models, whose number must be known in advance."""
 
     n_models: int = option(2, "the number of concepts, which IFCA takes as given; default: the stream's, where known")
     first: Literal["one", "choose"] = option("one", "at the first time step all clients start on one model, or choose")
@@ -35,25 +35,28 @@ class IFCA:
     def init(self, fed: Federation) -> State:
         votes = np.zeros((fed.n_clients, self.n_models))
         votes[:, 0] = 1
-        return State(fed.fresh(self.n_models, distinct=True), clustering.nobody(*votes.shape), votes)
+        return State(fed.fresh(self.n_models, distinct=True), clustering.create_empty_clusters(*votes.shape), votes)
 
     def step(self, state: State, fed: Federation) -> State:
-        models, home = state.models, state.votes.argmax(axis=1)
+        models = state.models
+        assigned = state.votes.argmax(axis=1)  # [c], position of the client's model
         created = () if fed.tau else tuple(Event("created", i, {"reason": "given"}) for i in models.ids[1:])
         if fed.tau or self.first == "choose":
-            home = self._choose(models, home, fed)
-        w = self._weights(state, home, fed)
+            assigned = self._choose_models(models, assigned, fed)
+        w = self._assign_newest_data(state, assigned, fed)
         if not self.every_round:
             return replace(state, models=fed.train(models, w), w=w, votes=w[-1], events=created)
         for _ in range(fed.local.rounds):
             models = fed.train(models, w, rounds=1)
-            home = self._choose(models, home, fed)
-            w = self._weights(state, home, fed)
+            assigned = self._choose_models(models, assigned, fed)
+            w = self._assign_newest_data(state, assigned, fed)
         return replace(state, models=models, w=w, votes=w[-1], events=created)
 
-    def _choose(self, models: Models, home: Ints, fed: Federation) -> Ints:
-        return clustering.best_models(fed.evaluate(models), home)[0]
+    def _choose_models(self, models: Models, assigned: Ints, fed: Federation) -> Ints:
+        """Return [c], the position of each client's best model; without new data, that of its present one."""
+        return clustering.best_models(fed.evaluate(models), assigned)[0]
 
-    def _weights(self, state: State, home: Ints, fed: Federation) -> Clusters:
+    def _assign_newest_data(self, state: State, assigned: Ints, fed: Federation) -> Clusters:
+        """Let the newest data of each client train its model, and apply the memory to older data."""
         assert isinstance(state.w, Clusters)
-        return clustering.fade(clustering.assign(state.w, home), self.memory(fed.tau))
+        return clustering.apply_memory(clustering.append_assignment(state.w, assigned), self.memory(fed.tau))

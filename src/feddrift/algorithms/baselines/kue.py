@@ -1,8 +1,8 @@
 """KUE, the Kappa updated ensemble of Cano and Krawczyk, Machine Learning 109, 2020.
 
-Every model sees a random subspace of the features and trains on its own Poisson(1) bootstrap of the newest data. Models
-vote with Cohen's kappa, (agreement - chance) / (1 - chance), as weight, and abstain where it is not positive. Each time
-step a candidate with a new subspace is trained beside them and takes the place of the worst if its kappa is higher.
+Every model uses a random subset of the features and is trained on its own Poisson(1) bootstrap of the newest data. The
+weight of its vote is Cohen's kappa, (agreement - chance) / (1 - chance), or 0 if kappa is not positive. At each time
+step a candidate with a new subset is also trained, and replaces the worst model if its kappa is higher.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from feddrift import rng
 from feddrift.algorithms.options import option
 from feddrift.errors import ConfigError
 from feddrift.memory import window
-from feddrift.models import join, put, take
+from feddrift.models import join, replace_model, take
 from feddrift.types import Event, Federation, Floats, Ints, Models, State
 
 
 @dataclass(frozen=True, repr=False)
 class KueState(State):
-    """Masks stay with the state, so that models can be tested without them."""
+    """State of KUE after a time step. It contains the masks, so that models can be tested without them."""
 
-    masks: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+    masks: Floats = field(default_factory=lambda: np.zeros((0, 0)))  # [m, *features], 1 for the features that m uses
     worst: int = 0  # position of the model that is replaced next (as released)
-    born: int = 0
+    born: int = 0  # number of ids used so far, which is the next free id
 
 
 @dataclass(frozen=True)
 class KUE:
-    """A vote of models on random features, weighted by how much better than chance they are."""
+    """KUE: a vote of models on random features, weighted by how much better than chance they are."""
 
     n_models: int = option(10, "how many models vote")
     as_released: bool = option(
@@ -45,35 +45,40 @@ class KUE:
 
     def init(self, fed: Federation) -> KueState:
         n = self.n_models + self.as_released
-        masks = np.stack([new_mask(fed, k) for k in range(n)])
+        masks = np.stack([draw_mask(fed, k) for k in range(n)])
         votes = np.ones((fed.n_clients, n))
-        return KueState(_shared_start(fed, range(n)), np.zeros((0, *votes.shape)), votes, "soft", masks=masks, born=n)
+        return KueState(
+            _copy_common_start(fed, range(n)), np.zeros((0, *votes.shape)), votes, "soft", masks=masks, born=n
+        )
 
     def step(self, state: State, fed: Federation) -> KueState:
         assert isinstance(state, KueState)
-        models, masks, born = replace(state.models, mask=None), state.masks, state.born
+        models = replace(state.models, mask=None)
+        masks = state.masks
+        born = state.born
         events: tuple[Event, ...] = ()
-        if fed.tau and not fed.counts[-1].any():  # nobody has news: nothing to learn or to judge by
-            return replace(state, w=self._newest(len(models), fed), events=())
+        if fed.tau and not fed.counts[-1].any():  # no client has new data: there is nothing to train or compare on
+            return replace(state, w=self._weigh_newest_data(len(models), fed), events=())
         if fed.tau and self.as_released:
-            models = put(models, state.worst, fed.fresh())
-            masks = masks.copy()  # old features are never cleared
-            masks[state.worst] = np.maximum(masks[state.worst], new_mask(fed, state.worst))
+            models = replace_model(models, state.worst, fed.fresh())
+            masks = masks.copy()  # a mask never loses a feature
+            masks[state.worst] = np.maximum(masks[state.worst], draw_mask(fed, state.worst))
         elif fed.tau:
-            models = join(models, _shared_start(fed, [born]))
-            masks = np.concatenate([masks, new_mask(fed, born)[None]])
-        bags = replace(fed.local, bags=True)
-        w = self._newest(len(models), fed)
-        trained = fed.train(replace(models, mask=masks), w, local=bags)
-        kappa = cohens_kappa(fed.confusion(trained).sum(axis=0))
+            models = join(models, _copy_common_start(fed, [born]))
+            masks = np.concatenate([masks, draw_mask(fed, born)[None]])
+        bootstrap = replace(fed.local, bags=True)
+        w = self._weigh_newest_data(len(models), fed)
+        trained = fed.train(replace(models, mask=masks), w, local=bootstrap)
+        kappa = compute_kappa(fed.confusion(trained).sum(axis=0))
         worst = int(kappa.argmin()) if fed.tau else state.worst
-        voting = np.maximum(kappa, 0)
-        if not voting.any():
-            voting[:] = 1  # nobody is better than chance: all alike
+        weights = np.maximum(kappa, 0)
+        if not weights.any():
+            weights[:] = 1  # no model is better than chance: equal votes
         if self.as_released:
-            voting[worst] = 0
-        elif fed.tau:  # the candidate, last, takes the place of the worst only if it is better
-            candidate, worst = len(kappa) - 1, int(kappa[:-1].argmin())
+            weights[worst] = 0
+        elif fed.tau:  # the candidate, which is the last, replaces the worst only if it is better
+            candidate = len(kappa) - 1
+            worst = int(kappa[:-1].argmin())
             if kappa[candidate] > kappa[worst]:
                 events = (
                     Event("retired", trained.ids[worst], {"reason": "lowest kappa", "kappa": float(kappa[worst])}),
@@ -81,40 +86,47 @@ class KUE:
                 )
             else:
                 worst = candidate
-            left = np.delete(np.arange(len(trained)), worst)
-            trained, masks, w = take(trained, left, [trained.ids[m] for m in left]), masks[left], w[:, :, left]
-            voting, born = voting[left], born + 1
-        votes = np.tile(voting if voting.any() else np.ones(len(voting)), (fed.n_clients, 1))
+            kept = np.delete(np.arange(len(trained)), worst)
+            trained = take(trained, kept, [trained.ids[m] for m in kept])
+            masks = masks[kept]
+            w = w[:, :, kept]
+            weights = weights[kept]
+            born += 1
+        votes = np.tile(weights if weights.any() else np.ones(len(weights)), (fed.n_clients, 1))
         tested = replace(trained, mask=None) if self.as_released else trained
         return KueState(tested, w, votes, "soft", events=events, masks=masks, worst=worst, born=born)
 
-    def _newest(self, n_models: int, fed: Federation) -> Floats:
-        """Every model trains on the newest data of every client."""
+    def _weigh_newest_data(self, n_models: int, fed: Federation) -> Floats:
+        """Return w, with which the newest data of every client train every model."""
         return np.tile(window(1)(fed.tau)[:, None, None], (1, fed.n_clients, n_models))
 
 
-def cohens_kappa(confusion: Ints) -> Floats:
-    """Kappa [m] from counts [m, true, predicted]: agreement beyond chance; 0 where it says nothing.
+def compute_kappa(confusion: Ints) -> Floats:
+    """Return Cohen's kappa [m], the agreement beyond chance; 0 where it is not defined.
 
-    >>> cohens_kappa(np.array([[[45, 15], [25, 15]]])).round(4).tolist()
+    Args:
+        confusion: [m, true class, predicted class], numbers of rows.
+
+    >>> compute_kappa(np.array([[[45, 15], [25, 15]]])).round(4).tolist()
     [0.1304]
     """
     n = np.maximum(confusion.sum(axis=(1, 2)), 1)
-    agreed = np.trace(confusion, axis1=1, axis2=2) / n
+    agreement = np.trace(confusion, axis1=1, axis2=2) / n
     chance = (confusion.sum(axis=1) * confusion.sum(axis=2)).sum(axis=1) / n**2
-    kappa: Floats = np.divide(agreed - chance, 1 - chance, out=np.zeros(len(n)), where=chance < 1)
+    kappa: Floats = np.divide(agreement - chance, 1 - chance, out=np.zeros(len(n)), where=chance < 1)
     return kappa
 
 
-def new_mask(fed: Federation, k: int) -> Floats:
-    """A random subspace: r features, r itself uniform in 1..d."""
+def draw_mask(fed: Federation, k: int) -> Floats:
+    """Return the k-th mask: 1 for r random features of d, where r is uniform in 1..d, and 0 for the others."""
     d = int(np.prod(fed.features))
-    words = rng.bits(fed.key("mask", k), d + 1)
-    r = 1 + int(rng.unit(words[:1])[0] * d)
+    words = rng.draw_words(fed.key("mask", k), d + 1)
+    r = 1 + int(rng.to_unit_interval(words[:1])[0] * d)
     mask = np.zeros(d)
     mask[np.argsort(words[1:], kind="stable")[:r]] = 1
     return mask.reshape(fed.features)
 
 
-def _shared_start(fed: Federation, ids: Ints | list[int] | range) -> Models:
+def _copy_common_start(fed: Federation, ids: Ints | list[int] | range) -> Models:
+    """Return copies of the initial model with these ids."""
     return take(fed.fresh(), [0] * len(ids), [int(i) for i in ids])

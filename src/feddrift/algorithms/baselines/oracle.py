@@ -1,4 +1,4 @@
-"""Oracle: Algorithm 1 with the true clustering, the ceiling for every clustering algorithm."""
+"""Oracle: Algorithm 1 with the true clustering, the upper bound for every clustering algorithm."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from feddrift.clustering import assign, fade, nobody
+from feddrift.clustering import append_assignment, apply_memory, create_empty_clusters
 from feddrift.errors import ConfigError
 from feddrift.memory import ALL, Memory
 from feddrift.models import graft, join, take
@@ -16,39 +16,44 @@ from feddrift.types import Clusters, Event, Federation, State
 
 @dataclass(frozen=True, repr=False)
 class OracleState(State):
-    """`concept[m]` is what model m stands for."""
+    """State of Oracle after a time step."""
 
     w: Clusters
-    concept: tuple[int, ...] = ()
+    concept: tuple[int, ...] = ()  # [m], the concept of each model
 
 
 @dataclass(frozen=True)
 class Oracle:
-    """One model per true concept, made when the concept first appears; knows the concept of the training data."""
+    """Oracle: one model per true concept, created when the concept first appears in the training data."""
 
     memory: Memory = ALL
-    share: bool = False  # Oracle-Trunk: all concepts stand on one trunk
+    share: bool = False  # True: Oracle-Trunk, whose models share one trunk
     needs_truth = True
 
     def init(self, fed: Federation) -> OracleState:
         if fed.concepts is None:
             raise ConfigError("Oracle needs a stream whose true concepts are known, this one has none")
-        first, models = int(fed.concepts[0, 0]), fed.fresh()
+        first = int(fed.concepts[0, 0])
+        models = fed.fresh()
         if self.share and not has_trunk(models):
             raise ConfigError("Oracle-Trunk needs a net with a trunk and a head, this one names no trunk")
         votes = np.ones((fed.n_clients, 1))
-        return OracleState(models, w=nobody(fed.n_clients), votes=votes, concept=(first,))
+        return OracleState(models, w=create_empty_clusters(fed.n_clients), votes=votes, concept=(first,))
 
     def step(self, state: State, fed: Federation) -> OracleState:
         assert isinstance(state, OracleState) and fed.concepts is not None
-        now, concepts, models = fed.concepts[-1], list(state.concept), state.models
+        newest = fed.concepts[-1]
+        concepts = list(state.concept)
+        models = state.models
         active = (fed.counts[-1] > 0) & fed.reachable
         events = []
-        for concept in [int(k) for k in np.unique(now[active]) if k not in concepts]:
+        for concept in [int(k) for k in np.unique(newest[active]) if k not in concepts]:
             fresh = take(fed.fresh(), [0], ids=[len(concepts)])
             models = join(models, graft(fresh, models, models.family[0]) if self.share else fresh)
             events.append(Event("created", len(concepts), {"concept": concept}))
             concepts.append(concept)
-        cluster = np.where(active, [concepts.index(k) if k in concepts else 0 for k in now], state.votes.argmax(axis=1))
-        w = fade(assign(replace(state.w, n_models=len(concepts)), cluster), self.memory(fed.tau))
+        position = [concepts.index(k) if k in concepts else 0 for k in newest]
+        assigned = np.where(active, position, state.votes.argmax(axis=1))
+        w = append_assignment(replace(state.w, n_models=len(concepts)), assigned)
+        w = apply_memory(w, self.memory(fed.tau))
         return OracleState(fed.train(models, w), w, votes=w[-1], events=tuple(events), concept=tuple(concepts))

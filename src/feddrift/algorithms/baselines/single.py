@@ -1,4 +1,4 @@
-"""One model for everybody: FedAvg that remembers all, a window, or less and less of the past."""
+"""One model for all clients: FedAvg on all data, on a window, or with less weight for older data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from feddrift.types import Federation, State
 
 @dataclass(frozen=True)
 class Single:
-    """FedAvg over the data its memory keeps; the model itself is carried over (section 2.1)."""
+    """FedAvg on the data that its memory keeps. Training continues from the last model (section 2.1)."""
 
     memory: Memory = ALL
 

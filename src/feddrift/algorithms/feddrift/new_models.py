@@ -1,4 +1,4 @@
-"""New models: for whom, how they start, and which old ones make room for them."""
+"""New models: their clients, their initial parameters, and the old models that are retired to make room for them."""
 
 from __future__ import annotations
 
@@ -9,100 +9,141 @@ from typing import Any
 import numpy as np
 
 from feddrift import clustering
-from feddrift.algorithms.feddrift.detection import Detecting, DriftState, Seen
+from feddrift.algorithms.feddrift.detection import DetectionResult, DriftDetectionOptions, DriftState
 from feddrift.clustering import Clustering
-from feddrift.models import put, take
+from feddrift.models import replace_model, take
 from feddrift.types import Bools, Event, Federation, Ints, Models, Start
 
-SHARED: tuple[Start, ...] = ("head", "joint")  # a new model that starts so stands on its parent's trunk
+SHARED_TRUNK_STARTS: tuple[Start, ...] = ("head", "joint")  # starts whose new model shares the trunk of its parent
 
-Groups = Sequence[Sequence[int]]  # the clients of each new model
+ClientGroups = Sequence[Sequence[int]]  # the clients of each new model
 
 
 @dataclass(frozen=True)
-class Newborn:
-    """New models, the clients that each is for, and why."""
+class NewModels:
+    """New models, the clients of each, and an event for each."""
 
     models: Models
-    groups: Groups
+    groups: ClientGroups
     events: tuple[Event, ...]
 
 
-def alone(drifted: Bools) -> Groups:
-    """Every drifted client by itself (Algorithm 4)."""
+def group_each_client(drifted: Bools) -> ClientGroups:
+    """Put every drifted client into a group of its own (Algorithm 4)."""
     return [[int(c)] for c in np.flatnonzero(drifted)]
 
 
-def together(drifted: Bools) -> Groups:
-    """All drifted clients in one group (Algorithm 3)."""
+def group_all_clients(drifted: Bools) -> ClientGroups:
+    """Put all drifted clients into one group (Algorithm 3)."""
     return [np.flatnonzero(drifted).tolist()] if drifted.any() else []
 
 
-def make_room(method: Detecting, now: Clustering, seen: Seen, groups: Groups) -> tuple[Clustering, Seen, Groups]:
-    """Retire long unused models until all groups can have a new one; the last groups beyond that go without.
+def retire_unused_models(
+    method: DriftDetectionOptions, clusters: Clustering, detected: DetectionResult, groups: ClientGroups
+) -> tuple[Clustering, DetectionResult, ClientGroups]:
+    """Retire the longest unused models until each group can have a new one within `max_models`.
 
-    This comes before merging: a model may go although a merge in the same step would have made room.
+    Models that are the best of a client stay. If too few others can be retired, the last groups get no new model.
+    Models are retired before any are merged, also where a merge in the same time step would have made room.
+
+    Returns:
+        The remaining models, the result of detection with the new positions of the best models, and the groups that get
+        a new model.
     """
-    most, n = method.max_models, len(now.models)
-    if most is None or n + len(groups) <= most:
-        return now, seen, groups
-    leaving = clustering.least_used(now.w, np.isin(np.arange(n), seen.best), n + len(groups) - most)
-    place = np.cumsum(~np.isin(np.arange(n), leaving)) - 1
-    now = now.drop(leaving, "made room, longest unused")
-    return now, replace(seen, best=place[seen.best]), groups[: max(0, most - len(now.models))]
+    limit = method.max_models
+    n = len(clusters.models)
+    if limit is None or n + len(groups) <= limit:
+        return clusters, detected, groups
+    is_best = np.isin(np.arange(n), detected.best)
+    unused = clustering.find_least_used(clusters.w, is_best, n + len(groups) - limit)
+    new_positions = np.cumsum(~np.isin(np.arange(n), unused)) - 1
+    clusters = clusters.retire_models(unused, "made room, longest unused")
+    detected = replace(detected, best=new_positions[detected.best])
+    return clusters, detected, groups[: max(0, limit - len(clusters.models))]
 
 
-def home(seen: Seen, groups: Groups) -> Ints:
-    """w[tau] = 1{m = argmin l}: each client's best model, or -1 for those that get a new one."""
-    chosen = seen.best.copy()
+def assign_remaining_clients(detected: DetectionResult, groups: ClientGroups) -> Ints:
+    """Return [c], each client's best model (w[tau] = 1{m = argmin l}), or -1 for clients that get a new model."""
+    assigned = detected.best.copy()
     for clients in groups:
-        chosen[list(clients)] = -1
-    return chosen
+        assigned[list(clients)] = -1
+    return assigned
 
 
-def create(
-    method: Detecting, now: Clustering, seen: Seen, groups: Groups, state: DriftState, fed: Federation
-) -> Newborn:
-    """One new model per group of clients, each with the event that says why and how it starts.
+def create_models(
+    method: DriftDetectionOptions,
+    clusters: Clustering,
+    detected: DetectionResult,
+    groups: ClientGroups,
+    state: DriftState,
+    fed: Federation,
+) -> NewModels:
+    """Create a model for each group of clients, with an event that has its cause and its start.
 
-    A group's parent, and the numbers of its event, are those of its first client.
+    The first client of a group determines the parent, which is its best model, and the losses in the event.
+
+    Args:
+        method: The settings.
+        clusters: The old models.
+        detected: The result of drift detection.
+        groups: The clients of each new model.
+        state: The state after the last time step.
+        fed: The federation.
     """
-    models, ids = now.models, list(range(state.born, state.born + len(groups)))
-    parents = [int(seen.best[clients[0]]) for clients in groups]
-    starts, trials = choose_starts(method, now, parents, groups, fed)
-    family = [models.family[m] if s in SHARED else i for i, m, s in zip(ids, parents, starts, strict=True)]
-    newborn = take(models, parents, ids, family)
+    models = clusters.models
+    ids = list(range(state.born, state.born + len(groups)))
+    parents = [int(detected.best[clients[0]]) for clients in groups]
+    starts, trials = choose_starts(method, clusters, parents, groups, fed)
+    families = [
+        models.family[parent] if start in SHARED_TRUNK_STARTS else new_id
+        for new_id, parent, start in zip(ids, parents, starts, strict=True)
+    ]
+    new_models = take(models, parents, ids, families)
     rule = {"delta": method.delta} if method.test == "threshold" else {"test": method.test}
     events = []
     for k, clients in enumerate(groups):
-        fresh, first = starts[k] == "fresh", clients[0]
-        if fresh:
-            newborn = put(newborn, k, fed.fresh())
-        cause: dict[str, Any] = {"clients": list(clients), method.metric: float(seen.lowest[first])}
+        is_fresh = starts[k] == "fresh"
+        first = clients[0]
+        if is_fresh:
+            new_models = replace_model(new_models, k, fed.fresh())
+        cause: dict[str, Any] = {"clients": list(clients), method.metric: float(detected.lowest[first])}
         cause |= {"reference": float(state.reference[first]), **rule}
-        cause |= {"from": None if fresh else models.ids[parents[k]]}
-        cause |= {"family": family[k]} if starts[k] in SHARED else {}
+        cause |= {"from": None if is_fresh else models.ids[parents[k]]}
+        cause |= {"family": families[k]} if starts[k] in SHARED_TRUNK_STARTS else {}
         events.append(Event("created", ids[k], cause | trials[k]))
-    return Newborn(newborn, groups, tuple(events))
+    return NewModels(new_models, groups, tuple(events))
 
 
 def choose_starts(
-    method: Detecting, now: Clustering, parents: Sequence[int], groups: Groups, fed: Federation
+    method: DriftDetectionOptions, clusters: Clustering, parents: Sequence[int], groups: ClientGroups, fed: Federation
 ) -> tuple[list[Start], list[dict[str, Any]]]:
-    """How each group's new model starts, and what the clients' trials found where they held any."""
+    """Choose the start of each group's new model: the one of the settings, or the winner of a trial at its clients.
+
+    Args:
+        method: The settings.
+        clusters: The old models.
+        parents: For each group the position of its parent model.
+        groups: The clients of each new model.
+        fed: The federation.
+
+    Returns:
+        The start of each new model, and for each the result of its trial for the event, empty without a trial.
+    """
     if method.init_ != "best":
         return [method.init_ for _ in groups], [{} for _ in groups]
     if not groups:
         return [], []
-    parent = np.full(fed.n_clients, -1)
-    for m, clients in zip(parents, groups, strict=True):
-        parent[list(clients)] = m
-    tournament = fed.tournament(
-        now.models, clustering.fade(now.w, method.memory(fed.tau)[:-1]), parent, method.candidates
-    )
-    starts, trials = [], []
+    parent_of = np.full(fed.n_clients, -1)
+    for parent, clients in zip(parents, groups, strict=True):
+        parent_of[list(clients)] = parent
+    old_data = clustering.apply_memory(clusters.w, method.memory(fed.tau)[:-1])
+    tournament = fed.tournament(clusters.models, old_data, parent_of, method.candidates)
+    starts = []
+    trials = []
     for clients in groups:
-        rows, wrong = int(tournament.rows[list(clients)].sum()), tournament.wrong[list(clients)].sum(axis=0)
-        starts.append(method.candidates[method.winner(rows, wrong)])
-        trials.append({"start": starts[-1], "starts": list(method.candidates), "rows": rows, "wrong": wrong.tolist()})
+        rows = int(tournament.rows[list(clients)].sum())
+        wrong = tournament.wrong[list(clients)].sum(axis=0)
+        start = method.candidates[method.choose_start(rows, wrong)]
+        starts.append(start)
+        trials.append({"start": start, "starts": list(method.candidates), "rows": rows, "wrong": wrong.tolist()})
     return starts, trials

@@ -1,4 +1,4 @@
-"""FedDrift-C of the paper's appendix: of the models created at one time only one becomes global."""
+"""FedDrift-C of the paper's appendix: of the models created in one time step only one becomes global."""
 
 from __future__ import annotations
 
@@ -18,7 +18,14 @@ from feddrift.types import Event, Federation
 
 @dataclass(frozen=True)
 class FedDriftC(FedDrift):
-    """FedDrift that sends at most one new model per time step to all clients."""
+    """FedDrift-C: FedDrift that sends at most one new model per time step to all clients.
+
+    All settings are those of FedDrift; `first` must be one.
+
+    Attributes:
+        redetect: Whether clients whose new model was dropped are compared with the reference before their alarm, so
+            that they may raise the alarm again.
+    """
 
     one_global: ClassVar[bool] = True
 
@@ -29,22 +36,22 @@ class FedDriftC(FedDrift):
         if self.redetect and isinstance(drift_test(self.test, self.delta), Sequential):
             raise ConfigError(f"FedDrift-C.redetect needs a test that compares two scores, got test={self.test}")
 
-    def settle(self, state: DriftState, fed: Federation) -> tuple[Clustering, DriftState]:
-        """Of the models created in the last step one, drawn at random, stays; the others' data go with them."""
-        now, state = super().settle(state, fed)
+    def finish_last_step(self, state: DriftState, fed: Federation) -> tuple[Clustering, DriftState]:
+        """Keep one of the models created in the last step, drawn at random, and retire the others with their data."""
+        clusters, state = super().finish_last_step(state, fed)
         if len(state.newborn) < 2:
-            return now, state
+            return clusters, state
         survivor = state.newborn[rng.choice(fed.key("survivor"), len(state.newborn))]
         kept = np.array([i not in state.newborn or i == survivor for i in state.models.ids])
         orphans = state.votes[:, ~kept].any(axis=1)
-        models, w = clustering.keep(state.models, state.w, kept)
+        models, w = clustering.keep_models(state.models, state.w, kept)
         votes = state.votes[:, kept]
-        votes[orphans, 0] = 1  # should one bring no new data now, it falls back on the first model there is
-        again = orphans & self.redetect
-        reference = np.where(again, state.previous, state.reference)
+        votes[orphans, 0] = 1  # a client without new data in this time step falls back on the oldest model
+        redetected = orphans & self.redetect
+        reference = np.where(redetected, state.previous, state.reference)
         observed = state.observed.copy()
-        observed[-1, again] = np.nan  # as if they had not been scored
+        observed[-1, redetected] = np.nan  # as if they had not been scored
         cause = {"reason": "another new model was drawn", "kept": survivor}
         events = tuple(Event("retired", i, cause) for i in state.newborn if i != survivor)
         state = replace(state, models=models, w=w, votes=votes, reference=reference, observed=observed)
-        return Clustering(models, w, now.events + events), state
+        return Clustering(models, w, clusters.events + events), state

@@ -1,7 +1,7 @@
 """FedRep of Collins, Hassani, Mokhtari and Shakkottai, ICML 2021, over time.
 
-One trunk for all clients, and at each a head of its own. In every round a client trains its head on the trunk as it is,
-then the trunk under its head; the server averages trunks. A head learns from its client alone.
+All clients share one trunk, and each has its own head. In every round a client trains its head with the trunk fixed,
+then the trunk with its head fixed; the server averages trunks. A head is trained by its client alone.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from feddrift.models import graft, join, take
 from feddrift.trees import has_trunk
 from feddrift.types import Clusters, Event, Federation, Local, Models, State, Votes
 
-TRUNK = 0  # the family of all heads
+TRUNK_FAMILY = 0  # the family of all heads
 
 
 @dataclass(frozen=True)
 class FedRep:
-    """One trunk that learns from all, and a head of its own for each client."""
+    """FedRep: one trunk that all clients train, and a head for each client."""
 
     head_share: float = option(0.5, "the share of a round's local steps in which the head learns, the first ones")
     memory: Memory = ALL
@@ -32,49 +32,65 @@ class FedRep:
             raise ConfigError(f"FedRep.head_share must be above 0 and below 1, got {self.head_share}")
 
     def init(self, fed: Federation) -> State:
-        return heads_on_one_trunk(fed, "FedRep")
+        return create_heads(fed, "FedRep")
 
     def step(self, state: State, fed: Federation) -> State:
-        state = with_late_heads(state, fed)
-        w, models = own_data(fed, self.memory), state.models
+        state = add_heads_of_newcomers(state, fed)
+        w = assign_own_data(fed, self.memory)
+        models = state.models
         for _ in range(fed.local.rounds):
-            for part in halves(fed.local, self.head_share):
+            for part in split_local_steps(fed.local, self.head_share):
                 models = fed.train(models, w, rounds=1, local=part)
         return replace(state, models=models, w=w)
 
 
-def heads_on_one_trunk(fed: Federation, name: str) -> State:
-    """A head of its own for each client, all alike on one trunk."""
-    n, start = fed.n_clients, fed.fresh()
+def create_heads(fed: Federation, name: str) -> State:
+    """Return the state before the first time step: equal heads for all clients on one trunk.
+
+    Args:
+        fed: The federation.
+        name: The name of the algorithm, for the message.
+
+    Raises:
+        ConfigError: The net has no trunk.
+    """
+    n = fed.n_clients
+    start = fed.fresh()
     if not has_trunk(start):
         raise ConfigError(f"{name} needs a net with a trunk and a head, this one names no trunk")
-    models = take(start, [0] * n, range(n), [TRUNK] * n)
+    models = take(start, [0] * n, range(n), [TRUNK_FAMILY] * n)
     return State(models, Clusters(np.zeros((0, n), dtype=np.int64), n), Votes.for_one_model(np.arange(n), n))
 
 
-def with_late_heads(state: State, fed: Federation) -> State:
-    """The state with fresh heads on the trunk for clients that joined since, and the births of this step."""
-    models, n = state.models, fed.n_clients
-    late = range(len(models), n)
-    if late:
-        models = join(models, fresh_heads(models, late, fed))
-    born = models.ids[1:] if fed.tau == 0 else tuple(late)
-    events = tuple(Event("created", i, {"reason": "a head of the client", "clients": [i]}) for i in born)
+def add_heads_of_newcomers(state: State, fed: Federation) -> State:
+    """Return the state with a new head for each client that has joined, and with the events of this time step."""
+    models = state.models
+    n = fed.n_clients
+    newcomers = range(len(models), n)
+    if newcomers:
+        models = join(models, create_fresh_heads(models, newcomers, fed))
+    new_ids = models.ids[1:] if fed.tau == 0 else tuple(newcomers)
+    events = tuple(Event("created", i, {"reason": "a head of the client", "clients": [i]}) for i in new_ids)
     return replace(state, models=models, votes=Votes.for_one_model(np.arange(n), n), events=events)
 
 
-def fresh_heads(models: Models, ids: range, fed: Federation) -> Models:
-    """New heads under these ids, all with the common start, on the trunk of these models."""
-    return graft(take(fed.fresh(), [0] * len(ids), ids, [TRUNK] * len(ids)), models, TRUNK)
+def create_fresh_heads(models: Models, ids: range, fed: Federation) -> Models:
+    """Return new heads with these ids, all with the common start, on the trunk of these models."""
+    return graft(take(fed.fresh(), [0] * len(ids), ids, [TRUNK_FAMILY] * len(ids)), models, TRUNK_FAMILY)
 
 
-def own_data(fed: Federation, memory: Memory) -> Clusters:
-    """w[t, c, c]: each head learns from its client."""
+def assign_own_data(fed: Federation, memory: Memory) -> Clusters:
+    """Let the data of each client train its head."""
     return Clusters(np.tile(np.arange(fed.n_clients), (fed.tau + 1, 1)), fed.n_clients, memory(fed.tau))
 
 
-def halves(local: Local, head_share: float) -> tuple[Local, Local]:
-    """A round in two: so many of its local steps for the head, the others for the trunk; each has one at least."""
-    head = min(max(1, round(head_share * local.steps)), max(1, local.steps - 1))
-    trunk = max(1, local.steps - head)
-    return replace(local, trains="head", steps=head), replace(local, trains="trunk", steps=trunk)
+def split_local_steps(local: Local, head_share: float) -> tuple[Local, Local]:
+    """Return the settings of the two parts of a round: first the head is trained, then the trunk.
+
+    Args:
+        local: The settings of the whole round.
+        head_share: The share of local steps in which the head is trained. Each part has at least one step.
+    """
+    head_steps = min(max(1, round(head_share * local.steps)), max(1, local.steps - 1))
+    trunk_steps = max(1, local.steps - head_steps)
+    return replace(local, trains="head", steps=head_steps), replace(local, trains="trunk", steps=trunk_steps)

@@ -1,15 +1,15 @@
 """FLUX of Fenoglio et al., NeurIPS 2025: clients are clustered by moments of their data, which needs no loss.
 
-One model is trained for all until its accuracy on held-out rows rises slowly; call it G, which is kept. Each client
-describes its data under G (`profiles`), each block of numbers scaled to [0, 1] over the clients. Clients within eps of
-each other, directly or through others, are one cluster (DBSCAN with at least two points), and one that has no
-neighbour is a cluster of its own; eps is the knee of the sorted distances to the nearest neighbour. A cluster's model
-starts as a copy of G and is trained by its members.
+One model is trained for all clients until its accuracy on held-out rows rises slowly. This model, G, is kept. The
+profile of each client is computed under G (`data_profiles`), and each block of numbers is scaled to [0, 1] over the
+clients. Clients within eps of each other, directly or through others, are one cluster (DBSCAN with at least two
+points). A client without a neighbour is a cluster of its own; eps is the knee of the sorted distances to the nearest
+neighbour. The model of a cluster starts as a copy of G and is trained by its members.
 
-At a test each client's inputs, without labels, choose: the model of the cluster whose centre their means and deviations
-under G are nearest to. Over time, which the publication leaves to a configured round, clients are described and
-clustered anew at every time step. A new cluster goes on with the model of the nearest earlier one within eps, or else
-with a copy of it.
+At a test the inputs of each client, without labels, choose the model: that of the cluster whose centre is nearest to
+their means and deviations under G. Here, profiles and clusters are computed again at every time step; the publication
+does this in a configured round. A new cluster continues the model of the nearest earlier one within eps, or else trains
+a copy of it.
 """
 
 from __future__ import annotations
@@ -20,29 +20,38 @@ from typing import Literal
 import numpy as np
 
 from feddrift import clustering
-from feddrift.algorithms.later.data_profiles import Scale, components, describe, describer, distances, knee, router
+from feddrift.algorithms.later.data_profiles import (
+    BlockScale,
+    build_router,
+    compute_distances,
+    copy_as_describer,
+    find_components,
+    find_knee,
+    profile_clients,
+)
 from feddrift.algorithms.options import option
 from feddrift.errors import ConfigError
 from feddrift.models import join, take
 from feddrift.types import Clusters, Event, Federation, Floats, Ints, Layer, Models, Projection, State
 
-FIRST_ROUND = 3  # after which the first model may be good enough
-LATEST = 0.8  # of the rounds, when it is
-HELD_OUT = 0.2
+MIN_COMMON_ROUNDS = 3  # rounds with one model for all, at least
+MAX_COMMON_ROUNDS_SHARE = 0.8  # of all rounds of a time step
+HOLD_OUT_SHARE = 0.2  # of a client's rows
 
 
 @dataclass(frozen=True, repr=False)
 class FluxState(State):
-    """`describer` is G, `centre` where each model's clients were when it last had any."""
+    """State of FLUX after a time step."""
 
-    describer: Models | None = None
+    describer: Models | None = None  # G
     key: tuple[int, int] = (0, 0)  # of the projection
-    centre: Floats = field(default_factory=lambda: np.zeros((0, 0, 0)))  # [m, block, d], not scaled
+    # [m, block, d], mean profile of the clients of each model when it last had any; not scaled
+    centre: Floats = field(default_factory=lambda: np.zeros((0, 0, 0)))
 
 
 @dataclass(frozen=True)
 class FLUX:
-    """Clusters of clients whose data look alike under one model."""
+    """FLUX: clusters of clients whose data have similar profiles under one model."""
 
     rise: float = option(0.06, "clients are described once the first model's accuracy rises by less than this a round")
     linkage: Literal["single", "complete"] = option(
@@ -58,97 +67,126 @@ class FLUX:
     def init(self, fed: Federation) -> FluxState:
         a, b = fed.key("projection")
         return FluxState(
-            fed.fresh(), clustering.nobody(fed.n_clients), np.ones((fed.n_clients, 1)), key=(int(a), int(b))
+            fed.fresh(),
+            clustering.create_empty_clusters(fed.n_clients),
+            np.ones((fed.n_clients, 1)),
+            key=(int(a), int(b)),
         )
 
     def step(self, state: State, fed: Federation) -> FluxState:
         assert isinstance(state, FluxState)
-        models, home, rounds = state.models, state.votes.argmax(axis=1), fed.local.rounds
-        if not (fed.reachable & (fed.counts[-1] > 0)).any():  # nobody to describe
-            return replace(state, w=newest(home, len(models), fed.tau), events=(), drifted=None)
-        model = state.describer
-        if model is None:
-            models, rounds = self._first(models, fed)
-            model = describer(models)
-        described, _ = describe(fed, model, self.layer, state.key)  # [c, block, d]
-        clients = np.flatnonzero(~np.isnan(described[:, 0, 0]))
-        if not len(clients):  # all were lost while they were asked
-            w = newest(home, len(models), fed.tau)
-            return replace(state, models=models, describer=model, w=w, events=(), drifted=None)
-        scale = Scale.of(described)
-        groups, eps = self._clusters(scale(described[clients]))
-        members = [clients[groups == first] for first in np.unique(groups)]
-        centres = np.stack([described[group].mean(axis=0) for group in members])  # [cluster, block, d]
-        models, places, events = _matched(models, state.centre, members, centres, scale, eps)
+        models = state.models
+        describer = state.describer
+        assigned = state.votes.argmax(axis=1)  # [c], position of the client's model
+        rounds = fed.local.rounds
+        if not (fed.reachable & (fed.counts[-1] > 0)).any():  # no client can be described
+            return replace(state, w=assign_newest_data(assigned, len(models), fed.tau), events=(), drifted=None)
+        if describer is None:
+            models, rounds = self._train_first_model(models, fed)
+            describer = copy_as_describer(models)
+        profiles, _ = profile_clients(fed, describer, self.layer, state.key)  # [c, block, d]
+        clients = np.flatnonzero(~np.isnan(profiles[:, 0, 0]))
+        if not len(clients):  # no client replied
+            w = assign_newest_data(assigned, len(models), fed.tau)
+            return replace(state, models=models, describer=describer, w=w, events=(), drifted=None)
+        scale = BlockScale.fit_profiles(profiles)
+        first_member, eps = self._group_clients(scale(profiles[clients]))
+        groups = [clients[first_member == first] for first in np.unique(first_member)]
+        centres = np.stack([profiles[group].mean(axis=0) for group in groups])  # [cluster, block, d]
+        models, positions, events = _match_clusters(models, state.centre, groups, centres, scale, eps)
         centre = np.zeros((len(models), *centres.shape[1:]))
         if len(state.centre):
             centre[: len(state.centre)] = state.centre
-        for group, m, at in zip(members, places, centres, strict=True):
-            home[group], centre[m] = m, at
-        drifted = np.isin(home, [models.ids.index(e.model) for e in events]) & np.isin(np.arange(len(home)), clients)
-        w = newest(home, len(models), fed.tau)
+        centre[positions] = centres
+        for group, m in zip(groups, positions, strict=True):
+            assigned[group] = m
+        has_new_model = np.isin(assigned, [models.ids.index(event.model) for event in events])
+        drifted = has_new_model & np.isin(np.arange(len(assigned)), clients)
+        w = assign_newest_data(assigned, len(models), fed.tau)
         models = fed.train(models, w, rounds=rounds)
         drifted = drifted if fed.tau else np.zeros_like(drifted)
-        way = None
+        router = None
         if self.router:
             project = Projection(state.key, fed.n_classes)
-            way = router(scale(centre), np.eye(len(models)), scale, model, self.layer, project)
-        return FluxState(models, w, w[-1], "hard", events, drifted, model, state.key, centre, router=way)
+            router = build_router(scale(centre), np.eye(len(models)), scale, describer, self.layer, project)
+        return FluxState(models, w, w[-1], "hard", events, drifted, describer, state.key, centre, router=router)
 
-    def _first(self, models: Models, fed: Federation) -> tuple[Models, int]:
-        """The model under which clients are described, and how many rounds are left."""
+    def _train_first_model(self, models: Models, fed: Federation) -> tuple[Models, int]:
+        """Train one model for all until its accuracy rises slowly; also return the number of rounds that are left."""
         total = fed.local.rounds
-        local, w = replace(fed.local, hold_out=HELD_OUT, bags=False), np.zeros((fed.tau + 1, fed.n_clients, 1))
-        w[-1], accuracy = 1, list[float]()
-        for done in range(1, max(1, int(LATEST * total)) + 1):
+        local = replace(fed.local, hold_out=HOLD_OUT_SHARE, bags=False)
+        w = np.zeros((fed.tau + 1, fed.n_clients, 1))
+        w[-1] = 1
+        accuracy = list[float]()
+        for n_done in range(1, max(1, int(MAX_COMMON_ROUNDS_SHARE * total)) + 1):
             models = fed.train(models, w, rounds=1, local=local)
-            judged = fed.contest(models, np.zeros((1, fed.n_clients, 1), dtype=np.int64), local)
-            there = judged.rows > 0
-            accuracy.append(float(np.mean(1 - judged.wrong[there, 0, 0] / judged.rows[there])) if there.any() else 0.0)
-            if done >= FIRST_ROUND and accuracy[-1] - accuracy[-2] < self.rise:
+            result = fed.contest(models, np.zeros((1, fed.n_clients, 1), dtype=np.int64), local)
+            scored = result.rows > 0
+            share = 1 - result.wrong[scored, 0, 0] / result.rows[scored]
+            accuracy.append(float(np.mean(share)) if scored.any() else 0.0)
+            if n_done >= MIN_COMMON_ROUNDS and accuracy[-1] - accuracy[-2] < self.rise:
                 break
-        return models, total - done
+        return models, total - n_done
 
-    def _clusters(self, described: Floats) -> tuple[Ints, float]:
-        """[client], the first of each one's cluster; and eps, infinite for a client that is alone."""
-        if len(described) < 2:
-            return np.zeros(len(described), dtype=np.int64), np.inf
-        D = distances(described, described)
+    def _group_clients(self, scaled: Floats) -> tuple[Ints, float]:
+        """Return [client], the first client of each one's cluster, and eps, which is infinite for a single client.
+
+        Args:
+            scaled: [client, block * d], the scaled profiles.
+        """
+        if len(scaled) < 2:
+            return np.zeros(len(scaled), dtype=np.int64), np.inf
+        D = compute_distances(scaled, scaled)
         np.fill_diagonal(D, np.inf)
         if self.linkage == "complete":
-            united = clustering.linked(D, float(np.finfo(np.float64).max))[1]
-            eps = knee(np.array([apart for _, _, apart in united]))
-            return clustering.linked(D, eps)[0], eps
-        eps = knee(D.min(axis=1))
-        return components(D - eps <= clustering.TOLERANCE), eps
+            pairs = clustering.link_closest(D, float(np.finfo(np.float64).max))[1]
+            eps = find_knee(np.array([distance for _, _, distance in pairs]))
+            return clustering.link_closest(D, eps)[0], eps
+        eps = find_knee(D.min(axis=1))
+        return find_components(D - eps <= clustering.TOLERANCE), eps
 
 
-def newest(home: Ints, n_models: int, tau: int) -> Clusters:
-    """w that gives each client's newest data to the model at its place, and forgets all others."""
-    model = np.full((tau + 1, len(home)), -1)
-    model[-1] = home
+def assign_newest_data(assigned: Ints, n_models: int, tau: int) -> Clusters:
+    """Let the newest data of client c train the model at assigned[c], and forget all other data."""
+    model = np.full((tau + 1, len(assigned)), -1)
+    model[-1] = assigned
     return Clusters(model, n_models)
 
 
-def _matched(
-    models: Models, old: Floats, members: list[Ints], centres: Floats, scale: Scale, eps: float
+def _match_clusters(
+    models: Models, old: Floats, groups: list[Ints], centres: Floats, scale: BlockScale, eps: float
 ) -> tuple[Models, Ints, tuple[Event, ...]]:
-    """All models, the place of each cluster's among them, and an event for each that is new.
+    """Find the model of each cluster, or create it as a copy of the nearest one.
 
-    The nearest clusters choose first, and nobody goes on with a model that another has taken. At first there is one
-    model and no earlier cluster: the first cluster goes on with it, the others with copies.
+    The clusters choose in the order of their distance to the nearest model, and each model is chosen once. At the first
+    time step there is one model without a centre: the first cluster continues it, and the others train copies.
+
+    Args:
+        models: The models.
+        old: [m, block, d], the centre of each model; empty at the first time step.
+        groups: The clients of each cluster.
+        centres: [cluster, block, d], their mean profiles.
+        scale: The map that scales profiles.
+        eps: The largest distance at which a cluster continues a model.
+
+    Returns:
+        All models, the position of each cluster's model, and an event for each new model.
     """
-    apart = distances(scale(centres), scale(old)) if len(old) else distances(scale(centres), scale(centres[:1]))
+    D = compute_distances(scale(centres), scale(old if len(old) else centres[:1]))
     limit = eps if len(old) else 0.0
-    nearest, distance = apart.argmin(axis=1), apart.min(axis=1)
-    places, taken, events = nearest.copy(), set[int](), []
+    nearest = D.argmin(axis=1)
+    distance = D.min(axis=1)
+    positions = nearest.copy()
+    taken = set[int]()
+    events = []
     for k in np.argsort(distance, kind="stable").tolist():
         m = int(nearest[k])
         if distance[k] <= limit + clustering.TOLERANCE and m not in taken:
             taken.add(m)
             continue
-        new_id, places[k] = max(models.ids) + 1, len(models)
-        cause = {"clients": members[k].tolist(), "from": models.ids[m], "distance": float(distance[k])}
+        new_id = max(models.ids) + 1
+        positions[k] = len(models)
+        cause = {"clients": groups[k].tolist(), "from": models.ids[m], "distance": float(distance[k])}
         models = join(models, take(models, [m], [new_id]))
         events.append(Event("created", new_id, cause | ({"eps": eps} if len(old) and np.isfinite(eps) else {})))
-    return models, places, tuple(events)
+    return models, positions, tuple(events)

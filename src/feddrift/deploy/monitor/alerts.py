@@ -1,7 +1,7 @@
-"""What somebody should be told of a federation, and the log of who joined, was refused or was changed, when.
+"""Notices about a federation for its operator, and the audit log of clients that joined, were refused or changed.
 
-Notices are read off the record that the server writes. What has been told stands in ``state/audit.jsonl``, so that a
-server which starts again tells nothing twice.
+Notices are derived from the record that the server writes. Those that were sent are in ``state/audit.jsonl``, so a
+server that starts again sends nothing twice.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 
 from feddrift.deploy.monitor.logs import read_stop_reason
 from feddrift.deploy.monitor.status import Status, find_record_path, read_status
-from feddrift.deploy.pki.certificates import read_days_left
+from feddrift.deploy.pki.certificates import read_remaining_days
 from feddrift.reports.event_text import explain_alarm
 from feddrift.reports.exchanges import REFUSED_REPLY_PREFIX
 from feddrift.runs.locks import is_being_written
@@ -33,16 +33,10 @@ from feddrift.runs.record import AUDIT_FILE, Record, get_part_path
 NoticeKind = Literal[
     "drift", "silent", "refused", "quorum", "stopped", "certificate", "archive", "damaged", "joined", "back", "changed"
 ]
-DELIVERED_KINDS: tuple[NoticeKind, ...] = (
-    "drift",
-    "silent",
-    "refused",
-    "quorum",
-    "stopped",
-    "certificate",
-)  # the others are kept only
-CERTIFICATE_WARNING_DAYS = 30, 7, 1  # days before a certificate ends
-CHECK_INTERVAL_SECONDS = 10.0  # seconds
+# Notices that are sent to commands and webhooks; the others are only written to the audit log.
+DELIVERED_KINDS: tuple[NoticeKind, ...] = ("drift", "silent", "refused", "quorum", "stopped", "certificate")
+CERTIFICATE_WARNING_DAYS = 30, 7, 1  # before a certificate expires
+CHECK_INTERVAL_SECONDS = 10.0
 DELIVERY_TIMEOUT_SECONDS = 30.0  # of a command or a webhook
 
 _log = logging.getLogger("feddrift")
@@ -50,35 +44,47 @@ _log = logging.getLogger("feddrift")
 
 @dataclass(frozen=True)
 class Notice:
-    """One thing that happened."""
+    """An event that the operator of a federation should know of.
+
+    Attributes:
+        event: The kind of the event.
+        when: The time step or the clock time.
+        client: The name of the client; None: the notice is about the whole federation.
+        text: A sentence for people.
+    """
 
     event: NoticeKind
-    when: str  # the time step, or the clock's time
+    when: str
     client: str | None
     text: str
 
     @property
     def key(self) -> tuple[str, str, str | None]:
-        """Of two notices with the same key only one is told."""
+        """The identity of the event: of two notices with the same key only one is sent."""
         return self.event, self.when, self.client
 
 
 def find_record_notices(record: Record) -> Iterator[Notice]:
-    """Who came, fell silent, was refused and came back, and who drifted."""
-    names, state, joined = record.header["clients"], dict[int, NoticeKind](), set[int]()
+    """Yield notices of clients that joined, fell silent, were refused or came back, and then of drift alarms."""
+    names = record.header["clients"]
+    last_kinds = dict[int, NoticeKind]()  # of each client: its state in the last exchange with it
+    joined = set[int]()
     for line in record.exchanges:
         for c, trouble in zip(line["c"], line["trouble"], strict=True):
-            now: NoticeKind = "back" if trouble is None else "refused" if trouble.startswith(REFUSED_REPLY_PREFIX) else "silent"
-            unknown = now == "silent" and c not in joined  # it has a place, and did not come yet
-            if line["asked"] == "explain" or state.get(c) == now or unknown:
+            kind: NoticeKind = (
+                "back" if trouble is None else "refused" if trouble.startswith(REFUSED_REPLY_PREFIX) else "silent"
+            )
+            never_connected = kind == "silent" and c not in joined
+            if line["asked"] == "explain" or last_kinds.get(c) == kind or never_connected:
                 continue
-            state[c] = now
-            if now == "back" and c not in joined:
+            last_kinds[c] = kind
+            if kind == "back" and c not in joined:
                 yield Notice("joined", line["at"], names[c], f"client {names[c]} has joined")
             else:
-                why = {"back": "is back", "refused": str(trouble), "silent": f"is silent: {trouble}"}[now]
-                yield Notice(now, line["at"], names[c], f"client {names[c]}{':' * (now == 'refused')} {why}")
-            joined |= {c} if now == "back" else set()
+                why = {"back": "is back", "refused": str(trouble), "silent": f"is silent: {trouble}"}[kind]
+                yield Notice(kind, line["at"], names[c], f"client {names[c]}{':' * (kind == 'refused')} {why}")
+            if kind == "back":
+                joined.add(c)
     for t, c in np.argwhere(record.rows.drift).tolist():
         shifts = record.shifts.get((t, c))
         why = "" if shifts is None else f": {explain_alarm(shifts, t)}"
@@ -88,17 +94,17 @@ def find_record_notices(record: Record) -> Iterator[Notice]:
 
 
 def find_expiring_certificates(server: Path) -> Iterator[Notice]:
-    """Those that end soon."""
-    for name, days in read_days_left(server).items():
+    """Yield a notice for each certificate in a server's folder that expires soon or has expired."""
+    for name, days in read_remaining_days(server).items():
         due = [limit for limit in CERTIFICATE_WARNING_DAYS if days <= limit]
         if due:
-            text = f"{name} ends in {days:.0f} days" if days > 0 else f"{name} has ended: nobody can connect any more"
+            text = f"{name} ends in {days:.0f} days" if days > 0 else f"{name} has ended: clients cannot connect"
             ends = (datetime.now(UTC) + timedelta(days=days)).date()
             yield Notice("certificate", f"{name}, {min(due)} days before {ends}", None, text)
 
 
 def find_stop_notices(federation: Status, server: Path) -> Iterator[Notice]:
-    """The federation's end before its time."""
+    """Yield a notice if the federation has stopped and is not finished, with the reason from the server's log."""
     if federation.state != "stopped":
         return
     why = read_stop_reason(server / "state" / "server.log")
@@ -107,18 +113,24 @@ def find_stop_notices(federation: Status, server: Path) -> Iterator[Notice]:
 
 
 class Notifier:
-    """Looks at a federation, writes what is new to the audit log, and tells it to commands and webhooks."""
+    """Sender of notices: it writes new ones to the audit log and delivers them to commands and webhooks.
+
+    Args:
+        server: The server's folder.
+        targets: Commands, and addresses that start with http:// or https://.
+    """
 
     def __init__(self, server: Path, targets: Sequence[str] = ()) -> None:
-        self.server, self.targets = server, targets
-        self._stamp: tuple[object, ...] | None = None
-        self._known: list[Notice] = []
+        self.server = server
+        self.targets = targets
+        self._record_stamp: tuple[object, ...] | None = None
+        self._record_notices: list[Notice] = []
 
     def send_new_notices(self) -> list[Notice]:
-        """What nobody was told yet."""
+        """Send the notices that are not in the audit log yet, and return them."""
         found = [*self._find_federation_notices(), *find_expiring_certificates(self.server)]
-        told = {notice.key for notice in read_audit_log(self.server)}
-        new = list({notice.key: notice for notice in found if notice.key not in told}.values())
+        sent = {notice.key for notice in read_audit_log(self.server)}
+        new = list({notice.key: notice for notice in found if notice.key not in sent}.values())
         for notice in new:
             append_to_audit_log(self.server, notice)
             for target in self.targets if notice.event in DELIVERED_KINDS else ():
@@ -126,32 +138,36 @@ class Notifier:
         return new
 
     def _find_federation_notices(self) -> list[Notice]:
-        """By its record, which is read again only where it has changed, or its writer has come or gone."""
+        """Return the notices from the record, which is read again only if it or the state of its writer has changed."""
         path = find_record_path(self.server)
         file = next((file for file in (get_part_path(path), path) if file.exists()), None)
         if file is None:
             return []
         stamp = file, file.stat().st_size, file.stat().st_mtime_ns, is_being_written(path)
-        if stamp != self._stamp:
+        if stamp != self._record_stamp:
             federation = read_status(self.server)
-            self._stamp, self._known = stamp, []
+            self._record_stamp = stamp
+            self._record_notices = []
             if federation is not None:
-                self._known = [*find_record_notices(federation.record), *find_stop_notices(federation, self.server)]
-        return self._known
+                self._record_notices = [
+                    *find_record_notices(federation.record),
+                    *find_stop_notices(federation, self.server),
+                ]
+        return self._record_notices
 
     @contextmanager
     def run_in_background(self, interval_seconds: float = CHECK_INTERVAL_SECONDS) -> Iterator[None]:
-        """Look again and again meanwhile; what goes wrong is logged, and stops nothing."""
+        """Send new notices at regular intervals during the block; errors are logged and the next check follows."""
         ended = threading.Event()
 
-        def watch() -> None:
+        def send_regularly() -> None:
             while not ended.wait(interval_seconds):
                 try:
                     self.send_new_notices()
                 except Exception as error:
-                    _log.warning("nobody could be told: %s: %s", type(error).__name__, error)
+                    _log.warning("notices could not be sent: %s: %s", type(error).__name__, error)
 
-        thread = threading.Thread(target=watch, daemon=True)
+        thread = threading.Thread(target=send_regularly, daemon=True)
         thread.start()
         try:
             yield
@@ -161,7 +177,14 @@ class Notifier:
 
 
 def deliver_notice(target: str, notice: Notice, server: Path) -> None:
-    """Post a notice as JSON to an address, or give it to a command: as JSON on its input, and in its environment."""
+    """Post a notice as JSON to an address, or run a command with it; failures are logged.
+
+    Args:
+        target: An address (http:// or https://), or a command, which gets the notice as JSON on its standard input
+            and in environment variables `FEDDRIFT_...`.
+        notice: The notice.
+        server: The server's folder, in which the command runs.
+    """
     body = json.dumps({"experiment": find_record_path(server).stem, **asdict(notice)})
     try:
         if target.startswith(("http://", "https://")):
@@ -174,41 +197,48 @@ def deliver_notice(target: str, notice: Notice, server: Path) -> None:
                 env=os.environ | fields, stdout=subprocess.DEVNULL,
             )  # fmt: skip
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        _log.warning("%s was not told '%s': %s", target.split("?")[0], notice.text, error)
+        _log.warning("%s did not receive '%s': %s", target.split("?")[0], notice.text, error)
 
 
 def append_to_audit_log(server: Path, notice: Notice) -> None:
-    """Append it to the audit log, which is only ever appended to."""
+    """Append a notice to the audit log, from which nothing is ever removed."""
     path = server / "state" / AUDIT_FILE
     path.parent.mkdir(exist_ok=True)
     line = {"at": datetime.now(UTC).isoformat(timespec="seconds"), **asdict(notice)}
     with open(path, "a+b") as log:
         log.seek(max(0, log.seek(0, os.SEEK_END) - 1))
-        torn = log.read(1) not in (b"", b"\n")  # the machine went down while it wrote
-        log.write(b"\n" * torn + json.dumps(line).encode() + b"\n")
+        is_torn = log.read(1) not in (b"", b"\n")  # the machine stopped while the last line was written
+        log.write(b"\n" * is_torn + json.dumps(line).encode() + b"\n")
         log.flush()
         os.fsync(log.fileno())
 
 
 def log_and_audit(server: Path, notice: Notice) -> None:
-    """Log it and append it to the audit log, if that can be."""
+    """Log a notice as a warning and append it to the audit log; a failure to write the audit log is ignored."""
     _log.warning("%s", notice.text)
-    with suppress(OSError):  # the disk is full, perhaps
+    with suppress(OSError):  # the disk may be full
         append_to_audit_log(server, notice)
 
 
 def audit_change(server: Path, client: str | None, text: str) -> None:
-    """Keep in the audit log what an operator did."""
+    """Record a change by an operator in the audit log.
+
+    Args:
+        server: The server's folder.
+        client: The name of the client that was changed, if any.
+        text: A sentence that describes the change.
+    """
     append_to_audit_log(server, Notice("changed", datetime.now(UTC).isoformat(), client, text))
 
 
 def read_audit_log(server: Path) -> list[Notice]:
-    """All that the audit log has; a line that was cut short is left out."""
-    path, found = server / "state" / AUDIT_FILE, []
+    """Return all notices in the audit log; a line that was cut off is left out."""
+    path = server / "state" / AUDIT_FILE
+    notices = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
             entry = json.loads(line)
-            found.append(Notice(entry["event"], entry["when"], entry["client"], entry["text"]))
+            notices.append(Notice(entry["event"], entry["when"], entry["client"], entry["text"]))
         except (ValueError, KeyError, TypeError):
             continue
-    return found
+    return notices

@@ -1,4 +1,4 @@
-"""Logs of bounded size: what the server writes itself, and what nginx writes for it."""
+"""Logs of bounded size: the server's own log, and the log of its nginx."""
 
 from __future__ import annotations
 
@@ -11,36 +11,37 @@ from contextlib import contextmanager, suppress
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
-MAX_LOG_BYTES, MAX_OLD_LOGS = (
-    10_000_000,
-    5,
-)  # bytes of a log, and how many older ones are kept beside it: NAME.1 is the last of them
-CHECK_INTERVAL_SECONDS = 60.0  # seconds
+MAX_LOG_BYTES = 10_000_000
+MAX_OLD_LOGS = 5  # beside the log: NAME.1 is the newest of them
+CHECK_INTERVAL_SECONDS = 60.0
 
 
 def create_log_handler(path: Path) -> logging.Handler:
-    """What writes the server's log, and moves it aside when it is long."""
-    made = RotatingFileHandler(
+    """Return a handler that writes the server's log, and starts a new file when it is full."""
+    handler = RotatingFileHandler(
         path, maxBytes=MAX_LOG_BYTES, backupCount=MAX_OLD_LOGS, encoding="utf-8", errors="backslashreplace"
     )
-    made.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    return made
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    return handler
 
 
 def read_last_line(path: Path) -> str:
-    """What a log ends with."""
+    """Return the last line of a log, or a sentence if there is none."""
     lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines() if path.exists() else []
     return lines[-1] if lines else "it wrote no log"
 
 
 def read_stop_reason(path: Path) -> str:
-    """The reason in a log's last line; one that only tells of work has none: somebody else ended it."""
+    """Return the last line of a log as the reason why the server stopped.
+
+    If that line only reports progress, the server met no error: its process was ended from outside.
+    """
     last = read_last_line(path)
-    return "it was ended while it was at work, `feddrift deploy run` goes on with it" if " INFO " in last else last
+    return "it was ended from outside, `feddrift deploy run` continues it" if " INFO " in last else last
 
 
 def rotate_if_large(path: Path) -> None:
-    """Empty a log that another process has open, for appending, once it is long; what it had goes to NAME.1."""
+    """Move the content of a large log to NAME.1 and empty the file, which another process has open for appending."""
     if not path.exists() or path.stat().st_size <= MAX_LOG_BYTES:
         return
     names = [path.with_name(f"{path.name}.{k}") for k in range(1, MAX_OLD_LOGS + 1)]
@@ -53,20 +54,20 @@ def rotate_if_large(path: Path) -> None:
 
 @contextmanager
 def rotate_in_background(path: Path, interval_seconds: float = CHECK_INTERVAL_SECONDS) -> Iterator[None]:
-    """Keep a log bounded meanwhile; what goes wrong stops nothing, and is tried again."""
+    """Rotate a log at regular intervals during the block; after an error the next check tries again."""
     ended = threading.Event()
 
-    def look() -> None:
+    def rotate_regularly() -> None:
         while True:
             with suppress(OSError):
                 rotate_if_large(path)
             if ended.wait(interval_seconds):
                 return
 
-    looking = threading.Thread(target=look, name="logs", daemon=True)
-    looking.start()
+    thread = threading.Thread(target=rotate_regularly, name="logs", daemon=True)
+    thread.start()
     try:
         yield
     finally:
         ended.set()
-        looking.join()
+        thread.join()

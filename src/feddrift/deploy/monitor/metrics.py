@@ -1,4 +1,4 @@
-"""A federation in numbers, as Prometheus reads them."""
+"""Metrics of a federation in the text format of Prometheus."""
 
 from __future__ import annotations
 
@@ -6,26 +6,27 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from feddrift.deploy.monitor.status import Status, find_record_path, read_status
-from feddrift.deploy.pki.certificates import read_days_left
+from feddrift.deploy.pki.certificates import read_remaining_days
 from feddrift.reports.exchanges import REFUSED_REPLY_PREFIX, summarise_clients
 
 Samples = Iterable[tuple[Mapping[str, str], float]]
 
 
 class MetricsPage:
-    """Numbers in Prometheus's text format, each with the name of the experiment."""
+    """Metrics in the text format of Prometheus; each sample has the name of the experiment as a label."""
 
     def __init__(self, experiment: str) -> None:
-        self.experiment, self.lines = experiment, list[str]()
+        self.experiment = experiment
+        self.lines: list[str] = []
 
     def add_header(self, name: str, kind: str, about: str) -> None:
         self.lines += [f"# HELP feddrift_{name} {about}", f"# TYPE feddrift_{name} {kind}"]
 
     def add_samples(self, name: str, samples: Samples) -> None:
         for labels, value in samples:
-            named = {"experiment": self.experiment, **labels}.items()
-            inside = ",".join(f'{key}="{_escape_label(text)}"' for key, text in named)
-            self.lines.append(f"feddrift_{name}{{{inside}}} {value:.10g}")
+            pairs = {"experiment": self.experiment, **labels}.items()
+            label_text = ",".join(f'{key}="{_escape_label(text)}"' for key, text in pairs)
+            self.lines.append(f"feddrift_{name}{{{label_text}}} {value:.10g}")
 
     def add_metric(self, name: str, kind: str, about: str, samples: Samples) -> None:
         self.add_header(name, kind, about)
@@ -33,9 +34,10 @@ class MetricsPage:
 
 
 def format_metrics(server: Path) -> str:
-    """All numbers as text; before the federation has begun those that are known then."""
-    federation, page = read_status(server), MetricsPage(find_record_path(server).stem)
-    days = [({"file": name}, left) for name, left in read_days_left(server).items()]
+    """Return all metrics as text; before the federation has begun, only those that need no record."""
+    federation = read_status(server)
+    page = MetricsPage(find_record_path(server).stem)
+    days = [({"file": name}, left) for name, left in read_remaining_days(server).items()]
     page.add_metric("certificate_days", "gauge", "Days until a certificate ends.", days)
     running = federation is not None and federation.running
     page.add_metric("running", "gauge", "Whether a server is at work.", [({}, running)])
@@ -47,9 +49,8 @@ def format_metrics(server: Path) -> str:
 
 
 def _add_client_metrics(federation: Status, page: MetricsPage) -> None:
-    now = federation.describe_clients().values()
     states = {"here": 0, "silent": 0, "refused": 0}
-    for entry in now:
+    for entry in federation.describe_clients().values():
         refused = str(entry["trouble"] or "").startswith(REFUSED_REPLY_PREFIX)
         states["here" if entry["here"] else "refused" if refused else "silent"] += 1
     page.add_metric(
@@ -58,7 +59,8 @@ def _add_client_metrics(federation: Status, page: MetricsPage) -> None:
 
 
 def _add_model_metrics(federation: Status, page: MetricsPage) -> None:
-    record, rows = federation.record, federation.record.rows
+    record = federation.record
+    rows = record.rows
     names = record.header["clients"]
     page.add_metric("time_steps_total", "counter", "Time steps that were trained.", [({}, rows.steps)])
     if rows.steps:
@@ -67,21 +69,22 @@ def _add_model_metrics(federation: Status, page: MetricsPage) -> None:
         page.add_metric("alarms_total", "counter", "Drift alarms of a client.", alarms)
     if record.tested:
         last = record.tested - 1
-        each = [({"client": name}, rows.accuracy[last, c]) for c, name in enumerate(names) if rows.tested[last, c]]
-        page.add_metric("accuracy", "gauge", "Of a client, at the last time step that is tested.", each)
+        accuracies = [({"client": n}, rows.accuracy[last, c]) for c, n in enumerate(names) if rows.tested[last, c]]
+        page.add_metric("accuracy", "gauge", "Of a client, at the last time step that is tested.", accuracies)
 
 
 def _add_exchange_metrics(federation: Status, page: MetricsPage) -> None:
-    record, took = federation.record, dict[str, list[float]]()
+    record = federation.record
+    durations: dict[str, list[float]] = {}  # seconds of each exchange, by the kind of its request
     for line in record.exchanges:
-        took.setdefault(line["asked"], []).append(line["took"])
+        durations.setdefault(line["asked"], []).append(line["took"])
     page.add_header("exchange_seconds", "summary", "Seconds that clients were waited for.")
-    page.add_samples("exchange_seconds_sum", [({"asked": kind}, sum(seconds)) for kind, seconds in took.items()])
-    page.add_samples("exchange_seconds_count", [({"asked": kind}, len(seconds)) for kind, seconds in took.items()])
+    page.add_samples("exchange_seconds_sum", [({"asked": kind}, sum(seconds)) for kind, seconds in durations.items()])
+    page.add_samples("exchange_seconds_count", [({"asked": kind}, len(seconds)) for kind, seconds in durations.items()])
     traffic = [
-        ({"client": name, "direction": way}, entry[way])
+        ({"client": name, "direction": direction}, entry[direction])
         for name, entry in zip(record.header["clients"], summarise_clients(record), strict=True)
-        for way in ("to", "from")
+        for direction in ("to", "from")
     ]
     page.add_metric("bytes_total", "counter", "Bytes to and from a client.", traffic)
 

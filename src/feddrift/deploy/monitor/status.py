@@ -1,4 +1,4 @@
-"""How a federation stands, by the record that its server writes."""
+"""The status of a federation, from the record that its server writes."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from typing import Any, Literal
 import numpy as np
 
 from feddrift.errors import ConfigError
-from feddrift.reports.exchanges import get_last_problems, get_client_backlogs
+from feddrift.reports.exchanges import get_client_backlogs, get_last_problems
 from feddrift.runs.locks import is_being_written
 from feddrift.runs.record import Record, get_part_path, read_latest
 
 
 @dataclass(frozen=True)
 class Status:
-    """The record so far, and whether a server is at work on it."""
+    """The status of a federation: its record so far."""
 
     record: Record
-    running: bool
+    running: bool  # True while a server writes the record
 
     @property
     def state(self) -> Literal["finished", "running", "stopped"]:
-        """Whether the federation is finished, runs, or was stopped."""
+        """The state: finished after all time steps, running, or stopped before its end."""
         if self.record.status == "complete":
             return "finished"
         return "running" if self.running else "stopped"
 
     @property
     def sentence(self) -> str:
-        """The word, and what to do about a federation that was stopped."""
+        """The state, and for a stopped federation the command that continues it."""
         return self.state + (", `feddrift deploy run` goes on" if self.state == "stopped" else "")
 
     def describe_client(self, t: int, c: int) -> dict[str, Any]:
-        """What client c had at time t; without accuracy until it is tested."""
+        """Return the row of client c at time t as JSON values; `accuracy` and `tested` are None until it is tested."""
         rows = self.record.rows
         tested = int(rows.tested[t, c]) if t < self.record.tested else None
         return {
@@ -51,28 +51,35 @@ class Status:
         }
 
     def describe_clients(self) -> dict[str, dict[str, Any]]:
-        """Of each client, by name, whether it answered the last question, and if not, why; and how its data come.
+        """Return the connection and the data supply of each client, by its name.
 
-        `quiet` is the number of time steps since its last new data, None where it never had any; `backlog` the number
-        of its batches that wait for their time step, and `gap` that of a missing batch which they wait for.
+        Returns:
+            `here`: True if the federation is running and the client answered the last request.
+            `trouble`: The reason why it did not answer, else None.
+            `quiet`: The number of time steps since its last new data; None if it never had any.
+            `backlog`: The number of its batches that wait for their time step.
+            `gap`: The number of the missing batch that they wait for, else None.
         """
-        last, waits, received = get_last_problems(self.record), get_client_backlogs(self.record), self.record.rows.received
+        problems = get_last_problems(self.record)
+        backlogs = get_client_backlogs(self.record)
+        received = self.record.rows.received
         clients: dict[str, dict[str, Any]] = {}
         for c, name in enumerate(self.record.header["clients"]):
-            backlog, gap = waits.get(c, (0, None))
-            with_data = np.flatnonzero(received[:, c])
+            backlog, gap = backlogs.get(c, (0, None))
+            steps_with_data = np.flatnonzero(received[:, c])
             clients[name] = {
-                "here": self.running and c in last and last[c] is None,
-                "trouble": last.get(c),
-                "quiet": len(received) - 1 - int(with_data[-1]) if len(with_data) else None,
+                "here": self.running and c in problems and problems[c] is None,
+                "trouble": problems.get(c),
+                "quiet": len(received) - 1 - int(steps_with_data[-1]) if len(steps_with_data) else None,
                 "backlog": backlog,
                 "gap": gap,
             }
         return clients
 
     def plain(self) -> dict[str, Any]:
-        """The whole status as JSON values."""
-        header, rows = self.record.header, self.record.rows
+        """Return the whole status as JSON values."""
+        header = self.record.header
+        rows = self.record.rows
         events: dict[int, list[dict[str, Any]]] = {}
         for event in self.record.events:
             events.setdefault(event["t"], []).append({key: event[key] for key in ("event", "model", "cause")})
@@ -96,37 +103,40 @@ class Status:
 
 
 class RecordWatcher:
-    """Looks at the record of a federation, and reads it only where a time step has been trained or tested since."""
+    """Reader of new time steps of a federation; the record is parsed only if a time step was trained or tested."""
 
     def __init__(self, server: Path) -> None:
         self._path = find_record_path(server)
-        self._size, self._seen = 0, 0
+        self._n_bytes = 0  # that were read
+        self._n_reported = 0  # each time step is reported twice: when it is trained, and when it is tested
         self.read_new_steps()
 
     def read_new_steps(self) -> list[tuple[Record, int, bool]]:
-        """What has come since the last look: the record, the time step, and whether it is tested by now."""
+        """Return (record, t, is_tested) for each time step that was trained or tested since the last call."""
         if not self._has_new_lines():
             return []
         record = read_latest(self._path)
         if record is None:
             return []
-        moments = range(self._seen, record.rows.steps + record.tested)  # each step is trained, and then tested
-        self._seen = max(self._seen, moments.stop)
-        return [(record, moment // 2, moment % 2 == 1) for moment in moments]
+        reports = range(self._n_reported, record.rows.steps + record.tested)
+        self._n_reported = max(self._n_reported, reports.stop)
+        return [(record, number // 2, number % 2 == 1) for number in reports]
 
     def _has_new_lines(self) -> bool:
+        """Return True if a row or a test was added to the file since the last call, or the file has become shorter."""
         for file in (get_part_path(self._path), self._path):
             with suppress(FileNotFoundError), open(file, "rb") as opened:
                 size = opened.seek(0, os.SEEK_END)
-                opened.seek(min(self._size, size))
+                opened.seek(min(self._n_bytes, size))
                 added = opened.read()
-                grown, self._size = size >= self._size, size
-                return not grown or any(kind in added for kind in (b'"row"', b'"columns"', b'"test"'))
+                is_shorter = size < self._n_bytes
+                self._n_bytes = size
+                return is_shorter or any(kind in added for kind in (b'"row"', b'"columns"', b'"test"'))
         return False
 
 
 def read_status(server: Path) -> Status | None:
-    """How the federation of this server stands; None before it has begun."""
+    """Return the status of the federation of a server's folder; None before it has begun."""
     path = find_record_path(server)
     running = is_being_written(path)
     record = read_latest(path)
@@ -134,7 +144,7 @@ def read_status(server: Path) -> Status | None:
 
 
 def find_record_path(server: Path) -> Path:
-    """Where the record is when nobody writes it."""
+    """Return the path of the federation's record when it is closed; while it is written, its name ends in .part."""
     try:
         experiment = tomllib.loads((server / "federation.toml").read_text(encoding="utf-8"))["experiment"]
     except (OSError, ValueError, KeyError) as error:

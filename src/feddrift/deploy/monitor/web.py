@@ -1,4 +1,4 @@
-"""The live page of a federation, its metrics and its status, on the server's loopback."""
+"""Web server on the loopback interface of the server: a federation's live page, its metrics and its status."""
 
 from __future__ import annotations
 
@@ -17,24 +17,30 @@ EMPTY_PAGE = '<meta http-equiv="refresh" content="5"><title>feddrift</title><p>N
 
 
 def create_web_server(server: Path, port: int) -> ThreadingHTTPServer:
-    """A web server of this federation, which nobody but this machine can reach; `serve_forever` runs it."""
+    """Return a web server for the federation of a server's folder; `serve_forever` runs it.
+
+    It listens on 127.0.0.1 only, so other machines cannot reach it.
+
+    Raises:
+        ConfigError: If the port cannot be used.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             host = (self.headers.get("Host") or "").rpartition(":")[0] or self.headers.get("Host")
-            if host not in ("127.0.0.1", "localhost"):  # a page elsewhere must not read this by a name of its own
-                self._answer(403, "text/plain", "ask for 127.0.0.1 or localhost\n")
+            if host not in ("127.0.0.1", "localhost"):  # against DNS rebinding: a foreign page must not read this one
+                self._send_text(403, "text/plain", "use the address 127.0.0.1 or localhost\n")
                 return
-            where = self.path.partition("?")[0]
-            if where not in PATHS:
-                self._answer(404, "text/plain", f"there are {', '.join(PATHS)}\n")
+            path = self.path.partition("?")[0]
+            if path not in PATHS:
+                self._send_text(404, "text/plain", f"the paths are {', '.join(PATHS)}\n")
                 return
-            self._answer(200, *build_response(server, where))
+            self._send_text(200, *build_response(server, path))
 
-        def _answer(self, code: int, kind: str, text: str) -> None:
+        def _send_text(self, code: int, content_type: str, text: str) -> None:
             body = text.encode()
             self.send_response(code)
-            self.send_header("Content-Type", f"{kind}; charset=utf-8")
+            self.send_header("Content-Type", f"{content_type}; charset=utf-8")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -45,15 +51,15 @@ def create_web_server(server: Path, port: int) -> ThreadingHTTPServer:
     try:
         return ThreadingHTTPServer(("127.0.0.1", port), Handler)
     except OSError as error:
-        raise ConfigError(f"port {port} cannot be used: {error.strerror}; --port names another") from None
+        raise ConfigError(f"port {port} cannot be used: {error.strerror}; choose another with --port") from None
 
 
-def build_response(server: Path, where: str) -> tuple[str, str]:
-    """The kind and text of what is there now."""
-    if where == "/metrics":
+def build_response(server: Path, path: str) -> tuple[str, str]:
+    """Return the content type and the text of one of `PATHS`."""
+    if path == "/metrics":
         return "text/plain; version=0.0.4", format_metrics(server)
     federation = read_status(server)
-    if where == "/status.json":
+    if path == "/status.json":
         return "application/json", json.dumps(None if federation is None else federation.plain())
     if federation is None or not federation.record.rows.steps:
         return "text/html", EMPTY_PAGE

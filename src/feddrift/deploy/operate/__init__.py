@@ -1,1 +1,1 @@
-"""Commands for the operator of a deployment: set it up, check it, manage keys, go back, back it up."""
+"""Commands for the operator of a deployment: create and check it, manage keys, roll back, back up and restore."""

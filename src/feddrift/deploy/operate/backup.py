@@ -1,7 +1,7 @@
-"""One file that has all of a server's folder, or a client's, though it is at work, and the way back from it.
+"""Backup of a server's or client's folder in one file, also while it is running, and restoration from it.
 
-It is a tar file of plain files, the last of which, ``backup.json``, says what it is, where the folder was, and the
-SHA-256 of every other. It holds private keys.
+A backup is a tar file of plain files. The last one, ``backup.json``, contains the kind and the path of the folder, and
+the SHA-256 of every other file. A backup contains private keys.
 """
 
 from __future__ import annotations
@@ -27,32 +27,39 @@ from feddrift._version import __version__
 from feddrift.deploy.server.resume_point import RESTORED_MARKER
 from feddrift.errors import ConfigError, DataError
 
-MANIFEST, FORMAT = "backup.json", 1
+MANIFEST = "backup.json"
+FORMAT = 1
 DATABASE_FILE = "state/superlink.db"
-COPIED_FIRST = {
-    "server": "state/checkpoints",
-    "client": "store",
-}  # what must not change while it is copied; the rest may grow
-EXCLUDED_PATTERNS = (
-    "cache/*",
-    "*__pycache__/*",
-    "state/nginx-*",
-    "state/nginx.pid",
-    "state/superlink.db*",
-)  # are made again
+# Folders that must not change while they are copied; files elsewhere may grow.
+COPIED_FIRST = {"server": "state/checkpoints", "client": "store"}
+# Files that are not copied as they are: they are made again, and the database is copied by SQLite.
+EXCLUDED_PATTERNS = ("cache/*", "*__pycache__/*", "state/nginx-*", "state/nginx.pid", "state/superlink.db*")
 MAX_ATTEMPTS = 5
 
 _log = logging.getLogger("feddrift")
 
 
 def write_backup(folder: Path, file: Path) -> int:
-    """Write the whole folder into a new file that only its owner may read; how many files it has."""
+    """Write the whole folder of a server or client into a new file, which only its owner may read.
+
+    Args:
+        folder: The folder; its server or client may be running.
+        file: The new file, outside of the folder.
+
+    Returns:
+        The number of files in the backup.
+
+    Raises:
+        ConfigError: If the folder is neither a server's nor a client's, or the file is in it or exists.
+        DataError: If the folder keeps changing, or the file cannot be written.
+    """
     kind = _find_folder_kind(folder)
-    folder, file = folder.resolve(), file.resolve()
+    folder = folder.resolve()
+    file = file.resolve()
     if file.is_relative_to(folder):
-        raise ConfigError(f"a backup must lie outside of the folder that it is of, got {file}")
+        raise ConfigError(f"a backup must be outside of the folder that it contains, got {file}")
     if file.exists():
-        raise ConfigError(f"{file} is there already: choose another name, or move it away")
+        raise ConfigError(f"{file} exists already: choose another name, or move it away")
     part = file.with_name(f"{file.name}.part")
     try:
         for _ in range(MAX_ATTEMPTS):
@@ -65,7 +72,7 @@ def write_backup(folder: Path, file: Path) -> int:
                 os.rename(part, file)
                 return n
             time.sleep(1)
-        raise DataError(f"{folder} changes all the time: try again, or stop what works there first")
+        raise DataError(f"{folder} keeps changing: try again, or stop its server or client first")
     except OSError as error:
         raise DataError(f"cannot write {file}: {error.strerror or error}") from None
     finally:
@@ -73,7 +80,7 @@ def write_backup(folder: Path, file: Path) -> int:
 
 
 class _FolderChangedError(Exception):
-    """Something changed that must not while it is copied."""
+    """A file that must not change has changed while the folder was copied."""
 
 
 def _find_folder_kind(folder: Path) -> str:
@@ -87,42 +94,46 @@ def _find_folder_kind(folder: Path) -> str:
 
 
 def _write_tar(folder: Path, kind: str, out: IO[bytes]) -> int:
-    """All files: first those that others rely on, so that a record is never behind its checkpoint."""
-    sums: dict[str, str] = {}
+    """Write all files, and return their number.
+
+    The folder in `COPIED_FIRST` comes first, so that a record has at least the time steps of its checkpoint.
+    """
+    checksums: dict[str, str] = {}
     try:
-        before = _read_file_stamps(folder / COPIED_FIRST[kind])
-        found = sorted(_list_files(folder), key=lambda name: (not name.startswith(f"{COPIED_FIRST[kind]}/"), name))
-    except FileNotFoundError:  # a folder that is gone
+        stamps = _read_file_stamps(folder / COPIED_FIRST[kind])
+        names = sorted(_list_files(folder), key=lambda name: (not name.startswith(f"{COPIED_FIRST[kind]}/"), name))
+    except FileNotFoundError:  # a subfolder was deleted
         raise _FolderChangedError from None
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for name in found:
+        for name in names:
             try:
-                sums[name] = _add_file(tar, folder / name, name)
+                checksums[name] = _add_file(tar, folder / name, name)
             except FileNotFoundError:
-                if name.startswith(("state/", "store/")):  # a record that got its last name, say
+                if name.startswith(("state/", "store/")):  # for instance a record that was renamed when it was closed
                     raise _FolderChangedError from None
         if (folder / DATABASE_FILE).exists():
             with tempfile.TemporaryDirectory() as scratch:
                 copy = Path(scratch) / "superlink.db"
                 _copy_database(folder / DATABASE_FILE, copy)
-                sums[DATABASE_FILE] = _add_file(tar, copy, DATABASE_FILE)
-        if _read_file_stamps(folder / COPIED_FIRST[kind]) != before:
+                checksums[DATABASE_FILE] = _add_file(tar, copy, DATABASE_FILE)
+        if _read_file_stamps(folder / COPIED_FIRST[kind]) != stamps:
             raise _FolderChangedError
         about = {"feddrift": "backup", "format": FORMAT, "kind": kind, "folder": str(folder), "version": __version__}
-        about |= {"made": datetime.now(UTC).isoformat(timespec="seconds"), "sha256": sums}
+        about |= {"made": datetime.now(UTC).isoformat(timespec="seconds"), "sha256": checksums}
         text = (json.dumps(about, indent=1) + "\n").encode()
         info = tarfile.TarInfo(MANIFEST)
-        info.size, info.mode = len(text), 0o600
+        info.size = len(text)
+        info.mode = 0o600
         tar.addfile(info, io.BytesIO(text))
-    return len(sums)
+    return len(checksums)
 
 
 def _list_files(folder: Path) -> Iterator[str]:
-    """The plain files of a folder, but for those that are half written or made again."""
+    """Yield the names of the plain files in a folder, except unfinished files and `EXCLUDED_PATTERNS`."""
     for path in folder.rglob("*"):
         name = path.relative_to(folder).as_posix()
-        half = name.endswith(".part") and not name.endswith(".jsonl.part")
-        if half or any(fnmatch(name, pattern) for pattern in EXCLUDED_PATTERNS):
+        is_unfinished = name.endswith(".part") and not name.endswith(".jsonl.part")  # a record is copied so far
+        if is_unfinished or any(fnmatch(name, pattern) for pattern in EXCLUDED_PATTERNS):
             continue
         if path.is_symlink():
             _log.warning("%s is a link and is left out of the backup", path)
@@ -131,23 +142,26 @@ def _list_files(folder: Path) -> Iterator[str]:
 
 
 def _read_file_stamps(folder: Path) -> list[tuple[str, int, int]]:
-    found = []
+    """Return the path, modification time and size of everything in a folder."""
+    stamps = []
     for path in sorted(folder.rglob("*")):
         with suppress(FileNotFoundError):
-            about = path.stat()
-            found.append((str(path), about.st_mtime_ns, about.st_size))
-    return found
+            status = path.stat()
+            stamps.append((str(path), status.st_mtime_ns, status.st_size))
+    return stamps
 
 
 def _add_file(tar: tarfile.TarFile, path: Path, name: str) -> str:
-    """Add a file as long as it is now, though it may grow meanwhile; its checksum."""
+    """Add a file with its present size, even if it grows meanwhile, and return its checksum."""
     with open(path, "rb") as file:
-        about = os.fstat(file.fileno())
+        status = os.fstat(file.fileno())
         info = tarfile.TarInfo(name)
-        info.size, info.mode, info.mtime = about.st_size, about.st_mode & 0o777, about.st_mtime
+        info.size = status.st_size
+        info.mode = status.st_mode & 0o777
+        info.mtime = status.st_mtime
         reader = _HashingReader(file)
         try:
-            tar.addfile(info, reader)  # type: ignore[arg-type]  # all it needs is read
+            tar.addfile(info, reader)  # type: ignore[arg-type]  # it needs the method read only
         except OSError:
             if os.fstat(file.fileno()).st_size < info.size:  # a log was emptied
                 raise _FolderChangedError from None
@@ -156,10 +170,11 @@ def _add_file(tar: tarfile.TarFile, path: Path, name: str) -> str:
 
 
 class _HashingReader:
-    """A file whose checksum is known once it is read."""
+    """A file reader that computes the checksum of the data that it has read."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        self._file, self.sha256 = file, hashlib.sha256()
+        self._file = file
+        self.sha256 = hashlib.sha256()
 
     def read(self, size: int) -> bytes:
         data = self._file.read(size)
@@ -179,7 +194,15 @@ def _copy_database(path: Path, copy: Path) -> None:
 
 
 def restore_backup(file: Path, folder: Path) -> tuple[str, str]:
-    """Make the folder, new or empty, what the backup is of; whether that is a server or a client, and when it was."""
+    """Restore a backup into a folder that is new or empty.
+
+    Returns:
+        The kind of the folder, server or client, and the time of the backup.
+
+    Raises:
+        ConfigError: If the folder is not empty.
+        DataError: If the file is not a backup or is damaged, or the folder cannot be written.
+    """
     from feddrift.deploy.operate.relocate import rewrite_paths
 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -196,10 +219,10 @@ def restore_backup(file: Path, folder: Path) -> tuple[str, str]:
         if about["kind"] == "server":
             (part / "state").mkdir(mode=0o700, exist_ok=True)
             (part / "state" / RESTORED_MARKER).touch()
-        os.replace(part, folder)  # also onto an empty one
+        os.replace(part, folder)  # the folder may exist if it is empty
         return str(about["kind"]), str(about["made"])
-    except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:  # what a file that is no backup may hold
-        raise DataError(f"{file} is no backup, or is damaged: {error}") from None
+    except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:  # raised for arbitrary bytes
+        raise DataError(f"{file} is not a backup, or is damaged: {error}") from None
     except OSError as error:
         raise DataError(f"cannot restore {file} into {folder}: {error.strerror or error}") from None
     finally:
@@ -207,15 +230,19 @@ def restore_backup(file: Path, folder: Path) -> tuple[str, str]:
 
 
 def _extract_files(tar: tarfile.TarFile, folder: Path, file: Path) -> dict[str, Any]:
-    """Write the files of a backup, and hold them to its checksums; what it says of itself."""
-    sums: dict[str, str] = {}
+    """Write the files of a backup into a folder, compare them with its checksums, and return its manifest."""
+    checksums: dict[str, str] = {}
     for info in tar:
-        plain, names = info.type == tarfile.REGTYPE and not info.issparse(), Path(info.name).parts
-        data = tar.extractfile(info) if plain else None
-        if data is None or ".." in names or info.name.startswith("/") or not names or info.name in sums:
-            raise DataError(f"{file} is no backup of feddrift: it has {info.name!r}, which is no plain file of its own")
+        is_plain = info.type == tarfile.REGTYPE and not info.issparse()
+        parts = Path(info.name).parts
+        data = tar.extractfile(info) if is_plain else None
+        if data is None or ".." in parts or info.name.startswith("/") or not parts or info.name in checksums:
+            raise DataError(
+                f"{file} is not a backup of feddrift: it has {info.name!r}, but a backup has plain files of its "
+                "folder only, each once"
+            )
         if info.name == MANIFEST:
-            return _read_manifest(data.read(), sums, file)
+            return _read_manifest(data.read(), checksums, file)
         target = folder / info.name
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         checksum = hashlib.sha256()
@@ -224,21 +251,24 @@ def _extract_files(tar: tarfile.TarFile, folder: Path, file: Path) -> dict[str, 
                 checksum.update(chunk)
                 out.write(chunk)
         os.utime(target, (info.mtime, info.mtime))
-        sums[info.name] = checksum.hexdigest()
-    raise DataError(f"{file} is no backup of feddrift, or it ends too early: it has no {MANIFEST}")
+        checksums[info.name] = checksum.hexdigest()
+    raise DataError(f"{file} is not a backup of feddrift, or it was cut off: it has no {MANIFEST}")
 
 
-def _read_manifest(text: bytes, sums: dict[str, str], file: Path) -> dict[str, Any]:
+def _read_manifest(text: bytes, checksums: dict[str, str], file: Path) -> dict[str, Any]:
+    """Return the manifest of a backup whose files have these checksums; raise DataError if they do not agree."""
     try:
         about = dict(json.loads(text))
-        named, number, kind = dict(about["sha256"]), about["format"], about["kind"]
-        whole = about["feddrift"] == "backup" and kind in COPIED_FIRST and isinstance(about["folder"], str)
+        expected = dict(about["sha256"])
+        number = about["format"]
+        is_valid = about["feddrift"] == "backup" and about["kind"] in COPIED_FIRST and isinstance(about["folder"], str)
     except (ValueError, KeyError, TypeError, RecursionError):
-        whole, named, number = False, {}, None
-    if not whole:
-        raise DataError(f"{file} is no backup of feddrift: its {MANIFEST} says nothing of one")
+        is_valid = False
+    if not is_valid:
+        raise DataError(f"{file} is not a backup of feddrift: its {MANIFEST} does not describe one")
     if number != FORMAT:
         raise DataError(f"{file} is a backup of format {number!r}, this feddrift reads {FORMAT}")
-    if wrong := sorted(name for name in named.keys() | sums.keys() if named.get(name) != sums.get(name)):
-        raise DataError(f"{file} is damaged: {wrong[0]} is not what it was")
+    names = expected.keys() | checksums.keys()
+    if wrong := sorted(name for name in names if expected.get(name) != checksums.get(name)):
+        raise DataError(f"{file} is damaged: {wrong[0]} does not match its checksum")
     return about

@@ -1,4 +1,4 @@
-"""`feddrift deploy check`: what is wrong with a deployment's files, one sentence each."""
+"""`feddrift deploy check`: problems in the files of a deployment, one sentence each."""
 
 from __future__ import annotations
 
@@ -27,27 +27,25 @@ from feddrift.deploy.pki.certificates import find_issuer, read_authorities
 from feddrift.deploy.processes import launcher
 from feddrift.deploy.settings import Settings
 from feddrift.engines.flower.client.batches import StepFiles
-from feddrift.engines.flower.client.client import Client, from_toml
+from feddrift.engines.flower.client.client import Client, load_client
 from feddrift.engines.flower.client.client_toml import read_client_toml
 from feddrift.engines.flower.client.store import Store, check_batch
 from feddrift.errors import FeddriftError, to_one_line
 from feddrift.streams.folder import read_class_list
 
 EXPIRY_WARNING = timedelta(days=30)
-MAX_CLOCK_AHEAD, MAX_CLOCK_BEHIND = (
-    timedelta(seconds=5),
-    timedelta(seconds=300),
-)  # how far a client's clock may be off, by Flower
+MAX_CLOCK_AHEAD = timedelta(seconds=5)  # of a client's clock compared with the server's: Flower's limits
+MAX_CLOCK_BEHIND = timedelta(seconds=300)
 
 
 def find_problems(folder: Path) -> Iterator[str]:
-    """One sentence for each problem of a whole deployment, of its server part, or of one client's folder."""
-    if (sentence := find_flwr_problem()) is not None:
-        yield sentence
+    """Yield a sentence for each problem of a whole deployment, of its server's folder, or of one client's folder."""
+    if (flwr_problem := find_flwr_problem()) is not None:
+        yield flwr_problem
     clients = [folder] if (folder / "client.toml").exists() else sorted((folder / "clients").glob("*"))
     server = next((path for path in (folder, folder / "server") if (path / "federation.toml").exists()), None)
     if server is None and not clients:
-        yield f"{folder} is no deployment: neither federation.toml nor client.toml is there"
+        yield f"{folder} is not a deployment: it has neither federation.toml nor client.toml"
     if server is not None:
         yield from _check_server(server.resolve())
     for client in clients:
@@ -57,16 +55,16 @@ def find_problems(folder: Path) -> Iterator[str]:
 def _check_server(server: Path) -> Iterator[str]:
     try:
         settings = Settings.read(server / "federation.toml")
-        here = len(settings.read_roster(server / "keys").keys)
-        if settings.quorum > here:
-            yield f"{server / 'federation.toml'}: quorum = {settings.quorum}, and only {here} clients have keys"
-        settings.create_net(server)
+        n_keys = len(settings.read_roster(server / "keys").keys)
+        if settings.quorum > n_keys:
+            yield f"{server / 'federation.toml'}: quorum = {settings.quorum}, and only {n_keys} clients have keys"
+        settings.create_net(server)  # raises an error if the net does not fit the features
         yield from (f"{server / 'federation.toml'}: {text}" for text in _check_notify_targets(settings.notify, server))
         keys = {path.stem for path in (server / "keys").glob("*.pub")}
         for name in (name for name in settings.clients if name not in keys):
-            yield f"client {name} has no key at the server and cannot come: `feddrift deploy rotate` gives it a new one"
-        if strangers := keys - set(settings.clients):
-            yield f"{server / 'keys'} has keys of {', '.join(sorted(strangers))}, whom federation.toml does not name"
+            yield f"client {name} has no key at the server, so it cannot connect: `feddrift deploy rotate` makes one"
+        if unlisted := keys - set(settings.clients):
+            yield f"{server / 'keys'} has keys of {', '.join(sorted(unlisted))}, but federation.toml does not list them"
     except FeddriftError as error:
         yield str(error)
     for name in ("ca.key", "server.key"):
@@ -81,9 +79,9 @@ def _check_server(server: Path) -> Iterator[str]:
         yield "nginx is not installed: only clients on this machine can connect (deploy server --no-proxy)"
     else:
         command = [nginx, "-t", "-q", "-p", str(server), "-c", str(server / "nginx.conf")]
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=30)
-        if answer.returncode:
-            yield f"nginx does not take {server / 'nginx.conf'}: {answer.stderr.strip().splitlines()[0]}"
+        result = subprocess.run(command, capture_output=True, text=True, timeout=30)
+        if result.returncode:
+            yield f"nginx rejects {server / 'nginx.conf'}: {result.stderr.strip().splitlines()[0]}"
 
 
 def _check_certificates(server: Path) -> Iterator[str]:
@@ -91,7 +89,7 @@ def _check_certificates(server: Path) -> Iterator[str]:
         certificate = x509.load_pem_x509_certificate((server / "server.crt").read_bytes())
         authority = find_issuer(certificate, read_authorities(server))
         if authority is None:
-            raise ValueError("server.crt is not of an authority in ca.crt")
+            raise ValueError("server.crt is not signed by an authority in ca.crt")
         key = load_pem_private_key((server / "server.key").read_bytes(), None)
     except (OSError, ValueError, TypeError, FeddriftError) as error:
         yield f"{server}: ca.crt, server.crt and server.key do not fit together: {error}"
@@ -103,7 +101,7 @@ def _check_certificates(server: Path) -> Iterator[str]:
 
 
 def _check_notify_targets(targets: Sequence[str], server: Path) -> Iterator[str]:
-    """What is wrong with the commands that are to be told."""
+    """Yield a sentence for each command in `notify` that cannot be run as it is written."""
     for target in targets:
         if target.startswith(("http://", "https://")):
             continue
@@ -113,9 +111,9 @@ def _check_notify_targets(targets: Sequence[str], server: Path) -> Iterator[str]
             yield f"notify has {target!r}, which cannot be read: {error}"
             continue
         if not words or (shutil.which(words[0]) is None and shutil.which(str(server / words[0])) is None):
-            yield f"notify names a program that is not there, {target!r}"
+            yield f"notify names a program that does not exist, {target!r}"
         if shell := {">", ">>", "|", "&&", ";", "&"} & set(words):
-            yield f"notify has {target!r}, and commands are given to no shell, which {min(shell)} needs: name a script"
+            yield f"notify has {target!r}, but commands run without a shell, which {min(shell)} needs: name a script"
 
 
 def _check_dates(path: Path, crt: x509.Certificate) -> Iterator[str]:
@@ -128,8 +126,9 @@ def _check_dates(path: Path, crt: x509.Certificate) -> Iterator[str]:
         )
     if left < EXPIRY_WARNING:
         when = crt.not_valid_after_utc.date()
-        how = "renew --ca" if path.name == "ca.crt" else "renew"
-        yield f"{path} {'ended' if left < timedelta(0) else 'ends'} on {when}: `feddrift deploy {how}` at the server"
+        command = "renew --ca" if path.name == "ca.crt" else "renew"
+        verb = "ended" if left < timedelta(0) else "ends"
+        yield f"{path} {verb} on {when}: `feddrift deploy {command}` at the server"
 
 
 def _read_clock() -> datetime:
@@ -138,7 +137,7 @@ def _read_clock() -> datetime:
 
 def _check_client(client: Path, server: Path | None) -> Iterator[str]:
     try:
-        owner = from_toml(client)
+        app = load_client(client)
     except FeddriftError as error:
         yield str(error)
         return
@@ -149,96 +148,98 @@ def _check_client(client: Path, server: Path | None) -> Iterator[str]:
         public = load_ssh_public_key((client / "key.pub").read_bytes())
         if _encode_public_key(private.public_key()) != _encode_public_key(public):
             yield f"{client / 'key.pub'} is not the public part of {client / 'key'}"
-        known = None if server is None else server / "keys" / f"{owner.name}.pub"
+        registered = None if server is None else server / "keys" / f"{app.name}.pub"
         if (
-            known is not None
-            and known.exists()
-            and _encode_public_key(load_ssh_public_key(known.read_bytes())) != _encode_public_key(public)
+            registered is not None
+            and registered.exists()
+            and _encode_public_key(load_ssh_public_key(registered.read_bytes())) != _encode_public_key(public)
         ):
-            yield f"the server has another key of client {owner.name}"
+            yield f"the server has another key of client {app.name}"
         yield from _check_dates(client / "ca.crt", x509.load_pem_x509_certificate((client / "ca.crt").read_bytes()))
         if server is not None and (client / "ca.crt").read_bytes() != (server / "ca.crt").read_bytes():
             yield f"{client / 'ca.crt'} is not the server's"
     except (OSError, ValueError, TypeError) as error:
         yield f"{client}: its key or ca.crt cannot be read: {error}"
     try:
-        read_class_list(client / "data" / "classes.txt") if (client / "data").is_dir() else None
+        if (client / "data").is_dir():
+            read_class_list(client / "data" / "classes.txt")
     except FeddriftError as error:
         yield str(error)
-    stores = [owner.open_store(path.name) for path in owner.root.glob("*") if path.is_dir()]
-    if isinstance(owner.load, StepFiles):
-        yield from _find_missing_batches(owner.load, stores)
-    yield from _check_next_batch(owner, stores, client, server)
+    stores = [app.open_store(path.name) for path in app.root.glob("*") if path.is_dir()]
+    if isinstance(app.load, StepFiles):
+        yield from _find_missing_batches(app.load, stores)
+    yield from _check_next_batch(app, stores, client, server)
     if server is None:  # on the client's own machine
         yield from _check_clock(client)
 
 
 def _check_access(client: Path, server: Path | None) -> Iterator[str]:
-    """What keeps the data from others who use the machine, and from who has the server."""
+    """Yield problems that expose the client's data: to other users of its machine, or to another app of the server."""
     if client.stat().st_mode & 0o077:
         yield f"others can look into {client}: chmod 700 {client}"
     trusted = client / app_signature.TRUSTED_FILE
     if not trusted.exists():
         yield f"{trusted} is missing: this client runs whatever the server sends, copy the server's file"
         return
-    servers = None if server is None else server / app_signature.TRUSTED_FILE
-    if servers is not None and servers.exists() and servers.read_bytes() != trusted.read_bytes():
+    server_file = None if server is None else server / app_signature.TRUSTED_FILE
+    if server_file is not None and server_file.exists() and server_file.read_bytes() != trusted.read_bytes():
         yield f"{trusted} trusts another app than the server's, which the client will refuse"
 
 
 def _find_missing_batches(files: StepFiles, stores: Sequence[Store]) -> Iterator[str]:
-    for n in sorted({store.next_batch_number() for store in stores} or {0}):
+    for n in sorted({store.get_next_batch_number() for store in stores} or {0}):
         later = [number for number in files.list_numbers() if number >= n]
         if later and n not in later:
             yield f"{files.directory} has step_{later[0]} and no step_{n}, for which the client waits"
 
 
-def _check_next_batch(owner: Client, stores: Sequence[Store], client: Path, server: Path | None) -> Iterator[str]:
-    """What would be refused of the batch that the client shows next, if it has come."""
-    n = max((store.next_batch_number() for store in stores), default=0)
-    where = str(owner.load.find_file(n)) if isinstance(owner.load, StepFiles) else f"{client}: load({n})"
+def _check_next_batch(app: Client, stores: Sequence[Store], client: Path, server: Path | None) -> Iterator[str]:
+    """Yield the problem for which the client's next batch would be refused, if the batch is available."""
+    n = max((store.get_next_batch_number() for store in stores), default=0)
+    where = str(app.load.find_file(n)) if isinstance(app.load, StepFiles) else f"{client}: load({n})"
     try:
         settings = None if server is None else Settings.read(server / "federation.toml")
-        if (batch := owner.load(n)) is None:
+        if (batch := app.load(n)) is None:
             return
-        told = next((store.serving for store in stores if store.serving), {})  # by the server, at the last hello
-        features = told.get("features") if settings is None else settings.features
-        n_classes = told.get("n_classes") if settings is None else len(settings.classes)
+        last_hello = next((store.serving for store in stores if store.serving), {})  # from the server
+        features = last_hello.get("features") if settings is None else settings.features
+        n_classes = last_hello.get("n_classes") if settings is None else len(settings.classes)
         shape = None if features is None else tuple(features)
         check_batch(batch, n, shape, n_classes or len(read_class_list(client / "data" / "classes.txt")))
     except FeddriftError as error:
         yield str(error) if where in str(error) else f"{where}: {error}"
-    except Exception as error:  # whatever the client's own code says, on its own machine
+    except Exception as error:  # the client's own code may raise anything
         yield f"{where} fails: {type(error).__name__}: {to_one_line(str(error))}"
 
 
 def _check_clock(client: Path) -> Iterator[str]:
-    """A clock that is off by the server's, where that can be reached: Flower would refuse this client."""
+    """Compare the clock with the server's, if the server can be reached: Flower refuses clients with a wrong clock."""
     host, _, port = read_client_toml(client).get("server", "").rpartition(":")
-    began = _read_clock()
+    asked_time = _read_clock()
     try:
-        trusts = ssl.create_default_context(cafile=str(client / "ca.crt"))
-        line = http.client.HTTPSConnection(host, int(port), timeout=5, context=trusts)
-        line.request("GET", "/")
-        told = parsedate_to_datetime(line.getresponse().headers["Date"] or "")
-    except (OSError, ValueError, http.client.HTTPException):  # it does not run yet, or is not what it should be
+        tls = ssl.create_default_context(cafile=str(client / "ca.crt"))
+        connection = http.client.HTTPSConnection(host, int(port), timeout=5, context=tls)
+        connection.request("GET", "/")
+        server_time = parsedate_to_datetime(connection.getresponse().headers["Date"] or "")
+    except (OSError, ValueError, http.client.HTTPException):  # the server is not running yet, or it is another one
         return
-    ahead, behind = began - told - timedelta(seconds=1), told - _read_clock()  # it tells whole seconds
+    ahead = asked_time - server_time - timedelta(seconds=1)  # the server's time has no fraction of a second
+    behind = server_time - _read_clock()
     if ahead > MAX_CLOCK_AHEAD or behind > MAX_CLOCK_BEHIND:
-        how = (
+        difference = (
             f"{ahead.total_seconds():.0f} s ahead of"
             if ahead > MAX_CLOCK_AHEAD
             else f"{behind.total_seconds():.0f} s behind"
         )
         yield (
-            f"the clock of this machine is {how} that of the server, which refuses clients more than "
+            f"the clock of this machine is {difference} that of the server, which refuses clients more than "
             f"{MAX_CLOCK_AHEAD.seconds} s ahead or {MAX_CLOCK_BEHIND.seconds} s behind: set it"
         )
 
 
 def _check_private_file(path: Path) -> Iterator[str]:
     if not path.exists():
-        if path.name != "ca.key":  # it may, and should, be kept elsewhere
+        if path.name != "ca.key":  # it should be kept on another machine
             yield f"{path} is missing"
     elif path.stat().st_mode & 0o077:
         yield f"{path} can be read by others: chmod 600 {path}"

@@ -1,7 +1,7 @@
-"""The clients' keys: a new one in the place of an old one, and one that is taken back.
+"""Replacement and revocation of the clients' keys.
 
-A client whose key was taken back keeps its place, out of reach, until it gets another. What was shut out stays in
-KEYS/revoked: Flower lets none of these keys in again, for good.
+A client with a revoked key stays in the federation, and is unreachable until it gets a new key. Revoked keys are kept
+in keys/revoked: Flower never accepts one of them again.
 """
 
 from __future__ import annotations
@@ -31,43 +31,70 @@ _log = logging.getLogger("feddrift")
 
 
 def generate_key_pair(name: str) -> tuple[str, str]:
-    """A new private key, and its public part, as a client's folder has them."""
+    """Generate a key pair of a client.
+
+    Returns:
+        The texts of the private and the public key in OpenSSH's formats, for the files `key` and `key.pub`.
+    """
     key = ec.generate_private_key(ec.SECP384R1())
     private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()).decode()
     return private, _format_key_line(key.public_key(), name)
 
 
 def replace_client_key(client: Path, name: str) -> Path:
-    """Make a new key in a client's folder, the old one is kept beside it; the file to carry to the server."""
+    """Make a new key in a client's folder, keep the old one beside it, and return the file to carry to the server."""
     private, public = generate_key_pair(name)
     replace_file_pair((client / "key", private), (client / "key.pub", public))
     return client / "key.pub"
 
 
 def accept_new_key(server: Path, name: str, path: Path) -> bool:
-    """Take a client's new public key in, and shut its old one out; whether a server that runs has done so."""
+    """Accept a new public key of a client and revoke its old one.
+
+    Args:
+        server: The server's folder.
+        name: The client.
+        path: The file with the public key that was made at the client.
+
+    Returns:
+        True if a running server has registered the key; otherwise this happens when the server starts.
+
+    Raises:
+        ConfigError: If the client is unknown, or the key is unusable, revoked or already in use.
+    """
     keys = server / "keys"
     check_client_name(server, name)
     line = _format_key_line(_read_new_key(path), name)
-    new = keys / f"{name}.pub"
+    key_file = keys / f"{name}.pub"
     for other in (*sorted(keys.glob("*.pub")), *sorted((keys / REVOKED_FOLDER).glob("*.pub"))):
         if read_public_key(other) == _encode_pem(_read_new_key(path)):
-            shut_out = other.parent.name == REVOKED_FOLDER
-            what = "was shut out, which is for good" if shut_out else f"is that of client {other.stem} already"
-            raise ConfigError(f"the key in {path} {what}: make a new one with `feddrift deploy rotate`")
-    before = _store_revoked_key(new) if new.exists() else None
-    replace_file(new, line)
-    then = "" if before is None else f", the old one, {before}, is shut out"
-    audit_change(server, name, f"client {name} has a new key, {_hash_key(new)}{then}")
+            is_revoked = other.parent.name == REVOKED_FOLDER
+            problem = "was revoked permanently" if is_revoked else f"is already that of client {other.stem}"
+            raise ConfigError(f"the key in {path} {problem}: make a new one with `feddrift deploy rotate`")
+    old_digest = _store_revoked_key(key_file) if key_file.exists() else None
+    replace_file(key_file, line)
+    revocation = "" if old_digest is None else f", the old one, {old_digest}, is shut out"
+    audit_change(server, name, f"client {name} has a new key, {_hash_key(key_file)}{revocation}")
     return _update_running_server(server)
 
 
 def revoke_client(server: Path, name: str) -> bool:
-    """Shut a client out: its key is taken back, its place stays; whether a server that runs has done so."""
+    """Revoke the key of a client, which stays in the federation.
+
+    Args:
+        server: The server's folder.
+        name: The client.
+
+    Returns:
+        True if a running server has revoked the key; otherwise this happens when the server starts.
+
+    Raises:
+        ConfigError: If the client is unknown or has no key.
+    """
     check_client_name(server, name)
     path = server / "keys" / f"{name}.pub"
     if not path.exists():
-        raise ConfigError(f"client {name} has no key in {path.parent}: it is shut out already")
+        raise ConfigError(f"client {name} has no key in {path.parent}: it was revoked already")
     digest = _store_revoked_key(path)
     path.unlink()
     audit_change(server, name, f"client {name} is shut out, its key, {digest}, was taken back")
@@ -75,25 +102,33 @@ def revoke_client(server: Path, name: str) -> bool:
 
 
 def find_folders(folder: Path, name: str) -> tuple[Path | None, Path | None]:
-    """The server's part of a deployment and this client's, each None where it is somewhere else."""
+    """Return the server's folder and this client's folder in a deployment; None for one that is on another machine.
+
+    Args:
+        folder: The whole deployment, or one of the two folders.
+        name: The client.
+
+    Raises:
+        ConfigError: If neither is there, or the folder is that of another client.
+    """
     server = next((path for path in (folder, folder / "server") if (path / "federation.toml").exists()), None)
     client = next((path for path in (folder, folder / "clients" / name) if (path / "client.toml").exists()), None)
     if client is not None and (owner := read_client_toml(client)["name"]) != name:
-        raise ConfigError(f"{client} is of client {owner}, not of {name}")
+        raise ConfigError(f"{client} belongs to client {owner}, not to {name}")
     if server is None and client is None:
         raise ConfigError(f"{folder} has neither federation.toml nor the folder of a client {name}")
     return server and server.resolve(), client and client.resolve()
 
 
 def check_client_name(server: Path, name: str) -> None:
-    """Refuse a name that is no client's."""
+    """Raise ConfigError if the federation has no client of this name."""
     clients = Settings.read(server / "federation.toml").clients
     if name not in clients:
         raise unknown_name_error("client", name, clients)
 
 
 def _read_new_key(path: Path) -> ec.EllipticCurvePublicKey:
-    """The public key in a file that was brought, if it is one as clients have them."""
+    """Return the public key in a file; raise ConfigError if the file or the kind of key is wrong."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -103,7 +138,7 @@ def _read_new_key(path: Path) -> ec.EllipticCurvePublicKey:
     try:
         key = load_ssh_public_key(data)
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise ConfigError(f"{path} is no public key as `feddrift deploy rotate` writes it: {error}") from None
+        raise ConfigError(f"{path} is not a public key as `feddrift deploy rotate` writes it: {error}") from None
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
         kind = data.split()[0].decode(errors="replace")
         raise ConfigError(f"{path} must be of the kind ecdsa-sha2-nistp384, got {kind}")
@@ -111,21 +146,22 @@ def _read_new_key(path: Path) -> ec.EllipticCurvePublicKey:
 
 
 def _store_revoked_key(path: Path) -> str:
-    """Keep a copy of a client's key among those that were shut out; its digest."""
-    digest, folder = _hash_key(path), path.parent / REVOKED_FOLDER
+    """Copy a client's key to the folder of revoked keys, and return its digest."""
+    digest = _hash_key(path)
+    folder = path.parent / REVOKED_FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)
     replace_file(folder / f"{path.stem}-{digest}.pub", path.read_text())
     return digest
 
 
 def _update_running_server(server: Path) -> bool:
-    """Let a server that runs know the keys at once."""
+    """Register the keys at the server if it is running; return True if it has done so."""
     try:
         if launcher.is_server_running(server):
             launcher.register_keys(server)
             return True
     except FeddriftError as error:
-        _log.warning("the server that runs was not told: %s", error)
+        _log.warning("the running server could not register the keys: %s", error)
     return False
 
 

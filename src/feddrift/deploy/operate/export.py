@@ -1,4 +1,4 @@
-"""The models of a federation, to take away while it runs or after."""
+"""Export of the models of a federation, which may be running."""
 
 from __future__ import annotations
 
@@ -17,17 +17,29 @@ from feddrift.types import State
 
 
 def export_federation(server: Path, folder: Path) -> int:
-    """Write the models of a federation as they stand now; how many time steps they have seen."""
-    settings, federation = Settings.read(server / "federation.toml"), read_status(server)
+    """Write the present models of a federation into a folder.
+
+    Args:
+        server: The server's folder.
+        folder: The folder for the models.
+
+    Returns:
+        The number of time steps that the models have seen.
+
+    Raises:
+        DataError: If no time step is done yet, or all models are private.
+    """
+    settings = Settings.read(server / "federation.toml")
+    federation = read_status(server)
     if federation is None or not federation.record.rows.steps:
         raise DataError(f"the federation of {server} has done no time step yet: there is nothing to export")
-    net, classes = settings.create_net(server), len(settings.classes)
+    net = settings.create_net(server)
     state, steps = load_last_state(checkpoint.Folder(server / "state" / "checkpoints"), net)
     source = ExportSource(
         state=_drop_private_models(state),
         steps=steps,
         net=net,
-        net_description=describe_net(net, settings.model, settings.features, classes),
+        net_description=describe_net(net, settings.model, settings.features, len(settings.classes)),
         stream=settings.experiment,
         algorithm=settings.algorithm,
         seed=settings.seed,
@@ -41,7 +53,7 @@ def export_federation(server: Path, folder: Path) -> int:
 
 
 def _drop_private_models(state: State) -> State:
-    """The state without what only clients have: who uses a private model is given the shared one that comes first."""
+    """Remove the private models, which the server does not have; clients without a shared model get the first one."""
     private = state.models.private
     if not private.any():
         return state

@@ -1,4 +1,4 @@
-"""A deployment's folder that has another place now: what names the old one is written again."""
+"""Relocation of a server's or client's folder: paths in its files are replaced by the new ones."""
 
 from __future__ import annotations
 
@@ -11,13 +11,21 @@ from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
-FILES_WITH_PATHS = "nginx.conf", "*.service", "flwr/config.toml"  # what `feddrift deploy init` writes paths into
+FILES_WITH_PATHS = "nginx.conf", "*.service", "flwr/config.toml"  # files into which `feddrift deploy init` writes paths
 
 _log = logging.getLogger("feddrift")
 
 
 def rewrite_paths(folder: Path, old: Path, new: Path) -> None:
-    """Write the new place of a folder, which may still lie elsewhere, into its files, and this Python into units."""
+    """Replace the old path of a folder in its files, and the Python interpreter in its service units by this one.
+
+    Runs that Flower's database lists as unfinished are ended, since they use the old path.
+
+    Args:
+        folder: The folder with the files, which may be moved to its new path later.
+        old: The path that the files contain.
+        new: The path that they shall contain.
+    """
     for pattern in FILES_WITH_PATHS:
         for path in sorted(folder.glob(pattern)):
             text = _replace_path(path.read_text(encoding="utf-8"), str(old), str(new))
@@ -31,9 +39,9 @@ def rewrite_paths(folder: Path, old: Path, new: Path) -> None:
 
 
 def _replace_path(text: str, old: str, new: str) -> str:
-    """A text with another path, also where it is quoted, and none that only begins like it.
+    """Replace a path in a text, plain or quoted as in JSON, but not a longer name that only begins with it.
 
-    >>> _renamed('pid /srv/fed/nginx.pid; "/srv/fed" /srv/fed2', "/srv/fed", "/new")
+    >>> _replace_path('pid /srv/fed/nginx.pid; "/srv/fed" /srv/fed2', "/srv/fed", "/new")
     'pid /new/nginx.pid; "/new" /srv/fed2'
     """
     for before, after in {(old, new), (json.dumps(old)[1:-1], json.dumps(new)[1:-1])}:
@@ -42,12 +50,12 @@ def _replace_path(text: str, old: str, new: str) -> str:
 
 
 def _end_unfinished_runs(database: Path) -> None:
-    """End the runs that were under way, which know the old folder; of tables that we do not know nothing is kept."""
+    """End the unfinished runs in Flower's database; if its tables are unknown, delete the database."""
     end = "finished_at = ?, sub_status = 'stopped', details = 'restored', active_until = NULL, token = NULL"
     now = datetime.now(UTC).isoformat(sep=" ")
     try:
-        with closing(sqlite3.connect(database)) as opened, opened:
-            opened.execute(f"UPDATE task SET {end} WHERE finished_at IS NULL", (now,))
+        with closing(sqlite3.connect(database)) as connection, connection:
+            connection.execute(f"UPDATE task SET {end} WHERE finished_at IS NULL", (now,))
     except sqlite3.Error as error:
-        _log.warning("Flower's database is left out, and made again when the server starts: %s", error)
+        _log.warning("Flower's database is deleted, and is made again when the server starts: %s", error)
         database.unlink(missing_ok=True)

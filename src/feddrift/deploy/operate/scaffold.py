@@ -24,7 +24,7 @@ from feddrift.errors import ConfigError
 
 UNIT_TEMPLATE = """\
 [Unit]
-Description=feddrift {what}
+Description=feddrift {description}
 After=network-online.target{after}
 Wants=network-online.target
 StartLimitIntervalSec=0
@@ -77,9 +77,25 @@ def create_deployment(
     experiment: str = "first",
     settings: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a new federation to a folder that is not there yet: a part for the server and one for each client."""
+    """Create a new federation: a folder for the server and one for each client.
+
+    Args:
+        folder: The new folder, which may exist if it is empty.
+        clients: The names of the clients.
+        features: The shape of one input.
+        classes: The labels of the classes.
+        host: The name or address by which clients reach the server.
+        bind: The address on which the proxy listens; None: all.
+        port: The port of the proxy, which clients reach.
+        inner: The port of the SuperLink behind it, on this machine.
+        experiment: The name of the federation and its record.
+        settings: Further settings of federation.toml.
+
+    Raises:
+        ConfigError: If the folder is not empty or a setting is not allowed.
+    """
     if folder.exists() and any(folder.iterdir()):
-        raise ConfigError(f"{folder} is not empty, a new federation needs a folder of its own")
+        raise ConfigError(f"{folder} is not empty: a new federation needs a new folder")
     values: dict[str, Any] = {
         "experiment": experiment,
         "clients": [check_name(name, "a client") for name in clients],
@@ -92,7 +108,7 @@ def create_deployment(
     Settings.from_dict(values, "the options")
     if port == inner:
         raise ConfigError(f"the port that clients reach and the SuperLink's own must differ, got {port} for both")
-    proxy.format_listen_directives(bind, port)  # or refuse it, before anything is written
+    proxy.format_listen_directives(bind, port)  # raises an error for a wrong address before anything is written
     server = (folder / "server").resolve()
     for path in (folder, server, server / "keys", server / "state", server / "app", server / "flwr"):
         path.mkdir(parents=True, exist_ok=True)
@@ -120,23 +136,31 @@ def create_deployment(
 
 
 def add_client(folder: Path, name: str) -> None:
-    """A place for one more client, behind those there are; a federation that runs takes it in when it is run anew.
+    """Add a client after the existing ones; a running federation includes it when `feddrift deploy run` starts again.
 
-    All that it needs is in the server's folder: the folders of the other clients may be where they belong.
+    Only the server's folder is needed: the folders of the other clients may be on their machines.
+
+    Args:
+        folder: The deployment or the server's folder; the client's folder is made in its subfolder `clients`.
+        name: The new client.
+
+    Raises:
+        ConfigError: If the name is in use, or a file of the client exists, or federation.toml cannot be edited.
     """
     server = find_server_folder(folder)
-    path, client = server / "federation.toml", folder.resolve() / "clients" / check_name(name, "a client")
+    path = server / "federation.toml"
+    client = folder.resolve() / "clients" / check_name(name, "a client")
     settings = Settings.read(path)
     if name in settings.clients:
         raise ConfigError(f"{path} has a client {name} already")
     for old in (client, server / "keys" / f"{name}.pub"):
         if old.exists():
-            raise ConfigError(f"{old} is there already: move it away, or choose another name")
+            raise ConfigError(f"{old} exists already: move it away, or choose another name")
     address = proxy.format_address(_read_host(server / "server.crt"), read_ports(server)[0])
     line = f"clients = {json.dumps([*settings.clients, name])}"
     text, replacements = re.subn(r"(?m)^clients *= *\[[^]]*\]", line, path.read_text())
     if not replacements:
-        raise ConfigError(f"{path}: add {name!r} to its clients by hand")
+        raise ConfigError(f"{path} has no list of clients in one pair of brackets: add {name!r} to its clients by hand")
     app_signature.sign_app(server)
     _create_client_folder(client, server, name, address, [str(label) for label in settings.classes])
     path.write_text(text)
@@ -144,10 +168,10 @@ def add_client(folder: Path, name: str) -> None:
 
 
 def _read_host(certificate: Path) -> str:
-    """The server's name or address as clients see it: what its certificate is for, beside this machine's own."""
+    """Return the server's name or address for clients: the first in its certificate that is not this machine's own."""
     try:
-        found = x509.load_pem_x509_certificate(certificate.read_bytes())
-        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        loaded = x509.load_pem_x509_certificate(certificate.read_bytes())
+        names = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (OSError, ValueError, x509.ExtensionNotFound) as error:
         raise ConfigError(f"cannot read {certificate}, which names the server: {error}") from None
     hosts = [*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))]
@@ -155,7 +179,7 @@ def _read_host(certificate: Path) -> str:
 
 
 def _create_client_folder(folder: Path, server: Path, name: str, address: str, classes: Sequence[str]) -> None:
-    """What is carried to a client's machine; its private key is nowhere else."""
+    """Create the folder that is carried to a client's machine; only this folder contains its private key."""
     (folder / "data").mkdir(parents=True)
     folder.chmod(0o700)
     private, public = generate_key_pair(name)
@@ -182,7 +206,7 @@ def _create_client_folder(folder: Path, server: Path, name: str, address: str, c
 
 
 def _format_settings(values: Mapping[str, object]) -> str:
-    """federation.toml with every setting there is, the defaults as comments."""
+    """Return the text of federation.toml: the given settings, and all others with their defaults as comments."""
     lines = []
     for name, field in Settings.model_fields.items():
         about = f"  # {field.description}" if field.description else ""
@@ -194,6 +218,19 @@ def _format_settings(values: Mapping[str, object]) -> str:
     return "\n".join([*lines, "", f"[settings]  # of the algorithm; {RECOMMENDED} has none", "# delta = 0.1", ""])
 
 
-def _write_unit(path: Path, command: str, folder: Path, what: str, restart: str, seconds: int, after: str = "") -> None:
-    words = {"what": what, "after": after, "python": sys.executable, "command": command, "folder": folder}
-    _write(path, UNIT_TEMPLATE.format(**words, restart=restart, seconds=seconds))
+def _write_unit(
+    path: Path, command: str, folder: Path, description: str, restart: str, seconds: int, after: str = ""
+) -> None:
+    """Write the unit file of a systemd service.
+
+    Args:
+        path: The new file.
+        command: The subcommand of `feddrift deploy` that the service runs.
+        folder: The folder of the server or client.
+        description: The description of the service.
+        restart: systemd's rule for a restart.
+        seconds: The pause before a restart.
+        after: A unit that must start first, after a space.
+    """
+    values = {"description": description, "after": after, "python": sys.executable, "command": command}
+    _write(path, UNIT_TEMPLATE.format(**values, folder=folder, restart=restart, seconds=seconds))

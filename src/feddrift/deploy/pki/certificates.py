@@ -1,4 +1,4 @@
-"""The certificates of a deployment: made, renewed, and how long they are valid."""
+"""Certificates of a deployment: their creation, renewal and remaining days."""
 
 from __future__ import annotations
 
@@ -15,13 +15,19 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from feddrift.deploy.files import replace_file_pair, write_new_file
 from feddrift.errors import ConfigError
 
-AUTHORITY_VALID_DAYS, SERVER_VALID_DAYS = 3650, 397
+AUTHORITY_VALID_DAYS = 3650
+SERVER_VALID_DAYS = 397
 
-Authority = tuple[x509.Certificate, ec.EllipticCurvePrivateKey]
+Authority = tuple[x509.Certificate, ec.EllipticCurvePrivateKey]  # its certificate and private key
 
 
 def create_certificates(server: Path, host: str) -> None:
-    """The certificates of a new federation: an authority of its own, and the server's."""
+    """Create the certificates of a new federation: that of its own certificate authority, and that of its server.
+
+    Args:
+        server: The server's folder.
+        host: The name or address by which clients reach the server.
+    """
     authority = issuer, key = _create_authority()
     write_new_file(server / "ca.key", _encode_private_key(key), secret=True)
     write_new_file(server / "ca.crt", _encode_certificate(issuer))
@@ -30,15 +36,25 @@ def create_certificates(server: Path, host: str) -> None:
         names.append(x509.IPAddress(ipaddress.ip_address(host)))
     except ValueError:
         names.append(x509.DNSName(host))
-    made, secret = _create_server_certificate(
-        authority, _build_name(host), x509.SubjectAlternativeName(dict.fromkeys(names))
-    )
-    write_new_file(server / "server.key", secret, secret=True)
-    write_new_file(server / "server.crt", made)
+    alternative_names = x509.SubjectAlternativeName(dict.fromkeys(names))
+    certificate, private = _create_server_certificate(authority, _build_name(host), alternative_names)
+    write_new_file(server / "server.key", private, secret=True)
+    write_new_file(server / "server.crt", certificate)
 
 
 def renew_server_certificate(server: Path, ca_key: Path | None = None) -> datetime:
-    """A new certificate and key of the server, for the same names and of the same authority; when it ends."""
+    """Replace the server's certificate and key by new ones for the same names, from the same authority.
+
+    Args:
+        server: The server's folder.
+        ca_key: The private key of the authority; None: `ca.key` in the server's folder.
+
+    Returns:
+        The end of the new certificate.
+
+    Raises:
+        ConfigError: If the authority's key is missing or wrong, the authority has ended, or server.crt cannot be read.
+    """
     authority = _read_authority(server, ca_key or server / "ca.key")
     path = server / "server.crt"
     try:
@@ -46,13 +62,21 @@ def renew_server_certificate(server: Path, ca_key: Path | None = None) -> dateti
         names = old.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (OSError, ValueError, x509.ExtensionNotFound) as error:
         raise ConfigError(f"cannot read {path}, which has the server's names: {error}") from None
-    made, secret = _create_server_certificate(authority, old.subject, names)
-    replace_file_pair((server / "server.key", secret), (path, made))
-    return x509.load_pem_x509_certificate(made.encode()).not_valid_after_utc
+    certificate, private = _create_server_certificate(authority, old.subject, names)
+    replace_file_pair((server / "server.key", private), (path, certificate))
+    return x509.load_pem_x509_certificate(certificate.encode()).not_valid_after_utc
 
 
 def renew_authority(server: Path, ca_key: Path | None = None) -> datetime:
-    """A new authority: ca.crt has it and, until that ends, the old one, so that clients that take it trust both."""
+    """Create a new authority, and keep the old ones in ca.crt until they end: clients with this file trust all of them.
+
+    Args:
+        server: The server's folder.
+        ca_key: The file for the private key of the authority; None: `ca.key` in the server's folder.
+
+    Returns:
+        The end of the new authority's certificate.
+    """
     certificate, key = _create_authority()
     trusted = [certificate, *(old for old in read_authorities(server) if old.not_valid_after_utc > datetime.now(UTC))]
     replace_file_pair(
@@ -63,7 +87,7 @@ def renew_authority(server: Path, ca_key: Path | None = None) -> datetime:
 
 
 def read_authorities(server: Path) -> list[x509.Certificate]:
-    """Those that ca.crt trusts, the newest first."""
+    """Return the authorities in ca.crt, the newest first."""
     path = server / "ca.crt"
     try:
         return x509.load_pem_x509_certificates(path.read_bytes())
@@ -71,36 +95,43 @@ def read_authorities(server: Path) -> list[x509.Certificate]:
         raise ConfigError(f"cannot read {path}: {error}") from None
 
 
-def find_issuer(certificate: x509.Certificate, trusted: list[x509.Certificate]) -> x509.Certificate | None:
-    """Which of these has signed it."""
-    for authority in trusted:
+def find_issuer(certificate: x509.Certificate, authorities: list[x509.Certificate]) -> x509.Certificate | None:
+    """Return the authority that has signed a certificate, None if it is not among these."""
+    for authority in authorities:
         try:
             certificate.verify_directly_issued_by(authority)
-        except Exception:  # another name, another kind of key, another signature
+        except Exception:  # another name, another type of key, or another signature
             continue
         return authority
     return None
 
 
-def read_days_left(server: Path) -> dict[str, float]:
-    """By file, the days until it ends; what cannot be read is left out, `deploy check` says what is wrong with it."""
-    found = {}
+def read_remaining_days(server: Path) -> dict[str, float]:
+    """Return the days until each certificate ends, by its file name.
+
+    A file that cannot be read is left out; `feddrift deploy check` reports the problem.
+    """
+    remaining = {}
     for name in ("ca.crt", "server.crt"):
         try:
             certificate = x509.load_pem_x509_certificate((server / name).read_bytes())
-            if name == "ca.crt":  # of several the one that counts: who has signed the server's
-                signed = x509.load_pem_x509_certificate((server / "server.crt").read_bytes())
-                certificate = find_issuer(signed, read_authorities(server)) or certificate
+            if name == "ca.crt":  # of several authorities, the one that has signed the server's certificate
+                server_certificate = x509.load_pem_x509_certificate((server / "server.crt").read_bytes())
+                certificate = find_issuer(server_certificate, read_authorities(server)) or certificate
         except (OSError, ValueError, ConfigError):
             continue
-        found[name] = (certificate.not_valid_after_utc - datetime.now(UTC)).total_seconds() / 86400
-    return found
+        remaining[name] = (certificate.not_valid_after_utc - datetime.now(UTC)).total_seconds() / 86400
+    return remaining
 
 
 def _read_authority(server: Path, path: Path) -> Authority:
-    """The authority whose key this is."""
+    """Return the authority in ca.crt to which this private key belongs.
+
+    Raises:
+        ConfigError: If the key cannot be read or does not belong to an authority, or the authority has ended.
+    """
     if not path.exists():
-        raise ConfigError(f"{path} is missing, and no certificate is made without it: say where it is, --ca-key PATH")
+        raise ConfigError(f"{path} is missing, and signs all certificates: give its path with --ca-key PATH")
     try:
         key = load_pem_private_key(path.read_bytes(), None)
     except (OSError, ValueError, TypeError) as error:
@@ -115,8 +146,9 @@ def _read_authority(server: Path, path: Path) -> Authority:
 
 
 def _create_authority() -> Authority:
-    """A certificate authority of this federation alone."""
-    key, name = ec.generate_private_key(ec.SECP256R1()), _build_name("feddrift authority")
+    """Create a certificate authority that serves only this federation."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = _build_name("feddrift authority")
     usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
     certificate = (
         _prepare_certificate(name, name, key, AUTHORITY_VALID_DAYS)
@@ -130,7 +162,7 @@ def _create_authority() -> Authority:
 def _create_server_certificate(
     authority: Authority, subject: x509.Name, names: x509.SubjectAlternativeName
 ) -> tuple[str, str]:
-    """A new certificate of the server, and its key; it ends with its authority's at the latest."""
+    """Create a certificate of the server and its private key; it ends with that of the authority at the latest."""
     issuer, signer = authority
     key = ec.generate_private_key(ec.SECP256R1())
     usage = x509.KeyUsage(True, False, False, False, False, False, False, False, False)
@@ -147,18 +179,22 @@ def _create_server_certificate(
 
 
 def _prepare_certificate(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int, last: datetime | None = None
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePrivateKey,
+    days: int,
+    latest_end: datetime | None = None,
 ) -> x509.CertificateBuilder:
-    now = datetime.now(UTC) - timedelta(minutes=5)  # clocks differ
-    end = now + timedelta(days=days)
+    begin = datetime.now(UTC) - timedelta(minutes=5)  # clocks differ
+    end = begin + timedelta(days=days)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now)
-        .not_valid_after(end if last is None else min(end, last))
+        .not_valid_before(begin)
+        .not_valid_after(end if latest_end is None else min(end, latest_end))
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     )
 

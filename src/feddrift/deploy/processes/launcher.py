@@ -162,7 +162,7 @@ def run_server(folder: Path, proxy: bool = True) -> None:
 
 
 def register_keys(server: Path) -> None:
-    """Register new client keys at the SuperLink, and unregister keys that are no longer in the folder `keys`."""
+    """Register new client keys at the SuperLink, and unregister those that the folder `keys` does not contain."""
     nodes = _read_registered_keys(server / "state" / "superlink.db")
     keys = {path.stem: read_public_key(path) for path in sorted((server / "keys").glob("*.pub"))}
     for name in (name for name, key in keys.items() if nodes.get(key, 0) is None):

@@ -64,7 +64,7 @@ class Archive:
         try:
             if self.max_time_steps:
                 self._link_checkpoint(time, file)
-            not_pinned = [other for other in self.list_times() if not self.is_pinned(other)]
+            not_pinned = [other for other in self.list_times() if not self.has_pin(other)]
             for old in not_pinned[: max(0, len(not_pinned) - self.max_time_steps)]:
                 self._checkpoint_path(old).unlink(missing_ok=True)
         except OSError as error:
@@ -86,7 +86,7 @@ class Archive:
             shutil.copyfile(file, part)
         os.replace(part, target)
 
-    def is_pinned(self, time: int) -> bool:
+    def has_pin(self, time: int) -> bool:
         """Return whether this time step is kept permanently."""
         return self._pin_path(time).exists()
 
@@ -146,7 +146,7 @@ def list_archived_steps(server: Path) -> list[ArchivedStep]:
     steps = []
     for time in archive.list_times():
         t = time - 1
-        pinned = archive.is_pinned(time)
+        pinned = archive.has_pin(time)
         if federation is None or is_member is None or t >= federation.record.rows.steps:
             steps.append(ArchivedStep(time, pinned))  # the record was moved away, or does not contain the step yet
             continue

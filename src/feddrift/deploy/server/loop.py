@@ -18,7 +18,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from feddrift import algorithms
 from feddrift._internal import checkpoint
-from feddrift._internal.system import exclusive_lock
+from feddrift._internal.system import lock_folder
 from feddrift._version import __version__
 from feddrift.deploy.monitor import logs
 from feddrift.deploy.monitor.alerts import Notice, log_and_audit
@@ -35,7 +35,7 @@ from feddrift.errors import DataError
 from feddrift.runs.journal import Journal, StepProgress
 from feddrift.runs.record import is_complete
 from feddrift.runs.recorded_run import build_lines
-from feddrift.simulation import Step, TrainedStep, run_steps
+from feddrift.simulation import LoopState, Step, TrainedStep, run_steps
 from feddrift.types import Algorithm, Event, State
 
 _log = logging.getLogger("feddrift")
@@ -63,7 +63,7 @@ def federate(
         BusyError: If another server runs in this folder.
         DataError: If the checkpoints are damaged or belong to another federation.
     """
-    with exclusive_lock(folder, f"another server is running in {folder}"):
+    with lock_folder(folder, f"another server is running in {folder}"):
         yield from _run_steps(engine, algorithm, folder, about or {}, Archive(folder, archive))
 
 
@@ -88,12 +88,16 @@ def _run_steps(
             _redistribute_models(engine, resumed.state, resumed.steps_done, resumed.rollback_time)
 
         def save_checkpoint(
-            steps_done: int, state: State, inside: StepProgress | None = None, last: TrainedStep | None = None
+            steps_done: int,
+            state: State,
+            loop: LoopState,
+            inside: StepProgress | None = None,
+            last: TrainedStep | None = None,
         ) -> Path:
             clients = list(engine.roster.clients)
             pending_events = resumed.events if steps_done == resumed.steps_done else ()
             events = last.events if last else pending_events
-            value = state, inside and inside.to_tuple(), events, last and last.statistics, engine.counts
+            value = state, inside and inside.to_tuple(), events, last and last.statistics, engine.counts, loop.to_dict()
             return checkpoints.write(
                 steps_done,
                 0 if inside is None else inside.rounds,
@@ -104,24 +108,24 @@ def _run_steps(
         if (restored := folder / RESTORED_MARKER).exists():
             if resumed.inside is not None and resumed.state is not None:
                 # The clients may have continued since the backup: the time step starts again.
-                checkpoints.keep_only(save_checkpoint(resumed.steps_done, resumed.state))
+                checkpoints.keep_only(save_checkpoint(resumed.steps_done, resumed.state, resumed.loop))
                 resumed = replace(resumed, inside=None)
             restored.unlink()
 
-        def start_journal(state: State, fed: TimeStep) -> Journal:
+        def start_journal(state: State, loop: LoopState, fed: TimeStep) -> Journal:
             if record.sequence.begun_steps == fed.tau:
                 record.write_line("time", t=fed.tau, name=datetime.now(UTC).strftime("%Y-%m-%d %H:%M"))
             progress = resumed.inside if fed.tau == resumed.steps_done else None
             if progress is not None:
                 _log.info("time %d continues after round %d", fed.tau, progress.rounds)
-            return Journal(fed, 1, lambda inside: save_checkpoint(fed.tau, state, inside), progress)
+            return Journal(fed, 1, lambda inside: save_checkpoint(fed.tau, state, loop, inside), progress)
 
         def store_trained_step(step: TrainedStep) -> None:
             if step.tau == resumed.steps_done and resumed.events:
                 reason = resumed.events[0].cause["reason"]
                 step = replace(step, events=(*resumed.events, *_replace_reason(reason, step.events)))
             record.write_step(*build_lines(step))
-            _archive_step(archive, step.tau + 1, save_checkpoint(step.tau + 1, step.state, last=step))
+            _archive_step(archive, step.tau + 1, save_checkpoint(step.tau + 1, step.state, step.loop, last=step))
             alarms = [name for name, drift in zip(engine.roster.clients, step.drifted, strict=True) if drift]
             alarm_text = f", alarm at {', '.join(alarms)}" if alarms else ""
             _log.info("time %d is trained: %d models%s", step.tau, len(step.state.models), alarm_text)
@@ -131,6 +135,7 @@ def _run_steps(
             algorithm,
             done=resumed.steps_done,
             state=resumed.state,
+            loop=resumed.loop,
             untested=resumed.untested,
             journal=start_journal,
             sink=store_trained_step,

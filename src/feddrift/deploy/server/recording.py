@@ -55,7 +55,7 @@ def open_record(path: Path, header: dict[str, Any], resume_point: ResumePoint) -
         resume_point: The content of the newest checkpoint.
 
     Raises:
-        DataError: If the record has time steps and there is no checkpoint.
+        DataError: If the record has time steps, and the checkpoint is missing.
     """
 
     def has_steps(steps: int) -> bool:

@@ -15,7 +15,7 @@ from feddrift.engines.flower import model_parts
 from feddrift.engines.flower.server.federation import Flower
 from feddrift.errors import DataError
 from feddrift.runs.journal import StepProgress
-from feddrift.simulation import TrainedStep, add_newcomers
+from feddrift.simulation import NO_LOOP_STATE, LoopState, TrainedStep, add_newcomers
 from feddrift.types import Event, State
 
 RESTORED_MARKER = "restored"  # file in the folder `state` of a server that has not run since it was restored
@@ -27,6 +27,7 @@ class ResumePoint:
 
     steps_done: int = 0  # time steps
     state: State | None = None
+    loop: LoopState = NO_LOOP_STATE
     inside: StepProgress | None = None  # progress of the next time step, if it has begun
     untested: TrainedStep | None = None  # the last time step, if it is not tested yet
     seconds: float = 0.0
@@ -64,7 +65,9 @@ def read_resume_point(checkpoints: checkpoint.Folder, engine: Flower, about: dic
                 f"{saved.path} is of clients {old_clients}: new clients must be added behind these, got {clients}"
             )
         n_new = len(clients) - len(old_clients)
-        state, inside, events, work, counts = saved.decode(model_parts.init_template(engine.net))
+        like = model_parts.init_template(engine.net)
+        state, inside, events, work, counts, *stored = saved.decode(like)
+        loop = LoopState.from_checkpoint(saved, stored, like)
         engine.counts = np.pad(counts, ((0, 0), (0, n_new)))
         if n_new:  # the time step starts again, with the new clients
             state = state and add_newcomers(state, len(clients))
@@ -74,13 +77,13 @@ def read_resume_point(checkpoints: checkpoint.Folder, engine: Flower, about: dic
                 pairs = zip(work, fill_values, strict=True)
                 work = tuple(np.append(values, np.full(n_new, fill, values.dtype)) for values, fill in pairs)
         steps_done = int(saved.about["steps"])
-        found = ResumePoint(steps_done, state, seconds=float(saved.about.get("seconds", 0.0)))
+        found = ResumePoint(steps_done, state, loop, seconds=float(saved.about.get("seconds", 0.0)))
         if work is None:
             if inside is not None:
                 return replace(found, inside=StepProgress(*inside), events=tuple(events))
             return replace(found, events=tuple(events), rollback_time=saved.about.get("back_to"))
         received, loss, sent, scoring = work
-        last = TrainedStep(steps_done - 1, state, received, loss, sent, scoring, events)
+        last = TrainedStep(steps_done - 1, state, received, loss, sent, scoring, events, loop=loop)
         return replace(found, untested=last, checkpoint_file=saved.path)
     if first_damage:
         raise DataError(

@@ -1,8 +1,8 @@
-"""Under which conditions clients work: who is in reach, who takes part in a round, who joins later, who lies.
+"""Conditions of a run: reachable clients, participation in rounds, Byzantine clients, idle models, routing, defence.
 
-Absence has two kinds. A client without new data keeps the model it uses and still trains on its history; one out of
-reach keeps its model, too, but is neither scored nor trained, and the data that it received meanwhile were seen by no
-model and train none.
+A client can be absent in two ways. Without new data it keeps the model that it uses and still trains on its earlier
+data. Out of reach it keeps its model, but is neither scored nor trained; no model is ever trained on the data that it
+received meanwhile.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import Any, TypeVar, get_args
 import numpy as np
 
 from feddrift import rng
-from feddrift.engines.conditions.byzantine import Lies
+from feddrift.engines.conditions.byzantine import NO_BYZANTINE_CLIENTS, ByzantineBehaviour
 from feddrift.errors import ConfigError, DataError
 from feddrift.router import Route
 from feddrift.trees import map_trunk_and_head
 from feddrift.types import Bools, Ints, Models, State, Updates
 
 S = TypeVar("S", bound=State)
-NOISE = 10.0  # the standard deviation of garbage
+GARBAGE_STD = 10.0  # standard deviation of the noise that replaces parameters
 
 
 @dataclass(frozen=True, eq=False)
 class Conditions:
-    """Who is in reach, who takes part, and who lies: by default everybody is always there, and honest.
+    """Conditions under which clients work; by default all take part in every round and are honest.
 
     >>> from feddrift import Local, run
     >>> steps = run("sine-2", "FedDrift", local=Local(rounds=1), conditions=Conditions(participation=0.3, dropout=0.1))
@@ -36,14 +36,14 @@ class Conditions:
     0
     """
 
-    participation: float = 1.0  # the share of the clients in reach that train in a round, drawn anew for each
-    dropout: float = 0.0  # the chance that a client is out of reach for a whole time step
-    trace: Bools | None = None  # [t, c], who is in reach
-    garbage: tuple[int, ...] = ()  # clients that send noise in place of what they trained
-    rest: int = 0  # after so many time steps unused, a model is scored by badly served clients only; 0: by all, always
-    route: Route = "none"  # what a client chooses by at a test whose model votes, besides its own: see engines.routing
-    defend: bool = False  # whether the server bounds what one client can do to the others: see engines.defence
-    lies: Lies = Lies()  # who tells what is not so
+    participation: float = 1.0  # share of the reachable clients that train in a round, drawn for each round
+    dropout: float = 0.0  # probability that a client is out of reach for a whole time step
+    trace: Bools | None = None  # [t, c], true where a client is reachable
+    garbage: tuple[int, ...] = ()  # clients that send noise instead of trained parameters
+    rest: int = 0  # time steps without use after which only badly served clients score a model; 0: all always do
+    route: Route = "none"  # rows from which inputs choose the voting model at a test: see `routing`
+    defend: bool = False  # whether the server limits the influence of each client on the others: see `robust`
+    lies: ByzantineBehaviour = NO_BYZANTINE_CLIENTS  # clients that send false reports
 
     def __post_init__(self) -> None:
         for name in ("participation", "dropout"):
@@ -63,18 +63,28 @@ class Conditions:
             raise ConfigError(f"garbage must be numbers of clients, such as (0, 3), got {self.garbage!r}")
         if not isinstance(self.defend, bool):
             raise ConfigError(f"defend must be true or false, got {self.defend!r}")
-        if not isinstance(self.lies, Lies):
-            raise ConfigError(f"lies must be a Lies, got {type(self.lies).__name__}")
+        if not isinstance(self.lies, ByzantineBehaviour):
+            raise ConfigError(f"lies must be a ByzantineBehaviour, got {type(self.lies).__name__}")
         if not 0 < self.participation <= 1:
             raise ConfigError(f"participation must be above 0 and at most 1, got {self.participation}")
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout must be at least 0 and below 1, got {self.dropout}")
 
-    def in_reach(self, counts: Ints, seed: int) -> Bools:
-        """[t, c] for data of these counts [t, c]: a client is there from its first data on, unless it drops out."""
-        there: Bools = np.logical_or.accumulate(counts > 0, axis=0)
-        if strangers := [c for c in (*self.garbage, *self.lies.who) if c >= counts.shape[1]]:
-            raise ConfigError(f"liars: clients are 0 to {counts.shape[1] - 1}, got {strangers[0]}")
+    def draw_reachable(self, counts: Ints, seed: int) -> Bools:
+        """Return [t, c], true where a client is reachable: from its first data on, unless it drops out.
+
+        Args:
+            counts: [t, c], the number of rows that each client receives.
+            seed: The seed of the run.
+
+        Raises:
+            ConfigError: If `garbage` or `lies` has the number of a client that does not exist.
+            DataError: If the trace has another number of clients, or too few time steps.
+        """
+        reachable: Bools = np.logical_or.accumulate(counts > 0, axis=0)
+        for c in (*self.garbage, *self.lies.clients):
+            if c >= counts.shape[1]:
+                raise ConfigError(f"Byzantine clients: clients are 0 to {counts.shape[1] - 1}, got {c}")
         if self.trace is not None:
             if self.trace.shape[1] != counts.shape[1]:
                 raise DataError(f"the trace is for {self.trace.shape[1]} clients, the stream has {counts.shape[1]}")
@@ -82,36 +92,41 @@ class Conditions:
                 raise DataError(
                     f"the trace has {len(self.trace)} rows, the stream {len(counts)} time steps to train in"
                 )
-            there &= self.trace[: len(counts)]
+            reachable &= self.trace[: len(counts)]
         if self.dropout:
-            t, c = np.ogrid[: counts.shape[0], : counts.shape[1]]
-            there &= rng.unit(rng.derive(seed, "dropout", t, c)[0]) >= self.dropout
-        return there
+            t, client = np.ogrid[: counts.shape[0], : counts.shape[1]]
+            reachable &= rng.to_unit_interval(rng.derive_key(seed, "dropout", t, client)[0]) >= self.dropout
+        return reachable
 
-    def drawn(self, reachable: Bools, key: rng.Words) -> Bools:
-        """[c], who takes part in a round: at least one of those in reach."""
+    def draw_participants(self, reachable: Bools, key: rng.Words) -> Bools:
+        """Return [c], true for the clients that take part in a round: at least one of the reachable ones."""
         clients = np.flatnonzero(reachable)
         n = max(1, math.ceil(self.participation * len(clients) - 1e-9))
         chosen = np.zeros_like(reachable)
         chosen[clients[rng.permutation(key, len(clients))[:n]]] = True
         return chosen
 
-    def received(self, models: Models, updates: Updates, key: Callable[[int], rng.Words]) -> Updates:
-        """The updates as the server receives them: those of clients that send garbage are noise."""
-        liars = [c for c in self.garbage if c in updates.client]
-        if not liars:
+    def add_garbage(self, models: Models, updates: Updates, key: Callable[[int], rng.Words]) -> Updates:
+        """Replace the updates of the clients in `garbage` by noise.
+
+        Args:
+            models: The models before the round.
+            updates: The updates of the round.
+            key: Returns the random key of a client.
+        """
+        senders = [c for c in self.garbage if c in updates.client]
+        if not senders:
             return updates
         _, first = np.unique(updates.lane, return_index=True)
         params = map_trunk_and_head(lambda _, new, __: np.array(new), models, None, None, updates.params)
-        for c in liars:
+        for c in senders:
             rows = np.flatnonzero(updates.client == c), np.flatnonzero(updates.client[first] == c)
-
-            params = map_trunk_and_head(partial(_spoilt, key(c)), models, *rows, params)
+            params = map_trunk_and_head(partial(_overwrite_with_noise, key(c)), models, *rows, params)
         return replace(updates, params=params)
 
 
-def _spoilt(key: rng.Words, _: Any, leaf: Any, rows: Ints) -> Any:
-    leaf[rows] = NOISE * rng.normal(key, leaf[rows].shape)
+def _overwrite_with_noise(key: rng.Words, _: Any, leaf: Any, rows: Ints) -> Any:
+    leaf[rows] = GARBAGE_STD * rng.normal(key, leaf[rows].shape)
     return leaf
 
 

@@ -1,21 +1,21 @@
-"""Models at rest: one that nobody has used for some time is not sent to be scored, until a client is badly served."""
+"""Idle models: models that no client has used for some time are scored by badly served clients only."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from feddrift.engines.worker import SCORE_ROWS, Worker
+from feddrift.engines.worker import MAX_SCORED_ROWS, Worker
 from feddrift.types import Bools, Clusters, Floats, Ints, Models, State, Votes
 
-BOUND = 2.0  # standard errors by which a client's best model must do worse than on its data before
+BADLY_SERVED_Z = 2.0  # standard errors by which the error of a client's best model must have risen
 
 
-def idle(state: State, n: int) -> frozenset[int]:
-    """The ids of the shared models that trained on nothing of the last n time steps, and that nobody votes with.
+def find_idle_models(state: State, n: int) -> frozenset[int]:
+    """Return the ids of shared models without votes and without training data from the last n time steps.
 
     >>> w = Clusters(np.array([[0, 1], [1, 1], [1, 1]]), n_models=2)
     >>> state = State(Models(params=(np.zeros((2, 1)),), ids=(0, 7)), w, votes=np.array([[0.0, 1.0], [0.0, 1.0]]))
-    >>> idle(state, 2), idle(state, 3)
+    >>> find_idle_models(state, 2), find_idle_models(state, 3)
     (frozenset({0}), frozenset())
     """
     if not n or len(state.w) < n:
@@ -25,34 +25,46 @@ def idle(state: State, n: int) -> frozenset[int]:
         in_use = np.isin(np.arange(state.w.n_models), state.w.model[-n:])
     else:
         in_use = np.asarray((state.w[-n:] > 0).any(axis=(0, 1)))
-    rests = ~in_use & ~Votes.of(state.votes).used & ~state.models.private
-    return frozenset(np.asarray(state.models.ids)[rests].tolist())
+    is_idle = ~in_use & ~Votes.of(state.votes).used & ~state.models.private
+    return frozenset(np.asarray(state.models.ids)[is_idle].tolist())
 
 
-def badly_served(worker: Worker, models: Models, clients: Ints, tau: int) -> Ints:
-    """Of these clients with new data those for which none of these models does: they are sent those at rest, too.
+def find_badly_served_clients(worker: Worker, models: Models, clients: Ints, tau: int) -> Ints:
+    """Return the clients whose new data none of these models fits: they score the idle models, too.
 
-    The best of them makes more mistakes on the new data than the same model on the client's last data before, by more
-    than twice the standard error of the difference. Who has no data before has nothing to compare with. All these
-    models are at the clients already, so nothing is sent.
+    A client is badly served if its best model has a higher error on the new data than on the last earlier data
+    by more than `BADLY_SERVED_Z` standard errors of the difference. Clients without earlier data are badly served. The
+    clients have all these models already, so nothing is sent.
+
+    Args:
+        worker: The clients.
+        models: The models that are not idle.
+        clients: The clients with new data.
+        tau: The time step.
     """
     counts = worker.known.counts
     earlier = [np.flatnonzero(counts[:tau, c]) for c in clients]
     before = np.array([times[-1] if len(times) else -1 for times in earlier], dtype=np.int64)
-    newcomers, clients, before = clients[before < 0], clients[before >= 0], before[before >= 0]
-    new, n = _errors(worker, models, np.stack([np.full_like(clients, tau), clients], axis=1), None)
-    old, n_old = _errors(worker, models, np.stack([before, clients], axis=1), SCORE_ROWS)
-    at = np.arange(len(clients)), np.where(np.isnan(new), np.inf, new).argmin(axis=1)
-    new, old = new[at], old[at]
-    share = (new * n + old * n_old) / (n + n_old)
-    error = np.sqrt(share * (1 - share) * (1 / n + 1 / n_old))
-    return np.sort(np.concatenate([newcomers, clients[new - old > BOUND * error]]))  # NaN, no answer, is not above
+    newcomers = clients[before < 0]
+    clients = clients[before >= 0]
+    before = before[before >= 0]
+    new, n_new = _measure_errors(worker, models, np.stack([np.full_like(clients, tau), clients], axis=1), None)
+    old, n_old = _measure_errors(worker, models, np.stack([before, clients], axis=1), MAX_SCORED_ROWS)
+    best = np.arange(len(clients)), np.where(np.isnan(new), np.inf, new).argmin(axis=1)
+    new = new[best]
+    old = old[best]
+    share = (new * n_new + old * n_old) / (n_new + n_old)
+    standard_error = np.sqrt(share * (1 - share) * (1 / n_new + 1 / n_old))
+    badly_served = new - old > BADLY_SERVED_Z * standard_error  # false for NaN, the error of a client without a reply
+    return np.sort(np.concatenate([newcomers, clients[badly_served]]))
 
 
-def _errors(worker: Worker, models: Models, cells: Ints, most: int | None) -> tuple[Floats, Floats]:
-    """[cell, m] errors, NaN where no answer came, and on how many rows."""
-    errors, sizes = np.full((len(cells), len(models)), np.nan), np.ones(len(cells))
+def _measure_errors(worker: Worker, models: Models, cells: Ints, max_rows: int | None) -> tuple[Floats, Floats]:
+    """Return the errors [cell, m], NaN without a reply, and the number of scored rows of each cell."""
+    errors = np.full((len(cells), len(models)), np.nan)
+    sizes = np.ones(len(cells))
     if len(cells):
-        for which, sums, rows in worker.score(models, cells, "error", most):
-            errors[which], sizes[which] = (sums / rows).T, rows
+        for which, sums, rows in worker.score(models, cells, "error", max_rows):
+            errors[which] = (sums / rows).T
+            sizes[which] = rows
     return errors, sizes

@@ -1,12 +1,13 @@
-"""The condition `route`: clients choose by their inputs whose vote counts, where labels have shown that this pays.
+"""Routing, the condition `route`: inputs choose the voting model once labels have shown that this saves mistakes.
 
-After every time step clients tell the moments, by class, of a random projection of their new inputs, and the server
-adds them up for each model in use. The means of its classes are a model's centres, and inputs go to the model whose
-centres are nearer than those of the client's own (see `Router`).
+After each time step, clients send statistics by class of a random projection of their new inputs, and the server sums
+them for each model in use. The means of its classes are the centres of a model. An input goes to another model if the
+centres of that model are nearer than those of the client's model (see `Router`).
 
-The gate: on its new data, whose labels are there, each client counts the mistakes of the model that it had before and
-those of the choice by inputs, with centres that know nothing of these very data, and among models that have not learned
-from them: the one that it uses now is there as it was before, if it was. Only the counts leave it.
+Whether routing is on depends on its savings: each client counts the mistakes on its new, labelled data of the model
+that it used before, and those of the model that inputs choose. The centres for this comparison are computed without
+these data, and no model is trained on them: the model that the client uses now takes part as it was before the time
+step. The client sends the counts only.
 """
 
 from __future__ import annotations
@@ -18,168 +19,205 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from feddrift.models import join, take, unused_id
-from feddrift.router import Per, Router, Routing, Sums
+from feddrift.router import ClassSums, Per, Router, Routing
 from feddrift.types import Event, Models, Moments, Projection, State, Votes
 
 if TYPE_CHECKING:
     from feddrift.engines.server.federation import TimeStep
 
-SIZE = 32  # numbers that an input is projected to
-MARGIN = 2.0  # standard errors by which the data of another model must be nearer
-MOST_MODELS = 32  # to choose from; with more, as where many clients found models at once, nothing is chosen yet
-ROUNDING = 1e-9  # of a sum of squares; what varies less is constant
+PROJECTED_FEATURES = 32  # length of the random projection of an input
+MARGIN_Z = 2.0  # standard errors by which the centres of another model must be nearer
+MAX_ROUTED_MODELS = 32  # with more models, as after many clients created one, inputs choose nothing yet
+RELATIVE_ROUNDING = 1e-9  # share of the sum of squares below which a projected feature is constant
 
-Data = Mapping[int, Sums]  # by the id of a model
-
-
-def without_route(state: State) -> State:
-    """The state as its algorithm made it."""
-    return state if state.routing is None else replace(state, router=None, routing=None)
+ModelSums = Mapping[int, ClassSums]  # by the id of a model
 
 
-def with_route(before: State, after: State, fed: TimeStep, per: Per) -> State:
-    """The state after a time step with what the condition adds to it; an algorithm's own router stands."""
-    shared = np.flatnonzero(Votes.of(after.votes).used & ~after.models.private)
-    if after.router is not None:
-        return after
-    if not len(shared):  # nothing to choose now, but what was learned stays
-        return replace(after, routing=before.routing)
-    past = before.routing or Routing(Projection(_words(fed), SIZE))
-    any_model = replace(take(after.models, shared[:1], [after.models.ids[shared[0]]]), mask=None)
-    cells = _sums(fed.moments(any_model, "input", "class", past.project))
-    data, used, had = _merged(past.data, after), _in_use(after), _renamed(_in_use(before), after)
+def update_routing(
+    old_state: State, new_state: State, routing: Routing | None, fed: TimeStep, per: Per
+) -> tuple[State, Routing | None]:
+    """Update the condition after a time step.
+
+    Args:
+        old_state: The state before the time step.
+        new_state: The state after it. If the algorithm set a router of its own, that remains and the condition ends.
+        routing: The data of the condition before the time step; None at the first.
+        fed: The federation of the time step.
+        per: The rows from which inputs choose the voting model.
+
+    Returns:
+        The state with the router of the condition, and the data of the condition after the time step.
+    """
+    if new_state.router is not None:
+        return new_state, None
+    shared = np.flatnonzero(Votes.of(new_state.votes).used & ~new_state.models.private)
+    if not len(shared):  # nothing to choose from now, but the sums of earlier steps are still valid
+        return new_state, routing
+    past = routing or Routing(Projection(_derive_projection_key(fed), PROJECTED_FEATURES))
+    any_model = replace(take(new_state.models, shared[:1], [new_state.models.ids[shared[0]]]), mask=None)
+    cells = _compute_client_sums(fed.moments(any_model, "input", "class", past.project))
+    data = _merge_sums(past.data, new_state)
+    used = _find_used_models(new_state)
+    used_before = _follow_merges(_find_used_models(old_state), new_state)
     for c, cell in cells.items():
-        data[used[c]] = _plus(data.get(used[c]), cell)
-    now = replace(past, data=data)
-    if len(before.w):  # there was a test
-        now = _judged(now, cells, before, after, used, had, fed, per)
-    events = after.events if now.pays == past.pays else (*after.events, _decision(now, after))
-    router = _router(now, data, _places(after.models), per, len(after.models)) if now.pays else None
-    return replace(after, router=router, routing=now, events=events)
+        data[used[c]] = _add_sums(data.get(used[c]), cell)
+    updated = replace(past, data=data)
+    if len(old_state.w):  # there was a test
+        updated = _measure_savings(updated, cells, old_state, new_state, used, used_before, fed, per)
+    events = (
+        new_state.events if updated.pays == past.pays else (*new_state.events, _make_decision_event(updated, new_state))
+    )
+    router = None
+    if updated.pays:
+        router = _build_router(updated, data, _find_shared_positions(new_state.models), per, len(new_state.models))
+    return replace(new_state, router=router, events=events), updated
 
 
-def _judged(
-    now: Routing, cells: Data, before: State, after: State, used: Mapping[int, int], had: Mapping[int, int],
-    fed: TimeStep, per: Per,
-) -> Routing:  # fmt: skip
-    """With what the choice by inputs would have saved on the newest cells, which it does not know."""
-    entered = sorted({used[c] for c in cells if used[c] != had[c]} & set(_places(before.models)))
-    stack, former = _with_former(after.models, before.models, entered)
+def _measure_savings(
+    routing: Routing,
+    cells: ModelSums,
+    old_state: State,
+    new_state: State,
+    used: Mapping[int, int],
+    used_before: Mapping[int, int],
+    fed: TimeStep,
+    per: Per,
+) -> Routing:
+    """Add the mistakes that routing would have saved on the newest cells, without knowing these.
+
+    Args:
+        routing: The data of the condition with the sums of the newest cells.
+        cells: By client, the sums of its new rows.
+        old_state: The state before the time step.
+        new_state: The state after it.
+        used: By client, the id of the model that it uses.
+        used_before: By client, the id of the model that it used before, after the merges of this time step.
+        fed: The federation of the time step.
+        per: The rows from which inputs choose.
+    """
+    entered = sorted(
+        {used[c] for c in cells if used[c] != used_before[c]} & set(_find_shared_positions(old_state.models))
+    )
+    stack, former = _append_former_models(new_state.models, old_state.models, entered)
     routers = dict[int, Router]()
-    own_votes = Votes.of(after.votes)
+    own_votes = Votes.of(new_state.votes)
     voters = own_votes.model.copy()
     weights = own_votes.weight.copy()
     position = {i: m for m, i in enumerate(stack.ids)}
     for c, cell in cells.items():
-        if had[c] not in position:
+        if used_before[c] not in position:
             continue
-        places, data = _places(after.models), dict(now.data)
-        data[used[c]] = _minus(data[used[c]], cell)
-        if had[c] != used[c]:
+        places = _find_shared_positions(new_state.models)
+        data = dict(routing.data)
+        data[used[c]] = _subtract_sums(data[used[c]], cell)
+        if used_before[c] != used[c]:
             voters[c] = -1
             weights[c] = 0.0
-            voters[c, 0] = position[had[c]]
+            voters[c, 0] = position[used_before[c]]
             weights[c, 0] = 1.0
-            places.pop(used[c], None)  # it has learned from these very rows
+            places.pop(used[c], None)  # it was trained on these rows
             places |= {i: m for i, m in former.items() if i == used[c]}
-        router = _router(now, {i: sums for i, sums in data.items() if sums[0].any()}, places, per, len(stack))
-        if router is not None and had[c] in data:
+        router = _build_router(routing, {i: sums for i, sums in data.items() if sums[0].any()}, places, per, len(stack))
+        if router is not None and used_before[c] in data:
             routers[c] = router
     if not routers:
-        return now
+        return routing
     clients = np.array(sorted(routers))
     votes = Votes(voters, weights, len(stack))
-    counts = fed.reroute(stack, votes, after.ballot, routers)[clients]
-    heard = counts[:, 0] > 0
-    stayed = np.array([had[c] == used[c] for c in clients.tolist()])
+    counts = fed.reroute(stack, votes, new_state.ballot, routers)[clients]
+    replied = counts[:, 0] > 0
+    stayed = np.array([used_before[c] == used[c] for c in clients.tolist()])
     return replace(
-        now,
-        saved=np.concatenate([now.saved, (counts[:, 1] - counts[:, 2])[heard]]),
-        rows=np.concatenate([now.rows, counts[heard, 0]]),
-        stayed=np.concatenate([now.stayed, stayed[heard]]),
+        routing,
+        saved=np.concatenate([routing.saved, (counts[:, 1] - counts[:, 2])[replied]]),
+        rows=np.concatenate([routing.rows, counts[replied, 0]]),
+        stayed=np.concatenate([routing.stayed, stayed[replied]]),
     )
 
 
-def _places(models: Models) -> dict[int, int]:
-    """The position of each shared model, by its id."""
+def _find_shared_positions(models: Models) -> dict[int, int]:
+    """Return the position of each shared model, by its id."""
     return {i: m for m, i in enumerate(models.ids) if not models.private[m]}
 
 
-def _with_former(models: Models, before: Models, ids: Sequence[int]) -> tuple[Models, dict[int, int]]:
-    """The models and, behind them, those of these ids as they were before; and where each of these stands."""
+def _append_former_models(models: Models, old_models: Models, ids: Sequence[int]) -> tuple[Models, dict[int, int]]:
+    """Append the models of these ids as they were before; return all models, and the positions of the appended ones."""
     if not ids:
         return models, {}
-    first = max(unused_id(models), unused_id(before))
-    names = [first + k for k in range(len(ids))]
-    former = take(before, [_places(before)[i] for i in ids], names)
+    first = max(unused_id(models), unused_id(old_models))
+    new_ids = [first + k for k in range(len(ids))]
+    former = take(old_models, [_find_shared_positions(old_models)[i] for i in ids], new_ids)
     return join(models, former), {i: len(models) + k for k, i in enumerate(ids)}
 
 
-def _router(now: Routing, data: Data, places: Mapping[int, int], per: Per, n_models: int) -> Router | None:
-    """A centre for each class of each of the models at these places; None where there is nothing to choose."""
+def _build_router(
+    routing: Routing, data: ModelSums, places: Mapping[int, int], per: Per, n_models: int
+) -> Router | None:
+    """Build a router with a centre for each class of each model at these positions; None for one or too many models."""
     models = [i for i in places if i in data]
-    if not 2 <= len(models) <= MOST_MODELS:
+    if not 2 <= len(models) <= MAX_ROUTED_MODELS:
         return None
     parts = [data[i] for i in models]
     count, total, squares = (np.concatenate([sums[k] for sums in parts]) for k in range(3))
     votes = np.zeros((len(models), n_models))
     votes[np.arange(len(models)), [places[i] for i in models]] = 1.0
     votes = np.repeat(votes, len(parts[0][0]), axis=0)
-    seen, n = count > 0, count[count > 0, None]
+    seen = count > 0
+    n = count[seen, None]
     within = (squares[seen] - total[seen] ** 2 / n).sum(axis=0)
-    varies = within > ROUNDING * squares.sum(axis=0)
+    varies = within > RELATIVE_ROUNDING * squares.sum(axis=0)
     scale = np.where(varies, np.sqrt(n.sum() / np.where(varies, within, 1.0)), 0.0)
-    return Router(per, total[seen] / n * scale, votes[seen], project=now.project, scale=scale, margin=MARGIN)
+    return Router(per, total[seen] / n * scale, votes[seen], project=routing.project, scale=scale, margin=MARGIN_Z)
 
 
-def _decision(now: Routing, after: State) -> Event:
-    reason = "inputs choose the model from now on" if now.pays else "inputs choose the model no more"
-    numbers = {"mistakes_saved": int(now.saved.sum()), "rows": int(now.rows.sum())}
-    return Event(
-        "decided", after.models.ids[0], {"clients": [], "reason": f"{reason}, labels have shown why", **numbers}
-    )
+def _make_decision_event(routing: Routing, new_state: State) -> Event:
+    decision = "inputs choose the model from now on" if routing.pays else "inputs choose the model no more"
+    reason = f"{decision}, labels have shown why"
+    numbers = {"mistakes_saved": int(routing.saved.sum()), "rows": int(routing.rows.sum())}
+    return Event("decided", new_state.models.ids[0], {"clients": [], "reason": reason, **numbers})
 
 
-def _words(fed: TimeStep) -> tuple[int, int]:
+def _derive_projection_key(fed: TimeStep) -> tuple[int, int]:
     first, second = fed.key("projection")
     return int(first), int(second)
 
 
-def _sums(moments: Moments) -> dict[int, Sums]:
-    """By client: the sums of its new rows, where it has any."""
+def _compute_client_sums(moments: Moments) -> dict[int, ClassSums]:
+    """Return, by client with new rows, the sums of these."""
     count, mean, std = (getattr(moments, name)[:, 0] for name in ("count", "mean", "std"))
     mean, std = (np.where(count[..., None] > 0, value, 0.0) for value in (mean, std))
-    total, squares = count[..., None] * mean, count[..., None] * (mean**2 + std**2)
+    total = count[..., None] * mean
+    squares = count[..., None] * (mean**2 + std**2)
     return {c: (count[c], total[c], squares[c]) for c in np.flatnonzero(count.any(axis=1)).tolist()}
 
 
-def _plus(sums: Sums | None, cell: Sums) -> Sums:
+def _add_sums(sums: ClassSums | None, cell: ClassSums) -> ClassSums:
     return cell if sums is None else (sums[0] + cell[0], sums[1] + cell[1], sums[2] + cell[2])
 
 
-def _minus(sums: Sums, cell: Sums) -> Sums:
+def _subtract_sums(sums: ClassSums, cell: ClassSums) -> ClassSums:
     return sums[0] - cell[0], sums[1] - cell[1], sums[2] - cell[2]
 
 
-def _in_use(state: State) -> dict[int, int]:
-    """By client: the id of the model with its heaviest vote."""
+def _find_used_models(state: State) -> dict[int, int]:
+    """Return, by client, the id of the model with its heaviest vote."""
     return {c: state.models.ids[m] for c, m in enumerate(state.votes.argmax(axis=1).tolist())}
 
 
-def _renamed(used: Mapping[int, int], after: State) -> dict[int, int]:
-    """The same after the merges of this step."""
-    names = dict(used)
-    for event in after.events:
+def _follow_merges(used: Mapping[int, int], new_state: State) -> dict[int, int]:
+    """Replace the ids of models that merged in this time step by those that they merged into."""
+    current = dict(used)
+    for event in new_state.events:
         if event.kind == "merged":
-            names = {c: event.cause["into"] if i == event.model else i for c, i in names.items()}
-    return names
+            current = {c: event.cause["into"] if i == event.model else i for c, i in current.items()}
+    return current
 
 
-def _merged(data: Data, after: State) -> dict[int, Sums]:
-    """The sums of the models that are left, each with those that merged into it."""
-    left: dict[int, Sums] = {}
-    names = _renamed({i: i for i in data}, after)
+def _merge_sums(data: ModelSums, new_state: State) -> dict[int, ClassSums]:
+    """Return the sums of the remaining models, each with those of the models that merged into it."""
+    merged: dict[int, ClassSums] = {}
+    current = _follow_merges({i: i for i in data}, new_state)
     for i, sums in data.items():
-        if names[i] in after.models.ids:
-            left[names[i]] = _plus(left.get(names[i]), sums)
-    return left
+        if current[i] in new_state.models.ids:
+            merged[current[i]] = _add_sums(merged.get(current[i]), sums)
+    return merged

@@ -1,7 +1,4 @@
-"""A Grid within one process, for tests: no ports, no threads, but messages are written out and read back.
-
-All use of Flower's private parts is here. Faults are injected by client, kind of message and count.
-"""
+"""Flower Grid within one process, for tests: without ports and threads, but messages are serialised and parsed."""
 
 from __future__ import annotations
 
@@ -23,28 +20,30 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from feddrift.engines.flower import serialization
-from feddrift.engines.flower.client.client import Client, client_app
+from feddrift.engines.flower.client.client import Client, make_client_app
 
-SERVER = 1  # Flower's own errors come from this node id, whoever failed
+SERVER_NODE_ID = 1  # Flower's own errors come from this node id, whichever node failed
 
-Fault = Callable[[Message], Message | None]  # the message to a client; the reply in its place, or None: never one
+Fault = Callable[[Message], Message | None]  # gets the message to a client, and returns a reply; None: no reply
 
 
 @dataclass
 class LocalGrid(Grid):
-    """Every client is a node whose key is its name; `faults[name, kind]` answers in a client's place."""
+    """Grid on which every client is a node whose public key is its name."""
 
     clients: Mapping[str, Client]
-    faults: dict[tuple[str, str], Fault] = field(default_factory=dict)
-    offline: set[str] = field(default_factory=set)
-    tamper: dict[tuple[str, str], Callable[[RecordDict], RecordDict]] = field(default_factory=dict)
-    log: list[tuple[str, str, int]] = field(default_factory=list)  # client, kind, bytes to it
+    faults: dict[tuple[str, str], Fault] = field(default_factory=dict)  # by client and kind: replies for the client
+    offline: set[str] = field(default_factory=set)  # clients that are not connected
+    tamper: dict[tuple[str, str], Callable[[RecordDict], RecordDict]] = field(default_factory=dict)  # changes a reply
+    log: list[tuple[str, str, int]] = field(default_factory=list)  # client, kind, bytes of parts sent to it
 
     def __post_init__(self) -> None:
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, SERVER, 1
+        TaskIdentity.run_id = 1
+        TaskIdentity.node_id = SERVER_NODE_ID
+        TaskIdentity.task_id = 1
         self._names = {100 + i: name for i, name in enumerate(self.clients)}
         self._apps: dict[int, ClientApp] = {
-            node: client_app(lambda _, name=name: self.clients[name])  # type: ignore[misc]
+            node: make_client_app(lambda _, name=name: self.clients[name])  # type: ignore[misc]
             for node, name in self._names.items()
         }
         self._replies: dict[str, Message] = {}
@@ -72,18 +71,19 @@ class LocalGrid(Grid):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         ids = []
         for message in messages:
-            message = _through_the_wire(message)
+            message = _serialize_and_parse(message)
             ids.append(message.metadata.message_id)
-            reply = self._answered(message)
+            reply = self._deliver(message)
             if reply is not None:
                 self._replies[ids[-1]] = reply
         return ids
 
-    def _answered(self, message: Message) -> Message | None:
+    def _deliver(self, message: Message) -> Message | None:
         node = message.metadata.dst_node_id
-        name, kind = self._names[node], message.metadata.message_type.rpartition(".")[2]
+        name = self._names[node]
+        kind = message.metadata.message_type.rpartition(".")[2]
         kind = {"models": "evaluate", "round": "train"}.get(kind, kind)
-        parts = serialization.opened(message.content).array_records.values()
+        parts = serialization.unpack_inline(message.content).array_records.values()
         size = sum(len(a.data) for record in parts for a in record.values())
         self.log.append((name, kind, size))
         if name in self.offline:
@@ -96,26 +96,26 @@ class LocalGrid(Grid):
         except Exception as error:
             return Message(Error(2, str(error)), reply_to=message)
         if (name, kind) in self.tamper:
-            reply = Message(self.tamper[name, kind](serialization.opened(reply.content)), reply_to=message)
-        return _through_the_wire(reply)
+            reply = Message(self.tamper[name, kind](serialization.unpack_inline(reply.content)), reply_to=message)
+        return _serialize_and_parse(reply)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        return [self._replies.pop(name) for name in reversed(list(message_ids)) if name in self._replies]
+        return [self._replies.pop(key) for key in reversed(list(message_ids)) if key in self._replies]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         return self.pull_messages(self.push_messages(messages))
 
 
-def _through_the_wire(message: Message) -> Message:
-    """The message as the other side gets it."""
+def _serialize_and_parse(message: Message) -> Message:
+    """Return the message as its receiver gets it."""
     with no_object_id_recompute():
-        name = message.object_id
-        contents: dict[str, bytes] = {key: part.deflate() for key, part in _nested(message).items()}
-        read = inflate_object_from_contents(name, contents)
-    assert isinstance(read, Message)
-    read.metadata.__dict__["_message_id"] = name
-    return read
+        message_id = message.object_id
+        contents: dict[str, bytes] = {key: part.deflate() for key, part in _list_objects(message).items()}
+        parsed = inflate_object_from_contents(message_id, contents)
+    assert isinstance(parsed, Message)
+    parsed.metadata.__dict__["_message_id"] = message_id
+    return parsed
 
 
-def _nested(message: Message) -> dict[str, InflatableObject]:
+def _list_objects(message: Message) -> dict[str, InflatableObject]:
     return dict(get_all_nested_objects(message))

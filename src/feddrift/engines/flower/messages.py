@@ -1,10 +1,13 @@
-"""The protocol: every message between server and clients is a type of this file; change one, and its number changes.
+"""Messages between server and clients: a type per request, and its reply. A change of a message changes `PROTOCOL`.
 
-A request is a dataclass whose fields are the body that is sent. A reply is read by a function that refuses what is
-not what it should be, before anything of it counts. Models travel as the names of their parts (see `parts`), with those
-parts that the client lacks beside the body. Every body also holds `version`; a request `about`, a reply `client`, and
-in place of an answer perhaps `missing` (names of parts to send after all) or `failed` (why; a client that could not be
-made has no `client`); beside an answer perhaps `lost` (private models) and `damaged` (batches of its store).
+A request is a dataclass whose fields are the body that is sent. A function reads each reply, and raises
+InvalidMessageError if its content is not valid, before any of it is used. Models are sent as the names of their parts
+(see `model_parts`); parts that the client lacks are sent beside the body.
+
+Each body also contains `version`, each request `about` (see RequestContext), and each reply `client`. A reply without
+an answer contains `missing` (names of parts that the server must send) or `failed` (the reason; without `client` if the
+client could not be created). A reply with an answer may contain `lost` (private models) and `damaged` (batches in the
+client's store).
 """
 
 from __future__ import annotations
@@ -17,30 +20,38 @@ import numpy as np
 from flwr.app import Array
 
 from feddrift._version import __version__
-from feddrift.drift_explanation import MAX_STATISTIC, NAMED, TOLD, WITHIN, Shift, Shifts, What
+from feddrift.drift_explanation import (
+    MAX_NAMED_SHIFTS,
+    MAX_REPORTED_INPUTS,
+    MAX_STATISTIC,
+    MAX_WITHIN_CLASS_SHIFTS,
+    Shift,
+    ShiftKind,
+    Shifts,
+)
 from feddrift.engines.flower import serialization
 from feddrift.engines.flower.model_parts import Body, Part, Shapes
-from feddrift.engines.flower.serialization import Refused, numbers, whole
+from feddrift.engines.flower.serialization import InvalidMessageError, check_int, check_numbers
 from feddrift.engines.sparse_weights import Entries
-from feddrift.engines.worker import SCORE_ROWS
-from feddrift.errors import one_line
+from feddrift.engines.worker import MAX_SCORED_ROWS
+from feddrift.errors import to_one_line
 from feddrift.scores import MAX_LOG_LOSS, SCORES
 from feddrift.types import Ballot, Ints, Metric, Start
 
 PROTOCOL = 6
 VERSION = f"{__version__}/{PROTOCOL}"
-MAX_ROWS = 10**9  # of a cell
-MAX_ID = 2**62  # of a model, or a version of it
+MAX_CELL_ROWS = 10**9
+MAX_MODEL_ID = 2**62  # also for the version label of a private model
 MAX_SIZE = 10**6  # time steps, clients, classes, features along an axis
-MAX_NAME = 100  # characters of the name of an input or a class
+MAX_NAME_LENGTH = 100  # characters of the name of an input or a class
 
-Raw = Mapping[str, list[Array]]  # parts of models as they came
-Slice = list[list[Any]]  # a client's slice of w: times, positions of models, values
+RawParts = Mapping[str, list[Array]]  # parts of models as they were received
+PackedEntries = list[list[Any]]  # a client's part of w: times, positions of models, values
 
 
 @dataclass(frozen=True)
-class About:
-    """What every request says about the federation, and the time it is about."""
+class RequestContext:
+    """Description of the federation, the client and the time step, which every request contains."""
 
     experiment: str
     client: str
@@ -52,149 +63,158 @@ class About:
     tau: int
 
     @classmethod
-    def read(cls, about: Any) -> Self:
-        """What the body of a request says, after checking it."""
+    def from_body(cls, about: Any) -> Self:
+        """Read and check the part `about` of a request's body."""
         if not isinstance(about, dict) or set(about) != {field.name for field in fields(cls)}:
-            raise Refused("it does not say what federation it is about")
+            raise InvalidMessageError("it does not describe its federation")
         names = ("index", "n_clients", "n_classes", "tau")
         whole_numbers = [about[name] for name in names] + list(about["features"])
         for number in whole_numbers:
-            whole(number, 0, MAX_SIZE)  # a client looks for data of every time step up to tau
-        whole(about["seed"], 0, 2**63)
+            check_int(number, 0, MAX_SIZE)  # a client creates arrays of these sizes
+        check_int(about["seed"], 0, 2**63)
         return cls(**{**about, "features": tuple(about["features"])})
 
 
 @dataclass(frozen=True)
 class Request:
-    """A question to a client; `deadline` is the field of WaitingRules that says how long it may take."""
+    """Request to a client."""
 
-    action: ClassVar[str]  # how Flower calls it
-    deadline: ClassVar[str]
+    action: ClassVar[str]  # type of the message in Flower
+    deadline: ClassVar[str]  # field of WaitingRules with its deadline
 
-    def body(self) -> Body:
-        """The message as plain values, to be sent as JSON."""
+    def to_body(self) -> Body:
+        """Return the request as plain values, to be sent as JSON."""
         return asdict(self)
 
     @classmethod
-    def read(cls, body: Body) -> Self:
-        """The request of a body; what is missing is a KeyError."""
+    def from_body(cls, body: Body) -> Self:
+        """Build the request from a body; a missing field raises KeyError."""
         return cls(**{field.name: body[field.name] for field in fields(cls)})
 
 
 @dataclass(frozen=True)
 class Hello(Request):
-    """Who is there, and what has arrived? With models to `serve`: use them from now on, and test them."""
+    """Request to report which data have arrived; with models to `serve`, also to test and use these from now on."""
 
-    action, deadline = "query.hello", "hello"
+    action = "query.hello"
+    deadline = "hello"
 
     serve: Body | None = None  # tau, models, votes, ballot, perhaps router
-    seen: int | None = -1  # the newest time of which the client told data, -1: none; None: it shows nothing new now
+    seen: int | None = -1  # newest time step of which the server knows data, -1: none; None: take in no new data now
 
     @classmethod
-    def serving(
+    def with_models(
         cls, tau: int, models: list[Body], votes: list[float], ballot: Ballot, router: Body | None = None
     ) -> Self:
-        """A hello with models to use from now on, trained at time tau."""
-        chosen = {} if router is None else {"router": router}
-        return cls({"tau": tau, "models": models, "votes": votes, "ballot": ballot, **chosen})
+        """Return a request to test these models, which were trained at time tau, and to use them from then."""
+        optional = {} if router is None else {"router": router}
+        return cls({"tau": tau, "models": models, "votes": votes, "ballot": ballot, **optional})
 
-    def body(self) -> Body:
+    def to_body(self) -> Body:
         return ({} if self.serve is None else {"serve": self.serve}) | {"seen": self.seen}
 
     @classmethod
-    def read(cls, body: Body) -> Self:
+    def from_body(cls, body: Body) -> Self:
         seen = body.get("seen", -1)
-        return cls(body.get("serve"), None if seen is None else whole(seen, -1, MAX_SIZE))
+        return cls(body.get("serve"), None if seen is None else check_int(seen, -1, MAX_SIZE))
 
 
 @dataclass(frozen=True)
 class Evaluate(Request):
-    """Score these models: on the newest data, and on a sample of every cell that is stored."""
+    """Request to score models: on the newest data, and on a sample of every cell that is stored."""
 
-    action, deadline = "evaluate.models", "evaluate"
+    action = "evaluate.models"
+    deadline = "evaluate"
 
     metric: str  # a Metric, or confusion
     models: list[Body]
-    by: str | None = None  # class: apart for each class
+    by: str | None = None  # class: separately for each class
 
-    def body(self) -> Body:
+    def to_body(self) -> Body:
         return {"metric": self.metric, "models": self.models} | ({} if self.by is None else {"by": self.by})
 
     @classmethod
-    def read(cls, body: Body) -> Self:
+    def from_body(cls, body: Body) -> Self:
         return cls(body["metric"], body["models"], body.get("by"))
 
 
 @dataclass(frozen=True)
 class Train(Request):
-    """One round of local training; of private models perhaps several, whose result stays at the client.
+    """Request for one round of local training.
 
-    Of shared models that nobody else trains it may be `more`; the answer says how many more it was.
+    Private models may be trained for several `rounds`; the result is stored at the client. Shared models that no other
+    client trains may be trained for up to `more` further rounds; the reply contains the number of further rounds.
     """
 
-    action, deadline = "train.round", "train"
+    action = "train.round"
+    deadline = "train"
 
     round: int
     local: Body  # the fields of Local
     models: list[Body]
-    w: Slice
+    w: PackedEntries
     rounds: int = 1
-    keep: int = 0  # the label under which private models are kept; 0: these are shared, and sent back
-    pull: float | None = None  # the weight of a pull in the loss; None: there is none
-    to: list[Body] = field(default_factory=list)  # the models that it pulls to; none: to what a round begins with
-    more: int = 0  # rounds that follow and that nobody else takes part in,
-    within: float = 0.0  # for as long as no more than so many seconds have passed
+    keep: int = 0  # version label under which private models are stored; 0: the models are shared, and sent back
+    pull: float | None = None  # weight of a pull in the loss; None: no pull
+    to: list[Body] = field(default_factory=list)  # target models of the pull; empty: the models before the round
+    more: int = 0  # maximum number of further rounds
+    within: float = 0.0  # seconds after which no further round begins
 
 
 @dataclass(frozen=True)
 class Trial(Request):
-    """Find out how a new model should start."""
+    """Request to compare starts of a new model: see `Federation.tournament`."""
 
-    action, deadline = "train.tournament", "train"
+    action = "train.tournament"
+    deadline = "train"
 
     models: list[Body]
     parent: int
     starts: list[Start]
     local: Body
-    w: Slice
+    w: PackedEntries
 
 
 @dataclass(frozen=True)
 class Explain(Request):
-    """You raised an alarm: what moved in your data?"""
+    """Request to report what changed in the client's data, after an alarm at this or another client."""
 
-    action, deadline = "query.explain", "hello"
+    action = "query.explain"
+    deadline = "hello"
 
 
 @dataclass(frozen=True)
 class Contest(Request):
-    """Let teams of models compete on the newest data, or on the part of them that was held out of training."""
+    """Request to let teams of models compete: see `Federation.contest`."""
 
-    action, deadline = "evaluate.contest", "evaluate"
+    action = "evaluate.contest"
+    deadline = "evaluate"
 
     models: list[Body]
     teams: list[list[int]]  # [contestant], positions of its models
-    held_by: Body | None  # the fields of Local
+    held_by: Body | None  # the fields of the Local whose hold-out is used; None: all new data
 
 
 @dataclass(frozen=True)
 class Describe(Request):
-    """Tell moments of what a layer of these models makes of the newest data."""
+    """Request for statistics of the values of a layer of these models on the newest data."""
 
-    action, deadline = "evaluate.describe", "evaluate"
+    action = "evaluate.describe"
+    deadline = "evaluate"
 
     models: list[Body]
     layer: str
     by: str
-    project: Any  # None, a matrix as lists, or the key and size of a map that is drawn
+    project: Any  # None, a matrix as lists, or key and size of a random matrix
     square: bool
 
 
 @dataclass(frozen=True)
 class Reroute(Request):
-    """On the newest data, whose labels are there: would your inputs have chosen better votes than these?"""
+    """Request to compare these votes with those that a router chooses by inputs, on the newest data."""
 
-    action, deadline = "evaluate.reroute", "evaluate"
+    action = "evaluate.reroute"
+    deadline = "evaluate"
 
     models: list[Body]
     votes: list[float]
@@ -212,163 +232,208 @@ REQUESTS: dict[str, type[Request]] = {
     "describe": Describe,
     "reroute": Reroute,
 }
-KIND_OF = {cls: kind for kind, cls in REQUESTS.items()}
+KIND_BY_REQUEST = {cls: kind for kind, cls in REQUESTS.items()}
 
 
 @dataclass(frozen=True)
-class Present:
-    """The answer to Hello: how many rows of each time step are held, and how the models served do on the newest."""
+class HelloReply:
+    """Reply to Hello: the client's data, and the test of the models to serve on the newest of them."""
 
-    cells: dict[int, int]
-    tested: tuple[int, int] | None = None  # how many are right, of how many
-    scores: dict[str, float] = field(default_factory=dict)  # by name, of the same test, where they are numbers
-    backlog: int = 0  # batches that have come and are not shown yet
-    gap: int | None = None  # the number of the batch that they wait for, which has not come
+    cells: dict[int, int]  # by time step, the number of rows in the client's store
+    tested: tuple[int, int] | None = None  # number of correct predictions, and of rows
+    scores: dict[str, float] = field(default_factory=dict)  # finite scores of the same test, by name
+    backlog: int = 0  # number of batches that have arrived and are not assigned to a time step yet
+    gap: int | None = None  # number of a batch that has not arrived and must come before them
 
-    def body(self) -> Body:
-        """The message as plain values, to be sent as JSON."""
+    def to_body(self) -> Body:
+        """Return the reply as plain values, to be sent as JSON."""
         right = {} if self.tested is None else {"right": self.tested[0], "tested": self.tested[1]}
         waiting = {"backlog": self.backlog, "gap": self.gap} if self.backlog else {}
         return {"cells": [[t, n] for t, n in self.cells.items()]} | right | {"scores": self.scores} | waiting
 
     @classmethod
-    def read(cls, body: Body, tau: int) -> Self:
-        """What the body of a reply says, checked for a client at time tau."""
-        cells = [(whole(t, 0, tau), whole(n, 1, MAX_ROWS)) for t, n in body["cells"]]
+    def from_body(cls, body: Body, tau: int) -> Self:
+        """Read and check the body of a reply at time tau."""
+        cells = [(check_int(t, 0, tau), check_int(n, 1, MAX_CELL_ROWS)) for t, n in body["cells"]]
         if len(dict(cells)) != len(cells):
-            raise Refused("it names a time step twice")
-        gap = None if body.get("gap") is None else whole(body["gap"], 0, MAX_SIZE)
-        present = cls(dict(cells), backlog=whole(body.get("backlog", 0), 0, MAX_SIZE), gap=gap)
+            raise InvalidMessageError("it names a time step twice")
+        gap = None if body.get("gap") is None else check_int(body["gap"], 0, MAX_SIZE)
+        reply = cls(dict(cells), backlog=check_int(body.get("backlog", 0), 0, MAX_SIZE), gap=gap)
         if "right" not in body:
-            return present
+            return reply
         n = dict(cells).get(tau, 0)
-        most = {name: 1.0 if score.share else MAX_LOG_LOSS for name, score in SCORES.items()} | {"routed": 1.0}
-        if unknown := sorted(body["scores"].keys() - most.keys()):
-            raise Refused(f"it has a score that nobody asked for, {unknown[0]!r}")
-        scores = {name: numbers([value], 1, most[name], False)[0] for name, value in body["scores"].items()}
-        return replace(present, tested=(whole(body["right"], 0, n), whole(body["tested"], n, n)), scores=scores)
+        maxima = {name: 1.0 if score.share else MAX_LOG_LOSS for name, score in SCORES.items()} | {"routed": 1.0}
+        if unknown := sorted(body["scores"].keys() - maxima.keys()):
+            raise InvalidMessageError(f"it has an unknown score, {unknown[0]!r}")
+        scores = {name: check_numbers([value], 1, maxima[name], False)[0] for name, value in body["scores"].items()}
+        return replace(reply, tested=(check_int(body["right"], 0, n), check_int(body["tested"], n, n)), scores=scores)
 
 
-Sums = tuple[Any, list[Any]]  # how many rows, and the sum of each model; by class, lists over classes in their places
+# The number of rows, and [m] the sum of each model's scores on them; by class, each number is a list over the classes.
+ScoreSums = tuple[Any, list[Any]]
 
 
 @dataclass(frozen=True)
-class Scores:
-    """The answer to Evaluate: of each model the sum over the newest data, and over a sample of each stored cell."""
+class EvaluateReply:
+    """Reply to Evaluate: sums of each model's scores over the newest data, and over a sample of each stored cell."""
 
-    new: Sums | None  # None: nothing is new
-    stored: dict[int, Sums]  # by time
+    new: ScoreSums | None  # None: no new data
+    stored: dict[int, ScoreSums]  # by time
 
-    def body(self) -> Body:
-        """The message as plain values, to be sent as JSON."""
+    def to_body(self) -> Body:
+        """Return the reply as plain values, to be sent as JSON."""
         new: Body = {} if self.new is None else {"new": self.new[1]}
         if self.new is not None and isinstance(self.new[0], list):
             new["sizes"] = self.new[0]
         return new | {"stored": [[t, size, sums] for t, (size, sums) in self.stored.items()]}
 
     @classmethod
-    def read(cls, body: Body, counts: Ints, n_models: int, metric: Metric, n_parts: int | None = None) -> Self:
-        """What the body of a reply says, checked for a client that has counts[t] rows of each time t."""
-        mistakes, n, tau = metric == "error", int(counts[-1]), len(counts) - 1
+    def from_body(cls, body: Body, counts: Ints, n_models: int, metric: Metric, n_parts: int | None = None) -> Self:
+        """Read and check the body of a reply.
+
+        Args:
+            body: The body.
+            counts: [t], the number of the client's rows of each time step up to this one.
+            n_models: The number of models that it scored.
+            metric: The score of a row.
+            n_parts: The number of classes, if it scored each class separately.
+
+        Raises:
+            InvalidMessageError: The content is not valid.
+        """
+        is_count = metric == "error"
+        n = int(counts[-1])
+        tau = len(counts) - 1
         size = n if n_parts is None or not n else body["sizes"]
-        new = _read_sums(size, body["new"], n, n_models, n_parts, mistakes) if n else None
+        new = _read_sums(size, body["new"], n, n_models, n_parts, is_count) if n else None
         stored = {}
         for t, size, sums in body["stored"]:
             n_rows = int(counts[t]) if isinstance(t, int) and 0 <= t <= tau else 0
-            if n_rows:  # else it came too late for this time step
-                stored[t] = _read_sums(size, sums, min(n_rows, SCORE_ROWS), n_models, n_parts, mistakes)
+            if n_rows:  # else the data arrived too late for this time step
+                stored[t] = _read_sums(size, sums, min(n_rows, MAX_SCORED_ROWS), n_models, n_parts, is_count)
         if set(stored) != set(np.flatnonzero(counts).tolist()):
-            raise Refused("expected sums for every stored time step")
+            raise InvalidMessageError("expected sums for every stored time step")
         return cls(new, stored)
 
 
-def _read_sums(size: Any, sums: Any, n: int, n_models: int, n_parts: int | None, mistakes: bool) -> Sums:
-    top = np.finfo(np.float64).max
+def _read_sums(size: Any, sums: Any, n: int, n_models: int, n_parts: int | None, is_count: bool) -> ScoreSums:
+    """Check the sums of a cell with n rows; `is_count` means that they are numbers of mistakes."""
+    maximum = n if is_count else np.finfo(np.float64).max
     if n_parts is None:
-        return whole(size, n, n), numbers(sums, n_models, n if mistakes else top, mistakes)
-    sizes = [whole(rows, 0, n) for rows in size]
+        return check_int(size, n, n), check_numbers(sums, n_models, maximum, is_count)
+    sizes = [check_int(rows, 0, n) for rows in size]
     if len(sizes) != n_parts or sum(sizes) != n or len(sums) != n_models:
-        raise Refused(f"expected {n_parts} numbers of rows that add up to {n}, and sums of {n_models} models")
-    checked = [numbers(of_model, n_parts, n if mistakes else top, mistakes) for of_model in sums]
-    if mistakes and any(wrong > rows for row in checked for wrong, rows in zip(row, sizes, strict=True)):
-        raise Refused("expected no more mistakes than rows")
+        raise InvalidMessageError(
+            f"expected {n_parts} numbers of rows that add up to {n}, and sums of {n_models} models"
+        )
+    checked = [check_numbers(model_sums, n_parts, maximum, is_count) for model_sums in sums]
+    if is_count and any(wrong > rows for row in checked for wrong, rows in zip(row, sizes, strict=True)):
+        raise InvalidMessageError("expected no more mistakes than rows")
     return sizes, checked
 
 
 def read_confusion(body: Body, shape: tuple[int, ...], n: int) -> Ints:
-    """The answer to Evaluate with metric confusion: counts of this shape, which add up to n for each model."""
+    """Read the reply to Evaluate with metric confusion: counts of this shape, which add up to n for each model."""
     confusion = np.array(body["confusion"])
-    counts = confusion.shape == shape and confusion.dtype.kind == "i" and not (confusion < 0).any()
-    if not counts or (confusion.sum(axis=(1, 2)) != n).any():
-        raise Refused(f"expected counts of shape {shape}, each model's adding up to {n}")
+    are_counts = confusion.shape == shape and confusion.dtype.kind == "i" and not (confusion < 0).any()
+    if not are_counts or (confusion.sum(axis=(1, 2)) != n).any():
+        raise InvalidMessageError(f"expected counts of shape {shape}, each model's adding up to {n}")
     return confusion
 
 
-def read_rerouted(body: Body, n: int) -> list[int]:
-    """The answer to Reroute: of n rows how many the votes get wrong, and how many those that inputs chose."""
+def read_reroute_reply(body: Body, n: int) -> list[int]:
+    """Read the reply to Reroute: n, the mistakes of the client's votes on n rows, and those of the router's votes."""
     own, chosen = body["wrong"]
-    return [whole(body["rows"], n, n), whole(own, 0, n), whole(chosen, 0, n)]
+    return [check_int(body["rows"], n, n), check_int(own, 0, n), check_int(chosen, 0, n)]
 
 
-def read_trained(
-    body: Body, raw: Raw, round: int, trunks: list[Shapes], heads: list[Shapes], most: int = 0
+def read_train_reply(
+    body: Body, raw: RawParts, round: int, trunks: list[Shapes], heads: list[Shapes], max_more: int = 0
 ) -> tuple[int, list[list[Part]]]:
-    """The answer to Train: the round, how many more it was, and beside the body trunk-0, ... and head-0, ..."""
-    whole(body["round"], round, round)
-    more = whole(body["more"], 0, most)
-    legal = {f"trunk-{k}" for k in range(len(trunks))} | {f"head-{k}" for k in range(len(heads))}
-    if set(raw) != legal:
-        raise Refused(f"it brings {len(raw)} parts of models, expected {len(legal)}")
+    """Read the reply to Train.
+
+    Args:
+        body: The body.
+        raw: The parts trunk-0, ... and head-0, ... as they were received.
+        round: The round of the request.
+        trunks: The shapes of each trunk that was trained.
+        heads: The shapes of each head that was trained.
+        max_more: The maximum number of further rounds.
+
+    Returns:
+        The number of further rounds, and the trained trunks and heads.
+
+    Raises:
+        InvalidMessageError: The content is not valid.
+    """
+    check_int(body["round"], round, round)
+    more = check_int(body["more"], 0, max_more)
+    names = {f"trunk-{k}" for k in range(len(trunks))} | {f"head-{k}" for k in range(len(heads))}
+    if set(raw) != names:
+        raise InvalidMessageError(f"it has {len(raw)} parts of models, expected {len(names)}")
     kinds = {"trunk": trunks, "head": heads}
     return more, [
-        [serialization.arrays(raw[f"{kind}-{k}"], shapes, f"a {kind}") for k, shapes in enumerate(expected)]
+        [serialization.read_arrays(raw[f"{kind}-{k}"], shapes, f"a {kind}") for k, shapes in enumerate(expected)]
         for kind, expected in kinds.items()
     ]
 
 
-def read_tournament(body: Body, n_contestants: int, least: int, most: int) -> tuple[int, Ints]:
-    """The answer to Trial and to Contest: how many rows there were, and how many of them two contestants get wrong."""
-    rows, wrong = whole(body["rows"], least, most), np.array(body["wrong"])
-    counts = wrong.shape == (n_contestants,) * 2 and wrong.dtype.kind == "i"
-    if not counts or not ((wrong >= 0) & (wrong <= rows)).all():
-        raise Refused(f"expected a table of {n_contestants} by {n_contestants} counts up to {rows}")
+def read_tournament_reply(body: Body, n_contestants: int, min_rows: int, max_rows: int) -> tuple[int, Ints]:
+    """Read the reply to Trial or Contest: the number of rows, and the common mistakes of each pair of contestants."""
+    rows = check_int(body["rows"], min_rows, max_rows)
+    wrong = np.array(body["wrong"])
+    are_counts = wrong.shape == (n_contestants,) * 2 and wrong.dtype.kind == "i"
+    if not are_counts or not ((wrong >= 0) & (wrong <= rows)).all():
+        raise InvalidMessageError(f"expected a table of {n_contestants} by {n_contestants} counts up to {rows}")
     own = wrong.diagonal()
     if (wrong != wrong.T).any() or (wrong > np.minimum.outer(own, own)).any():
-        raise Refused("expected counts of common mistakes: both ways the same, and no more than each makes alone")
+        raise InvalidMessageError(
+            "expected counts of common mistakes: a symmetric table, and no more than the mistakes of each contestant"
+        )
     return rows, wrong
 
 
 def read_shifts(body: Body, tau: int) -> Shifts | None:
-    """The answer to Explain; None: the client does not say."""
+    """Read the reply to Explain; None: the client has no earlier data, or does not permit explanations."""
     if (shifts := body["shifts"]) is None:
         return None
     before, after = shifts["rows"]
     moved = [_read_shift(**shift) for shift in shifts["moved"]]
-    if len(moved) > (most := TOLD + WITHIN + NAMED):
-        raise Refused(f"it names {len(moved)} inputs and classes, at most {most} are legal")
-    rows = whole(before, 1, MAX_ROWS), whole(after, 1, MAX_ROWS)
-    return Shifts(whole(shifts["since"], 0, tau - 1), rows, tuple(moved), whole(shifts["more"], 0, MAX_SIZE**2))
+    maximum = MAX_REPORTED_INPUTS + MAX_WITHIN_CLASS_SHIFTS + MAX_NAMED_SHIFTS
+    if len(moved) > maximum:
+        raise InvalidMessageError(f"it names {len(moved)} inputs and classes, at most {maximum} are allowed")
+    rows = check_int(before, 1, MAX_CELL_ROWS), check_int(after, 1, MAX_CELL_ROWS)
+    return Shifts(check_int(shifts["since"], 0, tau - 1), rows, tuple(moved), check_int(shifts["more"], 0, MAX_SIZE**2))
 
 
 def _read_shift(what: Any, name: Any, before: Any, after: Any, distance: Any, within: Any = None) -> Shift:
-    if what not in get_args(What):
-        raise Refused(f"it says of an input {str(what)[:40]!r}, legal are {', '.join(get_args(What))}")
+    if what not in get_args(ShiftKind):
+        raise InvalidMessageError(f"unknown shift {str(what)[:40]!r}, legal are {', '.join(get_args(ShiftKind))}")
     for text in (name, "" if within is None else within):
-        if not isinstance(text, str) or len(text) > MAX_NAME:
-            raise Refused(f"expected a name of at most {MAX_NAME} characters, got {str(text)[:40]!r}")
-    most = MAX_STATISTIC if what in ("mean", "deviation") else 1.0
-    numbers([abs(value) if what == "mean" else value for value in (before, after)], 2, most, False)
-    short = numbers([distance], 1, 1.0, False)[0]
-    return Shift(what, one_line(name), float(before), float(after), short, None if within is None else one_line(within))
+        if not isinstance(text, str) or len(text) > MAX_NAME_LENGTH:
+            raise InvalidMessageError(
+                f"expected a name of at most {MAX_NAME_LENGTH} characters, got {str(text)[:40]!r}"
+            )
+    maximum = MAX_STATISTIC if what in ("mean", "deviation") else 1.0
+    check_numbers([abs(value) if what == "mean" else value for value in (before, after)], 2, maximum, False)
+    distance = check_numbers([distance], 1, 1.0, False)[0]
+    within = None if within is None else to_one_line(within)
+    return Shift(what, to_one_line(name), float(before), float(after), distance, within)
 
 
-def slice_of(data: Entries, models: Sequence[int] | Ints | None = None) -> Slice:
-    """A client's part of w; with `models`, positions are those in this list."""
+def pack_entries(data: Entries, models: Sequence[int] | Ints | None = None) -> PackedEntries:
+    """Pack a client's part of w for a message; with `models`, which are ascending, positions are those in this list."""
     m = data.m if models is None else np.searchsorted(models, data.m)
     return [data.t.tolist(), m.tolist(), data.value.tolist()]
 
 
-def entries_of(w: Slice, client: int, shape: tuple[int, int, int]) -> Entries:
-    """The entries of w that `slice_of` made this slice of, with the client's index."""
+def unpack_entries(w: PackedEntries, client: int, shape: tuple[int, int, int]) -> Entries:
+    """Return the entries of w that `pack_entries` packed.
+
+    Args:
+        w: The packed entries.
+        client: The index of the client.
+        shape: The shape of the whole w: times, clients, models.
+    """
     t, m = (np.array(part, dtype=np.int64) for part in w[:2])
     return Entries(t, np.full_like(t, client), m, np.array(w[2], dtype=np.float64), shape)

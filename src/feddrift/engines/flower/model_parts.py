@@ -1,4 +1,7 @@
-"""Models in parts, a trunk and a head each, named by a digest of their content: who has one is not sent it again."""
+"""Parts of models, named by a digest of their content: a trunk, a head, and perhaps a mask for each model.
+
+A part that a client has already is not sent to it again.
+"""
 
 from __future__ import annotations
 
@@ -11,24 +14,24 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrift import rng
-from feddrift._internal.device_arrays import SHARED_ROWS, Resident
-from feddrift.trees import leaves, split, trunk_of, unsplit
+from feddrift._internal.device_arrays import SHARED_ROWS, StackView
+from feddrift.trees import join_trunk_and_head, mark_trunk, split_trunk_and_head, tree_leaves
 from feddrift.types import Models, Net, Params
 
 Part = list[npt.NDArray[Any]]
 Body = dict[str, Any]
 Shapes = Sequence[tuple[tuple[int, ...], np.dtype[Any]]]
 
-PRIVATE = "private-"  # how names of parts begin that never leave their client
+PRIVATE_PREFIX = "private-"  # of names of parts that never leave their client
 
 
-def shapes(part: Iterable[Any]) -> Shapes:
-    """What `messages.arrays` must find where a part like this one is expected."""
+def list_shapes(part: Iterable[Any]) -> Shapes:
+    """List the shape and type of each array, as `serialization.read_arrays` expects them."""
     return [(tuple(np.shape(array)), np.asarray(array).dtype) for array in part]
 
 
-def digest(part: Part) -> str:
-    """A part's name: the same for the same numbers."""
+def compute_digest(part: Part) -> str:
+    """Compute the name of a part: equal numbers have equal names."""
     checksum = hashlib.sha256()
     for array in part:
         checksum.update(f"{array.dtype.str} {array.shape};".encode())
@@ -36,107 +39,115 @@ def digest(part: Part) -> str:
     return checksum.hexdigest()[:32]
 
 
-def like(net: Net) -> Params:
-    """Parameters of this net, for their shapes."""
-    return net.init(rng.derive(0, "init", 0))
+def init_template(net: Net) -> Params:
+    """Initialise parameters of this net; callers use their shapes only."""
+    return net.init(rng.derive_key(0, "init", 0))
 
 
-def described(net: Net, models: Models) -> tuple[list[Body], dict[str, Part]]:
-    """Each model as the names of its parts, and all parts by name but those that only the model's owner has."""
+def describe_models(net: Net, models: Models) -> tuple[list[Body], dict[str, Part]]:
+    """Describe models for a message.
+
+    Returns:
+        For each model its id, its family and the names of its parts; and all parts by name. Parts of private models
+        have a name only: their arrays are at the model's owner.
+    """
     specs: list[Body] = []
     parts: dict[str, Part] = {}
-    names: dict[tuple[Any, ...], str] = {}  # of parts that several models have, by where they are stored
-    arrays = dict(zip(("trunk", "head"), split(models.params, trunk_of(net, models.params)), strict=True))
+    names: dict[tuple[Any, ...], str] = {}  # by the storage of a part that several models share
+    arrays = dict(
+        zip(("trunk", "head"), split_trunk_and_head(models.params, mark_trunk(net, models.params)), strict=True)
+    )
     for m in range(len(models)):
         spec: Body = {"id": models.ids[m], "family": models.family[m]}
         for kind, row in (("trunk", int(models.trunk_index[m])), ("head", m)):
             if not arrays[kind]:
                 spec[kind] = ""
             elif models.held[m]:
-                spec[kind] = private_name(models.ids[m], models.held[m], kind)
+                spec[kind] = name_private_part(models.ids[m], models.held[m], kind)
             else:
-                stored = kind, *(_storage(array, row) for array in arrays[kind])
-                if stored not in names:
+                storage = kind, *(_identify_storage(array, row) for array in arrays[kind])
+                if storage not in names:
                     part = [np.array(array[row], order="C") for array in arrays[kind]]
-                    names[stored] = digest(part)
-                    parts[names[stored]] = part
-                spec[kind] = names[stored]
+                    names[storage] = compute_digest(part)
+                    parts[names[storage]] = part
+                spec[kind] = names[storage]
         mask = [] if models.mask is None else [np.array(models.mask[m], dtype=np.float32, order="C")]
-        spec["mask"] = digest(mask) if mask else ""
+        spec["mask"] = compute_digest(mask) if mask else ""
         parts |= {spec["mask"]: mask} if mask else {}
         specs.append(spec)
     return specs, parts
 
 
-def _storage(array: Any, row: int) -> tuple[int, int]:
-    """Where a row is stored: the same for rows that are known to be equal."""
-    if isinstance(array, Resident) and array.place is SHARED_ROWS:
+def _identify_storage(array: Any, row: int) -> tuple[int, int]:
+    """Identify the storage of a row: the same for rows that are known to be equal."""
+    if isinstance(array, StackView) and array.storage is SHARED_ROWS:
         return id(array.stack), int(array.rows[row])
     return id(array), row
 
 
-def private_name(model_id: int, label: int, kind: str) -> str:
-    """What a client calls a part of its private model in the version of this label."""
-    return f"{PRIVATE}{model_id}-{label}-{kind}"
+def name_private_part(model_id: int, label: int, kind: str) -> str:
+    """Return the client's name of a part of its private model in the version of this label."""
+    return f"{PRIVATE_PREFIX}{model_id}-{label}-{kind}"
 
 
-def label_of(tau: int, round: int) -> int:
-    """The name of what a private model was after this round of a time step; later ones are larger."""
+def make_version_label(tau: int, round: int) -> int:
+    """Return the version label of a private model after this round of a time step; labels increase with time."""
     return tau * 10**7 + round + 1
 
 
-def older_private(names: Iterable[str], keep: int = 3) -> set[str]:
-    """Of these parts of private models all but those of each model's newest versions.
+def find_old_private_parts(names: Iterable[str], keep: int = 3) -> set[str]:
+    """Find the parts of private models that are not of each model's newest versions.
 
-    A server may go back to the checkpoint before its last, and an answer may be under way: these are three.
+    A server may go back to the checkpoint before its last, and a reply may be under way: that makes three versions.
 
-    >>> sorted(older_private([f"private-3-{label}-head" for label in (9, 10, 11, 12)] + ["0123abcd"]))
+    >>> sorted(find_old_private_parts([f"private-3-{label}-head" for label in (9, 10, 11, 12)] + ["0123abcd"]))
     ['private-3-9-head']
     """
     versions: dict[int, dict[int, list[str]]] = {}
-    for name, model_id, label in _private(names):
+    for name, model_id, label in _parse_private_names(names):
         versions.setdefault(model_id, {}).setdefault(label, []).append(name)
     return {name for labels in versions.values() for label in sorted(labels)[:-keep] for name in labels[label]}
 
 
-def later_private(names: Iterable[str], ids: set[int], label: int) -> set[str]:
-    """The parts of these private models that are of a later version: of a course of events that was given up."""
-    return {name for name, model_id, version in _private(names) if model_id in ids and version > label}
+def find_later_private_parts(names: Iterable[str], ids: set[int], label: int) -> set[str]:
+    """Find the parts of these private models with versions after this label, left from before the server went back."""
+    return {name for name, model_id, version in _parse_private_names(names) if model_id in ids and version > label}
 
 
-def _private(names: Iterable[str]) -> Iterator[tuple[str, int, int]]:
-    """Of names that are those of private models also the model and the version."""
+def _parse_private_names(names: Iterable[str]) -> Iterator[tuple[str, int, int]]:
+    """Yield each name that is one of a private model, with the model's id and the version."""
     for name in names:
-        if match := re.fullmatch(PRIVATE + "([0-9]+)-([0-9]+)-(trunk|head)", name):
+        if match := re.fullmatch(PRIVATE_PREFIX + "([0-9]+)-([0-9]+)-(trunk|head)", name):
             yield name, int(match[1]), int(match[2])
 
 
-def named(specs: Iterable[Body]) -> set[str]:
-    """The parts that these models are made of."""
+def collect_part_names(specs: Iterable[Body]) -> set[str]:
+    """Collect the names of the parts of these models."""
     return {spec[kind] for spec in specs for kind in ("trunk", "head", "mask")} - {""}
 
 
-def expected(net: Net, specs: Iterable[Body], features: Sequence[int]) -> dict[str, Shapes]:
-    """The shapes of every part that these models are made of."""
-    params = like(net)
-    trunk, head = split(params, trunk_of(net, params))
-    of_kind = {
-        "trunk": shapes(trunk),
-        "head": shapes(head),
+def collect_part_shapes(net: Net, specs: Iterable[Body], features: Sequence[int]) -> dict[str, Shapes]:
+    """Collect the shapes of every part of these models, by name."""
+    params = init_template(net)
+    trunk, head = split_trunk_and_head(params, mark_trunk(net, params))
+    shapes_by_kind = {
+        "trunk": list_shapes(trunk),
+        "head": list_shapes(head),
         "mask": [(tuple(features), np.dtype(np.float32))],
     }
-    return {spec[kind]: part_shapes for spec in specs for kind, part_shapes in of_kind.items() if spec[kind]}
+    return {spec[kind]: shapes for spec in specs for kind, shapes in shapes_by_kind.items() if spec[kind]}
 
 
-def assembled(net: Net, specs: Sequence[Body], part: Callable[[str], Part]) -> Models:
-    """The models whose description this is."""
-    shape = trunk_of(net, like(net))
-    ids, family = tuple(spec["id"] for spec in specs), tuple(spec["family"] for spec in specs)
+def assemble_models(net: Net, specs: Sequence[Body], get_part: Callable[[str], Part]) -> Models:
+    """Build the models that `describe_models` described, from parts by name."""
+    trunk = mark_trunk(net, init_template(net))
+    family = tuple(spec["family"] for spec in specs)
     founders = [specs[family.index(name)] for name in dict.fromkeys(family)]
     stacked = {
-        kind: [np.stack(rows) for rows in zip(*(part(s[kind]) if s[kind] else [] for s in sources), strict=True)]
+        kind: [np.stack(rows) for rows in zip(*(get_part(s[kind]) if s[kind] else [] for s in sources), strict=True)]
         for kind, sources in (("trunk", founders), ("head", specs))
     }
-    mask = np.stack([part(spec["mask"])[0] for spec in specs]) if specs[0]["mask"] else None
-    assert len(leaves(shape)) == len(stacked["trunk"]) + len(stacked["head"])
-    return Models(unsplit(stacked["trunk"], stacked["head"], shape), ids, mask, family, shape)
+    mask = np.stack([get_part(spec["mask"])[0] for spec in specs]) if specs[0]["mask"] else None
+    assert len(tree_leaves(trunk)) == len(stacked["trunk"]) + len(stacked["head"])
+    params = join_trunk_and_head(stacked["trunk"], stacked["head"], trunk)
+    return Models(params, tuple(spec["id"] for spec in specs), mask, family, trunk)

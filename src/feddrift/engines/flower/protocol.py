@@ -1,8 +1,8 @@
-"""Who may talk to whom: the protocol's number decides; the version beside it is for people.
+"""Compatibility of server and clients: the protocol's number decides; the version beside it informs people.
 
-A server speaks its own number and the one before, a client its own: so the server is updated first, and the clients
-one by one. A server begins in its own words; a client that does not know them says so and which version it is, and is
-asked again in that version's words and name.
+A server supports its own number and the one before, a client only its own: so the server is updated first, and then the
+clients one by one. A server sends each request in its own protocol first. A client of another protocol refuses it and
+replies with its version; the server then repeats the request with that version and in that version's protocol.
 """
 
 from __future__ import annotations
@@ -13,92 +13,120 @@ from dataclasses import dataclass, field
 
 from feddrift.engines.flower.messages import PROTOCOL, VERSION
 from feddrift.engines.flower.model_parts import Body
-from feddrift.engines.flower.serialization import Refused
+from feddrift.engines.flower.serialization import InvalidMessageError
 
-SPOKEN = PROTOCOL, PROTOCOL - 1  # by a server
+SUPPORTED_PROTOCOLS = PROTOCOL, PROTOCOL - 1  # by a server
 
 _VERSION = re.compile(r"([0-9A-Za-z.+!-]{1,40})/([0-9]{1,6})")
 
 
 @dataclass(frozen=True)
-class Change:
-    """What a number brought, and what a server has to know of clients of the number before; all by kind of question."""
+class ProtocolChange:
+    """Change of the protocol with a new number, and its consequences for clients of the number before."""
 
-    what: str
-    questions: frozenset[str] = frozenset()  # that such a client cannot be asked
-    fields: Mapping[str, frozenset[str]] = field(default_factory=dict)  # of a question, which it does not know
-    instead: Mapping[str, Body] = field(default_factory=dict)  # what stands for what its answer lacks
+    summary: str
+    unknown_kinds: frozenset[str] = frozenset()  # requests that such a client does not know
+    unknown_fields: Mapping[str, frozenset[str]] = field(default_factory=dict)  # by kind of request
+    reply_defaults: Mapping[str, Body] = field(default_factory=dict)  # by kind, values of fields that its reply lacks
 
 
-# Of a number that no server needs to speak any more the sentence suffices.
-CHANGES: dict[int, Change] = {
-    2: Change("a test has more scores than accuracy"),
-    3: Change("clients explain alarms, and let teams of models compete"),
-    4: Change("training may be pulled to models, classes are scored apart, data described, inputs choose models"),
-    5: Change(
-        "each client counts its own batches, knows which of them the server has heard of, and tells how many wait"
+# A change that all supported clients know needs only a summary.
+CHANGES: dict[int, ProtocolChange] = {
+    2: ProtocolChange("a test has more scores than accuracy"),
+    3: ProtocolChange("clients explain alarms, and let teams of models compete"),
+    4: ProtocolChange(
+        "training may be pulled to models, classes are scored apart, data described, inputs choose models"
     ),
-    6: Change(
-        "who trains a model alone may do all rounds at once",  # a client of 5 does one at a time
-        fields={"train": frozenset({"more", "within"})},
-        instead={"train": {"more": 0}},
+    5: ProtocolChange(
+        "each client counts its own batches, knows which of them the server knows, and reports how many wait"
+    ),
+    6: ProtocolChange(
+        "a client that trains a model alone may run all rounds at once",  # a client of 5 runs one round per request
+        unknown_fields={"train": frozenset({"more", "within"})},
+        reply_defaults={"train": {"more": 0}},
     ),
 }
 
 
-def number(version: object) -> int | None:
-    """The protocol's number in a version as messages have it; None: it is none.
+def parse_protocol(version: object) -> int | None:
+    """Return the protocol's number in the version of a message; None: it is not a version.
 
-    >>> number("0.3.0/6"), number("0.3.0"), number(None)
+    >>> parse_protocol("0.3.0/6"), parse_protocol("0.3.0"), parse_protocol(None)
     (6, None, None)
     """
     match = _VERSION.fullmatch(version) if isinstance(version, str) else None
     return int(match[2]) if match else None
 
 
-def asked(version: str, kind: str, body: Body) -> Body:
-    """The body of a question as a client of this version knows it; refused where it knows no such question."""
-    for change in _since(version):
-        if kind in change.questions:
-            raise Refused(f"{_named(version)} does not know the question '{kind}': update the client")
-        body = {key: value for key, value in body.items() if key not in change.fields.get(kind, ())}
+def adapt_request(version: str, kind: str, body: Body) -> Body:
+    """Return the body of a request without the fields that a client of this version does not know.
+
+    Raises:
+        InvalidMessageError: The client does not know this kind of request.
+    """
+    for change in _list_changes_since(version):
+        if kind in change.unknown_kinds:
+            raise InvalidMessageError(
+                f"{_format_version(version)} does not know the request '{kind}': update the client"
+            )
+        body = {key: value for key, value in body.items() if key not in change.unknown_fields.get(kind, ())}
     return body
 
 
-def answered(version: str, kind: str, body: Body) -> Body:
-    """The answer of a client of this version, with what stands for what it lacks."""
-    for change in _since(version):
-        body = {**change.instead.get(kind, {}), **body}
+def adapt_reply(version: str, kind: str, body: Body) -> Body:
+    """Return the body of a reply from a client of this version, with default values of the fields that it lacks."""
+    for change in _list_changes_since(version):
+        body = {**change.reply_defaults.get(kind, {}), **body}
     return body
 
 
-def check_client(version: object) -> str:
-    """The version of a client that this server speaks with; else refused."""
-    if isinstance(version, str) and number(version) in SPOKEN:
+def check_client_version(version: object) -> str:
+    """Return the version of a client's reply.
+
+    Raises:
+        InvalidMessageError: This server does not support it.
+    """
+    if isinstance(version, str) and parse_protocol(version) in SUPPORTED_PROTOCOLS:
         return version
-    spoken = " and ".join(map(str, sorted(SPOKEN)))
-    side = "server" if (number(version) or 0) > PROTOCOL else "client"
-    raise Refused(
-        f"the client has version {_named(version)}, the server {_named(VERSION)}, which speaks {spoken}: update the "
-        f"{side}"
+    supported = " and ".join(map(str, sorted(SUPPORTED_PROTOCOLS)))
+    side = "server" if (parse_protocol(version) or 0) > PROTOCOL else "client"
+    raise InvalidMessageError(
+        f"the client has version {_format_version(version)}, the server {_format_version(VERSION)}, which supports "
+        f"protocols {supported}: update the {side}"
     )
 
 
-def check_server(version: object, server: object = None) -> None:
-    """Refuse, at a client, a question that is not in its own words; `server` says who asks in this version's words."""
-    if number(version) == PROTOCOL:
+def check_server_version(version: object, server: object = None) -> None:
+    """Check the protocol of a request, at a client.
+
+    Args:
+        version: The version in whose protocol the request is.
+        server: The server's own version; None: the same.
+
+    Raises:
+        InvalidMessageError: The request is not in this client's protocol.
+    """
+    if parse_protocol(version) == PROTOCOL:
         return
-    who = version if server is None else server
-    older, newer = (number(who) or 0) < PROTOCOL, (number(who) or 0) > PROTOCOL + 1
-    then = "update the server" if older else "update the client" if newer else "it asks again in this client's words"
-    raise Refused(f"the server has version {_named(who)}, this client {_named(VERSION)}: {then}")
+    server_version = version if server is None else server
+    number = parse_protocol(server_version) or 0
+    if number < PROTOCOL:
+        consequence = "update the server"
+    elif number > PROTOCOL + 1:
+        consequence = "update the client"
+    else:
+        consequence = "it repeats the request in this client's protocol"
+    raise InvalidMessageError(
+        f"the server has version {_format_version(server_version)}, this client {_format_version(VERSION)}: "
+        f"{consequence}"
+    )
 
 
-def _since(version: str) -> list[Change]:
-    """What a client of this version does not know."""
-    return [change for at, change in CHANGES.items() if at > (number(version) or 0)]
+def _list_changes_since(version: str) -> list[ProtocolChange]:
+    """List the changes that a client of this version does not know."""
+    return [change for number, change in CHANGES.items() if number > (parse_protocol(version) or 0)]
 
 
-def _named(version: object) -> str:
+def _format_version(version: object) -> str:
     match = _VERSION.fullmatch(version) if isinstance(version, str) else None
     return f"{match[1]} (protocol {match[2]})" if match else repr(version)[:60]

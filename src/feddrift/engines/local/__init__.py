@@ -1,1 +1,1 @@
-"""Engines whose clients run in this process, and the plain reference implementation of local training."""
+"""Base of the engines whose clients run in this process, and the reference implementation in plain loops."""

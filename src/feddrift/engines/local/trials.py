@@ -1,4 +1,4 @@
-"""Trials at the clients: how should a new model start? Each client finds out on its own new data."""
+"""Trials: each client compares starts of a new model on its own new data. See `Federation.tournament`."""
 
 from __future__ import annotations
 
@@ -9,57 +9,77 @@ from typing import Literal, Protocol, Self
 import numpy as np
 
 from feddrift.engines.local import sampling
-from feddrift.engines.sparse_weights import Entries, begins_of
-from feddrift.engines.worker import Work, Worker, in_turn
-from feddrift.models import only_trained, take
+from feddrift.engines.sparse_weights import Entries, compute_offsets
+from feddrift.engines.worker import TrainingPlan, Worker, run_rounds_sequentially
+from feddrift.models import restore_untrained_part, take
 from feddrift.types import Bools, Ints, Local, Models, Start, Tournament
 
-HELD_OUT_SHARE = 0.3  # of a client's new data: a trial is judged on it
-MANY_CONTESTANTS = 12  # above this number their common mistakes are counted client by client
-TRIAL_ID_OFFSET = 2**31  # families of trials have ids from here on, so that their random keys are no family's of a run
+HOLD_OUT_SHARE = 0.3  # of a client's new data: trained models are compared on it
+MAX_PAIRWISE_CONTESTANTS = 12  # with more contestants, common mistakes are counted client by client
+TRIAL_ID_OFFSET = 2**31  # families of trials have ids from here on, so their random keys differ from those of the run
 
 
-class Host(Worker, Protocol):
-    """What a trial needs of the worker whose clients hold it."""
+class TrialWorker(Worker, Protocol):
+    """The methods of a worker that trials use."""
 
     tau: int
 
-    def apart(self) -> Self: ...
-    def fresh(self) -> Models: ...
-    def shuffled(self, t: int, c: int) -> Ints: ...
-    def wrong(self, models: Models, rows: Ints, sizes: Ints, which: Ints) -> Bools: ...
+    def make_scratch_worker(self) -> Self: ...
+    def make_fresh_model(self) -> Models: ...
+    def shuffle_cell(self, t: int, c: int) -> Ints: ...
+    def find_mistakes(self, models: Models, rows: Ints, sizes: Ints, which: Ints) -> Bools: ...
 
 
-def hold_trials(
-    host: Host, models: Models, older: Entries, parent: Ints, starts: Sequence[Start], local: Local
+def run_trials(
+    worker: TrialWorker, models: Models, older: Entries, parent: Ints, starts: Sequence[Start], local: Local
 ) -> Tournament:
-    """Let every client with a parent train each start; how many of the rows that it held out each gets wrong."""
+    """Train each start at every client that takes part, and count mistakes on rows that the training holds out.
+
+    Args:
+        worker: The worker of the clients; it does not change.
+        models: The models.
+        older: The entries of w before tau, for the start "joint".
+        parent: [c], the position of the model that the new one is compared with; -1: the client takes no part.
+        starts: The starts to compare.
+        local: The settings of local training.
+
+    Returns:
+        The numbers of held-out rows and the common mistakes of each two starts, by client.
+    """
     clients = np.flatnonzero(parent >= 0)
     if not len(clients):
-        return Tournament.nobody(len(parent), len(starts))
-    judged = [host.shuffled(host.tau, int(c)) for c in clients]
-    judged = [rows[sampling.held_rows(len(rows), HELD_OUT_SHARE, "last")] for rows in judged]
-    sizes = np.array([len(rows) for rows in judged])
+        return Tournament.empty(len(parent), len(starts))
+    held_out = [worker.shuffle_cell(worker.tau, int(c)) for c in clients]
+    held_out = [rows[sampling.get_held_out_slice(len(rows), HOLD_OUT_SHARE, "last")] for rows in held_out]
+    sizes = np.array([len(rows) for rows in held_out])
     mistakes: list[Bools] = []  # [start][row]
     for start in starts:
-        contender, data, position = _contender(host, models, older, parent, clients, start)
+        contestants, data, new_models = _build_contestants(worker, models, older, parent, clients, start)
         trains: Literal["all", "head"] = "head" if start == "head" else "all"
-        how = replace(local, hold_out=HELD_OUT_SHARE, holds="last", bags=False, trains=trains, patience=0.0)
-        trained = _trained(host.apart(), contender, Work.of(contender, data, host.known.counts), how)
-        mistakes.append(host.wrong(trained, np.concatenate(judged), sizes, position))
-    return counted(len(parent), clients, sizes, mistakes)
+        settings = replace(local, hold_out=HOLD_OUT_SHARE, holds="last", bags=False, trains=trains, patience=0.0)
+        plan = TrainingPlan.of(contestants, data, worker.known.counts)
+        trained = _train_contestants(worker.make_scratch_worker(), contestants, plan, settings)
+        mistakes.append(worker.find_mistakes(trained, np.concatenate(held_out), sizes, new_models))
+    return count_common_mistakes(len(parent), clients, sizes, mistakes)
 
 
-def counted(n_clients: int, clients: Ints, sizes: Ints, mistakes: Sequence[Bools] | Bools) -> Tournament:
-    """The table of each client from mistakes[contestant][row], whose rows lie one client after the other."""
-    tournament = Tournament.nobody(n_clients, len(mistakes))
+def count_common_mistakes(n_clients: int, clients: Ints, sizes: Ints, mistakes: Sequence[Bools] | Bools) -> Tournament:
+    """Return the number of common mistakes of each two contestants at each client.
+
+    Args:
+        n_clients: The number of all clients.
+        clients: The clients that took part.
+        sizes: The number of rows of each of `clients`.
+        mistakes: [contestant][row], whether the prediction is wrong; the rows of a client follow each other.
+    """
+    tournament = Tournament.empty(n_clients, len(mistakes))
     tournament.rows[clients] = sizes
-    begins = begins_of(sizes)
-    if len(mistakes) > MANY_CONTESTANTS:
+    begins = compute_offsets(sizes)
+    if len(mistakes) > MAX_PAIRWISE_CONTESTANTS:
         table = np.asarray(mistakes, dtype=np.float32)  # whole numbers below 2^24: products are exact in any order
         for c, begin, size in zip(clients.tolist(), begins.tolist(), sizes.tolist(), strict=True):
-            of_client = table[:, begin : begin + size]
-            tournament.wrong[c] = of_client @ of_client.T
+            client_table = table[:, begin : begin + size]
+            tournament.wrong[c] = client_table @ client_table.T
         return tournament
     for a in range(len(mistakes)):
         for b in range(a, len(mistakes)):
@@ -69,38 +89,43 @@ def counted(n_clients: int, clients: Ints, sizes: Ints, mistakes: Sequence[Bools
     return tournament
 
 
-def _trained(worker: Worker, models: Models, work: Work, local: Local) -> Models:
-    rounds = worker.rounds if local.average == "mean" else lambda *args: in_turn(worker, *args)
-    trained, _ = rounds(models, work, 0, local.rounds, local)
-    return only_trained(models, trained, local.trains)
+def _train_contestants(worker: Worker, models: Models, plan: TrainingPlan, local: Local) -> Models:
+    run_rounds = worker.rounds if local.average == "mean" else lambda *args: run_rounds_sequentially(worker, *args)
+    trained, _ = run_rounds(models, plan, 0, local.rounds, local)
+    return restore_untrained_part(models, trained, local.trains)
 
 
-def _contender(
-    host: Host, models: Models, w: Entries, parent: Ints, clients: Ints, start: Start
+def _build_contestants(
+    worker: TrialWorker, models: Models, w: Entries, parent: Ints, clients: Ints, start: Start
 ) -> tuple[Models, Entries, Ints]:
-    """What each client trains to try a start, on which data, and where the one that it is about stands."""
-    n_clients, place, family = len(parent), np.full(len(parent), -1), np.asarray(models.family)
-    place[clients] = np.arange(len(clients))
-    kin = np.zeros(len(w.t), dtype=bool)  # data for the models on the same trunk, beside which it learns
+    """Return the models that clients train in the trial of a start, their data, and the position of each new model."""
+    index = np.full(len(parent), -1)  # [c], of the client in `clients`
+    index[clients] = np.arange(len(clients))
+    family = np.asarray(models.family)
+    is_joint = np.zeros(len(w.t), dtype=bool)  # data of models on the parent's trunk, which train with the new model
     if start == "joint":
-        kin = (place[w.c] >= 0) & (family[w.m] == family[parent[w.c]])
-    old = w.select(kin)
-    # A client's block: the new model, a copy of its parent or a fresh one, then those beside it.
+        is_joint = (index[w.c] >= 0) & (family[w.m] == family[parent[w.c]])
+    old = w.select(is_joint)
+    # The block of a client: the new model, which is a copy of its parent or a fresh one, then copies of the others.
     width = len(models) + 1
-    old_names, new_names = place[old.c] * width + old.m + 1, np.arange(len(clients)) * width
-    names = np.unique(np.concatenate([new_names, old_names]))
-    owner, within = names // width, names % width
-    source, positions = models, np.where(within == 0, parent[clients[owner]], within - 1)
+    old_slots = index[old.c] * width + old.m + 1
+    new_slots = np.arange(len(clients)) * width
+    slots = np.unique(np.concatenate([new_slots, old_slots]))
+    owner = slots // width
+    within = slots % width
+    source = models
+    positions = np.where(within == 0, parent[clients[owner]], within - 1)
     if start == "fresh":
-        source, positions = host.fresh(), np.zeros_like(positions)
-    copies = take(source, positions, range(len(names)), (TRIAL_ID_OFFSET + clients[owner]).tolist())
-    now = np.full(len(clients), host.tau)  # a client's draws depend on it alone
-    first = np.searchsorted(names, new_names)
+        source = worker.make_fresh_model()
+        positions = np.zeros_like(positions)
+    # The ids of families depend on the client only, so that its random draws do not depend on other clients.
+    copies = take(source, positions, range(len(slots)), (TRIAL_ID_OFFSET + clients[owner]).tolist())
+    new_models = np.searchsorted(slots, new_slots)
     data = Entries(
-        np.concatenate([old.t, now]),
+        np.concatenate([old.t, np.full(len(clients), worker.tau)]),
         np.concatenate([old.c, clients]),
-        np.concatenate([np.searchsorted(names, old_names), first]),
+        np.concatenate([np.searchsorted(slots, old_slots), new_models]),
         np.concatenate([old.value, np.ones(len(clients))]),
-        (host.tau + 1, n_clients, len(names)),
+        (worker.tau + 1, len(parent), len(slots)),
     )
-    return copies, data, first
+    return copies, data, new_models

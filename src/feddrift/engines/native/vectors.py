@@ -1,9 +1,9 @@
 """Vectors of floats for the compiled loops, with the same bits on every processor.
 
-LLVM vectorises plain loops over rows, too, but it then checks whether arrays overlap and keeps intermediate values in
-memory: for nets with a few units that takes longer than the arithmetic. Here the width of a vector is a constant and
-not the width of the processor's registers, so the order of every sum is fixed. Multiply-adds are rounded once: they are
-calls of `llvm.fma`, which a processor without such an instruction computes in software.
+LLVM also vectorises plain loops over rows, but it then checks whether arrays overlap and keeps intermediate values in
+memory: for nets with a few units that takes longer than the arithmetic. Here the width of a vector is a constant
+instead of the width of the processor's registers, so the order of every sum is fixed. A multiply-add is rounded once:
+it calls `llvm.fma`, which a processor without such an instruction computes in software.
 
 numba reuses compiled code as long as the source file of the loop is unchanged. After a change to this file, also change
 the files that import it.
@@ -20,20 +20,21 @@ from llvmlite import ir
 from numba import extending, types
 
 SIZE = 16  # floats in a vector
-FLOAT, WORD = ir.FloatType(), ir.IntType(32)
+FLOAT = ir.FloatType()
+WORD = ir.IntType(32)
 
 
 REGISTER = 8  # floats in a partial sum
 SUMS = 4 * REGISTER  # floats that a sum adds at a time, as four partial sums
 
 
-def intrinsic(function: Callable[..., Any]) -> Any:
-    """What loops call is what the function says how to compile: it has other arguments."""
+def make_intrinsic(function: Callable[..., Any]) -> Any:
+    """Make a function that compiled loops call from one that emits its code: the two have different arguments."""
     return extending.intrinsic(function)
 
 
 class Vector(types.Type):
-    """So many floats."""
+    """Numba type of a vector of `size` floats."""
 
     def __init__(self, size: int) -> None:
         super().__init__(name=f"Vector({size})")
@@ -41,43 +42,45 @@ class Vector(types.Type):
 
 
 @extending.register_model(Vector)
-class _Model(extending.models.PrimitiveModel):
+class _VectorModel(extending.models.PrimitiveModel):
     def __init__(self, dmm: Any, fe_type: Any) -> None:
         super().__init__(dmm, fe_type, ir.VectorType(FLOAT, fe_type.size))  # type: ignore[no-untyped-call]
 
 
-VECTOR, REST, PARTS = Vector(SIZE), Vector(REGISTER), Vector(SUMS)
+VECTOR = Vector(SIZE)
+REGISTER_VECTOR = Vector(REGISTER)
+PARTS = Vector(SUMS)
 
 
-def _sign(sign: Any, name: str) -> None:
-    """What is written with signs is rounded after each of them."""
+def _register_operator(sign: Any, name: str) -> None:
+    """Compile an operator on vectors to the LLVM instruction of this name; its result is rounded."""
 
     @extending.type_callable(sign)
-    def typed(context: Any) -> Any:
+    def type_operator(context: Any) -> Any:
         return lambda a, b: a if isinstance(a, Vector) and a == b else None
 
     @extending.lower_builtin(sign, Vector, Vector)  # type: ignore[no-untyped-call, untyped-decorator]
-    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    def emit_code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return getattr(builder, name)(*args)
 
 
-_sign(operator.add, "fadd")
-_sign(operator.sub, "fsub")
-_sign(operator.mul, "fmul")
-_sign(operator.truediv, "fdiv")
+_register_operator(operator.add, "fadd")
+_register_operator(operator.sub, "fsub")
+_register_operator(operator.mul, "fmul")
+_register_operator(operator.truediv, "fdiv")
 
 
-def _splat(builder: Any, value: Any, size: int) -> Any:
+def _broadcast_value(builder: Any, value: Any, size: int) -> Any:
     kind = ir.VectorType(value.type, size)
     first = builder.insert_element(ir.Constant(kind, ir.Undefined), value, WORD(0))
     return builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(WORD, size), [0] * size))
 
 
-def _pointer(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-    """To array[row, at], or array[at] where it has one axis; nobody asks whether it is there."""
+def _get_pointer(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    """Return the pointer to array[row, at], or to array[at] of an array with one axis, without a check of bounds."""
     array = context.make_array(sig.args[0])(context, builder, args[0])
     row, at = (context.cast(builder, arg, kind, types.intp) for arg, kind in zip(args[1:3], sig.args[1:3], strict=True))
-    if sig.args[0].layout != "C":  # data of a user's own
+    if sig.args[0].layout != "C":  # an array of the user may have any strides
         places = (row, at) if sig.args[0].ndim == 2 else (at,)
         steps = [builder.mul(place, builder.extract_value(array.strides, k)) for k, place in enumerate(places)]
         bytes_ = builder.bitcast(array.data, ir.IntType(8).as_pointer())
@@ -87,75 +90,75 @@ def _pointer(context: Any, builder: Any, sig: Any, args: Any) -> Any:
     return builder.gep(array.data, [at])
 
 
-def _loader(kind: Vector) -> Any:
-    @intrinsic
-    def load(typing: Any, array: Any, row: Any, at: Any) -> Any:
-        def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            place = _pointer(context, builder, sig, args)
+def _make_loader(kind: Vector) -> Any:
+    @make_intrinsic
+    def load_vector(typing: Any, array: Any, row: Any, at: Any) -> Any:
+        def emit_code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            place = _get_pointer(context, builder, sig, args)
             return builder.load(builder.bitcast(place, ir.VectorType(FLOAT, kind.size).as_pointer()), align=4)
 
-        return kind(array, row, at), emit
+        return kind(array, row, at), emit_code
 
-    return load
-
-
-load, load_rest, load_parts = map(_loader, (VECTOR, REST, PARTS))
+    return load_vector
 
 
-@intrinsic
-def store(typing: Any, array: Any, row: Any, at: Any, vector: Any) -> Any:
-    """array[row, at:][:16] = vector"""
+load_vector, load_register, load_parts = map(_make_loader, (VECTOR, REGISTER_VECTOR, PARTS))
 
-    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        place = _pointer(context, builder, sig, args)
+
+@make_intrinsic
+def store_vector(typing: Any, array: Any, row: Any, at: Any, vector: Any) -> Any:
+    """Write a vector to array[row, at : at + SIZE]."""
+
+    def emit_code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        place = _get_pointer(context, builder, sig, args)
         builder.store(args[3], builder.bitcast(place, args[3].type.as_pointer()), align=4)
         return context.get_dummy_value()
 
-    return types.void(array, row, at, vector), emit
+    return types.void(array, row, at, vector), emit_code
 
 
-@intrinsic
-def spread(typing: Any, array: Any, row: Any, at: Any) -> Any:
-    """array[row, at], sixteen times"""
+@make_intrinsic
+def broadcast_element(typing: Any, array: Any, row: Any, at: Any) -> Any:
+    """Return a vector of copies of array[row, at]."""
 
-    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return _splat(builder, builder.load(_pointer(context, builder, sig, args)), SIZE)
+    def emit_code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return _broadcast_value(builder, builder.load(_get_pointer(context, builder, sig, args)), SIZE)
 
-    return VECTOR(array, row, at), emit
-
-
-@intrinsic
-def get(typing: Any, array: Any, row: Any, at: Any) -> Any:
-    """array[row, at]"""
-
-    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return builder.load(_pointer(context, builder, sig, args))
-
-    return array.dtype(array, row, at), emit
+    return VECTOR(array, row, at), emit_code
 
 
-@intrinsic
-def put(typing: Any, array: Any, row: Any, at: Any, value: Any) -> Any:
-    """array[row, at] = value"""
+@make_intrinsic
+def get_element(typing: Any, array: Any, row: Any, at: Any) -> Any:
+    """Return array[row, at]."""
 
-    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        builder.store(args[3], _pointer(context, builder, sig, args))
+    def emit_code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.load(_get_pointer(context, builder, sig, args))
+
+    return array.dtype(array, row, at), emit_code
+
+
+@make_intrinsic
+def put_element(typing: Any, array: Any, row: Any, at: Any, value: Any) -> Any:
+    """Write a value to array[row, at]."""
+
+    def emit_code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        builder.store(args[3], _get_pointer(context, builder, sig, args))
         return context.get_dummy_value()
 
-    return types.void(array, row, at, array.dtype), emit
+    return types.void(array, row, at, array.dtype), emit_code
 
 
-@intrinsic
-def filled(typing: Any, value: Any) -> Any:
-    """This number, sixteen times"""
+@make_intrinsic
+def fill_vector(typing: Any, value: Any) -> Any:
+    """Return a vector of copies of a number."""
 
-    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return _splat(builder, args[0], SIZE)
+    def emit_code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return _broadcast_value(builder, args[0], SIZE)
 
-    return VECTOR(types.float32), emit
+    return VECTOR(types.float32), emit_code
 
 
-def _call(builder: Any, name: str, *args: Any) -> Any:
+def _call_intrinsic(builder: Any, name: str, *args: Any) -> Any:
     """Emit a call of an LLVM intrinsic, such as llvm.fma, for numbers or vectors."""
     kind = args[0].type
     element = kind.element if isinstance(kind, ir.VectorType) else kind
@@ -169,143 +172,147 @@ def _call(builder: Any, name: str, *args: Any) -> Any:
     return builder.call(function, args)
 
 
-@intrinsic
-def fused(typing: Any, a: Any, b: Any, c: Any) -> Any:
+@make_intrinsic
+def multiply_add(typing: Any, a: Any, b: Any, c: Any) -> Any:
     """Return a * b + c of vectors or numbers of one type, rounded once."""
 
-    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return _call(builder, "fma", *args)
+    def emit_code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return _call_intrinsic(builder, "fma", *args)
 
-    return a(a, a, a), emit
+    return a(a, a, a), emit_code
 
 
-@intrinsic
-def larger(typing: Any, a: Any, b: Any) -> Any:
-    """a where it is more than b, else b"""
+@make_intrinsic
+def take_larger(typing: Any, a: Any, b: Any) -> Any:
+    """Return a where it is larger than b, else b (also where a is NaN)."""
 
-    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    def emit_code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return builder.select(builder.fcmp_ordered(">", *args), *args)
 
-    return VECTOR(VECTOR, VECTOR), emit
+    return VECTOR(VECTOR, VECTOR), emit_code
 
 
-def _where(condition: Any) -> Any:
-    """The last argument where a condition of the ones before holds, else zero."""
+def _select_where(condition: Any) -> Any:
+    """Return code that selects the last argument where a condition on the other arguments holds, else zero."""
 
-    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    def emit_code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         holds = condition(context, builder, sig, args)
         return builder.select(holds, args[-1], ir.Constant(args[-1].type, None))
 
-    return emit
+    return emit_code
 
 
-def _labels(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-    place = _pointer(context, builder, sig, args)
+def _load_labels(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    place = _get_pointer(context, builder, sig, args)
     return builder.load(builder.bitcast(place, ir.VectorType(WORD, SIZE).as_pointer()), align=4)
 
 
-@intrinsic
+@make_intrinsic
 def where_positive(typing: Any, a: Any, b: Any) -> Any:
-    """b where a is above zero, else zero"""
+    """Return b where a is above zero, else zero."""
 
-    def positive(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    def is_positive(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return builder.fcmp_ordered(">", args[0], ir.Constant(args[0].type, None))
 
-    return VECTOR(VECTOR, VECTOR), _where(positive)
+    return VECTOR(VECTOR, VECTOR), _select_where(is_positive)
 
 
-@intrinsic
+@make_intrinsic
 def where_label(typing: Any, y: Any, row: Any, at: Any, label: Any, a: Any) -> Any:
-    """a where y[row, at:] is this label, else zero"""
+    """Return a where y[row, at : at + SIZE] is this label, else zero."""
 
-    def same(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    def has_label(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         label = context.cast(builder, args[3], sig.args[3], types.int32)
-        return builder.icmp_signed("==", _labels(context, builder, sig, args), _splat(builder, label, SIZE))
+        return builder.icmp_signed(
+            "==", _load_labels(context, builder, sig, args), _broadcast_value(builder, label, SIZE)
+        )
 
-    return VECTOR(y, row, at, label, VECTOR), _where(same)
+    return VECTOR(y, row, at, label, VECTOR), _select_where(has_label)
 
 
-@intrinsic
-def where_labelled(typing: Any, y: Any, row: Any, at: Any, a: Any) -> Any:
-    """a where y[row, at:] is a label, not -1, else zero"""
+@make_intrinsic
+def where_any_label(typing: Any, y: Any, row: Any, at: Any, a: Any) -> Any:
+    """Return a where y[row, at : at + SIZE] is a label, else zero; -1 is not a label."""
 
-    def labelled(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        found = _labels(context, builder, sig, args)
+    def has_any_label(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        found = _load_labels(context, builder, sig, args)
         return builder.icmp_signed(">=", found, ir.Constant(found.type, None))
 
-    return VECTOR(y, row, at, VECTOR), _where(labelled)
+    return VECTOR(y, row, at, VECTOR), _select_where(has_any_label)
 
 
-def _called(name: str) -> Any:
-    @intrinsic
-    def call(typing: Any, a: Any) -> Any:
-        def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            return _call(builder, name, *args)
+def _make_unary(name: str) -> Any:
+    @make_intrinsic
+    def apply_intrinsic(typing: Any, a: Any) -> Any:
+        def emit_code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            return _call_intrinsic(builder, name, *args)
 
-        return VECTOR(VECTOR), emit
+        return VECTOR(VECTOR), emit_code
 
-    return call
-
-
-floor, root = _called("floor"), _called("sqrt")
+    return apply_intrinsic
 
 
-@intrinsic
+floor = _make_unary("floor")
+square_root = _make_unary("sqrt")
+
+
+@make_intrinsic
 def power_of_two(typing: Any, exponent: Any) -> Any:
-    """Of whole numbers from -126 to 127"""
+    """Return 2.0 to the power of whole numbers from -126 to 127, given as a vector of floats."""
 
-    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    def emit_code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         words = ir.VectorType(WORD, SIZE)
         biased = builder.add(builder.fptosi(args[0], words), ir.Constant(words, [127] * SIZE))
         return builder.bitcast(builder.shl(biased, ir.Constant(words, [23] * SIZE)), args[0].type)
 
-    return VECTOR(VECTOR), emit
+    return VECTOR(VECTOR), emit_code
 
 
-@intrinsic
+@make_intrinsic
 def scalar_power_of_two(typing: Any, exponent: Any) -> Any:
-    """Return 2.0 to the power of a whole number from -1022 to 1023, given as a float64"""
+    """Return 2.0 to the power of a whole number from -1022 to 1023, given as a float64."""
 
-    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    def emit_code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         word = ir.IntType(64)
         biased = builder.add(builder.fptosi(args[0], word), word(1023))
         return builder.bitcast(builder.shl(biased, word(52)), args[0].type)
 
-    return types.float64(types.float64), emit
+    return types.float64(types.float64), emit_code
 
 
-@intrinsic
-def no_parts(typing: Any) -> Any:
-    """The sums before the first number"""
+@make_intrinsic
+def zero_parts(typing: Any) -> Any:
+    """Return partial sums of no numbers: zeros."""
     return PARTS(), lambda context, builder, sig, args: ir.Constant(ir.VectorType(FLOAT, SUMS), None)
 
 
-@intrinsic
-def begun(typing: Any, value: Any) -> Any:
-    """A register of sums that goes on from this one"""
+@make_intrinsic
+def start_register(typing: Any, value: Any) -> Any:
+    """Return a register of partial sums whose first one starts at this value."""
 
-    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    def emit_code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return builder.insert_element(ir.Constant(ir.VectorType(FLOAT, REGISTER), None), args[0], WORD(0))
 
-    return REST(types.float32), emit
+    return REGISTER_VECTOR(types.float32), emit_code
 
 
-@intrinsic
-def folded(typing: Any, sums: Any) -> Any:
-    """Registers in pairs, then the two halves of the last one, again and again"""
+@make_intrinsic
+def sum_parts(typing: Any, sums: Any) -> Any:
+    """Add up partial sums: registers in pairs until one is left, then its halves until one number is left."""
 
-    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        def part(value: Any, begin: int, size: int) -> Any:
+    def emit_code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        def take_part(value: Any, begin: int, size: int) -> Any:
             places = ir.Constant(ir.VectorType(WORD, size), list(range(begin, begin + size)))
             return builder.shuffle_vector(value, ir.Constant(value.type, ir.Undefined), places)
 
-        registers, size = [part(args[0], begin, REGISTER) for begin in range(0, sums.size, REGISTER)], REGISTER
+        registers = [take_part(args[0], begin, REGISTER) for begin in range(0, sums.size, REGISTER)]
         while len(registers) > 1:
             registers = [builder.fadd(*registers[k : k + 2]) for k in range(0, len(registers), 2)]
         (value,) = registers
+        size = REGISTER
         while size > 1:
             size //= 2
-            value = builder.fadd(part(value, 0, size), part(value, size, size))
+            value = builder.fadd(take_part(value, 0, size), take_part(value, size, size))
         return builder.extract_element(value, WORD(0))
 
-    return types.float32(sums), emit
+    return types.float32(sums), emit_code

@@ -1,4 +1,4 @@
-"""L from sums over cells: how each model does on the data that w gives to each, perhaps by client, class or group."""
+"""Cross-evaluation: the mean score L[i, j] of model i on the data of model j, as w assigns them (Algorithm 4)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import get_args
 import numpy as np
 
 from feddrift.engines.sparse_weights import Entries
-from feddrift.engines.worker import Known, Scored
+from feddrift.engines.worker import CellScores, FederationInfo
 from feddrift.errors import ConfigError
 from feddrift.types import Floats, Ints, Parting
 
 
-def axis_of(by: str | None, known: Known) -> tuple[int, ...]:
-    """The axis that telling rows apart adds to scores."""
+def get_part_axes(by: str | None, known: FederationInfo) -> tuple[int, ...]:
+    """Return the shape of the axis that a division of rows by class or group adds to scores."""
     if by not in (None, *get_args(Parting)):
         raise ConfigError(f"by must be class or group, got {by!r}")
     if by == "group" and not known.n_groups:
@@ -22,17 +22,31 @@ def axis_of(by: str | None, known: Known) -> tuple[int, ...]:
     return () if by is None else (known.n_classes if by == "class" else known.n_groups,)
 
 
-def crossed(
-    score: Callable[[Ints], Iterator[Scored]], entries: Entries, counts: Ints, parts: tuple[int, ...], per_client: bool
+def compute_cross_evaluation(
+    score: Callable[[Ints], Iterator[CellScores]],
+    entries: Entries,
+    counts: Ints,
+    parts: tuple[int, ...],
+    per_client: bool,
 ) -> Floats:
-    """L[i, j], then c if it is per client, then g if rows are in parts; `score` has models scored on cells (t, c)."""
+    """Compute L[i, j], with a client axis if `per_client`, then an axis of parts if rows are divided.
+
+    Args:
+        score: Scores all models on cells [k, (t, c)].
+        entries: The weights w.
+        counts: [t, c], the number of rows.
+        parts: The axis of the division of rows, from `get_part_axes`.
+        per_client: True to keep the clients apart.
+    """
     _, n_clients, n_models = entries.shape
     cells, of_entry = np.unique(entries.t * n_clients + entries.c, return_inverse=True)
-    behind = entries.value * counts[entries.t, entries.c]
-    columns_of = (n_models, n_clients) if per_client else (n_models,)
-    column, n_columns = entries.m * n_clients + entries.c if per_client else entries.m, int(np.prod(columns_of))
+    weight = entries.value * counts[entries.t, entries.c]
+    column_axes = (n_models, n_clients) if per_client else (n_models,)
+    column = entries.m * n_clients + entries.c if per_client else entries.m
+    n_columns = int(np.prod(column_axes))
     n_parts = parts[0] if parts else 1
-    L, share = np.zeros((n_models, n_columns, n_parts)), np.zeros((len(cells), n_parts))  # share: of a cell's rows
+    L = np.zeros((n_models, n_columns, n_parts))
+    share = np.zeros((len(cells), n_parts))  # of the rows of a cell, by part
     by_cell = np.argsort(of_entry, kind="stable")
     for which, sums, sizes in score(np.stack(np.divmod(cells, n_clients), axis=1)):
         n_rows = sizes.sum(axis=1) if parts else sizes
@@ -44,9 +58,11 @@ def crossed(
         columns, begins = np.unique(column[block], return_index=True)
         at = np.searchsorted(which, of_entry[block])
         for g, of_part in enumerate(np.moveaxis(sums.reshape(n_models, len(which), -1), 2, 0)):
-            L[:, columns, g] += np.add.reduceat((of_part / n_rows)[:, at] * behind[block], begins, axis=1)
-    heard = (share.sum(axis=1) > 0)[of_entry]
-    column, behind, shares = column[heard], behind[heard], share[of_entry[heard]].T
-    rows = np.stack([np.bincount(column, behind * of_part, n_columns) for of_part in shares], axis=1)
+            L[:, columns, g] += np.add.reduceat((of_part / n_rows)[:, at] * weight[block], begins, axis=1)
+    scored = (share.sum(axis=1) > 0)[of_entry]
+    column = column[scored]
+    weight = weight[scored]
+    shares = share[of_entry[scored]].T
+    rows = np.stack([np.bincount(column, weight * of_part, n_columns) for of_part in shares], axis=1)
     with np.errstate(invalid="ignore"):  # a model without data: 0 / 0
-        return np.asarray(L / rows).reshape(n_models, *columns_of, *parts)
+        return np.asarray(L / rows).reshape(n_models, *column_axes, *parts)

@@ -1,4 +1,4 @@
-"""Moments of what a layer makes of rows: see `Federation.moments`. (Those of the optimiser are in `moments`.)"""
+"""Feature statistics: means and standard deviations of the output of a layer (`Federation.moments`)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,20 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrift import numerics
-from feddrift.engines.worker import Known
+from feddrift.engines.worker import FederationInfo
 from feddrift.errors import ConfigError
 from feddrift.nets import layer_width
 from feddrift.types import Floats, Ints, Layer, Moments, Net, Projection
 
 
-def checked_width(net: Net, known: Known, layer: Layer, by: str, project: Floats | Projection | None) -> int:
-    """How many numbers the layer has, where the question makes sense."""
+def check_layer_width(
+    net: Net, known: FederationInfo, layer: Layer, by: str, project: Floats | Projection | None
+) -> int:
+    """Return the width of a layer.
+
+    Raises:
+        ConfigError: If the layer or the division of rows is unknown, or the projection has another width.
+    """
     if layer not in get_args(Layer):
         raise ConfigError(f"layer must be input, trunk or logits, got {layer!r}")
     if by not in ("all", "class"):
@@ -27,29 +33,34 @@ def checked_width(net: Net, known: Known, layer: Layer, by: str, project: Floats
     return width
 
 
-def vectors(blocks: Iterator[npt.NDArray[Any]], matrix: Floats | None = None) -> Floats:
-    """[m, row, number] from what a layer makes of rows, in blocks, each row as one vector, perhaps projected."""
+def project_rows(blocks: Iterator[npt.NDArray[Any]], matrix: Floats | None = None) -> Floats:
+    """Join blocks [m, row, ...] of the output of a layer to [m, row, number], and project them with the matrix."""
     flat = (block.reshape(*block.shape[:2], -1).astype(np.float64) for block in blocks)
     return np.concatenate([block if matrix is None else numerics.matmul(block, matrix) for block in flat], axis=1)
 
 
-def put(moments: Moments, of_row: Ints, values: Floats, square: bool) -> None:
-    """Write down the moments of these values [m, row, number] of which row r belongs to place of_row[r] of [c, k].
+def store_statistics(moments: Moments, of_row: Ints, values: Floats, square: bool) -> None:
+    """Store the statistics of values.
 
-    >>> moments = Moments.nobody(n_clients=2, n_models=1, n_parts=2, width=1)
-    >>> put(moments, np.array([0, 3, 0]), np.array([[[1.0], [5.0], [2.0]]]), square=True)
+    Args:
+        moments: Receives the statistics.
+        of_row: [row], the client and part of each row as one number, `client * n_parts + part`.
+        values: [m, row, number].
+        square: True to compute standard deviations, too.
+
+    >>> moments = Moments.empty(n_clients=2, n_models=1, n_parts=2, width=1)
+    >>> store_statistics(moments, np.array([0, 3, 0]), np.array([[[1.0], [5.0], [2.0]]]), square=True)
     >>> moments.count[:, 0].tolist(), moments.mean[:, 0, :, 0].tolist(), moments.std[:, 0, :, 0].tolist()
     ([[2, 0], [0, 1]], [[1.5, nan], [nan, 5.0]], [[0.5, nan], [nan, 0.0]])
     """
     order = np.argsort(of_row, kind="stable")
     places, begins, sizes = np.unique(of_row[order], return_index=True, return_counts=True)
-    at_client, part = np.divmod(places, moments.count.shape[2])
+    client, part = np.divmod(places, moments.count.shape[2])
     values = values[:, order]
     mean = np.add.reduceat(values, begins, axis=1) / sizes[:, None]  # [m, place, number]
-    moments.count[at_client, :, part] = sizes[:, None]
-    moments.mean[at_client, :, part] = mean.swapaxes(0, 1)
+    moments.count[client, :, part] = sizes[:, None]
+    moments.mean[client, :, part] = mean.swapaxes(0, 1)
     if square:
-        apart = (values - np.repeat(mean, sizes, axis=1)) ** 2
-        moments.std[at_client, :, part] = np.sqrt(np.add.reduceat(apart, begins, axis=1) / sizes[:, None]).swapaxes(
-            0, 1
-        )
+        squares = (values - np.repeat(mean, sizes, axis=1)) ** 2
+        std = np.sqrt(np.add.reduceat(squares, begins, axis=1) / sizes[:, None])
+        moments.std[client, :, part] = std.swapaxes(0, 1)

@@ -1,4 +1,4 @@
-"""What a time step sends: models to and from each client, in parameters, by purpose."""
+"""Traffic of a time step: parameters sent to and from each client, by purpose."""
 
 from __future__ import annotations
 
@@ -6,38 +6,39 @@ from typing import Any
 
 import numpy as np
 
-from feddrift.engines.worker import Work
-from feddrift.trees import leaves, split
+from feddrift.engines.worker import TrainingPlan
+from feddrift.trees import split_trunk_and_head, tree_leaves
 from feddrift.types import Floats, Ints, Local, Models
 
-SCORING, TRAINING = 0, 1  # what models are sent for
+SCORING = 0  # rows of `Traffic.numbers`
+TRAINING = 1
 
 
 class Traffic:
-    """Counts what is sent; a trunk or a head that a client has unchanged is not sent again to be scored."""
+    """Counter of sent parameters; a trunk or head that a client already has unchanged is not sent again for scoring."""
 
     def __init__(self, n_clients: int) -> None:
         self.numbers: Ints = np.zeros((2, n_clients), dtype=np.int64)  # parameters to and from clients, by purpose
         self.model_size = 1  # parameters of a model
-        self.has: dict[tuple[str, int], Ints] = {}  # the clients that have a trunk or head, unchanged, for scoring
+        self.has: dict[tuple[str, int], Ints] = {}  # by trunk or head, the clients that have it unchanged
 
     @property
     def sent(self) -> Floats:
-        """[c], models to and from each client so far; a trunk or a head alone is the part of a model that it is."""
+        """[c], number of models sent to and from each client; a trunk or head counts by its share of the parameters."""
         return np.asarray(self.numbers.sum(axis=0) / self.model_size)
 
     @property
     def sent_scoring(self) -> Floats:
-        """[c], the part of `sent` that was scored and not trained."""
+        """[c], the part of `sent` that was sent for scoring, not for training."""
         return np.asarray(self.numbers[SCORING] / self.model_size)
 
-    def score(self, clients: Ints, models: Models) -> None:
-        """These clients are sent these models to score."""
-        self._send(clients, models, SCORING)
+    def add_scoring(self, clients: Ints, models: Models) -> None:
+        """Count models that are sent to clients for scoring."""
+        self._add_models(clients, models, SCORING)
 
-    def _send(self, clients: Ints, models: Models, purpose: int) -> None:
-        """These clients are sent what they have not of these models."""
-        trunk, head = self._sizes(models)
+    def _add_models(self, clients: Ints, models: Models, purpose: int) -> None:
+        """Count the parts of models that these clients do not have yet."""
+        trunk, head = self._count_parameters(models)
         parts = {("trunk", i): trunk for i in models.families} | {("head", i): head for i in models.ids}
         for part, size in parts.items():
             has = self.has.get(part)
@@ -46,18 +47,18 @@ class Traffic:
             if len(new):
                 self.has[part] = new if has is None else np.union1d(has, new)
 
-    def tell(self, clients: Ints, numbers: int, models: Models) -> None:
-        """So many numbers about these models go between the server and each of these clients."""
-        self._sizes(models)
+    def add_numbers(self, clients: Ints, numbers: int, models: Models) -> None:
+        """Count numbers other than parameters that are sent between the server and each of these clients."""
+        self._count_parameters(models)
         self.numbers[SCORING, clients] += numbers
 
-    def train(self, models: Models, work: Work, rounds: int, local: Local) -> None:
-        """These models go down and up in every round, unless they are private; what they are pulled to goes down."""
+    def add_training(self, models: Models, work: TrainingPlan, rounds: int, local: Local) -> None:
+        """Count the models of rounds of training, unless they are private, and the models that they are pulled to."""
         if local.pull is not None and local.pull.to is not None:
-            self._send(np.unique(work.client), local.pull.to, TRAINING)
+            self._add_models(np.unique(work.client), local.pull.to, TRAINING)
         if models.private[work.model].all():
             return
-        trunk, head = self._sizes(models)
+        trunk, head = self._count_parameters(models)
         changed: set[tuple[str, int]] = set()
         if local.trains != "head":
             _, first = np.unique(work.lane, return_index=True)
@@ -69,20 +70,25 @@ class Traffic:
         self.has = {part: has for part, has in self.has.items() if part not in changed}
 
     def save(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """Return the counts for a checkpoint."""
         scored = [(*part, has) for part, has in self.has.items()]
         return {"numbers": self.numbers, "model_size": self.model_size, "scored": scored}
 
     def load(self, saved: dict[str, Any]) -> None:
-        """The way back."""
-        self.numbers, self.model_size = saved["numbers"], saved["model_size"]
-        self.has = {  # 0.3.0 saved [c], who has it
+        """Set the counts to those that `save` returned."""
+        self.numbers = saved["numbers"]
+        self.model_size = saved["model_size"]
+        self.has = {  # version 0.3 saved [c], true for the clients that have it
             (kind, i): np.flatnonzero(has) if has.dtype == bool else has for kind, i, has in saved["scored"]
         }
 
-    def _sizes(self, models: Models) -> tuple[int, int]:
-        """How many parameters a trunk has, and a head."""
-        parts = ([], leaves(models.params)) if models.trunk is None else split(models.params, models.trunk)
-        trunk, head = (sum(int(np.prod(leaf.shape[1:])) for leaf in part) for part in parts)
-        self.model_size = trunk + head
-        return trunk, head
+    def _count_parameters(self, models: Models) -> tuple[int, int]:
+        """Count the parameters of a trunk and of a head."""
+        trunk_leaves: list[Any] = []
+        head_leaves = tree_leaves(models.params)
+        if models.trunk is not None:
+            trunk_leaves, head_leaves = split_trunk_and_head(models.params, models.trunk)
+        trunk_size = sum(int(np.prod(leaf.shape[1:])) for leaf in trunk_leaves)
+        head_size = sum(int(np.prod(leaf.shape[1:])) for leaf in head_leaves)
+        self.model_size = trunk_size + head_size
+        return trunk_size, head_size

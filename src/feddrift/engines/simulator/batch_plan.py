@@ -1,4 +1,4 @@
-"""Work as the arrays that training reads: who trains what, from which rows, with which chances, and for which share."""
+"""Conversion of a training plan to padded arrays: lanes, their rows and probabilities, and their shares in averages."""
 
 from __future__ import annotations
 
@@ -8,101 +8,147 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrift import rng
-from feddrift.averaging import lane_sizes, shares
+from feddrift.averaging import compute_shares, lane_sizes
 from feddrift.engines.local import sampling
 from feddrift.engines.local.engine import InProcessWorker
-from feddrift.engines.simulator.lanes import Lanes, joined, pad_rows
-from feddrift.engines.simulator.moments import power_of_two
-from feddrift.engines.worker import Work
+from feddrift.engines.simulator.lanes import Lanes, concatenate_orders, pad_rows
+from feddrift.engines.simulator.moments import next_power_of_two
+from feddrift.engines.worker import TrainingPlan
 from feddrift.types import Floats, Ints, Local, Models
 
-Order = npt.NDArray[np.int32]  # rows of the stream
+RowOrder = npt.NDArray[np.int32]  # positions of rows in the stream
 
 
-def arranged(
-    worker: InProcessWorker, models: Models, work: Work, local: Local, size: int, order: Order
-) -> tuple[Lanes, Order, Ints]:
-    """The lanes as arrays of this size, the order of rows that their starts point to, and where each pair lies.
+def build_lanes(
+    worker: InProcessWorker, models: Models, plan: TrainingPlan, local: Local, size: int, order: RowOrder
+) -> tuple[Lanes, RowOrder, Ints]:
+    """Convert a training plan to padded arrays.
 
-    `order` has all rows, shuffled within each cell at work unless clients train on bags.
+    Args:
+        worker: The worker that has the data.
+        models: The models.
+        plan: The pairs of clients and models, and their data.
+        local: The settings of local training.
+        size: The padded number of lanes.
+        order: All rows, with the cells of the plan shuffled; not used if clients train on bootstraps or tables.
+
+    Returns:
+        The lanes, the order of rows that `Lanes.starts` refers to, and [pair] the position of each pair among the flat
+        heads [lane * head].
     """
-    w, stream, steps = work.data, worker.engine.stream, worker.engine.stream.n_steps
-    _, first = np.unique(work.lane, return_index=True)
-    n, client = len(first), work.client[first]
-    by_lane = np.argsort(work.lane, kind="stable")
-    slot = np.empty_like(by_lane)
-    slot[by_lane] = np.arange(len(by_lane)) - np.searchsorted(work.lane[by_lane], work.lane[by_lane])
-    heads = power_of_two(int(slot.max()) + 1)
-    pairs = work.lane * heads + slot
-    model = np.repeat(work.model[first][:, None], heads, axis=1)  # an empty slot repeats the first, never drawn
-    model[work.lane, slot] = work.model
-    wide = np.zeros((n, steps, heads))  # the full length of time, so that no step compiles anew
-    of_pair = work.model * stream.n_clients + work.client  # in order
-    pair = np.searchsorted(of_pair, w.m * stream.n_clients + w.c)
-    wide[work.lane[pair], w.t, slot[pair]] = w.value
-    counts = np.repeat(sampling.trained_rows(stream.counts[:-1, client].T, local.hold_out), heads, axis=1)
-    starts: Ints = np.repeat(stream.starts[:-1, client].T, heads, axis=1)
+    w = plan.data
+    stream = worker.engine.stream
+    _, first_pair = np.unique(plan.lane, return_index=True)  # of each lane
+    n_lanes = len(first_pair)
+    client = plan.client[first_pair]
+    by_lane = np.argsort(plan.lane, kind="stable")
+    slot = np.empty_like(by_lane)  # [pair], the position of its head in the lane
+    slot[by_lane] = np.arange(len(by_lane)) - np.searchsorted(plan.lane[by_lane], plan.lane[by_lane])
+    n_heads = next_power_of_two(int(slot.max()) + 1)
+    pairs = plan.lane * n_heads + slot
+    model = np.repeat(plan.model[first_pair][:, None], n_heads, axis=1)  # empty slots repeat it and are never drawn
+    model[plan.lane, slot] = plan.model
+    weights = np.zeros((n_lanes, stream.n_steps, n_heads))  # all time steps, so that the shape does not change
+    pair_codes = plan.model * stream.n_clients + plan.client  # ascending
+    pair_of_entry = np.searchsorted(pair_codes, w.m * stream.n_clients + w.c)
+    weights[plan.lane[pair_of_entry], w.t, slot[pair_of_entry]] = w.value
+    counts = np.repeat(sampling.count_training_rows(stream.counts[:-1, client].T, local.hold_out), n_heads, axis=1)
+    starts: Ints = np.repeat(stream.starts[:-1, client].T, n_heads, axis=1)
     mass: Ints | Floats = counts
     if local.holds == "first":
-        starts = starts + np.repeat(stream.counts[:-1, client].T, heads, axis=1) - counts
+        starts = starts + np.repeat(stream.counts[:-1, client].T, n_heads, axis=1) - counts
     if local.by_class:
-        starts, counts, mass, order = _tables(worker, models, work, pair, pairs, size=(n, steps, heads), local=local)
+        starts, counts, mass, order = _build_tables(
+            worker, models, plan, pair_of_entry, pairs, shape=weights.shape, local=local
+        )
     elif local.bags:
-        starts, order = _bags(worker, client, np.asarray(models.ids)[model], wide)
-    key = rng.derive(worker.engine.seed, "batch", worker.tau, client, np.asarray(models.family)[work.model[first]])
-    trunk, behind = lane_sizes(models, work.model, work.lane, work.size)
-    head_share = np.zeros(size * heads, dtype=np.float32)
-    head_share[pairs] = shares(work.model, work.size)
-    added = np.zeros(size * heads, dtype=np.int32)
-    added[: len(pairs)] = pairs
-    pad = partial(pad_rows, size=size)  # idle lanes repeat the first and are never averaged
-    described = Lanes(
+        starts, order = _draw_bootstraps(worker, client, np.asarray(models.ids)[model], weights)
+    family = np.asarray(models.family)[plan.model[first_pair]]
+    key = rng.derive_key(worker.engine.seed, "batch", worker.tau, client, family)
+    trunk, trunk_size = lane_sizes(models, plan.model, plan.lane, plan.size)
+    head_share = np.zeros(size * n_heads, dtype=np.float32)
+    head_share[pairs] = compute_shares(plan.model, plan.size)
+    padded_pairs = np.zeros(size * n_heads, dtype=np.int32)
+    padded_pairs[: len(pairs)] = pairs
+    pad = partial(pad_rows, size=size)  # padding repeats the first lane and is never averaged
+    pull = local.pull
+    lanes = Lanes(
         trunk=pad(trunk.astype(np.int32)),
         model=pad(model.astype(np.int32)),
         key=(pad(key[0]), pad(key[1])),
-        cumulative=pad(sampling.chances(wide.reshape(n, -1), mass)),
+        cumulative=pad(sampling.compute_cumulative_chances(weights.reshape(n_lanes, -1), mass)),
         counts=pad(counts.astype(np.int32)),
         starts=pad(starts.astype(np.int32)),
-        trunk_share=pad(shares(trunk, behind).astype(np.float32)),
+        trunk_share=pad(compute_shares(trunk, trunk_size).astype(np.float32)),
         head_share=head_share,
-        pair=added,
-        n_lanes=np.int32(n),
+        pair=padded_pairs,
+        n_lanes=np.int32(n_lanes),
         n_pairs=np.int32(len(pairs)),
-        pull=None if (pull := local.pull) is None else pad(np.array([pull.on(int(c)) for c in client], np.float32)),
+        pull=None if pull is None else pad(np.array([pull.get_client_weight(int(c)) for c in client], np.float32)),
     )
-    return described, order, pairs
+    return lanes, order, pairs
 
 
-def _bags(worker: InProcessWorker, client: Ints, ids: Ints, w: Floats) -> tuple[Ints, Order]:
-    """Where each lane's bootstrap of each cell begins, and all of them in one row."""
+def _draw_bootstraps(worker: InProcessWorker, client: Ints, ids: Ints, w: Floats) -> tuple[Ints, RowOrder]:
+    """Draw a bootstrap of each cell of each lane.
+
+    Args:
+        worker: The worker that has the data.
+        client: [lane]
+        ids: [lane, head], the ids of models.
+        w: [lane, t, head], the weights of the cells.
+
+    Returns:
+        [lane, cell], the position at which each bootstrap begins, and all bootstraps in one array.
+    """
     starts: Ints = np.zeros(w.shape, dtype=np.int64)
     order: list[Ints] = []
     end = 0
     for lane, t, h in np.argwhere(w * worker.engine.stream.counts[:-1, client].T[:, :, None] > 0):
-        order.append(worker.bag(int(t), int(client[lane]), int(ids[lane, h])))
+        order.append(worker.bootstrap_cell(int(t), int(client[lane]), int(ids[lane, h])))
         starts[lane, t, h] = end
         end += len(order[-1])
-    return starts.reshape(len(client), -1), joined(order)
+    return starts.reshape(len(client), -1), concatenate_orders(order)
 
 
-def _tables(
-    worker: InProcessWorker, models: Models, work: Work, pair: Ints, places: Ints, size: tuple[int, int, int],
-    local: Local,
-) -> tuple[Ints, Ints, Floats, Order]:  # fmt: skip
-    """Where each cell's table begins, its length and mass [lane, cell], and all of them in one row.
+def _build_tables(
+    worker: InProcessWorker, models: Models, plan: TrainingPlan, pair_of_entry: Ints, pairs: Ints,
+    shape: tuple[int, ...], local: Local,
+) -> tuple[Ints, Ints, Floats, RowOrder]:  # fmt: skip
+    """Build a table for each cell of each lane: see `sampling.SamplingTables`.
 
-    `pair` [entry of w] says which pair each is of, `places` [pair] where that lies among lanes and heads.
+    Args:
+        worker: The worker that has the data.
+        models: The models.
+        plan: The pairs of clients and models, and their data.
+        pair_of_entry: The pair of each entry of `plan.data`.
+        pairs: [pair], the position of each pair among the flat heads.
+        shape: The number of lanes, of times, and of heads in each lane.
+        local: The settings of local training.
+
+    Returns:
+        [lane, cell], the position at which each table begins, its length, and its mass; and all tables in one array.
     """
-    w, (n, _, heads) = work.data, size
-    starts, counts = np.zeros(size, dtype=np.int64), np.ones(size, dtype=np.int64)
-    mass, order, end = np.zeros(size), list[Ints](), 0
-    entries = np.lexsort((w.t, pair))
-    of_pair = np.split(entries, np.searchsorted(pair[entries], np.arange(1, len(places))))
-    for c, m, place, mine in zip(work.client, work.model, places, of_pair, strict=True):
-        tables = worker.tables(int(c), models.ids[m], w.t[mine], w.value[mine], local)
-        at = place // heads, w.t[mine], place % heads
-        starts[at] = end + np.cumsum(tables.sizes) - tables.sizes
-        counts[at], mass[at] = tables.sizes, tables.mass
+    w = plan.data
+    n_lanes, _, n_heads = shape
+    starts = np.zeros(shape, dtype=np.int64)
+    counts = np.ones(shape, dtype=np.int64)
+    mass = np.zeros(shape)
+    order: list[Ints] = []
+    end = 0
+    by_pair = np.lexsort((w.t, pair_of_entry))
+    entries_of_pair = np.split(by_pair, np.searchsorted(pair_of_entry[by_pair], np.arange(1, len(pairs))))
+    for c, m, pair, entries in zip(plan.client, plan.model, pairs, entries_of_pair, strict=True):
+        tables = worker.build_tables(int(c), models.ids[m], w.t[entries], w.value[entries], local)
+        cells = pair // n_heads, w.t[entries], pair % n_heads
+        starts[cells] = end + np.cumsum(tables.sizes) - tables.sizes
+        counts[cells] = tables.sizes
+        mass[cells] = tables.mass
         order.append(tables.rows)
         end += len(tables.rows)
-    return starts.reshape(n, -1), counts.reshape(n, -1), mass.reshape(n, -1), joined(order)
+    return (
+        starts.reshape(n_lanes, -1),
+        counts.reshape(n_lanes, -1),
+        mass.reshape(n_lanes, -1),
+        concatenate_orders(order),
+    )

@@ -1,4 +1,4 @@
-"""Compiled programs that outlive the process: JAX's compilation cache, on by default and of bounded size."""
+"""Cache of compiled programs on disk: that of JAX, enabled by default and limited in size."""
 
 from __future__ import annotations
 
@@ -12,17 +12,23 @@ from typing import Any
 
 from feddrift.streams import files
 
-ROOM = 1 << 30  # bytes; what was written longest ago makes room
+MAX_CACHE_BYTES = 1 << 30  # with more, the oldest files are deleted
 
 log = logging.getLogger(__name__)
 
 
 @cache
-def keep_programs(folder: Path | None = None) -> Path | None:
-    """Let JAX keep what it compiles, in this folder or the user's cache; None where it does not, or cannot.
+def enable_compilation_cache(folder: Path | None = None) -> Path | None:
+    """Let JAX store compiled programs in a folder.
 
-    JAX's own variables win: JAX_COMPILATION_CACHE_DIR names another folder, which is not tidied up here, and
-    JAX_ENABLE_COMPILATION_CACHE=false keeps nothing.
+    JAX's own environment variables take precedence: JAX_COMPILATION_CACHE_DIR names another folder, in which nothing is
+    deleted here, and JAX_ENABLE_COMPILATION_CACHE=false disables the cache.
+
+    Args:
+        folder: The folder of the cache; default: in the user's cache.
+
+    Returns:
+        The folder with the programs for this processor; None: the cache is disabled, or the folder is not writable.
     """
     import jax
 
@@ -31,11 +37,12 @@ def keep_programs(folder: Path | None = None) -> Path | None:
         return None
     if config.jax_compilation_cache_dir:
         return Path(config.jax_compilation_cache_dir)
-    every = folder or files.cache() / "programs"
-    folder = every / processor()  # homes may be shared by machines that do not understand each other's programs
+    root = folder or files.find_cache_folder() / "programs"
+    # A home folder may be shared by machines that cannot run each other's programs.
+    folder = root / identify_processor()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        tidy(every, ROOM)
+        delete_oldest_files(root, MAX_CACHE_BYTES)
     except OSError as error:
         log.info("compiled programs are not kept: %s: %s", folder, error.strerror)
         return None
@@ -44,12 +51,12 @@ def keep_programs(folder: Path | None = None) -> Path | None:
         return None
     config.update("jax_compilation_cache_dir", str(folder))
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
-        config.update("jax_persistent_cache_min_compile_time_secs", 0)  # many small ones add up, on a GPU
+        config.update("jax_persistent_cache_min_compile_time_secs", 0)  # the many small programs for a GPU add up
     return folder
 
 
-def processor() -> str:
-    """A name for this kind of processor: what it is, and what it can do."""
+def identify_processor() -> str:
+    """Return a name for this kind of processor, made of its architecture and a digest of its features."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -59,18 +66,20 @@ def processor() -> str:
     return f"{platform.machine()}-{digest}"
 
 
-def tidy(folder: Path, room: int) -> None:
-    """Delete what was written longest ago until the rest takes at most so many bytes."""
-    found = [(status.st_mtime, status.st_size, path) for path in folder.rglob("*") if (status := _status(path))]
-    excess = sum(size for _, size, _ in found) - room
-    for _, size, path in sorted(found):
+def delete_oldest_files(folder: Path, max_bytes: int) -> None:
+    """Delete the oldest files of a folder until the others have at most `max_bytes` in total."""
+    statuses = [(path, _stat_file(path)) for path in folder.rglob("*")]
+    entries = [(status.st_mtime, status.st_size, path) for path, status in statuses if status]
+    excess = sum(size for _, size, _ in entries) - max_bytes
+    for _, size, path in sorted(entries):
         if excess <= 0:
             return
-        path.unlink(missing_ok=True)  # another process may have been quicker
+        path.unlink(missing_ok=True)  # another process may have deleted it
         excess -= size
 
 
-def _status(path: Path) -> os.stat_result | None:
+def _stat_file(path: Path) -> os.stat_result | None:
+    """Return the status of a file; None: it is not a file, or was deleted meanwhile."""
     try:
         return path.stat() if path.is_file() else None
     except OSError:

@@ -1,4 +1,4 @@
-"""A round that clients may end early: `Local.patience` in the compiled program, for all lanes at once."""
+"""Round of local training with early stopping (`Local.patience`), compiled for all lanes at once."""
 
 from __future__ import annotations
 
@@ -12,48 +12,55 @@ import jax.numpy as jnp
 from feddrift.engines.local import sampling
 from feddrift.engines.simulator import program
 from feddrift.engines.simulator.lanes import Lanes, Optimiser
-from feddrift.engines.simulator.matmul_precision import products
-from feddrift.engines.simulator.validation_plan import Looks
-from feddrift.nets.losses import weighed_loss
-from feddrift.trees import tree_map, trunk_of, unsplit
+from feddrift.engines.simulator.matmul_precision import set_matmul_precision
+from feddrift.engines.simulator.validation_plan import ValidationPlan
+from feddrift.nets.losses import weighted_loss
+from feddrift.trees import join_trunk_and_head, mark_trunk, tree_map
 from feddrift.types import Local, Net, Params
 
-jax.tree_util.register_dataclass(Looks, data_fields=[f.name for f in fields(Looks)], meta_fields=[])
+jax.tree_util.register_dataclass(ValidationPlan, data_fields=[f.name for f in fields(ValidationPlan)], meta_fields=[])
 
 
 @partial(jax.jit, static_argnums=(0, 1), donate_argnums=(4, 5))
-def local_round(
-    net: Net, local: Local, params: Params, mask: Any, of_trunk: Optimiser, of_head: Optimiser, lanes: Lanes,
-    looks: Looks, x: Any, y: Any, order: Any, round: Any, lr: Any, to: Params,
+def run_local_round(
+    net: Net, local: Local, params: Params, mask: Any, trunk_optimiser: Optimiser, head_optimiser: Optimiser,
+    lanes: Lanes, validation: ValidationPlan, x: Any, y: Any, order: Any, round: Any, lr: Any, pull_params: Params,
 ) -> tuple[program.Carry, Any]:  # fmt: skip
-    """As `program._local_round`, and the loss [lane] at the last look; a lane that has stopped stays as it is."""
-    shape, n_heads = trunk_of(net, params), lanes.model.shape[1]
-    step = jax.vmap(program.stepper(net, local, params, lanes, x, y, lr))
-    begin, stays = program.begun(net, params, mask, of_trunk, of_head, lanes, to)
-    drawn = tree_map(lambda leaf: jnp.swapaxes(leaf, 0, 1), program.draws(local, lanes, order, round))
+    """Run K local steps of every lane; a lane that has stopped does not change any more.
 
-    def look(trunk: list[Any], heads: list[Any], sees: Any, rows: Any, weight: Any) -> Any:
-        def under(head: list[Any], sees: Any, weight: Any) -> Any:
-            return weighed_loss(net, unsplit(trunk, head, shape), sees, x[rows], y[rows], weight)
+    The arguments are those of `program._run_local_round`, and `validation`, the held-out rows.
+
+    Returns:
+        The result of `program._run_local_round`, and [lane] the loss at the last check.
+    """
+    in_trunk = mark_trunk(net, params)
+    n_heads = lanes.model.shape[1]
+    step = jax.vmap(program.build_step(net, local, params, lanes, x, y, lr))
+    begin, constants = program.begin_round(net, params, mask, trunk_optimiser, head_optimiser, lanes, pull_params)
+    batches = tree_map(lambda leaf: jnp.swapaxes(leaf, 0, 1), program.draw_batches(local, lanes, order, round))
+
+    def compute_loss(trunk: list[Any], heads: list[Any], mask: Any, rows: Any, weight: Any) -> Any:
+        def compute_head_loss(head: list[Any], mask: Any, weight: Any) -> Any:
+            return weighted_loss(net, join_trunk_and_head(trunk, head, in_trunk), mask, x[rows], y[rows], weight)
 
         if n_heads == 1:
-            return under(heads, sees, weight[0])
-        return jax.vmap(under)(heads, sees, weight).sum()
+            return compute_head_loss(heads, mask, weight[0])
+        return jax.vmap(compute_head_loss)(heads, mask, weight).sum()
 
-    def look_all(now: program.Carry) -> Any:
-        return jax.vmap(look)(now[0], now[1], stays[0], looks.rows, looks.weight)
+    def compute_losses(state: program.Carry) -> Any:
+        return jax.vmap(compute_loss)(state[0], state[1], constants[0], validation.rows, validation.weight)
 
-    def one(carry: Any, drawn: Any) -> Any:
-        now, going, before = carry
-        done, batches = drawn
-        moved = step(now, stays, batches)
-        now = tree_map(lambda old, new: jnp.where(going.reshape(-1, *[1] * (new.ndim - 1)), new, old), now, moved)
-        due = going & (done % looks.every == 0)
-        loss = jax.lax.cond(due.any(), look_all, lambda _: before, now)
-        stops = due & sampling.enough(before, loss, local.patience, done // looks.every)
-        return (now, going & ~stops, jnp.where(due, loss, before)), None
+    def run_step(carry: Any, step_input: Any) -> Any:
+        state, active, last_loss = carry
+        n_steps, batch = step_input
+        after = step(state, constants, batch)
+        state = tree_map(lambda old, new: jnp.where(active.reshape(-1, *[1] * (new.ndim - 1)), new, old), state, after)
+        due = active & (n_steps % validation.interval == 0)
+        loss = jax.lax.cond(due.any(), compute_losses, lambda _: last_loss, state)
+        stops = due & sampling.should_stop_early(last_loss, loss, local.patience, n_steps // validation.interval)
+        return (state, active & ~stops, jnp.where(due, loss, last_loss)), None
 
-    with products(net, local):
-        start = begin, jnp.ones(len(lanes.trunk), dtype=bool), looks.before
-        (trained, _, last), _ = jax.lax.scan(one, start, (jnp.arange(1, local.steps + 1), drawn))
-    return program.flat(trained, lanes), last
+    with set_matmul_precision(net, local):
+        start = begin, jnp.ones(len(lanes.trunk), dtype=bool), validation.last_loss
+        (trained, _, last_loss), _ = jax.lax.scan(run_step, start, (jnp.arange(1, local.steps + 1), batches))
+    return program.flatten_heads(trained, lanes), last_loss

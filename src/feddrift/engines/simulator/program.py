@@ -1,8 +1,8 @@
-"""The compiled program: K local steps of lanes, their averages, and the rounds around them.
+"""Compiled program of the simulator: rounds of K local steps of all lanes and their averages.
 
-Lanes train a tile at a time, as many tiles as have any: how many lanes there are is an argument of the program, so that
-one serves many numbers of them. Several devices share a tile evenly. Lanes that do not fit into a device's memory go
-through it in chunks, round by round, while their moments wait on the host.
+Lanes train in tiles, and tiles without lanes are skipped: the number of lanes is an argument of the program, so that
+one program serves many numbers. Several devices share a tile evenly. Lanes that do not fit into a device's memory are
+trained in chunks, in every round, while the others and their moments are on the host.
 """
 
 from __future__ import annotations
@@ -18,348 +18,466 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from feddrift.averaging import MAX_PARAMETER, average, renormalised
+from feddrift.averaging import MAX_PARAMETER, average_rows, renormalize_shares
 from feddrift.engines.local import optim, sampling
 from feddrift.engines.simulator.lanes import Devices, Lanes, Optimiser
-from feddrift.engines.simulator.matmul_precision import products, six_passes_are_exact
-from feddrift.nets.losses import batch_loss, masked
-from feddrift.trees import leaves, split, tree_map, trunk_of, unsplit
+from feddrift.engines.simulator.matmul_precision import set_matmul_precision, six_passes_are_exact
+from feddrift.nets.losses import batch_loss, compute_logits
+from feddrift.trees import join_trunk_and_head, mark_trunk, split_trunk_and_head, tree_leaves, tree_map
 from feddrift.types import Local, Net, Params
 
 REPLICATED: Any = PartitionSpec()  # type: ignore[no-untyped-call]
-# Of scoring, which is little beside training: tuning its products takes a GPU seconds.
+# For scoring, which takes little time compared with training: tuning its matrix products takes seconds on a GPU.
 UNTUNED: Any = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
 
 jax.tree_util.register_dataclass(Lanes, data_fields=[f.name for f in fields(Lanes)], meta_fields=[])
 
 
-def rounds(
-    devices: Devices, tile: int, net: Net, local: Local, params: Params, mask: Any, of_trunk: Optimiser,
-    of_head: Optimiser, lanes: Lanes, x: Any, y: Any, order: Any, first: Any, last: Any, to: Params = None,
+def run_rounds(
+    devices: Devices, tile: int, net: Net, local: Local, params: Params, mask: Any, trunk_optimiser: Optimiser,
+    head_optimiser: Optimiser, lanes: Lanes, x: Any, y: Any, order: Any, first: Any, last: Any,
+    pull_params: Params = None,
 ) -> tuple[Params, Params, Optimiser, Optimiser, Any]:  # fmt: skip
-    """Algorithm 1 for the rounds first..last-1: the models, the lanes before the last average, their
-    moments, and in how many rounds each lane was left out of the average since not all in it were numbers.
+    """Run Algorithm 1 for the rounds first..last - 1.
 
-    Lanes with a pull are pulled to the models `to`, or to what they begin a round with."""
-    room = devices.room(params)
-    if len(lanes.trunk) > room:
-        return _in_chunks(
-            devices, room, net, local, params, mask, of_trunk, of_head, lanes, x, y, order, first, last, to
-        )
-    program = compiled_for(local)
-    of_trunk, of_head, lanes = devices.put((of_trunk, of_head, lanes), deal=True)
-    cut = devices.cut(tile) if tile < len(lanes.trunk) else (len(lanes.trunk), (1,))
-    trained: Any = _rounds(
-        devices.mesh, *cut, net, program, params, mask, of_trunk, of_head, lanes, x, y, devices.put(order), first, last,
-        np.float32(local.lr), to,
+    Args:
+        devices: The devices to train on.
+        tile: The number of lanes that train at once.
+        net: The net.
+        local: The settings of local training.
+        params: The parameters of the models, padded.
+        mask: The masks of the models, or None.
+        trunk_optimiser: The moments of the lanes' trunks; their arrays may be overwritten.
+        head_optimiser: The moments of the lanes' heads; their arrays may be overwritten.
+        lanes: The padded lanes.
+        x: The inputs of all rows of the stream.
+        y: Their classes.
+        order: The order of rows that `lanes.starts` refers to.
+        first: The number of the first round.
+        last: The number after that of the last round.
+        pull_params: The parameters to which lanes with a pull are pulled; None: those at the beginning of a round.
+
+    Returns:
+        The parameters of the models, those of the lanes before the last average, the moments of trunks and of heads,
+        and [lane] the number of rounds whose average left the lane out since its parameters were not finite.
+    """
+    max_lanes = devices.count_fitting_lanes(params)
+    if len(lanes.trunk) > max_lanes:
+        return _run_in_chunks(
+            devices, max_lanes, net, local, params, mask, trunk_optimiser, head_optimiser, lanes, x, y, order, first,
+            last, pull_params,
+        )  # fmt: skip
+    options = get_static_options(local)
+    trunk_optimiser, head_optimiser, lanes = devices.put_arrays((trunk_optimiser, head_optimiser, lanes), shard=True)
+    unit, widths = devices.split_tile(tile) if tile < len(lanes.trunk) else (len(lanes.trunk), (1,))
+    results: Any = _run_compiled_rounds(
+        devices.mesh, unit, widths, net, options, params, mask, trunk_optimiser, head_optimiser, lanes, x, y,
+        devices.put_arrays(order), first, last, np.float32(local.lr), pull_params,
     )  # fmt: skip
-    return trained  # type: ignore[no-any-return]
+    return results  # type: ignore[no-any-return]
 
 
-def compiled_for(local: Local) -> Local:
-    """What the program depends on: what it is given as arguments is no part of it."""
-    six_passes_are_exact()  # now: while a program is traced nothing can be tried
+def get_static_options(local: Local) -> Local:
+    """Return the settings for which the program is compiled, without those that it gets as arguments."""
+    six_passes_are_exact()  # measured now, since this is impossible while a program is traced
     return replace(local, rounds=1, lr=1.0, average="mean", pull=None)
 
 
-def _in_chunks(
-    devices: Devices, room: int, net: Net, local: Local, params: Params, mask: Any, of_trunk: Optimiser,
-    of_head: Optimiser, lanes: Lanes, x: Any, y: Any, order: Any, first: Any, last: Any, to: Params,
+def _run_in_chunks(
+    devices: Devices, chunk_size: int, net: Net, local: Local, params: Params, mask: Any, trunk_optimiser: Optimiser,
+    head_optimiser: Optimiser, lanes: Lanes, x: Any, y: Any, order: Any, first: Any, last: Any, pull_params: Params,
 ) -> tuple[Params, Params, Optimiser, Optimiser, Any]:  # fmt: skip
-    """`rounds` for more lanes than there is room for: models, lanes and moments stay on the host."""
-    shape, heads, n = trunk_of(net, params), lanes.model.shape[1], int(lanes.n_lanes)
-    models = [[np.array(leaf) for leaf in part] for part in split(params, shape)]
-    at = lanes.trunk, lanes.model.reshape(-1)
-    work = [[leaf[rows] for leaf in part] for part, rows in zip(models, at, strict=True)]
-    states: Any = tree_map(np.array, (of_trunk, of_head))
-    parts = np.arange(n), lanes.pair[: int(lanes.n_pairs)]
-    share, order = (lanes.trunk_share, lanes.head_share), devices.put(order)
-    program = compiled_for(local)
-    refused = np.zeros(n, dtype=np.int32)
+    """Run the rounds for more lanes than fit into memory: models, lanes and moments are on the host.
+
+    The lists `models`, `trained` and `optimisers` have two items: that of the trunks, and that of the heads.
+    """
+    in_trunk = mark_trunk(net, params)
+    n_heads = lanes.model.shape[1]
+    n = int(lanes.n_lanes)
+    models = [[np.array(leaf) for leaf in part] for part in split_trunk_and_head(params, in_trunk)]
+    targets = lanes.trunk, lanes.model.reshape(-1)
+    trained = [[leaf[rows] for leaf in part] for part, rows in zip(models, targets, strict=True)]
+    optimisers: Any = tree_map(np.array, (trunk_optimiser, head_optimiser))
+    rows_to_average = np.arange(n), lanes.pair[: int(lanes.n_pairs)]
+    all_shares = lanes.trunk_share, lanes.head_share
+    order = devices.put_arrays(order)
+    options = get_static_options(local)
+    left_out = np.zeros(n, dtype=np.int32)
     for round in range(int(first), int(last)):
-        now = unsplit(models[0], models[1], shape)
-        for begin in range(0, n, room):
-            real = min(room, n - begin)
-            lane = np.minimum(np.arange(begin, begin + room), n - 1)  # beyond the last: the last again
-            of = lane, (lane[:, None] * heads + np.arange(heads)).reshape(-1)
-            chunk = _some(lanes, itemgetter(lane))
+        round_params = join_trunk_and_head(models[0], models[1], in_trunk)
+        for begin in range(0, n, chunk_size):
+            n_real = min(chunk_size, n - begin)
+            lane = np.minimum(np.arange(begin, begin + chunk_size), n - 1)  # padding repeats the last lane
+            chunk_rows = lane, (lane[:, None] * n_heads + np.arange(n_heads)).reshape(-1)
+            chunk = _select_lanes(lanes, itemgetter(lane))
             moments = [
-                tree_map(lambda leaf, rows=rows: leaf[rows], part) for part, rows in zip(states, of, strict=True)
+                tree_map(lambda leaf, rows=rows: leaf[rows], part)
+                for part, rows in zip(optimisers, chunk_rows, strict=True)
             ]
-            moments, chunk = devices.put((moments, chunk), deal=True)
-            trained: Any = _chunk(
-                net, program, now, mask, *moments, chunk, x, y, order, np.uint32(round), np.float32(local.lr), to
-            )
-            for k, span in enumerate((slice(begin, begin + real), slice(begin * heads, (begin + real) * heads))):
-                m = real * (heads if k else 1)
+            moments, chunk = devices.put_arrays((moments, chunk), shard=True)
+            results: Any = _run_chunk(
+                net, options, round_params, mask, *moments, chunk, x, y, order, np.uint32(round),
+                np.float32(local.lr), pull_params,
+            )  # fmt: skip
+            for k, n_parts in enumerate((1, n_heads)):
+                span = slice(begin * n_parts, (begin + n_real) * n_parts)
                 for stack, new in zip(
-                    (*work[k], *leaves(states[k])), (*trained[k], *leaves(trained[2 + k])), strict=True
+                    (*trained[k], *tree_leaves(optimisers[k])),
+                    (*results[k], *tree_leaves(results[2 + k])),
+                    strict=True,
                 ):
-                    stack[span] = np.asarray(new)[:m]
-        sound = np.ones(n, dtype=bool)
-        for leaf in (*work[0], *work[1]):
-            sound &= (np.abs(leaf) <= MAX_PARAMETER).reshape(len(share[0]), -1).all(axis=1)[:n]
-        added = list(zip(share, parts, strict=True))
-        if not sound.all():
-            refused += ~sound
-            lane_of = np.arange(n), parts[1] // heads
-            added = [renormalised(*added[k], at[k], sound[lane_of[k]]) for k in (0, 1)]
+                    stack[span] = np.asarray(new)[: n_real * n_parts]
+        is_finite = np.ones(n, dtype=bool)
+        for leaf in (*trained[0], *trained[1]):
+            is_finite &= (np.abs(leaf) <= MAX_PARAMETER).reshape(len(all_shares[0]), -1).all(axis=1)[:n]
+        shares = list(zip(all_shares, rows_to_average, strict=True))
+        if not is_finite.all():
+            left_out += ~is_finite
+            lane_of_row = np.arange(n), rows_to_average[1] // n_heads
+            shares = [renormalize_shares(*shares[k], targets[k], is_finite[lane_of_row[k]]) for k in (0, 1)]
         models = [
-            [average(old, new, at[k], *added[k]) for old, new in zip(models[k], work[k], strict=True)]
+            [average_rows(old, new, targets[k], *shares[k]) for old, new in zip(models[k], trained[k], strict=True)]
             if k == 0 or local.trains != "trunk"
             else models[k]
             for k in (0, 1)
         ]
-    return unsplit(models[0], models[1], shape), unsplit(work[0], work[1], shape), states[0], states[1], refused
+    return (
+        join_trunk_and_head(models[0], models[1], in_trunk),
+        join_trunk_and_head(trained[0], trained[1], in_trunk),
+        optimisers[0],
+        optimisers[1],
+        left_out,
+    )
 
 
 @partial(jax.jit, static_argnums=0, compiler_options=UNTUNED)
-def logits(net: Net, params: Params, on: Any, mask: Any, n: Any, x: Any, rows: Any) -> Any:
-    """[m, row, class], of the first n models: one after the other, so that one program serves any number of them."""
-    seen, shape = x[rows], trunk_of(net, params)
+def compute_all_logits(net: Net, params: Params, trunk_index: Any, mask: Any, n: Any, x: Any, rows: Any) -> Any:
+    """Compute the logits [m, row, class] of the first n models, one after the other.
 
-    def of_model(m: Any) -> Any:
-        full = tree_map(lambda leaf, shared: leaf[on[m] if shared else m], params, shape)
-        with jax.default_matmul_precision("float32"):
-            return masked(net, full, None if mask is None else mask[m], seen)
+    One program serves any number of models up to the size of the stack.
 
-    out = jax.eval_shape(of_model, 0)
-    blank = jnp.zeros((len(on), *out.shape), out.dtype)
-    return jax.lax.fori_loop(0, n, lambda m, all: all.at[m].set(of_model(m)), blank)
-
-
-@partial(jax.jit, static_argnums=0, compiler_options=UNTUNED)
-def block_logits(net: Net, params: Params, of_trunk: Any, of_head: Any, mask: Any, n: Any, x: Any, rows: Any) -> Any:
-    """Compute the logits [block, row, class] of the first n blocks of rows, each of a model of its own.
-
-    The model of a block has the trunk at of_trunk[block] of the stacks, its head at of_head[block], and mask[block].
+    Args:
+        net: The net.
+        params: The parameters of the models, padded.
+        trunk_index: [m], the position of each model's trunk.
+        mask: The masks of the models, or None.
+        n: The number of models.
+        x: The inputs of all rows of the stream.
+        rows: Positions of rows in the stream.
     """
-    shape = trunk_of(net, params)
+    inputs = x[rows]
+    in_trunk = mark_trunk(net, params)
 
-    def of_block(b: Any) -> Any:
-        full = tree_map(lambda leaf, shared: leaf[of_trunk[b] if shared else of_head[b]], params, shape)
+    def compute_model(m: Any) -> Any:
+        model_params = tree_map(lambda leaf, shared: leaf[trunk_index[m] if shared else m], params, in_trunk)
         with jax.default_matmul_precision("float32"):
-            return masked(net, full, None if mask is None else mask[b], x[rows[b]])
+            return compute_logits(net, model_params, None if mask is None else mask[m], inputs)
 
-    out = jax.eval_shape(of_block, 0)
-    blank = jnp.zeros((len(of_head), *out.shape), out.dtype)
-    return jax.lax.fori_loop(0, n, lambda b, all: all.at[b].set(of_block(b)), blank)
+    output = jax.eval_shape(compute_model, 0)
+    zeros = jnp.zeros((len(trunk_index), *output.shape), output.dtype)
+    return jax.lax.fori_loop(0, n, lambda m, logits: logits.at[m].set(compute_model(m)), zeros)
+
+
+@partial(jax.jit, static_argnums=0, compiler_options=UNTUNED)
+def compute_block_logits(
+    net: Net, params: Params, trunk_rows: Any, head_rows: Any, mask: Any, n: Any, x: Any, rows: Any
+) -> Any:
+    """Compute the logits [block, row, class] of the first n blocks of rows, each with a separate model.
+
+    Args:
+        net: The net.
+        params: Stacks of parameters.
+        trunk_rows: [block], the position of the trunk of the block's model.
+        head_rows: [block], the position of its head.
+        mask: [block], its mask, or None.
+        n: The number of blocks.
+        x: The inputs of all rows of the stream.
+        rows: [block, row], positions of rows in the stream.
+    """
+    in_trunk = mark_trunk(net, params)
+
+    def compute_block(b: Any) -> Any:
+        model_params = tree_map(lambda leaf, shared: leaf[trunk_rows[b] if shared else head_rows[b]], params, in_trunk)
+        with jax.default_matmul_precision("float32"):
+            return compute_logits(net, model_params, None if mask is None else mask[b], x[rows[b]])
+
+    output = jax.eval_shape(compute_block, 0)
+    zeros = jnp.zeros((len(head_rows), *output.shape), output.dtype)
+    return jax.lax.fori_loop(0, n, lambda b, logits: logits.at[b].set(compute_block(b)), zeros)
 
 
 Carry = tuple[list[Any], list[Any], Optimiser, Optimiser]  # trunks, heads, and their moments
 
 
-def _local_round(
-    net: Net, local: Local, params: Params, mask: Any, of_trunk: Optimiser, of_head: Optimiser, lanes: Lanes,
-    x: Any, y: Any, order: Any, round: Any, lr: Any, to: Params,
+def _run_local_round(
+    net: Net, local: Local, params: Params, mask: Any, trunk_optimiser: Optimiser, head_optimiser: Optimiser,
+    lanes: Lanes, x: Any, y: Any, order: Any, round: Any, lr: Any, pull_params: Params,
 ) -> Carry:  # fmt: skip
-    """K local steps of every lane, from its models' parameters: trunks [lane], heads [lane * head], their moments."""
-    step, drawn = stepper(net, local, params, lanes, x, y, lr), draws(local, lanes, order, round)
+    """Run K local steps of every lane from the parameters of its models.
 
-    def local_update(begin: Carry, stays: Any, drawn: Any) -> Any:
-        return jax.lax.scan(lambda carry, drawn: (step(carry, stays, drawn), None), begin, drawn)[0]
+    The arguments are those of `run_rounds`, with the number of the round and the step size as arrays.
 
-    begin, stays = begun(net, params, mask, of_trunk, of_head, lanes, to)
-    with products(net, local):
-        return flat(jax.vmap(local_update)(begin, stays, drawn), lanes)
+    Returns:
+        Trunks [lane], heads [lane * head], and their moments.
+    """
+    step = build_step(net, local, params, lanes, x, y, lr)
+    batches = draw_batches(local, lanes, order, round)
+
+    def local_update(begin: Carry, constants: Any, batches: Any) -> Any:
+        return jax.lax.scan(lambda carry, batch: (step(carry, constants, batch), None), begin, batches)[0]
+
+    begin, constants = begin_round(net, params, mask, trunk_optimiser, head_optimiser, lanes, pull_params)
+    with set_matmul_precision(net, local):
+        return flatten_heads(jax.vmap(local_update)(begin, constants, batches), lanes)
 
 
-def draws(local: Local, lanes: Lanes, order: Any, round: Any) -> tuple[Any, Any, Any]:
-    """[lane, step]: the rows of each minibatch [B], how many rows there are to draw from, and the head that learns."""
+def draw_batches(local: Local, lanes: Lanes, order: Any, round: Any) -> tuple[Any, Any, Any]:
+    """Draw the minibatches of all lanes in a round.
+
+    Returns:
+        [lane, step]: the rows [B] of each minibatch, the number of rows to draw from, and the position of the head
+        that is trained.
+    """
     steps = jnp.arange(local.steps, dtype=jnp.uint32)
-    words = sampling.step_words((lanes.key[0][:, None], lanes.key[1][:, None]), round, steps[None])
-    cell, first = sampling.pick(words, lanes.cumulative[:, None], lanes.counts[:, None], jnp)
+    words = sampling.derive_step_words((lanes.key[0][:, None], lanes.key[1][:, None]), round, steps[None])
+    cell, first = sampling.pick_cells(words, lanes.cumulative[:, None], lanes.counts[:, None], jnp)
     n = jnp.take_along_axis(lanes.counts, cell, axis=1)
-    at = (first[..., None] + jnp.arange(local.batch)) % n[..., None]
-    rows = order[jnp.take_along_axis(lanes.starts, cell, axis=1)[..., None] + at]
+    positions = (first[..., None] + jnp.arange(local.batch)) % n[..., None]
+    rows = order[jnp.take_along_axis(lanes.starts, cell, axis=1)[..., None] + positions]
     return rows, n, cell % lanes.model.shape[1]
 
 
-def begun(
-    net: Net, params: Params, mask: Any, of_trunk: Optimiser, of_head: Optimiser, lanes: Lanes, to: Params
-) -> tuple[Carry, Any]:
-    """What lanes begin a round with; and what stays: what their models see, where they are pulled, and how strongly."""
-    shape, model = trunk_of(net, params), _models(lanes)
+def begin_round(
+    net: Net, params: Params, mask: Any, trunk_optimiser: Optimiser, head_optimiser: Optimiser, lanes: Lanes,
+    pull_params: Params,
+) -> tuple[Carry, Any]:  # fmt: skip
+    """Return the state of lanes at the beginning of a round, and what remains constant in it.
 
-    def of_lanes(params: Params) -> tuple[list[Any], list[Any]]:
-        trunk, head = split(params, shape)
+    The constants are the masks of the lanes' models, or None, and the trunks, heads and weights of the pull, or None.
+    """
+    in_trunk = mark_trunk(net, params)
+    model = _get_lane_models(lanes)
+
+    def select_lanes(params: Params) -> tuple[list[Any], list[Any]]:
+        trunk, head = split_trunk_and_head(params, in_trunk)
         return [leaf[lanes.trunk] for leaf in trunk], [leaf[model] for leaf in head]
 
-    by_lane = partial(tree_map, lambda leaf: leaf.reshape(*model.shape, *leaf.shape[1:]))
-    pulled = None if lanes.pull is None else (*of_lanes(params if to is None else to), lanes.pull)
-    sees = None if mask is None else mask[model]
-    return (*of_lanes(params), of_trunk, by_lane(of_head)), (sees, pulled)
+    group_heads = partial(tree_map, lambda leaf: leaf.reshape(*model.shape, *leaf.shape[1:]))
+    pull_target = params if pull_params is None else pull_params
+    pull = None if lanes.pull is None else (*select_lanes(pull_target), lanes.pull)
+    lane_mask = None if mask is None else mask[model]
+    return (*select_lanes(params), trunk_optimiser, group_heads(head_optimiser)), (lane_mask, pull)
 
 
-def flat(trained: Carry, lanes: Lanes) -> Carry:
-    """The same with all heads, [lane * head], in one row."""
-    trunks, heads, of_trunk, head_optimisers = trained
-    rows = partial(tree_map, lambda leaf: leaf.reshape(-1, *leaf.shape[_models(lanes).ndim :]))
-    return trunks, rows(heads), of_trunk, rows(head_optimisers)
+def flatten_heads(trained: Carry, lanes: Lanes) -> Carry:
+    """Return the same state with a single axis [lane * head] for heads."""
+    trunks, heads, trunk_optimiser, head_optimiser = trained
+    flatten = partial(tree_map, lambda leaf: leaf.reshape(-1, *leaf.shape[_get_lane_models(lanes).ndim :]))
+    return trunks, flatten(heads), trunk_optimiser, flatten(head_optimiser)
 
 
-def _models(lanes: Lanes) -> Any:
-    """[lane, head]; a single head needs no axis of its own."""
+def _get_lane_models(lanes: Lanes) -> Any:
+    """Return [lane, head], the positions of models; [lane] if every lane has a single head."""
     return lanes.model[:, 0] if lanes.model.shape[1] == 1 else lanes.model
 
 
-def stepper(net: Net, local: Local, params: Params, lanes: Lanes, x: Any, y: Any, lr: Any) -> Any:
-    """One local step of one lane: step(carry, what stays, what is drawn) is the carry after it."""
-    shape, n_heads = trunk_of(net, params), lanes.model.shape[1]
+def build_step(net: Net, local: Local, params: Params, lanes: Lanes, x: Any, y: Any, lr: Any) -> Any:
+    """Return the function `step(state, constants, batch)` that returns the state of one lane after a local step.
+
+    Args:
+        net: The net.
+        local: The settings of local training.
+        params: The parameters of the models; only their structure is used.
+        lanes: The lanes; only their number of heads is used.
+        x: The inputs of all rows of the stream.
+        y: Their classes.
+        lr: The step size.
+    """
+    in_trunk = mark_trunk(net, params)
+    n_heads = lanes.model.shape[1]
     gradient = jax.grad(partial(batch_loss, net))
 
-    def get(stack: Any, h: Any) -> Any:
+    def get_head(stack: Any, h: Any) -> Any:
         return stack if n_heads == 1 else stack[h]
 
-    def set(stack: Any, new: Any, h: Any) -> Any:
+    def set_head(stack: Any, new: Any, h: Any) -> Any:
         chosen = (jnp.arange(n_heads) == h).reshape(-1, *[1] * new.ndim)
         return new if n_heads == 1 else jnp.where(chosen, new, stack)
 
-    def step(carry: Carry, stays: Any, drawn: Any) -> Carry:
-        sees, pulled = stays
-        trunk, heads, (trunk_moments, trunk_done), head_optimisers = carry
-        batch, size, h = drawn
-        head, (head_moments, head_done) = tree_map(lambda stack: get(stack, h), (heads, head_optimisers))
-        full = unsplit(trunk, head, shape)
-        grads = gradient(full, None if sees is None else get(sees, h), x[batch], y[batch], size)
-        trunk_grads, head_grads = split(grads, shape)
-        if pulled is not None:
-            trunk_grads = optim.pulled(trunk_grads, trunk, pulled[0], pulled[2])
-            head_grads = optim.pulled(head_grads, head, [get(leaf, h) for leaf in pulled[1]], pulled[2])
+    def step(state: Carry, constants: Any, batch: Any) -> Carry:
+        mask, pull = constants
+        trunk, heads, (trunk_moments, trunk_steps), head_optimisers = state
+        rows, n_rows, h = batch
+        head, (head_moments, head_steps) = tree_map(lambda stack: get_head(stack, h), (heads, head_optimisers))
+        model_params = join_trunk_and_head(trunk, head, in_trunk)
+        grads = gradient(model_params, None if mask is None else get_head(mask, h), x[rows], y[rows], n_rows)
+        trunk_grads, head_grads = split_trunk_and_head(grads, in_trunk)
+        if pull is not None:
+            trunk_grads = optim.add_pull(trunk_grads, trunk, pull[0], pull[2])
+            head_grads = optim.add_pull(head_grads, head, [get_head(leaf, h) for leaf in pull[1]], pull[2])
         if local.trains != "head":
-            trunk_done = trunk_done + 1
-            trunk, trunk_moments = optim.update(local, trunk, trunk_grads, trunk_moments, trunk_done, lr)
+            trunk_steps = trunk_steps + 1
+            trunk, trunk_moments = optim.apply_gradients(local, trunk, trunk_grads, trunk_moments, trunk_steps, lr)
         if local.trains != "trunk":
-            head_done = head_done + 1
-            head, head_moments = optim.update(local, head, head_grads, head_moments, head_done, lr)
+            head_steps = head_steps + 1
+            head, head_moments = optim.apply_gradients(local, head, head_grads, head_moments, head_steps, lr)
             heads, head_optimisers = tree_map(
-                lambda stack, new: set(stack, new, h), (heads, head_optimisers), (head, (head_moments, head_done))
+                lambda stack, new: set_head(stack, new, h), (heads, head_optimisers), (head, (head_moments, head_steps))
             )
-        return trunk, heads, (trunk_moments, trunk_done), head_optimisers
+        return trunk, heads, (trunk_moments, trunk_steps), head_optimisers
 
     return step
 
 
-_chunk = jax.jit(_local_round, static_argnums=(0, 1), donate_argnums=(4, 5))
+_run_chunk = jax.jit(_run_local_round, static_argnums=(0, 1), donate_argnums=(4, 5))
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3, 4), donate_argnums=(7, 8))
-def _rounds(
+def _run_compiled_rounds(
     mesh: Mesh | None, tile: int, widths: tuple[int, ...], net: Net, local: Local, params: Params, mask: Any,
-    of_trunk: Optimiser, of_head: Optimiser, lanes: Lanes, x: Any, y: Any, order: Any, first: Any, last: Any, lr: Any,
-    to: Params,
+    trunk_optimiser: Optimiser, head_optimiser: Optimiser, lanes: Lanes, x: Any, y: Any, order: Any, first: Any,
+    last: Any, lr: Any, pull_params: Params,
 ) -> tuple[Params, Params, Optimiser, Optimiser, Any]:  # fmt: skip
-    """Algorithm 1 for the rounds first..last-1: the models, the lanes before the last average, their
-    moments, and in how many rounds each lane was left out of the average since not all in it were numbers.
+    """Run Algorithm 1 for the rounds first..last - 1: see `run_rounds` for arguments and results.
 
-    Tiles train `widths[0]` at a time, those that are left over `widths[1]` at a time, and so on, at last one by one."""
-    shape, size = trunk_of(net, params), len(lanes.trunk)
-    trunk, head = split(params, shape)
-    in_tiles, in_a_row = partial(_in_tiles, mesh, size // tile), partial(_in_a_row, mesh)
-    described = _some(lanes, in_tiles)
+    First `widths[0]` tiles train at once, as often as possible, then `widths[1]` of the remaining ones, and so on.
+    """
+    in_trunk = mark_trunk(net, params)
+    size = len(lanes.trunk)
+    trunk, head = split_trunk_and_head(params, in_trunk)
+    split = partial(_split_into_tiles, mesh, size // tile)
+    flatten = partial(_flatten_tiles, mesh)
+    lane_tiles = _select_lanes(lanes, split)
 
-    def one_round(round: Any, carry: Any) -> Any:
-        trunk, head, *work, refused = carry
-        params = unsplit(trunk, head, shape)
+    def run_round(round: Any, carry: Any) -> Any:
+        trunk, head, *state, left_out = carry
+        params = join_trunk_and_head(trunk, head, in_trunk)
 
-        def train(width: int, k: Any, work: Any) -> Any:
-            """So many tiles at once, from tile k on."""
-            of_tiles = partial(_slice, k, width)
-            _, _, of_trunk, of_head = tree_map(of_tiles, work)
-            mine = _some(described, of_tiles)
-            trained = _local_round(net, local, params, mask, of_trunk, of_head, mine, x, y, order, round, lr, to)
-            return tree_map(partial(_put_slice, k, width), work, list(trained))
+        def train(width: int, k: Any, state: Any) -> Any:
+            """Train `width` tiles at once, from tile k on."""
+            take_tiles = partial(_take_tiles, k, width)
+            _, _, trunk_moments, head_moments = tree_map(take_tiles, state)
+            trained = _run_local_round(
+                net, local, params, mask, trunk_moments, head_moments, _select_lanes(lane_tiles, take_tiles),
+                x, y, order, round, lr, pull_params,
+            )  # fmt: skip
+            return tree_map(partial(_put_tiles, k, width), state, list(trained))
 
         if tile == size:
-            work = train(1, 0, work)
-        n_tiles, done = (lanes.n_lanes + tile - 1) // tile, 0
+            state = train(1, 0, state)
+        n_tiles = (lanes.n_lanes + tile - 1) // tile
+        done = 0
         for width in widths if tile < size else ():
             times = (n_tiles - done) // width
-            work = jax.lax.fori_loop(0, times, lambda k, work, w=width, d=done: train(w, d + w * k, work), work)
+            state = jax.lax.fori_loop(0, times, lambda k, state, w=width, d=done: train(w, d + w * k, state), state)
             done = done + times * width
-        trunks, heads = tree_map(in_a_row, work[:2])
-        every, sound = jnp.arange(size), finite([*trunks, *heads], size)
-        of_pair = jnp.repeat(sound, lanes.model.shape[1])
-        trunk = _averaged(mesh, trunk, trunks, lanes.trunk, lanes.trunk_share, every, lanes.n_lanes, sound)
+        trunks, heads = tree_map(flatten, state[:2])
+        is_finite = find_finite_rows([*trunks, *heads], size)
+        trunk = _average_stacks(
+            mesh, trunk, trunks, lanes.trunk, lanes.trunk_share, jnp.arange(size), lanes.n_lanes, is_finite
+        )
         if local.trains != "trunk":
-            head = _averaged(
-                mesh, head, heads, lanes.model.reshape(-1), lanes.head_share, lanes.pair, lanes.n_pairs, of_pair
-            )
-        return trunk, head, *work, refused + ~sound
+            head = _average_stacks(
+                mesh, head, heads, lanes.model.reshape(-1), lanes.head_share, lanes.pair, lanes.n_pairs,
+                jnp.repeat(is_finite, lanes.model.shape[1]),
+            )  # fmt: skip
+        return trunk, head, *state, left_out + ~is_finite
 
     begin = [leaf[lanes.trunk] for leaf in trunk], [leaf[lanes.model.reshape(-1)] for leaf in head]
-    never = jnp.zeros(size, dtype=jnp.int32)
-    trunk, head, *work, refused = jax.lax.fori_loop(
-        first, last, one_round, (trunk, head, *tree_map(in_tiles, [*begin, of_trunk, of_head]), never)
+    tiles = tree_map(split, [*begin, trunk_optimiser, head_optimiser])
+    trunk, head, *state, left_out = jax.lax.fori_loop(
+        first, last, run_round, (trunk, head, *tiles, jnp.zeros(size, dtype=jnp.int32))
     )
-    trunks, heads, of_trunk, of_head = tree_map(in_a_row, work)
-    return unsplit(trunk, head, shape), unsplit(trunks, heads, shape), of_trunk, of_head, refused
+    trunks, heads, trunk_optimiser, head_optimiser = tree_map(flatten, state)
+    return (
+        join_trunk_and_head(trunk, head, in_trunk),
+        join_trunk_and_head(trunks, heads, in_trunk),
+        trunk_optimiser,
+        head_optimiser,
+        left_out,
+    )
 
 
-def _some(lanes: Lanes, pick: Callable[[Any], Any]) -> Lanes:
-    """What training needs to know of some of the lanes."""
+def _select_lanes(lanes: Lanes, select: Callable[[Any], Any]) -> Lanes:
+    """Return some of the lanes, with the fields that local steps use."""
     return Lanes(
-        pick(lanes.trunk), pick(lanes.model), (pick(lanes.key[0]), pick(lanes.key[1])), pick(lanes.cumulative),
-        pick(lanes.counts), pick(lanes.starts), *(None,) * 5, pull=None if lanes.pull is None else pick(lanes.pull),
+        select(lanes.trunk), select(lanes.model), (select(lanes.key[0]), select(lanes.key[1])),
+        select(lanes.cumulative), select(lanes.counts), select(lanes.starts), *(None,) * 5,
+        pull=None if lanes.pull is None else select(lanes.pull),
     )  # fmt: skip
 
 
-def _in_tiles(mesh: Mesh | None, n_tiles: int, leaf: Any) -> Any:
-    """[tile, ...], each tile dealt out to the devices."""
+def _split_into_tiles(mesh: Mesh | None, n_tiles: int, leaf: Any) -> Any:
+    """Return [tile, ...], with each tile sharded over the devices."""
     leaf = leaf.reshape(n_tiles, -1, *leaf.shape[1:])
     if mesh is None:
         return leaf
     return jax.lax.with_sharding_constraint(leaf, NamedSharding(mesh, PartitionSpec(None, "lane")))  # type: ignore[no-untyped-call]
 
 
-def _slice(k: Any, width: int, leaf: Any) -> Any:
-    """The lanes of `width` tiles, from tile k on, in a row."""
-    return _in_a_row(None, jax.lax.dynamic_slice_in_dim(leaf, k, width))
+def _take_tiles(k: Any, width: int, leaf: Any) -> Any:
+    """Return the lanes of `width` tiles, from tile k on, with a single axis."""
+    return _flatten_tiles(None, jax.lax.dynamic_slice_in_dim(leaf, k, width))
 
 
-def _put_slice(k: Any, width: int, leaf: Any, new: Any) -> Any:
+def _put_tiles(k: Any, width: int, leaf: Any, new: Any) -> Any:
+    """Return the tiles with new values of `width` tiles, from tile k on."""
     return jax.lax.dynamic_update_slice_in_dim(leaf, new.reshape(width, -1, *new.shape[1:]), k, 0)
 
 
-def _in_a_row(mesh: Mesh | None, leaf: Any) -> Any:
-    """The way back from `_in_tiles`."""
+def _flatten_tiles(mesh: Mesh | None, leaf: Any) -> Any:
+    """Return the lanes of all tiles with a single axis, the inverse of `_split_into_tiles`."""
     leaf = leaf.reshape(-1, *leaf.shape[2:])
     if mesh is None:
         return leaf
     return jax.lax.with_sharding_constraint(leaf, NamedSharding(mesh, PartitionSpec("lane")))  # type: ignore[no-untyped-call]
 
 
-def finite(stacks: list[Any], n: int) -> Any:
-    """[n], `averaging.finite`: each has its share of the rows of each stack."""
-    sound = jnp.ones(n, dtype=bool)
+def find_finite_rows(stacks: list[Any], n: int) -> Any:
+    """Return [n], whether all parameters are finite: see `averaging.find_finite_lanes`.
+
+    Each of the n lanes has the same number of rows, which follow each other, in a stack.
+    """
+    is_finite = jnp.ones(n, dtype=bool)
     for leaf in stacks:
-        sound &= (jnp.abs(leaf) <= MAX_PARAMETER).reshape(n, -1).all(axis=1)
-    return sound
+        is_finite &= (jnp.abs(leaf) <= MAX_PARAMETER).reshape(n, -1).all(axis=1)
+    return is_finite
 
 
-def _averaged(
-    mesh: Mesh | None, old: list[Any], parts: list[Any], target: Any, share: Any, order: Any, n: Any, sound: Any
+def _average_stacks(
+    mesh: Mesh | None, old: list[Any], parts: list[Any], target: Any, share: Any, order: Any, n: Any, is_finite: Any
 ) -> list[Any]:
-    """`averaging.averaged`, to the same bits: it multiplies first and adds in a fixed order, which XLA cannot fuse.
+    """Return the averages of rows, with the same bits as `averaging.average_rows`.
 
-    The k-th part to add, k < n, is order[k], it goes to target[order[k]]. Several devices send each other all parts, so
-    that their number does not change the order of the sum. Parts that are not sound are left out.
+    It multiplies first and then adds in a fixed order, so that XLA cannot fuse the operations. Several devices send
+    each other all parts, so that their number does not change the order of the sum.
+
+    Args:
+        mesh: The mesh of several devices.
+        old: The arrays before the training; rows without parts do not change.
+        parts: The trained arrays.
+        target: The row of `old` that each row of `parts` belongs to.
+        share: The share of each row of `parts` in the average.
+        order: The rows of `parts` in the order in which they are added.
+        n: The number of rows of `parts` without padding: those at order[:n].
+        is_finite: Whether each row of `parts` is finite; others are left out, and shares are rescaled.
     """
     if not old:
         return old
     real = jnp.zeros(len(target), dtype=bool).at[order].max(jnp.arange(len(order)) < n)
-    total = jnp.zeros(len(old[0])).at[target].add(jnp.where(real & sound, share, 0))
-    share = jnp.where((real & ~sound).any(), share / total[target], share)  # the others have more of it
-    real &= sound
+    total = jnp.zeros(len(old[0])).at[target].add(jnp.where(real & is_finite, share, 0))
+    share = jnp.where((real & ~is_finite).any(), share / total[target], share)
+    real &= is_finite
     has_parts = jnp.zeros(len(old[0]), dtype=bool).at[target].max(real)
 
-    def per_row(values: Any, like: Any) -> Any:
+    def expand(values: Any, like: Any) -> Any:
+        """Return values [row] with as many axes as another array."""
         return values.reshape(-1, *[1] * (like.ndim - 1))
 
-    products = [jnp.where(per_row(sound, part), per_row(share, part) * part, 0) for part in parts]
+    products = [jnp.where(expand(is_finite, part), expand(share, part) * part, 0) for part in parts]
     if mesh is not None:
         products = jax.lax.with_sharding_constraint(products, NamedSharding(mesh, REPLICATED))  # type: ignore[no-untyped-call]
-    begin = [jnp.where(per_row(has_parts, leaf), 0, leaf) for leaf in old]
+    begin = [jnp.where(expand(has_parts, leaf), 0, leaf) for leaf in old]
 
     def add(k: Any, sums: list[Any]) -> list[Any]:
         i = order[k]
@@ -369,36 +487,37 @@ def _averaged(
     return result
 
 
-averaged = jax.jit(_averaged, static_argnums=0)
+average_stacks = jax.jit(_average_stacks, static_argnums=0)
 
 
 @jax.jit
-def picked(stacks: list[Any], rows: list[Any]) -> Any:
-    """These rows of each stack."""
-    return [stack[at] for stack, at in zip(stacks, rows, strict=True)]
+def pick_rows(stacks: list[Any], rows: list[Any]) -> Any:
+    """Return the rows[k] of each stack k."""
+    return [stack[positions] for stack, positions in zip(stacks, rows, strict=True)]
 
 
 @jax.jit
-def gathered(stacks: list[Any], of: Any, rows: Any) -> Any:
-    """[k]: row rows[k] of stack of[k]."""
-    out: Any = stacks[0][jnp.where(of == 0, rows, 0)]
+def gather_rows(stacks: list[Any], stack_of_row: Any, rows: Any) -> Any:
+    """Return [k], the row rows[k] of the stack stack_of_row[k]."""
+    gathered: Any = stacks[0][jnp.where(stack_of_row == 0, rows, 0)]
     for k, stack in enumerate(stacks[1:], start=1):
-        mine = of == k
-        out = jnp.where(mine.reshape(-1, *[1] * (stack.ndim - 1)), stack[jnp.where(mine, rows, 0)], out)
-    return out
+        selected = stack_of_row == k
+        values = stack[jnp.where(selected, rows, 0)]
+        gathered = jnp.where(selected.reshape(-1, *[1] * (stack.ndim - 1)), values, gathered)
+    return gathered
 
 
 @jax.jit
-def rows_of(stack: Optimiser, at: Any) -> Any:
-    """The rows of a stack of moments at these places, zeros where a place is below 0."""
+def pick_moments(stack: Optimiser, rows: Any) -> Any:
+    """Return rows of a stack of moments, zeros for positions below 0."""
 
-    def rows(leaf: Any) -> Any:
-        return jnp.where((at < 0).reshape(-1, *[1] * (leaf.ndim - 1)), 0, leaf[jnp.maximum(at, 0)])
+    def pick(leaf: Any) -> Any:
+        return jnp.where((rows < 0).reshape(-1, *[1] * (leaf.ndim - 1)), 0, leaf[jnp.maximum(rows, 0)])
 
-    return tree_map(rows, stack)
+    return tree_map(pick, stack)
 
 
 @jax.jit
-def joined(a: Optimiser, b: Optimiser) -> Any:
-    """Two stacks of moments as one."""
+def join_moments(a: Optimiser, b: Optimiser) -> Any:
+    """Concatenate two stacks of moments."""
     return tree_map(lambda x, y: jnp.concatenate([x, y]), a, b)

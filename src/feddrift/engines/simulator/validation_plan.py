@@ -1,4 +1,4 @@
-"""What clients look at to see whether more local steps pay: `Local.patience` for all lanes of a round."""
+"""Held-out batches for early stopping of local training (`Local.patience`), for all lanes of a round."""
 
 from __future__ import annotations
 
@@ -9,52 +9,66 @@ from typing import Any
 import numpy as np
 
 from feddrift.engines.local.engine import InProcessWorker
-from feddrift.engines.simulator.moments import Name, power_of_two
-from feddrift.engines.worker import Work
+from feddrift.engines.simulator.moments import PartName, next_power_of_two
+from feddrift.engines.worker import TrainingPlan
 from feddrift.types import Local, Models
 
-LEAST = 64  # rows that there is room for: few shapes, few compilations
+MIN_PADDED_ROWS = 64  # smallest padded number of rows: few shapes need few compilations
 
 
 @dataclass(frozen=True)
-class Looks:
-    """The held-out rows of padded lanes, as arrays for the compiled program."""
+class ValidationPlan:
+    """Held-out rows of padded lanes, as arrays for the compiled program."""
 
     rows: Any  # [lane, row]
-    weight: Any  # [lane, head, row], of a lane adding up to 1
-    every: Any  # [lane], local steps from one look to the next
-    before: Any  # [lane], the loss at the last look, NaN: there was none
+    weight: Any  # [lane, head, row]; the sum of a lane is 1
+    interval: Any  # [lane], number of local steps between two checks
+    last_loss: Any  # [lane], the loss at the last check; NaN: there was none
 
     @classmethod
-    def none(cls, n_lanes: int, n_heads: int = 1, n_rows: int = 0) -> Looks:
-        """No looks yet, with room for some."""
+    def make_empty(cls, n_lanes: int, n_heads: int = 1, n_rows: int = 0) -> ValidationPlan:
+        """Return a plan without checks for lanes of this number of heads and of rows."""
         return cls(
             np.zeros((n_lanes, n_rows), dtype=np.int32), np.zeros((n_lanes, n_heads, n_rows), dtype=np.float32),
             np.zeros(n_lanes, dtype=np.int32), np.full(n_lanes, np.nan, dtype=np.float32),
         )  # fmt: skip
 
 
-def looks_of(
+def build_validation_plan(
     worker: InProcessWorker,
     models: Models,
-    work: Work,
+    plan: TrainingPlan,
     shape: tuple[int, int],
-    past: Mapping[Name, float],
+    last_losses: Mapping[PartName, float],
     local: Local,
-) -> Looks:
-    """What each lane looks at, padded to this number of lanes and of heads in each."""
-    w, each = work.data, []
-    for lane in range(work.n_lanes):
-        pairs = np.flatnonzero(work.lane == lane)
-        c, members = int(work.client[pairs[0]]), work.model[pairs]
+) -> ValidationPlan:
+    """Return the held-out rows of all lanes.
+
+    Args:
+        worker: The worker that has the data.
+        models: The models.
+        plan: The pairs of clients and models, and their data.
+        shape: The padded number of lanes, and of heads in each lane.
+        last_losses: The loss of each lane at its last check in this time step.
+        local: The settings of local training.
+    """
+    w = plan.data
+    parts = []
+    for lane in range(plan.n_lanes):
+        pairs = np.flatnonzero(plan.lane == lane)
+        c = int(plan.client[pairs[0]])
+        members = plan.model[pairs]
         weights = np.zeros((w.shape[0], len(members)))
-        mine = np.flatnonzero((w.c == c) & np.isin(w.m, members))
-        weights[w.t[mine], np.searchsorted(members, w.m[mine])] = w.value[mine]
-        drawn = worker.lane(c, [models.ids[m] for m in members], weights, local)
-        each.append(((c, models.family[members[0]]), *worker.looks(c, weights, drawn, local)))
-    looks = Looks.none(*shape, power_of_two(max(LEAST, *(len(rows) for _, rows, _, _ in each))))
-    looks.every[:] = 1  # of padding, too
-    for lane, (name, rows, weight, every) in enumerate(each):
-        looks.rows[lane, : len(rows)], looks.weight[lane, : len(weight), : len(rows)] = rows, weight
-        looks.every[lane], looks.before[lane] = every, past.get(name, np.nan)
-    return looks
+        entries = np.flatnonzero((w.c == c) & np.isin(w.m, members))
+        weights[w.t[entries], np.searchsorted(members, w.m[entries])] = w.value[entries]
+        cells = worker.build_lane(c, [models.ids[m] for m in members], weights, local)
+        parts.append(((c, models.family[members[0]]), *worker.prepare_validation(c, weights, cells, local)))
+    n_rows = next_power_of_two(max(MIN_PADDED_ROWS, *(len(rows) for _, rows, _, _ in parts)))
+    validation = ValidationPlan.make_empty(*shape, n_rows)
+    validation.interval[:] = 1  # also for padding
+    for lane, (name, rows, weight, interval) in enumerate(parts):
+        validation.rows[lane, : len(rows)] = rows
+        validation.weight[lane, : len(weight), : len(rows)] = weight
+        validation.interval[lane] = interval
+        validation.last_loss[lane] = last_losses.get(name, np.nan)
+    return validation

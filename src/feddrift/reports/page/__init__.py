@@ -1,4 +1,4 @@
-"""The report as one HTML page that needs nothing but a browser."""
+"""The report as one HTML page without external files."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from feddrift._internal.system import atomic_write
-from feddrift.reports.page.data import collect
+from feddrift.reports.page.data import collect_page_data
 from feddrift.runs.record import Record
-from feddrift.runs.schema import plain
+from feddrift.runs.schema import to_json_value
 
 SCRIPTS = (
     *("tools.js", "charts.js", "map.js", "lineage.js", "words.js", "tables.js", "sections.js", "exchanges.js"),
@@ -22,28 +22,38 @@ SCRIPTS = (
 )
 
 
-def write(records: Sequence[Record], path: Path, name: str) -> None:
-    """Write the page of these records; an older page stays until the new one is whole."""
-    atomic_write(path, page(collect(records, name)).encode())
+def write_page(records: Sequence[Record], path: Path, name: str) -> None:
+    """Write the page of these records.
 
-
-def page(data: Mapping[str, Any]) -> str:
-    """The page: style, script and data in one text.
-
-    The data are compressed and as base64, so no name in them can end a script; the scripts show them as text only.
+    Args:
+        records: The records.
+        path: The file; an older page is replaced only when the new one is complete.
+        name: The title of the report.
     """
-    packed = zlib.compress(json.dumps(plain(data), separators=(",", ":")).encode(), level=9)
+    atomic_write(path, build_page(collect_page_data(records, name)).encode())
+
+
+def build_page(data: Mapping[str, Any]) -> str:
+    """Build the page: style, scripts and data in one text.
+
+    The data are compressed and encoded in base64, so a name in them cannot end a script element. The scripts show names
+    only as text.
+
+    Args:
+        data: The result of `collect_page_data`.
+    """
+    packed = zlib.compress(json.dumps(to_json_value(data), separators=(",", ":")).encode(), level=9)
     parts = {
         "title": html.escape(f"{data['name']} · feddrift report"),
-        "style": _part("page.css"),
-        "script": "\n".join(_part(name) for name in SCRIPTS),
+        "style": _read_file("page.css"),
+        "script": "\n".join(_read_file(name) for name in SCRIPTS),
         "data": base64.b64encode(packed).decode(),
     }
-    text = _part("page.html")
+    text = _read_file("page.html")
     for key, value in parts.items():
         text = text.replace(f"<!--{key}-->", value, 1)
     return text
 
 
-def _part(name: str) -> str:
+def _read_file(name: str) -> str:
     return resources.files("feddrift.reports.page").joinpath(name).read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What the HTML report draws, as plain JSON values: computed here and tested, only shown there."""
+"""Data of the HTML page as plain JSON values; the scripts of the page only show them."""
 
 from __future__ import annotations
 
@@ -15,173 +15,209 @@ import numpy as np
 from feddrift import algorithms, rng
 from feddrift._version import __version__
 from feddrift.reports import exchanges, metrics
-from feddrift.reports.caveats import remarks
-from feddrift.reports.event_text import alarm_sentence, command, event_sentence, letter
-from feddrift.reports.labels import describe, names, shared
-from feddrift.reports.summary import changes, deviation_of_known, joined, lineage, mean_of_known, reached, scores, truth
-from feddrift.runs.record import Record, Rows, configuration
+from feddrift.reports.caveats import find_caveats
+from feddrift.reports.event_text import build_run_command, explain_alarm, explain_event, format_concept
+from feddrift.reports.labels import build_labels, find_common_settings, format_settings
+from feddrift.reports.summary import (
+    average_known_values,
+    compute_deviation,
+    find_concept_changes,
+    get_true_concepts,
+    has_joined,
+    has_usable_data,
+    resolve_merges,
+    summarise_run,
+)
+from feddrift.runs.record import Record, Rows, build_configuration_key
 from feddrift.scores import SCORES
 from feddrift.types import Floats, Ints
 
-MAX_CLIENTS = 20_000  # of a run that are shown one by one; of more a sample
-MAX_CELLS = 600_000  # of all runs together that are shown cell by cell; beyond, a run has its curves only
-MAX_LISTED = 30_000  # drifts and alarms of a run in its list
-WORST = 12
-BEFORE, AFTER = 2, 4  # rows around a drift
+MAX_SHOWN_CLIENTS = 20_000  # clients of a run that are shown individually; of more clients a sample is shown
+MAX_SHOWN_CELLS = 600_000  # cells of all runs together that are shown; other runs have only curves
+MAX_LISTED_EVENTS = 30_000  # drifts and alarms in the list of a run
+MAX_WORST_CLIENTS = 12
+ROWS_BEFORE_DRIFT = 2
+ROWS_AFTER_DRIFT = 4
 
 
-def collect(records: Sequence[Record], name: str) -> dict[str, Any]:
-    """All runs, the newest of each, by stream and configuration; another net on the same data is no other stream."""
+def collect_page_data(records: Sequence[Record], name: str) -> dict[str, Any]:
+    """Collect the data of all runs by stream and configuration; of repeated runs only the newest is used.
+
+    Runs with different nets on the same data belong to the same stream.
+
+    Args:
+        records: The records.
+        name: The title of the report.
+
+    Returns:
+        Plain values, which `build_page` writes as JSON.
+    """
     by_stream: dict[str, dict[str, list[Record]]] = {}
-    for record in newest(records):
+    for record in select_newest(records):
         header = record.header
         options = {key: value for key, value in header["overrides"].items() if key != "net"}
-        same = header["stream"], options, header["clients"] if record.runs_on else None
-        data = json.dumps(same, sort_keys=True)
-        by_stream.setdefault(data, {}).setdefault(configuration(record.header), []).append(record)
-    shown = _with_cells(by_stream)
+        source = header["stream"], options, header["clients"] if record.runs_on else None
+        stream_key = json.dumps(source, sort_keys=True)
+        by_stream.setdefault(stream_key, {}).setdefault(build_configuration_key(record.header), []).append(record)
+    ids_with_cells = _select_runs_with_cells(by_stream)
     return {
         "name": name,
         "version": __version__,
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "score": asdict(records[0].score) if records else {},
-        "within": metrics.WITHIN,
-        "before": BEFORE,
-        "streams": [_stream(list(groups.values()), shown) for _, groups in sorted(by_stream.items())],
+        "within": metrics.MAX_DELAY_STEPS,
+        "before": ROWS_BEFORE_DRIFT,
+        "streams": [_collect_stream(list(groups.values()), ids_with_cells) for _, groups in sorted(by_stream.items())],
     }
 
 
-def newest(records: Sequence[Record]) -> list[Record]:
-    """Of each configuration and seed the run started last, a complete one before any other."""
+def select_newest(records: Sequence[Record]) -> list[Record]:
+    """Return one run of each configuration and seed: the newest complete run, or else the newest."""
     latest: dict[tuple[str, int], Record] = {}
     for record in records:
-        key = configuration(record.header), record.header["seed"]
-        if key not in latest or _rank(record) >= _rank(latest[key]):
+        key = build_configuration_key(record.header), record.header["seed"]
+        if key not in latest or _get_precedence(record) >= _get_precedence(latest[key]):
             latest[key] = record
     return list(latest.values())
 
 
-def shown_clients(record: Record) -> Ints:
-    """Which clients are shown one by one: all, or of many one of each of MAX_CLIENTS equal parts of them.
+def select_shown_clients(record: Record) -> Ints:
+    """Return the ids of the clients that are shown individually.
 
-    They are drawn by a key of their number alone: all runs on the same clients show the same ones. Those of real
+    Of more than MAX_SHOWN_CLIENTS simulated clients, one is drawn from each of MAX_SHOWN_CLIENTS equal parts. The draw
+    depends only on the number of clients, so that all runs on the same clients show the same ones. Clients of real
     machines are all shown.
     """
     n = int(record.header["n_clients"])
-    if n <= MAX_CLIENTS or record.runs_on:
+    if n <= MAX_SHOWN_CLIENTS or record.runs_on:
         return np.arange(n)
-    ends = np.arange(MAX_CLIENTS + 1) * n // MAX_CLIENTS
-    drawn: Ints = ends[:-1] + rng.bits(rng.derive(n, "shown"), MAX_CLIENTS) % np.diff(ends)
+    ends = np.arange(MAX_SHOWN_CLIENTS + 1) * n // MAX_SHOWN_CLIENTS
+    drawn: Ints = ends[:-1] + rng.draw_words(rng.derive_key(n, "shown"), MAX_SHOWN_CLIENTS) % np.diff(ends)
     return drawn
 
 
-def shown_part(record: Record) -> Record:
-    """The record as if it had only the clients that are shown."""
-    clients = shown_clients(record)
+def restrict_to_shown_clients(record: Record) -> Record:
+    """Return the record of the shown clients only."""
+    clients = select_shown_clients(record)
     if len(clients) == record.header["n_clients"]:
         return record
-    place = {c: k for k, c in enumerate(clients.tolist())}
+    position = {c: k for k, c in enumerate(clients.tolist())}
     names = record.header["clients"]
+    events = [_restrict_event(position, event) for event in record.events]
     return replace(
         record,
         header=record.header | {"n_clients": len(clients), "clients": [names[c] for c in clients]},
         rows=Rows(**{column.name: getattr(record.rows, column.name)[:, clients] for column in fields(Rows)}),
-        events=tuple(shown for event in record.events if (shown := _among(place, event)) is not None),
+        events=tuple(event for event in events if event is not None),
         accuracy=None if record.accuracy is None else record.accuracy[:, clients],
-        shifts={(t, place[c]): moved for (t, c), moved in record.shifts.items() if c in place},
+        shifts={(t, position[c]): shift for (t, c), shift in record.shifts.items() if c in position},
     )
 
 
-def _among(place: Mapping[int, int], event: dict[str, Any]) -> dict[str, Any] | None:
-    """An event with the places of those of its clients that are shown; None: it was decided for none of these."""
+def _restrict_event(position: Mapping[int, int], event: dict[str, Any]) -> dict[str, Any] | None:
+    """Return an event with the positions of its shown clients; None for a decision about other clients only."""
     clients = event["cause"].get("clients")
     if not isinstance(clients, list) or not clients:
         return event
-    among = [place[c] for c in clients if c in place]
-    if event["event"] == "decided" and not among:  # without clients it would be for all
+    positions = [position[c] for c in clients if c in position]
+    if event["event"] == "decided" and not positions:  # no clients would mean all clients
         return None
-    return event | {"cause": event["cause"] | {"clients": among}}
+    return event | {"cause": event["cause"] | {"clients": positions}}
 
 
-def _rank(record: Record) -> tuple[bool, float]:
+def _get_precedence(record: Record) -> tuple[bool, float]:
     return record.status == "complete", datetime.fromisoformat(record.header["started"]).timestamp()
 
 
-def _with_cells(by_stream: Mapping[str, Mapping[str, Sequence[Record]]]) -> set[int]:
-    """The runs, by identity, that fit: the first seed of every configuration before the second of any."""
-    groups = [group for of_stream in by_stream.values() for group in of_stream.values()]
+def _select_runs_with_cells(by_stream: Mapping[str, Mapping[str, Sequence[Record]]]) -> set[int]:
+    """Return the `id` of each run whose cells are shown; the first runs of all configurations have precedence."""
+    groups = [group for configurations in by_stream.values() for group in configurations.values()]
     ranked = sorted(((k, g, run) for g, group in enumerate(groups) for k, run in enumerate(group)), key=lambda r: r[:2])
-    fit: set[int] = set()
-    room = MAX_CELLS
+    selected: set[int] = set()
+    n_left = MAX_SHOWN_CELLS
     for _, _, record in ranked:
-        cells = record.rows.steps * len(shown_clients(record))
-        if cells <= room or not fit:
-            fit.add(id(record))
-            room -= cells
-    return fit
+        n_cells = record.rows.steps * len(select_shown_clients(record))
+        if n_cells <= n_left or not selected:
+            selected.add(id(record))
+            n_left -= n_cells
+    return selected
 
 
-def _stream(groups: list[list[Record]], shown: set[int]) -> dict[str, Any]:
+def _collect_stream(groups: list[list[Record]], ids_with_cells: set[int]) -> dict[str, Any]:
     header = groups[0][0].header
     order = list(algorithms.ALGORITHMS)
-    groups.sort(key=lambda group: _place(group[0].header["algorithm"], order))
-    oracles = metrics.oracles_of(run for group in groups for run in group)
-    heads = [group[0].header for group in groups]
-    options = describe(shared([head["overrides"] for head in heads]))
+    groups.sort(key=lambda group: _get_algorithm_position(group[0].header["algorithm"], order))
+    oracles = metrics.find_oracles(run for group in groups for run in group)
+    headers = [group[0].header for group in groups]
+    options = format_settings(find_common_settings([header["overrides"] for header in headers]))
     return {
         "name": header["stream"] + (f" ({options})" if options else ""),
         "short": header["stream"],
         "options": options,
-        "clients": [header["clients"][c] for c in shown_clients(groups[0][0])],
+        "clients": [header["clients"][c] for c in select_shown_clients(groups[0][0])],
         "n_clients": header["n_clients"],
-        "remarks": remarks([run for group in groups for run in group], name_streams=False),
-        "groups": [_group(group, label, oracles, shown) for group, label in zip(groups, names(heads), strict=True)],
+        "remarks": find_caveats([run for group in groups for run in group], name_streams=False),
+        "groups": [
+            _collect_group(group, label, oracles, ids_with_cells)
+            for group, label in zip(groups, build_labels(headers), strict=True)
+        ],
     }
 
 
-def _place(name: str, order: Sequence[str]) -> tuple[int, str]:
-    """FedDrift's family first, what it is compared with after it, then the floor and the ceiling."""
-    ends = {"Oblivious": 3, "Oracle": 4}
+def _get_algorithm_position(name: str, order: Sequence[str]) -> tuple[int, str]:
+    """Return a sort key: FedDrift and its variants first, then other algorithms, then Oblivious and Oracle."""
+    last_families = {"Oblivious": 3, "Oracle": 4}
     family = 0 if name == "FedDrift" else 1 if name.startswith("FedDrift") or name not in order else 2
-    return ends.get(name, family), f"{order.index(name):03d}" if name in order else name
+    return last_families.get(name, family), f"{order.index(name):03d}" if name in order else name
 
 
-def _group(group: Sequence[Record], label: str, oracles: Mapping[str, Record], shown: set[int]) -> dict[str, Any]:
+def _collect_group(
+    group: Sequence[Record], label: str, oracles: Mapping[str, Record], ids_with_cells: set[int]
+) -> dict[str, Any]:
     header = group[0].header
     entry = algorithms.ALGORITHMS.get(header["algorithm"])
-    parts = [shown_part(run) for run in group]
+    parts = [restrict_to_shown_clients(run) for run in group]
     runs = [
-        _run(run, part, oracles.get(metrics.conditions(run)), id(run) in shown)
+        _collect_run(run, part, oracles.get(metrics.build_conditions_key(run)), id(run) in ids_with_cells)
         for run, part in zip(group, parts, strict=True)
     ]
     curves = np.full((len(group), max(run.rows.steps for run in group)), np.nan)
     for curve, run in zip(curves, group, strict=True):
-        curve[: run.rows.steps] = mean_of_known(run.rows.accuracy, 1)
+        curve[: run.rows.steps] = average_known_values(run.rows.accuracy, 1)
     return {
         "algorithm": header["algorithm"],
         "label": label,
         "summary": entry.summary if entry else "",
-        "mean": _rounded(mean_of_known(curves.T, 1)),
-        "std": _rounded(deviation_of_known(curves)) if len(group) > 1 else None,
+        "mean": _round_values(average_known_values(curves.T, 1)),
+        "std": _round_values(compute_deviation(curves)) if len(group) > 1 else None,
         "numbers": {
             name: [None, None] if value is None else [value.mean, value.std]
-            for name, value in metrics.over_seeds([run["numbers"] for run in runs]).items()
+            for name, value in metrics.compute_spreads([run["numbers"] for run in runs]).items()
         },
-        "around": _around(group),
-        "alarms": _agreement(parts),
+        "around": _average_around_drifts(group),
+        "alarms": _count_alarms_by_cell(parts),
         "runs": runs,
     }
 
 
-def _run(record: Record, part: Record, oracle: Record | None, with_cells: bool) -> dict[str, Any]:
-    """One run: numbers are of all clients, what names single ones is of the part that is shown."""
-    header, rows = record.header, record.rows
-    measured, total = metrics.measure(record, oracle), scores(record)
-    rerun, notes = command(header)
-    moves = _moves(part)
+def _collect_run(record: Record, part: Record, oracle: Record | None, with_cells: bool) -> dict[str, Any]:
+    """Collect the data of one run.
+
+    Args:
+        record: The record of all clients, for the numbers of the run.
+        part: The record of the shown clients, for lists of clients and cells.
+        oracle: The run of Oracle on the same stream, if there is one.
+        with_cells: True to include all cells.
+    """
+    header = record.header
+    rows = record.rows
+    measured = metrics.compute_metrics(record, oracle)
+    scores = summarise_run(record)
+    command, notes = build_run_command(header)
+    changes = _collect_changes(part)
     if part is not record:
-        moves |= {key: count for key, count in _moves(record).items() if key in ("by_time", "n_moves")}
-    concepts = metrics.concepts_alive(record)
+        changes |= {key: count for key, count in _collect_changes(record).items() if key in ("by_time", "n_moves")}
+    concepts = metrics.count_concepts(record)
     detections = {
         "alarms": measured.alarms,
         "switches": measured.switches,
@@ -208,154 +244,171 @@ def _run(record: Record, part: Record, oracle: Record | None, with_cells: bool) 
         "truth": bool((rows.concept >= 0).any()),
         "metric": str(header["settings"].get("metric", "loss")),
         "numbers": {
-            **metrics.numbers(measured),
-            "omitting": _level(record, total.omitting_drifts),
-            **{name: _known_mean(getattr(rows, name)) for name in SCORES},
-            "accuracy": _known_mean(rows.accuracy if record.accuracy is None else record.accuracy),
-            "sent": total.models_sent_ratio,
-            "models": None if total.models_final is None else float(total.models_final),
+            **metrics.flatten_metrics(measured),
+            "omitting": _convert_percent(record, scores.omitting_drifts),
+            **{name: _average_or_none(getattr(rows, name)) for name in SCORES},
+            "accuracy": _average_or_none(rows.accuracy if record.accuracy is None else record.accuracy),
+            "sent": scores.models_sent_ratio,
+            "models": None if scores.models_final is None else float(scores.models_final),
         },
-        "detection": {name: _detection(value) for name, value in detections.items() if value is not None},
-        "worst": _worst(part),
-        **moves,
-        "used": metrics.count_in_use(record).tolist(),
+        "detection": {name: _convert_detection(value) for name, value in detections.items() if value is not None},
+        "worst": _find_worst_clients(part),
+        **changes,
+        "used": metrics.count_models_in_use(record).tolist(),
         "exist": rows.n_models.max(axis=1).tolist() if rows.steps else [],
         "concepts": concepts.tolist() if concepts.any() else None,
-        "sent": _rounded(metrics.sent_over_time(record)),
-        "exchanges": exchanges.for_page(record),
-        "events": [_event(event) for event in part.events],
-        "shifts": {f"{t},{c}": alarm_sentence(of, t) for (t, c), of in islice(part.shifts.items(), MAX_LISTED)},
-        "cells": _cells(part) if with_cells else None,
-        "command": rerun,
+        "sent": _round_values(metrics.compute_relative_traffic(record)),
+        "exchanges": exchanges.collect_exchanges(record),
+        "events": [_convert_event(event) for event in part.events],
+        "shifts": {
+            f"{t},{c}": explain_alarm(shift, t) for (t, c), shift in islice(part.shifts.items(), MAX_LISTED_EVENTS)
+        },
+        "cells": _collect_cells(part) if with_cells else None,
+        "command": command,
         "notes": notes,
         "config": {key: "none" if value is None else str(value) for key, value in config.items()},
     }
 
 
-def _detection(value: metrics.Detection) -> dict[str, Any]:
+def _convert_detection(value: metrics.Detection) -> dict[str, Any]:
     return {**asdict(value), "precision": value.precision, "recall": value.recall}
 
 
-def _worst(record: Record) -> list[list[Any]]:
-    """[client, its mean, the time of its lowest accuracy] of the worst, worst first."""
-    mean = metrics.by_client(record)
-    better = 1 if record.score.higher_is_better else -1
-    seen = [int(c) for c in np.argsort(better * mean, kind="stable") if not np.isnan(mean[c])][:WORST]
-    return [[c, round(float(mean[c]), 4), int(np.nanargmin(better * record.rows.accuracy[:, c]))] for c in seen]
+def _find_worst_clients(record: Record) -> list[list[Any]]:
+    """Return [client, mean, time of its worst score] of the clients with the worst means, the worst first."""
+    mean = metrics.average_over_time(record)
+    sign = 1 if record.score.higher_is_better else -1
+    worst = [int(c) for c in np.argsort(sign * mean, kind="stable") if not np.isnan(mean[c])][:MAX_WORST_CLIENTS]
+    return [[c, round(float(mean[c]), 4), int(np.nanargmin(sign * record.rows.accuracy[:, c]))] for c in worst]
 
 
-def _moves(record: Record) -> dict[str, Any]:
-    """The true changes with how long they waited (-1: missed), and the alarms and switches that answer none.
+def _collect_changes(record: Record) -> dict[str, Any]:
+    """Collect the true changes of concepts, and the alarms and switches without a change.
 
-    Where nobody knows the changes, all alarms and switches, and how many there are: alarms, switches without one.
-    A change is [t, c, from, to, delay, how], a false move [t, c, how]; how adds 1 for an alarm and 2 for a switch.
+    A change is [t, c, from, to, delay, kind], delay -1 if it was missed. A false reaction is [t, c, kind]. The kind of
+    a reaction is 1 for an alarm plus 2 for a switch. If the true concepts are unknown, all reactions are listed, and
+    "n_moves" counts the alarms, and the switches without an alarm.
     """
-    drift, moved, cells = record.rows.drift, metrics.switches(record), metrics.scored_cells(record)
-    how = drift * 1 + moved * 2
-    changed = changes(record)
+    alarms = record.rows.drift
+    switches = metrics.find_switches(record)
+    cells = metrics.find_scored_cells(record)
+    kind = alarms * 1 + switches * 2
+    changed = find_concept_changes(record)
     if not (record.rows.concept >= 0).any():
-        loose = np.argwhere(how > 0).tolist()
-        listed = [[t, c, int(how[t, c])] for t, c in loose[:MAX_LISTED]]
-        n_moves = [int(drift.sum()), int((moved & ~drift).sum())]
-        return {"drifts": None, "false": listed, "n_false": len(loose), "n_moves": n_moves}
-    waited, concepts = metrics.delays(drift | moved, changed, cells), truth(record)
-    before = _newest_before(record, concepts)
-    drifts, answered = [], np.zeros_like(changed)
-    for (t, c), delay in zip(np.argwhere(changed).tolist(), waited.tolist(), strict=True):
-        at = t + max(delay, 0)
-        answered[at, c] |= delay >= 0
-        drifts.append([t, c, int(before[t, c]), int(concepts[t, c]), delay, int(how[at, c]) if delay >= 0 else 0])
-    loose = np.argwhere((how > 0) & cells & ~answered).tolist()
+        reactions = np.argwhere(kind > 0).tolist()
+        listed = [[t, c, int(kind[t, c])] for t, c in reactions[:MAX_LISTED_EVENTS]]
+        n_moves = [int(alarms.sum()), int((switches & ~alarms).sum())]
+        return {"drifts": None, "false": listed, "n_false": len(reactions), "n_moves": n_moves}
+    delays = metrics.compute_delays(alarms | switches, changed, cells)
+    concepts = get_true_concepts(record)
+    previous = _get_previous_concepts(record, concepts)
+    drifts = []
+    is_explained = np.zeros_like(changed)
+    for (t, c), delay in zip(np.argwhere(changed).tolist(), delays.tolist(), strict=True):
+        t_noticed = t + max(delay, 0)
+        is_explained[t_noticed, c] |= delay >= 0
+        reaction = int(kind[t_noticed, c]) if delay >= 0 else 0
+        drifts.append([t, c, int(previous[t, c]), int(concepts[t, c]), delay, reaction])
+    false = np.argwhere((kind > 0) & cells & ~is_explained).tolist()
     return {
-        "drifts": drifts[:MAX_LISTED],
+        "drifts": drifts[:MAX_LISTED_EVENTS],
         "n_drifts": len(drifts),
-        "false": [[t, c, int(how[t, c])] for t, c in loose[:MAX_LISTED]],
-        "n_false": len(loose),
-        "by_time": _by_time(record.rows.steps, drifts, loose),
+        "false": [[t, c, int(kind[t, c])] for t, c in false[:MAX_LISTED_EVENTS]],
+        "n_false": len(false),
+        "by_time": _count_by_time(record.rows.steps, drifts, false),
     }
 
 
-def _by_time(steps: int, drifts: Sequence[Sequence[int]], loose: Sequence[Sequence[int]]) -> dict[str, list[int]]:
-    """How many clients changed at each time, of these noticed at once, late or never; and the false moves."""
+def _count_by_time(steps: int, drifts: Sequence[Sequence[int]], false: Sequence[Sequence[int]]) -> dict[str, list[int]]:
+    """Count the changes at each time that were noticed at once, late or never, and the false reactions."""
     counts = {kind: [0] * steps for kind in ("at once", "late", "missed", "false")}
     for t, _, _, _, delay, _ in drifts:
         counts["at once" if delay == 0 else "late" if delay > 0 else "missed"][t] += 1
-    for t, _ in loose:
+    for t, _ in false:
         counts["false"][t] += 1
     return counts
 
 
-def _newest_before(record: Record, concepts: Ints) -> Ints:
-    """[t, c], the concept of the data that the client had before t."""
-    before, received = concepts.copy(), np.concatenate([[concepts[0] >= 0], record.rows.tested[:-1] > 0])
+def _get_previous_concepts(record: Record, concepts: Ints) -> Ints:
+    """Return [t, c], the concept of the last data that the client received before t."""
+    previous = concepts.copy()
+    has_data = np.concatenate([[concepts[0] >= 0], record.rows.tested[:-1] > 0])
     for t in range(1, len(concepts)):
-        before[t] = np.where(received[t - 1], concepts[t - 1], before[t - 1])
-    return before
+        previous[t] = np.where(has_data[t - 1], concepts[t - 1], previous[t - 1])
+    return previous
 
 
-def _event(event: Mapping[str, Any]) -> dict[str, Any]:
+def _convert_event(event: Mapping[str, Any]) -> dict[str, Any]:
     cause = event["cause"]
-    shown = {"t": event["t"], "kind": event["event"], "model": event["model"], "why": event_sentence(event)}
-    named = {key: cause[key] for key in ("from", "into") if isinstance(cause.get(key), int)}
+    converted = {"t": event["t"], "kind": event["event"], "model": event["model"], "why": explain_event(event)}
+    converted |= {key: cause[key] for key in ("from", "into") if isinstance(cause.get(key), int)}
     if isinstance(cause.get("clients"), list):
-        named["clients"] = cause["clients"]
-    return shown | named
+        converted["clients"] = cause["clients"]
+    return converted
 
 
-def _cells(record: Record) -> dict[str, Any]:
-    """What a cell shows, one time step after the other.
+def _collect_cells(record: Record) -> dict[str, Any]:
+    """Collect the values of all cells, in the order of time steps, then clients.
 
-    Accuracy is in thousandths, -1 without test data, -2 where it is not tested yet.
+    Accuracy is in thousandths; -1: no test data; -2: not tested yet.
     """
     rows = record.rows
     accuracy = np.where(np.isnan(rows.accuracy), -1, np.round(1000 * np.nan_to_num(rows.accuracy)))
     accuracy[record.tested :] = -2
-    flat: dict[str, Any] = {
+    values: dict[str, Any] = {
         "model": rows.model.reshape(-1).tolist(),
         "accuracy": accuracy.astype(int).reshape(-1).tolist(),
         "alarms": np.flatnonzero(rows.drift).tolist(),
-        "switches": np.flatnonzero(metrics.switches(record)).tolist(),
-        "changes": np.flatnonzero(changes(record)).tolist(),
-        "nothing": np.flatnonzero(~reached(record)).tolist(),
-        "absent": np.flatnonzero(~joined(record)).tolist(),
+        "switches": np.flatnonzero(metrics.find_switches(record)).tolist(),
+        "changes": np.flatnonzero(find_concept_changes(record)).tolist(),
+        "nothing": np.flatnonzero(~has_usable_data(record)).tolist(),
+        "absent": np.flatnonzero(~has_joined(record)).tolist(),
     }
     if not np.isnan(rows.loss).all():
-        flat["loss"] = [None if np.isnan(loss) else round(float(loss), 3) for loss in rows.loss.reshape(-1)]
-    became, roots = lineage(record), {}
-    for model, root in zip(rows.model.reshape(-1).tolist(), became.reshape(-1).tolist(), strict=True):
-        if model != root:
-            roots[str(model)] = root
-    flat["roots"] = roots
+        values["loss"] = [None if np.isnan(loss) else round(float(loss), 3) for loss in rows.loss.reshape(-1)]
+    merged_into: dict[str, int] = {}
+    resolved = resolve_merges(record)
+    for model, target in zip(rows.model.reshape(-1).tolist(), resolved.reshape(-1).tolist(), strict=True):
+        if model != target:
+            merged_into[str(model)] = target
+    values["roots"] = merged_into
     if (rows.concept >= 0).any():
-        flat["concept"] = rows.concept.reshape(-1).tolist()
+        values["concept"] = rows.concept.reshape(-1).tolist()
         same = record.header["same"]
-        names = {int(k): letter(int(k)) for k in np.unique(rows.concept[rows.concept >= 0])}
-        flat["concepts"] = {k: n + (f" (= {letter(same[str(k)])})" if str(k) in same else "") for k, n in names.items()}
-    return flat
+        names = {int(k): format_concept(int(k)) for k in np.unique(rows.concept[rows.concept >= 0])}
+        values["concepts"] = {
+            k: name + (f" (= {format_concept(same[str(k)])})" if str(k) in same else "") for k, name in names.items()
+        }
+    return values
 
 
-def _around(group: Sequence[Record]) -> list[float | None] | None:
-    """Mean accuracy from BEFORE rows ahead of a drift to AFTER rows behind, over all drifts of all seeds."""
-    windows = [metrics.around(run.rows.accuracy, run, BEFORE, AFTER) for run in group if changes(run).any()]
-    return _rounded(mean_of_known(np.concatenate(windows).T, 1)) if windows else None
+def _average_around_drifts(group: Sequence[Record]) -> list[float | None] | None:
+    """Return the mean accuracy at each time step around a drift, over all drifts of all runs of the group."""
+    windows = [
+        metrics.cut_windows(run.rows.accuracy, run, ROWS_BEFORE_DRIFT, ROWS_AFTER_DRIFT)
+        for run in group
+        if find_concept_changes(run).any()
+    ]
+    return _round_values(average_known_values(np.concatenate(windows).T, 1)) if windows else None
 
 
-def _rounded(values: Floats) -> list[float | None]:
+def _round_values(values: Floats) -> list[float | None]:
     return [None if np.isnan(v) else round(float(v), 4) for v in values]
 
 
-def _level(record: Record, value: float | None) -> float | None:
-    """A summary's number, which has shares in percent, as the page has it."""
+def _convert_percent(record: Record, value: float | None) -> float | None:
+    """Convert a score of a summary, which is in percent if it is a share, to the page's unit."""
     return None if value is None else value / 100 if record.score.share else value
 
 
-def _known_mean(values: Floats) -> float | None:
+def _average_or_none(values: Floats) -> float | None:
+    """Return the mean of all values that are not NaN; None if there are none."""
     return None if np.isnan(values).all() else float(np.nanmean(values))
 
 
-def _agreement(group: Sequence[Record]) -> dict[str, int] | None:
-    """Of each alarm, by "t,c", in how many seeds it occurs; nothing where there is only one."""
+def _count_alarms_by_cell(group: Sequence[Record]) -> dict[str, int] | None:
+    """Count the runs with an alarm in each cell "t,c"; None if the group has only one run."""
     if len(group) < 2:
         return None
     alarms = Counter(f"{t},{c}" for run in group for t, c in np.argwhere(run.rows.drift).tolist())
-    return dict(alarms.most_common(MAX_LISTED))
+    return dict(alarms.most_common(MAX_LISTED_EVENTS))

@@ -1,7 +1,7 @@
-"""Where a client's data come from: its n-th batch is a file step_<n>, or what a function of its own gives for n.
+"""Sources of a client's data: its n-th batch is a file step_<n>, or the result of its own function for n.
 
-Every client counts its own batches, from 0: it may get them in another rhythm than the others. Nothing here needs
-Flower.
+Every client numbers its own batches, from 0: they need not arrive at the same time as those of other clients. This
+module does not need Flower.
 """
 
 from __future__ import annotations
@@ -18,67 +18,77 @@ from feddrift.data import Cell
 from feddrift.errors import DataError
 from feddrift.streams import folder
 
-Load = Callable[[int], Cell | None]  # a client's n-th batch, perhaps of no rows; None: not yet
-Named = Callable[[int], tuple[tuple[str, ...], tuple[int | str, ...]]]  # what its features and the classes are called
+Load = Callable[[int], Cell | None]  # returns a client's n-th batch, perhaps without rows; None: it has not arrived
+ReadNames = Callable[[int], tuple[tuple[str, ...], tuple[int | str, ...]]]  # the features and classes of the n-th batch
 
-PROBED = 10  # batches that a function is asked for to see what waits: it has to make each of them
+MAX_PROBED_BATCHES = 10  # that a function loads to count the waiting ones
 
 _STEP = re.compile(r"step_(0|[1-9][0-9]*)\.(?:csv|npz)")
 
 
 @dataclass(frozen=True)
 class StepFiles:
-    """Files DIR/step_<n>.csv or .npz; DIR/classes.txt names the classes, the same at all clients."""
+    """Batches in files DIR/step_<n>.csv or .npz; DIR/classes.txt lists the classes, the same at all clients."""
 
     directory: Path
     label: str = "label"
 
     def __call__(self, n: int) -> Cell | None:
-        path, classes = self.path(n), self.directory / "classes.txt"
+        """Read the n-th batch.
+
+        Returns:
+            x and y of the batch; None if its file does not exist.
+
+        Raises:
+            DataError: The file is not valid, or classes.txt is missing.
+        """
+        path = self.find_file(n)
+        classes = self.directory / "classes.txt"
         if path is None:
             return None
         file = folder.read_file(path, self.label, None)
         if not classes.exists():
-            raise DataError(f"{classes} is missing, it has one class a line, the same at all clients")
-        _, index = folder.classes_of(classes, [file])
+            raise DataError(f"{classes} is missing: it must contain one class per line, the same at all clients")
+        _, index = folder.read_classes(classes, [file])
         return file.x, np.array([index[text] for text in file.labels], dtype=np.int32)
 
-    def path(self, n: int) -> Path | None:
-        """The file of the n-th batch; None: it is not there."""
+    def find_file(self, n: int) -> Path | None:
+        """Return the file of the n-th batch; None: it does not exist."""
         paths = (self.directory / f"step_{n}{suffix}" for suffix in (".csv", ".npz"))
         return next(filter(Path.exists, paths), None)
 
-    def numbers(self) -> list[int]:
-        """The numbers of all files that are there."""
+    def list_numbers(self) -> list[int]:
+        """List the numbers of all files that exist."""
         matches = (_STEP.fullmatch(path.name) for path in self.directory.glob("step_*"))
         return sorted({int(match[1]) for match in matches if match})
 
-    def named(self, n: int) -> tuple[tuple[str, ...], tuple[int | str, ...]]:
-        """The names that a batch does not hold: those of the columns in its file's header, and of classes.txt."""
-        path, classes = self.directory / f"step_{n}.csv", self.directory / "classes.txt"
+    def read_names(self, n: int) -> tuple[tuple[str, ...], tuple[int | str, ...]]:
+        """Return the names of the features in the header of the n-th file, and those of the classes in classes.txt."""
+        path = self.directory / f"step_{n}.csv"
+        classes = self.directory / "classes.txt"
         columns = folder.read_file(path, self.label, None).columns if path.exists() else ()
-        return columns, tuple(folder.listed(classes)) if classes.exists() else ()
+        return columns, tuple(folder.read_class_list(classes)) if classes.exists() else ()
 
-    def looks(self, numbers: Iterable[int]) -> dict[int, str]:
-        """Name, size and date of those of these files that are there: what shows that somebody wrote one again."""
-        found: dict[int, str] = {}
+    def read_file_stamps(self, numbers: Iterable[int]) -> dict[int, str]:
+        """Return name, size and date of those of these files that exist, from which a change is noticed."""
+        stamps: dict[int, str] = {}
         for n in numbers:
             with suppress(FileNotFoundError):  # deleted meanwhile
-                if (path := self.path(n)) is not None:
+                if (path := self.find_file(n)) is not None:
                     stat = path.stat()
-                    found[n] = f"{path.name} {stat.st_size} {stat.st_mtime_ns}"
-        return found
+                    stamps[n] = f"{path.name} {stat.st_size} {stat.st_mtime_ns}"
+        return stamps
 
 
-def waiting(load: Load, n: int, tau: int) -> list[int]:
-    """The numbers from n on of batches that are there; a function is asked for a few of them, up to time tau."""
+def list_waiting_batches(load: Load, n: int, tau: int) -> list[int]:
+    """List the numbers, from n on, of batches that have arrived; a function is tried for a few, up to number tau."""
     if isinstance(load, StepFiles):
-        return [number for number in load.numbers() if number >= n]
-    return [number for number in range(n, min(n + PROBED, tau + 1)) if _is_there(load, number)]
+        return [number for number in load.list_numbers() if number >= n]
+    return [number for number in range(n, min(n + MAX_PROBED_BATCHES, tau + 1)) if _can_load(load, number)]
 
 
-def _is_there(load: Load, n: int) -> bool:
+def _can_load(load: Load, n: int) -> bool:
     try:
         return load(n) is not None
-    except Exception:  # which is told when its turn comes
+    except Exception:  # reported when this batch is loaded
         return False

@@ -1,7 +1,7 @@
-"""A client: it answers what a server may ask, from its own store. No data leave it: losses, counts,
-parameters and, where a method asks for them, moments.
+"""Client of a federation over Flower: it replies to the requests of a server, from its own store.
 
-Every handler computes first and commits last, so a question that comes twice gets the same answer twice.
+Data never leave the client. It sends losses, counts, parameters and, if a method requests them, feature statistics.
+Each handler computes first and changes the store last, so that a repeated request gets the same reply.
 """
 
 from __future__ import annotations
@@ -21,188 +21,224 @@ from flwr.clientapp import ClientApp
 from feddrift import rng
 from feddrift._internal import plugins
 from feddrift.data import Stream
-from feddrift.drift_explanation import shifts
-from feddrift.engines.external_model import simulated
+from feddrift.drift_explanation import find_shifts
+from feddrift.engines.external_model import make_simulator
 from feddrift.engines.flower import model_parts, serialization
-from feddrift.engines.flower.client import described, scored, training
-from feddrift.engines.flower.client.batches import Load, Named, StepFiles
-from feddrift.engines.flower.client.client_toml import settings_of
+from feddrift.engines.flower.client import evaluation, feature_statistics, training
+from feddrift.engines.flower.client.batches import Load, ReadNames, StepFiles
+from feddrift.engines.flower.client.client_toml import read_client_toml
 from feddrift.engines.flower.client.routers import read_router
-from feddrift.engines.flower.client.store import Store, checked_name
+from feddrift.engines.flower.client.store import Store, check_name
 from feddrift.engines.flower.messages import (
-    MAX_ID,
-    MAX_NAME,
+    MAX_MODEL_ID,
+    MAX_NAME_LENGTH,
     REQUESTS,
     VERSION,
-    About,
     Contest,
     Describe,
     Evaluate,
     Explain,
     Hello,
-    Present,
-    Raw,
+    HelloReply,
+    RawParts,
     Request,
+    RequestContext,
     Reroute,
     Train,
     Trial,
-    entries_of,
+    unpack_entries,
 )
 from feddrift.engines.flower.model_parts import Body, Part
-from feddrift.engines.flower.protocol import check_server
-from feddrift.engines.flower.serialization import Refused, whole
+from feddrift.engines.flower.protocol import check_server_version
+from feddrift.engines.flower.serialization import InvalidMessageError, check_int
 from feddrift.engines.local.engine import InProcess
 from feddrift.errors import ConfigError
-from feddrift.nets import imported, net_for
-from feddrift.trees import split, trunk_of
+from feddrift.nets import build_client_net, import_model
+from feddrift.trees import mark_trunk, split_trunk_and_head
 from feddrift.types import Local, Models, Net, State
 
 _log = logging.getLogger("feddrift")
 
 
-class Missing(Exception):
-    """This client lacks parts of models that the server takes it to have."""
+class MissingPartsError(Exception):
+    """The client lacks parts of models that the server expects it to have."""
 
 
 class Client:
-    """One client: its name, its data, the model it trains, and how much history it keeps."""
+    """One client of a federation.
+
+    Args:
+        name: The name of the client.
+        root: The folder of its stores, one for each experiment.
+        load: Its batches.
+        model: The model that it trains, as for `nets.build_client_net`; the same at all clients.
+        max_rows: The maximum number of rows in a store; None: no limit.
+        max_age: The age in time steps from which batches are deleted; None: no limit.
+        read_names: Returns the names of the features and of the classes of the n-th batch.
+        explain: Whether the server may know what changed in the data when there is an alarm.
+        describe: Whether the server may know feature statistics of the data, also by class.
+    """
 
     def __init__(
         self,
         name: str,
         root: Path,
         load: Load,
-        model: Any = None,  # a Net, its name, or what makes one: see nets.net_for
+        model: Any = None,
         max_rows: int | None = None,
         max_age: int | None = None,
-        named: Named = lambda n: ((), ()),  # what the features and classes of the n-th batch are called
-        explain: bool = True,  # whether the server may know what moved in the data when there is an alarm
-        describe: bool = True,  # whether it may know how the data look, by class
+        read_names: ReadNames = lambda n: ((), ()),
+        explain: bool = True,
+        describe: bool = True,
     ) -> None:
-        self.name, self.root, self.load, self.model = checked_name(name, "a client"), Path(root), load, model
-        self.max_rows, self.max_age, self.named = max_rows, max_age, named
-        self.explain, self.describe = explain, describe
-        self._lost: list[int] = []  # the private models that this answer had to do without
-        self._damaged: dict[int, bool] = {}  # the batches that it found damaged, and whether they are whole again
-        self._last_engine: tuple[Any, InProcess] | None = None  # for the next question to this process
+        self.name = check_name(name, "a client")
+        self.root = Path(root)
+        self.load = load
+        self.model = model
+        self.max_rows = max_rows
+        self.max_age = max_age
+        self.read_names = read_names
+        self.explain = explain
+        self.describe = describe
+        self._lost: list[int] = []  # ids of private models that are missing for the current reply
+        self._damaged: dict[int, bool] = {}  # by number, damaged batches, and whether they could be loaded again
+        self._last_engine: tuple[Any, InProcess] | None = None  # for the next request to this process
 
-    def answer(self, kind: str, content: RecordDict) -> RecordDict:
-        """The reply to a message; errors are logged in full here, the server gets their type: a text may quote data."""
-        says: Body = {"version": VERSION, "client": self.name}
-        self._lost, self._damaged, parts = [], {}, dict[str, Part]()
+    def handle_message(self, kind: str, content: RecordDict) -> RecordDict:
+        """Return the reply to a message.
+
+        Errors are logged here in full; the server gets only their type, since their text may quote data.
+        """
+        head: Body = {"version": VERSION, "client": self.name}
+        self._lost = []
+        self._damaged = {}
+        parts = dict[str, Part]()
         try:
-            body, raw = serialization.unpack(content)
-            check_server(body.get("version"), body.get("server"))
-            task = About.read(body.get("about"))
+            body, raw = serialization.unpack_message(content)
+            check_server_version(body.get("version"), body.get("server"))
+            task = RequestContext.from_body(body.get("about"))
             if task.client != self.name:
-                raise Refused(f"it is for client {task.client!r}")
-            reply, parts = self._answer(task, REQUESTS[kind].read(body), raw)
+                raise InvalidMessageError(f"it is for client {task.client!r}")
+            reply, parts = self._handle_request(task, REQUESTS[kind].from_body(body), raw)
             reply |= {"lost": self._lost} if self._lost else {}
-        except Missing as missing:
-            reply = {"missing": list(missing.args)}
-        except Refused as refused:
-            _log.error("client %s refused a message (%s): %s", self.name, kind, refused)
-            reply = {"failed": str(refused)}
-        except BaseException as error:  # of a library's own kind, too, without which nobody would answer
+        except MissingPartsError as error:
+            reply = {"missing": list(error.args)}
+        except InvalidMessageError as error:
+            _log.error("client %s refused a message (%s): %s", self.name, kind, error)
+            reply = {"failed": str(error)}
+        except BaseException as error:  # libraries may raise more than Exception, and the server needs a reply
             if isinstance(error, KeyboardInterrupt):
                 raise
-            reply = _failed(error, f"client {self.name} failed ({kind})")
+            reply = _log_failure(error, f"client {self.name} failed ({kind})")
         reply |= {"damaged": list(self._damaged.items())} if self._damaged else {}
-        return serialization.pack(says | reply, parts)
+        return serialization.pack_message(head | reply, parts)
 
-    def store(self, experiment: str) -> Store:
-        """The client's store of an experiment."""
+    def open_store(self, experiment: str) -> Store:
+        """Return the client's store of an experiment."""
         return Store(self.root, experiment, self.name)
 
-    def net(self, task: About) -> Net:
-        """The net that all clients train: by default a perceptron with one hidden layer."""
-        return net_for(self.model, task.features, task.n_classes)
+    def build_net(self, task: RequestContext) -> Net:
+        """Return the net that all clients train: by default a perceptron with one hidden layer."""
+        return build_client_net(self.model, task.features, task.n_classes)
 
-    def _answer(self, task: About, request: Request, raw: Raw) -> tuple[Body, dict[str, Part]]:
-        """The reply and its parts; the store changes only after all is computed."""
-        store = self.store(task.experiment)
+    def _handle_request(self, task: RequestContext, request: Request, raw: RawParts) -> tuple[Body, dict[str, Part]]:
+        """Return the reply and its parts; the store changes only when both are computed."""
+        store = self.open_store(task.experiment)
         if isinstance(request, Hello):
-            return self._hello(task, store, request, raw), {}
+            return self._handle_hello(task, store, request, raw), {}
         if isinstance(request, Explain):
-            return {"shifts": self._shifts(task, store) if self.explain else None}, {}
+            return {"shifts": self._explain_alarm(task, store) if self.explain else None}, {}
         assert isinstance(request, Evaluate | Train | Trial | Contest | Describe | Reroute)
-        to = request.to if isinstance(request, Train) else []
-        beside = {name: raw[name] for name in model_parts.named(to) & raw.keys()}
-        names = model_parts.named(request.models) | raw.keys() - beside.keys()
-        models, new = self._models(task, store, request.models, {name: raw[name] for name in names & raw.keys()})
+        targets = request.to if isinstance(request, Train) else []
+        raw_targets = {name: raw[name] for name in model_parts.collect_part_names(targets) & raw.keys()}
+        names = model_parts.collect_part_names(request.models) | raw.keys() - raw_targets.keys()
+        models, new = self._load_models(task, store, request.models, {name: raw[name] for name in names & raw.keys()})
         parts: dict[str, Part] = {}
         if isinstance(request, Evaluate):
-            times = [t for t in store.cells() if t <= task.tau]
-            reply = scored.answer(self._engine(task, store).worker(task.tau), task, times, request, models)
+            times = [t for t in store.count_rows() if t <= task.tau]
+            worker = self._build_engine(task, store).worker(task.tau)
+            reply = evaluation.handle_evaluate(worker, task, times, request, models)
         elif isinstance(request, Train):
-            pulled_to, more = self._models(task, store, to, beside) if to else (None, {})
-            new |= more
-            reply, parts = training.answer(self._engine(task, store), store, task, request, models, pulled_to)
+            target_models = None
+            if targets:
+                target_models, new_targets = self._load_models(task, store, targets, raw_targets)
+                new |= new_targets
+            engine = self._build_engine(task, store)
+            reply, parts = training.handle_train(engine, store, task, request, models, target_models)
         elif isinstance(request, Trial):
-            reply = self._trial(task, store, request, models)
+            reply = self._handle_trial(task, store, request, models)
         elif isinstance(request, Describe):
-            engine = self._engine(task, store)
-            reply = described.answer(engine, task, request, models) if self.describe else {"count": None}
+            engine = self._build_engine(task, store)
+            reply = {"count": None}
+            if self.describe:
+                reply = feature_statistics.handle_describe(engine, task, request, models)
         elif isinstance(request, Reroute):
-            reply = self._reroute(task, store, request, models)
+            reply = self._handle_reroute(task, store, request, models)
         else:
-            reply = self._contest(task, store, request, models)
+            reply = self._handle_contest(task, store, request, models)
         store.put_parts(new)
-        self._forget(store, [*request.models, *to])
+        self._delete_unused_parts(store, [*request.models, *targets])
         return reply, parts
 
-    def _hello(self, task: About, store: Store, request: Hello, raw: Raw) -> Body:
+    def _handle_hello(self, task: RequestContext, store: Store, request: Hello, raw: RawParts) -> Body:
         if request.seen is not None:
-            store.show_again(task.tau, request.seen)
-            store.take_in(self.load, task.tau, task.features, task.n_classes)
-        store.limit(task.tau, self.max_rows, self.max_age)
-        cells = {t: n for t, n in store.cells().items() if t <= task.tau}
-        backlog, gap = store.waiting(self.load, task.tau)
-        present = Present(cells, backlog=backlog, gap=gap)
+            store.move_unseen_batch(task.tau, request.seen)
+            store.take_next_batch(self.load, task.tau, task.features, task.n_classes)
+        store.delete_old_batches(task.tau, self.max_rows, self.max_age)
+        cells = {t: n for t, n in store.count_rows().items() if t <= task.tau}
+        backlog, gap = store.count_waiting_batches(self.load, task.tau)
+        reply = HelloReply(cells, backlog=backlog, gap=gap)
         if (serve := request.serve) is None:
-            return present.body()
-        models, new = self._models(task, store, serve["models"], raw)
-        tested, scores = None, dict[str, float]()
+            return reply.to_body()
+        models, new = self._load_models(task, store, serve["models"], raw)
+        tested = None
+        scores = dict[str, float]()
         if cells.get(task.tau):
             votes = np.tile(np.array(serve["votes"], dtype=np.float64), (task.n_clients, 1))
             router = read_router(serve["router"], models) if "router" in serve else None
             state = State(models, np.zeros((0, *votes.shape)), votes, serve["ballot"], router=router)
-            engine, c = self._engine(task, store), task.index
+            engine = self._build_engine(task, store)
+            c = task.index
             right, n = engine.test(state, task.tau)
             tested = int(right[c]), int(n[c])
-            every = {name: float(values[c]) for name, values in engine.scores(state, task.tau).items()}
-            scores = {name: value for name, value in every.items() if np.isfinite(value)}
+            all_scores = {name: float(values[c]) for name, values in engine.scores(state, task.tau).items()}
+            scores = {name: value for name, value in all_scores.items() if np.isfinite(value)}
         store.put_parts(new)
-        served = {key: serve[key] for key in ("models", "votes", "ballot", "tau", "router") if key in serve}
-        store.serve(served | {"features": list(task.features), "n_classes": task.n_classes})
-        self._forget(store, serve["models"])
-        return replace(present, tested=tested, scores=scores).body()
+        serving = {key: serve[key] for key in ("models", "votes", "ballot", "tau", "router") if key in serve}
+        store.write_serving(serving | {"features": list(task.features), "n_classes": task.n_classes})
+        self._delete_unused_parts(store, serve["models"])
+        return replace(reply, tested=tested, scores=scores).to_body()
 
-    def _shifts(self, task: About, store: Store) -> Body | None:
-        """Means and shares of what moved, with names; None without earlier data."""
-        engine = self._engine(task, store)
-        columns, classes = self.named(store.held()[task.tau].n if task.tau in store.held() else task.tau)
+    def _explain_alarm(self, task: RequestContext, store: Store) -> Body | None:
+        """Return what changed in the client's data, with names; None without earlier data."""
+        engine = self._build_engine(task, store)
+        batches = store.list_batches()
+        columns, classes = self.read_names(batches[task.tau].n if task.tau in batches else task.tau)
         columns = columns if len(columns) == math.prod(task.features) else ()
         classes = classes if len(classes) == task.n_classes else ()
         stream = replace(engine.stream, columns=columns, classes=classes)
-        moved = shifts(stream, task.tau, task.index, stream.counts[:, task.index])
-        if moved is None:
+        shifts = find_shifts(stream, task.tau, task.index, stream.counts[:, task.index])
+        if shifts is None:
             return None
-        short = [replace(s, name=s.name[:MAX_NAME], within=s.within and s.within[:MAX_NAME]) for s in moved.moved]
-        return replace(moved, moved=tuple(short)).plain()
+        shortened = [
+            replace(shift, name=shift.name[:MAX_NAME_LENGTH], within=shift.within and shift.within[:MAX_NAME_LENGTH])
+            for shift in shifts.moved
+        ]
+        return replace(shifts, moved=tuple(shortened)).to_dict()
 
-    def _reroute(self, task: About, store: Store, request: Reroute, models: Models) -> Body:
-        engine, votes = self._engine(task, store), np.zeros((task.n_clients, len(models)))
+    def _handle_reroute(self, task: RequestContext, store: Store, request: Reroute, models: Models) -> Body:
+        engine = self._build_engine(task, store)
+        votes = np.zeros((task.n_clients, len(models)))
         if not engine.stream.counts[task.tau, task.index]:
-            raise Refused("it asks for a choice by inputs that this client does not hold")
+            raise InvalidMessageError("it asks for a choice by inputs that this client does not hold")
         votes[task.index] = request.votes
         router = read_router(request.router, models)
         counts = engine.worker(task.tau).reroute(models, votes, request.ballot, {task.index: router})[task.index]
         return {"rows": int(counts[0]), "wrong": counts[1:].tolist()}
 
-    def _trial(self, task: About, store: Store, request: Trial, models: Models) -> Body:
-        older = entries_of(request.w, task.index, (task.tau, task.n_clients, len(models)))
-        engine = self._engine(task, store)
+    def _handle_trial(self, task: RequestContext, store: Store, request: Trial, models: Models) -> Body:
+        older = unpack_entries(request.w, task.index, (task.tau, task.n_clients, len(models)))
+        engine = self._build_engine(task, store)
         counts = engine.stream.counts
         older = older.select(counts[older.t, older.c] > 0)
         parent = np.full(task.n_clients, -1)
@@ -212,128 +248,144 @@ class Client:
         tournament = worker.trial(models, older, parent, request.starts, Local(**request.local))
         return {"rows": int(tournament.rows[task.index]), "wrong": tournament.wrong[task.index].tolist()}
 
-    def _contest(self, task: About, store: Store, request: Contest, models: Models) -> Body:
+    def _handle_contest(self, task: RequestContext, store: Store, request: Contest, models: Models) -> Body:
         held_by = None if request.held_by is None else Local(**request.held_by)
         if held_by is not None and not held_by.hold_out:
-            raise Refused("it asks for a contest on held-out rows, and holds none out")
+            raise InvalidMessageError("it asks for a contest on held-out rows, and holds none out")
         teams = np.full((len(request.teams), task.n_clients, max(map(len, request.teams), default=0)), -1)
         for k, team in enumerate(request.teams):
-            teams[k, task.index, : len(team)] = [whole(m, 0, len(models) - 1) for m in team]
+            teams[k, task.index, : len(team)] = [check_int(m, 0, len(models) - 1) for m in team]
         if not (len(teams) and all(request.teams)):
-            raise Refused("it asks for a contest with nobody in it")
-        engine = self._engine(task, store)
+            raise InvalidMessageError("it asks for a contest without contestants, or with one that has no models")
+        engine = self._build_engine(task, store)
         if engine.stream.counts[task.tau, task.index] < (1 if held_by is None else 2):
-            raise Refused("it asks for a contest on data that this client does not hold")
+            raise InvalidMessageError("it asks for a contest on data that this client does not hold")
         tournament = engine.worker(task.tau).contest(models, teams, held_by)
         return {"rows": int(tournament.rows[task.index]), "wrong": tournament.wrong[task.index].tolist()}
 
-    def _engine(self, task: About, store: Store) -> InProcess:
-        """This client's data as a stream in which all other clients have none: its draws are those of a simulation."""
-        cells = {t: n for t, n in store.cells().items() if t <= task.tau}
+    def _build_engine(self, task: RequestContext, store: Store) -> InProcess:
+        """Return an engine on this client's data: a stream in which all other clients have none.
+
+        Its random draws are therefore those of a simulation of all clients.
+        """
+        cells = {t: n for t, n in store.count_rows().items() if t <= task.tau}
         key = task, tuple(cells.items())
         if self._last_engine is None or self._last_engine[0] != key:
             counts = np.zeros((task.tau + 2, task.n_clients), dtype=np.int64)
-            stored = [store.mended(self.load, t, task.features, task.n_classes) for t in cells]
+            stored = [store.read_or_repair_batch(self.load, t, task.features, task.n_classes) for t in cells]
             self._damaged |= store.damaged
             counts[list(cells), task.index] = [len(y) for _, y in stored]
             x = np.concatenate([np.zeros((0, *task.features), dtype=np.float32), *(x for x, _ in stored)])
             y = np.concatenate([np.zeros(0, dtype=np.int32), *(y for _, y in stored)])
             stream = Stream(task.experiment, x, y, counts, task.n_classes)
-            self._last_engine = key, simulated(stream, self.net(task), Local(), task.seed)
+            self._last_engine = key, make_simulator(stream, self.build_net(task), Local(), task.seed)
             self._last_engine[1].programs = store.path / "programs"
         return self._last_engine[1]
 
-    def _models(self, task: About, store: Store, specs: list[Body], raw: Raw) -> tuple[Models, dict[str, Part]]:
-        """The models of a message, and those of their parts that came with it, or stand for what was lost."""
-        net = self.net(task)
-        expected = model_parts.expected(net, specs, task.features)
+    def _load_models(
+        self, task: RequestContext, store: Store, specs: list[Body], raw: RawParts
+    ) -> tuple[Models, dict[str, Part]]:
+        """Return the models of a message, and those of their parts that came with it or replace lost ones."""
+        net = self.build_net(task)
+        expected = model_parts.collect_part_shapes(net, specs, task.features)
         for spec in specs:
-            whole(spec["id"], 0, MAX_ID)
-        missing = [name for name in expected if name not in raw and not store.has(name)]
-        if sent := [name for name in missing if not name.startswith(model_parts.PRIVATE)]:
-            raise Missing(*sent)
+            check_int(spec["id"], 0, MAX_MODEL_ID)
+        missing = [name for name in expected if name not in raw and not store.has_part(name)]
+        if sent := [name for name in missing if not name.startswith(model_parts.PRIVATE_PREFIX)]:
+            raise MissingPartsError(*sent)
         new = {}
         for name, part in raw.items():
             if name not in expected:
-                raise Refused("it brings parts that no model of it has")
-            new[name] = serialization.arrays(part, expected[name], "a part of a model")
-            if model_parts.digest(new[name]) != name:
-                raise Refused("a part of a model is not what its name says")
+                raise InvalidMessageError("it brings parts that no model of it has")
+            new[name] = serialization.read_arrays(part, expected[name], "a part of a model")
+            if model_parts.compute_digest(new[name]) != name:
+                raise InvalidMessageError("a part of a model is not what its name says")
         if missing:
-            _log.warning("client %s: its private models are gone with its store, others stand for them", self.name)
+            _log.warning("client %s: its store has lost private models, which other models replace", self.name)
             lost = [spec for spec in specs if {spec["trunk"], spec["head"]} & set(missing)]
             self._lost = sorted({spec["id"] for spec in lost})
-            parts = [spec[kind] for spec in lost for kind in ("trunk", "head") if spec[kind]]  # all, or none
-            new |= self._instead(net, task, store, specs, new, parts)
-        return model_parts.assembled(net, specs, lambda name: new[name] if name in new else store.part(name)), new
+            parts = [spec[kind] for spec in lost for kind in ("trunk", "head") if spec[kind]]  # never only one of both
+            new |= self._replace_lost_parts(net, task, store, specs, new, parts)
+        return model_parts.assemble_models(
+            net, specs, lambda name: new[name] if name in new else store.read_part(name)
+        ), new
 
-    def _instead(
-        self, net: Net, task: About, store: Store, specs: list[Body], new: dict[str, Part], lost: list[str]
+    def _replace_lost_parts(
+        self, net: Net, task: RequestContext, store: Store, specs: list[Body], new: dict[str, Part], lost: list[str]
     ) -> dict[str, Part]:
-        """What stands for lost parts of private models: those of the message's first shared model, or a fresh one's."""
-        params = net.init(rng.derive(task.seed, "init", 0))
-        fresh = dict(zip(("trunk", "head"), split(params, trunk_of(net, params)), strict=True))
-        shared = next((spec for spec in specs if not spec["head"].startswith(model_parts.PRIVATE)), None)
+        """Return replacements of lost parts of private models: those of the first shared model, or initial ones."""
+        params = net.init(rng.derive_key(task.seed, "init", 0))
+        fresh = dict(zip(("trunk", "head"), split_trunk_and_head(params, mark_trunk(net, params)), strict=True))
+        shared = next((spec for spec in specs if not spec["head"].startswith(model_parts.PRIVATE_PREFIX)), None)
 
-        def part(kind: str) -> Part:
+        def get_replacement(kind: str) -> Part:
             name = shared and shared[kind]
-            return fresh[kind] if not name else new[name] if name in new else store.part(name)
+            return fresh[kind] if not name else new[name] if name in new else store.read_part(name)
 
         kinds = {spec[kind]: kind for spec in specs for kind in ("trunk", "head")}
-        return {name: [np.asarray(array) for array in part(kinds[name])] for name in lost}
+        return {name: [np.asarray(array) for array in get_replacement(kinds[name])] for name in lost}
 
-    def _forget(self, store: Store, specs: list[Body]) -> None:
-        """Keep the parts that the last message named, those of the models in use, and private ones for a while."""
-        serving, parts = store.serving, set(store.parts())
-        private = {name for name in parts if name.startswith(model_parts.PRIVATE)} - model_parts.older_private(parts)
-        in_use = model_parts.named(serving["models"] if serving else [])
-        store.keep_parts(model_parts.named(specs) | in_use | private)
+    def _delete_unused_parts(self, store: Store, specs: list[Body]) -> None:
+        """Delete all parts but those of these models, of the models in use, and of new versions of private models."""
+        serving = store.serving
+        parts = set(store.list_parts())
+        private = {name for name in parts if name.startswith(model_parts.PRIVATE_PREFIX)}
+        private -= model_parts.find_old_private_parts(parts)
+        in_use = model_parts.collect_part_names(serving["models"] if serving else [])
+        store.keep_parts(model_parts.collect_part_names(specs) | in_use | private)
 
 
-def _failed(error: BaseException, what: str) -> Body:
-    """What the server gets to know of an error: its type. Whatever the text says stays in the log of this machine."""
-    _log.error(what, exc_info=error)
+def _log_failure(error: BaseException, summary: str) -> Body:
+    """Log an error, and return what the server may know of it: its type, since its text may quote data."""
+    _log.error(summary, exc_info=error)
     return {"failed": f"{type(error).__name__}, see the client's log"}
 
 
-def client_app(find: Callable[[Context], Client]) -> ClientApp:
-    """A Flower app of the client that `find` gives for a context."""
+def make_client_app(find_client: Callable[[Context], Client]) -> ClientApp:
+    """Return a Flower app of the client that `find_client` returns for a context."""
     app = ClientApp()
 
-    def answered(kind: str, message: Message, context: Context) -> RecordDict:
+    def build_reply(kind: str, message: Message, context: Context) -> RecordDict:
         try:
-            client = find(context)
-        except BaseException as error:  # of the client's own modules; Flower would send its text on
+            client = find_client(context)
+        except BaseException as error:  # of the client's own modules; Flower would send its text to the server
             if isinstance(error, KeyboardInterrupt):
                 raise
-            return serialization.pack({"version": VERSION} | _failed(error, f"the client cannot be made ({kind})"))
-        return serialization.sealed(client.answer(kind, serialization.opened(message.content)))
+            return serialization.pack_message(
+                {"version": VERSION} | _log_failure(error, f"the client cannot be created ({kind})")
+            )
+        return serialization.pack_inline(client.handle_message(kind, serialization.unpack_inline(message.content)))
 
-    def answer(kind: str) -> Callable[[Message, Context], Message]:
-        return lambda message, context: Message(answered(kind, message, context), reply_to=message)
+    def make_handler(kind: str) -> Callable[[Message, Context], Message]:
+        return lambda message, context: Message(build_reply(kind, message, context), reply_to=message)
 
     for kind, request in REQUESTS.items():
         category, action = request.action.split(".")
-        getattr(app, category)(action)(answer(kind))
+        getattr(app, category)(action)(make_handler(kind))
     return app
 
 
-def from_toml(folder: Path) -> Client:
-    """The client whose folder this is, as its client.toml describes it."""
-    settings = settings_of(folder)
+def load_client(folder: Path) -> Client:
+    """Return the client that client.toml in its folder describes.
+
+    Raises:
+        ConfigError: The file is not valid, or its function or model cannot be imported.
+    """
+    settings = read_client_toml(folder)
     files = StepFiles(folder / settings.get("data", "data"), settings.get("label", "label"))
-    load: Load = plugins.load("load", settings["load"], folder) if "load" in settings else files
-    model = imported(settings.get("model"), folder)
+    load: Load = plugins.load_object("load", settings["load"], folder) if "load" in settings else files
+    model = import_model(settings.get("model"), folder)
     limits: dict[str, Any] = {key: settings.get(key) for key in ("max_rows", "max_age")}
-    says: dict[str, bool] = {key: settings.get(key, True) for key in ("explain", "describe")}
-    return Client(settings["name"], folder / "store", load, model, **limits, named=files.named, **says)
+    permissions: dict[str, bool] = {key: settings.get(key, True) for key in ("explain", "describe")}
+    return Client(settings["name"], folder / "store", load, model, **limits, read_names=files.read_names, **permissions)
 
 
-def _from_context(context: Context) -> Client:
+def _find_client(context: Context) -> Client:
+    """Return the client whose folder the node config names, or the variable FEDDRIFT_CLIENT."""
     folder = context.node_config.get("folder") or os.environ.get("FEDDRIFT_CLIENT")
     if not folder:
         raise ConfigError("the node config must name the client's folder, as `feddrift deploy client` does")
-    return from_toml(Path(str(folder)))
+    return load_client(Path(str(folder)))
 
 
-app = client_app(_from_context)
+app = make_client_app(_find_client)

@@ -1,4 +1,4 @@
-"""What a client is told: the file client.toml in its folder, checked. Nothing here needs Flower."""
+"""Settings of a client: the file client.toml in its folder. This module does not need Flower."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from feddrift.errors import ConfigError, safe_repr
 
-_KINDS = {
+_SETTING_KINDS = {
     "name": "text",
     "server": "text",
     "data": "text",
@@ -23,26 +23,33 @@ _KINDS = {
     "warm": "truth",
     "look": "seconds",
 }
-_LEGAL: dict[str, tuple[Callable[[Any], bool], str]] = {
+_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "text": (lambda value: isinstance(value, str) and value != "", "text in quotes"),
-    "number": (lambda value: type(value) is int and value >= 1, "a whole number from 1 on"),
+    "number": (lambda value: type(value) is int and value >= 1, "a whole number, at least 1"),
     "seconds": (lambda value: type(value) in (int, float) and 0.1 <= value <= 60, "a number of seconds from 0.1 to 60"),
     "truth": (lambda value: isinstance(value, bool), "true or false"),
 }
 
 
-def settings_of(folder: Path) -> dict[str, Any]:
-    """What client.toml in this folder says, or an error that says in one sentence what is wrong with it."""
+def read_client_toml(folder: Path) -> dict[str, Any]:
+    """Read and check client.toml in a client's folder.
+
+    Returns:
+        The settings by name, without those that the file leaves out.
+
+    Raises:
+        ConfigError: The file cannot be read or is not valid; the message is one sentence.
+    """
     path = folder / "client.toml"
     try:
         settings = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from None
-    if set(settings) - set(_KINDS) or "name" not in settings:
-        legal = ", ".join(sorted(_KINDS))
-        raise ConfigError(f"{path} must name the client; legal are {legal}, got {sorted(settings)}")
+    if set(settings) - set(_SETTING_KINDS) or "name" not in settings:
+        legal = ", ".join(sorted(_SETTING_KINDS))
+        raise ConfigError(f"{path} must contain the client's name; legal are {legal}, got {sorted(settings)}")
     for name, value in settings.items():
-        is_legal, legal = _LEGAL[_KINDS[name]]
+        is_legal, expected = _CHECKS[_SETTING_KINDS[name]]
         if not is_legal(value):
-            raise ConfigError(f"{path}: {name} must be {legal}, got {safe_repr(value)}")
+            raise ConfigError(f"{path}: {name} must be {expected}, got {safe_repr(value)}")
     return settings

@@ -1,6 +1,6 @@
-"""What a client keeps on its own disk: its data over time, parts of models, moments, and the model it serves.
+"""Store of a client on its own disk: its data over time, parts of models, optimiser moments, and the models it uses.
 
-Every file appears whole or not at all; a store belongs to one experiment and one client. Nothing here needs Flower.
+A store belongs to one experiment and one client. Files are written atomically. This module does not need Flower.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from feddrift._internal import checkpoint
 from feddrift.data import Cell, Stream
-from feddrift.engines.flower.client.batches import Load, StepFiles, waiting
+from feddrift.engines.flower.client.batches import Load, StepFiles, list_waiting_batches
 from feddrift.errors import ConfigError, DataError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -26,155 +26,186 @@ _CELL = re.compile(r"([0-9]{6,})-([0-9]+)(?:-([0-9]+))?\.cell")
 _log = logging.getLogger("feddrift")
 
 
-def checked_name(name: object, what: str) -> str:
-    """A name that is safe as the name of a folder."""
+def check_name(name: object, description: str) -> str:
+    """Return the name if it is safe as the name of a folder.
+
+    Args:
+        name: The name.
+        description: The beginning of the error message, such as "a client".
+
+    Raises:
+        ConfigError: It is not safe.
+    """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ConfigError(f"{what} must be letters, digits, '_', '-' and '.', at most 64 of them, got {name!r}")
+        raise ConfigError(
+            f"the name of {description} must consist of at most 64 letters, digits, '_', '-' and '.', and start with a "
+            f"letter or digit, got {name!r}"
+        )
     return name
 
 
 @dataclass(frozen=True)
-class Held:
-    """A batch in the store: its number among the client's own, its rows, and the time step at which it was shown."""
+class StoredBatch:
+    """Batch in the store."""
 
-    t: int
+    t: int  # time step to which it is assigned
     rows: int
-    n: int
+    n: int  # its number among the client's batches
 
     @property
-    def file(self) -> str:
-        """The name of its file; where batches come as time steps do, the number is the time and is left out."""
+    def file_name(self) -> str:
+        """Name of its file, without the number if that equals the time step."""
         return f"{self.t:06d}-{self.rows}" + (f"-{self.n}" if self.n != self.t else "") + ".cell"
 
 
 class Store:
-    """The folder `root/experiment/client`."""
+    """Folder `root/experiment/client`."""
 
     def __init__(self, root: Path, experiment: str, client: str) -> None:
-        self.path = root / checked_name(experiment, "an experiment") / checked_name(client, "a client")
-        self.damaged: dict[int, bool] = {}  # batches that were found damaged, and whether they are whole again
+        self.path = root / check_name(experiment, "an experiment") / check_name(client, "a client")
+        self.damaged: dict[int, bool] = {}  # by number, damaged batches, and whether they could be loaded again
 
-    def cells(self) -> dict[int, int]:
-        """The number of rows of every time step held."""
-        return {t: held.rows for t, held in self.held().items() if held.rows}
+    def count_rows(self) -> dict[int, int]:
+        """Return the number of rows by time step, for all time steps that have any."""
+        return {t: batch.rows for t, batch in self.list_batches().items() if batch.rows}
 
-    def cell(self, t: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:
-        """x and y of time step t."""
-        return self._arrays(self.held()[t])
+    def read_batch(self, t: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:
+        """Return x and y of time step t."""
+        return self._read_arrays(self.list_batches()[t])
 
-    def held(self) -> dict[int, Held]:
-        """By time, in order, the batches that are here; those of no rows stand for time steps without data."""
+    def list_batches(self) -> dict[int, StoredBatch]:
+        """Return the batches by time step, in order; time steps without data may have a batch without rows."""
         matches = (_CELL.fullmatch(path.name) for path in (self.path / "cells").glob("*.cell"))
         numbers = ((int(match[1]), int(match[2]), int(match[3] or match[1])) for match in matches if match)
-        return {t: Held(t, rows, n) for t, rows, n in sorted(numbers)}
+        return {t: StoredBatch(t, rows, n) for t, rows, n in sorted(numbers)}
 
-    def next_number(self) -> int:
-        """The number of the oldest batch that was not shown yet."""
-        held = self.held()
-        return held[max(held)].n + 1 if held else 0
+    def get_next_batch_number(self) -> int:
+        """Return the number after that of the newest batch in the store."""
+        batches = self.list_batches()
+        return batches[max(batches)].n + 1 if batches else 0
 
-    def take_in(self, load: Load, tau: int, features: tuple[int, ...], n_classes: int) -> None:
-        """Show at time tau the oldest batch that was not shown yet, if it has come; of each time step one at most."""
-        if max(self.held(), default=-1) >= tau:
+    def take_next_batch(self, load: Load, tau: int, features: tuple[int, ...], n_classes: int) -> None:
+        """Load the next batch and assign it to time step tau, if it has arrived and the time step has none yet."""
+        if max(self.list_batches(), default=-1) >= tau:
             return
-        if (cell := load(n := self.next_number())) is not None:
-            x, y = checked_batch(cell, n, features, n_classes)
-            self._write(self.path / "cells" / Held(tau, len(x), n).file, {"x": x, "y": y})
+        n = self.get_next_batch_number()
+        if (cell := load(n)) is not None:
+            x, y = check_batch(cell, n, features, n_classes)
+            self._write(self.path / "cells" / StoredBatch(tau, len(x), n).file_name, {"x": x, "y": y})
 
-    def mended(
+    def read_or_repair_batch(
         self, load: Load, t: int, features: tuple[int, ...], n_classes: int
     ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:
-        """x and y of time step t; a batch that is damaged is taken in again, and has no rows where it is gone."""
-        damaged, cells = self.held()[t], self.path / "cells"
+        """Return x and y of time step t; load its batch again if it is damaged.
+
+        A damaged batch that can no longer be loaded is replaced by one without rows.
+        """
+        batch = self.list_batches()[t]
+        cells = self.path / "cells"
         try:
-            return self._arrays(damaged)
+            return self._read_arrays(batch)
         except DataError as error:
-            cell = load(damaged.n)
-            self.damaged[damaged.n] = cell is not None
-            what = "forgotten: it is gone" if cell is None else "taken in again"
-            _log.warning("client %s: %s; batch %d is %s", self.path.name, error, damaged.n, what)
-        x, y = checked_batch(([], []) if cell is None else cell, damaged.n, features, n_classes)
-        self._write(cells / replace(damaged, rows=len(x)).file, {"x": x, "y": y})
-        if len(x) != damaged.rows:
-            (cells / damaged.file).unlink()
+            cell = load(batch.n)
+            self.damaged[batch.n] = cell is not None
+            consequence = "gone, its rows are deleted" if cell is None else "loaded again"
+            _log.warning("client %s: %s; batch %d is %s", self.path.name, error, batch.n, consequence)
+        x, y = check_batch(([], []) if cell is None else cell, batch.n, features, n_classes)
+        self._write(cells / replace(batch, rows=len(x)).file_name, {"x": x, "y": y})
+        if len(x) != batch.rows:
+            (cells / batch.file_name).unlink()
         return x, y
 
-    def _arrays(self, batch: Held) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:
-        arrays = self._read(self.path / "cells" / batch.file)
+    def _read_arrays(self, batch: StoredBatch) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:
+        arrays = self._read(self.path / "cells" / batch.file_name)
         return arrays["x"], arrays["y"]
 
-    def show_again(self, tau: int, seen: int) -> None:
-        """Show the newest batch at time tau if the server never got to know of it: all after time `seen` is unknown."""
-        held = self.held()
-        newest = held[max(held)] if held else Held(tau, 0, 0)
+    def move_unseen_batch(self, tau: int, seen: int) -> None:
+        """Assign the newest batch to time step tau if the server does not know it.
+
+        Args:
+            tau: The time step.
+            seen: The newest time step of which the server knows data of this client.
+        """
+        batches = self.list_batches()
+        newest = batches[max(batches)] if batches else StoredBatch(tau, 0, 0)
         if newest.rows and seen < newest.t < tau:
             cells = self.path / "cells"
-            (cells / newest.file).rename(cells / replace(newest, t=tau).file)
+            (cells / newest.file_name).rename(cells / replace(newest, t=tau).file_name)
 
-    def waiting(self, load: Load, tau: int) -> tuple[int, int | None]:
-        """How many batches wait to be shown, and the number of one that is missing before them; the log names both."""
+    def count_waiting_batches(self, load: Load, tau: int) -> tuple[int, int | None]:
+        """Count the batches that have arrived and are not in the store yet, and log problems with them.
+
+        Returns:
+            Their number, and the number of a missing batch that must arrive before them, if there is one.
+        """
         if isinstance(load, StepFiles):
-            for name in self._changed(load):
-                what = "client %s: %s was written again after it was taken in, which is ignored"
-                _log.warning(what, self.path.name, name)
-        n = self.next_number()
-        later = waiting(load, n, tau)
+            for name in self._find_changed_files(load):
+                _log.warning("client %s: %s was changed after it was loaded, which is ignored", self.path.name, name)
+        n = self.get_next_batch_number()
+        later = list_waiting_batches(load, n, tau)
         if not later or n in later:
             return len(later), None
-        what = "client %s: its batch %d is missing, and %s wait for it; one without rows says that there was nothing"
-        _log.warning(what, self.path.name, n, ", ".join(map(str, later[:10])))
+        text = "client %s: its batch %d is missing, and %s wait for it; if it had no data, provide it without rows"
+        _log.warning(text, self.path.name, n, ", ".join(map(str, later[:10])))
         return len(later), n
 
-    def _changed(self, files: StepFiles) -> list[str]:
-        """The files whose batches are here and that were written again since; each change is told once."""
-        path, taken_in = self.path / "files", range(self.next_number())
+    def _find_changed_files(self, files: StepFiles) -> list[str]:
+        """Find files that were changed after their batches were stored; each change is returned once."""
+        path = self.path / "files"
+        stored = range(self.get_next_batch_number())
         try:
-            before: dict[int, str] = self._read(path) if path.exists() else {}
-        except DataError:  # of what is damaged it starts anew
-            before = {}
-        now = before | files.looks(n for n in files.numbers() if n in taken_in)
-        if now != before:
-            self._write(path, now)
-        return [look.split()[0] for n, look in now.items() if before.get(n, look) != look]
+            old: dict[int, str] = self._read(path) if path.exists() else {}
+        except DataError:  # damaged: compare with the files as they are now
+            old = {}
+        new = old | files.read_file_stamps(n for n in files.list_numbers() if n in stored)
+        if new != old:
+            self._write(path, new)
+        return [stamp.split()[0] for n, stamp in new.items() if old.get(n, stamp) != stamp]
 
-    def limit(self, tau: int, max_rows: int | None, max_age: int | None) -> None:
-        """Forget time steps that are too old, and the oldest ones while there are too many rows; never the newest."""
-        held = self.held()
-        rows = sum(batch.rows for batch in held.values())
-        newest = {max(held, default=0), max((t for t, batch in held.items() if batch.rows), default=0)}
-        for t, batch in held.items():
-            old = max_age is not None and t <= tau - max_age
-            if t in newest or not (old or (max_rows is not None and rows > max_rows)):
+    def delete_old_batches(self, tau: int, max_rows: int | None, max_age: int | None) -> None:
+        """Delete batches that are too old, and the oldest ones while there are too many rows; keep the newest.
+
+        Args:
+            tau: The time step.
+            max_rows: The maximum number of rows in the store; None: no limit.
+            max_age: The age in time steps from which batches are deleted; None: no limit.
+        """
+        batches = self.list_batches()
+        rows = sum(batch.rows for batch in batches.values())
+        newest = {max(batches, default=0), max((t for t, batch in batches.items() if batch.rows), default=0)}
+        for t, batch in batches.items():
+            too_old = max_age is not None and t <= tau - max_age
+            if t in newest or not (too_old or (max_rows is not None and rows > max_rows)):
                 continue
-            (self.path / "cells" / batch.file).unlink()
+            (self.path / "cells" / batch.file_name).unlink()
             rows -= batch.rows
 
-    def has(self, part: str) -> bool:
-        """Whether this part of a model is here and whole."""
+    def has_part(self, name: str) -> bool:
+        """Return whether the store contains this part of a model, undamaged."""
         try:
-            self.part(part)
+            self.read_part(name)
         except DataError:
             return False
         return True
 
-    def part(self, name: str) -> list[npt.NDArray[Any]]:
-        """The arrays of the part of a model that has this name."""
-        arrays: list[npt.NDArray[Any]] = self._read(self.path / "parts" / checked_name(name, "a part"))
+    def read_part(self, name: str) -> list[npt.NDArray[Any]]:
+        """Return the arrays of the part of a model with this name."""
+        arrays: list[npt.NDArray[Any]] = self._read(self.path / "parts" / check_name(name, "a part"))
         return arrays
 
-    def parts(self) -> list[str]:
-        """The names of all parts of models that are here."""
+    def list_parts(self) -> list[str]:
+        """List the names of all parts of models in the store."""
         return [path.name for path in (self.path / "parts").glob("*")]
 
     def put_parts(self, parts: Mapping[str, list[npt.NDArray[Any]]]) -> None:
-        """Store these parts beside those that are there."""
+        """Add or replace these parts."""
         for name, part in parts.items():
-            self._write(self.path / "parts" / checked_name(name, "a part"), part)
+            self._write(self.path / "parts" / check_name(name, "a part"), part)
 
     def drop_parts(self, names: Iterable[str]) -> None:
         """Delete these parts."""
         for name in names:
-            (self.path / "parts" / checked_name(name, "a part")).unlink(missing_ok=True)
+            (self.path / "parts" / check_name(name, "a part")).unlink(missing_ok=True)
 
     def keep_parts(self, names: Iterable[str]) -> None:
         """Delete all parts but these."""
@@ -185,51 +216,64 @@ class Store:
 
     @property
     def serving(self) -> dict[str, Any] | None:
-        """The models this client uses, and how they vote; None before the first time step is done."""
+        """Models that this client uses, and their votes; None before the end of the first time step."""
         path = self.path / "serving"
         return self._read(path) if path.exists() else None
 
-    def serve(self, what: Mapping[str, Any]) -> None:
-        """Use these models from now on; their parts must be here."""
-        self._write(self.path / "serving", dict(what))
+    def write_serving(self, serving: Mapping[str, Any]) -> None:
+        """Store the models to use from now on; the store must contain their parts."""
+        self._write(self.path / "serving", dict(serving))
 
-    def moments(self) -> dict[str, Any] | None:
-        """The optimiser before and after the last round of local training."""
+    def read_optimizer(self) -> dict[str, Any] | None:
+        """Return the optimiser's moments before and after the last round of local training."""
         path = self.path / "moments"
         try:
             return dict(self._read(path)) if path.exists() else None
         except DataError as error:
-            _log.warning("%s; local training starts with fresh moments", error)
+            _log.warning("%s; local training starts with new optimiser moments", error)
             return None
 
-    def moments_before(self, tau: int, round: int) -> Any:
-        """The optimiser's moments at the start of this round; they live for one time step."""
-        past = self.moments()
-        if past is None or past["tau"] != tau or not round:
+    def read_optimizer_before(self, tau: int, round: int) -> Any:
+        """Return the optimiser's moments at the start of this round; None: it starts with new ones."""
+        last = self.read_optimizer()
+        if last is None or last["tau"] != tau or not round:
             return None
-        if past["round"] < round:
-            return past["after"]
-        if past["round"] > round:
-            what = "client %s: round %d of time %d comes after round %d, its moments start anew"
-            _log.warning(what, self.path.name, round, tau, past["round"])
+        if last["round"] < round:
+            return last["after"]
+        if last["round"] > round:
+            text = "client %s: round %d of time %d follows round %d, so it starts with new optimiser moments"
+            _log.warning(text, self.path.name, round, tau, last["round"])
             return None
-        return past["before"]
+        return last["before"]
 
-    def put_moments(self, moments: Mapping[str, Any]) -> None:
-        """Store the optimiser before and after the last round."""
+    def write_optimizer(self, moments: Mapping[str, Any]) -> None:
+        """Store the optimiser's moments before and after the last round, with its time step and number."""
         self._write(self.path / "moments", dict(moments))
 
     def _read(self, path: Path) -> Any:
-        return checkpoint.read(path).value(None)
+        return checkpoint.read(path).decode(None)
 
     def _write(self, path: Path, value: Any) -> None:
         checkpoint.write(path, {}, value)
 
 
-def checked_batch(
+def check_batch(
     cell: Cell, n: int, features: tuple[int, ...] | None, n_classes: int
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """The n-th batch as the federation's clients have them; None: whatever features it has."""
+    """Check a client's n-th batch.
+
+    Args:
+        cell: x and y of the batch; both may be empty.
+        n: The number of the batch.
+        features: The shape of one input in this federation; None: any.
+        n_classes: The number of classes.
+
+    Returns:
+        x and y as arrays.
+
+    Raises:
+        DataError: The batch is not valid.
+    """
     if (
         isinstance(cell, Sequence)
         and len(cell) == 2

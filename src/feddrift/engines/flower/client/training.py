@@ -1,4 +1,4 @@
-"""Training over the network: a client's answer to Train."""
+"""Local training at a client, on request of the server."""
 
 from __future__ import annotations
 
@@ -10,100 +10,132 @@ import numpy as np
 
 from feddrift.engines.flower import model_parts
 from feddrift.engines.flower.client.store import Store
-from feddrift.engines.flower.messages import MAX_ID, MAX_SIZE, About, Train, entries_of
+from feddrift.engines.flower.messages import MAX_MODEL_ID, MAX_SIZE, RequestContext, Train, unpack_entries
 from feddrift.engines.flower.model_parts import Body, Part
-from feddrift.engines.flower.serialization import Refused, numbers, whole
+from feddrift.engines.flower.serialization import InvalidMessageError, check_int, check_numbers
 from feddrift.engines.local.engine import InProcess
-from feddrift.engines.worker import Work, Worker
-from feddrift.models import params_of
-from feddrift.trees import map_trunk_and_head, split, trunk_of
+from feddrift.engines.worker import TrainingPlan, Worker
+from feddrift.models import get_params
+from feddrift.trees import map_trunk_and_head, mark_trunk, split_trunk_and_head
 from feddrift.types import Local, Models, Params, Pull
 
-LONGEST = 1e6  # seconds
+MAX_SECONDS = 1e6
 
 
-def answer(
-    engine: InProcess, store: Store, task: About, request: Train, models: Models, to: Models | None
+def handle_train(
+    engine: InProcess, store: Store, task: RequestContext, request: Train, models: Models, targets: Models | None
 ) -> tuple[Body, dict[str, Part]]:
-    """What a client says, and the parts of models that it has trained, unless it keeps them."""
-    local, round = Local(**request.local), int(request.round)
-    if request.pull is not None:
-        local = replace(local, pull=Pull(numbers([request.pull], 1, np.finfo(np.float64).max, False)[0], to))
-    whole(request.keep, 0, MAX_ID)
-    shown = [] if request.keep else request.models  # what is trained is sent; so is, nearly, what it is pulled to
-    if any(name.startswith(model_parts.PRIVATE) for name in model_parts.named([*shown, *request.to])):
-        raise Refused("it asks for a private model, which never leaves this client")
-    w = entries_of(request.w, task.index, (task.tau + 1, task.n_clients, len(models)))
-    behind = engine.stream.counts[w.t, w.c]
-    if not (len(behind) and all(behind > 0)):
-        raise Refused("it asks for training on data that this client does not hold")
-    before = store.moments_before(task.tau, round)
+    """Train models, and store the optimiser's moments.
 
-    def begun() -> Worker:
+    Args:
+        engine: The client's data and net.
+        store: The client's store.
+        task: The context of the request.
+        request: The request.
+        models: The models to train.
+        targets: The models towards which they are pulled, if the request names any.
+
+    Returns:
+        The reply, and the trained parts of models, without those of private models, which are stored.
+
+    Raises:
+        InvalidMessageError: The request is not valid, or would reveal a private model.
+    """
+    local = Local(**request.local)
+    round = int(request.round)
+    if request.pull is not None:
+        weight = check_numbers([request.pull], 1, np.finfo(np.float64).max, False)[0]
+        local = replace(local, pull=Pull(weight, targets))
+    check_int(request.keep, 0, MAX_MODEL_ID)
+    revealed = [] if request.keep else request.models  # trained models are sent, and are close to those of a pull
+    names = model_parts.collect_part_names([*revealed, *request.to])
+    if any(name.startswith(model_parts.PRIVATE_PREFIX) for name in names):
+        raise InvalidMessageError("it asks for a private model, which never leaves this client")
+    w = unpack_entries(request.w, task.index, (task.tau + 1, task.n_clients, len(models)))
+    n_rows = engine.stream.counts[w.t, w.c]
+    if not (len(n_rows) and all(n_rows > 0)):
+        raise InvalidMessageError("it asks for training on data that this client does not hold")
+    before = store.read_optimizer_before(task.tau, round)
+
+    def create_worker() -> Worker:
         worker = engine.worker(task.tau)
         if before is not None:
             worker.load(before)
         return worker
 
-    worker, work, more = begun(), Work.of(models, w, engine.stream.counts), 0
+    worker = create_worker()
+    plan = TrainingPlan.of(models, w, engine.stream.counts)
+    more = 0
     parts: dict[str, Part] = {}
     if request.keep:
-        last = round + whole(request.rounds, 1, MAX_SIZE)
-        _keep(engine, store, worker.rounds(models, work, round, last, local)[0], work, request.keep)
+        last = round + check_int(request.rounds, 1, MAX_SIZE)
+        _store_private_models(engine, store, worker.rounds(models, plan, round, last, local)[0], plan, request.keep)
         after = worker.save()
     else:
-        params, after, more = _at_once(worker, models, work, local, request)
+        params, after, more = _run_several_rounds(worker, models, plan, local, request)
         if params is None:
-            worker = begun()
-            params = worker.updates(models, work, round, local).params
+            worker = create_worker()
+            params = worker.updates(models, plan, round, local).params
             after = worker.save()
-        parts = _named(engine, params, work, local)
-    store.put_moments({"tau": task.tau, "round": round, "before": before, "after": after})
+        parts = _name_trained_parts(engine, params, plan, local)
+    store.write_optimizer({"tau": task.tau, "round": round, "before": before, "after": after})
     return {"round": round, "more": more}, parts
 
 
-def _at_once(
-    worker: Worker, models: Models, work: Work, local: Local, request: Train
+def _run_several_rounds(
+    worker: Worker, models: Models, plan: TrainingPlan, local: Local, request: Train
 ) -> tuple[Params | None, Any, int]:
-    """All rounds that may be done before the server is told; the parameters, the moments, how many beyond the first.
+    """Run all rounds that this client may run before it replies.
 
-    As with every average, a round with numbers that are not finite counts for nothing: the one before it is the last,
-    and the server gets to see it when it asks for that round alone. None: already the first is such, or is alone.
+    It stops before a round whose result is not finite, since averages leave such results out. The server sees that
+    result when it requests that round alone.
+
+    Returns:
+        The parameters, the optimiser's moments, and the number of rounds after the first. The parameters are None if
+        only one round was requested, or the result of the first one is not finite.
     """
-    round, most = int(request.round), whole(request.more, 0, MAX_SIZE)
-    within = numbers([request.within], 1, LONGEST, False)[0]
-    done, moments, end = 0, None, time.monotonic() + within
-    while most and done <= most and (not done or time.monotonic() < end):
-        trained, left_out = worker.rounds(models, work, round + done, round + done + 1, local)
+    round = int(request.round)
+    max_more = check_int(request.more, 0, MAX_SIZE)
+    within = check_numbers([request.within], 1, MAX_SECONDS, False)[0]
+    done = 0
+    moments = None
+    end = time.monotonic() + within
+    while max_more and done <= max_more and (not done or time.monotonic() < end):
+        trained, left_out = worker.rounds(models, plan, round + done, round + done + 1, local)
         if left_out.any():
             break
-        models, moments, done = trained, worker.save(), done + 1
+        models = trained
+        moments = worker.save()
+        done += 1
     if not done:
         return None, None, 0
-    lanes = np.unique(work.lane, return_index=True)[1]
-    trunks = models.trunk_index[work.model[lanes]]
-    params = map_trunk_and_head(lambda leaf, which: np.asarray(leaf)[which], models, work.model, trunks)
+    lanes = np.unique(plan.lane, return_index=True)[1]
+    trunks = models.trunk_index[plan.model[lanes]]
+    params = map_trunk_and_head(lambda leaf, rows: np.asarray(leaf)[rows], models, plan.model, trunks)
     return params, moments, done - 1
 
 
-def _named(engine: InProcess, params: Params, work: Work, local: Local) -> dict[str, Part]:
-    """What was trained, under the names that the server expects."""
-    trunk, head = split(params, trunk_of(engine.net, params))
+def _name_trained_parts(engine: InProcess, params: Params, plan: TrainingPlan, local: Local) -> dict[str, Part]:
+    """Return the trained parts by the names that the server expects."""
+    trunk, head = split_trunk_and_head(params, mark_trunk(engine.net, params))
     parts: dict[str, Part] = {}
     if local.trains != "trunk":
-        parts |= {f"head-{k}": [leaf[k] for leaf in head] for k in range(len(work.model)) if head}
+        parts |= {f"head-{k}": [leaf[k] for leaf in head] for k in range(len(plan.model)) if head}
     if local.trains != "head":
-        parts |= {f"trunk-{k}": [leaf[k] for leaf in trunk] for k in range(work.n_lanes) if trunk}
+        parts |= {f"trunk-{k}": [leaf[k] for leaf in trunk] for k in range(plan.n_lanes) if trunk}
     return parts
 
 
-def _keep(engine: InProcess, store: Store, trained: Models, work: Work, label: int) -> None:
-    """Store private models under this label; later ones, of a time that is taken up again, go."""
-    kept = dict[str, Part]()
-    for m in sorted(set(work.model.tolist())):
-        params = params_of(trained, m)
-        for kind, part in zip(("trunk", "head"), split(params, trunk_of(engine.net, params)), strict=True):
+def _store_private_models(engine: InProcess, store: Store, trained: Models, plan: TrainingPlan, label: int) -> None:
+    """Store private models under this version label, and delete later versions: the server has gone back."""
+    parts = dict[str, Part]()
+    for m in sorted(set(plan.model.tolist())):
+        params = get_params(trained, m)
+        for kind, part in zip(
+            ("trunk", "head"), split_trunk_and_head(params, mark_trunk(engine.net, params)), strict=True
+        ):
             if part:
-                kept[model_parts.private_name(trained.ids[m], label, kind)] = [np.asarray(leaf) for leaf in part]
-    store.drop_parts(model_parts.later_private(store.parts(), {trained.ids[m] for m in work.model}, label))
-    store.put_parts(kept)
+                parts[model_parts.name_private_part(trained.ids[m], label, kind)] = [np.asarray(leaf) for leaf in part]
+    ids = {trained.ids[m] for m in plan.model}
+    store.drop_parts(model_parts.find_later_private_parts(store.list_parts(), ids, label))
+    store.put_parts(parts)

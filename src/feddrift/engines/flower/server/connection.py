@@ -1,6 +1,7 @@
-"""Asking clients over Flower's Grid: whose node is whose, who has which parts of models, in whose words, what came.
+"""Connection of a server to its clients over Flower's Grid.
 
-Every exchange is accounted for; an answer is used only after it was checked, and trouble with a client has its name.
+It knows the node of each client, the parts of models that the client has, and its protocol. Every exchange is
+reported. A reply is used only after it was checked; a problem is reported with the name of the client.
 """
 
 from __future__ import annotations
@@ -17,181 +18,218 @@ from flwr.serverapp import Grid
 
 from feddrift.engines.flower import protocol, serialization
 from feddrift.engines.flower.messages import (
-    KIND_OF,
-    MAX_ID,
+    KIND_BY_REQUEST,
+    MAX_MODEL_ID,
     MAX_SIZE,
     PROTOCOL,
     REQUESTS,
     VERSION,
-    About,
     Explain,
     Hello,
+    RequestContext,
 )
 from feddrift.engines.flower.model_parts import Body
-from feddrift.engines.flower.serialization import Refused, whole
-from feddrift.engines.flower.server.exchange import Exchange, WaitingRules, exchange
-from feddrift.engines.flower.server.remote import Asked, Check
-from feddrift.errors import one_line
+from feddrift.engines.flower.serialization import InvalidMessageError, check_int
+from feddrift.engines.flower.server.exchange import Exchange, WaitingRules, exchange_messages
+from feddrift.engines.flower.server.remote import OutgoingRequest, ReplyReader
+from feddrift.errors import to_one_line
 
-ABSENT = "it is not connected"
-SHUT_OUT = "it is shut out: its key was taken back"
-MOST_TOLD = 100  # models and batches that a client may say to have lost in one answer
+NOT_CONNECTED = "it is not connected"
+KEY_REVOKED = "its key was revoked"
+MAX_REPORTED_PROBLEMS = 100  # lost models, and damaged batches, that are read from one reply
 
 _log = logging.getLogger("feddrift")
 
 
 @dataclass(frozen=True)
 class Roster:
-    """Whom the federation is made of: every place has a name and a key, whether its client has come yet or not.
+    """Clients of a federation and their keys, also of clients that have never connected.
 
-    A place whose key was taken back has none.
+    A client whose key was revoked has none.
     """
 
     experiment: str
-    clients: tuple[str, ...]
-    keys: Mapping[bytes, str]  # a node's public key, and the client that it belongs to
+    clients: tuple[str, ...]  # their names
+    keys: Mapping[bytes, str]  # the name of the client by its node's public key
     features: tuple[int, ...]
     n_classes: int
 
 
-class Asking:
-    """Questions to the clients of a roster."""
+class ClientConnection:
+    """Connection to the clients of a roster."""
 
     def __init__(self, grid: Grid, roster: Roster, seed: int, waiting: WaitingRules) -> None:
-        self.grid, self.roster, self.seed, self.waiting = grid, roster, seed, waiting
-        self.on_exchange: Callable[[Exchange], None] = lambda _: None  # is told of every question, once it is answered
-        self.exchanges = 0
-        self.trouble: dict[str, str] = {}  # by client, what went wrong last
-        self._lost: set[tuple[int, int]] = set()  # private models that are gone with their client's store
-        self._has: dict[int, set[str]] = {}  # by client, the parts of models that it has
-        self._serves: dict[int, set[str]] = {}  # those of them that it keeps, since it serves them
-        self._heard: Any = None  # what the last hello found, if nothing was asked since
-        self._versions: dict[int, str] = {}  # by client, the one in whose words it is asked
-        self._notes: dict[int, list[str]] = {}  # by client, what the next line of the record has to say of it
+        self.grid = grid
+        self.roster = roster
+        self.seed = seed
+        self.waiting = waiting
+        self.on_exchange: Callable[[Exchange], None] = lambda _: None  # called after each exchange
+        self.n_exchanges = 0
+        self.trouble: dict[str, str] = {}  # by name of the client, its last problem, until a valid reply
+        self._lost: set[tuple[int, int]] = set()  # (c, model id) of private models that their client has lost
+        self._parts_at_client: dict[int, set[str]] = {}  # by client, the parts of models that it has
+        self._served_parts: dict[int, set[str]] = {}  # by client, the parts of the models that it uses, which it keeps
+        self._last_hello: Any = None  # outcome of the last exchange if that was a hello
+        self._versions: dict[int, str] = {}  # by client, the version of its last reply
+        self._notes: dict[int, list[str]] = {}  # by client, notes for the account of the current exchange
 
-    def ask(self, tau: int, requests: Mapping[int, Asked], check: Check, round: int | None = None) -> dict[int, Any]:
-        """One exchange of one kind: the checked replies by client, in order; others are complained about by name."""
+    def send_requests(
+        self, tau: int, requests: Mapping[int, OutgoingRequest], check: ReplyReader, round: int | None = None
+    ) -> dict[int, Any]:
+        """Send requests of one kind to clients, and collect their replies.
+
+        Args:
+            tau: The time step.
+            requests: The requests by client.
+            check: Reads a reply.
+            round: The round of training, if the requests belong to one.
+
+        Returns:
+            The checked replies in the order of the clients. Missing and refused ones are left out and reported.
+        """
         if not requests:
             return {}
         kind = type(next(iter(requests.values()))[0])
-        account = Exchange(tau, KIND_OF[kind], round, datetime.now(UTC).isoformat(timespec="milliseconds"))
-        replies, again = self._asked(account, requests, check, last=False)
-        if again:
-            replies |= self._asked(account, again, check, last=True)[0]
-        heard = (replies, account.in_trouble) if kind is Hello else None
-        for c, present in replies.items() if kind is Hello else ():
-            account.clients[c].backlog, account.clients[c].gap = present.backlog, present.gap
+        account = Exchange(tau, KIND_BY_REQUEST[kind], round, datetime.now(UTC).isoformat(timespec="milliseconds"))
+        replies, repeated = self._send_once(account, requests, check, last=False)
+        if repeated:
+            replies |= self._send_once(account, repeated, check, last=True)[0]
+        hello = (replies, account.failed_clients) if kind is Hello else None
+        for c, reply in replies.items() if kind is Hello else ():
+            account.clients[c].backlog = reply.backlog
+            account.clients[c].gap = reply.gap
         for c, notes in self._notes.items():
             account.clients[c].note = "; ".join(notes)
-        if heard is None or heard != self._heard or self._notes:  # who waits for data says hello again and again
+        if hello is None or hello != self._last_hello or self._notes:  # a server that waits for data repeats its hello
             self.on_exchange(account)
-        self._heard, self._notes = heard, {}
+        self._last_hello = hello
+        self._notes = {}
         return dict(sorted(replies.items()))
 
-    def _asked(
-        self, account: Exchange, requests: Mapping[int, Asked], check: Check, last: bool
-    ) -> tuple[dict[int, Any], dict[int, Asked]]:
-        """The checked replies, and the requests to clients that speak in other words, or lack parts of models."""
-        what = REQUESTS[account.asked]
-        when = f"{account.asked} at time {account.t}" + ("" if account.round is None else f", round {account.round}")
-        node, contents = self._nodes(), dict[int, RecordDict]()
-        checked, again, trouble = dict[int, Any](), dict[int, Asked](), dict[int, str]()
-        said = {c: self._versions.get(c, VERSION) for c in requests}
+    def _send_once(
+        self, account: Exchange, requests: Mapping[int, OutgoingRequest], check: ReplyReader, last: bool
+    ) -> tuple[dict[int, Any], dict[int, OutgoingRequest]]:
+        """Send requests once.
+
+        Returns:
+            The checked replies, and unless `last` the requests to repeat, since their clients have another protocol or
+            lack parts of models.
+        """
+        request_type = REQUESTS[account.asked]
+        place = f"{account.asked} at time {account.t}" + ("" if account.round is None else f", round {account.round}")
+        nodes = self._find_nodes()
+        contents = dict[int, RecordDict]()
+        checked = dict[int, Any]()
+        repeated = dict[int, OutgoingRequest]()
+        trouble = dict[int, str]()
+        versions = {c: self._versions.get(c, VERSION) for c in requests}
         for c, (request, parts) in requests.items():
-            if c not in node:
-                trouble[c] = ABSENT if c in self._with_keys() else SHUT_OUT
+            if c not in nodes:
+                trouble[c] = NOT_CONNECTED if c in self._find_clients_with_keys() else KEY_REVOKED
                 continue
             try:
-                body = protocol.asked(said[c], account.asked, request.body())
-            except Refused as refused:
-                trouble[c] = f"it cannot be asked: {refused}"
+                body = protocol.adapt_request(versions[c], account.asked, request.to_body())
+            except InvalidMessageError as error:
+                trouble[c] = f"it cannot be asked: {error}"
                 continue
-            new = {name: part for name, part in parts.items() if name not in self._has.get(c, ())}
-            head = {"version": said[c], "about": asdict(self.about(c, account.t))}
-            head |= {} if said[c] == VERSION else {"server": VERSION}
-            contents[c] = serialization.pack(head | body, new)
-        self.exchanges, began = self.exchanges + 1, time.monotonic()
-        by_node = {node[c]: content for c, content in contents.items()}
-        replies = exchange(self.grid, what.action, by_node, getattr(self.waiting, what.deadline), self.waiting.poll)
+            new = {name: part for name, part in parts.items() if name not in self._parts_at_client.get(c, ())}
+            head = {"version": versions[c], "about": asdict(self.build_context(c, account.t))}
+            head |= {} if versions[c] == VERSION else {"server": VERSION}
+            contents[c] = serialization.pack_message(head | body, new)
+        self.n_exchanges += 1
+        began = time.monotonic()
+        by_node = {nodes[c]: content for c, content in contents.items()}
+        deadline = getattr(self.waiting, request_type.deadline)
+        replies_by_node = exchange_messages(self.grid, request_type.action, by_node, deadline, self.waiting.poll)
         seconds = time.monotonic() - began
-        answers = {c: replies[node[c]] for c in sorted(contents)}
-        answered = sum(not isinstance(answer.content, str) for answer in answers.values())
-        _log.info("%s: %d of %d clients answered in %.1f s", when, answered, len(contents), seconds)
-        for c, answer in answers.items():
-            if isinstance(answer.content, str):
-                trouble[c] = answer.content
+        replies = {c: replies_by_node[nodes[c]] for c in sorted(contents)}
+        n_replies = sum(not isinstance(reply.content, str) for reply in replies.values())
+        _log.info("%s: %d of %d clients answered in %.1f s", place, n_replies, len(contents), seconds)
+        for c, reply in replies.items():
+            if isinstance(reply.content, str):
+                trouble[c] = reply.content
                 continue
             try:
-                body, raw = serialization.unpack(answer.content)
-                if self._in_other_words(c, said[c], body, last):
-                    again[c] = requests[c]
+                body, raw = serialization.unpack_message(reply.content)
+                if self._needs_other_version(c, versions[c], body, last):
+                    repeated[c] = requests[c]
                     continue
-                body = protocol.answered(said[c], account.asked, body)
-                self._checked(c, body)
+                body = protocol.adapt_reply(versions[c], account.asked, body)
+                self._check_reply_head(c, body)
                 if "missing" in body and not last:
-                    self._has[c], again[c] = set(), requests[c]
+                    self._parts_at_client[c] = set()
+                    repeated[c] = requests[c]
                     continue
                 checked[c] = check(c, body, raw)
-                if what is not Explain:  # which changes nothing at the client
-                    self._has[c] = set(requests[c][1]) | self._serves.get(c, set())
+                if request_type is not Explain:  # it does not change the client's store
+                    self._parts_at_client[c] = set(requests[c][1]) | self._served_parts.get(c, set())
                 self.trouble.pop(self.roster.clients[c], None)
-            except Refused as refused:
-                trouble[c] = f"its reply is refused: {refused}"
+            except InvalidMessageError as error:
+                trouble[c] = f"its reply is refused: {error}"
             except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
                 trouble[c] = f"its reply is refused: it is malformed ({type(error).__name__})"
-        trouble = {c: one_line(why) for c, why in trouble.items()}  # whatever a client may have put into it
-        for c, why in trouble.items():
-            if why not in (ABSENT, SHUT_OUT) or what is not Hello:  # which asks who is there
-                self._complain(c, when, why)
-        account.add(seconds, requests, contents, answers, trouble)
-        return checked, again
+        trouble = {c: to_one_line(problem) for c, problem in trouble.items()}  # it may quote text of a client
+        for c, problem in trouble.items():
+            if problem not in (NOT_CONNECTED, KEY_REVOKED) or request_type is not Hello:  # hello asks who is connected
+                self._report_problem(c, place, problem)
+        account.add_outcomes(seconds, requests, contents, replies, trouble)
+        return checked, repeated
 
-    def _nodes(self) -> dict[int, int]:
-        """The node of every client that is connected: its key says whose it is."""
+    def _find_nodes(self) -> dict[int, int]:
+        """Return the node of every client that is connected; a node's key identifies its client."""
         index = {name: c for c, name in enumerate(self.roster.clients)}
         owners = ((self.roster.keys.get(node.public_key), node.node_id) for node in self.grid.get_nodes())
         return {index[name]: node for name, node in owners if name is not None}
 
-    def _with_keys(self) -> set[int]:
-        """All clients that may come: whose key was not taken back."""
+    def _find_clients_with_keys(self) -> set[int]:
+        """Return all clients that may connect, since their key is not revoked."""
         names = set(self.roster.keys.values())
         return {c for c, name in enumerate(self.roster.clients) if name in names}
 
-    def about(self, c: int, tau: int) -> About:
-        """The part of a request to this client that all requests have."""
+    def build_context(self, c: int, tau: int) -> RequestContext:
+        """Return the part of a request to client c that all requests contain."""
         roster = self.roster
         sizes = len(roster.clients), roster.n_classes, roster.features
-        return About(roster.experiment, roster.clients[c], c, *sizes, self.seed, tau)
+        return RequestContext(roster.experiment, roster.clients[c], c, *sizes, self.seed, tau)
 
-    def _in_other_words(self, c: int, said: str, body: Body, last: bool) -> bool:
-        """Whether a client has to be asked again, in the words of the version that it says it is."""
-        version = protocol.check_client(body.get("version"))
-        if version != self._versions.get(c, VERSION) and protocol.number(version) != PROTOCOL:
-            self._note(c, f"it has version {version}, this server {VERSION}: update it before the server's next one")
+    def _needs_other_version(self, c: int, sent_version: str, body: Body, last: bool) -> bool:
+        """Return whether the request must be repeated with the version of the client's reply.
+
+        Args:
+            c: The client.
+            sent_version: The version of the request.
+            body: The body of the reply.
+            last: Whether the request was repeated already.
+        """
+        version = protocol.check_client_version(body.get("version"))
+        if version != self._versions.get(c, VERSION) and protocol.parse_protocol(version) != PROTOCOL:
+            self._add_note(
+                c, f"it has version {version}, this server {VERSION}: update it before the server's next one"
+            )
         self._versions[c] = version
-        other = protocol.number(version) != protocol.number(said)
-        if other and last:
-            raise Refused(f"it answers as version {version} what it was asked as version {said}")
-        return not last and version != said and (other or "failed" in body)
+        other_protocol = protocol.parse_protocol(version) != protocol.parse_protocol(sent_version)
+        if other_protocol and last:
+            raise InvalidMessageError(f"it replies with version {version} to a request with version {sent_version}")
+        return not last and version != sent_version and (other_protocol or "failed" in body)
 
-    def _checked(self, c: int, body: Body) -> None:
-        """Refuse a reply from another client, or that says it failed."""
-        nameless = "failed" in body and "client" not in body  # it failed before it knew who it is
+    def _check_reply_head(self, c: int, body: Body) -> None:
+        """Refuse a reply of another client or of one that failed, and note damaged batches and lost models."""
+        nameless = "failed" in body and "client" not in body  # it failed before it had read its name
         if body.get("client") != self.roster.clients[c] and not nameless:
-            raise Refused(f"it claims to be from client {body.get('client')!r}, but its key is another's")
-        for n, again in list(body.get("damaged", ()))[:MOST_TOLD]:
-            what = "is taken in again" if again else "is gone, so its rows are forgotten"
-            self._note(c, f"its batch {whole(n, 0, MAX_SIZE)} was damaged in its store, and {what}")
+            raise InvalidMessageError(f"it claims to be from client {body.get('client')!r}, but its key is another's")
+        for n, is_repaired in list(body.get("damaged", ()))[:MAX_REPORTED_PROBLEMS]:
+            consequence = "is loaded again" if is_repaired else "is gone, so its rows are deleted"
+            self._add_note(c, f"its batch {check_int(n, 0, MAX_SIZE)} was damaged in its store, and {consequence}")
         if "failed" in body:
-            raise Refused(f"it says {str(body['failed'])[:300]!r}")
-        for model_id in list(body.get("lost", ()))[:MOST_TOLD]:
-            self._lost.add((c, whole(model_id, 0, MAX_ID)))
+            raise InvalidMessageError(f"it says {str(body['failed'])[:300]!r}")
+        for model_id in list(body.get("lost", ()))[:MAX_REPORTED_PROBLEMS]:
+            self._lost.add((c, check_int(model_id, 0, MAX_MODEL_ID)))
 
-    def _note(self, c: int, what: str) -> None:
-        self._notes.setdefault(c, []).append(what)
-        _log.warning("client %s: %s", self.roster.clients[c], what)
+    def _add_note(self, c: int, note: str) -> None:
+        self._notes.setdefault(c, []).append(note)
+        _log.warning("client %s: %s", self.roster.clients[c], note)
 
-    def _complain(self, c: int, when: str, what: str) -> None:
+    def _report_problem(self, c: int, place: str, problem: str) -> None:
         name = self.roster.clients[c]
-        self.trouble[name] = f"{when}: {what}"
-        _log.warning("client %s, %s: %s", name, when, what)
+        self.trouble[name] = f"{place}: {problem}"
+        _log.warning("client %s, %s: %s", name, place, problem)

@@ -1,4 +1,4 @@
-"""One exchange with several nodes over Flower's Grid: who does not answer in time is named and left behind."""
+"""Exchange of messages with several nodes over Flower's Grid, with a deadline, and its account for the record."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from flwr.serverapp import Grid
 from feddrift.engines.flower import serialization
 from feddrift.errors import ConfigError, FeddriftError
 
-LATE = 5.0  # seconds that a message outlives its deadline: a late reply is thrown away, not worked on
-LONGEST = 60.0  # seconds between questions for new data that never come
+MESSAGE_GRACE_SECONDS = 5.0  # from the deadline until a message expires, so that a late reply is deleted, not processed
+MAX_PAUSE_SECONDS = 60.0  # between requests for new data while no client has any
 
 
 class QuorumError(FeddriftError):
-    """Too few clients can be reached to go on."""
+    """Too few clients can be reached to continue."""
 
 
 @dataclass(frozen=True)
 class WaitingRules:
-    """How long a server waits, and for whom. All times are in seconds."""
+    """Rules for how long a server waits, and for how many clients. All times are in seconds."""
 
-    quorum: int = 1  # clients; with fewer a time step waits
-    patience: float = 600.0  # and after so long it says so and stops
-    hello: float = 60.0  # the deadlines of an exchange
+    quorum: int = 1  # minimum number of clients; with fewer a time step waits
+    patience: float = 600.0  # maximum time to wait for a quorum; after it the server stops
+    hello: float = 60.0  # deadlines of the kinds of exchanges
     evaluate: float = 300.0
     train: float = 600.0
-    poll: float = 0.5  # how often replies are looked for
-    start: float | Literal["data"] = "data"  # a time step starts when new data are there, or so long after the last one
-    grace: float = 60.0  # once a quorum has new data, so long it waits for the others
-    look: float = 10.0  # how often clients are asked for new data, at first
+    poll: float = 0.5  # interval between polls for replies
+    start: float | Literal["data"] = "data"  # start of a time step: with new data, or this time after the last start
+    grace: float = 60.0  # maximum time to wait for other clients once a quorum has new data
+    look: float = 10.0  # initial interval between requests for new data
 
     def __post_init__(self) -> None:
         if self.quorum < 1:
@@ -44,71 +44,85 @@ class WaitingRules:
         if self.start != "data" and not (isinstance(self.start, int | float) and self.start >= 0):
             raise ConfigError(f"start must be 'data' or a number of seconds, got {self.start!r}")
 
-    def pause(self, waited: float) -> float:
-        """Seconds until clients are asked again, when for so long none has had new data: a question costs them."""
-        return max(self.look, min(waited / 10, LONGEST))
+    def compute_pause(self, waited: float) -> float:
+        """Return the seconds until the next request for new data, since a request costs the clients computing time.
+
+        Args:
+            waited: The seconds for which no client has had new data.
+        """
+        return max(self.look, min(waited / 10, MAX_PAUSE_SECONDS))
 
 
 @dataclass(frozen=True)
-class Reply:
-    """What a node answered, or a sentence that says why there is nothing; and after how many seconds it was there."""
+class NodeReply:
+    """Reply of a node, or a sentence with the reason why it is missing."""
 
     content: RecordDict | str
-    seconds: float | None = None
+    seconds: float | None = None  # until it arrived
 
 
 @dataclass
-class Answer:
-    """What became of one client's share of an exchange."""
+class ClientOutcome:
+    """Outcome of an exchange for one client."""
 
-    sent: int = 0  # bytes to the client, 0 where it is not connected
-    answered: int = 0  # bytes from it
-    seconds: float | None = None  # until its answer was there; None: none came
-    trouble: str | None = None  # why it sits out
-    note: str | None = None  # what its operator should know, and is no reason to sit out
-    backlog: int = 0  # of a hello: batches that have come and are not shown yet
-    gap: int | None = None  # and the number of the missing one that they wait for
+    sent: int = 0  # bytes sent to the client, 0 if it is not connected
+    answered: int = 0  # bytes of its reply
+    seconds: float | None = None  # until its reply arrived; None: no reply
+    trouble: str | None = None  # the reason why its reply is missing or refused
+    note: str | None = None  # information for its operator; its reply is used
+    backlog: int = 0  # as in HelloReply
+    gap: int | None = None
 
 
 @dataclass
 class Exchange:
-    """One question to some clients at time t, and what came back."""
+    """One request to some clients at time t, and the outcomes."""
 
     t: int
-    asked: str  # what
+    asked: str  # kind of request
     round: int | None  # of training
-    at: str  # when it was asked, as ISO time
-    took: float = 0.0  # seconds until all had answered, or had had their time
-    clients: dict[int, Answer] = field(default_factory=dict)
+    at: str  # when it was sent, as ISO time
+    took: float = 0.0  # seconds until all replies had arrived, or the deadline had passed
+    clients: dict[int, ClientOutcome] = field(default_factory=dict)
 
     @property
-    def in_trouble(self) -> set[int]:
-        """The clients that gave no answer, or one that was refused."""
-        return {c for c, answer in self.clients.items() if answer.trouble is not None}
+    def failed_clients(self) -> set[int]:
+        """Clients whose reply is missing or refused."""
+        return {c for c, outcome in self.clients.items() if outcome.trouble is not None}
 
-    def add(
+    def add_outcomes(
         self,
         took: float,
         clients: Iterable[int],
         contents: Mapping[int, RecordDict],
-        replies: Mapping[int, Reply],
+        replies: Mapping[int, NodeReply],
         trouble: Mapping[int, str],
     ) -> None:
-        """Note what was sent to these clients and what came; a second call is for those that had lacked parts."""
+        """Add the outcomes for these clients; a second call adds the outcomes of repeated requests.
+
+        Args:
+            took: The duration in seconds.
+            clients: The clients of the requests.
+            contents: By client, the message that was sent.
+            replies: By client, the reply.
+            trouble: By client, the reason why its reply is missing or refused.
+        """
         for c in clients:
-            answer, reply = self.clients.setdefault(c, Answer()), replies.get(c)
-            answer.trouble = trouble.get(c)
+            outcome = self.clients.setdefault(c, ClientOutcome())
+            reply = replies.get(c)
+            outcome.trouble = trouble.get(c)
             if c in contents:
-                answer.sent += serialization.size(contents[c])
+                outcome.sent += serialization.count_bytes(contents[c])
             if reply is not None and not isinstance(reply.content, str):
-                answer.answered += serialization.size(reply.content)
-                answer.seconds = round(self.took + (reply.seconds or 0.0), 3)
+                outcome.answered += serialization.count_bytes(reply.content)
+                outcome.seconds = round(self.took + (reply.seconds or 0.0), 3)
         self.took = round(self.took + took, 3)
 
-    def line(self) -> dict[str, Any]:
-        """The exchange as a line of the record, in lists over the clients."""
+    def to_record_line(self) -> dict[str, Any]:
+        """Return the exchange as a line of the record, with lists over the clients."""
         head = {name: getattr(self, name) for name in ("t", "asked", "round", "at", "took")}
-        columns = {f.name: [getattr(answer, f.name) for answer in self.clients.values()] for f in fields(Answer)}
+        outcomes = self.clients.values()
+        columns = {f.name: [getattr(outcome, f.name) for outcome in outcomes] for f in fields(ClientOutcome)}
         if not any(columns["backlog"]):
             del columns["backlog"], columns["gap"]
         if not any(columns["note"]):
@@ -116,34 +130,49 @@ class Exchange:
         return {**head, "c": list(self.clients), **columns}
 
 
-def exchange(
+def exchange_messages(
     grid: Grid, action: str, contents: Mapping[int, RecordDict], deadline: float, poll: float
-) -> dict[int, Reply]:
-    """Send each node its message and gather the replies."""
-    nodes, replies = list(contents), dict[int, Reply]()
+) -> dict[int, NodeReply]:
+    """Send each node its message and collect the replies.
+
+    Args:
+        grid: The connection.
+        action: The type of the messages in Flower.
+        contents: The message for each node.
+        deadline: Seconds to wait for replies.
+        poll: Seconds between polls for replies.
+
+    Returns:
+        For each node its reply, or the reason why it is missing.
+    """
+    nodes = list(contents)
+    replies = dict[int, NodeReply]()
     if not nodes:
         return replies
-    sent = [Message(serialization.sealed(contents[n]), n, action, ttl=deadline + LATE, group_id=action) for n in nodes]
+    ttl = deadline + MESSAGE_GRACE_SECONDS
+    messages = [
+        Message(serialization.pack_inline(contents[node]), node, action, ttl=ttl, group_id=action) for node in nodes
+    ]
     began = time.monotonic()
     end = began + deadline
-    waiting = dict(zip(grid.push_messages(sent), nodes, strict=False))
-    unsent = Reply("the message could not be sent")
+    waiting = dict(zip(grid.push_messages(messages), nodes, strict=False))  # by message id
+    unsent = NodeReply("the message could not be sent")
     replies |= dict.fromkeys(set(nodes) - set(waiting.values()), unsent)
-    for name in [name for name in waiting if not name]:
-        replies[waiting.pop(name)] = unsent
+    for message_id in [message_id for message_id in waiting if not message_id]:
+        replies[waiting.pop(message_id)] = unsent
     while waiting:
         for reply in grid.pull_messages(list(waiting)):
-            # An error of Flower's own has not the node's id: the message it answers tells whose it is.
+            # Flower's own errors come from another node id: the message to which they reply identifies the node.
             node = waiting.pop(reply.metadata.reply_to_message_id, None)
             if node is not None:
-                content = _error(reply) if reply.has_error() else serialization.opened(reply.content)
-                replies[node] = Reply(content, round(time.monotonic() - began, 3))
+                content = _format_error(reply) if reply.has_error() else serialization.unpack_inline(reply.content)
+                replies[node] = NodeReply(content, round(time.monotonic() - began, 3))
         if waiting and time.monotonic() >= end:
             break
         if waiting:
             time.sleep(min(poll, max(0.0, end - time.monotonic())))
-    return replies | dict.fromkeys(waiting.values(), Reply(f"no reply within {deadline:g} s"))
+    return replies | dict.fromkeys(waiting.values(), NodeReply(f"no reply within {deadline:g} s"))
 
 
-def _error(reply: Message) -> str:
+def _format_error(reply: Message) -> str:
     return f"error {reply.error.code}: {(reply.error.reason or 'no reason given').strip().splitlines()[-1][:200]}"

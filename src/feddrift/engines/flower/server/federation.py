@@ -1,4 +1,4 @@
-"""The server's side: clients that are somewhere else. Identities are here, data and training there."""
+"""Engine for clients on other machines: the server assigns models, the clients store data and train."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ import numpy as np
 from flwr.serverapp import Grid
 
 from feddrift._internal.device_arrays import SHARED_ROWS
-from feddrift.drift_explanation import Shifts, asked, told
+from feddrift.drift_explanation import Shifts, choose_clients_to_ask, mark_common_shifts
 from feddrift.engines.conditions.conditions import IDEAL, Conditions
 from feddrift.engines.flower import model_parts
-from feddrift.engines.flower.client.routers import sent_with
+from feddrift.engines.flower.client.routers import pack_router
 from feddrift.engines.flower.messages import (
     Explain,
     Hello,
-    Present,
+    HelloReply,
     read_shifts,
 )
 from feddrift.engines.flower.model_parts import Body, Part
-from feddrift.engines.flower.server.connection import Asking, Roster
+from feddrift.engines.flower.server.connection import ClientConnection, Roster
 from feddrift.engines.flower.server.exchange import QuorumError, WaitingRules
-from feddrift.engines.flower.server.remote import Asked, Remote
+from feddrift.engines.flower.server.remote import OutgoingRequest, Remote
 from feddrift.engines.server.engine import Engine
-from feddrift.engines.worker import Known
+from feddrift.engines.worker import FederationInfo
 from feddrift.errors import ConfigError
 from feddrift.models import take
 from feddrift.scores import SCORES
@@ -36,8 +36,23 @@ from feddrift.types import Floats, Ints, Local, Models, Net, State, Votes
 _log = logging.getLogger("feddrift")
 
 
-class Flower(Asking, Engine):
-    """Real clients, reached through a Grid."""
+class Flower(ClientConnection, Engine):
+    """Engine whose clients are reached over a Flower Grid.
+
+    Args:
+        grid: The connection to the nodes.
+        roster: The clients and their keys.
+        net: The net of all clients.
+        local: The settings of local training.
+        seed: The seed of all random draws.
+        waiting: How long to wait for clients.
+        conditions: The conditions of the federation.
+        n_steps: The number of time steps; None: without end.
+        explain: Whether clients are asked what changed in their data when one raises an alarm.
+
+    Raises:
+        ConfigError: The quorum is larger than the number of clients.
+    """
 
     def __init__(
         self,
@@ -53,161 +68,201 @@ class Flower(Asking, Engine):
     ) -> None:
         if not 1 <= waiting.quorum <= len(roster.clients):
             raise ConfigError(f"quorum must be in 1..{len(roster.clients)}, got {waiting.quorum}")
-        Asking.__init__(self, grid, roster, seed, waiting)
-        self.explain = explain  # whether clients are asked what moved in their data when they raise an alarm
-        self.net, self.local, self.conditions, self.n_steps = net, local, conditions, n_steps
-        self.counts: Ints = np.zeros((2, len(roster.clients)), dtype=np.int64)  # N[t, c] as the clients said
-        self.present: set[int] = set()  # who answered the last hello
-        self.begun = -1  # a time step that is taken up again: it is too late for new data of that time
-        self._greeted = -1  # the time of the last hello
-        self._started = -np.inf  # when the last time step began
-        self._tested: dict[int, Present] = {}  # by client: how the models it uses do on its newest data
-        self._gaps: dict[int, int | None] = {}  # by client, the batch that is missing before others that have come
+        ClientConnection.__init__(self, grid, roster, seed, waiting)
+        self.explain = explain
+        self.net = net
+        self.local = local
+        self.conditions = conditions
+        self.n_steps = n_steps
+        self.counts: Ints = np.zeros((2, len(roster.clients)), dtype=np.int64)  # N[t, c] as reported by the clients
+        self.present: set[int] = set()  # clients that replied to the last hello
+        self.resumed_step = -1  # time step that the server resumes, which accepts no new data; -1: none
+        self._last_hello_step = -1  # the time of the last hello
+        self._step_start = -np.inf  # when the last time step began
+        self._hello_replies: dict[int, HelloReply] = {}  # by client, the last reply with a test of its models
+        self._gaps: dict[int, int | None] = {}  # by client, `gap` of its last reply
 
     def worker(self, tau: int) -> Remote:
-        if self._greeted != tau:
-            self.hello(tau)
-        self._started = time.monotonic()
+        if self._last_hello_step != tau:
+            self.send_hello(tau)
+        self._step_start = time.monotonic()
         present = np.isin(np.arange(len(self.roster.clients)), list(self.present))
         counts = np.zeros((tau + 1, len(self.roster.clients)), dtype=np.int64)
         counts[: len(self.counts)] = self.counts[: tau + 1]
-        known = Known(self.roster.clients, self.roster.features, self.roster.n_classes, counts, present)
+        known = FederationInfo(self.roster.clients, self.roster.features, self.roster.n_classes, counts, present)
         return Remote(self, tau, known)
 
     def store_models(self, models: Models) -> Models:
-        return SHARED_ROWS.store(models)
+        return SHARED_ROWS.store_models(models)
 
     def test(self, state: State, t: int) -> tuple[Ints, Ints]:
-        """Tell the clients which models they use from now on; how those do on the data of time t, once these come.
+        """Send the clients the models to use from now on, and test these on the data of time t when they arrive.
 
-        After the last time step nobody waits for more data.
+        After the last time step, the server does not wait for data.
         """
-        self.hello(t, state, wait=self.n_steps is None or t < self.n_steps)
+        self.send_hello(t, state, wait=self.n_steps is None or t < self.n_steps)
         right, tested = np.zeros((2, len(self.roster.clients)), dtype=np.int64)
-        for c, present in self._tested.items():
-            right[c], tested[c] = present.tested or (0, 0)
+        for c, reply in self._hello_replies.items():
+            right[c], tested[c] = reply.tested or (0, 0)
         return right, tested
 
     def scores(self, state: State, t: int) -> Mapping[str, Floats]:
         names = (*SCORES, "routed") if state.router is not None else SCORES
         scores = {name: np.full(len(self.roster.clients), np.nan) for name in names}
-        for c, present in self._tested.items():
-            for name in scores.keys() & present.scores.keys():  # a client may tell what nobody asked
-                scores[name][c] = present.scores[name]
+        for c, reply in self._hello_replies.items():
+            for name in scores.keys() & reply.scores.keys():  # a client may report other scores as well
+                scores[name][c] = reply.scores[name]
         return scores
 
     def shifts(self, tau: int, clients: Sequence[int]) -> Mapping[int, Shifts]:
-        """What moved by the clients' own account; who does not answer misses nothing else."""
+        """Return the shifts that clients report; a client that does not reply remains reachable."""
         have_data = [c for c in self.present if self.counts[tau, c]]
-        requests: dict[int, Asked] = {c: (Explain(), {}) for c in asked(clients, have_data)} if self.explain else {}
-        answers = self.ask(tau, requests, lambda _, body, __: read_shifts(body, tau))
-        return told({c: answer for c, answer in answers.items() if answer is not None}, clients)
+        requests: dict[int, OutgoingRequest] = (
+            {c: (Explain(), {}) for c in choose_clients_to_ask(clients, have_data)} if self.explain else {}
+        )
+        replies = self.send_requests(tau, requests, lambda _, body, __: read_shifts(body, tau))
+        return mark_common_shifts({c: shifts for c, shifts in replies.items() if shifts is not None}, clients)
 
     def lost_private(self) -> list[tuple[int, int]]:
-        lost, self._lost = sorted(self._lost), set()
+        lost = sorted(self._lost)
+        self._lost = set()
         return lost
 
-    def hello(self, tau: int, state: State | None = None, wait: bool = True) -> None:
-        """Find out who is there and what has arrived; returns when time step tau can start."""
+    def send_hello(self, tau: int, state: State | None = None, wait: bool = True) -> None:
+        """Ask all clients for their data until time step tau can start.
+
+        Args:
+            tau: The time step.
+            state: The state whose models the clients use from now on; None: they continue with theirs.
+            wait: Whether to wait for new data, and not only for a quorum.
+
+        Raises:
+            QuorumError: There was no quorum for longer than the settings permit.
+        """
         began = time.monotonic()
-        quorum_since, logged = np.inf, False
-        expected = self.present if self._greeted >= 0 else self._with_keys()
-        self._tested = {}
+        quorum_since = np.inf
+        logged = False
+        expected = self.present if self._last_hello_step >= 0 else self._find_clients_with_keys()
+        self._hello_replies = {}
         while True:
-            self.present = self._greet(tau, range(len(self.roster.clients)), state, inside=tau == self.begun)
-            self._greeted, now = tau, time.monotonic()
-            fresh = {c for c in self.present if self.counts[tau, c] or tau == self.begun}
+            self.present = self._send_hello_once(
+                tau, range(len(self.roster.clients)), state, inside=tau == self.resumed_step
+            )
+            self._last_hello_step = tau
+            now = time.monotonic()
+            with_new_data = {c for c in self.present if self.counts[tau, c] or tau == self.resumed_step}
             if len(self.present) < self.waiting.quorum:
                 if now - began > self.waiting.patience:
-                    self._give_up(tau, self.present, "to start with")
+                    self._raise_quorum_error(tau, self.present, "start")
             elif not wait:
                 return
             elif self.waiting.start != "data":
-                if now >= self._started + float(self.waiting.start):
+                if now >= self._step_start + float(self.waiting.start):
                     return
             else:
-                quorum_since = min(quorum_since, now) if len(fresh) >= self.waiting.quorum else np.inf
+                quorum_since = min(quorum_since, now) if len(with_new_data) >= self.waiting.quorum else np.inf
                 if now >= quorum_since and (
-                    fresh >= expected | self.present or now - quorum_since > self.waiting.grace
+                    with_new_data >= expected | self.present or now - quorum_since > self.waiting.grace
                 ):
                     return
             if not logged:
                 _log.info(
-                    "time %d: %d of %d clients are here, %d with new data; waiting",
+                    "time %d: %d of %d clients are connected, %d with new data; waiting",
                     tau,
                     len(self.present),
                     len(self.roster.clients),
-                    len(fresh),
+                    len(with_new_data),
                 )
                 logged = True
-            time.sleep(self.waiting.pause(now - began if self.waiting.start == "data" and not fresh else 0.0))
+            waits_for_data = self.waiting.start == "data" and not with_new_data
+            time.sleep(self.waiting.compute_pause(now - began if waits_for_data else 0.0))
 
-    def _greet(self, tau: int, clients: Sequence[int], state: State | None = None, inside: bool = False) -> set[int]:
-        """Say hello to these clients, perhaps inside a time step, when it is too late for new data; who answered."""
-        requests: dict[int, Asked] = {}
+    def _send_hello_once(
+        self, tau: int, clients: Sequence[int], state: State | None = None, inside: bool = False
+    ) -> set[int]:
+        """Send one hello to these clients, and return those that replied.
+
+        Args:
+            tau: The time step.
+            clients: The clients.
+            state: The state whose models the clients use from now on; None: they continue with theirs.
+            inside: Whether the time step has begun, so that it is too late for new data.
+        """
+        requests: dict[int, OutgoingRequest] = {}
         votes = None if state is None else Votes.of(state.votes)
         shared = np.zeros(0, dtype=np.int64) if state is None else np.flatnonzero(~state.models.private)
         for c in clients:
-            hello, parts = Hello(), dict[str, Part]()
+            hello = Hello()
+            parts = dict[str, Part]()
             if state is not None and votes is not None and votes.has_any[c]:
                 used = votes.model[c][votes.weight[c] > 0]
-                if state.models.private[used].any() and len(shared):  # what it falls back on where it has lost its own
+                if state.models.private[used].any() and len(shared):  # used if the client has lost its private model
                     used = np.union1d(used, shared[:1])
-                hello, parts = self._serving(tau - 1, state, c, used)
+                hello, parts = self._build_serving_hello(tau - 1, state, c, used)
             seen = max(np.flatnonzero(self.counts[:, c]).tolist(), default=-1)
             requests[c] = replace(hello, seen=None if inside else seen), parts
         if tau >= len(self.counts):
             new_times = np.zeros((tau + 1 - len(self.counts), len(self.roster.clients)), dtype=np.int64)
             self.counts = np.concatenate([self.counts, new_times])
-        answers = self.ask(tau, requests, lambda c, body, _: Present.read(body, tau))
-        for c, present in answers.items():
-            late = inside and not self.counts[tau, c]  # what it took in unheard, it shows again in the next time step
+        replies = self.send_requests(tau, requests, lambda c, body, _: HelloReply.from_body(body, tau))
+        for c, reply in replies.items():
+            too_late = inside and not self.counts[tau, c]  # the client shows this batch again in the next time step
             self.counts[:, c] = 0
-            for t, n in present.cells.items():
-                self.counts[t, c] = 0 if late and t == tau else n
-            if present.tested is not None:
-                self._tested[c] = present
-            if present.gap != self._gaps.get(c) and present.gap is not None:
-                what = "client %s: its batch %d is missing, and %d later ones wait for it"
-                _log.warning(what, self.roster.clients[c], present.gap, present.backlog)
-            self._gaps[c] = present.gap
+            for t, n in reply.cells.items():
+                self.counts[t, c] = 0 if too_late and t == tau else n
+            if reply.tested is not None:
+                self._hello_replies[c] = reply
+            if reply.gap != self._gaps.get(c) and reply.gap is not None:
+                text = "client %s: its batch %d is missing, and %d later ones wait for it"
+                _log.warning(text, self.roster.clients[c], reply.gap, reply.backlog)
+            self._gaps[c] = reply.gap
             if state is not None and requests[c][1]:
-                self._has[c] = self._serves[c] = set(requests[c][1])
-        return set(answers)
+                self._parts_at_client[c] = self._served_parts[c] = set(requests[c][1])
+        return set(replies)
 
-    def _serving(self, tau: int, state: State, c: int, used: Ints) -> tuple[Hello, dict[str, Part]]:
-        """A hello with these models, and those that the client's inputs may choose."""
+    def _build_serving_hello(self, tau: int, state: State, c: int, used: Ints) -> tuple[Hello, dict[str, Part]]:
+        """Return a hello with the models at these positions and those that the router may choose, and their parts."""
         if state.router is not None:
             used = np.union1d(used, np.flatnonzero(state.router.votes.any(axis=0)))
         voters = take(state.models, used, [state.models.ids[m] for m in used])
         votes = Votes.of(state.votes).of_client(c, used)
         router: Body | None = None
         if state.router is not None:
-            chosen = replace(state.router, votes=state.router.votes[:, used])
-            voters, votes, router = sent_with(voters, votes, chosen)
-        specs, parts = model_parts.described(self.net, voters)
-        return Hello.serving(tau, specs, votes.tolist(), state.ballot, router), parts
+            own_router = replace(state.router, votes=state.router.votes[:, used])
+            voters, votes, router = pack_router(voters, votes, own_router)
+        specs, parts = model_parts.describe_models(self.net, voters)
+        return Hello.with_models(tau, specs, votes.tolist(), state.ballot, router), parts
 
-    def wait_for(self, tau: int, reachable: set[int], where: str, end: float) -> set[int]:
-        """Wait until a quorum can be reached again, or time is up; who has come back."""
+    def wait_for_quorum(self, tau: int, reachable: set[int], where: str, end: float) -> set[int]:
+        """Wait until a quorum can be reached, and return the clients that can be reached again.
+
+        Args:
+            tau: The time step.
+            reachable: The clients that can be reached.
+            where: The exchange that waits, for messages.
+            end: The deadline, a value of `time.monotonic()`.
+
+        Raises:
+            QuorumError: The deadline has passed.
+        """
         back: set[int] = set()
         _log.warning(
             "%s: %d clients can be reached, the quorum is %d; waiting", where, len(reachable), self.waiting.quorum
         )
         while True:
-            if time.monotonic() > end:  # also where clients come back only to fail again
-                self._give_up(tau, reachable | back, where)
+            if time.monotonic() > end:  # also if clients come back and fail again each time
+                self._raise_quorum_error(tau, reachable | back, where)
             absent = [c for c in range(len(self.roster.clients)) if c not in reachable | back]
-            back |= self._greet(tau, absent, inside=True)
+            back |= self._send_hello_once(tau, absent, inside=True)
             self.present |= back
             if len(reachable | back) >= self.waiting.quorum:
                 return back
             time.sleep(self.waiting.look)
 
-    def _give_up(self, tau: int, present: set[int], where: str) -> NoReturn:
-        names = ", ".join(self.roster.clients[c] for c in sorted(present)) or "nobody"
-        trouble = "; ".join(f"{name}: {what}" for name, what in sorted(self.trouble.items()))
+    def _raise_quorum_error(self, tau: int, present: set[int], where: str) -> NoReturn:
+        names = ", ".join(self.roster.clients[c] for c in sorted(present)) or "no client"
+        trouble = "; ".join(f"{name}: {problem}" for name, problem in sorted(self.trouble.items()))
         raise QuorumError(
             f"time {tau}, {where}: waited {self.waiting.patience:g} s for a quorum of {self.waiting.quorum} out of "
-            f"{len(self.roster.clients)} clients, here is {names}" + (f" ({trouble})" if trouble else "")
+            f"{len(self.roster.clients)} clients, connected: {names}" + (f" ({trouble})" if trouble else "")
         )

@@ -1,7 +1,7 @@
-"""Clients at the other end of a network, as a Worker: every question is an exchange, every answer checked.
+"""Worker for clients at the other end of a network: each request is an exchange, and each reply is checked.
 
-A client that misses an exchange, or answers with something that cannot be used, sits out the rest of the time step:
-its identity is carried over, averages are formed without it, and a model without any reply stays as it is.
+A client whose reply is missing or refused does not take part in the rest of the time step: its models are carried
+over, averages are formed without it, and a model without any reply remains as it is.
 """
 
 from __future__ import annotations
@@ -15,27 +15,35 @@ import numpy as np
 
 from feddrift._internal.device_arrays import SHARED_ROWS
 from feddrift.engines.flower import messages, model_parts
-from feddrift.engines.flower.client import described
-from feddrift.engines.flower.client.routers import sent_with
+from feddrift.engines.flower.client import feature_statistics
+from feddrift.engines.flower.client.routers import pack_router
 from feddrift.engines.flower.messages import (
     Contest,
     Evaluate,
-    Raw,
+    EvaluateReply,
+    RawParts,
     Request,
     Reroute,
-    Scores,
     Train,
     Trial,
-    slice_of,
+    pack_entries,
 )
 from feddrift.engines.flower.model_parts import Body, Part
 from feddrift.engines.flower.server.exchange import WaitingRules
 from feddrift.engines.local import sampling
 from feddrift.engines.sparse_weights import Entries
-from feddrift.engines.worker import Known, Question, Scored, Work, Worker, gathered, in_turn
-from feddrift.models import params_of, take
+from feddrift.engines.worker import (
+    CellScores,
+    FederationInfo,
+    StatisticsRequest,
+    TrainingPlan,
+    Worker,
+    concatenate_updates,
+    run_rounds_sequentially,
+)
+from feddrift.models import get_params, take
 from feddrift.nets import layer_width
-from feddrift.trees import map_trunk_and_head, split, trunk_of, unsplit
+from feddrift.trees import join_trunk_and_head, map_trunk_and_head, mark_trunk, split_trunk_and_head
 from feddrift.types import (
     Ballot,
     Floats,
@@ -53,53 +61,69 @@ from feddrift.types import (
     Votes,
 )
 
-SHORT = 3.0  # seconds that clients of common models may wait in one exchange for one that trains alone
+MAX_SHARED_WAIT_SECONDS = 3.0  # that clients of shared models may wait in one exchange for one that trains alone
 
-Asked = tuple[Request, dict[str, Part]]  # a request, and all parts of the models that it names
-Check = Callable[[int, Body, Raw], Any]  # what a client's reply says, or Refused
+OutgoingRequest = tuple[Request, dict[str, Part]]  # a request, and all parts of the models that it names
+ReplyReader = Callable[[int, Body, RawParts], Any]  # reads the reply of client c, or raises InvalidMessageError
 
 
-class Line(Protocol):
-    """The way to the clients."""
+class Transport(Protocol):
+    """Connection to the clients, as the Worker uses it."""
 
     net: Net
     waiting: WaitingRules
 
-    def ask(self, tau: int, requests: Mapping[int, Asked], check: Check, round: int | None) -> dict[int, Any]:
-        """One exchange: the checked replies by client."""
+    def send_requests(
+        self, tau: int, requests: Mapping[int, OutgoingRequest], check: ReplyReader, round: int | None
+    ) -> dict[int, Any]:
+        """Send requests of one kind, and return the checked replies by client."""
         ...
 
-    def wait_for(self, tau: int, reachable: set[int], where: str, end: float) -> set[int]:
-        """Wait until a quorum can be reached again, or time is up; who has come back."""
+    def wait_for_quorum(self, tau: int, reachable: set[int], where: str, end: float) -> set[int]:
+        """Wait until a quorum can be reached, and return the clients that can be reached again.
+
+        Args:
+            tau: The time step.
+            reachable: The clients that can be reached.
+            where: The exchange that waits, for messages.
+            end: The deadline, a value of `time.monotonic()`.
+
+        Raises:
+            QuorumError: The deadline has passed.
+        """
         ...
 
 
 class Remote(Worker):
-    """One time step over the network."""
+    """The clients in one time step."""
 
-    def __init__(self, line: Line, tau: int, known: Known) -> None:
-        self.line, self.tau, self.known = line, tau, known
-        # By client, model and what was asked: how many rows and their sum, of the new batch and by stored cell.
+    def __init__(self, transport: Transport, tau: int, known: FederationInfo) -> None:
+        self.transport = transport
+        self.tau = tau
+        self.known = known
+        # By client, model and question: the number of rows and their sum, for the newest data and by stored cell.
         self._scores: dict[tuple[int, str, str], tuple[Any, dict[int, Any]]] = {}
-        self._ahead: dict[int, int] = {}  # by family, the round before which all are done: one client trained it alone
+        # By family that one client trains alone, the first round that is not done yet.
+        self._rounds_done: dict[int, int] = {}
 
-    def save(self) -> dict[str, Any]:  # moments are where the training is
+    def save(self) -> dict[str, Any]:  # the optimiser's moments are stored by the clients
         return {
             "reachable": self.known.reachable,
             "counts": self.known.counts,
-            "ahead": list(self._ahead.items()),
+            "ahead": list(self._rounds_done.items()),
         }
 
     def load(self, saved: dict[str, Any]) -> None:
         self.known.reachable = self.known.reachable & saved["reachable"]
-        self.known.counts = saved["counts"]  # what the known answers are about
-        self._ahead = dict(saved.get("ahead", []))  # older checkpoints have none
+        self.known.counts = saved["counts"]  # the replies in the journal refer to these
+        self._rounds_done = dict(saved.get("ahead", []))  # older checkpoints have none
 
     def score(
-        self, models: Models, cells: Ints, metric: Metric, most: int | None = None, by: Parting | None = None
-    ) -> Iterator[Scored]:
-        """Cells without a `most` are of the newest data, all others are stored: Evaluate asks for both at once."""
-        names, what = self._have_scored(np.unique(cells[:, 1]), models, metric, by), f"{metric} by {by}"
+        self, models: Models, cells: Ints, metric: Metric, max_rows: int | None = None, by: Parting | None = None
+    ) -> Iterator[CellScores]:
+        """Score cells: without `max_rows` they are the newest data, else stored cells. One request returns both."""
+        names = self._fetch_scores(np.unique(cells[:, 1]), models, metric, by)
+        question = f"{metric} by {by}"
         which = np.flatnonzero(self.known.reachable[cells[:, 1]])
         if not len(which):
             return
@@ -108,221 +132,252 @@ class Remote(Worker):
         sizes: Ints = np.zeros((len(which), *parts), dtype=np.int64)
         for k, (t, c) in enumerate(cells[which].tolist()):
             for m, name in enumerate(names):
-                new, stored = self._scores[c, name, what]
-                sizes[k], sums[m, k] = new if most is None else stored[t]
+                new, stored = self._scores[c, name, question]
+                sizes[k], sums[m, k] = new if max_rows is None else stored[t]
         yield which, sums, sizes
 
     def confusion(self, models: Models, clients: Ints) -> Ints:
         n = self.known.n_classes
         counts = np.zeros((len(clients), len(models), n, n), dtype=np.int64)
-        specs, parts = model_parts.described(self.line.net, models)
+        specs, parts = model_parts.describe_models(self.transport.net, models)
 
-        def check(c: int, body: Body, raw: Raw) -> Ints:
+        def check(c: int, body: Body, raw: RawParts) -> Ints:
             return messages.read_confusion(body, counts.shape[1:], int(self.known.counts[self.tau, c]))
 
-        asked = {int(c): (Evaluate("confusion", specs), parts) for c in clients}
-        for c, of_client in self._ask(asked, check).items():
-            counts[np.searchsorted(clients, c)] = of_client
+        requests: dict[int, OutgoingRequest] = {int(c): (Evaluate("confusion", specs), parts) for c in clients}
+        for c, confusion in self._send_requests(requests, check).items():
+            counts[np.searchsorted(clients, c)] = confusion
         return counts
 
-    def describe(self, models: Models, clients: Ints, question: Question) -> Moments:
-        net, known = self.line.net, self.known
+    def describe(self, models: Models, clients: Ints, question: StatisticsRequest) -> Moments:
+        net = self.transport.net
+        known = self.known
         width = layer_width(net, question.layer, known.features, known.n_classes)
         parts, size = question.shape(width, known.n_classes)
-        moments = Moments.nobody(len(clients), len(models), parts, size)
-        specs, model_arrays = model_parts.described(net, models)
+        moments = Moments.empty(len(clients), len(models), parts, size)
+        specs, model_arrays = model_parts.describe_models(net, models)
 
-        def check(c: int, body: Body, raw: Raw) -> Moments:
+        def check(c: int, body: Body, raw: RawParts) -> Moments:
             n = int(known.counts[self.tau, c])
-            return described.read(body, (len(models), parts, size), n, question.square)
+            return feature_statistics.read_reply(body, (len(models), parts, size), n, question.square)
 
-        asked = {int(c): (described.asking(question, specs), model_arrays) for c in clients}
-        for c, answer in self._ask(asked, check).items():
+        request = feature_statistics.build_request(question, specs)
+        requests: dict[int, OutgoingRequest] = {int(c): (request, model_arrays) for c in clients}
+        for c, reply in self._send_requests(requests, check).items():
             for name in ("count", "mean", "std"):
-                getattr(moments, name)[np.searchsorted(clients, c)] = getattr(answer, name)[0]
+                getattr(moments, name)[np.searchsorted(clients, c)] = getattr(reply, name)[0]
         return moments
 
     def reroute(self, models: Models, votes: Floats | Votes, ballot: Ballot, routers: Mapping[int, Router]) -> Ints:
-        counts, asked = np.zeros((len(votes), 3), dtype=np.int64), dict[int, Asked]()
-        own_votes = Votes.of(votes)
+        counts = np.zeros((len(votes), 3), dtype=np.int64)
+        requests = dict[int, OutgoingRequest]()
+        all_votes = Votes.of(votes)
         for c, router in routers.items():
-            voted = own_votes.model[c][own_votes.weight[c] > 0]
+            voted = all_votes.model[c][all_votes.weight[c] > 0]
             used = np.union1d(voted, np.flatnonzero(router.votes.any(axis=0)))
-            chosen = replace(router, votes=router.votes[:, used])
-            voters, own, body = sent_with(
-                take(models, used, [models.ids[m] for m in used]), own_votes.of_client(c, used), chosen
+            own_router = replace(router, votes=router.votes[:, used])
+            voters, own_votes, body = pack_router(
+                take(models, used, [models.ids[m] for m in used]), all_votes.of_client(c, used), own_router
             )
-            specs, parts = model_parts.described(self.line.net, voters)
-            asked[c] = Reroute(specs, own.tolist(), ballot, body), parts
+            specs, parts = model_parts.describe_models(self.transport.net, voters)
+            requests[c] = Reroute(specs, own_votes.tolist(), ballot, body), parts
 
-        def check(c: int, body: Body, raw: Raw) -> list[int]:
-            return messages.read_rerouted(body, int(self.known.counts[self.tau, c]))
+        def check(c: int, body: Body, raw: RawParts) -> list[int]:
+            return messages.read_reroute_reply(body, int(self.known.counts[self.tau, c]))
 
-        for c, answer in self._ask(asked, check).items():
-            counts[c] = answer
+        for c, reply in self._send_requests(requests, check).items():
+            counts[c] = reply
         return counts
 
-    def updates(self, models: Models, work: Work, round: int, local: Local) -> Updates:
-        net = self.line.net
-        specs, parts = model_parts.described(net, models)
-        like = model_parts.like(net)
-        shape = trunk_of(net, like)
-        trunk_shapes, head_shapes = (model_parts.shapes(part) for part in split(like, shape))
-        mine: dict[int, Work] = {}  # by client; its lanes and pairs, counted from 0, name the parts of its reply
-        asked: dict[int, Asked] = {}
-        due = np.array([self._ahead.get(family, 0) <= round for family in models.family], dtype=bool)
-        work = work.select(self.known.reachable, due)
-        together, at_once = _with_others(models, work), max(0, work.until - round - 1)
-        within = SHORT if together else self.line.waiting.train / 2
-        for c in np.unique(work.client).tolist():
-            mine[c] = work.select(np.arange(len(self.known.clients)) == c)
-            own_specs = [specs[m] for m in mine[c].model]
-            request = Train(round, {}, own_specs, slice_of(mine[c].data, mine[c].model))
-            if at_once and c not in together:
-                request = replace(request, more=at_once, within=within)
-            asked[c] = self._told(request, c, mine[c].model, local, parts)
+    def updates(self, models: Models, plan: TrainingPlan, round: int, local: Local) -> Updates:
+        net = self.transport.net
+        specs, parts = model_parts.describe_models(net, models)
+        template = model_parts.init_template(net)
+        is_trunk = mark_trunk(net, template)
+        trunk_shapes, head_shapes = (model_parts.list_shapes(part) for part in split_trunk_and_head(template, is_trunk))
+        plans: dict[int, TrainingPlan] = {}  # by client; the numbers of its lanes and pairs name the parts of its reply
+        requests: dict[int, OutgoingRequest] = {}
+        due = np.array([self._rounds_done.get(family, 0) <= round for family in models.family], dtype=bool)
+        plan = plan.select(self.known.reachable, due)
+        sharing_clients = _find_sharing_clients(models, plan)
+        max_more = max(0, plan.until - round - 1)
+        within = MAX_SHARED_WAIT_SECONDS if sharing_clients else self.transport.waiting.train / 2
+        for c in np.unique(plan.client).tolist():
+            plans[c] = plan.select(np.arange(len(self.known.clients)) == c)
+            own_specs = [specs[m] for m in plans[c].model]
+            request = Train(round, {}, own_specs, pack_entries(plans[c].data, plans[c].model))
+            if max_more and c not in sharing_clients:
+                request = replace(request, more=max_more, within=within)
+            requests[c] = self._complete_train_request(request, c, plans[c].model, local, parts)
 
-        def check(c: int, body: Body, raw: Raw) -> tuple[int, list[list[Part]]]:
-            trunks = [trunk_shapes] * mine[c].n_lanes if local.trains != "head" and trunk_shapes else []
-            heads = [head_shapes] * len(mine[c].model) if local.trains != "trunk" and head_shapes else []
-            return messages.read_trained(body, raw, round, trunks, heads, 0 if c in together else at_once)
+        def check(c: int, body: Body, raw: RawParts) -> tuple[int, list[list[Part]]]:
+            trunks = [trunk_shapes] * plans[c].n_lanes if local.trains != "head" and trunk_shapes else []
+            heads = [head_shapes] * len(plans[c].model) if local.trains != "trunk" and head_shapes else []
+            return messages.read_train_reply(body, raw, round, trunks, heads, 0 if c in sharing_clients else max_more)
 
-        replies = []
-        for c, (more, (trunks, heads)) in self._ask(asked, check, round).items():
-            self._ahead |= {models.family[m]: round + 1 + more for m in mine[c].model if more}
-            first = np.unique(mine[c].lane, return_index=True)[1]  # [lane]; a client counts its lanes as they come
+        updates = []
+        for c, (more, (trunks, heads)) in self._send_requests(requests, check, round).items():
+            self._rounds_done |= {models.family[m]: round + 1 + more for m in plans[c].model if more}
+            first = np.unique(plans[c].lane, return_index=True)[1]  # [lane]; a client numbers lanes by their first pair
             if trunks:
                 trunks = [trunks[k] for k in np.argsort(np.argsort(first))]
             else:
-                trunks = [split(params_of(models, m), shape)[0] for m in mine[c].model[first].tolist()]
-            heads = heads or [split(params_of(models, m), shape)[1] for m in mine[c].model.tolist()]
+                positions = plans[c].model[first].tolist()
+                trunks = [split_trunk_and_head(get_params(models, m), is_trunk)[0] for m in positions]
+            heads = heads or [split_trunk_and_head(get_params(models, m), is_trunk)[1] for m in plans[c].model.tolist()]
             stacked = [[np.stack(rows) for rows in zip(*part, strict=True)] for part in (trunks, heads)]
-            replies.append(mine[c].updates(unsplit(stacked[0], stacked[1], shape)))
-        return gathered(models, work, replies)
+            updates.append(plans[c].updates(join_trunk_and_head(stacked[0], stacked[1], is_trunk)))
+        return concatenate_updates(models, plan, updates)
 
-    def rounds(self, models: Models, work: Work, first: int, last: int, local: Local) -> tuple[Models, Ints]:
-        if models.private[work.model].any():
-            return self._train_private(models, work, first, last, local), np.zeros(work.n_lanes, dtype=np.int64)
-        return in_turn(self, models, work, first, last, local)
+    def rounds(self, models: Models, plan: TrainingPlan, first: int, last: int, local: Local) -> tuple[Models, Ints]:
+        if models.private[plan.model].any():
+            return self._train_private(models, plan, first, last, local), np.zeros(plan.n_lanes, dtype=np.int64)
+        return run_rounds_sequentially(self, models, plan, first, last, local)
 
-    def _told(self, request: Train, c: int, members: Ints, local: Local, parts: dict[str, Part]) -> Asked:
-        """The request with how client c trains these models, and where they are pulled; and all parts of models."""
-        request = replace(request, local=replace(local, pull=None).plain())
+    def _complete_train_request(
+        self, request: Train, c: int, positions: Ints, local: Local, parts: dict[str, Part]
+    ) -> OutgoingRequest:
+        """Add the settings of client c and the targets of a pull to a request, and return it with all parts of models.
+
+        Args:
+            request: The request.
+            c: The client.
+            positions: The positions of its models.
+            local: The settings of local training.
+            parts: The parts of the models, and of others.
+        """
+        request = replace(request, local=replace(local, pull=None).to_dict())
         if local.pull is not None:
-            request = replace(request, pull=local.pull.on(c))
-            if (to := local.pull.to) is not None:
-                specs, more = model_parts.described(self.line.net, to)
-                request = replace(request, to=[specs[m % len(specs)] for m in members.tolist()])
-                parts = parts | more
-        return request, _parts_of([*request.models, *request.to], parts)
+            request = replace(request, pull=local.pull.get_client_weight(c))
+            if (targets := local.pull.to) is not None:
+                specs, target_parts = model_parts.describe_models(self.transport.net, targets)
+                request = replace(request, to=[specs[m % len(specs)] for m in positions.tolist()])
+                parts = parts | target_parts
+        return request, _select_parts([*request.models, *request.to], parts)
 
-    def _train_private(self, models: Models, work: Work, first: int, last: int, local: Local) -> Models:
-        """Each owner trains its own models and keeps them: what remains here is the name of the new version."""
-        specs, parts = model_parts.described(self.line.net, models)
-        label, asked, mine = model_parts.label_of(self.tau, last), dict[int, Asked](), dict[int, Work]()
-        for c in np.unique(work.client[self.known.reachable[work.client]]).tolist():
-            mine[c] = work.select(np.arange(len(self.known.clients)) == c)
-            own_specs, w = [specs[m] for m in mine[c].model], slice_of(mine[c].data, mine[c].model)
+    def _train_private(self, models: Models, plan: TrainingPlan, first: int, last: int, local: Local) -> Models:
+        """Let each owner train its own models and store them; the result has only the labels of their new versions."""
+        specs, parts = model_parts.describe_models(self.transport.net, models)
+        label = model_parts.make_version_label(self.tau, last)
+        requests = dict[int, OutgoingRequest]()
+        plans = dict[int, TrainingPlan]()
+        for c in np.unique(plan.client[self.known.reachable[plan.client]]).tolist():
+            plans[c] = plan.select(np.arange(len(self.known.clients)) == c)
+            own_specs = [specs[m] for m in plans[c].model]
+            w = pack_entries(plans[c].data, plans[c].model)
             request = Train(first, {}, own_specs, w, last - first, label)
-            asked[c] = self._told(request, c, mine[c].model, local, parts)
+            requests[c] = self._complete_train_request(request, c, plans[c].model, local, parts)
 
-        def check(c: int, body: Body, raw: Raw) -> object:
-            return messages.read_trained(body, raw, first, [], [])
+        def check(c: int, body: Body, raw: RawParts) -> object:
+            return messages.read_train_reply(body, raw, first, [], [])
 
-        answered = self._ask(asked, check, first)
-        trained = np.array([int(m) for c in answered for m in mine[c].model], dtype=int)
-        held = np.array(models.held, dtype=np.int64)
-        held[trained] = label
-        params = map_trunk_and_head(SHARED_ROWS.without_values, models, trained, models.trunk_index[trained])
-        return replace(models, params=params, held=tuple(held.tolist()))
+        replies = self._send_requests(requests, check, first)
+        trained = np.array([int(m) for c in replies for m in plans[c].model], dtype=int)
+        labels = np.array(models.held, dtype=np.int64)
+        labels[trained] = label
+        params = map_trunk_and_head(SHARED_ROWS.clear_rows, models, trained, models.trunk_index[trained])
+        return replace(models, params=params, held=tuple(labels.tolist()))
 
     def trial(self, models: Models, older: Entries, parent: Ints, starts: Sequence[Start], local: Local) -> Tournament:
-        tournament = Tournament.nobody(len(parent), len(starts))
-        specs, parts = model_parts.described(self.line.net, models)
+        tournament = Tournament.empty(len(parent), len(starts))
+        specs, parts = model_parts.describe_models(self.transport.net, models)
 
-        def check(c: int, body: Body, raw: Raw) -> tuple[int, Ints]:
-            return messages.read_tournament(body, len(starts), 1, int(self.known.counts[self.tau, c]))
+        def check(c: int, body: Body, raw: RawParts) -> tuple[int, Ints]:
+            return messages.read_tournament_reply(body, len(starts), 1, int(self.known.counts[self.tau, c]))
 
-        asked: dict[int, Asked] = {}
+        requests: dict[int, OutgoingRequest] = {}
         for c in np.flatnonzero(parent >= 0).tolist():
-            w = slice_of(older.select(older.c == c))
-            asked[c] = Trial(specs, int(parent[c]), list(starts), local.plain(), w), parts
-        for c, (rows, wrong) in self._ask(asked, check).items():
-            tournament.rows[c], tournament.wrong[c] = rows, wrong
+            w = pack_entries(older.select(older.c == c))
+            requests[c] = Trial(specs, int(parent[c]), list(starts), local.to_dict(), w), parts
+        for c, (rows, wrong) in self._send_requests(requests, check).items():
+            tournament.rows[c] = rows
+            tournament.wrong[c] = wrong
         return tournament
 
     def contest(self, models: Models, teams: Ints, held_by: Local | None) -> Tournament:
-        """Each client gets the models of its own teams, which are numbered from 0 in its message."""
-        tournament = Tournament.nobody(teams.shape[1], len(teams))
-        specs, parts = model_parts.described(self.line.net, models)
+        """Send each client the models of its own teams, numbered from 0, and count their common mistakes."""
+        tournament = Tournament.empty(teams.shape[1], len(teams))
+        specs, parts = model_parts.describe_models(self.transport.net, models)
         n_rows = self.known.counts[self.tau]
         if held_by is not None:
-            n_rows = n_rows - sampling.trained_rows(n_rows, held_by.hold_out)
+            n_rows = n_rows - sampling.count_training_rows(n_rows, held_by.hold_out)
 
-        def check(c: int, body: Body, raw: Raw) -> tuple[int, Ints]:
-            return messages.read_tournament(body, len(teams), int(n_rows[c]), int(n_rows[c]))
+        def check(c: int, body: Body, raw: RawParts) -> tuple[int, Ints]:
+            return messages.read_tournament_reply(body, len(teams), int(n_rows[c]), int(n_rows[c]))
 
-        asked: dict[int, Asked] = {}
+        requests: dict[int, OutgoingRequest] = {}
         for c in np.flatnonzero((teams >= 0).any(axis=2).all(axis=0)).tolist():
             used = np.unique(teams[:, c][teams[:, c] >= 0])
             own_teams = [np.searchsorted(used, team[team >= 0]).tolist() for team in teams[:, c]]
             own_specs = [specs[m] for m in used]
-            request = Contest(own_specs, own_teams, None if held_by is None else held_by.plain())
-            asked[c] = request, _parts_of(own_specs, parts)
-        for c, (rows, wrong) in self._ask(asked, check).items():
-            tournament.rows[c], tournament.wrong[c] = rows, wrong
+            request = Contest(own_specs, own_teams, None if held_by is None else held_by.to_dict())
+            requests[c] = request, _select_parts(own_specs, parts)
+        for c, (rows, wrong) in self._send_requests(requests, check).items():
+            tournament.rows[c] = rows
+            tournament.wrong[c] = wrong
         return tournament
 
-    def _have_scored(self, clients: Ints, models: Models, metric: Metric, by: Parting | None) -> list[str]:
-        """Have these clients score what they have not scored yet; the names under which the models' scores are kept."""
-        specs, parts = model_parts.described(self.line.net, models)
+    def _fetch_scores(self, clients: Ints, models: Models, metric: Metric, by: Parting | None) -> list[str]:
+        """Request the scores that are not known yet from these clients, and return the models' names in `_scores`."""
+        specs, parts = model_parts.describe_models(self.transport.net, models)
         names = [f"{spec['trunk']} {spec['head']} {spec['mask']}" for spec in specs]
-        lacking: dict[int, list[int]] = {}
-        what, n_parts = f"{metric} by {by}", None if by is None else self.known.n_classes
+        unscored_by_client: dict[int, list[int]] = {}
+        question = f"{metric} by {by}"
+        n_parts = None if by is None else self.known.n_classes
         for c in clients.tolist():
-            unscored = [m for m, name in enumerate(names) if (c, name, what) not in self._scores]
-            lacking |= {c: unscored} if unscored else {}
+            unscored = [m for m, name in enumerate(names) if (c, name, question) not in self._scores]
+            unscored_by_client |= {c: unscored} if unscored else {}
 
-        def check(c: int, body: Body, raw: Raw) -> Scores:
-            return Scores.read(body, self.known.counts[: self.tau + 1, c], len(lacking[c]), metric, n_parts)
+        def check(c: int, body: Body, raw: RawParts) -> EvaluateReply:
+            counts = self.known.counts[: self.tau + 1, c]
+            return EvaluateReply.from_body(body, counts, len(unscored_by_client[c]), metric, n_parts)
 
-        asked: dict[int, Asked] = {}
-        for c, unscored in lacking.items():
+        requests: dict[int, OutgoingRequest] = {}
+        for c, unscored in unscored_by_client.items():
             own_specs = [specs[m] for m in unscored]
-            asked[c] = Evaluate(metric, own_specs, by), _parts_of(own_specs, parts)
-        for c, scores in self._ask(asked, check).items():
-            for k, m in enumerate(lacking[c]):
-                cells = {t: (size, sums[k]) for t, (size, sums) in scores.stored.items()}
-                new = None if scores.new is None else (scores.new[0], scores.new[1][k])
-                self._scores[c, names[m], what] = new, cells
+            requests[c] = Evaluate(metric, own_specs, by), _select_parts(own_specs, parts)
+        for c, reply in self._send_requests(requests, check).items():
+            for k, m in enumerate(unscored_by_client[c]):
+                cells = {t: (size, sums[k]) for t, (size, sums) in reply.stored.items()}
+                new = None if reply.new is None else (reply.new[0], reply.new[1][k])
+                self._scores[c, names[m], question] = new, cells
         return names
 
-    def _ask(self, asked: Mapping[int, Asked], check: Check, round: int | None = None) -> dict[int, Any]:
-        """An exchange; who fails in it is out of reach until the next time step, unless a quorum needs it back."""
+    def _send_requests(
+        self, requests: Mapping[int, OutgoingRequest], check: ReplyReader, round: int | None = None
+    ) -> dict[int, Any]:
+        """Send requests and return the checked replies.
+
+        Clients without a valid reply are unreachable until the next time step. If fewer than a quorum remain, wait for
+        clients that come back, and repeat their requests.
+        """
         replies: dict[int, Any] = {}
-        waiting, end, rules, reachable = dict(asked), 0.0, self.line.waiting, self.known.reachable
+        waiting = dict(requests)
+        end = 0.0
+        rules = self.transport.waiting
+        reachable = self.known.reachable
         while waiting:
-            replies |= self.line.ask(self.tau, waiting, check, round)
+            replies |= self.transport.send_requests(self.tau, waiting, check, round)
             lost = [c for c in waiting if c not in replies]
             reachable[lost] = False
             if not lost or reachable.sum() >= rules.quorum:
                 break
-            kind = messages.KIND_OF[type(waiting[lost[0]][0])]
+            kind = messages.KIND_BY_REQUEST[type(waiting[lost[0]][0])]
             where = f"{kind}" + ("" if round is None else f" of round {round}")
             end = end or time.monotonic() + rules.patience
-            back = self.line.wait_for(self.tau, set(np.flatnonzero(reachable).tolist()), where, end)
+            back = self.transport.wait_for_quorum(self.tau, set(np.flatnonzero(reachable).tolist()), where, end)
             reachable[list(back)] = True
-            waiting = {c: asked[c] for c in back if c in asked}
+            waiting = {c: requests[c] for c in back if c in requests}
         return dict(sorted(replies.items()))
 
 
-def _with_others(models: Models, work: Work) -> set[int]:
-    """The clients that share a family with another one, so that each of their rounds needs an average."""
-    family = models.trunk_index[work.model]
-    pairs = np.unique(np.stack([family, work.client]), axis=1)
+def _find_sharing_clients(models: Models, plan: TrainingPlan) -> set[int]:
+    """Find the clients that share a family with another one, so that each of their rounds needs an average."""
+    family = models.trunk_index[plan.model]
+    pairs = np.unique(np.stack([family, plan.client]), axis=1)
     shared = np.bincount(pairs[0], minlength=len(models.families)) > 1
-    return set(work.client[shared[family]].tolist())
+    return set(plan.client[shared[family]].tolist())
 
 
-def _parts_of(specs: list[Body], parts: Mapping[str, Part]) -> dict[str, Part]:
-    return {name: parts[name] for name in model_parts.named(specs) if name in parts}
+def _select_parts(specs: list[Body], parts: Mapping[str, Part]) -> dict[str, Part]:
+    return {name: parts[name] for name in model_parts.collect_part_names(specs) if name in parts}

@@ -1,0 +1,93 @@
+"""Statistics of clients' data over the network: the request, the client's reply, and its reading at the server."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any, get_args
+
+import numpy as np
+
+from feddrift.engines.flower.client.routers import read_projection
+from feddrift.engines.flower.messages import Describe, RequestContext
+from feddrift.engines.flower.model_parts import Body
+from feddrift.engines.flower.serialization import InvalidMessageError
+from feddrift.engines.local.engine import InProcess
+from feddrift.engines.worker import StatisticsRequest
+from feddrift.nets import layer_width
+from feddrift.types import Layer, Models, Moments, Projection
+
+
+def build_request(question: StatisticsRequest, models: list[Body]) -> Describe:
+    """Build the request that asks this question about models."""
+    project: Any = question.project
+    if isinstance(project, Projection):
+        project = asdict(project)
+    elif project is not None:
+        project = np.asarray(project, dtype=np.float64).tolist()
+    return Describe(models, question.layer, question.by, project, question.square)
+
+
+def handle_describe(engine: InProcess, task: RequestContext, request: Describe, models: Models) -> Body:
+    """Compute a client's reply: counts, means and deviations, which are zero without rows.
+
+    Args:
+        engine: The client's data and net.
+        task: The context of the request.
+        request: The request.
+        models: Its models.
+
+    Raises:
+        InvalidMessageError: The request is not valid.
+    """
+    if request.layer not in get_args(Layer):
+        raise InvalidMessageError(
+            f"it asks for the layer {str(request.layer)[:40]!r}, legal are {', '.join(get_args(Layer))}"
+        )
+    if request.by not in ("all", "class"):
+        raise InvalidMessageError(f"it asks for moments by {str(request.by)[:40]!r}, legal are all and class")
+    if not engine.stream.counts[task.tau, task.index]:
+        raise InvalidMessageError("it asks for moments of data that this client does not hold")
+    layer: Any = request.layer
+    width = layer_width(engine.net, layer, task.features, task.n_classes)
+    project = _read_checked_projection(request.project, width)
+    question = StatisticsRequest(layer, request.by, project, bool(request.square))  # type: ignore[arg-type]
+    moments = engine.worker(task.tau).describe(models, np.array([task.index]), question)
+    body = {name: np.nan_to_num(getattr(moments, name)[0]).tolist() for name in ("mean", "std")}
+    return {"count": moments.count[0].tolist(), **body}
+
+
+def _read_checked_projection(project: Any, width: int) -> Any:
+    """Read a projection for a layer of this width."""
+    projection = read_projection(project)
+    if isinstance(projection, np.ndarray) and (projection.ndim != 2 or len(projection) != width):
+        raise InvalidMessageError(f"it projects {len(project)} numbers of a layer that has {width}")
+    return projection
+
+
+def read_reply(body: Body, shape: tuple[int, int, int], n: int, square: bool) -> Moments:
+    """Read and check a client's reply.
+
+    Args:
+        body: The body. Without counts, as from a client that does not permit descriptions, it has no rows.
+        shape: The number of models, of classes or 1, and the length of a mean.
+        n: The number of the client's rows.
+        square: Whether the reply contains deviations.
+
+    Returns:
+        The moments [1, m, k, d] of this client.
+
+    Raises:
+        InvalidMessageError: The content is not valid.
+    """
+    if body["count"] is None:
+        return Moments.empty(1, *shape)
+    count = np.array(body["count"])
+    mean, std = (np.array(body[name], dtype=np.float64) for name in ("mean", "std"))
+    if count.shape != shape[:2] or count.dtype.kind != "i" or (count < 0).any() or (count.sum(axis=1) != n).any():
+        raise InvalidMessageError(f"expected counts of shape {shape[:2]}, each model's adding up to {n}")
+    if mean.shape != shape or std.shape != shape or not np.isfinite([mean, std]).all() or (std < 0).any():
+        raise InvalidMessageError(f"expected finite means and deviations of shape {shape}")
+    without_rows = (count == 0)[..., None]
+    mean = np.where(without_rows, np.nan, mean)
+    std = np.where(without_rows if square else True, np.nan, std)
+    return Moments(count[None].astype(np.int64), mean[None], std[None])
