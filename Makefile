@@ -48,7 +48,7 @@ check-slow: $(VENV)/ready  ## the long checks
 
 # Tests of results, engines, commands and files, for environments with other versions.
 OTHER := $(addprefix tests/,golden/test_hashes.py golden/test_fixtures.py contract/test_engines.py contract/test_kernel.py \
-  $(addprefix unit/test_,checkpoint.py cli.py nets.py numerics.py record.py run.py))
+  $(addprefix unit/,test_checkpoint.py test_numerics.py test_simulation.py cli/test_cli.py nets/test_nets.py runs/test_record.py))
 NEWEST_PYTHON ?= $(call find_python,python3.13 $(wildcard $(HOME)/.pyenv/versions/3.13*/bin/python3.13))
 LOWEST_PYTHON ?= $(call find_python,python3.11 $(wildcard $(HOME)/.pyenv/versions/3.11*/bin/python3.11))
 

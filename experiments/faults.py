@@ -1,4 +1,4 @@
-"""Write the tables of docs/faults.md from the records in results/: `python experiments/faults.py`."""
+"""Write the tables of docs/faults-measured.md from the records in results/: `python experiments/faults.py`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from feddrift.runs.poison import parse_poison
 from feddrift.runs.record import Record
 
 ROOT = Path(__file__).parent.parent
-PAGE, MARK = ROOT / "docs" / "faults.md", "<!-- measured: written by experiments/faults.py -->\n"
-SEEDS = 5  # of runs among liars, where no cell says otherwise
+PAGE, MARK = ROOT / "docs" / "faults-measured.md", "<!-- measured: written by experiments/faults.py -->\n"
+SEEDS = 5  # of runs with false reports, unless a cell says otherwise
 ORDER = ("Oblivious", "FedDrift-Eager", "FedDrift", "Oracle")
 
 
@@ -24,7 +24,7 @@ def main() -> None:
 
 
 def measured() -> str:
-    """All below the mark."""
+    """Return the text of the page from the mark on."""
     away = record.read_all(ROOT / "results" / "participation")
     harm = record.read_all(ROOT / "results" / "poison")
     lies = record.read_all(ROOT / "results" / "liars")
@@ -42,8 +42,9 @@ def presence(stream: str, records: Iterable[Record]) -> str:
             key = given.get("participation", 1.0), given.get("dropout", 0.0), r.header["algorithm"]
             groups.setdefault(key, []).append(r)
     lines = [
-        f"\n### {stream}: who takes part, who drops out\n",
-        "| take part in a round | miss a time step | " + " | ".join(ORDER) + " |",
+        f"\n### {stream}: accuracy by participation and dropout\n",
+        "Accuracy in percent, omitting drifts. The adjusted Rand index of the clusters is in brackets.\n",
+        "| clients per round | missed time steps | " + " | ".join(ORDER) + " |",
         "|---|---|" + "---|" * len(ORDER),
     ]
     for share, dropout in sorted({key[:2] for key in groups}, key=lambda k: (k[1], -k[0])):
@@ -73,7 +74,8 @@ def poison(stream: str, records: Iterable[Record]) -> str:
 
     lines = [
         f"\n### {stream}: accuracy of the honest clients\n",
-        "| harm | algorithm | " + " | ".join(rules) + " | mean, quarantine |",
+        "Accuracy of the honest clients in percent, omitting drifts.\n",
+        "| Byzantine clients | algorithm | " + " | ".join(rules) + " | mean, quarantine |",
         "|---|---|" + "---|" * (len(rules) + 1),
     ]
     for harm in sorted({key[0] for key in found}, key=lambda h: (h.split(":")[0], len(h))):
@@ -91,7 +93,7 @@ def honest(r: Record) -> float:
 
 
 def liars(stream: str, records: Iterable[Record]) -> str:
-    """What honest clients lose to liars, in points: mean over seeds, and the worst of them."""
+    """Change of the honest clients' accuracy by false reports, in points: mean over seeds, and the worst of them."""
     runs = {(*_asked(r), r.header["seed"]): r for r in records if r.header["stream"] == stream}
     found: dict[tuple[str, str, bool], list[float]] = {}
     for (name, harm, defend, seed), r in runs.items():
@@ -105,11 +107,12 @@ def liars(stream: str, records: Iterable[Record]) -> str:
 
     methods = ("FedDrift", "FedDrift-Auto")
     right = [np.mean([_others(r, ()) for key, r in runs.items() if key[:3] == (name, "", False)]) for name in methods]
-    columns = [f"{name}, {how}" for name in methods for how in ("believed", "defended")]
+    honest_text = ", ".join(f"{name} {value:.2f} %" for name, value in zip(methods, right, strict=True))
+    columns = [f"{name}, {how}" for name in methods for how in ("not defended", "defended")]
     lines = [
-        f"\n### {stream}: what the honest clients lose to liars, in points\n",
-        "Where all are honest, " + ", ".join(f"{n}: {v:.2f} %" for n, v in zip(methods, right, strict=True)) + ".\n",
-        "| liars | " + " | ".join(columns) + " |",
+        f"\n### {stream}: change of the honest clients' accuracy by Byzantine clients, in points\n",
+        f"Accuracy if all clients are honest: {honest_text}.\n",
+        "| Byzantine clients | " + " | ".join(columns) + " |",
         "|---|" + "---|" * len(columns),
     ]
     for harm in sorted(
@@ -141,13 +144,13 @@ def _rank(harm: str) -> tuple[int, list[int]]:
 
 
 def _lie(harm: str) -> str:
-    return f"{len(parse_poison(harm, 10).clients)} of 10: {' and '.join(_kinds(harm))}" if harm else "nobody"
+    return f"{len(parse_poison(harm, 10).clients)} of 10: {' and '.join(_kinds(harm))}" if harm else "none"
 
 
 def told(harm: str) -> str:
     kind, _, clients = harm.partition(":")
     who = f"{clients.count(',') + 1} of 10"
-    return f"{who} send noise" if kind == "garbage" else f"{who} with flipped labels"
+    return f"{who} send noise" if kind == "garbage" else f"{who} have flipped labels"
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import tomllib
 from pathlib import Path
 
@@ -17,6 +18,7 @@ RESULTS, DOCS = ROOT / "results", ROOT / "docs"
 STREAMS = ("sine-2", "circle-2", "sea-2", "sea-4", "mnist-2", "mnist-4", "mnist-r", "mnist-l-4")
 APART = "mnist-l-4"  # its construction is not published
 SHOWN = ["Oblivious", "DriftSurf", "CFL-W", "IFCA-W", "FedDrift-Eager", "FedDrift", "FedDrift-Trunk", "Oracle"]
+MAX_LINE_LENGTH = 118  # of prose
 NOTES = tomllib.loads((Path(__file__).parent / "notes.toml").read_text())
 
 Cell = tuple[Summary, PublishedResult | None]
@@ -34,24 +36,32 @@ def page() -> str:
         for summary in report.summarise(record.read_all(RESULTS / "tables"))
     ]
     fmow = report.summarise(record.read_all(RESULTS / "fmow-labels"))
-    parts = [HEAD, score(cells), *(table(stream, cells) for stream in STREAMS), orders(cells), outside(cells)]
+    parts = [HEAD, score(cells), orders(cells), *(table(stream, cells) for stream in STREAMS), outside(cells)]
     return "\n".join([*parts, figures(), fmow_table(fmow)])
 
 
-HEAD = """# The paper, cell by cell
+HEAD = """# Reproduction of the paper's results
 
-Made by `python experiments/reproduce.py` from the records in `results/`; nothing here is typed by hand but the
-remarks on single cells. Accuracies are percent, mean and sample standard deviation over seeds, omitting the moments
-of drift and including them. A star marks a mean farther from the paper's than max(1.0, twice the paper's standard
-deviation). Every line ends with the command that makes it again; a whole table is `feddrift sweep
-experiments/tables-small.toml --out runs/tables` (CPU, a quarter of an hour on two cores) or
-`experiments/tables-mnist.toml` (a GPU), then `feddrift report runs/tables --paper`. FedDrift-Trunk and Oracle-Trunk
-are ours: the paper has no cell for them.
+This page compares feddrift's results with those of the FedDrift paper, for every algorithm and stream, with the command
+that repeats each result. `python experiments/reproduce.py` writes the page from the records in `results/`; only the
+remarks on single cells are written by hand.
+
+- Accuracies are percent, as mean and sample standard deviation over seeds. They omit or include the time steps at which
+  a client's concept changed.
+- *Difference* is feddrift's mean minus the paper's. A star marks a difference outside the band, which is max(1.0, twice
+  the paper's standard deviation).
+- FedDrift-Trunk and Oracle-Trunk are not in the paper.
+
+To repeat whole tables:
+
+- Small streams: `feddrift sweep experiments/tables-small.toml --out runs/tables` (about 15 minutes on two CPU cores).
+- MNIST: `feddrift sweep experiments/tables-mnist.toml --out runs/tables` (needs a GPU).
+- Comparison with the paper: `feddrift report runs/tables --paper`.
 """
 
 
 def score(cells: list[Cell]) -> str:
-    lines = ["| | cells run | accuracies within their band |", "|---|---|---|"]
+    lines = ["| | cells run | accuracies within the band |", "|---|---|---|"]
     for name, chosen in (("seven streams", [s for s in STREAMS if s != APART]), (APART, [APART])):
         flags = [flag for s, p in cells if p and s.stream in chosen for flag in p.within.values() if flag is not None]
         if flags:
@@ -67,7 +77,8 @@ def table(stream: str, cells: list[Cell]) -> str:
         return f"## {stream}\n\nNot run yet.\n"
     lines = [
         f"## {stream}", "",
-        "| algorithm | seeds | omitting, ours | paper | over it | including, ours | paper | over it | again |",
+        "| algorithm | seeds | omitting drifts, feddrift | paper | difference | including drifts, feddrift | paper "
+        "| difference | command |",
         "|---|---|---|---|---|---|---|---|---|",
     ]  # fmt: skip
     for summary, theirs in rows:
@@ -116,8 +127,8 @@ def default(summary: Summary, setting: str, value: object) -> bool:
 
 def orders(cells: list[Cell]) -> str:
     mean = {(s.stream, s.algorithm): s.omitting_drifts.mean for s, _ in cells if s.omitting_drifts}
-    lines = ["## The paper's orderings, omitting drifts", ""]
-    lines += ["| stream | FedDrift | best other baseline | Eager | Oracle |", "|---|---|---|---|---|"]
+    lines = ["## Ranking, omitting drifts", ""]
+    lines += ["| stream | FedDrift | best baseline | FedDrift-Eager | Oracle |", "|---|---|---|---|---|"]
     ours = {"FedDrift", "FedDrift-C", "FedDrift-W", "FedDrift-Trunk", "FedDrift-Eager", "FedDrift-Eager-W"}
     for stream in STREAMS:
         others = {a: m for (s, a), m in mean.items() if s == stream and a not in ours and not a.startswith("Oracle")}
@@ -131,13 +142,14 @@ def orders(cells: list[Cell]) -> str:
 
 
 def outside(cells: list[Cell]) -> str:
-    lines = ["## Cells outside their band", ""]
+    lines = ["## Cells outside the band", "", "*Open* means that the cause is not known.", ""]
     for summary, theirs in cells:
         if theirs and False in theirs.within.values():
             which = " and ".join(k.replace("_", " ") for k, flag in theirs.within.items() if flag is False)
             note = NOTES.get(summary.stream, {}).get(summary.algorithm, "Open.")
-            lines.append(f"- **{summary.stream}, {summary.algorithm}** ({which}). {note}")
-    return "\n".join(lines if len(lines) > 2 else [*lines, "None."]) + "\n"
+            remark = f"- **{summary.stream}, {summary.algorithm}** ({which}). {note}"
+            lines.append(textwrap.fill(remark, MAX_LINE_LENGTH, subsequent_indent="  ", break_on_hyphens=False))
+    return "\n".join(lines if len(lines) > 4 else [*lines[:2], "None."]) + "\n"
 
 
 PICTURES = {  # title, and what draws it
@@ -153,18 +165,18 @@ def figures() -> str:
     text = [
         "## Figures",
         "",
-        "The runs behind them are those of the tables and of `experiments/figure-clusters.toml`, `figure-delta.toml`",
-        "and, on MNIST-4 with one seed, `figure-delta-mnist.toml`.",
+        "The figures use the runs of the tables and those of `experiments/figure-clusters.toml` and",
+        "`figure-delta.toml`. The runs on MNIST-4, with one seed, are those of `figure-delta-mnist.toml`.",
         "",
     ]
     for name, (title, how) in PICTURES.items():
         text += [
-            f"**{title}**: `feddrift plot {how} --out {name}.png`",
+            f"**{title}**, drawn by `feddrift plot {how} --out {name}.png`.",
             "",
             f"![{title}](figures/paper-{name}.png)",
             "",
         ]
-    text += ["**FMoW's classes over time**, from the counts that ship with the package", ""]
+    text += ["**FMoW's classes over time**, from the counts that are part of the package.", ""]
     return "\n".join([*text, "![Shares of FMoW's classes](figures/paper-classes.png)", ""])
 
 
@@ -185,7 +197,7 @@ def draw() -> None:
 
 def fmow_table(summaries: list[Summary]) -> str:
     order = list(algorithms.ALGORITHMS)
-    lines = [FMOW, "| algorithm | seeds | accuracy | sent | models | again |", "|---|---|---|---|---|---|"]
+    lines = [FMOW, "| algorithm | seeds | accuracy | sent | models | command |", "|---|---|---|---|---|---|"]
     for s in sorted(summaries, key=lambda s: order.index(s.algorithm)):
         told = [
             s.algorithm,
@@ -199,13 +211,16 @@ def fmow_table(summaries: list[Summary]) -> str:
 
 FMOW = """## FMoW
 
-The images (54 GB) and ImageNet's weights were not to be had, so FMoW itself has **not** been run. In its place stands
-`fmow-labels`: the real counts of the ten classes in five regions over 2002 to 2017 (the paper's partition D), each
-class shown by one class of Fashion-MNIST, with the paper's perceptron instead of a ResNet. Only the shares of the
-classes drift there, never what a class looks like, so one model can serve all regions, and clusters have little to
-win: the numbers say how much they cost. No true clustering is known, so there is no Oracle, and every moment counts.
-As in the paper, FedDrift and FedDrift-W start with a model per region and IFCA with a choice of five; FedDrift-C,
-Eager and FedDrift-Trunk start with one, which is all they need here.
+FMoW itself has **not** been run, because its images (54 GB) and ImageNet's weights were not available. The stream
+`fmow-labels` replaces it. It has the real counts of the ten classes in five regions from 2002 to 2017 (the paper's
+partition D). One class of Fashion-MNIST stands for each class, and the paper's perceptron replaces the ResNet.
+
+- Only the shares of the classes drift, and the images of a class do not change. So one model can serve all regions, and
+  clusters can gain little. The numbers show what clusters cost.
+- The true clustering is not known. So Oracle cannot be run, and the accuracy includes all time steps.
+- As in the paper, FedDrift and FedDrift-W start with a model per region, and IFCA starts with five models. FedDrift-C,
+  FedDrift-Eager and FedDrift-Trunk start with one model.
+- `sent` is traffic relative to Oblivious, and `models` is the number of models at the end.
 """
 
 

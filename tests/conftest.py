@@ -55,7 +55,7 @@ def is_whole_program(path: Path) -> bool:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def nobody_waits_for_the_disk() -> Iterator[None]:
+def skip_fsync() -> Iterator[None]:
     """No test cuts the power, so none could see what fsync waits for."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)

@@ -76,17 +76,17 @@ NAMES: dict[str, str] = {  # public names of version 0.3, "module's new path.Old
 }
 
 
-def forward_names(package: str, module: str, only: Collection[str] | None = None) -> Callable[[str], Any]:
-    """Return a module's `__getattr__` that looks names up in another module, with a warning.
+def forward_names(package: str, module: str, names: Collection[str] | None = None) -> Callable[[str], Any]:
+    """Return a `__getattr__` for a module that looks names up in another module, with a warning.
 
     Args:
         package: The path that old code imports from.
         module: The module that has the names now.
-        only: The names to look up; None: all public ones.
+        names: The names to look up; None: all public ones.
     """
 
-    def find(name: str) -> Any:
-        if only is not None and name not in only:  # e.g. a submodule: Python looks it up before it imports it
+    def find_name(name: str) -> Any:
+        if names is not None and name not in names:  # e.g. a submodule: Python looks it up before it imports it
             raise AttributeError(f"module '{package}' has no attribute '{name}'")
         current_module, _, current_name = NAMES.get(f"{module}.{name}", name).rpartition(".")
         current_module = current_module or module
@@ -96,11 +96,11 @@ def forward_names(package: str, module: str, only: Collection[str] | None = None
         warnings.warn(f"{package}.{name} is now {current_module}.{current_name}", DeprecationWarning, stacklevel=2)
         return getattr(target, current_name)
 
-    return find
+    return find_name
 
 
 def forward_renamed_names(module: str) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a module that still exists: it looks up the module's own renamed names."""
+    """Return a `__getattr__` for a module that still exists: it looks up the module's own renamed names."""
     return forward_names(module, module, [old.rpartition(".")[2] for old in NAMES if old.rpartition(".")[0] == module])
 
 

@@ -26,8 +26,7 @@ from feddrift.runs.export import export as export_run
 from feddrift.runs.record import Record, Rows, read_all
 from feddrift.runs.record import read as read_record
 from feddrift.runs.recorded_run import RecordedRun, find_checkpoint_folders, load_stopped_run
-from feddrift.runs.update import find_runs_to_update
-from feddrift.runs.update import prepare_update as find_update
+from feddrift.runs.update import find_runs_to_update, prepare_update
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -125,9 +124,9 @@ def update(where: str | Path, stream: str | None = None, *, append: str | Path |
         raise ConfigError(f"append must be a file, got {type(append).__name__}")
     records: list[Record] = []
     problems: list[FeddriftError] = []
-    for state in find_runs_to_update(Path(where)):
+    for checkpoints in find_runs_to_update(Path(where)):
         try:
-            updated = find_update(state, stream, None if append is None else str(append))
+            updated = prepare_update(checkpoints, stream, None if append is None else str(append))
             for _ in updated:
                 pass
             records.append(read_record(updated.path))
@@ -139,7 +138,9 @@ def update(where: str | Path, stream: str | None = None, *, append: str | Path |
 
 
 def read(where: str | Path) -> list[Record]:
-    """Read all records below a folder, sorted by configuration and seed, or one file; runs may still be writing them.
+    """Read all records below a folder, sorted by configuration and seed, or one file.
+
+    Records of runs that are not finished have the time steps so far.
 
     Args:
         where: A folder of records, a record's file, or the folder of a deployment.
@@ -158,12 +159,18 @@ def read(where: str | Path) -> list[Record]:
 def rows(records: Record | Iterable[Record]) -> Columns:
     """Return a table with a row for every client and time step (from 0).
 
-    `settings` is a text, as in `summary`. `accuracy` is a share of the `tested` examples of t + 1; NaN without any.
-    `concept` and `next_concept` are the true concepts of t and t + 1, -1 if unknown. `model` is the id of the model in
-    use, `n_models` the number of models, `drift` is true for an alarm. `models_sent` counts models to and from the
-    client, `sent_scoring` those of them that were only scored. `received` counts new examples, `loss` is the error of
-    the model in use on them before training, or the loss that the setting `metric` selects. `routed` is the share of
-    tested examples for which inputs chose other votes than the client's own, NaN where there was no choice.
+    Columns:
+        settings: A text, as in `summary`.
+        accuracy: The share of the `tested` examples of t + 1 with a correct prediction; NaN without any.
+        concept, next_concept: The true concepts of t and t + 1; -1 if unknown.
+        model: The id of the model in use; `n_models` is the number of models.
+        drift: True for an alarm.
+        models_sent: The number of models to and from the client; `sent_scoring` counts those that were only scored.
+        received: The number of new examples.
+        loss: The error of the model in use on the new examples before training, or the loss that the setting `metric`
+            selects.
+        routed: The share of tested examples for which inputs chose other votes than the client's own; NaN if a run
+            has no such choice.
 
     >>> list(rows([]))[:6]
     ['stream', 'algorithm', 'settings', 'seed', 't', 'client']
@@ -201,7 +208,7 @@ def events(records: Record | Iterable[Record]) -> Columns:
 def alarms(records: Record | Iterable[Record]) -> Columns:
     """Return a table with a row for every alarm: its time step (from 0), its client, and the changes of its data.
 
-    `shifts` are the values of the record: the inputs and class shares that changed since the client's last data before,
+    `shifts` are the values of the record: the inputs and class shares that changed since the client's previous data,
     with their means or shares before and after. `why` is a sentence about them. Both are None if none were recorded.
 
     >>> list(alarms([]))
@@ -232,22 +239,26 @@ def summary(records: Record | Iterable[Record], *, against: str | None = None) -
     ['stream', 'algorithm', 'settings', 'seeds', 'omitting_drifts', 'omitting_drifts_std']
     """
     runs = _to_list(records)
-    spreads = ("omitting_drifts", "including_drifts")
-    plain = ("models_sent", "models_sent_ratio", "models_final", "false_alarms", "ari")
-    accuracies = [name for spread in spreads for name in (spread, f"{spread}_std")]
-    table: Columns = {name: [] for name in ("stream", "algorithm", "settings", "seeds", *accuracies, *plain)}
+    accuracies = ("omitting_drifts", "including_drifts")
+    other_means = ("models_sent", "models_sent_ratio", "models_final", "false_alarms", "ari")
+    accuracy_columns = [column for name in accuracies for column in (name, f"{name}_std")]
+    table: Columns = {
+        name: [] for name in ("stream", "algorithm", "settings", "seeds", *accuracy_columns, *other_means)
+    }
     for group in summaries.summarise(runs):
         line: dict[str, Any] = {"stream": group.stream, "algorithm": group.algorithm, "seeds": len(group.seeds)}
         line["settings"] = _format_settings(group.algorithm, group.settings, group.overrides)
-        for name in spreads:
+        for name in accuracies:
             spread = getattr(group, name)
             line |= {name: spread and spread.mean, f"{name}_std": spread and spread.std}
-        for name, value in {**line, **{name: getattr(group, name) for name in plain}}.items():
+        for name in other_means:
+            line[name] = getattr(group, name)
+        for name, value in line.items():
             table[name].append(value)
     if against is not None:
-        gaps = summaries.compare(runs, against)
+        differences = summaries.compare(runs, against)
         for name in ("mean", "low", "high"):
-            table[f"over_{name}"] = [gap and getattr(gap, name) for gap in gaps]
+            table[f"over_{name}"] = [difference and getattr(difference, name) for difference in differences]
     return table
 
 
@@ -332,8 +343,8 @@ def export_each(folder: Path, out: Path) -> Iterator[tuple[Path, int]]:
         out: See `export`.
 
     Raises:
-        DataError: There is nothing to export, `out` has the models of one run and there are several, or runs could not
-            be exported, after all others are.
+        DataError: There is nothing to export; `folder` has several runs, and `out` has the models of one run; or runs
+            could not be exported. The last error is raised after the export of all other runs.
     """
     for server in (folder, folder / "server"):
         if (server / "federation.toml").exists():
@@ -341,20 +352,20 @@ def export_each(folder: Path, out: Path) -> Iterator[tuple[Path, int]]:
 
             yield out, export_federation(server.resolve(), out)
             return
-    checkpoints = find_checkpoint_folders(folder)
-    if not checkpoints:
+    runs = find_checkpoint_folders(folder)
+    if not runs:
         raise DataError(f"no run below {folder} has checkpoints: a sweep keeps none of a finished run")
-    if len(checkpoints) == 1:
-        yield out, export_run(load_stopped_run(checkpoints[0]), out)
+    if len(runs) == 1:
+        yield out, export_run(load_stopped_run(runs[0]), out)
         return
     if (out / ABOUT_FILE).exists():  # `load_models` would load it in place of the new ones
-        raise DataError(f"{out} has the models of one run, but {folder} has {len(checkpoints)}: choose another folder")
+        raise DataError(f"{out} has the models of one run, but {folder} has {len(runs)}: choose another folder")
     failures = []
-    for state in checkpoints:
+    for run in runs:
         try:
-            yield out / state.stem, export_run(load_stopped_run(state), out / state.stem)
+            yield out / run.stem, export_run(load_stopped_run(run), out / run.stem)
         except FeddriftError as error:  # the others are exported
-            failures.append(f"{state.stem}: {error}")
+            failures.append(f"{run.stem}: {error}")
     if failures:
         raise DataError(f"not exported: {'; '.join(failures)}")
 

@@ -15,7 +15,7 @@ from feddrift._renamed import forward_renamed_names
 from feddrift.trees import map_trunk_and_head, tree_leaves
 from feddrift.types import Average, Bools, Floats, Ints, Models, Params, Updates
 
-TRIMMED_SHARE = 0.3  # of the updates at each end
+TRIMMED_SHARE = 0.3  # share of the values that a trimmed mean leaves out at each end
 MAX_PARAMETER = 1e15  # largest parameter that is accepted: sums of many of their squares fit into float32
 
 if not TYPE_CHECKING:
@@ -23,7 +23,7 @@ if not TYPE_CHECKING:
 
 
 def average_updates(models: Models, updates: Updates, rule: Average = "mean") -> Models:
-    """Average the clients' updates (Algorithm 1): a head over its pairs, a trunk over the lanes of its family.
+    """Average the clients' updates (Algorithm 1): those of a head over its pairs, of a trunk over its family's lanes.
 
     Lanes with parameters that are not finite are left out. Models without updates stay as they are.
 
@@ -34,25 +34,27 @@ def average_updates(models: Models, updates: Updates, rule: Average = "mean") ->
             `median` of each parameter, and `trimmed`, its mean without TRIMMED_SHARE of the values at each end, both
             without weights; `clipped` shortens updates to the median length before the weighted mean.
     """
-    if rule == "mean" and len(updates.client) and (device := find_device(updates.params)) is not None:
-        return device.average_updates(models, updates)
-    if len(updates.client) and not (is_finite := find_finite_lanes(models, updates)).all():
-        updates = _select_lanes(models, updates, is_finite)
     if not len(updates.client):
         return models
-    trunk, size = lane_sizes(models, updates.model, updates.lane, updates.size)
+    device = find_device(updates.params)
+    if rule == "mean" and device is not None:
+        return device.average_updates(models, updates)
+    is_finite = find_finite_lanes(models, updates)
+    if not is_finite.any():
+        return models
+    if not is_finite.all():
+        updates = _select_lanes(models, updates, is_finite)
+    trunk, size = sum_lane_sizes(models, updates.model, updates.lane, updates.size)
     if rule in ("median", "trimmed"):
         average = partial(_trim_mean, rule=rule)
         return replace(models, params=map_trunk_and_head(average, models, updates.model, trunk, updates.params))
     if rule == "clipped":
         updates = replace(updates, params=_clip_updates(models, updates, trunk))
-    heads = updates.model, compute_shares(updates.model, updates.size)
-    trunks = trunk, compute_shares(trunk, size)
     params = map_trunk_and_head(
         lambda old, new, target_and_share: average_rows(old, new, *target_and_share),
         models,
-        heads,
-        trunks,
+        (updates.model, compute_shares(updates.model, updates.size)),
+        (trunk, compute_shares(trunk, size)),
         updates.params,
     )
     return replace(models, params=params)
@@ -60,7 +62,8 @@ def average_updates(models: Models, updates: Updates, rule: Average = "mean") ->
 
 def find_finite_lanes(models: Models, updates: Updates) -> Bools:
     """Return [lane], True for lanes whose parameters are all finite and at most MAX_PARAMETER in absolute value."""
-    if (device := find_device(updates.params)) is not None:
+    device = find_device(updates.params)
+    if device is not None:
         return device.find_finite_lanes(models, updates)
     _, first = np.unique(updates.lane, return_index=True)
     is_finite = np.ones(len(first), dtype=bool)
@@ -73,19 +76,19 @@ def find_finite_lanes(models: Models, updates: Updates) -> Bools:
     return is_finite
 
 
-def renormalize_shares(share: Floats, order: Ints, target: Ints, sound: Bools) -> tuple[Floats, Ints]:
+def renormalize_shares(share: Floats, order: Ints, target: Ints, is_finite: Bools) -> tuple[Floats, Ints]:
     """Leave updates that are not finite out of an average, and rescale the shares of the others.
 
     Args:
         share: [i], the share of update i in the average that it belongs to.
         order: Indices i of updates.
         target: [i], the average that update i belongs to.
-        sound: [k], False if the update order[k] is left out.
+        is_finite: [k], False if the update order[k] is left out.
 
     Returns:
         The shares, and the remaining indices.
     """
-    order = order[sound]
+    order = order[is_finite]
     rescaled = share.copy()
     total = np.bincount(target[order], share[order], int(target.max()) + 1)
     rescaled[order] = share[order] / total[target[order]]
@@ -96,11 +99,11 @@ def _select_lanes(models: Models, updates: Updates, is_selected: Bools) -> Updat
     """Return the updates of the selected lanes."""
     pairs = is_selected[updates.lane]
     return Updates(
-        map_trunk_and_head(lambda _, new, rows: new[rows], models, pairs, is_selected, updates.params),
-        updates.client[pairs],
-        updates.model[pairs],
-        updates.size[pairs],
-        (np.cumsum(is_selected) - 1)[updates.lane[pairs]],
+        params=map_trunk_and_head(lambda _, new, rows: new[rows], models, pairs, is_selected, updates.params),
+        client=updates.client[pairs],
+        model=updates.model[pairs],
+        size=updates.size[pairs],
+        lane=(np.cumsum(is_selected) - 1)[updates.lane[pairs]],
     )
 
 
@@ -116,21 +119,22 @@ def _trim_mean(old: Any, new: Any, target: Ints, rule: Average) -> Any:
 
 def _clip_updates(models: Models, updates: Updates, trunk: Ints) -> Params:
     """Shorten updates to the median length of the updates of the same head or trunk."""
-    squares = np.zeros(len(updates.model)), np.zeros(len(trunk))
+    heads = updates.model, np.zeros(len(updates.model))  # the row that each update belongs to, and its squared length
+    trunks = trunk, np.zeros(len(trunk))
 
-    def measure(old: Any, new: Any, axis: int) -> None:
-        target = trunk if axis else updates.model
-        squares[axis][:] += ((new - old[target]).reshape(len(new), -1).astype(np.float64) ** 2).sum(axis=1)
+    def add_squares(old: Any, new: Any, target_and_square: tuple[Ints, Floats]) -> None:
+        target, square = target_and_square
+        square += ((new - old[target]).reshape(len(new), -1).astype(np.float64) ** 2).sum(axis=1)
 
-    def shorten(old: Any, new: Any, axis: int) -> Any:
-        target = trunk if axis else updates.model
-        length = np.sqrt(squares[axis])
+    def shorten(old: Any, new: Any, target_and_square: tuple[Ints, Floats]) -> Any:
+        target, square = target_and_square
+        length = np.sqrt(square)
         bound = np.array([np.median(length[target == m]) for m in target])
         scale = np.minimum(1, np.divide(bound, length, out=np.ones_like(length), where=length > 0)).astype(new.dtype)
         return old[target] + scale.reshape(-1, *[1] * (new.ndim - 1)) * (new - old[target])
 
-    map_trunk_and_head(measure, models, 0, 1, updates.params)
-    return map_trunk_and_head(shorten, models, 0, 1, updates.params)
+    map_trunk_and_head(add_squares, models, heads, trunks, updates.params)
+    return map_trunk_and_head(shorten, models, heads, trunks, updates.params)
 
 
 def average_rows(old: Any, new: Any, target: Ints, share: Floats, order: Ints | None = None) -> Any:
@@ -141,18 +145,19 @@ def average_rows(old: Any, new: Any, target: Ints, share: Floats, order: Ints | 
         new: [i, ...], the array of updates.
         target: [i], the row that update i belongs to.
         share: [i], its share.
-        order: The updates to add up, in this order; by default all in theirs.
+        order: The updates to add up, in this order; by default all, in the order of `new`.
     """
     out = old.copy()
-    indices = range(len(target)) if order is None else order
-    out[target if order is None else target[order]] = 0
-    for i in indices:
+    if order is None:
+        order = np.arange(len(target))
+    out[target[order]] = 0
+    for i in order:
         out[target[i]] += out.dtype.type(share[i]) * new[i]
     return out
 
 
-def lane_sizes(models: Models, model: Ints, lane: Ints, size: Floats) -> tuple[Ints, Floats]:
-    """Return the position of each lane's trunk, and the sum of the sizes of its pairs.
+def sum_lane_sizes(models: Models, model: Ints, lane: Ints, size: Floats) -> tuple[Ints, Floats]:
+    """Return [lane], the position of each lane's trunk, and [lane], the sum of the sizes of its pairs.
 
     Args:
         models: The models before the round.
@@ -167,7 +172,7 @@ def lane_sizes(models: Models, model: Ints, lane: Ints, size: Floats) -> tuple[I
 
 
 def compute_shares(target: Ints, size: Floats) -> Floats:
-    """Return the share of each part in the average at its target, in proportion to its size."""
+    """Return [i], the share of update i in the average at target[i], in proportion to size[i]."""
     return np.asarray(size / np.bincount(target, size)[target])
 
 
@@ -183,7 +188,7 @@ class HostUpdateGeometry:
     def __init__(self, models: Models, updates: Updates) -> None:
         self.models = models
         self.updates = updates
-        self._last: tuple[int, list[Any]] | None = None  # the model that was measured last, and its differences
+        self._cache: dict[int, list[Any]] = {}  # the differences of the model that was measured last
 
     def measure_mean(self, m: int) -> float:
         means = [part.mean(axis=0, dtype=float, keepdims=True) for part in self._compute_differences(m)]
@@ -193,17 +198,16 @@ class HostUpdateGeometry:
         return _compute_lengths(self._compute_differences(m))
 
     def measure_cosines(self, m: int) -> Floats:
-        return compute_cosines(
-            sum(numerics.inner_products(part.astype(float)) for part in self._compute_differences(m))
-        )
+        products = [numerics.inner_products(part.astype(float)) for part in self._compute_differences(m)]
+        return compute_cosines(sum(products))
 
     def _compute_differences(self, m: int) -> list[Any]:
         """Return, for each array, the differences [update, parameter] of the updates from model m."""
-        if self._last is None or self._last[0] != m:
+        if m not in self._cache:
             of_model = np.flatnonzero(self.updates.model == m)
-            pairs = zip(tree_leaves(self.models.params), tree_leaves(self.updates.params), strict=True)
-            self._last = m, [(new[of_model] - old[m]).reshape(len(of_model), -1) for old, new in pairs]
-        return self._last[1]
+            leaves = zip(tree_leaves(self.models.params), tree_leaves(self.updates.params), strict=True)
+            self._cache = {m: [(new[of_model] - old[m]).reshape(len(of_model), -1) for old, new in leaves]}
+        return self._cache[m]
 
 
 def compute_cosines(products: Any) -> Floats:

@@ -11,8 +11,7 @@ from feddrift import rng
 from feddrift.models import join, mix, take
 from feddrift.types import Bools, Clusters, Event, Floats, Ints, Models
 
-# Error rates are counts divided by sizes; two rates that differ by less than this are the same number of errors.
-TOLERANCE = 1e-9
+TOLERANCE = 1e-9  # losses that differ by less are equal: equal error rates may differ by a rounding error
 
 
 @dataclass(frozen=True)
@@ -75,23 +74,24 @@ def best_models(loss: Floats, current: Ints, tie_keys: Sequence[rng.Words] | Non
 
 
 def detect_rise(lowest: Floats, reference: Floats, delta: float) -> Bools:
-    """Detect where the best model's loss exceeds the reference by more than delta (eq. 4); never where one is NaN."""
+    """Return True where the best model's loss exceeds the reference by more than delta (eq. 4), False for NaN."""
     with np.errstate(invalid="ignore"):  # inf - inf
         return np.asarray(lowest - reference > delta + TOLERANCE)
 
 
 def create_empty_clusters(n_clients: int, n_models: int = 1) -> Clusters:
-    """Return the w of a run before its first time step, without rows."""
+    """Return the weights w of a run before its first time step."""
     return Clusters(np.zeros((0, n_clients), dtype=np.int64), n_models)
 
 
 def append_assignment(w: Clusters, positions: Ints) -> Clusters:
     """Append a row to w: client c's new data train the model at positions[c], or no model where that is -1.
 
-    Older rows with a weight above 0 get weight 1 again: `apply_memory` sets the weights of each time step.
+    The data of older rows with weight 0 train no model from now on. The other rows get weight 1 again, since
+    `apply_memory` sets the weights in each time step.
     """
-    remembered = np.where(w.weight[:, None] > 0, w.model, -1)
-    return Clusters(np.concatenate([remembered, positions[None]]), w.n_models)
+    with_weight = np.where(w.weight[:, None] > 0, w.model, -1)
+    return Clusters(np.concatenate([with_weight, positions[None]]), w.n_models)
 
 
 def apply_memory(w: Clusters, memory: Floats) -> Clusters:
@@ -100,10 +100,10 @@ def apply_memory(w: Clusters, memory: Floats) -> Clusters:
 
 
 def wins_sign_test(wrong: Ints, a: int, b: int) -> bool:
-    """Return True if candidate a is better than b: a one-sided sign test at 5 % on rows that only one gets right.
+    """Return True if candidate a is better than b: a one-sided sign test at 5 % on rows that only one predicts right.
 
     Args:
-        wrong: [a, b], the number of rows that both candidates get wrong; on the diagonal each one's own errors.
+        wrong: [a, b], the number of rows that both candidates predict wrong; on the diagonal each one's own errors.
         a: Index of the candidate that may win.
         b: Index of its rival.
 
@@ -115,12 +115,12 @@ def wins_sign_test(wrong: Ints, a: int, b: int) -> bool:
 
 
 def count_decisive_rows(wrong: Ints, a: int, b: int) -> tuple[int, int]:
-    """Count the rows that only candidate a gets right, and those that only b gets right."""
+    """Count the rows that only candidate a predicts right, and those that only b predicts right."""
     return int(wrong[b, b] - wrong[a, b]), int(wrong[a, a] - wrong[a, b])
 
 
 def is_error_below(wrong: int, rows: int, limit: float) -> bool:
-    """Return True if `wrong` errors on `rows` rows show, at 5 %, that the error rate is below the limit.
+    """Test if the error rate is below the limit (one-sided binomial test at 5 %), given `wrong` errors on `rows` rows.
 
     >>> is_error_below(0, 28, 0.1), is_error_below(0, 29, 0.1), is_error_below(8, 150, 0.1)
     (False, True, True)
@@ -164,18 +164,19 @@ def sum_examples_per_model(w: Clusters, counts: Ints) -> Floats:
 
 
 def find_least_used(w: Clusters, used: Bools, n: int) -> Ints:
-    """Find up to n models that no client uses, the longest unused first."""
-    last = np.full(w.n_models, -1)
+    """Return up to n models that no client uses, in the order of the last time steps with training data."""
+    last_time = np.full(w.n_models, -1)
     t, c = np.nonzero((w.model >= 0) & (w.weight[:, None] > 0))
-    np.maximum.at(last, w.model[t, c], t)
-    idle = np.flatnonzero(~used)
-    return idle[np.argsort(last[idle], kind="stable")][:n]
+    np.maximum.at(last_time, w.model[t, c], t)
+    unused = np.flatnonzero(~used)
+    return unused[np.argsort(last_time[unused], kind="stable")][:n]
 
 
 def split_cluster(similarity: Floats, gamma: float) -> Ints | None:
     """Split a cluster in two by complete linkage and return the members of the second part.
 
-    The split is accepted if sqrt((1 - alpha) / 2) > gamma; alpha is the highest similarity across the parts.
+    The split is accepted if sqrt((1 - alpha) / 2) > gamma; alpha is the highest similarity of members of different
+    parts.
 
     Args:
         similarity: [i, j], the cosine similarity of the members' updates.
@@ -184,54 +185,53 @@ def split_cluster(similarity: Floats, gamma: float) -> Ints | None:
     Returns:
         The members that leave the cluster, or None if the split is rejected.
 
-    >>> apart = np.array([[1.0, 0.9, -0.8], [0.9, 1.0, -0.7], [-0.8, -0.7, 1.0]])
-    >>> split_cluster(apart, gamma=0.1), split_cluster(apart, gamma=0.95)
+    >>> similarity = np.array([[1.0, 0.9, -0.8], [0.9, 1.0, -0.7], [-0.8, -0.7, 1.0]])
+    >>> split_cluster(similarity, gamma=0.1), split_cluster(similarity, gamma=0.95)
     (array([2]), None)
     """
     from scipy.cluster.hierarchy import cut_tree, linkage  # imported here: a third of the start-up time
     from scipy.spatial.distance import squareform
 
-    apart = np.maximum(1 - similarity, 0)
-    tree = linkage(squareform(apart, checks=False), "complete")
+    tree = linkage(squareform(np.maximum(1 - similarity, 0), checks=False), "complete")
     part = cut_tree(tree, [2])[:, 0]
-    leavers = np.flatnonzero(part != part[0])  # the part of the first member keeps the old cluster
-    if not len(leavers):
+    leaves = part != part[0]  # the part of the first member keeps the old cluster
+    if not leaves.any():
         return None
-    alpha = similarity[np.ix_(part == part[0], part != part[0])].max()
-    return leavers if np.sqrt(max(0.0, (1 - alpha) / 2)) > gamma else None
+    alpha = similarity[np.ix_(~leaves, leaves)].max()
+    return np.flatnonzero(leaves) if np.sqrt(max(0.0, (1 - alpha) / 2)) > gamma else None
 
 
 def compute_distances(L: Floats) -> Floats:
     """Compute D(i, j) = max(L_ij - L_ii, L_ji - L_jj, 0); infinite on the diagonal and for models without data."""
-    worse = L - np.diag(L)[:, None]  # loss of model i on the data of j minus that on its own
-    D = np.maximum(np.maximum(worse, worse.T), 0)
+    excess = L - np.diag(L)[:, None]  # loss of model i on the data of j minus that on its own
+    D = np.maximum(np.maximum(excess, excess.T), 0)
     D[np.isnan(D)] = np.inf
     np.fill_diagonal(D, np.inf)
     return D
 
 
 class ClosestPairs:
-    """Distances D between groups of models; two groups unite by complete linkage, into the first of them."""
+    """Distances D between groups of models, which are united by complete linkage."""
 
     def __init__(self, D: Floats) -> None:
         self.D = D.copy()
         self._nearest = self.D.argmin(axis=1)
-        self._distance = self.D.min(axis=1)  # to the nearest
+        self._nearest_distance = self.D.min(axis=1)
 
     def find_closest(self) -> tuple[int, int, float]:
         """Return the closest two groups and their distance; of equal distances the first."""
-        i = int(self._distance.argmin())
-        return i, int(self._nearest[i]), float(self._distance[i])
+        i = int(self._nearest_distance.argmin())
+        return i, int(self._nearest[i]), float(self._nearest_distance[i])
 
     def unite(self, i: int, j: int) -> None:
         """Make group j a part of group i."""
         D = self.D
         D[i] = D[:, i] = np.maximum(D[i], D[j])
         D[i, i] = D[j, :] = D[:, j] = np.inf
-        stale = np.flatnonzero((self._nearest == i) | (self._nearest == j))  # no other nearest group has changed
+        stale = np.flatnonzero((self._nearest == i) | (self._nearest == j))  # all others still have the same nearest
         for k in {i, j, *stale.tolist()}:
             self._nearest[k] = D[k].argmin()
-            self._distance[k] = D[k].min()
+            self._nearest_distance[k] = D[k].min()
 
 
 def link_closest(D: Floats, limit: float) -> tuple[Ints, list[tuple[int, int, float]]]:
@@ -241,14 +241,15 @@ def link_closest(D: Floats, limit: float) -> tuple[Ints, list[tuple[int, int, fl
         For each row of D the first row of its group; and the united pairs in order, each with its distance.
     """
     pairs = ClosestPairs(D)
-    into = np.arange(len(D))
+    group = np.arange(len(D))
     united = []
-    while (closest := pairs.find_closest())[2] <= limit + TOLERANCE:
-        i, j, _ = closest
+    i, j, distance = pairs.find_closest()
+    while distance <= limit + TOLERANCE:
         pairs.unite(i, j)
-        into[into == j] = i
-        united.append(closest)
-    return into, united
+        group[group == j] = i
+        united.append((i, j, distance))
+        i, j, distance = pairs.find_closest()
+    return group, united
 
 
 def merge_closest(
@@ -268,15 +269,15 @@ def merge_closest(
     Returns:
         The remaining models, their training data, and an event for each merge.
     """
-    into, united = link_closest(D, delta)
+    group, united = link_closest(D, delta)
     if not united:
         return models, w, ()
-    events = [Event("merged", models.ids[j], {"into": models.ids[i], "distance": apart}) for i, j, apart in united]
-    remaining, new_positions = np.unique(into, return_inverse=True)
-    member = np.zeros((len(remaining), len(models)))
-    member[new_positions, np.arange(len(models))] = 1
-    share = member * sum_examples_per_model(w, counts)
-    share[share.sum(axis=1) == 0] = member[share.sum(axis=1) == 0]  # no model of the group has data: equal shares
+    events = [Event("merged", models.ids[j], {"into": models.ids[i], "distance": dist}) for i, j, dist in united]
+    remaining, new_positions = np.unique(group, return_inverse=True)
+    is_member = np.zeros((len(remaining), len(models)))
+    is_member[new_positions, np.arange(len(models))] = 1
+    share = is_member * sum_examples_per_model(w, counts)
+    share[share.sum(axis=1) == 0] = is_member[share.sum(axis=1) == 0]  # no model of the group has data: equal shares
     share /= share.sum(axis=1, keepdims=True)
     merged = mix(models, share, [models.ids[k] for k in remaining])
     return merged, remap_models(w, new_positions, len(remaining)), tuple(events)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,7 +47,7 @@ class Stream:
     columns: tuple[str, ...] = ()  # names of the features in their order, if they have any
     recipe: tuple[Feature, ...] = ()  # of a table: how each feature is computed from a column
     family: str = "own"  # selects defaults: sine, circle, sea, mnist, table, ...
-    local: Local = Local()  # default settings of local training, for published data those of the publication
+    local: Local = Local()  # default settings of local training; for published data those of the publication
     group: Ints | None = None  # [n], the group of each row, small numbers from 0
     net: str | None = None  # name of the default net, such as mlp:28; None: the paper's net for such inputs
 
@@ -69,8 +70,6 @@ class Stream:
             )
         if not self.clients:
             object.__setattr__(self, "clients", tuple(str(c) for c in range(self.n_clients)))
-        ends = np.cumsum(self.counts.reshape(-1))
-        object.__setattr__(self, "_starts", (ends - self.counts.reshape(-1)).reshape(self.counts.shape))
 
     def __repr__(self) -> str:
         shape = " x ".join(map(str, self.x.shape[1:]))
@@ -92,14 +91,14 @@ class Stream:
         """The shape of one input."""
         return self.x.shape[1:]
 
-    @property
+    @cached_property
     def starts(self) -> Ints:
-        """The first row of each cell."""
-        starts: Ints = self.__dict__["_starts"]
-        return starts
+        """[T + 1, c], the first row of each cell."""
+        ends = np.cumsum(self.counts.reshape(-1)).reshape(self.counts.shape)
+        return ends - self.counts
 
     def rows(self, t: int, c: int) -> slice:
-        """Return the position of S_c^(t) in x and y."""
+        """Return the rows of S_c^(t) in x and y."""
         start = int(self.starts[t, c])
         return slice(start, start + int(self.counts[t, c]))
 
@@ -121,7 +120,7 @@ class Stream:
         local: Local | None = None,
         groups: Sequence[Sequence[npt.ArrayLike | None]] | None = None,
     ) -> Stream:
-        """Create a stream from arrays: ``cells[t][c]`` is a pair (x, y), or None if client c receives nothing then.
+        """Create a stream from arrays: ``cells[t][c]`` is a pair (x, y), or None if client c has no data of time t.
 
         Args:
             cells: Inputs x[n, ...] and labels y[n], whole numbers from 0, by time step and client; the last time step
@@ -132,7 +131,7 @@ class Stream:
             clients: The names of the clients.
             times: The names of the time steps.
             local: The default settings of local training for these data.
-            groups: By time step and client as `cells`: the group of each row, whole numbers from 0.
+            groups: The group of each row, whole numbers from 0, by time step and client as `cells`.
 
         Raises:
             DataError: The arrays are not valid or do not fit together.
@@ -142,21 +141,22 @@ class Stream:
         [[4, 0], [4, 4]]
         """
         try:
-            n_clients = {len(row) for row in cells}
+            row_lengths = {len(row) for row in cells}
         except TypeError:
             raise DataError(f"stream {name}: cells must be a list of time steps, each a list of clients") from None
         if len(set(clients)) < len(clients):
             raise DataError(f"stream {name}: clients must be a list of distinct names, got {clients!r}")
-        if len(n_clients) != 1:
-            raise DataError(f"stream {name}: every time step needs the same clients, got {sorted(n_clients)} of them")
-        if clients and len(clients) not in n_clients:
-            raise DataError(f"stream {name}: {n_clients.pop()} clients need as many names, got {len(clients)}")
+        if len(row_lengths) != 1:
+            raise DataError(f"stream {name}: every time step needs the same clients, got {sorted(row_lengths)} of them")
+        n_clients = row_lengths.pop()
+        if clients and len(clients) != n_clients:
+            raise DataError(f"stream {name}: {n_clients} clients need as many names, got {len(clients)}")
         if groups is not None and [len(row) for row in groups] != [len(row) for row in cells]:
             raise DataError(f"stream {name}: groups must have the time steps and clients of cells")
         group: list[Ints] = []
         xs: list[npt.NDArray[np.float32]] = []
         ys: list[npt.NDArray[np.int32]] = []
-        counts = np.zeros((len(cells), n_clients.pop()), dtype=np.int64)
+        counts = np.zeros((len(cells), n_clients), dtype=np.int64)
         for t, row in enumerate(cells):
             for c, cell in enumerate(row):
                 if cell is None:
@@ -261,11 +261,11 @@ def _convert_cell(cell: Cell, where: str) -> tuple[npt.NDArray[np.float32], npt.
 def _convert_group(values: npt.ArrayLike | None, n: int, where: str) -> Ints:
     try:
         group = np.asarray(values)
-        whole = group.astype(np.int64)
+        integers = group.astype(np.int64)
     except (TypeError, ValueError):  # also for None
         raise DataError(f"{where}: groups must be {n} whole numbers, as many as the cell has rows") from None
     _check_group(group, n, where)
-    return whole
+    return integers
 
 
 def _check_group(group: npt.NDArray[Any], n: int, where: str) -> None:

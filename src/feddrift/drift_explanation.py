@@ -26,23 +26,23 @@ SIGNIFICANCE_LEVEL = 0.01  # of all tests together, and again of all tests withi
 MAX_NAMED_SHIFTS = 3  # of inputs, and of classes
 MAX_REPORTED_INPUTS = 12  # per client; the server prefers those that did not move at other clients
 MAX_WITHIN_CLASS_SHIFTS = 1  # reported if other inputs moved among all rows
-MAX_OTHER_CLIENTS = 20  # clients without an alarm that are asked for comparison
-MIN_ROWS_PER_TEST = 10  # fewer rows do not support a test, and would reveal much of themselves
-MAX_SAMPLED_VALUES = 1 << 21  # of a larger cell a part of the rows is compared, and of images a part of the inputs
-MIN_SAMPLED_ROWS = 100  # of a large cell
+MAX_OTHER_CLIENTS = 20  # clients without an alarm that also report changes, for comparison
+MIN_ROWS_PER_TEST = 10  # fewer rows do not support a test, and their statistics would reveal much about single rows
+MAX_SAMPLED_VALUES = 1 << 21  # larger cells are sampled: some of their rows, and of images also some of the inputs
+MIN_SAMPLED_ROWS = 100  # of a larger cell
 MAX_STATISTIC = 1e15  # clients report no feature statistic beyond it
 MISSING_SUFFIX = " missing"  # the feature "age missing" is 1 where age has no value
 
 Cell = tuple[Floats, npt.NDArray[np.integer]]  # x[n, feature] and y[n]
-TestResult = tuple[Floats, Bools]  # [column], a distance, and whether it is significant
+TestResult = tuple[Floats, Bools]  # [column], the distance; and [column], True where it is significant
 
 
 @dataclass(frozen=True)
 class Shift:
     """Change of one input or class share, before and after.
 
-    Mean and deviation are those of an input without its missing values, in the units of its column. A share is that of
-    ones in a binary input, of rows in which an input is missing, or of a class.
+    Means and deviations leave out missing values; their units are those of the column. A share is that of ones in a
+    binary input, of rows in which an input is missing, or of a class.
     """
 
     what: ShiftKind
@@ -51,7 +51,7 @@ class Shift:
     after: float
     distance: float  # Kolmogorov-Smirnov distance, or the difference of two shares
     within: str | None = None  # the class whose rows were compared; None: all rows
-    common: bool = False  # most other clients moved the same way, at least half as far
+    common: bool = False  # True: most other clients report the same change, at least half as large
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Shifts:
     """Significant changes at a client between two of its cells."""
 
     since: int  # time step of the earlier cell
-    rows: tuple[int, int]  # of both cells
+    rows: tuple[int, int]  # numbers of rows of the two cells
     moved: tuple[Shift, ...]  # empty: no significant change
     more: int = 0  # number of further inputs that moved
 
@@ -70,13 +70,13 @@ class Shifts:
 
 
 def find_shifts(stream: Stream, t: int, c: int, counts: Ints) -> Shifts | None:
-    """Compare the data of client c at time t with its last data before.
+    """Compare the data of client c at time t with its previous data.
 
     Args:
         stream: The data.
         t: The time step.
-        c: The client.
-        counts: [t], the client's usable rows.
+        c: The position of the client.
+        counts: [t], the number of rows that the client can use.
 
     Returns:
         The changes, or None if the client has no data now or before.
@@ -93,65 +93,70 @@ def find_shifts(stream: Stream, t: int, c: int, counts: Ints) -> Shifts | None:
     sampled = [features[k] for k in columns]
     x0, x1 = (x.reshape(len(x), -1)[:, columns] if len(sampled) < len(features) else x for x in (x0, x1))
     before = convert_to_units(x0, sampled), y0
-    moved, more = compare_cells(before, (convert_to_units(x1, sampled), y1), sampled, classes)
+    after = convert_to_units(x1, sampled), y1
+    moved, more = compare_cells(before, after, sampled, classes)
     return Shifts(since, (len(y0), len(y1)), moved, more)
 
 
-def choose_clients_to_ask(alarmed: Sequence[int], with_data: Iterable[int]) -> list[int]:
+def choose_reporting_clients(alarmed: Sequence[int], with_data: Iterable[int]) -> list[int]:
     """Choose the clients that report changes: those with an alarm, and some others for comparison."""
     others = sorted(set(with_data) - set(alarmed))
     return sorted([*alarmed, *(others[k] for k in _sample_evenly(len(others), MAX_OTHER_CLIENTS))])
 
 
-def mark_common_shifts(answers: Mapping[int, Shifts], alarmed: Sequence[int]) -> dict[int, Shifts]:
+def mark_common_shifts(reports: Mapping[int, Shifts], alarmed: Sequence[int]) -> dict[int, Shifts]:
     """Mark changes that most other clients report too, and select the changes to name.
 
-    Other clients count if they compare with the same time step and have enough rows in both cells.
+    A client is compared with the clients whose earlier cell is of the same time step, and which have enough rows in
+    both cells.
 
     Args:
-        answers: The changes of each client that was asked.
+        reports: By client: the changes that it reported.
         alarmed: The clients with an alarm.
 
     Returns:
-        The named changes of each alarmed client that answered: its own first, common ones last.
+        By client: the named changes of the alarmed clients that reported, those that are not common first.
     """
     doubled_distances = defaultdict[Any, list[float]](list)
-    comparable = Counter[int]()
-    for answer in answers.values():
-        comparable[answer.since] += min(answer.rows) >= MIN_ROWS_PER_TEST
-        for shift in answer.moved:
-            doubled_distances[answer.since, _get_movement(shift)].append(2 * shift.distance)
+    n_comparable = Counter[int]()
+    for report in reports.values():
+        n_comparable[report.since] += min(report.rows) >= MIN_ROWS_PER_TEST
+        for shift in report.moved:
+            doubled_distances[report.since, _get_change(shift)].append(2 * shift.distance)
     for distances in doubled_distances.values():
         distances.sort()  # for a binary search: many clients may raise an alarm at the same time
     result = {}
     for c in alarmed:
-        if (own := answers.get(c)) is not None:
-            marked = []
-            for shift in own.moved:
-                doubled = doubled_distances[own.since, _get_movement(shift)]
-                n_similar = len(doubled) - bisect_left(doubled, shift.distance) - 1  # without the client itself
-                marked.append(replace(shift, common=2 * n_similar > comparable[own.since] - 1))
-            result[c] = _limit_named_shifts(replace(own, moved=tuple(marked)))
+        if c not in reports:
+            continue
+        own = reports[c]
+        marked = []
+        for shift in own.moved:
+            doubled = doubled_distances[own.since, _get_change(shift)]
+            n_similar = len(doubled) - bisect_left(doubled, shift.distance) - 1  # without the client itself
+            marked.append(replace(shift, common=2 * n_similar > n_comparable[own.since] - 1))
+        result[c] = _limit_named_shifts(replace(own, moved=tuple(marked)))
     return result
 
 
 def rank_shift(what: str, within: str | None, common: bool) -> tuple[bool, int]:
     """Return a sort key for reports: missing values, classes, inputs within a class, other inputs; common ones last."""
-    return common, 0 if what == "missing" else 1 if what == "class" else 2 if within is not None else 3
+    ranks = {"missing": 0, "class": 1}
+    return common, ranks.get(what, 3 if within is None else 2)
 
 
-def _get_movement(shift: Shift) -> tuple[Any, ...]:
-    """Return the key that equal changes of different clients share."""
+def _get_change(shift: Shift) -> tuple[Any, ...]:
+    """Return the input or class, and the direction of its change: equal for the same change at other clients."""
     return shift.what, shift.name, shift.within, shift.after > shift.before
 
 
 def _limit_named_shifts(shifts: Shifts) -> Shifts:
-    """Keep the first inputs and classes in the order of reports."""
+    """Keep the first MAX_NAMED_SHIFTS inputs, and as many classes, in the order of reports."""
     ordered = sorted(shifts.moved, key=lambda shift: rank_shift(shift.what, shift.within, shift.common))
-    inputs, classes = ([s for s in ordered if (s.what == "class") == is_class] for is_class in (False, True))
-    n_more = len(inputs[MAX_NAMED_SHIFTS:])
-    left_out = inputs[MAX_NAMED_SHIFTS:] + classes[MAX_NAMED_SHIFTS:]
-    return replace(shifts, moved=tuple(s for s in ordered if s not in left_out), more=shifts.more + n_more)
+    further_inputs = [shift for shift in ordered if shift.what != "class"][MAX_NAMED_SHIFTS:]
+    further_classes = [shift for shift in ordered if shift.what == "class"][MAX_NAMED_SHIFTS:]
+    named = tuple(shift for shift in ordered if shift not in further_inputs + further_classes)
+    return replace(shifts, moved=named, more=shifts.more + len(further_inputs))
 
 
 def list_features(stream: Stream) -> tuple[Feature, ...]:
@@ -161,13 +166,12 @@ def list_features(stream: Stream) -> tuple[Feature, ...]:
     names = stream.columns or tuple(
         f"input {index[0] if len(index) == 1 else index}" for index in np.ndindex(*stream.features)
     )
-    known = set(names)
+    missing_names = {name + MISSING_SUFFIX for name in names}
     return tuple(
-        Feature(name, column, "gap")
-        if name.endswith(MISSING_SUFFIX) and column in known
+        Feature(name, name.removesuffix(MISSING_SUFFIX), "gap")
+        if name in missing_names
         else Feature(name, name, "number")
         for name in names
-        for column in (name.removesuffix(MISSING_SUFFIX),)
     )
 
 
@@ -178,8 +182,8 @@ def convert_to_units(x: npt.NDArray[Any], features: Sequence[Feature]) -> Floats
     values: Floats = x[rows].reshape(len(rows), -1) * std + mean
     for gap, indicator in enumerate(features):
         if indicator.kind == "gap":
-            same = [k for k, f in enumerate(features) if f.column == indicator.column and k != gap]
-            values[np.ix_(values[:, gap] == 1, same)] = np.nan
+            same_column = [k for k, f in enumerate(features) if f.column == indicator.column and k != gap]
+            values[np.ix_(values[:, gap] == 1, same_column)] = np.nan
     return values
 
 
@@ -203,42 +207,50 @@ def compare_cells(
     Inputs that did not move among all rows are also compared among the rows of each class: a change there means that
     inputs belong to other classes than before. If other inputs moved, only the largest such change is returned.
 
+    Args:
+        before: The earlier cell.
+        after: The later cell.
+        features: The columns of x.
+        classes: The names of the classes.
+
     Returns:
         The changes, and the number of further inputs that moved.
     """
     x0, y0 = before
     x1, y1 = after
     level = SIGNIFICANCE_LEVEL / (len(features) + len(classes))
-    inputs, moved = _find_input_shifts(x0, x1, features, level)
-    shares = _find_class_shifts(y0, y1, classes, level)
-    if moved and not inputs:  # all of them exceed MAX_STATISTIC
-        return (*shares,), len(moved)
+    input_shifts, moved = _find_input_shifts(x0, x1, features, level)
+    class_shifts = _find_class_shifts(y0, y1, classes, level)
+    if moved and not input_shifts:  # all of them exceed MAX_STATISTIC
+        return tuple(class_shifts), len(moved)
     y0 = y0[_sample_rows(len(y0), len(features))]
     y1 = y1[_sample_rows(len(y1), len(features))]
     unmoved = sorted(set(range(len(features))) - set(moved))
     unmoved_features = [features[k] for k in unmoved]
     level = SIGNIFICANCE_LEVEL / (len(features) * len(classes))
-    within: list[Shift] = []
-    n_within = 0
+    within_shifts: list[Shift] = []
+    n_moved_within = 0
     for k, name in enumerate(classes):
-        cells = x0[y0 == k][:, unmoved], x1[y1 == k][:, unmoved]
-        of_class, moved_within = _find_input_shifts(*cells, unmoved_features, level, name)
-        within += of_class
-        n_within += len(moved_within)
-    within = sorted(within, key=lambda shift: -shift.distance)
-    within = within[: MAX_WITHIN_CLASS_SHIFTS if moved else MAX_REPORTED_INPUTS]
-    return (*inputs, *within, *shares), len(moved) - len(inputs) if moved else n_within - len(within)
+        shifts, moved_within = _find_input_shifts(
+            x0[y0 == k][:, unmoved], x1[y1 == k][:, unmoved], unmoved_features, level, within=name
+        )
+        within_shifts += shifts
+        n_moved_within += len(moved_within)
+    within_shifts.sort(key=lambda shift: -shift.distance)
+    within_shifts = within_shifts[: MAX_WITHIN_CLASS_SHIFTS if moved else MAX_REPORTED_INPUTS]
+    n_more = len(moved) - len(input_shifts) if moved else n_moved_within - len(within_shifts)
+    return (*input_shifts, *within_shifts, *class_shifts), n_more
 
 
 def _find_class_shifts(
     y0: npt.NDArray[np.integer], y1: npt.NDArray[np.integer], classes: Sequence[str], level: float
 ) -> list[Shift]:
     """Return the classes with the largest significant changes of their shares; of two classes only the second."""
-    shown = np.arange(len(classes) == 2, len(classes))
-    labels0, labels1 = (np.equal.outer(y, shown).astype(np.float64) for y in (y0, y1))
+    compared = np.arange(1 if len(classes) == 2 else 0, len(classes))
+    labels0, labels1 = (np.equal.outer(y, compared).astype(np.float64) for y in (y0, y1))
     distance, moved = _test_shares(labels0, labels1, level)
     return [
-        _create_shift("class", classes[shown[k]], labels0[:, k].mean(), labels1[:, k].mean(), distance[k])
+        _create_shift("class", classes[compared[k]], labels0[:, k].mean(), labels1[:, k].mean(), distance[k])
         for k in _sort_by_distance(distance, moved)[:MAX_NAMED_SHIFTS]
     ]
 
@@ -250,27 +262,30 @@ def _find_input_shifts(
     if not len(x0) or not len(x1) or not features:
         return [], []
     both = np.concatenate([x0, x1])
-    binary = (np.isnan(both) | (np.abs(both) < 1e-4) | (np.abs(both - 1) < 1e-4)).all(axis=0)
+    is_binary = (np.isnan(both) | (np.abs(both) < 1e-4) | (np.abs(both - 1) < 1e-4)).all(axis=0)
     distance = np.zeros(len(features))
     moved = np.zeros(len(features), dtype=bool)
-    for columns, test in ((binary, _test_shares), (~binary, _test_values)):
+    for columns, test in ((is_binary, _test_shares), (~is_binary, _test_values)):
         if columns.any():
             distance[columns], moved[columns] = test(x0[:, columns], x1[:, columns], level)
-    farthest = _sort_by_distance(distance, moved)
+    moved_columns = _sort_by_distance(distance, moved)
     shifts = []
-    for k in farthest[:MAX_REPORTED_INPUTS]:
-        a = x0[~np.isnan(x0[:, k]), k]
-        b = x1[~np.isnan(x1[:, k]), k]
+    for k in moved_columns[:MAX_REPORTED_INPUTS]:
+        values0 = x0[~np.isnan(x0[:, k]), k]
+        values1 = x1[~np.isnan(x1[:, k]), k]
         feature = features[k]
-        is_gap = feature.kind == "gap" and binary[k]
-        what: ShiftKind = "missing" if is_gap else "share" if binary[k] else "mean"
-        ends = a.mean(), b.mean()
-        if what == "mean" and _is_deviation_clearer(a, b):
+        is_gap = feature.kind == "gap" and is_binary[k]
+        what: ShiftKind = "missing" if is_gap else "share" if is_binary[k] else "mean"
+        before = values0.mean()
+        after = values1.mean()
+        if what == "mean" and _is_deviation_clearer(values0, values1):
             what = "deviation"
-            ends = a.std(), b.std()
-        if max(map(abs, ends)) <= MAX_STATISTIC:
-            shifts.append(_create_shift(what, feature.column if is_gap else feature.name, *ends, distance[k], within))
-    return shifts, farthest
+            before = values0.std()
+            after = values1.std()
+        if max(abs(before), abs(after)) <= MAX_STATISTIC:
+            name = feature.column if is_gap else feature.name
+            shifts.append(_create_shift(what, name, before, after, distance[k], within))
+    return shifts, moved_columns
 
 
 def _sort_by_distance(distance: Floats, moved: Bools) -> list[int]:
@@ -285,9 +300,10 @@ def _test_values(x0: Floats, x1: Floats, level: float) -> TestResult:
     both = np.concatenate([x0, x1])
     order = np.argsort(both, axis=0, kind="stable")  # missing values are last, with weight 0
     weight = np.concatenate([~np.isnan(x0) / n0, ~np.isnan(x1) / -n1])
-    difference, in_order = (np.take_along_axis(values, order, axis=0) for values in (weight, both))
-    last = np.concatenate([in_order[1:] != in_order[:-1], np.ones((1, both.shape[1]), dtype=bool)])  # of equal values
-    distance: Floats = np.abs(np.where(last, np.cumsum(difference, axis=0), 0.0)).max(axis=0)
+    sorted_weight, sorted_values = (np.take_along_axis(values, order, axis=0) for values in (weight, both))
+    is_last = np.ones(both.shape, dtype=bool)  # of equal values
+    is_last[:-1] = sorted_values[1:] != sorted_values[:-1]
+    distance: Floats = np.abs(np.where(is_last, np.cumsum(sorted_weight, axis=0), 0.0)).max(axis=0)
     critical = math.sqrt(-math.log(level / 2) / 2) * np.sqrt(1 / n0 + 1 / n1)
     return distance, (distance > critical) & (np.minimum(n0, n1) >= MIN_ROWS_PER_TEST)
 

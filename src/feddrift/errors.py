@@ -57,7 +57,7 @@ def to_one_line(text: str) -> str:
     "unknown stream 'a\\nb'"
     """
     line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-    line = re.sub(r"(\S{100})\S{100,}(\S{100})", r"\1...\2", line)  # before the message: its end says what is legal
+    line = re.sub(r"(\S{100})\S{100,}(\S{100})", r"\1...\2", line)  # its end lists what is legal
     if len(line) <= MAX_MESSAGE_LENGTH:
         return line
     return f"{line[: MAX_MESSAGE_LENGTH // 2]} ... {line[5 - MAX_MESSAGE_LENGTH // 2 :]}"
@@ -74,9 +74,9 @@ def safe_repr(value: object) -> str:
 def describe_validation_error(error: ValidationError) -> str:
     """Describe the first problem that pydantic found: its place, its reason and the value.
 
-    An unknown name comes before other problems: the user may have misspelt a name that is missing.
+    Unknown names come before other problems: a required name may be missing because the user misspelt it.
     """
-    first = min(error.errors(include_url=False), key=lambda detail: detail["type"] != "extra_forbidden")
+    first = min(error.errors(include_url=False), key=lambda problem: problem["type"] != "extra_forbidden")
     where = ".".join(str(part) for part in first["loc"])
     why = first["msg"].removeprefix("Value error, ")
     got = "" if first["type"] in ("missing", "value_error", "json_invalid") else f", got {safe_repr(first['input'])}"
@@ -89,9 +89,9 @@ def suggest_name(name: str, legal: Iterable[str]) -> str:
     >>> suggest_name("staton", ["date", "station"])
     ", did you mean 'station'?"
     """
-    lower = {candidate.lower(): candidate for candidate in legal}
-    near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
-    return f", did you mean '{lower[near[0]]}'?" if near else ""
+    by_lower_case = {candidate.lower(): candidate for candidate in legal}
+    similar = difflib.get_close_matches(name.lower(), by_lower_case, n=1, cutoff=0.6)
+    return f", did you mean '{by_lower_case[similar[0]]}'?" if similar else ""
 
 
 def unknown_name_error(noun: str, name: object, legal: Iterable[object]) -> ConfigError:

@@ -1,4 +1,4 @@
-"""Exported models, which predict without a run, record or algorithm. `runs/export.py` writes them."""
+"""Models that `runs/export.py` wrote: they predict without a run, record or algorithm."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from feddrift.nets.perceptron import mlp
 from feddrift.nets.voting import compute_layer, predict_probabilities, predict_votes
 from feddrift.tables.columns import read_frame
 from feddrift.tables.features import Feature, transform_table
-from feddrift.trees import fill_tree, tree_leaves, tree_paths
+from feddrift.trees import fill_tree, tree_paths
 from feddrift.types import Ballot, Floats, Models, Net, Router
 
 MODELS_FILE = "models.safetensors"
@@ -34,7 +34,7 @@ Vote = Annotated[float, Field(ge=0, le=1e100)]
 
 @dataclass(frozen=True)
 class Predictor:
-    """Model, or several models that vote, with the names of classes and features."""
+    """One or several models that vote, with the names of classes and features."""
 
     net: Net
     models: Models
@@ -84,7 +84,9 @@ class Predictor:
         return np.where((choice >= 0)[:, None], self.router.votes[choice], self.votes)
 
     def _read_inputs(self, x: Any) -> npt.NDArray[Any]:
-        return self._check_inputs(self._stack_columns(x) if isinstance(x, Mapping) or hasattr(x, "columns") else x)
+        """Return the inputs [n, ...] of an array or table."""
+        is_table = isinstance(x, Mapping) or hasattr(x, "columns")
+        return self._check_inputs(self._stack_columns(x) if is_table else x)
 
     def _check_inputs(self, x: Any) -> npt.NDArray[Any]:
         shape = f"[n, {', '.join(map(str, self.features))}]"
@@ -142,10 +144,16 @@ class Exported:
         if str(client) not in clients:
             raise unknown_name_error("client", client, clients)
         votes = np.array([clients[str(client)].get(str(i), 0.0) for i in self.models.ids])
-        features = tuple(about["net"]["features"])
-        classes = tuple(about["classes"])
-        recipe = tuple(Feature(**feature) for feature in about["recipe"])
-        return Predictor(self.net, self.models, votes, about["ballot"], features, classes, self.columns, recipe)
+        return Predictor(
+            self.net,
+            self.models,
+            votes,
+            ballot=about["ballot"],
+            features=tuple(about["net"]["features"]),
+            classes=tuple(about["classes"]),
+            columns=self.columns,
+            recipe=tuple(Feature(**feature) for feature in about["recipe"]),
+        )
 
     def predict(self, client: str, x: npt.ArrayLike | Mapping[str, npt.ArrayLike]) -> npt.NDArray[Any]:
         """Predict the classes of inputs x[n, ...] by the models that a client uses: see `Predictor.predict`."""
@@ -223,17 +231,17 @@ def load_models(folder: str | Path, net: Net | None = None) -> Exported:
     try:
         about = _ModelsDescription.model_validate_json((folder / ABOUT_FILE).read_bytes())
         arrays = load_file(folder / MODELS_FILE)
-        rebuilt = net or _build_net(about.net, folder, sum(array.size for array in arrays.values()))
-        like = rebuilt.init(rng.derive_key(0, "init", 0))
+        net = net or _build_net(about.net, folder, max_size=sum(array.size for array in arrays.values()))
+        like = net.init(rng.derive_key(0, "init", 0))
         ids = [int(i) for i in about.models]
         stacks = []
-        for (name, _), leaf in zip(tree_paths(like), tree_leaves(like), strict=True):
+        for name, leaf in tree_paths(like):
             stacks.append(np.stack([arrays[f"{i}/{name}"] for i in ids]))
             if stacks[-1].shape[1:] != leaf.shape:
                 raise DataError(f"{folder}: '{name}' has shape {stacks[-1].shape[1:]}, the net needs {leaf.shape}")
         has_mask = f"{ids[0]}/{MASK_NAME}" in arrays
         mask = np.stack([arrays[f"{i}/{MASK_NAME}"] for i in ids]) if has_mask else None
-        return Exported(about.model_dump(), rebuilt, Models(fill_tree(like, iter(stacks)), tuple(ids), mask))
+        return Exported(about.model_dump(), net, Models(fill_tree(like, iter(stacks)), tuple(ids), mask))
     except OSError as error:
         several = sorted(path.parent.name for path in folder.glob(f"*/{ABOUT_FILE}"))
         hint = f" (it has several runs, choose one: {', '.join(several)})" if several else ""
@@ -249,15 +257,24 @@ def load_models(folder: str | Path, net: Net | None = None) -> Exported:
 load = load_models  # its name in version 0.1
 
 
-def _build_net(net: _NetDescription, folder: Path, max_size: int) -> Net:
-    if net.kind == "perceptron":
-        hidden = net.hidden if isinstance(net.hidden, list) else [net.hidden]
-        sizes = math.prod(net.features), *hidden, net.classes
+def _build_net(description: _NetDescription, folder: Path, max_size: int) -> Net:
+    """Create the net of a description.
+
+    Args:
+        description: The description in models.json.
+        folder: The folder of the models.
+        max_size: The largest size of a layer: the number of parameters in the file.
+    """
+    if description.kind == "perceptron":
+        hidden = description.hidden if isinstance(description.hidden, list) else [description.hidden]
+        sizes = math.prod(description.features), *hidden, description.classes
         if not all(1 <= n <= max_size for n in sizes):  # before memory is allocated
             raise DataError(f"{folder}: a net with layers of {list(sizes)} does not fit {max_size} parameters")
-        return mlp(sizes[0], hidden, net.classes)
-    if net.kind == "resnet18":
+        return mlp(sizes[0], hidden, description.classes)
+    if description.kind == "resnet18":
         from feddrift.nets.resnet import resnet18  # imported here, because few models need it
 
-        return resnet18(net.classes, folder / RESNET_FILE)
-    raise DataError(f"{folder} was made with the user's own net '{net.name}': pass it, load_models(folder, net=...)")
+        return resnet18(description.classes, folder / RESNET_FILE)
+    raise DataError(
+        f"{folder} was made with the user's own net '{description.name}': pass it, load_models(folder, net=...)"
+    )

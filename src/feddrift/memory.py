@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from feddrift._renamed import forward_names
+from feddrift._renamed import forward_renamed_names
 from feddrift.errors import ConfigError
 from feddrift.types import Floats, Ints
 
@@ -47,10 +47,10 @@ def average_over_clients(values: Floats, counts: Ints) -> Floats:
     >>> average_over_clients(np.array([[0.2], [np.nan], [0.5]]), np.array([10, 0, 20])).tolist()
     [0.4]
     """
-    known = ~np.isnan(values).any(axis=1)
-    if not known.any():
+    is_known = ~np.isnan(values).any(axis=1)
+    if not is_known.any():
         return np.full(values.shape[1], np.nan)
-    return np.average(values[known], axis=0, weights=counts[known])
+    return np.average(values[is_known], axis=0, weights=counts[is_known])
 
 
 def window(length: int) -> Memory:
@@ -62,4 +62,4 @@ ALL = Memory("all")
 LINEAR = Memory("linear")  # weights proportional to t + 1
 EXPONENTIAL = Memory("exponential")  # weights proportional to 2^t
 
-__getattr__ = forward_names(__name__, __name__, ("pooled",))
+__getattr__ = forward_renamed_names(__name__)

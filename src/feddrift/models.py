@@ -51,23 +51,24 @@ def mix(models: Models, A: npt.ArrayLike, ids: Sequence[int], family: Sequence[i
         raise ValueError("models with masks cannot be mixed: they use different inputs")
     if models.private.any():
         raise ValueError("private models stay with their clients: they cannot be mixed")
-    rows = np.asarray(A, dtype=np.float64)
-    if rows.shape != (len(ids), len(models)):
-        raise ValueError(f"mix needs a matrix of shape {(len(ids), len(models))}, got {rows.shape}")
-    names = tuple(int(i) for i in ids)
+    weights = np.asarray(A, dtype=np.float64)
+    if weights.shape != (len(ids), len(models)):
+        raise ValueError(f"mix needs a matrix of shape {(len(ids), len(models))}, got {weights.shape}")
+    new_ids = tuple(int(i) for i in ids)
     if family is None:
-        family = [_find_family(models, i, np.flatnonzero(row)) for i, row in zip(names, rows, strict=True)]
-    frame = Models(None, names, family=tuple(int(i) for i in family), trunk=models.trunk, classes=models.classes)
-    trunk_rows = np.zeros((len(rows), len(models.families)))
-    np.add.at(trunk_rows.T, models.trunk_index, rows.T)
-    trunk_rows[np.abs(trunk_rows - 1) < 1e-12] = 1  # a mean within a family copies its trunk exactly
-    return replace(frame, params=map_trunk_and_head(_mix_leaf, models, rows, _select_trunks(frame, trunk_rows)))
+        family = [_find_family(models, i, np.flatnonzero(row)) for i, row in zip(new_ids, weights, strict=True)]
+    mixed = Models(None, new_ids, family=tuple(int(i) for i in family), trunk=models.trunk, classes=models.classes)
+    trunk_weights = np.zeros((len(weights), len(models.families)))
+    np.add.at(trunk_weights.T, models.trunk_index, weights.T)
+    trunk_weights[np.abs(trunk_weights - 1) < 1e-12] = 1  # a mean within a family copies its trunk exactly
+    trunk_weights = _select_trunks(mixed, trunk_weights)
+    return replace(mixed, params=map_trunk_and_head(_mix_leaf, models, weights, trunk_weights))
 
 
 def mix_rows(models: Models, A: npt.ArrayLike) -> Models:
     """Mix heads class by class: row k of the head of model i becomes the sum of A[k, i, j] times row k of model j's.
 
-    The row of a class are all numbers that lead to its logit, weights and bias. Trunks, ids and families stay.
+    The row of a class are the weights and the bias of its logit. Trunks, ids and families do not change.
 
     Args:
         models: Shared models.
@@ -81,7 +82,7 @@ def mix_rows(models: Models, A: npt.ArrayLike) -> Models:
     >>> mix_rows(two, [[[0.5, 0.5], [0.5, 0.5]], [[1, 0], [0, 1]]]).params["b"].tolist()
     [[3.0, 1.0], [3.0, 3.0]]
     """
-    rows = np.asarray(A, dtype=np.float64)
+    weights = np.asarray(A, dtype=np.float64)
     if models.private.any():
         raise ValueError("private models stay with their clients: they cannot be mixed")
 
@@ -89,16 +90,17 @@ def mix_rows(models: Models, A: npt.ArrayLike) -> Models:
         if in_trunk:
             return leaf
         by_class = np.moveaxis(leaf, 1 + _require_class_axis(axis), 0)  # [k, m, ...]
-        if rows.shape != (len(by_class), len(models), len(models)):
-            expected = len(by_class), len(models), len(models)
-            raise ValueError(f"mix_rows needs an array of shape {expected}, got {rows.shape}")
-        return np.moveaxis(np.stack([_mix_leaf(*pair) for pair in zip(by_class, rows, strict=True)]), 0, 1 + axis)
+        expected = len(by_class), len(models), len(models)
+        if weights.shape != expected:
+            raise ValueError(f"mix_rows needs an array of shape {expected}, got {weights.shape}")
+        mixed = [_mix_leaf(part, class_weights) for part, class_weights in zip(by_class, weights, strict=True)]
+        return np.moveaxis(np.stack(mixed), 0, 1 + axis)
 
     return replace(models, params=map_trunk_and_head(mix_classes, models, False, True, _get_class_axes(models)))
 
 
 def class_rows(models: Models) -> Floats:
-    """Return [m, k, number], all numbers of each head that lead to the logit of class k, weights and bias."""
+    """Return [m, k, parameter], the weights and the bias of the logit of class k in each head."""
     parts: list[Any] = []
 
     def gather(leaf: Any, axis: int, in_trunk: bool) -> None:
@@ -141,51 +143,60 @@ def take(
             models of different trunks would be one family.
     """
     rows = np.asarray(positions, dtype=np.int64)
-    names = tuple(int(i) for i in ids)
+    new_ids = tuple(int(i) for i in ids)
     if family is None:
-        family = [_find_family(models, i, [m]) for i, m in zip(names, rows, strict=True)]
-    mask = None if models.mask is None else models.mask[rows]
-    owners = tuple(models.owner[m] for m in rows) if owner is None else tuple(int(c) for c in owner)
-    versions = tuple(models.held[m] for m in rows)
-    if any(version and models.ids[m] != i for version, m, i in zip(versions, rows, names, strict=True)):
+        family = [_find_family(models, i, [m]) for i, m in zip(new_ids, rows, strict=True)]
+    if any(models.held[m] and models.ids[m] != i for m, i in zip(rows, new_ids, strict=True)):
         raise ValueError("only the owner has the parameters of this model: it cannot be copied under another id")
-    frame = Models(None, names, mask, tuple(int(i) for i in family), models.trunk, owners, versions, models.classes)
-    trunk_rows = _select_trunks(frame, models.trunk_index[rows])
-    return replace(frame, params=map_trunk_and_head(lambda leaf, part: leaf[part], models, rows, trunk_rows))
+    copies = Models(
+        params=None,
+        ids=new_ids,
+        mask=None if models.mask is None else models.mask[rows],
+        family=tuple(int(i) for i in family),
+        trunk=models.trunk,
+        owner=tuple(models.owner[m] for m in rows) if owner is None else tuple(int(c) for c in owner),
+        held=tuple(models.held[m] for m in rows),
+        classes=models.classes,
+    )
+    trunk_rows = _select_trunks(copies, models.trunk_index[rows])
+    return replace(copies, params=map_trunk_and_head(lambda leaf, part: leaf[part], models, rows, trunk_rows))
 
 
 def _find_family(models: Models, new_id: int, sources: Sequence[int] | Ints) -> int:
-    """Return the family of a model with this id made of the models at `sources`: theirs, or a new one of its id."""
+    """Return the family of a new model that is mixed from the models at `sources`.
+
+    It is their family if the new model has the id of one of them, and all belong to one family; else a new family.
+    """
     families = {models.family[m] for m in sources}
     keeps_id = any(models.ids[m] == new_id for m in sources)
     return families.pop() if keeps_id and len(families) == 1 else new_id
 
 
-def _select_trunks(frame: Models, trunk_rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return one row of `trunk_rows` (one per model) for each family; models of a family must have equal rows."""
-    _, first = np.unique(frame.trunk_index, return_index=True)
-    if not np.array_equal(trunk_rows, trunk_rows[first][frame.trunk_index]):
-        raise ValueError(f"models of different trunks cannot be one family, got {frame.family}")
-    return trunk_rows[first]
+def _select_trunks(models: Models, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return one of the rows [m, ...] for each family; all models of a family must have the same row."""
+    _, first = np.unique(models.trunk_index, return_index=True)
+    if not np.array_equal(rows, rows[first][models.trunk_index]):
+        raise ValueError(f"models of different trunks cannot be one family, got {models.family}")
+    return rows[first]
 
 
-def _mix_leaf(leaf: Any, rows: Floats) -> Any:
-    out = np.zeros((len(rows), *leaf.shape[1:]), dtype=leaf.dtype)
-    for k, m in np.argwhere(rows):  # weights of 0 are skipped, since 0 times NaN is NaN
-        out[k] += leaf.dtype.type(rows[k, m]) * leaf[m]
+def _mix_leaf(leaf: Any, weights: Floats) -> Any:
+    out = np.zeros((len(weights), *leaf.shape[1:]), dtype=leaf.dtype)
+    for k, m in np.argwhere(weights):  # weights of 0 are skipped, since 0 times NaN is NaN
+        out[k] += leaf.dtype.type(weights[k, m]) * leaf[m]
     return out
 
 
 def join(first: Models, *others: Models) -> Models:
-    """Concatenate stacks of models; families with the same name must have the same trunk.
+    """Concatenate stacks of models; families with the same name must have equal trunks.
 
     Raises:
         ValueError: Two stacks have a model of the same id, or trunks or masks do not fit together.
     """
     stacks = (first, *others)
     ids = list(first.ids)
-    known = set(first.families)
-    is_new: list[Bools] = []  # for each other stack, True for families that the stacks before it do not have
+    known_families = set(first.families)
+    is_new: list[Bools] = []  # for each other stack: [family], True for families that the stacks before it do not have
     for other in others:
         if set(ids) & set(other.ids):
             raise ValueError(
@@ -195,8 +206,8 @@ def join(first: Models, *others: Models) -> Models:
         if (first.mask is None) != (other.mask is None):
             raise ValueError("models with and without a mask cannot be joined")
         ids += other.ids
-        is_new.append(np.array([name not in known for name in other.families], dtype=bool))
-        known |= set(other.families)
+        is_new.append(np.array([name not in known_families for name in other.families], dtype=bool))
+        known_families |= set(other.families)
 
     def join_leaves(leaf: Any, *arguments: Any) -> Any:
         *leaves, in_trunk = arguments
@@ -245,7 +256,10 @@ def substitute_models(models: Models, others: Models) -> Models:
 
     Args:
         models: The models.
-        others: As many models, each in the place of the one at its position; or one in the place of all.
+        others: As many models, which replace those at the same positions; or one model, which replaces all.
+
+    Raises:
+        ValueError: The number of other models is neither 1 nor that of the models.
     """
     if len(others) not in (1, len(models)):
         raise ValueError(f"expected one model, or {len(models)} of them, got {len(others)}")
@@ -261,31 +275,31 @@ def unused_id(models: Models) -> int:
 
 
 def get_private_models(models: Models, start: Models, n_clients: int) -> Models:
-    """Return one private model per client, in their order: the first that it owns, else a copy of `start`.
+    """Return one private model per client, in client order: the first that the client owns, else a copy of `start`.
 
     Args:
         models: The models, of which some may be private.
-        start: A stack of one model. Its copies, such as those for clients that joined later, have new ids.
+        start: A stack of one model. Its copies, such as those for clients that joined later, get new ids.
         n_clients: The number of clients.
 
     >>> start = Models({"b": np.zeros((1, 2))}, ids=(0,))
-    >>> of_two = get_private_models(start, start, 2)
-    >>> of_two.ids, of_two.owner, get_private_models(of_two, start, 3).ids
+    >>> two = get_private_models(start, start, 2)
+    >>> two.ids, two.owner, get_private_models(two, start, 3).ids
     ((1, 2), (0, 1), (1, 2, 3))
     """
     position_of_client = {c: m for m, c in reversed(list(enumerate(models.owner))) if c >= 0}
-    without = [c for c in range(n_clients) if c not in position_of_client]
-    if without:
+    newcomers = [c for c in range(n_clients) if c not in position_of_client]
+    if newcomers:
         free_id = unused_id(models)
-        ids = range(free_id, free_id + len(without))
-        position_of_client |= {c: len(models) + k for k, c in enumerate(without)}
-        models = join(models, take(start, [0] * len(without), ids, owner=without))
+        ids = range(free_id, free_id + len(newcomers))
+        position_of_client |= {c: len(models) + k for k, c in enumerate(newcomers)}
+        models = join(models, take(start, [0] * len(newcomers), ids, owner=newcomers))
     positions = [position_of_client[c] for c in range(n_clients)]
     return take(models, positions, [models.ids[m] for m in positions])
 
 
 def replace_model(models: Models, m: int, newcomer: Models) -> Models:
-    """Replace the model at position m by a single other one, which gets its id and a family of its own.
+    """Replace the model at position m by another one, which gets the id of the old one and a new family.
 
     Args:
         models: All models.

@@ -46,28 +46,30 @@ _COS = (
 )  # fmt: skip
 
 MAX_ANGLE = 1e5  # radians; beyond, the reduction of an angle to a quarter turn loses digits
-_CACHE_BLOCK_SIZE = 1 << 12  # numbers that are computed at a time, so that intermediate results stay in the cache
-_PRODUCT_BLOCK_SIZE = 1 << 15  # numbers of a product that are summed at a time, for the same reason
+# Numbers that are computed at a time: intermediate results stay in the processor's cache.
+_FUNCTION_BLOCK_SIZE = 1 << 12
+_PRODUCT_BLOCK_SIZE = 1 << 15  # of the matrix product
 
 
-def _in_blocks(function: Callable[[Array], Array]) -> Callable[[npt.ArrayLike], Array]:
-    """Extend a function of float64 arrays to numbers, lists and large arrays, in blocks that fit into the cache."""
+def _apply_in_blocks(function: Callable[[Array], Array]) -> Callable[[npt.ArrayLike], Array]:
+    """Extend a function of float64 arrays to numbers and lists, and apply it to large arrays in blocks."""
 
     @functools.wraps(function)
     def apply(x: npt.ArrayLike) -> Array:
         x = np.asarray(x, dtype=np.float64)
-        if x.size <= _CACHE_BLOCK_SIZE:
+        if x.size <= _FUNCTION_BLOCK_SIZE:
             return np.asarray(function(x))
         flat = x.reshape(-1)
         out = np.empty_like(flat)
-        for start in range(0, len(flat), _CACHE_BLOCK_SIZE):
-            out[start : start + _CACHE_BLOCK_SIZE] = function(flat[start : start + _CACHE_BLOCK_SIZE])
+        for start in range(0, len(flat), _FUNCTION_BLOCK_SIZE):
+            block = slice(start, start + _FUNCTION_BLOCK_SIZE)
+            out[block] = function(flat[block])
         return out.reshape(x.shape)
 
     return apply
 
 
-@_in_blocks
+@_apply_in_blocks
 def exp(x: Array) -> Array:
     """Return e to the power of each number.
 
@@ -79,7 +81,7 @@ def exp(x: Array) -> Array:
         return np.asarray(np.ldexp(1.0 + fraction, exponent))
 
 
-@_in_blocks
+@_apply_in_blocks
 def expm1(x: Array) -> Array:
     """Return e to the power of each number, minus one, exact also near zero.
 
@@ -88,44 +90,44 @@ def expm1(x: Array) -> Array:
     """
     exponent, fraction = _split_power(x)
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        near = np.ldexp(fraction, exponent) + (np.ldexp(1.0, exponent) - 1.0)
-        return np.asarray(np.where(exponent > 60, np.ldexp(1.0 + fraction, exponent), near))
+        small = np.ldexp(fraction, exponent) + (np.ldexp(1.0, exponent) - 1.0)
+        return np.asarray(np.where(exponent > 60, np.ldexp(1.0 + fraction, exponent), small))
 
 
 def _split_power(x: Array) -> tuple[npt.NDArray[np.int64], Array]:
     """Return n and f with e^x = 2^n (1 + f), where f is at most sqrt(2) - 1."""
     bounded = np.clip(x, -746.0, 710.0)
-    turns = np.rint(bounded * _LOG2_E)
-    high = bounded - turns * _LN2_HIGH
-    low = turns * _LN2_LOW
+    n = np.rint(bounded * _LOG2_E)
+    high = bounded - n * _LN2_HIGH
+    low = n * _LN2_LOW
     rest = high - low
     lost = (high - rest) - low  # rounding error of the subtraction
     fraction = rest + (rest * rest * _evaluate_polynomial(_EXP, rest) + lost * (1.0 + rest))
-    return np.where(np.isnan(x), 0, turns).astype(np.int64), np.asarray(fraction)
+    return np.where(np.isnan(x), 0, n).astype(np.int64), np.asarray(fraction)
 
 
-@_in_blocks
+@_apply_in_blocks
 def log(x: Array) -> Array:
     """Return the natural logarithm of each number; -inf of zero and NaN of negative numbers.
 
     >>> log([1.0, 10.0, 0.0]).tolist()
     [0.0, 2.302585092994046, -inf]
     """
-    usual = (x > 0) & (x < np.inf)
-    mantissa, exponent = np.frexp(np.where(usual, x, 1.0))
-    low = mantissa < _SQRT_HALF
-    f = np.where(low, mantissa * 2, mantissa) - 1.0
-    k = (exponent - low).astype(np.float64)
+    is_regular = (x > 0) & (x < np.inf)
+    mantissa, exponent = np.frexp(np.where(is_regular, x, 1.0))
+    is_low = mantissa < _SQRT_HALF
+    f = np.where(is_low, mantissa * 2, mantissa) - 1.0
+    k = (exponent - is_low).astype(np.float64)
     s = f / (2.0 + f)
     square = s * s
     tail = square * _evaluate_polynomial(_LOG, square)
     half = 0.5 * f * f
     value = k * _LN2_HIGH - ((half - (s * (half + tail) + k * _LN2_LOW)) - f)
-    unusual = np.where(x == 0, -np.inf, np.where(x == np.inf, np.inf, np.nan))
-    return np.asarray(np.where(usual, value, unusual))
+    special_value = np.where(x == 0, -np.inf, np.where(x == np.inf, np.inf, np.nan))
+    return np.asarray(np.where(is_regular, value, special_value))
 
 
-@_in_blocks
+@_apply_in_blocks
 def log1p(x: Array) -> Array:
     """Return the natural logarithm of one plus each number, exact also near zero.
 
@@ -133,13 +135,13 @@ def log1p(x: Array) -> Array:
     [1e-20, 0.6931471805599453]
     """
     total = 1.0 + x
-    usual = (total > 0) & (total < np.inf)
-    divisor = np.where(usual, total, 1.0)
-    lost = np.where(usual, x, 0.0) - (divisor - 1.0)  # rounding error of the addition
+    is_regular = (total > 0) & (total < np.inf)
+    divisor = np.where(is_regular, total, 1.0)
+    lost = np.where(is_regular, x, 0.0) - (divisor - 1.0)  # rounding error of the addition
     return np.asarray(log(total) + lost / divisor)
 
 
-@_in_blocks
+@_apply_in_blocks
 def sin(x: Array) -> Array:
     """Return the sine of each angle in radians, up to MAX_ANGLE.
 
@@ -149,7 +151,7 @@ def sin(x: Array) -> Array:
     return _compute_sine(x, 0)
 
 
-@_in_blocks
+@_apply_in_blocks
 def cos(x: Array) -> Array:
     """Return the cosine of each angle in radians, up to MAX_ANGLE.
 
@@ -163,7 +165,7 @@ def _compute_sine(x: Array, quarters: int) -> Array:
     """Return the sine of each angle plus this number of quarter turns."""
     if (np.abs(x) > MAX_ANGLE).any():
         raise ValueError(f"angles must be at most {MAX_ANGLE:g} radians, got {np.nanmax(np.abs(x)):g}")
-    turns = np.rint(x / (_HALF_PI_PARTS[0] + _HALF_PI_PARTS[1]))
+    turns = np.rint(x / (_HALF_PI_PARTS[0] + _HALF_PI_PARTS[1]))  # quarter turns
     r = x
     for part in _HALF_PI_PARTS:
         r = r - turns * part

@@ -63,7 +63,7 @@ class Moments:
     ((3, 1, 2), (3, 1, 2, 4), True)
     """
 
-    count: Ints  # [c, m, k], number of rows; 0: the client was not asked, or has no rows of this class
+    count: Ints  # [c, m, k], number of rows; 0: the client sent no statistics, or has no rows of this class
     mean: Floats  # [c, m, k, d], NaN without rows
     std: Floats  # [c, m, k, d], standard deviation (divisor n); NaN without rows, or if only means were sent
 
@@ -78,7 +78,8 @@ class Moments:
             width: The size of axis d.
         """
         shape = n_clients, n_models, n_parts
-        return cls(np.zeros(shape, dtype=np.int64), *np.full((2, *shape, width), np.nan))
+        missing = np.full((*shape, width), np.nan)
+        return cls(count=np.zeros(shape, dtype=np.int64), mean=missing, std=missing.copy())
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class Projection:
     ((5, 2), True)
     """
 
-    key: tuple[int, int]  # the two words of a key, such as `Federation.key` gives
+    key: tuple[int, int]  # two 32-bit words, such as those of `Federation.key`
     size: int
 
     def matrix(self, width: int) -> Floats:

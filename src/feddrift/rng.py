@@ -1,4 +1,4 @@
-"""Random numbers from keys instead of sequences: every number is a function of its purpose.
+"""Random numbers that are functions of keys, not of the order in which they are drawn.
 
 A number is derived from (seed, purpose, tau, client, ...) with Threefry-2x32 (Salmon et al., "Parallel random
 numbers: as easy as 1, 2, 3", SC 2011). Only additions, xors and rotations of 32-bit words are needed, so the same
@@ -16,7 +16,7 @@ from feddrift import numerics
 
 Words = tuple[Any, Any]  # two uint32 arrays of one shape, NumPy or JAX
 
-# Purposes of random numbers. Every result depends on the values: never change one, only append.
+# Purposes of random numbers. The values enter all keys: append new ones, and never change one.
 PURPOSES = {"init": 1, "shuffle": 2, "batch": 3, "score": 4, "ties": 5, "survivor": 6, "data": 7, "pattern": 8,
             "mask": 9, "bag": 10, "participation": 11, "dropout": 12, "garbage": 13, "projection": 14,
             "profile": 15, "lies": 16, "shown": 17, "founders": 18}  # fmt: skip

@@ -1,4 +1,4 @@
-"""Routers: a client chooses the models that vote on its inputs without labels, from the inputs alone."""
+"""Routers: they choose the models that vote on a client's inputs, from the inputs alone, without labels."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 Per = Literal["row", "running", "batch"]
 Route = Literal["none", "row", "running", "batch"]
 MAX_PROJECTED_VALUES = 1 << 22  # numbers that are projected at a time
-OWN_VOTES = -1  # the client's own votes
-MIN_SAVINGS_Z = 1.645  # standard errors by which the choice by inputs must have saved mistakes: 5 %, one-sided
+OWN_VOTES = -1  # in place of the position of a centre: the client's own votes
+MIN_SAVINGS_Z = 1.645  # standard errors by which the saved mistakes must exceed 0: one-sided test at 5 %
 MAX_COST_SHARE = 0.002  # additional mistakes of clients that kept their model, as a share of their rows
 
 
@@ -29,10 +29,11 @@ MAX_COST_SHARE = 0.002  # additional mistakes of clients that kept their model, 
 class Router:
     """Rule that chooses the votes for test inputs: those of the nearest centre.
 
-    The inputs of a client, or the outputs of a layer of one model, are projected and scaled: `(z - low) * scale`. The
-    results of the rows (`of="rows"`), or their means followed by their standard deviations (`of="moments"`), are
-    compared with the centres. Centres with the same votes form a group, at the distance of its nearest centre. The
-    choice for a row uses that `row` alone, all rows up to it (`running`), or all rows at once (`batch`), as `per` says.
+    The inputs of a client, or the outputs of a layer of one model, are projected (z) and scaled: `(z - low) * scale`.
+    The results of the rows (`of="rows"`), or their means followed by their standard deviations (`of="moments"`), are
+    compared with the centres. Centres with the same votes form a group; the distance of a group is that of its nearest
+    centre. `per` selects the rows that a choice depends on: the `row` itself, all rows up to it (`running`), or all
+    rows (`batch`).
 
     With a `margin` a client keeps its own votes unless another group is nearer: the sum over rows of the differences of
     half the squared distance must exceed `margin` standard errors, or for a single row `margin` itself.
@@ -50,7 +51,7 @@ class Router:
     low: Floats | float = 0.0
     scale: Floats | float = 1.0
     margin: float | None = None
-    model: Models | None = None  # a stack of one, whose layer is compared with the centres; None: the inputs are
+    model: Models | None = None  # a stack of one: its layer is compared with the centres; None: the inputs are
     layer: Literal["input", "trunk", "logits"] = "input"
 
     def __post_init__(self) -> None:
@@ -70,7 +71,7 @@ class Router:
 
     @property
     def size(self) -> int:
-        """The count of numbers that are sent with the router, without those of its model."""
+        """The number of values that are sent with the router, without those of its model."""
         parts = (self.centre, self.votes, self.low, self.scale, self.project)
         return sum(int(np.size(part)) for part in parts if part is not None and not isinstance(part, Projection))
 
@@ -98,8 +99,8 @@ class Router:
             own: [m], the client's own votes, which a router with a margin needs.
 
         Returns:
-            [row], the position of the first centre with the chosen votes; OWN_VOTES if the client keeps its own votes,
-            as with a margin if no centre has votes for the model that its own prefer.
+            [row], the position of the first centre with the chosen votes; OWN_VOTES if the client keeps its own votes.
+            With a margin it also keeps them if no centre has its largest vote for the same model as the client.
         """
         if not len(layer):
             return np.zeros(0, dtype=np.int64)
@@ -107,7 +108,8 @@ class Router:
         first, group = _group_centres(self.votes)
         nearness = _compute_nearness(rows, self.centre, group, len(first))
         if self.margin is None:
-            return self._repeat_choice(first[self._sum_rows(nearness).argmax(axis=1)], len(layer))
+            choice = first[self._sum_rows(nearness).argmax(axis=1)]
+            return np.broadcast_to(choice, len(layer)).astype(np.int64)
         own_groups = np.flatnonzero(self.votes[first].argmax(axis=1) == (-1 if own is None else int(own.argmax())))
         if not len(own_groups):
             return np.full(len(layer), OWN_VOTES)
@@ -116,17 +118,14 @@ class Router:
         variance = self._sum_rows(advantage**2)
         is_clear = total > self.margin * (np.sqrt(variance) if self.per != "row" else 1.0)
         best = np.where(is_clear, total, -np.inf).argmax(axis=1)
-        return self._repeat_choice(np.where(is_clear.any(axis=1), first[best], OWN_VOTES), len(layer))
+        choice = np.where(is_clear.any(axis=1), first[best], OWN_VOTES)
+        return np.broadcast_to(choice, len(layer)).astype(np.int64)
 
     def _sum_rows(self, values: Floats) -> Floats:
-        """Return the sums over the rows that each choice uses: the row alone, all rows up to it, or all rows."""
+        """Return the sums over the rows that each choice depends on: see `Router`."""
         if self.per == "row":
             return values
         return np.asarray(values.cumsum(axis=0) if self.per == "running" else values.sum(axis=0, keepdims=True))
-
-    @staticmethod
-    def _repeat_choice(choice: npt.NDArray[Any], n: int) -> Ints:
-        return np.asarray(np.broadcast_to(choice, (n,)) if len(choice) == 1 else choice, dtype=np.int64)
 
 
 @lru_cache(maxsize=8)
@@ -143,11 +142,11 @@ def _group_centres(votes: Floats) -> tuple[Ints, Ints]:
 
 def _compute_nearness(rows: Floats, centre: Floats, group: Ints, n_groups: int) -> Floats:
     """Return [row, group], minus half the squared distance to the nearest centre of the group."""
-    square = (rows**2).sum(axis=1)[:, None] + (centre**2).sum(axis=1) - 2 * numerics.matmul(rows, centre.T)
-    return np.stack([-0.5 * square[:, group == g].min(axis=1) for g in range(n_groups)], axis=1)
+    distance2 = (rows**2).sum(axis=1)[:, None] + (centre**2).sum(axis=1) - 2 * numerics.matmul(rows, centre.T)
+    return np.stack([-0.5 * distance2[:, group == g].min(axis=1) for g in range(n_groups)], axis=1)
 
 
-# For each class k: [k], the number of rows; [k, d], the sums of their projected inputs; [k, d], of the squares.
+# [k], the number of rows of class k; [k, d], the sums of their projected inputs; [k, d], the sums of the squares.
 ClassSums = tuple["Ints", "Floats", "Floats"]
 
 
@@ -159,7 +158,7 @@ class Routing:
     data: Mapping[int, ClassSums] = field(default_factory=dict)  # by model id: sums over the cells assigned to it
     saved: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # [cell], mistakes that routing saves
     rows: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # [cell], number of rows
-    stayed: Bools = field(default_factory=lambda: np.zeros(0, dtype=bool))  # [cell], True if its client kept its model
+    stayed: Bools = field(default_factory=lambda: np.zeros(0, dtype=bool))  # [cell], True if the client kept its model
 
     @property
     def pays(self) -> bool:

@@ -1,4 +1,4 @@
-"""Scores of predictions besides accuracy, computed for many clients at once.
+"""Scores of predictions other than accuracy, computed for many clients at once.
 
 Each score in `SCORES` has scikit-learn's definition, over the classes in a client's data: `log_loss`,
 `brier_score_loss` (two classes: the square for the second class; more: the sum over all classes), `roc_auc_score`
@@ -18,8 +18,8 @@ from feddrift.errors import unknown_name_error
 from feddrift.types import Bools, Floats, Ints
 
 Labels = npt.NDArray[np.integer]
-MAX_LOG_LOSS = 37.0  # of a wrong prediction with probability 1
 MIN_PROBABILITY = float(np.finfo(np.float64).eps)  # lower probabilities are raised to it
+MAX_LOG_LOSS = 37.0  # upper bound of log losses: -log(MIN_PROBABILITY) is 36.04
 
 
 @dataclass(frozen=True)
@@ -86,11 +86,11 @@ def compute_scores(probability: Floats, predicted: Ints, y: Labels, sizes: Ints,
     n_predicted = count_by_class(predicted)
     n_correct = count_by_class(y, (predicted == y).astype(np.float64))
     of_true_class = probability[np.arange(len(y)), y]
-    squares = (probability**2).sum(axis=1) - 2 * of_true_class + 1
+    squared_error = (probability**2).sum(axis=1) - 2 * of_true_class + 1
     majority = np.where(received.any(axis=1), received.argmax(axis=1), -1)
     return {
         "log_loss": average_by_client(-numerics.log(np.clip(of_true_class, MIN_PROBABILITY, 1.0))),
-        "brier": average_by_client(squares / 2 if n_classes == 2 else squares),
+        "brier": average_by_client(squared_error / 2 if n_classes == 2 else squared_error),
         "auc": _compute_auc(probability, y, owner, n_true),
         "balanced_accuracy": _average_where(_divide(n_correct, n_true), n_true > 0),
         "f1": _average_where(_divide(2 * n_correct, n_true + n_predicted), n_true + n_predicted > 0),
@@ -99,23 +99,23 @@ def compute_scores(probability: Floats, predicted: Ints, y: Labels, sizes: Ints,
 
 
 def _compute_auc(probability: Floats, y: Labels, owner: Ints, n_true: Floats) -> Floats:
-    """Compute how often a row of a class has a higher probability of it than a row of another class, from mid-ranks."""
+    """Compute the area under the ROC curve from the mid-ranks of the probabilities (Mann-Whitney U)."""
     n_clients, n_classes = n_true.shape
-    of_class = np.full(n_true.shape, np.nan)
+    auc = np.full(n_true.shape, np.nan)  # [c, class]
     total = n_true.sum(axis=1)
-    begins = np.cumsum(total) - total
+    n_before = np.cumsum(total) - total  # rows of the clients before
     for k in range(n_classes) if n_classes > 2 else range(1, n_classes):
         order = np.lexsort((probability[:, k], owner))
         value = probability[order, k]
         client = owner[order]
-        new = np.concatenate([[True], (value[1:] != value[:-1]) | (client[1:] != client[:-1])])[: len(order)]
-        first = np.flatnonzero(new)
-        last = np.concatenate([first[1:], [len(order)]])[: len(first)]
-        rank = ((first + last + 1) / 2)[np.cumsum(new) - 1] - begins[client]  # from 1 within each client
+        is_first = np.concatenate([[True], (value[1:] != value[:-1]) | (client[1:] != client[:-1])])[: len(order)]
+        first = np.flatnonzero(is_first)  # of equal values of a client
+        end = np.concatenate([first[1:], [len(order)]])[: len(first)]
+        rank = ((first + end + 1) / 2)[np.cumsum(is_first) - 1] - n_before[client]  # from 1 within each client
         n_class = n_true[:, k]
-        ranks = np.bincount(client, rank * (y[order] == k), n_clients)
-        of_class[:, k] = _divide(ranks - n_class * (n_class + 1) / 2, n_class * (total - n_class))
-    return _average_where(of_class, ~np.isnan(of_class))
+        rank_sum = np.bincount(client, rank * (y[order] == k), n_clients)
+        auc[:, k] = _divide(rank_sum - n_class * (n_class + 1) / 2, n_class * (total - n_class))
+    return _average_where(auc, ~np.isnan(auc))
 
 
 def _divide(part: Floats | Ints, whole: Floats | Ints) -> Floats:

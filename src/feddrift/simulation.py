@@ -47,7 +47,7 @@ from feddrift.types import (
 
 LOST_MODEL_REASON = "the client had lost it with its store, another stands for it"
 
-StepStatistics = tuple[Ints, Floats, Floats, Floats]  # the fields of a TrainedStep from received to sent_scoring
+StepStatistics = tuple[Ints, Floats, Floats, Floats]  # received, loss, sent and sent_scoring of a TrainedStep
 
 if not TYPE_CHECKING:  # a type checker must report names that do not exist
     __getattr__ = forward_renamed_names(__name__)
@@ -55,9 +55,9 @@ if not TYPE_CHECKING:  # a type checker must report names that do not exist
 
 @dataclass(frozen=True, eq=False)
 class LoopState:
-    """Data of conditions that the run loop carries from one time step to the next, beside the algorithm's state.
+    """Data of conditions that the run loop carries from one time step to the next, besides the algorithm's state.
 
-    A checkpoint stores the fields by their names. Without its condition a field is None.
+    A checkpoint stores the fields by their names. A field is None if its condition is not used.
     """
 
     routing: Routing | None = None  # of the condition `route`
@@ -69,11 +69,12 @@ class LoopState:
 
     @classmethod
     def from_checkpoint(cls, saved: Checkpoint, stored: Sequence[Mapping[str, Any]], like: Params) -> LoopState:
-        """Read it from a checkpoint.
+        """Read the data from a checkpoint.
 
         Args:
             saved: The checkpoint.
-            stored: What `to_dict` returned, as the only item. Version 0.3 stored nothing, but fields of `State`.
+            stored: A list whose only item is the result of `to_dict`; empty in checkpoints of version 0.3, which have
+                these data as fields of `State`.
             like: A tree of parameters of the run's net.
         """
         return cls(**stored[0]) if stored else cls(**saved.decode_moved_fields(like))
@@ -84,13 +85,13 @@ NO_LOOP_STATE = LoopState()
 
 @dataclass(frozen=True, repr=False)
 class TrainedStep:
-    """One time step up to the end of its training: its models, their users, and events with reasons."""
+    """One time step up to the end of its training: the state, statistics of the clients, and events with reasons."""
 
     tau: int
     state: State
-    received: Ints  # [c], new examples of each client that is in reach
-    loss: Floats  # [c], error of the model of this id on them before training and merging; NaN if not scored
-    sent: Floats  # [c], models to and from each client, parts of models counted as parts
+    received: Ints  # [c], number of new examples; 0 for unreachable clients
+    loss: Floats  # [c], error of the model in use on them, before training and merging; NaN if not scored
+    sent: Floats  # [c], number of models sent to and from each client; a part of a model counts as a fraction
     sent_scoring: Floats  # [c], those of them that were only scored
     events: tuple[Event, ...]
     shifts: Mapping[int, Shifts] = field(default_factory=dict, kw_only=True)  # by client with an alarm: what changed
@@ -98,17 +99,17 @@ class TrainedStep:
 
     @property
     def model(self) -> Ints:
-        """[c], the id of the model that each client uses (the heaviest vote)."""
+        """[c], the id of the model that each client uses: the one with the largest vote."""
         return find_models_in_use(self.state)
 
     @property
     def drifted(self) -> Bools:
-        """[c], true for clients with an alarm."""
+        """[c], True for clients with an alarm."""
         return np.zeros(len(self.received), dtype=bool) if self.state.drifted is None else self.state.drifted
 
     @property
     def statistics(self) -> StepStatistics:
-        """Received examples, losses on them, and models sent, in all and to be scored."""
+        """The fields received, loss, sent and sent_scoring."""
         return self.received, self.loss, self.sent, self.sent_scoring
 
 
@@ -123,11 +124,11 @@ class Step(TrainedStep):
 
     accuracy: Floats  # [c], on the data of tau + 1; NaN without any
     tested: Ints  # [c], number of test examples
-    scores: Mapping[str, Floats] = field(default_factory=dict)  # [c] by name, of the same test: see `feddrift.scores`
+    scores: Mapping[str, Floats] = field(default_factory=dict)  # by name: [c], of the same test; see `feddrift.scores`
 
     def __repr__(self) -> str:
-        seen = self.accuracy[self.tested > 0]
-        accuracy = f"{seen.mean():.4f}" if len(seen) else "none"
+        known = self.accuracy[self.tested > 0]
+        accuracy = f"{known.mean():.4f}" if len(known) else "none"
         news = f"alarms={int(self.drifted.sum())}, events={[event.kind for event in self.events]}"
         return f"Step(tau={self.tau}, accuracy={accuracy}, models={self.state.models.ids}, {news})"
 
@@ -154,9 +155,9 @@ def run(
         local: The settings of local training; by default those of the stream.
         seed: The seed of initial models and minibatches, and of a stream that is given by name.
         conditions: Dropout, participation and Byzantine clients; by default all clients take part and are honest.
-        route: The rows from which inputs choose the voting model at a test, once that saves mistakes: row, running or
-            batch.
-        defend: Limit the influence of each client on the others: see docs/faults.md.
+        route: Let test inputs choose the voting model, as soon as this saves mistakes: each `row` for itself, the rows
+            so far (`running`), or all rows together (`batch`).
+        defend: If True, the influence of each client on the others is limited: see docs/faults.md.
 
     Yields:
         Each time step when it is tested.
@@ -211,9 +212,9 @@ def run_steps(
         state: The state after these time steps.
         loop: The data of conditions after these time steps.
         untested: The last of these time steps if it is not tested yet: its test comes first.
-        journal: Returns the federation that the algorithm gets in place of the engine's, to save progress within a time
+        journal: A function that wraps the federation which the algorithm receives, to save progress within a time
             step. Its arguments are the state and the data of conditions before the step, and the federation.
-        sink: Receives each step when its training ends, which may be long before the data for its test arrive.
+        sink: A function that receives each step after its training, maybe long before the data for its test arrive.
 
     Yields:
         Each time step when it is tested.
@@ -252,7 +253,7 @@ def run_steps(
         alarmed = [] if state.drifted is None else np.flatnonzero(state.drifted).tolist()
         trained = TrainedStep(
             tau,
-            replace(state, models=move_to_host(state.models)),  # the loop continues with its own, maybe on a device
+            replace(state, models=move_to_host(state.models)),  # the loop continues with models that may be on a device
             fed.received,
             fed.get_losses(find_models_in_use(state)),
             fed.sent,
@@ -268,72 +269,70 @@ def run_steps(
 
 
 def _test_step(engine: Engine, step: TrainedStep, state: State) -> Step:
-    """Test a step on the next data, for which a federation of real machines waits.
+    """Test a step on the data of the next time step. In a deployment, the engine waits for these data.
 
     Args:
         engine: The clients.
         step: The step.
-        state: The state of the step with its models where they were trained, maybe on a device.
+        state: The state of the step, with models where they were trained, maybe on a device.
     """
     n_correct, tested = engine.test(state, step.tau + 1)
     accuracy = np.divide(n_correct, tested, out=np.full(len(tested), np.nan), where=tested > 0)
     scores = engine.scores(state, step.tau + 1)
-    return Step(
-        *(step.tau, step.state, *step.statistics, step.events, accuracy, tested, scores),
-        shifts=step.shifts,
-        loop=step.loop,
-    )
+    return Step(**vars(step), accuracy=accuracy, tested=tested, scores=scores)
 
 
 def find_models_in_use(state: State) -> Ints:
-    """Return [c], the id of the model that each client uses: the heaviest vote."""
+    """Return [c], the id of the model that each client uses: the one with the largest vote."""
     used: Ints = np.asarray(state.models.ids)[state.votes.argmax(axis=1)]
     return used
 
 
 def count_models(state: State) -> int:
-    """Count the shared models, and the private models that have data of their own by w.
+    """Count the shared models, and the private models with training data in w.
 
-    Private models without such data vote along with a shared one, or are on trial.
+    Private models without such data vote together with a shared one, or are on trial.
     """
     w = state.w
-    data = np.isin(np.arange(len(state.models)), w.model) if isinstance(w, Clusters) else (w > 0).any(axis=(0, 1))
-    return int((data | ~state.models.private).sum())
+    has_data = np.isin(np.arange(len(state.models)), w.model) if isinstance(w, Clusters) else (w > 0).any(axis=(0, 1))
+    return int((has_data | ~state.models.private).sum())
 
 
 def find_model_events(before: State, after: State) -> tuple[Event, ...]:
-    """Return the algorithm's events, and events for shared models that lost their last client or found new ones."""
+    """Return the algorithm's events, and events for shared models that clients no longer train, or train again."""
 
-    def used(state: State) -> set[int]:
+    def find_trained_ids(state: State) -> set[int]:
         if not len(state.w):
             return set()
         if isinstance(state.w, Clusters):
-            in_use = np.isin(np.arange(len(state.models)), state.w.model[-1]) & (state.w.weight[-1] > 0)
+            is_trained = np.isin(np.arange(len(state.models)), state.w.model[-1]) & (state.w.weight[-1] > 0)
         else:
-            in_use = (state.w[-1] > 0).any(axis=0)
-        return set(np.asarray(state.models.ids)[in_use & ~state.models.private].tolist())
+            is_trained = (state.w[-1] > 0).any(axis=0)
+        return set(np.asarray(state.models.ids)[is_trained & ~state.models.private].tolist())
 
-    explained = {e.model for e in after.events if e.kind in ("merged", "retired")}
-    old = set(before.models.ids)
-    was = used(before)
-    now = used(after)
+    explained = {event.model for event in after.events if event.kind in ("merged", "retired")}
+    trained_before = find_trained_ids(before)
+    trained_after = find_trained_ids(after)
     events = list(after.events)
     if len(before.w):
-        for i in sorted((was - now) - explained):
+        for i in sorted(trained_before - trained_after - explained):
             reason = "no client uses it" if i in after.models.ids else "deleted"
             events.append(Event("retired", i, {"reason": reason}))
-        for i in sorted((now - was) & old - explained):
+        for i in sorted((trained_after - trained_before - explained) & set(before.models.ids)):
             clients = np.flatnonzero(after.w[-1][:, after.models.ids.index(i)])
             events.append(Event("revived", i, {"clients": clients.tolist()}))
     return tuple(events)
 
 
 def add_newcomers(state: S, n_clients: int) -> S:
-    """Extend a state by clients that have joined since.
+    """Extend a state by the clients that have joined since.
 
-    They have no history, and until they are scored they use the model that most others use. A field of your own State
-    whose last axis is that of clients names the value of a newcomer in its metadata:
+    They have no training data yet. Until they are scored, they use the model that most other clients use. A field of
+    your own State whose last axis is that of clients has the value of a newcomer in its metadata:
     ``field(metadata={"newcomer": np.nan})``.
+
+    Raises:
+        ValueError: The state has more clients than that.
     """
     n_new = n_clients - len(state.votes)
     if n_new < 0:
@@ -350,31 +349,35 @@ def add_newcomers(state: S, n_clients: int) -> S:
         value = getattr(state, f.name)
         if "newcomer" in f.metadata and np.shape(value)[-1:] == (len(state.votes),):
             value = np.asarray(value)
-            room = np.full((*value.shape[:-1], n_new), f.metadata["newcomer"], dtype=value.dtype)
-            changes[f.name] = np.concatenate([value, room], axis=-1)
+            added = np.full((*value.shape[:-1], n_new), f.metadata["newcomer"], dtype=value.dtype)
+            changes[f.name] = np.concatenate([value, added], axis=-1)
     if state.drifted is not None:
         changes["drifted"] = np.concatenate([state.drifted, np.zeros(n_new, dtype=bool)])
     votes: Floats | Votes
+    newcomer_votes = _compute_newcomer_votes(state)[None]
     if isinstance(state.votes, Votes):
-        votes = Votes.concatenate([state.votes, *[Votes.of(_compute_newcomer_votes(state)[None])] * n_new])
+        votes = Votes.concatenate([state.votes, *[Votes.of(newcomer_votes)] * n_new])
     else:
-        votes = np.concatenate([state.votes, np.repeat(_compute_newcomer_votes(state)[None], n_new, axis=0)])
+        votes = np.concatenate([state.votes, np.repeat(newcomer_votes, n_new, axis=0)])
     return replace(state, w=w, votes=votes, **changes)
 
 
 def _compute_mean_votes(votes: Floats | Votes) -> Floats:
-    """Return [m], the mean over all clients."""
+    """Return [m], the mean votes of all clients."""
     if not isinstance(votes, Votes):
         return np.asarray(votes.mean(axis=0))
-    named = votes.model >= 0
-    return np.bincount(votes.model[named], votes.weight[named], votes.n_models) / len(votes)
+    filled = votes.model >= 0
+    return np.bincount(votes.model[filled], votes.weight[filled], votes.n_models) / len(votes)
 
 
 def add_skipped_steps(state: S, n_steps: int) -> S:
     """Extend an earlier state to this number of time steps; the data of the added steps train no model.
 
-    A field of your own State whose first axis is time names the value of an added time step in its metadata:
+    A field of your own State whose first axis is time has the value of an added time step in its metadata:
     ``field(metadata={"passed_over": np.nan})``.
+
+    Raises:
+        ValueError: The state has more time steps than that.
     """
     n_more = n_steps - len(state.w)
     w = state.w
@@ -391,18 +394,17 @@ def add_skipped_steps(state: S, n_steps: int) -> S:
     for f in fields(state):
         if "passed_over" in f.metadata:
             value = np.asarray(getattr(state, f.name))
-            room = np.full((n_more, *value.shape[1:]), f.metadata["passed_over"], dtype=value.dtype)
-            changes[f.name] = np.concatenate([value, room])
+            added = np.full((n_more, *value.shape[1:]), f.metadata["passed_over"], dtype=value.dtype)
+            changes[f.name] = np.concatenate([value, added])
     return replace(state, w=w, **changes)
 
 
 def _compute_newcomer_votes(state: State) -> Floats:
-    """Return [m], one vote for the shared model that most clients use, or the mean vote where models vote together."""
+    """Return [m], one vote for the shared model that most clients use; the mean votes if clients use several models."""
     private = state.models.private
     mean: Floats = np.where(private, 0.0, _compute_mean_votes(state.votes))
-    if private.all():
+    several = (Votes.of(state.votes).weight > 0).sum(axis=1).max(initial=0) > 1
+    if private.all() or (mean.any() and several):
         return mean
-    if mean.any() and (Votes.of(state.votes).weight > 0).sum(axis=1).max(initial=0) > 1:
-        return mean
-    usual = np.where(private, -1.0, mean).argmax()
-    return np.asarray(np.arange(len(mean)) == usual, dtype=np.float64)
+    most_used = np.where(private, -1.0, mean).argmax()
+    return np.asarray(np.arange(len(mean)) == most_used, dtype=np.float64)

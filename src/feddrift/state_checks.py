@@ -1,4 +1,4 @@
-"""Checks of the states that an algorithm returns; an error names the method, the time step and the problem."""
+"""Checks of the states that an algorithm returns. Errors contain the method, the time step and the problem."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from feddrift.errors import ConfigError, FeddriftError
 from feddrift.trees import tree_leaves
 from feddrift.types import Algorithm, Ballot, Event, Federation, Kind, Models, State, Votes
 
-STALE_NEWS_ADVICE = "events and drifted belong to one step, set them again in each"
+STALE_EVENTS_ADVICE = "events and drifted belong to one step, set them again in each"
 
 
 @contextmanager
 def explain_errors(algorithm: Algorithm, where: str) -> Iterator[None]:
-    """Convert errors inside a user's own algorithm to ConfigErrors that name the file and line.
+    """Convert errors inside a user's own algorithm to ConfigErrors with the file and line.
 
-    Errors of built-in algorithms pass unchanged; so do FeddriftErrors that are not ConfigErrors.
+    Errors of built-in algorithms are not converted, nor are FeddriftErrors that are not ConfigErrors.
 
     Args:
         algorithm: The algorithm.
-        where: The method and the time step, with which the message begins.
+        where: The method and the time step: the first words of the message.
 
     Raises:
         ConfigError: The code in the context raised an error.
@@ -44,7 +44,7 @@ def explain_errors(algorithm: Algorithm, where: str) -> Iterator[None]:
 def _locate_error(error: Exception, packages: set[str]) -> str:
     """Return the innermost line of these packages in the traceback, and the line that raised the error if it differs.
 
-    A ValueError or ConfigError rejects an argument: there, the line of these packages is enough.
+    A ValueError or ConfigError rejects an argument, so the line of these packages is enough.
     """
     calls = list(traceback.walk_tb(error.__traceback__))
     own_calls = [call for call in calls if str(call[0].f_globals.get("__name__")).partition(".")[0] in packages]
@@ -61,7 +61,7 @@ def check_state(state: State, before: State | None, fed: Federation, where: str)
         state: The returned state.
         before: The state that step() received, extended by newcomers; None for init().
         fed: The federation at this time step.
-        where: The class, the method and the time step, with which the message begins.
+        where: The class, the method and the time step: the first words of the message.
 
     Raises:
         ConfigError: The state is invalid; the message describes the first problem.
@@ -106,10 +106,10 @@ def _find_problems(state: State, before: State | None, fed: Federation) -> Itera
         yield f"a router must have votes for {m} models, got {state.router.votes.shape[1]}"
     if state.router is not None and state.router.votes[:, models.private].any():
         yield "a router must vote for shared models only, got votes for private ones"
-    yield from _find_news_problems(state, before, c)
+    yield from _find_event_problems(state, before, c)
 
 
-def _find_news_problems(state: State, before: State | None, n_clients: int) -> Iterator[str]:
+def _find_event_problems(state: State, before: State | None, n_clients: int) -> Iterator[str]:
     """Yield the problems of the alarms and events of a step."""
     drifted = state.drifted
     events = state.events
@@ -130,14 +130,14 @@ def _find_news_problems(state: State, before: State | None, n_clients: int) -> I
     if before is None:
         return
     if drifted is not None and drifted is before.drifted and drifted.any():
-        yield f"these alarms are those of the step before: {STALE_NEWS_ADVICE}"
+        yield f"these alarms are those of the step before: {STALE_EVENTS_ADVICE}"
     old = set(before.models.ids)
     created = {event.model for event in events if event.kind == "created"}
     if len(before.w) and created & old:
-        yield f"model {min(created & old)} is created, but was there before: {STALE_NEWS_ADVICE}"
+        yield f"model {min(created & old)} is created, but was there before: {STALE_EVENTS_ADVICE}"
     removed = {event.model for event in events if event.kind in ("merged", "retired")}
     if unknown := removed - old - created:
-        yield f"model {min(unknown)} is merged or retired, but was not there before: {STALE_NEWS_ADVICE}"
+        yield f"model {min(unknown)} is merged or retired, but was not there before: {STALE_EVENTS_ADVICE}"
 
 
 def _summarize(value: object) -> str:

@@ -17,7 +17,7 @@ Average = Literal["mean", "median", "trimmed", "clipped"]
 Holds = Literal["last", "first"]
 Precision = Literal["float32", "tf32"]
 Trains = Literal["all", "head", "trunk"]
-# Fields added after the first version of records and messages, which contain them only if they differ from the default.
+# Later fields of `Local`: records and messages contain them only if they differ from the default, as older ones do.
 LATER_FIELDS = ("balance", "holds", "momentum", "even", "patience", "pull", "precision")
 
 
@@ -27,8 +27,8 @@ class Pull:
 
     Args:
         weight: One number, or one for each client.
-        to: The models that parameters are pulled to: a stack of one model, or one model for each that is trained. By
-            default each model is pulled to its parameters at the start of the round.
+        to: The models that parameters are pulled to: a stack of one model for all, or of one model for each that is
+            trained. By default each model is pulled to its parameters at the start of the round.
 
     >>> Local(pull=Pull(0.1)).to_dict()["pull"]
     {'weight': 0.1, 'to': None}
@@ -74,19 +74,20 @@ class Local:
     holds: Holds = "last"  # the end of a cell's random order that hold_out leaves out
     momentum: float = 0.0  # of sgd, as PyTorch defines it; reset at each time step
     even: int = 0  # rows of each class to train on, limited by the rarest: see sampling.build_even_tables; 0: all rows
-    # Early stopping, with hold_out: a client computes its held-out loss every ceil(N / B) local steps, and ends the
-    # round at the e-th time if the loss fell since the last time (in this time step) by less than patience / e. 0: off.
+    # Early stopping, with hold_out: a client evaluates its held-out loss every ceil(N / B) local steps. It ends a round
+    # after the e-th evaluation if the loss fell by less than patience / e since the evaluation before, which may be in
+    # an earlier round of the time step. 0: off.
     patience: float = 0.0
     pull: Pull | None = None  # proximal term
     precision: Precision = "float32"  # of matrix products in training on GPUs; tf32: 10 bits, faster; scores: float32
 
     def __post_init__(self) -> None:  # noqa: C901  # one check for each field
-        for name in ("rounds", "steps", "batch", "even"):
+        for name, minimum in (("rounds", 1), ("steps", 1), ("batch", 1), ("even", 0)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | np.integer):
                 raise ConfigError(f"{name} must be a whole number, got {value!r}")
-            if value < (name != "even"):
-                raise ConfigError(f"{name} must be at least {int(name != 'even')}, got {value}")
+            if value < minimum:
+                raise ConfigError(f"{name} must be at least {minimum}, got {value}")
         for name in ("lr", "weight_decay", "hold_out", "momentum", "patience"):
             if not isinstance(getattr(self, name), int | float | np.number):
                 raise ConfigError(f"{name} must be a number, got {getattr(self, name)!r}")

@@ -16,7 +16,7 @@ def tree_map(f: Callable[..., Any], tree: Params, *others: Params) -> Params:
     """Apply f to every array of a tree.
 
     Args:
-        f: The function. Its arguments are an array and the arrays at the same place of the other trees.
+        f: The function. Its arguments are an array and the arrays at the same path of the other trees.
         tree: The tree that defines the structure of the result.
         others: Trees of the same structure.
     """
@@ -38,7 +38,7 @@ def tree_paths(tree: Params, path: str = "") -> Iterator[tuple[str, Any]]:
 
     Args:
         tree: The tree.
-        path: The path of the tree itself, if it is a branch of another one.
+        path: The path of the tree itself, if it is a branch of another tree.
     """
     prefix = path + "/" if path else ""
     if isinstance(tree, dict):
@@ -130,7 +130,7 @@ def map_trunk_and_head(f: Callable[..., Any], models: Models, head: Any, trunk: 
     """Apply f to every parameter array, with one last argument for arrays of heads and another one for those of trunks.
 
     Args:
-        f: The function. Its arguments are an array of `models`, the arrays at the same place of the other trees, and
+        f: The function. Its arguments are an array of `models`, the arrays at the same path of the other trees, and
             `head` or `trunk`.
         models: The models.
         head: The last argument for arrays with an axis of models.

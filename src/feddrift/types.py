@@ -1,8 +1,8 @@
 """Types of the contract between algorithms, engines and data, explained by one toy algorithm.
 
-At each time step an algorithm decides two arrays and asks a `Federation` for the rest:
+At each time step an algorithm chooses two arrays, and a `Federation` scores and trains the models:
 
-- ``w[t, c, m]``: the weight with which the batch that client c received at time t trains model m; 0: not at all;
+- ``w[t, c, m]``: the weight of the batch that client c received at time t in the training of model m; 0: not used;
 - ``votes[c, m]``: the weight of model m's prediction at client c.
 
 Axes are always in the order (t, c, m); time is 0-based. FedAvg on all data received so far takes four lines:
@@ -53,15 +53,15 @@ Ballot = Literal["hard", "soft"]
 Kind = Literal["created", "merged", "retired", "revived", "decided"]  # of an event
 Start = Literal["warm", "fresh", "head", "joint"]
 Layer = Literal["input", "trunk", "logits"]
-Parting = Literal["class", "group"]  # by what the rows of a cell are divided into parts
+Parting = Literal["class", "group"]  # how the rows of a cell are divided into parts
 
 
 @dataclass(frozen=True, eq=False)
 class Clusters:
-    """w[t, c, m] in which a cell trains at most one model, stored as that model's position.
+    """Weights w[t, c, m] in which a cell trains at most one model; only the position of that model is stored.
 
-    Its size does not depend on the number of models. `np.asarray(w)` is the full array; indexing and `shape` are those
-    of the full array.
+    The size in memory does not depend on the number of models. `np.asarray(w)` is the full array; indexing and `shape`
+    are those of the full array.
 
     >>> w = Clusters(np.array([[0, 1], [1, -1]]), n_models=2, weight=np.array([1.0, 3.0]))
     >>> w.shape, w[-1].tolist(), np.asarray(w)[:, :, 1].tolist()
@@ -70,7 +70,7 @@ class Clusters:
 
     model: Ints  # [t, c]; -1: none
     n_models: int
-    weight: Floats = field(default_factory=lambda: np.ones(0))  # [t], how strongly a time step counts; default: 1
+    weight: Floats = field(default_factory=lambda: np.ones(0))  # [t], of each time step; default: 1
 
     def __post_init__(self) -> None:
         if not len(self.weight):
@@ -102,18 +102,18 @@ Weights = Floats | Clusters  # w[t, c, m]
 
 @dataclass(frozen=True, eq=False)
 class Votes(NDArrayOperatorsMixin):
-    """votes[c, m] stored as the models that each client votes with.
+    """Votes votes[c, m]; only the models that each client votes with are stored.
 
-    Its size does not depend on the number of models. `np.asarray(votes)` is the full array. Operators, indexing and
-    methods of arrays work, most of them on the full array.
+    The size in memory does not depend on the number of models. `np.asarray(votes)` is the full array. Operators,
+    indexing and methods of arrays work, most of them on the full array.
 
     >>> votes = Votes(np.array([[0, 2], [1, -1]]), np.array([[0.5, 0.5], [1.0, 0.0]]), n_models=3)
     >>> votes.shape, votes[0].tolist(), np.asarray(votes).tolist()
     ((2, 3), [0.5, 0.0, 0.5], [[0.5, 0.0, 0.5], [0.0, 1.0, 0.0]])
     """
 
-    model: Ints  # [c, k], positions of models in ascending order, then -1 for empty places
-    weight: Floats  # [c, k], 0 in empty places
+    model: Ints  # [c, k], positions of models in ascending order, then -1 for empty slots
+    weight: Floats  # [c, k], 0 in empty slots
     n_models: int
 
     def __post_init__(self) -> None:
@@ -136,12 +136,12 @@ class Votes(NDArrayOperatorsMixin):
             return votes
         voter, model = np.nonzero(votes)
         counts = np.bincount(voter, minlength=len(votes))
-        place = np.arange(len(voter)) - np.repeat(np.cumsum(counts) - counts, counts)
+        slot = np.arange(len(voter)) - np.repeat(np.cumsum(counts) - counts, counts)
         shape = len(votes), int(counts.max(initial=0))
         models = np.full(shape, -1)
         weights = np.zeros(shape)
-        models[voter, place] = model
-        weights[voter, place] = votes[voter, model]
+        models[voter, slot] = model
+        weights[voter, slot] = votes[voter, model]
         return cls(models, weights, votes.shape[1])
 
     @classmethod
@@ -190,8 +190,8 @@ class Votes(NDArrayOperatorsMixin):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, int | np.integer):
             row = np.zeros(self.n_models)
-            named = self.model[index] >= 0
-            row[self.model[index][named]] = self.weight[index][named]
+            filled = self.model[index] >= 0
+            row[self.model[index][filled]] = self.weight[index][filled]
             return row
         if isinstance(index, tuple) and len(index) == 2 and isinstance(index[0], slice) and index[0] == slice(None):
             columns = np.arange(self.n_models)[index[1]]
@@ -201,28 +201,28 @@ class Votes(NDArrayOperatorsMixin):
 
     def _select_columns(self, models: Ints) -> Floats:
         """Return [c, len(models)], the votes for these models, without the full array."""
-        distinct, of_column = np.unique(models, return_inverse=True)
-        place = np.full(self.n_models + 1, -1)  # the last entry is for model -1: empty places
-        place[distinct] = np.arange(len(distinct))
-        columns = np.zeros((len(self), len(distinct)))
-        client, k = np.nonzero(place[self.model] >= 0)
-        columns[client, place[self.model[client, k]]] = self.weight[client, k]
-        return columns[:, of_column.reshape(-1)]
+        distinct, distinct_index = np.unique(models, return_inverse=True)
+        column = np.full(self.n_models + 1, -1)  # of each model; the last entry is for model -1, an empty slot
+        column[distinct] = np.arange(len(distinct))
+        votes = np.zeros((len(self), len(distinct)))
+        client, slot = np.nonzero(column[self.model] >= 0)
+        votes[client, column[self.model[client, slot]]] = self.weight[client, slot]
+        return votes[:, distinct_index.reshape(-1)]
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         full = [np.asarray(value) if isinstance(value, Votes) else value for value in inputs]
         return getattr(ufunc, method)(*full, **options)
 
     def __getattr__(self, name: str) -> Any:
-        """Return any other attribute of an array, that of the full array."""
+        """Return an attribute of the full array; Python calls this only for attributes that Votes does not have."""
         if name.startswith("__"):  # copy and pickle look for special methods
             raise AttributeError(name)
         return getattr(np.asarray(self), name)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
         full = np.zeros(self.shape)
-        client, place = np.nonzero(self.model >= 0)
-        full[client, self.model[client, place]] = self.weight[client, place]
+        client, slot = np.nonzero(self.model >= 0)
+        full[client, self.model[client, slot]] = self.weight[client, slot]
         return full if dtype is None else full.astype(dtype)
 
 
@@ -234,8 +234,8 @@ class Net:
         init: ``init(key)`` returns the parameters, drawn with a key of two 32-bit words.
         apply: ``apply(params, x)`` returns the logits ``[n, n_classes]`` of inputs ``x[n, ...]``.
         trunk: The parameters that several models may share: paths such as ``"params/Dense_0"`` (an array, or a branch
-            with everything below it), or a function of an array's path. The other parameters are a model's head.
-            Nothing is shared unless an algorithm asks for it.
+            with everything below it), or a function that returns True for the paths of such arrays. The other
+            parameters are a model's head. Algorithms decide whether models share their trunks.
         classes: The axis of each array of the head that counts the classes, such as ``{"W2": 1, "b2": 0}``. Heads can
             then be mixed class by class.
         hidden: ``hidden(params, x)`` returns the input of the head, ``[n, ...]``, for methods that use it.
@@ -263,7 +263,7 @@ class Net:
 
 @dataclass(frozen=True, repr=False)
 class Models:
-    """Stack of models: every parameter array has a leading axis m; an id in ``ids`` never names another model.
+    """Stack of models: every parameter array has a leading axis m; an id is never used again for another model.
 
     Models of one *family* share one trunk: its arrays have an axis of families in place of m, in the order in which
     `family` first names them. The name of a family is the id of the model that founded it. By default every model is a
@@ -279,10 +279,10 @@ class Models:
     ids: tuple[int, ...]
     mask: Floats | None = None  # [m, *features]: inputs are multiplied by it; sent with the model, never trained
     family: tuple[int, ...] = ()  # [m]
-    trunk: Params = None  # a tree like params: True where an array belongs to the trunk; None: nowhere
+    trunk: Params = None  # a tree like params: True where an array belongs to the trunk; None: no array does
     owner: tuple[int, ...] = ()  # [m], the client whose private model it is, -1: shared; by default all are shared
-    held: tuple[int, ...] = ()  # [m], 0: parameters are here; else only the owner has them, and this is their version
-    classes: Params = None  # a tree like params: which axis of a model's array counts classes, -1: none; None: unknown
+    held: tuple[int, ...] = ()  # [m], 0: parameters are in params; else only the owner has them, in this version
+    classes: Params = None  # a tree like params: the axis of each array that counts classes, -1: none; None: unknown
 
     def __post_init__(self) -> None:
         if not self.family:
@@ -361,7 +361,7 @@ class State:
     ballot: Ballot = "hard"  # votes weigh each model's predicted class (hard) or its probabilities (soft)
     events: tuple[Event, ...] = ()  # of this step
     drifted: Bools | None = None  # [c], True for clients with an alarm in this step
-    router: Router | None = field(default=None, kw_only=True)  # chooses the votes of test inputs, in place of votes[c]
+    router: Router | None = field(default=None, kw_only=True)  # chooses the votes for each test input, not votes[c]
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -416,7 +416,7 @@ class Federation(Protocol):
 
     @property
     def reachable(self) -> Bools:
-        """[c]; an unreachable client neither scores nor trains models, one without new data still trains them."""
+        """[c], True for clients that score and train models; for training they need no new data."""
         ...
 
     @property
@@ -433,7 +433,7 @@ class Federation(Protocol):
         """Derive the random key of (seed, purpose, tau, names...) for the algorithm's own draws.
 
         Args:
-            purpose: A key of `rng.PURPOSES`.
+            purpose: A name in `rng.PURPOSES`.
             names: Non-negative integers that distinguish the draws for this purpose, such as a client's position.
 
         Returns:
@@ -472,7 +472,8 @@ class Federation(Protocol):
 
         Returns:
             l[c, m], or with `by` l[c, m, g] for class or group g. NaN for clients that are unreachable or without new
-            data, for idle models (condition `rest`) at clients that need no other, and for parts without rows.
+            data, and for parts without rows. Idle models (condition `rest`) are scored only by clients whose new data
+            none of the other models fits; at other clients they have NaN.
         """
         ...
 
@@ -522,13 +523,13 @@ class Federation(Protocol):
 
         Args:
             models: The models.
-            w: The weights w[t, c, m], t = 0..tau, of the training data: of shared models, or of private models, each by
-                data of its owner only. The two kinds need separate calls.
+            w: The weights w[t, c, m], t = 0..tau, of the training data. A call trains either shared or private models;
+                private ones are trained on data of their owners only.
             rounds: The number of rounds; by default that of `local`.
             local: The settings of local training; by default those of the federation.
 
         Returns:
-            The trained models. A family of models that no data of time tau train is returned unchanged.
+            The trained models. A family without training data of time tau is returned unchanged.
         """
         ...
 
@@ -559,14 +560,14 @@ class Federation(Protocol):
     def tournament(self, models: Models, w: Weights, parent: Ints, starts: Sequence[Start]) -> Tournament:
         """Compare starts of a new model at each client: train them on most of its new rows, test them on the others.
 
-        The starts are a copy of the parent (warm), a new initialisation (fresh), a copy of which only the head is
-        trained (head), and a copy of the head whose trunk is trained together with it and with the other models of that
-        trunk, these on most of the client's older data (joint). A client sends only counts.
+        `warm` is a copy of the parent, `fresh` a new initialisation, and `head` a copy of which only the head is
+        trained. `joint` is a copy on the parent's trunk, which is trained with this head and the other heads on it; the
+        other heads use most of the client's older data. A client sends only counts.
 
         Args:
             models: Shared models.
             w: The weights w[t, c, m] of the older data, t < tau.
-            parent: [c], the position of the model that the client's start is derived from; -1: does not take part.
+            parent: [c], the position of the model that the client's starts derive from; -1: it does not take part.
                 Reachable clients with a parent and at least 2 new rows take part.
             starts: The starts.
 
@@ -578,16 +579,16 @@ class Federation(Protocol):
     def contest(self, models: Models, teams: Ints, held_by: Local | None = None) -> Tournament:
         """Compare the mistakes of models, or of ensembles of them, at each client.
 
-        A client takes part if it is reachable, has rows for it, and every contestant has a model there. It sends only
+        A client takes part if it is reachable, has rows to test on, and has a model of every contestant. It sends only
         counts.
 
         Args:
             models: The models. Private ones compete at their owner only.
-            teams: teams[k, c, i], the positions of the models whose mean probabilities are contestant k at client c;
-                -1: none.
-            held_by: The settings, with a hold_out, that models were trained with at this time step: they are compared
-                on the rows that this training left out. Two trainings that hold out opposite ends of the rows (`holds`)
-                can be tested on each other's data. By default models are compared on all new rows.
+            teams: teams[k, c, i], the positions of the models in contestant k at client c; -1: none. A contestant
+                predicts with the mean of their probabilities.
+            held_by: The settings, with a hold_out, of a training at this time step: models are compared on the rows
+                that it left out. Two trainings that hold out opposite ends of the rows (`holds`) can be tested on each
+                other's data. By default models are compared on all new rows.
 
         Returns:
             The mistakes of each contestant, and those common to two of them, at each client.

@@ -1,4 +1,4 @@
-"""Every name of the catalogue keeps the contract, on both engines."""
+"""The contract of algorithms, for every name of the catalogue, on both engines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from feddrift.data import Stream
 from feddrift.engines import ENGINES
 from feddrift.nets import default_net
 from feddrift.types import Ints, Local
-from tests.contract.test_engines import one_of_a_kind, slow
+from tests.support.engines import mark_slow, mark_variants_slow
 
 LOCAL = Local(rounds=4, steps=8, batch=10, lr=0.05)
 NAMES = list(ALGORITHMS)
@@ -31,7 +31,7 @@ OTHER_MEMORIES = (
 PATTERN = np.array([[0, 0, 0, 0], [0, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1], [0, 1, 1, 1], [0, 1, 1, 1]])
 
 
-def drifting(concepts: Ints = PATTERN, size: int = 40, seed: int = 0) -> Stream:
+def make_drifting_stream(concepts: Ints = PATTERN, size: int = 40, seed: int = 0) -> Stream:
     """Two features; concept 1 swaps the labels of concept 0."""
     draw = np.random.default_rng(seed)
 
@@ -47,10 +47,10 @@ RELEASED = {"AUE as released": "AUE", "AUE-PC as released": "AUE-PC", "KUE as re
 
 def each_behaviour(names: Sequence[str]) -> list[Any]:
     """Return all names; those that only remember differently are left to the long checks."""
-    return slow(names, *OTHER_MEMORIES)
+    return mark_slow(names, *OTHER_MEMORIES)
 
 
-def made(name: str, stream: Stream) -> Any:
+def make_algorithm(name: str, stream: Stream) -> Any:
     if name in RELEASED:
         return fd.algorithm(RELEASED[name], stream, as_released=True)
     return fd.algorithm(name, stream)
@@ -65,10 +65,10 @@ def play(name: str, stream: Stream, seed: int = 0, engine: str = "simulator") ->
 
 
 @cache
-def played(name: str) -> list[fd.Step]:
+def run_method(name: str) -> list[fd.Step]:
     """The run of a name that many tests look at; none of them changes it."""
-    stream = drifting()
-    return list(fd.run(stream, made(name, stream), local=LOCAL))
+    stream = make_drifting_stream()
+    return list(fd.run(stream, make_algorithm(name, stream), local=LOCAL))
 
 
 def row(step: fd.Step) -> Any:
@@ -85,8 +85,8 @@ def test_other_memories_are_fixed_settings_and_nothing_else() -> None:
 
 @pytest.mark.parametrize("name", each_behaviour(NAMES))
 def test_same_seed_same_rows_and_another_seed_others(name: str) -> None:
-    stream = drifting()
-    expected = [row(step) for step in played(name)]
+    stream = make_drifting_stream()
+    expected = [row(step) for step in run_method(name)]
     assert expected == [row(step) for step in play(name, stream)]
     another = map(row, play_steps(name, stream, seed=1))
     assert any(ours != theirs for ours, theirs in zip(expected, another, strict=True))  # the first difference is enough
@@ -100,7 +100,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_engines_take_the_same_decisions_under_every_option(options: str) -> None:
-    stream = drifting()
+    stream = make_drifting_stream()
     algorithm = fd.algorithm("FedDrift", stream, **{"delta": 0.2, **OPTIONS[options]})
     a, b = (
         [(s.model.tolist(), [(e.kind, e.model) for e in s.events])
@@ -112,41 +112,41 @@ def test_engines_take_the_same_decisions_under_every_option(options: str) -> Non
 
 
 def test_the_stream_of_these_tests_has_merges_and_revivals() -> None:
-    stream = drifting()
+    stream = make_drifting_stream()
     steps = fd.run(stream, fd.algorithm("FedDrift", stream, delta=0.2), local=LOCAL)
     kinds = {e.kind for s in steps for e in s.events}
     assert kinds == {"created", "merged", "retired", "revived"}
 
 
-@pytest.mark.parametrize("name", one_of_a_kind(NAMES))
+@pytest.mark.parametrize("name", mark_variants_slow(NAMES))
 def test_engines_take_the_same_decisions(name: str) -> None:
-    a, b = played(name), play(name, drifting(), engine="reference")
+    a, b = run_method(name), play(name, make_drifting_stream(), engine="reference")
     for x, y in zip(a, b, strict=True):
         assert x.model.tolist() == y.model.tolist() and x.sent.tolist() == y.sent.tolist()
         assert [(e.kind, e.model) for e in x.events] == [(e.kind, e.model) for e in y.events]
         assert abs(x.accuracy.mean() - y.accuracy.mean()) < 0.002
 
 
-def frozen(tree: Any) -> Any:
+def freeze(tree: Any) -> Any:
     if isinstance(tree, dict):
-        return {k: frozen(v) for k, v in tree.items()}
+        return {k: freeze(v) for k, v in tree.items()}
     copy = np.array(tree)
     copy.setflags(write=False)
     return copy
 
 
 @pytest.mark.parametrize("name", each_behaviour([*NAMES, *RELEASED]))
-def test_a_step_changes_none_of_its_inputs_and_a_saved_state_goes_on_alike(name: str) -> None:
+def test_a_step_changes_no_input_and_a_saved_state_continues_alike(name: str) -> None:
     """Every array of the state is made read-only, and the state travels through pickle before each step."""
-    stream = drifting()
-    algorithm = made(name, stream)
+    stream = make_drifting_stream()
+    algorithm = make_algorithm(name, stream)
     engine = ENGINES["simulator"][0](stream, default_net(stream), LOCAL, 0)
     state = algorithm.init(engine.at(0))
-    expected = played(name)
+    expected = run_method(name)
     for tau in range(stream.n_steps):
         state = pickle.loads(pickle.dumps(state))
-        arrays = {k: frozen(v) for k, v in vars(state).items() if isinstance(v, np.ndarray)}
-        state = replace(state, models=replace(state.models, params=frozen(state.models.params)), **arrays)
+        arrays = {k: freeze(v) for k, v in vars(state).items() if isinstance(v, np.ndarray)}
+        state = replace(state, models=replace(state.models, params=freeze(state.models.params)), **arrays)
         state = algorithm.step(state, engine.at(tau))
         unbroken = expected[tau].state
         assert state.models.ids == unbroken.models.ids
@@ -157,10 +157,10 @@ def test_a_step_changes_none_of_its_inputs_and_a_saved_state_goes_on_alike(name:
 
 
 @pytest.mark.parametrize("name", [*NAMES, *RELEASED])
-def test_the_events_tell_which_models_there_are(name: str) -> None:
+def test_the_events_determine_the_existing_models(name: str) -> None:
     """Created, merged and deleted models, replayed, are the models of the state."""
     alive = {0} if "KUE" not in name else set(range(10 + (name in RELEASED)))
-    for step in played(name):
+    for step in run_method(name):
         alive |= {e.model for e in step.events if e.kind == "created"}
         alive -= {e.model for e in step.events if e.kind == "merged"}
         idle = {e.model for e in step.events if e.kind == "retired" and e.cause["reason"] == "no client uses it"}
@@ -178,11 +178,11 @@ def _by_model(state: fd.State) -> dict[int, list[float]]:
 
 @pytest.mark.parametrize("empty", [0, 2])
 @pytest.mark.parametrize("name", each_behaviour([*NAMES, *RELEASED]))
-def test_a_time_step_in_which_nobody_has_data(name: str, empty: int) -> None:
-    calm = drifting(np.zeros((6, 4), dtype=int))
+def test_a_time_step_without_data(name: str, empty: int) -> None:
+    calm = make_drifting_stream(np.zeros((6, 4), dtype=int))
     cells: list[list[Any]] = [[calm.cell(t, c) if t != empty else None for c in range(4)] for t in range(6)]
     stream = Stream.from_arrays(cells, n_classes=2, concepts=np.zeros((6, 4), dtype=int))
-    steps = list(fd.run(stream, made(name, stream), local=LOCAL))
+    steps = list(fd.run(stream, make_algorithm(name, stream), local=LOCAL))
     assert not steps[empty].drifted.any()
     if empty:
         assert [e.kind for e in steps[empty].events] == []
@@ -192,7 +192,7 @@ def test_a_time_step_in_which_nobody_has_data(name: str, empty: int) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_state_shapes_and_votes(name: str) -> None:
-    for step in played(name):
+    for step in run_method(name):
         state, m = step.state, len(step.state.models)
         assert state.w.shape == (step.tau + 1, 4, m) and state.votes.shape == (4, m)
         assert len(set(state.models.ids)) == m
@@ -213,14 +213,14 @@ SHAPES = {
 @pytest.mark.parametrize("name", NAMES)
 def test_every_shape_of_drift_runs(name: str, shape: str) -> None:
     concepts = SHAPES[shape]
-    steps = play(name, drifting(concepts))
+    steps = play(name, make_drifting_stream(concepts))
     assert len(steps) == len(concepts) - 1
     assert all(np.isfinite(s.accuracy).all() for s in steps)
 
 
 @pytest.mark.parametrize("name", each_behaviour(NAMES))
 def test_clients_without_data_for_a_while_or_at_first(name: str) -> None:
-    whole = drifting()
+    whole = make_drifting_stream()
     cells: list[list[Any]] = [[whole.cell(t, c) for c in range(4)] for t in range(6)]
     cells[0][0] = cells[1][0] = cells[2][3] = cells[3][3] = cells[4][1] = cells[5][2] = None
     stream = Stream.from_arrays(cells, n_classes=2, concepts=PATTERN)
@@ -245,7 +245,7 @@ class Blindfold:
 
 @pytest.mark.parametrize("name", each_behaviour([n for n in NAMES if not n.startswith("Oracle")]))
 def test_only_oracle_reads_the_truth(name: str) -> None:
-    stream = drifting()
+    stream = make_drifting_stream()
     algorithm = fd.algorithm(name, stream)
     engine = ENGINES["simulator"][0](stream, default_net(stream), LOCAL, 0)
     state = algorithm.init(Blindfold(engine.at(0)))
@@ -254,14 +254,14 @@ def test_only_oracle_reads_the_truth(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", each_behaviour(NAMES))
-def test_nobody_reads_the_next_time_step(name: str) -> None:
+def test_the_next_time_step_is_not_read(name: str) -> None:
     """With the data of tau + 1 and later replaced, all decisions up to tau stay."""
-    stream = drifting()
+    stream = make_drifting_stream()
     tau = 2
     later = replace(stream, x=stream.x.copy(), y=stream.y.copy())
     rest = slice(int(stream.starts[tau + 1, 0]), None)
     later.x[rest], later.y[rest] = 0.5, 0
-    a, b = played(name)[: tau + 1], list(islice(play_steps(name, later), tau + 1))
+    a, b = run_method(name)[: tau + 1], list(islice(play_steps(name, later), tau + 1))
     assert [s.model.tolist() for s in a] == [s.model.tolist() for s in b]
     for x, y in zip(a, b, strict=True):
         for leaf in x.state.models.params:
@@ -269,18 +269,18 @@ def test_nobody_reads_the_next_time_step(name: str) -> None:
 
 
 def test_oracle_needs_the_truth() -> None:
-    stream = replace(drifting(), concepts=None)
+    stream = replace(make_drifting_stream(), concepts=None)
     with pytest.raises(fd.ConfigError, match="true concepts are known"):
         play("Oracle", stream)
 
 
 def test_oracle_has_one_model_per_concept_and_the_true_clusters() -> None:
-    last = played("Oracle")[-1]
-    models = np.array([s.model for s in played("Oracle")])
+    last = run_method("Oracle")[-1]
+    models = np.array([s.model for s in run_method("Oracle")])
     np.testing.assert_array_equal(models, PATTERN[:-1])
     assert last.state.models.ids == (0, 1)
 
 
 def test_oblivious_sends_two_models_per_round_client_and_step() -> None:
-    steps = played("Oblivious")
+    steps = run_method("Oblivious")
     assert sum(int(s.sent.sum()) for s in steps) == 2 * LOCAL.rounds * 4 * 5

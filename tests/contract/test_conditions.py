@@ -1,4 +1,4 @@
-"""Clients that are away, take turns, join later, diverge or lie: on every engine, for every algorithm."""
+"""Absent, alternating, late, diverging and Byzantine clients, on every engine and for every algorithm."""
 
 from __future__ import annotations
 
@@ -23,35 +23,38 @@ from feddrift.runs.config import read_trace
 from feddrift.runs.poison import flip_labels, parse_poison
 from feddrift.simulation import add_newcomers, run_steps
 from feddrift.types import Clusters, Local, Models, State, Updates
-from tests.contract.test_engines import (
-    EACH,
-    HERE,
+from tests.support.engines import (
+    EACH_ENGINE,
+    IN_PROCESS_ENGINES,
     LOCAL,
-    OTHERS,
-    make,
-    one_of_a_kind,
-    same,
-    slow,
-    some_w,
-    uneven_stream,
+    SLOW_ENGINES,
+    assert_same,
+    draw_weights,
+    make_engine,
+    make_uneven_stream,
+    mark_slow,
+    mark_variants_slow,
 )
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", EACH_ENGINE)
 def test_rounds_with_a_draw_are_the_same_one_by_one(name: str) -> None:
-    stream, conditions = uneven_stream(), Conditions(participation=0.5)
-    at_once, one_by_one = (make(name, stream, conditions=conditions).at(2) for _ in range(2))
-    w, trained = some_w(2, stream, 2), one_by_one.fresh(2)
+    stream, conditions = make_uneven_stream(), Conditions(participation=0.5)
+    at_once, one_by_one = (make_engine(name, stream, conditions=conditions).at(2) for _ in range(2))
+    w, trained = draw_weights(2, stream, 2), one_by_one.fresh(2)
     for _ in range(3):
         trained = one_by_one.train(trained, w, rounds=1)
-    same(at_once.train(at_once.fresh(2), w, rounds=3).params, trained.params)
+    assert_same(at_once.train(at_once.fresh(2), w, rounds=3).params, trained.params)
     np.testing.assert_array_equal(at_once.sent, one_by_one.sent)
 
 
-@pytest.mark.parametrize("name", EACH)
-def test_who_takes_part_trains_as_if_alone(name: str) -> None:
-    stream = uneven_stream()
-    some, everybody = make(name, stream, conditions=Conditions(participation=0.5)).at(2), make(name, stream).at(2)
+@pytest.mark.parametrize("name", EACH_ENGINE)
+def test_a_participant_trains_as_if_alone(name: str) -> None:
+    stream = make_uneven_stream()
+    some, everybody = (
+        make_engine(name, stream, conditions=Conditions(participation=0.5)).at(2),
+        make_engine(name, stream).at(2),
+    )
     w = np.ones((3, 4, 1))
     a, b = some.local_updates(some.fresh(), w), everybody.local_updates(everybody.fresh(), w)
     assert len(a.client) == 2 and len(b.client) == 4
@@ -59,18 +62,20 @@ def test_who_takes_part_trains_as_if_alone(name: str) -> None:
         np.testing.assert_allclose(x, y[a.client], atol=1e-6)
 
 
-@pytest.mark.parametrize("name", slow(HERE, *OTHERS))  # a real client takes no such data in
+@pytest.mark.parametrize("name", mark_slow(IN_PROCESS_ENGINES, *SLOW_ENGINES))  # a real client takes no such data in
 def test_a_client_that_diverges_spoils_nothing(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """The others' average is what it would be without it; what it alone trains stays as it was."""
-    stream = uneven_stream()
+    stream = make_uneven_stream()
     poisoned = replace(stream, x=stream.x.copy())
     for t in range(3):
         poisoned.x[stream.rows(t, 1)] = np.nan
     w = np.zeros((3, 4, 2))
     w[:, 1, 0] = w[:, :, 1] = 1
-    sick, well = make(name, poisoned).at(2), make(name, stream).at(2)
+    sick, well = make_engine(name, poisoned).at(2), make_engine(name, stream).at(2)
     trained = sick.train(sick.fresh(2), w)
-    same(jax.tree.map(lambda leaf: leaf[0], trained.params), jax.tree.map(lambda leaf: leaf[0], sick.fresh(2).params))
+    assert_same(
+        jax.tree.map(lambda leaf: leaf[0], trained.params), jax.tree.map(lambda leaf: leaf[0], sick.fresh(2).params)
+    )
     w[:, 1] = 0
     expected = well.train(well.fresh(2), w)
     for x, y in zip(jax.tree.leaves(trained.params), jax.tree.leaves(expected.params), strict=True):
@@ -78,15 +83,15 @@ def test_a_client_that_diverges_spoils_nothing(name: str, caplog: pytest.LogCapt
     assert "client 1 sent updates of model 0 that are not finite" in caplog.text
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", EACH_ENGINE)
 @pytest.mark.parametrize("rule", ["median", "trimmed", "clipped"])
 def test_robust_rules_hold_against_one_in_four(name: str, rule: Any) -> None:
-    stream = uneven_stream()
+    stream = make_uneven_stream()
     w, size = np.ones((3, 4, 1)), []
     for conditions in (Conditions(), Conditions(garbage=(2,))):
-        fed = make(name, stream, replace(LOCAL, average=rule), conditions=conditions).at(2)
+        fed = make_engine(name, stream, replace(LOCAL, average=rule), conditions=conditions).at(2)
         size.append(max(abs(leaf).max() for leaf in jax.tree.leaves(fed.train(fed.fresh(), w, rounds=3).params)))
-    plain = make(name, stream, conditions=Conditions(garbage=(2,))).at(2)
+    plain = make_engine(name, stream, conditions=Conditions(garbage=(2,))).at(2)
     spoilt = max(abs(leaf).max() for leaf in jax.tree.leaves(plain.train(plain.fresh(), w, rounds=3).params))
     assert size[1] < 2 * size[0] < spoilt
 
@@ -118,7 +123,7 @@ def test_averages_by_hand(rule: Any, values: list[float], expected: float) -> No
 
 
 @given(st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=9))
-def test_robust_averages_stay_within_what_was_sent(values: list[float]) -> None:
+def test_robust_averages_stay_within_the_sent_updates(values: list[float]) -> None:
     stack, updates = one_parameter(values, [1.0] * len(values))
     for rule in ("median", "trimmed"):
         found = average_updates(stack, updates, rule).params["b"].item()
@@ -160,7 +165,7 @@ def without_truth(names: Any) -> list[str]:
     return [name for name in names if not name.startswith("Oracle")]
 
 
-@pytest.mark.parametrize("name", one_of_a_kind(without_truth(algorithms.ALGORITHMS)))
+@pytest.mark.parametrize("name", mark_variants_slow(without_truth(algorithms.ALGORITHMS)))
 def test_a_client_that_joins_later_is_one_that_was_out_of_reach(name: str) -> None:
     """The axis of clients grows; decisions and parameters are those of the full axis."""
     stream, local = late_stream(), Local(rounds=2, steps=3)
@@ -177,7 +182,7 @@ def test_a_client_that_joins_later_is_one_that_was_out_of_reach(name: str) -> No
             assert not private or {*short.state.models.owner} - {-1} == set(range(n))
             np.testing.assert_allclose(full.accuracy[:n], short.accuracy[:n], atol=1e-6)
             continue
-        same(full.state.models.params, short.state.models.params, atol=1e-6)
+        assert_same(full.state.models.params, short.state.models.params, atol=1e-6)
         assert full.state.models.ids == short.state.models.ids
         joined = stream.counts[: full.tau + 1, :n].any(axis=0)
         np.testing.assert_array_equal(full.state.votes[:n][joined], short.state.votes[joined])
@@ -221,7 +226,7 @@ def test_every_field_with_a_value_per_client_can_grow() -> None:
 @pytest.mark.parametrize("name", algorithms.ALGORITHMS)
 @settings(max_examples=4, deadline=None)
 @given(st.data())
-def test_who_is_away_keeps_identity_and_reference(name: str, data: Any) -> None:
+def test_an_absent_client_keeps_identity_and_reference(name: str, data: Any) -> None:
     """Whatever the trace: a client out of reach uses the model it used, or what that became; nothing of it trains."""
     stream = fd.stream("sine-2", pattern="random:every=1,concepts=2,clients=4,steps=4")
     trace = np.array(data.draw(st.lists(st.lists(st.booleans(), min_size=4, max_size=4), min_size=4, max_size=4)))
@@ -272,7 +277,7 @@ def test_the_draw_of_a_round() -> None:
     assert Conditions(participation=0.5).draw_participants(np.zeros(4, dtype=bool), key).sum() == 0
 
 
-def test_dropout_has_the_rate_that_was_asked_for() -> None:
+def test_dropout_has_the_requested_rate() -> None:
     there = Conditions(dropout=0.3).draw_reachable(np.ones((100, 100), dtype=np.int64), seed=0)
     assert there.mean() == pytest.approx(0.7, abs=0.02)
     assert (there != Conditions(dropout=0.3).draw_reachable(np.ones((100, 100), dtype=np.int64), seed=1)).any()
@@ -287,14 +292,14 @@ def test_dropout_has_the_rate_that_was_asked_for() -> None:
         ("a\n", "got 'a'"),
     ],
 )
-def test_a_wrong_trace_is_told(tmp_path: Path, text: str, why: str) -> None:
+def test_an_invalid_trace_is_reported(tmp_path: Path, text: str, why: str) -> None:
     (tmp_path / "trace").write_text(text)
     with pytest.raises(DataError, match=why):
         read_trace(tmp_path / "trace")
 
 
 @pytest.mark.parametrize("name", ["nowhere", "a" * 300, "a\0b"])
-def test_a_trace_that_is_no_file_is_told(name: str) -> None:
+def test_a_missing_trace_file_is_reported(name: str) -> None:
     with pytest.raises(DataError, match="cannot be read as text"):
         read_trace(name)
 
@@ -310,7 +315,7 @@ def test_a_trace_is_for_as_many_clients(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["flip", "flip:", "flip:a", "bite:1", "garbage:99", "flip:" + "9" * 5000])
-def test_wrong_poison_is_told(text: str) -> None:
+def test_invalid_poison_is_reported(text: str) -> None:
     with pytest.raises(ConfigError, match="poison"):
         parse_poison(text, 10)
 
@@ -325,7 +330,7 @@ def test_flipped_labels_are_those_of_some_clients_only() -> None:
 @pytest.mark.parametrize(
     "values", [{"participation": 0.0}, {"participation": 1.1}, {"dropout": 1.0}, {"dropout": -0.1}]
 )
-def test_wrong_conditions_are_told(values: dict[str, float]) -> None:
+def test_invalid_conditions_are_reported(values: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="must be"):
         Conditions(**values)  # type: ignore[arg-type]
 
@@ -338,7 +343,7 @@ def test_a_share_as_small_as_can_be_is_one_client() -> None:
 
 
 @pytest.mark.parametrize("average", ["median", "trimmed", "clipped"])
-def test_a_round_without_anybody_who_has_data_changes_nothing(average: Any) -> None:
+def test_a_round_without_clients_with_data_changes_nothing(average: Any) -> None:
     """The one client that is drawn has nothing to train on, which crashed where the server looks at every update."""
     x, y = np.zeros((4, 2)), [0, 1, 0, 1]
     s = fd.Stream.from_arrays([[(x, y), (x, y)], [(x, y), None], [(x, y), (x, y)]], n_classes=2)

@@ -1,4 +1,4 @@
-"""What lying clients can do, and what `defend` leaves of it: by hand, and on every engine."""
+"""Byzantine clients and the effect of `defend`: by hand, and on every engine."""
 
 from __future__ import annotations
 
@@ -30,21 +30,30 @@ from feddrift.runs.recorded_run import RecordedRun
 from feddrift.simulation import Step, run_steps
 from feddrift.testing import SHORT_TRAINING, FakeFederation, small_stream
 from feddrift.types import Clusters, Local, Models, Tournament, Updates
-from tests.contract.test_engines import EACH, HERE, LOCAL, NAMES, OTHERS, make, same, slow
+from tests.support.engines import (
+    EACH_ENGINE,
+    ENGINE_NAMES,
+    IN_PROCESS_ENGINES,
+    LOCAL,
+    SLOW_ENGINES,
+    assert_same,
+    make_engine,
+    mark_slow,
+)
 
 CALM = np.zeros((10, 4), dtype=np.int64)  # nothing drifts
 LEARN = Local(rounds=5, steps=20, batch=10, lr=0.05)
 
 
-def even(concepts: Any = CALM, size: int = 20) -> Stream:
+def make_even_stream(concepts: Any = CALM, size: int = 20) -> Stream:
     return small_stream(concepts, size)
 
 
-def played(
+def run_method(
     algorithm: str, conditions: Conditions, concepts: Any = CALM, name: str = "simulator", local: Local = LEARN
 ) -> list[Step]:
-    stream = even(concepts)
-    engine = make(name, stream, local, 0, conditions)
+    stream = make_even_stream(concepts)
+    engine = make_engine(name, stream, local, 0, conditions)
     engine.n_steps = stream.n_steps  # over a network there might be more
     settings = {} if algorithm == "FedDrift-Auto" else {"delta": 0.2}
     return list(run_steps(engine, fd.algorithm(algorithm, stream, **settings)))
@@ -68,12 +77,12 @@ def test_a_time_that_only_one_client_has_data_of_is_not_its_own_measure() -> Non
     assert cap_counts(counts, np.ones(3, dtype=bool)).tolist() == [[0, 0, 150], [10, 30, 150]]  # 5 * 30, twice
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", EACH_ENGINE)
 def test_a_claim_weighs_five_in_averages_on_every_engine(name: str) -> None:
-    stream = even()
+    stream = make_even_stream()
     lies = Conditions(lies=ByzantineBehaviour(claims=(2,)))
     honest, believed, defended = (
-        make(name, stream, conditions=conditions).at(1)
+        make_engine(name, stream, conditions=conditions).at(1)
         for conditions in (Conditions(), lies, replace(lies, defend=True))
     )
     w = np.ones((2, 4, 1))
@@ -82,7 +91,7 @@ def test_a_claim_weighs_five_in_averages_on_every_engine(name: str) -> None:
     assert believed.received.tolist() == defended.received.tolist() == [20, 20, 20_000_000, 20]  # what was said
     for fed, weight in ((believed, 1e6), (defended, 5.0)):
         size = np.array([1, 1, weight, 1]) * 40
-        same(
+        assert_same(
             fed.train(fed.fresh(), w, rounds=1).params,
             average_updates(start, replace(updates, size=size)).params,
             atol=1e-5,
@@ -90,19 +99,21 @@ def test_a_claim_weighs_five_in_averages_on_every_engine(name: str) -> None:
 
 
 def test_a_claim_weighs_five_in_merges() -> None:
-    fed = make("simulator", even(), conditions=Conditions(lies=ByzantineBehaviour(claims=(2,)), defend=True)).at(0)
+    fed = make_engine(
+        "simulator", make_even_stream(), conditions=Conditions(lies=ByzantineBehaviour(claims=(2,)), defend=True)
+    ).at(0)
     w = Clusters(np.array([[0, 0, 1, 1]]), 2)  # 20 + 20 rows, 100 + 20 rows
     models = Models({"a": np.array([[0.0], [1.0]])}, (0, 1))
     merged, _, _ = clustering.merge_closest(models, w, np.array([[np.inf, 0.0], [0.0, np.inf]]), fed.counts, 0.1)
     assert merged.params["a"].item() == pytest.approx(120 / 160)
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", EACH_ENGINE)
 def test_a_claim_weighs_five_in_contests_and_trials(name: str) -> None:
-    stream = even()
+    stream = make_even_stream()
     lies = Conditions(lies=ByzantineBehaviour(claims=(2,)))
     honest, believed, defended = (
-        make(name, stream, conditions=conditions).at(1)
+        make_engine(name, stream, conditions=conditions).at(1)
         for conditions in (Conditions(), lies, replace(lies, defend=True))
     )
     teams = np.arange(2)[:, None, None].repeat(4, axis=1)
@@ -126,13 +137,13 @@ def test_the_middle_of_clients() -> None:
     np.testing.assert_allclose(compute_client_median(by_class)[..., 1], [[1.4, 1.2], [1.2, np.nan]])
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", EACH_ENGINE)
 def test_a_merge_asks_the_clients_not_their_rows(name: str) -> None:
     """L of honest clients, which one that claims a million times its rows and makes no mistakes turns to zero."""
-    stream, w = even(), np.ones((2, 4, 2))
+    stream, w = make_even_stream(), np.ones((2, 4, 2))
     glue = Conditions(lies=ByzantineBehaviour(claims=(2,), glue=(2,)))
     honest, believed, defended = (
-        make(name, stream, conditions=conditions).at(1)
+        make_engine(name, stream, conditions=conditions).at(1)
         for conditions in (Conditions(), glue, replace(glue, defend=True))
     )
     models = honest.fresh(2, distinct=True)
@@ -147,7 +158,7 @@ def test_one_client_cannot_glue_what_the_others_tell_apart() -> None:
     """The liar has data of both concepts, so it has a say on either side."""
     concepts = np.array([[0] * 5] * 2 + [[1, 1, 0, 0, 0]] * 2 + [[1, 1, 0, 0, 1]] * 5)
     glue = Conditions(lies=ByzantineBehaviour(claims=(4,), glue=(4,)))
-    believed, defended = (played("FedDrift", c, concepts)[4] for c in (glue, replace(glue, defend=True)))
+    believed, defended = (run_method("FedDrift", c, concepts)[4] for c in (glue, replace(glue, defend=True)))
     assert len(believed.state.models) == 1 and len(defended.state.models) == 2
     assert defended.accuracy[:4].mean() > believed.accuracy[:4].mean() + 0.2
 
@@ -171,11 +182,11 @@ def test_alarms_that_come_too_often_are_held_back() -> None:
             assert state.w.model[-1].tolist() == [0, 1]
 
 
-def births(steps: list[Step], c: int) -> list[int]:
+def list_creation_steps(steps: list[Step], c: int) -> list[int]:
     return [s.tau for s in steps for e in s.events if e.kind == "created" and c in e.cause["clients"]]
 
 
-def told_back(steps: list[Step], c: int) -> list[int]:
+def list_return_steps(steps: list[Step], c: int) -> list[int]:
     back = [(s.tau, e.cause) for s in steps for e in s.events if e.kind == "decided"]
     return [tau for tau, cause in back if cause["clients"] == [c] and "not long ago" in cause["reason"]]
 
@@ -183,18 +194,18 @@ def told_back(steps: list[Step], c: int) -> list[int]:
 @pytest.mark.parametrize("algorithm", ["FedDrift", "FedDrift-Eager"])
 def test_one_alarm_in_three_time_steps_is_acted_on(algorithm: str) -> None:
     lies = Conditions(lies=ByzantineBehaviour(alarms=(1,)))
-    believed, defended = (played(algorithm, c) for c in (lies, replace(lies, defend=True)))
-    assert births(believed, 1) == [1, 3, 5, 7] and told_back(believed, 1) == []
-    assert births(defended, 1) == [1, 5] and told_back(defended, 1) == [3, 7]
+    believed, defended = (run_method(algorithm, c) for c in (lies, replace(lies, defend=True)))
+    assert list_creation_steps(believed, 1) == [1, 3, 5, 7] and list_return_steps(believed, 1) == []
+    assert list_creation_steps(defended, 1) == [1, 5] and list_return_steps(defended, 1) == [3, 7]
     times = defended[-1].loop.alarm_times
     assert times is not None and times.tolist() == [robust.NO_ALARM_TIME, 5, robust.NO_ALARM_TIME, robust.NO_ALARM_TIME]
     assert believed[-1].loop.alarm_times is None
 
 
-def test_auto_holds_back_who_founds_too_often() -> None:
+def test_auto_limits_clients_that_create_models_too_often() -> None:
     """Two clients drift at time 3, when neither may found; their errors are compared with those before it again."""
-    stream = even(np.array([[0] * 4] * 3 + [[1, 1, 0, 0]] * 3), 60)
-    engine, method = make("simulator", stream, LEARN, 0), fd.algorithm("FedDrift-Auto", stream)
+    stream = make_even_stream(np.array([[0] * 4] * 3 + [[1, 1, 0, 0]] * 3), 60)
+    engine, method = make_engine("simulator", stream, LEARN, 0), fd.algorithm("FedDrift-Auto", stream)
     state, founded, errors = method.init(engine.at(0)), list[list[int]](), list[Any]()
     for tau in range(5):
         fed = engine.at(tau)
@@ -210,7 +221,7 @@ def test_auto_holds_back_who_founds_too_often() -> None:
     np.testing.assert_array_equal(errors[3][:2], errors[2][:2])
 
 
-def test_who_may_not_found_alone_may_found_with_others() -> None:
+def test_a_client_that_may_not_create_a_model_alone_may_do_so_with_others() -> None:
     """Of three founders the first two are alike; only the second may, so the third has to wait."""
 
     def judge(models: Models, teams: Any) -> Tournament:
@@ -260,7 +271,7 @@ class Absurd(WorkerProxy):
 
 @pytest.mark.parametrize(("metric", "sums"), [("error", 21), ("error", -30), ("brier", 30.0), ("loss", 1e38)])
 def test_absurd_scores_are_refused_by_name(metric: Any, sums: float, caplog: pytest.LogCaptureFixture) -> None:
-    engine = make("simulator", even(), conditions=Conditions(defend=True))
+    engine = make_engine("simulator", make_even_stream(), conditions=Conditions(defend=True))
     fed = engine.at(1)
     assert isinstance(fed.worker, RobustWorker)
     fed.worker.worker = Absurd(fed.worker.worker, sums)
@@ -277,7 +288,7 @@ def test_absurd_scores_are_refused_by_name(metric: Any, sums: float, caplog: pyt
 
 
 def test_absurd_tables_are_refused_by_name(caplog: pytest.LogCaptureFixture) -> None:
-    fed = make("simulator", even(), conditions=Conditions(defend=True)).at(1)
+    fed = make_engine("simulator", make_even_stream(), conditions=Conditions(defend=True)).at(1)
     assert isinstance(fed.worker, RobustWorker)
     fed.worker.worker = Absurd(fed.worker.worker, common=1)
     teams = np.arange(2)[:, None, None].repeat(4, axis=1)
@@ -285,8 +296,8 @@ def test_absurd_tables_are_refused_by_name(caplog: pytest.LogCaptureFixture) -> 
     assert found.rows.tolist() == [20, 0, 20, 20] and "client 1 reports common mistakes" in caplog.text
 
 
-def test_a_loss_that_is_not_finite_is_no_lie() -> None:
-    fed = make("simulator", even(), conditions=Conditions(defend=True)).at(1)
+def test_a_loss_that_is_not_finite_is_not_counted_as_false() -> None:
+    fed = make_engine("simulator", make_even_stream(), conditions=Conditions(defend=True)).at(1)
     assert isinstance(fed.worker, RobustWorker)
     fed.worker.worker = Absurd(fed.worker.worker, np.inf)
     assert np.isnan(fed.evaluate(fed.fresh(), "loss")[1, 0]) and fed.reachable.all()
@@ -305,22 +316,22 @@ def test_a_finite_but_absurd_update_is_left_out(value: float) -> None:
         np.testing.assert_allclose(found.params["a"], [[2, 2]])
 
 
-@pytest.mark.parametrize("name", slow(HERE, *OTHERS))
+@pytest.mark.parametrize("name", mark_slow(IN_PROCESS_ENGINES, *SLOW_ENGINES))
 def test_absurd_updates_are_left_out_on_every_engine(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """Inputs of one client so large that its first step of SGD leaves a parameter that is finite and absurd."""
-    stream = even()
+    stream = make_even_stream()
     huge = replace(stream, x=stream.x.copy())
     for t in range(2):
         huge.x[stream.rows(t, 1)] = 1e22
     local, w = replace(LOCAL, optimizer="sgd", steps=1, rounds=1, weight_decay=0.0), np.ones((2, 4, 1))
-    fed, well = make(name, huge, local).at(1), make(name, stream, local).at(1)
+    fed, well = make_engine(name, huge, local).at(1), make_engine(name, stream, local).at(1)
     alone = fed.local_updates(fed.fresh(), w)
     largest = max(float(np.abs(leaf[1]).max()) for leaf in _leaves(alone.params))
     assert MAX_PARAMETER < largest < np.inf
-    fed = make(name, huge, local).at(1)
+    fed = make_engine(name, huge, local).at(1)
     w[:, 1] = 0
     expected = well.train(well.fresh(), w)
-    same(fed.train(fed.fresh(), np.ones((2, 4, 1))).params, expected.params, atol=1e-6)
+    assert_same(fed.train(fed.fresh(), np.ones((2, 4, 1))).params, expected.params, atol=1e-6)
     assert "client 1 sent updates of model 0 that are not finite or absurd" in caplog.text
 
 
@@ -333,11 +344,11 @@ def _leaves(params: Any) -> list[Any]:
 # lies
 
 
-def test_each_kind_of_lie_is_told_to_the_server() -> None:
-    stream, w = even(), np.ones((2, 4, 1))
+def test_each_byzantine_behaviour_reaches_the_server() -> None:
+    stream, w = make_even_stream(), np.ones((2, 4, 1))
 
     def told(tau: int = 1, **lies: Any) -> Any:
-        return make("simulator", stream, conditions=Conditions(lies=ByzantineBehaviour(**lies))).at(tau)
+        return make_engine("simulator", stream, conditions=Conditions(lies=ByzantineBehaviour(**lies))).at(tau)
 
     honest = told()
     models = honest.fresh()
@@ -387,7 +398,7 @@ def test_a_plain_run_executes_no_code_of_conditions() -> None:
     every = Conditions(lies=lies, defend=True, rest=1, route="batch", participation=0.5)
     assert executed_modules(every) >= {"byzantine", "conditions", "idle_models", "robust", "routing"}
     assert executed_modules(Conditions()) <= {"conditions"}
-    fed = make("simulator", even()).at(0)
+    fed = make_engine("simulator", make_even_stream()).at(0)
     assert not isinstance(fed.worker, WorkerProxy)
 
 
@@ -409,14 +420,14 @@ def test_poison_is_read_and_written(text: str, canonical: str) -> None:
     ["glue:1:factor=3", "claims:1:factor=much", "claims:1:factor=0", "claims:1:factor=nan", "glue:1+", "glue:1+glue:2",
      "glue:9", "claims:1:times=3"],
 )  # fmt: skip
-def test_wrong_lies_are_told(text: str) -> None:
+def test_invalid_byzantine_behaviours_are_reported(text: str) -> None:
     with pytest.raises(ConfigError, match="poison|factor"):
         parse_poison(text, 4)
 
 
-def test_liars_are_clients() -> None:
+def test_byzantine_clients_must_be_clients() -> None:
     with pytest.raises(ConfigError, match="Byzantine clients: clients are 0 to 3, got 7"):
-        make("simulator", even(), conditions=Conditions(lies=ByzantineBehaviour(glue=(7,))))
+        make_engine("simulator", make_even_stream(), conditions=Conditions(lies=ByzantineBehaviour(glue=(7,))))
     for wrong in ({"defend": 1}, {"lies": "glue:1"}):
         with pytest.raises(ConfigError, match="must be"):
             Conditions(**wrong)
@@ -425,7 +436,7 @@ def test_liars_are_clients() -> None:
 # whole runs
 
 
-def test_only_what_is_on_is_recorded(tmp_path: Path) -> None:
+def test_only_enabled_settings_are_recorded(tmp_path: Path) -> None:
     stream = fd.stream("sine-2")
     plain = RunConfig.from_values(stream="sine-2", algorithm="FedDrift")
     assert "defend" not in plain.list_overrides(stream)
@@ -442,17 +453,19 @@ def test_a_defended_run_is_the_argument_of_run() -> None:
         for given in ({"defend": True}, {"conditions": Conditions(defend=True)})
     )
     for x, y in zip(a, b, strict=True):
-        same(x.state.models.params, y.state.models.params)
+        assert_same(x.state.models.params, y.state.models.params)
     assert a[-1].loop.alarm_times is not None
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["FedDrift", "FedDrift-Auto"])
-def test_engines_decide_alike_among_liars(algorithm: str) -> None:
+def test_engines_decide_alike_with_byzantine_clients(algorithm: str) -> None:
     conditions = Conditions(lies=ByzantineBehaviour(claims=(3,), alarms=(1,), glue=(3,), losses=(2,)), defend=True)
     concepts = np.array([[0] * 4] * 2 + [[1, 1, 0, 0]] * 3)
     runs = [
-        played(algorithm, conditions, concepts, name) for name in ("simulator", "reference", "flower") if name in NAMES
+        run_method(algorithm, conditions, concepts, name)
+        for name in ("simulator", "reference", "flower")
+        if name in ENGINE_NAMES
     ]
     for other in runs[1:]:
         for a, b in zip(runs[0], other, strict=True):
@@ -461,7 +474,7 @@ def test_engines_decide_alike_among_liars(algorithm: str) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["FedDrift", "FedDrift-Auto", "FairFedDrift", "FedDrift-Trunk", "FLUX", "CFL"])
-def test_liars_and_gaps_at_once(algorithm: str) -> None:
+def test_byzantine_clients_and_gaps_at_once(algorithm: str) -> None:
     """Clients without data, out of reach and lying in every way, against a server that defends itself."""
     lies = ByzantineBehaviour(claims=(0,), alarms=(1,), glue=(2,), losses=(3,))
     stream = small_stream(missing=[(0, 0), (1, 0), (2, 3), (3, 3), (4, 1)])

@@ -1,11 +1,8 @@
-"""Every engine gives the same federation: the verbs agree, and the laws of training hold in each."""
+"""Equality of all engines: every method of a federation gives the same results, and the rules of training hold."""
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,123 +10,39 @@ import numpy as np
 import pytest
 
 import feddrift as fd
-from feddrift._internal import plugins
-from feddrift.algorithms import ALGORITHMS
 from feddrift.averaging import average_updates
-from feddrift.data import Stream
-from feddrift.engines import ENGINES
-from feddrift.engines.conditions.conditions import IDEAL, Conditions
+from feddrift.engines.conditions.conditions import Conditions
 from feddrift.engines.local import engine as local_engine
-from feddrift.engines.server import federation
-from feddrift.engines.server.engine import Engine
 from feddrift.engines.simulator import lanes, program, simulator
 from feddrift.errors import ConfigError
 from feddrift.nets import default_net
 from feddrift.nets.perceptron import apply_perceptron
-from feddrift.types import Clusters, Floats, Local
-
-LOCAL = Local(rounds=2, steps=2, batch=8, lr=0.01)
-
-
-class Compiled(simulator.Simulator):
-    """The simulator without its native code for small perceptrons: what runs for other nets, and on a GPU."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.native = False
-
-
-class Narrow(lanes.Devices):
-    """Devices with room for three lanes."""
-
-    def count_fitting_lanes(self, params: Any) -> int:
-        return 3
-
-
-class Chunked(Compiled):
-    """The compiled program on devices too small for all lanes."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.devices = Narrow(self.devices.devices)
-
-
-BUILDS: dict[str, Any] = {name: cls for name, (cls, *_) in ENGINES.items()} | {"compiled": Compiled, "chunked": Chunked}
-BUILDS["crew"] = plugins.load_object("engine", "own_engine:Crew", Path(__file__).parents[2] / "examples")
-SCORING: list[Any] = [federation]  # the modules that know how many rows are scored
-HERE = [name for name in BUILDS if name != "crew"]  # the engines that hold the data themselves
-if importlib.util.find_spec("flwr"):
-    from tests.flower import OverFlower
-
-    BUILDS["flower"] = OverFlower
-    from feddrift.engines.flower import messages as flower_messages
-    from feddrift.engines.flower.client import evaluation as flower_evaluation
-
-    SCORING += [flower_evaluation, flower_messages]
-NAMES = list(BUILDS)
-OTHERS = ("compiled", "chunked", "crew")  # XLA compiles for long: the laws are theirs in the long checks
-
-
-def slow(names: Iterable[str], *these: str) -> list[Any]:
-    """These names, of which some are left to the long checks: XLA compiles for long."""
-    return [pytest.param(name, marks=pytest.mark.slow) if name in these else name for name in names]
-
-
-EACH = slow(NAMES, *OTHERS)
-
-
-def uneven_stream(seed: int = 0, n_clients: int = 4, n_steps: int = 4) -> Stream:
-    """Cells of 0 to 30 rows, some smaller than a minibatch, some empty; one shape for all, to compile once."""
-    draw = np.random.default_rng(seed)
-    sizes = draw.integers(0, 30, (n_steps + 1, n_clients))
-    sizes[0, 0], sizes[:, 1] = 0, np.maximum(sizes[:, 1], 3)
-    sizes[-1, -1] += 30 * max(sizes.size, 50) - sizes.sum()  # it is tested, never trained on
-
-    def cell(n: int) -> Any:
-        x = draw.random((n, 3))
-        return (x, (x[:, 0] > x[:, 1]).astype(int)) if n else None
-
-    return Stream.from_arrays([[cell(n) for n in row] for row in sizes], n_classes=2)
-
-
-def one_of_a_kind(names: Sequence[str]) -> list[Any]:
-    """For what takes long: of the names of one class the first, the others are left to the long checks."""
-    first = {ALGORITHMS[name].cls: name for name in reversed(names)}
-    return slow(names, "KUE", *(name for name in names if name not in first.values()))  # KUE has ten models
-
-
-def make(name: str, stream: Stream, local: Local = LOCAL, seed: int = 3, conditions: Conditions = IDEAL) -> Engine:
-    engine: Engine = BUILDS[name](stream, default_net(stream), local, seed, conditions)
-    return engine
-
-
-def some_w(tau: int, stream: Stream, n_models: int, seed: int = 1) -> Floats:
-    draw = np.random.default_rng(seed)
-    return draw.random((tau + 1, stream.n_clients, n_models)) * (
-        draw.random((tau + 1, stream.n_clients, n_models)) < 0.6
-    )
-
-
-def same(a: Any, b: Any, atol: float = 0.0) -> None:
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        np.testing.assert_allclose(np.asarray(x), np.asarray(y), atol=atol, rtol=0)
-
-
-def differs(a: Any, b: Any) -> bool:
-    return any(
-        not np.array_equal(np.asarray(x), np.asarray(y))
-        for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    )
+from feddrift.types import Clusters, Local
+from tests.support.engines import (
+    EACH_ENGINE,
+    ENGINE_NAMES,
+    IN_PROCESS_ENGINES,
+    LOCAL,
+    SCORING_MODULES,
+    SLOW_ENGINES,
+    Compiled,
+    assert_same,
+    draw_weights,
+    is_different,
+    make_engine,
+    make_uneven_stream,
+    mark_slow,
+)
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_all_verbs_agree_between_engines(seed: int, optimizer: Any) -> None:
-    stream = uneven_stream(seed)
-    w = some_w(2, stream, 3, seed)
+    stream = make_uneven_stream(seed)
+    w = draw_weights(2, stream, 3, seed)
     results = []
-    for name in NAMES:
-        fed = make(name, stream, replace(LOCAL, optimizer=optimizer)).at(2)
+    for name in ENGINE_NAMES:
+        fed = make_engine(name, stream, replace(LOCAL, optimizer=optimizer)).at(2)
         models = fed.fresh(3, distinct=True)
         updates = fed.local_updates(models, w)
         results.append(
@@ -142,40 +55,40 @@ def test_all_verbs_agree_between_engines(seed: int, optimizer: Any) -> None:
         )  # fmt: skip
     for other in results[1:]:
         for verb, value in results[0].items():
-            same(value, other[verb], atol=1e-5)
+            assert_same(value, other[verb], atol=1e-5)
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", EACH_ENGINE)
 def test_clusters_are_the_array_they_stand_for(name: str) -> None:
-    stream = uneven_stream(n_clients=6)
+    stream = make_uneven_stream(n_clients=6)
     draw = np.random.default_rng(5)
     w = Clusters(draw.integers(-1, 3, (3, 6)), 3, np.array([0.0, 0.5, 2.0]))
     results = []
     for given in (w, np.asarray(w)):
-        fed = make(name, stream).at(2)
+        fed = make_engine(name, stream).at(2)
         models = fed.fresh(3, distinct=True)
         before = Clusters(w.model[:2], 3, w.weight[:2]) if given is w else given[:2]
         trial = fed.tournament(models, before, np.array([0, 1, 2, -1, 0, 1]), ("warm", "joint"))
         results.append((fed.cross_evaluate(models, given), fed.train(models, given).params, fed.sent, trial.wrong))
-    same(results[0], results[1])
+    assert_same(results[0], results[1])
     np.testing.assert_array_equal(w[-1], np.asarray(w)[-1])
     np.testing.assert_array_equal(w[:, 2, 1], np.asarray(w)[:, 2, 1])
     with pytest.raises(ConfigError, match="positions of 3 models"):
         fed.train(models, replace(w, model=w.model + 1))
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", EACH_ENGINE)
 @pytest.mark.parametrize("room", [1, 40])
 def test_scoring_in_blocks_changes_nothing(name: str, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = uneven_stream(n_clients=5)
-    w = some_w(3, stream, 3)
+    stream = make_uneven_stream(n_clients=5)
+    w = draw_weights(3, stream, 3)
     results = []
-    for size in (local_engine.MAX_SCORED_PAIRS, room):
-        monkeypatch.setattr(local_engine, "MAX_SCORED_PAIRS", size)
-        fed = make(name, stream).at(3)
+    for size in (local_engine.MAX_SCORED_VALUES, room):
+        monkeypatch.setattr(local_engine, "MAX_SCORED_VALUES", size)
+        fed = make_engine(name, stream).at(3)
         models = fed.fresh(3, distinct=True)
         results.append((fed.evaluate(models), fed.cross_evaluate(models, w), fed.confusion(models)))
-    same(results[0], results[1], atol=1e-12)
+    assert_same(results[0], results[1], atol=1e-12)
 
 
 def test_room_follows_from_memory_and_the_size_of_a_model() -> None:
@@ -184,10 +97,10 @@ def test_room_follows_from_memory_and_the_size_of_a_model() -> None:
     assert devices.count_fitting_lanes(small) > 10**6 and 1 <= devices.count_fitting_lanes(large) <= 64
 
 
-@pytest.mark.parametrize("name", slow(HERE, *OTHERS))
+@pytest.mark.parametrize("name", mark_slow(IN_PROCESS_ENGINES, *SLOW_ENGINES))
 def test_each_row_is_judged_by_the_model_of_its_cell(name: str) -> None:
-    stream = uneven_stream(n_clients=5)
-    engine = make(name, stream)
+    stream = make_uneven_stream(n_clients=5)
+    engine = make_engine(name, stream)
     assert isinstance(engine, local_engine.InProcess)
     models = engine.at(0).fresh(4, distinct=True)
     rows, sizes, which = np.arange(12)[::-1], np.array([5, 4, 3]), np.array([3, 0, 3])
@@ -197,35 +110,35 @@ def test_each_row_is_judged_by_the_model_of_its_cell(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", EACH_ENGINE)
 def test_rounds_add_up(name: str) -> None:
     """R calls of one round are one call of R rounds, bit for bit, moments and minibatches included."""
-    stream = uneven_stream()
-    w = some_w(3, stream, 2)
-    at_once, one_by_one = make(name, stream).at(3), make(name, stream).at(3)
+    stream = make_uneven_stream()
+    w = draw_weights(3, stream, 2)
+    at_once, one_by_one = make_engine(name, stream).at(3), make_engine(name, stream).at(3)
     models = at_once.fresh(2, distinct=True)
     whole = at_once.train(models, w, rounds=3)
     parts = models
     for _ in range(3):
         parts = one_by_one.train(parts, w, rounds=1)
-    same(whole.params, parts.params)
+    assert_same(whole.params, parts.params)
     assert at_once.sent.tolist() == one_by_one.sent.tolist()
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", EACH_ENGINE)
 def test_a_round_is_the_average_of_its_local_updates(name: str) -> None:
-    stream = uneven_stream()
+    stream = make_uneven_stream()
     w = np.ones((2, stream.n_clients, 2))
-    models = make(name, stream).at(1).fresh(2, distinct=True)
-    trained = make(name, stream).at(1).train(models, w, rounds=1)
-    updates = make(name, stream).at(1).local_updates(models, w)
-    same(trained.params, average_updates(models, updates).params)  # bit for bit
+    models = make_engine(name, stream).at(1).fresh(2, distinct=True)
+    trained = make_engine(name, stream).at(1).train(models, w, rounds=1)
+    updates = make_engine(name, stream).at(1).local_updates(models, w)
+    assert_same(trained.params, average_updates(models, updates).params)  # bit for bit
 
 
-@pytest.mark.parametrize("name", EACH)
-def test_a_model_nobody_uses_now_comes_back_untouched(name: str) -> None:
-    stream = uneven_stream()
-    fed = make(name, stream).at(2)
+@pytest.mark.parametrize("name", EACH_ENGINE)
+def test_an_unused_model_is_returned_unchanged(name: str) -> None:
+    stream = make_uneven_stream()
+    fed = make_engine(name, stream).at(2)
     models = fed.fresh(2, distinct=True)
     w = np.ones((3, stream.n_clients, 2))
     w[2, :, 1] = 0
@@ -235,25 +148,25 @@ def test_a_model_nobody_uses_now_comes_back_untouched(name: str) -> None:
         assert not np.array_equal(np.asarray(after)[0], before[0])
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", EACH_ENGINE)
 def test_a_client_without_new_data_still_trains_on_its_history(name: str) -> None:
-    stream = uneven_stream(n_clients=2)
+    stream = make_uneven_stream(n_clients=2)
     assert stream.counts[1, 0] > 0
     counts = stream.counts.copy()
     keep = np.ones(len(stream.x), dtype=bool)
     keep[stream.rows(2, 0)] = False
     counts[2, 0] = 0
     stream = replace(stream, x=stream.x[keep], y=stream.y[keep], counts=counts, clients=("a", "b"))
-    fed = make(name, stream).at(2)
+    fed = make_engine(name, stream).at(2)
     lanes = fed.local_updates(fed.fresh(), np.ones((3, 2, 1)))
     assert lanes.client.tolist() == [0, 1]
     assert np.isnan(fed.evaluate(fed.fresh())[0]).all() and not np.isnan(fed.evaluate(fed.fresh())[1]).any()
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", EACH_ENGINE)
 def test_a_client_out_of_reach_is_neither_scored_nor_trained(name: str) -> None:
-    stream = uneven_stream()
-    fed = make(name, stream).at(2)
+    stream = make_uneven_stream()
+    fed = make_engine(name, stream).at(2)
     fed.worker.known.reachable = np.array([True, False, True, True])
     models, w = fed.fresh(), np.ones((3, 4, 1))
     assert np.isnan(fed.evaluate(models)[1]).all()
@@ -261,10 +174,10 @@ def test_a_client_out_of_reach_is_neither_scored_nor_trained(name: str) -> None:
     assert fed.sent[1] == 0
 
 
-@pytest.mark.parametrize("name", EACH)
-def test_adding_a_model_shifts_nobody_elses_minibatches(name: str) -> None:
-    stream = uneven_stream()
-    small, large = make(name, stream).at(2), make(name, stream).at(2)
+@pytest.mark.parametrize("name", EACH_ENGINE)
+def test_adding_a_model_does_not_change_the_minibatches_of_others(name: str) -> None:
+    stream = make_uneven_stream()
+    small, large = make_engine(name, stream).at(2), make_engine(name, stream).at(2)
     one, two = small.fresh(1), small.fresh(2)
     a = small.train(one, np.ones((3, 4, 1)))
     b = large.train(two, np.ones((3, 4, 2)))
@@ -273,28 +186,28 @@ def test_adding_a_model_shifts_nobody_elses_minibatches(name: str) -> None:
         assert not np.allclose(y[0], y[1], atol=1e-6)  # its twin under another id drew other minibatches
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", EACH_ENGINE)
 def test_nothing_of_the_future_is_used(name: str) -> None:
-    stream = uneven_stream()
+    stream = make_uneven_stream()
     tau = 2
     first_later = int(stream.starts[tau + 1, 0])
     poisoned = replace(stream, x=stream.x.copy(), y=stream.y.copy())
     poisoned.x[first_later:] = np.nan
-    w = some_w(tau, stream, 2)
+    w = draw_weights(tau, stream, 2)
     seen = []
     for s in (stream, poisoned):
-        fed = make(name, s).at(tau)
+        fed = make_engine(name, s).at(tau)
         models = fed.fresh(2, distinct=True)
         seen.append((fed.evaluate(models), fed.cross_evaluate(models, w), fed.train(models, w).params, fed.counts))
-    same(seen[0], seen[1])
+    assert_same(seen[0], seen[1])
     assert len(seen[0][3]) == tau + 1
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", EACH_ENGINE)
 def test_models_sent_are_counted_by_hand(name: str) -> None:
-    stream = uneven_stream()
+    stream = make_uneven_stream()
     stream = replace(stream, counts=stream.counts)
-    fed = make(name, stream).at(2)
+    fed = make_engine(name, stream).at(2)
     models = fed.fresh(2)
     has_new, has_any = stream.counts[2] > 0, stream.counts[:3].sum(axis=0) > 0
     fed.evaluate(models)
@@ -308,10 +221,10 @@ def test_models_sent_are_counted_by_hand(name: str) -> None:
     np.testing.assert_array_equal(fed.sent, (2 + 2 * 5 * 2) * has_any + 2 * has_new)  # they have changed
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", EACH_ENGINE)
 def test_cross_evaluation_is_a_weighted_error_over_the_clusters_cells(name: str) -> None:
-    stream = uneven_stream()
-    engine = make(name, stream)
+    stream = make_uneven_stream()
+    engine = make_engine(name, stream)
     fed = engine.at(1)
     models = fed.fresh(2, distinct=True)
     w = np.zeros((2, 4, 2))
@@ -330,11 +243,11 @@ def test_cross_evaluation_is_a_weighted_error_over_the_clusters_cells(name: str)
 
 
 def test_large_cells_are_sampled_alike_by_all_engines(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in SCORING:
+    for module in SCORING_MODULES:
         monkeypatch.setattr(module, "MAX_SCORED_ROWS", 5)
-    stream = uneven_stream()
-    feds = [make(name, stream).at(2) for name in NAMES]
-    w = some_w(2, stream, 2)
+    stream = make_uneven_stream()
+    feds = [make_engine(name, stream).at(2) for name in ENGINE_NAMES]
+    w = draw_weights(2, stream, 2)
     a, *others = (fed.cross_evaluate(fed.fresh(2, distinct=True), w, "loss") for fed in feds)
     for b in others:
         np.testing.assert_allclose(a, b, atol=1e-6)
@@ -342,9 +255,9 @@ def test_large_cells_are_sampled_alike_by_all_engines(monkeypatch: pytest.Monkey
     assert not np.allclose(a, feds[0].cross_evaluate(feds[0].fresh(2, distinct=True), w, "loss"))
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", EACH_ENGINE)
 def test_a_w_of_the_wrong_shape_is_refused(name: str) -> None:
-    fed = make(name, uneven_stream()).at(2)
+    fed = make_engine(name, make_uneven_stream()).at(2)
     with pytest.raises(ConfigError, match=r"w must have shape \(t, c, m\) = \(3, 4, 1\), got \(2, 4, 1\)"):
         fed.train(fed.fresh(), np.ones((2, 4, 1)))
     with pytest.raises(ConfigError, match=r"w must have shape .*, got list"):
@@ -358,21 +271,21 @@ def test_a_w_of_the_wrong_shape_is_refused(name: str) -> None:
         fed.train(fed.fresh(), np.full((3, 4, 1), None))
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", EACH_ENGINE)
 def test_without_work_nothing_trains(name: str) -> None:
-    stream = uneven_stream()
-    fed = make(name, stream).at(2)
+    stream = make_uneven_stream()
+    fed = make_engine(name, stream).at(2)
     models, w = fed.fresh(2), np.zeros((3, 4, 2))
     assert len(fed.local_updates(models, w).client) == 0
-    same(average_updates(models, fed.local_updates(models, w)).params, models.params)
-    same(fed.train(models, w).params, models.params)
+    assert_same(average_updates(models, fed.local_updates(models, w)).params, models.params)
+    assert_same(fed.train(models, w).params, models.params)
     assert not fed.sent.any()
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", EACH_ENGINE)
 def test_only_a_model_that_changed_is_sent_again_for_scoring(name: str) -> None:
-    stream = uneven_stream()
-    fed = make(name, stream).at(2)
+    stream = make_uneven_stream()
+    fed = make_engine(name, stream).at(2)
     models, w = fed.fresh(2), np.zeros((3, 4, 2))
     w[:, :, 1] = 1
     has_new = stream.counts[2] > 0
@@ -383,32 +296,32 @@ def test_only_a_model_that_changed_is_sent_again_for_scoring(name: str) -> None:
     np.testing.assert_array_equal(fed.sent - before, 1 * has_new)
 
 
-def test_lanes_that_rest_in_one_call_keep_their_moments() -> None:
+def test_lanes_that_are_idle_in_one_call_keep_their_moments() -> None:
     """Clients may move between models from round to round; both engines remember each pair's optimiser."""
-    stream = uneven_stream()
-    wa, wb = some_w(2, stream, 3, 1), some_w(2, stream, 3, 5)
+    stream = make_uneven_stream()
+    wa, wb = draw_weights(2, stream, 3, 1), draw_weights(2, stream, 3, 5)
     results = []
-    for name in NAMES:
-        fed = make(name, stream).at(2)
+    for name in ENGINE_NAMES:
+        fed = make_engine(name, stream).at(2)
         models = fed.fresh(3, distinct=True)
         for w in (wa, wb, wa):
             models = fed.train(models, w, rounds=1)
         results.append(models.params)
     for other in results[1:]:
-        same(results[0], other, atol=1e-5)
+        assert_same(results[0], other, atol=1e-5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["simulator", "compiled"])
 def test_padding_does_not_change_the_bits(name: str) -> None:
     """The same ten lanes beside an idle model that widens the stack."""
-    stream = uneven_stream(n_clients=10)
-    a, b = make(name, stream).at(1), make(name, stream).at(1)
+    stream = make_uneven_stream(n_clients=10)
+    a, b = make_engine(name, stream).at(1), make_engine(name, stream).at(1)
     w = np.ones((2, 10, 9))
     w[1, :, 1:] = 0
     alone = a.train(a.fresh(1), w[:, :, :1])
     padded = b.train(b.fresh(9), w)
-    assert not differs(jax.tree.map(lambda p: p[0], alone.params), jax.tree.map(lambda p: p[0], padded.params))
+    assert not is_different(jax.tree.map(lambda p: p[0], alone.params), jax.tree.map(lambda p: p[0], padded.params))
 
 
 @pytest.mark.slow
@@ -435,15 +348,15 @@ def test_a_run_compiles_only_when_its_lanes_outgrow_a_bucket() -> None:
 @pytest.mark.slow
 def test_lanes_train_alike_in_tiles_of_any_width(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twelve lanes of four clients: three tiles, one after the other, two at once and one, in halves, or all in one."""
-    stream = uneven_stream(n_clients=4)
+    stream = make_uneven_stream(n_clients=4)
     results = []
     for tile, *cut in ((4, 4, (1,)), (4, 4, (2, 1)), (4, 2, (4, 2, 1)), (12, 12, (1,))):
         monkeypatch.setattr(lanes.Devices, "split_tile", lambda self, tile, cut=cut: cut)
         monkeypatch.setattr(Compiled, "choose_tile", lambda self, params, tile=tile: tile)
-        fed = make("compiled", stream).at(2)
+        fed = make_engine("compiled", stream).at(2)
         results.append(fed.train(fed.fresh(3, distinct=True), np.ones((3, 4, 3))).params)
     for other in results[1:]:
-        same(results[0], other, atol=1e-5)
+        assert_same(results[0], other, atol=1e-5)
 
 
 @pytest.mark.parametrize(("tile", "n", "expected"), [(10, 2, 3), (10, 5, 5), (10, 10, 10), (10, 11, 20), (7, 30, 56)])
@@ -472,16 +385,14 @@ def test_a_gpu_compiles_for_four_tiles_at_once_and_trains_half_of_one_at_last() 
 
 
 @pytest.mark.parametrize(("share", "n_devices", "expected"), [(1.0, 1, 10), (1.0, 3, 12), (0.2, 1, 2), (0.2, 3, 3)])
-def test_a_tile_holds_those_who_take_part_and_is_shared_by_all_devices(
-    share: float, n_devices: int, expected: int
-) -> None:
-    stream = uneven_stream(n_clients=10)
+def test_a_tile_contains_participants_and_is_shared_by_all_devices(share: float, n_devices: int, expected: int) -> None:
+    stream = make_uneven_stream(n_clients=10)
     engine = simulator.Simulator(stream, default_net(stream), LOCAL, 0, Conditions(participation=share))
     engine.devices = lanes.Devices((None,) * n_devices)
     assert engine.choose_tile(engine.at(0).fresh().params) == expected
     large = {"a": np.zeros((1, 10**7), dtype=np.float32)}
     assert (
-        Compiled(uneven_stream(n_clients=40), default_net(stream), LOCAL, 0).choose_tile(large) == 14
+        Compiled(make_uneven_stream(n_clients=40), default_net(stream), LOCAL, 0).choose_tile(large) == 14
     )  # at most 16 at a time
 
 
@@ -492,7 +403,9 @@ def test_lanes_that_hardly_fit_have_no_room_to_spare(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.slow
 def test_a_known_bucket_never_compiles_again() -> None:
-    stream = uneven_stream(seed=4, n_clients=5, n_steps=10)  # unlike any other test's, so that nothing is compiled yet
+    stream = make_uneven_stream(
+        seed=4, n_clients=5, n_steps=10
+    )  # unlike any other test's, so that nothing is compiled yet
     engine = Compiled(stream, default_net(stream), replace(LOCAL, lr=0.0123), 0)
 
     def train(tau: int, n_models: int, n_users: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Algorithms that must be one and the same at the ends of their settings, bit for bit."""
+"""Algorithms that must be identical at the limits of their settings, bit for bit."""
 
 from __future__ import annotations
 

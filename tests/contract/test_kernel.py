@@ -1,4 +1,4 @@
-"""The native code for small perceptrons: where it applies, and that the number of cores does not matter."""
+"""The native code for small perceptrons: where it is used, and independence of the number of cores."""
 
 from __future__ import annotations
 
@@ -16,28 +16,30 @@ from feddrift.engines.native import kernel, kernel_loops
 from feddrift.engines.simulator import simulator
 from feddrift.nets import default_net
 from feddrift.nets.perceptron import apply_perceptron
-from tests.contract.test_engines import LOCAL, make, same, some_w, uneven_stream
+from tests.support.engines import LOCAL, assert_same, draw_weights, make_engine, make_uneven_stream
 
 pytest.importorskip("numba")
 
 
-def stacked(net: fd.Net) -> Any:
+def init_stacked_params(net: fd.Net) -> Any:
     return {name: leaf[None] for name, leaf in net.init((np.uint32(1), np.uint32(2))).items()}
 
 
 def test_it_is_for_small_perceptrons_with_the_usual_trunk_or_none() -> None:
     small = fd.mlp(2, 4, 2)
-    assert kernel.supports_net(small, stacked(small))
-    assert kernel.supports_net(replace(small, trunk=()), stacked(small))
-    assert not kernel.supports_net(replace(small, trunk=("W1",)), stacked(small))
-    assert not kernel.supports_net(replace(small, apply=lambda params, x: apply_perceptron(params, x)), stacked(small))
+    assert kernel.supports_net(small, init_stacked_params(small))
+    assert kernel.supports_net(replace(small, trunk=()), init_stacked_params(small))
+    assert not kernel.supports_net(replace(small, trunk=("W1",)), init_stacked_params(small))
+    assert not kernel.supports_net(
+        replace(small, apply=lambda params, x: apply_perceptron(params, x)), init_stacked_params(small)
+    )
     large = fd.mlp(65, 64, 2)
-    assert not kernel.supports_net(large, stacked(large))
+    assert not kernel.supports_net(large, init_stacked_params(large))
 
 
 def test_the_simulator_uses_it_and_works_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = uneven_stream()
-    w, calls = some_w(2, stream, 2), []
+    stream = make_uneven_stream()
+    w, calls = draw_weights(2, stream, 2), []
     native = kernel.run_rounds
 
     def counted(*args: Any, **more: Any) -> Any:
@@ -45,29 +47,29 @@ def test_the_simulator_uses_it_and_works_without(monkeypatch: pytest.MonkeyPatch
         return native(*args, **more)
 
     monkeypatch.setattr(kernel, "run_rounds", counted)
-    fed = make("simulator", stream).at(2)
+    fed = make_engine("simulator", stream).at(2)
     with_it = fed.train(fed.fresh(2), w).params
     assert len(calls) == 1
     monkeypatch.setattr(kernel_loops, "COMPILED", False)  # as if numba were not installed
-    fed = make("simulator", stream).at(2)
-    same(fed.train(fed.fresh(2), w).params, with_it, atol=1e-5)
+    fed = make_engine("simulator", stream).at(2)
+    assert_same(fed.train(fed.fresh(2), w).params, with_it, atol=1e-5)
     assert len(calls) == 1
 
 
 @pytest.mark.parametrize("cores", [1, 3, 64])
 def test_the_number_of_cores_changes_no_bit(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = uneven_stream(n_clients=7)
-    w = some_w(2, stream, 3)
+    stream = make_uneven_stream(n_clients=7)
+    w = draw_weights(2, stream, 3)
     results = []
     for n in (2, cores):
         monkeypatch.setattr(kernel, "count_cores", lambda n=n: n)
-        fed = make("simulator", stream).at(2)
+        fed = make_engine("simulator", stream).at(2)
         results.append(fed.train(fed.fresh(3, distinct=True), w).params)
-    same(*results)
+    assert_same(*results)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 500, 4097])
-def test_cells_are_shuffled_as_the_generator_says(n: int) -> None:
+def test_cells_are_shuffled_by_the_generator(n: int) -> None:
     keys = rng.derive_key(3, "shuffle", 5, np.arange(4), 7)
     starts, order = np.array([0, n, 3 * n, 2 * n]), np.zeros(4 * n, dtype=np.int32)
     kernel.shuffle_cells(keys, starts, np.full(4, n), order)
@@ -79,13 +81,13 @@ def test_cells_are_shuffled_as_the_generator_says(n: int) -> None:
 def test_exponentials_are_right_to_the_last_digits() -> None:
     from numba import njit
 
-    from feddrift.engines.native.vectors import SIZE, load_vector, store_vector
+    from feddrift.engines.native.vectors import VECTOR_SIZE, load_vector, store_vector
 
     exp = kernel_loops._exp_vector
 
     @njit
     def fill(x: Any) -> None:
-        for at in range(0, x.shape[1], SIZE):
+        for at in range(0, x.shape[1], VECTOR_SIZE):
             store_vector(x, 0, at, exp(load_vector(x, 0, at)))
 
     x = np.linspace(-87, 0, 5008, dtype=np.float32)[None]
@@ -94,7 +96,7 @@ def test_exponentials_are_right_to_the_last_digits() -> None:
     np.testing.assert_allclose(found, np.exp(x.astype(np.float64)), rtol=2e-7)
 
 
-def fused_in_numpy(a: Any, b: Any, c: Any) -> Any:
+def fuse_in_numpy(a: Any, b: Any, c: Any) -> Any:
     """Return a * b + c of float32 numbers, rounded once: the sum is rounded to odd in float64, then to float32."""
     product, c = a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64)  # the product is exact
     total = product + c
@@ -105,7 +107,7 @@ def fused_in_numpy(a: Any, b: Any, c: Any) -> Any:
     return np.where((lost != 0) & even, odd, total).astype(np.float32)
 
 
-def folded_in_numpy(sums: Any) -> Any:
+def fold_in_numpy(sums: Any) -> Any:
     """Return the sum of partial sums: registers in pairs, then the halves of the last one."""
     sums = sums.reshape(-1, 8)
     while len(sums) > 1:
@@ -130,14 +132,14 @@ def test_sums_have_one_order_on_every_processor(n: int) -> None:
         whole = n // 32 * 32
         parts, alone = np.zeros((2, 32), dtype=np.float32)
         for at in range(0, whole, 32):
-            parts, alone = fused_in_numpy(a[at : at + 32], b[at : at + 32], parts), alone + a[at : at + 32]
-        found = [folded_in_numpy(parts), folded_in_numpy(alone)]
+            parts, alone = fuse_in_numpy(a[at : at + 32], b[at : at + 32], parts), alone + a[at : at + 32]
+        found = [fold_in_numpy(parts), fold_in_numpy(alone)]
         rest = np.zeros((2, 8), dtype=np.float32)
         rest[:, 0] = found
         for at in range(whole, n, 8):
-            rest[0] = fused_in_numpy(a[at : at + 8], b[at : at + 8], rest[0])
+            rest[0] = fuse_in_numpy(a[at : at + 8], b[at : at + 8], rest[0])
             rest[1] = rest[1] + a[at : at + 8]
-        return tuple(map(folded_in_numpy, rest)) if whole < n else tuple(found)
+        return tuple(map(fold_in_numpy, rest)) if whole < n else tuple(found)
 
     draw = np.random.default_rng(n)
     for _ in range(50):
@@ -161,7 +163,7 @@ def test_scalar_functions_are_exact_to_float32() -> None:
 @pytest.mark.parametrize("hidden", [4, ()])
 @pytest.mark.parametrize("masked", [False, True])
 def test_logits_have_the_bits_that_predictions_compare(hidden: Any, masked: bool) -> None:
-    stream = uneven_stream()
+    stream = make_uneven_stream()
     engine = simulator.Simulator(stream, fd.mlp(3, hidden, 2), LOCAL, seed=0)
     models = engine.at(2).fresh(3, distinct=True)
     if masked:
@@ -179,7 +181,7 @@ def test_logits_have_the_bits_that_predictions_compare(hidden: Any, masked: bool
 
 @pytest.mark.parametrize("hidden", [4, ()])
 def test_data_may_lie_in_any_order_and_be_of_any_kind(hidden: Any) -> None:
-    stream = uneven_stream()
+    stream = make_uneven_stream()
     x = (stream.x * 100).astype(np.uint8)
     wide = np.repeat(x, 2, axis=1).astype(np.float64)
     kinds: list[tuple[Any, Any]] = [
@@ -189,23 +191,23 @@ def test_data_may_lie_in_any_order_and_be_of_any_kind(hidden: Any) -> None:
     results = []
     for each, y in kinds:
         fed = simulator.Simulator(replace(stream, x=each, y=y), fd.mlp(3, hidden, 2), LOCAL, 3).at(2)
-        results.append(fed.train(fed.fresh(2, distinct=True), some_w(2, stream, 2)).params)
+        results.append(fed.train(fed.fresh(2, distinct=True), draw_weights(2, stream, 2)).params)
     for result in results[1:]:
-        same(result, results[0])
+        assert_same(result, results[0])
 
 
 def test_data_may_lie_in_a_file(tmp_path: Path) -> None:
-    stream = uneven_stream()
+    stream = make_uneven_stream()
     for name in ("x", "y"):
         np.save(tmp_path / f"{name}.npy", getattr(stream, name))
     mapped = replace(stream, **{name: np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in ("x", "y")})
     results = []
     for each in (stream, mapped):
-        fed = make("simulator", each).at(2)
+        fed = make_engine("simulator", each).at(2)
         models = fed.fresh(2, distinct=True)
-        w = some_w(2, stream, 2)
+        w = draw_weights(2, stream, 2)
         results.append((fed.train(models, w).params, fed.evaluate(models), fed.cross_evaluate(models, w)))
-    same(results[0], results[1])
+    assert_same(results[0], results[1])
 
 
 @pytest.mark.slow
@@ -226,7 +228,7 @@ def test_a_whole_run_is_the_compiled_programs() -> None:
 @pytest.mark.parametrize("hidden", [4, ()])
 @pytest.mark.parametrize("masked", [False, True])
 def test_members_of_teams_are_scored_as_every_model_is(hidden: Any, masked: bool) -> None:
-    stream = uneven_stream()
+    stream = make_uneven_stream()
     engine = simulator.Simulator(stream, fd.mlp(3, hidden, 2), LOCAL, seed=0)
     models = engine.at(2).fresh(3, distinct=True)
     if masked:
@@ -250,13 +252,13 @@ def test_members_of_teams_are_scored_as_every_model_is(hidden: Any, masked: bool
 def test_large_teams_are_scored_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     from feddrift.engines.local import engine as local_engine
 
-    stream = uneven_stream()
+    stream = make_uneven_stream()
     engine = simulator.Simulator(stream, default_net(stream), LOCAL, seed=0)
     models = engine.at(2).fresh(2, distinct=True)
     rows, teams = np.arange(len(stream.y)), np.array([[0, 1], [1, 0], [0, 1]])
     team_of = rows % 3
     (whole,) = [found for _, found in engine.compute_team_logits(models, rows, team_of, teams)]
-    monkeypatch.setattr(local_engine, "MAX_SCORED_PAIRS", 1)
+    monkeypatch.setattr(local_engine, "MAX_SCORED_VALUES", 1)
     blocks = [found for _, found in engine.compute_team_logits(models, rows, team_of, teams)]
     assert len(blocks) == 3
     np.testing.assert_array_equal(np.concatenate(blocks, axis=1), whole)

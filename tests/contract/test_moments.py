@@ -1,4 +1,4 @@
-"""What layers make of the clients' data, as means and deviations: by hand, and the same in every engine."""
+"""Means and deviations of layer outputs on the clients' data: by hand, and equal on every engine."""
 
 from __future__ import annotations
 
@@ -15,12 +15,20 @@ from feddrift.data import Stream
 from feddrift.engines.external_model import make_simulator
 from feddrift.engines.local import engine as local_engine
 from feddrift.models import graft, join, take
-from feddrift.nets import layer_width
+from feddrift.nets import get_layer_width
 from feddrift.nets.external import net_of
 from feddrift.nets.resnet import resnet18
 from feddrift.types import Floats, Models, Moments, Net, Projection
-from tests.contract.test_contest import Threshold, above
-from tests.contract.test_engines import BUILDS, EACH, LOCAL, NAMES, make, uneven_stream
+from tests.support.engines import (
+    EACH_ENGINE,
+    ENGINE_CLASSES,
+    ENGINE_NAMES,
+    LOCAL,
+    ThresholdModel,
+    make_engine,
+    make_threshold_models,
+    make_uneven_stream,
+)
 
 LINEAR = fd.mlp(1, (), 2)
 QUESTIONS: list[dict[str, Any]] = [
@@ -33,22 +41,22 @@ QUESTIONS: list[dict[str, Any]] = [
 ]
 
 
-def numbers() -> Stream:
+def make_number_stream() -> Stream:
     """Inputs and labels of four clients, of which the third has none at time 0."""
     cells: list[Any] = [([1, 2, 3, 6], [0, 0, 0, 1]), ([4], [1]), None, ([1, 9], [0, 1])]
     now = [cell and (np.array(cell[0], dtype=float)[:, None], np.array(cell[1])) for cell in cells]
     return Stream.from_arrays([now, now], n_classes=2)
 
 
-def plain(moments: Moments) -> list[Any]:
+def list_arrays(moments: Moments) -> list[Any]:
     return [moments.count, moments.mean, moments.std]
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", EACH_ENGINE)
 def test_moments_by_hand(name: str) -> None:
-    fed = BUILDS[name](numbers(), LINEAR, LOCAL, 3).at(0)
+    fed = ENGINE_CLASSES[name](make_number_stream(), LINEAR, LOCAL, 3).at(0)
     fed.worker.known.reachable = np.array([True, True, True, False])
-    models, nan = above(2.5, 4.5), np.nan
+    models, nan = make_threshold_models(2.5, 4.5), np.nan
     whole = fed.moments(models, "input")
     assert whole.count.tolist() == [[[4], [4]], [[1], [1]], [[0], [0]], [[0], [0]]]
     np.testing.assert_allclose(whole.mean[:, 0, 0, 0], [3, 4, nan, nan])
@@ -64,7 +72,7 @@ def test_moments_by_hand(name: str) -> None:
     assert np.isnan(twice.std).all()
 
 
-def shared_and_own(fed: Any) -> Models:
+def make_shared_and_private_models(fed: Any) -> Models:
     """Three models, the second on the trunk of the first, and one of the second client's own."""
     apart = fed.fresh(4, distinct=True)
     first = take(apart, [0], [0])
@@ -74,28 +82,28 @@ def shared_and_own(fed: Any) -> Models:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("masked", [False, True])
-def test_engines_tell_the_same_moments(masked: bool) -> None:
-    stream = uneven_stream(2)
+def test_engines_report_the_same_moments(masked: bool) -> None:
+    stream = make_uneven_stream(2)
     answers: list[Any] = []
-    for name in NAMES:
-        fed = make(name, stream).at(3)
-        models = shared_and_own(fed)
+    for name in ENGINE_NAMES:
+        fed = make_engine(name, stream).at(3)
+        models = make_shared_and_private_models(fed)
         if masked:
             models = replace(models, mask=np.array([[1, 0, 1], [1, 1, 1], [0, 0, 1], [1, 1, 0]], dtype=float))
-        answers.append([plain(fed.moments(models, **question)) for question in QUESTIONS] + [[fed.sent]])
+        answers.append([list_arrays(fed.moments(models, **question)) for question in QUESTIONS] + [[fed.sent]])
     first = answers[0][2][1]
     assert np.isfinite(first[1, 3]).any() and np.isnan(first[0, 3]).all()  # a private model is its owner's
     assert not np.allclose(first[1, 0], first[1, 2], equal_nan=True)
     assert np.allclose(first[1, 0], first[1, 1], equal_nan=True) != masked  # one trunk
-    for name, other in zip(NAMES[1:], answers[1:], strict=True):
+    for name, other in zip(ENGINE_NAMES[1:], answers[1:], strict=True):
         for a, b in zip(jax.tree.leaves(answers[0]), jax.tree.leaves(other), strict=True):
             np.testing.assert_allclose(a, b, atol=1e-5, err_msg=name)
 
 
 def test_moments_are_those_of_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_engine, "MAX_SCORED_PAIRS", 50)  # a few rows at a time
-    stream, tau = uneven_stream(1), 2
-    fed = make("simulator", stream).at(tau)
+    monkeypatch.setattr(local_engine, "MAX_SCORED_VALUES", 50)  # a few rows at a time
+    stream, tau = make_uneven_stream(1), 2
+    fed = make_engine("simulator", stream).at(tau)
     models, project = fed.fresh(2, distinct=True), Projection((7, 8), 3)
     moments = fed.moments(models, "trunk", by="class", project=project)
     for c, m, k in np.ndindex(4, 2, 2):
@@ -108,10 +116,10 @@ def test_moments_are_those_of_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
             np.testing.assert_allclose(moments.std[c, m, k], rows.std(axis=0), atol=1e-6)
 
 
-@pytest.mark.parametrize("name", EACH)
-def test_what_moments_cost_is_counted(name: str) -> None:
-    fed = BUILDS[name](numbers(), LINEAR, LOCAL, 3).at(0)
-    models, size = above(2.5, 4.5), 4  # a weight and a bias for each class
+@pytest.mark.parametrize("name", EACH_ENGINE)
+def test_the_traffic_of_moments_is_counted(name: str) -> None:
+    fed = ENGINE_CLASSES[name](make_number_stream(), LINEAR, LOCAL, 3).at(0)
+    models, size = make_threshold_models(2.5, 4.5), 4  # a weight and a bias for each class
     asked = np.array([1, 1, 0, 1])
     fed.moments(models, "input", by="class")
     numbers_told = 2 * size + 2 * 2 * (2 * 1 + 1)  # two models down; two models, two classes, (2 d + 1) numbers up
@@ -126,7 +134,7 @@ def test_what_moments_cost_is_counted(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_head_of_a_net_sees_what_it_says() -> None:
+def test_the_head_of_a_net_gets_the_declared_features() -> None:
     key, draw = rng.derive_key(0, "init", 0), np.random.default_rng(0)
     for hidden in ((), 4, (5, 3)):
         net = fd.mlp(6, hidden, 2)
@@ -134,40 +142,40 @@ def test_the_head_of_a_net_sees_what_it_says() -> None:
         last = len(params) // 2
         assert net.hidden is not None
         seen = net.hidden(params, x)
-        assert seen.shape == (7, layer_width(net, "trunk", (2, 3), 2))
+        assert seen.shape == (7, get_layer_width(net, "trunk", (2, 3), 2))
         np.testing.assert_allclose(seen @ params[f"W{last}"] + params[f"b{last}"], net.apply(params, x), atol=1e-6)
     net, pictures = resnet18(3), draw.integers(0, 255, (2, 33, 33, 3)).astype(np.uint8)
     params = net.init(key)
-    assert net.hidden is not None and layer_width(net, "trunk", (33, 33, 3), 3) == 512
+    assert net.hidden is not None and get_layer_width(net, "trunk", (33, 33, 3), 3) == 512
     seen = net.hidden(params, pictures)
     np.testing.assert_allclose(
         seen @ params["fc"]["weight"].T + params["fc"]["bias"], net.apply(params, pictures), atol=1e-4
     )
 
 
-def silent(net: Net) -> Net:
+def hide_features(net: Net) -> Net:
     return Net(net.init, net.apply, net.trunk)
 
 
-@pytest.mark.parametrize("name", EACH)
-def test_a_net_that_does_not_say_what_its_head_sees(name: str) -> None:
-    stream = uneven_stream()
-    fed = BUILDS[name](stream, silent(fd.mlp(3, 6, 2)), LOCAL, 3).at(2)
+@pytest.mark.parametrize("name", EACH_ENGINE)
+def test_a_net_that_does_not_define_its_features(name: str) -> None:
+    stream = make_uneven_stream()
+    fed = ENGINE_CLASSES[name](stream, hide_features(fd.mlp(3, 6, 2)), LOCAL, 3).at(2)
     with pytest.raises(fd.ConfigError, match=r"Net\(init, apply, trunk, hidden\).* use layer=input or logits"):
         fed.moments(fed.fresh(), "trunk")
     assert np.isfinite(fed.moments(fed.fresh(), "logits").mean[1]).all()
 
 
 def test_a_model_that_trains_itself_has_inputs_and_logits() -> None:
-    fed = make_simulator(numbers(), net_of(Threshold()), LOCAL, 0).at(0)
+    fed = make_simulator(make_number_stream(), net_of(ThresholdModel()), LOCAL, 0).at(0)
     np.testing.assert_allclose(fed.moments(fed.fresh(), "logits").mean[:, 0, 0, 1], [30, 40, np.nan, 50])
     with pytest.raises(fd.ConfigError, match="needs a net with the function `hidden`"):
         fed.moments(fed.fresh(), "trunk")
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", EACH_ENGINE)
 def test_questions_that_make_no_sense_are_refused(name: str) -> None:
-    fed = BUILDS[name](numbers(), LINEAR, LOCAL, 3).at(0)
+    fed = ENGINE_CLASSES[name](make_number_stream(), LINEAR, LOCAL, 3).at(0)
     models, wrong = fed.fresh(), np.ones((2, 3))
     questions: dict[str, Any] = {
         "layer must be input, trunk or logits, got 'head'": {"layer": "head"},

@@ -1,4 +1,4 @@
-"""Models that share a trunk: every engine trains, scores, averages and counts them alike."""
+"""Models that share a trunk: training, scores, averages and counts are equal on every engine."""
 
 from __future__ import annotations
 
@@ -16,54 +16,44 @@ from feddrift.engines.local.sampling import count_training_rows
 from feddrift.engines.local.trials import HOLD_OUT_SHARE
 from feddrift.engines.server.engine import Engine
 from feddrift.errors import ConfigError
-from feddrift.models import get_params, graft, join, take
+from feddrift.models import get_params, join, take
 from feddrift.nets import default_net
 from feddrift.trees import tree_leaves
-from feddrift.types import Local, Models, Start
-from tests.contract.test_engines import (
-    BUILDS,
-    EACH,
-    HERE,
+from feddrift.types import Local, Start
+from tests.support.engines import (
+    EACH_ENGINE,
+    ENGINE_CLASSES,
+    ENGINE_NAMES,
+    IN_PROCESS_ENGINES,
     LOCAL,
-    NAMES,
-    OTHERS,
-    differs,
-    same,
-    slow,
-    some_w,
-    uneven_stream,
+    SLOW_ENGINES,
+    assert_same,
+    draw_weights,
+    is_different,
+    make_model_families,
+    make_uneven_stream,
+    mark_slow,
 )
 
 STARTS: tuple[Start, ...] = ("warm", "head", "joint", "fresh")
 
 
 def make(name: str, stream: Stream, local: Local = LOCAL, **trunk: Any) -> Engine:
-    engine: Engine = BUILDS[name](stream, replace(default_net(stream), **trunk), local, 3)
+    engine: Engine = ENGINE_CLASSES[name](stream, replace(default_net(stream), **trunk), local, 3)
     return engine
-
-
-def families(fed: Any) -> Models:
-    """Four models: three on the trunk of the first, one apart."""
-    apart = fed.fresh(4, distinct=True)
-    models = take(apart, [0], [0])
-    for m in (1, 2):
-        models = join(models, graft(take(apart, [m], [m]), models, family=0))
-    models = join(models, take(apart, [3], [3]))
-    assert models.family == (0, 0, 0, 3) and models.params["W1"].shape[0] == 2 and models.params["W2"].shape[0] == 4
-    return models
 
 
 @pytest.mark.parametrize(  # test_engines has all pairs
     ("seed", "optimizer"), [(0, "adam"), *(pytest.param(*p, marks=pytest.mark.slow) for p in ((1, "adam"), (2, "sgd")))]
 )
 def test_all_verbs_agree_between_engines(seed: int, optimizer: Any) -> None:
-    stream = uneven_stream(seed)
-    w = some_w(2, stream, 4, seed)
+    stream = make_uneven_stream(seed)
+    w = draw_weights(2, stream, 4, seed)
     parent = np.array([0, 3, -1, 1])
     results = []
-    for name in NAMES:
+    for name in ENGINE_NAMES:
         fed = make(name, stream, replace(LOCAL, optimizer=optimizer)).at(2)
-        models = families(fed)
+        models = make_model_families(fed)
         updates = fed.local_updates(models, w)
         found = fed.tournament(models, w[:2], parent, STARTS)
         results.append(
@@ -75,40 +65,40 @@ def test_all_verbs_agree_between_engines(seed: int, optimizer: Any) -> None:
         )  # fmt: skip
     for other in results[1:]:
         for verb, value in results[0].items():
-            same(value, other[verb], atol=1e-5)
+            assert_same(value, other[verb], atol=1e-5)
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", EACH_ENGINE)
 def test_rounds_add_up(name: str) -> None:
-    stream = uneven_stream()
-    w = some_w(3, stream, 4)
+    stream = make_uneven_stream()
+    w = draw_weights(3, stream, 4)
     at_once, one_by_one = make(name, stream).at(3), make(name, stream).at(3)
-    models = families(at_once)
+    models = make_model_families(at_once)
     whole, parts = at_once.train(models, w, rounds=3), models
     for _ in range(3):
         parts = one_by_one.train(parts, w, rounds=1)
-    same(whole.params, parts.params)
+    assert_same(whole.params, parts.params)
     assert at_once.sent.tolist() == one_by_one.sent.tolist()
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", EACH_ENGINE)
 def test_a_round_is_the_average_of_its_local_updates(name: str) -> None:
-    stream = uneven_stream()
-    w = some_w(3, stream, 4)
-    models = families(make(name, stream).at(3))
+    stream = make_uneven_stream()
+    w = draw_weights(3, stream, 4)
+    models = make_model_families(make(name, stream).at(3))
     trained = make(name, stream).at(3).train(models, w, rounds=1)
-    same(
+    assert_same(
         trained.params, average_updates(models, make(name, stream).at(3).local_updates(models, w)).params
     )  # bit for bit
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", EACH_ENGINE)
 def test_the_average_by_hand(name: str) -> None:
     """A trunk weighs clients by all their data for its family, a head by the data clustered to it."""
-    stream = uneven_stream()
+    stream = make_uneven_stream()
     counts = stream.counts[:2]
     fed = make(name, stream).at(1)
-    models = families(fed)
+    models = make_model_families(fed)
     w = np.zeros((2, 4, 4))
     w[0, :, 0] = w[1, :2, 1] = w[1, 2:, 3] = 1
     updates = fed.local_updates(models, w)
@@ -125,11 +115,11 @@ def test_the_average_by_hand(name: str) -> None:
     np.testing.assert_allclose(trained.params["W2"][1], head, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", EACH_ENGINE)
 def test_a_step_trains_one_head_and_lets_the_others_rest(name: str) -> None:
-    stream = uneven_stream()
+    stream = make_uneven_stream()
     fed = make(name, stream, replace(LOCAL, steps=1)).at(2)
-    models = families(fed)
+    models = make_model_families(fed)
     w = np.zeros((3, 4, 4))
     w[0, 1, 0] = w[1, 1, 1] = w[2, 1, 2] = 1  # one client with three heads
     updates = fed.local_updates(models, w)
@@ -139,24 +129,24 @@ def test_a_step_trains_one_head_and_lets_the_others_rest(name: str) -> None:
     assert (updates.params["W1"][0] != models.params["W1"][0]).any()
 
 
-@pytest.mark.parametrize("name", EACH)
-def test_a_family_nobody_uses_now_comes_back_untouched_and_a_used_one_keeps_all_its_heads_in_step(name: str) -> None:
-    stream = uneven_stream()
+@pytest.mark.parametrize("name", EACH_ENGINE)
+def test_an_unused_family_is_unchanged_and_a_used_one_trains_all_its_heads_in_step(name: str) -> None:
+    stream = make_uneven_stream()
     fed = make(name, stream).at(2)
-    models = families(fed)
+    models = make_model_families(fed)
     w = np.ones((3, 4, 4))
     w[2, :, 1:] = 0  # at tau only model 0 is in use
     trained = fed.train(models, w)
     for m, changed in enumerate([True, True, True, False]):
-        assert differs(get_params(trained, m), get_params(models, m)) == changed
-        assert differs(get_params(trained, m)["W2"], get_params(models, m)["W2"]) == changed
+        assert is_different(get_params(trained, m), get_params(models, m)) == changed
+        assert is_different(get_params(trained, m)["W2"], get_params(models, m)["W2"]) == changed
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", EACH_ENGINE)
 def test_parts_of_models_are_counted_as_parts(name: str) -> None:
-    stream = uneven_stream()  # a net of 3-6-2: a trunk of 24 numbers, a head of 14
+    stream = make_uneven_stream()  # a net of 3-6-2: a trunk of 24 numbers, a head of 14
     fed = make(name, stream).at(2)
-    models = families(fed)
+    models = make_model_families(fed)
     new = stream.counts[2] > 0
     fed.evaluate(models)
     np.testing.assert_allclose(fed.sent, (2 * 24 + 4 * 14) / 38 * new)  # two trunks, four heads
@@ -169,29 +159,29 @@ def test_parts_of_models_are_counted_as_parts(name: str) -> None:
     np.testing.assert_allclose(fed.sent, (3 * 24 + 6 * 14) / 38 * new + 2 * 5 * (24 + 2 * 14) / 38 * has)
 
 
-@pytest.mark.parametrize("name", slow(NAMES, *OTHERS, "flower"))
+@pytest.mark.parametrize("name", mark_slow(ENGINE_NAMES, *SLOW_ENGINES, "flower"))
 def test_without_sharing_the_trunk_makes_no_difference(name: str) -> None:
     """One family per model is the case of before, whatever the net calls its trunk; compilers may round differently."""
-    stream, results = uneven_stream(), []
-    w = some_w(2, stream, 3)
+    stream, results = make_uneven_stream(), []
+    w = draw_weights(2, stream, 3)
     for trunk in [(), ("W1", "b1"), lambda path: path == "b2"]:
         fed = make(name, stream, trunk=trunk).at(2)
         models = fed.fresh(3, distinct=True)
         trained = fed.train(models, w)
         results.append((trained.params, fed.local_updates(trained, w).params, fed.evaluate(trained), fed.sent))
     for other in results[1:]:
-        same(results[0], other, atol=0.0 if name == "reference" else 1e-6)
+        assert_same(results[0], other, atol=0.0 if name == "reference" else 1e-6)
 
 
-@pytest.mark.parametrize("name", EACH)
-def test_a_tournament_is_no_part_of_the_run(name: str) -> None:
-    stream = uneven_stream()
-    w = some_w(2, stream, 4)
+@pytest.mark.parametrize("name", EACH_ENGINE)
+def test_a_tournament_does_not_change_the_run(name: str) -> None:
+    stream = make_uneven_stream()
+    w = draw_weights(2, stream, 4)
     quiet, busy = make(name, stream).at(2), make(name, stream).at(2)
-    models = families(quiet)
+    models = make_model_families(quiet)
     for _ in range(2):  # before the first training and after it
         found = busy.tournament(models, w[:2], np.array([0, 1, -1, 3]), STARTS)
-        same(quiet.train(models, w, rounds=1).params, busy.train(models, w, rounds=1).params)
+        assert_same(quiet.train(models, w, rounds=1).params, busy.train(models, w, rounds=1).params)
     assert quiet.sent.tolist() == busy.sent.tolist()
     assert found.rows[2] == 0 and not found.wrong[2].any()
     took_part = [c for c in (0, 1, 3) if stream.counts[2, c] > 1]
@@ -201,13 +191,13 @@ def test_a_tournament_is_no_part_of_the_run(name: str) -> None:
     assert (np.diagonal(found.wrong, axis1=1, axis2=2) <= found.rows[:, None]).all()
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", EACH_ENGINE)
 def test_a_clients_trial_is_its_own_affair(name: str) -> None:
     """Who else holds one makes no difference."""
-    stream = uneven_stream(n_clients=4)
-    w = some_w(2, stream, 4)[:2]
+    stream = make_uneven_stream(n_clients=4)
+    w = draw_weights(2, stream, 4)[:2]
     fed = make(name, stream).at(2)
-    models = families(fed)
+    models = make_model_families(fed)
     everybody = fed.tournament(models, w, np.array([0, 1, 2, 3]), STARTS)
     for c in range(4):
         alone = fed.tournament(models, w, np.where(np.arange(4) == c, c, -1), STARTS)
@@ -215,9 +205,9 @@ def test_a_clients_trial_is_its_own_affair(name: str) -> None:
 
 
 def test_a_trial_is_held_on_whole_cells_and_refuses_what_it_cannot_do() -> None:
-    stream = uneven_stream()
+    stream = make_uneven_stream()
     fed = make("simulator", stream, replace(LOCAL, bags=True)).at(2)
-    models, w, parent = families(fed), np.ones((2, 4, 4)), np.zeros(4, dtype=np.int64)
+    models, w, parent = make_model_families(fed), np.ones((2, 4, 4)), np.zeros(4, dtype=np.int64)
     assert fed.tournament(models, w, parent, STARTS).rows.any()
     with pytest.raises(ConfigError, match=r"w must have shape \(t, c, m\) = \(2, 4, 4\), got \(3, 4, 4\)"):
         fed.tournament(models, np.ones((3, 4, 4)), parent, STARTS)
@@ -227,8 +217,8 @@ def test_a_trial_is_held_on_whole_cells_and_refuses_what_it_cannot_do() -> None:
     assert fed.tournament(models, w, parent, ("warm",)).rows[0] == 0
 
 
-@pytest.mark.parametrize("name", EACH)
-def test_a_tournament_is_won_by_who_learns_the_new_concept(name: str) -> None:
+@pytest.mark.parametrize("name", EACH_ENGINE)
+def test_the_start_that_learns_the_new_concept_wins_the_tournament(name: str) -> None:
     """Swapped labels: after hardly any training a fresh model makes fewer mistakes than one that knew better."""
     draw = np.random.default_rng(0)
     x = draw.normal(size=(3, 200, 2))
@@ -242,9 +232,9 @@ def test_a_tournament_is_won_by_who_learns_the_new_concept(name: str) -> None:
     assert found.wrong[0, 1, 1] < found.wrong[0, 0, 0] and found.wrong[0, 0, 1] <= found.wrong[0, 1, 1]
 
 
-@pytest.mark.parametrize("name", slow(HERE, *OTHERS))  # a real client takes no such data in
+@pytest.mark.parametrize("name", mark_slow(IN_PROCESS_ENGINES, *SLOW_ENGINES))  # a real client takes no such data in
 def test_held_out_rows_are_not_trained_on(name: str) -> None:
-    stream = uneven_stream()
+    stream = make_uneven_stream()
     fed = make(name, stream).at(2)
     poisoned = replace(stream, x=stream.x.copy())
     for t, c in np.argwhere(stream.counts[:3] > 0):
@@ -252,7 +242,7 @@ def test_held_out_rows_are_not_trained_on(name: str) -> None:
         order = fed.worker.shuffle_cell(int(t), int(c))
         poisoned.x[order[int(count_training_rows(np.array(len(order)), 0.3)) :]] = np.nan
     local, w = replace(LOCAL, hold_out=0.3), np.ones((3, 4, 1))
-    same(
+    assert_same(
         fed.train(fed.fresh(), w, local=local).params,
         make(name, poisoned).at(2).train(fed.fresh(), w, local=local).params,
     )
@@ -260,14 +250,14 @@ def test_held_out_rows_are_not_trained_on(name: str) -> None:
     assert np.isnan(whole.params["W1"]).any()
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", EACH_ENGINE)
 def test_a_head_can_learn_alone(name: str) -> None:
-    stream = uneven_stream()
+    stream = make_uneven_stream()
     fed = make(name, stream).at(2)
-    models, w = families(fed), np.ones((3, 4, 4))
+    models, w = make_model_families(fed), np.ones((3, 4, 4))
     trained = fed.train(models, w, local=replace(LOCAL, trains="head"))
-    same([trained.params[k] for k in ("W1", "b1")], [models.params[k] for k in ("W1", "b1")])
-    assert all(differs(trained.params["W2"][m], models.params["W2"][m]) for m in range(4))
+    assert_same([trained.params[k] for k in ("W1", "b1")], [models.params[k] for k in ("W1", "b1")])
+    assert all(is_different(trained.params["W2"][m], models.params["W2"][m]) for m in range(4))
     has = stream.counts[:3].sum(axis=0) > 0
     np.testing.assert_allclose(fed.sent, 2 * LOCAL.rounds * 4 * 14 / 38 * has)  # only heads travel
 
@@ -280,7 +270,7 @@ def test_both_parts_of_a_cell_get_rows() -> None:
 
 @pytest.mark.parametrize("trunk", ["W1", ["W1"], ("W1",)])
 def test_a_trunk_may_be_given_by_one_path_or_several(trunk: Any) -> None:
-    fed = make("simulator", uneven_stream(), trunk=trunk).at(0)
+    fed = make("simulator", make_uneven_stream(), trunk=trunk).at(0)
     assert fed.fresh().trunk == {"W1": True, "b1": False, "W2": False, "b2": False}
     fed.evaluate(fed.fresh())
 
@@ -318,7 +308,7 @@ def test_whole_runs_stay_sound_whatever_the_drifts(seed: int, settings: dict[str
 
 
 def test_a_trunk_that_the_net_has_not_is_refused_in_one_sentence() -> None:
-    stream = uneven_stream()
+    stream = make_uneven_stream()
     with pytest.raises(fd.ConfigError, match=r"no parameters 'W9' for its trunk \(there are: W1, W2, b1, b2\)"):
         make("reference", stream, trunk=("W9",)).at(0).fresh()
 
@@ -341,13 +331,13 @@ def test_always_sharing_one_model_is_oblivious(engine: str) -> None:
         for algorithm in (fd.algorithm("FedDrift-Trunk", delta=1.0), fd.algorithm("Oblivious"))
     ]
     for ours, theirs in zip(*runs, strict=True):
-        same(ours.state.models.params, theirs.state.models.params)
+        assert_same(ours.state.models.params, theirs.state.models.params)
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", EACH_ENGINE)
 def test_trunks_stay_apart_where_clients_train_some_models_only(name: str) -> None:
     """Families 0, 1, 0: a client without data for the first model meets the families in another order."""
-    stream = uneven_stream()
+    stream = make_uneven_stream()
     feds = [make(build, stream).at(2) for build in ("reference", name)]
     w = np.zeros((3, 4, 3))
     w[:, 0, :2], w[:, 1, 1:], w[:, 2, [0, 2]], w[:, 3] = 1, 1, 1, 1

@@ -220,7 +220,7 @@ def over_flower(
     from feddrift.nets import default_net
     from feddrift.nets.external import net_of
     from feddrift.types import Net
-    from tests.flower import OverFlower
+    from tests.support.flower import InProcessFlower
 
     class Killed(BaseException):
         pass
@@ -231,7 +231,7 @@ def over_flower(
     struck = False
     while True:
         net = default_net(stream) if model is None else model
-        engine = OverFlower(stream, net if isinstance(net, Net) else net_of(net), local, 0, root=root)
+        engine = InProcessFlower(stream, net if isinstance(net, Net) else net_of(net), local, 0, root=root)
         if model is not None:
             for client in engine.local_grid.clients.values():
                 client.model = model

@@ -1,4 +1,4 @@
-"""Writes torch_adam.json: PyTorch's own numbers for our optimiser and loss. Needs torch 2.13, once."""
+"""Write torch_adam.json: PyTorch's numbers for our optimiser and loss. Needs torch 2.13, once."""
 
 from __future__ import annotations
 

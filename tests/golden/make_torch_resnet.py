@@ -1,4 +1,4 @@
-"""Write torch_resnet.json: what torchvision's ResNet-18 computes with the weights of `weights()`. Needs torchvision."""
+"""Write torch_resnet.json: outputs of torchvision's ResNet-18 on . Needs torchvision."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 
-def weights(shapes: dict[str, tuple[int, ...]]) -> dict[str, Any]:
+def make_weights(shapes: dict[str, tuple[int, ...]]) -> dict[str, Any]:
     """Weights and statistics that anybody can make again, from their names alone."""
     made = {}
     for name, shape in shapes.items():
@@ -26,11 +26,11 @@ def weights(shapes: dict[str, tuple[int, ...]]) -> dict[str, Any]:
     return made
 
 
-def pictures() -> Any:
+def make_pictures() -> Any:
     return np.random.RandomState(1).randint(0, 256, (2, 64, 64, 3)).astype(np.uint8)
 
 
-def told(a: Any) -> dict[str, Any]:
+def describe_array(a: Any) -> dict[str, Any]:
     """Enough of an array [n, ...] to tell it from another."""
     flat = np.asarray(a, dtype=np.float64).reshape(-1)
     return {
@@ -45,7 +45,7 @@ def main() -> None:
     torch, torchvision = (importlib.import_module(name) for name in ("torch", "torchvision"))
     model = torchvision.models.resnet18()
     shapes = {n: tuple(v.shape) for n, v in model.state_dict().items() if v.dtype == torch.float32}
-    model.load_state_dict({n: torch.tensor(a) for n, a in weights(shapes).items()}, strict=False)
+    model.load_state_dict({n: torch.tensor(a) for n, a in make_weights(shapes).items()}, strict=False)
     model.eval()
     found: dict[str, Any] = {}
     for name in ("conv1", "relu", "maxpool", "layer1", "layer2", "layer3", "layer4", "avgpool", "fc"):
@@ -53,10 +53,10 @@ def main() -> None:
         def keep(_: Any, __: Any, out: Any, name: str = name) -> None:
             a = out.detach().numpy()
             a = a.transpose(0, 2, 3, 1) if a.ndim == 4 else a
-            found.setdefault(name, told(a.reshape(2, -1) if name == "avgpool" else a))
+            found.setdefault(name, describe_array(a.reshape(2, -1) if name == "avgpool" else a))
 
         getattr(model, name).register_forward_hook(keep)
-    x = torch.tensor(pictures().transpose(0, 3, 1, 2).astype(np.float32) / 255)
+    x = torch.tensor(make_pictures().transpose(0, 3, 1, 2).astype(np.float32) / 255)
     with torch.no_grad():
         model(x)
     found["versions"] = {"torch": torch.__version__, "torchvision": torchvision.__version__}

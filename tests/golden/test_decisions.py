@@ -1,4 +1,4 @@
-"""Short runs whose every decision is written down: who used which model when, who raised the alarm, what merged."""
+"""Short runs with all their decisions: used models, alarms and merges of every time step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of older versions are read: runs and federations continue, exported models predict as they did."""
+"""Files of older versions: runs and federations continue, and exported models predict as before."""
 
 from __future__ import annotations
 

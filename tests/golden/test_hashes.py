@@ -1,4 +1,4 @@
-"""The golden list: records, models and decisions of many short runs are what they were, on every processor."""
+"""The golden list: records, models and decisions of many short runs do not change, on every processor."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from feddrift import rng
 from feddrift.errors import DataError
 from feddrift.nets import resnet
 from feddrift.trees import mark_trunk, tree_leaves
-from tests.golden.make_torch_resnet import pictures, told, weights
+from tests.golden.make_torch_resnet import describe_array, make_pictures, make_weights
 
 GOLDEN: dict[str, Any] = json.loads(Path(__file__).with_name("torch_resnet.json").read_text())
 
@@ -21,22 +21,22 @@ GOLDEN: dict[str, Any] = json.loads(Path(__file__).with_name("torch_resnet.json"
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("weights") / "resnet18.npz"
-    np.savez(path, **weights(resnet._parameter_shapes(1000) | resnet._statistics_shapes()))
+    np.savez(path, **make_weights(resnet._list_parameter_shapes(1000) | resnet._list_statistics_shapes()))
     return path
 
 
 def test_every_layer_is_pytorchs(file: Path) -> None:
     net = resnet.resnet18(1000, file)
     params = net.init(rng.derive_key(0, "init"))
-    found = resnet.compute_layers(resnet.read_weights(file), params, pictures())
+    found = resnet.compute_layers(resnet.read_weights(file), params, make_pictures())
     for name, expected in GOLDEN.items():
         if name == "versions":
             continue
-        got = told(np.asarray(found[name]))
+        got = describe_array(np.asarray(found[name]))
         assert got["shape"] == expected["shape"], name
         for key in ("mean", "std", "some"):
             np.testing.assert_allclose(got[key], expected[key], rtol=2e-4, atol=2e-5, err_msg=name)
-    np.testing.assert_allclose(np.asarray(net.apply(params, pictures())), np.asarray(found["fc"]), atol=1e-5)
+    np.testing.assert_allclose(np.asarray(net.apply(params, make_pictures())), np.asarray(found["fc"]), atol=1e-5)
 
 
 def test_another_number_of_classes_starts_a_new_classifier_on_the_old_trunk(file: Path) -> None:

@@ -1,4 +1,4 @@
-"""A small federation with everything in it that runs must get right: the hash list and the fixtures are made on it."""
+"""A small federation with every special case of a run, on which the golden list and the fixtures are made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints: with accidents never taken for whole; forged with a right checksum, still one sentence. And exports."""
+"""Damaged checkpoints and exports: never accepted as complete, and with a valid checksum refused in one sentence."""
 
 from __future__ import annotations
 
@@ -21,8 +21,16 @@ from feddrift.runs.config import RunConfig
 from feddrift.runs.export import export
 from feddrift.runs.recorded_run import RecordedRun, load_stopped_run
 from feddrift.types import State
-from tests.property.fuzz import LONG, accepted, mutated, paths, placed, tries
-from tests.property.test_fuzz_records import ODD, json_values
+from tests.support.fuzzing import (
+    LONG_SEARCH,
+    ODD_VALUES,
+    call_or_refuse,
+    json_values,
+    limit_examples,
+    list_paths,
+    mutations,
+    replace_at_path,
+)
 
 
 @pytest.fixture(scope="module")
@@ -43,11 +51,11 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> RecordedRun:
 def wholes(stopped: RecordedRun) -> list[bytes]:
     """After a time step, and inside one."""
     files = sorted(stopped.checkpoints.path.glob("*.ckpt"))
-    assert len(files) == 2 and accepted(lambda: checkpoint.read(files[0])) is not None
+    assert len(files) == 2 and call_or_refuse(lambda: checkpoint.read(files[0])) is not None
     return [path.read_bytes() for path in files]
 
 
-def forged(payload: bytes) -> bytes:
+def forge_checkpoint(payload: bytes) -> bytes:
     first = {"feddrift": "checkpoint", "schema": checkpoint.SCHEMA, "sha256": hashlib.sha256(payload).hexdigest()}
     return json.dumps(first).encode() + b"\n" + payload
 
@@ -58,28 +66,28 @@ def tree_of(whole: bytes) -> Any:
 
 
 def with_tree(whole: bytes, tree: Any) -> bytes:
-    return forged(save(load(whole.partition(b"\n")[2]), {"tree": json.dumps(tree)}))
+    return forge_checkpoint(save(load(whole.partition(b"\n")[2]), {"tree": json.dumps(tree)}))
 
 
 def check(stopped: RecordedRun, path: Path, content: bytes) -> checkpoint.Checkpoint | None:
     """Read it and begin with it, as a run that goes on does."""
     path.write_bytes(content)
-    found = accepted(lambda: checkpoint.read(path))
+    found = call_or_refuse(lambda: checkpoint.read(path))
     if found is not None:
         like = stopped.net.init(rng.derive_key(0, "init", 0))
-        accepted(lambda: found.decode(like))
-        start = accepted(lambda: stopped._read_resume_point(found, like))
+        call_or_refuse(lambda: found.decode(like))
+        start = call_or_refuse(lambda: stopped._read_resume_point(found))
         if start is not None:
             assert start.steps_done in (0, 1) and start.seconds >= 0 and stopped.every >= 0
             assert isinstance(start.state, State) or (start.state is None and not start.steps_done)
     return found
 
 
-@tries(200)
+@limit_examples(200)
 @given(data=st.data())
 def test_accidents(stopped: RecordedRun, wholes: list[bytes], tmp_path: Path, data: st.DataObject) -> None:
     whole = data.draw(st.sampled_from(wholes))
-    found = check(stopped, tmp_path / "a.ckpt", data.draw(mutated(whole)))
+    found = check(stopped, tmp_path / "a.ckpt", data.draw(mutations(whole)))
     if found is not None:  # nothing but its first line has changed, and that says the same
         assert found.path.read_bytes().partition(b"\n")[2] == whole.partition(b"\n")[2]
 
@@ -87,61 +95,63 @@ def test_accidents(stopped: RecordedRun, wholes: list[bytes], tmp_path: Path, da
 def test_cut_anywhere(wholes: list[bytes], tmp_path: Path) -> None:
     path = tmp_path / "a.ckpt"
     for whole in wholes:
-        for end in range(0, len(whole), 1 if LONG else 13):
+        for end in range(0, len(whole), 1 if LONG_SEARCH else 13):
             path.write_bytes(whole[:end])
-            assert accepted(lambda: checkpoint.read(path)) is None
+            assert call_or_refuse(lambda: checkpoint.read(path)) is None
 
 
-@tries(100)
+@limit_examples(100)
 @given(st.binary(max_size=80))
 def test_bytes_at_random(stopped: RecordedRun, tmp_path: Path, content: bytes) -> None:
     assert check(stopped, tmp_path / "a.ckpt", content) is None
-    check(stopped, tmp_path / "a.ckpt", forged(content))
+    check(stopped, tmp_path / "a.ckpt", forge_checkpoint(content))
 
 
-@tries(100)
+@limit_examples(100)
 @given(data=st.data())
 def test_accidents_before_the_checksum(
     stopped: RecordedRun, wholes: list[bytes], tmp_path: Path, data: st.DataObject
 ) -> None:
     payload = data.draw(st.sampled_from(wholes)).partition(b"\n")[2]
-    check(stopped, tmp_path / "a.ckpt", forged(data.draw(mutated(payload))))
+    check(stopped, tmp_path / "a.ckpt", forge_checkpoint(data.draw(mutations(payload))))
 
 
-@tries(60)
+@limit_examples(60)
 @given(data=st.data())
 def test_values_replaced(stopped: RecordedRun, wholes: list[bytes], tmp_path: Path, data: st.DataObject) -> None:
     whole = data.draw(st.sampled_from(wholes))
     tree = tree_of(whole)
     for _ in range(data.draw(st.integers(1, 2))):
-        tree = placed(tree, data.draw(st.sampled_from(paths(tree))), data.draw(json_values))
+        tree = replace_at_path(tree, data.draw(st.sampled_from(list_paths(tree))), data.draw(json_values))
     check(stopped, tmp_path / "a.ckpt", with_tree(whole, tree))
 
 
 def test_every_value_in_turn(stopped: RecordedRun, wholes: list[bytes], tmp_path: Path) -> None:
-    for whole in wholes if LONG else wholes[:1]:
+    for whole in wholes if LONG_SEARCH else wholes[:1]:
         tree = tree_of(whole)
-        for k, path in enumerate(paths(tree)):
-            for value in ODD if LONG else ODD[k % 13 :: 13]:
-                check(stopped, tmp_path / "a.ckpt", with_tree(whole, placed(tree, path, value)))
+        for k, path in enumerate(list_paths(tree)):
+            for value in ODD_VALUES if LONG_SEARCH else ODD_VALUES[k % 13 :: 13]:
+                check(stopped, tmp_path / "a.ckpt", with_tree(whole, replace_at_path(tree, path, value)))
 
 
-@tries(5, long=32)
+@limit_examples(5, long=32)
 @given(data=st.data())
 def test_runs_to_resume(stopped: RecordedRun, wholes: list[bytes], tmp_path: Path, data: st.DataObject) -> None:
     """A folder of runs whose checkpoints say something else about the run."""
     tree = tree_of(wholes[0])
-    inner = [path for path in paths(tree["about"]) if path]
-    about = placed(tree["about"], data.draw(st.sampled_from(inner)), data.draw(st.sampled_from(ODD) | json_values))
+    inner = [path for path in list_paths(tree["about"]) if path]
+    about = replace_at_path(
+        tree["about"], data.draw(st.sampled_from(inner)), data.draw(st.sampled_from(ODD_VALUES) | json_values)
+    )
     out = tmp_path / "runs"
     shutil.rmtree(out, ignore_errors=True)
     shutil.copytree(stopped.out, out)
     (state,) = out.glob("*.state")
     for path in state.glob("*.ckpt"):
         path.write_bytes(with_tree(wholes[0], {**tree, "about": about}))
-    run = accepted(lambda: load_stopped_run(state))
+    run = call_or_refuse(lambda: load_stopped_run(state))
     if run is not None and run.stream.n_steps == 2 and run.local.rounds <= 2:  # still small
-        accepted(lambda: [step.tau for step in run])
+        call_or_refuse(lambda: [step.tau for step in run])
 
 
 @pytest.fixture(scope="module")
@@ -151,17 +161,19 @@ def exported(stopped: RecordedRun, tmp_path_factory: pytest.TempPathFactory) -> 
     return folder
 
 
-@tries(120)
+@limit_examples(120)
 @given(name=st.sampled_from([ABOUT_FILE, MODELS_FILE]), data=st.data())
 def test_exported_models(exported: Path, tmp_path: Path, name: str, data: st.DataObject) -> None:
     shutil.copytree(exported, tmp_path, dirs_exist_ok=True)
     content = (exported / name).read_bytes()
     if name == ABOUT_FILE and data.draw(st.booleans()):
         about = json.loads(content)
-        path = data.draw(st.sampled_from(paths(about)))
-        content = json.dumps(placed(about, path, data.draw(st.sampled_from(ODD) | json_values))).encode()
+        path = data.draw(st.sampled_from(list_paths(about)))
+        content = json.dumps(
+            replace_at_path(about, path, data.draw(st.sampled_from(ODD_VALUES) | json_values))
+        ).encode()
     else:
-        content = data.draw(mutated(content))
+        content = data.draw(mutations(content))
     (tmp_path / name).write_bytes(content)
     check_models(tmp_path)
 
@@ -169,16 +181,16 @@ def test_exported_models(exported: Path, tmp_path: Path, name: str, data: st.Dat
 def test_every_word_about_exported_models(exported: Path, tmp_path: Path) -> None:
     shutil.copytree(exported, tmp_path, dirs_exist_ok=True)
     about = json.loads((exported / ABOUT_FILE).read_text())
-    for k, path in enumerate(paths(about)):
-        for value in ODD if LONG else ODD[k % 3 :: 3]:
-            (tmp_path / ABOUT_FILE).write_text(json.dumps(placed(about, path, value)))
+    for k, path in enumerate(list_paths(about)):
+        for value in ODD_VALUES if LONG_SEARCH else ODD_VALUES[k % 3 :: 3]:
+            (tmp_path / ABOUT_FILE).write_text(json.dumps(replace_at_path(about, path, value)))
             check_models(tmp_path)
 
 
 def check_models(folder: Path) -> None:
     """Models that are accepted can predict."""
-    models = accepted(lambda: load_models(folder))
+    models = call_or_refuse(lambda: load_models(folder))
     if models is not None:
         for client in models.about["clients"]:
-            found = accepted(lambda client=client: models.predict(client, np.zeros((3, 2), dtype=np.float32)))  # type: ignore[misc]
+            found = call_or_refuse(lambda client=client: models.predict(client, np.zeros((3, 2), dtype=np.float32)))  # type: ignore[misc]
             assert found is None or (found.shape == (3,) and set(found.tolist()) <= set(models.about["classes"]))

@@ -1,12 +1,9 @@
-"""Data files: folders, archives, metadata, pictures and weights, at random and with accidents."""
+"""Data files (folders, archives, metadata, pictures, weights): random and damaged content."""
 
 from __future__ import annotations
 
-import io
 import os
 import pickle
-import zipfile
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,22 +17,24 @@ from feddrift.data import Stream
 from feddrift.nets import resnet
 from feddrift.streams import air, fmow, folder, mnist, table
 from feddrift.tables.arrange import TableOptions
-from tests.property.fuzz import ODD_WORDS, accepted, mutated, tries, words
+from tests.support.fuzzing import (
+    ODD_WORDS,
+    call_or_refuse,
+    check_stream,
+    limit_examples,
+    mutations,
+    npy_headers,
+    pack_npy,
+    pack_npz,
+    pack_zip,
+    words,
+)
 
 AIR = tuple(partial(make, "air") for make in (air.load_five_cities, air.load_beijing))
 CSV = 'a,"b, c",label\n1,2,cat\n-3.5,4e1,dog\n\n"5",6,cat\n'
 
 
-def check_stream(load: Callable[[], Stream]) -> None:
-    """A stream that is accepted can be trained on."""
-    s = accepted(load)
-    if s is not None:
-        assert s.x.size and np.isfinite(s.x).all() and s.counts.sum() == len(s.x) == len(s.y)
-        assert s.n_classes >= 1 and s.y.min() >= 0 and s.y.max() < s.n_classes
-        assert len(s.clients) == s.n_clients == len(set(s.clients))
-
-
-def put(root: Path, name: str, content: bytes) -> None:
+def write_file(root: Path, name: str, content: bytes) -> None:
     (root / name).parent.mkdir(parents=True, exist_ok=True)
     (root / name).write_bytes(content)
 
@@ -51,20 +50,20 @@ cells = words | st.sampled_from(
 tables = st.lists(st.lists(cells.map(lambda c: c.replace(",", " ")), min_size=1, max_size=4).map(",".join), max_size=4)
 
 
-@tries(250)
+@limit_examples(250)
 @given(
     st.binary(max_size=60)
-    | mutated(CSV.encode())
+    | mutations(CSV.encode())
     | tables.map(lambda rows: "\n".join(["a,b,label", *rows]).encode(errors="surrogatepass")),
     words,
 )
 def test_csv(tmp_path: Path, quiet: None, content: bytes, label: str) -> None:
-    put(tmp_path, "client_a/step_0.csv", content)
-    put(tmp_path, "client_a/step_1.csv", CSV.encode())
+    write_file(tmp_path, "client_a/step_0.csv", content)
+    write_file(tmp_path, "client_a/step_1.csv", CSV.encode())
     check_stream(lambda: folder.load_folder(tmp_path))
-    put(tmp_path, "client_a/step_1.csv", content)
+    write_file(tmp_path, "client_a/step_1.csv", content)
     check_stream(lambda: folder.load_folder(tmp_path))
-    accepted(lambda: folder.load_folder(tmp_path, label=label))
+    call_or_refuse(lambda: folder.load_folder(tmp_path, label=label))
 
 
 TABLE = 'shop,day,age,mood,sold\nb,2009-01-31,1,good,cat\na,31.01.2009,?,"bad",dog\nb,2009-02-01 13:30,"5",,cat\n'
@@ -75,17 +74,17 @@ times = choice(
 lines = st.tuples(choice("ab") | cells, times | cells, cells, cells, choice(["cat", "dog", "1"]) | cells)
 
 
-def written(rows: list[tuple[str, ...]], delimiter: str) -> bytes:
+def write_csv(rows: list[tuple[str, ...]], delimiter: str) -> bytes:
     text = "\n".join(["shop,day,age,mood,sold", *map(",".join, rows)])
     return text.replace(",", delimiter).encode(errors="surrogatepass")
 
 
-@tries(400)
+@limit_examples(400)
 @given(
     content=st.binary(max_size=60)
-    | mutated(TABLE.encode())
-    | mutated(TABLE.replace(",", ";").encode("utf-16"))
-    | st.builds(written, st.lists(lines, min_size=2, max_size=5), choice(",;\t")),
+    | mutations(TABLE.encode())
+    | mutations(TABLE.replace(",", ";").encode("utf-16"))
+    | st.builds(write_csv, st.lists(lines, min_size=2, max_size=5), choice(",;\t")),
     every=choice([None, "year", "quarter", "month", "week", 1, 0.3, 1e-300, 1e300]),
     missing=choice([None, "drop", "mean", "indicator"]),
     categories=choice([None, "onehot"]),
@@ -93,7 +92,7 @@ def written(rows: list[tuple[str, ...]], delimiter: str) -> bytes:
     client=st.just("shop") | words,
 )
 def test_table(tmp_path: Path, quiet: None, content: bytes, client: str, **options: Any) -> None:
-    put(tmp_path, "table.csv", content)
+    write_file(tmp_path, "table.csv", content)
     check_stream(lambda: table.load_table(str(tmp_path / "table.csv"), TableOptions(client, "day", "sold", **options)))
 
 
@@ -105,7 +104,7 @@ columns = st.dictionaries(
 )
 
 
-@tries(300)
+@limit_examples(300)
 @given(columns, choice([None, "month", 1]), choice([None, "drop", "indicator"]), choice([None, "onehot"]))
 def test_frames(
     quiet: None, frame: dict[str, Any], every: str | None, missing: str | None, categories: str | None
@@ -115,16 +114,16 @@ def test_frames(
     check_stream(lambda: Stream.from_frame(usual | frame, client="shop", time="day", label="sold", **options))
 
 
-@tries(80)
+@limit_examples(80)
 @given(
     st.binary(max_size=30)
-    | mutated(b"dog\ncat\nemu\n")
+    | mutations(b"dog\ncat\nemu\n")
     | st.lists(words).map(lambda w: "\n".join(w).encode(errors="ignore"))
 )
 def test_classes(tmp_path: Path, quiet: None, content: bytes) -> None:
     for t in range(2):
-        put(tmp_path, f"client_a/step_{t}.csv", CSV.encode())
-    put(tmp_path, "classes.txt", content)
+        write_file(tmp_path, f"client_a/step_{t}.csv", CSV.encode())
+    write_file(tmp_path, "classes.txt", content)
     check_stream(lambda: folder.load_folder(tmp_path))
 
 
@@ -135,24 +134,6 @@ class Bomb:
         return os._exit, (77,)
 
 
-def npz(**arrays: Any) -> bytes:
-    out = io.BytesIO()
-    np.savez(out, **arrays)
-    return out.getvalue()
-
-
-def npy(header: bytes, data: bytes = b"") -> bytes:
-    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + data
-
-
-def zipped(**files: bytes) -> bytes:
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w") as archive:
-        for name, content in files.items():
-            archive.writestr(f"{name}.npy", content)
-    return out.getvalue()
-
-
 X, Y = np.arange(8, dtype=np.float32).reshape(4, 2), np.array([0, 1, 1, 0])
 dtypes = st.sampled_from(["f4", "f8", "f2", "i8", "u1", "?", "c8", "U3", "S3", "M8[s]", "O", ">f4", "i4,f4", "f16"])
 shapes = st.lists(st.integers(0, 3), max_size=3).map(tuple) | st.sampled_from([(4, 2), (4,), (4, 0), (0, 2), (4, 2, 2)])
@@ -160,42 +141,31 @@ arrays = st.builds(np.zeros, shapes, dtypes)
 labels = st.sampled_from(
     [Y, Y.astype(str), Y / 2, Y * np.nan, Y * 1e300, Y > 0, np.array(["", "a", "1", "b"]), Y * (2**62)]
 )
-archives = st.builds(lambda x, y: npz(x=x, y=y), arrays | st.just(X), arrays | labels)
-descr = st.sampled_from(
-    ["'<f4'", "'|O'", "'<f999999999999'", "'<U99999999999'", "[" * 500, "'<M8[zz]'", "[('a', '<f4')]", "5"]
-)
-headers = st.builds(
-    lambda d, s, end: npy(f"{{'descr': {d}, 'fortran_order': False, 'shape': {s}, }}{end}\n".encode()),
-    descr,
-    st.sampled_from(
-        ["(4, 2)", "(99999999999,)", "(10**9,)", "(-1,)", "()", "(4.5,)", "(" * 500, "(9999999999999999999999, 2)", "4"]
-    ),
-    st.sampled_from(["", " " * 20, "#", "\x00", "x"]),
-)
+archives = st.builds(lambda x, y: pack_npz(x=x, y=y), arrays | st.just(X), arrays | labels)
 
 
-@tries(250)
+@limit_examples(250)
 @given(
     st.binary(max_size=60)
-    | mutated(npz(x=X, y=Y))
+    | mutations(pack_npz(x=X, y=Y))
     | archives
-    | st.builds(lambda h: zipped(x=h, y=npy(b"")), headers)
-    | headers
+    | st.builds(lambda h: pack_zip(x=h, y=pack_npy(b"")), npy_headers)
+    | npy_headers
     | st.sampled_from(
         [
             pickle.dumps(Bomb()),
-            npz(x=np.array([[Bomb()]]), y=np.array([0])),
-            npz(x=X, y=np.array([Bomb()] * 4)),
-            npz(x=X),
+            pack_npz(x=np.array([[Bomb()]]), y=np.array([0])),
+            pack_npz(x=X, y=np.array([Bomb()] * 4)),
+            pack_npz(x=X),
             b"",
         ]
     )
 )
 def test_npz(tmp_path: Path, quiet: None, content: bytes) -> None:
-    put(tmp_path, "client_a/step_0.npz", npz(x=X, y=Y))
-    put(tmp_path, "client_a/step_1.npz", content)
+    write_file(tmp_path, "client_a/step_0.npz", pack_npz(x=X, y=Y))
+    write_file(tmp_path, "client_a/step_1.npz", content)
     check_stream(lambda: folder.load_folder(tmp_path))
-    put(tmp_path, "client_a/step_0.npz", content)
+    write_file(tmp_path, "client_a/step_0.npz", content)
     check_stream(lambda: folder.load_folder(tmp_path))
 
 
@@ -204,12 +174,12 @@ def test_npz(tmp_path: Path, quiet: None, content: bytes) -> None:
     ["x.csv", "step_0.txt", "step_-1.csv", "step_" + "9" * 200 + ".csv", "step_00.csv", "step_٣.csv", "step_.npz"],
 )
 def test_names_of_steps(tmp_path: Path, quiet: None, name: str) -> None:
-    put(tmp_path, "client_a/step_0.csv", CSV.encode())
-    put(tmp_path, f"client_a/{name}", CSV.encode())
+    write_file(tmp_path, "client_a/step_0.csv", CSV.encode())
+    write_file(tmp_path, f"client_a/{name}", CSV.encode())
     check_stream(lambda: folder.load_folder(tmp_path))
 
 
-@tries(60)
+@limit_examples(60)
 @given(
     st.lists(
         words.filter(lambda w: not set(w) & {"/", "\x00"} and 0 < len(w.encode(errors="replace")) < 200), max_size=3
@@ -219,7 +189,7 @@ def test_names_of_clients(tmp_path_factory: pytest.TempPathFactory, quiet: None,
     root = tmp_path_factory.mktemp("folder")
     for name in names:
         for t in range(2):
-            put(root, os.fsdecode(f"client_{name}".encode("utf-8", "replace")) + f"/step_{t}.csv", CSV.encode())
+            write_file(root, os.fsdecode(f"client_{name}".encode("utf-8", "replace")) + f"/step_{t}.csv", CSV.encode())
     check_stream(lambda: folder.load_folder(root))
 
 
@@ -229,7 +199,7 @@ def test_no_files(tmp_path: Path, quiet: None, where: str, kind: str) -> None:
     """Links that lead nowhere or round in circles, folders in the place of files, pipes that nobody writes to."""
     path = tmp_path / where
     if where != "client_a":
-        put(tmp_path, "client_a/step_0.csv", CSV.encode())
+        write_file(tmp_path, "client_a/step_0.csv", CSV.encode())
     if kind == "folder":
         path.mkdir(parents=True)
     elif kind == "pipe":
@@ -238,17 +208,17 @@ def test_no_files(tmp_path: Path, quiet: None, where: str, kind: str) -> None:
     else:
         path.symlink_to({"loop": path.name, "nowhere": "nowhere", "zero": "/dev/zero"}[kind])
     if "step_1" not in where:
-        accepted(lambda: put(tmp_path, "client_c/step_1.csv", CSV.encode()))
-    accepted(lambda: folder.load_folder(tmp_path))
+        call_or_refuse(lambda: write_file(tmp_path, "client_c/step_1.csv", CSV.encode()))
+    call_or_refuse(lambda: folder.load_folder(tmp_path))
 
 
 @pytest.mark.parametrize("word", ODD_WORDS, ids=range(len(ODD_WORDS)))
 def test_names_of_folders(word: str) -> None:
     for name in (word, f"table:{word}", f"{word}.csv"):
-        assert accepted(lambda name=name: table.load_table(name, TableOptions("a", "b", "c"))) is None  # type: ignore[misc]
+        assert call_or_refuse(lambda name=name: table.load_table(name, TableOptions("a", "b", "c"))) is None  # type: ignore[misc]
     for load in (folder.load_folder, mnist.load_mnist, fmow.load_fashion, fmow.read_folder, *AIR):
         if word or load is folder.load_folder:  # without a name the others look elsewhere
-            assert accepted(lambda load=load: load(word)) is None  # type: ignore[misc]
-    accepted(lambda: resnet.read_weights(Path(word)))
-    accepted(lambda: resnet.read_weights(Path(word + ".npz")))
-    accepted(lambda: resnet.read_weights(Path(word + ".safetensors")))
+            assert call_or_refuse(lambda load=load: load(word)) is None  # type: ignore[misc]
+    call_or_refuse(lambda: resnet.read_weights(Path(word)))
+    call_or_refuse(lambda: resnet.read_weights(Path(word + ".npz")))
+    call_or_refuse(lambda: resnet.read_weights(Path(word + ".safetensors")))

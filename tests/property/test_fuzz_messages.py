@@ -1,4 +1,4 @@
-"""Messages of the Flower engine and the file of its server: what a client or a person may get wrong."""
+"""Messages of the Flower engine and the settings file of its server: invalid input of clients and operators."""
 
 from __future__ import annotations
 
@@ -25,20 +25,28 @@ from feddrift.reports.event_text import explain_alarm
 from feddrift.runs import schema
 from feddrift.trees import tree_leaves
 from feddrift.types import Router
-from tests.property.fuzz import accepted, mutated, paths, placed, tries
-from tests.property.test_fuzz_data import headers
-from tests.property.test_fuzz_records import ODD, SHIFTS, json_values
-from tests.unit.fake_records import header, rows
-from tests.unit.test_flower import over, swapping
+from tests.support.federation import make_federation, make_swapping_stream
+from tests.support.fuzzing import (
+    FEATURE_SHIFTS,
+    ODD_VALUES,
+    call_or_refuse,
+    json_values,
+    limit_examples,
+    list_paths,
+    mutations,
+    npy_headers,
+    replace_at_path,
+)
+from tests.support.records import make_header, make_rows
 
 
 @st.composite
-def tampers(draw: st.DrawFn) -> Callable[[RecordDict], RecordDict]:
+def draw_tampering(draw: st.DrawFn) -> Callable[[RecordDict], RecordDict]:
     """A change of a message, drawn before the message is there."""
     kind = draw(st.sampled_from(["value", "value", "text", "array", "header", "records"]))
-    at, value = draw(st.integers(0, 10**6)), draw(st.sampled_from(ODD) | json_values)
+    at, value = draw(st.integers(0, 10**6)), draw(st.sampled_from(ODD_VALUES) | json_values)
     cut, token = draw(st.integers(0, 10**6)), draw(st.binary(max_size=6))
-    header = draw(headers)
+    header = draw(npy_headers)
 
     def spoilt(data: bytes) -> bytes:
         place = cut % (len(data) + 1)
@@ -48,8 +56,8 @@ def tampers(draw: st.DrawFn) -> Callable[[RecordDict], RecordDict]:
         text = str(content.config_records["body"]["json"])
         if kind == "value":
             body = json.loads(text)
-            where = paths(body)
-            content["body"] = ConfigRecord({"json": json.dumps(placed(body, where[at % len(where)], value))})
+            where = list_paths(body)
+            content["body"] = ConfigRecord({"json": json.dumps(replace_at_path(body, where[at % len(where)], value))})
         elif kind == "text":
             content["body"] = ConfigRecord({"json": spoilt(text.encode()).decode(errors="replace")})
         elif kind == "records":
@@ -67,12 +75,12 @@ def tampers(draw: st.DrawFn) -> Callable[[RecordDict], RecordDict]:
 
 
 @pytest.mark.slow
-@tries(60)
-@given(verb=st.sampled_from(["train", "evaluate", "describe", "reroute", "contest", "hello"]), tamper=tampers())
+@limit_examples(60)
+@given(verb=st.sampled_from(["train", "evaluate", "describe", "reroute", "contest", "hello"]), tamper=draw_tampering())
 def test_replies(caplog: pytest.LogCaptureFixture, verb: str, tamper: Any) -> None:
     """One client answers anything at all: it is named in one line, and the others go on."""
     caplog.clear()
-    engine = over(swapping(n_steps=1))
+    engine = make_federation(make_swapping_stream(n_steps=1))
     engine.local_grid.tamper["b", verb] = tamper
     fed = engine.at(0)
     models, w = fed.fresh(), np.ones((1, 3, 1))
@@ -93,11 +101,11 @@ def test_replies(caplog: pytest.LogCaptureFixture, verb: str, tamper: Any) -> No
         assert line.levelno < logging.ERROR and told.isprintable() and len(told) < MAX_MESSAGE_LENGTH, told
 
 
-@tries(60)
-@given(kind=st.sampled_from(sorted(messages.REQUESTS)), tamper=tampers())
+@limit_examples(60)
+@given(kind=st.sampled_from(sorted(messages.REQUESTS)), tamper=draw_tampering())
 def test_requests(kind: str, tamper: Any) -> None:
     """A client that is asked anything at all answers, and never with its own data."""
-    client = over(swapping(n_steps=1)).local_grid.clients["b"]
+    client = make_federation(make_swapping_stream(n_steps=1)).local_grid.clients["b"]
     about = {
         "experiment": "x", "client": "b", "index": 1, "tau": 0, "n_clients": 3, "n_classes": 2, "features": [2],
         "seed": 0,
@@ -115,12 +123,15 @@ def test_requests(kind: str, tamper: Any) -> None:
         assert body["failed"].isprintable() and len(body["failed"]) < MAX_MESSAGE_LENGTH
 
 
-@tries(200)
-@given(at=st.sampled_from([path for path in paths(SHIFTS) if path]), value=st.sampled_from(ODD) | json_values)
-def test_what_is_said_of_an_alarm(at: Any, value: Any) -> None:
+@limit_examples(200)
+@given(
+    at=st.sampled_from([path for path in list_paths(FEATURE_SHIFTS) if path]),
+    value=st.sampled_from(ODD_VALUES) | json_values,
+)
+def test_explanations_of_an_alarm(at: Any, value: Any) -> None:
     """What is not refused can be written into a record and told in a line."""
     try:
-        shifts = messages.read_shifts({"shifts": placed(SHIFTS, at, value)}, 3)
+        shifts = messages.read_shifts({"shifts": replace_at_path(FEATURE_SHIFTS, at, value)}, 3)
     except (
         serialization.InvalidMessageError,
         KeyError,
@@ -132,7 +143,7 @@ def test_what_is_said_of_an_alarm(at: Any, value: Any) -> None:
     ):
         return  # all of which refuse the reply
     if shifts is not None:
-        line = {"kind": "row", **rows(header(4, 1), 3, drift=[True], shifts=[shifts.to_dict()])[0]}
+        line = {"kind": "row", **make_rows(make_header(4, 1), 3, drift=[True], shifts=[shifts.to_dict()])[0]}
         assert schema.parse_line(schema.dump_line(line), "here")["shifts"] == shifts.to_dict()
         assert explain_alarm(shifts.to_dict(), 3).isprintable()
 
@@ -155,8 +166,8 @@ literals = st.sampled_from(
 )  # fmt: skip
 
 
-@tries(100)
-@given(mutated(TOML.encode()) | st.tuples(st.integers(0, TOML.count("\n") - 1), literals))
+@limit_examples(100)
+@given(mutations(TOML.encode()) | st.tuples(st.integers(0, TOML.count("\n") - 1), literals))
 def test_settings(tmp_path: Path, content: bytes | tuple[int, str]) -> None:
     path = tmp_path / "federation.toml"
     if isinstance(content, tuple):
@@ -164,7 +175,7 @@ def test_settings(tmp_path: Path, content: bytes | tuple[int, str]) -> None:
         lines[content[0]] = f"{lines[content[0]].partition(' =')[0]} = {content[1]}"
         content = "\n".join(lines).encode()
     path.write_bytes(content)
-    found = accepted(lambda: Settings.read(path))
+    found = call_or_refuse(lambda: Settings.read(path))
     if found is not None:
         assert all(0 < n < 10**7 for n in found.features) and len(set(found.classes)) == len(found.classes)
         assert math.isfinite(found.lr) and found.patience > 0 and found.waiting_rules and found.local

@@ -1,4 +1,4 @@
-"""Options, seeds, settings, drift patterns and grids: whatever is typed, one sentence or a value that makes sense."""
+"""Options, seeds, settings, drift patterns and grids: any input gives a valid value or an error of one sentence."""
 
 from __future__ import annotations
 
@@ -25,43 +25,43 @@ from feddrift.runs.recorded_run import find_unfinished_runs
 from feddrift.streams import patterns
 from feddrift.testing import FakeFederation
 from feddrift.types import Algorithm
-from tests.property.fuzz import ODD_WORDS, accepted, mutated, tries, values, words
-from tests.unit.test_sweep import GRID
+from tests.support.cli import SWEEP_GRID
+from tests.support.fuzzing import ODD_WORDS, call_or_refuse, limit_examples, mutations, values, words
 
 NUMBERS = ("rounds", "steps", "batch", "lr", "participation", "dropout")
 SMALL = "random:every=1,concepts=2,clients=2,steps=2"
 ALL_SETTINGS = sorted({key for entry in algorithms.ALGORITHMS.values() for key in algorithms.get_options(entry.cls)})
 
 
-@tries(150)
+@limit_examples(150)
 @given(st.dictionaries(st.sampled_from(sorted(RunConfig.model_fields)) | words, values, max_size=3))
 def test_run_options(given_: dict[str, Any]) -> None:
-    config = accepted(lambda: RunConfig.from_values(**{"stream": "sine-2", "algorithm": "Oblivious", **given_}))
+    config = call_or_refuse(lambda: RunConfig.from_values(**{"stream": "sine-2", "algorithm": "Oblivious", **given_}))
     if config is None:
         return
     assert 0 <= config.seed < 2**63 and all(type(getattr(config, name)) is not bool for name in NUMBERS)
     if config.pattern is None:
-        s = accepted(config.model_copy(update={"pattern": SMALL}).load_stream)
+        s = call_or_refuse(config.model_copy(update={"pattern": SMALL}).load_stream)
         if s is not None:
-            accepted(lambda: config.resolve_algorithm(s))
-            accepted(lambda: config.build_conditions(s))
+            call_or_refuse(lambda: config.resolve_algorithm(s))
+            call_or_refuse(lambda: config.build_conditions(s))
 
 
-@tries(150)
+@limit_examples(150)
 @given(words | st.from_regex(r"[0-9٣]{0,6}(-[0-9]{0,22})?(,[0-9 ]{0,6}(-[0-9]{0,6})?){0,3}", fullmatch=True))
 def test_seeds(text: str) -> None:
-    seeds = accepted(lambda: parse_seeds(text))
+    seeds = call_or_refuse(lambda: parse_seeds(text))
     if seeds is not None:
         assert 0 < len(seeds) == len(set(seeds)) <= MAX_SEEDS and min(seeds) >= 0
 
 
-@tries(400)
+@limit_examples(400)
 @given(st.sampled_from(sorted(algorithms.ALGORITHMS)), st.data())
 def test_settings_of_algorithms(name: str, data: st.DataObject) -> None:
     legal = sorted(algorithms.get_options(algorithms.find_entry(name).cls))
     keys = st.sampled_from(legal or ["delta"]) | st.sampled_from(ALL_SETTINGS) | words
     settings = data.draw(st.dictionaries(keys, values, max_size=2))
-    made = accepted(lambda: algorithms.algorithm(name, **settings))
+    made = call_or_refuse(lambda: algorithms.algorithm(name, **settings))
     if made is not None:
         _check_meaning(made, settings)
 
@@ -74,7 +74,7 @@ def _check_meaning(made: Algorithm, given_: dict[str, Any]) -> None:
         if isinstance(value, int) and not isinstance(value, bool):
             assert 1 <= value < 2**31 and not isinstance(given_.get(key), bool), (key, value)
     if told.get("n_models", 0) <= 100 and not getattr(made, "needs_truth", False):
-        accepted(lambda: made.init(FakeFederation(0, 3)))
+        call_or_refuse(lambda: made.init(FakeFederation(0, 3)))
 
 
 names = st.sampled_from(["random", "Y", "R0", "every", "concepts", "clients", "steps", "seed"])
@@ -87,28 +87,28 @@ nearly = st.lists(st.tuples(names, count).map("=".join), max_size=2).map(
 )
 
 
-@tries(300)
+@limit_examples(300)
 @given(words | spec | nearly, st.integers(0, 2**63 - 1))
 def test_patterns(text: str, seed: int) -> None:
     _check_pattern(text, seed)
 
 
 def _check_pattern(text: str, seed: int = 0) -> None:
-    concepts = accepted(lambda: patterns.build_pattern(text, seed))
+    concepts = call_or_refuse(lambda: patterns.build_pattern(text, seed))
     if concepts is not None:
         assert concepts.ndim == 2 and len(concepts) >= 2 and concepts.shape[1] >= 1
         assert concepts.min() >= 0 and concepts.max() < 10**18
 
 
-@tries(150)
-@given(st.binary(max_size=60) | mutated(b"0 0 1\n0, 1, 1\n# then\n2 1 1\n"))
+@limit_examples(150)
+@given(st.binary(max_size=60) | mutations(b"0 0 1\n0, 1, 1\n# then\n2 1 1\n"))
 def test_pattern_files(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "pattern.txt"
     path.write_bytes(content)
     _check_pattern(str(path))
 
 
-@tries(150)
+@limit_examples(150)
 @given(
     words
     | st.tuples(st.sampled_from([*POISON_KINDS, "lie", "flip:1+glue"]), count, count).map(
@@ -116,20 +116,20 @@ def test_pattern_files(tmp_path: Path, content: bytes) -> None:
     )
 )
 def test_poison(text: str) -> None:
-    found = accepted(lambda: parse_poison(text, 10))
+    found = call_or_refuse(lambda: parse_poison(text, 10))
     if found is not None:
         assert found.clients and set(found.clients) <= set(range(10)) and parse_poison(str(found), 10) == found
 
 
-@tries(100)
-@given(st.binary(max_size=60) | mutated(b"1 0 1\n1, 1, 1\n# then\n0 0 0\n"))
+@limit_examples(100)
+@given(st.binary(max_size=60) | mutations(b"1 0 1\n1, 1, 1\n# then\n0 0 0\n"))
 def test_traces(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "trace.txt"
     path.write_bytes(content)
-    trace = accepted(lambda: read_trace(path))
+    trace = call_or_refuse(lambda: read_trace(path))
     if trace is not None:
         assert trace.ndim == 2 and trace.size and trace.dtype == bool
-        accepted(lambda: Conditions(trace=trace).draw_reachable(np.ones((4, 3), dtype=np.int64), 0))
+        call_or_refuse(lambda: Conditions(trace=trace).draw_reachable(np.ones((4, 3), dtype=np.int64), 0))
 
 
 parameters = st.sampled_from(["ratio", "confidence", "delta", "threshold", "alpha", "window_size", "grace_period", "x"])
@@ -143,10 +143,10 @@ EVIDENCE = Evidence(
 )  # fmt: skip
 
 
-@tries(150)
+@limit_examples(150)
 @given(words | tests)
 def test_drift_tests(spec: str) -> None:
-    test = accepted(lambda: drift_test(spec, 0.05))
+    test = call_or_refuse(lambda: drift_test(spec, 0.05))
     if test is not None:
         assert test(EVIDENCE).shape == (3,)
 
@@ -165,15 +165,15 @@ literals = st.sampled_from([
 ])  # fmt: skip
 
 
-@tries(120)
-@given(mutated(GRID.encode()) | st.lists(st.tuples(toml, literals), max_size=4))
+@limit_examples(120)
+@given(mutations(SWEEP_GRID.encode()) | st.lists(st.tuples(toml, literals), max_size=4))
 def test_grids(tmp_path: Path, content: bytes | list[tuple[str, str]]) -> None:
     path = tmp_path / "grid.toml"
     if isinstance(content, list):
         lines = {"stream": "'sine-2'", "algorithm": "'FedDrift'", **dict(content)}
         content = "\n".join(["[[runs]]", *(f"{key} = {value}" for key, value in lines.items())]).encode()
     path.write_bytes(content)
-    configs = accepted(lambda: sweep.read_grid(path))
+    configs = call_or_refuse(lambda: sweep.read_grid(path))
     if configs is not None:
         assert 0 < len(configs) <= sweep.MAX_RUNS
         for config in configs[:3]:
@@ -208,11 +208,11 @@ def _typed(monkeypatch: pytest.MonkeyPatch, args: list[str]) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("signal.signal", lambda *_: None)
         patch.setattr(run, "_build_cost_table", lambda *_: "nothing is run")
-        accepted(told)
+        call_or_refuse(told)
 
 
 @pytest.mark.slow
-@tries(120)
+@limit_examples(120)
 @given(st.lists(st.tuples(st.sampled_from(RUN), typed), max_size=3))
 def test_run_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: list[tuple[str, str]]) -> None:
     monkeypatch.chdir(tmp_path)
@@ -224,7 +224,7 @@ def test_run_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: l
 
 
 @pytest.mark.slow
-@tries(100)
+@limit_examples(100)
 @given(st.sampled_from(["report", "plot", "sweep", "resume", "export", "list"]), st.lists(typed, max_size=3), st.data())
 def test_other_commands(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str, args: list[str], data: st.DataObject
@@ -245,21 +245,22 @@ def test_other_commands(
 @pytest.mark.parametrize("value", [*ODD_WORDS, 10**5000, -(10**5000)], ids=range(len(ODD_WORDS) + 2))
 def test_odd_values_everywhere(value: Any) -> None:
     for field in sorted(RunConfig.model_fields):
-        accepted(lambda field=field: RunConfig.from_values(**{"stream": "sine-2", "algorithm": "Oracle", field: value}))  # type: ignore[misc]
+        given_values = {"stream": "sine-2", "algorithm": "Oracle", field: value}
+        call_or_refuse(lambda given_values=given_values: RunConfig.from_values(**given_values))  # type: ignore[misc]
     for name, entry in algorithms.ALGORITHMS.items():
         for key in (
             [*algorithms.get_options(entry.cls), str(value)]
             if isinstance(value, str)
             else algorithms.get_options(entry.cls)
         ):
-            made = accepted(lambda name=name, key=key: algorithms.algorithm(name, **{key: value}))  # type: ignore[misc]
+            made = call_or_refuse(lambda name=name, key=key: algorithms.algorithm(name, **{key: value}))  # type: ignore[misc]
             if made is not None:
                 _check_meaning(made, {key: value})
     if isinstance(value, str):
-        accepted(lambda: parse_seeds(value))
-        accepted(lambda: parse_poison(f"flip:{value}", 10))
-        accepted(lambda: read_trace(value))
-        accepted(lambda: find_unfinished_runs(Path(value) / "nowhere"))
+        call_or_refuse(lambda: parse_seeds(value))
+        call_or_refuse(lambda: parse_poison(f"flip:{value}", 10))
+        call_or_refuse(lambda: read_trace(value))
+        call_or_refuse(lambda: find_unfinished_runs(Path(value) / "nowhere"))
         for text in (
             value,
             f"random:{value}",

@@ -1,4 +1,4 @@
-"""Configurations that are accepted run to their end, however odd: small ones, on every engine."""
+"""Small runs of unusual but valid configurations, on every engine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from feddrift.reports import summary
 from feddrift.runs import record
 from feddrift.runs.config import RunConfig
 from feddrift.runs.recorded_run import RecordedRun
-from tests.property.fuzz import accepted, tries
+from tests.support.fuzzing import call_or_refuse, limit_examples
 
 TRACES = ["1 1 1\n1 1 1\n1 1 1\n", "0 0 0\n0 0 0\n0 0 0\n", "0 0 0\n1 0 1\n", "1 0 0\n0 1 0\n0 0 1\n1 1 1\n1 1 1\n"]
 SETTINGS: dict[str, list[Any]] = {
@@ -52,17 +52,17 @@ def configurations(draw: st.DrawFn, trace: Path) -> dict[str, Any]:
     return {"algorithm": name, "settings": {key: draw(st.sampled_from(SETTINGS[key])) for key in chosen}, **given_}
 
 
-@tries(6, long=80)
+@limit_examples(6, long=80)
 @given(data=st.data())
-def test_what_is_accepted_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture, data: st.DataObject) -> None:
+def test_accepted_configurations_run(tmp_path: Path, caplog: pytest.LogCaptureFixture, data: st.DataObject) -> None:
     caplog.set_level(logging.ERROR)
     small = {"stream": data.draw(st.sampled_from(["sine-2", "sea-4"])), "rounds": 2, "steps": 2, "engine": "reference"}
     small["pattern"] = data.draw(
         st.sampled_from(["random:every=1,concepts=2,clients=3,steps=3", "random:every=9,concepts=1,clients=3,steps=1"])
     )
     values = {**small, **data.draw(configurations(tmp_path / "trace.txt"))}
-    run = accepted(lambda: RecordedRun(RunConfig.from_values(**values), tmp_path / "runs"))
-    if run is None or accepted(lambda: list(run)) is None:
+    run = call_or_refuse(lambda: RecordedRun(RunConfig.from_values(**values), tmp_path / "runs"))
+    if run is None or call_or_refuse(lambda: list(run)) is None:
         return
     found = record.read(run.path)
     assert found.status == "complete" and np.isfinite(found.rows.accuracy).all()
@@ -81,9 +81,9 @@ def _parameters(run: RecordedRun) -> list[Any]:
     return tree_leaves(state.models.params)
 
 
-@tries(100)
+@limit_examples(100)
 @given(st.floats(), st.lists(st.booleans(), min_size=1, max_size=20))
-def test_somebody_takes_part_in_every_round(share: float, reachable: list[bool]) -> None:
+def test_every_round_has_a_participant(share: float, reachable: list[bool]) -> None:
     try:
         conditions = Conditions(participation=share)
     except ConfigError:

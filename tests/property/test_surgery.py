@@ -1,4 +1,4 @@
-"""What merging, mixing and remembering must keep, whatever the clusters."""
+"""Invariants of merging, mixing and memory, for any clusters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from feddrift.types import Clusters, Floats, Ints, Models, Updates
 SEEDS = st.integers(0, 2**31)
 
 
-def scene(seed: int) -> tuple[Models, Clusters, Ints, Floats]:
+def draw_clustering(seed: int) -> tuple[Models, Clusters, Ints, Floats]:
     """A random clustering of cells, models and cross losses."""
     draw = np.random.default_rng(seed)
     t, c, m = draw.integers(1, 5), draw.integers(1, 6), draw.integers(1, 7)
@@ -28,7 +28,7 @@ def scene(seed: int) -> tuple[Models, Clusters, Ints, Floats]:
 
 @given(SEEDS, st.floats(0, 1))
 def test_merging_keeps_data_cells_and_the_weighted_mean(seed: int, delta: float) -> None:
-    models, w, counts, L = scene(seed)
+    models, w, counts, L = draw_clustering(seed)
     L[:, np.einsum("tcm,tc->m", w, counts) == 0] = np.nan
     D = clustering.compute_distances(L)
     before = [x.copy() for x in (models.params["a"], w.model, D)]
@@ -49,7 +49,7 @@ def test_merging_keeps_data_cells_and_the_weighted_mean(seed: int, delta: float)
 
 @given(SEEDS, st.floats(0, 1))
 def test_no_two_members_of_a_merged_cluster_are_farther_apart_than_delta(seed: int, delta: float) -> None:
-    models, w, counts, L = scene(seed)
+    models, w, counts, L = draw_clustering(seed)
     counts = counts + 1
     w.model[0, 0] = -1
     D = clustering.compute_distances(L)
@@ -94,7 +94,7 @@ def test_pairs_unite_as_if_every_distance_were_looked_at_each_time(seed: int, n:
 
 @given(SEEDS)
 def test_distances_are_symmetric_not_negative_and_infinite_to_oneself(seed: int) -> None:
-    L = scene(seed)[3]
+    L = draw_clustering(seed)[3]
     D = clustering.compute_distances(L)
     np.testing.assert_array_equal(D, D.T)
     assert (D >= 0).all() and np.isinf(np.diag(D)).all()
@@ -105,7 +105,7 @@ def test_distances_are_symmetric_not_negative_and_infinite_to_oneself(seed: int)
 
 @given(SEEDS)
 def test_mixing_is_linear_and_copies_are_exact(seed: int) -> None:
-    models = scene(seed)[0]
+    models = draw_clustering(seed)[0]
     n = len(models)
     draw = np.random.default_rng(seed)
     A, B = draw.random((2, n)), draw.random((3, 2))
@@ -149,7 +149,7 @@ def test_memories_weigh_the_newest_most(tau: int) -> None:
     np.testing.assert_allclose(exponential[1:] / exponential[:-1], 2)
 
 
-def kin(seed: int) -> Models:
+def draw_families(seed: int) -> Models:
     """Random models in random families: "a" is their trunk, "b" their head."""
     draw = np.random.default_rng(seed)
     m = int(draw.integers(1, 7))
@@ -160,41 +160,41 @@ def kin(seed: int) -> Models:
     return Models(params, tuple(ids), family=family, trunk={"a": True, "b": False})
 
 
-def same(a: Models, i: int, b: Models, j: int) -> bool:
+def are_equal(a: Models, i: int, b: Models, j: int) -> bool:
     return all(np.array_equal(get_params(a, i)[leaf], get_params(b, j)[leaf]) for leaf in ("a", "b"))
 
 
-def sound(models: Models) -> bool:
+def is_consistent(models: Models) -> bool:
     """One trunk per family, one head per model."""
     return len(models.params["a"]) == len(models.families) and len(models.params["b"]) == len(models)
 
 
 @given(SEEDS)
 def test_families_survive_every_kind_of_surgery(seed: int) -> None:
-    models, draw = kin(seed), np.random.default_rng(seed + 1)
+    models, draw = draw_families(seed), np.random.default_rng(seed + 1)
     at = draw.permutation(len(models))[: int(draw.integers(1, len(models) + 1))]
     some = take(models, at, [models.ids[m] for m in at])
-    assert sound(some) and all(same(some, k, models, int(m)) for k, m in enumerate(at))
+    assert is_consistent(some) and all(are_equal(some, k, models, int(m)) for k, m in enumerate(at))
     assert some.family == tuple(models.family[m] for m in at)  # who keeps the id keeps the family
 
     copies = take(models, at, range(100, 100 + len(at)))
-    assert sound(copies) and all(same(copies, k, models, int(m)) for k, m in enumerate(at))
+    assert is_consistent(copies) and all(are_equal(copies, k, models, int(m)) for k, m in enumerate(at))
     assert copies.family == copies.ids  # a copy under a new id stands alone
 
     heads = take(models, at, range(100, 100 + len(at)), [models.family[m] for m in at])
     both = join(models, heads)
-    assert sound(both) and both.families == models.families  # no trunk was added
-    assert all(same(both, m, models, m) for m in range(len(models)))
-    assert all(same(both, len(models) + k, models, int(m)) for k, m in enumerate(at))
+    assert is_consistent(both) and both.families == models.families  # no trunk was added
+    assert all(are_equal(both, m, models, m) for m in range(len(models)))
+    assert all(are_equal(both, len(models) + k, models, int(m)) for k, m in enumerate(at))
 
     same_again = mix(models, np.eye(len(models)), models.ids)
-    assert sound(same_again) and same_again.family == models.family
-    assert all(same(same_again, m, models, m) for m in range(len(models)))
+    assert is_consistent(same_again) and same_again.family == models.family
+    assert all(are_equal(same_again, m, models, m) for m in range(len(models)))
 
 
 @given(SEEDS)
 def test_mixing_within_a_family_leaves_its_trunk_alone(seed: int) -> None:
-    models = kin(seed)
+    models = draw_families(seed)
     i = len(models) - 1
     j = models.family.index(models.family[i])
     A = np.eye(len(models))
@@ -220,18 +220,18 @@ def test_mixing_across_families_mixes_their_trunks() -> None:
         take(models, [0, 2], [0, 2], family=[0, 0])
 
 
-def test_a_model_put_in_anothers_place_stands_alone_under_the_old_id() -> None:
-    models = kin(3)
+def test_a_model_that_replaces_another_has_its_id_and_no_family() -> None:
+    models = draw_families(3)
     other = Models({"a": np.full((1, 3), 7.0), "b": np.full((1, 2, 2), 8.0)}, (0,), trunk=models.trunk)
     alone = take(models, range(len(models)), models.ids, family=models.ids)
     placed = replace_model(alone, 0, other)
-    assert placed.ids == models.ids and placed.family == models.ids and same(placed, 0, other, 0)
-    assert all(same(placed, m, models, m) for m in range(1, len(models)))
+    assert placed.ids == models.ids and placed.family == models.ids and are_equal(placed, 0, other, 0)
+    assert all(are_equal(placed, m, models, m) for m in range(1, len(models)))
 
 
 @given(SEEDS)
 def test_a_model_put_into_a_family_leaves_the_others_alone(seed: int) -> None:
-    models = kin(seed)
+    models = draw_families(seed)
     m = len(models) - 1
     other = Models({"a": np.full((1, 3), 7.0), "b": np.full((1, 2, 2), 8.0)}, (0,), trunk=models.trunk)
     if models.ids[m] in models.family[:m]:
@@ -239,28 +239,28 @@ def test_a_model_put_into_a_family_leaves_the_others_alone(seed: int) -> None:
             replace_model(models, m, other)
         return
     placed = replace_model(models, m, other)
-    assert sound(placed) and placed.ids == models.ids and same(placed, m, other, 0)
-    assert all(same(placed, k, models, k) for k in range(m))
+    assert is_consistent(placed) and placed.ids == models.ids and are_equal(placed, m, other, 0)
+    assert all(are_equal(placed, k, models, k) for k in range(m))
 
 
 @given(SEEDS)
 def test_grafted_heads_stand_on_the_other_trunk(seed: int) -> None:
-    models, heads = kin(seed), take(kin(seed + 1), [0], [50])
+    models, heads = draw_families(seed), take(draw_families(seed + 1), [0], [50])
     family = models.family[-1]
     both = join(models, graft(heads, models, family))
-    assert sound(both) and both.families == models.families
+    assert is_consistent(both) and both.families == models.families
     last, stock, own = get_params(both, len(models)), get_params(models, len(models) - 1), get_params(heads, 0)
     assert np.array_equal(last["a"], stock["a"]) and np.array_equal(last["b"], own["b"])
 
 
 def test_names_are_for_life() -> None:
-    models = kin(1)
+    models = draw_families(1)
     with pytest.raises(ValueError, match="need different ids"):
         join(models, models)
 
 
 def test_a_family_has_one_trunk() -> None:
-    models = kin(1)
+    models = draw_families(1)
     stranger = Models(
         {"a": np.zeros((1, 3)), "b": np.zeros((1, 2, 2))}, (99,), family=models.family[:1], trunk=models.trunk
     )

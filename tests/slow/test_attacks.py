@@ -1,4 +1,4 @@
-"""What those can do who have the network, another account on a client's machine, or the server (docs/deploy.md)."""
+"""Attacks from the network, another account on a client's machine, and the server (docs/deploy-security.md)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from flwr.supercore.runtime import RuntimeHttpClient
 
 from feddrift.deploy.pki import app_signature
 from feddrift.deploy.processes import launcher, proxy
-from tests.support.deployment import Deployment, below, command_of, deployment, until
-from tests.support.proxy import needs_nginx, nginx
+from tests.support.deployment import Deployment, deployment, list_descendants, read_command_line, wait_until
+from tests.support.proxy import needs_nginx, run_nginx
 
 pytestmark = pytest.mark.slow
 __all__ = ["deployment"]  # the fixture
@@ -29,7 +29,7 @@ __all__ = ["deployment"]  # the fixture
 
 @needs_nginx
 def test_who_never_ends_a_request_is_shown_out(tmp_path: Path) -> None:
-    with nginx(tmp_path / "fed") as server:
+    with run_nginx(tmp_path / "fed") as server:
         trusts = ssl.create_default_context(cafile=str(server / "ca.crt"))
         line = socket.create_connection(
             ("127.0.0.1", launcher.read_ports(server)[0]), timeout=50
@@ -41,14 +41,14 @@ def test_who_never_ends_a_request_is_shown_out(tmp_path: Path) -> None:
 
 @needs_nginx
 def test_the_proxy_is_where_it_was_told_to_be(tmp_path: Path) -> None:
-    with nginx(tmp_path / "one", bind="127.0.0.3") as server:
+    with run_nginx(tmp_path / "one", bind="127.0.0.3") as server:
         port = launcher.read_ports(server)[0]
         assert launcher._can_connect(port, "127.0.0.3") and not launcher._can_connect(port, "127.0.0.1")
-    with nginx(tmp_path / "all") as server:
+    with run_nginx(tmp_path / "all") as server:
         port = launcher.read_ports(server)[0]
         assert launcher._can_connect(port, "127.0.0.3") and launcher._can_connect(port, "::1") is proxy._has_ipv6()
     if proxy._has_ipv6():
-        with nginx(tmp_path / "six", bind="::1", host="::1") as server:
+        with run_nginx(tmp_path / "six", bind="::1", host="::1") as server:
             port = launcher.read_ports(server)[0]
             assert launcher._can_connect(port, "::1") and not launcher._can_connect(port, "127.0.0.1")
             assert f'server = "[::1]:{port}"' in (tmp_path / "six" / "clients" / "a" / "client.toml").read_text()
@@ -93,18 +93,18 @@ def test_neither_the_server_nor_another_user_of_the_machine_runs_code_at_a_clien
     shown = set[str]()
 
     def seen(path: Path, text: str = "") -> bool:
-        shown.update(command_of(pid) for name in "ab" for pid in below(deployment.children[name].pid))
+        shown.update(read_command_line(pid) for name in "ab" for pid in list_descendants(deployment.children[name].pid))
         return path.exists() and text in path.read_text()
 
-    until(lambda: seen(log, refused), 240, deployment)
-    until(lambda: seen(clients / "b" / "flwr" / "owned"), 240, deployment)
+    wait_until(lambda: seen(log, refused), 240, deployment)
+    wait_until(lambda: seen(clients / "b" / "flwr" / "owned"), 240, deployment)
     assert shown and not [words for words in shown if "--token" in words]  # of the message that b has got, too
     assert not (clients / "a" / "flwr" / "owned").exists()
     assert not (clients / "a" / "flwr" / "apps").exists()  # it was not even unpacked
     assert "client b" not in log.read_text()
 
-    home, family = clients / "a" / "flwr", below(deployment.children["a"].pid)
-    (words,) = (words for words in map(command_of, family) if "flower-supernode" in words)
+    home, family = clients / "a" / "flwr", list_descendants(deployment.children["a"].pid)
+    (words,) = (words for words in map(read_command_line, family) if "flower-supernode" in words)
     port = int(words.split("--port ")[1].split()[0])
     secret, certificate = (home / "runtime.secret").read_bytes(), home / "runtime.crt"
     acquire(port, certificate, secret)
@@ -116,4 +116,4 @@ def test_neither_the_server_nor_another_user_of_the_machine_runs_code_at_a_clien
     for path in (home / "runtime.secret", home / "runtime.key"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE((clients / "a").stat().st_mode) == 0o700
-    assert secret.hex() not in "".join(map(command_of, map(int, filter(str.isdecimal, os.listdir("/proc")))))
+    assert secret.hex() not in "".join(map(read_command_line, map(int, filter(str.isdecimal, os.listdir("/proc")))))

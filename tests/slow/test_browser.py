@@ -1,4 +1,4 @@
-"""The HTML report in a real browser: what it shows, that nothing breaks it, and that it is not blank."""
+"""The HTML report in a real browser: its content, no script errors, no blank pages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from feddrift.reports import page
 from feddrift.reports.page import data
 from feddrift.runs import record
 from feddrift.runs.writer import RecordWriter
-from tests.unit.fake_records import federation, header, make, merged, rows
+from tests.support.records import make_header, make_merge_event, make_rows, write_federation_record, write_record
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 RESULTS = Path(__file__).parents[2] / "results"
@@ -39,7 +39,7 @@ def browse(file: Path, *options: str, chosen: str = "") -> str:
     return done.stdout
 
 
-def text_of(file: Path, chosen: str = "") -> tuple[str, str]:
+def read_text(file: Path, chosen: str = "") -> tuple[str, str]:
     """The page's markup after its scripts ran, and its text alone."""
     markup = browse(file, "--dump-dom", chosen=chosen)
     assert 'data-ready="yes"' in markup
@@ -64,8 +64,8 @@ def sine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def test_a_newcomer_can_name_who_drifted_when(sine: Path) -> None:
-    _, text = text_of(sine, "client=7&time=4")
+def test_a_new_client_can_list_who_drifted_when(sine: Path) -> None:
+    _, text = read_text(sine, "client=7&time=4")
     assert "FedDrift on sine-2" in text and "10 of 10 drifts noticed, each in the step in which it happened" in text
     told = text[text.index("Client 7 Mean accuracy") :]
     assert "time 4 Its data changed from concept A to B; noticed at once." in told
@@ -89,14 +89,14 @@ def test_pointing_at_a_cell_and_walking_with_arrow_keys(sine: Path) -> None:
     </script>"""
     file = sine.with_name("act.html")
     file.write_text(sine.read_text().replace("</body>", f"{act}</body>"))
-    _, text = text_of(file, "client=1&time=4")
+    _, text = read_text(file, "client=1&time=4")
     assert "Client 2 Mean accuracy" in text and "time 5 Its data changed" in text  # two down, one up, one right
     told = text[text.index("Client 5, time 5") :]
     assert told.startswith("Client 5, time 5 model 5 accuracy next 99.2 % concept B, new here Alarm: the best model's")
 
 
 def test_another_run_is_chosen_by_the_address(sine: Path) -> None:
-    markup, text = text_of(sine, "algorithm=Oblivious&seed=3")
+    markup, text = read_text(sine, "algorithm=Oblivious&seed=3")
     assert "Oblivious on sine-2" in text and "0 of 10 drifts noticed" in text and "seed 3" in text
     assert markup.count("<canvas") == 2 and "missed" in text
 
@@ -110,12 +110,12 @@ def test_light_and_dark_and_not_blank(sine: Path) -> None:
 
 def test_names_are_text_whatever_they_are(tmp_path: Path) -> None:
     evil = "<img src=x onerror=\"document.title='pwned'\"><script>document.title='pwned'</script>"
-    head = header(3, 2, clients=[evil, "</script>"], stream=f"folder:{evil}", algorithm="<b>Mine</b>")
+    head = make_header(3, 2, clients=[evil, "</script>"], stream=f"folder:{evil}", algorithm="<b>Mine</b>")
     columns = {"model": [[0, 0], [1, 0], [1, 0]], "drift": [[False, False], [True, False], [False, False]]}
     cause = {"clients": [0], "reason": "<i>because</i>"}
-    make(tmp_path / "runs", head, columns, [{"t": 1, "event": "created", "model": 1, "cause": cause}])
+    write_record(tmp_path / "runs", head, columns, [{"t": 1, "event": "created", "model": 1, "cause": cause}])
     page.write_page(record.read_all(tmp_path / "runs"), tmp_path / "report.html", "<u>runs</u>")
-    markup, text = text_of(tmp_path / "report.html")
+    markup, text = read_text(tmp_path / "report.html")
     assert "<title>&lt;u&gt;runs&lt;/u&gt; · feddrift report</title>" in markup
     assert "<img" not in markup and "<b>Mine" not in markup and "<i>because" not in markup
     assert "&lt;img src=x onerror=" in markup  # as text
@@ -124,20 +124,20 @@ def test_names_are_text_whatever_they_are(tmp_path: Path) -> None:
 
 
 def test_an_unfinished_run_is_shown_and_can_be_followed(tmp_path: Path) -> None:
-    head = header(6, 3, concepts=[[0, 0, 0]] * 3 + [[1, 0, 0]] * 4)
+    head = make_header(6, 3, concepts=[[0, 0, 0]] * 3 + [[1, 0, 0]] * 4)
     with RecordWriter(tmp_path / "runs", head) as writer:
         for t in range(3):
-            writer.write_step(rows(head, t))
+            writer.write_step(make_rows(head, t))
         page.write_page(record.read_all(tmp_path / "runs"), tmp_path / "report.html", "runs")
-    markup, text = text_of(tmp_path / "report.html")
+    markup, text = read_text(tmp_path / "report.html")
     assert "unfinished: 3 of 6 time steps" in text and "So far the clients use 1 model" in text
     assert re.search(r'<button[^>]*id="live"(?![^>]*hidden)', markup)
 
 
 def test_a_run_before_its_first_step(tmp_path: Path) -> None:
-    make(tmp_path / "runs", header(3, 2), steps=0)
+    write_record(tmp_path / "runs", make_header(3, 2), steps=0)
     page.write_page(record.read_all(tmp_path / "runs"), tmp_path / "report.html", "runs")
-    assert "No time step is done yet." in text_of(tmp_path / "report.html")[1]
+    assert "No time step is done yet." in read_text(tmp_path / "report.html")[1]
 
 
 def test_a_thousand_clients(tmp_path: Path) -> None:
@@ -152,15 +152,15 @@ def test_a_thousand_clients(tmp_path: Path) -> None:
     events = [
         {"t": 3, "event": "created", "model": 1 + k, "cause": {"clients": [int(c)], "from": 0}}
         for k, c in enumerate(first)
-    ] + [merged(4, 1 + k, 1) for k in range(1, len(first))]
+    ] + [make_merge_event(4, 1 + k, 1) for k in range(1, len(first))]
     accuracy = np.where(concepts[1:] == concepts[:-1], 0.9, 0.2)
     columns = {"model": model.tolist(), "drift": drift.tolist(), "accuracy": accuracy.tolist()}
-    make(tmp_path / "runs", header(steps, n, concepts=concepts.tolist()), columns, events)
+    write_record(tmp_path / "runs", make_header(steps, n, concepts=concepts.tolist()), columns, events)
     file = tmp_path / "report.html"
     page.write_page(record.read_all(tmp_path / "runs"), file, "runs")
     assert file.stat().st_size < 300_000
     drifted = int(((when >= 1) & (when < steps)).sum())
-    text = text_of(file, "client=17")[1]
+    text = read_text(file, "client=17")[1]
     assert f"{drifted} of {drifted} drifts noticed" in text and "Client 17" in text and f"12 of {drifted}" in text
     shot = picture(file, "theme=light", "1280,2000")
     assert len(np.unique((shot[::3, ::3] * 32).astype(int).reshape(-1, 3), axis=0)) > 60
@@ -171,8 +171,8 @@ def test_of_many_clients_a_sample_is_shown(tmp_path: Path, monkeypatch: pytest.M
     n = 1000
     drift = [[False] * n, [c % 2 == 1 for c in range(n)]]
     file = tmp_path / "report.html"
-    page.write_page([make(tmp_path, header(2, n), {"drift": drift})], file, "runs")
-    _, text = text_of(file)
+    page.write_page([write_record(tmp_path, make_header(2, n), {"drift": drift})], file, "runs")
+    _, text = read_text(file)
     assert "1,000 clients" in text and "500 alarms: Client" in text and "496 more" in text  # all of them
     assert "Shown, and listed below, are 100 of 1,000 clients, drawn evenly; numbers and curves are of all" in text
     assert "Of the clients that are shown. By mean accuracy" in text
@@ -180,18 +180,18 @@ def test_of_many_clients_a_sample_is_shown(tmp_path: Path, monkeypatch: pytest.M
     assert 30 < listed < 70  # about half of those that are shown
 
 
-def test_who_was_not_there_and_what_time_it_was(tmp_path: Path) -> None:
+def test_absent_clients_and_names_of_times(tmp_path: Path) -> None:
     columns = {
         "received": [[5, 0], [5, 5], [0, 5], [5, 5]], "tested": [[5, 5], [0, 5], [5, 5], [5, 5]],
         "loss": [[0.5, None], [0.25, 0.125], [None, 0.1], [0.1, 0.1]], "sent_scoring": [[1, 0], [1, 1], [0, 1], [1, 1]],
     }  # fmt: skip
-    head = header(4, 2, clients=["old", "new"], times=[f"week {k}" for k in range(5)], model_bytes=10**6)
-    page.write_page([make(tmp_path, head, columns)], tmp_path / "report.html", "runs")
-    _, text = text_of(tmp_path / "report.html", "client=new&time=1")
+    head = make_header(4, 2, clients=["old", "new"], times=[f"week {k}" for k in range(5)], model_bytes=10**6)
+    page.write_page([write_record(tmp_path, head, columns)], tmp_path / "report.html", "runs")
+    _, text = read_text(tmp_path / "report.html", "client=new&time=1")
     assert "time 1 week 0 It had not joined yet." in text and "time 2 week 1 It joined: its first data." in text
-    assert "not yet there" in text and "pale: no new data" in text
+    assert "not joined yet" in text and "pale: no new data" in text
     assert "In all 74.0 MB for training and 6.0 MB for scoring." in text
-    _, text = text_of(tmp_path / "report.html", "client=old&time=2")
+    _, text = read_text(tmp_path / "report.html", "client=old&time=2")
     assert "time 3 week 2 No new data reached the server until time 4 (week 3)." in text
     act = """<script>
       const wait = setInterval(() => {
@@ -204,11 +204,11 @@ def test_who_was_not_there_and_what_time_it_was(tmp_path: Path) -> None:
     </script>"""
     file = tmp_path / "act.html"
     file.write_text((tmp_path / "report.html").read_text().replace("</body>", f"{act}</body>"))
-    _, text = text_of(file)
+    _, text = read_text(file)
     assert "new, time 2 (week 1)" in text and "loss before training 0.125" in text
 
 
-def acted(file: Path, script: str, chosen: str = "", width: int | None = None) -> tuple[str, str]:
+def run_script(file: Path, script: str, chosen: str = "", width: int | None = None) -> tuple[str, str]:
     """As `text_of`, of a page in which a script acted when it was ready; within a frame of this width what it said."""
     act = f"""<script>
       const wait = setInterval(() => {{
@@ -220,14 +220,14 @@ def acted(file: Path, script: str, chosen: str = "", width: int | None = None) -
     page_that_acts = file.with_name("act.html")
     page_that_acts.write_text(file.read_text().replace("</body>", f"{act}</body>"))
     if width is None:
-        return text_of(page_that_acts, chosen)
+        return read_text(page_that_acts, chosen)
     frame = file.with_name("frame.html")
     hears = "onmessage = (e) => { said.textContent = e.data; document.documentElement.dataset.ready = 'yes'; }"
     frame.write_text(
         f"<p id=said></p><script>{hears}</script>"
         f"<iframe src='act.html#{chosen}' style='width:{width}px;height:3000px;border:0'></iframe>"
     )
-    return text_of(frame)
+    return read_text(frame)
 
 
 @pytest.fixture(scope="module")
@@ -248,8 +248,8 @@ def heads_and_names(markup: str) -> tuple[list[str], list[str]]:
     return [f"{text} {how}" for how, text in heads], names
 
 
-def test_the_comparison_is_sorted_by_what_was_asked_and_by_its_heads(real: Path) -> None:
-    markup, text = text_of(real)
+def test_the_comparison_is_sorted_by_the_chosen_score_and_by_its_headers(real: Path) -> None:
+    markup, text = read_text(real)
     heads, names = heads_and_names(markup)
     assert heads == ["log loss ascending"] and names[:3] == ["Oblivious", "FineTuned", "Local"] and len(names) == 11
     assert names[-1] == "Local-W" and "Majority" in names
@@ -258,9 +258,9 @@ def test_the_comparison_is_sorted_by_what_was_asked_and_by_its_heads(real: Path)
     press = """const press = (text) =>
       [...document.querySelectorAll("#compare th button")].find((b) => b.textContent.startsWith(text)).click();
       press("AUC");"""
-    heads, best = heads_and_names(acted(real, press)[0])
+    heads, best = heads_and_names(run_script(real, press)[0])
     assert heads == ["AUC, % descending"] and best[0] == "Oblivious"
-    markup, text = acted(
+    markup, text = run_script(
         real,
         press
         + """press("AUC");
@@ -269,8 +269,8 @@ def test_the_comparison_is_sorted_by_what_was_asked_and_by_its_heads(real: Path)
     heads, names = heads_and_names(markup)
     assert heads == ["AUC, % ascending"] and names == best[::-1]
     assert "AUC, % has the focus" in text
-    assert heads_and_names(text_of(real, "sort=-auc")[0]) == (heads, names)
-    assert heads_and_names(text_of(real, "sort=ari")[0])[0] == ["log loss ascending"]  # it is not there
+    assert heads_and_names(read_text(real, "sort=-auc")[0]) == (heads, names)
+    assert heads_and_names(read_text(real, "sort=ari")[0])[0] == ["log loss ascending"]  # it is not there
 
 
 def test_a_switch_has_the_numbers_that_explain_it(tmp_path: Path) -> None:
@@ -280,20 +280,20 @@ def test_a_switch_has_the_numbers_that_explain_it(tmp_path: Path) -> None:
         "loss": [[0.1, 0.1], [0.1, 0.2], [0.1, 0.25]],
     }  # fmt: skip
     file = tmp_path / "report.html"
-    record_of = make(tmp_path, header(3, 2, settings={"metric": "error"}), columns)
+    record_of = write_record(tmp_path, make_header(3, 2, settings={"metric": "error"}), columns)
     page.write_page([record_of], file, "runs")
     moved = "Moved from model 1 to model 0, which was there before"
     point = """const map = document.querySelector(".map"),
         { left, top } = map.querySelector("canvas").getBoundingClientRect();
       const x = left + view.maps.names + view.maps.panels[0].wide * 2.5, y = top + 4 + view.maps.tall * 1.5;
       map.dispatchEvent(new MouseEvent("mousemove", { clientX: x, clientY: y, bubbles: true }));"""
-    _, text = acted(file, point, "client=1&time=3")
+    _, text = run_script(file, point, "client=1&time=3")
     why = f"{moved}: on its new data model 1 had error 0.600, model 0 had error 0.250 before training."
     assert text.count(why) == 2  # the story and the tip
     assert "error, old model error, new model accuracy next, % why" in text
     assert f"3 Client 1 switch 0.600 0.250 85.0 {moved}." in text
-    page.write_page([make(tmp_path / "b", header(3, 2, settings={}), columns)], file, "runs")
-    _, text = text_of(file, "client=1&time=3")
+    page.write_page([write_record(tmp_path / "b", make_header(3, 2, settings={}), columns)], file, "runs")
+    _, text = read_text(file, "client=1&time=3")
     assert "on its new data model 1 had accuracy 40.0 %, model 0 had loss 0.250 before training." in text
 
 
@@ -313,14 +313,14 @@ MEASURE = """const root = document.documentElement, wide = [...document.querySel
 @pytest.mark.parametrize("width", [390, 1440])
 def test_nothing_but_wide_tables_and_charts_scrolls_sideways(real: Path, width: int, tmp_path: Path) -> None:
     """These have a shadow at the edge; the labels of charts end within them, however long names are."""
-    head = header(13, 2, times=["30 September"] * 14, clients=["Wanshouxigong, north-west of the river", "b"])
+    head = make_header(13, 2, times=["30 September"] * 14, clients=["Wanshouxigong, north-west of the river", "b"])
     records = [
-        make(tmp_path / str(k), head | {"settings": {"a_setting_with_a_long_name": k, "and_another_one": -k}})
+        write_record(tmp_path / str(k), head | {"settings": {"a_setting_with_a_long_name": k, "and_another_one": -k}})
         for k in range(2)
     ]
     page.write_page(records, tmp_path / "long.html", "long")
     for file in (real, tmp_path / "long.html"):
-        text = acted(file, MEASURE, width=width)[1]
+        text = run_script(file, MEASURE, width=width)[1]
         found = re.findall(r"page (-?\d+) wide (\d+) bare (\d+) cut (\d+) out (.*?)\.", text)
         page_wider, wide, bare, cut, out = found[0]
         assert int(page_wider) <= 0 and int(bare) == 0 and out == "", file
@@ -328,12 +328,12 @@ def test_nothing_but_wide_tables_and_charts_scrolls_sideways(real: Path, width: 
         assert (int(wide) >= 4) == (width == 390)
 
 
-def test_a_federation_that_goes_on(tmp_path: Path) -> None:
+def test_an_unfinished_federation(tmp_path: Path) -> None:
     """Also before its first time step, and with one that nobody has tested."""
-    going_on = federation(tmp_path)
+    going_on = write_federation_record(tmp_path)
     file = tmp_path / "page.html"
     page.write_page([going_on], file, "fed")
-    _, text = text_of(file, "client=2&time=3")
+    _, text = read_text(file, "client=2&time=3")
     assert "3 clients · unfinished: 3 time steps" in text.replace("\xa0", " ").replace("  ", " ")
     assert "Time 3 (day 2) is trained and not tested yet" in text and "Tested next: not tested yet." in text
     assert "last column: not tested yet" in text and "feddrift deploy run DIR" in text
@@ -344,6 +344,6 @@ def test_a_federation_that_goes_on(tmp_path: Path) -> None:
     for n in (1, 2, 6):  # a header, a question, a time step that nobody has tested
         (tmp_path / "some.jsonl").write_text("".join(lines[:n]))
         page.write_page([record.read(tmp_path / "some.jsonl")], empty, "fed")
-        said = text_of(empty)[1]
+        said = read_text(empty)[1]
         assert ("No time step is done yet" in said) == (n < 6)
         assert ("Time 1 (day 0) is trained and not tested yet" in said) == (n == 6)

@@ -25,19 +25,19 @@ from feddrift.deploy.processes import launcher, runtime
 from feddrift.engines.flower.client.serve import current
 from feddrift.engines.flower.server.connection import KEY_REVOKED
 from feddrift.reports.exchanges import find_missing_replies
-from tests.docs import blocks
 from tests.support.deployment import (
     NAMES,
     NGINX,
     Deployment,
-    below,
-    command_of,
+    count_nodes,
+    count_tested_steps,
     deployment,
-    nodes,
-    rounds_done,
-    steps,
-    until,
+    list_checkpoints,
+    list_descendants,
+    read_command_line,
+    wait_until,
 )
+from tests.support.documentation import read_blocks
 from tests.support.ports import reserve_port
 
 pytestmark = pytest.mark.slow
@@ -46,7 +46,7 @@ __all__ = ["deployment"]  # the fixture
 
 def test_the_walk_through_of_the_docs_is_true(tmp_path: Path) -> None:
     """Both terminals of docs/deploy.md, line by line, but on ports that are free and without installing anything."""
-    first, second, *_ = (block.text for block in blocks("docs/deploy.md"))
+    first, second, *_ = (block.text for block in read_blocks("docs/deploy.md"))
     outer = reserve_port()
     inner = reserve_port()
     first = first.replace("pip install '.[flower]'\n", "")
@@ -59,7 +59,7 @@ def test_the_walk_through_of_the_docs_is_true(tmp_path: Path) -> None:
     with open(log, "wb") as out:
         server = subprocess.Popen(["bash", "-ec", first], cwd=tmp_path, env=env, stdout=out, stderr=out)
     try:
-        until(lambda: "clients can connect" in log.read_text() or server.poll() is not None, 120)
+        wait_until(lambda: "clients can connect" in log.read_text() or server.poll() is not None, 120)
         done = subprocess.run(
             ["bash", "-ec", second], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=1200
         )
@@ -67,7 +67,7 @@ def test_the_walk_through_of_the_docs_is_true(tmp_path: Path) -> None:
         assert "nothing is wrong" in log.read_text() and done.returncode == 0, told
         assert "time 3: model 1 created" in done.stdout and done.stdout.rstrip().endswith("[0 1]"), told
     finally:
-        for pid in (*below(server.pid), server.pid):
+        for pid in (*list_descendants(server.pid), server.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
         server.wait(60)
@@ -81,34 +81,34 @@ def test_a_federation_survives_kills_and_finds_the_clusters(deployment: Deployme
     deployment.deliver(0)
     deployment.deliver(1)
     deployment.run("run", "run", str(deployment.folder))
-    until(lambda: "000001-000001" in rounds_done(deployment), 240, deployment)  # inside time 1
+    wait_until(lambda: "000001-000001" in list_checkpoints(deployment), 240, deployment)  # inside time 1
 
     # The server dies in the middle of a time step; a new run goes on at the round where it stopped.
     server = deployment.children["server"].pid
-    (app,) = [pid for pid in below(server) if "flwr-serverapp" in command_of(pid)][:1]
+    (app,) = [pid for pid in list_descendants(server) if "flwr-serverapp" in read_command_line(pid)][:1]
     os.kill(app, signal.SIGKILL)
-    until(lambda: deployment.children["run"].poll() is not None, 180, deployment)
+    wait_until(lambda: deployment.children["run"].poll() is not None, 180, deployment)
     assert deployment.children.pop("run").returncode == 2  # it says so
     deployment.run("run", "run", str(deployment.folder))
 
     # A client dies, misses the drift of its neighbour, and comes back under its key.
-    until(lambda: "000002-000000" in rounds_done(deployment), 300, deployment)
+    wait_until(lambda: "000002-000000" in list_checkpoints(deployment), 300, deployment)
     victim = deployment.children.pop("b")
     deployment.kill_tree(victim.pid)
     victim.wait(10)
     deployment.deliver(2)
-    until(lambda: steps(deployment) >= 2, 300, deployment)
+    wait_until(lambda: count_tested_steps(deployment) >= 2, 300, deployment)
     deployment.start_client("b")
     for t in (3, 4, 5):
         deployment.deliver(t)
-    until(lambda: steps(deployment) >= 5, 600, deployment)
-    assert deployment.children.pop("run").wait(120) == 0, deployment.told()
+    wait_until(lambda: count_tested_steps(deployment) >= 5, 600, deployment)
+    assert deployment.children.pop("run").wait(120) == 0, deployment.read_logs()
 
     log = (deployment.server / "state" / "server.log").read_text()
     assert "time 1 continues after round 1" in log, log
     found = read_status(deployment.server)
     assert found is not None and found.state == "finished" and found.record.tested == 5
-    told = found.plain()
+    told = found.to_dict()
     last = told["steps"][-1]["clients"]
     assert last["a"]["model"] == last["b"]["model"] != last["c"]["model"], told
     assert all(row["accuracy"] > 0.9 for row in last.values()), told
@@ -155,17 +155,20 @@ def test_attacks_are_refused(deployment: Deployment, tmp_path: Path) -> None:
     supernode(deployment, ours / "a", drop=("--auth-supernode-private-key",))  # no key at all
     told = supernode(deployment, other / "clients" / "a")  # it trusts another authority: our server is not its own
     assert "certificate" in told.lower(), told
-    assert nodes(deployment, "online") == 0 and nodes(deployment) == len(NAMES)
+    assert count_nodes(deployment, "online") == 0 and count_nodes(deployment) == len(NAMES)
 
     for port in {deployment.port, deployment.inner} if NGINX else {deployment.inner}:  # plain text
-        assert b" 200 " not in plain(port, b"GET /v1/fleet/ HTTP/1.1\r\nHost: localhost\r\n\r\n").split(b"\r\n")[0]
+        assert (
+            b" 200 "
+            not in send_plain_text(port, b"GET /v1/fleet/ HTTP/1.1\r\nHost: localhost\r\n\r\n").split(b"\r\n")[0]
+        )
     assert not reachable_from_outside(deployment.inner)  # the SuperLink listens on loopback only
 
     if NGINX is None:
         pytest.skip("nginx is not installed: the control path through the proxy was not tried")
     for path in ("/v1/control/", "/v1/runtime/", "/", "/v1/fleet/../control/", "/v1/fleet/%2e%2e/control/",
                  "/v1/fleet/..%2fcontrol/", "//v1/control/", "/V1/CONTROL/"):  # fmt: skip
-        status = over_tls(deployment, f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n")
+        status = send_over_tls(deployment, f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n")
         assert status in (403, 400), (path, status)
     home = tmp_path / "attacker"
     (home / "flwr").mkdir(parents=True)
@@ -183,11 +186,15 @@ def test_attacks_are_refused(deployment: Deployment, tmp_path: Path) -> None:
             timeout=60,
         )
         assert done.returncode != 0, (words, done.stdout, done.stderr)
-    assert nodes(deployment) == len(NAMES)
+    assert count_nodes(deployment) == len(NAMES)
     piece = "POST /v1/fleet/x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 6000000\r\n\r\n" + "x" * 6_000_000
-    assert over_tls(deployment, piece) in (401, 404, 405)  # a piece of a large model does get through, to be refused
+    assert send_over_tls(deployment, piece) in (
+        401,
+        404,
+        405,
+    )  # a piece of a large model does get through, to be refused
     big = f"POST /v1/fleet/x HTTP/1.1\r\nHost: localhost\r\nContent-Length: {10**9}\r\n\r\n"
-    assert over_tls(deployment, big) == 413
+    assert send_over_tls(deployment, big) == 413
 
 
 def test_a_node_that_claims_anothers_id_is_refused(deployment: Deployment) -> None:
@@ -200,50 +207,52 @@ def test_a_node_that_claims_anothers_id_is_refused(deployment: Deployment) -> No
     deployment.deliver(0)
     deployment.deliver(1)
     deployment.run("run", "run", str(deployment.folder))
-    until(lambda: steps(deployment) >= 1, 300, deployment)
+    wait_until(lambda: count_tested_steps(deployment) >= 1, 300, deployment)
     found = read_status(deployment.server)
     assert found is not None
     refused = [why for _, t, c, _, _, why in find_missing_replies(found.record) if (t, c) == (0, 1)]
-    assert refused and "it claims to be from client 'a'" in refused[0], deployment.told()
+    assert refused and "it claims to be from client 'a'" in refused[0], deployment.read_logs()
     assert found.record.rows.received[0].tolist() == [200, 0, 200]
-    assert "client b, hello at time 0: its reply is refused: it claims to be from client 'a'" in deployment.told()
+    assert "client b, hello at time 0: its reply is refused: it claims to be from client 'a'" in deployment.read_logs()
 
 
 def test_nothing_is_mute_left_behind_or_let_in_again(deployment: Deployment, tmp_path: Path) -> None:
     """What runs a client's app is killed; the server is stopped while a run is on; a client's key is taken back."""
 
     def executors() -> list[int]:
-        found = below(deployment.children["a"].pid)
-        return [pid for pid in found if "flower-superexec" in command_of(pid)]
+        found = list_descendants(deployment.children["a"].pid)
+        return [pid for pid in found if "flower-superexec" in read_command_line(pid)]
 
     deployment.start_server()
     deployment.start_client("a")
-    until(lambda: nodes(deployment, "online") == 1 and executors(), 240, deployment)
+    wait_until(lambda: count_nodes(deployment, "online") == 1 and executors(), 240, deployment)
     (killed,) = executors()
     os.kill(killed, signal.SIGKILL)
-    until(lambda: any(pid != killed for pid in executors()), 400, deployment)
+    wait_until(lambda: any(pid != killed for pid in executors()), 400, deployment)
     told = (deployment.folder / "a.out").read_text()
     assert "flower-superexec has ended with code -9; the client starts again" in " ".join(told.split()), told
 
     deployment.run("run", "run", str(deployment.folder))
     server = deployment.children["server"].pid
-    until(lambda: any("flwr-serverapp" in command_of(pid) for pid in below(server)), 240, deployment)
-    family = {pid: command_of(pid) for pid in below(server)}
+    wait_until(
+        lambda: any("flwr-serverapp" in read_command_line(pid) for pid in list_descendants(server)), 240, deployment
+    )
+    family = {pid: read_command_line(pid) for pid in list_descendants(server)}
     deployment.end("server")
-    assert not [what for pid, what in family.items() if command_of(pid) == what]
+    assert not [what for pid, what in family.items() if read_command_line(pid) == what]
     deployment.end("run")
 
     scaffold.create_deployment(tmp_path / "other", ["x"], [2], ["0", "1"])
     shutil.copy(tmp_path / "other" / "server" / "keys" / "x.pub", deployment.server / "keys" / "a.pub")
     deployment.run("server", "server", str(deployment.folder), *([] if NGINX else ["--no-proxy"]))
-    until(lambda: nodes(deployment, "unregistered") == 1, 240, deployment)
+    wait_until(lambda: count_nodes(deployment, "unregistered") == 1, 240, deployment)
     deployment.end("a")
     deployment.start_client("a")
-    until(lambda: "flower-supernode has ended" in deployment.told(), 240, deployment)  # it is not let in
-    assert nodes(deployment, "online") == 0
+    wait_until(lambda: "flower-supernode has ended" in deployment.read_logs(), 240, deployment)  # it is not let in
+    assert count_nodes(deployment, "online") == 0
 
 
-def test_keys_and_certificates_are_replaced_while_the_federation_goes_on(deployment: Deployment) -> None:
+def test_keys_and_certificates_are_replaced_while_the_federation_runs(deployment: Deployment) -> None:
     """The server gets a new certificate; then the key of b is replaced and that of c taken back, while all run."""
 
     def command(*words: str) -> str:
@@ -262,7 +271,7 @@ def test_keys_and_certificates_are_replaced_while_the_federation_goes_on(deploym
     deployment.start_server()
     for name in NAMES:
         deployment.start_client(name)
-    until(lambda: nodes(deployment, "online") == 3, 120, deployment)
+    wait_until(lambda: count_nodes(deployment, "online") == 3, 120, deployment)
     old = served()
     assert "start server and run again" in command("renew", str(deployment.folder))
     assert served() == old
@@ -272,24 +281,25 @@ def test_keys_and_certificates_are_replaced_while_the_federation_goes_on(deploym
 
     deployment.deliver(0)
     deployment.run("run", "run", str(deployment.folder))
-    until(lambda: "000001-000000" in rounds_done(deployment), 240, deployment)  # the clients have come back
+    wait_until(lambda: "000001-000000" in list_checkpoints(deployment), 240, deployment)  # the clients have come back
     assert "client c is shut out\n" in command("revoke", str(deployment.folder), "c")
     assert "the server knows the new key of client b" in command("rotate", str(deployment.folder), "b")
-    assert nodes(deployment, "unregistered") == 2
+    assert count_nodes(deployment, "unregistered") == 2
     deployment.deliver(1)
-    assert deployment.children["run"].wait(300) == 0, deployment.told()  # the quorum is 2: b has come back by itself
+    # The quorum is 2: b has come back by itself.
+    assert deployment.children["run"].wait(300) == 0, deployment.read_logs()
 
     found = read_status(deployment.server)
     assert found is not None and found.state == "finished" and found.record.tested == 2
     told = {name: now["trouble"] for name, now in found.describe_clients().items()}
-    assert told == {"a": None, "b": None, "c": KEY_REVOKED}, deployment.told()
+    assert told == {"a": None, "b": None, "c": KEY_REVOKED}, deployment.read_logs()
     changes = [
         (notice.client, notice.text) for notice in read_audit_log(deployment.server) if notice.event == "changed"
     ]
-    assert [client for client, _ in changes] == [None, "c", "b"] and "is shut out" in changes[1][1]
+    assert [client for client, _ in changes] == [None, "c", "b"] and "was revoked" in changes[1][1]
 
 
-def plain(port: int, text: bytes) -> bytes:
+def send_plain_text(port: int, text: bytes) -> bytes:
     with socket.create_connection(("127.0.0.1", port), timeout=10) as line:
         line.sendall(text)
         try:
@@ -298,7 +308,7 @@ def plain(port: int, text: bytes) -> bytes:
             return b""
 
 
-def over_tls(deployment: Deployment, text: str) -> int:
+def send_over_tls(deployment: Deployment, text: str) -> int:
     trusts = ssl.create_default_context(cafile=str(deployment.server / "ca.crt"))
     line = socket.create_connection(("127.0.0.1", deployment.port), timeout=10)
     with trusts.wrap_socket(line, server_hostname="localhost") as tls:

@@ -1,4 +1,4 @@
-"""Every block of the documentation, run as a reader would: commands and code of a page in order, on fewer rounds."""
+"""Every block of the documentation, run as by a reader: commands and code of a page in order, with fewer rounds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from feddrift import cli
 from feddrift.runs import sweep
 from feddrift.runs.config import RunConfig
-from tests.docs import PAGES, ROOT, blocks, furnish
+from tests.support.documentation import PAGES, ROOT, copy_reader_files, read_blocks
 
 pytestmark = pytest.mark.slow
 SHORT = {"run": ["--rounds", "2", "--steps", "2"], "sweep": ["--jobs", "1"]}
@@ -35,18 +35,22 @@ def first_runs(path: Path, data_dir: Path | None = None) -> list[RunConfig]:
     return [grid[k].model_copy(update={"rounds": 1, "steps": 1}) for k in (0, len(grid) // 3)]
 
 
-def needed(words: list[str]) -> list[str]:
+def list_data_folders(words: list[str]) -> list[str]:
     """The folders of data that a command reads."""
     return [folder for word in words for name, folder in NEEDS.items() if word.startswith(name)]
 
 
 def has_data(words: list[str]) -> bool:
-    return all((Path(os.environ.get("FEDDRIFT_DATA", "/nowhere")) / folder).is_dir() for folder in needed(words))
+    return all(
+        (Path(os.environ.get("FEDDRIFT_DATA", "/nowhere")) / folder).is_dir() for folder in list_data_folders(words)
+    )
 
 
 def run(words: list[str]) -> None:
     """A feddrift command in this process; one that would go on for ever is stopped at its first pause."""
-    seeds = ["--seeds", "0" if needed(words) else "0-1"] if "--seeds" in words else []  # real data take long to read
+    seeds = (
+        ["--seeds", "0" if list_data_folders(words) else "0-1"] if "--seeds" in words else []
+    )  # real data take long to read
 
     def pause(_: float) -> None:
         raise KeyboardInterrupt
@@ -62,11 +66,11 @@ def run(words: list[str]) -> None:
     assert (stop.value.code or 0) == (130 if "--follow" in words else 0), words
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if any(b.commands for b in blocks(p))])
+@pytest.mark.parametrize("page", [p for p in PAGES if any(b.commands for b in read_blocks(p))])
 def test_page(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    furnish(tmp_path)
+    copy_reader_files(tmp_path)
     names: dict[str, Any] = {"__name__": "__main__"}
-    for block in blocks(page):
+    for block in read_blocks(page):
         monkeypatch.chdir(tmp_path)
         if block.file:
             Path(block.file).write_text(block.text)
@@ -85,7 +89,7 @@ def test_page(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         sys.modules.pop(name, None)
     made = {path.suffix for path in tmp_path.glob("*") if path.is_file()}
     for suffix in (".html", ".png"):  # whatever a page says it writes at the top is there
-        run_here = [command for block in blocks(page) if not block.why for command in block.commands]
+        run_here = [command for block in read_blocks(page) if not block.why for command in block.commands]
         if any(word.endswith(suffix) and "/" not in word for command in run_here for word in command):
             assert suffix in made, page
 

@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 
 from feddrift.deploy.processes import launcher, proxy
-from tests.support.proxy import needs_nginx, nginx
+from tests.support.proxy import needs_nginx, run_nginx
 
 pytestmark = pytest.mark.slow
 
@@ -61,7 +61,7 @@ async def ask(server: Path, times: int = 1, path: str = "/v1/fleet/x", source: s
 
 
 @contextmanager
-def behind(server: Path) -> Iterator[ssl.SSLContext]:
+def serve_behind_proxy(server: Path) -> Iterator[ssl.SSLContext]:
     """The SuperLink's certificate."""
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(server / "server.crt", server / "server.key")
@@ -72,7 +72,7 @@ def behind(server: Path) -> Iterator[ssl.SSLContext]:
 def test_forty_clients_behind_one_address_are_served_and_a_flood_is_not(tmp_path: Path) -> None:
     async def tried(server: Path) -> None:
         link = SuperLink()
-        with behind(server) as tls:
+        with serve_behind_proxy(server) as tls:
             listening = await asyncio.start_server(link.answer, "127.0.0.1", launcher.read_ports(server)[1], ssl=tls)
         async with listening:
             link.go.set()
@@ -90,5 +90,5 @@ def test_forty_clients_behind_one_address_are_served_and_a_flood_is_not(tmp_path
             assert sorted(answers) == [200] * proxy.MAX_CONNECTIONS_PER_ADDRESS + [503] * refused
             assert link.most <= proxy.MAX_CONNECTIONS_PER_ADDRESS
 
-    with nginx(tmp_path / "fed") as server:
+    with run_nginx(tmp_path / "fed") as server:
         asyncio.run(asyncio.wait_for(tried(server), 240))

@@ -1,4 +1,4 @@
-"""Runs killed by SIGKILL at random moments, again and again, and resumed by the command: the same record and models."""
+"""Runs that are killed by SIGKILL at random moments and resumed have the same record and models."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ CASES = [
 KILLS = 4  # per case, and as many more as it takes to strike a run before its end
 
 
-def feddrift(folder: Path, *words: str) -> subprocess.Popen[bytes]:
+def run_feddrift(folder: Path, *words: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-m", "feddrift", *words], cwd=folder, stdout=subprocess.DEVNULL)
 
 
-def told(path: Path) -> list[dict[str, Any]]:
+def read_comparable_lines(path: Path) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     return [{k: v for k, v in line.items() if k not in ("started", "seconds")} for line in lines]
 
 
-def arrays(folder: Path) -> tuple[Any, dict[str, Any]]:
+def read_last_arrays(folder: Path) -> tuple[Any, dict[str, Any]]:
     """All that the last checkpoint holds but its times and places."""
     (state,) = folder.glob("runs/*.state")
     newest = next(checkpoint.Folder(state).newest_first())
@@ -54,11 +54,11 @@ def test_a_run_killed_at_random_moments_ends_as_one_that_was_not(
     for folder in (whole, broken):
         folder.mkdir()
     begin = time.monotonic()
-    assert feddrift(whole, *words).wait() == 0
+    assert run_feddrift(whole, *words).wait() == 0
     usual = time.monotonic() - begin
     moments, struck, command = random.Random(f"{algorithm} {engine} {every}"), 0, words
     while struck < KILLS:
-        process = feddrift(broken, *command)
+        process = run_feddrift(broken, *command)
         try:
             process.wait(timeout=moments.uniform(0.3, 1.0) * usual)
         except subprocess.TimeoutExpired:
@@ -73,12 +73,12 @@ def test_a_run_killed_at_random_moments_ends_as_one_that_was_not(
             record.unlink()
         command = ["resume", "runs"] if any(broken.glob("runs/*.state/*.ckpt")) and struck else words
     if list(broken.glob("runs/*.state/*.ckpt")):
-        assert feddrift(broken, "resume", "runs").wait() == 0
+        assert run_feddrift(broken, "resume", "runs").wait() == 0
     else:
-        assert feddrift(broken, *words).wait() == 0
+        assert run_feddrift(broken, *words).wait() == 0
     (expected,), (found,) = (list(folder.glob("runs/*.jsonl")) for folder in (whole, broken))
-    assert told(expected) == told(found)
-    (tree, numbers), (other_tree, other_numbers) = arrays(whole), arrays(broken)
+    assert read_comparable_lines(expected) == read_comparable_lines(found)
+    (tree, numbers), (other_tree, other_numbers) = read_last_arrays(whole), read_last_arrays(broken)
     assert tree == other_tree or json.dumps(tree) == json.dumps(other_tree)  # NaN is not NaN
     assert numbers.keys() == other_numbers.keys()
     for name in numbers:

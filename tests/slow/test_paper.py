@@ -70,7 +70,7 @@ def test_a_trunk_is_shared_where_it_serves_and_only_there() -> None:
     assert trunks("circle-2", range(3)) == {False}
 
 
-def test_trunk_is_no_worse_than_feddrift_and_a_trial_finds_the_better_start() -> None:
+def test_trunk_is_as_good_as_feddrift_and_a_trial_finds_the_better_start() -> None:
     seeds = range(3)
     for name in ("sine-2", "circle-2", "sea-2"):
         ours, theirs = scores(name, "FedDrift-Trunk", seeds)[:, 0], scores(name, "FedDrift", seeds)[:, 0]

@@ -1,4 +1,4 @@
-"""Both soaks, short: a few kills must change no bit, and each kind of fault once; `make soak` has more of them.
+"""Short versions of both soak tests: a few kills that change no bit, and each kind of fault once.
 
 Together at most four minutes on two cores that do nothing else.
 """

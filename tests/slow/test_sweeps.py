@@ -1,4 +1,4 @@
-"""Two sweeps into one folder, and a job array on a file system without locks: every run is done, and done once."""
+"""Two sweeps into one folder, and a job array on a file system without locks: every run is done exactly once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from feddrift.runs import record
-from tests.docs import ROOT
+from tests.support.documentation import ROOT
 
 pytestmark = pytest.mark.slow
 GRID = """
@@ -42,7 +42,7 @@ fcntl.flock = flock
 """
 
 
-def begin(folder: Path) -> subprocess.Popen[str]:
+def start_sweep(folder: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "feddrift", "sweep", "grid.toml", "--out", "runs", "--jobs", "1"]
     return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True, start_new_session=True)
 
@@ -57,7 +57,7 @@ def until(true: Callable[[], bool], process: subprocess.Popen[str]) -> None:
 def stopped(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A sweep that stands still in its first run, with that in hand."""
     (tmp_path / "grid.toml").write_text(GRID)
-    first, out = begin(tmp_path), tmp_path / "runs"
+    first, out = start_sweep(tmp_path), tmp_path / "runs"
     try:
         until(lambda: any(out.glob("*.state/00000[1-9]-*.ckpt")), first)  # a time step is done, and kept
         os.killpg(first.pid, signal.SIGSTOP)
@@ -67,22 +67,22 @@ def stopped(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
             os.killpg(first.pid, signal.SIGKILL)
 
 
-def test_two_sweeps_share_the_runs_and_say_so(tmp_path: Path, stopped: subprocess.Popen[str]) -> None:
-    second, _ = begin(tmp_path).communicate(timeout=300)
+def test_two_sweeps_share_the_runs_and_report_it(tmp_path: Path, stopped: subprocess.Popen[str]) -> None:
+    second, _ = start_sweep(tmp_path).communicate(timeout=300)
     assert "4 done here, 0 elsewhere, 1 still running elsewhere, 0 were finished before, 0 failed" in second
     os.killpg(stopped.pid, signal.SIGCONT)
     first, _ = stopped.communicate(timeout=300)
     assert "1 done here, 4 elsewhere, 0 still running elsewhere, 0 were finished before, 0 failed" in first
     assert [r.status for r in record.read_all(tmp_path / "runs")] == ["complete"] * 5
-    third, _ = begin(tmp_path).communicate(timeout=300)
+    third, _ = start_sweep(tmp_path).communicate(timeout=300)
     assert "0 done, 5 were finished before, 0 failed" in third
 
 
-def test_what_a_killed_sweep_had_begun_is_taken_over(tmp_path: Path, stopped: subprocess.Popen[str]) -> None:
+def test_runs_that_a_killed_sweep_had_begun_are_taken_over(tmp_path: Path, stopped: subprocess.Popen[str]) -> None:
     (part,) = (tmp_path / "runs").glob("*.part")
     begun = record.read(part)
     assert 1 <= begun.rows.steps < 12
-    second = begin(tmp_path)
+    second = start_sweep(tmp_path)
     until(lambda: any((tmp_path / "runs").glob("*seed1.jsonl")), second)
     os.killpg(stopped.pid, signal.SIGKILL)
     stopped.communicate(timeout=60)

@@ -1,4 +1,4 @@
-"""Real trackers, read back: each has what the record says, once, however often it is followed."""
+"""Real trackers: each contains the content of the record exactly once, however often it is followed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from feddrift.reports.trackers import MAX_NOTE_CHARACTERS, StepNews, collect_par
 from feddrift.runs import record
 from feddrift.runs.record import Record
 from feddrift.runs.writer import RecordWriter
-from tests.unit.fake_records import federation, header, rows
+from tests.support.records import make_header, make_rows, write_federation_record
 
 pytestmark = pytest.mark.slow
 BORN = {"t": 1, "event": "created", "model": 1, "cause": {"clients": [1], "from": 0}}
@@ -39,12 +39,12 @@ def follow(run: Path, target: str, folder: Path, stop: bool = False) -> str:
     return said + more
 
 
-def live(target: str, folder: Path) -> Record:
+def follow_live_run(target: str, folder: Path) -> Record:
     """A run that is followed twice while it is written, and once more when it has ended."""
-    head = header(3, overrides={"pattern": "Y"})
+    head = make_header(3, overrides={"pattern": "Y"})
     with RecordWriter(folder / "runs", head) as writer:
         for t in range(3):
-            writer.write_step(rows(head, t, accuracy=[0.5 + t / 10, 0.7]), [BORN] if t == 1 else [])
+            writer.write_step(make_rows(head, t, accuracy=[0.5 + t / 10, 0.7]), [BORN] if t == 1 else [])
             if t < 2:
                 assert follow(folder / "runs", target, folder, stop=True) == f"{writer.path.stem}: following\n"
     assert "complete after 3 time steps" in follow(folder / "runs", target, folder)
@@ -57,8 +57,8 @@ def test_mlflow(tmp_path: Path) -> None:
     from mlflow import MlflowClient
 
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    going_on = federation(tmp_path / "fed" / "server" / "state")
-    ended = live(f"mlflow:{uri}", tmp_path)
+    going_on = write_federation_record(tmp_path / "fed" / "server" / "state")
+    ended = follow_live_run(f"mlflow:{uri}", tmp_path)
     for _ in range(2):
         assert follow(tmp_path / "fed", f"mlflow:{uri}", tmp_path) == "fed: stopped after 3 time steps\n"
         follow(RUNS, f"mlflow:{uri}", tmp_path)
@@ -86,7 +86,7 @@ def test_mlflow(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_a_long_story_is_cut_where_mlflow_would(tmp_path: Path) -> None:
     pytest.importorskip("mlflow", reason="the extra 'mlflow' is not installed")
-    run = parse_tracker(f"mlflow:sqlite:///{tmp_path / 'mlflow.db'}")("long", federation(tmp_path / "fed"))
+    run = parse_tracker(f"mlflow:sqlite:///{tmp_path / 'mlflow.db'}")("long", write_federation_record(tmp_path / "fed"))
     run.log_steps([StepNews(t, {}, f"event {t} " + 90 * "x") for t in range(1, 201)])
     note = run._client.get_run(run._run).data.tags["mlflow.note.content"]  # type: ignore[attr-defined]
     assert (
@@ -96,7 +96,7 @@ def test_a_long_story_is_cut_where_mlflow_would(tmp_path: Path) -> None:
 
 def test_wandb(tmp_path: Path) -> None:
     pytest.importorskip("wandb", reason="the extra 'wandb' is not installed")
-    found = live("wandb:drift", tmp_path)
+    found = follow_live_run("wandb:drift", tmp_path)
     (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
     told: dict[int, dict[str, Any]] = {}
     for line in entries(file):

@@ -1,4 +1,4 @@
-"""Warm clients for real: one thread at the fork, and the bits of a federation that knows neither forks nor networks."""
+"""Warm starts of real clients: one thread at the fork, and the same bits as a federation in one process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from feddrift.engines.flower.client.client import load_client
 from feddrift.engines.flower.local_grid import LocalGrid
 from feddrift.engines.flower.server.connection import Roster
 from feddrift.trees import tree_leaves
-from tests.support.deployment import NAMES, Deployment, below, command_of, deployment, until
+from tests.support.deployment import NAMES, Deployment, deployment, list_descendants, read_command_line, wait_until
 from tests.support.ports import reserve_port
 
 pytestmark = pytest.mark.slow
@@ -61,15 +61,15 @@ def test_it_waits_with_one_thread_and_learns_to_import_jax(tmp_path: Path, monke
             path = tmp_path / str(k)
             executor.Popen(["flwr-clientapp", str(path)])
             assert executor._process is not None and not executor._new_processes
-            until(lambda path=path: path.exists() and path.read_text().endswith("]"), 120)  # type: ignore[misc]
+            wait_until(lambda path=path: path.exists() and path.read_text().endswith("]"), 120)  # type: ignore[misc]
             assert json.loads(path.read_text()) == [loaded, False, True]
-            until(lambda: len(below(executor._process.pid)) == 0, 60)  # type: ignore[union-attr]
+            wait_until(lambda: len(list_descendants(executor._process.pid)) == 0, 60)  # type: ignore[union-attr]
             assert len(os.listdir(f"/proc/{executor._process.pid}/task")) == 1
     finally:
         executor._kill_process()
 
 
-def trained(state: Path, settings: Settings) -> list[Any]:
+def read_trained_models(state: Path, settings: Settings) -> list[Any]:
     """The models and who uses them, by the newest checkpoint."""
     saved = next(iter(checkpoint.Folder(state / "checkpoints").newest_first()))
     assert isinstance(saved, checkpoint.Checkpoint)
@@ -86,22 +86,22 @@ def test_forks_and_kills_of_what_forks_change_no_bit(deployment: Deployment) -> 
 
     def waiting() -> list[int]:
         """What forks for client a; what it has forked, which looks the same, is further below."""
-        found = below(deployment.children["a"].pid)
-        return [pid for pid in found if "feddrift.deploy.processes.flower_preload flwr-clientapp" in command_of(pid)][
-            :1
-        ]
+        found = list_descendants(deployment.children["a"].pid)
+        return [
+            pid for pid in found if "feddrift.deploy.processes.flower_preload flwr-clientapp" in read_command_line(pid)
+        ][:1]
 
     deployment.start_server()
     for name in NAMES:
         deployment.start_client(name)
     deployment.run("run", "run", str(deployment.folder))
     done = deployment.server / "state" / "checkpoints"
-    until(lambda: list(done.glob("000000-000001*")) and waiting(), 240, deployment)
+    wait_until(lambda: list(done.glob("000000-000001*")) and waiting(), 240, deployment)
     os.kill(waiting()[0], signal.SIGKILL)
-    assert deployment.children.pop("run").wait(400) == 0, deployment.told()
+    assert deployment.children.pop("run").wait(400) == 0, deployment.read_logs()
     assert "this message starts a new Python process" in (deployment.folder / "a.out").read_text()
     assert waiting()  # again
-    tokens = [command_of(pid) for name in NAMES for pid in below(deployment.children[name].pid)]
+    tokens = [read_command_line(pid) for name in NAMES for pid in list_descendants(deployment.children[name].pid)]
     assert tokens and not [words for words in tokens if "--token" in words]
 
     settings = Settings.read(path)
@@ -109,7 +109,9 @@ def test_forks_and_kills_of_what_forks_change_no_bit(deployment: Deployment) -> 
     roster = Roster(settings.experiment, NAMES, {name.encode(): name for name in NAMES}, (2,), 2)
     other = deployment.folder / "other" / "state"
     loop.run_federation(LocalGrid(clients), settings, roster, other)
-    for ours, theirs in zip(trained(done.parent, settings), trained(other, settings), strict=True):
+    for ours, theirs in zip(
+        read_trained_models(done.parent, settings), read_trained_models(other, settings), strict=True
+    ):
         np.testing.assert_array_equal(ours, theirs)
 
 
@@ -117,11 +119,16 @@ def test_a_client_that_is_killed_leaves_nothing(deployment: Deployment) -> None:
     """Not even its SuperNode, which used to go on, and to keep a new one from being let in."""
     deployment.start_server()
     deployment.start_client("a")
-    until(lambda: any("flwr-clientapp" in command_of(pid) for pid in below(deployment.children["a"].pid)), 120)
-    family = {pid: command_of(pid) for pid in below(deployment.children["a"].pid)}
+    wait_until(
+        lambda: any(
+            "flwr-clientapp" in read_command_line(pid) for pid in list_descendants(deployment.children["a"].pid)
+        ),
+        120,
+    )
+    family = {pid: read_command_line(pid) for pid in list_descendants(deployment.children["a"].pid)}
     assert len(family) >= 3
     deployment.children["a"].kill()
-    until(lambda: not [pid for pid, what in family.items() if command_of(pid) == what], 60, deployment)
+    wait_until(lambda: not [pid for pid, what in family.items() if read_command_line(pid) == what], 60, deployment)
 
 
 def test_ten_keys_are_registered_at_once(tmp_path: Path) -> None:
@@ -134,7 +141,7 @@ def test_ten_keys_are_registered_at_once(tmp_path: Path) -> None:
         launcher.build_superlink_command(folder), env=launcher.build_environment(folder), start_new_session=True
     )
     try:
-        until(lambda: launcher._can_connect(inner), 120)
+        wait_until(lambda: launcher._can_connect(inner), 120)
         launcher.register_keys(folder)
         assert len(launcher._read_registered_keys(folder / "state" / "superlink.db")) == 10
         (folder / "keys" / "client9.pub").unlink()

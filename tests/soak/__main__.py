@@ -1,3 +1,5 @@
+"""The command line of the soak tests."""
+
 from __future__ import annotations
 
 import argparse

@@ -1,4 +1,4 @@
-"""A real deployment on loopback whose units this process keeps alive, watches and kills."""
+"""A real deployment on loopback whose processes are started, watched and killed by this process."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ class Deployment:
                 self._read = match.end()
                 return
             if self.tend() or time.monotonic() > end:
-                raise AssertionError(f"no line {text!r} in the server's log\n{self.told()}")
+                raise AssertionError(f"no line {text!r} in the server's log\n{self.read_logs()}")
             time.sleep(0.2)
 
     def skip(self) -> None:
@@ -179,7 +179,7 @@ class Deployment:
                 if opened.execute(query).fetchone()[0] >= n and _listens(self.inner):
                     self.say(f"{n} clients are connected")
                     return
-            assert time.monotonic() < end, self.told()
+            assert time.monotonic() < end, self.read_logs()
             self.tend()
             time.sleep(0.5)
 
@@ -187,7 +187,7 @@ class Deployment:
         """Wait for the end of the run."""
         end = time.monotonic() + seconds
         while not self.tend():
-            assert time.monotonic() < end, self.told()
+            assert time.monotonic() < end, self.read_logs()
             time.sleep(0.2)
 
     def kill(self, name: str, word: str) -> bool:
@@ -229,10 +229,10 @@ class Deployment:
     @property
     def record(self) -> Record:
         found = read_latest(find_record_path(self.server))
-        assert found is not None, self.told()
+        assert found is not None, self.read_logs()
         return found
 
-    def told(self) -> str:
+    def read_logs(self) -> str:
         """The ends of all logs, for when something goes wrong."""
         logs = [*self.folder.glob("*.out"), self.server / "state" / "server.log"]
         return "\n".join(f"--- {log.name}\n{log.read_text(errors='replace')[-3000:]}" for log in logs if log.exists())

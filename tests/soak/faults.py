@@ -1,4 +1,4 @@
-"""Soak B: one fault of each kind, each of them named; no row is lost, and the simulator decides alike."""
+"""Soak B: one fault of each kind, each logged by name; no row is lost, and the simulator decides alike."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from feddrift.engines.flower.messages import PROTOCOL
 from feddrift.engines.flower.model_parts import init_template
 from feddrift.reports.exchanges import find_client_notes, find_missing_replies
 from tests.soak.deployment import Deployment, digest
-from tests.soak.replay import decided_alike, everything_was_used, replayed
+from tests.soak.replay import assert_all_batches_used, assert_same_decisions, replay
 
 RHYTHMS = {"a": 1, "b": 2, "c": 3, "d": 1}  # a batch at every so many time steps
 STEPS = 3  # of time; the batches of time 3 are for the last test
@@ -93,10 +93,10 @@ def soak_b(folder: Path, waits: int = 45) -> Deployment:
     for fault in ("the server has a new certificate", "client d is shut out", f"{newest.name} is damaged"):
         assert fault in audit, audit
     state = checkpoint.read(fed.newest()).decode(init_template(fed.settings.create_net(fed.server)))[0]
-    everything_was_used(record, state, fed.delivered)
+    assert_all_batches_used(record, state, fed.delivered)
     same_bits = 0
-    for step in replayed(record, fed.settings, fed.settings.create_net(fed.server), fed.batch):
-        decided_alike(record, step)
+    for step in replay(record, fed.settings, fed.settings.create_net(fed.server), fed.batch):
+        assert_same_decisions(record, step)
         same_bits += fed.digests[step.tau] == {digest(step.state)}
     fed.say(f"soak B: {STEPS} time steps, no row lost, decided as in the simulator, in {same_bits} of them to the bit")
     return fed

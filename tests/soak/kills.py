@@ -1,4 +1,4 @@
-"""Soak A: processes are killed again and again, and all ends as in an undisturbed run, bit for bit."""
+"""Soak A: processes are killed again and again, and the result equals that of an undisturbed run, bit for bit."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def soak_a(folder: Path, kills: int, steps: int = 4, seed: int = 0) -> Deploymen
     for t in range(steps + 1):
         for name in clients:
             fed.deliver(name, swapped=name == "c" and t >= 2)
-    whole, record = undisturbed(fed, folder / "undisturbed")
+    whole, record = run_undisturbed(fed, folder / "undisturbed")
     draw = random.Random(seed)
     with fed.running():
         for name in ("server", *clients):
@@ -55,7 +55,7 @@ def soak_a(folder: Path, kills: int, steps: int = 4, seed: int = 0) -> Deploymen
                 fed.kill(unit, word)
         fed.until_finished()
     found = fed.record
-    assert fed.digests == {step.tau: {digest(step.state)} for step in whole}, (fed.digests, fed.told())
+    assert fed.digests == {step.tau: {digest(step.state)} for step in whole}, (fed.digests, fed.read_logs())
     for name in ("received", "model", "n_models", "drift", "tested", "accuracy"):
         np.testing.assert_array_equal(getattr(found.rows, name), getattr(record.rows, name), name)
     assert [_plain(event) for event in found.events] == [_plain(event) for event in record.events]
@@ -63,7 +63,7 @@ def soak_a(folder: Path, kills: int, steps: int = 4, seed: int = 0) -> Deploymen
     return fed
 
 
-def undisturbed(fed: Deployment, folder: Path) -> tuple[list[Step], Record]:
+def run_undisturbed(fed: Deployment, folder: Path) -> tuple[list[Step], Record]:
     """The same federation in one process, with nothing between server and clients that could fail."""
     settings = fed.settings
     clients = {name: Client(name, folder, StepFiles(fed.folder / "clients" / name / "data")) for name in fed.clients}

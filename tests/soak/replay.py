@@ -1,4 +1,4 @@
-"""The simulator with the participation of a deployment, by its record: who had data when, and who answered what."""
+"""The simulator with the recorded participation of a deployment: clients with data, replies and missing replies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from feddrift.types import Local, Models, Net, State, Updates
 Lost = dict[int, set[int]]  # by round, -1 the evaluation: who did not answer
 
 
-def participation(record: Record) -> list[tuple[set[int], Lost]]:
+def read_participation(record: Record) -> list[tuple[set[int], Lost]]:
     """Of each time step, who said hello, and who was lost when; of what was asked twice, as after a kill, the last."""
     everybody = set(range(len(record.header["clients"])))
     steps: list[tuple[set[int], Lost]] = [(set(), {}) for _ in range(record.rows.steps + 1)]
@@ -72,10 +72,10 @@ class Losing(WorkerProxy):
         self.known.reachable[list(clients)] = False
 
 
-def replayed(record: Record, settings: Settings, net: Net, batch: Callable[[str, int], Cell]) -> Iterator[Step]:
+def replay(record: Record, settings: Settings, net: Net, batch: Callable[[str, int], Cell]) -> Iterator[Step]:
     """The federation of this record in the simulator; `batch` is the n-th of a client, which shows them in order."""
     rows, names = record.rows, record.header["clients"]
-    took_part, n_shown = participation(record), [0] * len(names)
+    took_part, n_shown = read_participation(record), [0] * len(names)
     cells: list[list[Cell | None]] = [[None] * len(names) for _ in range(rows.steps + 1)]
     for t, shown in enumerate([*rows.received, rows.tested[-1]]):
         for c in np.flatnonzero(shown):
@@ -91,7 +91,7 @@ def replayed(record: Record, settings: Settings, net: Net, batch: Callable[[str,
     yield from run_steps(engine, algorithms.algorithm(settings.algorithm, **settings.settings))
 
 
-def decided_alike(record: Record, step: Step) -> None:
+def assert_same_decisions(record: Record, step: Step) -> None:
     """A step of the simulator has the alarms, models and events of the record."""
     t, rows = step.tau, record.rows
     np.testing.assert_array_equal(step.received, rows.received[t], f"rows at time {t}")
@@ -103,7 +103,7 @@ def decided_alike(record: Record, step: Step) -> None:
     np.testing.assert_allclose(step.accuracy[tested], rows.accuracy[t][tested], atol=0.02)
 
 
-def everything_was_used(record: Record, state: State, delivered: Mapping[str, Sequence[int]]) -> None:
+def assert_all_batches_used(record: Record, state: State, delivered: Mapping[str, Sequence[int]]) -> None:
     """Every batch that a client had, by its rows, is in the record, in order, and trains a model, or is told to wait.
 
     Those of the last time are for the test.

@@ -1,4 +1,4 @@
-"""A real deployment on loopback for tests: its processes, its data, and what its server knows."""
+"""A real deployment on loopback for tests: its processes, its data, and the state of its server."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ train = 100
 
 
 class Deployment:
-    """Its processes, ended one by one by their ids."""
+    """A deployment with its processes, which are ended one by one by their ids."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.server = folder, folder / "server"
@@ -64,14 +64,14 @@ class Deployment:
 
     def start_server(self) -> None:
         self.run("server", "server", str(self.folder), *([] if NGINX else ["--no-proxy"]))
-        until(lambda: nodes(self) == len(NAMES), 120, self)
+        wait_until(lambda: count_nodes(self) == len(NAMES), 120, self)
 
     def start_client(self, name: str) -> None:
         address = f"localhost:{self.port if NGINX else self.inner}"
         self.run(name, "client", str(self.folder / "clients" / name), "--server", address)
 
     def end(self, name: str) -> None:
-        """Ask a part to end; it ends what it started."""
+        """Terminate a process, which ends its children."""
         child = self.children.pop(name)
         child.terminate()
         try:
@@ -81,13 +81,13 @@ class Deployment:
             child.wait(10)
 
     def kill_tree(self, pid: int) -> None:
-        """SIGKILL a process and all below it: it has no chance to say goodbye."""
-        for child in [*below(pid), pid]:
+        """Kill a process and its descendants by SIGKILL."""
+        for child in [*list_descendants(pid), pid]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
 
     def deliver(self, t: int) -> None:
-        """New data for all: from time 2 on the labels of c are swapped."""
+        """Write new data for all clients: from time 2 on the labels of c are swapped."""
         draw = np.random.default_rng(t)
         for name in NAMES:
             x = draw.random((200, 2))
@@ -97,14 +97,14 @@ class Deployment:
             part.write_text("u,v,label\n" + rows)
             part.rename(part.with_name(f"step_{t}.csv"))
 
-    def told(self) -> str:
-        """The ends of all logs, for when something goes wrong."""
+    def read_logs(self) -> str:
+        """Return the last lines of all logs, for error messages."""
         logs = [*self.folder.glob("*.out"), self.server / "state" / "server.log"]
         return "\n".join(f"--- {log.name}\n{log.read_text(errors='replace')[-2500:]}" for log in logs if log.exists())
 
 
-def below(pid: int) -> list[int]:
-    """All processes that descend from one."""
+def list_descendants(pid: int) -> list[int]:
+    """Return all processes that descend from one."""
     parent: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -117,21 +117,21 @@ def below(pid: int) -> list[int]:
     return found[1:]
 
 
-def command_of(pid: int) -> str:
+def read_command_line(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
     except OSError:
         return ""
 
 
-def until(true: Callable[[], Any], seconds: float, deployment: Deployment | None = None) -> None:
+def wait_until(true: Callable[[], Any], seconds: float, deployment: Deployment | None = None) -> None:
     end = time.monotonic() + seconds
     while not true():
-        assert time.monotonic() < end, deployment.told() if deployment else "waited too long"
+        assert time.monotonic() < end, deployment.read_logs() if deployment else "waited too long"
         time.sleep(0.5)
 
 
-def nodes(deployment: Deployment, *status: str) -> int:
+def count_nodes(deployment: Deployment, *status: str) -> int:
     """Count the nodes that the SuperLink knows, or those with one of these states.
 
     This is the request of `flwr supernode list`, from this process: the command takes seconds of a core to start.
@@ -154,10 +154,10 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
             made.end(name)
 
 
-def steps(deployment: Deployment) -> int:
+def count_tested_steps(deployment: Deployment) -> int:
     found = read_status(deployment.server)
     return 0 if found is None else found.record.tested
 
 
-def rounds_done(deployment: Deployment) -> list[str]:
+def list_checkpoints(deployment: Deployment) -> list[str]:
     return sorted(path.stem for path in (deployment.server / "state" / "checkpoints").glob("*.ckpt"))

@@ -1,4 +1,4 @@
-"""Ports of loopback for servers that tests start, also where several checks run on one machine."""
+"""Ports of loopback for servers that tests start, also if several checks run on one machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kills at any change of the disk."""
+"""A fixture that ends a run before the n-th change of the disk."""
 
 from __future__ import annotations
 
@@ -10,14 +10,11 @@ from typing import Any
 import pytest
 
 from feddrift.runs import writer
-
-
-class Killed(BaseException):
-    """Nobody is left to clean up."""
+from tests.support.kills import Killed
 
 
 @pytest.fixture
-def deadly(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+def kill_before_change(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Dies before the n-th change of the disk: a write, a new name, a name removed, a cut."""
     left = [10**9]
 

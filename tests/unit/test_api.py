@@ -1,4 +1,4 @@
-"""From Python one can run, record, go on, read, compare, draw and export."""
+"""The Python API: run, record, resume, read, compare, draw and export."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_public_names_are_these_and_each_has_a_docstring() -> None:
         (lambda: fd.load_models("models", net=cast(Any, "mine:net")), "net must be a Net, got str"),
     ],
 )
-def test_a_value_of_the_wrong_kind_is_told_in_a_sentence(call: Callable[[], Any], sentence: str) -> None:
+def test_a_value_of_the_wrong_type_gives_a_one_sentence_error(call: Callable[[], Any], sentence: str) -> None:
     with pytest.raises(fd.FeddriftError, match=sentence):
         call()
 
@@ -83,7 +83,7 @@ def test_models_of_several_runs_do_not_go_where_those_of_one_are(folder: Path, t
     assert len(list((tmp_path / "several").glob("*/models.json"))) == 3
 
 
-def test_names_run_as_what_they_stand_for() -> None:
+def test_names_give_the_same_run_as_objects() -> None:
     local = fd.Local(rounds=1)
     stream = fd.stream("sine-2", seed=3)
     by_name = list(fd.run("sine-2", "FedDrift", seed=3, local=local))
@@ -113,7 +113,7 @@ def test_a_finished_run_is_read_where_it_may_go_on(folder: Path) -> None:
         fd.record("sine-2", "FedDrift", out=folder, rounds=0)
 
 
-def test_columns_are_what_the_records_say(folder: Path) -> None:
+def test_columns_have_the_values_of_the_records(folder: Path) -> None:
     records = fd.read(folder)
     assert len(records) == 4
     rows, first = fd.rows(records), records[0]
@@ -199,7 +199,7 @@ def test_a_net_that_does_not_fit_is_refused_before_anything_trains(engine: str, 
         fd.run("sine-2", "FedDrift", net=WRONG_NETS[sentence](), engine=engine, local=fd.Local(rounds=1))
 
 
-def test_wrong_input_is_told_at_once_in_a_sentence(folder: Path, tmp_path: Path) -> None:
+def test_invalid_input_is_refused_at_once_in_one_sentence(folder: Path, tmp_path: Path) -> None:
     records, wrong = fd.read(folder), cast(Any, fd)
     for call, sentence in (
         (lambda: wrong.run(3, "FedDrift"), "stream must be a Stream"),
@@ -232,7 +232,7 @@ def test_wrong_input_is_told_at_once_in_a_sentence(folder: Path, tmp_path: Path)
     assert page.read_bytes() == before
 
 
-def test_settings_tell_runs_apart(tmp_path: Path) -> None:
+def test_settings_distinguish_runs(tmp_path: Path) -> None:
     for delta in (0.05, 0.3):
         fd.record("sine-2", "FedDrift", out=tmp_path, rounds=1, settings={"delta": delta})
     rows = fd.rows(fd.read(tmp_path))

@@ -1,4 +1,4 @@
-"""Checkpoints: written whole or not at all, read back to the same bits, and a run killed anywhere goes on from them."""
+"""Checkpoints: written completely or not at all, read back bit for bit, and runs that continue after any kill."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from feddrift.runs import record
 from feddrift.runs.config import RunConfig
 from feddrift.runs.recorded_run import RecordedRun, find_unfinished_runs, load_stopped_run
 from feddrift.types import Event, Models, Projection, State
-from tests.unit.conftest import Killed
-from tests.unit.test_cli import feddrift
+from tests.support.cli import run_feddrift
+from tests.support.kills import Killed
 
 PATTERN = "0 0\n0 1\n1 1\n1 0\n"
 
 
-def same(a: Any, b: Any) -> None:
+def assert_same(a: Any, b: Any) -> None:
     """Equal to the last bit, and of one type."""
     if is_dataclass(a) and not isinstance(a, type):
         assert type(a) is type(b)
         for field in fields(a):
-            same(getattr(a, field.name), getattr(b, field.name))
+            assert_same(getattr(a, field.name), getattr(b, field.name))
     elif isinstance(a, dict):
         assert list(a) == list(b)
         for key in a:
-            same(a[key], b[key])
+            assert_same(a[key], b[key])
     elif isinstance(a, list | tuple):
         assert type(a) is type(b) and len(a) == len(b)
         for x, y in zip(a, b, strict=True):
-            same(x, y)
+            assert_same(x, y)
     elif isinstance(a, np.ndarray):
         assert a.dtype == b.dtype
         assert_array_equal(a, b)
@@ -67,7 +67,7 @@ def test_every_algorithms_state_comes_back_to_the_bit(name: str, tmp_path: Path,
     checkpoint.write(tmp_path / "a.ckpt", {"n": 1}, last.state)
     found = checkpoint.read(tmp_path / "a.ckpt")
     assert found.about == {"n": 1}
-    same(last.state, found.decode({"W1": 0, "b1": 0, "W2": 0, "b2": 0}))
+    assert_same(last.state, found.decode({"W1": 0, "b1": 0, "W2": 0, "b2": 0}))
 
 
 class Layer(NamedTuple):
@@ -83,7 +83,7 @@ def test_parameters_keep_the_shape_of_their_tree(tmp_path: Path) -> None:
     checkpoint.write(tmp_path / "a.ckpt", {}, state)
     like = {"z": Layer(0, 0), "a": [0]}
     found = checkpoint.read(tmp_path / "a.ckpt").decode(like)
-    same(state, found)
+    assert_same(state, found)
     with pytest.raises(DataError, match="its models have 3 arrays, those of this run 2"):
         checkpoint.read(tmp_path / "a.ckpt").decode({"z": Layer(0, 0)})
 
@@ -97,7 +97,7 @@ def test_a_checkpoint_names_no_class_that_it_may_not(tmp_path: Path) -> None:
     payload = payload.replace(b'\\"Event\\"', b'\\"Evens\\"')
     line = json.loads(first) | {"sha256": hashlib.sha256(payload).hexdigest()}
     path.write_bytes(json.dumps(line).encode() + b"\n" + payload)
-    with pytest.raises(DataError, match=r"a Evens, which this program does not know"):
+    with pytest.raises(DataError, match=r"a Evens, which is not a class of this program"):
         checkpoint.read(path).decode({})
 
 
@@ -144,7 +144,7 @@ def test_classes_go_by_their_names_wherever_they_lie(tmp_path: Path) -> None:
         (lambda b: b.split(b"\n", 1)[0], "damaged"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, spoil: Callable[[bytes], bytes], why: str) -> None:
+def test_problems_of_a_file_are_reported(tmp_path: Path, spoil: Callable[[bytes], bytes], why: str) -> None:
     path = tmp_path / "a.ckpt"
     checkpoint.write(path, {}, [np.arange(10)])
     path.write_bytes(spoil(path.read_bytes()))
@@ -174,7 +174,7 @@ def test_a_state_that_is_none_is_one_sentence(tmp_path: Path, tree: Any, why: st
 def test_a_checkpoint_without_sense_is_named_and_not_used(
     tmp_path: Path, pattern: Path, caplog: pytest.LogCaptureFixture, about: dict[str, Any]
 ) -> None:
-    recorded = RecordedRun(configured(pattern), tmp_path)
+    recorded = RecordedRun(make_config(pattern), tmp_path)
     steps = iter(recorded)
     next(steps)
     steps.close()  # type: ignore[attr-defined]
@@ -182,7 +182,7 @@ def test_a_checkpoint_without_sense_is_named_and_not_used(
         found = checkpoint.read(path)
         value = found.decode({"W1": 0, "b1": 0, "W2": 0, "b2": 0})
         checkpoint.write(path, {**found.about, **about}, value)
-    again = RecordedRun(configured(pattern), tmp_path, resume=True)
+    again = RecordedRun(make_config(pattern), tmp_path, resume=True)
     assert again._find_resume_point().steps_done == 0 and caplog.text.count("is not a checkpoint of a run") == 2
 
 
@@ -192,20 +192,20 @@ def test_a_folder_that_cannot_be_is_named() -> None:
             find_unfinished_runs(Path(name))
 
 
-def configured(pattern: Path, algorithm: str = "FedDrift", engine: str = "simulator") -> RunConfig:
+def make_config(pattern: Path, algorithm: str = "FedDrift", engine: str = "simulator") -> RunConfig:
     return RunConfig.from_values(
         stream="sine-2", algorithm=algorithm, rounds=3, steps=2, pattern=str(pattern), engine=engine,
         settings={"delta": 0.02} if algorithm == "FedDrift" else {},
     )  # fmt: skip
 
 
-def told(path: Path) -> list[dict[str, Any]]:
+def read_comparable_lines(path: Path) -> list[dict[str, Any]]:
     """A record without what a clock has written."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     return [{k: v for k, v in line.items() if k not in ("started", "seconds")} for line in lines]
 
 
-def final(recorded: RecordedRun) -> Any:
+def read_final_checkpoint(recorded: RecordedRun) -> Any:
     newest = next(recorded.checkpoints.newest_first())
     assert isinstance(newest, checkpoint.Checkpoint) and newest.about["steps"] == recorded.stream.n_steps
     return newest.decode({"W1": 0, "b1": 0, "W2": 0, "b2": 0})
@@ -216,27 +216,27 @@ def final(recorded: RecordedRun) -> Any:
 @pytest.mark.parametrize(
     ("algorithm", "every"), [("FedDrift", 0), ("FedDrift", 1), ("IFCA", 1), ("CFL", 2), ("KUE", 2)]
 )
-def test_killed_before_any_change_of_the_disk_a_run_goes_on_to_the_same_bits(
-    tmp_path: Path, pattern: Path, deadly: Callable[[int], None], algorithm: str, every: int
+def test_killed_before_any_change_of_the_disk_a_run_resumes_to_the_same_bits(
+    tmp_path: Path, pattern: Path, kill_before_change: Callable[[int], None], algorithm: str, every: int
 ) -> None:
-    config = configured(pattern, algorithm)
+    config = make_config(pattern, algorithm)
     unbroken = RecordedRun(config, tmp_path / "unbroken")
     list(unbroken)
-    expected, n = told(unbroken.path), 0
+    expected, n = read_comparable_lines(unbroken.path), 0
     while True:
         out = tmp_path / str(n)
-        deadly(n)
+        kill_before_change(n)
         try:
             list(RecordedRun(config, out, every=every))
         except Killed:
             pass
         else:
             break
-        deadly(10**9)
+        kill_before_change(10**9)
         again = RecordedRun(config, out, resume=True, every=every)
         list(again)
-        assert told(again.path) == expected
-        same(final(unbroken), final(again))
+        assert read_comparable_lines(again.path) == expected
+        assert_same(read_final_checkpoint(unbroken), read_final_checkpoint(again))
         assert not list(out.glob("*.part"))
         n += 1 if n < 12 else 5
     assert n > 20
@@ -245,7 +245,7 @@ def test_killed_before_any_change_of_the_disk_a_run_goes_on_to_the_same_bits(
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
     tmp_path: Path, pattern: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = configured(pattern)
+    config = make_config(pattern)
     unbroken = RecordedRun(config, tmp_path / "unbroken")
     list(unbroken)
     first = RecordedRun(config, tmp_path / "b")
@@ -257,16 +257,16 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
     again = RecordedRun(config, tmp_path / "b", resume=True)
     assert [step.tau for step in again] == [1, 2]
     assert f"{newest} is damaged" in caplog.text
-    assert told(again.path) == told(unbroken.path)
-    same(final(unbroken), final(again))
+    assert read_comparable_lines(again.path) == read_comparable_lines(unbroken.path)
+    assert_same(read_final_checkpoint(unbroken), read_final_checkpoint(again))
 
 
 def test_a_foreign_checkpoint_is_named_and_not_used(
     tmp_path: Path, pattern: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    theirs = RecordedRun(configured(pattern, "Oblivious"), tmp_path)
+    theirs = RecordedRun(make_config(pattern, "Oblivious"), tmp_path)
     list(theirs)
-    ours = RecordedRun(configured(pattern), tmp_path, resume=True)
+    ours = RecordedRun(make_config(pattern), tmp_path, resume=True)
     theirs.checkpoints.path.rename(ours.checkpoints.path)
     assert [step.tau for step in ours] == [0, 1, 2]
     assert "belongs to another run: sine-2_Oblivious" in caplog.text
@@ -276,7 +276,7 @@ def test_unfinished_runs_are_found_with_their_configuration(
     tmp_path: Path, pattern: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(pattern.parent)
-    config = configured(Path(pattern.name))
+    config = make_config(Path(pattern.name))
     steps = iter(RecordedRun(config, tmp_path / "runs"))
     next(steps)
     steps.close()  # type: ignore[attr-defined]
@@ -292,11 +292,11 @@ def test_a_run_whose_data_have_changed_does_not_go_on(
 ) -> None:
     """And what is wrong with one run keeps no other from going on."""
     for algorithm in ("FedDrift", "Oblivious"):
-        steps = iter(RecordedRun(configured(pattern, algorithm), tmp_path / "runs"))
+        steps = iter(RecordedRun(make_config(pattern, algorithm), tmp_path / "runs"))
         next(steps)
         steps.close()  # type: ignore[attr-defined]
         if algorithm == "FedDrift":
-            first = configured(pattern, algorithm)
+            first = make_config(pattern, algorithm)
     assert first.pattern is not None
     other = tmp_path / "other.txt"
     other.write_text(PATTERN)
@@ -304,21 +304,21 @@ def test_a_run_whose_data_have_changed_does_not_go_on(
     next(steps)
     steps.close()  # type: ignore[attr-defined]
     other.write_text(PATTERN.replace("0", "1"))
-    code, _, told = feddrift(capsys, "resume", str(tmp_path / "runs"))
+    code, _, told = run_feddrift(capsys, "resume", str(tmp_path / "runs"))
     assert code == 1 and told.count("have changed since") == 1 and "Traceback" not in told
     assert len(find_unfinished_runs(tmp_path / "runs")) == 1  # the other two are done
 
 
-def test_starting_over_is_told(tmp_path: Path, pattern: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_restarting_a_run_is_logged(tmp_path: Path, pattern: Path, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
-        steps = iter(RecordedRun(configured(pattern), tmp_path))
+        steps = iter(RecordedRun(make_config(pattern), tmp_path))
         next(steps)
         steps.close()  # type: ignore[attr-defined]
     assert caplog.text.count("starts again; resume would continue it") == 1
 
 
-def test_without_any_whole_checkpoint_it_says_so(tmp_path: Path, pattern: Path) -> None:
-    recorded = RecordedRun(configured(pattern), tmp_path)
+def test_without_any_valid_checkpoint_there_is_an_error(tmp_path: Path, pattern: Path) -> None:
+    recorded = RecordedRun(make_config(pattern), tmp_path)
     steps = iter(recorded)
     next(steps)
     steps.close()  # type: ignore[attr-defined]
@@ -329,7 +329,7 @@ def test_without_any_whole_checkpoint_it_says_so(tmp_path: Path, pattern: Path) 
 
 
 def test_only_the_last_two_are_kept(tmp_path: Path, pattern: Path) -> None:
-    recorded = RecordedRun(configured(pattern), tmp_path, every=1)
+    recorded = RecordedRun(make_config(pattern), tmp_path, every=1)
     list(recorded)
     assert sorted(p.name for p in recorded.checkpoints.path.iterdir()) == ["000002-000003.ckpt", "000003-000000.ckpt"]
 
@@ -365,7 +365,7 @@ def test_an_interrupted_step_knows_the_counts_of_its_contests(tmp_path: Path, pa
     fed.contest = lambda *_: pytest.fail("it was asked again")  # type: ignore[method-assign]
     again, went_on = step(Journal(fed, 1, lambda inside: None, before))
     assert found.rows.all()
-    same([found, trained], [again, went_on])
+    assert_same([found, trained], [again, went_on])
     with pytest.raises(DataError, match=r"it asks 'contest .* None', it asked 'contest .*'first'\)'"):
         Journal(engine.at(0), 1, lambda inside: None, before).contest(fed.fresh(), teams)
 
@@ -390,10 +390,10 @@ def test_an_interrupted_step_knows_its_moments(tmp_path: Path, pattern: Path) ->
     fed.moments = lambda *_: pytest.fail("it was asked again")  # type: ignore[method-assign]
     again, went_on = step(Journal(fed, 1, lambda inside: None, before))
     assert np.isfinite(moments.std).any()
-    same([moments, trained], [again, went_on])
+    assert_same([moments, trained], [again, went_on])
 
 
-def test_how_clients_train_is_told_as_before_where_nothing_is_new() -> None:
+def test_training_settings_are_sent_as_before_without_new_options() -> None:
     """Records, checkpoints and questions of earlier versions have no `holds`, and must be the same as today's."""
     assert "holds" not in fd.Local(hold_out=0.5).to_dict() and fd.Local(**fd.Local().to_dict()) == fd.Local()
     first = fd.Local(hold_out=0.5, holds="first")
@@ -402,7 +402,7 @@ def test_how_clients_train_is_told_as_before_where_nothing_is_new() -> None:
         fd.Local(holds="middle")  # type: ignore[arg-type]
 
 
-def limited(folder: Path, size: int, *words: str) -> tuple[int, str]:
+def run_with_file_limit(folder: Path, size: int, *words: str) -> tuple[int, str]:
     """The command where no file may grow beyond a size, as on a full disk."""
     limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))"
     code = f"{limit}; from feddrift.cli import main; main()"
@@ -411,26 +411,26 @@ def limited(folder: Path, size: int, *words: str) -> tuple[int, str]:
 
 
 @pytest.mark.slow
-def test_on_a_full_disk_a_run_ends_with_one_sentence_and_goes_on_when_there_is_room(
+def test_on_a_full_disk_a_run_ends_with_one_sentence_and_resumes_when_there_is_room(
     tmp_path: Path, pattern: Path
 ) -> None:
     words = f"run --stream sine-2 --algorithm FedDrift --rounds 3 --steps 2 --pattern {pattern}".split()
-    whole = RecordedRun(configured(pattern, "FedDrift").model_copy(update={"settings": {}}), tmp_path / "whole")
+    whole = RecordedRun(make_config(pattern, "FedDrift").model_copy(update={"settings": {}}), tmp_path / "whole")
     list(whole)
     sizes = [path.stat().st_size for path in whole.checkpoints.path.iterdir()]
     for size in (200, whole.path.stat().st_size - 500, min(sizes) - 100):  # no header, not all rows, no checkpoint
         out = tmp_path / str(size)
-        code, said = limited(tmp_path, size, *words, "--out", str(out))
+        code, said = run_with_file_limit(tmp_path, size, *words, "--out", str(out))
         assert code == 2 and said.count("\n") == 1 and said.startswith("Error: cannot write"), said
         assert "File too large" in said
         for state in find_unfinished_runs(out):
             list(load_stopped_run(state))
         for path in out.glob("*.jsonl"):
-            assert record.is_complete(path) and told(path) == told(whole.path)
+            assert record.is_complete(path) and read_comparable_lines(path) == read_comparable_lines(whole.path)
 
 
-def test_a_folder_that_may_not_be_written_is_told_and_what_is_there_stays(tmp_path: Path, pattern: Path) -> None:
-    recorded = RecordedRun(configured(pattern), tmp_path / "runs")
+def test_a_read_only_folder_is_reported_and_its_files_remain(tmp_path: Path, pattern: Path) -> None:
+    recorded = RecordedRun(make_config(pattern), tmp_path / "runs")
     list(recorded)
     before = recorded.path.read_bytes()
     if os.access("/proc/1/mem", os.W_OK):
@@ -438,7 +438,7 @@ def test_a_folder_that_may_not_be_written_is_told_and_what_is_there_stays(tmp_pa
     (tmp_path / "runs").chmod(0o555)
     try:
         with pytest.raises(DataError, match="permission denied"):
-            list(RecordedRun(configured(pattern, "Oblivious"), tmp_path / "runs"))
+            list(RecordedRun(make_config(pattern, "Oblivious"), tmp_path / "runs"))
     finally:
         (tmp_path / "runs").chmod(0o755)
     assert recorded.path.read_bytes() == before

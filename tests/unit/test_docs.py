@@ -1,4 +1,4 @@
-"""What the documentation shows, works: code runs, and every command is one that there is."""
+"""The documentation: its code runs, and its commands exist."""
 
 from __future__ import annotations
 
@@ -24,7 +24,15 @@ from feddrift.data import Stream
 from feddrift.runs import sweep
 from feddrift.runs.config import RunConfig, parse_seeds
 from feddrift.testing import check_algorithm
-from tests.docs import COMMANDS, PAGES, ROOT, Block, blocks, furnish, mentioned
+from tests.support.documentation import (
+    COMMANDS,
+    PAGES,
+    ROOT,
+    Block,
+    copy_reader_files,
+    list_mentioned_commands,
+    read_blocks,
+)
 
 COMMAND = typer.main.get_command(cli.app)
 SPEC = importlib.util.spec_from_file_location("site_hooks", ROOT / "docs" / "site_hooks.py")
@@ -36,7 +44,7 @@ SPEC.loader.exec_module(HOOKS)
 @pytest.fixture
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder to work in, with what a reader has; modules found in it are forgotten afterwards."""
-    furnish(tmp_path)
+    copy_reader_files(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     before = set(sys.modules)
@@ -47,16 +55,18 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def write_files(page: str, folder: Path) -> None:
-    for block in blocks(page):
+    for block in read_blocks(page):
         if block.file:
             (folder / block.file).write_text(block.text)
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if any(b.language == "python" and not b.why for b in blocks(p))])
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if any(b.language == "python" and not b.why for b in read_blocks(p))]
+)
 def test_python_runs(page: str, desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In the order of the page, as in one session."""
     names: dict[str, Any] = {"__name__": "__main__"}
-    for block in blocks(page):
+    for block in read_blocks(page):
         if block.language != "python" or block.why:
             continue
         if 'fd.load_models("models")' in block.text:  # what the command before it leaves
@@ -72,7 +82,9 @@ def test_python_runs(page: str, desk: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", [b for b in blocks("docs/extend.md") if "def step(" in b.text], ids=lambda b: b.line)
+@pytest.mark.parametrize(
+    "block", [b for b in read_blocks("docs/extend.md") if "def step(" in b.text], ids=lambda b: b.line
+)
 def test_methods_that_are_shown_keep_the_contract(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = ModuleType("shown")
     monkeypatch.setitem(sys.modules, "shown", shown)
@@ -84,7 +96,7 @@ def test_methods_that_are_shown_keep_the_contract(block: Block, monkeypatch: pyt
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_are_ones_that_there_are(page: str, desk: Path) -> None:
     write_files(page, desk)
-    for block in blocks(page):
+    for block in read_blocks(page):
         here = desk
         for words in block.commands:
             assert words[0] in COMMANDS, f"{page}:{block.line}: {words[0]} is a command that no test knows"
@@ -97,7 +109,7 @@ def test_commands_are_ones_that_there_are(page: str, desk: Path) -> None:
                     check(words[1:], whole=not block.why)
             else:
                 check_other(words)
-    for words in mentioned(page):
+    for words in list_mentioned_commands(page):
         check(words[1:], whole=False)
 
 
@@ -143,7 +155,7 @@ def check_run(given: dict[str, Any]) -> None:
     if config.stream.startswith("folder:") or config.stream.endswith(".csv"):
         made = config.load_stream()
     elif config.stream.startswith(("sine", "circle", "sea")):
-        made = loaded(config.stream, config.pattern)
+        made = load_stream(config.stream, config.pattern)
     elif streams.is_in_catalogue(config.stream) or streams.is_recipe(config.stream):  # data that may be missing here
         streams.check_name(config.stream)
         return
@@ -154,7 +166,7 @@ def check_run(given: dict[str, Any]) -> None:
 
 
 @cache
-def loaded(name: str, pattern: str | None) -> Stream:
+def load_stream(name: str, pattern: str | None) -> Stream:
     return streams.stream(name, pattern=pattern)
 
 
@@ -179,7 +191,7 @@ def test_extras_in_the_text_exist() -> None:
 
 
 def test_grids_are_grids(desk: Path) -> None:
-    found = [block for page in PAGES for block in blocks(page) if block.language == "toml"]
+    found = [block for page in PAGES for block in read_blocks(page) if block.language == "toml"]
     assert len(found) >= 3
     for block in found:
         if "[[runs]]" in block.text:
@@ -191,9 +203,9 @@ def test_grids_are_grids(desk: Path) -> None:
 
 def test_few_blocks_are_not_run() -> None:
     """Each with its reason."""
-    reasons = {f"{b.page}:{b.line}": b.why for page in PAGES for b in blocks(page) if b.why}
+    reasons = {f"{b.page}:{b.line}": b.why for page in PAGES for b in read_blocks(page) if b.why}
     assert len(reasons) <= 8 and all(len(why) > 10 for why in reasons.values()), reasons
-    runnable = [b for page in PAGES for b in blocks(page) if b.commands or b.language == "python"]
+    runnable = [b for page in PAGES for b in read_blocks(page) if b.commands or b.language == "python"]
     assert len(runnable) > 6 * len(reasons)
     marks = sum((ROOT / page).read_text().count("<!-- not run") for page in PAGES)
     assert marks == len(reasons), "a mark stands directly before its block"
@@ -207,7 +219,7 @@ def test_links_lead_somewhere(page: str) -> None:
     assert [target for target in HOOKS.linked(page) if not (ROOT / target).exists()] == []
 
 
-def test_the_hooks_do_what_they_say() -> None:
+def test_the_hooks_pass_their_doctests() -> None:
     found = doctest.testmod(HOOKS)
     assert found.attempted >= 2 and not found.failed
 
@@ -226,12 +238,12 @@ def test_the_site_has_every_page() -> None:
 
 
 def test_each_attack_that_the_docs_list_has_the_test_that_they_name() -> None:
-    page = (ROOT / "docs" / "deploy.md").read_text().split("## Who can do what")[1]
+    page = (ROOT / "docs" / "deploy-security.md").read_text().split("## Attacks and the tests that repeat them")[1]
     rows = [row.strip("|").split("|") for row in page.splitlines() if row.startswith("|")]
     attacks = [row for row in rows if row[0].strip() not in ("attack", "---")]
     assert len(attacks) > 15 and {len(row) for row in attacks} == {3}
     for attack, _, tests in attacks:
-        found = re.findall(r"`([a-z]+/test_[a-z_]+\.py)`: ([^;`]+)", tests)
+        found = re.findall(r"`([a-z/]+/test_[a-z_]+\.py)`: ([^;`]+)", tests)
         assert found and len(found) == tests.count("`") / 2, attack
         for path, names in found:
             source = (ROOT / "tests" / path).read_text()

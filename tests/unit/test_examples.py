@@ -1,4 +1,4 @@
-"""What the documentation shows, runs."""
+"""The examples run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The grids of the paper's tables and figures, and the page made from the committed records."""
+"""The grids of the paper's tables and figures, and the page of the committed records."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from feddrift import algorithms
 from feddrift.errors import DataError
 from feddrift.reports import paper, summary
 from feddrift.runs import record, sweep
-from tests.unit.fake_records import header, make
+from tests.support.records import make_header, write_record
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,40 +37,40 @@ def script(name: str) -> Any:
     return importlib.import_module(f"experiments.{name}")
 
 
-def test_the_page_is_what_the_records_say() -> None:
+def test_the_page_has_the_values_of_the_records() -> None:
     assert (ROOT / "docs" / "reproduce.md").read_text() == script("reproduce").page()
 
 
-def test_the_tables_of_drift_tests_are_what_the_records_say() -> None:
+def test_the_tables_of_drift_tests_have_the_values_of_the_records() -> None:
     page, detectors = (ROOT / "docs" / "drift-tests.md").read_text(), script("detectors")
     for streams in detectors.STREAMS:
         assert detectors.table(ROOT / "results" / "detectors", streams) in page
 
 
-def test_the_tables_of_air_quality_are_what_the_records_say() -> None:
+def test_the_tables_of_air_quality_have_the_values_of_the_records() -> None:
     air = script("air")
     assert air.PAGE.read_text() == air.rendered(air.PAGE.read_text())
 
 
 @pytest.mark.slow
-def test_the_tables_of_the_method_without_settings_are_what_the_records_say() -> None:
+def test_the_tables_of_the_method_without_settings_have_the_values_of_the_records() -> None:
     auto = script("auto")
     assert auto.PAGE.read_text() == auto.rendered(auto.PAGE.read_text())
 
 
 @pytest.mark.slow
-def test_the_tables_of_the_field_are_what_the_records_say() -> None:
+def test_the_tables_of_the_field_have_the_values_of_the_records() -> None:
     field = script("field")
     assert field.PAGE.read_text() == field.rendered(field.PAGE.read_text())
     assert len(field.complete()) >= 12 and len(field.ranking().methods) >= 35
 
 
-def test_the_tables_of_real_data_are_what_the_records_say() -> None:
+def test_the_tables_of_real_data_have_the_values_of_the_records() -> None:
     real = script("real")
     assert real.PAGE.read_text() == real.rendered(real.PAGE.read_text())
 
 
-def test_the_tables_of_faults_are_what_the_records_say() -> None:
+def test_the_tables_of_faults_have_the_values_of_the_records() -> None:
     faults = script("faults")
     assert faults.PAGE.read_text().endswith(faults.measured())
 
@@ -91,8 +91,8 @@ def test_the_committed_cells_keep_to_the_paper() -> None:
         assert mean[stream, "Oblivious"] < mean[stream, "FedDrift-Eager"] < best
 
 
-def test_a_compact_record_says_the_same(tmp_path: Path) -> None:
-    made = make(tmp_path, header(3, 2, seed=5), {"accuracy": [[0.1, 0.2], [0.3, None], [0.5, 0.6]]})
+def test_a_compact_record_has_the_same_content(tmp_path: Path) -> None:
+    made = write_record(tmp_path, make_header(3, 2, seed=5), {"accuracy": [[0.1, 0.2], [0.3, None], [0.5, 0.6]]})
     script("publish").add_records(tmp_path, tmp_path / "out")
     (copy,) = record.read_all(tmp_path / "out")
     assert copy.status == "complete" and copy.header["settings"]["first"] == "one"
@@ -103,9 +103,9 @@ def test_published_records_replace_those_of_the_same_name_and_keep_all_others(tm
     publish = script("publish")
     settings = {"settings": {"delta": 0.1}}
     for seed in (0, 1):
-        make(tmp_path / "first", header(3, 2, seed=seed), {"accuracy": [[0.1, 0.2]] * 3})
-    make(tmp_path / "second", header(3, 2, seed=1), {"accuracy": [[0.3, 0.4]] * 3})
-    make(tmp_path / "second", header(3, 2, seed=2, stream="experiments.variants:sine_100", **settings))
+        write_record(tmp_path / "first", make_header(3, 2, seed=seed), {"accuracy": [[0.1, 0.2]] * 3})
+    write_record(tmp_path / "second", make_header(3, 2, seed=1), {"accuracy": [[0.3, 0.4]] * 3})
+    write_record(tmp_path / "second", make_header(3, 2, seed=2, stream="experiments.variants:sine_100", **settings))
     for by_stream, files in ((False, ["records"]), (True, ["sine-2", "sine_100"])):
         target = tmp_path / f"out-{by_stream}"
         publish.add_records(tmp_path / "first", target, by_stream)
@@ -127,7 +127,7 @@ def test_packing_a_folder_keeps_every_byte_and_loses_nothing_when_it_fails(
     publish = script("publish")
     packed = tmp_path / "records.jsonl.xz"
     for seed in (10, 9, 1):
-        make(tmp_path, header(3, 2, seed=seed))
+        write_record(tmp_path, make_header(3, 2, seed=seed))
     plain = {path.name: path.read_bytes() for path in sorted(tmp_path.glob("*.jsonl"))}
     compress = lzma.compress
     with monkeypatch.context() as patch:
@@ -143,7 +143,7 @@ def test_packing_a_folder_keeps_every_byte_and_loses_nothing_when_it_fails(
 
     first, *_ = plain
     (tmp_path / first).write_bytes(plain[first])  # the same record again is packed once
-    make(tmp_path, header(3, 2, seed=2))
+    write_record(tmp_path, make_header(3, 2, seed=2))
     publish.pack_folder(tmp_path)
     assert [run.header["seed"] for run in record.read_all(tmp_path)] == [1, 2, 9, 10]
 

@@ -1,4 +1,4 @@
-"""Elementary functions and products whose bits do not depend on the processor."""
+"""Elementary functions and products with the same bits on every processor."""
 
 from __future__ import annotations
 

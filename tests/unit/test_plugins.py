@@ -1,4 +1,4 @@
-"""Methods, streams and nets of one's own, by path and from an installed package."""
+"""Algorithms, streams and nets of users, by path and from an installed package."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from feddrift.reports import summary
 from feddrift.runs import record, sweep
 from feddrift.runs.config import RunConfig
 from feddrift.runs.recorded_run import RecordedRun
-from tests.unit.test_cli import feddrift
+from tests.support.cli import run_feddrift
 
 MINE = '''
 from dataclasses import dataclass
@@ -79,7 +79,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_an_error_that_is_raised_elsewhere_says_where(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_that_is_raised_elsewhere_names_its_place(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise KeyError("ours")
 
@@ -116,7 +116,7 @@ def test_a_class_a_subclass_and_a_function_make_algorithms(folder: Path) -> None
         ("no such", "unknown algorithm 'no such'"),
     ],
 )
-def test_what_is_no_algorithm_is_refused_in_one_sentence(folder: Path, name: str, sentence: str) -> None:
+def test_invalid_algorithms_are_refused_in_one_sentence(folder: Path, name: str, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         fd.algorithm(name)
 
@@ -142,7 +142,7 @@ def test_streams_and_nets_of_ones_own(folder: Path) -> None:
 
 
 def test_they_run_and_are_recorded_by_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = feddrift(
+    code, out, err = run_feddrift(
         capsys, "run", "--stream", "people_own:data", "--algorithm", "people_own:Mean", "--algorithm", "FedDrift",
         "--net", "people_own:net", "--set", "strength=0.9", "--set", "delta=0.2", "--out", "runs", "--rounds", "1",
         "--seeds", "0-1",
@@ -153,9 +153,9 @@ def test_they_run_and_are_recorded_by_name(folder: Path, capsys: pytest.CaptureF
     assert header["stream"] == "people_own:data" and header["settings"] == {"strength": 0.9}
     assert header["overrides"]["net"] == "people_own:net" and len(header["overrides"]["data"]) == 8
     assert len(summary.summarise(records)) == 2  # seeds belong together
-    code, _, err = feddrift(capsys, "run", "--stream", "sine-2", "--algorithm", "people_own:Mode")
+    code, _, err = run_feddrift(capsys, "run", "--stream", "sine-2", "--algorithm", "people_own:Mode")
     assert code == 2 and err.count("\n") == 1 and "people_own has no 'Mode'" in err
-    code, _, err = feddrift(capsys, "run", "--stream", "people_own:data", "--algorithm", "people_own:Buggy")
+    code, _, err = run_feddrift(capsys, "run", "--stream", "people_own:data", "--algorithm", "people_own:Buggy")
     assert code == 2 and err.count("\n") == 1 and re.search(BUGGY, err)
 
 
@@ -171,7 +171,7 @@ def test_a_sweep_takes_them(folder: Path) -> None:
     assert len([n for n in news if n.kind == "done"]) == 3
 
 
-def test_what_an_installed_package_offers(
+def test_entry_points_of_an_installed_package(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     info = folder / "people-1.0.dist-info"
@@ -185,7 +185,7 @@ def test_what_an_installed_package_offers(
     assert algorithms.get_settings(fd.algorithm("Mean")) == {"strength": 0.5} and fd.stream("six").n_clients == 1
     config = RunConfig(stream="six", algorithm="Mean", net="three")
     assert config.find_net(fd.stream("six")) == fd.mlp(2, 3, 2)
-    listed = json.loads(feddrift(capsys, "list", "--json")[1])
+    listed = json.loads(run_feddrift(capsys, "list", "--json")[1])
     assert {"name": "Mean", "summary": "installed: people_own:Mean"} in listed["algorithms"]
     assert "six" in [entry["name"] for entry in listed["streams"]]
 

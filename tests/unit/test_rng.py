@@ -1,3 +1,5 @@
+"""Random keys and words."""
+
 from __future__ import annotations
 
 from typing import Any

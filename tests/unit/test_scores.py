@@ -1,4 +1,4 @@
-"""Scores are scikit-learn's, client by client."""
+"""Scores, compared with scikit-learn for each client."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from feddrift.simulation import run_steps
 from feddrift.testing import small_stream
 
 
-def drawn(n_classes: int, sizes: list[int], seed: int) -> tuple[Any, ...]:
+def draw_scores(n_classes: int, sizes: list[int], seed: int) -> tuple[Any, ...]:
     draw = np.random.default_rng(seed)
     logits = draw.normal(size=(sum(sizes), n_classes)).round(1)  # ties, too
     chances = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
@@ -32,7 +32,7 @@ def drawn(n_classes: int, sizes: list[int], seed: int) -> tuple[Any, ...]:
 @pytest.mark.parametrize("seed", [0, 1])
 def test_they_are_those_of_scikit_learn(n_classes: int, seed: int) -> None:
     sizes = [20, 60, 0, 200, 1]
-    chances, predicted, y, n, received = drawn(n_classes, sizes, seed)
+    chances, predicted, y, n, received = draw_scores(n_classes, sizes, seed)
     found = scores.compute_scores(chances, predicted, y, n, received)
     assert set(found) == set(scores.SCORES)
     start = 0
@@ -63,7 +63,7 @@ def test_they_are_those_of_scikit_learn(n_classes: int, seed: int) -> None:
         assert found["auc"][3] == pytest.approx(sk.roc_auc_score(true, p, multi_class="ovr"), rel=1e-12)
 
 
-def test_a_single_class_is_no_reason_to_fail() -> None:
+def test_a_single_class_is_accepted() -> None:
     cells = [[(np.random.default_rng(t).random((8, 2)), np.zeros(8, dtype=int))] for t in range(3)]
     step = next(fd.run(fd.Stream.from_arrays(cells), "Oblivious", local=fd.Local(rounds=1, steps=1)))
     assert step.scores["log_loss"][0] == 0 and np.isnan(step.scores["auc"][0])
@@ -105,7 +105,7 @@ def test_a_record_has_those_of_the_models_that_it_exports(name: str, tmp_path: P
     assert set(scores.SCORES) <= set(fd.rows(record))
 
 
-def test_what_clients_have_received_is_counted_right_in_any_order_of_times() -> None:
+def test_received_models_are_counted_correctly_in_any_order_of_times() -> None:
     """An engine counts on from the time it was asked for last."""
     stream, local = fd.stream("sea-4"), fd.Local(rounds=1, steps=1)
     state = next(fd.run(stream, "Oblivious", local=local)).state
@@ -116,12 +116,12 @@ def test_what_clients_have_received_is_counted_right_in_any_order_of_times() -> 
             assert majority == np.mean(stream.cell(t, c)[1] == np.bincount(seen).argmax())
 
 
-def test_every_engine_says_the_same() -> None:
+def test_every_engine_gives_the_same_explanation() -> None:
     local, stream = fd.Local(rounds=2, steps=3, batch=8), small_stream(missing=[(0, 0), (3, 1)])
     pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
-    from tests.flower import OverFlower
+    from tests.support.flower import InProcessFlower
 
-    over_flower = OverFlower(stream, default_net(stream), local, seed=0)
+    over_flower = InProcessFlower(stream, default_net(stream), local, seed=0)
     over_flower.n_steps = stream.n_steps
     runs = {
         "simulator": fd.run(stream, "FedDrift", local=local),

@@ -1,4 +1,4 @@
-"""The checks for authors outside: what is right passes, and every way to be wrong is named."""
+"""The checks for authors of extensions: correct code passes, and each kind of error is named."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from feddrift.engines.simulator.simulator import Simulator, SimulatorWorker
 from feddrift.models import join, take
 from feddrift.testing import FakeFederation, check_algorithm, check_net, check_test, check_worker
 from feddrift.types import Bools, Event, Federation, Ints, State
-from tests.contract.test_engines import one_of_a_kind
+from tests.support.engines import mark_variants_slow
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", one_of_a_kind([*ALGORITHMS]))
+@pytest.mark.parametrize("name", mark_variants_slow([*ALGORITHMS]))
 def test_every_method_of_the_catalogue_passes(name: str) -> None:
     check_algorithm(fd.algorithm(name))
 
@@ -186,7 +186,7 @@ class Counts:
         return replace(after, votes=np.asarray(after.votes) * self.seen)
 
 
-def test_what_is_remembered_outside_the_state_is_noticed() -> None:
+def test_memory_outside_the_state_is_detected() -> None:
     with pytest.raises(AssertionError, match="a saved state continues differently at tau=1"):
         check_algorithm(Counts())
     with pytest.raises(AssertionError, match="an algorithm is an object with init and step, got"):
@@ -194,13 +194,13 @@ def test_what_is_remembered_outside_the_state_is_noticed() -> None:
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_method_is_told_what_is_wrong(name: str) -> None:
+def test_an_invalid_method_gets_an_explanation(name: str) -> None:
     spoil, sentence = WRONG[name]
     with pytest.raises(AssertionError, match=sentence):
         check_algorithm(Spoilt(spoil))
 
 
-def test_a_wrong_net_is_told_what_is_wrong() -> None:
+def test_an_invalid_net_gets_an_explanation() -> None:
     good = fd.mlp(3, 6, 2)
     check_net(good, [3], 2)
     constant = good.init((np.uint32(1), np.uint32(2)))
@@ -216,7 +216,7 @@ def test_a_wrong_net_is_told_what_is_wrong() -> None:
             check_net(net, [3], 2)
 
 
-def test_a_wrong_drift_test_is_told_what_is_wrong() -> None:
+def test_an_invalid_drift_test_gets_an_explanation() -> None:
     def same(seen: Evidence, value: bool) -> Bools:
         return np.full(len(seen.newest), value)
 
@@ -232,7 +232,7 @@ def test_a_wrong_drift_test_is_told_what_is_wrong() -> None:
             check_test(test)  # type: ignore[arg-type]
 
 
-def test_a_wrong_engine_is_told_what_is_wrong() -> None:
+def test_an_invalid_engine_gets_an_explanation() -> None:
     class Deaf(SimulatorWorker):
         def score(self, *args: Any, **kwargs: Any) -> Any:
             for which, sums, sizes in super().score(*args, **kwargs):
@@ -246,7 +246,7 @@ def test_a_wrong_engine_is_told_what_is_wrong() -> None:
         check_worker(Engine)
 
 
-def test_the_fake_federation_notes_what_it_is_asked() -> None:
+def test_the_fake_federation_records_its_requests() -> None:
     fed = FakeFederation(tau=1, n_clients=3, loss=lambda c, i: c / 10)
     state = fd.algorithm("FedDrift").step(fd.algorithm("FedDrift").init(FakeFederation(0, 3)), FakeFederation(0, 3))
     fd.algorithm("FedDrift").step(state, fed)

@@ -1,4 +1,4 @@
-"""Votes as the models that each client votes with: the same numbers as the full array, and no more memory."""
+"""Votes as indices of models: the same numbers as the full array, with less memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from feddrift.data import Stream
 from feddrift.engines.simulator.simulator import Simulator
 from feddrift.engines.sparse_weights import find_weight_problem
 from feddrift.nets import default_net
-from feddrift.nets.voting import mean_probabilities
+from feddrift.nets.voting import average_probabilities
 from feddrift.simulation import add_newcomers, run_steps
 from feddrift.testing import FakeFederation
 from feddrift.types import Floats, Local, Models, State, Votes
@@ -62,7 +62,7 @@ def test_they_are_the_array_that_they_stand_for(full: Floats) -> None:
         (Votes(np.array([[0, -1]]), np.array([[1.0, 0.0]]), 3), ""),
     ],
 )
-def test_what_is_wrong_with_votes_is_said(votes: Votes, problem: str) -> None:
+def test_problems_of_votes_are_reported(votes: Votes, problem: str) -> None:
     assert problem in find_weight_problem(votes, "votes", "c, m") and bool(find_weight_problem(votes, "votes")) == bool(
         problem
     )
@@ -73,7 +73,7 @@ def test_models_and_weights_must_have_one_shape() -> None:
         Votes(np.zeros((2, 1), dtype=np.int64), np.ones((2, 2)), 3)
 
 
-def test_newcomers_vote_with_what_most_use() -> None:
+def test_new_clients_vote_with_the_most_used_model() -> None:
     models = Models({"a": np.zeros((3, 1))}, (0, 1, 2), owner=(-1, -1, 1))
     full = np.array([[0.0, 1.0, 0.0], [0.0, 0.5, 0.5]])
     state = State(models, np.zeros((0, 2, 3)), Votes.of(full))
@@ -83,7 +83,7 @@ def test_newcomers_vote_with_what_most_use() -> None:
     assert isinstance(late.votes, Votes)
 
 
-def test_a_run_goes_on_from_a_checkpoint_whose_votes_are_an_array(tmp_path: Path) -> None:
+def test_a_run_resumes_from_a_checkpoint_whose_votes_are_an_array(tmp_path: Path) -> None:
     """As version 0.3.0 wrote it."""
     stream, local = fd.stream("sine-2"), Local(rounds=2, steps=3)
     steps = list(fd.run(stream, "FineTuned", local=local))
@@ -98,10 +98,10 @@ def test_a_run_goes_on_from_a_checkpoint_whose_votes_are_an_array(tmp_path: Path
 
 def test_a_model_without_a_vote_may_be_anything() -> None:
     sound, unsound = np.array([[0.2, 0.8]]), np.full((1, 2), np.nan)
-    np.testing.assert_array_equal(mean_probabilities([sound, unsound], np.array([[2.0, 0.0]])), sound)
+    np.testing.assert_array_equal(average_probabilities([sound, unsound], np.array([[2.0, 0.0]])), sound)
 
 
-def spreading(clients: int) -> Stream:
+def make_spreading_stream(clients: int) -> Stream:
     """Two concepts, of which the second reaches more clients at each time step."""
     draw, steps, rows = np.random.default_rng(0), 4, 20
     concepts = np.zeros((steps + 1, clients), dtype=int)
@@ -116,7 +116,7 @@ def spreading(clients: int) -> Stream:
 def test_memory_grows_with_the_number_of_clients_and_not_with_its_square(name: str) -> None:
     peaks = []
     for clients in (200, 1000):
-        stream = spreading(clients)
+        stream = make_spreading_stream(clients)
         tracemalloc.start()
         for step in fd.run(stream, name, local=Local(rounds=2, steps=2)):
             assert isinstance(step.state.votes, Votes)

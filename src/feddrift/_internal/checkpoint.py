@@ -41,11 +41,11 @@ from feddrift.types import (
     Votes,
 )
 
-SCHEMA = 4  # increase it, too, if runs or servers store other values
+SCHEMA = 4  # increase it also if runs or servers store other values
 READABLE_SCHEMAS = (2, 3, SCHEMA)  # 2 named classes by their modules; 3 had no Votes, and stored equal rows repeatedly
-MAX_CHECKPOINTS = 2  # if the last one is damaged, the one before can be used
+MAX_CHECKPOINTS = 2  # per run: if the newest is damaged, the one before can be used
 MAX_HEADER_BYTES = 4096  # bytes of the first line
-TREE_FIELDS = ("params", "trunk", "classes")  # fields of models that are trees like their parameters
+TREE_FIELDS = ("params", "trunk", "classes")  # fields of models and updates with the tree structure of parameters
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -74,7 +74,11 @@ class Checkpoint:
             raise DataError(f"{self.path} does not fit this run: {type(error).__name__}: {error}") from None
 
     def decode_moved_fields(self, like: Params) -> dict[str, Any]:
-        """Return the data of conditions that version 0.3 stored in the state, the first item of the value."""
+        """Return the data of conditions that version 0.3 stored in the state, the first item of the value.
+
+        Args:
+            like: Parameters of the run's net.
+        """
         try:
             state = self._tree["tuple"][0]
             cls = _find_class(state["is"])
@@ -86,7 +90,7 @@ class Checkpoint:
             return {}
 
 
-# Data that version 0.3 stored in `State`, by the name that `feddrift.simulation.LoopState` has for them.
+# Fields of `State` in version 0.3 -> fields of `feddrift.simulation.LoopState`.
 MOVED_STATE_FIELDS = {"routing": "routing", "acted": "alarm_times"}
 
 
@@ -104,8 +108,8 @@ def write(path: Path, about: Mapping[str, Any], value: Any) -> None:
     arrays: Arrays = {}
     tree = {"about": dict(about), "value": _encode(value, arrays)}
     payload = save_arrays(arrays, {"tree": json.dumps(tree)})
-    first = {"feddrift": "checkpoint", "schema": SCHEMA, "sha256": hashlib.sha256(payload).hexdigest()}
-    atomic_write(path, json.dumps(first).encode() + b"\n" + payload)
+    header = {"feddrift": "checkpoint", "schema": SCHEMA, "sha256": hashlib.sha256(payload).hexdigest()}
+    atomic_write(path, json.dumps(header).encode() + b"\n" + payload)
 
 
 def read(path: Path) -> Checkpoint:
@@ -118,13 +122,13 @@ def read(path: Path) -> Checkpoint:
         line, _, payload = path.read_bytes().partition(b"\n")
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from None
-    first = _parse_json(line[:MAX_HEADER_BYTES])
-    if not isinstance(first, dict) or first.get("feddrift") != "checkpoint":
+    header = _parse_json(line[:MAX_HEADER_BYTES])
+    if not isinstance(header, dict) or header.get("feddrift") != "checkpoint":
         raise DataError(f"{path} is not a checkpoint")
-    if first.get("schema") not in READABLE_SCHEMAS:
+    if header.get("schema") not in READABLE_SCHEMAS:
         readable = f"{', '.join(map(str, READABLE_SCHEMAS[:-1]))} and {READABLE_SCHEMAS[-1]}"
-        raise DataError(f"{path} is a checkpoint of schema {first.get('schema')!r}, this feddrift reads {readable}")
-    if first.get("sha256") != hashlib.sha256(payload).hexdigest():
+        raise DataError(f"{path} is a checkpoint of schema {header.get('schema')!r}, this feddrift reads {readable}")
+    if header.get("sha256") != hashlib.sha256(payload).hexdigest():
         raise DataError(f"{path} is damaged: its checksum is wrong")
     try:
         arrays = load_arrays(payload)
@@ -136,6 +140,7 @@ def read(path: Path) -> Checkpoint:
 
 
 def _parse_json(line: bytes) -> Any:
+    """Parse JSON; None if it is not valid."""
     try:
         return json.loads(line)
     except (ValueError, RecursionError):
@@ -143,13 +148,13 @@ def _parse_json(line: bytes) -> Any:
 
 
 class Folder:
-    """Folder with the last two checkpoints of a run: `<steps done>-<rounds done in the next>.ckpt`."""
+    """Folder with the newest checkpoints of a run: `<finished steps>-<finished rounds of the next step>.ckpt`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def write(self, steps: int, rounds: int, about: Mapping[str, Any], value: Any) -> Path:
-        """Save a checkpoint, delete all but the newest two, and return the new file.
+        """Save a checkpoint, delete all but the newest MAX_CHECKPOINTS, and return the new file.
 
         Args:
             steps: The number of finished time steps.
@@ -170,7 +175,7 @@ class Folder:
                 other.unlink(missing_ok=True)
 
     def newest_first(self) -> Iterator[Checkpoint | DataError]:
-        """Yield all checkpoints, newest first, and the error in place of a file that cannot be used."""
+        """Yield all checkpoints, newest first; for a file that cannot be used, yield the error."""
         for path in self._list_files():
             try:
                 yield read(path)
@@ -188,8 +193,8 @@ class Folder:
 def _get_classes_by_name() -> dict[str, type[Any]]:
     """Return the classes that a checkpoint may contain: those of the contract, and states of all imported algorithms.
 
-    The key is the name of the class. If several classes have the same name, the first of them, feddrift's own if there
-    is one, has it; the key of the others is the path with their module.
+    The key of a class is its name. If several classes have the same name, it is the key of one of them, of feddrift's
+    own class if there is one; the keys of the others are their paths, with the module.
     """
     classes: list[type[Any]] = [
         Models,
@@ -207,7 +212,7 @@ def _get_classes_by_name() -> dict[str, type[Any]]:
     for cls in classes:
         classes += [sub for sub in cls.__subclasses__() if sub not in classes]
     own_first = sorted(classes, key=lambda cls: not _is_own_class(cls))
-    by_path = {_get_class_path(cls): cls for cls in own_first}  # a path stands for its last definition
+    by_path = {_get_class_path(cls): cls for cls in own_first}  # of classes with the same path, the last
     by_name: dict[str, type[Any]] = {}
     for path, cls in by_path.items():
         by_name[cls.__qualname__ if cls.__qualname__ not in by_name else path] = cls
@@ -215,19 +220,20 @@ def _get_classes_by_name() -> dict[str, type[Any]]:
 
 
 def _find_class(name: str) -> type[Any]:
-    """Return the class of this name or path.
+    """Return the class with this name or path.
 
-    Schema 2 has paths only. Classes of feddrift are found by the last part of the path, since their modules may have
-    moved.
+    Schema 2 has paths only. feddrift's own classes are then found by their names, since their modules may have moved.
     """
     by_name = _get_classes_by_name()
-    last = name.rpartition(".")[2]
-    if name not in by_name and name.startswith("feddrift.") and last in by_name and _is_own_class(by_name[last]):
-        name = last
-    match = by_name.get(name) or next((cls for cls in by_name.values() if _get_class_path(cls) == name), None)
-    if match is None:
-        raise TypeError(f"it contains a {name}, which this program does not know")
-    return match
+    short_name = name.rpartition(".")[2]
+    if name in by_name:
+        return by_name[name]
+    if name.startswith("feddrift.") and short_name in by_name and _is_own_class(by_name[short_name]):
+        return by_name[short_name]
+    for cls in by_name.values():
+        if _get_class_path(cls) == name:
+            return cls
+    raise TypeError(f"it contains a {name}, which is not a class of this program")
 
 
 def _list_moved_fields(cls: type[Any]) -> set[str]:
@@ -237,8 +243,8 @@ def _list_moved_fields(cls: type[Any]) -> set[str]:
     return MOVED_STATE_FIELDS.keys() - {field.name for field in dataclasses.fields(cls)}
 
 
-def _list_former_names(cls: type[Any]) -> dict[str, str]:
-    """Return the present name of each field that has `former_name` in its metadata, by the former name."""
+def _map_former_names(cls: type[Any]) -> dict[str, str]:
+    """Return the current names of the fields with `former_name` in their metadata, by former name."""
     return {
         field.metadata["former_name"]: field.name
         for field in dataclasses.fields(cls)
@@ -281,9 +287,9 @@ def _encode(value: Any, arrays: Arrays) -> Any:
         stack, index = find_distinct_rows(value)
         return {"rows": [_encode(stack, arrays), _encode(index, arrays)]}
     if hasattr(value, "__array__"):
-        name = str(len(arrays))
-        arrays[name] = np.array(value, order="C")
-        return {"array": name}
+        key = str(len(arrays))
+        arrays[key] = np.array(value, order="C")
+        return {"array": key}
     raise DataError(f"a checkpoint cannot contain a {type(value).__name__}")
 
 
@@ -292,7 +298,7 @@ def _decode(tree: Any, arrays: Arrays, like: Params) -> Any:
         return tree
     if "is" in tree:
         cls = _find_class(tree["is"])
-        current_names = _list_former_names(cls)
+        current_names = _map_former_names(cls)
         fields = {name: part for name, part in tree["fields"].items() if name not in _list_moved_fields(cls)}
         return cls(**{current_names.get(name, name): _decode(part, arrays, like) for name, part in fields.items()})
     (kind, parts), *extra = tree.items()

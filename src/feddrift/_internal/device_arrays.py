@@ -2,8 +2,8 @@
 
 A `StackView` works like a NumPy array. Arithmetic, reading a row and functions of NumPy copy it to the host, once;
 functions of JAX need `jnp.asarray` of it. Several of its rows are again a StackView, and so is the result of
-`concatenate_arrays`: copying and joining models moves no values to the host. For operations on all updates of a round,
-the server calls `find_device` first, and lets the device compute them.
+`concatenate_arrays`: copying and joining models copies no values to the host. Operations on all updates of a round call
+`find_device` first, and use the device if there is one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class UpdateGeometry(Protocol):
-    """Lengths of a model's updates (differences from the model), and angles between them; m is its position."""
+    """Lengths of the updates (differences) from the model at position m, and the angles between them."""
 
     def measure_mean(self, m: int) -> float:
         """Return the length of the unweighted mean of the updates."""
@@ -35,7 +35,7 @@ class UpdateGeometry(Protocol):
         ...
 
     def measure_cosines(self, m: int) -> Floats:
-        """Return [update, update], the cosine of the angle between each two updates."""
+        """Return [update, update], the cosines of the angles between updates."""
         ...
 
 
@@ -94,7 +94,7 @@ class StackView(NDArrayOperatorsMixin):
         return getattr(ufunc, method)(*values, **options)
 
     def make_writable(self) -> npt.NDArray[Any]:
-        """Return the values as a writable array on the host, where they are stored from then on."""
+        """Return the values as a writable array on the host, and use this array from then on."""
         if self.storage is not None:
             self.host_array = self.host_array.copy()
             self.storage = None
@@ -128,22 +128,22 @@ class StackView(NDArrayOperatorsMixin):
 
 
 class SharedRows:
-    """Storage on the host that has a row once, even if several models share it.
+    """Storage on the host in which several models can share a row.
 
     The server of a deployment stores its models here. All private models share a row of NaN, since the server does not
     have their parameters.
     """
 
     def concatenate_arrays(self, arrays: Sequence[Any]) -> Any:
-        """Concatenate arrays; the new stack has only rows that are in use."""
+        """Concatenate arrays; the new stack contains only rows that are in use."""
         stacks = []
         rows = []
-        begin = 0
+        n_rows = 0
         for array in arrays:
             stack, index = find_distinct_rows(array)
             stacks.append(stack)
-            rows.append(begin + index)
-            begin += len(stack)
+            rows.append(n_rows + index)
+            n_rows += len(stack)
         return _share_empty_row(StackView(self, np.concatenate(stacks), np.concatenate(rows)))
 
     def store_models(self, models: Models) -> Models:
@@ -160,8 +160,7 @@ class SharedRows:
         empty = np.full((1, *stack.shape[1:]), np.nan, dtype=stack.dtype)
         index = index.copy()
         index[rows] = len(stack)
-        stack, index = find_distinct_rows(StackView(self, np.concatenate([stack, empty]), index))
-        return StackView(self, stack, index)
+        return StackView(self, *find_distinct_rows(StackView(self, np.concatenate([stack, empty]), index)))
 
 
 SHARED_ROWS = SharedRows()
@@ -202,7 +201,7 @@ def find_device(params: Params) -> UpdateDevice | None:
 
 
 def move_to_host(value: T) -> T:
-    """Return models or updates with NumPy arrays in place of arrays on a device, and any other value as it is."""
+    """Copy the arrays of models or updates from a device to NumPy arrays; any other value is returned unchanged."""
     if not isinstance(value, Models | Updates):
         return value
     if not any(isinstance(leaf, StackView) and leaf.storage is not SHARED_ROWS for leaf in tree_leaves(value.params)):

@@ -26,12 +26,12 @@ def is_import_path(name: str) -> bool:
 
 
 def load_object(kind: str, name: str, folder: Path | None = None) -> Any:
-    """Import the object that a path names; modules in the working directory are found, too.
+    """Import the object with this path; modules in the working directory are found, too.
 
     Args:
         kind: The kind of the object, for messages.
         name: The path.
-        folder: A folder that is searched first. It stays on Python's path: its modules may import one another later.
+        folder: A folder that is searched first. It remains in `sys.path`: its modules may import one another later.
 
     Raises:
         ConfigError: The module cannot be imported, or does not have the object.
@@ -43,8 +43,8 @@ def load_object(kind: str, name: str, folder: Path | None = None) -> Any:
     if folder is not None and str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     cwd = str(Path.cwd())
-    is_missing = cwd not in sys.path  # a console script does not search it, but users' files are there
-    if is_missing:
+    add_cwd = cwd not in sys.path  # a console script does not search it, but users' files are there
+    if add_cwd:
         sys.path.append(cwd)
     try:
         target: Any = importlib.import_module(module)
@@ -56,7 +56,7 @@ def load_object(kind: str, name: str, folder: Path | None = None) -> Any:
     except Exception as error:  # a user's module may raise any error when it is imported
         raise ConfigError(f"{kind} '{name}': importing {module} failed: {type(error).__name__}: {error}") from error
     finally:
-        if is_missing:
+        if add_cwd:
             sys.path.remove(cwd)
     for part in attribute.split("."):
         if not hasattr(target, part):
@@ -95,7 +95,7 @@ def call_function(kind: str, name: str, function: Callable[..., Any], *args: Any
         args: Its arguments.
 
     Raises:
-        ConfigError: The function raised an error, which is the cause of this one. FeddriftErrors pass unchanged.
+        ConfigError: The function raised an error, which is the cause of this one. FeddriftErrors are not converted.
     """
     try:
         return function(*args)

@@ -17,9 +17,9 @@ def count_cores() -> int:
 
 
 def atomic_write(path: Path, data: bytes) -> None:
-    """Write a file that appears complete or not at all, also after a power failure.
+    """Write a file completely or not at all, also in case of a power failure.
 
-    An older file of this name stays until the new one is complete.
+    An older file of this name remains until the new one is complete.
 
     Raises:
         DataError: The file cannot be written.
@@ -69,7 +69,7 @@ def lock_folder(folder: Path, busy: str) -> Iterator[None]:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a new name in the folder survive a power failure, if the system supports it."""
+    """Write the entries of a folder to the disk, if the system supports it: new names survive a power failure."""
     with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:

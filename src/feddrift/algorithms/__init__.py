@@ -1,4 +1,4 @@
-"""Catalogue of algorithms: each name stands for a class, some of its fields fixed, and a summary."""
+"""Catalogue of algorithms: for each name the class, the values of fields that the name fixes, and a summary."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ RECOMMENDED = "FedDrift-Auto"  # the default algorithm
 
 ALGORITHMS: dict[str, CatalogueEntry] = {
     RECOMMENDED: CatalogueEntry(
-        FedDriftAuto, {}, "the default, no settings: models for conflicts in the data, private ones beside them"
+        FedDriftAuto, {}, "the default, without settings: shared models for conflicting data, and private models"
     ),
-    "Oblivious": CatalogueEntry(Single, {}, "one model on all data so far: FedAvg that knows no drift"),
+    "Oblivious": CatalogueEntry(Single, {}, "one model on all data so far: FedAvg without regard to drift"),
     "Window": CatalogueEntry(Single, {"memory": window(1)}, "one model on the newest time step"),
     "Window-2": CatalogueEntry(Single, {"memory": window(2)}, "one model on the two newest time steps"),
     "Weighted-Linear": CatalogueEntry(
@@ -71,56 +71,54 @@ ALGORITHMS: dict[str, CatalogueEntry] = {
     ),
     "DriftSurf": CatalogueEntry(DriftSurf, {}, "one model, replaced after a central alarm and a trial of a new one"),
     "AUE": CatalogueEntry(AUE, {}, "weighted vote of the models of the last 5 time steps"),
-    "AUE-PC": CatalogueEntry(AUE, {"per_client": True}, "AUE with weights of each client's own"),
-    "KUE": CatalogueEntry(KUE, {}, "vote of 10 models on random features, weighted by kappa"),
-    "CFL": CatalogueEntry(CFL, {}, "clusters that split when their clients' updates point apart"),
-    "CFL-W": CatalogueEntry(CFL, {"memory": window(1)}, "CFL that remembers one time step"),
+    "AUE-PC": CatalogueEntry(AUE, {"per_client": True}, "AUE with separate weights for each client"),
+    "KUE": CatalogueEntry(KUE, {}, "vote of 10 models on random features, weighted by Cohen's kappa"),
+    "CFL": CatalogueEntry(CFL, {}, "clusters that split when their clients' updates point in different directions"),
+    "CFL-W": CatalogueEntry(CFL, {"memory": window(1)}, "CFL on the newest time step"),
     "IFCA(T)": CatalogueEntry(
         IFCA, {"every_round": False}, "a given number of models, clients choose once per time step"
     ),
     "IFCA": CatalogueEntry(IFCA, {}, "a given number of models, clients choose in every round"),
-    "IFCA-W": CatalogueEntry(IFCA, {"memory": window(1)}, "IFCA that remembers one time step"),
-    "FedDrift-Eager": CatalogueEntry(FedDriftEager, {}, "one new model for all clients that drift at a time"),
-    "FedDrift-Eager-W": CatalogueEntry(
-        FedDriftEager, {"memory": window(1)}, "FedDrift-Eager that remembers one time step"
-    ),
+    "IFCA-W": CatalogueEntry(IFCA, {"memory": window(1)}, "IFCA on the newest time step"),
+    "FedDrift-Eager": CatalogueEntry(FedDriftEager, {}, "one new model for all clients that drift in a time step"),
+    "FedDrift-Eager-W": CatalogueEntry(FedDriftEager, {"memory": window(1)}, "FedDrift-Eager on the newest time step"),
     "FedDrift": CatalogueEntry(FedDrift, {}, "a new model for each client that drifts, then hierarchical merging"),
-    "FedDrift-W": CatalogueEntry(FedDrift, {"memory": window(1)}, "FedDrift that remembers one time step"),
+    "FedDrift-W": CatalogueEntry(FedDrift, {"memory": window(1)}, "FedDrift on the newest time step"),
     "FedDrift-C": CatalogueEntry(FedDriftC, {}, "FedDrift with at most one new global model per time step"),
-    "FedDrift-Trunk": CatalogueEntry(FedDriftTrunk, {}, "FedDrift whose concepts share a trunk where that serves them"),
-    "Local": CatalogueEntry(LocalOnly, {}, "a model for each client, trained on its own data alone: nothing is sent"),
-    "Local-W": CatalogueEntry(LocalOnly, {"memory": window(1)}, "Local that remembers one time step"),
+    "FedDrift-Trunk": CatalogueEntry(FedDriftTrunk, {}, "FedDrift whose models share a trunk where that is better"),
+    "Local": CatalogueEntry(LocalOnly, {}, "a model for each client, trained on its own data alone: no model is sent"),
+    "Local-W": CatalogueEntry(LocalOnly, {"memory": window(1)}, "Local on the newest time step"),
     "FineTuned": CatalogueEntry(
-        FineTuned, {}, "one model for all, and at each client a copy that learns from its own data"
+        FineTuned, {}, "one model for all, and for each client a copy that is trained on its own data"
     ),
     "FineTuned-W": CatalogueEntry(
-        FineTuned, {"memory": window(1)}, "FineTuned whose copies learn from the newest data alone"
+        FineTuned, {"memory": window(1)}, "FineTuned whose copies are trained on the newest time step"
     ),
     "Majority": CatalogueEntry(
-        LocalOnly, {"sees_inputs": False}, "each client's most frequent class, without a look at inputs"
+        LocalOnly, {"sees_inputs": False}, "each client's most frequent class, whatever the inputs are"
     ),
-    "FedRep": CatalogueEntry(FedRep, {}, "one trunk that learns from all, and a head of its own for each client"),
+    "FedRep": CatalogueEntry(FedRep, {}, "one trunk, trained by all clients, and a head for each client"),
     "Flash": CatalogueEntry(
-        Flash, {}, "one model on the newest time step, whose server steps by how the clients' changes vary"
+        Flash, {}, "one model on the newest time step, with server steps that adapt to the variance of updates"
     ),
     "FedCCFA-Heads": CatalogueEntry(
-        FedCCFAHeads, {}, "FedRep on the newest data; clients that agree on a class share its row"
+        FedCCFAHeads, {}, "FedRep on the newest time step; clients that agree on a class share its row of the head"
     ),
-    "FairFedDrift": CatalogueEntry(FairFedDrift, {}, "FedDrift that looks at every group of rows, or class, by itself"),
+    "FairFedDrift": CatalogueEntry(FairFedDrift, {}, "FedDrift with a drift test by group of rows, or by class"),
     "FedRC": CatalogueEntry(
-        FedRC, {}, "a given number of models, mixed at each client by how well they explain its classes"
+        FedRC, {}, "a given number of models, mixed for each client by how well they explain its classes"
     ),
     "FedEM": CatalogueEntry(
-        FedRC, {"by_class": False}, "a given number of models, mixed by how well they explain its data"
+        FedRC, {"by_class": False}, "a given number of models, mixed for each client by how well they explain its data"
     ),
     "FLUX": CatalogueEntry(
-        FLUX, {}, "clusters of clients whose data look alike to one model, found again at every time step"
+        FLUX, {}, "clusters of clients with similar data profiles, computed again at every time step"
     ),
     "FEROMA": CatalogueEntry(
-        FEROMA, {}, "a model for each client, mixed of those of clients whose data look like its own"
+        FEROMA, {}, "a model for each client, a mixture of the models of clients with similar data profiles"
     ),
-    "Oracle": CatalogueEntry(Oracle, {}, "one model per true concept: the ceiling"),
-    "Oracle-W": CatalogueEntry(Oracle, {"memory": window(1)}, "Oracle that remembers one time step"),
+    "Oracle": CatalogueEntry(Oracle, {}, "one model per true concept: the upper bound"),
+    "Oracle-W": CatalogueEntry(Oracle, {"memory": window(1)}, "Oracle on the newest time step"),
     "Oracle-Trunk": CatalogueEntry(Oracle, {"share": True}, "one head per true concept on one trunk"),
 }
 
@@ -136,7 +134,7 @@ DEFAULTS_BY_FAMILY: dict[type[Any], dict[str, dict[str, float]]] = {
     AdaptiveFedAvg: {"lr": {"sine": 0.1}},
 }
 
-# Further defaults for FMoW, by name: there are several distributions from the start, and ensembles are smaller.
+# Further defaults for FMoW, by name: its clients have several distributions from the start, and ensembles are smaller.
 _FMOW_IFCA = {"n_models": 5, "first": "choose"}
 FMOW_DEFAULTS: dict[str, dict[str, Any]] = {
     "FedDrift": {"first": "each"}, "FedDrift-W": {"first": "each"},
@@ -220,7 +218,7 @@ def _choose_defaults(name: str, cls: type[Any], stream: Stream, given: Mapping[s
         defaults |= FMOW_DEFAULTS.get(name, {})
     detects = isinstance(cls, type) and issubclass(cls, DriftDetectionOptions) and not cls.has_own_test
     if detects and family == TABLE_FAMILY and not {"delta", "metric"} & set(given):
-        defaults["test"] = "two-sample"  # no delta is known for tables; a given delta asks for the threshold test
+        defaults["test"] = "two-sample"  # no delta is known for tables; with a given delta the threshold test remains
     if family == SYNTHETIC_FAMILY and "delta" in get_family_defaults(cls) and not {"delta", "test"} & set(given):
         instead = ", or test=two-sample, which needs none" if detects else ""
         raise ConfigError(

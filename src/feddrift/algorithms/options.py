@@ -28,10 +28,11 @@ def option(default: Any, help: str, quiet: bool = False) -> Any:
 
 
 def get_options(algorithm: Any) -> dict[str, dataclasses.Field[Any]]:
-    """Return the fields that users may set, of an algorithm class or object, by the name of the setting.
+    """Return the fields of an algorithm, a class or an object, that users may set, by the name of the setting.
 
-    These are the fields with a help text and, for classes that are not part of this package, their own fields without a
-    default or with a number, text or None as default. A trailing underscore is dropped: `init_` is the setting init.
+    These are the fields with a help text. A class outside this package needs no help texts: its own fields without a
+    default, or with a number, a text or None as default, are settings, too. A trailing underscore is dropped: `init_`
+    is the setting init.
     """
     if not dataclasses.is_dataclass(algorithm):
         return {}
@@ -52,7 +53,7 @@ def _is_external_setting(algorithm: Any, field: dataclasses.Field[Any]) -> bool:
 
 
 def get_settings(algorithm: Any) -> dict[str, Any]:
-    """Return the values of an algorithm's settings, as records contain them."""
+    """Return the values of an algorithm's settings for a record; quiet settings with their default are left out."""
     settings = {}
     for name, field in get_options(algorithm).items():
         value = getattr(algorithm, field.name)

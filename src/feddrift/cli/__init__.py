@@ -1,4 +1,4 @@
-"""The command line: one module for each group of commands, and the application that joins them."""
+"""The command line: a module for each group of commands, and the application that contains them."""
 
 from __future__ import annotations
 
@@ -50,29 +50,32 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _main(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print it")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version")
     ] = False,
 ) -> None:
     pass
 
 
 def _build_repeat_filter() -> Callable[[logging.LogRecord], bool]:
-    """Return a filter that passes each message once: several seeds repeat the same messages."""
-    passed: set[str] = set()
+    """Return a filter that passes each message once, since runs with several seeds repeat messages."""
+    old_messages: set[str] = set()
 
     def is_new(line: logging.LogRecord) -> bool:
         message = line.getMessage()
-        return not (message in passed or passed.add(message))  # type: ignore[func-returns-value]
+        if message in old_messages:
+            return False
+        old_messages.add(message)
+        return True
 
     return is_new
 
 
 def main() -> None:
     """Run the `feddrift` command, and exit with code 0, with 2 after bad input, or with 130 after Ctrl-C."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # only a run has something to save
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # commands that save their work set their own handler
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal without ± shows the table, too
+            stream.reconfigure(errors="replace")  # for terminals without characters such as ±
     handler = RichHandler(console=console.err, show_time=False, show_path=False)
     handler.addFilter(_build_repeat_filter())
     logging.basicConfig(format="%(message)s", handlers=[handler])
@@ -92,7 +95,7 @@ def main() -> None:
         code = int(stop.code or 0)
     if code == 130:  # Ctrl-C, as typer reports it
         print_to_stderr("stopped; all completed work is saved")
-    if has_running_thread():  # do not wait for compiled code that still runs
+    if has_running_thread():  # do not wait for compiled code
         os._exit(code)
     sys.exit(code)
 

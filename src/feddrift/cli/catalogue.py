@@ -1,4 +1,4 @@
-"""`feddrift list`: the algorithms, streams, engines, patterns and nets, with their names."""
+"""`feddrift list`: the names of algorithms, streams, engines, patterns and nets, with summaries."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from feddrift._internal import plugins
 from feddrift.cli import console
 
 
-def list_catalogue(as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False) -> None:
-    """Show the algorithms, streams and engines there are, one line each."""
+def list_catalogue(as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False) -> None:
+    """List the algorithms, streams and engines, one line each."""
     catalogue = {
         "algorithms": {name: entry.summary for name, entry in algorithms.ALGORITHMS.items()},
         "streams": streams.list_summaries(),
@@ -48,13 +48,13 @@ def list_catalogue(as_json: Annotated[bool, typer.Option("--json", help="for pro
             table.add_row(f"[cyan]{name}[/]", summary)
         console.out.print(table, "")
     table = Table(
-        title="settings (--set), with their defaults off the paper's streams",
+        title="settings (--set), with their defaults for other streams than the paper's",
         title_justify="left",
         title_style="bold",
         box=None,
         show_header=False,
     )
-    names: dict[tuple[tuple[str, str], ...], list[str]] = {}  # methods with the same settings share a row
+    names: dict[tuple[tuple[str, str], ...], list[str]] = {}  # algorithms by their settings, which they share
     for name, entry in algorithms.ALGORITHMS.items():
         names.setdefault(tuple(_describe_settings(entry.cls).items()), []).append(name)
     for settings, methods in names.items():
@@ -64,6 +64,6 @@ def list_catalogue(as_json: Annotated[bool, typer.Option("--json", help="for pro
 
 
 def _describe_settings(cls: type[Any]) -> dict[str, str]:
-    """Return the help and the default of each setting."""
+    """Return the help text and the default of each setting."""
     options = algorithms.get_options(cls).items()
     return {k: f"{f.metadata['help']} [dim]({'none' if f.default is None else f.default})[/]" for k, f in options}

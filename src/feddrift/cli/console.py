@@ -13,11 +13,11 @@ from feddrift.errors import to_one_line
 
 out = Console(emoji=False)
 if not out.is_terminal and "COLUMNS" not in os.environ:
-    out = Console(width=160, emoji=False)  # a pipe or a file does not limit the width
+    out = Console(width=160, emoji=False)  # a pipe or a file has no width
 err = Console(stderr=True, emoji=False)
 
-# The base class of all errors in options and arguments, with a method format_message(). It is found through a subclass
-# of it, because its module differs: typer has its own copy of click from 0.26 on and exports this class from 0.28 on.
+# The base class of all errors in options and arguments, with a method format_message(). It is found through a subclass,
+# because typer has its own copy of click from version 0.26 on, and exports this class only from 0.28 on.
 CommandLineError: type[Any] = next(
     base for base in reversed(typer.BadParameter.__mro__) if base.__name__ in ("ClickException", "TyperException")
 )
@@ -35,7 +35,7 @@ def print_to_stderr(sentence: str) -> None:
 
 def print_error(sentence: str) -> int:
     """Print an error in one line to stderr, and return the exit code 2."""
-    if sentence:  # empty after the help that a command without arguments prints
+    if sentence:  # empty if a command without arguments has printed its help
         print_to_stderr(f"Error: {to_one_line(sentence)}")
     return 2
 
@@ -55,4 +55,4 @@ def disable_compilation_cache(no_cache: bool) -> None:
         os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
 
 
-NO_CACHE_HELP = "keep no compiled programs for the next run, and use none that were kept"
+NO_CACHE_HELP = "do not store compiled programs for later runs, and do not use stored ones"

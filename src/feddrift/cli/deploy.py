@@ -23,8 +23,7 @@ from feddrift.runs.record import LEGACY_HISTORY_FILE, Record
 app = typer.Typer(no_args_is_help=True, help="Run a federation on real machines, with Flower.")
 app.add_typer(models.app, name="models")
 
-LOOPBACK_PORT_HELP = "on this machine's loopback"
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the deployment, or this machine's part of it")]
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the deployment, or the folder of this machine")]
 
 
 @app.callback()
@@ -37,23 +36,23 @@ def _check_flower() -> None:
 @app.command("init")
 def init_federation(
     folder: Folder,
-    clients: Annotated[str, typer.Option(help="their names: a,b,c")],
-    features: Annotated[str, typer.Option(help="how many inputs there are, or their shape: 2, or 28,28")],
+    clients: Annotated[str, typer.Option(help="names of the clients: a,b,c")],
+    features: Annotated[str, typer.Option(help="number of inputs, or their shape: 2, or 28,28")],
     classes: Annotated[str, typer.Option(help="the labels: 0,1 or cat,dog")],
-    host: Annotated[str, typer.Option(help="the server's name or address, as clients see it")] = "localhost",
-    bind: Annotated[str | None, typer.Option(help="the address that nginx listens on; without it, all")] = None,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="the port that clients reach")] = 9443,
-    inner: Annotated[int, typer.Option(min=1, max=65535, help="the SuperLink's own port, on loopback")] = 9444,
-    experiment: Annotated[str, typer.Option(help="a name; clients keep experiments apart")] = "first",
+    host: Annotated[str, typer.Option(help="the server's name or address for clients")] = "localhost",
+    bind: Annotated[str | None, typer.Option(help="the address that nginx listens on; default: all")] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="the port that clients connect to")] = 9443,
+    inner: Annotated[int, typer.Option(min=1, max=65535, help="the port of the SuperLink on loopback")] = 9444,
+    experiment: Annotated[str, typer.Option(help="name of the experiment, unique for the clients")] = "first",
     algorithm: Annotated[
-        str | None, typer.Option(help="a name from `feddrift list`; without it, what it recommends")
+        str | None, typer.Option(help="a name from `feddrift list`; default: the recommended one")
     ] = None,
-    time_steps: Annotated[int | None, typer.Option(help="number of time steps; without it, unlimited")] = None,
-    rounds: Annotated[int | None, typer.Option(help="R, exchanges of training in a time step")] = None,
-    steps: Annotated[int | None, typer.Option(help="K, local steps in a round")] = None,
-    quorum: Annotated[int | None, typer.Option(help="with fewer clients the server waits")] = None,
+    time_steps: Annotated[int | None, typer.Option(help="number of time steps; default: unlimited")] = None,
+    rounds: Annotated[int | None, typer.Option(help="R, training rounds per time step")] = None,
+    steps: Annotated[int | None, typer.Option(help="K, local steps per round")] = None,
+    quorum: Annotated[int | None, typer.Option(help="minimum number of clients; with fewer the server waits")] = None,
 ) -> None:
-    """Write all that a new federation needs: certificates, keys, settings, proxy, service units."""
+    """Create the files of a new federation: certificates, keys, settings, proxy, service units."""
     from feddrift.deploy.operate import scaffold
 
     shape = [int(n) for n in features.split(",") if n.strip().isdecimal()]
@@ -76,8 +75,8 @@ def init_federation(
 
 
 @app.command("add")
-def add_client(folder: Folder, name: Annotated[str, typer.Argument(help="of the new client")]) -> None:
-    """Make a place for one more client, with its own key; start server and run again to take it in."""
+def add_client(folder: Folder, name: Annotated[str, typer.Argument(help="name of the new client")]) -> None:
+    """Add a client with its own key; restart `server` and `run` to admit it."""
     from feddrift.deploy.operate import scaffold
 
     scaffold.add_client(folder, name)
@@ -86,7 +85,7 @@ def add_client(folder: Folder, name: Annotated[str, typer.Argument(help="of the 
 
 @app.command("check")
 def check_deployment(folder: Folder) -> None:
-    """Say what is wrong with a deployment."""
+    """Check a deployment, and list its problems."""
     from feddrift.deploy.operate import check as checks
 
     problems = list(checks.find_problems(folder))
@@ -100,7 +99,7 @@ def check_deployment(folder: Folder) -> None:
 @app.command("server")
 def run_server(
     folder: Folder,
-    proxy: Annotated[bool, typer.Option(help="put nginx in front; without it only this machine can connect")] = True,
+    proxy: Annotated[bool, typer.Option(help="also run nginx; without it, only this machine can connect")] = True,
 ) -> None:
     """Run Flower's server (the SuperLink) and nginx, the proxy in front of it."""
     from feddrift.deploy.flower_version import find_flwr_problem
@@ -116,7 +115,7 @@ def run_client(
     folder: Folder,
     address: Annotated[str | None, typer.Option("--server", help="host:port, in place of client.toml's")] = None,
 ) -> None:
-    """Run a client; it comes back by itself when it loses the server."""
+    """Run a client; it reconnects by itself after it has lost the server."""
     from feddrift.deploy.processes import launcher
 
     launcher.run_client(folder, address)
@@ -124,7 +123,7 @@ def run_client(
 
 @app.command("run")
 def run_federation(folder: Folder) -> None:
-    """Start the federation, or continue it where it stopped, and print each time step, trained and tested."""
+    """Start the federation, or continue it, and print each time step when it is trained and when it is tested."""
     from feddrift.deploy.processes import launcher
 
     has_steps = False
@@ -136,14 +135,14 @@ def run_federation(folder: Folder) -> None:
 
 
 @app.command("status")
-def show_status(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False) -> None:
-    """Show whether it runs or is finished, and clients, models and drifts as of the last time step."""
+def show_status(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False) -> None:
+    """Show whether the federation is running, and its clients, models and drifts after the last time step."""
     from feddrift.deploy.monitor import status as reader
     from feddrift.deploy.processes import launcher
 
     federation = reader.read_status(launcher.find_server_folder(folder))
     if as_json:
-        print(json.dumps(None if federation is None else federation.plain(), indent=2))
+        print(json.dumps(None if federation is None else federation.to_dict(), indent=2))
         return
     if federation is None and (launcher.find_server_folder(folder) / "state" / LEGACY_HISTORY_FILE).exists():
         print_line("it was begun by version 0.1: `feddrift deploy run` continues it")
@@ -179,7 +178,7 @@ def show_status(folder: Folder, as_json: Annotated[bool, typer.Option("--json", 
 
 @app.command("page")
 def serve_page(
-    folder: Folder, port: Annotated[int, typer.Option(min=0, max=65535, help=LOOPBACK_PORT_HELP)] = 8050
+    folder: Folder, port: Annotated[int, typer.Option(min=0, max=65535, help="the port of the page on loopback")] = 8050
 ) -> None:
     """Serve the live page of the federation, and its numbers for Prometheus, to this machine."""
     from feddrift.deploy.monitor import web
@@ -195,7 +194,7 @@ def serve_page(
 
 @app.command("backup")
 def write_backup(folder: Folder, file: Annotated[Path, typer.Argument(metavar="FILE", help="a new file")]) -> None:
-    """Write a server's folder, though it runs, or a client's, into one file, with its keys: keep it safe."""
+    """Back up the folder of a server, which may be running, or of a client. The file contains keys: keep it safe."""
     from feddrift.deploy.operate import backup as backups
     from feddrift.deploy.processes import launcher
 
@@ -205,10 +204,10 @@ def write_backup(folder: Folder, file: Annotated[Path, typer.Argument(metavar="F
 
 @app.command("restore")
 def restore_backup(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="what `feddrift deploy backup` wrote")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="a file of `feddrift deploy backup`")],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="a new or an empty folder")],
 ) -> None:
-    """Make a folder of a backup, in another place or on another machine, to go on from there."""
+    """Restore a backup into a new folder, also on another machine, to continue from it."""
     from feddrift.deploy.operate import backup as backups
 
     kind, written_at = backups.restore_backup(file, folder)
@@ -216,7 +215,7 @@ def restore_backup(
 
 
 def describe_new_data(client: Mapping[str, Any]) -> str:
-    """Describe the new data of a client, from its status; empty if the last time step had some and no batch waits.
+    """Describe the new data of a client, from its status; empty if the last time step had data and no batch waits.
 
     >>> describe_new_data({"quiet": 0, "backlog": 3, "gap": None})
     '3 batches wait'
@@ -234,7 +233,7 @@ def describe_new_data(client: Mapping[str, Any]) -> str:
 
 
 def format_trained_step(record: Record, t: int) -> str:
-    """Format a trained time step as one line, and a line for each alarm that says what changed in the client's data."""
+    """Format a trained time step as one line, and a line for each alarm about the changes in the client's data."""
     rows = record.rows
     names = record.header["clients"]
     events = [event for event in record.events if event["t"] == t]

@@ -10,16 +10,18 @@ import typer
 from feddrift.cli.console import print_line
 from feddrift.errors import ConfigError
 
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the deployment, or this machine's part of it")]
-Name = Annotated[str, typer.Argument(metavar="NAME", help="of the client")]
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the deployment, or the folder of this machine")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="name of the client")]
 
 
 def renew_certificate(
     folder: Folder,
-    ca_key: Annotated[Path | None, typer.Option(help="where ca.key is, if not in the server's folder")] = None,
-    ca: Annotated[bool, typer.Option("--ca", help="a new authority, which clients have to be given first")] = False,
+    ca_key: Annotated[Path | None, typer.Option(help="path of ca.key, if it is not in the server's folder")] = None,
+    ca: Annotated[
+        bool, typer.Option("--ca", help="create a new authority; clients need its certificate first")
+    ] = False,
 ) -> None:
-    """Make a new certificate of the server, for the same names, with the authority that clients trust already."""
+    """Create a new certificate of the server, for the same names, with the authority that clients trust."""
     from feddrift.deploy.monitor import alerts
     from feddrift.deploy.pki import certificates
     from feddrift.deploy.processes import launcher
@@ -41,9 +43,9 @@ def renew_certificate(
 def rotate_key(
     folder: Folder,
     name: Name,
-    key: Annotated[Path | None, typer.Option(help="at the server: the key.pub that was made at the client")] = None,
+    key: Annotated[Path | None, typer.Option(help="at the server: the file key.pub of the client")] = None,
 ) -> None:
-    """Give a client a new key: make it in the client's folder, take it in at the server, or both where both are."""
+    """Replace the key of a client: create it in the client's folder, and accept it in the server's folder."""
     from feddrift.deploy.operate import client_keys
 
     server, client = client_keys.find_folders(folder, name)
@@ -69,7 +71,7 @@ def rotate_key(
 
 
 def revoke_client(folder: Folder, name: Name) -> None:
-    """Shut a client out: its key is never taken again; its place stays, for `rotate` to give it another."""
+    """Revoke the key of a client permanently; `rotate` can give the client another key later."""
     from feddrift.deploy.operate import client_keys
     from feddrift.deploy.processes import launcher
 

@@ -1,4 +1,4 @@
-"""Progress of runs in a terminal: a small table, and a line for each time step."""
+"""Progress of runs in a terminal: a table of the runs, and a line for each time step."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class RunProgress:
 
 
 class ProgressTable:
-    """The table of all runs of a command, which rich draws again several times per second."""
+    """The table of the runs of a command; rich draws it several times per second."""
 
     def __init__(self, n_runs: int) -> None:
         self.n_runs = n_runs
@@ -80,9 +80,8 @@ class ProgressTable:
     def _format_remaining_time(self) -> str:
         """Extrapolate the time of all runs; those that have not begun count as many time steps as the longest."""
         steps_done = sum(len(run.accuracy) for run in self.runs)
-        total = sum(run.n_steps for run in self.runs) + (self.n_runs - len(self.runs)) * max(
-            (run.n_steps for run in self.runs), default=0
-        )
+        longest = max((run.n_steps for run in self.runs), default=0)
+        total = sum(run.n_steps for run in self.runs) + (self.n_runs - len(self.runs)) * longest
         if not steps_done or steps_done == total:
             return ""
         seconds = (time.monotonic() - self._start) / steps_done * (total - steps_done)

@@ -1,4 +1,4 @@
-"""`feddrift deploy models`: list a deployment's past models, pin them, and go back to them."""
+"""`feddrift deploy models`: list the past models of a deployment, pin them, and roll back to them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from rich.text import Text
 from feddrift.cli import console
 from feddrift.cli.console import print_line
 
-app = typer.Typer(no_args_is_help=True, help="The models of past time steps: list them, pin them, go back to them.")
+app = typer.Typer(no_args_is_help=True, help="List, pin and roll back to the models of past time steps.")
 
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the deployment, or its server's part of it")]
-Time = Annotated[int, typer.Argument(metavar="TIME", min=1, help="the time step, as `list` shows it")]
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the deployment, or its server folder")]
+Time = Annotated[int, typer.Argument(metavar="TIME", min=1, help="the number of the time step in `list`")]
 
 
 @app.command("list")
-def list_models(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False) -> None:
-    """Show the time steps whose models are kept: when they began, who used which, how these did on the next data."""
+def list_models(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False) -> None:
+    """List the time steps with stored models: their beginning, the users and the accuracy of each model, and pins."""
     from feddrift.deploy.processes import launcher
     from feddrift.deploy.server.archive import list_archived_steps, read_rollback_time
 
@@ -29,7 +29,7 @@ def list_models(folder: Folder, as_json: Annotated[bool, typer.Option("--json", 
     steps = list_archived_steps(server)
     rollback_time = read_rollback_time(server)
     if as_json:
-        print(json.dumps({"back_to": rollback_time, "steps": [step.plain() for step in steps]}, indent=2))
+        print(json.dumps({"back_to": rollback_time, "steps": [step.to_dict() for step in steps]}, indent=2))
         return
     if not steps:
         print_line("no time step is kept yet")
@@ -48,7 +48,7 @@ def list_models(folder: Folder, as_json: Annotated[bool, typer.Option("--json", 
 
 @app.command("pin")
 def pin_models(folder: Folder, time: Time) -> None:
-    """Keep the models of a time step for ever."""
+    """Keep the models of a time step permanently."""
     from feddrift.deploy.monitor.alerts import audit_change
     from feddrift.deploy.processes import launcher
     from feddrift.deploy.server.archive import Archive
@@ -61,7 +61,7 @@ def pin_models(folder: Folder, time: Time) -> None:
 
 @app.command("rollback")
 def roll_back_models(folder: Folder, time: Time) -> None:
-    """Let the federation, which must not run meanwhile, go on from the models of a time step."""
+    """Continue the federation from the models of an earlier time step; it must not be running."""
     from feddrift.deploy.operate import rollback
     from feddrift.deploy.processes import launcher
 

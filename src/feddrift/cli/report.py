@@ -29,13 +29,13 @@ from feddrift.scores import ACCURACY, SCORES, find_score
 
 
 class Weigh(StrEnum):
-    """Units that count equally in a mean."""
+    """Units with equal weight in a mean."""
 
     clients = "clients"
     rows = "rows"
 
 
-Folders = Annotated[list[Path], typer.Argument(metavar="DIR...", help="a folder of records, or one record; or several")]
+Folders = Annotated[list[Path], typer.Argument(metavar="DIR...", help="folders of records, or single records")]
 Streams = Annotated[list[str] | None, typer.Option("--stream", help="only these streams; repeat it for several")]
 Algorithms = Annotated[
     list[str] | None, typer.Option("--algorithm", help="only these algorithms; repeat it for several")
@@ -49,7 +49,7 @@ def _read_records(
     """Return the records below these folders with these streams, algorithms and seeds; None or [] selects all.
 
     Raises:
-        ConfigError: There are none.
+        ConfigError: No record matches.
     """
     seed_set = None if seeds is None else set(parse_seeds(seeds))
 
@@ -73,41 +73,46 @@ def report_records(  # noqa: C901
     against: Annotated[
         str | None,
         typer.Option(
-            help="an algorithm, or one in a setting, such as 'IFCA n_models=4', to compare with seed by seed: "
-            "difference and 95 % interval"
+            help="baseline: an algorithm, also with settings, such as 'IFCA n_models=4'; shows the difference to it, "
+            "seed by seed, and its 95 % interval"
         ),
     ] = None,
     with_paper: Annotated[
-        bool, typer.Option("--paper", help="the paper's numbers beside ours; *: over 1 point and 2 of its std apart")
+        bool,
+        typer.Option(
+            "--paper",
+            help="also show the paper's numbers; *: over 1 point and over 2 of its std apart",
+        ),
     ] = False,
     with_metrics: Annotated[
-        bool, typer.Option("--metrics", help="how drifts were noticed and got over, clients, clusters, traffic")
+        bool, typer.Option("--metrics", help="show metrics of drift detection, recovery, clients, clusters and traffic")
     ] = False,
     ranks: Annotated[
-        bool, typer.Option("--ranks", help="who is best over several streams: mean ranks, and which of them differ")
+        bool,
+        typer.Option("--ranks", help="show mean ranks over several streams, and which of them differ"),
     ] = False,
     score: Annotated[
-        str, typer.Option(metavar="NAME", help=f"in the place of accuracy: {', '.join(SCORES)}")
+        str, typer.Option(metavar="NAME", help=f"score to show instead of accuracy: {', '.join(SCORES)}")
     ] = "accuracy",
     weigh: Annotated[
-        Weigh, typer.Option(help="what a mean counts alike: each client at each time step, or each row tested")
+        Weigh, typer.Option(help="unit with equal weight in a mean: clients (at each time step), or tested rows")
     ] = Weigh.clients,
-    as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
     html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="write a page to look at in a browser, of unfinished runs, too")
+        Path | None, typer.Option(metavar="FILE", help="write a page for a browser, also of unfinished runs")
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", help="with --html: write it again every 5 s until stopped")
+        bool, typer.Option("--follow", help="with --html: write the page again every 5 s, until Ctrl-C")
     ] = False,
 ) -> None:
     """Summarise records: mean and standard deviation over seeds of each stream, algorithm and settings.
 
-    Of a run that is there twice the one begun last counts.
+    If several records have the same configuration and seed, only the one that was begun last counts.
 
     Example: feddrift report runs results/field --stream sine-2 --stream sea-4 --seeds 2-11 --ranks
     """
     if follow and html is None:
-        raise ConfigError("--follow writes a page again and again: it needs --html FILE")
+        raise ConfigError("--follow writes a page repeatedly: it needs --html FILE")
     chosen_score = find_score(score)
     if with_paper and (chosen_score != ACCURACY or weigh is Weigh.rows):
         raise ConfigError("the paper has mean accuracies of clients only: leave out --paper, --score or --weigh")
@@ -116,7 +121,7 @@ def report_records(  # noqa: C901
             "--html writes a page with everything: leave out --json, --metrics, --paper, --against, --ranks"
         )
     if ranks and (with_metrics or with_paper or against):
-        raise ConfigError("--ranks is a table of its own: leave out --metrics, --paper and --against")
+        raise ConfigError("--ranks shows a separate table: leave out --metrics, --paper and --against")
     if html is not None and weigh is Weigh.rows:
         raise ConfigError("--weigh rows is for tables and --json, the page counts clients alike: leave out one of them")
     paths = ", ".join(map(str, folders))
@@ -128,7 +133,7 @@ def report_records(  # noqa: C901
         print_line(f"wrote {html}")
         while follow:
             time.sleep(5)
-            with suppress(DataError):  # a run ended while its record was read: repeat later
+            with suppress(DataError):  # the record was renamed while it was read: try again later
                 page.write_page(
                     record.select_score(_read_records(folders, stream, algorithm, seeds), score), html, title
                 )
@@ -192,7 +197,7 @@ def plot_records(
     kind: Annotated[
         PlotKind,
         typer.Argument(
-            help="clusters: who used which model when; accuracy: over time; patterns: "
+            help="clusters: the model of each client over time; accuracy: over time; patterns: "
             "the true concepts; delta, traffic: accuracy against them; ranks: over several streams"
         ),
     ],
@@ -222,12 +227,12 @@ def plot_records(
 
 
 def follow_runs(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="a record, a folder of records, or a deployment's")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="a record, a folder of records, or a deployment")],
     target: Annotated[
-        str, typer.Argument(metavar="TARGET", help="mlflow:URI, tensorboard:DIR or wandb:PROJECT (kept offline)")
+        str, typer.Argument(metavar="TARGET", help="mlflow:URI, tensorboard:DIR or wandb:PROJECT (stored offline)")
     ],
 ) -> None:
-    """Show runs in a tracker, as far as they are and as long as they go on; doing it again doubles nothing.
+    """Stream runs to a tracker until they end; repeated calls do not duplicate values.
 
     Example: feddrift follow runs tensorboard:tb
     """

@@ -31,8 +31,7 @@ from feddrift.runs import record
 from feddrift.runs.config import RunConfig, parse_seeds
 from feddrift.runs.estimate import CostEstimate, estimate_cost
 from feddrift.runs.recorded_run import RecordedRun, find_checkpoint_folders, find_unfinished_runs, load_stopped_run
-from feddrift.runs.update import find_runs_to_update
-from feddrift.runs.update import prepare_update as find_update
+from feddrift.runs.update import find_runs_to_update, prepare_update
 from feddrift.tables.problems import join_first
 from feddrift.types import Ints
 
@@ -62,7 +61,7 @@ def run_algorithms(
         ),
     ] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help=_get_help("settings"))] = None,
-    seed: Annotated[int | None, typer.Option(help=_get_help("seed") + " (default 0)")] = None,
+    seed: Annotated[int | None, typer.Option(help=_get_help("seed") + "; default: 0")] = None,
     seeds: Annotated[str | None, typer.Option(help="several seeds: 0-4, or 0,2,5")] = None,
     data_seed: Annotated[str, typer.Option(metavar="N|seed", help=_get_help("data_seed"))] = "0",
     out_dir: Annotated[Path, typer.Option("--out", help="the folder for the records")] = Path("runs"),
@@ -89,16 +88,17 @@ def run_algorithms(
     every: Annotated[str | None, typer.Option(help=_get_help("every"))] = None,
     missing: Annotated[str | None, typer.Option(help=_get_help("missing"))] = None,
     categories: Annotated[str | None, typer.Option(help=_get_help("categories"))] = None,
-    no_scale: Annotated[bool, typer.Option("--no-scale", help="of a table: leave numbers as they are")] = False,
+    no_scale: Annotated[bool, typer.Option("--no-scale", help="tables only: do not standardise numbers")] = False,
     weights: Annotated[Path | None, typer.Option(help=_get_help("weights"))] = None,
     net: Annotated[str | None, typer.Option(help=_get_help("net"))] = None,
     checkpoint_every: Annotated[
-        int, typer.Option(min=0, help="also save inside a time step, every N rounds; 0: only after each step")
+        int,
+        typer.Option(min=0, help="rounds between checkpoints within a time step; 0: only after time steps"),
     ] = 0,
     no_cache: Annotated[bool, typer.Option("--no-cache", help=console.NO_CACHE_HELP)] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what it would cost: work, memory, time")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only estimate the cost: work, memory, time")] = False,
 ) -> None:
-    """Run algorithms on a stream: train on each time step, test on the next, record all.
+    """Run algorithms on a stream: train on each time step, test on the next one, and write records.
 
     Example: feddrift run --stream sine-2 --algorithm FedDrift --set delta=0.1 --seeds 0-4
     """
@@ -121,7 +121,7 @@ def run_algorithms(
         start_devices()
     first = configs[0].load_stream()
     for config in configs:
-        config.resolve_algorithm(first)  # reports a wrong name or setting before the first run, not after it
+        config.resolve_algorithm(first)  # report wrong names and settings before the first run
         config.build_conditions(first)
     configs[0].find_net(first)
     if not algorithm:
@@ -136,7 +136,7 @@ def run_algorithms(
         console.out.print(_build_cost_table(first, configs))
         return
     runs = _prepare_runs(configs, first, out_dir, checkpoint_every)
-    del first  # the runs keep it while they need it
+    del first  # the runs hold it as long as they need it
     _execute_runs(runs, len(configs))
     print_line(f"records in {out_dir}")
 
@@ -145,10 +145,10 @@ def _prepare_runs(configs: Sequence[RunConfig], stream: Stream, out: Path, every
     """Yield the runs of these configs; runs on the same data follow each other and share one stream.
 
     Args:
-        configs: Configs in the order in which to run them where they use the same data.
-        stream: Stream of the first config.
-        out: Folder for the records.
-        every: Number of rounds between checkpoints inside a time step, 0 for none.
+        configs: The configs; those on the same data are run in this order.
+        stream: The stream of the first config.
+        out: The folder of the records.
+        every: The number of rounds between checkpoints within a time step; 0: no such checkpoints.
     """
     configs_by_data: dict[tuple[Any, ...], list[RunConfig]] = {}
     for config in configs:
@@ -166,7 +166,9 @@ def _prepare_runs(configs: Sequence[RunConfig], stream: Stream, out: Path, every
 def resume_runs(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="a folder of records")] = Path("runs"),
 ) -> None:
-    """Go on with the runs below a folder that were stopped or killed, as if nothing had happened.
+    """Continue the runs below a folder that were stopped or killed.
+
+    Their results are those of runs without a stop.
 
     Example: feddrift resume runs
     """
@@ -183,41 +185,42 @@ def resume_runs(
 def update_runs(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="a folder of records, or one record")] = Path("runs"),
     stream: Annotated[
-        str | None, typer.Option(help="the stream that goes on where theirs ended; else their own, which has grown")
+        str | None,
+        typer.Option(help="a longer stream that begins with their data; default: their own stream, which has grown"),
     ] = None,
-    append: Annotated[str | None, typer.Option(help="a file of later rows, to append to their table")] = None,
+    append: Annotated[str | None, typer.Option(help="a file with later rows, to append to their table")] = None,
 ) -> None:
-    """Give finished runs their next time steps, when their table, folder or stream has more data by now.
+    """Continue finished runs on new time steps, after their table, folder or stream has grown.
 
     Example: feddrift update runs --append july.csv
     """
     handle_stop_signals()
-    _continue_runs(find_runs_to_update(run), lambda state: find_update(state, stream, append))
+    _continue_runs(find_runs_to_update(run), lambda folder: prepare_update(folder, stream, append))
 
 
-def _continue_runs(states: Sequence[Path], load_run: Callable[[Path], RecordedRun]) -> None:
+def _continue_runs(checkpoint_folders: Sequence[Path], load_run: Callable[[Path], RecordedRun]) -> None:
     """Continue the runs of these checkpoint folders; an error in one of them does not stop the others.
 
     Args:
-        states: The checkpoint folders.
+        checkpoint_folders: The checkpoints of each run.
         load_run: Returns the run of a checkpoint folder.
 
     Raises:
         typer.Exit: A run failed; its error has been printed.
     """
     runs_by_error: dict[str, list[str]] = {}
-    for state in states:
+    for folder in checkpoint_folders:
         try:
-            _execute_runs([load_run(state)], 1)
+            _execute_runs([load_run(folder)], 1)
             continue
         except FeddriftError as error:
             message = str(error)
         except Exception as error:
             message = f"{type(error).__name__}: {error}"
-        runs = runs_by_error.setdefault(message.replace(state.stem, ""), [])
-        runs.append(state.stem)
+        runs = runs_by_error.setdefault(message.replace(folder.stem, ""), [])
+        runs.append(folder.stem)
         if len(runs) == 1:
-            print_error(f"{state.stem}: {message}")
+            print_error(f"{folder.stem}: {message}")
     for first, *others in runs_by_error.values():
         if others:
             print_error(f"the error of {first} also occurred in {join_first(others)}")
@@ -230,9 +233,9 @@ def _execute_runs(runs: Iterable[RecordedRun], n_runs: int) -> None:
     paths = []
     progress = ProgressTable(n_runs)
     simulator_log = logging.getLogger("feddrift.engines.simulator.simulator")
-    simulator_log.setLevel(logging.INFO)  # it explains why the first time steps may take longer
+    simulator_log.setLevel(logging.INFO)  # logs why the first time steps may take longer
     try:
-        with Live(progress, console=console.out) if console.out.is_terminal else nullcontext():  # else only lines
+        with Live(progress, console=console.out) if console.out.is_terminal else nullcontext():
             for recorded in runs:
                 name = f"{recorded.config.algorithm} seed {recorded.config.seed}"
                 progress.add_run(name, recorded.stream.n_steps)
@@ -264,20 +267,20 @@ def _execute_runs(runs: Iterable[RecordedRun], n_runs: int) -> None:
 
 def export_models(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="a folder of records, or one record")] = Path("runs"),
-    to: Annotated[Path, typer.Option("--out", help="the folder for the models")] = Path("models"),
+    out_dir: Annotated[Path, typer.Option("--out", help="the folder for the models")] = Path("models"),
 ) -> None:
-    """Write the current models of a run or a deployment, who uses which, and their lineage, to predict with.
+    """Export the current models of a run or a deployment for predictions, with the users and the lineage of each.
 
     Example: feddrift export runs --out models
     """
-    for target, steps in export_each(folder, to):
+    for target, steps in export_each(folder, out_dir):
         print_line(f"wrote {target}: the models after {steps} time steps")
 
 
 def _build_cost_table(stream: Stream, configs: Sequence[RunConfig]) -> Table:
     """Return a table with the expected costs of each algorithm, from a short rehearsal with its first seed."""
     table = Table("algorithm", "seeds", "lanes", "local steps", "memory", "time a run", "in all", box=None)
-    total = time.process_time()  # of starting up
+    total = time.process_time()  # of the start of the program
     for name in dict.fromkeys(config.algorithm for config in configs):
         runs = [config for config in configs if config.algorithm == name]
         cost = rehearse_run(runs[0], stream)
@@ -316,8 +319,8 @@ def format_duration(seconds: float) -> str:
 def _select_settings(name: str, names: Sequence[str], settings: dict[str, str]) -> dict[str, str]:
     """Return the settings for one of several algorithms.
 
-    Settings that only others of the algorithms have are left out. A setting that none of them has stays in, so that the
-    algorithm reports it.
+    Settings that only other algorithms have are left out. A setting that no algorithm has is kept, so that an error
+    reports it.
 
     Args:
         name: The algorithm.
@@ -328,8 +331,8 @@ def _select_settings(name: str, names: Sequence[str], settings: dict[str, str]) 
     for algorithm in names:
         with suppress(ConfigError):  # an unknown algorithm is reported when its run is prepared
             legal[algorithm] = algorithms.get_options(algorithms.find_entry(algorithm).cls)
-    known_to_any = {key for options in legal.values() for key in options}
-    return {k: v for k, v in settings.items() if k in legal.get(name, settings) or k not in known_to_any}
+    all_legal = {key for options in legal.values() for key in options}
+    return {k: v for k, v in settings.items() if k in legal.get(name, settings) or k not in all_legal}
 
 
 def _parse_settings(pairs: list[str]) -> dict[str, str]:

@@ -27,7 +27,7 @@ from feddrift.runs.locks import check_locks
 from feddrift.runs.recorded_run import RecordedRun
 from feddrift.runs.writer import prepare_folder
 
-MAX_REHEARSAL_SECONDS = 60.0  # of all rehearsals of a plan; the last one may end later
+MAX_REHEARSAL_SECONDS = 60.0  # no rehearsal of a plan starts after this time
 DATA_DIR = RunConfig.model_fields["data_dir"].description
 
 
@@ -36,19 +36,20 @@ def sweep_runs(
         Path, typer.Argument(metavar="FILE.toml", help=r"tables \[\[runs]]: streams, algorithms, seeds, ...")
     ],
     out_dir: Annotated[Path, typer.Option("--out", help="the folder for the records")] = Path("runs"),
-    jobs: Annotated[int | None, typer.Option(min=1, help="processes at a time; default: one per core")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="number of processes; default: one per core")] = None,
     part: Annotated[
-        str | None, typer.Option(metavar="K/N", help="only the K-th of N parts of the runs, for one of N machines")
+        str | None,
+        typer.Option(metavar="K/N", help="execute only part K of N of the runs, for one of N machines"),
     ] = None,
     data_dir: Annotated[Path | None, typer.Option(help=DATA_DIR)] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help=console.NO_CACHE_HELP)] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="only say what is left to do, and how long it takes")
+        bool, typer.Option("--dry-run", help="only list the runs that are left, and estimate their time")
     ] = False,
 ) -> None:
-    """Run a grid of runs in parallel; those that are finished in the folder are skipped.
+    """Execute a grid of runs in parallel; runs with a complete record in the folder are skipped.
 
-    Several at once, also on several machines, share the runs where they share the folder.
+    Several sweeps with the same folder, also on several machines, share the runs.
 
     Example: feddrift sweep experiments/tables-small.toml --out runs/tables
     """
@@ -80,7 +81,11 @@ def sweep_runs(
                 continue
             counts[item.kind] += 1
             records.add(item.record)
-            if item.kind in ("skipped", "elsewhere", "busy"):  # took no time here: not part of the speed
+            if item.kind in (
+                "skipped",
+                "elsewhere",
+                "busy",
+            ):  # they took no time here
                 n_not_here = counts["skipped"] + counts["elsewhere"] + counts["busy"]
                 progress.update(task, total=len(configs) - n_not_here)
                 continue
@@ -108,8 +113,8 @@ def sweep_runs(
 def _build_plan_table(configs: Sequence[RunConfig], out: Path, jobs: int) -> Table:
     """Return a table with the runs that are left on each stream, and their expected time.
 
-    A run takes as long as the finished runs of its method and stream took on average. Without any it takes as long as a
-    rehearsal estimates, and after MAX_REHEARSAL_SECONDS of rehearsals as long as the other methods take on average.
+    The time of a run is the mean time of the finished runs of its method and stream. Without finished runs, a rehearsal
+    estimates it. After MAX_REHEARSAL_SECONDS of rehearsals, it is the mean time of the other methods.
     """
     table = Table("stream", "runs", "finished", "left", "time of these", box=None)
     estimates: list[float] = []  # seconds per run, of each method on each stream
@@ -151,5 +156,5 @@ def _build_plan_table(configs: Sequence[RunConfig], out: Path, jobs: int) -> Tab
         total += seconds
     table.caption = f"about {format_duration(max(longest, total / jobs))} with {jobs} processes at a time"
     if n_guessed:
-        table.caption += f"; {n_guessed} runs were not rehearsed and are taken for average ones"
+        table.caption += f"; {n_guessed} runs were not rehearsed and count with the mean time"
     return table

@@ -1,11 +1,11 @@
-"""Writing and replacing files of a deployment, such as keys and certificates."""
+"""Functions that write and replace files of a deployment, such as keys and certificates."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-OLD_SUFFIX = ".old"  # of the copy of a file that was replaced
+OLD_SUFFIX = ".old"  # for the copy of a file that was replaced
 
 
 def write_new_file(path: Path, text: str, secret: bool = False) -> None:
@@ -27,7 +27,7 @@ def write_new_file(path: Path, text: str, secret: bool = False) -> None:
 
 
 def replace_file(path: Path, text: str, secret: bool = False) -> None:
-    """Write or replace a file atomically: readers see the old content or the new one, nothing in between."""
+    """Write or replace a file atomically: a reader gets either the old or the new content."""
     part = path.with_name(f"{path.name}.part")
     part.unlink(missing_ok=True)  # left by a command that was killed
     write_new_file(part, text, secret)
@@ -35,7 +35,7 @@ def replace_file(path: Path, text: str, secret: bool = False) -> None:
 
 
 def replace_file_pair(secret: tuple[Path, str], public: tuple[Path, str]) -> None:
-    """Replace a private and a public file that belong together, one right after the other, and keep copies of both."""
+    """Replace a private and a public file that belong together, immediately after each other; keep copies of both."""
     for path, _ in (secret, public):
         if path.exists():
             replace_file(path.with_name(path.name + OLD_SUFFIX), path.read_text(), path == secret[0])

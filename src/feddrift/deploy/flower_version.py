@@ -1,10 +1,10 @@
-"""Versions of Flower that feddrift is tested with, and the sentence about any other."""
+"""Versions of Flower that feddrift is tested with, and the warning about other versions."""
 
 from __future__ import annotations
 
 import importlib.metadata
 
-TESTED_FLWR = ("1.41.0",)  # the extra `flower` in pyproject.toml allows their patch releases
+TESTED_FLWR = ("1.41.0",)  # pyproject.toml also allows their patch releases
 
 
 def find_flwr_problem() -> str | None:
@@ -16,6 +16,6 @@ def find_flwr_problem() -> str | None:
     if installed.split(".")[:2] in [tested.split(".")[:2] for tested in TESTED_FLWR]:
         return None
     return (
-        f"flwr {installed} is installed, which this feddrift is not tested with: it may work; "
+        f"flwr {installed} is installed, with which this feddrift is not tested: it may work; "
         f"pip install 'feddrift[flower]' installs a tested version ({', '.join(TESTED_FLWR)})"
     )

@@ -25,7 +25,7 @@ from feddrift.types import Average, Local, Net
 
 MAX_ARCHIVED_TIME_STEPS = 100  # pinned time steps are not counted
 REVOKED_FOLDER = "revoked"  # subfolder of the key folder, with the keys that the server refuses
-MAX_MODEL_WEIGHTS = 2**28  # 1 GB, sent to every client and back in every round
+MAX_MODEL_WEIGHTS = 2**28  # 1 GB, sent to every client and back in each round
 
 _log = logging.getLogger("feddrift")
 
@@ -106,14 +106,14 @@ class Settings(BaseModel):
     @classmethod
     def _check_client_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         if len(set(names)) < len(names):
-            raise ValueError("clients must have different names")
+            raise ValueError(f"clients must have different names, got {list(names)}")
         return tuple(check_name(name, "a client") for name in names)
 
     @field_validator("classes")
     @classmethod
     def _check_classes(cls, labels: tuple[str | int, ...]) -> tuple[str | int, ...]:
         if len(set(labels)) < len(labels):
-            raise ValueError("classes must be different from each other")
+            raise ValueError(f"classes must be different from each other, got {list(labels)}")
         return labels
 
     @classmethod
@@ -145,7 +145,7 @@ class Settings(BaseModel):
             raise ConfigError(f"{source}, {describe_validation_error(error)}") from None
         if f"{check_name(settings.experiment, 'an experiment')}.jsonl" in (AUDIT_FILE, LEGACY_HISTORY_FILE):
             raise ConfigError(
-                f"{source}: another file has the name of experiment {settings.experiment}: choose another name"
+                f"{source}: experiment {settings.experiment!r} is the name of another file: choose another name"
             )
         algorithm = algorithms.algorithm(settings.algorithm, **settings.settings)
         if getattr(algorithm, "needs_truth", False):
@@ -154,7 +154,7 @@ class Settings(BaseModel):
             )
         if settings.quorum > len(settings.clients):
             raise ConfigError(f"{source}: quorum must be in 1..{len(settings.clients)}, got {settings.quorum}")
-        _ = settings.waiting_rules, settings.local  # raise their errors here
+        _ = settings.waiting_rules, settings.local  # they check their values
         return settings
 
     @property
@@ -172,7 +172,7 @@ class Settings(BaseModel):
         """Create the net that all clients train; by default a perceptron with one hidden layer.
 
         Args:
-            folder: The folder that contains federation.toml, and the module of an own net.
+            folder: The folder that contains federation.toml and the module of a custom net.
 
         Raises:
             ConfigError: If the net does not fit the data, or has too many weights.
@@ -185,7 +185,7 @@ class Settings(BaseModel):
             n_weights = sum(n_inputs * n_outputs for n_inputs, n_outputs in pairwise(sizes))
             if n_weights > MAX_MODEL_WEIGHTS:
                 raise ConfigError(
-                    f"features = {list(self.features)} make a net of {n_weights:.0e} weights, at most "
+                    f"with features = {list(self.features)} the net has {n_weights:.0e} weights, at most "
                     f"{MAX_MODEL_WEIGHTS:.0e} are allowed: choose a smaller net, such as "
                     'model = "linear" or "mlp:64"'
                 )
@@ -202,8 +202,8 @@ class Settings(BaseModel):
 class ClientKeys(Mapping[bytes, str]):
     """Names of the clients by public key, from the files KEYS/<client>.pub.
 
-    The folder is read again when it changes while the server runs. A client whose last key was revoked has no file: its
-    key is then in KEYS/revoked.
+    The folder is read again if it changes while the server runs. A client whose last key was revoked has no such file,
+    but a file KEYS/revoked/<client>-<digest>.pub.
     """
 
     def __init__(self, folder: Path, clients: tuple[str, ...]) -> None:
@@ -221,7 +221,9 @@ class ClientKeys(Mapping[bytes, str]):
         revoked = {name for name, path in paths.items() if not path.exists() and self._has_revoked_key(name)}
         names = {read_public_key(path): name for name, path in paths.items() if name not in revoked}
         if len(names) < len(paths) - len(revoked):
-            raise ConfigError(f"{self.folder}: several clients have the same key, every client needs its own")
+            raise ConfigError(
+                f"{self.folder}: several clients have the same key: `feddrift deploy rotate` creates others"
+            )
         return names
 
     def _has_revoked_key(self, name: str) -> bool:
@@ -230,10 +232,11 @@ class ClientKeys(Mapping[bytes, str]):
 
     def _refresh(self) -> dict[bytes, str]:
         try:
-            if (stamps := self._read_file_stamps()) != self._stamps:
+            stamps = self._read_file_stamps()
+            if stamps != self._stamps:
                 self._names = self._read_keys()
                 self._stamps = stamps
-        except (OSError, ConfigError) as error:  # a file is just being written
+        except (OSError, ConfigError) as error:  # perhaps a file is being written
             _log.warning("the server continues with the keys that it has read before: %s", error)
         return self._names
 

@@ -1,4 +1,4 @@
-"""Start `flower_preload` by its path of version 0.3, which the SuperNodes of running deployments still use."""
+"""Old path of `flower_preload`: SuperNodes that version 0.3 has started still use it."""
 
 from feddrift.deploy.processes.flower_preload import main
 

@@ -1,4 +1,4 @@
-"""Engine for models of other frameworks with their own training: one client after the other, in plain loops."""
+"""Engine for models of other frameworks that train themselves: one client after the other, in plain loops."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class ExternalModelEngine(InProcess):
 
 
 class ExternalModelWorker(InProcessWorker):
-    """Worker whose models train themselves: they choose the optimiser, reset its state in each round, and may stop."""
+    """Worker whose models train themselves: a model has its own optimiser, without a state between rounds."""
 
     engine: ExternalModelEngine
 

@@ -1,4 +1,4 @@
-"""Sparse form of w, a list of its entries above zero, in which engines compute."""
+"""Sparse form of w: the list of its entries above zero, which engines use."""
 
 from __future__ import annotations
 
@@ -8,18 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from feddrift.errors import ConfigError
-from feddrift.types import (
-    Bools,
-    Clusters,
-    Floats,
-    Ints,
-    Votes,
-    Weights,
-)
+from feddrift.types import Bools, Clusters, Floats, Ints, Votes, Weights
 
 
 def compute_offsets(sizes: Ints) -> Ints:
-    """Return the position at which each part begins if parts of these sizes follow each other."""
+    """Return the first position of each part if parts of these sizes follow each other."""
     begins: Ints = np.cumsum(sizes) - sizes
     return begins
 
@@ -42,9 +35,9 @@ def find_weight_problem(w: Weights | Votes, name: str = "w", axes: str = "t, c, 
     if isinstance(w, Votes):
         if w.model.size and not (w.model.min() >= -1 and w.model.max() < w.n_models):
             return f"{name} must name positions of {w.n_models} models"
-        before = w.model[:, :-1]
-        after = w.model[:, 1:]
-        if not ((after < 0) | ((before >= 0) & (before < after))).all():
+        left = w.model[:, :-1]
+        right = w.model[:, 1:]
+        if not ((right < 0) | ((left >= 0) & (left < right))).all():
             return f"{name} must name the models of a client in ascending order, each once, empty places last"
         if (w.weight[w.model < 0] != 0).any():
             return f"{name} must have the weight 0 in empty places"
@@ -83,7 +76,8 @@ class Entries:
             raise ConfigError(f"w must have shape (t, c, m) = {shape}, got {found_shape}")
         if isinstance(w, Entries):
             return w
-        if problem := find_weight_problem(w):
+        problem = find_weight_problem(w)
+        if problem:
             raise ConfigError(problem)
         if isinstance(w, Clusters):
             t, c = np.nonzero((w.model >= 0) & (w.weight[:, None] > 0))
@@ -91,15 +85,13 @@ class Entries:
         t, c, m = np.nonzero(w)
         return cls(t, c, m, w[t, c, m], shape)
 
-    def select(self, which: Bools) -> Entries:
-        """Return the entries at which `which` is true."""
-        return Entries(self.t[which], self.c[which], self.m[which], self.value[which], self.shape)
+    def select(self, selected: Bools) -> Entries:
+        """Return the entries for which `selected` is true."""
+        return Entries(self.t[selected], self.c[selected], self.m[selected], self.value[selected], self.shape)
 
 
 def iterate_groups(group_of_row: Ints) -> Iterator[tuple[int, Ints]]:
     """Yield each group and the positions of its rows, both ascending.
-
-    It sorts once for all groups.
 
     Args:
         group_of_row: [row], the group of each row, at least 0.

@@ -1,7 +1,7 @@
-"""The interface between server and clients: the work of clients in a time step, and what a server knows about them.
+"""Interface between server and clients: the requests of a time step, and the information that a server has of clients.
 
-A server (`engines.server.federation.TimeStep`) makes decisions, counts and averages; a `Worker` scores and trains. The
-simulator, models of other frameworks and remote clients are Workers. A new engine is a new Worker.
+A server (`engines.server.federation.TimeStep`) counts traffic and averages models; a `Worker` scores and trains them.
+The simulator, models of other frameworks and remote clients have a Worker each; a new engine needs another one.
 """
 
 from __future__ import annotations
@@ -37,11 +37,10 @@ from feddrift.types import (
     Votes,
 )
 
-# Stored cells are scored on a keyed sample of at most this number of rows.
-MAX_SCORED_ROWS = 512
+MAX_SCORED_ROWS = 512  # of a cell in a cross-evaluation; of a larger cell, a random sample is scored
 
 # Positions in the list of cells (at least one, ascending), the sums [m, cell] over the rows of these cells, and the
-# number of rows [cell]; with `by`, sums and numbers have one more axis, of classes or groups.
+# numbers of rows [cell]. If scores are divided (`by`), sums and numbers have a further axis, of classes or groups.
 CellScores = tuple[Ints, Floats, Ints]
 
 if not TYPE_CHECKING:  # a type checker must report names that do not exist
@@ -55,7 +54,7 @@ class FederationInfo:
     clients: tuple[str, ...]  # names
     features: tuple[int, ...]  # shape of one input
     n_classes: int
-    counts: Ints  # N[t, c] for t = 0..tau; 0 where a client received nothing or was unreachable
+    counts: Ints  # N[t, c] for t = 0..tau; 0 if the client received no rows or was unreachable
     reachable: Bools  # [c]; a client that does not reply becomes unreachable for the rest of the time step
     concepts: Ints | None = None  # true concepts for t = 0..tau, if known
     n_groups: int = 0  # number of groups of rows; 0: rows have no groups
@@ -137,14 +136,14 @@ class TrainingPlan:
 
 
 class Worker(Protocol):
-    """The work of the clients at time tau; the server assigns models, counts and makes decisions.
+    """Interface of the clients at time tau: they reply to the requests of the server.
 
-    A Worker exists for one time step. `known` has what the server may know about the clients. A client that does not
-    reply is unreachable (`known.reachable`) from then on: `score` and `updates` omit it, `confusion`, `trial`,
-    `contest` and `reroute` have zeros for it, and `describe` has counts of 0.
+    A Worker exists for one time step. A client that does not reply is unreachable (`known.reachable`) from then on:
+    `score` and `updates` omit it, `confusion`, `trial`, `contest` and `reroute` have zeros for it, and `describe` has
+    counts of 0.
 
-    Clients are positions c, times are t, models are positions m in the stack of a request.
-    `feddrift.testing.check_worker` checks whether the Workers of an engine keep the contract:
+    A client is a position c, a time is t, and a model is a position m in the stack of a request.
+    `feddrift.testing.check_worker` checks whether the Workers of an engine fulfil this contract:
 
     >>> from feddrift.engines.local.reference import Reference
     >>> from feddrift.testing import check_worker
@@ -162,7 +161,7 @@ class Worker(Protocol):
             models: The models.
             cells: [cell, 2], pairs (t, c).
             metric: The score of a row.
-            max_rows: Score a sample of at most this number of rows of each cell, the same in every call; None: all.
+            max_rows: Score a random sample of this number of rows of larger cells, the same in each call; None: all.
             by: Sum the rows of each class or group separately; None: sum all rows.
 
         Yields:
@@ -183,7 +182,7 @@ class Worker(Protocol):
         ...
 
     def describe(self, models: Models, clients: Ints, question: StatisticsRequest) -> Moments:
-        """Return statistics of a layer's values on the newest data: see `Federation.moments`.
+        """Compute statistics of a layer's output on the newest data: see `Federation.moments`.
 
         Args:
             models: The models.
@@ -202,7 +201,7 @@ class Worker(Protocol):
             models: The models.
             votes: [c, m], the weight of each model in the vote at each client.
             ballot: The rule by which votes are counted.
-            routers: The router of each client that takes part, by its position.
+            routers: The router of each client that takes part, by the client's position.
 
         Returns:
             [c, 3]: the number of new rows, the mistakes of votes[c], and those of the router's choice; zeros for
@@ -225,7 +224,7 @@ class Worker(Protocol):
         ...
 
     def rounds(self, models: Models, plan: TrainingPlan, first: int, last: int, local: Local) -> tuple[Models, Ints]:
-        """Run the rounds first..last - 1; after each the models become the averages of their updates.
+        """Run the rounds first..last - 1; after each round the averages of the updates replace the models.
 
         `run_rounds_sequentially` implements it by calls of `updates`; one program for all rounds is faster.
 
@@ -252,7 +251,7 @@ class Worker(Protocol):
             local: The settings of local training.
 
         Returns:
-            The number of evaluated rows and the common mistakes of each two starts, by client.
+            By client, the number of evaluated rows and the common mistakes of each two starts.
         """
         ...
 
@@ -266,14 +265,14 @@ class Worker(Protocol):
             held_by: Evaluate on the rows that training with these settings holds out; None: on all new rows.
 
         Returns:
-            The number of evaluated rows and the common mistakes of each two contestants, by client.
+            By client, the number of evaluated rows and the common mistakes of each two contestants.
         """
         ...
 
     def save(self) -> Any:
         """Return the state that the rest of the time step depends on, such as the optimiser's moments.
 
-        It is written into checkpoints: numbers, strings and arrays in dictionaries, lists and tuples.
+        Checkpoints contain it, so it consists of numbers, strings and arrays in dictionaries, lists and tuples.
         """
         ...
 
@@ -380,22 +379,23 @@ def concatenate_updates(models: Models, plan: TrainingPlan, parts: Sequence[Upda
     if not parts:
         empty = plan.select(np.zeros(plan.data.shape[1], dtype=bool))
         return empty.updates(map_trunk_and_head(lambda leaf, _: leaf[:0], models, None, None))
+    n_clients = plan.data.shape[1]
     client, model, size = (
         np.concatenate([getattr(part, name) for part in parts]) for name in ("client", "model", "size")
     )
-    first_pairs = [np.unique(part.lane, return_index=True)[1] for part in parts]
-    lanes = [
-        (models.trunk_index[part.model[first]], part.client[first])
-        for part, first in zip(parts, first_pairs, strict=True)
-    ]
-    trunk, owner = (np.concatenate(values) for values in zip(*lanes, strict=True))
-    order = np.lexsort((client, model))  # as in TrainingPlan.of
+    lane_numbers = [models.trunk_index[part.model] * n_clients + part.client for part in parts]  # of each pair
+    first_pairs = [np.unique(part.lane, return_index=True)[1] for part in parts]  # of each lane
+    pair_order = np.lexsort((client, model))  # as in TrainingPlan.of
+    lane_order = np.argsort(
+        np.concatenate([numbers[first] for numbers, first in zip(lane_numbers, first_pairs, strict=True)]),
+        kind="stable",
+    )
     params = map_trunk_and_head(
-        lambda _, *new_and_order: np.concatenate(new_and_order[:-1])[new_and_order[-1]],
+        lambda _, *leaves_and_order: np.concatenate(leaves_and_order[:-1])[leaves_and_order[-1]],
         models,
-        order,
-        np.lexsort((owner, trunk)),
+        pair_order,
+        lane_order,
         *(part.params for part in parts),
     )
-    _, lane = np.unique(models.trunk_index[model[order]] * plan.data.shape[1] + client[order], return_inverse=True)
-    return Updates(params, client[order], model[order], size[order], lane)
+    _, lane = np.unique(np.concatenate(lane_numbers)[pair_order], return_inverse=True)
+    return Updates(params, client[pair_order], model[pair_order], size[pair_order], lane)

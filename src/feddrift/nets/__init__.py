@@ -1,4 +1,4 @@
-"""Nets as pairs of functions: the default net of a stream, nets by name, and your own."""
+"""Nets as pairs of functions: the default net of a stream, nets by name, and nets from user code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from feddrift._internal import plugins
 from feddrift.data import Stream
 from feddrift.errors import ConfigError, FeddriftError, unknown_name_error
 from feddrift.nets.external import ExternalNet, convert_to_net
-from feddrift.nets.perceptron import default_perceptron, layer_sizes, mlp
+from feddrift.nets.perceptron import build_default_perceptron, get_layer_sizes, mlp
 from feddrift.trees import tree_paths
 from feddrift.types import Layer, Net, Params
 
@@ -30,6 +30,9 @@ def default_net(stream: Stream, weights: str | Path | None = None) -> Net:
     Args:
         stream: The stream.
         weights: A file with weights of a ResNet-18, for streams of pictures only.
+
+    Raises:
+        ConfigError: If there are weights, but the stream has no pictures.
     """
     if stream.family == "fmow" and stream.x.ndim == 4:
         from feddrift.nets.resnet import resnet18  # here, since few streams need it
@@ -39,7 +42,7 @@ def default_net(stream: Stream, weights: str | Path | None = None) -> Net:
         raise ConfigError(f"weights are for streams of pictures, {stream.name} has no pictures")
     if stream.net is not None:
         return named_net(stream.net, stream)
-    return default_perceptron(stream.x.shape[1:], stream.n_classes)
+    return build_default_perceptron(stream.x.shape[1:], stream.n_classes)
 
 
 def check_fits(net: Net, features: Sequence[int], n_classes: int) -> None:
@@ -50,14 +53,14 @@ def check_fits(net: Net, features: Sequence[int], n_classes: int) -> None:
     if not isinstance(net, Net):
         raise ConfigError(f"a net must be a Net(init, apply), got {type(net).__name__}")
     params = init_params(net, rng.derive_key(0, "init", 0))
-    sizes = layer_sizes(net, params)
+    sizes = get_layer_sizes(net, params)
     if sizes is not None:
         n_outputs = sizes[-1]
         if sizes[0] != math.prod(features):
             raise ConfigError(f"the net takes {sizes[0]} features, the stream has {math.prod(features)}")
     else:
         try:
-            shape = _logits_shape(net, params, (2, *features))
+            shape = _get_output_shape(net, params, (2, *features))
         except Exception as error:  # the net's own code may raise anything
             raise ConfigError(
                 f"the net does not take inputs of shape {tuple(features)}: {_describe_error(error)}"
@@ -69,16 +72,20 @@ def check_fits(net: Net, features: Sequence[int], n_classes: int) -> None:
         raise ConfigError(f"the net gives {n_outputs} logits for an input, the stream has {n_classes} classes")
 
 
-def _logits_shape(net: Net, params: Params, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+def _get_output_shape(net: Net, params: Params, input_shape: tuple[int, ...]) -> tuple[int, ...]:
     if isinstance(net, ExternalNet):
         return np.shape(net.apply(params, np.zeros(input_shape, dtype=np.float32)))
-    import jax  # here, since it takes a while
+    import jax  # here, since importing JAX takes a while
 
     return np.shape(jax.eval_shape(net.apply, params, jax.ShapeDtypeStruct(input_shape, np.float32)))  # type: ignore[no-untyped-call]
 
 
 def remove_head(net: Net) -> Net:
-    """Return a net whose outputs are the inputs of the head of this net."""
+    """Return a net whose outputs are the inputs of the head of this net.
+
+    Raises:
+        ConfigError: If the net does not define these inputs (`Net.hidden`).
+    """
     if net.hidden is None:
         raise ConfigError(
             "layer=trunk needs a net with the function `hidden`, Net(init, apply, trunk, hidden), and this net has "
@@ -88,21 +95,21 @@ def remove_head(net: Net) -> Net:
 
 
 @lru_cache(maxsize=64)
-def layer_width(net: Net, layer: Layer, features: tuple[int, ...], n_classes: int) -> int:
+def get_layer_width(net: Net, layer: Layer, features: tuple[int, ...], n_classes: int) -> int:
     """Return the number of outputs of a layer of this net for an input."""
     if layer != "trunk":
         return math.prod(features) if layer == "input" else n_classes
     hidden = remove_head(net)
     params = init_params(net, rng.derive_key(0, "init", 0))
-    sizes = layer_sizes(net, params)
-    return sizes[-2] if sizes else math.prod(_logits_shape(hidden, params, (1, *features)))
+    sizes = get_layer_sizes(net, params)
+    return sizes[-2] if sizes else math.prod(_get_output_shape(hidden, params, (1, *features)))
 
 
 def init_params(net: Net, key: rng.Words) -> Params:
     """Return the initial parameters of a net.
 
     Raises:
-        ConfigError: The net's init failed, or its result is not a tree of floating point arrays.
+        ConfigError: If the net's init failed, or its result is not a tree of floating point arrays.
     """
     try:
         params = net.init(key)
@@ -126,7 +133,18 @@ def _describe_error(error: Exception) -> str:
 
 
 def build_built_in_net(name: str, features: Sequence[int], n_classes: int) -> Net | None:
-    """Build a built-in net by its name: linear, or mlp: and the sizes of its hidden layers; None for other names.
+    """Build a built-in net.
+
+    Args:
+        name: ``linear``, or ``mlp:`` and the sizes of the hidden layers.
+        features: The shape of an input.
+        n_classes: The number of classes.
+
+    Returns:
+        The net; None if the name is not that of a built-in net.
+
+    Raises:
+        ConfigError: If a size is not a whole number above 0.
 
     >>> build_built_in_net("mlp:8,4", [2], 3) is mlp(2, (8, 4), 3)
     True
@@ -143,7 +161,15 @@ def build_built_in_net(name: str, features: Sequence[int], n_classes: int) -> Ne
 
 
 def named_net(name: str, stream: Stream) -> Net:
-    """Return the net of this name: a built-in one, that of an installed package, or ``package.module:make``."""
+    """Return the net of this name for the inputs and classes of a stream.
+
+    Args:
+        name: The name of a built-in net, of a net of an installed package, or ``package.module:make``.
+        stream: The stream.
+
+    Raises:
+        ConfigError: If the net does not exist, or making it failed.
+    """
     net = build_built_in_net(name, stream.x.shape[1:], stream.n_classes)
     if net is not None:
         return net
@@ -154,7 +180,18 @@ def named_net(name: str, stream: Stream) -> Net:
 
 
 def import_model(name: str | None, folder: Path) -> Any:
-    """Import the model that a settings file names, for `build_client_net`."""
+    """Import the model that a settings file names.
+
+    Args:
+        name: The name of a built-in net, or ``module:object``; None: the default net.
+        folder: The folder that contains the module.
+
+    Returns:
+        The object, or the name of a built-in net: an argument of `build_client_net`.
+
+    Raises:
+        ConfigError: If the net does not exist, or the import failed.
+    """
     if name is None or build_built_in_net(name, (1,), 2) is not None:
         return name
     if not plugins.is_import_path(name):
@@ -170,9 +207,12 @@ def build_client_net(model: Any, features: Sequence[int], n_classes: int) -> Net
             perceptron.
         features: The shape of an input.
         n_classes: The number of classes.
+
+    Raises:
+        ConfigError: If the net does not exist, or making it failed.
     """
     if model is None:
-        return default_perceptron(features, n_classes)
+        return build_default_perceptron(features, n_classes)
     if isinstance(model, str):
         net = build_built_in_net(model, features, n_classes)
         if net is None:

@@ -29,7 +29,7 @@ STREAM_FUNCTION_HINT = (
     "outputs, and name this function"
 )
 
-_bridges: dict[Any, Net] = {}  # reused by all runs of a process, so that a net is compiled once
+_converted_modules: dict[Any, Net] = {}  # used by all runs of a process, so that a net is compiled once
 
 
 class ExternalModel(Protocol):
@@ -83,7 +83,7 @@ def convert_to_net(
         stream: The stream for a function that takes one; None: the function must not take arguments.
 
     Raises:
-        ConfigError: The object is none of these, or making the net failed.
+        ConfigError: If the object is none of these, or making the net failed.
     """
     if isinstance(source, Net):
         return source
@@ -93,7 +93,7 @@ def convert_to_net(
         hint = ": name its class, since each model needs new parameters" if _is_torch_module(source) else ""
         raise ConfigError(f"'{name}' must be {LEGAL_SOURCES}, got {type(source).__name__}{hint}")
     make = cast("Callable[[], Any]", source)
-    arguments = _argument_names(source)
+    arguments = _list_argument_names(source)
     if arguments:
         if stream is None:
             raise ConfigError(f"'{name}' must be made without arguments: clients that keep their data have no stream")
@@ -108,12 +108,12 @@ def convert_to_net(
             raise ConfigError(f"{error}; {got}: {STREAM_FUNCTION_HINT}") from error.__cause__
         raise
     if _is_torch_module(product):
-        from feddrift.nets.torch import bridge_module  # here, since PyTorch takes a while to import
+        from feddrift.nets.torch import convert_torch_module  # here, since importing PyTorch takes a while
 
         key = source, tuple(features), n_classes, None if make is source else _hash_stream(stream)
-        if key not in _bridges:
-            _bridges[key] = bridge_module(name, make, features)
-        return _bridges[key]
+        if key not in _converted_modules:
+            _converted_modules[key] = convert_torch_module(name, make, features)
+        return _converted_modules[key]
     if isinstance(product, Net):
         return product
     if _is_external_model(product):
@@ -146,7 +146,7 @@ def _hash_stream(stream: Any) -> tuple[Any, ...]:
     return stream.name, *(zlib.crc32(np.ascontiguousarray(a).data) for a in (stream.x, stream.y, stream.counts))
 
 
-def _argument_names(make: Callable[..., Any]) -> list[str]:
+def _list_argument_names(make: Callable[..., Any]) -> list[str]:
     """Return the names of the required arguments, or of an optional one called stream."""
     try:
         parameters = inspect.signature(make).parameters.values()

@@ -134,7 +134,7 @@ def _relu(x: Any) -> Any:
     return relu(x)
 
 
-def layer_sizes(net: Net, params: Params) -> tuple[int, ...] | None:
+def get_layer_sizes(net: Net, params: Params) -> tuple[int, ...] | None:
     """Return the numbers of features, hidden units of each layer and classes of a perceptron; None for other nets."""
     if net.apply not in (apply_linear, apply_perceptron, apply_deep):
         return None
@@ -142,7 +142,7 @@ def layer_sizes(net: Net, params: Params) -> tuple[int, ...] | None:
     return (weights[0][0], *(shape[1] for shape in weights))
 
 
-def default_perceptron(features: Sequence[int], classes: int) -> Net:
+def build_default_perceptron(features: Sequence[int], classes: int) -> Net:
     """Build the paper's perceptron for inputs of this shape: twice as many hidden units as features."""
     d = math.prod(features)
     return mlp(d, 2 * d, classes)

@@ -1,7 +1,7 @@
 """ResNet-18 (He et al., 2016) as a pair of functions, with the parameter names of torchvision.
 
-BatchNorm uses the fixed statistics of the weights: a client's minibatches would shift them towards its own classes, and
-an average of statistics fits no client (docs/decisions/0009-resnet.md).
+BatchNorm uses the fixed statistics of the weights. The minibatches of a client would shift them towards its classes,
+and an average of statistics is right for none of the clients (docs/decisions/0009-resnet.md).
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def resnet18(classes: int, weights: str | Path | None = None) -> Net:
     """
     pretrained = {} if weights is None else read_weights(Path(weights))
     fixed = {
-        name: pretrained.get(name, _default_statistics(name, shape)) for name, shape in _statistics_shapes().items()
+        name: pretrained.get(name, _make_default_statistics(name, shape))
+        for name, shape in _list_statistics_shapes().items()
     }
     return Net(
         partial(_init_params, classes, pretrained),
@@ -55,40 +56,42 @@ def is_in_trunk(path: str) -> bool:
     return not path.startswith("fc/")
 
 
-def _parameter_shapes(classes: int) -> dict[str, tuple[int, ...]]:
-    shapes: dict[str, tuple[int, ...]] = {"conv1.weight": (64, 3, 7, 7)} | _norm_shapes("bn1", 64)
+def _list_parameter_shapes(classes: int) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {"conv1.weight": (64, 3, 7, 7)} | _list_norm_shapes("bn1", 64)
     width = 64
     for s, channels in enumerate(STAGE_CHANNELS, start=1):
         for b in range(2):
             name = f"layer{s}.{b}"
-            shapes |= {f"{name}.conv1.weight": (channels, width, 3, 3)} | _norm_shapes(f"{name}.bn1", channels)
-            shapes |= {f"{name}.conv2.weight": (channels, channels, 3, 3)} | _norm_shapes(f"{name}.bn2", channels)
+            shapes |= {f"{name}.conv1.weight": (channels, width, 3, 3)} | _list_norm_shapes(f"{name}.bn1", channels)
+            shapes |= {f"{name}.conv2.weight": (channels, channels, 3, 3)} | _list_norm_shapes(f"{name}.bn2", channels)
             if b == 0 and s > 1:
                 shapes |= {f"{name}.downsample.0.weight": (channels, width, 1, 1)}
-                shapes |= _norm_shapes(f"{name}.downsample.1", channels)
+                shapes |= _list_norm_shapes(f"{name}.downsample.1", channels)
             width = channels
     return shapes | {"fc.weight": (classes, 512), "fc.bias": (classes,)}
 
 
-def _norm_shapes(name: str, channels: int) -> dict[str, tuple[int, ...]]:
+def _list_norm_shapes(name: str, channels: int) -> dict[str, tuple[int, ...]]:
     return {f"{name}.weight": (channels,), f"{name}.bias": (channels,)}
 
 
-def _statistics_shapes() -> dict[str, tuple[int, ...]]:
+def _list_statistics_shapes() -> dict[str, tuple[int, ...]]:
     """Return the shapes of mean and variance of each BatchNorm layer."""
     norms = [
-        (n.removesuffix(".weight"), s) for n, s in _parameter_shapes(1).items() if len(s) == 1 and n.endswith(".weight")
+        (n.removesuffix(".weight"), s)
+        for n, s in _list_parameter_shapes(1).items()
+        if len(s) == 1 and n.endswith(".weight")
     ]
     return {f"{name}.running_{kind}": shape for name, shape in norms for kind in ("mean", "var")}
 
 
-def _default_statistics(name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+def _make_default_statistics(name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
     return (np.ones if name.endswith("var") else np.zeros)(shape, dtype=np.float32)
 
 
 def _init_params(classes: int, pretrained: Arrays, key: rng.Words) -> Params:
     params: dict[str, Any] = {}
-    for i, (name, shape) in enumerate(_parameter_shapes(classes).items()):
+    for i, (name, shape) in enumerate(_list_parameter_shapes(classes).items()):
         if name in pretrained and pretrained[name].shape == shape:
             leaf = np.asarray(pretrained[name], dtype=np.float32)
         else:
@@ -154,7 +157,7 @@ def _convolve(x: Any, kernel: Any, stride: int, pad: int) -> Any:
     )
 
 
-def torchvision_names(net: Net, params: Params) -> dict[str, npt.NDArray[np.float32]]:
+def convert_to_torchvision(net: Net, params: Params) -> dict[str, npt.NDArray[np.float32]]:
     """Return the parameters of a `resnet18` and its BatchNorm statistics by the names that `read_weights` reads."""
     fixed: Arrays = net.apply.args[0]  # type: ignore[attr-defined]  # a partial
     arrays = {path.replace("/", "."): np.ascontiguousarray(leaf) for path, leaf in tree_paths(params)}
@@ -165,7 +168,7 @@ def read_weights(path: Path) -> Arrays:
     """Read the weights of a torchvision resnet18 from a file.
 
     Raises:
-        DataError: The file cannot be read, or names or shapes are wrong.
+        DataError: If the file cannot be read, or names or shapes are wrong.
     """
     try:
         if path.suffix == ".npz":
@@ -181,7 +184,9 @@ def read_weights(path: Path) -> Arrays:
         raise
     except Exception as error:  # three libraries raise many kinds of errors for broken files
         raise DataError(f"cannot read the weights in {path}: {type(error).__name__}: {error}") from None
-    expected = {n: s for n, s in (_parameter_shapes(1) | _statistics_shapes()).items() if not n.startswith("fc.")}
+    expected = {
+        n: s for n, s in (_list_parameter_shapes(1) | _list_statistics_shapes()).items() if not n.startswith("fc.")
+    }
     for name, shape in expected.items():
         if name not in weights:
             raise DataError(f"{path} is not a ResNet-18: '{name}' is missing")

@@ -1,6 +1,6 @@
-"""PyTorch modules as nets, through torchax: JAX traces the code of the module (extra ``torch``).
+"""PyTorch modules as nets: JAX traces the code of the module with torchax (extra ``torch``).
 
-A net is ``apply(params, x)``, without a random key or a state. Therefore dropout and batch norm are refused;
+A net is ``apply(params, x)``, without a random key or a state. Modules with dropout or batch norm are refused, and
 buffers and frozen parameters are constants.
 """
 
@@ -22,19 +22,19 @@ from feddrift.types import Net, Params
 ALTERNATIVE_HINT = "or make it a model with init, logits and fit (docs/extend.md)"
 
 
-def bridge_module(name: str, make: Callable[[], Any], features: Sequence[int]) -> Net:
+def convert_torch_module(name: str, make: Callable[[], Any], features: Sequence[int]) -> Net:
     """Convert a PyTorch module to a net.
 
-    Parameters are stored in a tree by the names of layers: ``conv/weight``. The trunk is the layer `trunk`, or the
-    layers that the attribute `trunk` names.
+    Parameters are in a tree by the names of layers: ``conv/weight``. The trunk is the layer with the name trunk, or the
+    layers whose names are in the attribute `trunk`.
 
     Args:
         name: The name of the net, for messages.
-        make: Makes the module; it is called again for each new initialisation.
+        make: Returns the module; it is called again for each new initialisation.
         features: The shape of an input.
 
     Raises:
-        ConfigError: The module changes or draws random numbers while it trains, or does not take such inputs.
+        ConfigError: If the module changes or draws random numbers while it trains, or does not take such inputs.
     """
     torchax = _import_torchax()
     import jax.numpy as jnp  # after torchax, which configures JAX

@@ -43,15 +43,15 @@ def add_votes(logits: npt.NDArray[Any], votes: Floats, ballot: Ballot) -> Floats
     [[1.0, 3.0]]
     """
     if ballot == "soft":
-        return weighted_sum(map(softmax, logits), votes)
+        return sum_ballots(map(softmax, logits), votes)
     classes = np.arange(logits.shape[2])
-    return weighted_sum((scores.argmax(axis=1)[:, None] == classes for scores in logits), votes)
+    return sum_ballots((scores.argmax(axis=1)[:, None] == classes for scores in logits), votes)
 
 
-def weighted_sum(ballots: Iterable[npt.NDArray[Any]], votes: Floats) -> Floats:
+def sum_ballots(ballots: Iterable[npt.NDArray[Any]], votes: Floats) -> Floats:
     """Add the ballots [row, class] of each model, multiplied by votes[row, m], in the order of the models.
 
-    The order is fixed so that the sum has the same bits everywhere. A ballot without a vote may be NaN.
+    The order is fixed so that the sum has the same bits everywhere. A ballot with the vote 0 may be NaN.
     """
     total: Any = np.float64(0)
     for m, ballot in enumerate(ballots):
@@ -64,19 +64,19 @@ def weighted_sum(ballots: Iterable[npt.NDArray[Any]], votes: Floats) -> Floats:
     return np.asarray(total)
 
 
-def vote_probabilities(logits: npt.NDArray[Any], votes: Floats) -> Floats:
+def compute_vote_probabilities(logits: npt.NDArray[Any], votes: Floats) -> Floats:
     """Return the mean probabilities [row, class] of models with these logits [m, row, class] and weights votes[row, m].
 
     >>> logits = np.array([[[0.0, 0.0]], [[0.0, np.log(3)]]])
-    >>> vote_probabilities(logits, np.array([[1.0, 1.0]])).round(3).tolist()
+    >>> compute_vote_probabilities(logits, np.array([[1.0, 1.0]])).round(3).tolist()
     [[0.375, 0.625]]
     """
-    return mean_probabilities(map(softmax, logits), votes)
+    return average_probabilities(map(softmax, logits), votes)
 
 
-def mean_probabilities(by_model: Iterable[Floats], votes: Floats) -> Floats:
+def average_probabilities(by_model: Iterable[Floats], votes: Floats) -> Floats:
     """Average the probabilities [row, class] of each model with the weights votes[row, m]."""
-    return weighted_sum(by_model, votes / votes.sum(axis=1, keepdims=True))
+    return sum_ballots(by_model, votes / votes.sum(axis=1, keepdims=True))
 
 
 def predict_votes(net: Net, models: Models, votes: Floats, ballot: Ballot, x: npt.NDArray[Any]) -> Floats:
@@ -86,11 +86,11 @@ def predict_votes(net: Net, models: Models, votes: Floats, ballot: Ballot, x: np
 
 def predict_probabilities(net: Net, models: Models, votes: Floats, x: npt.NDArray[Any]) -> Floats:
     """Return the probabilities [row, class] of models with weights votes[m] or votes[row, m] for inputs x[row, ...]."""
-    return vote_probabilities(*_compute_voter_logits(net, models, votes, x))
+    return compute_vote_probabilities(*_compute_voter_logits(net, models, votes, x))
 
 
 def compute_layer(net: Net, model: Models | None, layer: Layer, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the outputs of a layer of a stack of one model; without a model the inputs."""
+    """Return the outputs of a layer of a single model; the inputs if the model is None."""
     if model is None:
         return x
     part = net if layer == "logits" or net.hidden is None else replace(net, apply=net.hidden)

@@ -1,4 +1,4 @@
-"""Caveats of a comparison: sentences on runs that are worse than their mean accuracy suggests."""
+"""Caveats of a comparison: sentences about runs that are worse than their mean accuracy suggests."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from feddrift.runs.record import Record, select_score
 MIN_REPORTED_GAP = 0.1  # points of accuracy; smaller differences are not reported
 MIN_LOG_LOSS_RATIO = 1.01  # times Oblivious's log loss
 MAX_EQUAL_GAP = 0.3  # points of accuracy between two runs of one model
-MAX_EQUAL_TRAFFIC_RATIO = 1.05  # times Oblivious's traffic; up to it both cost the same
-MIN_TEST_ROWS = 10  # rows per time step; fewer are few if the largest client has at least this many times as many
+MAX_EQUAL_TRAFFIC_RATIO = 1.05  # times Oblivious's traffic; up to it the costs count as equal
+MIN_TEST_ROWS = 10  # rows per time step; clients with fewer are reported if the largest has the square of this number
 Group = Sequence[Record]  # the seeds of one configuration
 
 
@@ -68,7 +68,7 @@ def _find_caveats_of_stream(groups: Sequence[Group], stream: str) -> list[str]:
 
 
 def _describe_unequal_clients(runs: Sequence[Record]) -> str | None:
-    """Describe the clients with few rows that count in means like large ones, of the run with most such clients."""
+    """Describe the clients with few rows but equal weight in means, of the run with most such clients."""
     found = []
     for run in (run for run in runs if run.weigh == "clients"):
         tested = np.where(run.rows.tested > 0, run.rows.tested, np.nan)
@@ -133,7 +133,7 @@ def _compare_log_loss(group: Group, oblivious: Group, sentence_start: str) -> st
 
 
 def _is_clear(low: float | None, high: float | None) -> bool:
-    """Return whether an interval excludes 0; True without an interval, that is with one seed."""
+    """Return whether an interval excludes 0; True without an interval, which needs two seeds."""
     return low is None or high is None or low > 0 or high < 0
 
 
@@ -171,7 +171,7 @@ def _describe_unused_models(group: Group) -> str | None:
 
 
 def _average_shown_score(group: Group) -> float:
-    """Average over seeds what tables show first: the score omitting drifts, or including them if drifts are unknown."""
+    """Average over seeds the score omitting drifts, or including them if drifts are unknown."""
     runs = [summarise_run(run) for run in group]
     levels = [run.including_drifts if run.omitting_drifts is None else run.omitting_drifts for run in runs]
     spread = compute_spread([level for level in levels if level is not None])

@@ -1,4 +1,4 @@
-"""Texts about a record: reasons of events, explanations of alarms, and the command that repeats the run."""
+"""Texts about a record: causes of events, explanations of alarms, and the command that repeats the run."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def explain_alarm(shifts: Mapping[str, Any], t: int) -> str:
         text = f"fewer than {MIN_ROWS_PER_TEST} rows do not show what moved"
     elif not named and not more:
         text = "neither the inputs nor the class shares differ from before by more than chance, also within classes"
-    elif (inputs or not more) and all(s.get("within") is not None for s in inputs):  # only within classes
+    elif (inputs or not more) and all(s.get("within") is not None for s in inputs):  # changed only within classes
         same = "the inputs are" if len(named) > len(inputs) else "the inputs and the class shares are"
         text = f"{same} as before: what changed is which class they belong to ({text})"
     elif named and all(s.get("common") for s in named):
@@ -86,7 +86,7 @@ def explain_alarm(shifts: Mapping[str, Any], t: int) -> str:
 
 
 def _describe_creation(model: int, cause: dict[str, Any]) -> list[str]:
-    """Describe the creation of a model in several parts; the values that they contain are removed from the cause."""
+    """Describe the creation of a model in several parts, and remove their values from the cause."""
     parts = []
     metric = next((name for name in ("error", "loss") if name in cause), None)
     if metric and _has_numbers(cause, metric, "reference"):
@@ -118,7 +118,7 @@ def _describe_creation(model: int, cause: dict[str, Any]) -> list[str]:
 
 
 def _describe_merge(model: int, cause: dict[str, Any]) -> list[str]:
-    """Describe a merge in one sentence; the values that it contains are removed from the cause."""
+    """Describe a merge in one sentence, and remove its values from the cause."""
     keys = "into", "distance", "unit", "kept", "family"
     into, distance, unit, kept, family = (cause.pop(key, None) for key in keys)
     gap = f"{distance:.3f} {unit}" if unit else f"{distance:.3f}"
@@ -146,14 +146,14 @@ def _has_numbers(cause: Mapping[str, Any], *names: str) -> bool:
 def build_run_command(header: Mapping[str, Any]) -> tuple[str, list[str]]:
     """Build the command that repeats a run.
 
-    The command contains the settings that differ from the algorithm's defaults, and those whose default depends on the
-    stream.
+    The command contains the settings that differ from the algorithm's defaults, and the settings with a default that
+    depends on the stream.
 
     Args:
         header: The header of the run's record.
 
     Returns:
-        The command, and notes about what it does not contain, such as files that the record knows only by a digest.
+        The command, and notes about missing parts, such as files of which the record has only a digest.
     """
     if header["n_steps"] is None:
         return "feddrift deploy run DIR", ["DIR is the folder of this deployment; it goes on where it stopped"]

@@ -1,4 +1,4 @@
-"""Statistics of the requests to clients on real machines: times, traffic, missing replies and their reasons."""
+"""Statistics of the requests to clients on real machines: times, traffic, and missing replies with their reasons."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def collect_exchanges(record: Record) -> dict[str, Any] | None:
 
 
 def sum_waiting_seconds(record: Record) -> dict[str, list[float]]:
-    """Return by kind of request [t], the seconds of waiting for clients; the last time step may be incomplete."""
+    """Return the seconds of waiting for clients in each time step, by kind of request."""
     last = max(line["t"] for line in record.exchanges)
     by_kind = {kind: [0.0] * (last + 1) for kind in REQUEST_KINDS}
     for line in record.exchanges:
@@ -45,12 +45,12 @@ def find_missing_replies(record: Record) -> Iterator[tuple[str, int, int, str, i
     """
     for line in record.exchanges:
         for c, reason in zip(line["c"], line["trouble"], strict=True):
-            if reason is not None and line["asked"] != "explain":  # without that reply the client still trains
+            if reason is not None and line["asked"] != "explain":  # a client without this reply still trains
                 yield line["at"], line["t"], c, line["asked"], line["round"], reason
 
 
 def find_client_notes(record: Record) -> Iterator[tuple[str, int, int, str, int | None, str]]:
-    """Yield notes on clients that replied or not, such as damaged data or an old version.
+    """Yield notes about clients, whether they replied or not, such as damaged data or an old version.
 
     Yields:
         The same values as `find_missing_replies`, with the note in place of the reason.
@@ -74,15 +74,15 @@ def find_absent_clients(record: Record, t: int) -> list[int]:
 
 
 def get_last_problems(record: Record) -> dict[int, str | None]:
-    """Return by client the trouble with the last request to it; None: it replied."""
-    trouble: dict[int, str | None] = {}
+    """Return by client the problem with its last request; None: it replied."""
+    problems: dict[int, str | None] = {}
     for line in record.exchanges:
-        trouble |= dict(zip(line["c"], line["trouble"], strict=True))
-    return trouble
+        problems |= dict(zip(line["c"], line["trouble"], strict=True))
+    return problems
 
 
 def get_client_backlogs(record: Record) -> dict[int, tuple[int, int | None]]:
-    """Return by client, at its last hello, the number of waiting batches, and the missing batch before them or None."""
+    """Return by client, as of its last hello, the number of waiting batches and the missing batch or None."""
     backlogs: dict[int, tuple[int, int | None]] = {}
     for line in record.exchanges:
         for k, c in enumerate(line["c"]):
@@ -93,7 +93,7 @@ def get_client_backlogs(record: Record) -> dict[int, tuple[int, int | None]]:
 
 
 def summarise_clients(record: Record) -> list[dict[str, Any]]:
-    """Return for each client the number of requests and replies, bytes to and from it, waiting times, last trouble."""
+    """Return for each client its requests and replies, bytes to and from it, waiting times, and last problem."""
     entries = [{"asked": 0, "answered": 0, "to": 0, "from": 0} for _ in record.header["clients"]]
     waiting_times: list[list[float]] = [[] for _ in entries]
     for line in record.exchanges:

@@ -1,6 +1,6 @@
 """Followers of records: they send new numbers and events to a tracker while the records grow.
 
-What a tracker receives is a function of the record alone, so a follower may be killed and started again.
+The values in a tracker depend only on the record, so a follower may be killed and started again.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from feddrift.runs.record import (
 from feddrift.scores import SCORES
 
 MAX_CLIENT_CURVES = 100  # with more clients, trackers get no curves of single clients
-MAX_EVENTS_PER_STEP = 20  # the record has the others
-MAX_IDLE_POLLS = 3  # after as many polls without a running run, no other run is expected to begin
+MAX_EVENTS_PER_STEP = 20  # of more events, only the first are sent
+MAX_IDLE_POLLS = 3  # after this number of polls without a running run, no news are expected
 
 
 def collect_step_numbers(record: Record) -> list[Numbers]:
-    """Return the numbers of each time step by name; accuracies, which are shares, only where they are known.
+    """Return the numbers of each time step by name; unknown accuracies are left out.
 
     Trackers group names by their prefix, and sort the groups alphabetically.
     """
@@ -60,7 +60,7 @@ def collect_step_numbers(record: Record) -> list[Numbers]:
 
 
 def _build_client_names(clients: Sequence[str]) -> list[str]:
-    """Return distinct names of the clients in characters that all trackers allow; clients that join change no name.
+    """Return distinct names of the clients in characters that all trackers allow; new clients do not change old names.
 
     >>> _build_client_names(["Łódź 1", "a/b", "a:b", ".."])
     ['Łódź_1', 'a_b', 'a_b-2', '3']
@@ -92,7 +92,7 @@ def describe_step_events(record: Record) -> list[str]:
 
 
 class Follower:
-    """Follower of the records below a folder, or of one record: each poll sends their news to a tracker.
+    """Follower of the records below a folder, or of one record; each poll sends their news to a tracker.
 
     Args:
         source: The folder or the record.
@@ -103,12 +103,12 @@ class Follower:
         self._source = source
         self._tracker = tracker
         self._records = dict[Path, _FollowedRecord]()
-        self._packed_files: list[Path] | None = None  # they are reported at the first poll only
+        self._packed_files: list[Path] | None = None  # reported at the first poll only
         self._idle_polls = MAX_IDLE_POLLS  # polls since a run was running
 
     @property
     def expects_news(self) -> bool:
-        """True if there may be news later: a run is running, or was a moment ago."""
+        """True if a run is running, or was running a moment ago."""
         return self._idle_polls < MAX_IDLE_POLLS
 
     def report_news(self) -> Iterator[str]:
@@ -142,10 +142,10 @@ class Follower:
 
 @dataclass
 class _FollowedRecord:
-    """A record, and the part of it that the tracker has."""
+    """A record, and the part of it that the tracker has received."""
 
     path: Path
-    relative_path: Path  # in the folder that is followed
+    relative_path: Path  # relative to the source of the follower
     tracker: TrackerFactory
     is_running: bool = False
     _file_state: object = None  # the versions of its files at the last poll

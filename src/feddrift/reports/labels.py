@@ -46,7 +46,7 @@ def build_labels(headers: Sequence[Mapping[str, Any]], elsewhere: Sequence[Mappi
 
     Args:
         headers: Headers of records on one stream.
-        elsewhere: Headers of records on other streams; settings that differ there are in the labels, too.
+        elsewhere: Headers of records on other streams; the labels also contain the settings that differ there.
     """
     common = find_common_settings([header["overrides"] for header in headers]) if headers else {}
     all_headers = [*headers, *elsewhere]
@@ -97,15 +97,15 @@ def _format_pair(a: float, b: float, digits: int = 3) -> tuple[str, str]:
     Args:
         a: A number.
         b: A number.
-        digits: Number of digits of the larger one; more are used until the texts differ, up to 8 decimals.
+        digits: Number of digits of the larger one. If the texts are equal, they get more, up to 8 decimals.
     """
     largest = max(abs(a), abs(b))
     if largest and not 1e-4 <= largest < 1e6:
         return f"{a:.{digits}g}", f"{b:.{digits}g}"
     decimals = max(0, digits - 1 - math.floor(math.log10(largest))) if largest else 0
-    while (texts := (f"{a:.{decimals}f}", f"{b:.{decimals}f}"))[0] == texts[1] and a != b and decimals < 8:
+    while a != b and decimals < 8 and f"{a:.{decimals}f}" == f"{b:.{decimals}f}":
         decimals += 1
-    return texts
+    return f"{a:.{decimals}f}", f"{b:.{decimals}f}"
 
 
 def format_ranges(seeds: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""Metrics of drift detection and recovery: pure functions of a run's record, defined in docs/metrics.md.
+"""Metrics of drift detection and recovery as functions of a record; docs/metrics.md defines them.
 
 Each detector is compared with dummy detectors, which use no data, on the same changes.
 """
@@ -28,7 +28,7 @@ from feddrift.reports.summary import (
 from feddrift.runs.record import Record
 from feddrift.types import Bools, Floats, Ints
 
-MAX_DELAY_STEPS = 2  # between a change and an alarm that counts as its detection
+MAX_DELAY_STEPS = 2  # largest delay of an alarm that counts as the detection of a change
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ class Metrics:
     alarms: Detection | None
     switches: Detection | None
     noticed: Detection | None  # an alarm or a switch
-    dummies: Mapping[str, Detection]  # always, never, chance: at the rate of this run's alarms and switches
-    lost: float | None  # per drift, below the accuracy before it, summed over time steps
+    dummies: Mapping[str, Detection]  # always, never, and chance: random at the rate of this run's alarms and switches
+    lost: float | None  # per drift: the accuracy lost compared with that before it, summed over time steps
     lost_to_oracle: float | None
     mean: float | None
     worst: float | None  # the worst client's mean over time
@@ -86,15 +86,15 @@ def compute_metrics(record: Record, oracle: Record | None = None) -> Metrics:
     cells = find_scored_cells(record)
     alarms = record.rows.drift
     switches = find_switches(record)
-    alarmed, switched, noticed = (score_detector(a, changed, cells) for a in (alarms, switches, alarms | switches))
+    by_alarms, by_switches, noticed = (score_detector(a, changed, cells) for a in (alarms, switches, alarms | switches))
     averages = average_over_time(record)
     averages = averages[~np.isnan(averages)]
-    worst, tenth = (np.min, 10) if record.score.higher_is_better else (np.max, 90)
+    find_worst, percentile = (np.min, 10) if record.score.higher_is_better else (np.max, 90)
     n_concepts = count_concepts(record)
     spare = (count_models_in_use(record) - n_concepts)[n_concepts > 0]
     return Metrics(
-        alarms=alarmed if has_truth else None,
-        switches=switched if has_truth else None,
+        alarms=by_alarms if has_truth else None,
+        switches=by_switches if has_truth else None,
         noticed=noticed if has_truth else None,
         dummies=score_dummies(changed, cells, noticed.alarms / noticed.cells if noticed.cells else 0.0)
         if has_truth
@@ -104,8 +104,8 @@ def compute_metrics(record: Record, oracle: Record | None = None) -> Metrics:
         if has_truth and oracle is not None
         else None,
         mean=average_cells(record, record.rows.accuracy),
-        worst=float(worst(averages)) if averages.size else None,
-        tenth=float(np.percentile(averages, tenth)) if averages.size else None,
+        worst=float(find_worst(averages)) if averages.size else None,
+        tenth=float(np.percentile(averages, percentile)) if averages.size else None,
         ari=adjusted_rand(resolve_merges(record)[is_known], concepts[is_known]) if has_truth else None,
         nmi=mutual_information(resolve_merges(record)[is_known], concepts[is_known]) if has_truth else None,
         spare=_average_or_none(spare.astype(float)),
@@ -163,7 +163,7 @@ def build_conditions_key(run: Record) -> str:
 
 
 def find_scored_cells(record: Record) -> Bools:
-    """Return [t, c], whether an alarm can be judged: after the first time step, with new data of a known concept."""
+    """Return [t, c], whether an alarm counts: after the first time step, and with new data of a known concept."""
     cells = has_new_data(record) & (record.rows.concept >= 0)
     cells[:1] = False
     return cells
@@ -172,12 +172,12 @@ def find_scored_cells(record: Record) -> Bools:
 def find_switches(record: Record) -> Bools:
     """Return [t, c], whether a client uses another model than before; a merge of its model is not a switch."""
     model = record.rows.model
-    before = np.concatenate([model[:1], model[:-1]])
-    for event in record.events:  # in order, which follows a model through several merges
+    previous = np.concatenate([model[:1], model[:-1]])
+    for event in record.events:  # the order of the events follows a model through several merges
         if event["event"] == "merged":
-            past = before[event["t"]]
-            past[past == event["model"]] = event["cause"]["into"]
-    switches: Bools = before != model
+            row = previous[event["t"]]
+            row[row == event["model"]] = event["cause"]["into"]
+    switches: Bools = previous != model
     switches[:1] = False
     return switches
 
@@ -235,15 +235,15 @@ def score_dummies(changed: Bools, cells: Bools, rate: float, max_delay: int = MA
 def score_coin(rate: float, changed: Bools, cells: Bools, max_delay: int = MAX_DELAY_STEPS) -> Detection:
     """Return the expected score of a detector that raises an alarm in each cell with this probability."""
     windows = _find_alarm_windows(changed, cells, max_delay)
-    n_before: Ints = np.cumsum(windows, axis=1) - windows  # cells of the window before this one
-    first = np.where(windows, rate * (1 - rate) ** n_before, 0.0)  # probability that the first alarm is here
+    n_before: Ints = np.cumsum(windows, axis=1) - windows  # number of earlier cells of the window
+    first = np.where(windows, rate * (1 - rate) ** n_before, 0.0)  # probability of the first alarm in this cell
     hits = first.sum(axis=1)
     delays = first @ np.arange(max_delay + 1) + (1 - hits) * (max_delay + 1)
     return Detection(int(cells.sum()), len(hits), rate * int(cells.sum()), float(hits.sum()), _average_or_none(delays))
 
 
 def _find_alarm_windows(changed: Bools, cells: Bools, max_delay: int) -> Bools:
-    """Return [change, k], whether an alarm k steps after a change belongs to it: no other change is in between."""
+    """Return [change, k], whether an alarm k steps after a change counts for it: no other change is in between."""
     t, c = np.nonzero(changed)
     windows = np.zeros((len(t), max_delay + 1), dtype=bool)
     is_open = np.ones(len(t), dtype=bool)
@@ -262,8 +262,8 @@ def cut_windows(values: Floats, record: Record, n_before: int, n_after: int) -> 
     Args:
         values: [t, c], for example accuracies.
         record: The record with the changes.
-        n_before: Number of rows before that row.
-        n_after: Number of rows after it.
+        n_before: Number of rows before the row of the change.
+        n_after: Number of rows after the row of the change.
     """
     changed = find_concept_changes(record)
     changes_next = np.concatenate(
@@ -291,7 +291,7 @@ def sum_accuracy_loss(record: Record, oracle: Record | None = None, max_delay: i
     Args:
         record: The run.
         oracle: The run of Oracle to compare with; None: compare with the accuracy before the change.
-        max_delay: Number of time steps, see above.
+        max_delay: The largest delay of a detection in time steps; the sum has one more row.
     """
     n = max_delay + 1
     own = cut_windows(record.rows.accuracy, record, n, n)
@@ -307,7 +307,7 @@ def sum_accuracy_loss(record: Record, oracle: Record | None = None, max_delay: i
 
 
 def average_over_time(record: Record) -> Floats:
-    """Return [c], each client's mean accuracy over time; NaN for clients that were never tested."""
+    """Return [c], the mean accuracy of each client over time; NaN for clients that were never tested."""
     weights = np.where(np.isnan(record.rows.accuracy), 0.0, record.weights)
     total = weights.sum(axis=0)
     return np.asarray(np.nansum(weights * record.rows.accuracy, axis=0) / np.where(total > 0, total, np.nan))

@@ -20,10 +20,10 @@ def _load_tables() -> dict[str, Any]:
 
 
 def find_published_result(summary: Summary) -> PublishedResult | None:
-    """Return the paper's result for an algorithm and a stream; None if it has none, or with other data or training.
+    """Return the paper's result for an algorithm and a stream; None if it has none for this data and training.
 
-    Settings are not compared: the caller decides which of them correspond to the paper. The paper's results on FMoW are
-    of runs from ImageNet's weights.
+    Settings are not compared: the caller decides which of them correspond to the paper. On FMoW, the paper's runs start
+    from weights of ImageNet.
     """
     cells = [_load_tables()[accuracy].get(summary.algorithm, {}).get(summary.stream) for accuracy in ACCURACIES]
     if set(summary.overrides) != ({"weights"} if summary.stream == "fmow" else set()) or None in cells:

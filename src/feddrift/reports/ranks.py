@@ -1,4 +1,4 @@
-"""Ranks of methods over several streams: on each stream, their means, and the critical difference of the means."""
+"""Ranks of methods on each stream, the mean ranks, and their critical difference."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from feddrift.reports.summary import list_configurations, summarise_run
 from feddrift.runs.record import Record
 from feddrift.types import Floats
 
-MAX_NAMED_METHODS = 10  # of the methods that are left out
+MAX_NAMED_METHODS = 10  # names of methods that are left out; more are only counted
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Ranking:
 
     @property
     def critical_difference(self) -> float:
-        """The difference from which on two mean ranks differ at the level of 5 % (Nemenyi's test).
+        """The smallest difference of two mean ranks that is significant at the level of 5 % (Nemenyi's test).
 
         >>> round(Ranking(("a", "b", "c", "d"), ("s",) * 14, np.ones((4, 14))).critical_difference, 2)
         1.25
@@ -53,9 +53,9 @@ def rank_methods(records: Iterable[Record]) -> Ranking:
     """Rank finished runs on each stream, by the mean over the seeds that all methods have there.
 
     Ranks are by the accuracy omitting drifts, or including them where drifts are unknown. An algorithm with one
-    configuration per stream is one method, even if its settings differ between streams; with several configurations on
-    a stream each is a method. Methods without runs on all streams are left out. If the methods have no seed in common
-    on a stream, the methods with the fewest seeds are left out.
+    configuration per stream is one method, even if its settings differ between streams. If it has several
+    configurations on a stream, each is a method. Methods without runs on all streams are left out. If the methods have
+    no common seed on a stream, the methods with the fewest seeds are left out.
 
     Args:
         records: Runs on two or more streams.

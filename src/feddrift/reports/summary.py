@@ -26,7 +26,7 @@ class Scores:
     omitting_drifts: float | None
     including_drifts: float | None
     models_sent: float
-    models_sent_ratio: float | None  # relative to Oblivious, which sends 2 R per client and time step since it joined
+    models_sent_ratio: float | None  # relative to Oblivious: 2 R per time step and client that has joined
     models_final: int | None
     false_alarms: int | None  # alarms without a change of the concept
     ari: float | None
@@ -100,7 +100,8 @@ def adjusted_rand(a: npt.ArrayLike, b: npt.ArrayLike) -> float:
     in_a = count_pairs(table.sum(axis=1))
     in_b = count_pairs(table.sum(axis=0))
     total = count_pairs(table.sum(keepdims=True))
-    chance = in_a * in_b  # this and the next are multiplied by total: whole numbers without rounding
+    # Both values are multiplied by `total`, so that they are whole numbers without rounding.
+    chance = in_a * in_b
     highest = total * (in_a + in_b) / 2
     return 1.0 if highest == chance else (total * both - chance) / (highest - chance)
 
@@ -123,7 +124,7 @@ def get_true_concepts(record: Record, test_cells: bool = False) -> Ints:
         test_cells: True for the concepts of the test data, False for those of the training data.
     """
     concepts = (record.rows.next_concept if test_cells else record.rows.concept).copy()
-    for concept in sorted(record.header["same"], key=int, reverse=True):  # from high to low, which also resolves chains
+    for concept in sorted(record.header["same"], key=int, reverse=True):  # from high to low: resolves chains
         concepts[concepts == int(concept)] = record.header["same"][concept]
     return concepts
 
@@ -134,7 +135,7 @@ def has_new_data(record: Record) -> Bools:
 
 
 def has_usable_data(record: Record) -> Bools:
-    """Return [t, c], whether new data of the client could be used; for older records, whether there were new data."""
+    """Return [t, c], whether new data of the client could be used; for older records, whether it had new data."""
     received = record.rows.received
     return received > 0 if (received >= 0).all() else has_new_data(record)
 
@@ -181,7 +182,7 @@ def is_reportable(record: Record) -> bool:
 
 
 def select_reportable(records: Iterable[Record]) -> list[Record]:
-    """Return the runs that summaries contain, in order; of runs with the same configuration and seed the newest."""
+    """Return the runs that summaries contain; of runs with the same configuration and seed, only the newest."""
     latest: dict[tuple[str, int], Record] = {}
     for record in records:
         if is_reportable(record):
@@ -311,7 +312,7 @@ def compute_difference(group: Sequence[Record], baseline: Sequence[Record], name
 
 
 def compute_interval(gaps: Sequence[float]) -> tuple[float, float | None, float | None]:
-    """Return the mean of differences and the limits of its 95 % interval, which are None for one difference."""
+    """Return the mean of differences and the limits of its 95 % interval; one difference has no interval."""
     mean = float(np.mean(gaps))
     n = len(gaps)
     if n == 1:
@@ -363,7 +364,7 @@ def _summarise_configuration(group: Sequence[Record]) -> Summary:
 
 
 def average_cells(record: Record, values: Floats) -> float | None:
-    """Average values [t, c] over the cells in which they are known, with the record's weights; None without any."""
+    """Average known values [t, c] with the weights of the record; None if no value is known."""
     known = ~np.isnan(values) & (record.weights > 0)
     return float(np.average(values[known], weights=record.weights[known])) if known.any() else None
 

@@ -21,7 +21,7 @@ from feddrift.reports.ranks import Ranking
 from feddrift.reports.summary import Difference, PublishedResult, Spread, Summary
 from feddrift.scores import ACCURACY, Score
 
-Column = tuple[str, str | None, float]  # name of a metric, name of the dummy's metric in brackets, factor
+Column = tuple[str, str | None, float]  # a metric, the dummy's metric to show in brackets, and the factor of the unit
 DRIFT_COLUMNS: dict[str, Column] = {
     "precision\n(coin's)": ("noticed precision", "chance precision", 1.0),
     "recall\n(coin's)": ("noticed recall", "chance recall", 1.0),
@@ -29,7 +29,7 @@ DRIFT_COLUMNS: dict[str, Column] = {
     "lost to\nOracle": ("lost_to_oracle", None, 1.0),
     "lost": ("lost", None, 1.0),
 }
-CLIENT_COLUMNS = {"worst\nclient": "worst", "10th\npct.": "tenth"}  # in percent where the score is a share
+CLIENT_COLUMNS = {"worst\nclient": "worst", "10th\npct.": "tenth"}  # in percent if the score is a share
 OTHER_COLUMNS: dict[str, Column] = {
     "NMI": ("nmi", None, 1.0),
     "spare\nmodels": ("spare", None, 1.0),
@@ -95,8 +95,8 @@ def build_summary_table(
 ) -> Table:
     """Build a table of summaries, the best of each stream first.
 
-    "sent" is relative to Oblivious, "models" is their number at the end, and ARI the adjusted Rand index. Columns that
-    need true concepts are shown if some are known.
+    The column "sent" is relative to Oblivious, "models" is their number at the end, and ARI the adjusted Rand index.
+    Columns that need true concepts are shown only if some are known.
 
     Args:
         summaries: The configurations.
@@ -164,7 +164,7 @@ def build_ranks_table(ranking: Ranking) -> Table:
 
 
 def _get_mean_title(score: Score) -> str:
-    """Return the title of the only mean where drifts are unknown; a score other than accuracy titles the table."""
+    """Return the title of the mean if drifts are unknown; another score than accuracy is in the title of the table."""
     return "accuracy" if score == ACCURACY else "mean"
 
 
@@ -189,7 +189,7 @@ def _order_best_first(summaries: Sequence[Summary], score: Score) -> list[int]:
 def build_metrics_tables(
     summaries: Sequence[Summary], metrics: Sequence[Mapping[str, Spread | None]], score: Score = ACCURACY
 ) -> list[Table]:
-    """Build a table of the metrics of drifts and one of the others, each of which fits a terminal of 80 columns.
+    """Build a table of the metrics of drifts and a table of the others; each fits a terminal of 80 columns.
 
     docs/metrics.md defines the metrics; unknown ones are left out.
 
@@ -228,7 +228,7 @@ def _build_metrics_table(
 
 
 def _create_grid(columns: Iterable[str], width: int) -> Table:
-    """Create a narrow table: nine columns fit 80 characters. The first two wrap; numbers are never cut."""
+    """Create a narrow table: nine columns fit 80 characters. The first two columns wrap, the others do not."""
     grid = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0)
     grid.add_column("stream", overflow="fold", min_width=8)
     grid.add_column("algorithm", overflow="fold", min_width=width)
@@ -275,7 +275,7 @@ def _build_caption(summaries: Sequence[Summary]) -> Text | None:
 
 
 def _format_paper_cells(summary: Summary, published: PublishedResult | None) -> list[str]:
-    """Return the paper's two accuracies, each with our difference to it; a star: the difference is too large."""
+    """Return the paper's two accuracies, each with our difference to it; a star marks a large difference."""
     if published is None:
         return ["-"] * 4
     cells = []

@@ -1,4 +1,4 @@
-"""Runs in the trackers MLflow, TensorBoard and W&B; `follow` sends them the content of records."""
+"""Runs in the trackers MLflow, TensorBoard and W&B, which receive the content of records."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ class TrackerRun(Protocol):
     reported_numbers: dict[int, Numbers]  # by time, the numbers that the tracker has already
 
     def log_steps(self, news: Sequence[StepNews]) -> None:
-        """Add news, visible at once; the events of a run come again if it is followed again."""
+        """Add news, which are visible at once; a new follower sends all events of a run again."""
 
     def end_run(self, status: str, seconds: float | None) -> None:
         """Report the end of the run.
 
         Args:
-            status: The status in the record; "running" if the run continues, and only its follower ends.
+            status: The status in the record; "running" if only the follower ends, and the run continues.
             seconds: The duration of the run; None: unknown.
         """
 
@@ -70,7 +70,7 @@ def parse_tracker(target: str) -> TrackerFactory:
         target: ``mlflow:URI``, ``tensorboard:DIR`` or ``wandb:PROJECT``.
 
     Raises:
-        ConfigError: The tracker is unknown or not installed, or its place is missing.
+        ConfigError: The tracker is unknown or not installed, or its address is missing.
     """
     kind, _, place = target.partition(":")
     if kind not in TRACKERS:
@@ -91,7 +91,7 @@ def collect_parameters(header: Mapping[str, Any]) -> dict[str, str | float | boo
 
 
 def compute_run_id(header: Mapping[str, Any]) -> str:
-    """Return an id of a run, which does not depend on the path of its record; a run that starts again gets another."""
+    """Return an id of a run, which does not depend on the path of its record; a new start of the run changes it."""
     values = [header[name] for name in ("stream", "algorithm", "settings", "overrides", "seed", "started")]
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -107,7 +107,7 @@ class TensorBoard:
         run_folder = Path(folder, name)
         for old in run_folder.glob(f"events.out.tfevents.*{EVENT_FILE_SUFFIX}"):
             old.unlink()
-        # purge_step: a TensorBoard that has read the old file deletes its values from step 0 on.
+        # purge_step: a TensorBoard that has read the old file drops its values from step 0 on.
         self._writer = SummaryWriter(str(run_folder), purge_step=0, filename_suffix=EVENT_FILE_SUFFIX)
         _, begin, self._end = hparams(collect_parameters(record.header), {})
         self._writer.file_writer.add_summary(begin)
@@ -182,7 +182,7 @@ class MLflow:
         self._client.set_tag(self._run, "mlflow.note.content", self._build_note())
 
     def _build_note(self) -> str:
-        """Return the run's description in MLflow: its command and its events; if it is too long, without the oldest."""
+        """Return the note on the run for MLflow: its command and its events, without the oldest if it is too long."""
         lines = [f"- time {t}: {line}" for t, events in sorted(self._events.items()) for line in events.split("\n")]
         text = f"`{build_run_command(self._header)[0]}`\n\n"
         limit = MAX_NOTE_CHARACTERS

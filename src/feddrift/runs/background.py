@@ -1,4 +1,4 @@
-"""Iterators that run in a thread: the main thread reacts to Ctrl-C at once, and never inside compiled code."""
+"""Iterators that run in a thread, so that Ctrl-C interrupts the main thread at once and never inside compiled code."""
 
 from __future__ import annotations
 

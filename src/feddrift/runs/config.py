@@ -1,4 +1,4 @@
-"""The configuration of a run: names and options, from which the stream, the algorithm and the conditions are made."""
+"""The configuration of a run: names and options, from which its stream, algorithm and conditions are built."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MAX_SEEDS = 10_000
 
 
 class RunConfig(BaseModel):
-    """The options of a run. Options that are None have the stream's own values: those of the paper for its streams."""
+    """The options of a run; an option that is None has the default of the stream."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -41,13 +41,13 @@ class RunConfig(BaseModel):
     algorithm: str = Field(
         default=algorithms.RECOMMENDED,
         description="a name from `feddrift list`, or your own package.module:Name; "
-        f"left out: {algorithms.RECOMMENDED}, which needs no settings",
+        f"default: {algorithms.RECOMMENDED}, which needs no settings",
     )
     settings: dict[str, Any] = Field(default={}, description="hyper-parameters of the algorithm, e.g. delta=0.1")
-    seed: int = Field(default=0, ge=0, lt=2**63, description="of initial models and minibatches")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="seed of initial models and minibatches")
     data_seed: int | Literal["seed"] = Field(
         default=0,
-        description="any but 0 draws other data and random patterns of streams that are made; seed: each seed its own",
+        description="seed of synthetic data and random patterns; 0: the published data; seed: the seed of the run",
     )
     rounds: int | None = Field(default=None, ge=1, le=1_000_000, description="R, communication rounds per time step")
     steps: int | None = Field(default=None, ge=1, le=1_000_000, description="K, local steps per round")
@@ -68,7 +68,7 @@ class RunConfig(BaseModel):
     dropout: float = Field(default=0.0, ge=0, lt=1, description="probability that a client misses a time step")
     trace: Path | None = Field(
         default=None,
-        description="a file that says which clients are reachable: a row of 1 and 0 per time step, a column per client",
+        description="file of the reachable clients: 1 or 0 in a row per time step and a column per client",
     )
     poison: str | None = Field(
         default=None,
@@ -101,30 +101,31 @@ class RunConfig(BaseModel):
         default=None, description="folder of data files; default: $FEDDRIFT_DATA, else a cache"
     )
     weights: Path | None = Field(
-        default=None, description="torchvision's file with the weights of a ResNet-18, for streams of pictures"
+        default=None, description="for streams of pictures: torchvision's file with the weights of a ResNet-18"
     )
     net: str | None = Field(
         default=None,
-        description="linear, mlp:64,64 (its hidden layers), or your own package.module:make; else the stream's",
+        description="linear, mlp:64,64 (its hidden layers), or your own package.module:make; default: the stream's net",
     )
-    label: str = Field(default="label", description="the label column of FILE.csv or folder:DIR")
-    client: str | None = Field(default=None, description="of a table FILE.csv: the column of the clients")
-    time: str | None = Field(default=None, description="of a table: the column of times")
+    label: str = Field(default="label", description="name of the label column of a table or of folder:DIR")
+    client: str | None = Field(default=None, description="tables only: name of the client column")
+    time: str | None = Field(default=None, description="tables only: name of the column of times")
     every: str | None = Field(
         default=None,
-        description="of a table: length of a time step: year, quarter, month, week, or a number (of days, or of the "
-        "units of the column); default: each distinct time is a step",
+        description="tables only: length of a time step: year, quarter, month, week, or a number (of days, or of units "
+        "of the column); default: each distinct time is a time step",
     )
     missing: Literal["drop", "mean", "indicator"] | None = Field(
         default=None,
-        description="of a table: rows without a value: drop them, fill in the mean of the first time step, or that and "
-        "a 0/1 indicator feature; default: they are rejected",
+        description="tables only: rows with a missing value: drop them, fill in the mean of the first time step, or "
+        "also add a 0/1 indicator feature; default: they are an error",
     )
     categories: Literal["onehot"] | None = Field(
-        default=None, description="of a table: onehot makes a 0/1 column of each category"
+        default=None, description="tables only: onehot makes a 0/1 feature of each word; default: words are an error"
     )
     scale: bool = Field(
-        default=True, description="of a table: scale numbers by mean and standard deviation of the first time step"
+        default=True,
+        description="tables only: standardise numbers by mean and standard deviation of the first time step",
     )
 
     @field_validator("seed", "rounds", "steps", "batch", "lr", "participation", "dropout", "rest", mode="before")
@@ -139,8 +140,8 @@ class RunConfig(BaseModel):
     def _check_data_seed(cls, value: Any) -> Any:
         if isinstance(value, str) and value.isdecimal() and len(value) < 11:
             value = int(value)
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        if value != "seed" and not (whole and 0 <= value < 2**32):
+        is_whole = isinstance(value, int) and not isinstance(value, bool)
+        if value != "seed" and not (is_whole and 0 <= value < 2**32):
             raise ValueError(f"input should be a whole number from 0 to {2**32 - 1}, or seed")
         return value
 
@@ -154,7 +155,7 @@ class RunConfig(BaseModel):
         """Return the configuration with these values.
 
         Raises:
-            ConfigError: If a name is unknown or a value is not allowed, in one sentence.
+            ConfigError: If a name is unknown or a value is not allowed.
         """
         try:
             return cls(**values)
@@ -162,12 +163,12 @@ class RunConfig(BaseModel):
             raise ConfigError(describe_validation_error(error)) from None
 
     def load_stream(self, clients: Sequence[str] = ()) -> Stream:
-        """Load the stream of this run, in which `poison` may have flipped labels.
+        """Load the stream of this run; the option `poison` may flip labels in it.
 
         Args:
-            clients: Names of clients that come first, in this order: those of the run that this one updates.
+            clients: Names of clients that come first, in this order; in an update, those of the replaced run.
         """
-        engines.engine(self.engine)  # unknown names are found before the data are loaded, which may take a while
+        engines.engine(self.engine)  # report unknown names before loading the data, which may take a while
         algorithms.algorithm(self.algorithm, **self.settings)
         loaded = streams.stream(
             self.stream,
@@ -203,16 +204,16 @@ class RunConfig(BaseModel):
         """Return the conditions of the clients: reachability, participation and Byzantine behaviour."""
         poison = self._parse_poison(stream)
         conditions = Conditions(
-            self.participation,
-            self.dropout,
-            None if self.trace is None else read_trace(self.trace),
-            poison.garbage,
-            self.rest,
-            self.route,
-            self.defend,
-            poison.lies,
+            participation=self.participation,
+            dropout=self.dropout,
+            trace=None if self.trace is None else read_trace(self.trace),
+            garbage=poison.garbage,
+            rest=self.rest,
+            route=self.route,
+            defend=self.defend,
+            lies=poison.behaviour,
         )
-        conditions.draw_reachable(stream.counts[:-1], self.seed)  # reports a trace of the wrong shape
+        conditions.draw_reachable(stream.counts[:-1], self.seed)  # raises an error if the trace has the wrong shape
         return conditions
 
     def _parse_poison(self, stream: Stream) -> ByzantineClients:
@@ -223,7 +224,7 @@ class RunConfig(BaseModel):
         engines.engine(self.engine)
         algorithm = algorithms.algorithm(self.algorithm, stream, **self.settings)
         if getattr(algorithm, "needs_truth", False) and stream.concepts is None:
-            raise ConfigError(f"{self.algorithm} needs a stream whose true concepts are known, {self.stream} has none")
+            raise ConfigError(f"{self.algorithm} needs a stream with known true concepts, {self.stream} has none")
         training = {name: getattr(self, name) for name in TRAINING_OPTIONS if getattr(self, name) is not None}
         return algorithm, replace(stream.local, **training)
 
@@ -239,10 +240,10 @@ class RunConfig(BaseModel):
         overrides = {k: v for k, v in training.items() if v is not None and v != getattr(stream.local, k)}
         if self.pattern is not None and self.pattern != streams.find_own_pattern(self.stream):
             overrides["pattern"] = self.pattern
-            if os.path.isfile(self.pattern):  # two files may share a name
+            if os.path.isfile(self.pattern):  # two files may have the same name
                 digest = hashlib.sha256(Path(self.pattern).read_bytes()).hexdigest()[:8]
                 overrides["pattern"] = f"{Path(self.pattern).name}@{digest}"
-        if not streams.is_in_catalogue(self.stream):  # the content of its files may change under the same name
+        if not streams.is_in_catalogue(self.stream):  # the same name may have other data later
             overrides["data"] = streams.hash_recipe(self.stream) or hash_stream(stream)
             for name in ("label", *TABLE_OPTIONS):
                 if getattr(self, name) != RunConfig.model_fields[name].default:
@@ -293,13 +294,13 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def read_trace(path: str | Path) -> Bools:
-    """Read which clients are in reach from a file of 1 (in reach) and 0: a row per time step, a column per client."""
+    """Read the reachable clients from a file with a row per time step and a column per client: 1 reachable, 0 not."""
     try:
-        rows = parse_table(Path(path).read_text(encoding="utf-8-sig"), f"trace {path}", "expected 1 for in reach or 0")
+        rows = parse_table(Path(path).read_text(encoding="utf-8-sig"), f"trace {path}", "expected 1 (reachable) or 0")
     except (OSError, ValueError) as error:  # the file is missing or not text
         raise DataError(f"trace {path} cannot be read as text: {getattr(error, 'strerror', None) or error}") from None
     if not len(rows):
         raise DataError(f"trace {path}: needs a row per time step, got none")
     if rows.max() > 1:
-        raise DataError(f"trace {path}: expected 1 for in reach or 0, got '{rows.max()}'")
+        raise DataError(f"trace {path}: expected 1 (reachable) or 0, got '{rows.max()}'")
     return rows.astype(bool)

@@ -43,6 +43,14 @@ def estimate_cost(
 
     The number of models is unknown before a run. If the true concepts are known, the estimate assumes the true
     clusters. Otherwise it uses the clusters of the rehearsal, which may be too few, since its models barely train.
+
+    Args:
+        stream: The data.
+        algorithm: The algorithm.
+        engine: The name of the engine.
+        local: The training settings of the run.
+        seed: The seed of the rehearsal.
+        net: The net; None: the default net of the stream.
     """
     net = net or default_net(stream)
 
@@ -50,9 +58,8 @@ def estimate_cost(
         return find_engine(engine)(stream, net, replace(local, rounds=rounds, steps=steps), seed)
 
     seconds_per_step = _time_local_step(build_engine(local.rounds, local.steps), local)
-    lane_rounds, fixed_seconds, has_clusters = _run_rehearsal(
-        build_engine(1, 1), algorithm
-    )  # compiles, as the run will
+    # The first rehearsal compiles, as the run will.
+    lane_rounds, fixed_seconds, has_clusters = _run_rehearsal(build_engine(1, 1), algorithm)
     short, long = (_run_rehearsal(build_engine(rounds, 1), algorithm)[1] for rounds in (1, 1 + EXTRA_ROUNDS))
     fixed_seconds += (local.rounds - 1) * max(0.0, long - short) / EXTRA_ROUNDS  # some algorithms evaluate every round
     if has_clusters and stream.concepts is not None and not isinstance(algorithm, Oracle):
@@ -72,7 +79,11 @@ def estimate_cost(
 
 
 def _run_rehearsal(engine: Engine, algorithm: Algorithm) -> tuple[float, float, bool]:
-    """Return the lanes summed over all time steps, the seconds of all but training, and whether there are clusters."""
+    """Run an algorithm with few local steps, and extrapolate if it stops early.
+
+    Returns:
+        The lanes summed over all time steps, the seconds, and whether the algorithm has clusters.
+    """
     begin = time.perf_counter()
     steps_done = 0
     has_clusters = False
@@ -89,12 +100,12 @@ def _run_rehearsal(engine: Engine, algorithm: Algorithm) -> tuple[float, float, 
 @contextmanager
 def _silence_warnings(log: logging.Logger) -> Iterator[None]:
     """Silence a logger in the block: warnings about barely trained models do not apply to the run."""
-    before = log.level
+    old_level = log.level
     log.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        log.setLevel(before)
+        log.setLevel(old_level)
 
 
 def _time_local_step(engine: Engine, local: Local) -> float:

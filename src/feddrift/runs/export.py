@@ -1,4 +1,4 @@
-"""Export of the models of a run for predictions: parameters as safetensors, the models of each client as JSON."""
+"""Export of the models of a run for predictions: parameters as safetensors, descriptions as JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from feddrift._version import __version__
 from feddrift.errors import DataError
 from feddrift.exported_models import ABOUT_FILE, MASK_NAME, MODELS_FILE, RESNET_FILE
 from feddrift.models import get_params
-from feddrift.nets.perceptron import layer_sizes
+from feddrift.nets.perceptron import get_layer_sizes
 from feddrift.runs import record
 from feddrift.runs.recorded_run import RecordedRun
 from feddrift.tables.features import Feature
@@ -32,7 +32,7 @@ class ExportSource:
     """A state to export, with the names and the description of the net that a reader needs."""
 
     state: State
-    steps: int  # number of time steps that the state has seen
+    steps: int  # number of time steps before the state
     net: Net
     net_description: dict[str, Any]  # from which `load_models` builds the net
     stream: str
@@ -41,12 +41,12 @@ class ExportSource:
     clients: Sequence[str]
     classes: Sequence[int | str]
     columns: Sequence[str]
-    recipe: Sequence[Feature] = field(default=(), kw_only=True)  # of a table: how its columns become features
+    recipe: Sequence[Feature] = field(default=(), kw_only=True)  # the features of a table and their columns
     events: Sequence[Mapping[str, Any]]  # the events in the record
 
 
 def export(run: RecordedRun, folder: Path) -> int:
-    """Write the newest models of a run into a folder, and return the number of time steps that they have seen."""
+    """Write the newest models of a run into a folder, and return the number of time steps before them."""
     state, steps = load_last_state(run.checkpoints, run.net)
     stream = run.stream
     source = ExportSource(
@@ -68,7 +68,10 @@ def export(run: RecordedRun, folder: Path) -> int:
 
 
 def load_last_state(checkpoints: checkpoint.Folder, net: Net) -> tuple[State, int]:
-    """Load the newest state of a run or federation, which may be running, and the number of time steps it has seen.
+    """Load the newest state of a run or federation, which may be running.
+
+    Returns:
+        The state, and the number of time steps before it.
 
     Raises:
         DataError: If no intact checkpoint has a state.
@@ -76,7 +79,7 @@ def load_last_state(checkpoints: checkpoint.Folder, net: Net) -> tuple[State, in
     newest = next((c for c in checkpoints.newest_first() if isinstance(c, checkpoint.Checkpoint)), None)
     state = None if newest is None else newest.decode(net.init(rng.derive_key(0, "init", 0)))[0]
     if newest is None or state is None:
-        raise DataError(f"{checkpoints.path} has no whole checkpoint of a time step to export")
+        raise DataError(f"{checkpoints.path} has no intact checkpoint of a time step to export")
     return state, int(newest.about["steps"])
 
 
@@ -91,9 +94,9 @@ def write_models(source: ExportSource, folder: Path) -> None:
         arrays |= {f"{i}/{path}": np.ascontiguousarray(leaf) for path, leaf in parts.items()}
     atomic_write(folder / MODELS_FILE, save(arrays))
     if source.net_description["kind"] == "resnet18":
-        from feddrift.nets.resnet import torchvision_names  # only for pictures
+        from feddrift.nets.resnet import convert_to_torchvision  # only for pictures
 
-        atomic_write(folder / RESNET_FILE, save(torchvision_names(source.net, get_params(models, 0))))
+        atomic_write(folder / RESNET_FILE, save(convert_to_torchvision(source.net, get_params(models, 0))))
     atomic_write(folder / ABOUT_FILE, (json.dumps(_describe_models(source), indent=2, allow_nan=False) + "\n").encode())
 
 
@@ -106,7 +109,7 @@ def describe_net(net: Net, own: str | None, features: Sequence[int], classes: in
         features: The shape of one input.
         classes: The number of classes.
     """
-    sizes = layer_sizes(net, net.init(rng.derive_key(0, "init", 0)))
+    sizes = get_layer_sizes(net, net.init(rng.derive_key(0, "init", 0)))
     if sizes is None:
         return {"kind": "own", "name": own, "features": list(features), "classes": classes}
     hidden = sizes[1] if len(sizes) == 3 else list(sizes[1:-1])

@@ -1,7 +1,7 @@
 """Resumable time steps: a federation that records its answers.
 
-An algorithm is a function of what the methods of the federation return. A step that was killed is therefore repeated
-from its beginning with the recorded answers, up to the round in which it stopped; from there on clients work again.
+An algorithm depends only on the results of the federation's methods. A step that was killed is therefore repeated from
+its beginning with the recorded answers, up to the round in which it stopped; after it, clients are asked again.
 """
 
 from __future__ import annotations
@@ -36,20 +36,25 @@ class ResumableFederation(Federation, Protocol):
     """A federation whose time step can be resumed."""
 
     def train(
-        self, models: Models, w: Weights, rounds: int | None = None, local: Local | None = None, of: int | None = None
+        self,
+        models: Models,
+        w: Weights,
+        rounds: int | None = None,
+        local: Local | None = None,
+        remaining_rounds: int | None = None,
     ) -> Models:
-        """Train as in `Federation`; `of` is the number of rounds on the same data, these and all that follow."""
+        """Train as in `Federation`; `remaining_rounds` is the number of rounds on the same data, including these."""
         ...
 
     def progress(self) -> Any:
-        """Return the state of the engine that the rest of the step depends on, such as moments and counters.
+        """Return the state of the engine that affects the rest of the step, such as moments and counters.
 
         It consists of arrays, numbers and texts in lists and dictionaries.
         """
         ...
 
     def restore(self, progress: Any) -> None:
-        """Set the state of the engine to one that `progress` returned."""
+        """Restore a state of the engine that `progress` returned."""
         ...
 
 
@@ -59,21 +64,21 @@ class StepProgress:
 
     rounds: int = 0  # rounds of training in this step so far
     answers: tuple[tuple[str, Any], ...] = ()  # (question, answer), in order
-    partial_models: Models | None = None  # the models in an unfinished call of train,
-    trained_rounds: int = 0  # and the number of its rounds that are done
+    partial_models: Models | None = None  # the models in an unfinished call of train
+    trained_rounds: int = 0  # the number of rounds that are done in this call
     engine_progress: Any = None  # see `ResumableFederation.progress`
 
     def to_tuple(self) -> tuple[Any, ...]:
-        """Return the fields for a checkpoint, from which `StepProgress(*fields)` is made again."""
+        """Return the fields for a checkpoint; `StepProgress(*fields)` restores the object."""
         return self.rounds, self.answers, self.partial_models, self.trained_rounds, self.engine_progress
 
 
 class Journal:
-    """A federation that records the answers of another one, and saves its progress inside the time step.
+    """A federation that records the answers of another one, and saves the progress within the time step.
 
     Args:
         fed: The federation that answers.
-        save_every: The number of rounds after which `save` is called.
+        save_every: The number of rounds between two calls of `save`.
         save: Stores the progress.
         progress: The saved progress of this time step: its answers are repeated without asking `fed`.
     """
@@ -95,7 +100,7 @@ class Journal:
             fed.restore(progress.engine_progress)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._fed, name)  # attributes that need no client are passed through
+        return getattr(self._fed, name)  # attributes that need no client
 
     def evaluate(self, models: Models, metric: Metric = "error", by: Parting | None = None) -> Floats:
         question = f"evaluate {models.ids} {metric}" + (f" by {by}" if by else "")
@@ -157,7 +162,7 @@ class Journal:
                 rounds_done = saved.trained_rounds
             while rounds_done < total:
                 portion = min(total - rounds_done, max(1, self._saved_rounds + self._save_every - self._rounds))
-                current = self._fed.train(current, w, portion, local, of=total - rounds_done)
+                current = self._fed.train(current, w, portion, local, remaining_rounds=total - rounds_done)
                 rounds_done += portion
                 self._rounds += portion
                 if rounds_done < total:
@@ -173,12 +178,12 @@ class Journal:
         if k < len(old_answers):
             if old_answers[k][0] != question:
                 raise DataError(
-                    "cannot go on inside this time step: the algorithm, or its settings, are not what they were "
+                    "cannot continue inside this time step: the algorithm or its settings have changed "
                     f"(it asks '{question}', it asked '{old_answers[k][0]}')"
                 )
             answer: T = old_answers[k][1]
         else:
-            answer = move_to_host(ask())  # as a resumed step would read it
+            answer = move_to_host(ask())  # as it is read from a checkpoint
         self._answers.append((question, answer))
         if trains and k >= len(old_answers):
             self._save_if_due(None, 0)
@@ -192,5 +197,5 @@ class Journal:
 
 
 def _build_local_key(local: Local | None) -> tuple[Any, ...] | None:
-    """Return the settings of local training as they are part of questions, which checkpoints contain."""
+    """Return the settings of local training in the form of questions, which checkpoints contain."""
     return None if local is None else tuple(local.to_dict().values())

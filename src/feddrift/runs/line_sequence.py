@@ -11,7 +11,7 @@ from feddrift.errors import DataError
 
 @dataclass
 class LineSequence:
-    """Position in a record after some of its lines: it decides which line may follow."""
+    """Position in a record after some of its lines, which determines the lines that may follow."""
 
     header: Mapping[str, Any]
     n_clients: int
@@ -78,7 +78,7 @@ class LineSequence:
             self._add_rows(line["tested"] if kind == "columns" else [line["tested"]], where)
 
     def _add_rows(self, tested: Sequence[int | None], where: str) -> None:
-        test_follows = self.header["schema"] == 2  # as a line of its own
+        test_follows = self.header["schema"] == 2  # as a separate line
         if test_follows and self.tested_steps < self.steps:
             raise DataError(f"{where}: time {self.steps - 1} must be tested before time {self.steps}")
         if any((n is None) != test_follows for n in tested):

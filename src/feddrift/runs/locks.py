@@ -1,4 +1,4 @@
-"""Locks that allow one writer per record, also of several machines that share a folder; they end with their process."""
+"""File locks that allow one writer per record, also between machines that share a folder; they end with the process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def lock_file(path: Path, allow_unlocked: bool = True) -> io.FileIO:
         NoLocksError: If the file system has no locks and `allow_unlocked` is False.
         OSError: If it cannot be opened.
     """
-    # Unbuffered, so that a time step is one system call, which Ctrl-C cannot cut in two.
+    # Unbuffered: a time step is written by one system call, which Ctrl-C cannot interrupt halfway.
     file = open(path, "ab", buffering=0)  # noqa: SIM115
     try:
         for _ in range(MAX_ATTEMPTS):  # `is_being_written` in another process locks it for a moment
@@ -55,7 +55,7 @@ def lock_file(path: Path, allow_unlocked: bool = True) -> io.FileIO:
 
 
 def check_locks(folder: Path) -> None:
-    """Raise NoLocksError if the file system of a folder has no locks, which several sweeps need."""
+    """Raise NoLocksError if the file system of a folder has no locks, which concurrent sweeps need."""
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".locks-") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -75,7 +75,7 @@ def is_being_written(path: Path) -> bool:
     except FileNotFoundError:
         return False
     except OSError as error:
-        return error.errno not in UNSUPPORTED_ERRNOS  # without locks it is unknown: no
+        return error.errno not in UNSUPPORTED_ERRNOS  # False on file systems without locks
     return False
 
 

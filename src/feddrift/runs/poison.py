@@ -1,4 +1,4 @@
-"""Byzantine clients, as the run option `poison` names them."""
+"""The run option `poison`, which makes clients Byzantine."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ POISON_KINDS = ("flip", "garbage", "claims", "alarms", "glue", "losses")
 
 @dataclass(frozen=True)
 class ByzantineClients:
-    """Positions of the Byzantine clients, by what they do. `str` gives the text that `parse_poison` reads."""
+    """Positions of the Byzantine clients by their behaviour; `str` returns the text that `parse_poison` reads."""
 
     flip: tuple[int, ...] = ()
     garbage: tuple[int, ...] = ()
-    lies: ByzantineBehaviour = ByzantineBehaviour()
+    behaviour: ByzantineBehaviour = ByzantineBehaviour()  # the other kinds
 
     @property
     def clients(self) -> tuple[int, ...]:
         """The positions of all Byzantine clients, in ascending order."""
-        return tuple(sorted({*self.flip, *self.garbage, *self.lies.clients}))
+        return tuple(sorted({*self.flip, *self.garbage, *self.behaviour.clients}))
 
     def __str__(self) -> str:
         clients_of = {"flip": self.flip, "garbage": self.garbage}
-        clients_of |= {f.name: getattr(self.lies, f.name) for f in fields(self.lies) if f.name != "factor"}
+        clients_of |= {f.name: getattr(self.behaviour, f.name) for f in fields(self.behaviour) if f.name != "factor"}
         parts = {kind: f"{kind}:{','.join(map(str, clients))}" for kind, clients in clients_of.items() if clients}
-        if self.lies.factor != ByzantineBehaviour.factor:
-            parts["claims"] += f":factor={self.lies.factor:g}"
+        if self.behaviour.factor != ByzantineBehaviour.factor:
+            parts["claims"] += f":factor={self.behaviour.factor:g}"
         return "+".join(parts.values())
 
 
@@ -62,9 +62,11 @@ def parse_poison(text: str, n_clients: int) -> ByzantineClients:
             raise ConfigError(f"poison: clients are 0 to {n_clients - 1}, got {clients_of[kind][-1]}")
         if has_factor:
             factor = _parse_factor(kind, value)
-    lies = {kind: clients_of[kind] for kind in POISON_KINDS[2:] if kind in clients_of}
+    other_kinds = {kind: clients_of[kind] for kind in POISON_KINDS[2:] if kind in clients_of}
     return ByzantineClients(
-        clients_of.get("flip", ()), clients_of.get("garbage", ()), ByzantineBehaviour(factor=factor, **lies)
+        flip=clients_of.get("flip", ()),
+        garbage=clients_of.get("garbage", ()),
+        behaviour=ByzantineBehaviour(factor=factor, **other_kinds),
     )
 
 
@@ -79,7 +81,7 @@ def _parse_factor(kind: str, value: str) -> float:
 
 
 def flip_labels(stream: Stream, clients: Sequence[int]) -> Stream:
-    """Return the stream with flipped labels at these clients: the first class becomes the last, and so on."""
+    """Return the stream with flipped labels of these clients: the first class becomes the last, and so on."""
     if not clients:
         return stream
     y = stream.y.copy()

@@ -1,4 +1,4 @@
-"""Reading of records: files of JSON lines, one for each run, that may still be written. `schema` has their fields."""
+"""Reading of records, which are files of JSON lines, one for each run; `schema` describes the lines."""
 
 from __future__ import annotations
 
@@ -69,10 +69,10 @@ class Rows:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Record:
-    """A run as read from its file; header, events and exchanges are the lines of the file.
+    """A run as read from its file; header, events and exchanges are lines of the file.
 
-    The header of a federation of real machines (`n_steps` is None) is extended by all clients and times so far. In the
-    rows before a client joined, it received nothing.
+    In a federation of real machines (`n_steps` is None), the header also has the clients that joined later and the
+    times so far. A client that joined later received no data in the rows before.
 
     >>> import tempfile
     >>> from feddrift import record
@@ -176,7 +176,7 @@ def get_part_path(path: Path) -> Path:
 
 
 def read(path: str | Path) -> Record:
-    """Read a record without a last line or last time step that is incomplete.
+    """Read a record; a last line or last time step that is incomplete is left out.
 
     Raises:
         DataError: If the file cannot be read or is not a record.
@@ -194,8 +194,7 @@ def read_latest(path: Path) -> Record | None:
         path: The path of the closed record.
 
     Returns:
-        The closed record if it is complete, else the one that is being written, else the closed one; None if there is
-        neither.
+        The closed record if it is complete, else the unfinished one, else the closed one; None if neither exists.
 
     Raises:
         DataError: If a file cannot be read or is not a record.
@@ -204,7 +203,7 @@ def read_latest(path: Path) -> Record | None:
         candidates = []
         for file in (path, get_part_path(path)):
             try:
-                if file == path or file.stat().st_size:  # an empty file: a run has locked it and has not begun
+                if file == path or file.stat().st_size:  # an empty file is locked by a run that has not begun
                     candidates.append(_read_file(file))
             except FileNotFoundError:
                 continue
@@ -221,7 +220,7 @@ def _read_file(path: Path) -> Record:
 
 def find_packed_files(folder: str | Path) -> list[Path]:
     """Return the packed files (``*.jsonl.xz``) below a folder in order of their paths, or the given packed file."""
-    if os.path.isfile(folder):  # unlike Path's, it takes any string
+    if os.path.isfile(folder):  # Path.is_file raises errors for some strings
         return [Path(folder)] if str(folder).endswith(PACKED_SUFFIX) else []
     return sorted(Path(folder).rglob(f"*{PACKED_SUFFIX}")) if os.path.isdir(folder) else []
 
@@ -248,7 +247,7 @@ def split_packed_file(path: Path) -> list[list[bytes]]:
 
 
 def read_packed_file(path: Path, wanted: HeaderFilter = lambda header: True) -> Iterator[Record]:
-    """Yield those records of a packed file whose header is `wanted`; the file is decompressed once."""
+    """Yield the records of a packed file for whose header `wanted` returns True; decompress the file once."""
     first_line = 1
     for lines in split_packed_file(path):
         if wanted(schema.parse_line(lines[0], f"{path}, line {first_line}")):
@@ -260,7 +259,7 @@ def _parse_record(lines: list[bytes], path: Path, first_line: int = 1) -> Record
     """Parse the lines of a record.
 
     Args:
-        lines: The lines without line ends; the list may be shortened.
+        lines: The lines without line ends; an incomplete last line is removed from the list.
         path: The file, for messages.
         first_line: The number of the first line in the file, for messages.
     """
@@ -302,13 +301,13 @@ def _parse_record(lines: list[bytes], path: Path, first_line: int = 1) -> Record
         times = [time_names.get(t, "") for t in range(sequence.begun_steps)]
         header |= {"n_clients": sequence.n_clients, "clients": header["clients"] + new_clients, "times": times}
     return Record(
-        header,
-        _build_rows(columns, n_clients, sequence.n_clients),
-        tuple(event for event in by_kind.get("event", []) if event["t"] < sequence.steps),
-        by_kind["end"][0]["status"] if sequence.ended else "unfinished",
-        sequence.tested_steps if header["schema"] == 2 else sequence.steps,
-        tuple(by_kind.get("exchange", [])),
-        by_kind["end"][0]["seconds"] if sequence.ended else None,
+        header=header,
+        rows=_build_rows(columns, n_clients, sequence.n_clients),
+        events=tuple(event for event in by_kind.get("event", []) if event["t"] < sequence.steps),
+        status=by_kind["end"][0]["status"] if sequence.ended else "unfinished",
+        tested=sequence.tested_steps if header["schema"] == 2 else sequence.steps,
+        exchanges=tuple(by_kind.get("exchange", [])),
+        seconds=by_kind["end"][0]["seconds"] if sequence.ended else None,
         shifts=_index_shifts(columns["shifts"], starts),
     )
 
@@ -316,7 +315,7 @@ def _parse_record(lines: list[bytes], path: Path, first_line: int = 1) -> Record
 def read_all(folder: str | Path, wanted: HeaderFilter = lambda header: True) -> list[Record]:
     """Read the records below a folder, sorted by configuration and seed.
 
-    An unfinished part is left out if there is a complete record of the same name.
+    An unfinished record is left out if a complete one has the same name.
 
     Args:
         folder: A folder, the file of one record, or a packed file ``*.jsonl.xz``, which contains many records.
@@ -366,7 +365,7 @@ def _build_rows(columns: Mapping[str, Sequence[Any]], n_clients: Sequence[int], 
     Args:
         columns: By field, the values of all rows.
         n_clients: The number of clients in each complete time step.
-        n_columns: The number of clients in all.
+        n_columns: The number of clients after the last time step.
     """
     arrays: dict[str, Any] = {}
     for column in fields(Rows):
@@ -402,7 +401,7 @@ def _index_shifts(
 
 
 def _get_value_before_joining(name: str, row: np.ndarray[Any, Any], missing: Any) -> Any:
-    """Return the value of a column for clients that join later: they use the model that most others use.
+    """Return the value of a column for clients that join later; their model is the one that most others use.
 
     Args:
         name: The column.

@@ -1,4 +1,4 @@
-"""Runs with a record and checkpoints: started from a configuration, resumed from their files after any stop."""
+"""Runs with a record and checkpoints: they start from a configuration, and resume from their files after a stop."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from feddrift._internal import checkpoint, plugins
 from feddrift._version import __version__
 from feddrift.data import Stream
 from feddrift.engines.server.federation import TimeStep
-from feddrift.engines.simulator.lanes import device_kind
+from feddrift.engines.simulator.lanes import get_device_name
 from feddrift.errors import DataError
 from feddrift.nets import init_params
 from feddrift.runs.background import iterate_in_background
@@ -60,9 +60,9 @@ class RecordedRun:
         config: The configuration.
         out: The folder of the record.
         resume: True to continue a stopped run from its last intact checkpoint.
-        every: Also write a checkpoint within a time step, each time after this number of rounds; 0: never.
-        clients: For the update of a run, the clients of that run, which come first in this one.
-        replaces: For the update of a run, the name of that run, which is deleted when this one is complete.
+        every: Number of rounds between checkpoints within a time step; 0: checkpoints only after time steps.
+        clients: In an update, the clients of the replaced run, which come first in this one.
+        replaces: In an update, the name of the replaced run, which is deleted when this one is complete.
         stream: The data of the configuration, if they are loaded already.
 
     Attributes:
@@ -84,7 +84,7 @@ class RecordedRun:
         self.resumes = resume
         self.every = every
         self.replaces = replaces
-        self._cwd = Path.cwd()  # relative paths of the configuration begin here
+        self._cwd = Path.cwd()  # paths in the configuration may be relative to it
         self.stream = config.load_stream(clients) if stream is None else stream
         self.algorithm, self.local = config.resolve_algorithm(self.stream)
         self.conditions = config.build_conditions(self.stream)
@@ -102,7 +102,7 @@ class RecordedRun:
             yield from self.run_steps(part)
 
     def is_done(self) -> bool:
-        """Return True if the record is complete and was made by the present code."""
+        """Return True if the record is complete and was made by the current code."""
         return is_complete(self.path) and not self.find_changed_code()
 
     def run_steps(self, part: io.FileIO) -> Iterator[Step]:
@@ -195,7 +195,7 @@ class RecordedRun:
         """Return the newest intact checkpoint whose time steps are in the record, else the beginning of the run."""
         for saved in self.checkpoints.newest_first():
             try:
-                return self._read_resume_point(saved, self.param_template)
+                return self._read_resume_point(saved)
             except DataError as error:
                 log.warning("%s", error)
         return _ResumePoint()
@@ -203,11 +203,12 @@ class RecordedRun:
     def find_changed_code(self) -> list[str]:
         """Return the modules whose code has changed since the record was begun.
 
-        These may be the user's modules, and feddrift if the record is incomplete: a record is made by one version. A
-        module whose version is not in the record counts as unchanged.
+        These are modules of the user, and feddrift if the record is incomplete, because one version makes a whole
+        record. A module whose version is not in the record counts as unchanged.
         """
         versions = plugins.list_sources(self.config.algorithm, self.config.stream, self.config.net)
-        if not (complete := is_complete(self.path)):
+        complete = is_complete(self.path)
+        if not complete:
             versions["feddrift"] = __version__
         files = [self.path] if complete else [get_part_path(self.path), self.path]
         for path in files if versions else ():
@@ -216,16 +217,16 @@ class RecordedRun:
                 return [module for module, version in versions.items() if recorded.get(module, version) != version]
         return []
 
-    def _read_resume_point(self, saved: checkpoint.Checkpoint | DataError, like: Params) -> _ResumePoint:
-        """Return the resume point of a checkpoint; raise DataError if it cannot be used."""
+    def _read_resume_point(self, saved: checkpoint.Checkpoint | DataError) -> _ResumePoint:
+        """Return the resume point of a checkpoint; raise DataError if the checkpoint cannot be used."""
         if isinstance(saved, DataError):
             raise saved
         about = saved.about
         if about.get("run") != build_record_name(self.header) or about.get("local") != self.header["local"]:
             raise DataError(f"{saved.path} belongs to another run: {about.get('run')}")
         try:
-            state, progress, *stored = saved.decode(like)
-            loop = LoopState.from_checkpoint(saved, stored, like)
+            state, progress, *stored = saved.decode(self.param_template)
+            loop = LoopState.from_checkpoint(saved, stored, self.param_template)
             steps_done = index(about["steps"])
             seconds = float(about["seconds"])
             every = index(about["every"])
@@ -252,7 +253,7 @@ class _ResumePoint:
     state: State | None = None  # after these time steps
     loop: LoopState = NO_LOOP_STATE
     step_progress: StepProgress | None = None  # within the next one
-    seconds: float = 0.0  # duration of the run so far
+    seconds: float = 0.0  # duration of the run until this point
 
 
 def get_replaced_name(saved: checkpoint.Checkpoint) -> str | None:
@@ -288,7 +289,7 @@ def remove_replaced_run(path: Path, name: str) -> None:
 def find_checkpoint_folders(folder: Path) -> list[Path]:
     """Return the checkpoint folders of the runs below a folder, or of one record."""
     if os.path.isfile(folder):
-        return [state for state in [folder.resolve().with_suffix(".state")] if state.is_dir()]
+        return [path for path in [folder.resolve().with_suffix(".state")] if path.is_dir()]
     if not os.path.isdir(folder):
         raise DataError(f"{folder} is not a folder of records")
     return sorted(folder.resolve().rglob("*.state"))
@@ -296,23 +297,23 @@ def find_checkpoint_folders(folder: Path) -> list[Path]:
 
 def find_unfinished_runs(folder: Path) -> list[Path]:
     """Return the checkpoint folders of the unfinished runs below a folder."""
-    return [state for state in find_checkpoint_folders(folder) if not is_complete(state.with_suffix(".jsonl"))]
+    return [path for path in find_checkpoint_folders(folder) if not is_complete(path.with_suffix(".jsonl"))]
 
 
-def load_stopped_run(state: Path) -> RecordedRun:
+def load_stopped_run(checkpoint_folder: Path) -> RecordedRun:
     """Return the run of a checkpoint folder, ready to continue.
 
     Args:
-        state: The checkpoint folder.
+        checkpoint_folder: One of `find_unfinished_runs`.
 
     Raises:
         DataError: If no checkpoint is intact, or the data or the defaults of the algorithm have changed.
     """
-    checkpoints = list(checkpoint.Folder(state).newest_first())
+    checkpoints = list(checkpoint.Folder(checkpoint_folder).newest_first())
     newest = next((c for c in checkpoints if isinstance(c, checkpoint.Checkpoint)), None)
     if newest is None:
         why = checkpoints[0] if checkpoints else "the folder is empty"
-        raise DataError(f"cannot resume {state.stem}: no checkpoint is intact ({why}); run it again")
+        raise DataError(f"cannot resume {checkpoint_folder.stem}: no checkpoint is intact ({why}); run it again")
     config = newest.about.get("config")
     cwd = str(newest.about.get("cwd"))
     if not isinstance(config, dict):
@@ -322,18 +323,18 @@ def load_stopped_run(state: Path) -> RecordedRun:
     clients = fingerprint.clients if fingerprint else ()
     with chdir(cwd) if os.path.isdir(cwd) else nullcontext():
         run = RecordedRun(
-            RunConfig.from_values(**config), state.parent, resume=True, clients=clients, replaces=replaces
+            RunConfig.from_values(**config), checkpoint_folder.parent, resume=True, clients=clients, replaces=replaces
         )
-    if run.checkpoints.path != state:
+    if run.checkpoints.path != checkpoint_folder:
         raise DataError(
-            f"cannot resume {state.stem}: its data, or the defaults of its method, have changed since; it would be "
-            f"{run.path.stem} now: run it again, or `feddrift update` a finished run whose data have grown"
+            f"cannot resume {checkpoint_folder.stem}: its data, or the defaults of its method, have changed since; "
+            f"it would be {run.path.stem} now: run it again, or `feddrift update` a finished run whose data have grown"
         )
     return run
 
 
 def _build_header(
-    config: RunConfig, stream: Stream, algorithm: Algorithm, local: Local, model: Params
+    config: RunConfig, stream: Stream, algorithm: Algorithm, local: Local, params: Params
 ) -> dict[str, Any]:
     return {
         "stream": config.stream,
@@ -349,10 +350,10 @@ def _build_header(
         "concepts": None if stream.concepts is None else stream.concepts.tolist(),
         "same": {str(k): v for k, v in stream.same.items()},
         "versions": get_versions() | plugins.list_sources(config.algorithm, config.stream, config.net),
-        "device": device_kind(),
+        "device": get_device_name(),
         "started": datetime.now(UTC).isoformat(),
         "times": list(stream.times),
-        "model_bytes": sum(int(np.asarray(leaf).nbytes) for leaf in tree_leaves(model)),
+        "model_bytes": sum(int(np.asarray(leaf).nbytes) for leaf in tree_leaves(params)),
     }
 
 
@@ -408,7 +409,7 @@ def round_scores(step: Step) -> dict[str, list[float | None]]:
 
 
 def _round_count(models: float) -> float:
-    """Return a number of models, which is a fraction if parts of models were sent."""
+    """Round a number of models, which is a fraction if parts of models were sent."""
     return int(models) if models.is_integer() else round(models, 6)
 
 

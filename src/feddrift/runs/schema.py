@@ -44,13 +44,13 @@ class HeaderLine:
         stream: The name of the stream, or in schema 2 of the experiment.
         algorithm: The name of the algorithm.
         settings: The values of all hyper-parameters of the algorithm.
-        overrides: The run options that differ from the stream's own, such as rounds, pattern or engine.
+        overrides: The run options that differ from the defaults of the stream, such as rounds, pattern or engine.
         seed: The seed of initial models and minibatches.
         local: The settings of local training: the fields of `types.Local`.
         engine: The name of the engine.
         n_steps: The number T of time steps that are trained; null in schema 2, where it is unknown.
         n_clients: The number of clients; in schema 2, when the federation began.
-        clients: The names of these clients.
+        clients: The names of the clients.
         concepts: [T + 1][c], the true concept of each cell; null if it is unknown.
         same: By concept, a lower concept id with the same meaning.
         versions: The versions of feddrift, Python and packages, and the digests of external modules.
@@ -142,7 +142,7 @@ class EventLine:
 
 
 @dataclass(frozen=True)
-class ShiftLine:
+class RecordedShift:
     """A change of one input or class share: see `drift_explanation.Shift`.
 
     Attributes:
@@ -165,11 +165,11 @@ class ShiftLine:
 
 
 @dataclass(frozen=True)
-class ShiftsLine:
+class RecordedShifts:
     """The changes in the data of a client that raised an alarm.
 
     Attributes:
-        since: The time step of the earlier data: the last one before in which the client had any.
+        since: The time step of the earlier data: the last one in which the client had data before.
         rows: The number of rows before and after.
         moved: The changes that are named.
         more: The number of further inputs that changed.
@@ -177,13 +177,13 @@ class ShiftsLine:
 
     since: Whole
     rows: tuple[Positive, Positive]
-    moved: list[ShiftLine]
+    moved: list[RecordedShift]
     more: Whole
 
 
 @dataclass(frozen=True)
 class RowLine:
-    """The result of client c at time t. A field is null where its value is unknown; older records lack the last ones.
+    """The result of client c at time t. A field is null if its value is unknown; older records lack the last fields.
 
     Attributes:
         kind: The kind of the line.
@@ -196,7 +196,7 @@ class RowLine:
         model: The id of the model that the client uses.
         n_models: The number of shared models, and of private ones that have data of their own.
         drift: True if the client raised an alarm.
-        models_sent: The number of models sent to and from the client; a trunk or head counts by its share of a model.
+        models_sent: The number of models sent to and from the client; a trunk or head counts as a fraction of a model.
         sent_scoring: The part of `models_sent` that was sent for scoring, not for training.
         received: The number of new examples; 0 if the client could not be reached.
         loss: The score of the model of this id on the new examples before training and merging; null if not scored.
@@ -206,8 +206,8 @@ class RowLine:
         balanced_accuracy: The balanced accuracy of the test.
         f1: The F1 score of the test.
         majority: The test accuracy of always predicting the class that the client has received most often.
-        routed: The share of the test's rows whose inputs chose other votes than the client's; null without a router.
-        shifts: The changes in the client's data; written only for an alarm of a client that explains its alarms.
+        routed: The share of test rows whose inputs chose other votes than the client's; null without a router.
+        shifts: The changes in the client's data; only for an alarm of a client that explains its alarms.
     """
 
     kind: Literal["row"]
@@ -232,7 +232,7 @@ class RowLine:
     f1: Share | None = None
     majority: Share | None = None
     routed: Share | None = None
-    shifts: ShiftsLine | None = None
+    shifts: RecordedShifts | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,7 +265,7 @@ class ColumnsLine(ScoreColumns):
     sent_scoring: list[Amount | None] | None = None
     received: list[Whole | None] | None = None
     loss: list[Number | None] | None = None
-    shifts: list[ShiftsLine | None] | None = None
+    shifts: list[RecordedShifts | None] | None = None
 
     def __post_init__(self) -> None:
         columns = [getattr(self, name) for name in COLUMN_NAMES]
@@ -310,9 +310,9 @@ class TimeLine:
 
 @dataclass(frozen=True)
 class TestLine(ScoreColumns):
-    """The test of time step t on the next data, in lists over the clients; the inherited scores are of the same test.
+    """The test of time step t on the next data, in lists over the clients; it includes the inherited scores.
 
-    A server that was started again may test again. For each client, its last test with examples is valid.
+    A restarted server may test again. For each client, its last test with examples is valid.
 
     Attributes:
         kind: The kind of the line.
@@ -370,7 +370,7 @@ class ExchangeLine:
     note: list[str | None] | None = None
 
     def __post_init__(self) -> None:
-        columns = self.c, self.sent, self.answered, self.seconds, self.trouble, self.backlog, self.gap, self.note
+        columns = (self.c, self.sent, self.answered, self.seconds, self.trouble, self.backlog, self.gap, self.note)
         if len({len(column) for column in columns if column is not None}) != 1:
             raise ValueError("all columns must have the same length")
 
@@ -398,7 +398,12 @@ _LINE: TypeAdapter[Any] = TypeAdapter(
 )
 
 
-JSON_TYPES = (int, bool, str, type(None))  # types whose values need no conversion: most of a record of many clients
+JSON_TYPES = (
+    int,
+    bool,
+    str,
+    type(None),
+)  # types of values that need no conversion
 
 
 def dump_line(line: Mapping[str, Any]) -> str:
@@ -424,14 +429,14 @@ def to_json_value(value: Any) -> Any:
 
 
 def _check_time(text: str) -> str:
-    if not 1970 <= datetime.fromisoformat(text).year < 9999:  # others have no timestamp in every time zone
+    if not 1970 <= datetime.fromisoformat(text).year < 9999:  # other years have no timestamp in some time zones
         raise ValueError("it must be a time since 1970")
     return text
 
 
 def _check_finite(name: str, values: Mapping[str, Any]) -> None:
     if to_json_value(values) != values:
-        raise ValueError(f"{name} must hold finite numbers")
+        raise ValueError(f"{name} must contain finite numbers")
 
 
 def parse_line(text: str | bytes, where: str) -> dict[str, Any]:
@@ -459,7 +464,7 @@ def parse_line(text: str | bytes, where: str) -> dict[str, Any]:
 
 
 def is_json(text: bytes) -> bool:
-    """Return True if a line is complete: a part of a JSON object is not valid JSON."""
+    """Return True if a line is valid JSON; a line that was cut off is not."""
     try:
         json.loads(text)
     except (ValueError, RecursionError):

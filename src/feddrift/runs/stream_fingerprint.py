@@ -1,4 +1,4 @@
-"""Fingerprints of streams, and the check that a stream continues another: the same data first, then later data."""
+"""Fingerprints of streams, and the check that a stream begins with the data of another one and continues them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RERUN_HINT = "run it again on all data"
 
 @dataclass(frozen=True)
 class StreamFingerprint:
-    """Description of a run's stream as plain values, by which a longer stream that begins with it is recognised."""
+    """Plain values that describe the stream of a run; a longer stream is compared with them."""
 
     clients: list[str]
     classes: list[int | str]
@@ -91,9 +91,10 @@ def reorder_clients(stream: Stream, clients: Sequence[str]) -> Stream:
     Raises:
         DataError: If the stream does not have one of them.
     """
-    if gone := [name for name in clients if name not in stream.clients]:
-        cure = "expected all of its data, and more" + "; append adds rows to a table" * bool(stream.recipe)
-        raise DataError(f"{stream.name} has nothing of client {join_first(gone)}, which the run has: {cure}")
+    if missing := [name for name in clients if name not in stream.clients]:
+        raise DataError(
+            f"{stream.name} has no data of client {join_first(missing)}, which the run has: {_build_hint(stream)}"
+        )
     names = [*clients, *(name for name in stream.clients if name not in set(clients))]
     if tuple(names) == stream.clients:
         return stream
@@ -130,33 +131,36 @@ def check_continuation(stream: Stream, name: str, before: StreamFingerprint | No
     new_steps = stream.n_steps
     for t, (new, old) in enumerate(zip(stream.times, header["times"], strict=False)):
         if new != old:
-            cure = "expected all of its data, and more" + "; append adds rows to a table" * bool(stream.recipe)
-            raise DataError(f"{name}: time {t + 1} is {new}, in the run it is {old}: {cure}")
+            raise DataError(f"{name}: time {t + 1} is {new}, in the run it is {old}: {_build_hint(stream)}")
     if new_steps < old_steps:
         sizes = f"it has {new_steps} time steps + 1 to test, the run {old_steps} + 1"
         raise DataError(f"{name} ends before the run does: {sizes}")
     for t, digest in enumerate(before.steps if before is not None else ()):
         if digest != _hash_time_step(stream, t):
             time_name = f" ({stream.times[t]})" if stream.times else ""
-            cure = "; a run is updated when its last time step is whole" if t == old_steps else ""
+            hint = "; an update needs the complete last time step" if t == old_steps else ""
             raise DataError(
-                f"{name}: the data of time {t + 1}{time_name} are not those that the run had{cure}: {RERUN_HINT}"
+                f"{name}: the data of time {t + 1}{time_name} differ from those of the run{hint}: {RERUN_HINT}"
             )
     rows = int(stream.counts[: old_steps + 1].sum())
     if before is None and hash_stream(stream, rows) != header["overrides"].get("data"):
-        raise DataError(f"{name}: the data up to time {old_steps + 1} are not those that the run had: {RERUN_HINT}")
+        raise DataError(f"{name}: the data up to time {old_steps + 1} differ from those of the run: {RERUN_HINT}")
     if new_steps == old_steps:
-        raise DataError(f"there is nothing new: {name} has the same {new_steps} time steps + 1 to test")
+        raise DataError(f"nothing to update: {name} has the same {new_steps} time steps + 1 to test")
+
+
+def _build_hint(stream: Stream) -> str:
+    return "expected all of its data, and more" + ("; append adds rows to a table" if stream.recipe else "")
 
 
 def _check_shape(stream: Stream, name: str, before: StreamFingerprint) -> None:
     """Raise DataError if a stream has other features or classes than before."""
-    for what, new, old in (
+    for kind, new, old in (
         ("features", list(stream.columns), before.columns),
         ("classes", list(stream.classes or range(stream.n_classes)), before.classes),
         ("features of shape", list(stream.features), before.shape),
     ):
         if new != old:
             added = [value for value in new if value not in old]
-            got = f"also has the {what} {join_first(added)}" if added else f"has the {what} {join_first(new, 10)}"
-            raise DataError(f"{name} {got}, the run learned with {join_first(old, 10)}: {RERUN_HINT}")
+            got = f"also has the {kind} {join_first(added)}" if added else f"has the {kind} {join_first(new, 10)}"
+            raise DataError(f"{name} {got}, the run was trained with {join_first(old, 10)}: {RERUN_HINT}")

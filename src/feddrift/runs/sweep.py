@@ -42,7 +42,7 @@ NAME_KEYS = ("stream", "algorithm")
 GRID_OPTIONS = tuple(name for name in RunConfig.model_fields if name not in ("seed", "settings"))
 KEY_DESCRIPTIONS = {  # the keys of a table [[runs]]
     name: field.description or "" for name, field in RunConfig.model_fields.items() if name != "seed"
-} | {"seeds": f'{RunConfig.model_fields["seed"].description}: 3, [0, 2], or "0-4"'}
+} | {"seeds": 'seeds of initial models and minibatches: 3, [0, 2], or "0-4"'}
 MAX_RUNS = 100_000
 STOP_TIMEOUT_SECONDS = 20.0  # time for a stopped run to close its record
 
@@ -50,8 +50,8 @@ STOP_TIMEOUT_SECONDS = 20.0  # time for a stopped run to close its record
 def read_grid(path: Path, data_dir: Path | None = None) -> list[RunConfig]:
     """Read all runs of a TOML file, in its order, each once.
 
-    Each table ``[[runs]]`` is a grid: every combination of its streams, algorithms, seeds, run options and settings. An
-    algorithm gets the settings that it has.
+    Each table ``[[runs]]`` is a grid: every combination of its streams, algorithms, seeds, run options and settings.
+    Settings that an algorithm does not have are left out for it.
 
     Args:
         path: The file.
@@ -125,15 +125,16 @@ def _expand_grid(table: Mapping[str, Any], data_dir: Path | None) -> Iterator[Ru
     seed_items = _to_list("seeds", table.get("seeds", 0))
     seeds = parse_seeds(",".join(item if isinstance(item, str) else safe_repr(item) for item in seed_items))
     lengths = [len(_to_list(key, value)) for key, value in settings.items()]
-    if (n := math.prod([*map(len, options.values()), *lengths, len(seeds)])) > MAX_RUNS:
-        raise ConfigError(f"a grid is at most {MAX_RUNS} runs, got {n}")
+    n_runs = math.prod([*map(len, options.values()), *lengths, len(seeds)])
+    if n_runs > MAX_RUNS:
+        raise ConfigError(f"a grid is at most {MAX_RUNS} runs, got {n_runs}")
     for option_values in itertools.product(*options.values()):
         run_options = dict(zip(options, option_values, strict=True))
         legal = settings_of[run_options["algorithm"]]
         setting_lists = {key: _to_list(key, value) for key, value in settings.items() if key in legal}
         for setting_values in itertools.product(*setting_lists.values()):
             run_settings = dict(zip(setting_lists, setting_values, strict=True))
-            algorithms.algorithm(run_options["algorithm"], **run_settings)  # illegal values are found before any run
+            algorithms.algorithm(run_options["algorithm"], **run_settings)  # report illegal values before any run
             for seed in seeds:
                 yield RunConfig.from_values(**run_options, settings=run_settings, seed=seed)
 
@@ -155,9 +156,9 @@ class SweepProgress:
 
     Attributes:
         config: The run.
-        kind: skipped: it was finished before the sweep; elsewhere: another process has finished it since; busy: another
-            process is running it; step: one time step is done; done and failed: it has ended.
-        share: The share of the run that a time step is.
+        kind: skipped: the run was finished before the sweep; elsewhere: another process has finished it since; busy:
+            another process is running it; step: a time step is done; done and failed: the run has ended.
+        share: A time step as a share of the run.
         reason: The reason of a failure, or of running a finished run again.
         record: The name of its record's file.
     """
@@ -174,8 +175,8 @@ def run_sweep(
 ) -> Generator[SweepProgress, None, None]:
     """Run a sweep; yield each time step that is done and the end of each run.
 
-    Runs that another sweep is running are tried again at the end, each time a run of this sweep has ended: if the other
-    sweep was killed, this one continues its runs. Closing the iterator stops the runs; their records stay unfinished.
+    Runs of another sweep are tried again at the end, each time a run of this sweep has ended: if the other sweep was
+    killed, this one continues its runs. Closing the iterator stops the runs; their records stay unfinished.
 
     Args:
         configs: The runs.
@@ -240,7 +241,7 @@ def run_sweep(
 
 
 class _FinishedRecords:
-    """Records that were finished before a sweep: their files have not changed since."""
+    """File stamps of the records that were finished before a sweep, to detect records that change later."""
 
     def __init__(self, out: Path) -> None:
         self._out = out
@@ -251,14 +252,14 @@ class _FinishedRecords:
         """Return the report; a skipped run gets the kind elsewhere if another process has finished it since."""
         if news.kind == "done":
             self._finished_here.add(news.record)
-        if news.kind != "skipped" or news.record in self._finished_here:  # another config of this sweep is the same run
+        if news.kind != "skipped" or news.record in self._finished_here:  # two configs are the same run
             return news
         stamp = self._read_stamp(self._out / news.record)
         return news if stamp == self._before.get(news.record) else replace(news, kind="elsewhere")
 
     @staticmethod
     def _read_stamp(path: Path) -> tuple[int, int]:
-        """Return modification time and size of a file; zeros if it does not exist."""
+        """Return the modification time and the size of a file; zeros if it does not exist."""
         with suppress(OSError):
             return path.stat().st_mtime_ns, path.stat().st_size
         return 0, 0
@@ -298,7 +299,7 @@ class _WorkerProcess:
         self.pipe, worker_pipe = context.Pipe()
         own_cores = cores[number::jobs] if jobs <= len(cores) else cores
         self.process = context.Process(target=_run_worker, args=(worker_pipe, own_cores, *target), daemon=True)
-        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the worker ignores Ctrl-C until it can close a record
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited by the worker until it starts
         try:
             self.process.start()
         finally:
@@ -323,7 +324,7 @@ class _WorkerProcess:
         self.process.kill()
 
     def interrupt(self) -> None:
-        """Let the process stop its run and end, without waiting for it."""
+        """Interrupt the run of the process, without waiting for its end."""
         if self.process.is_alive():
             os.kill(self.process.pid, signal.SIGINT)
 
@@ -332,7 +333,7 @@ def _run_worker(pipe: Connection, cores: list[int], out: Path, allow_unlocked: b
     """Execute the runs that arrive through the pipe, and send reports about them."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    logging.disable(logging.WARNING)  # a thousand runs would repeat the same warnings
+    logging.disable(logging.WARNING)  # all runs would repeat the same warnings
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several processes share a GPU
     if cores:
         os.sched_setaffinity(0, set(cores))

@@ -1,4 +1,4 @@
-"""Update of a finished run when there are more data: the next time steps are added to it."""
+"""Updates of finished runs: when a stream has grown, its new time steps are added to the run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from feddrift.simulation import LoopState, add_newcomers
 from feddrift.streams.table import split_paths
 from feddrift.types import State
 
-GROWING_OVERRIDES = ("data", "trace")  # overrides that are digests of data and traces, which may have become longer
+GROWING_OVERRIDES = ("data", "trace")  # digests of data and traces, which may be longer in an update
 
 
 def find_runs_to_update(folder: Path) -> list[Path]:
@@ -43,32 +43,32 @@ def find_runs_to_update(folder: Path) -> list[Path]:
     Raises:
         DataError: If no run has checkpoints.
     """
-    states = [
-        state
-        for state in find_checkpoint_folders(folder)
-        if _read_newest_checkpoint(state) is not None or is_complete(state.with_suffix(".jsonl"))
+    paths = [
+        path
+        for path in find_checkpoint_folders(folder)
+        if _read_newest_checkpoint(path) is not None or is_complete(path.with_suffix(".jsonl"))
     ]
-    replaced_names = {state: _read_replaced_name(state) for state in states}
-    for state, replaced_name in replaced_names.items():
+    replaced_names = {path: _read_replaced_name(path) for path in paths}
+    for path, replaced_name in replaced_names.items():
         if replaced_name is not None:
-            remove_replaced_run(state.with_suffix(".jsonl"), replaced_name)
-    states = [state for state in states if state.is_dir()]
-    unfinished = {state for state in states if not is_complete(state.with_suffix(".jsonl"))}
-    names = {state.stem for state in states}
-    if not states:
+            remove_replaced_run(path.with_suffix(".jsonl"), replaced_name)
+    paths = [path for path in paths if path.is_dir()]
+    unfinished = {path for path in paths if not is_complete(path.with_suffix(".jsonl"))}
+    names = {path.stem for path in paths}
+    if not paths:
         raise DataError(
             f"no run below {folder} has checkpoints, and a sweep keeps none of a finished run: {RERUN_HINT}"
         )
-    return [state for state in states if not (state in unfinished and replaced_names[state] in names)]
+    return [path for path in paths if not (path in unfinished and replaced_names[path] in names)]
 
 
-def prepare_update(state: Path, stream: str | None = None, append: str | None = None) -> RecordedRun:
+def prepare_update(checkpoint_folder: Path, stream: str | None = None, append: str | None = None) -> RecordedRun:
     """Prepare the update of a finished run: a new run that begins with its time steps and continues with new data.
 
     The new run has the name of a run on all data. The old record stays until the new one is complete.
 
     Args:
-        state: The checkpoint folder of the finished run.
+        checkpoint_folder: The checkpoints of the finished run.
         stream: The name of another stream that begins with the same data; None: the same stream, which has grown.
         append: A file with rows to append to the run's table, in place of `stream`.
 
@@ -76,13 +76,14 @@ def prepare_update(state: Path, stream: str | None = None, append: str | None = 
         ConfigError: If both `stream` and `append` are given, or the run's stream is not a table.
         DataError: If the run is unfinished or its checkpoint is missing, or the data do not continue those of the run.
     """
-    path = state.with_suffix(".jsonl")
+    name = checkpoint_folder.stem
+    path = checkpoint_folder.with_suffix(".jsonl")
     if not is_complete(path):
-        raise DataError(f"{state.stem} is not finished: `feddrift resume {state.parent}` first")
+        raise DataError(f"{name} is not finished: `feddrift resume {checkpoint_folder.parent}` first")
     header = read(path).header
-    saved = _read_newest_checkpoint(state)
+    saved = _read_newest_checkpoint(checkpoint_folder)
     if saved is None or saved.about.get("steps") != header["n_steps"] or not isinstance(saved.about["config"], dict):
-        raise DataError(f"cannot update {state.stem}: the checkpoint of its last time step is missing: {RERUN_HINT}")
+        raise DataError(f"cannot update {name}: the checkpoint of its last time step is missing: {RERUN_HINT}")
     config = RunConfig.from_values(**saved.about["config"])
     cwd = str(saved.about.get("cwd"))
     if streams.is_in_catalogue(config.stream):
@@ -91,7 +92,7 @@ def prepare_update(state: Path, stream: str | None = None, append: str | None = 
     if stream is not None and append is not None:
         raise ConfigError("an update takes another stream or a file to append, not both")
     if append is not None and not streams.is_table(config.stream):
-        raise ConfigError(f"rows are appended to tables, FILE.csv, and the stream of {state.stem} is {config.stream}")
+        raise ConfigError(f"rows are appended to tables, FILE.csv, and the stream of {name} is {config.stream}")
     if append is not None:
         _check_not_appended_yet(append, config.stream, cwd)
         added = _make_name_absolute(cwd, f"table:{append.removeprefix('table:')}").removeprefix("table:")
@@ -101,31 +102,33 @@ def prepare_update(state: Path, stream: str | None = None, append: str | None = 
         stream = _make_name_absolute(cwd, stream)
     config = RunConfig.from_values(**config.model_dump() | {"stream": stream or config.stream})
     with chdir(cwd) if os.path.isdir(cwd) else nullcontext():
-        run = RecordedRun(config, state.parent, resume=True, clients=header["clients"], replaces=state.stem)
+        run = RecordedRun(config, checkpoint_folder.parent, resume=True, clients=header["clients"], replaces=name)
     stream_fingerprint.check_continuation(
         run.stream, config.stream, StreamFingerprint.from_checkpoint(saved.about, saved.path), header
     )
-    _check_settings(state.stem, header, run.header)
+    _check_settings(name, header, run.header)
     if is_complete(run.path):
-        raise DataError(f"{run.path.stem} already has all data of {config.stream}, so {state.stem} is unchanged")
-    if _read_replaced_name(run.checkpoints.path) != state.stem:
-        last, _, *stored = saved.decode(run.param_template)
-        if not isinstance(last, State):
+        raise DataError(f"{run.path.stem} already has all data of {config.stream}, so {name} is unchanged")
+    if _read_replaced_name(run.checkpoints.path) != name:
+        state, _, *stored = saved.decode(run.param_template)
+        if not isinstance(state, State):
             raise DataError(f"{saved.path} is not a checkpoint of a run: it has no state")
         run.header["started"] = header["started"]
         past = list(_read_history(path, header["n_clients"], run.stream))
         loop = LoopState.from_checkpoint(saved, stored, run.param_template)
-        run.write_history(past, add_newcomers(last, run.stream.n_clients), loop, saved.about)
+        run.write_history(past, add_newcomers(state, run.stream.n_clients), loop, saved.about)
     return run
 
 
-def _read_newest_checkpoint(state: Path) -> checkpoint.Checkpoint | None:
+def _read_newest_checkpoint(checkpoint_folder: Path) -> checkpoint.Checkpoint | None:
     """Return the newest intact checkpoint in a folder, None if there is none."""
-    return next((c for c in checkpoint.Folder(state).newest_first() if isinstance(c, checkpoint.Checkpoint)), None)
+    return next(
+        (c for c in checkpoint.Folder(checkpoint_folder).newest_first() if isinstance(c, checkpoint.Checkpoint)), None
+    )
 
 
-def _read_replaced_name(state: Path) -> str | None:
-    saved = _read_newest_checkpoint(state)
+def _read_replaced_name(checkpoint_folder: Path) -> str | None:
+    saved = _read_newest_checkpoint(checkpoint_folder)
     return None if saved is None else get_replaced_name(saved)
 
 
@@ -151,7 +154,7 @@ def _make_name_absolute(cwd: str, stream: str) -> str:
 
 
 def _check_settings(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Raise DataError if an update would change a setting, which the stream or a file may have determined.
+    """Raise DataError if an update would change a setting; its default may depend on the stream or a file.
 
     Args:
         name: The run.
@@ -163,18 +166,18 @@ def _check_settings(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -
         overrides = {key: value for key, value in header["overrides"].items() if key not in GROWING_OVERRIDES}
         return {**header["settings"], **header["local"], **overrides}
 
-    before = join_settings(old)
-    now = schema.to_json_value(join_settings(new))
-    for key in sorted(before.keys() | now.keys()):
-        if before.get(key) != now.get(key):
-            change = f"{key} would be {now.get(key)!r} now and was {before.get(key)!r}"
+    old_settings = join_settings(old)
+    new_settings = schema.to_json_value(join_settings(new))
+    for key in sorted(old_settings.keys() | new_settings.keys()):
+        if old_settings.get(key) != new_settings.get(key):
+            change = f"{key} would be {new_settings.get(key)!r} now and was {old_settings.get(key)!r}"
             raise DataError(f"cannot update {name}: {change}: {RERUN_HINT}")
     if old.get("model_bytes") not in (None, new["model_bytes"]):
         raise DataError(f"cannot update {name}: the data have other features or classes now: {RERUN_HINT}")
 
 
 def _read_history(path: Path, n_clients: int, stream: Stream) -> Iterator[StepLines]:
-    """Yield the rows and events of each time step of a record, with added rows for the clients that are new.
+    """Yield the rows and events of each time step of a record, with additional rows for new clients.
 
     Args:
         path: The record.

@@ -1,4 +1,4 @@
-"""Writing of records during a run: whole time steps or nothing, immediately, by one process at a time."""
+"""Writing of records during a run: whole time steps, immediately, by one process at a time."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ MAX_CLIENTS_IN_ROWS = 100  # with more, the rows of a time step are written as o
 class RecordWriter:
     """Writer of a record: it writes lines to ``<name>.jsonl.part`` and renames the file to ``<name>.jsonl`` at the end.
 
-    As a context manager it closes the record: as complete after all time steps, else as interrupted or failed. The
-    time steps of a federation are on the disk before a checkpoint relies on them.
+    As a context manager it closes the record: as complete after all time steps, else as interrupted or failed. Lines of
+    a federation of real machines are flushed to the disk at once, since checkpoints rely on them.
 
     Args:
         out: The folder of the record.
@@ -53,9 +53,9 @@ class RecordWriter:
         self.path = Path(out) / f"{name or build_record_name(header)}.jsonl"
         self.part = get_part_path(self.path)
         self._start = time.monotonic() - seconds
-        number = 2 if header["n_steps"] is None else 1
-        text = schema.dump_line({"kind": "header", "schema": number, **header})
-        self.sequence = LineSequence.from_header(schema.parse_line(text, "header"))  # of the lines that are written
+        schema_number = 2 if header["n_steps"] is None else 1
+        text = schema.dump_line({"kind": "header", "schema": schema_number, **header})
+        self.sequence = LineSequence.from_header(schema.parse_line(text, "header"))  # after the lines that are written
         self._file = _open_part(self.part) if part is None else part
         try:
             if n_done is not None:
@@ -71,7 +71,7 @@ class RecordWriter:
             raise
 
     def _continue_record(self, n_done: int) -> None:
-        """Keep the first time steps of the unfinished record, else of the closed one, which is reopened or copied."""
+        """Keep the first time steps of the unfinished record, or else reopen or copy the closed one."""
         clients = self.sequence.header["clients"]
         prefix = read_prefix(self.part, n_done, clients)
         use_closed = prefix is None
@@ -125,7 +125,7 @@ class RecordWriter:
         self._write_lines([{"kind": kind, **values}], kind)
 
     def _write_lines(self, lines: Sequence[Mapping[str, Any]], where: str) -> None:
-        """Write all of these lines, or none."""
+        """Write all of these lines, or none of them."""
         texts = [schema.dump_line(line) for line in lines]
         sequence = replace(self.sequence)
         for text in texts:
@@ -137,7 +137,7 @@ class RecordWriter:
         self.sequence = sequence
 
     def close(self, status: Status, seconds: float) -> None:
-        """Write the last line and rename the record, unless an incomplete record would replace a complete one."""
+        """Write the last line and rename the record; an incomplete record does not replace a complete one."""
         if self._file.closed:
             return
         with self._file:
@@ -176,7 +176,7 @@ class RecordWriter:
                     data = data[self._file.write(data) :]
             except OSError:
                 with suppress(OSError):
-                    self._file.truncate(size)  # remove the part that was written, for instance on a full disk
+                    self._file.truncate(size)  # the disk may be full: remove the part that was written
                 raise
 
 
@@ -226,7 +226,7 @@ def read_prefix(path: Path, steps: int, clients: Sequence[str] | None = None) ->
 
 @contextmanager
 def lock_record(path: Path, allow_unlocked: bool = True) -> Iterator[io.FileIO]:
-    """Open and lock the file of an unfinished record for the block; afterwards an empty file is deleted.
+    """Open and lock the file of an unfinished record in the block; afterwards delete it if it is empty.
 
     Args:
         path: The path of the closed record.

@@ -1,6 +1,6 @@
-"""Streams by name: a catalogue, recipes, your own tables and folders, and functions of your own.
+"""Streams by name: a catalogue, recipes, and the tables, folders and functions of the user.
 
-Each module reads or makes one kind of stream; `stream` finds the module that a name belongs to.
+Each module reads or makes one kind of stream; `stream` selects the module for a name.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class StreamEntry:
     summary: str
     family: str
     n_concepts: int
-    pattern: str | None  # of the paper; R: one of R0 to R4, chosen by the seed; None: the stream has its own drift
+    pattern: str | None  # the paper's; R: one of R0 to R4, chosen by the seed; None: the stream has its own drift
     make: Callable[..., Stream]  # arguments: name, concepts (unless it has its own drift), data_dir, data_seed
 
 
@@ -98,8 +98,8 @@ def stream(  # noqa: C901, PLR0913  # one check for each option
     Args:
         name: A name from `feddrift list`, a table ``FILE.csv``, a recipe ``FILE.toml``, ``folder:DIR``, or
             ``package.module:make``; composed streams take options, ``digits-turn:components=32``.
-        seed: Seed of random patterns; it also chooses one of R0 to R4 for mnist-r.
-        data_seed: Seed of synthetic data: 0 for the published data; others draw other rows, in another order, and
+        seed: Seed of random patterns; for mnist-r, it chooses one of R0 to R4.
+        data_seed: Seed of synthetic data: 0 for the published data; other seeds draw other rows, in another order, and
             other random patterns.
         pattern: The concept of each client at each time step: a name (Y, F, R0..R4), a file, or
             ``random:every=2,concepts=4``.
@@ -144,16 +144,17 @@ def stream(  # noqa: C901, PLR0913  # one check for each option
         return folder.load_folder(directory, label=label)
     if label != "label" and (is_in_catalogue(name) or is_recipe(name)):
         raise ConfigError(f"label names a column of your own files, so it must be left out for {name}, got {label!r}")
-    if (own := _find_recipe(name, data_seed)) is not None:
-        ids = own.build_concept_ids(seed, data_seed, pattern)
-        return compose_stream(own, Path(name).name, ids, data_dir, data_seed)
-    if name not in STREAMS and (make := plugins.find_object("stream", name)) is not None:
+    composed = _find_recipe(name, data_seed)
+    if composed is not None:
+        ids = composed.build_concept_ids(seed, data_seed, pattern)
+        return compose_stream(composed, Path(name).name, ids, data_dir, data_seed)
+    external = None if name in STREAMS else plugins.find_object("stream", name)
+    if external is not None:
         _refuse_pattern(name, pattern)
-        return _make_external(name, make, data_dir, data_seed)
+        return _make_external(name, external, data_dir, data_seed)
     entry = _find_entry(name)
     if entry.pattern is None:
-        if pattern is not None:
-            raise ConfigError(f"{name} has its own drift: pattern must be left out, got {pattern!r}")
+        _refuse_pattern(name, pattern)
         return entry.make(name, data_dir, **_build_data_seed_argument(name, entry.make, data_seed))
     spec = pattern
     if spec is None:  # another data seed also draws other drifts for mnist-r, by the rule of its five patterns
@@ -197,8 +198,8 @@ def find_own_pattern(name: str) -> str | None:
     """Return the name of the default pattern of a stream; None if it has none, or one without a name."""
     if name in STREAMS:
         return STREAMS[name].pattern
-    own = _find_recipe(name)
-    return own.pattern if own is not None and isinstance(own.pattern, str) else None
+    composed = _find_recipe(name)
+    return composed.pattern if composed is not None and isinstance(composed.pattern, str) else None
 
 
 def hash_recipe(name: str) -> str | None:
@@ -248,14 +249,14 @@ def _build_data_seed_argument(name: str, make: Callable[..., Stream], data_seed:
     return {}
 
 
-def _make_external(name: str, make: object, data_dir: str | Path | None, data_seed: int) -> Stream:
-    """Make the stream of a user's function; pass the data directory and the data seed if it takes them."""
-    if callable(make):
-        seed_argument = _build_data_seed_argument(name, make, data_seed)
-        make = plugins.call_function("stream", name, partial(_call_maker, make, data_dir), seed_argument)
-    if not isinstance(make, Stream):
-        raise ConfigError(f"'{name}' must be a Stream or a function that makes one, got a {type(make).__name__}")
-    return make
+def _make_external(name: str, value: object, data_dir: str | Path | None, data_seed: int) -> Stream:
+    """Return a user's stream, or make it with the user's function, which may have parameters data_dir and data_seed."""
+    if callable(value):
+        seed_argument = _build_data_seed_argument(name, value, data_seed)
+        value = plugins.call_function("stream", name, partial(_call_maker, value, data_dir), seed_argument)
+    if not isinstance(value, Stream):
+        raise ConfigError(f"'{name}' must be a Stream or a function that makes one, got a {type(value).__name__}")
+    return value
 
 
 def _call_maker(make: Callable[..., Any], data_dir: str | Path | None, seed_argument: dict[str, int]) -> Any:

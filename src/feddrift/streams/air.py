@@ -26,18 +26,18 @@ from feddrift.streams.files import find_data_folder, read_once
 from feddrift.types import Floats, Local
 
 DUST_LIMIT = 75.0  # ug/m3, the 24-hour limit of China's standard: above it the label is 1
-MAX_FILLED_HOURS = 6  # hours for which a weather value replaces missing ones after it
+MAX_FILLED_HOURS = 6  # number of hours for which a weather value replaces missing values after it
 FEATURES = (
     "dew point", "pressure", "temperature", "wind", "from north", "from east", "rain", "hour cos", "hour sin",
     "date cos", "date sin",
 )  # fmt: skip
 LOCAL = Local(rounds=20)
 
-# Values outside are typing errors or codes for missing values: -9999 and 999990 occur.
+# Values outside these ranges are typing errors or codes for missing values: -9999 and 999990 occur.
 _LEGAL_RANGES = {"DEWP": (-60, 40), "PRES": (900, 1100), "TEMP": (-60, 60), "wind": (0, 2000), "rain": (0, 500)}
 _TIME_RANGES = {"year": (1900, 2100), "month": (1, 12), "day": (1, 31), "hour": (0, 23)}
-# (centre, spread): round numbers of the climate rather than statistics of the data, which would contain the future and
-# which clients would have to share.
+# (centre, spread): round numbers of the climate. Statistics of the data would contain the future, and clients would
+# have to share them.
 _SCALE = {"DEWP": (5, 15), "PRES": (1010, 10), "TEMP": (15, 12)}
 _COMPASS_POINTS = ("N", "NNE", "NE", "ENE", "E", "ESE", "SE", "SSE", "S", "SSW", "SW", "WSW", "W", "WNW", "NW", "NNW")
 _CALM_CODES = ("cv", "CV")

@@ -100,7 +100,7 @@ def _read_cifar_batch(path: Path) -> tuple[mnist.Bytes, mnist.Bytes]:
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """Unpickler of arrays and plain values; it refuses files that call anything else."""
+    """Unpickler of arrays and plain values; it refuses files with other objects."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in (("numpy", "ndarray"), ("numpy", "dtype")):

@@ -22,8 +22,8 @@ _ROWS_PER_BLOCK = 4096  # pictures in one projection
 def _round_to_grid(values: Any) -> Any:
     """Round to multiples of the grid, in float64.
 
-    Products of such numbers, and sums of thousands of them, are exact in float64. So they have the same bits in
-    whatever order a processor adds them.
+    Products of such numbers, and sums of thousands of them, are exact in float64. The result is therefore the same in
+    any order of addition.
     """
     return np.rint(np.asarray(values, dtype=np.float64) / _GRID_STEP) * _GRID_STEP + 0.0  # no negative zeros
 
@@ -40,7 +40,7 @@ def project_pictures(x: Values, mean: Values, axes: Values) -> Values:
 
 
 def find_components(base: Base, n: int) -> tuple[Values, Values]:
-    """Return mean [d] and axes [d, n] of the first n principal components, the first with variance 1.
+    """Return mean [d] and axes [d, n] of the first n principal components, scaled to variance 1 of the first.
 
     The result is stored in the cache folder.
     """
@@ -61,7 +61,7 @@ def find_components(base: Base, n: int) -> tuple[Values, Values]:
 
 
 def _compute_components(pixels: np.ndarray[tuple[int, int], np.dtype[np.uint8]], n: int) -> tuple[Values, Values]:
-    """Compute mean and axes from exact sums; rounding to the grid removes the last bits, in which machines differ."""
+    """Compute mean and axes from exact sums; rounding removes the last bits, which depend on the machine."""
     products = np.zeros((pixels.shape[1],) * 2)
     for start in range(0, len(pixels), _MAX_EXACT_PRODUCTS):
         block = pixels[start : start + _MAX_EXACT_PRODUCTS].astype(np.float32)

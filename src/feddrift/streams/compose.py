@@ -1,4 +1,4 @@
-"""Generator of composed streams: base data x label shares x concept maps x drift pattern."""
+"""Builder of composed streams from base data, label shares, concept maps and a drift pattern."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ def compose_stream(
         DataError: The base data cannot be read.
     """
     counts = np.full(ids.shape, recipe.rows, dtype=np.int64)
-    by_class = None
+    class_counts = None
     if recipe.dirichlet is not None:
-        by_class = draw_class_counts(
+        class_counts = draw_class_counts(
             recipe.rows, ids.shape[1], recipe.n_classes, *recipe.dirichlet, data_seed=data_seed
         )
-        counts = np.broadcast_to(by_class.sum(axis=1), ids.shape).copy()
+        counts = np.broadcast_to(class_counts.sum(axis=1), ids.shape).copy()
     base = bases.load_base(recipe.base, data_dir, data_seed, int(counts.sum()))
     width = base.x[0].size
     n_components = recipe.components
     if n_components is not None and n_components > width:
         raise ConfigError(f"{name}: components must be at most {width}, got {n_components}")
     axes = None if n_components is None else find_components(base, n_components)
-    cells = _CellMaker(recipe, base, ids, by_class, data_seed)
+    cells = _CellMaker(recipe, base, ids, class_counts, data_seed)
     x = np.empty((int(counts.sum()), n_components or width), dtype=np.float32)
     y = np.empty(len(x), dtype=np.int32)
     group = np.empty(len(x), dtype=np.int64)
@@ -96,7 +96,7 @@ def draw_class_counts(
         n_clients: The number of clients.
         n_classes: The number of classes.
         alpha: The concentration of the Dirichlet distribution; the smaller, the more the clients differ.
-        min_rows: The least number of rows of a class.
+        min_rows: The minimum number of rows of a class.
         data_seed: The seed of the shares.
     """
     class_sizes = np.diff(np.arange(n_classes + 1) * rows * n_clients // n_classes)
@@ -110,20 +110,21 @@ def draw_class_counts(
 
 
 class _CellMaker:
-    """Maker of the cells of a composed stream, one after the other: time outer, client inner."""
+    """Maker of the cells of a composed stream, in the order of time steps, then clients."""
 
-    def __init__(self, recipe: Recipe, base: Base, ids: Ints, by_class: Ints | None, data_seed: int) -> None:
+    def __init__(self, recipe: Recipe, base: Base, ids: Ints, class_counts: Ints | None, data_seed: int) -> None:
         self.recipe = recipe
         self.base = base
         self.ids = ids
-        self.by_class = by_class
+        self.class_counts = class_counts
         self.data_seed = data_seed
         self.concepts = recipe.concept_maps
-        self.last = len(ids) - 1
+        self.last_step = len(ids) - 1
         self.group_map = recipe.read_maps(recipe.group_map)
         self.burst_map = recipe.read_maps(recipe.burst_map)
         self.over_time = [recipe.read_maps(text) for text in recipe.over_time]
-        n = len(base.y)  # points are random already, and a longer stream begins with the same points
+        n = len(base.y)
+        # Points are in random order already, and a longer stream begins with the same points.
         order = rng.permutation(self._derive_key(_POOL), n) if base.has_pictures else np.arange(n)
         self.pools = _RowPools(base.y, order)
         bursts = rng.permutation(self._derive_key(_BURST), ids.size)[: round(recipe.burst_share * ids.size)]
@@ -135,9 +136,9 @@ class _CellMaker:
 
     def make_cell(self, t: int, c: int) -> tuple[Values, Labels, npt.NDArray[np.bool_]]:
         """Make the inputs and labels of a cell, and the mask of its rows in group 0."""
-        repeats = self.recipe.fixed and t < self.last  # the last time step only tests, on other rows
+        repeats = self.recipe.fixed and t < self.last_step  # the last time step only tests, on other rows
         key = partial(self._derive_key, _CELL, 0 if repeats else t, c)
-        n = self.recipe.rows if self.by_class is None else int(self.by_class[c].sum())
+        n = self.recipe.rows if self.class_counts is None else int(self.class_counts[c].sum())
         in_group = rng.permutation(key(_GROUP), n) < round(self.recipe.group_share * n)
         concept = self._draw_concepts(t, c, n, key(_MIX))
         if self.recipe.group_share:
@@ -168,9 +169,9 @@ class _CellMaker:
         return np.asarray(np.where(is_new, concept, previous), dtype=np.int64)
 
     def _draw_rows(self, c: int, concept: Ints, key: rng.Words) -> Ints:
-        """Draw rows for a cell, of the classes that its client has or that its concepts show."""
-        if self.by_class is not None:
-            rows: Ints = np.concatenate([self.pools.take_rows((k,), n) for k, n in enumerate(self.by_class[c])])
+        """Draw the rows of a cell, of the classes that its client has or that its concepts show."""
+        if self.class_counts is not None:
+            rows: Ints = np.concatenate([self.pools.take_rows((k,), n) for k, n in enumerate(self.class_counts[c])])
             return np.take(rows, rng.permutation(key, len(rows)))
         rows = np.empty(len(concept), dtype=np.int64)
         for k in np.unique(concept):

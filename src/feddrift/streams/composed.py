@@ -1,4 +1,4 @@
-"""Recipes of the streams of methods after FedDrift, with the patterns and maps of their publications."""
+"""Recipes of the streams of later publications than FedDrift, with their patterns and maps."""
 
 from __future__ import annotations
 
@@ -77,13 +77,8 @@ def _build_maps_recipe(data_seed: int) -> Recipe:
 
 
 def _build_mixed_recipe() -> Recipe:
-    return Recipe(
-        base="sea",
-        rows=250,
-        mixed=True,
-        concepts=PLANES,
-        pattern=_to_rows(np.repeat(build_pattern("F"), 2, axis=0)[:21]),
-    )
+    pattern = _to_rows(np.repeat(build_pattern("F"), 2, axis=0)[:21])
+    return Recipe(base="sea", rows=250, mixed=True, concepts=PLANES, pattern=pattern)
 
 
 def _build_burst_recipe() -> Recipe:

@@ -1,4 +1,4 @@
-"""Folders of data sets, and a cache for the stream that was read last."""
+"""Folders of data sets, and a cache of the last stream that was read."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def find_cache_folder() -> Path:
 
 
 def read_once(folder: str) -> Callable[[Maker], Maker]:
-    """Decorate a maker of streams so that a process reads DATA_DIR/folder only once while its files do not change."""
+    """Decorate a maker of streams: it reads DATA_DIR/folder again only if a file in it has changed."""
 
     def decorate(make: Maker) -> Maker:
         @lru_cache(maxsize=1)
@@ -52,5 +52,5 @@ def read_once(folder: str) -> Callable[[Maker], Maker]:
 def _list_files(root: Path) -> Listing:
     try:
         return tuple((str(p), stat.st_size, stat.st_mtime_ns) for p in sorted(root.iterdir()) for stat in [p.stat()])
-    except (OSError, ValueError):  # the maker reports what is wrong with the folder
+    except (OSError, ValueError):  # the maker reports the problem
         return ()

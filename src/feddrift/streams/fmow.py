@@ -1,6 +1,6 @@
 """Functional Map of the World: five regions, ten classes of buildings and land, 2002 to 2017.
 
-`fmow` reads the folder of FMoW-WILDS v1.1: the images of the paper's partition D, whose numbers ship with the package.
+`fmow` reads the images of the paper's partition D from FMoW-WILDS v1.1; the package contains their numbers.
 `fmow-rule` draws another partition by the same rule. `fmow-labels` replaces each class of partition D by one of
 Fashion-MNIST, for users without the satellite images.
 """
@@ -140,7 +140,7 @@ def load_images(name: str, data_dir: str | Path | None = None) -> Stream:
     if numbers.max() >= len(folder.category):
         raise DataError(
             f"{folder.root} lists {len(folder.category)} images, partition D needs number {numbers.max()}: it is not"
-            " the whole of FMoW-WILDS v1.1 (fmow-rule uses the images that there are)"
+            " the whole of FMoW-WILDS v1.1 (fmow-rule uses the images that are present)"
         )
     classes, y = np.unique(folder.category[numbers], return_inverse=True)
     if len(classes) > 10:
@@ -182,7 +182,7 @@ def _read_images(root: Path, numbers: Ints) -> npt.NDArray[Any]:
 def load_labels(name: str, data_dir: str | Path | None = None, data_seed: int = 0) -> Stream:
     """Load `fmow-labels`: partition D's classes, with images of Fashion-MNIST.
 
-    The images of a class come in a random order, which starts over after the last one.
+    The images of a class are used in a random order, and again in this order after the last one.
     """
     pixels, classes = load_fashion(data_dir)
     counts, _ = read_class_counts()

@@ -1,4 +1,4 @@
-"""Your own data as a folder: DIR/client_<name>/step_<t>.csv or .npz, and optionally DIR/classes.txt."""
+"""Streams of a user's folder: DIR/client_<name>/step_<t>.csv or .npz, and optionally DIR/classes.txt."""
 
 from __future__ import annotations
 

@@ -17,13 +17,13 @@ Labels = npt.NDArray[np.int64]
 CORRUPTIONS = ("shot", "blur", "brightness", "stripes")
 PHOTONS_PER_PIXEL = (60, 25, 12, 5, 3)  # of full brightness, for severity 1 to 5
 MAP_FORMS = {
-    "keep": "leaves rows as they are",
+    "keep": "does not change rows",
     "swap(a,b)": "exchanges the labels of classes a and b",
     "reverse": "y -> k - 1 - y, of k classes",
     "add(j)": "y -> (y + j) mod k, of k classes",
     "noise(p)": "replaces the share p of the labels by random ones",
-    "show(a,b,...)": "has rows of these classes only",
-    "turn(d)": "turns pictures by 0, 90, 180 or 270 degrees, against the clock",
+    "show(a,b,...)": "draws only rows of these classes",
+    "turn(d)": "turns pictures by 0, 90, 180 or 270 degrees, counterclockwise",
     "negate": "x -> -x, of pictures from 0 to 1",
     "corrupt(kind,s)": f"{', '.join(CORRUPTIONS)}, of severity s from 1 to 5",
     "plane(theta)": "labels points of sea: 1 if x2 + x3 > theta",
@@ -71,38 +71,38 @@ def parse_maps(text: str, base: str, n_classes: int) -> tuple[Map, ...]:
     ]
     if not maps or None in matches:
         raise ConfigError(f"a concept is one map or several, such as swap(1,2) or negate turn(90), got '{text}'")
-    for one in maps:
-        _check_map(one, base, n_classes)
+    for map_ in maps:
+        _check_map(map_, base, n_classes)
     return tuple(maps)
 
 
-def _check_map(one: Map, base: str, n_classes: int) -> None:
+def _check_map(map_: Map, base: str, n_classes: int) -> None:
     legal = {form.partition("(")[0]: form for form in MAP_FORMS}
-    if one.kind not in legal:
-        raise unknown_name_error("map", one.kind, MAP_FORMS)
-    kind = one.kind
-    if not _has_legal_arguments(one, n_classes):
+    if map_.kind not in legal:
+        raise unknown_name_error("map", map_.kind, MAP_FORMS)
+    kind = map_.kind
+    if not _has_legal_arguments(map_, n_classes):
         meaning = MAP_FORMS[legal[kind]]
         if kind in ("swap", "show"):
             meaning += f"; classes are 0 to {n_classes - 1}"
-        raise ConfigError(f"expected {legal[kind]} ({meaning}), got '{one}'")
+        raise ConfigError(f"expected {legal[kind]} ({meaning}), got '{map_}'")
     if base == "sea" and kind in ("turn", "negate", "corrupt", "show"):
-        raise ConfigError(f"{kind} is for pictures, and the base sea has points, got '{one}'")
+        raise ConfigError(f"{kind} is for pictures, and the base sea has points, got '{map_}'")
     if base != "sea" and kind == "plane":
-        raise ConfigError(f"plane is for the points of the base sea, and {base} has pictures, got '{one}'")
+        raise ConfigError(f"plane is for the points of the base sea, and {base} has pictures, got '{map_}'")
 
 
-def _has_legal_arguments(one: Map, n_classes: int) -> bool:
+def _has_legal_arguments(map_: Map, n_classes: int) -> bool:
     """Return True if the arguments are legal for this kind of map."""
-    words = one.args[:1] if one.kind == "corrupt" else ()
+    words = map_.args[:1] if map_.kind == "corrupt" else ()
     try:
-        numbers = [float(arg) for arg in one.args[len(words) :]]
+        numbers = [float(arg) for arg in map_.args[len(words) :]]
     except ValueError:
         return False
     are_classes = all(number in range(n_classes) for number in numbers)
-    if one.kind in ("swap", "show"):
-        return are_classes and len(set(numbers)) == len(numbers) > 0 and (len(numbers) == 2 or one.kind == "show")
-    if one.kind in ("keep", "reverse", "negate"):
+    if map_.kind in ("swap", "show"):
+        return are_classes and len(set(numbers)) == len(numbers) > 0 and (len(numbers) == 2 or map_.kind == "show")
+    if map_.kind in ("keep", "reverse", "negate"):
         return not numbers
     if len(numbers) != 1:
         return False
@@ -113,27 +113,27 @@ def _has_legal_arguments(one: Map, n_classes: int) -> bool:
         "corrupt": bool(words) and words[0] in CORRUPTIONS and numbers[0] in range(1, 6),
         "plane": bool(np.isfinite(numbers[0])),
     }
-    return legal[one.kind]
+    return legal[map_.kind]
 
 
 def normalize_maps(maps: tuple[Map, ...]) -> tuple[tuple[str | float, ...], ...]:
-    """Return a normal form of the maps of a concept, which is equal for different spellings.
+    """Return a normal form of the maps of a concept, which is equal for maps with the same effect.
 
     >>> maps = parse_maps("keep swap(2,1.0)", "mnist", 10)
     >>> normalize_maps(maps) == normalize_maps(parse_maps("turn(0) swap(1,2)", "mnist", 10))
     True
     """
     normal_form = list[tuple[str | float, ...]]()
-    for one in maps:
-        numbers = sorted(one.numbers) if one.kind in ("swap", "show") else list(one.numbers)
-        if one.kind != "keep" and not (one.kind in ("add", "noise", "turn") and numbers == [0]):
-            normal_form.append((one.kind, *(arg for arg in one.args if arg in CORRUPTIONS), *numbers))
+    for map_ in maps:
+        numbers = sorted(map_.numbers) if map_.kind in ("swap", "show") else list(map_.numbers)
+        if map_.kind != "keep" and not (map_.kind in ("add", "noise", "turn") and numbers == [0]):
+            normal_form.append((map_.kind, *(arg for arg in map_.args if arg in CORRUPTIONS), *numbers))
     return tuple(normal_form)
 
 
 def find_shown_classes(maps: tuple[Map, ...]) -> tuple[int, ...]:
     """Return the classes that a concept shows, sorted; empty if it shows all."""
-    return next((tuple(sorted(map(int, one.numbers))) for one in maps if one.kind == "show"), ())
+    return next((tuple(sorted(map(int, map_.numbers))) for map_ in maps if map_.kind == "show"), ())
 
 
 def apply_maps(
@@ -152,25 +152,25 @@ def apply_maps(
         The new inputs and labels.
     """
     k = base.n_classes
-    for i, one in enumerate(maps):
-        numbers = one.numbers
-        if one.kind == "swap":
+    for i, map_ in enumerate(maps):
+        numbers = map_.numbers
+        if map_.kind == "swap":
             a, b = map(int, numbers)
             y = np.where(y == a, b, np.where(y == b, a, y))
-        elif one.kind == "reverse":
+        elif map_.kind == "reverse":
             y = k - 1 - y
-        elif one.kind == "add":
+        elif map_.kind == "add":
             y = (y + int(numbers[0])) % k
-        elif one.kind == "noise":
+        elif map_.kind == "noise":
             u = rng.uniform(key(i), (2, len(y)))
             y = np.where(u[0] < numbers[0], (u[1] * k).astype(np.int64), y)
-        elif one.kind == "turn":
+        elif map_.kind == "turn":
             x = np.rot90(x, int(numbers[0]) // 90, axes=(1, 2))
-        elif one.kind == "negate":
+        elif map_.kind == "negate":
             x = -x
-        elif one.kind == "corrupt":
-            x = _corrupt_pictures(x, one.args[0], int(numbers[0]), key(i))
-        elif one.kind == "plane":  # y: 1 to flip the label
+        elif map_.kind == "corrupt":
+            x = _corrupt_pictures(x, map_.args[0], int(numbers[0]), key(i))
+        elif map_.kind == "plane":  # y: 1 to flip the label
             y = (x[:, 1] + x[:, 2] > np.float32(numbers[0])) ^ y
     return x, y
 

@@ -69,7 +69,7 @@ def load_label_shift(name: str, concepts: Ints, data_dir: str | Path | None = No
 def load_mnist(data_dir: str | Path | None = None) -> tuple[Bytes, Bytes]:
     """Load all images [n, 784] and digits [n], first those to train, then those to test.
 
-    They are read from DATA_DIR/mnist or $FEDDRIFT_DATA/mnist; without either they are downloaded to the cache.
+    The files are in DATA_DIR/mnist or $FEDDRIFT_DATA/mnist; without either they are downloaded to the cache.
     """
     return load_idx("MNIST", find_data_folder(data_dir, "mnist"), URL, MD5, download=not get_named_root(data_dir))
 

@@ -1,4 +1,4 @@
-"""Recipes of composed streams: base data, label shares, concept maps, and the pattern of concepts."""
+"""Recipes of composed streams: base data, label shares, concept maps, and a drift pattern."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from feddrift.streams import patterns
 from feddrift.streams.maps import Map, parse_maps
 from feddrift.types import Ints, Local
 
-OPTIONS = ("components", "rows", "shares", "fixed", "group_share")  # may follow a name, NAME:components=32
+OPTIONS = ("components", "rows", "shares", "fixed", "group_share")  # options after a name, as in NAME:components=32
 SMALL_NET = "mlp:28"  # the default net on components
 NUMERIC_FIELDS = ("clients", "steps", "rows", "components", "rounds", "lr", "group_share", "burst_share")
 
 _DIRICHLET = re.compile(r"dirichlet\(\s*([0-9.]{1,10})\s*,\s*([0-9]{1,6})\s*\)")
-_COMMA = re.compile(r",(?![^(]*\))")  # outside of parentheses
+_OPTION_SEPARATOR = re.compile(r",(?![^(]*\))")  # a comma outside of parentheses
 
 Rows = tuple[tuple[int, ...], ...]
 
@@ -50,13 +50,17 @@ class Recipe(BaseModel):
         default=None,
         ge=1,
         le=100_000,
-        description="number of time steps T of a random pattern, by default 10; one more only tests",
+        description="number of time steps T of a random pattern, by default 10, without the step that only tests",
     )
-    rows: int = Field(default=500, ge=1, le=100_000, description="rows of each cell; with dirichlet their mean")
+    rows: int = Field(default=500, ge=1, le=100_000, description="rows of each cell; with dirichlet, their mean number")
     shares: str = Field(default="even", description="shares of the classes: even, or dirichlet(alpha,least)")
-    components: int | None = Field(default=None, ge=1, le=3072, description="principal components instead of pictures")
-    fixed: bool = Field(default=False, description="each step repeats the client's rows, with the labels of the step")
-    mixed: bool = Field(default=False, description="where a concept changes, more and more rows of the cell have it")
+    components: int | None = Field(
+        default=None, ge=1, le=3072, description="number of principal components that replace the pixels of pictures"
+    )
+    fixed: bool = Field(default=False, description="each step repeats the client's rows, with labels of its concept")
+    mixed: bool = Field(
+        default=False, description="within its first cell, a new concept gradually replaces the previous one"
+    )
     over_time: tuple[str, ...] = Field(
         default=(), description="maps of all rows at steps 0, 1, ...; later steps use the last one"
     )
@@ -97,21 +101,21 @@ class Recipe(BaseModel):
     @model_validator(mode="after")
     def _check_parts(self) -> Recipe:
         try:
-            for reason in self._find_conflicts():
-                raise ValueError(reason)
-            self.build_concept_ids(0, 0)
+            for conflict in self._find_conflicts():
+                raise ValueError(conflict)
+            self.build_concept_ids(0, 0)  # checks the pattern
         except FeddriftError as error:
             raise ValueError(str(error)) from None
         return self
 
     def _find_conflicts(self) -> Iterator[str]:
         """Yield a sentence for each conflict between fields."""
-        kinds = [{one.kind for one in maps} for maps in self.concept_maps]
+        kinds = [{map_.kind for map_ in maps} for maps in self.concept_maps]
         others = [self.read_maps(text) for text in (self.group_map, self.burst_map, *self.over_time)]
-        if any(one.kind in ("show", "plane") for maps in others for one in maps):
-            yield "show and plane are for concepts"
-        if any(sum(one.kind == "show" for one in maps) > 1 for maps in self.concept_maps):
-            yield "a concept shows classes once, such as show(1,2)"
+        if any(map_.kind in ("show", "plane") for maps in others for map_ in maps):
+            yield "show and plane are maps for concepts only"
+        if any(sum(map_.kind == "show" for map_ in maps) > 1 for maps in self.concept_maps):
+            yield "a concept may have only one show, such as show(1,2)"
         if any("show" in concept_kinds for concept_kinds in kinds) and (self.dirichlet or self.fixed):
             yield "show chooses rows itself, so shares must be even and fixed false"
         if self.base == "sea" and not all("plane" in concept_kinds for concept_kinds in kinds):
@@ -140,7 +144,7 @@ class Recipe(BaseModel):
 
     @property
     def dirichlet(self) -> tuple[float, int] | None:
-        """Alpha and the least number of rows of a class in a cell; None if shares are even."""
+        """Alpha and the minimum number of rows of a class in a cell; None if shares are even."""
         if self.shares == "even":
             return None
         match = _DIRICHLET.fullmatch(self.shares)
@@ -162,12 +166,12 @@ class Recipe(BaseModel):
         """Return [T + 1, c], the concept of each client at each time step.
 
         Args:
-            seed: The seed of random patterns; it also chooses one of R0 to R4 for R.
+            seed: The seed of random patterns; for R, it chooses one of R0 to R4.
             data_seed: The data seed; values other than 0 draw other random patterns.
             spec: A pattern, as for `build_pattern`; None: the pattern of the recipe.
 
         Raises:
-            ConfigError: The pattern is unknown, or does not fit to the recipe.
+            ConfigError: The pattern is unknown, or does not fit the recipe.
         """
         pattern = self.pattern if spec is None else spec
         if pattern == "R":
@@ -177,7 +181,7 @@ class Recipe(BaseModel):
                 raise unknown_name_error(
                     "pattern", pattern, [*patterns.SHIPPED, "R", "random:every=2,concepts=4", "rows"]
                 )
-            n_steps, n_clients = (self.steps or 10, self.clients or 10) if isinstance(self.pattern, str) else self.shape
+            n_steps, n_clients = self.pattern_shape
             ids = patterns.build_pattern(pattern, seed, data_seed, clients=n_clients, steps=n_steps)
         else:
             ids = np.array(pattern, dtype=np.int64)
@@ -193,8 +197,10 @@ class Recipe(BaseModel):
         return ids
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """The number of time steps T and of clients of a pattern in rows."""
+    def pattern_shape(self) -> tuple[int, int]:
+        """The number of time steps T and of clients of the pattern."""
+        if isinstance(self.pattern, str):
+            return self.steps or 10, self.clients or 10
         return len(self.pattern) - 1, len(self.pattern[0])
 
 
@@ -243,7 +249,7 @@ def apply_options(name: str, recipe: Recipe, text: str) -> Recipe:
         ConfigError: An option is unknown or has an illegal value.
     """
     values: dict[str, Any] = {}
-    for option in _COMMA.split(text):
+    for option in _OPTION_SEPARATOR.split(text):
         key, equals, value = (part.strip() for part in option.partition("="))
         if key not in OPTIONS:
             raise unknown_name_error(f"option of {name}", key, OPTIONS)

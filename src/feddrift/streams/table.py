@@ -1,4 +1,4 @@
-"""Your own data as one table: a CSV file with a row for each example, and columns for client, time and label."""
+"""Streams of a user's table: a CSV file with a row for each example, and columns for client, time and label."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs"}
 BINARY_FORMATS = {b"PK": "an Excel file or an archive", b"\x1f\x8b": "compressed", b"PAR1": "a Parquet file"}
 UNDEFINED_BYTES = {0x81, 0x8D, 0x8F, 0x90, 0x9D}  # bytes that Windows-1252 has no characters for
 
-_COMMA = re.compile(r"[+-]?[0-9]*,[0-9]+([eE][+-]?[0-9]+)?")
+_DECIMAL_COMMA = re.compile(r"[+-]?[0-9]*,[0-9]+([eE][+-]?[0-9]+)?")
 _THOUSANDS = re.compile(r"[+-]?[1-9][0-9]{0,2}(,[0-9]{3})+")
 
 _log = logging.getLogger("feddrift")
@@ -38,8 +38,8 @@ def load_table(name: str, options: TableOptions) -> Stream:
     """Load the stream of a table; its last time step only tests.
 
     Args:
-        name: ``table:FILE``, or a FILE that ends in .csv. ``FILE+FILE+...`` is one table, too: the rows of several
-            files with the same columns, one after the other.
+        name: ``table:FILE``, or a FILE that ends in .csv. ``FILE+FILE+...`` is a table with the rows of several files
+            with the same columns, one after the other.
         options: The roles of the columns.
 
     Raises:
@@ -112,7 +112,7 @@ def read_table(path: Path, options: TableOptions) -> Table:
     text = _decode_file(path)
     problems = Problems(str(path))
     first_line = text.lstrip("\r\n").partition("\n")[0]
-    delimiter = _find_delimiter(first_line, set(options.keys.values()))
+    delimiter = _find_delimiter(first_line, set(options.role_columns.values()))
     if delimiter != ",":
         _log.warning("%s: columns are separated by %s", path, DELIMITERS[delimiter])
     reader = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=delimiter)
@@ -129,8 +129,8 @@ def read_table(path: Path, options: TableOptions) -> Table:
     rows = [(line, row) for line, row in numbered[1:] if len(row) == len(header)]
     if ragged := [(line, row) for line, row in numbered[1:] if len(row) != len(header)]:
         lines = join_first(f"{line} ({len(row)})" for line, row in ragged)
-        cure = f"a value that contains {delimiter!r} needs quotes"
-        problems.add(f"every line must have {len(header)} values as the header has, got line {lines}; {cure}")
+        hint = f"a value that contains {delimiter!r} needs quotes"
+        problems.add(f"every line must have {len(header)} values as the header has, got line {lines}; {hint}")
     cells = {k: [row[k] for _, row in rows] for k in range(len(header))}
     if not header[-1] and not any(cells[len(header) - 1]):  # each line ends with a separator
         header = header[:-1]
@@ -180,15 +180,15 @@ def _find_delimiter(header: str, wanted: set[str]) -> str:
 
 def _check_header(header: list[str], problems: Problems) -> None:
     if unnamed := [k for k, name in enumerate(header, start=1) if not name]:
-        cure = "; pandas writes no index with index=False" if unnamed == [1] else ""
-        problems.add(f"every column needs a name, got none for column {join_first(unnamed)}{cure}")
+        hint = "; pandas writes no index with index=False" if unnamed == [1] else ""
+        problems.add(f"every column needs a name, got none for column {join_first(unnamed)}{hint}")
     if repeated := [name for name, n in Counter(header).items() if n > 1 and name]:
         problems.add(f"every column needs a name of its own, got {join_first(map(repr, repeated))} more than once")
 
 
 def _replace_decimal_commas(cells: list[str], name: str, problems: Problems, path: str) -> list[str]:
     """Replace decimal commas by points, if the whole column is then numbers; otherwise return it unchanged."""
-    commas = {cell for cell in cells if _COMMA.fullmatch(cell)}
+    commas = {cell for cell in cells if _DECIMAL_COMMA.fullmatch(cell)}
     others = {cell for cell in cells if cell not in commas and cell not in MISSING_TEXTS}
     if not commas or any("." in cell or math.isnan(parse_number(cell)) for cell in others):
         return cells

@@ -1,1 +1,1 @@
-"""Tables: from named columns to what every client receives over time. NumPy only; `streams/table.py` reads files."""
+"""Conversion of tables with named columns to streams, with NumPy only; `streams/table.py` reads files."""

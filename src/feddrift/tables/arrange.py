@@ -52,7 +52,7 @@ class TableOptions:
     scale: bool = True
 
     def __post_init__(self) -> None:
-        for role, column in self.keys.items():
+        for role, column in self.role_columns.items():
             if not isinstance(column, str):
                 raise ConfigError(f"{role} must be the name of a column, got {safe_repr(column)}")
         if not isinstance(self.scale, bool):
@@ -63,7 +63,7 @@ class TableOptions:
                 raise unknown_name_error(name, getattr(self, name), legal)
 
     @property
-    def keys(self) -> dict[str, str]:
+    def role_columns(self) -> dict[str, str]:
         """The names of the columns that are not features, by role."""
         columns = {"client": self.client, "time": self.time, "label": self.label}
         return {role: name for role, name in columns.items() if name is not None}
@@ -76,13 +76,13 @@ class Table:
     name: str
     columns: Columns
     lines: Sequence[int | str]
-    row: str = "line"  # the word for a row in messages
+    row_word: str = "line"  # for a row in messages
     problems: Problems = field(default_factory=lambda: Problems("table"))  # found while reading
 
     def describe_rows(self, selected: Bools) -> str:
         """Name the first selected rows by number, for a message."""
         lines = [self.lines[i] for i in np.flatnonzero(selected).tolist()]
-        return f"{self.row}{'s' * (len(lines) > 1)} {join_first(lines)}"
+        return f"{self.row_word}{'s' * (len(lines) > 1)} {join_first(lines)}"
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def arrange_table(table: Table, options: TableOptions) -> StreamFields:
     """Convert a table to the data of each client at each time step.
 
     Args:
-        table: The columns; what is wrong with the table is added to its problems.
+        table: The columns; more problems may be added to its problems.
         options: The roles of the columns.
 
     Returns:
@@ -114,25 +114,25 @@ def arrange_table(table: Table, options: TableOptions) -> StreamFields:
         DataError: The table has problems; the message lists them.
     """
     problems = table.problems
-    if _has_wrong_names(table, options):
+    if not _check_column_names(table, options):
         problems.raise_if_any()
-    roles = options.keys
-    keys = {role: to_texts(table.columns[name]) for role, name in roles.items()}
-    features = [Column.from_values(n, values) for n, values in table.columns.items() if n not in roles.values()]
-    is_used = _select_rows(table, options, keys, features)
+    role_columns = options.role_columns
+    texts = {role: to_texts(table.columns[name]) for role, name in role_columns.items()}
+    features = [Column.from_values(n, values) for n, values in table.columns.items() if n not in role_columns.values()]
+    is_used = _select_rows(table, options, texts, features)
     _check_features(table, options, features, is_used)
     rows = np.flatnonzero(is_used)
-    used = {role: [texts[i] for i in rows] for role, texts in keys.items()}
+    used_texts = {role: [role_texts[i] for i in rows] for role, role_texts in texts.items()}
     with problems.collect(f"column '{options.time}': "):
-        times = _read_time_steps(table, used["time"], rows, options.every)
+        times = _read_time_steps(table, used_texts["time"], rows, options.every)
     with problems.collect(f"column '{options.label}', "):
-        classes, class_of_text = _read_classes(table, options.label, used["label"], rows)
+        classes, class_of_text = _read_classes(table, options.label, used_texts["label"], rows)
     problems.raise_if_any()
-    clients = sorted(set(used["client"]), key=natural_sort_key)
+    clients = sorted(set(used_texts["client"]), key=natural_sort_key)
     client_index = {name: c for c, name in enumerate(clients)}
-    t = np.array([times.step_by_text[text] for text in used["time"]], dtype=np.int64)
-    c = np.array([client_index[text] for text in used["client"]], dtype=np.int64)
-    y = np.array([class_of_text[text] for text in used["label"]], dtype=np.int32)
+    t = np.array([times.step_by_text[text] for text in used_texts["time"]], dtype=np.int64)
+    c = np.array([client_index[text] for text in used_texts["client"]], dtype=np.int64)
+    y = np.array([class_of_text[text] for text in used_texts["label"]], dtype=np.int32)
     columns = [_take_rows(column, rows) for column in features]
     try:
         recipe = fit_features(
@@ -152,35 +152,46 @@ def arrange_table(table: Table, options: TableOptions) -> StreamFields:
     labels.warn_about_classes(table.name, classes)
     counts = np.zeros((len(times.names), len(clients)), dtype=np.int64)
     np.add.at(counts, (t, c), 1)
-    names = tuple(feature.name for feature in recipe)
-    return StreamFields(x, y[order], counts, len(classes), tuple(clients), times.names, tuple(classes), names, recipe)
+    return StreamFields(
+        x=x,
+        y=y[order],
+        counts=counts,
+        n_classes=len(classes),
+        clients=tuple(clients),
+        times=times.names,
+        classes=tuple(classes),
+        columns=tuple(feature.name for feature in recipe),
+        recipe=recipe,
+    )
 
 
-def _has_wrong_names(table: Table, options: TableOptions) -> bool:
-    """Add a problem for each role without its own column; the other checks need these columns."""
+def _check_column_names(table: Table, options: TableOptions) -> bool:
+    """Add a problem for each role without its own column, and return True if there is none."""
     names = list(table.columns)
     problems = table.problems
     n_before = len(problems.sentences)
     for role in ("client", "time", "label"):
-        name = options.keys.get(role)
+        name = options.role_columns.get(role)
         if name is None:
             problems.add(f"{role} must name a column")
         elif name not in table.columns:
             problems.add(f"{role} must name a column, got '{name}'{suggest_name(name, names)}")
     if len(problems.sentences) > n_before:
         problems.sentences[-1] += f" (there are: {join_first(names, 20)})"
-    elif len(set(options.keys.values())) < 3:
-        problems.add(f"client, time and label must be three columns, got {', '.join(options.keys.values())}")
+    elif len(set(options.role_columns.values())) < 3:
+        problems.add(f"client, time and label must be three columns, got {', '.join(options.role_columns.values())}")
     elif len(names) < 4:
         problems.add("no column is left for features beside client, time and label")
     elif not table.lines:
         problems.add("expected rows below the names of the columns, got none")
-    return len(problems.sentences) > n_before
+    return len(problems.sentences) == n_before
 
 
-def _select_rows(table: Table, options: TableOptions, keys: dict[str, list[str]], features: Sequence[Column]) -> Bools:
-    """Return the rows that are used; without the option `missing` rows with gaps are a problem."""
-    gaps = {name: np.array([not text for text in keys[role]], dtype=bool) for role, name in options.keys.items()}
+def _select_rows(table: Table, options: TableOptions, texts: dict[str, list[str]], features: Sequence[Column]) -> Bools:
+    """Return the mask of the rows to use; without the option `missing`, rows with gaps are a problem."""
+    gaps = {
+        name: np.array([not text for text in texts[role]], dtype=bool) for role, name in options.role_columns.items()
+    }
     if options.missing in (None, "drop"):
         gaps |= {column.name: column.gaps for column in features}
     gaps = {name: is_gap for name, is_gap in gaps.items() if is_gap.any()}
@@ -207,9 +218,9 @@ def _check_features(table: Table, options: TableOptions, features: Sequence[Colu
             table.problems.add(f"column '{column.name}' is empty: leave it out")
         if (invalid := column.invalid & is_used).any():
             got = str(table.columns[column.name][int(invalid.argmax())])
-            cure = "; decimals have a point, thousands no separator" * ("," in got)
+            hint = "; decimals have a point, thousands no separator" if "," in got else ""
             table.problems.add(
-                f"column '{column.name}' must have finite numbers, got {got!r} ({table.describe_rows(invalid)}){cure}"
+                f"column '{column.name}' must have finite numbers, got {got!r} ({table.describe_rows(invalid)}){hint}"
             )
     words = [repr(column.name) for column in features if column.words is not None and not column.gaps.all()]
     if words and options.categories is None:
@@ -220,16 +231,18 @@ def _check_features(table: Table, options: TableOptions, features: Sequence[Colu
 
 
 def _read_time_steps(table: Table, times: Sequence[str], rows: Ints, every: str | float | None) -> TimeSteps:
-    if not times:  # a problem of the table already: no row is used
+    if not times:  # no row is used, which is a problem already
         return TimeSteps({}, ())
     first: dict[str, int] = {}
     for text, i in zip(times, rows.tolist(), strict=True):
         first.setdefault(text, i)
-    time_steps = build_time_steps(list(first), every, lambda text: f"{text!r} ({table.row} {table.lines[first[text]]})")
+    time_steps = build_time_steps(
+        list(first), every, lambda text: f"{text!r} ({table.row_word} {table.lines[first[text]]})"
+    )
     if len(time_steps.names) < 2:
-        cure = "; a shorter every gives more" if every is not None else ""
+        hint = "; a shorter every gives more" if every is not None else ""
         raise DataError(
-            f"at least 2 time steps are needed, to train, then to test, got {join_first(time_steps.names)}{cure}"
+            f"at least 2 time steps are needed, to train, then to test, got {join_first(time_steps.names)}{hint}"
         )
     return time_steps
 
@@ -239,7 +252,7 @@ def _read_classes(
 ) -> tuple[list[int | str], dict[str, int]]:
     """Return the classes in their order, and the index of the class of each label text."""
     labels.check_not_measurement(column, texts)
-    distinct = labels.list_distinct_labels(texts, lambda k: f"{table.row} {table.lines[int(rows[k])]}")
+    distinct = labels.list_distinct_labels(texts, lambda k: f"{table.row_word} {table.lines[int(rows[k])]}")
     classes = labels.sort_classes(distinct)
     labels.check_class_count(classes)
     index = {value: i for i, value in enumerate(classes)}
@@ -252,7 +265,7 @@ def _take_rows(column: Column, rows: Ints) -> Column:
 
 
 def _check_scale(name: str, recipe: Sequence[Feature], x: npt.NDArray[np.float32], is_scaled: bool) -> None:
-    """Refuse infinite features, and warn about very large ones."""
+    """Raise DataError for infinite features, and warn about very large ones."""
     largest = np.abs(x).max(axis=0)
     worst = int(largest.argmax())
     if not np.isfinite(largest[worst]):

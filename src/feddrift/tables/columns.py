@@ -1,4 +1,4 @@
-"""Columns of a table: from text of a file, lists or the arrays of a data frame."""
+"""Columns of a table, from the text of a file, from lists, or from a data frame."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from feddrift.types import Bools, Floats
 Values = npt.NDArray[Any]  # of numbers, dates, or objects: text, None, ...
 Columns = Mapping[str, Values]
 
-# Texts that mean: no value.
-MISSING_TEXTS = frozenset({"", "?", "NA", "N/A", "<NA>", "nan", "NaN", "NAN", "NaT", "null", "NULL"})
+MISSING_TEXTS = frozenset({"", "?", "NA", "N/A", "<NA>", "nan", "NaN", "NAN", "NaT", "null", "NULL"})  # missing values
 SUPPORTED_KINDS = "biufMO"  # kinds of NumPy types
 TEXT_KINDS = "UT"
 MAX_TABLE_VALUE = 1e38  # float32 holds numbers up to 3.4e38
@@ -76,8 +75,8 @@ def to_texts(values: Values) -> list[str]:
 
 def _to_text(value: object) -> str:
     if isinstance(value, float):
-        whole = math.isfinite(value) and value == int(value) and abs(value) < 1e15
-        return "" if math.isnan(value) else str(int(value)) if whole else repr(value)
+        is_whole = math.isfinite(value) and value == int(value) and abs(value) < 1e15
+        return "" if math.isnan(value) else str(int(value)) if is_whole else repr(value)
     text = "" if value is None else str(value).strip()
     return "" if text in MISSING_TEXTS else text
 

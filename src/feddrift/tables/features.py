@@ -1,4 +1,4 @@
-"""Features of columns: filled gaps, words as 0 and 1, scales of the first time step.
+"""Features from columns: gaps are filled, words become 0 and 1, and numbers are standardised.
 
 `fit_features` determines the features from the first time step, `transform_columns` and `transform_table` apply them.
 """
@@ -22,10 +22,10 @@ MAX_WORDS_PER_COLUMN = 1000
 
 @dataclass(frozen=True)
 class Feature:
-    """A feature and its fitted transformation of a column; exported models have it to read other tables.
+    """A feature and its fitted transformation of a column; exported models use it to read other tables.
 
-    A ``number`` is scaled, (value - mean) / std, after a gap is filled; a ``word`` is 1 where the column has this
-    word; a ``gap`` is 1 where it has no value.
+    The kind ``number`` is (value - mean) / std, after gaps are filled; ``word`` is 1 where the column has this word;
+    ``gap`` is 1 where it has no value.
     """
 
     name: str
@@ -76,10 +76,10 @@ def compute_mean_and_std(values: Floats, client: Ints) -> tuple[float, float]:
     """
     n = np.bincount(client)
     s = np.bincount(client, weights=values)
-    own = s / np.maximum(n, 1)
-    q = np.bincount(client, weights=(values - own[client]) ** 2)
+    client_mean = s / np.maximum(n, 1)
+    q = np.bincount(client, weights=(values - client_mean[client]) ** 2)
     mean = float(s.sum() / n.sum())
-    std = float(np.sqrt((q + n * (own - mean) ** 2).sum() / n.sum()))
+    std = float(np.sqrt((q + n * (client_mean - mean) ** 2).sum() / n.sum()))
     return mean, std if std > 1e-12 * abs(mean) else 1.0
 
 
@@ -163,6 +163,6 @@ def transform_table(features: Sequence[Feature], table: Columns) -> npt.NDArray[
         if column.invalid.any():
             raise DataError(f"column '{name}' must have numbers, got {table[name][int(column.invalid.argmax())]!r}")
         if column.gaps.any() and next(iter(kinds.values())).fill is None:
-            raise DataError(f"column '{name}' has {int(column.gaps.sum())} gaps, the models have learned without any")
+            raise DataError(f"column '{name}' has {int(column.gaps.sum())} gaps, the models were trained without gaps")
         columns.append(column)
     return transform_columns(features, columns)

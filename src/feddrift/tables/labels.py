@@ -1,4 +1,4 @@
-"""Labels of examples, and the classes that they mean."""
+"""Labels of examples, and their classes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _log = logging.getLogger("feddrift")
 
 
 class Label(NamedTuple):
-    """A label as text, the class that it means, and its first position, for messages."""
+    """A label as text, its class, and its first position for messages."""
 
     text: str
     value: int | str
@@ -55,7 +55,7 @@ def _parse_label(text: str, place: str) -> int | str:
     if text.lower() in ("", "nan"):
         raise DataError(f"{place}: the label is empty")
     if not math.isnan(parse_number(text)):
-        raise DataError(f"{place}: labels are whole numbers or words, got {text}: of a measurement, make classes")
+        raise DataError(f"{place}: labels are whole numbers or words, got {text}: divide a measurement into classes")
     return text
 
 
@@ -88,7 +88,9 @@ def warn_about_classes(source: object, classes: Sequence[int | str]) -> None:
         same = [str(name) for name in classes if alike[str(name).lower()] > 1]
         _log.warning("%s: the labels %s differ in upper and lower case only, each is its own class", source, same)
     if len(classes) > MAX_USUAL_CLASSES and isinstance(classes[0], int):
-        _log.warning("%s: %d different numbers are a class each; of a measurement, make classes", source, len(classes))
+        _log.warning(
+            "%s: %d different numbers are a class each; divide a measurement into classes", source, len(classes)
+        )
 
 
 def check_class_count(classes: Sequence[int | str], prefix: str = "") -> None:

@@ -1,4 +1,4 @@
-"""Problems of a table, reported together, so that a file can be repaired at once."""
+"""Problems of a table, which are reported together, so that the user can correct all of them at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAX_REPORTED_PROBLEMS = 10
 
 
 class Problems:
-    """Sentences about one table, each with the expected and the given value, and where possible with a hint."""
+    """Problems of one table, as sentences with the expected and the actual value, and often with a hint."""
 
     def __init__(self, table: str) -> None:
         self.table = table
@@ -26,14 +26,14 @@ class Problems:
 
     @contextmanager
     def collect(self, prefix: str) -> Iterator[None]:
-        """Add a DataError that is raised inside as a problem, behind this prefix."""
+        """Catch a DataError in the block, and add it as a problem with this prefix."""
         try:
             yield
         except DataError as error:
             self.add(f"{prefix}{error}")
 
     def raise_if_any(self) -> None:
-        """Raise a DataError with the problems in one line, as many as a message has room for."""
+        """Raise a DataError with as many problems as fit into a message of one line."""
         if not self.sentences:
             return
         if len(self.sentences) == 1:

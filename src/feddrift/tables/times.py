@@ -1,4 +1,4 @@
-"""Time steps of a column of times: calendar bins of dates, bins of numbers, or one time step for each value."""
+"""Time steps from a column of times: calendar bins of dates, bins of numbers, or one time step for each value."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ CALENDAR: Mapping[str, Callable[[datetime], str]] = {  # the alphabetical order 
     "month": lambda date: f"{date.year:04}-{date.month:02}",
     "week": lambda date: "{:04}-W{:02}".format(*date.isocalendar()[:2]),
 }
-MAX_BINS = 1e12  # floats do not distinguish more
+MAX_BINS = 1e12  # floats cannot represent the positions of more bins
 MIN_DATE_PARTS = {"year": 1, "quarter": 2, "month": 2}  # number of parts that a date must have; others need all three
 
-_CLOCK = r"(?:[T ] ?(?P<hour>\d{1,2}):(?P<minute>\d\d)(?::(?P<second>\d\d)(?:[.,]\d+)?)? ?(?P<half>[AaPp][Mm])?"
-_CLOCK += r" ?(?:Z|UTC|(?P<ahead>[+-]\d\d:?\d\d))?)?"
+_CLOCK = r"(?:[T ] ?(?P<hour>\d{1,2}):(?P<minute>\d\d)(?::(?P<second>\d\d)(?:[.,]\d+)?)? ?(?P<am_pm>[AaPp][Mm])?"
+_CLOCK += r" ?(?:Z|UTC|(?P<utc_offset>[+-]\d\d:?\d\d))?)?"
 _YEAR_FIRST = re.compile(r"(\d{4})(?:([-/.])(\d{1,2})(?:\2(\d{1,2})" + _CLOCK + ")?)?", re.ASCII)
 _COMPACT = re.compile(r"(\d{4})()(\d\d)(\d\d)" + _CLOCK, re.ASCII)
 _YEAR_LAST = re.compile(r"(\d{1,2})([-/.])(\d{1,2})\2(\d{4})" + _CLOCK, re.ASCII)
@@ -74,7 +74,7 @@ def build_time_steps(texts: Sequence[str], every: str | float | None, place: Cal
         place: Names a text and its position, for messages.
 
     Raises:
-        DataError: The times do not fit to `every`, or a date is ambiguous.
+        DataError: The times do not fit `every`, or a date is ambiguous.
 
     >>> build_time_steps(["31.01.2009", "01.02.2009"], "quarter").names
     ('2009Q1',)
@@ -189,13 +189,13 @@ def _build_date(match: re.Match[str] | None, day_first: bool, parts: int) -> dat
     if len(fields) < parts:
         raise ValueError(f"it has no {('month', 'day')[len(fields) - 1]}")
     hour, minute, second = (int(match[name] or 0) for name in ("hour", "minute", "second"))
-    if match["half"]:
+    if match["am_pm"]:
         if not 1 <= hour <= 12:
             raise ValueError("hour must be in 1..12")
-        hour = hour % 12 + 12 * (match["half"].lower() == "pm")
+        hour = hour % 12 + 12 * (match["am_pm"].lower() == "pm")
     year, month, day = (*map(int, fields), 1, 1)[:3]
     date = datetime(year, month, day, hour, minute, second)
-    if ahead := match["ahead"]:  # of universal time
-        minutes = 60 * int(ahead[1:3]) + int(ahead[-2:])
-        date -= timedelta(minutes=minutes if ahead[0] == "+" else -minutes)
+    if utc_offset := match["utc_offset"]:
+        minutes = 60 * int(utc_offset[1:3]) + int(utc_offset[-2:])
+        date -= timedelta(minutes=minutes if utc_offset[0] == "+" else -minutes)
     return date

@@ -1,6 +1,6 @@
-"""Checks for authors of methods, nets, drift tests and engines: do these keep the contract?
+"""Checks for authors of methods, nets, drift tests and engines: does their code keep the contract?
 
-Each check runs for seconds and raises an AssertionError that describes the first problem. They do not need pytest::
+Each check takes seconds and raises an AssertionError that describes the first problem. pytest is not needed::
 
     from feddrift.testing import check_algorithm
     check_algorithm(Mine())
@@ -30,13 +30,13 @@ from feddrift.errors import ConfigError
 from feddrift.models import init_models
 from feddrift.nets import default_net
 from feddrift.simulation import Step, run_steps
-from feddrift.state_checks import STALE_NEWS_ADVICE, explain_errors
+from feddrift.state_checks import STALE_EVENTS_ADVICE, explain_errors
 from feddrift.testing.fake import FakeFederation as FakeFederation
 from feddrift.trees import tree_leaves, tree_map
 from feddrift.types import Algorithm, Bools, Ints, Local, Net, Router, State
 
 SHORT_TRAINING = Local(rounds=2, steps=4, batch=8, lr=0.05)
-# Two clients drift at once; later no client has concept 0, and at last one has it again.
+# Two clients drift at the same time. After the others, too, have drifted, one client returns to concept 0.
 CONCEPTS = np.array([[0, 0, 0, 0], [0, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1], [0, 1, 1, 1], [0, 1, 1, 1]])
 
 
@@ -68,8 +68,8 @@ def check_algorithm(algorithm: Algorithm, *, local: Local = SHORT_TRAINING) -> N
     """Check a method of your own.
 
     Its states have the right shapes, and are the same for the same seed. It does not change its inputs, and continues
-    in the same way from a saved state. Events explain all changes of shared models. Clients may have no data, be
-    unreachable or join later. It uses neither true concepts nor later data.
+    in the same way from a saved state. Events explain all changes of shared models. It runs if clients have no data,
+    are unreachable or join later. It uses neither true concepts nor later data.
 
     Args:
         algorithm: The method; its `init` and `step` are called many times.
@@ -114,7 +114,7 @@ def check_algorithm(algorithm: Algorithm, *, local: Local = SHORT_TRAINING) -> N
 def _run_steps(
     algorithm: Algorithm, stream: Stream, local: Local, conditions: Conditions | None = None, **begin: Any
 ) -> list[Step]:
-    """Run all time steps, or those from a point (`done` and `state`) on; a ConfigError becomes an AssertionError."""
+    """Run all time steps, or those after a state (`done` and `state`); convert a ConfigError to an AssertionError."""
     engine = find_engine("simulator")(stream, default_net(stream), local, 0, conditions or Conditions())
     try:
         return list(run_steps(engine, algorithm, **begin))
@@ -123,7 +123,7 @@ def _run_steps(
 
 
 def _check_alarms_and_events(step: Step) -> None:
-    """Check for mistakes that a run tolerates: alarms without data, and repeated events."""
+    """Check for mistakes that do not stop a run: alarms without data, and repeated events."""
     where = f"at tau={step.tau}"
     without_data = step.drifted & (step.received == 0)
     assert not without_data.any(), (
@@ -147,9 +147,11 @@ def _check_joining_client(algorithm: Algorithm, stream: Stream, local: Local) ->
     try:
         steps += _run_steps(algorithm, after, local, done=3, state=steps[-1].state)
     except AssertionError as error:
-        cure = 'declare fields of its State that have a value for each client as field(metadata={"newcomer": value}), '
-        cure += "and create the models of newcomers with feddrift.models.get_private_models"
-        raise AssertionError(f"it must continue when a client joins: {error}; {cure}") from error
+        raise AssertionError(
+            f"it must continue when a client joins: {error}; declare fields of its State that have a value for each "
+            'client as field(metadata={"newcomer": value}), and create the models of newcomers with '
+            "feddrift.models.get_private_models"
+        ) from error
     for step in steps:
         _check_alarms_and_events(step)
     _check_lineage(steps)
@@ -170,7 +172,7 @@ def _check_lineage(steps: Sequence[Step]) -> None:
     expected_ids = set(steps[0].state.models.ids) - private
     for before, step in itertools.pairwise(steps):
         are_stale = step.state.events and step.state.events is before.state.events
-        assert not are_stale, f"the events at tau={step.tau} are those of the step before: {STALE_NEWS_ADVICE}"
+        assert not are_stale, f"the events at tau={step.tau} are those of the step before: {STALE_EVENTS_ADVICE}"
         events = [event for event in step.events if event.model not in private]
         created = {event.model for event in events if event.kind == "created"}
         reused = sorted(created & old_ids)
@@ -194,11 +196,8 @@ def _check_resuming(algorithm: Algorithm, stream: Stream, expected: Sequence[Ste
         for tau, step in enumerate(expected):
             checkpoint.write(Path(folder) / "state", {}, state)
             saved: State = checkpoint.read(Path(folder) / "state").decode(net.init(rng.derive_key(0, "init", 0)))
-            arrays = {
-                f.name: _freeze_array(value)
-                for f in fields(saved)
-                if isinstance(value := getattr(saved, f.name), np.ndarray)
-            }
+            values = {f.name: getattr(saved, f.name) for f in fields(saved)}
+            arrays = {name: _freeze_array(value) for name, value in values.items() if isinstance(value, np.ndarray)}
             models = replace(saved.models, params=tree_map(_freeze_array, saved.models.params))
             try:
                 with explain_errors(algorithm, type(algorithm).__name__):
@@ -221,18 +220,23 @@ def _freeze_array(array: Any) -> Any:
     return frozen
 
 
-def _check_equal_states(a: State, b: State, sentence: str) -> None:
-    pairs = [
-        (a.w, b.w),
-        (a.votes, b.votes),
-        *zip(tree_leaves(a.models.params), tree_leaves(b.models.params), strict=False),
-    ]
-    are_equal = a.models.ids == b.models.ids and all(np.array_equal(np.asarray(x), np.asarray(y)) for x, y in pairs)
-    assert are_equal, sentence
+def _check_equal_states(a: State, b: State, message: str) -> None:
+    are_equal = _are_trees_equal([a.w, a.votes, a.models.params], [b.w, b.votes, b.models.params])
+    assert a.models.ids == b.models.ids and are_equal, message
+
+
+def _are_trees_equal(a: Any, b: Any) -> bool:
+    """Return True if two trees have equal arrays."""
+    leaves_a = tree_leaves(a)
+    leaves_b = tree_leaves(b)
+    return len(leaves_a) == len(leaves_b) and all(map(np.array_equal, leaves_a, leaves_b))
 
 
 def check_net(net: Net, features: Sequence[int], n_classes: int) -> None:
-    """Check a net of your own: its parameters depend on the key only, each input has its logits, and training works.
+    """Check a net of your own.
+
+    Its parameters depend on the key only. The logits of an input do not depend on the other inputs. Training lowers the
+    loss.
 
     Args:
         net: The net.
@@ -251,10 +255,8 @@ def check_net(net: Net, features: Sequence[int], n_classes: int) -> None:
     assert arrays and all(a.dtype.kind == "f" and np.isfinite(a).all() for a in arrays), (
         "parameters must be finite floats"
     )
-    are_equal = all(np.array_equal(x, y) for x, y in zip(tree_leaves(params), tree_leaves(again), strict=True))
-    assert are_equal, "the same key must give the same parameters"
-    are_equal = all(np.array_equal(x, y) for x, y in zip(tree_leaves(params), tree_leaves(different), strict=True))
-    assert not are_equal, "another key must give other parameters"
+    assert _are_trees_equal(params, again), "the same key must give the same parameters"
+    assert not _are_trees_equal(params, different), "another key must give other parameters"
     x = np.random.default_rng(0).random((6, *features)).astype(np.float32)
     logits = np.asarray(net.apply(params, x))
     assert np.array_equal(logits, np.asarray(net.apply(params, x))), "two calls with the same inputs must agree"
@@ -266,7 +268,7 @@ def check_net(net: Net, features: Sequence[int], n_classes: int) -> None:
     labels = (inputs.reshape(2, 200, -1)[..., 0] * n_classes).astype(int)
     cells = [[(inputs[t], labels[t])] for t in range(2)]
     stream = Stream.from_arrays(cells, name="check", n_classes=n_classes)
-    local = Local(rounds=5, steps=40, batch=50, lr=0.01, weight_decay=0.0)  # it could lower the loss alone
+    local = Local(rounds=5, steps=40, batch=50, lr=0.01, weight_decay=0.0)  # weight decay alone could lower the loss
     engine = find_engine("simulator")(stream, net, local, 0)
     fed = engine.at(0)
     start = init_models(net, 0)
@@ -278,8 +280,8 @@ def check_net(net: Net, features: Sequence[int], n_classes: int) -> None:
 def check_test(test: DriftTest) -> None:
     """Check a drift test of your own.
 
-    It returns one truth value for each client. It raises an alarm where the score jumps, and none without scores
-    or without a rise of the score.
+    It returns one truth value for each client. It raises an alarm for a client whose score jumps, and no alarm without
+    scores or without a rise of the score.
 
     Args:
         test: The drift test.
@@ -328,7 +330,7 @@ def check_test(test: DriftTest) -> None:
 
 
 def check_worker(make: Callable[..., Engine], *, atol: float = 1e-4) -> None:
-    """Check an engine of your own: its workers have the results of the reference engine, on cells of different sizes.
+    """Check an engine of your own: it has the same results as the reference engine, on cells of different sizes.
 
     Args:
         make: The engine's class or function, which is called with (stream, net, local, seed, conditions).
@@ -361,9 +363,10 @@ def check_worker(make: Callable[..., Engine], *, atol: float = 1e-4) -> None:
         "evaluate loss": lambda fed: fed.evaluate(models, "loss"),
         "cross_evaluate": lambda fed: fed.cross_evaluate(models, w),
         "evaluate by class": lambda fed: fed.evaluate(models, "loss", by="class"),
-        "cross_evaluate by class and client": lambda fed: fed.cross_evaluate(models, w, "error", "class", True),
+        "cross_evaluate by class and client": lambda fed: fed.cross_evaluate(models, w, by="class", per_client=True),
         "confusion": lambda fed: fed.confusion(models),
-        "moments": lambda fed: [astuple(fed.moments(own, *ask)) for ask in (("input", "class"), ("trunk", "all"))],
+        "moments of inputs": lambda fed: astuple(fed.moments(own, "input", by="class")),
+        "moments of the trunk": lambda fed: astuple(fed.moments(own, "trunk")),
         "local_updates": lambda fed: fed.local_updates(models, w).params,
         "train": lambda fed: fed.train(models, w).params,
         "tournament": lambda fed: fed.tournament(models, w[:-1], parent, ("warm", "fresh")).rows,
@@ -378,5 +381,6 @@ def check_worker(make: Callable[..., Engine], *, atol: float = 1e-4) -> None:
             assert are_close, f"{name} differs from the result of the reference engine"
     state = State(models, w, votes)
     for name, tested_state in (("test", state), ("test with a router", replace(state, router=router))):
-        result, expected = (factory(*arguments).test(tested_state, 3) for factory in (make, find_engine("reference")))
+        result = make(*arguments).test(tested_state, 3)
+        expected = find_engine("reference")(*arguments).test(tested_state, 3)
         assert np.array_equal(result, expected), f"{name} differs from the result of the reference engine"

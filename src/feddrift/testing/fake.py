@@ -1,4 +1,4 @@
-"""A federation without clients, for unit tests of methods."""
+"""Federation without clients, for unit tests of methods."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from feddrift.types import (
 class FakeFederation:
     """Federation without clients, for unit tests of a method: it returns the results that you define.
 
-    Training adds 1 to the parameters of each model with data at tau. Models are named by their ids i and j.
+    Training adds 1 to the parameters of each model with data of time tau. Below, i and j are ids of models.
 
     Attributes:
         tau: The time step.
@@ -52,6 +52,10 @@ class FakeFederation:
         described: A function that returns the result of `moments`.
         judge: A function that returns the result of `contest`.
         asked: The requests so far, such as "evaluate error".
+        crossed: The weights w of the last `cross_evaluate`.
+        tried: The weights w and the parents of the last `tournament`.
+        trained: The models, the weights w and the settings of the last `train`.
+        rejected_alarms: [c], True for clients whose alarms `allowed` rejects; by default none.
 
     >>> from feddrift import algorithm
     >>> method = algorithm("FedDrift", delta=0.1)
@@ -86,7 +90,7 @@ class FakeFederation:
         if self.counts is None:
             self.counts = np.full((self.tau + 1, self.n_clients), 100)
         self.reachable: Bools = np.ones(self.n_clients, dtype=bool)
-        self.rejected_alarms: Bools = np.zeros(self.n_clients, dtype=bool)  # clients whose alarms are not accepted
+        self.rejected_alarms: Bools = np.zeros(self.n_clients, dtype=bool)
 
     def key(self, purpose: str, *names: int) -> rng.Words:
         return rng.derive_key(0, purpose, self.tau, *names)
@@ -105,9 +109,9 @@ class FakeFederation:
             assert loss_by is not None
             by_part = [[[loss_by(c, i, g) for g in parts] for i in models.ids] for c in range(self.n_clients)]
             return np.where((self.counts[-1] == 0)[:, None, None], np.nan, by_part)
-        table = np.array([[self.loss(c, i) for i in models.ids] for c in range(self.n_clients)], dtype=float)
-        table[self.counts[-1] == 0] = np.nan
-        return table
+        losses = np.array([[self.loss(c, i) for i in models.ids] for c in range(self.n_clients)], dtype=float)
+        losses[self.counts[-1] == 0] = np.nan
+        return losses
 
     def confusion(self, models: Models) -> Ints:
         self.asked.append("confusion")

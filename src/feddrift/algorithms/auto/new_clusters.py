@@ -25,22 +25,24 @@ DELAY_REASON = (
 
 @dataclass(frozen=True)
 class NewClusters:
-    """New models, the clients of each, and their origin."""
+    """New shared models, the founders of each, and the models that they started from."""
 
     models: Models
     groups: list[list[int]]
-    parents: list[int | None]  # id of the shared model that each started from; None: an untrained model
+    parents: list[int | None]  # id of the shared model that each new model started from; None: an untrained model
 
 
 def create_clusters(
     founders: Sequence[int], fresh: Sequence[bool], allowed: Bools, models: Models, best: Ints, next_id: int,
     rounds: int, share_model_z: float, fed: Federation,
 ) -> NewClusters:  # fmt: skip
-    """Train a candidate at each founder and return a new model for every group of founders that can share one.
+    """Train a candidate at each founder, and create a new model for every group of founders that can share one.
 
-    A candidate trains on half of its founder's new data; the other half decides which founders share a model. A founder
-    may end up in no group, if none of its group is allowed to create a model or there are more than MAX_COMPARED
-    founders: it keeps its model until the next time step.
+    A candidate is trained on half of its founder's new data; the other half decides which founders share a model. The
+    new model of a group is the average of its candidates.
+
+    A founder may be in no group: if no founder of its group is allowed to create a model, or if there are more than
+    MAX_COMPARED founders and none of the groups fits. It keeps its model until the next time step.
 
     Args:
         founders: Clients that need a new model.
@@ -60,7 +62,7 @@ def create_clusters(
     parents = [None if fresh[group[0]] else models.ids[best[founders[group[0]]]] for group in groups]
     members = [[founders[k] for k in group] for group in groups]
     if has_trunk(models):
-        new_models = _share_trunk_where_good(members, new_models, models, best, rounds, fed)
+        new_models = _share_parent_trunks(members, new_models, models, best, rounds, fed)
     return NewClusters(new_models, members, parents)
 
 
@@ -68,11 +70,11 @@ def _train_candidates(
     founders: Sequence[int], fresh: Sequence[bool], models: Models, best: Ints, next_id: int, rounds: int,
     fed: Federation,
 ) -> Models:  # fmt: skip
-    """Train the candidate of each founder, in their order, on the half of its new data that is not held out."""
+    """Train the candidate of each founder on the half of its new data that is not held out; see `create_clusters`."""
     stack = join(models, take(fed.fresh(), [0], [unused_id(models)]))
     start = np.where(np.asarray(fresh, dtype=bool), len(models), best[list(founders)])
     candidates = take(stack, start, range(next_id, next_id + len(founders)))
-    local = replace(fed.local, hold_out=0.5, steps=rounds * fed.local.steps)  # one client needs no rounds of averaging
+    local = replace(fed.local, hold_out=0.5, steps=rounds * fed.local.steps)  # one client: no averaging
     return fed.train(candidates, select_newest_data(fed, [[c] for c in founders]), 1, local)
 
 
@@ -81,9 +83,9 @@ def _group_founders(
 ) -> list[list[int]]:
     """Group founders that can share a model; groups contain positions in `founders`.
 
-    Up to MAX_COMPARED founders compare all of their candidates. Of more founders, that many are drawn and grouped; each
-    other founder compares its candidate with the averages of these groups, so no client evaluates more models. It joins
-    the best group that fits, behind the founders that were drawn, or none.
+    Up to MAX_COMPARED founders compare all of their candidates. If there are more, MAX_COMPARED of them are drawn and
+    grouped. Each other founder compares its candidate with the average candidate of each group, and is appended to the
+    best group that fits, or to none. So no client evaluates more than MAX_COMPARED + 1 models.
     """
     n = len(founders)
     if n <= MAX_COMPARED:
@@ -111,7 +113,8 @@ def _link_founders(
 ) -> list[list[int]]:
     """Group founders by complete linkage; groups contain positions in `founders`.
 
-    In no pair of a group is a founder's own candidate better at it, by more than `share_model_z`, than the other one's.
+    The distance of two founders is the larger lead of a founder's own candidate over the other one's, at that founder,
+    in standard errors. Within a group it is at most `share_model_z`.
     """
     n = len(founders)
     teams = np.full((n, fed.n_clients, 1), -1)
@@ -126,7 +129,7 @@ def _link_founders(
 
 
 def _average_groups(candidates: Models, groups: Sequence[Sequence[int]], first_id: int) -> Models:
-    """Return the average of each group's candidates, in equal parts, with ids from `first_id` on."""
+    """Return the average of each group's candidates, all with the same weight, with ids from `first_id` on."""
     share = np.zeros((len(groups), len(candidates)))
     for g, group in enumerate(groups):
         share[g, list(group)] = 1 / len(group)
@@ -137,15 +140,18 @@ def _select_models(models: Models, positions: Ints) -> Models:
     return take(models, positions, [models.ids[m] for m in positions])
 
 
-def _share_trunk_where_good(
+def _share_parent_trunks(
     groups: Sequence[list[int]], new_models: Models, models: Models, best: Ints, rounds: int, fed: Federation
 ) -> Models:
-    """Replace each new model by a head on its parent's trunk if that is at least as good on the held-out halves."""
+    """Replace each new model by a head on its parent's trunk if that is at least as good on the held-out halves.
+
+    The parent is the best shared model for the first client of the group.
+    """
     n = len(groups)
     local = replace(fed.local, hold_out=0.5)
     parents = best[[group[0] for group in groups]]
-    families = [models.family[parent] for parent in parents]
-    heads = take(models, parents, range(FIRST_HEAD_ID, FIRST_HEAD_ID + n), families)
+    parent_families = [models.family[parent] for parent in parents]
+    heads = take(models, parents, range(FIRST_HEAD_ID, FIRST_HEAD_ID + n), parent_families)
     heads = fed.train(heads, select_newest_data(fed, groups), rounds, replace(local, trains="head"))
     teams = np.full((2, fed.n_clients, 1), -1)
     for k, group in enumerate(groups):
@@ -153,12 +159,9 @@ def _share_trunk_where_good(
     both = join(new_models, heads)
     result = fed.contest(both, teams, local)
     uses_head = [compute_lead_z(result.wrong[group].sum(axis=0), 0, 1) <= 0 for group in groups]
-    positions = [n + k if head else k for k, head in enumerate(uses_head)]
-    family = [
-        parent_family if head else model_id
-        for parent_family, model_id, head in zip(families, new_models.ids, uses_head, strict=True)
-    ]
-    return take(both, positions, new_models.ids, family)
+    positions = [n + k if uses_head[k] else k for k in range(n)]
+    families = [parent_families[k] if uses_head[k] else new_models.ids[k] for k in range(n)]
+    return take(both, positions, new_models.ids, families)
 
 
 def select_newest_data(fed: Federation, groups: Sequence[Sequence[int]]) -> Clusters:
@@ -170,27 +173,28 @@ def select_newest_data(fed: Federation, groups: Sequence[Sequence[int]]) -> Clus
 
 
 def merge_similar(
-    clusters: Clustering, previous: Clustering, mistakes: Tournament, targets: Ints, merge_z: float, fed: Federation
+    clusters: Clustering, previous: Clustering, mistakes: Tournament, assigned: Ints, merge_z: float, fed: Federation
 ) -> Clustering:
-    """Merge models that differ by at most `merge_z` standard errors, on all their data and on the new data.
+    """Merge models that differ by at most `merge_z` standard errors, both on their old data and on the new data.
 
     Args:
         clusters: The clusters of this time step, whose first models are those of `previous`.
         previous: The clusters before this time step; only their models may merge.
         mistakes: Mistakes of the models in `previous` on the new data.
-        targets: [c], position of the model that the client's new data train, or -1 for a new one.
+        assigned: [c], position of the model that the client's new data train, or -1 for a new one.
         merge_z: Largest difference of models that merge, in standard errors of the error on a median client's new data.
         fed: The federation.
     """
     n = len(previous.models)
     if n < 2:
         return clusters
-    loss = fed.cross_evaluate(previous.models, previous.assign_new_data(np.full(fed.n_clients, -1)).w, "error")
+    old_data = previous.assign_new_data(np.full(fed.n_clients, -1)).w
+    loss = fed.cross_evaluate(previous.models, old_data, "error")
     rows = fed.counts[-1]
     median_rows = float(np.median(rows[rows > 0])) if rows.any() else 1.0
     own_error = np.diag(loss)
     distance = np.full((len(clusters.models),) * 2, np.inf)
-    distance[:n, :n] = _compute_distances_z(loss, mistakes, targets, median_rows)
+    distance[:n, :n] = _compute_distances_z(loss, mistakes, assigned, median_rows)
     if has_trunk(clusters.models):
         mean_error = float(np.nanmean(own_error)) if np.isfinite(own_error).any() else 0.5
         standard_error = math.sqrt(mean_error * (1 - mean_error) / median_rows)
@@ -203,23 +207,24 @@ def merge_similar(
     return replace(merged, events=(*clusters.events, *in_z))
 
 
-def _compute_distances_z(loss: Floats, mistakes: Tournament, targets: Ints, rows: float) -> Floats:
-    """Return the distance of each pair of models in standard errors: the larger of those on all data and on new data.
+def _compute_distances_z(loss: Floats, mistakes: Tournament, assigned: Ints, rows: float) -> Floats:
+    """Return the distance of each pair of models in standard errors: the larger of those on old and on new data.
 
     Args:
-        loss: [i, j], error of model i on the data that train model j.
+        loss: [i, j], error of model i on the old data that train model j.
         mistakes: Mistakes of the models on the new data.
-        targets: [c], position of the model that the client's new data train, or -1 for a new one.
-        rows: Number of rows that the standard error of an error refers to.
+        assigned: [c], position of the model that the client's new data train, or -1 for a new one.
+        rows: Number of rows for which the standard error of an error is computed.
     """
     n = len(loss)
     own_error = np.diag(loss)
     error = np.maximum.outer(own_error, own_error)
     D = clustering.compute_distances(loss)
     with np.errstate(invalid="ignore"):
-        D = np.where(np.isfinite(D), D / np.maximum(np.sqrt(2 * error * (1 - error) / rows), 1e-12), np.inf)
+        standard_error = np.sqrt(2 * error * (1 - error) / rows)  # of a difference of two errors
+        D = np.where(np.isfinite(D), D / np.maximum(standard_error, 1e-12), np.inf)
     for i in range(n):
-        wrong = mistakes.wrong[targets == i].sum(axis=0)
+        wrong = mistakes.wrong[assigned == i].sum(axis=0)
         for j in set(range(n)) - {i}:
             D[i, j] = max(D[i, j], compute_lead_z(wrong, i, j))
     return np.maximum(D, D.T)

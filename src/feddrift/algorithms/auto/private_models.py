@@ -6,7 +6,8 @@ In addition to the shared model that it is assigned to, every client has two pri
     own     a model that the client trains on all of its data over all time steps.
 
 A client predicts with an ensemble: the shared model alone, with the tuned one, or with the tuned and the own one. The
-probabilities of its members are averaged. All clients use the ensemble that would have made the fewest mistakes so far.
+probabilities of its members are averaged. All clients have ensembles of the same size: the one that would have made the
+fewest mistakes so far. The models of a client's trial (`trials`) are also private; they do not vote.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from feddrift.errors import ConfigError
 from feddrift.models import join, take
 from feddrift.types import Clusters, Federation, Ints, Local, Models, Tournament, Votes
 
-# Kinds of private models. Each model of a trial has two kinds, one for each half: STAY and STAY + 1, and so on.
+# Kinds of private models. A model of a trial has two kinds in a row, one for each half of the data: STAY and STAY + 1.
 STAY = 0
 NEW = 2
 FRESH = 4
@@ -29,7 +30,8 @@ TUNED = 6
 OWN = 7
 IDS_PER_KIND = 2**20  # ids of private models are (kind + 1) * IDS_PER_KIND + client
 
-EnsembleGain = tuple[float, float]  # by adding the tuned model, and the tuned and own models, to the shared one
+# Gain of the ensembles of two and of three models over the shared model: shares of correct rows, summed over clients.
+EnsembleGain = tuple[float, float]
 
 
 def check_client_count(n_clients: int) -> None:
@@ -43,6 +45,11 @@ def check_client_count(n_clients: int) -> None:
 def get_private_id(kind: int, client: int | np.integer[Any]) -> int:
     """Return the id of a client's private model of a kind; see `check_client_count`."""
     return (kind + 1) * IDS_PER_KIND + int(client)
+
+
+def get_trial_ids(kind: int, client: int | np.integer[Any]) -> list[int]:
+    """Return the ids of a client's two models of a kind in a trial, one for each half."""
+    return [get_private_id(kind + half, client) for half in range(2)]
 
 
 def copy_for_clients(models: Models, positions: Ints, kind: int, clients: Ints) -> Models:
@@ -74,7 +81,7 @@ def train_private_models(
     previous: Models | None, shared: Models, w: Clusters, assigned: Ints, rounds: tuple[int, int], fed: Federation,
     local: Local | None = None,
 ) -> Models:  # fmt: skip
-    """Return the tuned and own models of all clients after this time step.
+    """Train the tuned and own models of all clients, and return them.
 
     A client that cannot train keeps its private models. If it never trained, they are copies of its shared model.
 
@@ -104,10 +111,10 @@ def train_private_models(
 def measure_first_gain(
     shared: Models, w: Clusters, assigned: Ints, rounds: tuple[int, int], fed: Federation
 ) -> EnsembleGain:
-    """Return the gain of private models at the first time step, when no later data exist to measure it on.
+    """Return the gain of private models at the first time step, at which there are no later data to measure it on.
 
-    Private models are trained on half of the rows and evaluated on the other half. The shared models were trained on
-    both halves, so private models must be much better to have a gain.
+    Private models are trained on half of the rows, and all models are evaluated on the other half. The shared models
+    were trained on both halves, so private models must be much better to have a gain.
 
     Args:
         shared: The shared models after training.
@@ -128,7 +135,7 @@ def measure_first_gain(
 
 
 def sum_ensemble_gain(result: Tournament) -> EnsembleGain:
-    """Return by how much contestants 1 and 2 exceed contestant 0: shares of correct rows, summed over clients."""
+    """Return by how much the share of correct rows of contestants 1 and 2 exceeds that of 0, summed over clients."""
     evaluated = result.rows > 0
     wrong = result.wrong[evaluated]
     rows = result.rows[evaluated]
@@ -136,15 +143,15 @@ def sum_ensemble_gain(result: Tournament) -> EnsembleGain:
     return tuned, both
 
 
-def list_ensemble(position: dict[int, int], shared: int, client: int | np.integer[Any]) -> list[int]:
+def list_ensemble(position: dict[int, int], assigned: int, client: int | np.integer[Any]) -> list[int]:
     """Return the positions of a client's shared, tuned and own model.
 
     Args:
         position: The position of the model of each id.
-        shared: Position of the shared model that the client is assigned to.
+        assigned: Position of the shared model that the client is assigned to.
         client: The client.
     """
-    return [shared, position[get_private_id(TUNED, client)], position[get_private_id(OWN, client)]]
+    return [assigned, position[get_private_id(TUNED, client)], position[get_private_id(OWN, client)]]
 
 
 def choose_ensemble_size(gain: EnsembleGain) -> int:
@@ -160,6 +167,6 @@ def choose_ensemble_size(gain: EnsembleGain) -> int:
 def share_votes_equally(models: Models, assigned: Ints, size: int) -> Votes:
     """Return votes that are equal for the first `size` members of each client's ensemble, and 0 for all others."""
     position = index_by_id(models)
-    ensembles = np.array([list_ensemble(position, int(shared), c)[:size] for c, shared in enumerate(assigned)])
+    ensembles = np.array([list_ensemble(position, int(m), c)[:size] for c, m in enumerate(assigned)])
     members = np.sort(ensembles.reshape(len(assigned), size), axis=1)
     return Votes(members, np.full(members.shape, 1 / size), len(models))

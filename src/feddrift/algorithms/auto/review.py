@@ -1,17 +1,18 @@
 """Review of the last time step on the new data: the shared models, their alarms and the ensemble size.
 
-Nothing is trained here: every model was trained before the new data arrived, so that the new data are a fair test.
+No model is trained here. All models were trained before the new data arrived, so the new data are a fair test.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from feddrift import clustering
 from feddrift.algorithms.auto import private_models
-from feddrift.algorithms.auto.private_models import NEW, STAY, TUNED, EnsembleGain, get_private_id
+from feddrift.algorithms.auto.private_models import NEW, STAY, TUNED, EnsembleGain, get_private_id, get_trial_ids
 from feddrift.algorithms.auto.trials import compute_lead_z, format_p
 from feddrift.clustering import Clustering
 from feddrift.types import Bools, Clusters, Event, Floats, Ints, Models, Tournament
@@ -19,12 +20,19 @@ from feddrift.types import Bools, Clusters, Event, Floats, Ints, Models, Tournam
 UNUSED_STEPS = 3  # time steps without data after which a model with data of at most one client is retired
 
 # Contestants on the new data: the three ensembles, then the two sides of the decision under review.
-SHARED_ONLY, WITH_TUNED, WITH_TUNED_AND_OWN, BASELINE, ALTERNATIVE = range(5)
+N_CONTESTANTS = 5
+SHARED_ONLY, WITH_TUNED, WITH_TUNED_AND_OWN, BASELINE, ALTERNATIVE = range(N_CONTESTANTS)
+
+VOTERS = {  # by ensemble size
+    1: "the shared models vote alone",
+    2: "tuned copies vote",
+    3: "tuned copies and own models vote",
+}
 
 
 @dataclass(frozen=True)
 class TrackRecord:
-    """Track record of alarms."""
+    """Numbers of alarms that paid and that did not."""
 
     good: float  # number of alarms that paid
     bad: float  # number of alarms that did not pay
@@ -40,13 +48,13 @@ class TrackRecord:
 
 @dataclass(frozen=True)
 class SharedModels:
-    """Shared models before training: their data, their mistakes on the new data, and the results of reviews so far."""
+    """Shared models before training on the new data: their cells, their assignment, and the results of evaluation."""
 
     clusters: Clustering
     assigned: Ints  # [c], position of the model that each client is assigned to
     mistakes: Tournament  # of every shared model on the new data of every client
-    record: TrackRecord  # of alarms so far
-    gain: EnsembleGain  # of private models so far
+    record: TrackRecord  # of all alarms until now
+    gain: EnsembleGain  # of private models until now
 
     @property
     def models(self) -> Models:
@@ -54,19 +62,19 @@ class SharedModels:
 
     @property
     def scored(self) -> Bools:
-        """True for clients with new data that can be reached [c]."""
+        """[c], whether the client is reachable and has new data."""
         return np.asarray(self.mistakes.rows > 0)
 
-    @property
+    @cached_property
     def error(self) -> Floats:
-        """The error of each model on each client's new data [c, m]; NaN for clients that were not scored."""
+        """[c, m], the error of each model on each client's new data; NaN for clients that were not scored."""
         wrong = np.diagonal(self.mistakes.wrong, axis1=1, axis2=2)
         rows = self.mistakes.rows[:, None]
         return np.asarray(np.divide(wrong, rows, out=np.full(wrong.shape, np.nan), where=rows > 0))
 
-    @property
+    @cached_property
     def best(self) -> Ints:
-        """The position of the best model for each client [c]; the assigned one if the client was not scored."""
+        """[c], the position of the best model for each client; the assigned one if the client was not scored."""
         return clustering.best_models(self.error, self.assigned)[0]
 
     def get_model_id(self, client: int) -> int:
@@ -81,10 +89,13 @@ def list_contestants(
 
     Contestants 0 to 2 are the three ensembles of each client. BASELINE and ALTERNATIVE depend on its last trial:
 
-        its alarm was acted on      the model that it left, with its `stay` models if private models vote; its ensemble
-        its alarm was not acted on  its ensemble; its `new` models
-        it raised no alarm          its `stay` models; its `new` models
-        it is not reviewed          its shared model; the same
+        last trial             BASELINE                                                         ALTERNATIVE
+        alarm, acted on        its previous model, with its `stay` models if private ones vote  its ensemble
+        alarm, not acted on    its ensemble                                                     its `new` models
+        no alarm               its `stay` models                                                its `new` models
+        not reviewed           its shared model                                                 its shared model
+
+    If the previous model no longer exists, its `stay` models replace it.
 
     Args:
         models: All models of the last time step, shared and private.
@@ -95,14 +106,15 @@ def list_contestants(
     """
     position = private_models.index_by_id(models)
     size = private_models.choose_ensemble_size(shared.gain)
-    teams = np.full((5, len(reviewed), 3), -1)
+    teams = np.full((N_CONTESTANTS, len(reviewed), 3), -1)
     for c in np.flatnonzero(shared.scored).tolist():
         assigned = position[shared.get_model_id(c)]
         ensemble = private_models.list_ensemble(position, assigned, c) if get_private_id(TUNED, c) in position else []
         members = {SHARED_ONLY: ensemble[:1], WITH_TUNED: ensemble[:2], WITH_TUNED_AND_OWN: ensemble}
         members |= {BASELINE: [assigned], ALTERNATIVE: [assigned]}
         if reviewed[c] and ensemble:
-            stay, new = ([position[get_private_id(kind + half, c)] for half in range(2)] for kind in (STAY, NEW))
+            stay = [position[i] for i in get_trial_ids(STAY, c)]
+            new = [position[i] for i in get_trial_ids(NEW, c)]
             previous_id = int(previous_model[c])
             if previous_id >= 0:
                 previous = [position[previous_id]] if previous_id in position else []
@@ -123,10 +135,7 @@ def update_ensemble_size(shared: SharedModels, result: Tournament) -> tuple[Shar
     size = private_models.choose_ensemble_size(gain)
     events = []
     if size != private_models.choose_ensemble_size(shared.gain):
-        voters = {1: "the shared models vote alone", 2: "tuned copies vote", 3: "tuned copies and own models vote"}[
-            size
-        ]
-        reason = f"from now on {voters}: that would have been best so far"
+        reason = f"from now on {VOTERS[size]}: that would have been best so far"
         events.append(Event("decided", shared.models.ids[0], {"clients": [], "reason": reason}))
     return replace(shared, gain=gain), events
 
@@ -140,7 +149,9 @@ def review_alarms(
     outcome_z: float,
     certain_z: float,
 ) -> tuple[SharedModels, list[Event]]:
-    """Count which alarms of the last time step paid, and return clients whose alarm did not pay to their old model.
+    """Count the alarms of the last time step that paid, and assign clients whose alarm did not to their previous model.
+
+    The lead of ALTERNATIVE over BASELINE on the new data decides, see `list_contestants`.
 
     Args:
         shared: The shared models.
@@ -148,13 +159,14 @@ def review_alarms(
         reviewed: [c], whether the client's last trial is reviewed.
         alarmed: [c], whether that trial raised an alarm.
         previous_model: [c], id of the model that the client left because of the alarm, -1 if it left none.
-        outcome_z: An alarm paid if the alternative is ahead by more standard errors, and did not if it is behind by
-            more.
-        certain_z: A trial without an alarm counts as half an alarm that did not pay if its alternative is behind by
+        outcome_z: An alarm paid if the alternative is ahead by more standard errors; it did not pay if the alternative
+            is behind by more.
+        certain_z: A trial without an alarm counts as half an alarm that did not pay, if its alternative is behind by
             more standard errors.
 
     Returns:
-        The shared models with the new assignment and track record, and an event for each client that returns.
+        The shared models with the new assignment and track record, and an event for each client that returns to its
+        previous model.
     """
     good = shared.record.good
     bad = shared.record.bad
@@ -183,7 +195,7 @@ def review_alarms(
 def retire_unused_models(shared: SharedModels) -> SharedModels:
     """Retire models with no assigned client, no recent data, and data from at most one client.
 
-    The private models of that client contain what such a model has learned.
+    The private models of that client were trained on the same data.
     """
     cells = shared.clusters.w.model
     unused = [

@@ -1,14 +1,14 @@
 """Trials, in which clients find out whether their new data contradict the old ones, and the alarms that follow.
 
-A client whose error rose, or that another shared model serves better, trains three private models on one half of its
-new data. They are evaluated on the other half; then the halves are exchanged.
+In a trial a client trains three private models on one half of its new data. They are evaluated on the other half; then
+the halves are exchanged.
 
     stay    starts from the shared model that the client is assigned to, and also trains on its old data of that model;
     new     starts from the best shared model;
     fresh   starts from an untrained model.
 
-Both `stay` and `new` learn a season or another region of the inputs. Where labels were exchanged, `stay` cannot fit the
-old and the new data at once.
+If only the inputs have changed, for example with the season, `stay` learns the new data as well as `new` does. If
+labels were exchanged, `stay` cannot fit the old and the new data at once, and `new` is better.
 """
 
 from __future__ import annotations
@@ -25,27 +25,28 @@ from feddrift.models import join
 from feddrift.types import Bools, Clusters, Federation, Floats, Holds, Ints, Models, Tournament
 
 HELD_OUT_HALVES: tuple[Holds, ...] = ("last", "first")
-CONTESTANTS = STAY_TRAINED, NEW_TRAINED, BEST_SHARED, ASSIGNED_SHARED, FRESH_TRAINED = range(5)
+N_CONTESTANTS = 5
+STAY_TRAINED, NEW_TRAINED, BEST_SHARED, ASSIGNED_SHARED, FRESH_TRAINED = range(N_CONTESTANTS)
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Result of a client's trial: the alternative against staying, on all of its new rows."""
+    """Result of a client's trial: the best alternative compared with `stay`, on all of the client's new rows."""
 
     switch: bool  # the alternative is the best shared model, not a model of the new data alone
-    fresh: bool  # the alternative started from an untrained model
+    fresh: bool  # the alternative is `fresh`
     rows: int  # number of new rows
     won: int  # number of rows that only the alternative predicts correctly
-    lost: int  # number of rows that only staying predicts correctly
+    lost: int  # number of rows that only `stay` predicts correctly
     lead_z: float  # lead of the alternative in standard errors; of another shared model also over the assigned one
     rise_z: float  # rise of the assigned model's error since the last data in standard errors; 0 if not known
-    halves_mistakes: bool  # the alternative makes less than half of the mistakes
+    halves_mistakes: bool  # the alternative makes less than half of the mistakes of `stay`
 
     def compute_strength(self, not_worse_z: float) -> float:
         """Return the evidence for an alarm in standard errors.
 
-        This is the largest of the lead, the lead and the rise combined, and the rise, which counts only if the lead is
-        above `not_worse_z`.
+        This is the largest of three: the lead, the lead and the rise combined, and the rise alone. The rise alone
+        counts only if the lead is above `not_worse_z`.
         """
         combined = (self.lead_z + self.rise_z) / math.sqrt(2)
         return max(self.lead_z, combined, self.rise_z if self.lead_z > not_worse_z else -math.inf)
@@ -62,7 +63,7 @@ class Trial:
 
 
 def compute_lead_z(wrong: Ints, a: int, b: int) -> float:
-    """Return by how many standard errors a is better than b, on the rows that only one of them predicts correctly.
+    """Return the lead of contestant a over b in standard errors, on the rows that only one of them predicts correctly.
 
     Args:
         wrong: [contestant, contestant], the number of rows that both get wrong.
@@ -92,7 +93,7 @@ def compute_p(z: float) -> float:
 
 
 def compute_rise_z(error: Floats, rows: Ints, previous_error: Floats, previous_rows: Ints) -> Floats:
-    """Return [c], by how many standard errors each client's error rose; NaN where an error is not known.
+    """Return [c], the rise of each client's error in standard errors; NaN where an error is not known.
 
     Args:
         error: [c], the error on the new data.
@@ -106,8 +107,9 @@ def compute_rise_z(error: Floats, rows: Ints, previous_error: Floats, previous_r
 
 
 def run_trials(
-    models: Models, w: Clusters, assigned: Ints, best: Ints, rise: Floats, on_trial: Bools, rounds: int, fed: Federation
-) -> tuple[dict[int, Trial], list[Models]]:
+    models: Models, w: Clusters, assigned: Ints, best: Ints, rise_z: Floats, on_trial: Bools, rounds: int,
+    fed: Federation,
+) -> tuple[dict[int, Trial], list[Models]]:  # fmt: skip
     """Run the trials of some clients.
 
     Args:
@@ -115,7 +117,7 @@ def run_trials(
         w: The cells that train each of them, without the new data.
         assigned: [c], position of the model that each client is assigned to.
         best: [c], position of the best model for each client.
-        rise: [c], rise of each client's error in standard errors, NaN where it is not known.
+        rise_z: [c], rise of each client's error in standard errors, NaN where it is not known.
         on_trial: [c], whether the client runs a trial.
         rounds: Rounds of training.
         fed: The federation.
@@ -131,18 +133,16 @@ def run_trials(
     with_old = Clusters(np.concatenate([old_cells, position[None]]), len(clients))
     new_only = Clusters(np.concatenate([np.full_like(old_cells, -1), position[None]]), len(clients))
     trained: list[Models] = []
-    total = Tournament.empty(n, len(CONTESTANTS))
+    total = Tournament.empty(n, N_CONTESTANTS)
     for half, holds in enumerate(HELD_OUT_HALVES):
         local = replace(fed.local, hold_out=0.5, holds=holds)
-        stay, new, fresh = (
-            fed.train(copy_for_clients(source, start, kind + half, clients), cells, rounds, local)
-            for kind, source, start, cells in (
-                (STAY, models, assigned[clients], with_old),
-                (NEW, models, best[clients], new_only),
-                (FRESH, fed.fresh(), np.zeros_like(clients), new_only),
-            )
-        )
-        teams = np.full((len(CONTESTANTS), n, 1), -1)
+        stay = copy_for_clients(models, assigned[clients], STAY + half, clients)
+        stay = fed.train(stay, with_old, rounds, local)
+        new = copy_for_clients(models, best[clients], NEW + half, clients)
+        new = fed.train(new, new_only, rounds, local)
+        fresh = copy_for_clients(fed.fresh(), np.zeros_like(clients), FRESH + half, clients)
+        fresh = fed.train(fresh, new_only, rounds, local)
+        teams = np.full((N_CONTESTANTS, n, 1), -1)
         for block, contestant in enumerate((STAY_TRAINED, NEW_TRAINED, FRESH_TRAINED)):
             teams[contestant, clients, 0] = len(models) + block * len(clients) + np.arange(len(clients))
         teams[BEST_SHARED, clients, 0] = best[clients]
@@ -150,28 +150,29 @@ def run_trials(
         result = fed.contest(join(models, stay, new, fresh), teams, local)
         total = Tournament(total.rows + result.rows, total.wrong + result.wrong)
         trained += [stay, new]
-    known_rise = np.nan_to_num(rise)
+    rise_z = np.nan_to_num(rise_z)
     evaluated = clients[total.rows[clients] > 0].tolist()
-    results = {c: _evaluate_trial(total, c, bool(best[c] != assigned[c]), float(known_rise[c])) for c in evaluated}
+    results = {c: _evaluate_trial(total, c, bool(best[c] != assigned[c]), float(rise_z[c])) for c in evaluated}
     return results, trained
 
 
-def _evaluate_trial(result: Tournament, client: int, has_other: bool, rise: float) -> Trial:
-    """Choose the alternative to staying and compare the two.
+def _evaluate_trial(result: Tournament, client: int, other_is_best: bool, rise_z: float) -> Trial:
+    """Choose the best alternative to `stay`, and compare the two.
 
-    The alternative is the best shared model if that is not the assigned one, unless a model of the new data alone beats
-    it in a sign test. Otherwise it is `new`, or `fresh` if that beats `new`.
+    Of the models of the new data alone the alternative is `fresh` if it beats `new` in a sign test, else `new`. If
+    another shared model is the best, it is the alternative, unless the model of the new data alone beats it. It must be
+    ahead of the assigned model as well: its lead is the smaller of the two.
 
     Args:
         result: Mistakes of the contestants on both halves.
         client: The client.
-        has_other: Whether the best shared model differs from the assigned one.
-        rise: Rise of the client's error in standard errors.
+        other_is_best: Whether the best shared model is not the assigned one.
+        rise_z: Rise of the client's error in standard errors.
     """
     wrong = result.wrong[client]
     fresh = clustering.wins_sign_test(wrong, FRESH_TRAINED, NEW_TRAINED)
     alternative = FRESH_TRAINED if fresh else NEW_TRAINED
-    switch = has_other and not clustering.wins_sign_test(wrong, alternative, BEST_SHARED)
+    switch = other_is_best and not clustering.wins_sign_test(wrong, alternative, BEST_SHARED)
     if switch:
         alternative = BEST_SHARED
     lead_z = compute_lead_z(wrong, alternative, STAY_TRAINED)
@@ -179,7 +180,7 @@ def _evaluate_trial(result: Tournament, client: int, has_other: bool, rise: floa
         lead_z = min(lead_z, compute_lead_z(wrong, BEST_SHARED, ASSIGNED_SHARED))
     won, lost = clustering.count_decisive_rows(wrong, alternative, STAY_TRAINED)
     halves_mistakes = 2 * int(wrong[alternative, alternative]) < int(wrong[STAY_TRAINED, STAY_TRAINED])
-    return Trial(switch, fresh and not switch, int(result.rows[client]), won, lost, lead_z, rise, halves_mistakes)
+    return Trial(switch, fresh and not switch, int(result.rows[client]), won, lost, lead_z, rise_z, halves_mistakes)
 
 
 def raise_alarms(
@@ -188,12 +189,12 @@ def raise_alarms(
     """Return the clients whose trials raise an alarm, in ascending order.
 
     A lead of `switch_z` standard errors is enough to move to another shared model, because a wrong move costs little.
-    For new models the share of false alarms of a time step is limited (Benjamini and Hochberg, 1995), so one client
-    needs strong evidence, and many clients that drift at once need less.
+    For new models the share of false alarms of a time step is limited (Benjamini and Hochberg, 1995): a single client
+    needs strong evidence, and each of many clients that drift at once needs less.
 
     Args:
         trials: The trial of each client.
-        n_scored: Number of clients with new data that can be reached.
+        n_scored: Number of reachable clients with new data.
         false_discovery_rate: Expected share of false alarms among those for new models.
         switch_z: Lead of another shared model, in standard errors, above which the client moves.
         not_worse_z: See `Trial.compute_strength`.

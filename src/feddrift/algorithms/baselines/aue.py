@@ -27,7 +27,7 @@ class AUE:
     """AUE: a weighted vote of models of different ages, each trained by all clients."""
 
     n_models: int = option(5, "size of the ensemble")
-    as_released: bool = option(False, "weights as in the FedDrift authors' code: each model has that of the next older")
+    as_released: bool = option(False, "as in the FedDrift authors' code: weights are shifted by one model")
     per_client: bool = False  # True: AUE-PC
 
     def __post_init__(self) -> None:
@@ -77,7 +77,7 @@ def weigh_ensemble(mse: Floats, n_classes: int, as_released: bool = False) -> Fl
     guessing = (1 - 1 / n_classes) ** 2
     weights = 1 / (guessing + mse + 1e-20)
     weights[:, -1] = 1 / (guessing + 1e-20)
-    if as_released:  # each model but the newest has the weight of the next older one, the oldest has none
+    if as_released:  # each model except the newest has the weight of the next older one; the oldest has weight 0
         older = np.concatenate([np.zeros((len(mse), 1)), weights[:, :-1]], axis=1)
         weights = np.concatenate([older[:, :-1], weights[:, -1:]], axis=1)
     return np.asarray(weights / weights.sum(axis=1, keepdims=True))

@@ -54,16 +54,16 @@ class CFL:
         assert isinstance(state, CflState)
         models = state.models
         largest = state.largest
-        born = state.born
+        next_id = state.born
         assigned = state.votes.argmax(axis=1)  # [c], position of the client's cluster
         events: list[Event] = []
-        for i in range(fed.local.rounds):
+        for round_number in range(fed.local.rounds):
             w = self._assign_history(assigned, len(models), fed)
             updates = fed.local_updates(models, w)
             splits: list[tuple[int, Ints]] = []  # clusters, and the clients that leave them
             geometry = measure_updates(models, updates)
             for m in range(len(models)):
-                lanes = np.flatnonzero(updates.model == m)
+                lanes = np.flatnonzero(updates.model == m)  # positions of the cluster's updates
                 if not len(lanes):
                     continue
                 mean = geometry.measure_mean(m)
@@ -77,13 +77,13 @@ class CFL:
                 models = average_updates(models, updates, fed.local.average)
                 continue
             for m, leavers in splits:  # both parts start again; no cluster is averaged in this round
-                cause = {"from": models.ids[m], "clients": leavers.tolist(), "round": i}
-                events.append(Event("created", born, cause))
+                cause = {"from": models.ids[m], "clients": leavers.tolist(), "round": round_number}
+                events.append(Event("created", next_id, cause))
                 assigned[leavers] = len(models)
-                models = _restart_models(models, m, born, fed)
-                born += 1
+                models = _restart_models(models, m, next_id, fed)
+                next_id += 1
         w = self._assign_history(assigned, len(models), fed)
-        return CflState(models, w, votes=w[-1], events=tuple(events), largest=largest, born=born)
+        return CflState(models, w, votes=w[-1], events=tuple(events), largest=largest, born=next_id)
 
     def _assign_history(self, assigned: Ints, n_models: int, fed: Federation) -> Clusters:
         """Let all remembered data of a client train the cluster that it is assigned to now."""

@@ -38,9 +38,9 @@ class SurfState(State):
 
 @dataclass(frozen=True)
 class DriftSurf:
-    """DriftSurf: one model for all, replaced if a central drift test and a trial of a new one agree."""
+    """DriftSurf: one model for all, replaced if a central test detects a drift and a new model is better in a trial."""
 
-    delta: float = option(0.05, "a drop of accuracy by more than this below the best starts a reactive phase")
+    delta: float = option(0.05, "a reactive phase starts if the accuracy falls by more than this below the best")
     reactive_steps: int = option(3, "length of a reactive phase, in time steps")
     window: int = option(10, "maximum number of time steps whose data a model is trained on")
 
@@ -68,7 +68,7 @@ class DriftSurf:
         best = max(state.best, float(accuracy[PREDICTIVE]))
         models = state.models
         w = state.w
-        born = state.born
+        next_id = state.born
         reactive = state.reactive
         elapsed = state.elapsed
         compared = state.compared
@@ -90,9 +90,9 @@ class DriftSurf:
             chosen = OTHER if accuracy[OTHER] > accuracy[PREDICTIVE] else PREDICTIVE
         if len(models) == 1:  # a new reactive or stable model starts
             cause = {"reason": "reactive phase", "accuracy": float(accuracy[0]), "best": best, "delta": self.delta}
-            events = (Event("created", born, cause if alarm else {"reason": "stable model"}),)
-            models = join(models, take(fed.fresh(), [0], [born]))
-            born += 1
+            events = (Event("created", next_id, cause if alarm else {"reason": "stable model"}),)
+            models = join(models, take(fed.fresh(), [0], [next_id]))
+            next_id += 1
             w = np.concatenate([w, np.zeros((*w.shape[:2], 1))], axis=2)
         w = self._add_newest_data(w, fed)
         models = fed.train(models, w)
@@ -120,7 +120,7 @@ class DriftSurf:
             reactive=reactive,
             elapsed=elapsed,
             compared=compared,
-            born=born,
+            born=next_id,
         )
 
     def _add_newest_data(self, w: Floats, fed: Federation) -> Floats:

@@ -23,8 +23,10 @@ from feddrift.types import Clusters, Event, Federation, Ints, Models, State
 class IFCA:
     """IFCA: clients choose the best of several models, whose number must be known in advance."""
 
-    n_models: int = option(2, "the number of concepts, which IFCA takes as given; default: the stream's, where known")
-    first: Literal["one", "choose"] = option("one", "at the first time step all clients start on one model, or choose")
+    n_models: int = option(2, "number of models; default: the stream's number of concepts, where known")
+    first: Literal["one", "choose"] = option(
+        "one", "first time step: all clients use one model, or each chooses its own"
+    )
     memory: Memory = ALL
     every_round: bool = True  # False: IFCA(T)
 

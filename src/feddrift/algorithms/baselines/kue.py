@@ -7,6 +7,7 @@ step a candidate with a new subset is also trained, and replaces the worst model
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -21,22 +22,22 @@ from feddrift.types import Event, Federation, Floats, Ints, Models, State
 
 @dataclass(frozen=True, repr=False)
 class KueState(State):
-    """State of KUE after a time step. It contains the masks, so that models can be tested without them."""
+    """State of KUE after a time step. It contains the masks because with `as_released` models are tested without."""
 
     masks: Floats = field(default_factory=lambda: np.zeros((0, 0)))  # [m, *features], 1 for the features that m uses
-    worst: int = 0  # position of the model that is replaced next (as released)
+    worst: int = 0  # position of the model that is replaced next, with `as_released`
     born: int = 0  # number of ids used so far, which is the next free id
 
 
 @dataclass(frozen=True)
 class KUE:
-    """KUE: a vote of models on random features, weighted by how much better than chance they are."""
+    """KUE: a vote of models on random features, weighted by Cohen's kappa."""
 
     n_models: int = option(10, "how many models vote")
     as_released: bool = option(
         False,
-        "as in the FedDrift authors' code: the worst model is left out and always replaced, under a mask that "
-        "only grows, and tests are not masked",
+        "as in the FedDrift authors' code: the worst model does not vote and is always replaced, its mask only gains "
+        "features, and tests use no masks",
     )
 
     def __post_init__(self) -> None:
@@ -48,24 +49,24 @@ class KUE:
         masks = np.stack([draw_mask(fed, k) for k in range(n)])
         votes = np.ones((fed.n_clients, n))
         return KueState(
-            _copy_common_start(fed, range(n)), np.zeros((0, *votes.shape)), votes, "soft", masks=masks, born=n
+            _copy_initial_model(fed, range(n)), np.zeros((0, *votes.shape)), votes, "soft", masks=masks, born=n
         )
 
     def step(self, state: State, fed: Federation) -> KueState:
         assert isinstance(state, KueState)
         models = replace(state.models, mask=None)
         masks = state.masks
-        born = state.born
+        next_id = state.born
         events: tuple[Event, ...] = ()
         if fed.tau and not fed.counts[-1].any():  # no client has new data: there is nothing to train or compare on
             return replace(state, w=self._weigh_newest_data(len(models), fed), events=())
         if fed.tau and self.as_released:
             models = replace_model(models, state.worst, fed.fresh())
-            masks = masks.copy()  # a mask never loses a feature
+            masks = masks.copy()  # the mask only gains features
             masks[state.worst] = np.maximum(masks[state.worst], draw_mask(fed, state.worst))
         elif fed.tau:
-            models = join(models, _copy_common_start(fed, [born]))
-            masks = np.concatenate([masks, draw_mask(fed, born)[None]])
+            models = join(models, _copy_initial_model(fed, [next_id]))
+            masks = np.concatenate([masks, draw_mask(fed, next_id)[None]])
         bootstrap = replace(fed.local, bags=True)
         w = self._weigh_newest_data(len(models), fed)
         trained = fed.train(replace(models, mask=masks), w, local=bootstrap)
@@ -82,7 +83,7 @@ class KUE:
             if kappa[candidate] > kappa[worst]:
                 events = (
                     Event("retired", trained.ids[worst], {"reason": "lowest kappa", "kappa": float(kappa[worst])}),
-                    Event("created", born, {"reason": "candidate", "kappa": float(kappa[candidate])}),
+                    Event("created", next_id, {"reason": "candidate", "kappa": float(kappa[candidate])}),
                 )
             else:
                 worst = candidate
@@ -91,10 +92,10 @@ class KUE:
             masks = masks[kept]
             w = w[:, :, kept]
             weights = weights[kept]
-            born += 1
+            next_id += 1
         votes = np.tile(weights if weights.any() else np.ones(len(weights)), (fed.n_clients, 1))
         tested = replace(trained, mask=None) if self.as_released else trained
-        return KueState(tested, w, votes, "soft", events=events, masks=masks, worst=worst, born=born)
+        return KueState(tested, w, votes, "soft", events=events, masks=masks, worst=worst, born=next_id)
 
     def _weigh_newest_data(self, n_models: int, fed: Federation) -> Floats:
         """Return w, with which the newest data of every client train every model."""
@@ -127,6 +128,6 @@ def draw_mask(fed: Federation, k: int) -> Floats:
     return mask.reshape(fed.features)
 
 
-def _copy_common_start(fed: Federation, ids: Ints | list[int] | range) -> Models:
+def _copy_initial_model(fed: Federation, ids: Sequence[int]) -> Models:
     """Return copies of the initial model with these ids."""
-    return take(fed.fresh(), [0] * len(ids), [int(i) for i in ids])
+    return take(fed.fresh(), [0] * len(ids), ids)

@@ -38,7 +38,7 @@ class LocalOnly:
             models = join(models, take(self.init(fed).models, newcomers, newcomers, owner=newcomers))
         w = _assign_own_data(n, self.memory, fed.tau)
         new_ids = models.ids if fed.tau == 0 else tuple(newcomers)
-        local = None if self.sees_inputs else replace(fed.local, balance=False)  # frequencies are all that it can learn
+        local = None if self.sees_inputs else replace(fed.local, balance=False)  # Majority learns the frequencies
         trained = fed.train(models, w, local=local)
         return State(trained, w, _vote_for_own_model(n), events=_create_events(models, new_ids))
 
@@ -52,13 +52,14 @@ class TunedState(State):
 
 @dataclass(frozen=True)
 class FineTuned:
-    """FineTuned: the model of Oblivious, of which each client then trains a copy on its own data alone.
+    """FineTuned: the model of Oblivious, and for each client a copy of it that is trained on its own data alone.
 
-    The copies are made at every time step. A client that is unreachable or has no data to train on keeps its copy.
+    The copies are created again at every time step. A client that is unreachable or has no data to train on keeps its
+    copy.
     """
 
     memory: Memory = ALL  # of the copies
-    own_rounds: int = option(2, "local rounds of a client's copy, of K steps each")
+    own_rounds: int = option(2, "rounds of training of a client's copy, of K local steps each")
 
     def __post_init__(self) -> None:
         if self.own_rounds < 1:
@@ -71,16 +72,16 @@ class FineTuned:
         return TunedState(models, w, _vote_for_own_model(n, n_shared=1), learned=np.zeros(n, dtype=bool))
 
     def step(self, state: State, fed: Federation) -> State:
+        assert isinstance(state, TunedState)
         n = fed.n_clients
         old = state.models
         shared = fed.train(take(old, [0], [0]), np.ones((fed.tau + 1, n, 1)))
         private = take(old, range(1, len(old)), old.ids[1:])
         trains: Bools = fed.reachable & ((self.memory(fed.tau)[:, None] * fed.counts).sum(axis=0) > 0)
-        assert isinstance(state, TunedState)
         kept: Bools = state.learned & ~trains  # other copies start from the shared model
-        copies = take(
-            join(shared, private), np.where(kept, 1 + np.arange(n), 0), range(1, n + 1), range(1, n + 1), range(n)
-        )
+        positions = np.where(kept, 1 + np.arange(n), 0)
+        ids = range(1, n + 1)
+        copies = take(join(shared, private), positions, ids, family=ids, owner=range(n))
         tuned = fed.train(copies, _assign_own_data(n, self.memory, fed.tau), self.own_rounds)
         new_ids = tuned.ids if fed.tau == 0 else tuned.ids[len(private) :]
         w = _assign_own_data(n, ALL, fed.tau, n_shared=1)

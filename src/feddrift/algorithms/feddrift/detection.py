@@ -50,7 +50,7 @@ class DriftDetectionOptions:
         test: Drift test, by name; see `drift_tests`.
         max_models: Largest number of models; None: no limit.
         ties: Choice among equally good models.
-        quarantine: Whether a model with one founder serves no other client until new data confirm it.
+        quarantine: Whether a model with one founder serves no other client until the founder's next data confirm it.
         memory: Weights of past data.
         candidates: Starts that a trial compares if `init_` is best.
         has_own_test: Whether the class defines drifts itself and ignores `test`.
@@ -58,22 +58,23 @@ class DriftDetectionOptions:
 
     delta: float = option(0.05, "a drift is a rise of the best model's loss by more than this")
     init_: Literal["warm", "fresh", "best"] = option(
-        "warm", "a new model is a copy of the client's best (warm), a fresh one (fresh), or what a trial finds better"
+        "warm",
+        "a new model is a copy of the client's best (warm), untrained (fresh), or the better in a trial (best)",
     )
     metric: Literal["error", "loss"] = option(
-        "error", "what choice, detection and distances compare: error, or cross-entropy (loss)"
+        "error", "what the choice of models, drift detection and distances compare: error, or cross-entropy (loss)"
     )
     test: str = option(
         "threshold",
-        "what a drift is: threshold (delta), proportional, two-sample, river's adwin, page-hinkley, kswin, hddm-a, "
+        "the drift test: threshold (delta), proportional, two-sample, river's adwin, page-hinkley, kswin, hddm-a, "
         "hddm-w, or your own package.module:name; with parameters: proportional:ratio=0.3",
         quiet=True,
     )
-    max_models: int | None = option(None, "largest number of models, the longest unused makes room; none: no limit")
-    ties: Literal["lowest", "random"] = option("lowest", "which of equally good models a client joins")
+    max_models: int | None = option(None, "largest number of models, above it unused ones are retired; none: no limit")
+    ties: Literal["lowest", "random"] = option("lowest", "which of equally good models a client chooses")
     quarantine: bool = option(
         False,
-        "a model that one client alone founded serves no other until that client's next data confirm it",
+        "a model with one founder serves no other client until the founder's next data confirm it",
         quiet=True,
     )
     memory: Memory = ALL
@@ -142,8 +143,8 @@ def detect_drift(method: DriftDetectionOptions, state: DriftState, fed: Federati
     if is_first_score and method.test == "threshold" and method.metric == "error":
         _warn_if_noisy(method.delta, lowest, fed.counts[-1])
     evidence = Evidence(_append_scores(state.observed, lowest), fed.counts, state.since, state.reference)
-    answer = drift_test(method.test, method.delta, method.metric)(evidence)
-    alarms = check_answer(answer, len(best), str(method.test))
+    result = drift_test(method.test, method.delta, method.metric)(evidence)
+    alarms = check_answer(result, len(best), method.test)
     drifted = fed.allowed(alarms)
     return DetectionResult(best, lowest, drifted, alarms & ~drifted)
 
@@ -158,8 +159,8 @@ def create_suppressed_alarm_events(detected: DetectionResult, models: Models) ->
 def update_detection_fields(state: DriftState, detected: DetectionResult, tau: int) -> dict[str, Any]:
     """Return the fields of the next DriftState that depend on detection.
 
-    The reference of a client stays if the client was not scored, or if its alarm was suppressed: if that alarm was
-    right, it is raised again.
+    The reference of a client stays if the client was not scored, or if its alarm was suppressed: a right alarm is then
+    raised again.
     """
     kept = np.isnan(detected.lowest)
     if detected.suppressed is not None:

@@ -1,7 +1,7 @@
 """Drift tests: functions of the clients' scores that decide at which clients the newest data drifted.
 
-A test needs scores only, which the server has already. It is chosen by name, with parameters where it has any:
-``proportional:ratio=0.3``.
+A test needs only scores, which the server already has. It is chosen by its name, followed by its parameters if it has
+any: ``proportional:ratio=0.3``.
 """
 
 from __future__ import annotations
@@ -40,9 +40,8 @@ class Evidence:
 
     observed: Floats  # [t, c], scores; those of time 0 are of an untrained model
     counts: Ints  # [t, c], numbers of examples that the scores were measured on
-    since: (
-        Ints  # [c], first time step after the client's last alarm; without one 1, or 0 for a client that joined later
-    )
+    # [c], first time step after the client's last alarm; without an alarm 1, or 0 for a client that joined later
+    since: Ints
     reference: Floats  # [c], the score to compare with: the last one before the newest
 
     @property
@@ -56,7 +55,7 @@ DriftTest = Callable[[Evidence], Bools]  # drifted[c]
 
 
 def check_answer(answer: Any, n_clients: int, name: str) -> Bools:
-    """Return the answer of a drift test if it has one truth value for each client.
+    """Return the result of a drift test if it is valid: one truth value for each client.
 
     Args:
         answer: The result of the test.
@@ -64,7 +63,7 @@ def check_answer(answer: Any, n_clients: int, name: str) -> Bools:
         name: Name of the test, for the message.
 
     Raises:
-        ConfigError: The answer is not a Boolean array [c].
+        ConfigError: The result is not a Boolean array [c].
     """
     if isinstance(answer, np.ndarray) and answer.shape == (n_clients,) and answer.dtype == bool:
         return answer
@@ -85,7 +84,7 @@ class Threshold:
 
 @dataclass(frozen=True)
 class Proportional:
-    """Drift test: the score rose by more than a share of the score before."""
+    """Drift test: the score rose by more than a share of the previous score."""
 
     ratio: float = 0.5  # the share
 
@@ -100,7 +99,7 @@ class Proportional:
 
 @dataclass(frozen=True)
 class TwoSample:
-    """Drift test by Fisher's exact test, one-sided: more mistakes than the batch before makes plausible."""
+    """Drift test by Fisher's exact test, one-sided: significantly more mistakes than in the previous batch."""
 
     confidence: float = 0.99  # an alarm needs a p-value of at most 1 - confidence
 
@@ -112,7 +111,7 @@ class TwoSample:
         """Return [c], whether each client drifted."""
         drifted = detect_rise(evidence.newest, evidence.reference, 0.0)
         for c in np.flatnonzero(drifted):
-            last = np.flatnonzero(~np.isnan(evidence.observed[:-1, c]))[-1]  # when the client was scored before
+            last = np.flatnonzero(~np.isnan(evidence.observed[:-1, c]))[-1]  # the previous score's time step
             n = int(evidence.counts[last, c])
             m = int(evidence.counts[-1, c])
             old_mistakes = round(evidence.reference[c] * n)
@@ -154,12 +153,12 @@ def _log_binomial(n: int, k: Any) -> Any:
 class Sequential:
     """Drift test by a detector of the river package, which reads a client's mistakes since its last alarm one by one.
 
-    A new detector reads the whole sequence at each time step, so that only scores have to be stored. The server knows
-    the number of mistakes behind a score, but not their examples: they are spread evenly over all examples.
+    A new detector reads the whole sequence at each time step, so that only scores have to be stored. A score determines
+    the number of mistakes, but not the examples with mistakes: these are spread evenly over all examples.
     """
 
     name: Literal["adwin", "page-hinkley", "kswin", "hddm-a", "hddm-w"]
-    parameters: tuple[tuple[str, float], ...] = ()  # names and values, as the detector's class takes them
+    parameters: tuple[tuple[str, float], ...] = ()  # names and values of arguments of the detector's class
 
     def __post_init__(self) -> None:
         self._create_detector()
@@ -175,7 +174,7 @@ class Sequential:
                 continue
             n = counts[times[:-1], c]
             score = observed[times[:-1], c]
-            if evidence.newest[c] > (n * score).sum() / n.sum() + TOLERANCE:  # some detectors also detect a fall
+            if evidence.newest[c] > (n * score).sum() / n.sum() + TOLERANCE:  # some detectors also detect a decrease
                 drifted[c] = self._raises_alarm([(int(counts[t, c]), float(observed[t, c])) for t in times])
         return drifted
 
@@ -183,7 +182,8 @@ class Sequential:
         """Return True if the last batch raises an alarm; a batch is its number of examples and its score."""
         detector = self._create_detector()
         past = [mistake for n, score in batches[:-1] for mistake in _spread_mistakes(n, score)]
-        for mistake in past[-getattr(detector, "window_size", len(past)) :]:  # KSWIN ignores older ones, and is slow
+        window_size = getattr(detector, "window_size", len(past))  # KSWIN ignores older mistakes, and is slow
+        for mistake in past[-window_size:]:
             detector.update(mistake)
         for mistake in _spread_mistakes(*batches[-1]):
             detector.update(mistake)
@@ -210,7 +210,7 @@ def _spread_mistakes(n: int, score: float) -> Iterator[int]:
 
 
 def _load_river_detectors() -> Mapping[str, tuple[Any, dict[str, Any]]]:
-    """Return the class and the fixed parameters of each detector."""
+    """Return the class and the fixed parameters of each detector, by the name of its test."""
     try:
         from river import drift
     except ImportError:
@@ -225,14 +225,14 @@ def _load_river_detectors() -> Mapping[str, tuple[Any, dict[str, Any]]]:
 
 
 TESTS: dict[str, str] = {
-    "threshold": "a rise by more than delta, as the paper has it",
-    "proportional": "a rise by more than a share of the score before (ratio=0.5)",
-    "two-sample": "more mistakes than the last batch lets one expect, by Fisher's exact test (confidence=0.99)",
+    "threshold": "a rise by more than delta, the test of the paper",
+    "proportional": "a rise by more than a share of the previous score (ratio=0.5)",
+    "two-sample": "significantly more mistakes than in the previous batch, by Fisher's exact test (confidence=0.99)",
     "adwin": "river's ADWIN on the sequence of mistakes",
-    "page-hinkley": "river's Page-Hinkley test on it",
-    "kswin": "river's KSWIN on it; slow",
-    "hddm-a": "river's HDDM_A on it",
-    "hddm-w": "river's HDDM_W on it",
+    "page-hinkley": "river's Page-Hinkley test on the sequence of mistakes",
+    "kswin": "river's KSWIN on the sequence of mistakes; slow",
+    "hddm-a": "river's HDDM_A on the sequence of mistakes",
+    "hddm-w": "river's HDDM_W on the sequence of mistakes",
 }
 
 
@@ -243,7 +243,7 @@ def drift_test(spec: str, delta: float, metric: str = "error") -> DriftTest:
     Args:
         spec: A name in `TESTS`, with parameters after a colon if there are any, or ``package.module:name``.
         delta: Threshold of the test named threshold.
-        metric: Kind of the scores. Only threshold and proportional work with other scores than errors.
+        metric: Kind of the scores. Only threshold and proportional work with scores that are not errors.
 
     Raises:
         ConfigError: The name or a parameter is unknown, or the test does not work with the metric.
@@ -254,7 +254,8 @@ def drift_test(spec: str, delta: float, metric: str = "error") -> DriftTest:
     name, _, text = spec.partition(":")
     if name not in TESTS and plugins.is_import_path(spec):
         test = plugins.load_object("test", spec)
-        test = plugins.call_function("test", spec, test) if isinstance(test, type) else test
+        if isinstance(test, type):
+            test = plugins.call_function("test", spec, test)
         if not callable(test):
             raise ConfigError(f"test '{spec}' must be a function of Evidence, got {test!r}")
         return test  # type: ignore[no-any-return]

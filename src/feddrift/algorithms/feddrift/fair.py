@@ -59,15 +59,15 @@ class FairFedDrift(FedDrift):
         max_models: Largest number of models; None: no limit.
     """
 
-    delta: float = option(0.25, "a drift is a rise of any group's loss by more than this, whichever model is taken")
+    delta: float = option(0.25, "a drift is a rise of a group's loss by more than this with every model")
     metric: Literal["error", "loss"] = option("loss", "what is compared: cross-entropy (loss), or error")
-    max_models: int | None = option(30, "largest number of models, the longest unused makes room; none: no limit")
+    max_models: int | None = option(30, "largest number of models, above it unused ones are retired; none: no limit")
     has_own_test: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        for name, only in {"test": "threshold", "quarantine": False, "first": "one"}.items():
-            if getattr(self, name) != only:
-                raise ConfigError(f"FairFedDrift.{name} can only be {only}, got {getattr(self, name)}")
+        for name, default in {"test": "threshold", "quarantine": False, "first": "one"}.items():
+            if getattr(self, name) != default:
+                raise ConfigError(f"FairFedDrift.{name} can only be {default}, got {getattr(self, name)}")
         super().__post_init__()
 
     def init(self, fed: Federation) -> FairState:
@@ -83,14 +83,14 @@ class FairFedDrift(FedDrift):
         detected = replace(detected, drifted=drifted, suppressed=suppressed)
         levels = np.where(suppressed, state.levels, levels)
         clusters = Clustering(state.models, state.w)
-        groups = group_each_client(detected.drifted)
-        clusters, detected, groups = retire_unused_models(self, clusters, detected, groups)
-        from_first = replace(detected, best=np.where(detected.drifted, 0, detected.best))
-        created = create_models(self, clusters, from_first, groups, state, fed)  # a copy of model 0 per drifted client
-        clusters = clusters.assign_new_data(assign_remaining_clients(detected, groups))
+        founders = group_each_client(detected.drifted)
+        clusters, detected, founders = retire_unused_models(self, clusters, detected, founders)
+        start_from_first = replace(detected, best=np.where(detected.drifted, 0, detected.best))
+        created = create_models(self, clusters, start_from_first, founders, state, fed)  # copies of the first model
+        clusters = clusters.assign_new_data(assign_remaining_clients(detected, founders))
         clusters = clusters.add_events(create_suppressed_alarm_events(detected, clusters.models))
         D = self.compute_distances(clusters, created, (), fed)
-        clusters = clusters.add_models(created.models, groups)
+        clusters = clusters.add_models(created.models, founders)
         clusters = self.merge_models(clusters, D, fed).add_events(created.events)
         clusters = clusters.forget_old_data(self.memory)
         return FairState(
@@ -98,7 +98,7 @@ class FairFedDrift(FedDrift):
             clusters.w,
             votes=clusters.w[-1],
             events=clusters.events,
-            born=state.born + len(groups),
+            born=state.born + len(founders),
             newborn=created.models.ids,
             previous=state.reference,
             levels=levels,
@@ -139,13 +139,13 @@ def choose_row_groups(fed: Federation) -> Parting:
 def choose_models(loss: Floats, levels: Floats, current: Ints, delta: float) -> tuple[DetectionResult, Floats]:
     """Choose each client's model and detect drift from losses by group.
 
-    A group without rows, now or in the past, does not make a model unsuitable.
+    A group without new or earlier rows does not make a model unsuitable.
 
     Args:
         loss: [c, m, g], the losses on the new data; NaN for groups without rows.
         levels: [g, c], the losses by group when each client was last scored.
         current: [c], the position of the model that a client without new data keeps.
-        delta: The largest rise of a group's loss with a suitable model.
+        delta: The largest rise of a group's loss that a suitable model may have.
 
     Returns:
         The result of detection, and the next levels [g, c].

@@ -1,9 +1,8 @@
 """FedDrift-Eager (Algorithm 3) and FedDrift (Algorithm 4) of Jothimurugesan et al., AISTATS 2023.
 
 Where the authors' code, which produced the published tables, differs from the paper's text, defaults follow the code;
-docs/algorithms.md numbers the differences. Equations and algorithms have the paper's numbers. Parts of a step are in
-modules of their own: `detection` (each client's best model and its alarms), `new_models` (creation and retirement),
-`quarantine`.
+docs/deviations.md numbers the differences. Equations and algorithms have the paper's numbers. Two parts of a step have
+their own modules: `detection` (each client's best model and its alarms) and `new_models` (creation and retirement).
 """
 
 from __future__ import annotations
@@ -31,15 +30,14 @@ from feddrift.algorithms.feddrift.new_models import (
     group_each_client,
     retire_unused_models,
 )
-from feddrift.algorithms.feddrift.quarantine import end_quarantines, list_quarantined_models
 from feddrift.algorithms.options import option
 from feddrift.clustering import Clustering
 from feddrift.errors import ConfigError
 from feddrift.models import take
 from feddrift.types import Event, Federation, Floats, State
 
-MIN_CLIENTS_FOR_WARNING = 20_000  # with as many clients, an unlimited number of models causes a warning
-DRIFTED_SHARE = 0.1  # share of clients that drift in one time step, as the warning assumes
+MIN_CLIENTS_FOR_WARNING = 20_000  # from this number of clients on, an unlimited number of models causes a warning
+DRIFTED_SHARE = 0.1  # share of clients that drift in one time step, an assumption of the warning
 
 log = logging.getLogger(__name__)
 
@@ -88,11 +86,11 @@ class FedDrift(DriftDetectionOptions):
     Attributes:
         merge_delta: Largest distance of models that merge; None: delta.
         first: Start with one model, or with one for each client.
-        redetect: A setting of FedDrift-C only. It is declared here because it is in the record of every FedDrift.
+        redetect: A setting of FedDrift-C only. It is declared here because the records of every FedDrift contain it.
         one_global: Whether the class is FedDrift-C.
     """
 
-    merge_delta: float | None = option(None, "models no further apart than this merge; none: delta")
+    merge_delta: float | None = option(None, "models merge if their distance is at most this; none: delta")
     first: Literal["one", "each"] = option("one", "clients start with one model, or each with its own")
     redetect: bool = option(False, "FedDrift-C only: clients whose new model was dropped may raise the alarm again")
     one_global: ClassVar[bool] = False
@@ -151,7 +149,7 @@ class FedDrift(DriftDetectionOptions):
         )
 
     def finish_last_step(self, state: DriftState, fed: Federation) -> tuple[Clustering, DriftState]:
-        """Return the clusters to begin with, and the last state without models that are retired before detection."""
+        """Retire models before detection; return the clusters and the last state without them."""
         return end_quarantines(self, state, fed)
 
     def compute_distances(
@@ -192,11 +190,11 @@ def describe_memory_need(name: str, n_clients: int) -> str:
     >>> describe_memory_need("FedDrift", 100_000)  # doctest: +ELLIPSIS
     'FedDrift has no max_models: if 10,000 of 100,000 clients ... take 18 GB; max_models=50 limits it'
     """
-    models = round(DRIFTED_SHARE * n_clients)
-    size = 16 * models * (n_clients + models) / 1e9  # loss and votes [c, m], L and D [m, m], 8 bytes each
+    n_models = round(DRIFTED_SHARE * n_clients)
+    gigabytes = 16 * n_models * (n_clients + n_models) / 1e9  # loss and votes [c, m], L and D [m, m], 8 bytes each
     return (
-        f"{name} has no max_models: if {models:,} of {n_clients:,} clients drift at once, each gets a new model that "
-        f"all clients score, and the scores, votes and distances take {size:.2g} GB; max_models=50 limits it"
+        f"{name} has no max_models: if {n_models:,} of {n_clients:,} clients drift at once, each gets a new model that "
+        f"all clients score, and the scores, votes and distances take {gigabytes:.2g} GB; max_models=50 limits it"
     )
 
 
@@ -211,3 +209,40 @@ def train_separate_models(method: FedDrift, state: DriftState, fed: Federation) 
     models = fed.train(state.models, w)
     observed = np.concatenate([state.observed, lowest[None]])
     return replace(state, models=models, w=w, events=created, reference=lowest, observed=observed)
+
+
+def end_quarantines(method: DriftDetectionOptions, state: DriftState, fed: Federation) -> tuple[Clustering, DriftState]:
+    """End the quarantine of each model whose founder has new data; the paper has no quarantine.
+
+    A model in quarantine serves only the one client that founded it. If it is the founder's best model on the new data,
+    it stays, and all clients may choose it. Otherwise it is retired, and no model is trained on its data again. Models
+    whose founder was not scored stay in quarantine.
+
+    Returns:
+        The clusters of this time step so far, and the state of the last time step without the retired models.
+    """
+    if not state.waiting:
+        return Clustering(state.models, state.w), state
+    ids = state.models.ids
+    loss = fed.evaluate(state.models, method.metric)
+    best, lowest = clustering.best_models(loss, state.votes.argmax(axis=1))
+    present = [i for i in state.waiting if i in ids]
+    founder = {i: int(np.flatnonzero((state.w.model == ids.index(i)).any(axis=0))[0]) for i in present}
+    waiting = tuple(i for i, c in founder.items() if np.isnan(lowest[c]))
+    retired = [i for i, c in founder.items() if i not in waiting and ids[best[c]] != i]
+    kept = ~np.isin(ids, retired)
+    models, w = clustering.keep_models(state.models, state.w, kept)
+    votes = state.votes[:, kept]
+    for i in retired:  # the founder returns to the best of the other models
+        loss_of_kept = np.where(kept, loss[founder[i]], np.inf)
+        votes[founder[i]] = np.arange(len(ids))[kept] == np.nanargmin(loss_of_kept)
+    events = tuple(Event("retired", i, {"reason": "not confirmed", "client": founder[i]}) for i in retired)
+    newborn = tuple(i for i in state.newborn if i not in retired)
+    state = replace(state, models=models, w=w, votes=votes, waiting=waiting, newborn=newborn)
+    return Clustering(models, w, events), state
+
+
+def list_quarantined_models(method: DriftDetectionOptions, state: DriftState, created: NewModels) -> tuple[int, ...]:
+    """Return the ids of the models that are in quarantine after this time step."""
+    one_founder = (i for i, clients in zip(created.models.ids, created.groups, strict=True) if len(clients) == 1)
+    return (*state.waiting, *one_founder) if method.quarantine else ()

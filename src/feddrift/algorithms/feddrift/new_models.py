@@ -44,7 +44,7 @@ def retire_unused_models(
     """Retire the longest unused models until each group can have a new one within `max_models`.
 
     Models that are the best of a client stay. If too few others can be retired, the last groups get no new model.
-    Models are retired before any are merged, also where a merge in the same time step would have made room.
+    Models are retired before any are merged, even if a merge in the same time step would have made room.
 
     Returns:
         The remaining models, the result of detection with the new positions of the best models, and the groups that get
@@ -63,7 +63,7 @@ def retire_unused_models(
 
 
 def assign_remaining_clients(detected: DetectionResult, groups: ClientGroups) -> Ints:
-    """Return [c], each client's best model (w[tau] = 1{m = argmin l}), or -1 for clients that get a new model."""
+    """Return [c], the position of each client's best model (w[tau] = 1{m = argmin l}); -1 if it gets a new model."""
     assigned = detected.best.copy()
     for clients in groups:
         assigned[list(clients)] = -1
@@ -94,10 +94,8 @@ def create_models(
     ids = list(range(state.born, state.born + len(groups)))
     parents = [int(detected.best[clients[0]]) for clients in groups]
     starts, trials = choose_starts(method, clusters, parents, groups, fed)
-    families = [
-        models.family[parent] if start in SHARED_TRUNK_STARTS else new_id
-        for new_id, parent, start in zip(ids, parents, starts, strict=True)
-    ]
+    shares_trunk = [start in SHARED_TRUNK_STARTS for start in starts]
+    families = [models.family[parents[k]] if shares_trunk[k] else new_id for k, new_id in enumerate(ids)]
     new_models = take(models, parents, ids, families)
     rule = {"delta": method.delta} if method.test == "threshold" else {"test": method.test}
     events = []
@@ -109,7 +107,7 @@ def create_models(
         cause: dict[str, Any] = {"clients": list(clients), method.metric: float(detected.lowest[first])}
         cause |= {"reference": float(state.reference[first]), **rule}
         cause |= {"from": None if is_fresh else models.ids[parents[k]]}
-        cause |= {"family": families[k]} if starts[k] in SHARED_TRUNK_STARTS else {}
+        cause |= {"family": families[k]} if shares_trunk[k] else {}
         events.append(Event("created", ids[k], cause | trials[k]))
     return NewModels(new_models, groups, tuple(events))
 

@@ -1,8 +1,8 @@
 """FedDrift-Trunk: FedDrift whose models may share a trunk and differ in their heads.
 
-FedDrift trains a model per concept, so each learns from a part of the data only, and every client trains and sends
-several. Here, concepts that a common representation serves share one trunk, which learns from the data of all of them.
-A drifted client decides in a trial on its own data whether its new concept is one of those. docs/trunk.md has the
+FedDrift trains a model per concept. Each model learns only from a part of the data, and every client trains and sends
+several models. Here, concepts that a common representation serves share one trunk, which is trained on the data of all
+of them. A trial on the data of a drifted client decides whether its new concept is one of those. docs/trunk.md has the
 pseudo-code.
 """
 
@@ -36,7 +36,8 @@ class FedDriftTrunk(FedDrift):
     """
 
     init_: Literal["best", "head", "warm", "fresh"] = option(  # type: ignore[assignment]  # one more than FedDrift
-        "best", "how a new model starts: what a trial finds best, or always a head, a copy (warm), a fresh model"
+        "best",
+        "how a new model starts: the best in a trial, or always a head, a copy (warm), an untrained one (fresh)",
     )
     candidates: ClassVar[tuple[Start, ...]] = ("warm", "head", "joint", "fresh")
 
@@ -75,13 +76,13 @@ def merge_families(
 ) -> Clustering:
     """Merge the two closest models while their distance is within the limit (complete linkage).
 
-    The merged model is the average of both, unless one of them is better on the new data that train the pair.
+    The merged model is the average of both, or one of them if that is better on the new data that train the pair.
 
     Args:
         clusters: The models and their data.
         D: [i, j], the distances between models.
         limit: The maximum distance.
-        allowance: Loss by which the model of the larger family may be worse and is still kept.
+        allowance: Loss by which a model of the larger family may be worse than the other candidates and still be kept.
         metric: The loss.
         fed: The federation.
     """
@@ -91,16 +92,19 @@ def merge_families(
     pairs = clustering.ClosestPairs(D)
     rows = list(range(len(models)))  # rows[m]: the row in D of the model that is now at position m
     first_trial_id = unused_id(models)
-    while (closest := pairs.find_closest())[2] <= limit + clustering.TOLERANCE:
-        i = rows.index(closest[0])
-        j = rows.index(closest[1])
+    while True:
+        first, second, distance = pairs.find_closest()
+        if distance > limit + clustering.TOLERANCE:
+            break
+        i = rows.index(first)
+        j = rows.index(second)
         remaining = np.flatnonzero(np.arange(len(models)) != j)
         data = np.where((w.model == i) | (w.model == j), w.weight[:, None], 0.0)
         sizes = clustering.sum_examples_per_model(w, fed.counts)[[i, j]]
         kept, shares, family = _choose_merged_model(
             models, i, j, sizes, data, first_trial_id + len(events), allowance, metric, fed
         )
-        cause = {"into": models.ids[i], "distance": closest[2], "kept": kept, "family": family}
+        cause = {"into": models.ids[i], "distance": distance, "kept": kept, "family": family}
         events.append(Event("merged", models.ids[j], cause))
         A = np.eye(len(models))
         A[i] = shares
@@ -109,7 +113,7 @@ def merge_families(
         new_positions = np.arange(w.n_models) - (np.arange(w.n_models) > j)
         new_positions[j] = i
         w = clustering.remap_models(w, new_positions, len(remaining))
-        pairs.unite(closest[0], closest[1])
+        pairs.unite(first, second)
         rows.pop(j)
     return Clustering(models, w, clusters.events).add_events(events)
 

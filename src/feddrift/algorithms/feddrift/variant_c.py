@@ -43,14 +43,14 @@ class FedDriftC(FedDrift):
             return clusters, state
         survivor = state.newborn[rng.choice(fed.key("survivor"), len(state.newborn))]
         kept = np.array([i not in state.newborn or i == survivor for i in state.models.ids])
-        orphans = state.votes[:, ~kept].any(axis=1)
+        orphans = state.votes[:, ~kept].any(axis=1)  # [c], clients whose model is retired
         models, w = clustering.keep_models(state.models, state.w, kept)
         votes = state.votes[:, kept]
-        votes[orphans, 0] = 1  # a client without new data in this time step falls back on the oldest model
+        votes[orphans, 0] = 1  # the oldest model serves orphans without new data in this time step
         redetected = orphans & self.redetect
         reference = np.where(redetected, state.previous, state.reference)
         observed = state.observed.copy()
-        observed[-1, redetected] = np.nan  # as if they had not been scored
+        observed[-1, redetected] = np.nan  # the last scores of these clients are discarded
         cause = {"reason": "another new model was drawn", "kept": survivor}
         events = tuple(Event("retired", i, cause) for i in state.newborn if i != survivor)
         state = replace(state, models=models, w=w, votes=votes, reference=reference, observed=observed)

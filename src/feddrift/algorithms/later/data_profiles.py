@@ -78,7 +78,7 @@ class BlockScale:
 def build_router(
     scaled: Floats, votes: Floats, scale: BlockScale, model: Models, layer: Layer, project: Projection
 ) -> Router:
-    """Return a router by which the inputs of a test choose the votes: those of the nearest profile.
+    """Return a router that chooses votes by the inputs of a test: the votes of the nearest profile.
 
     Only the blocks that need no labels are compared.
 
@@ -91,7 +91,8 @@ def build_router(
         project: The projection of its output to d numbers.
     """
     width = scaled.shape[1] // len(scale.low)
-    low, factor = (np.repeat(part[:N_LABEL_FREE_BLOCKS], width) for part in (scale.low, scale.scale))
+    low = np.repeat(scale.low[:N_LABEL_FREE_BLOCKS], width)
+    factor = np.repeat(scale.scale[:N_LABEL_FREE_BLOCKS], width)
     describer = None if layer == "input" else model
     centre = scaled[:, : N_LABEL_FREE_BLOCKS * width]
     return Router("batch", centre, votes, "moments", project, low, factor, model=describer, layer=layer)

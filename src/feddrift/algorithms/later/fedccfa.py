@@ -3,8 +3,8 @@
 All clients share one trunk, and each client c has a head phi_c. In every round
 
 1. each client trains a balanced head beta_c from the common start, on the same number of rows of each class. Since all
-   of them have the same start, their rows of a class can be compared;
-2. it trains its own head (at first a copy of beta_c), then the trunk; the server averages trunks;
+   balanced heads have the same start, their rows of a class can be compared;
+2. each client trains its own head (at first a copy of beta_c), then the trunk; the server averages trunks;
 3. for each class k the server compares the rows v_c of class k (weights and bias) in beta_c,
 
        D(i, j) = mean over z other than i, j of |cos(v_i, v_z) - cos(v_j, v_z)|,
@@ -52,9 +52,9 @@ class CcfaState(State):
 class FedCCFAHeads:
     """FedCCFA-Heads: a head for each client on one trunk; clients that agree on a class share its row of the head."""
 
-    eps: float = option(0.1, "rows of a class no further apart than this are of one group")
-    even: int = option(5, "rows of each class on which the heads that are compared are trained")
-    head_steps: int = option(5, "local steps in which they are")
+    eps: float = option(0.1, "clients are linked for a class if the distance of their rows of the head is at most this")
+    even: int = option(5, "rows of each class that balanced heads are trained on")
+    head_steps: int = option(5, "local steps of training of balanced heads")
 
     def __post_init__(self) -> None:
         if not 0 <= self.eps <= 2:

@@ -9,7 +9,7 @@ Let CE[c, m, y] be the cross-entropy of model m on the N[c, y] rows of class y a
 then each client trains each model, and models are averaged with the weights omega[c, m] N[c]. Clients predict with the
 mixture omega of the models' probabilities. FedEM has C = 1. A time step starts from the last mixture.
 
-Both publications have a gamma for each row; here all rows of a class at a client have the same (docs/algorithms.md).
+Both publications have a gamma for each row; here all rows of a class at a client have the same (docs/deviations.md).
 """
 
 from __future__ import annotations

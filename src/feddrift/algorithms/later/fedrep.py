@@ -24,7 +24,7 @@ TRUNK_FAMILY = 0  # the family of all heads
 class FedRep:
     """FedRep: one trunk that all clients train, and a head for each client."""
 
-    head_share: float = option(0.5, "the share of a round's local steps in which the head learns, the first ones")
+    head_share: float = option(0.5, "the share of a round's local steps, the first ones, in which the head is trained")
     memory: Memory = ALL
 
     def __post_init__(self) -> None:
@@ -49,7 +49,7 @@ def create_heads(fed: Federation, name: str) -> State:
 
     Args:
         fed: The federation.
-        name: The name of the algorithm, for the message.
+        name: The name of the algorithm, for the error message.
 
     Raises:
         ConfigError: The net has no trunk.

@@ -7,8 +7,8 @@ p_i the profile of client i in this round and p_j that of client j in the round 
     W[i, j] ~ 1 / (|p_i - p_j| + 1e-8),   or ~ exp(-|p_i - p_j|)   (weighting=softmax),
 
 client i starts its training from  sum over j of N_j W[i, j] theta_j / sum over j of N_j W[i, j],  where theta_j are the
-parameters that client j sent last. At a test the inputs of each client, without labels, choose the model of the client
-whose last profile is nearest to theirs.
+parameters that client j sent last. At a test the inputs of each client, without labels, determine the model: that of
+the client whose last profile is nearest to theirs.
 
 In the publication a profile is the mean over three random halves of a fifth of the client's rows, which it holds out;
 the halves are drawn in every round. Here profiles are computed once per time step, on all new rows, and the server adds
@@ -60,12 +60,12 @@ class FeromaState(State):
 class FEROMA:
     """FEROMA: a model for each client, in every round a mixture of those of clients with similar data."""
 
-    common_rounds: int = option(5, "rounds with one model for all, before clients are described")
+    common_rounds: int = option(5, "rounds with one model for all, before profiles are computed")
     weighting: Literal["inverse", "softmax"] = option(
-        "inverse", "how near models count: 1 / distance, or exp(-distance)"
+        "inverse", "weight of a model by the distance of profiles: 1 / distance, or exp(-distance)"
     )
-    layer: Layer = option("trunk", "what is described: what the net's head sees (trunk), input or logits")
-    router: bool = option(True, "at a test a client's inputs choose whose model it takes; false: its own")
+    layer: Layer = option("trunk", "layer of the profiles: the input of the net's head (trunk), input or logits")
+    router: bool = option(True, "at a test a client's inputs determine whose model predicts; false: its own")
 
     def __post_init__(self) -> None:
         if self.common_rounds < 1:
@@ -89,7 +89,7 @@ class FEROMA:
         events = _create_events(range(1, n) if fed.tau == 0 else newcomers)
         w = assign_newest_data(np.arange(n), n, fed.tau)
         last = state.profile.T  # [c, block * d]
-        if not (fed.reachable & (fed.counts[-1] > 0)).any():  # no client can be described
+        if not (fed.reachable & (fed.counts[-1] > 0)).any():  # no client has a profile
             router = self._build_router(last, state.scale, describer, state.key, fed)
             return replace(state, models=models, w=w, votes=np.eye(n), events=events, router=router)
         if describer is None:
@@ -119,8 +119,9 @@ class FEROMA:
         scale_arrays = np.stack([scale.low, scale.scale])
         router = self._build_router(last, scale_arrays, describer, state.key, fed)
         return FeromaState(
-            models, w, np.eye(n), "hard", events, None, describer, state.key, scale_arrays, last.T, router=router
-        )
+            models, w, np.eye(n), events=events, describer=describer, key=state.key, scale=scale_arrays,
+            profile=last.T, router=router,
+        )  # fmt: skip
 
     def _build_router(
         self, last: Floats, scale: Floats, describer: Models | None, key: tuple[int, int], fed: Federation

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from feddrift.algorithms.baselines.adaptive import flatten_parameters
 from feddrift.algorithms.options import option
 from feddrift.averaging import average_updates
 from feddrift.errors import ConfigError
@@ -59,11 +60,11 @@ class FlashState(State):
 
 @dataclass(frozen=True)
 class Flash:
-    """Flash: one model whose server adapts its steps to changes that grow, and whose clients stop early."""
+    """Flash: one model; the server takes larger steps when changes grow, and clients stop training early."""
 
     eta: float = option(0.01, "the step size of the server")
-    tau: float = option(1e-3, "the least denominator of the server's step")
-    patience: float = option(0.004, "a client stops at its e-th look if its held-out loss falls by less than this / e")
+    tau: float = option(1e-3, "the lower bound of the denominator of the server's step")
+    patience: float = option(0.004, "a client stops at its e-th check if its held-out loss falls by less than this / e")
     lr: float = option(0.01, "the learning rate of the clients' SGD")
     memory: Memory = window(1)
 
@@ -77,7 +78,7 @@ class Flash:
     def init(self, fed: Federation) -> FlashState:
         models = fed.fresh()
         votes = np.ones((fed.n_clients, 1))
-        zeros = np.zeros(len(_flatten_parameters(models)))
+        zeros = np.zeros(len(flatten_parameters(models)))
         v = np.full_like(zeros, self.tau**2)
         return FlashState(models, np.zeros((0, *votes.shape)), votes, m=zeros, v=v, d=zeros)
 
@@ -92,16 +93,11 @@ class Flash:
         for _ in range(fed.local.rounds):
             updates = fed.local_updates(models, w, local)
             if len(updates.client):
-                old = _flatten_parameters(models)
-                average = _flatten_parameters(average_updates(models, updates, fed.local.average))
+                old = flatten_parameters(models)
+                average = flatten_parameters(average_updates(models, updates, fed.local.average))
                 server_step, state = state.compute_step(average - old, self.eta, self.tau)
                 models = _replace_parameters(models, old + server_step)
         return replace(state, models=models, w=w, votes=np.ones((fed.n_clients, 1)))
-
-
-def _flatten_parameters(models: Models) -> Floats:
-    """Return all parameters of a single model as one vector."""
-    return np.concatenate([np.asarray(leaf[0], dtype=np.float64).reshape(-1) for leaf in tree_leaves(models.params)])
 
 
 def _replace_parameters(models: Models, flat: Floats) -> Models:

@@ -1,15 +1,15 @@
 """FLUX of Fenoglio et al., NeurIPS 2025: clients are clustered by moments of their data, which needs no loss.
 
 One model is trained for all clients until its accuracy on held-out rows rises slowly. This model, G, is kept. The
-profile of each client is computed under G (`data_profiles`), and each block of numbers is scaled to [0, 1] over the
+profile of each client is computed under G (`data_profiles`), and each block of numbers is scaled to [0, 1] over all
 clients. Clients within eps of each other, directly or through others, are one cluster (DBSCAN with at least two
 points). A client without a neighbour is a cluster of its own; eps is the knee of the sorted distances to the nearest
 neighbour. The model of a cluster starts as a copy of G and is trained by its members.
 
-At a test the inputs of each client, without labels, choose the model: that of the cluster whose centre is nearest to
+At a test the inputs of each client, without labels, determine the model: that of the cluster whose centre is nearest to
 their means and deviations under G. Here, profiles and clusters are computed again at every time step; the publication
-does this in a configured round. A new cluster continues the model of the nearest earlier one within eps, or else trains
-a copy of it.
+does this in a configured round. A new cluster continues to train the model of the nearest earlier cluster if that is
+within eps, else a copy of it.
 """
 
 from __future__ import annotations
@@ -53,12 +53,13 @@ class FluxState(State):
 class FLUX:
     """FLUX: clusters of clients whose data have similar profiles under one model."""
 
-    rise: float = option(0.06, "clients are described once the first model's accuracy rises by less than this a round")
+    rise: float = option(0.06, "clustering begins once the first model's accuracy rises by less than this a round")
     linkage: Literal["single", "complete"] = option(
-        "single", "clients of a cluster are near through others (single, as published), or each to each (complete)"
+        "single",
+        "clients of a cluster are linked through others (single, as published), or pairwise (complete)",
     )
-    layer: Layer = option("trunk", "what is described: what the net's head sees (trunk), input or logits")
-    router: bool = option(True, "at a test a client's inputs choose the cluster; false: it keeps the one it trained")
+    layer: Layer = option("trunk", "layer of the profiles: the input of the net's head (trunk), input or logits")
+    router: bool = option(True, "at a test a client's inputs determine its cluster; false: its cluster stays")
 
     def __post_init__(self) -> None:
         if not 0 <= self.rise <= 1:
@@ -79,7 +80,7 @@ class FLUX:
         describer = state.describer
         assigned = state.votes.argmax(axis=1)  # [c], position of the client's model
         rounds = fed.local.rounds
-        if not (fed.reachable & (fed.counts[-1] > 0)).any():  # no client can be described
+        if not (fed.reachable & (fed.counts[-1] > 0)).any():  # no client has a profile
             return replace(state, w=assign_newest_data(assigned, len(models), fed.tau), events=(), drifted=None)
         if describer is None:
             models, rounds = self._train_first_model(models, fed)
@@ -109,7 +110,10 @@ class FLUX:
         if self.router:
             project = Projection(state.key, fed.n_classes)
             router = build_router(scale(centre), np.eye(len(models)), scale, describer, self.layer, project)
-        return FluxState(models, w, w[-1], "hard", events, drifted, describer, state.key, centre, router=router)
+        return FluxState(
+            models, w, w[-1], events=events, drifted=drifted, describer=describer, key=state.key, centre=centre,
+            router=router,
+        )  # fmt: skip
 
     def _train_first_model(self, models: Models, fed: Federation) -> tuple[Models, int]:
         """Train one model for all until its accuracy rises slowly; also return the number of rounds that are left."""
@@ -129,7 +133,7 @@ class FLUX:
         return models, total - n_done
 
     def _group_clients(self, scaled: Floats) -> tuple[Ints, float]:
-        """Return [client], the first client of each one's cluster, and eps, which is infinite for a single client.
+        """Return [client], the first client of each client's cluster, and eps, which is infinite for a single client.
 
         Args:
             scaled: [client, block * d], the scaled profiles.

@@ -1,1 +1,1 @@
-"""Watch a deployment: its status, alerts and audit log, metrics for Prometheus, the status page, and log files."""
+"""Monitoring of a deployment: its status, alerts and audit log, metrics for Prometheus, status page and log files."""

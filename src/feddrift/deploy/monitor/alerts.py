@@ -1,7 +1,7 @@
 """Notices about a federation for its operator, and the audit log of clients that joined, were refused or changed.
 
 Notices are derived from the record that the server writes. Those that were sent are in ``state/audit.jsonl``, so a
-server that starts again sends nothing twice.
+server that starts again sends none of them twice.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _log = logging.getLogger("feddrift")
 
 @dataclass(frozen=True)
 class Notice:
-    """An event that the operator of a federation should know of.
+    """An event in a federation that its operator should notice.
 
     Attributes:
         event: The kind of the event.
@@ -67,13 +67,13 @@ class Notice:
 def find_record_notices(record: Record) -> Iterator[Notice]:
     """Yield notices of clients that joined, fell silent, were refused or came back, and then of drift alarms."""
     names = record.header["clients"]
-    last_kinds = dict[int, NoticeKind]()  # of each client: its state in the last exchange with it
+    last_kinds = dict[int, NoticeKind]()  # by client, the kind of its last notice
     joined = set[int]()
     for line in record.exchanges:
         for c, trouble in zip(line["c"], line["trouble"], strict=True):
-            kind: NoticeKind = (
-                "back" if trouble is None else "refused" if trouble.startswith(REFUSED_REPLY_PREFIX) else "silent"
-            )
+            kind: NoticeKind = "back"
+            if trouble is not None:
+                kind = "refused" if trouble.startswith(REFUSED_REPLY_PREFIX) else "silent"
             never_connected = kind == "silent" and c not in joined
             if line["asked"] == "explain" or last_kinds.get(c) == kind or never_connected:
                 continue
@@ -99,12 +99,13 @@ def find_expiring_certificates(server: Path) -> Iterator[Notice]:
         due = [limit for limit in CERTIFICATE_WARNING_DAYS if days <= limit]
         if due:
             text = f"{name} ends in {days:.0f} days" if days > 0 else f"{name} has ended: clients cannot connect"
+            text += "; renew it with `feddrift deploy renew" + (" --ca`" if name == "ca.crt" else "`")
             ends = (datetime.now(UTC) + timedelta(days=days)).date()
             yield Notice("certificate", f"{name}, {min(due)} days before {ends}", None, text)
 
 
 def find_stop_notices(federation: Status, server: Path) -> Iterator[Notice]:
-    """Yield a notice if the federation has stopped and is not finished, with the reason from the server's log."""
+    """Yield a notice if the federation has stopped before its end, with the reason from the server's log."""
     if federation.state != "stopped":
         return
     why = read_stop_reason(server / "state" / "server.log")
@@ -138,7 +139,7 @@ class Notifier:
         return new
 
     def _find_federation_notices(self) -> list[Notice]:
-        """Return the notices from the record, which is read again only if it or the state of its writer has changed."""
+        """Return the notices from the record; it is read again only if it or the state of its writer has changed."""
         path = find_record_path(self.server)
         file = next((file for file in (get_part_path(path), path) if file.exists()), None)
         if file is None:
@@ -157,7 +158,7 @@ class Notifier:
 
     @contextmanager
     def run_in_background(self, interval_seconds: float = CHECK_INTERVAL_SECONDS) -> Iterator[None]:
-        """Send new notices at regular intervals during the block; errors are logged and the next check follows."""
+        """Send new notices at regular intervals during the block; after an error the next check tries again."""
         ended = threading.Event()
 
         def send_regularly() -> None:
@@ -165,7 +166,9 @@ class Notifier:
                 try:
                     self.send_new_notices()
                 except Exception as error:
-                    _log.warning("notices could not be sent: %s: %s", type(error).__name__, error)
+                    _log.warning(
+                        "notices could not be sent, the next check tries again: %s: %s", type(error).__name__, error
+                    )
 
         thread = threading.Thread(target=send_regularly, daemon=True)
         thread.start()
@@ -197,17 +200,17 @@ def deliver_notice(target: str, notice: Notice, server: Path) -> None:
                 env=os.environ | fields, stdout=subprocess.DEVNULL,
             )  # fmt: skip
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        _log.warning("%s did not receive '%s': %s", target.split("?")[0], notice.text, error)
+        _log.warning("notify: %s did not receive '%s': %s", target.split("?")[0], notice.text, error)
 
 
 def append_to_audit_log(server: Path, notice: Notice) -> None:
-    """Append a notice to the audit log, from which nothing is ever removed."""
+    """Append a notice to the audit log, from which no line is ever removed."""
     path = server / "state" / AUDIT_FILE
     path.parent.mkdir(exist_ok=True)
     line = {"at": datetime.now(UTC).isoformat(timespec="seconds"), **asdict(notice)}
     with open(path, "a+b") as log:
         log.seek(max(0, log.seek(0, os.SEEK_END) - 1))
-        is_torn = log.read(1) not in (b"", b"\n")  # the machine stopped while the last line was written
+        is_torn = log.read(1) not in (b"", b"\n")  # the last line is incomplete, since the machine stopped
         log.write(b"\n" * is_torn + json.dumps(line).encode() + b"\n")
         log.flush()
         os.fsync(log.fileno())

@@ -26,22 +26,22 @@ def create_log_handler(path: Path) -> logging.Handler:
 
 
 def read_last_line(path: Path) -> str:
-    """Return the last line of a log, or a sentence if there is none."""
+    """Return the last line of a log, or a sentence if the log is empty."""
     lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines() if path.exists() else []
-    return lines[-1] if lines else "it wrote no log"
+    return lines[-1] if lines else f"{path} has no lines"
 
 
 def read_stop_reason(path: Path) -> str:
     """Return the last line of a log as the reason why the server stopped.
 
-    If that line only reports progress, the server met no error: its process was ended from outside.
+    If that line only reports progress, the server has logged no error: another process has ended it.
     """
     last = read_last_line(path)
-    return "it was ended from outside, `feddrift deploy run` continues it" if " INFO " in last else last
+    return "it was terminated without an error, `feddrift deploy run` continues it" if " INFO " in last else last
 
 
 def rotate_if_large(path: Path) -> None:
-    """Move the content of a large log to NAME.1 and empty the file, which another process has open for appending."""
+    """Copy a large log to NAME.1 and empty the file, which another process keeps open for appending."""
     if not path.exists() or path.stat().st_size <= MAX_LOG_BYTES:
         return
     names = [path.with_name(f"{path.name}.{k}") for k in range(1, MAX_OLD_LOGS + 1)]

@@ -13,7 +13,7 @@ Samples = Iterable[tuple[Mapping[str, str], float]]
 
 
 class MetricsPage:
-    """Metrics in the text format of Prometheus; each sample has the name of the experiment as a label."""
+    """Metrics in the text format of Prometheus; each sample has the experiment as a label."""
 
     def __init__(self, experiment: str) -> None:
         self.experiment = experiment
@@ -37,10 +37,10 @@ def format_metrics(server: Path) -> str:
     """Return all metrics as text; before the federation has begun, only those that need no record."""
     federation = read_status(server)
     page = MetricsPage(find_record_path(server).stem)
-    days = [({"file": name}, left) for name, left in read_remaining_days(server).items()]
-    page.add_metric("certificate_days", "gauge", "Days until a certificate ends.", days)
+    days_left = [({"file": name}, days) for name, days in read_remaining_days(server).items()]
+    page.add_metric("certificate_days", "gauge", "Days until a certificate ends.", days_left)
     running = federation is not None and federation.running
-    page.add_metric("running", "gauge", "Whether a server is at work.", [({}, running)])
+    page.add_metric("running", "gauge", "1 while a server runs the federation, else 0.", [({}, running)])
     if federation is not None:
         _add_client_metrics(federation, page)
         _add_model_metrics(federation, page)
@@ -53,24 +53,23 @@ def _add_client_metrics(federation: Status, page: MetricsPage) -> None:
     for entry in federation.describe_clients().values():
         refused = str(entry["trouble"] or "").startswith(REFUSED_REPLY_PREFIX)
         states["here" if entry["here"] else "refused" if refused else "silent"] += 1
-    page.add_metric(
-        "clients", "gauge", "Clients by how their last answer went.", [({"state": k}, n) for k, n in states.items()]
-    )
+    samples = [({"state": state}, n) for state, n in states.items()]
+    page.add_metric("clients", "gauge", "Number of clients by the outcome of their last request.", samples)
 
 
 def _add_model_metrics(federation: Status, page: MetricsPage) -> None:
     record = federation.record
     rows = record.rows
     names = record.header["clients"]
-    page.add_metric("time_steps_total", "counter", "Time steps that were trained.", [({}, rows.steps)])
+    page.add_metric("time_steps_total", "counter", "Number of trained time steps.", [({}, rows.steps)])
     if rows.steps:
-        page.add_metric("models", "gauge", "Shared models.", [({}, rows.n_models[-1].max())])
+        page.add_metric("models", "gauge", "Number of shared models.", [({}, rows.n_models[-1].max())])
         alarms = [({"client": name}, rows.drift[:, c].sum()) for c, name in enumerate(names)]
-        page.add_metric("alarms_total", "counter", "Drift alarms of a client.", alarms)
+        page.add_metric("alarms_total", "counter", "Number of drift alarms of a client.", alarms)
     if record.tested:
         last = record.tested - 1
         accuracies = [({"client": n}, rows.accuracy[last, c]) for c, n in enumerate(names) if rows.tested[last, c]]
-        page.add_metric("accuracy", "gauge", "Of a client, at the last time step that is tested.", accuracies)
+        page.add_metric("accuracy", "gauge", "Accuracy of a client at the last tested time step.", accuracies)
 
 
 def _add_exchange_metrics(federation: Status, page: MetricsPage) -> None:
@@ -78,7 +77,7 @@ def _add_exchange_metrics(federation: Status, page: MetricsPage) -> None:
     durations: dict[str, list[float]] = {}  # seconds of each exchange, by the kind of its request
     for line in record.exchanges:
         durations.setdefault(line["asked"], []).append(line["took"])
-    page.add_header("exchange_seconds", "summary", "Seconds that clients were waited for.")
+    page.add_header("exchange_seconds", "summary", "Seconds that the server waited for the replies of an exchange.")
     page.add_samples("exchange_seconds_sum", [({"asked": kind}, sum(seconds)) for kind, seconds in durations.items()])
     page.add_samples("exchange_seconds_count", [({"asked": kind}, len(seconds)) for kind, seconds in durations.items()])
     traffic = [

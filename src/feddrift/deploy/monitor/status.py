@@ -34,7 +34,7 @@ class Status:
     @property
     def sentence(self) -> str:
         """The state, and for a stopped federation the command that continues it."""
-        return self.state + (", `feddrift deploy run` goes on" if self.state == "stopped" else "")
+        return self.state + (", `feddrift deploy run` continues it" if self.state == "stopped" else "")
 
     def describe_client(self, t: int, c: int) -> dict[str, Any]:
         """Return the row of client c at time t as JSON values; `accuracy` and `tested` are None until it is tested."""
@@ -51,11 +51,11 @@ class Status:
         }
 
     def describe_clients(self) -> dict[str, dict[str, Any]]:
-        """Return the connection and the data supply of each client, by its name.
+        """Return the state of the connection and of the data of each client, by its name.
 
         Returns:
-            `here`: True if the federation is running and the client answered the last request.
-            `trouble`: The reason why it did not answer, else None.
+            `here`: True if the federation is running and the client replied to the last request.
+            `trouble`: The reason why it did not reply, else None.
             `quiet`: The number of time steps since its last new data; None if it never had any.
             `backlog`: The number of its batches that wait for their time step.
             `gap`: The number of the missing batch that they wait for, else None.
@@ -76,7 +76,7 @@ class Status:
             }
         return clients
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the whole status as JSON values."""
         header = self.record.header
         rows = self.record.rows
@@ -107,7 +107,7 @@ class RecordWatcher:
 
     def __init__(self, server: Path) -> None:
         self._path = find_record_path(server)
-        self._n_bytes = 0  # that were read
+        self._n_bytes = 0  # read so far
         self._n_reported = 0  # each time step is reported twice: when it is trained, and when it is tested
         self.read_new_steps()
 
@@ -144,7 +144,7 @@ def read_status(server: Path) -> Status | None:
 
 
 def find_record_path(server: Path) -> Path:
-    """Return the path of the federation's record when it is closed; while it is written, its name ends in .part."""
+    """Return the path of the federation's record; while it is being written, `.part` is appended to its name."""
     try:
         experiment = tomllib.loads((server / "federation.toml").read_text(encoding="utf-8"))["experiment"]
     except (OSError, ValueError, KeyError) as error:

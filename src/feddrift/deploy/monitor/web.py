@@ -12,7 +12,7 @@ from feddrift.errors import ConfigError
 from feddrift.reports.page import build_page
 from feddrift.reports.page.data import collect_page_data
 
-PATHS = {"/": "the page", "/metrics": "for Prometheus", "/status.json": "as `feddrift deploy status --json` has it"}
+PATHS = {"/": "the page", "/metrics": "for Prometheus", "/status.json": "as `feddrift deploy status --json`"}
 EMPTY_PAGE = '<meta http-equiv="refresh" content="5"><title>feddrift</title><p>No time step is done yet.'
 
 
@@ -60,7 +60,7 @@ def build_response(server: Path, path: str) -> tuple[str, str]:
         return "text/plain; version=0.0.4", format_metrics(server)
     federation = read_status(server)
     if path == "/status.json":
-        return "application/json", json.dumps(None if federation is None else federation.plain())
+        return "application/json", json.dumps(None if federation is None else federation.to_dict())
     if federation is None or not federation.record.rows.steps:
         return "text/html", EMPTY_PAGE
     return "text/html", build_page(collect_page_data([federation.record], federation.record.header["stream"]))

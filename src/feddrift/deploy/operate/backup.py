@@ -1,6 +1,6 @@
-"""Backup of a server's or client's folder in one file, also while it is running, and restoration from it.
+"""Backup of a server's or client's folder in one file, also while the program is running, and its restoration.
 
-A backup is a tar file of plain files. The last one, ``backup.json``, contains the kind and the path of the folder, and
+A backup is a tar file of plain files. The last file, ``backup.json``, contains the kind and the path of the folder, and
 the SHA-256 of every other file. A backup contains private keys.
 """
 
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from feddrift._version import __version__
+from feddrift.deploy.operate.relocate import rewrite_paths
 from feddrift.deploy.server.resume_point import RESTORED_MARKER
 from feddrift.errors import ConfigError, DataError
 
@@ -32,7 +33,7 @@ FORMAT = 1
 DATABASE_FILE = "state/superlink.db"
 # Folders that must not change while they are copied; files elsewhere may grow.
 COPIED_FIRST = {"server": "state/checkpoints", "client": "store"}
-# Files that are not copied as they are: they are made again, and the database is copied by SQLite.
+# Files that are not copied: they are created again, and SQLite copies the database.
 EXCLUDED_PATTERNS = ("cache/*", "*__pycache__/*", "state/nginx-*", "state/nginx.pid", "state/superlink.db*")
 MAX_ATTEMPTS = 5
 
@@ -57,7 +58,7 @@ def write_backup(folder: Path, file: Path) -> int:
     folder = folder.resolve()
     file = file.resolve()
     if file.is_relative_to(folder):
-        raise ConfigError(f"a backup must be outside of the folder that it contains, got {file}")
+        raise ConfigError(f"a backup must be outside of the folder that it contains, {folder}, got {file}")
     if file.exists():
         raise ConfigError(f"{file} exists already: choose another name, or move it away")
     part = file.with_name(f"{file.name}.part")
@@ -132,7 +133,7 @@ def _list_files(folder: Path) -> Iterator[str]:
     """Yield the names of the plain files in a folder, except unfinished files and `EXCLUDED_PATTERNS`."""
     for path in folder.rglob("*"):
         name = path.relative_to(folder).as_posix()
-        is_unfinished = name.endswith(".part") and not name.endswith(".jsonl.part")  # a record is copied so far
+        is_unfinished = name.endswith(".part") and not name.endswith(".jsonl.part")  # an open record is copied
         if is_unfinished or any(fnmatch(name, pattern) for pattern in EXCLUDED_PATTERNS):
             continue
         if path.is_symlink():
@@ -203,14 +204,12 @@ def restore_backup(file: Path, folder: Path) -> tuple[str, str]:
         ConfigError: If the folder is not empty.
         DataError: If the file is not a backup or is damaged, or the folder cannot be written.
     """
-    from feddrift.deploy.operate.relocate import rewrite_paths
-
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder} is not empty: a backup is restored into a new folder")
+        raise ConfigError(f"{folder} is not empty: name a new or empty folder")
     folder = folder.resolve()
     part = folder.with_name(f"{folder.name}.part")
     if part.exists():
-        raise ConfigError(f"{part} is left from a restore that was stopped: remove it first")
+        raise ConfigError(f"{part} exists, which an interrupted restore has left: delete it first")
     try:
         part.mkdir(mode=0o700, parents=True)
         with tarfile.open(file, "r:") as tar:
@@ -256,7 +255,7 @@ def _extract_files(tar: tarfile.TarFile, folder: Path, file: Path) -> dict[str, 
 
 
 def _read_manifest(text: bytes, checksums: dict[str, str], file: Path) -> dict[str, Any]:
-    """Return the manifest of a backup whose files have these checksums; raise DataError if they do not agree."""
+    """Return the manifest of a backup; raise DataError if its checksums are not those of the files."""
     try:
         about = dict(json.loads(text))
         expected = dict(about["sha256"])
@@ -267,7 +266,7 @@ def _read_manifest(text: bytes, checksums: dict[str, str], file: Path) -> dict[s
     if not is_valid:
         raise DataError(f"{file} is not a backup of feddrift: its {MANIFEST} does not describe one")
     if number != FORMAT:
-        raise DataError(f"{file} is a backup of format {number!r}, this feddrift reads {FORMAT}")
+        raise DataError(f"{file} is a backup of format {number!r}, this feddrift reads {FORMAT}: update feddrift")
     names = expected.keys() | checksums.keys()
     if wrong := sorted(name for name in names if expected.get(name) != checksums.get(name)):
         raise DataError(f"{file} is damaged: {wrong[0]} does not match its checksum")

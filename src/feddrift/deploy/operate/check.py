@@ -1,4 +1,4 @@
-"""`feddrift deploy check`: problems in the files of a deployment, one sentence each."""
+"""Check of a deployment's files, for `feddrift deploy check`: one sentence for each problem."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ from feddrift.errors import FeddriftError, to_one_line
 from feddrift.streams.folder import read_class_list
 
 EXPIRY_WARNING = timedelta(days=30)
-MAX_CLOCK_AHEAD = timedelta(seconds=5)  # of a client's clock compared with the server's: Flower's limits
+# Flower's limits for a client's clock compared with the server's.
+MAX_CLOCK_AHEAD = timedelta(seconds=5)
 MAX_CLOCK_BEHIND = timedelta(seconds=300)
 
 
@@ -57,14 +58,16 @@ def _check_server(server: Path) -> Iterator[str]:
         settings = Settings.read(server / "federation.toml")
         n_keys = len(settings.read_roster(server / "keys").keys)
         if settings.quorum > n_keys:
-            yield f"{server / 'federation.toml'}: quorum = {settings.quorum}, and only {n_keys} clients have keys"
+            quorum = f"quorum = {settings.quorum}"
+            yield f"{server / 'federation.toml'}: {quorum}, but only {n_keys} clients have keys: lower the quorum"
         settings.create_net(server)  # raises an error if the net does not fit the features
         yield from (f"{server / 'federation.toml'}: {text}" for text in _check_notify_targets(settings.notify, server))
         keys = {path.stem for path in (server / "keys").glob("*.pub")}
         for name in (name for name in settings.clients if name not in keys):
-            yield f"client {name} has no key at the server, so it cannot connect: `feddrift deploy rotate` makes one"
-        if unlisted := keys - set(settings.clients):
-            yield f"{server / 'keys'} has keys of {', '.join(sorted(unlisted))}, but federation.toml does not list them"
+            yield f"client {name} has no key at the server, so it cannot connect: `feddrift deploy rotate` creates one"
+        unlisted = ", ".join(sorted(keys - set(settings.clients)))
+        if unlisted:
+            yield f"{server / 'keys'} has keys of {unlisted}, which federation.toml does not list: add or delete them"
     except FeddriftError as error:
         yield str(error)
     for name in ("ca.key", "server.key"):
@@ -76,7 +79,7 @@ def _check_server(server: Path) -> Iterator[str]:
         yield str(error)
     nginx = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
     if nginx is None:
-        yield "nginx is not installed: only clients on this machine can connect (deploy server --no-proxy)"
+        yield "nginx is not installed, so only clients on this machine can connect: install it, or use --no-proxy"
     else:
         command = [nginx, "-t", "-q", "-p", str(server), "-c", str(server / "nginx.conf")]
         result = subprocess.run(command, capture_output=True, text=True, timeout=30)
@@ -95,7 +98,7 @@ def _check_certificates(server: Path) -> Iterator[str]:
         yield f"{server}: ca.crt, server.crt and server.key do not fit together: {error}"
         return
     if _encode_public_key(key.public_key()) != _encode_public_key(certificate.public_key()):
-        yield f"{server / 'server.key'} is not the key of server.crt"
+        yield f"{server / 'server.key'} is not the key of server.crt: `feddrift deploy renew` creates both"
     for name, crt in (("ca.crt", authority), ("server.crt", certificate)):
         yield from _check_dates(server / name, crt)
 
@@ -111,24 +114,24 @@ def _check_notify_targets(targets: Sequence[str], server: Path) -> Iterator[str]
             yield f"notify has {target!r}, which cannot be read: {error}"
             continue
         if not words or (shutil.which(words[0]) is None and shutil.which(str(server / words[0])) is None):
-            yield f"notify names a program that does not exist, {target!r}"
+            yield f"notify has {target!r}, but this program does not exist"
         if shell := {">", ">>", "|", "&&", ";", "&"} & set(words):
-            yield f"notify has {target!r}, but commands run without a shell, which {min(shell)} needs: name a script"
+            yield f"notify has {target!r}, but commands run without a shell, which {min(shell)} needs: use a script"
 
 
 def _check_dates(path: Path, crt: x509.Certificate) -> Iterator[str]:
     now = _read_clock()
-    left = crt.not_valid_after_utc - now
+    time_left = crt.not_valid_after_utc - now
     if now < crt.not_valid_before_utc:
         yield (
-            f"the clock of this machine is off: it says {now:%Y-%m-%d %H:%M} UTC, and {path} was made at "
-            f"{crt.not_valid_before_utc:%Y-%m-%d %H:%M}; set it"
+            f"the clock of this machine is wrong: it shows {now:%Y-%m-%d %H:%M} UTC, but {path} was created at "
+            f"{crt.not_valid_before_utc:%Y-%m-%d %H:%M}; set the clock"
         )
-    if left < EXPIRY_WARNING:
-        when = crt.not_valid_after_utc.date()
+    if time_left < EXPIRY_WARNING:
+        end = crt.not_valid_after_utc.date()
         command = "renew --ca" if path.name == "ca.crt" else "renew"
-        verb = "ended" if left < timedelta(0) else "ends"
-        yield f"{path} {verb} on {when}: `feddrift deploy {command}` at the server"
+        verb = "ended" if time_left < timedelta(0) else "ends"
+        yield f"{path} {verb} on {end}: run `feddrift deploy {command}` at the server"
 
 
 def _read_clock() -> datetime:
@@ -147,17 +150,17 @@ def _check_client(client: Path, server: Path | None) -> Iterator[str]:
         private = load_ssh_private_key((client / "key").read_bytes(), None)
         public = load_ssh_public_key((client / "key.pub").read_bytes())
         if _encode_public_key(private.public_key()) != _encode_public_key(public):
-            yield f"{client / 'key.pub'} is not the public part of {client / 'key'}"
+            yield f"{client / 'key.pub'} does not belong to {client / 'key'}: `feddrift deploy rotate` creates both"
         registered = None if server is None else server / "keys" / f"{app.name}.pub"
         if (
             registered is not None
             and registered.exists()
             and _encode_public_key(load_ssh_public_key(registered.read_bytes())) != _encode_public_key(public)
         ):
-            yield f"the server has another key of client {app.name}"
+            yield f"the server has another key of client {app.name}: `feddrift deploy rotate` registers key.pub"
         yield from _check_dates(client / "ca.crt", x509.load_pem_x509_certificate((client / "ca.crt").read_bytes()))
         if server is not None and (client / "ca.crt").read_bytes() != (server / "ca.crt").read_bytes():
-            yield f"{client / 'ca.crt'} is not the server's"
+            yield f"{client / 'ca.crt'} is not the server's: copy the server's file"
     except (OSError, ValueError, TypeError) as error:
         yield f"{client}: its key or ca.crt cannot be read: {error}"
     try:
@@ -174,34 +177,35 @@ def _check_client(client: Path, server: Path | None) -> Iterator[str]:
 
 
 def _check_access(client: Path, server: Path | None) -> Iterator[str]:
-    """Yield problems that expose the client's data: to other users of its machine, or to another app of the server."""
+    """Yield problems that expose the client's data to other users of its machine or to another app of the server."""
     if client.stat().st_mode & 0o077:
-        yield f"others can look into {client}: chmod 700 {client}"
+        yield f"other users can open {client}: chmod 700 {client}"
     trusted = client / app_signature.TRUSTED_FILE
     if not trusted.exists():
-        yield f"{trusted} is missing: this client runs whatever the server sends, copy the server's file"
+        yield f"{trusted} is missing, so this client runs any app that the server sends: copy the server's file"
         return
     server_file = None if server is None else server / app_signature.TRUSTED_FILE
     if server_file is not None and server_file.exists() and server_file.read_bytes() != trusted.read_bytes():
-        yield f"{trusted} trusts another app than the server's, which the client will refuse"
+        yield f"{trusted} is not the server's, so the client refuses the server's app: if you changed the app, copy it"
 
 
 def _find_missing_batches(files: StepFiles, stores: Sequence[Store]) -> Iterator[str]:
     for n in sorted({store.get_next_batch_number() for store in stores} or {0}):
         later = [number for number in files.list_numbers() if number >= n]
         if later and n not in later:
-            yield f"{files.directory} has step_{later[0]} and no step_{n}, for which the client waits"
+            yield f"{files.directory} has step_{later[0]} and no step_{n}, for which the client waits: add it"
 
 
 def _check_next_batch(app: Client, stores: Sequence[Store], client: Path, server: Path | None) -> Iterator[str]:
-    """Yield the problem for which the client's next batch would be refused, if the batch is available."""
+    """Yield the problem for which the client would refuse its next batch, if the batch has arrived."""
     n = max((store.get_next_batch_number() for store in stores), default=0)
     where = str(app.load.find_file(n)) if isinstance(app.load, StepFiles) else f"{client}: load({n})"
     try:
         settings = None if server is None else Settings.read(server / "federation.toml")
-        if (batch := app.load(n)) is None:
+        batch = app.load(n)
+        if batch is None:
             return
-        last_hello = next((store.serving for store in stores if store.serving), {})  # from the server
+        last_hello = next((store.serving for store in stores if store.serving), {})  # request of the server
         features = last_hello.get("features") if settings is None else settings.features
         n_classes = last_hello.get("n_classes") if settings is None else len(settings.classes)
         shape = None if features is None else tuple(features)
@@ -215,15 +219,15 @@ def _check_next_batch(app: Client, stores: Sequence[Store], client: Path, server
 def _check_clock(client: Path) -> Iterator[str]:
     """Compare the clock with the server's, if the server can be reached: Flower refuses clients with a wrong clock."""
     host, _, port = read_client_toml(client).get("server", "").rpartition(":")
-    asked_time = _read_clock()
+    request_time = _read_clock()
     try:
         tls = ssl.create_default_context(cafile=str(client / "ca.crt"))
         connection = http.client.HTTPSConnection(host, int(port), timeout=5, context=tls)
         connection.request("GET", "/")
         server_time = parsedate_to_datetime(connection.getresponse().headers["Date"] or "")
-    except (OSError, ValueError, http.client.HTTPException):  # the server is not running yet, or it is another one
+    except (OSError, ValueError, http.client.HTTPException):  # the server is not running yet, or another server replies
         return
-    ahead = asked_time - server_time - timedelta(seconds=1)  # the server's time has no fraction of a second
+    ahead = request_time - server_time - timedelta(seconds=1)  # the server's time has no fraction of a second
     behind = server_time - _read_clock()
     if ahead > MAX_CLOCK_AHEAD or behind > MAX_CLOCK_BEHIND:
         difference = (
@@ -239,7 +243,7 @@ def _check_clock(client: Path) -> Iterator[str]:
 
 def _check_private_file(path: Path) -> Iterator[str]:
     if not path.exists():
-        if path.name != "ca.key":  # it should be kept on another machine
+        if path.name != "ca.key":  # may be kept on another machine
             yield f"{path} is missing"
     elif path.stat().st_mode & 0o077:
         yield f"{path} can be read by others: chmod 600 {path}"

@@ -1,7 +1,7 @@
 """Replacement and revocation of the clients' keys.
 
 A client with a revoked key stays in the federation, and is unreachable until it gets a new key. Revoked keys are kept
-in keys/revoked: Flower never accepts one of them again.
+in keys/revoked, since Flower never accepts a revoked key again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def generate_key_pair(name: str) -> tuple[str, str]:
 
 
 def replace_client_key(client: Path, name: str) -> Path:
-    """Make a new key in a client's folder, keep the old one beside it, and return the file to carry to the server."""
+    """Create a new key in a client's folder, keep a copy of the old one, and return the file to copy to the server."""
     private, public = generate_key_pair(name)
     replace_file_pair((client / "key", private), (client / "key.pub", public))
     return client / "key.pub"
@@ -54,7 +54,7 @@ def accept_new_key(server: Path, name: str, path: Path) -> bool:
     Args:
         server: The server's folder.
         name: The client.
-        path: The file with the public key that was made at the client.
+        path: The file with the public key that was created at the client.
 
     Returns:
         True if a running server has registered the key; otherwise this happens when the server starts.
@@ -70,10 +70,10 @@ def accept_new_key(server: Path, name: str, path: Path) -> bool:
         if read_public_key(other) == _encode_pem(_read_new_key(path)):
             is_revoked = other.parent.name == REVOKED_FOLDER
             problem = "was revoked permanently" if is_revoked else f"is already that of client {other.stem}"
-            raise ConfigError(f"the key in {path} {problem}: make a new one with `feddrift deploy rotate`")
+            raise ConfigError(f"the key in {path} {problem}: create a new one with `feddrift deploy rotate`")
     old_digest = _store_revoked_key(key_file) if key_file.exists() else None
     replace_file(key_file, line)
-    revocation = "" if old_digest is None else f", the old one, {old_digest}, is shut out"
+    revocation = "" if old_digest is None else f"; the old key, {old_digest}, was revoked"
     audit_change(server, name, f"client {name} has a new key, {_hash_key(key_file)}{revocation}")
     return _update_running_server(server)
 
@@ -94,10 +94,10 @@ def revoke_client(server: Path, name: str) -> bool:
     check_client_name(server, name)
     path = server / "keys" / f"{name}.pub"
     if not path.exists():
-        raise ConfigError(f"client {name} has no key in {path.parent}: it was revoked already")
+        raise ConfigError(f"client {name} has no key in {path.parent}: it is revoked already")
     digest = _store_revoked_key(path)
     path.unlink()
-    audit_change(server, name, f"client {name} is shut out, its key, {digest}, was taken back")
+    audit_change(server, name, f"the key of client {name}, {digest}, was revoked: the client cannot connect")
     return _update_running_server(server)
 
 
@@ -109,11 +109,12 @@ def find_folders(folder: Path, name: str) -> tuple[Path | None, Path | None]:
         name: The client.
 
     Raises:
-        ConfigError: If neither is there, or the folder is that of another client.
+        ConfigError: If neither exists, or the folder belongs to another client.
     """
     server = next((path for path in (folder, folder / "server") if (path / "federation.toml").exists()), None)
     client = next((path for path in (folder, folder / "clients" / name) if (path / "client.toml").exists()), None)
-    if client is not None and (owner := read_client_toml(client)["name"]) != name:
+    owner = name if client is None else read_client_toml(client)["name"]
+    if owner != name:
         raise ConfigError(f"{client} belongs to client {owner}, not to {name}")
     if server is None and client is None:
         raise ConfigError(f"{folder} has neither federation.toml nor the folder of a client {name}")
@@ -128,20 +129,20 @@ def check_client_name(server: Path, name: str) -> None:
 
 
 def _read_new_key(path: Path) -> ec.EllipticCurvePublicKey:
-    """Return the public key in a file; raise ConfigError if the file or the kind of key is wrong."""
+    """Return the public key in a file; raise ConfigError if the file or the type of key is wrong."""
     try:
         data = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"cannot read the key {path}: {error.strerror or error}") from None
     if b"PRIVATE KEY" in data:
-        raise ConfigError(f"{path} is a private key, which never leaves its client: bring key.pub")
+        raise ConfigError(f"{path} is a private key, which must never leave its client: use key.pub")
     try:
         key = load_ssh_public_key(data)
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise ConfigError(f"{path} is not a public key as `feddrift deploy rotate` writes it: {error}") from None
+        raise ConfigError(f"{path} is not a public key in the format of `feddrift deploy rotate`: {error}") from None
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
         kind = data.split()[0].decode(errors="replace")
-        raise ConfigError(f"{path} must be of the kind ecdsa-sha2-nistp384, got {kind}")
+        raise ConfigError(f"{path} must be of type ecdsa-sha2-nistp384, as of `feddrift deploy rotate`, got {kind}")
     return key
 
 
@@ -155,13 +156,13 @@ def _store_revoked_key(path: Path) -> str:
 
 
 def _update_running_server(server: Path) -> bool:
-    """Register the keys at the server if it is running; return True if it has done so."""
+    """Register the keys at the SuperLink if it is running, and return whether this was successful."""
     try:
         if launcher.is_server_running(server):
             launcher.register_keys(server)
             return True
     except FeddriftError as error:
-        _log.warning("the running server could not register the keys: %s", error)
+        _log.warning("the running server could not register the keys, it does so at its next start: %s", error)
     return False
 
 

@@ -24,7 +24,7 @@ def export_federation(server: Path, folder: Path) -> int:
         folder: The folder for the models.
 
     Returns:
-        The number of time steps that the models have seen.
+        The number of time steps on which the models were trained.
 
     Raises:
         DataError: If no time step is done yet, or all models are private.
@@ -32,7 +32,7 @@ def export_federation(server: Path, folder: Path) -> int:
     settings = Settings.read(server / "federation.toml")
     federation = read_status(server)
     if federation is None or not federation.record.rows.steps:
-        raise DataError(f"the federation of {server} has done no time step yet: there is nothing to export")
+        raise DataError(f"the federation of {server} has no trained models yet: export them after its first time step")
     net = settings.create_net(server)
     state, steps = load_last_state(checkpoint.Folder(server / "state" / "checkpoints"), net)
     source = ExportSource(
@@ -59,7 +59,7 @@ def _drop_private_models(state: State) -> State:
         return state
     shared = np.flatnonzero(~private)
     if not len(shared):
-        raise DataError("all models are private and stay with their clients: there is nothing to export here")
+        raise DataError("all models are private, so only their clients have them: nothing can be exported")
     votes = state.votes[:, shared].copy()
     votes[~votes.any(axis=1), 0] = 1.0
     models = take(state.models, shared, [state.models.ids[m] for m in shared])

@@ -17,14 +17,14 @@ _log = logging.getLogger("feddrift")
 
 
 def rewrite_paths(folder: Path, old: Path, new: Path) -> None:
-    """Replace the old path of a folder in its files, and the Python interpreter in its service units by this one.
+    """Replace the old path of a folder in its files, and set the Python interpreter of its service units to this one.
 
     Runs that Flower's database lists as unfinished are ended, since they use the old path.
 
     Args:
         folder: The folder with the files, which may be moved to its new path later.
         old: The path that the files contain.
-        new: The path that they shall contain.
+        new: The path that replaces it.
     """
     for pattern in FILES_WITH_PATHS:
         for path in sorted(folder.glob(pattern)):
@@ -57,5 +57,5 @@ def _end_unfinished_runs(database: Path) -> None:
         with closing(sqlite3.connect(database)) as connection, connection:
             connection.execute(f"UPDATE task SET {end} WHERE finished_at IS NULL", (now,))
     except sqlite3.Error as error:
-        _log.warning("Flower's database is deleted, and is made again when the server starts: %s", error)
+        _log.warning("Flower's database cannot be changed and is deleted, the server creates a new one: %s", error)
         database.unlink(missing_ok=True)

@@ -36,26 +36,26 @@ def roll_back(server: Path, time: int) -> int:
     """
     settings = Settings.read(server / "federation.toml")
     state = server / "state"
-    with lock_folder(state, f"the federation of {server} runs: stop `feddrift deploy server` first, then go back"):
+    with lock_folder(state, f"the federation of {server} runs: stop `feddrift deploy server` first, then roll back"):
         old = Archive(state).read_checkpoint(time)
         checkpoints = checkpoint.Folder(state / "checkpoints")
         newest = next((saved for saved in checkpoints.newest_first() if not isinstance(saved, DataError)), None)
         if newest is None:
             raise DataError(f"{checkpoints.path} has no intact checkpoint: restore one from a backup first")
         if old.about.get("federation") != newest.about.get("federation"):
-            raise DataError(f"{old.path} is of a federation with other settings than {newest.path}")
+            raise DataError(
+                f"{old.path} is of a federation with other settings than {newest.path}: choose another time"
+            )
         steps = int(newest.about["steps"])
         federation = read_status(server)
         if federation is not None and federation.state == "finished" and (settings.time_steps or steps + 1) <= steps:
-            raise DataError(
-                f"the federation is finished after {steps} time steps: give it more time_steps, then go back"
-            )
-        like = model_parts.init_template(settings.create_net(server))
-        current, _, events, work, counts, *_ = newest.decode(like)
-        pending = tuple(events) if work is None else ()  # of an earlier rollback, which are not in the record yet
-        past, _, _, _, _, *stored = old.decode(like)
+            raise DataError(f"the federation is finished after {steps} time steps: increase time_steps, then roll back")
+        template = model_parts.init_template(settings.create_net(server))
+        current, _, events, statistics, counts, *_ = newest.decode(template)
+        pending = tuple(events) if statistics is None else ()  # of an earlier rollback, not in the record yet
+        past, _, _, _, _, *stored = old.decode(template)
         restored = build_rollback_state(past, current)
-        loop = LoopState.from_checkpoint(old, stored, like).to_dict()
+        loop = LoopState.from_checkpoint(old, stored, template).to_dict()
         value = restored, None, (*pending, *build_rollback_events(time, current, restored)), None, counts, loop
         about: dict[str, Any] = {**newest.about, "back_to": time}
         checkpoints.keep_only(checkpoints.write(steps, 0, about, value))
@@ -64,7 +64,7 @@ def roll_back(server: Path, time: int) -> int:
 
 
 def build_rollback_state(past: State, current: State) -> State:
-    """Return the past state as the one from which the next time step starts.
+    """Return the state from which the next time step starts: the models of the past one, at the current time.
 
     The data of the time steps between the two states train no model. Private models keep their current versions, which
     only their clients have. If the states count the models (`born`), ids of later models are not used again.

@@ -1,4 +1,4 @@
-"""`feddrift deploy init`: certificates, keys, settings, proxy and service units of a new federation."""
+"""Creation of a federation for `feddrift deploy init`: certificates, keys, settings, proxy and service units."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from cryptography import x509
 
 from feddrift.algorithms import RECOMMENDED
-from feddrift.deploy.files import write_new_file as _write
+from feddrift.deploy.files import write_new_file
 from feddrift.deploy.monitor.alerts import audit_change
 from feddrift.deploy.operate.client_keys import generate_key_pair
 from feddrift.deploy.pki import app_signature, certificates
@@ -107,24 +107,27 @@ def create_deployment(
     }
     Settings.from_dict(values, "the options")
     if port == inner:
-        raise ConfigError(f"the port that clients reach and the SuperLink's own must differ, got {port} for both")
+        raise ConfigError(f"the ports of the proxy and of the SuperLink must be different, got {port} for both")
     proxy.format_listen_directives(bind, port)  # raises an error for a wrong address before anything is written
     server = (folder / "server").resolve()
     for path in (folder, server, server / "keys", server / "state", server / "app", server / "flwr"):
         path.mkdir(parents=True, exist_ok=True)
         path.chmod(0o700)
     certificates.create_certificates(server, host)
-    _write(server / "federation.toml", _format_settings(values))
-    _write(server / "nginx.conf", proxy.format_nginx_config(server, bind, port, inner))
-    _write(server / "app" / "pyproject.toml", APP_PROJECT)
-    _write(server / "app" / "feddrift_server.py", "from feddrift.deploy.server.loop import app\n\n__all__ = ['app']\n")
-    _write(
+    write_new_file(server / "federation.toml", _format_settings(values))
+    write_new_file(server / "nginx.conf", proxy.format_nginx_config(server, bind, port, inner))
+    write_new_file(server / "app" / "pyproject.toml", APP_PROJECT)
+    write_new_file(
+        server / "app" / "feddrift_server.py",
+        "from feddrift.deploy.server.loop import app\n\n__all__ = ['app']\n",
+    )
+    write_new_file(
         server / "app" / "feddrift_client.py",
         "from feddrift.engines.flower.client.client import app\n\n__all__ = ['app']\n",
     )
     app_signature.sign_app(server)
     link = f'address = "127.0.0.1:{inner}"\nroot-certificates = {json.dumps(str(server / "ca.crt"))}\n'
-    _write(server / "flwr" / "config.toml", f'[superlink]\ndefault = "local"\n\n[superlink.local]\n{link}')
+    write_new_file(server / "flwr" / "config.toml", f'[superlink]\ndefault = "local"\n\n[superlink.local]\n{link}')
     _write_unit(server / "feddrift-server.service", "server", server, "SuperLink and proxy", "always", 10)
     _write_unit(
         server / "feddrift-run.service", "run", server, "federation", "on-failure", 30, " feddrift-server.service"
@@ -141,7 +144,7 @@ def add_client(folder: Path, name: str) -> None:
     Only the server's folder is needed: the folders of the other clients may be on their machines.
 
     Args:
-        folder: The deployment or the server's folder; the client's folder is made in its subfolder `clients`.
+        folder: The deployment or the server's folder; the client's folder is created in its subfolder `clients`.
         name: The new client.
 
     Raises:
@@ -152,7 +155,7 @@ def add_client(folder: Path, name: str) -> None:
     client = folder.resolve() / "clients" / check_name(name, "a client")
     settings = Settings.read(path)
     if name in settings.clients:
-        raise ConfigError(f"{path} has a client {name} already")
+        raise ConfigError(f"{path} already has a client {name}: choose another name")
     for old in (client, server / "keys" / f"{name}.pub"):
         if old.exists():
             raise ConfigError(f"{old} exists already: move it away, or choose another name")
@@ -164,43 +167,43 @@ def add_client(folder: Path, name: str) -> None:
     app_signature.sign_app(server)
     _create_client_folder(client, server, name, address, [str(label) for label in settings.classes])
     path.write_text(text)
-    audit_change(server, name, f"there is a place for client {name}")
+    audit_change(server, name, f"client {name} was added")
 
 
 def _read_host(certificate: Path) -> str:
-    """Return the server's name or address for clients: the first in its certificate that is not this machine's own."""
+    """Return the server's name or address for clients: the first in its certificate that is not the loopback's."""
     try:
         loaded = x509.load_pem_x509_certificate(certificate.read_bytes())
         names = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (OSError, ValueError, x509.ExtensionNotFound) as error:
-        raise ConfigError(f"cannot read {certificate}, which names the server: {error}") from None
+        raise ConfigError(f"cannot read the server's name in {certificate}: {error}") from None
     hosts = [*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))]
     return next((host for host in hosts if host not in ("localhost", "127.0.0.1")), "localhost")
 
 
 def _create_client_folder(folder: Path, server: Path, name: str, address: str, classes: Sequence[str]) -> None:
-    """Create the folder that is carried to a client's machine; only this folder contains its private key."""
+    """Create the folder to copy to a client's machine; only this folder contains the client's private key."""
     (folder / "data").mkdir(parents=True)
     folder.chmod(0o700)
     private, public = generate_key_pair(name)
-    _write(folder / "key", private, secret=True)
-    _write(folder / "key.pub", public)
-    _write(server / "keys" / f"{name}.pub", public)
+    write_new_file(folder / "key", private, secret=True)
+    write_new_file(folder / "key.pub", public)
+    write_new_file(server / "keys" / f"{name}.pub", public)
     for shared in ("ca.crt", app_signature.TRUSTED_FILE):
-        _write(folder / shared, (server / shared).read_text())
-    _write(folder / "data" / "classes.txt", "".join(f"{label}\n" for label in classes))
-    _write(
+        write_new_file(folder / shared, (server / shared).read_text())
+    write_new_file(folder / "data" / "classes.txt", "".join(f"{label}\n" for label in classes))
+    write_new_file(
         folder / "client.toml",
         f"name = {json.dumps(name)}\nserver = {json.dumps(address)}\n"
-        '# data = "data"             # its batches: data/step_<n>.csv or .npz, n = 0, 1, ..., moved there whole\n'
+        '# data = "data"             # its batches: data/step_<n>.csv or .npz, n = 0, 1, ..., moved there complete\n'
         '# label = "label"           # the column of the labels\n'
-        '# load = "mine:load"        # or a function load(n) of mine.py in this folder: (x, y), or None: not yet\n'
-        '# model = "mine:model"      # or linear, mlp:64,64; the server must name the same\n'
-        "# max_rows = 100000         # how much history is kept, in rows\n"
-        "# max_age = 50              # and in time steps\n"
-        "# explain = true            # false: the server never gets to know what moved in the data at an alarm\n"
-        "# look = 3                  # seconds between looks for messages when none come\n"
-        "# warm = true               # false: a new Python for every message, which takes seconds and saves memory\n",
+        '# load = "mine:load"        # or load(n) in mine.py, which returns (x, y), or None if n has not arrived\n'
+        '# model = "mine:model"      # or linear, mlp:64,64; as in federation.toml\n'
+        "# max_rows = 100000         # maximum number of stored rows\n"
+        "# max_age = 50              # maximum age of stored rows in time steps\n"
+        "# explain = true            # false: the server is not sent what changed in the data at an alarm\n"
+        "# look = 3                  # maximum seconds between polls for messages\n"
+        "# warm = true               # false: a new Python process per message: slower, needs less memory\n",
     )
     _write_unit(folder / "feddrift-client.service", "client", folder, f"client {name}", "always", 20)
 
@@ -233,4 +236,4 @@ def _write_unit(
         after: A unit that must start first, after a space.
     """
     values = {"description": description, "after": after, "python": sys.executable, "command": command}
-    _write(path, UNIT_TEMPLATE.format(**values, folder=folder, restart=restart, seconds=seconds))
+    write_new_file(path, UNIT_TEMPLATE.format(**values, folder=folder, restart=restart, seconds=seconds))

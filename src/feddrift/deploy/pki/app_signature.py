@@ -1,8 +1,7 @@
 """Signature of the app that clients run: they refuse every other app that the server may send.
 
-The app is signed once, with a private key that is not stored, so that even an intruder at the server cannot sign
-another app. Clients have the public key (Flower's trusted entities), and the SuperNode verifies the signature before it
-runs the app.
+The app is signed once, with a private key that is not stored, so even an intruder at the server cannot sign another
+app. Clients have the public key (Flower's trusted entities). The SuperNode verifies the signature before it runs it.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from feddrift._internal.system import atomic_write
 from feddrift.errors import DataError
 
-TRUSTED_FILE = "trusted.yaml"  # the public key, at the server and, copied from there, at each client
+TRUSTED_FILE = "trusted.yaml"  # contains the public key; the clients have copies of the server's file
 SIGNATURE_FILE = "app.signed.json"
 
 _log = logging.getLogger("feddrift")
@@ -34,13 +33,15 @@ def sign_app(server: Path) -> None:
     from flwr.cli.build import build_fab_from_disk
     from flwr.supercore.primitives.asymmetric_ed25519 import create_message_to_sign
 
-    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of a library that Flower uses here
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # from a library that Flower uses
         digest = hashlib.sha256(build_fab_from_disk(server / "app"))
     old = _read_signature(server)
     if old is not None and old["app"] == digest.hexdigest() and (server / TRUSTED_FILE).exists():
         return
     if old is not None:
-        _log.warning("the app has changed: clients refuse it until they have this %s", server / TRUSTED_FILE)
+        _log.warning(
+            "the app has changed, so clients refuse it: if you changed it, copy %s to them", server / TRUSTED_FILE
+        )
     key = ed25519.Ed25519PrivateKey.generate()
     now = int(time.time())
     name = f"feddrift_{digest.hexdigest()[:16]}"
@@ -76,17 +77,17 @@ def build_trust_arguments(client: Path) -> list[str]:
     """Return the arguments that make a SuperNode refuse all other apps."""
     if (path := client / TRUSTED_FILE).exists():
         return ["--trusted-entities", str(path)]
-    _log.warning("%s is missing: this client runs whatever its server sends; the server's folder has the file", path)
+    _log.warning("%s is missing, so this client runs any app that its server sends: copy the server's file", path)
     return []
 
 
 def _read_signature(server: Path) -> dict[str, object] | None:
-    """Return the content of `SIGNATURE_FILE`, None if the app is not signed yet."""
+    """Return the content of `SIGNATURE_FILE`; None if the app is not signed yet."""
     try:
         return dict(json.loads((server / SIGNATURE_FILE).read_text()))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise DataError(
-            f"cannot read {server / SIGNATURE_FILE}, move it away so that the app is signed again: {error}"
+            f"cannot read {server / SIGNATURE_FILE}: {error}; move it away, then the app is signed again"
         ) from None

@@ -28,7 +28,7 @@ def create_certificates(server: Path, host: str) -> None:
         server: The server's folder.
         host: The name or address by which clients reach the server.
     """
-    authority = issuer, key = _create_authority()
+    issuer, key = _create_authority()
     write_new_file(server / "ca.key", _encode_private_key(key), secret=True)
     write_new_file(server / "ca.crt", _encode_certificate(issuer))
     names: list[x509.GeneralName] = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
@@ -37,20 +37,20 @@ def create_certificates(server: Path, host: str) -> None:
     except ValueError:
         names.append(x509.DNSName(host))
     alternative_names = x509.SubjectAlternativeName(dict.fromkeys(names))
-    certificate, private = _create_server_certificate(authority, _build_name(host), alternative_names)
+    certificate, private = _create_server_certificate((issuer, key), _build_name(host), alternative_names)
     write_new_file(server / "server.key", private, secret=True)
     write_new_file(server / "server.crt", certificate)
 
 
 def renew_server_certificate(server: Path, ca_key: Path | None = None) -> datetime:
-    """Replace the server's certificate and key by new ones for the same names, from the same authority.
+    """Replace the server's certificate and key by new ones for the same names and from the same authority.
 
     Args:
         server: The server's folder.
         ca_key: The private key of the authority; None: `ca.key` in the server's folder.
 
     Returns:
-        The end of the new certificate.
+        The time at which the new certificate ends.
 
     Raises:
         ConfigError: If the authority's key is missing or wrong, the authority has ended, or server.crt cannot be read.
@@ -61,21 +61,21 @@ def renew_server_certificate(server: Path, ca_key: Path | None = None) -> dateti
         old = x509.load_pem_x509_certificate(path.read_bytes())
         names = old.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (OSError, ValueError, x509.ExtensionNotFound) as error:
-        raise ConfigError(f"cannot read {path}, which has the server's names: {error}") from None
+        raise ConfigError(f"cannot read the server's names in {path}: {error}") from None
     certificate, private = _create_server_certificate(authority, old.subject, names)
     replace_file_pair((server / "server.key", private), (path, certificate))
     return x509.load_pem_x509_certificate(certificate.encode()).not_valid_after_utc
 
 
 def renew_authority(server: Path, ca_key: Path | None = None) -> datetime:
-    """Create a new authority, and keep the old ones in ca.crt until they end: clients with this file trust all of them.
+    """Create a new authority, and keep the old ones in ca.crt until they end: clients with this file trust them all.
 
     Args:
         server: The server's folder.
         ca_key: The file for the private key of the authority; None: `ca.key` in the server's folder.
 
     Returns:
-        The end of the new authority's certificate.
+        The time at which the new authority's certificate ends.
     """
     certificate, key = _create_authority()
     trusted = [certificate, *(old for old in read_authorities(server) if old.not_valid_after_utc > datetime.now(UTC))]
@@ -96,7 +96,7 @@ def read_authorities(server: Path) -> list[x509.Certificate]:
 
 
 def find_issuer(certificate: x509.Certificate, authorities: list[x509.Certificate]) -> x509.Certificate | None:
-    """Return the authority that has signed a certificate, None if it is not among these."""
+    """Return the authority that has signed a certificate; None if it is not in the list."""
     for authority in authorities:
         try:
             certificate.verify_directly_issued_by(authority)
@@ -115,7 +115,7 @@ def read_remaining_days(server: Path) -> dict[str, float]:
     for name in ("ca.crt", "server.crt"):
         try:
             certificate = x509.load_pem_x509_certificate((server / name).read_bytes())
-            if name == "ca.crt":  # of several authorities, the one that has signed the server's certificate
+            if name == "ca.crt":  # the newest one may not have signed the server's certificate yet
                 server_certificate = x509.load_pem_x509_certificate((server / "server.crt").read_bytes())
                 certificate = find_issuer(server_certificate, read_authorities(server)) or certificate
         except (OSError, ValueError, ConfigError):
@@ -131,18 +131,20 @@ def _read_authority(server: Path, path: Path) -> Authority:
         ConfigError: If the key cannot be read or does not belong to an authority, or the authority has ended.
     """
     if not path.exists():
-        raise ConfigError(f"{path} is missing, and signs all certificates: give its path with --ca-key PATH")
+        raise ConfigError(f"{path} is missing, but it signs all certificates: give its path with --ca-key PATH")
     try:
         key = load_pem_private_key(path.read_bytes(), None)
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"cannot read the authority's key, {path}: {error}") from None
     for certificate in read_authorities(server):
         if isinstance(key, ec.EllipticCurvePrivateKey) and certificate.public_key() == key.public_key():
-            if certificate.not_valid_after_utc <= datetime.now(UTC):
-                ended = certificate.not_valid_after_utc.date()
-                raise ConfigError(f"{server / 'ca.crt'} has ended on {ended}: `feddrift deploy renew --ca` first")
+            end = certificate.not_valid_after_utc
+            if end <= datetime.now(UTC):
+                raise ConfigError(f"{server / 'ca.crt'} ended on {end.date()}: run `feddrift deploy renew --ca` first")
             return certificate, key
-    raise ConfigError(f"{path} is not the key of {server / 'ca.crt'}")
+    raise ConfigError(
+        f"{path} is not the key of {server / 'ca.crt'}: give the path of the right key with --ca-key PATH"
+    )
 
 
 def _create_authority() -> Authority:
@@ -162,7 +164,7 @@ def _create_authority() -> Authority:
 def _create_server_certificate(
     authority: Authority, subject: x509.Name, names: x509.SubjectAlternativeName
 ) -> tuple[str, str]:
-    """Create a certificate of the server and its private key; it ends with that of the authority at the latest."""
+    """Create a certificate and private key of the server; it ends no later than the authority's certificate."""
     issuer, signer = authority
     key = ec.generate_private_key(ec.SECP256R1())
     usage = x509.KeyUsage(True, False, False, False, False, False, False, False, False)
@@ -185,7 +187,7 @@ def _prepare_certificate(
     days: int,
     latest_end: datetime | None = None,
 ) -> x509.CertificateBuilder:
-    begin = datetime.now(UTC) - timedelta(minutes=5)  # clocks differ
+    begin = datetime.now(UTC) - timedelta(minutes=5)  # the clients' clocks may be slow
     end = begin + timedelta(days=days)
     return (
         x509.CertificateBuilder()

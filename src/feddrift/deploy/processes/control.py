@@ -1,4 +1,4 @@
-"""Client of Flower's control API, since each `flwr` command takes seconds of a core to start."""
+"""Client of Flower's control API; it replaces `flwr` commands, each of which takes seconds to start."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class SuperLinkConnection:
 
         with _convert_errors(f"register the key of client {name}"):
             if not self._client.RegisterNode(RegisterNodeRequest(public_key=key, name=name)).node_id:
-                raise ValueError("its reply has no node")
+                raise ValueError("its reply contains no node")
 
     def unregister_node(self, node: int) -> None:
         """Revoke the key of a node permanently."""
         from flwr.proto.control_pb2 import UnregisterNodeRequest
 
-        _log.info("the key of node %d is revoked: it no longer belongs to a client", node)
+        _log.info("the key of node %d is revoked, since it no longer belongs to a client", node)
         with _convert_errors(f"unregister node {node}"):
             self._client.UnregisterNode(UnregisterNodeRequest(node_id=node))
 
@@ -82,4 +82,4 @@ def _convert_errors(request: str) -> Iterator[None]:
     try:
         yield
     except (httpx.HTTPError, ValueError) as error:
-        raise DataError(f"the SuperLink does not {request}: {error}") from None
+        raise DataError(f"the SuperLink did not {request}: {error}; is `feddrift deploy server` running?") from None

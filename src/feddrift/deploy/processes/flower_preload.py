@@ -3,7 +3,8 @@
 `python -P -m feddrift.deploy.processes.flower_preload flower-supernode ...` does what `flower-supernode ...` does.
 Instead of starting Python for every message, its SuperExec requests a fork from a process that has already imported all
 modules. The SuperNode polls sooner while there are messages, and wakes its SuperExec when one arrives. For this,
-functions in Flower's modules are replaced, in these processes only; with an untested version of Flower none is.
+functions in Flower's modules are replaced, in these processes only. With an untested version of Flower, Flower's own
+programs run unchanged.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ import numpy as np
 from feddrift.deploy.flower_version import find_flwr_problem
 
 MAX_POLL_SECONDS = 3.0  # between polls for messages when none arrive, as in Flower
-MIN_POLL_SECONDS = 0.3  # until the first poll after a message
+MIN_POLL_SECONDS = 0.3  # from a message until the next poll
 REPLY_POLL_SECONDS = 0.1  # between polls for the reply to a message, which is in the SuperNode's own memory
 TASK_POLL_SECONDS = 10.0  # between a SuperExec's polls for messages if the SuperNode wakes it
-START_TIMEOUT_SECONDS = 120.0  # of the preloaded process
-FORK_TIMEOUT_SECONDS = 10.0
-MAX_FAILURES = 3  # consecutive failures after which no fork is requested again
+START_TIMEOUT_SECONDS = 120.0  # for the start of the preloaded process
+FORK_TIMEOUT_SECONDS = 10.0  # for the reply to a request for a fork
+MAX_FAILURES = 3  # consecutive failed requests, after which no fork is requested again
 
 _log = logging.getLogger("feddrift")
 
@@ -68,7 +69,7 @@ def main() -> None:
         del arguments[:2]
     path = Path(sys.executable).parent / name
     if (problem := find_flwr_problem()) is not None:  # the names that are replaced here may not exist in its modules
-        _log.warning("%s starts without preloading: %s", name, problem)
+        _log.warning("%s starts without preloading, so messages take longer: %s", name, problem)
         os.execv(path, [str(path), *arguments])
     sys.argv = [str(path), *arguments]
     sys.path.insert(0, str(path.parent))  # as Python does for a script
@@ -96,8 +97,8 @@ def _replace_end_of_run_error(receive: Callable[..., Any], ended: type[BaseExcep
 
     A run ends while a client receives a message of it if the server stops and starts again, or is restored from a
     backup. Flower then raises an exception that is not an `Exception`, and does not delete the message that it has
-    stored. The process that was started for it never ends, and each later process handles the message before its own:
-    too late for the server. An ordinary exception makes Flower delete the message.
+    stored. The process that was started for it never ends, and each later process handles that message before its own:
+    its own reply then arrives too late. An ordinary exception makes Flower delete the message.
 
     Flower does not delete a reply to that message. There is one if the server stopped just before it could confirm that
     the message was received: the message is complete, and a process replies to it while Flower tries to reach the
@@ -115,7 +116,7 @@ def _replace_end_of_run_error(receive: Callable[..., Any], ended: type[BaseExcep
             try:
                 return function(*arguments)
             except ended as error:
-                raise ConnectionError("the run has ended") from error
+                raise ConnectionError("the run of this message has ended") from error
 
         return call
 
@@ -130,7 +131,7 @@ def _replace_end_of_run_error(receive: Callable[..., Any], ended: type[BaseExcep
 def _delete_replies(state: Any, objects: Any) -> None:
     """Delete all replies that a SuperNode has stored and not sent, with their contents."""
     for reply in state.get_messages_legacy(is_reply=True):
-        _log.warning("reply to message %s deleted: its run has ended", reply.metadata.reply_to_message_id)
+        _log.warning("the reply to message %s is deleted, since its run has ended", reply.metadata.reply_to_message_id)
         state.delete_messages(message_ids=[reply.metadata.message_id])
         objects.delete(reply.metadata.message_id)
 
@@ -159,18 +160,19 @@ def _run_clientapp() -> None:
 
 
 def _load_modules() -> None:
-    """Import the modules that clients need; if training does not need JAX, also load the native code by using it."""
+    """Import the modules that clients need; if training does not need JAX, train once, to load the native code."""
     from feddrift.algorithms import algorithm
     from feddrift.data import Stream
     from feddrift.engines.external_model import make_simulator
     from feddrift.engines.native import kernel
-    from feddrift.engines.simulator.lanes import only_one_cpu
+    from feddrift.engines.simulator.lanes import has_only_one_cpu
     from feddrift.nets import build_client_net
     from feddrift.simulation import run_steps
     from feddrift.types import Local
 
-    importlib.import_module("httpcore")  # httpx imports it late: a third of the time of a message without data
-    if only_one_cpu() and kernel.is_available():  # else JAX would train, and start threads, which a fork does not copy
+    importlib.import_module("httpcore")  # else httpx imports it during each message
+    # Otherwise JAX would train, and start threads, which a fork does not copy.
+    if has_only_one_cpu() and kernel.is_available():
         x = np.zeros((16, 2), np.float32)
         stream = Stream("practice", x, np.arange(16, dtype=np.int32) % 2, np.full((2, 1), 8), 2)
         engine = make_simulator(stream, build_client_net(None, (2,), 2), Local(rounds=1, steps=1, batch=2), 0)
@@ -205,11 +207,11 @@ def _reap_children(*_: object) -> None:
     with suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             if code := os.waitstatus_to_exitcode(ended[1]):
-                _log.warning("the process of a message ended with code %d", code)
+                _log.warning("the process of a message ended with code %d: the server may get no reply", code)
 
 
 class PreloadedProcess:
-    """Replacement of `subprocess` in Flower's SuperExec: it requests forks of a preloaded process.
+    """Replacement of `subprocess.Popen` in Flower's SuperExec: it requests forks of a preloaded process.
 
     If that process does not fork, messages are handled by new processes, as in Flower.
     """
@@ -272,7 +274,7 @@ class PreloadedProcess:
 
 
 class PollingBackoff:
-    """Replacement of `time` in the SuperNode: it polls soon after a message, and then at growing intervals."""
+    """Replacement of `time` in the SuperNode: it polls often after a message, and then at growing intervals."""
 
     def __init__(self, look: float) -> None:
         self.look = look

@@ -28,11 +28,11 @@ from feddrift.engines.flower.client.client_toml import read_client_toml
 from feddrift.errors import ConfigError, DataError
 from feddrift.runs.record import Record
 
-MIN_RETRY_SECONDS = 5.0  # until a client that has ended starts again for the first time
+MIN_RETRY_SECONDS = 5.0  # pause before a client that has ended starts again for the first time
 MAX_RETRY_SECONDS = 30.0
-DISCONNECT_SECONDS = 120.0  # until a server certainly considers a client disconnected that has ended
+DISCONNECT_SECONDS = 120.0  # after this time, a server certainly considers a client disconnected that has ended
 STATUS_INTERVAL_SECONDS = 5  # between requests for the status of a run
-MAX_LISTED_RUNS = 10  # newest runs, among which the active one is searched
+MAX_LISTED_RUNS = 10  # number of the newest runs among which the active one is searched
 START_TIMEOUT_SECONDS = 60.0  # until the processes of a server must reply
 
 _log = logging.getLogger("feddrift")
@@ -57,7 +57,7 @@ def find_program(name: str) -> str:
     """Return the path of a Flower program in the environment of this Python."""
     path = Path(sys.executable).parent / name
     if not path.exists():
-        raise ConfigError(f"{path} is missing, install the extra: pip install 'feddrift[flower]'")
+        raise ConfigError(f"{path} is missing: install the extra with pip install 'feddrift[flower]'")
     return str(path)
 
 
@@ -69,7 +69,7 @@ def find_server_folder(folder: Path) -> Path:
     """
     path = folder.resolve() if (folder / "federation.toml").exists() else (folder / "server").resolve()
     if not (path / "federation.toml").exists():
-        raise ConfigError(f"{folder} has no federation.toml, `feddrift deploy init` creates one")
+        raise ConfigError(f"{folder} has no federation.toml: `feddrift deploy init` creates one")
     return path
 
 
@@ -110,7 +110,7 @@ def build_supernode_command(folder: Path, address: str | None = None, port: int 
     settings = read_client_toml(folder)
     server = address or settings.get("server")
     if server is None:
-        raise ConfigError(f"{folder / 'client.toml'} must contain the server as host:port")
+        raise ConfigError(f"{folder / 'client.toml'} must contain `server`, as host:port")
     program = find_program("flower-supernode")
     preloaded = flower_preload.build_command("flower-supernode", settings.get("look"))
     return [
@@ -146,19 +146,19 @@ def run_server(folder: Path, proxy: bool = True) -> None:
         commands.append([nginx, "-p", str(server), "-c", str(server / "nginx.conf")])
     unfinished_runs = _find_unfinished_runs(server / "state" / "superlink.db")
     with _run_processes(commands, build_environment(server)) as processes:
-        _wait_until(lambda: _can_connect(inner), "the SuperLink to listen", processes)
+        _wait_until(lambda: _can_connect(inner), "the SuperLink", processes)
         register_keys(server)
         for run_id in unfinished_runs:
             with suppress(DataError), _connect(server) as superlink:  # the SuperLink may have ended it already
                 superlink.stop_run(run_id)
         if proxy:
             address = read_proxy_address(server)
-            _wait_until(lambda: _can_connect(outer, address), "nginx to listen", processes)
+            _wait_until(lambda: _can_connect(outer, address), "nginx", processes)
         _log.info("clients can connect to port %d", outer if proxy else inner)
         notifier = Notifier(server, Settings.read(server / "federation.toml").notify)
         with notifier.run_in_background(), rotate_in_background(server / "state" / "nginx.log"):
             end_reason = _wait_for_end(processes)
-    raise DataError(f"the server stops, since {end_reason}: see its output, and start it again")
+    raise DataError(f"the server stops, since {end_reason}: see its output above, and start it again")
 
 
 def register_keys(server: Path) -> None:
@@ -166,7 +166,7 @@ def register_keys(server: Path) -> None:
     nodes = _read_registered_keys(server / "state" / "superlink.db")
     keys = {path.stem: read_public_key(path) for path in sorted((server / "keys").glob("*.pub"))}
     for name in (name for name, key in keys.items() if nodes.get(key, 0) is None):
-        _log.warning("the key of client %s was revoked permanently: give the client a new key", name)
+        _log.warning("the key of client %s was revoked permanently: `feddrift deploy rotate` creates a new one", name)
     new = {name: key for name, key in keys.items() if key not in nodes}
     removed = [node for key, node in nodes.items() if key not in keys.values() and node is not None]
     if new or removed:
@@ -182,7 +182,7 @@ def _connect(server: Path) -> control.SuperLinkConnection:
 
 
 def _read_registered_keys(database: Path) -> dict[bytes, int | None]:
-    """Return the SuperLink's node of each key, None for a revoked key; Flower has no command that lists the keys."""
+    """Return the node of each key in the SuperLink's database, None for a revoked key; Flower's API lists no keys."""
     try:
         with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
             rows = connection.execute("SELECT public_key, node_id, status FROM node").fetchall()
@@ -200,7 +200,7 @@ def _find_unfinished_runs(database: Path) -> list[int]:
         with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
             return [run_id % 2**64 for (run_id,) in connection.execute(query)]
     except sqlite3.Error as error:
-        _log.warning("cannot read the runs in %s, an unfinished run ends after a minute: %s", database, error)
+        _log.warning("cannot read the runs in %s, so an unfinished run ends only after a minute: %s", database, error)
         return []
 
 
@@ -233,12 +233,12 @@ def run_client(folder: Path, address: str | None = None) -> None:
 
 
 def _explain_refusal(server: str, seconds: float) -> str:
-    """Return the probable reason why a client could not connect for this time; Flower reports only a code."""
+    """Return the probable reason why a client could not connect for these seconds; Flower reports only a code."""
     host, _, port = server.rpartition(":")
     if not _can_connect(int(port) if port.isdecimal() else 0, host):
-        return f"cannot connect to the server {server}"
+        return f"cannot connect to the server {server}: check that it is running, and its address in client.toml"
     if seconds < DISCONNECT_SECONDS:
-        return "the server may still consider this client connected: this takes up to a minute"
+        return "the server may still consider this client connected, for up to a minute"
     return (
         f"the server has refused this client for {seconds / 60:.0f} minutes: its key was revoked or replaced there "
         "(`feddrift deploy rotate` creates a new one), or its clock is wrong (`feddrift deploy check` reports this)"
@@ -252,8 +252,8 @@ def _run_client_processes(folder: Path, address: str | None) -> str:
     environment = build_environment(folder)
     with _run_processes([build_supernode_command(folder, address, port)], environment) as processes:
         try:
-            what = "the SuperNode to listen"
-            _wait_until(lambda: _can_connect(port), what, processes, 3 * START_TIMEOUT_SECONDS)  # for small machines
+            timeout_seconds = 3 * START_TIMEOUT_SECONDS  # for slow machines
+            _wait_until(lambda: _can_connect(port), "the SuperNode", processes, timeout_seconds)
         except DataError as error:
             return str(error)
         is_preloaded = read_client_toml(folder).get("warm", True)
@@ -281,13 +281,13 @@ def follow_federation(folder: Path) -> Iterator[tuple[Record, int, bool]]:
             run_id = _start_run(server)
         status = ""
         while not status.startswith("finished"):
-            for _ in range(STATUS_INTERVAL_SECONDS):  # reading the file is cheaper than a request
+            for _ in range(STATUS_INTERVAL_SECONDS):  # reading the record is cheaper than a request
                 time.sleep(1)
                 yield from watcher.read_new_steps()
             status = superlink.list_runs(run_id=run_id).get(run_id, "finished:lost")
     yield from watcher.read_new_steps()
     if status != "finished:completed":
-        raise DataError(f"the run has ended ({status}): {read_stop_reason(server / 'state' / 'server.log')}")
+        raise DataError(f"the run has ended with status {status}: {read_stop_reason(server / 'state' / 'server.log')}")
 
 
 def _start_run(server: Path) -> int:
@@ -300,7 +300,7 @@ def _start_run(server: Path) -> int:
     except ValueError:
         raise DataError(f"`flwr run` failed: {(result.stderr or result.stdout).strip()[-400:]}") from None
     if "run-id" not in reply:
-        raise DataError(f"Flower did not start the run: {reply}")
+        raise DataError(f"Flower did not start the run, its reply is {reply}")
     return int(reply["run-id"])
 
 
@@ -319,19 +319,21 @@ def _can_connect(port: int, address: str = "127.0.0.1") -> bool:
 
 def _wait_until(
     condition: Callable[[], bool],
-    what: str,
+    program: str,
     processes: Sequence[subprocess.Popen[bytes]],
     timeout_seconds: float = START_TIMEOUT_SECONDS,
 ) -> None:
     deadline = time.monotonic() + timeout_seconds
     while not condition():
-        if time.monotonic() > deadline or any(process.poll() is not None for process in processes):
-            raise DataError(f"waited in vain for {what}: see the output")
+        if any(process.poll() is not None for process in processes):
+            raise DataError(f"a process has ended before {program} accepted connections: see the output above")
+        if time.monotonic() > deadline:
+            raise DataError(f"{program} does not accept connections after {timeout_seconds:g} s: see the output above")
         time.sleep(0.2)
 
 
 def _wait_for_end(processes: Sequence[subprocess.Popen[bytes]]) -> str:
-    """Wait until a process ends, or the SuperExec that runs its apps, and return which one ended."""
+    """Wait until a process or the SuperExec of one of them ends, and return which program ended."""
     names = {process.pid: _find_program_name(process) for process in processes}
     executors = ExecutorMonitor(pid for pid, name in names.items() if name == "flower-superlink")
     while True:
@@ -344,7 +346,7 @@ def _wait_for_end(processes: Sequence[subprocess.Popen[bytes]]) -> str:
 
 
 def _find_program_name(process: subprocess.Popen[bytes]) -> str:
-    """Return the name of a program; with a warm start it is not the first word of the command."""
+    """Return the name of a program; that of a preloaded program is not the first word of its command."""
     names = [Path(word).name for word in map(str, process.args)]  # type: ignore[arg-type]
     return next((name for name in names if name.startswith("flower-")), names[0])
 

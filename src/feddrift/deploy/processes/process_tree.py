@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-EXECUTOR_PROGRAM = "flower-superexec"  # runs apps for SuperLink and SuperNode, which do not notice when it ends
+EXECUTOR_PROGRAM = "flower-superexec"  # runs apps for SuperLink and SuperNode, which do not report when it ends
 TERMINATION_STAGES = (signal.SIGTERM, 15.0), (signal.SIGKILL, 5.0)  # signals, and seconds until the next stage
 
 
@@ -55,7 +55,7 @@ def _read_process(path: Path) -> Process | None:
 
 
 class ExecutorMonitor:
-    """Monitor of the SuperExecs of some processes: one that has ended does not start again by itself.
+    """Monitor of the SuperExecs of some processes: a SuperExec that has ended does not start again by itself.
 
     Args:
         pids: The processes, each of which starts a SuperExec.
@@ -72,7 +72,7 @@ class ExecutorMonitor:
         if self._executors.keys() == self._pids and all(
             _read_process(Path(f"/proc/{executor.pid}/stat")) == executor for executor in self._executors.values()
         ):
-            return False  # reading all processes every second would take a hundredth of a core
+            return False  # this check is cheaper than listing all processes
         processes = list_processes()
         found = {
             pid: process
@@ -112,7 +112,7 @@ def end_process_tree(child: subprocess.Popen[bytes]) -> None:
 
 
 def _identify(process: Process) -> tuple[int, int]:
-    """Return an identifier that no other process has, now or later."""
+    """Return an identifier that is never used by another process."""
     return process.pid, process.start_time
 
 

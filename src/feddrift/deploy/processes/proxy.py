@@ -8,7 +8,7 @@ from pathlib import Path
 
 from feddrift.errors import ConfigError
 
-MAX_REQUEST = "16m"  # Flower sends large objects in pieces of 5 MB
+MAX_REQUEST_SIZE = "16m"  # Flower sends large objects in pieces of 5 MB
 # Limits per address, which may be shared by 40 clients with up to 4 connections each. Faster requests are delayed. More
 # requests at once than all these clients send are refused with code 503, and Flower tries again.
 MAX_CONNECTIONS_PER_ADDRESS = 256
@@ -77,7 +77,7 @@ def format_nginx_config(server: Path, bind: str | None, port: int, inner: int) -
         server=server,
         listen=format_listen_directives(bind, port),
         inner=inner,
-        max_request=MAX_REQUEST,
+        max_request=MAX_REQUEST_SIZE,
         connections=MAX_CONNECTIONS_PER_ADDRESS,
         rate=REQUESTS_PER_SECOND,
         at_once=MAX_IMMEDIATE_REQUESTS,
@@ -92,7 +92,7 @@ def format_listen_directives(bind: str | None, port: int) -> str:
     try:
         return f"listen {format_address(str(ipaddress.ip_address(bind)), port)} ssl;"
     except ValueError:
-        raise ConfigError(f"--bind must be an address of the server, such as 192.0.2.1 or ::1, got {bind!r}") from None
+        raise ConfigError(f"--bind must be an IP address of the server, e.g. 192.0.2.1 or ::1, got {bind!r}") from None
 
 
 def _has_ipv6() -> bool:

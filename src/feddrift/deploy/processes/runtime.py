@@ -1,7 +1,7 @@
 """Protection of a SuperNode's runtime API, on the loopback interface, from other users of the machine.
 
-Flower's SuperNode authenticates the SuperExec that takes its tasks only if this is started separately, with a shared
-secret. SuperExec runs what the API sends, so TLS protects it from another program that listens on that port.
+Flower's SuperNode authenticates its SuperExec only if the two are started separately, with a shared secret. The
+SuperExec runs what the API sends, so TLS protects it from another program that listens on the same port.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 
 VALID_DAYS = 3650  # of a new certificate
-MIN_DAYS_LEFT = 365  # of the certificate when a client starts, else it is replaced
+MIN_DAYS_LEFT = 365  # a certificate with fewer days is replaced when the client starts
 SECRET_BYTES = 32
 
 
 def prepare_runtime_files(folder: Path) -> None:
-    """Create a client's secret and certificate if they do not exist, and delete apps that were installed before."""
+    """Create a client's secret and certificate if they are missing or too old, and delete installed apps."""
     home = folder / "flwr"
     home.mkdir(exist_ok=True)
     shutil.rmtree(home / "apps", ignore_errors=True)  # Flower does not verify installed apps again
@@ -63,7 +63,7 @@ def build_supernode_arguments(folder: Path) -> list[str]:
 
 
 def build_superexec_arguments(folder: Path, port: int, supernode: int) -> list[str]:
-    """Return the arguments with which SuperExec connects to a SuperNode, and ends when that ends.
+    """Return the arguments with which a SuperExec connects to a SuperNode, and ends when the SuperNode ends.
 
     Args:
         folder: The client's folder.

@@ -21,7 +21,7 @@ from feddrift.deploy.settings import MAX_ARCHIVED_TIME_STEPS
 from feddrift.errors import DataError
 from feddrift.reports.summary import has_joined
 
-MIN_FREE_CHECKPOINTS = 4  # free disk space, in checkpoints, that is reserved for the server's own checkpoints
+MIN_FREE_CHECKPOINTS = 4  # free disk space, as a number of checkpoints, that the server itself needs
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ class ArchivedStep:
 
     time: int
     pinned: bool
-    began: str = ""  # empty if the record does not contain it
-    accuracy: float | None = None  # of its models on the next data, over all rows; None: not tested, or no data
+    began: str = ""  # date and time; empty if the record does not contain it
+    accuracy: float | None = None  # of its models on the next data, over all rows; None: not tested
     users: dict[int, list[str]] = field(default_factory=dict)  # by model id, the clients that used it most
 
-    def plain(self) -> dict[str, Any]:
-        """Return it as JSON values."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the time step as JSON values."""
         return asdict(self)
 
 
@@ -77,7 +77,9 @@ class Archive:
             return
         free = shutil.disk_usage(self.path).free
         if free < MIN_FREE_CHECKPOINTS * file.stat().st_size:
-            raise DataError(f"cannot archive time {time} in {self.path}: the disk has only {free / 1e6:.1f} MB left")
+            raise DataError(
+                f"cannot archive time {time} in {self.path}: the disk has only {free / 1e6:.1f} MB left, free some"
+            )
         part = target.with_suffix(".part")
         part.unlink(missing_ok=True)
         try:
@@ -117,7 +119,7 @@ class Archive:
     def _check_time(self, time: int) -> None:
         times = self.list_times()
         if time not in times:
-            available = f"it has {_format_times(times)}" if times else "it is still empty"
+            available = f"it has {_format_times(times)}" if times else "it is empty"
             raise DataError(f"{self.path} has no models of time {time}: {available}")
 
     def _checkpoint_path(self, time: int) -> Path:
@@ -163,6 +165,6 @@ def list_archived_steps(server: Path) -> list[ArchivedStep]:
 
 
 def read_rollback_time(server: Path) -> int | None:
-    """Return the time that an operator went back to, if no time step has begun since, else None."""
+    """Return the time to which an operator rolled back, if no time step has begun since, else None."""
     newest = next(checkpoint.Folder(server / "state" / "checkpoints").newest_first(), None)
     return None if newest is None or isinstance(newest, DataError) else newest.about.get("back_to")

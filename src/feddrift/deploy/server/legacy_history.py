@@ -1,6 +1,6 @@
 """Past time steps that are missing in the record of a federation.
 
-They were lost, or version 0.1 wrote them to another file.
+The record has lost them, or version 0.1 wrote them to another file.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ def read_past_steps(
         counts: The number of rows by time and client.
     """
     history = _read_history(folder / LEGACY_HISTORY_FILE)
-    if lost := [t for t in times if t not in history]:
-        _log.warning("the record contains only what the state has of %d past time steps", len(lost))
+    n_lost = sum(t not in history for t in times)
+    if n_lost:
+        _log.warning("%d time steps are missing in the record: it gets their models, but not their tests", n_lost)
     for t in times:
         if untested is not None and t == untested.tau:
             yield *build_lines(untested), None
@@ -77,7 +78,7 @@ def _build_past_lines(t: int, clients: Sequence[str], state: State, counts: Ints
 
 
 def _read_history(path: Path) -> dict[int, dict[str, Any]]:
-    """Read the lines of the old file by time; the last one of a time step that has two, as after a kill."""
+    """Read the lines of the old file by time; if a time step has several, as after a kill, the last one is used."""
     steps: dict[int, dict[str, Any]] = {}
     if path.exists():
         for line in path.read_text(encoding="utf-8").splitlines():

@@ -1,6 +1,6 @@
 """Training loop of a deployment's server, with a record, and a checkpoint after every round.
 
-A server that was killed continues with the round in which it stopped, and reuses the replies that it has received.
+A server that was killed continues with the interrupted round, and reuses the replies that it has received.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def federate(
         BusyError: If another server runs in this folder.
         DataError: If the checkpoints are damaged or belong to another federation.
     """
-    with lock_folder(folder, f"another server is running in {folder}"):
+    with lock_folder(folder, f"another server is running in {folder}: stop it first"):
         yield from _run_steps(engine, algorithm, folder, about or {}, Archive(folder, archive))
 
 
@@ -105,12 +105,13 @@ def _run_steps(
                 value,
             )
 
-        if (restored := folder / RESTORED_MARKER).exists():
+        restored_marker = folder / RESTORED_MARKER
+        if restored_marker.exists():
             if resumed.inside is not None and resumed.state is not None:
                 # The clients may have continued since the backup: the time step starts again.
                 checkpoints.keep_only(save_checkpoint(resumed.steps_done, resumed.state, resumed.loop))
                 resumed = replace(resumed, inside=None)
-            restored.unlink()
+            restored_marker.unlink()
 
         def start_journal(state: State, loop: LoopState, fed: TimeStep) -> Journal:
             if record.sequence.begun_steps == fed.tau:
@@ -154,14 +155,14 @@ def _archive_step(archive: Archive, time: int, file: Path) -> None:
 
 
 def _redistribute_models(engine: Flower, state: State, tau: int, time: int) -> None:
-    """Send the clients the models of an earlier time, before the next time step starts from these."""
+    """Send the clients the models of an earlier time; the next time step starts from these."""
     right, tested = engine.test(state, tau)
     accuracy = f"{100 * right.sum() / tested.sum():.2f} % accuracy on the new data" if tested.any() else "not tested"
     _log.info("the clients use the models of time %d again: %s", time, accuracy)
 
 
 def _replace_reason(reason: str, events: Sequence[Event]) -> list[Event]:
-    """Return events in which the reason of each revived model is replaced, here by the operator's rollback."""
+    """Return events in which each revived model has this reason, here the operator's rollback."""
     return [
         replace(event, cause={**event.cause, "reason": reason}) if event.kind == "revived" else event
         for event in events

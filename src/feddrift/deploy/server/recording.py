@@ -1,4 +1,4 @@
-"""Record of a federation: its header, its continuation, and lines that are missing after a kill."""
+"""Record of a federation: its header, its continuation, and lines that are missing after the server was killed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def build_header(engine: Flower, algorithm: Algorithm, about: dict[str, Any]) ->
 
 
 def open_record(path: Path, header: dict[str, Any], resume_point: ResumePoint) -> RecordWriter:
-    """Open the record of a federation behind the last time step that the checkpoint has as well.
+    """Open the record of a federation, and cut it after the last time step that the checkpoint also contains.
 
     Args:
         path: The record.
@@ -65,8 +65,8 @@ def open_record(path: Path, header: dict[str, Any], resume_point: ResumePoint) -
     if resume_point.state is None:
         if has_steps(1):
             raise DataError(
-                f"{path} has time steps but none of the checkpoints beside it is intact: restore one to continue, or "
-                "move the record away to start again"
+                f"{path} has time steps, but none of the checkpoints beside it is intact: restore one from a backup to "
+                "continue, or move the record away to start again"
             )
         return RecordWriter(path.parent, header, name=path.stem)
     common_steps = next((steps for steps in range(resume_point.steps_done, -1, -1) if has_steps(steps)), None)
@@ -74,7 +74,7 @@ def open_record(path: Path, header: dict[str, Any], resume_point: ResumePoint) -
 
 
 def add_missing_lines(record: RecordWriter, folder: Path, engine: Flower, resume_point: ResumePoint) -> None:
-    """Write the clients that are new, and time steps that the record lost or that are in a file of version 0.1."""
+    """Write lines for new clients, and for time steps that the record has lost or that are in a file of version 0.1."""
     clients = engine.roster.clients
     state = resume_point.state
     for c in range(record.sequence.n_clients, len(clients)):

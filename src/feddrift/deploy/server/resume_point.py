@@ -33,7 +33,7 @@ class ResumePoint:
     seconds: float = 0.0
     checkpoint_file: Path | None = None  # the checkpoint at the end of the last time step
     events: tuple[Event, ...] = ()  # of a rollback, to be recorded with the next time step
-    rollback_time: int | None = None  # counted from 1; the clients get the models of this time first
+    rollback_time: int | None = None  # counted from 1; the clients first get the models of this time
 
 
 def read_resume_point(checkpoints: checkpoint.Folder, engine: Flower, about: dict[str, Any]) -> ResumePoint:
@@ -42,7 +42,7 @@ def read_resume_point(checkpoints: checkpoint.Folder, engine: Flower, about: dic
     Args:
         checkpoints: The folder of checkpoints; an empty one means a new federation.
         engine: The engine of the federation; its row counts are set from the checkpoint.
-        about: The description of the federation, which must be that of the checkpoint.
+        about: The description of the federation, which must equal that in the checkpoint.
 
     Raises:
         DataError: If all checkpoints are damaged, or belong to another federation or other clients.
@@ -56,35 +56,36 @@ def read_resume_point(checkpoints: checkpoint.Folder, engine: Flower, about: dic
             continue
         if saved.about.get("federation") != about:
             raise DataError(
-                f"{saved.path} is of a federation with other settings: {saved.about.get('federation')}, this is {about}"
+                f"{saved.path} is of a federation with other settings: {saved.about.get('federation')}, "
+                f"this is {about}; use the old settings, or create a new federation"
             )
         old_clients = saved.about.get("clients", [])
         clients = list(engine.roster.clients)
         if clients[: len(old_clients)] != old_clients:
             raise DataError(
-                f"{saved.path} is of clients {old_clients}: new clients must be added behind these, got {clients}"
+                f"{saved.path} is of clients {old_clients}: new clients must be added after these, got {clients}"
             )
         n_new = len(clients) - len(old_clients)
-        like = model_parts.init_template(engine.net)
-        state, inside, events, work, counts, *stored = saved.decode(like)
-        loop = LoopState.from_checkpoint(saved, stored, like)
+        template = model_parts.init_template(engine.net)
+        state, inside, events, statistics, counts, *stored = saved.decode(template)
+        loop = LoopState.from_checkpoint(saved, stored, template)
         engine.counts = np.pad(counts, ((0, 0), (0, n_new)))
         if n_new:  # the time step starts again, with the new clients
             state = state and add_newcomers(state, len(clients))
             inside = None
-            if work is not None:  # the new clients did not take part in the last time step
+            if statistics is not None:  # the new clients did not take part in the last time step
                 fill_values = (0, np.nan, 0, 0)
-                pairs = zip(work, fill_values, strict=True)
-                work = tuple(np.append(values, np.full(n_new, fill, values.dtype)) for values, fill in pairs)
+                pairs = zip(statistics, fill_values, strict=True)
+                statistics = tuple(np.append(values, np.full(n_new, fill, values.dtype)) for values, fill in pairs)
         steps_done = int(saved.about["steps"])
-        found = ResumePoint(steps_done, state, loop, seconds=float(saved.about.get("seconds", 0.0)))
-        if work is None:
+        point = ResumePoint(steps_done, state, loop, seconds=float(saved.about.get("seconds", 0.0)))
+        if statistics is None:
             if inside is not None:
-                return replace(found, inside=StepProgress(*inside), events=tuple(events))
-            return replace(found, events=tuple(events), rollback_time=saved.about.get("back_to"))
-        received, loss, sent, scoring = work
+                return replace(point, inside=StepProgress(*inside), events=tuple(events))
+            return replace(point, events=tuple(events), rollback_time=saved.about.get("back_to"))
+        received, loss, sent, scoring = statistics
         last = TrainedStep(steps_done - 1, state, received, loss, sent, scoring, events, loop=loop)
-        return replace(found, untested=last, checkpoint_file=saved.path)
+        return replace(point, untested=last, checkpoint_file=saved.path)
     if first_damage:
         raise DataError(
             f"none of the checkpoints in {checkpoints.path} is intact ({first_damage}): restore one from a backup to "

@@ -33,7 +33,7 @@ from feddrift.types import (
 class ByzantineBehaviour:
     """Byzantine clients, by the kind of their false reports.
 
-    They train honestly, with the weight that the server gives them.
+    They train honestly, with the weight that the server assigns to them.
     """
 
     claims: tuple[int, ...] = ()  # clients that report `factor` times their number of rows
@@ -57,7 +57,7 @@ NO_BYZANTINE_CLIENTS = ByzantineBehaviour()
 
 
 class ByzantineWorker(WorkerProxy):
-    """A Worker with Byzantine clients; their reports depend on the request, the time step and the seed alone."""
+    """A Worker with Byzantine clients, whose reports depend only on the request, the time step and the seed."""
 
     def __init__(self, worker: Worker, lies: ByzantineBehaviour, tau: int, seed: int) -> None:
         super().__init__(worker)
@@ -77,10 +77,10 @@ class ByzantineWorker(WorkerProxy):
     def score(
         self, models: Models, cells: Ints, metric: Metric, max_rows: int | None = None, by: Parting | None = None
     ) -> Iterator[CellScores]:
-        for which, sums, sizes in super().score(models, cells, metric, max_rows, by):
+        for scored, sums, sizes in super().score(models, cells, metric, max_rows, by):
             reported = sums.astype(np.float64)
             worst = MAX_LOG_LOSS if metric == "loss" else 1.0
-            for k, (t, c) in enumerate(cells[which].tolist()):
+            for k, (t, c) in enumerate(cells[scored].tolist()):
                 if c in self.lies.losses:
                     drawn = np.stack([self._draw_error_share(c, t, i) * sizes[k] for i in models.ids])
                     reported[:, k] = np.floor(drawn) if metric == "error" else drawn
@@ -88,7 +88,7 @@ class ByzantineWorker(WorkerProxy):
                     reported[:, k] = worst * sizes[k]
                 if max_rows is not None and c in self.lies.glue:
                     reported[:, k] = 0
-            yield which, reported, sizes
+            yield scored, reported, sizes
 
     def confusion(self, models: Models, clients: Ints) -> Ints:
         counts = super().confusion(models, clients)
@@ -116,17 +116,17 @@ class ByzantineWorker(WorkerProxy):
     def contest(self, models: Models, teams: Ints, held_by: Local | None) -> Tournament:
         return self._falsify_tournament(super().contest(models, teams, held_by))
 
-    def _falsify_tournament(self, found: Tournament) -> Tournament:
-        wrong = found.wrong.copy()
-        clients = np.arange(len(found.rows))
+    def _falsify_tournament(self, tournament: Tournament) -> Tournament:
+        wrong = tournament.wrong.copy()
+        clients = np.arange(len(tournament.rows))
         for c in self.lies.losses:
             share = np.array([self._draw_error_share(c, self.tau, k) for k in range(wrong.shape[1])])
             both = np.outer(share, share)
             np.fill_diagonal(both, share)
-            wrong[c] = np.floor(both * found.rows[c]).astype(np.int64)
+            wrong[c] = np.floor(both * tournament.rows[c]).astype(np.int64)
         for c in self.lies.alarms:
-            wrong[c] = found.rows[c] if self._raises_alarm(c) else wrong[c]
-        return Tournament(self._inflate_counts(found.rows, clients), self._inflate_counts(wrong, clients))
+            wrong[c] = tournament.rows[c] if self._raises_alarm(c) else wrong[c]
+        return Tournament(self._inflate_counts(tournament.rows, clients), self._inflate_counts(wrong, clients))
 
     def _raises_alarm(self, c: int) -> bool:
         return c in self.lies.alarms and self.tau % 2 == 1
@@ -138,5 +138,5 @@ class ByzantineWorker(WorkerProxy):
         return np.asarray(counts * factors).astype(np.int64)
 
     def _draw_error_share(self, c: int, *names: int) -> float:
-        """Draw a share of mistakes for this request."""
+        """Return the share of mistakes that client c reports for a request with these numbers."""
         return float(rng.to_unit_interval(rng.derive_key(self.seed, "lies", self.tau, c, *names)[0]))

@@ -1,8 +1,8 @@
-"""Conditions of a run: reachable clients, participation in rounds, Byzantine clients, idle models, routing, defence.
+"""Conditions of a run: dropout, participation in rounds, Byzantine clients, idle models, routing, robust aggregation.
 
-A client can be absent in two ways. Without new data it keeps the model that it uses and still trains on its earlier
-data. Out of reach it keeps its model, but is neither scored nor trained; no model is ever trained on the data that it
-received meanwhile.
+A client can be absent in two ways. A client without new data still trains on its earlier data. An unreachable client
+neither scores nor trains models, and no model is ever trained on the data that it receives meanwhile. In both cases
+the client keeps the model that it uses.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from feddrift import rng
 from feddrift.engines.conditions.byzantine import NO_BYZANTINE_CLIENTS, ByzantineBehaviour
 from feddrift.errors import ConfigError, DataError
 from feddrift.router import Route
-from feddrift.trees import map_trunk_and_head
+from feddrift.trees import map_trunk_and_head, tree_map
 from feddrift.types import Bools, Ints, Models, State, Updates
 
 S = TypeVar("S", bound=State)
@@ -36,14 +36,14 @@ class Conditions:
     0
     """
 
-    participation: float = 1.0  # share of the reachable clients that train in a round, drawn for each round
-    dropout: float = 0.0  # probability that a client is out of reach for a whole time step
+    participation: float = 1.0  # share of the reachable clients that train in a round, drawn in each round
+    dropout: float = 0.0  # probability that a client is unreachable for a whole time step
     trace: Bools | None = None  # [t, c], true where a client is reachable
     garbage: tuple[int, ...] = ()  # clients that send noise instead of trained parameters
-    rest: int = 0  # time steps without use after which only badly served clients score a model; 0: all always do
-    route: Route = "none"  # rows from which inputs choose the voting model at a test: see `routing`
-    defend: bool = False  # whether the server limits the influence of each client on the others: see `robust`
-    lies: ByzantineBehaviour = NO_BYZANTINE_CLIENTS  # clients that send false reports
+    rest: int = 0  # time steps without use after which a model is idle (see `idle_models`); 0: models are never idle
+    route: Route = "none"  # the rows from which a router chooses the votes at a test: see `routing`
+    defend: bool = False  # whether the server limits the influence of each client: see `robust`
+    lies: ByzantineBehaviour = NO_BYZANTINE_CLIENTS  # clients with false reports
 
     def __post_init__(self) -> None:
         for name in ("participation", "dropout"):
@@ -118,10 +118,11 @@ class Conditions:
         if not senders:
             return updates
         _, first = np.unique(updates.lane, return_index=True)
-        params = map_trunk_and_head(lambda _, new, __: np.array(new), models, None, None, updates.params)
+        params = tree_map(np.array, updates.params)
         for c in senders:
-            rows = np.flatnonzero(updates.client == c), np.flatnonzero(updates.client[first] == c)
-            params = map_trunk_and_head(partial(_overwrite_with_noise, key(c)), models, *rows, params)
+            pairs = np.flatnonzero(updates.client == c)
+            lanes = np.flatnonzero(updates.client[first] == c)
+            params = map_trunk_and_head(partial(_overwrite_with_noise, key(c)), models, pairs, lanes, params)
         return replace(updates, params=params)
 
 

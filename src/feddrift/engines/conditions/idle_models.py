@@ -10,31 +10,31 @@ from feddrift.types import Bools, Clusters, Floats, Ints, Models, State, Votes
 BADLY_SERVED_Z = 2.0  # standard errors by which the error of a client's best model must have risen
 
 
-def find_idle_models(state: State, n: int) -> frozenset[int]:
-    """Return the ids of shared models without votes and without training data from the last n time steps.
+def find_idle_models(state: State, n_steps: int) -> frozenset[int]:
+    """Return the ids of shared models without votes and without training data from the last `n_steps` time steps.
 
     >>> w = Clusters(np.array([[0, 1], [1, 1], [1, 1]]), n_models=2)
     >>> state = State(Models(params=(np.zeros((2, 1)),), ids=(0, 7)), w, votes=np.array([[0.0, 1.0], [0.0, 1.0]]))
     >>> find_idle_models(state, 2), find_idle_models(state, 3)
     (frozenset({0}), frozenset())
     """
-    if not n or len(state.w) < n:
+    if not n_steps or len(state.w) < n_steps:
         return frozenset()
     in_use: Bools
     if isinstance(state.w, Clusters):
-        in_use = np.isin(np.arange(state.w.n_models), state.w.model[-n:])
+        in_use = np.isin(np.arange(state.w.n_models), state.w.model[-n_steps:])
     else:
-        in_use = np.asarray((state.w[-n:] > 0).any(axis=(0, 1)))
+        in_use = np.asarray((state.w[-n_steps:] > 0).any(axis=(0, 1)))
     is_idle = ~in_use & ~Votes.of(state.votes).used & ~state.models.private
     return frozenset(np.asarray(state.models.ids)[is_idle].tolist())
 
 
 def find_badly_served_clients(worker: Worker, models: Models, clients: Ints, tau: int) -> Ints:
-    """Return the clients whose new data none of these models fits: they score the idle models, too.
+    """Return the badly served clients, which score the idle models, too.
 
     A client is badly served if its best model has a higher error on the new data than on the last earlier data
     by more than `BADLY_SERVED_Z` standard errors of the difference. Clients without earlier data are badly served. The
-    clients have all these models already, so nothing is sent.
+    clients have received all these models already, so nothing is sent.
 
     Args:
         worker: The clients.
@@ -43,18 +43,18 @@ def find_badly_served_clients(worker: Worker, models: Models, clients: Ints, tau
         tau: The time step.
     """
     counts = worker.known.counts
-    earlier = [np.flatnonzero(counts[:tau, c]) for c in clients]
-    before = np.array([times[-1] if len(times) else -1 for times in earlier], dtype=np.int64)
-    newcomers = clients[before < 0]
-    clients = clients[before >= 0]
-    before = before[before >= 0]
+    earlier_times = [np.flatnonzero(counts[:tau, c]) for c in clients]
+    last_times = np.array([times[-1] if len(times) else -1 for times in earlier_times], dtype=np.int64)
+    newcomers = clients[last_times < 0]
+    clients = clients[last_times >= 0]
+    last_times = last_times[last_times >= 0]
     new, n_new = _measure_errors(worker, models, np.stack([np.full_like(clients, tau), clients], axis=1), None)
-    old, n_old = _measure_errors(worker, models, np.stack([before, clients], axis=1), MAX_SCORED_ROWS)
+    old, n_old = _measure_errors(worker, models, np.stack([last_times, clients], axis=1), MAX_SCORED_ROWS)
     best = np.arange(len(clients)), np.where(np.isnan(new), np.inf, new).argmin(axis=1)
     new = new[best]
     old = old[best]
-    share = (new * n_new + old * n_old) / (n_new + n_old)
-    standard_error = np.sqrt(share * (1 - share) * (1 / n_new + 1 / n_old))
+    pooled_error = (new * n_new + old * n_old) / (n_new + n_old)
+    standard_error = np.sqrt(pooled_error * (1 - pooled_error) * (1 / n_new + 1 / n_old))
     badly_served = new - old > BADLY_SERVED_Z * standard_error  # false for NaN, the error of a client without a reply
     return np.sort(np.concatenate([newcomers, clients[badly_served]]))
 
@@ -64,7 +64,7 @@ def _measure_errors(worker: Worker, models: Models, cells: Ints, max_rows: int |
     errors = np.full((len(cells), len(models)), np.nan)
     sizes = np.ones(len(cells))
     if len(cells):
-        for which, sums, rows in worker.score(models, cells, "error", max_rows):
-            errors[which] = (sums / rows).T
-            sizes[which] = rows
+        for scored, sums, rows in worker.score(models, cells, "error", max_rows):
+            errors[scored] = (sums / rows).T
+            sizes[scored] = rows
     return errors, sizes

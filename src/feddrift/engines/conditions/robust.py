@@ -1,9 +1,8 @@
 """Limits on the influence of a client on the others: the server's part of the condition `defend`.
 
-- The weight of a client is at most `MAX_WEIGHT_RATIO` times that of the median client, in averages, merges and all
-  counts that it reports, whatever number of rows it reports.
-- Models merge only if the clients of both agree: L is the median over clients, not the mean over rows.
-- At most one alarm of each client in `MIN_ALARM_INTERVAL_STEPS` time steps is accepted; its first always is.
+- The weight of a client in averages, merges and counts is at most `MAX_WEIGHT_RATIO` times that of the median client.
+- Models merge only if most clients of both agree: L is the median over clients, not the mean over rows.
+- At most one alarm of each client in `MIN_ALARM_INTERVAL_STEPS` time steps is accepted.
 - A client with impossible scores is excluded for the rest of the time step, and the log names it.
 """
 
@@ -39,14 +38,14 @@ log = logging.getLogger(__name__)
 MAX_WEIGHT_RATIO = 5  # row count divided by the median row count
 MIN_ALARM_INTERVAL_STEPS = 3  # time steps from an accepted alarm of a client to its next
 MAX_MEAN_LOSS = 1e6  # mean cross-entropy of a row
-NO_ALARM_TIME = -(2**31)  # time of the last accepted alarm of a client without one
+NO_ALARM_TIME = -(2**31)  # in place of the time of the last accepted alarm if there was none
 
 
 def cap_counts(counts: Ints, reachable: Bools) -> Ints:
     """Limit counts[t, c] to `MAX_WEIGHT_RATIO` times the median of the reachable clients at each time step.
 
-    For the median, a client without data at a time step counts with the median of its other time steps: otherwise a
-    client could be the only one at a time step.
+    A client without data at a time step is represented by the median of its other time steps. Otherwise a client that
+    is the only one with data would not be limited.
 
     >>> cap_counts(np.array([[10, 10, 10**9], [0, 20, 900]]), np.ones(3, dtype=bool)).tolist()
     [[10, 10, 50], [0, 20, 100]]
@@ -55,7 +54,7 @@ def cap_counts(counts: Ints, reachable: Bools) -> Ints:
     if not compared.any():
         return counts
     rows = counts[:, compared].astype(np.float64)
-    medians = np.array([np.median(of_client[of_client > 0]) for of_client in rows.T])
+    medians = np.array([np.median(client_rows[client_rows > 0]) for client_rows in rows.T])
     limit = MAX_WEIGHT_RATIO * np.median(np.where(rows > 0, rows, medians), axis=1)
     return np.asarray(np.minimum(counts, np.maximum(1, limit).astype(np.int64)[:, None]))
 
@@ -74,11 +73,11 @@ def compute_client_median(L: Floats) -> Floats:
 
 
 class AlarmFilter:
-    """Acceptance of at most one alarm of each client in `MIN_ALARM_INTERVAL_STEPS` time steps.
+    """Filter that accepts at most one alarm of each client in `MIN_ALARM_INTERVAL_STEPS` time steps.
 
     Args:
-        last_times: [c], the time step of the last accepted alarm of each client; None if there was none yet. Clients
-            that have joined since are missing.
+        last_times: [c], the time step of the last accepted alarm of each client, without clients that have joined
+            since; None: no alarm was accepted yet.
         n_clients: The number of clients.
         tau: The time step of the alarms.
 
@@ -90,20 +89,20 @@ class AlarmFilter:
     """
 
     def __init__(self, last_times: Ints | None, n_clients: int, tau: int) -> None:
-        known: Ints = np.zeros(0, dtype=np.int64) if last_times is None else last_times
-        self._earlier_times = np.concatenate([known, np.full(n_clients - len(known), NO_ALARM_TIME)])
+        earlier_times: Ints = np.zeros(0, dtype=np.int64) if last_times is None else last_times
+        self._earlier_times = np.concatenate([earlier_times, np.full(n_clients - len(earlier_times), NO_ALARM_TIME)])
         self._tau = tau
         self._accepted: Bools = np.zeros(n_clients, dtype=bool)
 
     def accept(self, alarms: Bools) -> Bools:
-        """Return [c], the accepted ones of these alarms."""
+        """Return [c], true for the alarms that are accepted."""
         accepted: Bools = alarms & (self._tau - self._earlier_times >= MIN_ALARM_INTERVAL_STEPS)
         self._accepted |= accepted
         return accepted
 
     @property
     def last_times(self) -> Ints:
-        """[c], the time step of each client's last accepted alarm, of this time step or an earlier one."""
+        """[c], the time step of each client's last accepted alarm, including those of this time step."""
         return np.where(self._accepted, self._tau, self._earlier_times)
 
 
@@ -136,15 +135,15 @@ class RobustWorker(WorkerProxy):
         self, models: Models, cells: Ints, metric: Metric, max_rows: int | None = None, by: Parting | None = None
     ) -> Iterator[CellScores]:
         worst = MAX_MEAN_LOSS if metric == "loss" else 1.0
-        for which, sums, sizes in super().score(models, cells, metric, max_rows, by):
-            bad = (np.isfinite(sums) & ((sums < 0) | (sums > worst * sizes))).reshape(len(models), len(which), -1)
-            absurd = bad.any(axis=(0, 2)) & self.known.reachable[cells[which, 1]]
+        for scored, sums, sizes in super().score(models, cells, metric, max_rows, by):
+            bad = (np.isfinite(sums) & ((sums < 0) | (sums > worst * sizes))).reshape(len(models), len(scored), -1)
+            absurd = bad.any(axis=(0, 2)) & self.known.reachable[cells[scored, 1]]
             for k in np.flatnonzero(absurd):
                 value = float(sums[:, k].reshape(-1)[bad[:, k].reshape(-1)][0])
-                self._exclude_client(int(cells[which[k], 1]), f"{metric} of {value:g} on {int(np.sum(sizes[k]))} rows")
-            accepted = self.known.reachable[cells[which, 1]]
+                self._exclude_client(int(cells[scored[k], 1]), f"{metric} of {value:g} on {int(np.sum(sizes[k]))} rows")
+            accepted = self.known.reachable[cells[scored, 1]]
             if accepted.any():
-                yield which[accepted], sums[:, accepted], sizes[accepted]
+                yield scored[accepted], sums[:, accepted], sizes[accepted]
 
     def confusion(self, models: Models, clients: Ints) -> Ints:
         return self._scale_counts(super().confusion(models, clients), clients)
@@ -162,19 +161,19 @@ class RobustWorker(WorkerProxy):
     def contest(self, models: Models, teams: Ints, held_by: Local | None) -> Tournament:
         return self._check_tournament(super().contest(models, teams, held_by))
 
-    def _check_tournament(self, found: Tournament) -> Tournament:
+    def _check_tournament(self, tournament: Tournament) -> Tournament:
         """Reject impossible counts of mistakes, and scale the others to the limited weight of the client."""
-        n_clients, n_contestants = found.wrong.shape[:2]
-        clients = np.flatnonzero(found.rows)  # usually few: the table of all clients may be large
-        rows = found.rows[clients]
-        wrong = found.wrong[clients]
-        own = np.diagonal(wrong, axis1=1, axis2=2).copy()
-        max_common = np.minimum(own[:, :, None], own[:, None])
+        n_clients, n_contestants = tournament.wrong.shape[:2]
+        clients = np.flatnonzero(tournament.rows)  # usually few: the table of all clients may be large
+        rows = tournament.rows[clients]
+        wrong = tournament.wrong[clients]
+        mistakes = np.diagonal(wrong, axis1=1, axis2=2).copy()
+        max_common = np.minimum(mistakes[:, :, None], mistakes[:, None])
         bad = (wrong < 0) | (wrong > max_common) | (wrong != np.swapaxes(wrong, 1, 2)) | (wrong > rows[:, None, None])
         too_many = rows > self.worker.known.counts[self.tau, clients]
         for k in np.flatnonzero(bad.any(axis=(1, 2)) | too_many):
             self._exclude_client(
-                int(clients[k]), f"common mistakes of {int(own[k].max(initial=0))} on {int(rows[k])} rows"
+                int(clients[k]), f"common mistakes of {int(mistakes[k].max(initial=0))} on {int(rows[k])} rows"
             )
             rows[k] = 0
             wrong[k] = 0

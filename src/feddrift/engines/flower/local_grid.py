@@ -24,7 +24,7 @@ from feddrift.engines.flower.client.client import Client, make_client_app
 
 SERVER_NODE_ID = 1  # Flower's own errors come from this node id, whichever node failed
 
-Fault = Callable[[Message], Message | None]  # gets the message to a client, and returns a reply; None: no reply
+Fault = Callable[[Message], Message | None]  # returns the reply to a message; None: no reply
 
 
 @dataclass
@@ -32,9 +32,9 @@ class LocalGrid(Grid):
     """Grid on which every client is a node whose public key is its name."""
 
     clients: Mapping[str, Client]
-    faults: dict[tuple[str, str], Fault] = field(default_factory=dict)  # by client and kind: replies for the client
+    faults: dict[tuple[str, str], Fault] = field(default_factory=dict)  # by client and kind, what replies in its place
     offline: set[str] = field(default_factory=set)  # clients that are not connected
-    tamper: dict[tuple[str, str], Callable[[RecordDict], RecordDict]] = field(default_factory=dict)  # changes a reply
+    tamper: dict[tuple[str, str], Callable[[RecordDict], RecordDict]] = field(default_factory=dict)  # change replies
     log: list[tuple[str, str, int]] = field(default_factory=list)  # client, kind, bytes of parts sent to it
 
     def __post_init__(self) -> None:

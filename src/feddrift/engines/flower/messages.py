@@ -41,8 +41,8 @@ from feddrift.types import Ballot, Ints, Metric, Start
 PROTOCOL = 6
 VERSION = f"{__version__}/{PROTOCOL}"
 MAX_CELL_ROWS = 10**9
-MAX_MODEL_ID = 2**62  # also for the version label of a private model
-MAX_SIZE = 10**6  # time steps, clients, classes, features along an axis
+MAX_MODEL_ID = 2**62  # also the maximum version label of a private model
+MAX_SIZE = 10**6  # maximum number of time steps, clients, classes, or features along an axis
 MAX_NAME_LENGTH = 100  # characters of the name of an input or a class
 
 RawParts = Mapping[str, list[Array]]  # parts of models as they were received
@@ -65,11 +65,11 @@ class RequestContext:
     @classmethod
     def from_body(cls, about: Any) -> Self:
         """Read and check the part `about` of a request's body."""
-        if not isinstance(about, dict) or set(about) != {field.name for field in fields(cls)}:
-            raise InvalidMessageError("it does not describe its federation")
-        names = ("index", "n_clients", "n_classes", "tau")
-        whole_numbers = [about[name] for name in names] + list(about["features"])
-        for number in whole_numbers:
+        names = [field.name for field in fields(cls)]
+        if not isinstance(about, dict) or set(about) != set(names):
+            raise InvalidMessageError(f"its description of the federation must consist of {', '.join(names)}")
+        sizes = [about[name] for name in ("index", "n_clients", "n_classes", "tau")]
+        for number in [*sizes, *about["features"]]:
             check_int(number, 0, MAX_SIZE)  # a client creates arrays of these sizes
         check_int(about["seed"], 0, 2**63)
         return cls(**{**about, "features": tuple(about["features"])})
@@ -100,7 +100,7 @@ class Hello(Request):
     deadline = "hello"
 
     serve: Body | None = None  # tau, models, votes, ballot, perhaps router
-    seen: int | None = -1  # newest time step of which the server knows data, -1: none; None: take in no new data now
+    seen: int | None = -1  # newest time step of which the server has row counts, -1: none; None: take no new data now
 
     @classmethod
     def with_models(
@@ -312,7 +312,7 @@ class EvaluateReply:
             if n_rows:  # else the data arrived too late for this time step
                 stored[t] = _read_sums(size, sums, min(n_rows, MAX_SCORED_ROWS), n_models, n_parts, is_count)
         if set(stored) != set(np.flatnonzero(counts).tolist()):
-            raise InvalidMessageError("expected sums for every stored time step")
+            raise InvalidMessageError("expected sums for each stored time step")
         return cls(new, stored)
 
 
@@ -327,7 +327,7 @@ def _read_sums(size: Any, sums: Any, n: int, n_models: int, n_parts: int | None,
             f"expected {n_parts} numbers of rows that add up to {n}, and sums of {n_models} models"
         )
     checked = [check_numbers(model_sums, n_parts, maximum, is_count) for model_sums in sums]
-    if is_count and any(wrong > rows for row in checked for wrong, rows in zip(row, sizes, strict=True)):
+    if is_count and any(wrong > rows for counts in checked for wrong, rows in zip(counts, sizes, strict=True)):
         raise InvalidMessageError("expected no more mistakes than rows")
     return sizes, checked
 
@@ -395,7 +395,8 @@ def read_tournament_reply(body: Body, n_contestants: int, min_rows: int, max_row
 
 def read_shifts(body: Body, tau: int) -> Shifts | None:
     """Read the reply to Explain; None: the client has no earlier data, or does not permit explanations."""
-    if (shifts := body["shifts"]) is None:
+    shifts = body["shifts"]
+    if shifts is None:
         return None
     before, after = shifts["rows"]
     moved = [_read_shift(**shift) for shift in shifts["moved"]]
@@ -422,7 +423,7 @@ def _read_shift(what: Any, name: Any, before: Any, after: Any, distance: Any, wi
 
 
 def pack_entries(data: Entries, models: Sequence[int] | Ints | None = None) -> PackedEntries:
-    """Pack a client's part of w for a message; with `models`, which are ascending, positions are those in this list."""
+    """Pack a client's part of w for a message; with `models` (ascending), positions refer to this list."""
     m = data.m if models is None else np.searchsorted(models, data.m)
     return [data.t.tolist(), m.tolist(), data.value.tolist()]
 

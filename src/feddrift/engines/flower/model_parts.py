@@ -22,7 +22,7 @@ Part = list[npt.NDArray[Any]]
 Body = dict[str, Any]
 Shapes = Sequence[tuple[tuple[int, ...], np.dtype[Any]]]
 
-PRIVATE_PREFIX = "private-"  # of names of parts that never leave their client
+PRIVATE_PREFIX = "private-"  # of the names of parts that never leave their client
 
 
 def list_shapes(part: Iterable[Any]) -> Shapes:
@@ -40,7 +40,7 @@ def compute_digest(part: Part) -> str:
 
 
 def init_template(net: Net) -> Params:
-    """Initialise parameters of this net; callers use their shapes only."""
+    """Return initial parameters of this net; callers use their shapes only."""
     return net.init(rng.derive_key(0, "init", 0))
 
 
@@ -49,7 +49,7 @@ def describe_models(net: Net, models: Models) -> tuple[list[Body], dict[str, Par
 
     Returns:
         For each model its id, its family and the names of its parts; and all parts by name. Parts of private models
-        have a name only: their arrays are at the model's owner.
+        have a name only: the model's owner has their arrays.
     """
     specs: list[Body] = []
     parts: dict[str, Part] = {}
@@ -96,9 +96,9 @@ def make_version_label(tau: int, round: int) -> int:
 
 
 def find_old_private_parts(names: Iterable[str], keep: int = 3) -> set[str]:
-    """Find the parts of private models that are not of each model's newest versions.
+    """Find the parts of old versions of private models: all but the newest versions of each model.
 
-    A server may go back to the checkpoint before its last, and a reply may be under way: that makes three versions.
+    Three versions are needed: the server may go back to the checkpoint before its last, and a reply may be under way.
 
     >>> sorted(find_old_private_parts([f"private-3-{label}-head" for label in (9, 10, 11, 12)] + ["0123abcd"]))
     ['private-3-9-head']
@@ -110,12 +110,12 @@ def find_old_private_parts(names: Iterable[str], keep: int = 3) -> set[str]:
 
 
 def find_later_private_parts(names: Iterable[str], ids: set[int], label: int) -> set[str]:
-    """Find the parts of these private models with versions after this label, left from before the server went back."""
+    """Find the parts of these private models with later versions than this label: the server has gone back."""
     return {name for name, model_id, version in _parse_private_names(names) if model_id in ids and version > label}
 
 
 def _parse_private_names(names: Iterable[str]) -> Iterator[tuple[str, int, int]]:
-    """Yield each name that is one of a private model, with the model's id and the version."""
+    """Yield the names that belong to private models, with the model's id and the version."""
     for name in names:
         if match := re.fullmatch(PRIVATE_PREFIX + "([0-9]+)-([0-9]+)-(trunk|head)", name):
             yield name, int(match[1]), int(match[2])
@@ -127,7 +127,7 @@ def collect_part_names(specs: Iterable[Body]) -> set[str]:
 
 
 def collect_part_shapes(net: Net, specs: Iterable[Body], features: Sequence[int]) -> dict[str, Shapes]:
-    """Collect the shapes of every part of these models, by name."""
+    """Collect the shapes of all parts of these models, by name."""
     params = init_template(net)
     trunk, head = split_trunk_and_head(params, mark_trunk(net, params))
     shapes_by_kind = {

@@ -1,4 +1,4 @@
-"""Compatibility of server and clients: the protocol's number decides; the version beside it informs people.
+"""Compatibility of server and clients: only the protocol's number decides; the version beside it is for messages.
 
 A server supports its own number and the one before, a client only its own: so the server is updated first, and then the
 clients one by one. A server sends each request in its own protocol first. A client of another protocol refuses it and
@@ -15,7 +15,7 @@ from feddrift.engines.flower.messages import PROTOCOL, VERSION
 from feddrift.engines.flower.model_parts import Body
 from feddrift.engines.flower.serialization import InvalidMessageError
 
-SUPPORTED_PROTOCOLS = PROTOCOL, PROTOCOL - 1  # by a server
+SUPPORTED_PROTOCOLS = PROTOCOL, PROTOCOL - 1  # at a server
 
 _VERSION = re.compile(r"([0-9A-Za-z.+!-]{1,40})/([0-9]{1,6})")
 
@@ -25,23 +25,23 @@ class ProtocolChange:
     """Change of the protocol with a new number, and its consequences for clients of the number before."""
 
     summary: str
-    unknown_kinds: frozenset[str] = frozenset()  # requests that such a client does not know
+    unknown_kinds: frozenset[str] = frozenset()  # kinds of requests that such a client does not support
     unknown_fields: Mapping[str, frozenset[str]] = field(default_factory=dict)  # by kind of request
     reply_defaults: Mapping[str, Body] = field(default_factory=dict)  # by kind, values of fields that its reply lacks
 
 
-# A change that all supported clients know needs only a summary.
+# A change that all supported clients have needs only a summary.
 CHANGES: dict[int, ProtocolChange] = {
-    2: ProtocolChange("a test has more scores than accuracy"),
-    3: ProtocolChange("clients explain alarms, and let teams of models compete"),
+    2: ProtocolChange("the test of a client reports more scores than accuracy"),
+    3: ProtocolChange("new requests: to explain an alarm, and to let teams of models compete"),
     4: ProtocolChange(
-        "training may be pulled to models, classes are scored apart, data described, inputs choose models"
+        "training pulled towards models, scores by class, feature statistics, routers that choose models by inputs"
     ),
     5: ProtocolChange(
-        "each client counts its own batches, knows which of them the server knows, and reports how many wait"
+        "each client numbers its own batches, receives the newest that the server has, and reports how many wait"
     ),
     6: ProtocolChange(
-        "a client that trains a model alone may run all rounds at once",  # a client of 5 runs one round per request
+        "a client that trains a model alone may run all rounds at once",  # with protocol 5: one round per request
         unknown_fields={"train": frozenset({"more", "within"})},
         reply_defaults={"train": {"more": 0}},
     ),
@@ -59,15 +59,15 @@ def parse_protocol(version: object) -> int | None:
 
 
 def adapt_request(version: str, kind: str, body: Body) -> Body:
-    """Return the body of a request without the fields that a client of this version does not know.
+    """Return the body of a request without the fields that a client of this version does not support.
 
     Raises:
-        InvalidMessageError: The client does not know this kind of request.
+        InvalidMessageError: The client does not support this kind of request.
     """
     for change in _list_changes_since(version):
         if kind in change.unknown_kinds:
             raise InvalidMessageError(
-                f"{_format_version(version)} does not know the request '{kind}': update the client"
+                f"{_format_version(version)} does not support the request '{kind}': update the client"
             )
         body = {key: value for key, value in body.items() if key not in change.unknown_fields.get(kind, ())}
     return body
@@ -115,7 +115,7 @@ def check_server_version(version: object, server: object = None) -> None:
     elif number > PROTOCOL + 1:
         consequence = "update the client"
     else:
-        consequence = "it repeats the request in this client's protocol"
+        consequence = "the server repeats the request in this client's protocol"
     raise InvalidMessageError(
         f"the server has version {_format_version(server_version)}, this client {_format_version(VERSION)}: "
         f"{consequence}"
@@ -123,7 +123,7 @@ def check_server_version(version: object, server: object = None) -> None:
 
 
 def _list_changes_since(version: str) -> list[ProtocolChange]:
-    """List the changes that a client of this version does not know."""
+    """List the changes that a client of this version does not have."""
     return [change for number, change in CHANGES.items() if number > (parse_protocol(version) or 0)]
 
 

@@ -1,4 +1,4 @@
-"""Serialization of messages: a body as plain JSON, and parts of models as arrays; no content is used unchecked."""
+"""Serialization of messages: a body as plain JSON, and parts of models as arrays. All content is checked first."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def pack_message(body: Mapping[str, Any], parts: Mapping[str, Part] | None = Non
 
 
 def pack_inline(content: RecordDict) -> RecordDict:
-    """Move small arrays into the record of the body: Flower sends several requests for each array and record."""
+    """Move small arrays into the record of the body, since Flower sends several requests for each array and record."""
     records = content.array_records
     index = {name: [len(array.data) for array in record.values()] for name, record in records.items()}
     if not index or sum(map(sum, index.values())) > MAX_INLINE_BYTES:
@@ -83,7 +83,7 @@ def count_bytes(content: RecordDict) -> int:
 
 
 def unpack_message(content: RecordDict) -> tuple[Body, dict[str, list[Array]]]:
-    """Parse the body of a message; its parts stay unread, `read_arrays` reads and checks one."""
+    """Parse the body of a message; its parts are returned unread (see `read_arrays`)."""
     text = content.config_records["body"].get("json") if "body" in content.config_records else None
     if not isinstance(text, str) or len(content.config_records) != 1 or len(content.metric_records):
         raise InvalidMessageError("it does not have the format of feddrift messages")

@@ -1,1 +1,1 @@
-"""Base of the engines whose clients run in this process, and the reference implementation in plain loops."""
+"""Base of the engines whose clients are in this process, and the reference implementation in plain loops."""

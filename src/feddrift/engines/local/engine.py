@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from feddrift import numerics, rng
 from feddrift.data import Stream
-from feddrift.drift_explanation import Shifts, choose_clients_to_ask, find_shifts, mark_common_shifts
+from feddrift.drift_explanation import Shifts, choose_reporting_clients, find_shifts, mark_common_shifts
 from feddrift.engines.conditions import routed_voting
 from feddrift.engines.conditions.conditions import IDEAL, Conditions
 from feddrift.engines.local import sampling, trials
@@ -31,7 +31,7 @@ from feddrift.engines.worker import (
 )
 from feddrift.errors import ConfigError
 from feddrift.models import init_models, take
-from feddrift.nets import layer_width, remove_head, voting
+from feddrift.nets import get_layer_width, remove_head, voting
 from feddrift.nets.voting import log_softmax
 from feddrift.scores import compute_scores
 from feddrift.types import (
@@ -54,8 +54,8 @@ from feddrift.types import (
     Votes,
 )
 
-MAX_SCORED_PAIRS = 1 << 22  # pairs of a row and a model that are scored at a time
-MIN_VALUES_FOR_THREADS = 1 << 14  # numbers in a cell; with smaller cells threads mostly wait for each other
+MAX_SCORED_VALUES = 1 << 22  # values, such as scores of a row by a model, that are computed at a time
+MIN_VALUES_FOR_THREADS = 1 << 14  # numbers in a cell; for smaller cells threads do not save time
 
 
 class InProcess(Engine):
@@ -72,7 +72,7 @@ class InProcess(Engine):
         self.reachable = conditions.draw_reachable(stream.counts[:-1], seed)
         self.n_steps = stream.n_steps
         self._last_vote: tuple[State, int, tuple[Floats, Ints, Ints]] | None = None  # see `_count_votes`
-        # A time t, and the rows of each client before t by class: see `_count_received_classes`.
+        # A time t, and [c, class] the number of rows before t: see `_count_received_classes`.
         self._received_classes: tuple[int, Ints] = 0, np.zeros((stream.n_clients, stream.n_classes), dtype=np.int64)
 
     @abstractmethod
@@ -82,7 +82,7 @@ class InProcess(Engine):
         Args:
             models: The models.
             rows: Positions of rows in the stream.
-            net: Apply this net to the parameters of the models; None: the net of the engine.
+            net: The net that is applied to the parameters of the models; None: the net of the engine.
         """
 
     def compute_head_inputs(self, models: Models, rows: Ints) -> Iterator[npt.NDArray[np.float32]]:
@@ -95,8 +95,8 @@ class InProcess(Engine):
         Args:
             models: The models.
             rows: Positions of rows in the stream.
-            value: "error" (0 or 1), "loss" (the cross-entropy), "brier" ((1 - p)^2 with the probability p of the true
-                class) or "class" (the predicted class).
+            value: "error" (0 or 1), "loss" (cross-entropy), "brier" ((1 - p)^2, p: probability of the true class) or
+                "class" (the predicted class).
         """
         blocks = []
         rows_done = 0
@@ -112,23 +112,23 @@ class InProcess(Engine):
         return np.concatenate([np.zeros((len(models), 0)), *blocks], axis=1)
 
     def compute_team_logits(
-        self, models: Models, rows: Ints, team_of: Ints, teams: Ints
+        self, models: Models, rows: Ints, team_of_row: Ints, teams: Ints
     ) -> Iterator[tuple[Ints, npt.NDArray[np.float32]]]:
         """Yield the logits of each row from the models of its team only, in blocks of rows.
 
         Args:
             models: All models.
             rows: Positions of rows in the stream.
-            team_of: [row], the team of each row.
+            team_of_row: [row], the team of each row.
             teams: [team, k], the positions of the members of each team; -1: none.
 
         Yields:
-            Positions in `rows`, and the logits [k, row, class] of the k-th member of each row's team, 0 without one.
+            Positions in `rows`, and the logits [k, row, class] of the k-th member of each row's team; 0: no member.
         """
-        order = np.argsort(team_of, kind="stable")
-        sizes = np.bincount(team_of, minlength=len(teams))
+        order = np.argsort(team_of_row, kind="stable")
+        sizes = np.bincount(team_of_row, minlength=len(teams))
         ends = np.cumsum(sizes)
-        max_rows = max(1, MAX_SCORED_PAIRS // max(1, teams.shape[1] * self.stream.n_classes))
+        max_rows = max(1, MAX_SCORED_VALUES // max(1, teams.shape[1] * self.stream.n_classes))
         begin = 0
         rows_done = 0
         while begin < len(teams):
@@ -140,7 +140,7 @@ class InProcess(Engine):
             rows_done = int(ends[end - 1])
 
     def compute_member_logits(self, models: Models, rows: Ints, sizes: Ints, teams: Ints) -> npt.NDArray[np.float32]:
-        """Return the logits [k, row, class] of the k-th member of each row's team, 0 without one.
+        """Return the logits [k, row, class] of the k-th member of each row's team; 0: no member.
 
         Args:
             models: All models.
@@ -180,17 +180,17 @@ class InProcess(Engine):
         """
         return np.add.reduceat(self.score_rows(models, rows, metric), compute_offsets(sizes), axis=1)
 
-    def find_mistakes(self, models: Models, rows: Ints, sizes: Ints, which: Ints) -> Bools:
+    def find_mistakes(self, models: Models, rows: Ints, sizes: Ints, model_of_cell: Ints) -> Bools:
         """Return [row], whether the prediction of the cell's model is wrong.
 
         Args:
             models: The models.
             rows: Positions of rows in the stream; the rows of a cell follow each other.
             sizes: [cell], the number of rows of each cell.
-            which: [cell], the position of the model of each cell.
+            model_of_cell: [cell], the position of the model of each cell.
         """
         mistaken = np.zeros(len(rows), dtype=bool)
-        for m, model_rows in iterate_groups(np.repeat(which, sizes)):
+        for m, model_rows in iterate_groups(np.repeat(model_of_cell, sizes)):
             one_model = take(models, [m], [models.ids[m]])
             mistaken[model_rows] = self.score_rows(one_model, rows[model_rows], "error")[0] > 0
         return mistaken
@@ -209,45 +209,43 @@ class InProcess(Engine):
 
     def test(self, state: State, t: int) -> tuple[Ints, Ints]:
         sizes = self.stream.counts[t]
+        rows, owner = self._find_rows_of_time(t)
+        votes = Votes.of(state.votes)
         if state.router is not None:
-            rows, owner = self._find_test_rows(t)
             votes_of_rows = self._choose_votes(state, rows, sizes)
             correct = routed_voting.find_correct_rows(self, state.models, state.ballot, rows, votes_of_rows)
-            return np.bincount(owner, correct, len(sizes)).astype(int), sizes
-        votes = Votes.of(state.votes)
-        rows, owner = self._find_test_rows(t)
-        if ((votes.weight > 0).sum(axis=1) == 1).all():  # every client has a single voter
+        elif ((votes.weight > 0).sum(axis=1) == 1).all():  # every client votes with a single model
             used = np.flatnonzero(votes.used)
             voters = take(state.models, used, [state.models.ids[m] for m in used])
-            which = np.searchsorted(used, votes.argmax(axis=1))
-            mistaken = self.find_mistakes(voters, rows, sizes, which)
-            return sizes - np.bincount(owner, mistaken, len(sizes)).astype(int), sizes
-        _, predicted, _ = self._count_votes(state, t)
-        correct = predicted == self.stream.y[rows]
+            correct = ~self.find_mistakes(voters, rows, sizes, np.searchsorted(used, votes.argmax(axis=1)))
+        else:
+            _, predicted, _ = self._count_votes(state, t)
+            correct = predicted == self.stream.y[rows]
         return np.bincount(owner, correct, len(sizes)).astype(int), sizes
 
     def scores(self, state: State, t: int) -> Mapping[str, Floats]:
         sizes = self.stream.counts[t]
-        rows, owner = self._find_test_rows(t)
+        rows, owner = self._find_rows_of_time(t)
         probabilities, predicted, vote_of_row = self._count_votes(state, t)
         self._last_vote = None
         labels = self.stream.y[rows]
         scores = compute_scores(probabilities, predicted, labels, sizes, self._count_received_classes(t))
         if state.router is not None:
-            n_routed = np.bincount(owner, vote_of_row >= len(sizes), len(sizes))  # not by the client's own votes
+            n_routed = np.bincount(owner, vote_of_row >= len(sizes), len(sizes))  # rows without the client's own votes
             scores["routed"] = np.divide(n_routed, sizes, out=np.full(len(sizes), np.nan), where=sizes > 0)
         has_votes = np.zeros(len(sizes), dtype=bool)
         has_votes[: len(state.votes)] = Votes.of(state.votes).has_any
         return {name: np.where(has_votes, values, np.nan) for name, values in scores.items()}
 
     def _count_votes(self, state: State, t: int) -> tuple[Floats, Ints, Ints]:
-        """Return the probabilities [row, class] at the test of time t, the predictions, and [row] which votes count.
+        """Return the probabilities [row, class] at the test of time t, [row] the predictions, and [row] the votes.
 
-        The result of the last call is stored, since `test` and `scores` need the same.
+        A row's votes are a position in the votes of `_choose_votes`. The result of the last call is stored, since
+        `test` and `scores` both need it.
         """
         if self._last_vote is not None and self._last_vote[0] is state and self._last_vote[1] == t:
             return self._last_vote[2]
-        rows, _ = self._find_test_rows(t)
+        rows, _ = self._find_rows_of_time(t)
         probabilities = np.zeros((len(rows), self.stream.n_classes))
         predicted = np.zeros(len(rows), dtype=np.int64)
         votes, vote_of_row = self._choose_votes(state, rows, self.stream.counts[t])
@@ -255,7 +253,7 @@ class InProcess(Engine):
         for part, logits in self.compute_team_logits(state.models, rows[voted], vote_of_row[voted], votes.model):
             block = voted[part]
             weights = votes.weight[vote_of_row[block]]
-            probabilities[block] = voting.vote_probabilities(logits, weights)
+            probabilities[block] = voting.compute_vote_probabilities(logits, weights)
             if state.ballot == "soft" and (weights.sum(axis=1) == 1).all():
                 predicted[block] = probabilities[block].argmax(axis=1)
             else:
@@ -264,7 +262,7 @@ class InProcess(Engine):
         return probabilities, predicted, vote_of_row
 
     def _choose_votes(self, state: State, rows: Ints, sizes: Ints) -> tuple[Votes, Ints]:
-        """Return votes, those of the clients first, and [row] the position of the votes for each row of a test.
+        """Return votes, first those of the clients, and [row] the position of the votes for each row of a test.
 
         A client that has not joined yet has no votes.
         """
@@ -283,14 +281,14 @@ class InProcess(Engine):
         """
         last_time, last_counts = self._received_classes
         since, counts = (last_time, last_counts) if last_time <= t else (0, last_counts * 0)
-        for past in range(since, t):  # one time at a time: 100,000 clients have tens of millions of rows
-            rows, client = self._find_test_rows(past)
+        for past in range(since, t):  # all at once needs much memory: 100,000 clients have tens of millions of rows
+            rows, client = self._find_rows_of_time(past)
             pairs = client * self.stream.n_classes + self.stream.y[rows]
             counts = counts + np.bincount(pairs, minlength=counts.size).reshape(counts.shape)
         self._received_classes = t, counts
         return counts
 
-    def _find_test_rows(self, t: int) -> tuple[Ints, Ints]:
+    def _find_rows_of_time(self, t: int) -> tuple[Ints, Ints]:
         """Return the rows of all cells of time t, and the client of each row."""
         first = int(self.stream.starts[t, 0])
         sizes = self.stream.counts[t]
@@ -298,7 +296,7 @@ class InProcess(Engine):
 
     def shifts(self, tau: int, clients: Sequence[int]) -> Mapping[int, Shifts]:
         counts = np.where(self.reachable, self.stream.counts[:-1], 0)
-        compared = choose_clients_to_ask(clients, np.flatnonzero(counts[tau]).tolist())
+        compared = choose_reporting_clients(clients, np.flatnonzero(counts[tau]).tolist())
         values_per_cell = counts[tau].max() * math.prod(self.stream.features)
 
         def compare(c: int) -> Shifts | None:
@@ -312,24 +310,21 @@ class InProcess(Engine):
         return mark_common_shifts({c: shift for c, shift in shifts.items() if shift is not None}, clients)
 
 
-def count_members(teams: Ints) -> tuple[Ints, Floats]:
-    """Return the distinct members of each team in ascending order, -1: none, and the number of times of each.
+def find_distinct_members(teams: Ints) -> Ints:
+    """Return the distinct members of each team in ascending order, -1: none.
 
-    >>> count_members(np.array([[5, 2, 5], [4, -1, -1]]))
-    (array([[ 2,  5, -1],
-           [ 4, -1, -1]]), array([[1., 2., 0.],
-           [1., 0., 0.]]))
+    >>> find_distinct_members(np.array([[5, 2, 5], [4, -1, -1]]))
+    array([[ 2,  5, -1],
+           [ 4, -1, -1]])
     """
     ordered = np.sort(np.where(teams < 0, np.iinfo(np.int64).max, teams), axis=1)
     present = ordered < np.iinfo(np.int64).max
     differs = np.concatenate([np.ones((len(ordered), 1), dtype=bool), ordered[:, 1:] != ordered[:, :-1]], axis=1)
     rank = np.cumsum(present & differs, axis=1) - 1
     members = np.full(ordered.shape, -1)
-    counts = np.zeros(ordered.shape)
     team, place = np.nonzero(present)
     members[team, rank[team, place]] = ordered[team, place]
-    np.add.at(counts, (team, rank[team, place]), 1.0)
-    return members, counts
+    return members
 
 
 class LaneCells(NamedTuple):
@@ -337,11 +332,11 @@ class LaneCells(NamedTuple):
 
     counts: Ints  # [cell], the number of rows, or of places in the cell's table
     mass: Floats  # [cell], a cell is drawn in proportion to its mass times w
-    tables: dict[int, Ints]  # the rows of cells that have a table; others: `InProcessWorker.select_training_rows`
+    tables: dict[int, Ints]  # by cell; for cells without a table see `InProcessWorker.select_training_rows`
 
 
 class InProcessWorker(Worker):
-    """Base of Workers with data in this process: subclasses train, and save and load the optimiser's moments."""
+    """Base of Workers with data in this process; a subclass trains, and saves and loads the optimiser's moments."""
 
     engine: InProcess
 
@@ -406,7 +401,7 @@ class InProcessWorker(Worker):
     def describe(self, models: Models, clients: Ints, question: StatisticsRequest) -> Moments:
         engine = self.engine
         known = self.known
-        width = layer_width(engine.net, question.layer, known.features, known.n_classes)
+        width = get_layer_width(engine.net, question.layer, known.features, known.n_classes)
         matrix = question.matrix(width)
         n_parts, size = question.shape(width, known.n_classes)
         moments = Moments.empty(len(clients), len(models), n_parts, size)
@@ -460,7 +455,7 @@ class InProcessWorker(Worker):
 
         Args:
             models: All models.
-            teams: [contestant, client, k], the positions of the members, -1: none; a member that is there twice has
+            teams: [contestant, client, k], the positions of the members, -1: none; a member that is listed twice has
                 two votes.
             client_rows: The rows of each client.
         """
@@ -470,9 +465,8 @@ class InProcessWorker(Worker):
         if is_single.all():
             return np.stack([self.find_mistakes(models, rows, sizes, team.max(axis=1)) for team in teams])
         owner = np.repeat(np.arange(len(client_rows)), sizes)
-        members, _ = count_members(np.concatenate(list(teams), axis=1))  # of all contestants at a client
-        width = int((members >= 0).sum(axis=1).max())
-        members = members[:, :width]
+        members = find_distinct_members(np.concatenate(list(teams), axis=1))  # of all contestants at a client
+        members = members[:, : int((members >= 0).sum(axis=1).max())]
         matches = (teams[..., None] == members[None, :, None]) & (teams[..., None] >= 0)
         votes = matches.sum(axis=2).astype(np.float64)  # [contestant, client, member]
         mistaken = np.zeros((len(teams), len(rows)), dtype=bool)
@@ -481,7 +475,7 @@ class InProcessWorker(Worker):
             labels = self.engine.stream.y[rows[part]]
             probabilities = [voting.softmax(member_logits) for member_logits in logits]
             for k in range(len(teams)):
-                predicted = voting.mean_probabilities(probabilities, votes[k, client]).argmax(axis=1)
+                predicted = voting.average_probabilities(probabilities, votes[k, client]).argmax(axis=1)
                 single = np.flatnonzero(is_single[k, client])
                 predicted[single] = logits[votes[k, client[single]].argmax(axis=1), single].argmax(axis=1)
                 mistaken[k, part] = predicted != labels
@@ -497,9 +491,9 @@ class InProcessWorker(Worker):
         """Return a new model with the initial parameters of all models of the run."""
         return init_models(self.engine.net, self.engine.seed)
 
-    def find_mistakes(self, models: Models, rows: Ints, sizes: Ints, which: Ints) -> Bools:
+    def find_mistakes(self, models: Models, rows: Ints, sizes: Ints, model_of_cell: Ints) -> Bools:
         """Return [row], whether the prediction of the cell's model is wrong: see `InProcess.find_mistakes`."""
-        return self.engine.find_mistakes(models, rows, sizes, which)
+        return self.engine.find_mistakes(models, rows, sizes, model_of_cell)
 
     def get_cell_rows(self, t: int, c: int) -> Ints:
         """Return the positions of a cell's rows in the stream."""
@@ -583,13 +577,13 @@ class InProcessWorker(Worker):
         return np.concatenate(held_out), weight / (weight.sum() or 1.0), -(-n // local.batch)
 
     def _split_into_blocks(
-        self, cells: Ints, n_models: int, max_rows: int | None = None
+        self, cells: Ints, values_per_row: int, max_rows: int | None = None
     ) -> Iterator[tuple[slice, Ints, Ints]]:
         """Yield blocks of cells [n, (t, c)] that fit into memory.
 
         Args:
             cells: Pairs of a time and a client.
-            n_models: The number of values for each row.
+            values_per_row: The number of values that are computed for each row.
             max_rows: Draw a sample of this number of rows from larger cells; None: all rows.
 
         Yields:
@@ -599,20 +593,21 @@ class InProcessWorker(Worker):
         counts = self.engine.stream.counts[cells[:, 0], cells[:, 1]]
         sizes = counts if max_rows is None else np.minimum(counts, max_rows)
         ends = np.cumsum(sizes)
-        done = 0
-        while done < len(cells):
-            last_row = (ends[done - 1] if done else 0) + MAX_SCORED_PAIRS // n_models
-            block = slice(done, max(done + 1, int(np.searchsorted(ends, last_row, side="right"))))
+        first = 0
+        while first < len(cells):
+            max_end = (ends[first - 1] if first else 0) + MAX_SCORED_VALUES // values_per_row
+            block = slice(first, max(first + 1, int(np.searchsorted(ends, max_end, side="right"))))
             begins = compute_offsets(sizes[block])
             rows = np.arange(sizes[block].sum()) + np.repeat(starts[block] - begins, sizes[block])
             sampled = np.flatnonzero(counts[block] > sizes[block])
-            sampled_cells = cells[done + sampled]
+            sampled_cells = cells[first + sampled]
             keys = rng.derive_key(self.engine.seed, "score", self.tau, sampled_cells[:, 0], sampled_cells[:, 1])
-            order = np.zeros(counts[done + sampled].sum(), dtype=np.int32)
-            offsets = compute_offsets(counts[done + sampled])
-            self.engine.shuffle_cells(keys, offsets, counts[done + sampled], order)
+            sampled_counts = counts[first + sampled]
+            order = np.zeros(sampled_counts.sum(), dtype=np.int32)
+            offsets = compute_offsets(sampled_counts)
+            self.engine.shuffle_cells(keys, offsets, sampled_counts, order)
             for k, offset in zip(sampled, offsets, strict=True):
                 sample = np.sort(order[offset : offset + max_rows] - offset)
-                rows[begins[k] : begins[k] + max_rows] = starts[done + k] + sample
+                rows[begins[k] : begins[k] + max_rows] = starts[first + k] + sample
             yield block, rows, sizes[block]
-            done = block.stop
+            first = block.stop

@@ -1,7 +1,7 @@
 """Optimisers of local training, for arrays of NumPy and of JAX.
 
-Adam with amsgrad is defined as in PyTorch: L2 is added to the gradient, and the maximum is taken before bias
-correction. The momentum of SGD is defined as in PyTorch, too, and stored in the moment "mean".
+They are defined as in PyTorch. Adam with amsgrad adds L2 to the gradient, and takes the maximum before bias correction.
+The momentum of SGD is stored in the moment "mean".
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def init_moment_rows(xp: Any, n: int, params: Sequence[Any]) -> OptimizerMoments
     Args:
         xp: The array library, NumPy or JAX's.
         n: The number of rows.
-        params: Arrays of any number of rows with the same shapes.
+        params: Stacks of any number of trunks or heads with the same shapes.
     """
     shapes = [((n, *leaf.shape[1:]), leaf.dtype) for leaf in params]
     return {name: [xp.zeros(shape, dtype=dtype) for shape, dtype in shapes] for name in MOMENT_NAMES}
@@ -61,7 +61,7 @@ def apply_gradients(
         grads: The gradients.
         moments: The moments before the step.
         step: The number of the step, from 1, as a float32 array with 0 dimensions.
-        lr: The step size, a number or an array; default: that of `local`.
+        lr: The step size, a number or an array; None: that of `local`.
 
     Returns:
         The parameters and the moments after the step.

@@ -31,7 +31,7 @@ def _make_gradient(net: Net) -> Any:
     """Return a function for the gradient of a minibatch's loss: perceptrons in NumPy, other nets compiled by JAX."""
     if net.apply in (apply_linear, apply_perceptron, apply_deep):
         return compute_gradient
-    import jax  # here, since it takes a while
+    import jax  # here, since importing JAX takes a while
 
     def loss(params: Params, mask: Any, x: Any, y: Any, n: Any) -> Any:
         with jax.default_matmul_precision("float32"):
@@ -73,8 +73,8 @@ class ReferenceWorker(InProcessWorker):
 
     def __init__(self, engine: Reference, tau: int) -> None:
         super().__init__(engine, tau)
-        # Moments and number of steps, by client, "trunk" or "head", and id of the family or model. The entry "look"
-        # has the last loss on held-out rows instead.
+        # Moments and number of steps, by client, kind ("trunk" or "head"), and id of the family or model. Entries of
+        # the kind "look" contain the last loss on held-out rows instead.
         self.moments: dict[tuple[int, str, int], tuple[optim.OptimizerMoments, int]] = {}
 
     def save(self) -> Any:
@@ -94,8 +94,10 @@ class ReferenceWorker(InProcessWorker):
             trunks.append(trunk)
             for pair, head in zip(pairs, lane_heads, strict=True):
                 heads[pair] = head
-        trunk, head = ([np.stack(part) for part in zip(*parts, strict=True)] for parts in (trunks, heads))
-        return plan.updates(join_trunk_and_head(trunk, head, mark_trunk(self.engine.net, models.params)))
+        trunk_stacks = [np.stack(leaves) for leaves in zip(*trunks, strict=True)]
+        head_stacks = [np.stack(leaves) for leaves in zip(*heads, strict=True)]
+        in_trunk = mark_trunk(self.engine.net, models.params)
+        return plan.updates(join_trunk_and_head(trunk_stacks, head_stacks, in_trunk))
 
     def local_update(
         self, models: Models, c: int, members: Ints, w: Entries, round: int, local: Local
@@ -157,17 +159,16 @@ class ReferenceWorker(InProcessWorker):
                 heads[h] = self._update_part((c, "head", ids[h]), heads[h], head_grads, local)
             if local.patience and (step + 1) % interval == 0:
                 masks = None if models.mask is None else models.mask[members].astype(np.float32)
-                loss = self._compute_validation_loss(
-                    validation_rows, row_weights, [join_trunk_and_head(trunk, head, in_trunk) for head in heads], masks
-                )
+                lane_models = [join_trunk_and_head(trunk, head, in_trunk) for head in heads]
+                loss = self._compute_validation_loss(validation_rows, row_weights, lane_models, masks)
                 last_loss = self.moments.get((c, "look", family), ({"loss": np.float32(np.nan)}, 0))[0]["loss"]
                 self.moments[c, "look", family] = {"loss": loss}, 0
                 if sampling.should_stop_early(last_loss, loss, local.patience, (step + 1) // interval):
                     break
         return trunk, heads
 
-    def _compute_validation_loss(self, rows: Ints, weight: Floats, heads: list[Params], masks: Any) -> Any:
-        """Return the loss on held-out rows with weights [head, row]; 0 without rows, as in the compiled program."""
+    def _compute_validation_loss(self, rows: Ints, weight: Floats, lane_models: list[Params], masks: Any) -> Any:
+        """Return the loss of models on rows with weights [model, row]; 0 without rows, as in the compiled program."""
         if not len(rows):
             return np.float32(0)
         import jax
@@ -175,7 +176,7 @@ class ReferenceWorker(InProcessWorker):
         x = self.engine.stream.x[rows]
         y = self.engine.stream.y[rows]
         loss = np.float32(0)
-        for h, params in enumerate(heads):
+        for h, params in enumerate(lane_models):
             with jax.default_matmul_precision("float32"):
                 logits = np.asarray(compute_logits(self.engine.net, params, None if masks is None else masks[h], x))
             log_probability = np.take_along_axis(log_softmax(logits), y[:, None], axis=1)[:, 0]

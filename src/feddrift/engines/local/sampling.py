@@ -3,8 +3,9 @@
 A local step draws a cell t in proportion to w[t, c, m] N[t, c], then B rows of it. If a lane trains several heads, its
 cells are pairs of a time t and a head; the index of the head changes fastest.
 
-Each cell is shuffled once per time step with its own key. A minibatch is a window of B rows of that order that begins
-at a random row and wraps around: B distinct rows, every set equally likely, for one pair of random words per step.
+Each cell is shuffled once in each time step with its own key. A minibatch is a window of B rows of that order, which
+begins at a random row and wraps around. It has B distinct rows, every set is equally likely, and a step needs only two
+random words.
 """
 
 from __future__ import annotations
@@ -43,11 +44,10 @@ def draw_bootstrap(seed: int, tau: int, t: int, c: int, model_id: int, n: int) -
     """
     key = rng.derive_key(seed, "bag", tau, t, c, model_id)
     words = rng.draw_words(key, 2 * n)
-    # Poisson(1) by inversion: the probability of at most k is the sum of e^-1 / i! over i <= k.
-    at_most = np.cumsum(0.36787944117144233 / np.array([1, 1, 2, 6, 24, 120, 720, 5040], dtype=np.float64))
-    weight = np.searchsorted(at_most, rng.to_unit_interval(words[:n]).astype(np.float64), side="right").astype(
-        np.float64
-    )
+    # Poisson(1) by inversion of its cumulative distribution function: the sum of e^-1 / i! over i <= k.
+    poisson_cdf = np.cumsum(0.36787944117144233 / np.array([1, 1, 2, 6, 24, 120, 720, 5040], dtype=np.float64))
+    uniform = rng.to_unit_interval(words[:n]).astype(np.float64)
+    weight = np.searchsorted(poisson_cdf, uniform, side="right").astype(np.float64)
     if not weight.any():
         weight[:] = 1
     cumulative = np.cumsum(weight) / weight.sum()
@@ -102,7 +102,7 @@ def build_balanced_tables(classes: Ints | npt.NDArray[np.int32], sizes: Ints, w:
     group = cell * n_classes + classes
     counts = np.bincount(group, minlength=len(sizes) * n_classes).reshape(len(sizes), n_classes)
     mass: Floats = (counts * weight).sum(axis=1)
-    min_weight = np.where(counts > 0, weight, np.inf).min(axis=1)  # each row of this weight has one place
+    min_weight = np.where(counts > 0, weight, np.inf).min(axis=1)  # a row of this weight has one place
     places_per_weight = np.minimum(1 / min_weight, MAX_PLACES_PER_ROW * sizes / mass)
     places = np.maximum(np.rint(counts * weight * places_per_weight[:, None]), 1)
     places = np.where(counts > 0, places, 0).astype(np.int64)  # [cell, class]
@@ -153,12 +153,12 @@ def get_held_out_slice(n: int, hold_out: float, holds: Holds) -> slice:
 
 
 def should_stop_early(previous_loss: Any, loss: Any, patience: float, check: Any) -> Any:
-    """Return whether a lane stops its round: its loss on held-out rows still decreases, but by too little.
+    """Return whether a lane stops its round: its loss on held-out rows decreases, but by less than the limit.
 
     Args:
         previous_loss: The loss at the check before, NaN at the first one.
         loss: The loss now.
-        patience: The decrease below which it stops at the first check of a round; at the e-th one, patience / e.
+        patience: The limit at the first check of a round; at the k-th check it is patience / k.
         check: The number of the check in this round, from 1.
 
     >>> [bool(should_stop_early(np.float32(loss), np.float32(0.5), 0.2, 2)) for loss in (0.55, 0.65, 0.45, np.nan)]
@@ -179,7 +179,7 @@ def compute_cumulative_chances(w: Floats, counts: Ints | Floats) -> npt.NDArray[
     # Cells after the last one with mass must have probability 0 despite rounding.
     remaining = np.flip(np.cumsum(np.flip(mass, axis=-1), axis=-1), axis=-1) - mass
     cumulative = np.where(remaining > 0, cumulative, 1.0).astype(np.float32)
-    # Draws are multiples of 2^-24. So are these limits, since compiled code may treat smaller numbers as zero.
+    # The limits are multiples of 2^-24, as draws are: compiled code may treat smaller numbers as zero.
     return (np.ceil(cumulative * np.float64(2**24)) * 2.0**-24).astype(np.float32)
 
 

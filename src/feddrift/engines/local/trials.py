@@ -1,4 +1,4 @@
-"""Trials: each client compares starts of a new model on its own new data. See `Federation.tournament`."""
+"""Trials: each client compares starts of a new model on its new data. See `Federation.tournament`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from feddrift.engines.worker import TrainingPlan, Worker, run_rounds_sequentiall
 from feddrift.models import restore_untrained_part, take
 from feddrift.types import Bools, Ints, Local, Models, Start, Tournament
 
-HOLD_OUT_SHARE = 0.3  # of a client's new data: trained models are compared on it
+HOLD_OUT_SHARE = 0.3  # of a client's new data, on which trained models are compared
 MAX_PAIRWISE_CONTESTANTS = 12  # with more contestants, common mistakes are counted client by client
-TRIAL_ID_OFFSET = 2**31  # families of trials have ids from here on, so their random keys differ from those of the run
+TRIAL_ID_OFFSET = 2**31  # smallest id of a family of a trial, so that random keys differ from those of the run
 
 
 class TrialWorker(Worker, Protocol):
@@ -27,7 +27,7 @@ class TrialWorker(Worker, Protocol):
     def make_scratch_worker(self) -> Self: ...
     def make_fresh_model(self) -> Models: ...
     def shuffle_cell(self, t: int, c: int) -> Ints: ...
-    def find_mistakes(self, models: Models, rows: Ints, sizes: Ints, which: Ints) -> Bools: ...
+    def find_mistakes(self, models: Models, rows: Ints, sizes: Ints, model_of_cell: Ints) -> Bools: ...
 
 
 def run_trials(
@@ -44,7 +44,7 @@ def run_trials(
         local: The settings of local training.
 
     Returns:
-        The numbers of held-out rows and the common mistakes of each two starts, by client.
+        By client, the number of held-out rows and the common mistakes of each two starts.
     """
     clients = np.flatnonzero(parent >= 0)
     if not len(clients):
@@ -90,8 +90,10 @@ def count_common_mistakes(n_clients: int, clients: Ints, sizes: Ints, mistakes: 
 
 
 def _train_contestants(worker: Worker, models: Models, plan: TrainingPlan, local: Local) -> Models:
-    run_rounds = worker.rounds if local.average == "mean" else lambda *args: run_rounds_sequentially(worker, *args)
-    trained, _ = run_rounds(models, plan, 0, local.rounds, local)
+    if local.average == "mean":
+        trained, _ = worker.rounds(models, plan, 0, local.rounds, local)
+    else:
+        trained, _ = run_rounds_sequentially(worker, models, plan, 0, local.rounds, local)
     return restore_untrained_part(models, trained, local.trains)
 
 
@@ -99,22 +101,22 @@ def _build_contestants(
     worker: TrialWorker, models: Models, w: Entries, parent: Ints, clients: Ints, start: Start
 ) -> tuple[Models, Entries, Ints]:
     """Return the models that clients train in the trial of a start, their data, and the position of each new model."""
-    index = np.full(len(parent), -1)  # [c], of the client in `clients`
+    index = np.full(len(parent), -1)  # [c], the position of the client in `clients`
     index[clients] = np.arange(len(clients))
     family = np.asarray(models.family)
-    is_joint = np.zeros(len(w.t), dtype=bool)  # data of models on the parent's trunk, which train with the new model
+    is_joint = np.zeros(len(w.t), dtype=bool)  # data of models with the parent's trunk, which train with the new model
     if start == "joint":
         is_joint = (index[w.c] >= 0) & (family[w.m] == family[parent[w.c]])
     old = w.select(is_joint)
-    # The block of a client: the new model, which is a copy of its parent or a fresh one, then copies of the others.
+    # A client has a block of slots: the first is for the new model, the others are for copies of existing models.
     width = len(models) + 1
     old_slots = index[old.c] * width + old.m + 1
     new_slots = np.arange(len(clients)) * width
     slots = np.unique(np.concatenate([new_slots, old_slots]))
     owner = slots // width
-    within = slots % width
+    slot_in_block = slots % width
     source = models
-    positions = np.where(within == 0, parent[clients[owner]], within - 1)
+    positions = np.where(slot_in_block == 0, parent[clients[owner]], slot_in_block - 1)
     if start == "fresh":
         source = worker.make_fresh_model()
         positions = np.zeros_like(positions)

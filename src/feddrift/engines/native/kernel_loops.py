@@ -1,6 +1,6 @@
-"""Compiled loops of `kernel` for perceptrons: explicit loops for speed; tests compare them with NumPy and JAX.
+"""Compiled loops of `kernel` for perceptrons; tests compare their results with those of NumPy and JAX.
 
-Training works on `vectors`, scoring uses plain loops over rows. Every processor gives the same bits: sums have a fixed
+Training uses `vectors`, scoring uses plain loops over rows. Every processor gives the same bits: sums have a fixed
 order, multiply-adds are explicit (`multiply_add`), no fast-math flag is set, and exponentials and logarithms are
 computed here instead of by the C library.
 """
@@ -21,8 +21,8 @@ try:
     from numba import njit
 
     from feddrift.engines.native.vectors import (
-        REGISTER,
-        SUMS,
+        PARTS_SIZE,
+        REGISTER_SIZE,
         broadcast_element,
         fill_vector,
         floor,
@@ -47,10 +47,10 @@ try:
 except ImportError:  # the simulator then uses its own compiled program
     njit = None  # type: ignore[assignment]
 
-COMPILED = njit is not None  # without numba these functions must not be called
+COMPILED = njit is not None  # without numba the functions of this module must not be called
 
 BLOCK = 64  # rows that are scored together
-WIDTH = 16  # the rows of a minibatch, and the numbers of a layer, are padded to a multiple of this: one vector
+VECTOR_SIZE = 16  # as in `vectors`, which needs numba; minibatches and layers are padded to a multiple of it
 
 
 def _compile_with(**flags: Any) -> Callable[[Callable[..., Any]], Any]:
@@ -67,15 +67,14 @@ def _compile_with(**flags: Any) -> Callable[[Callable[..., Any]], Any]:
     return compile_function
 
 
-_strict = _compile_with()
+_compiled = _compile_with()
 _inlined = _compile_with(forceinline=True)
-# Inlined into the caller, without reference counts for arrays.
-_exact = _compile_with(forceinline=True, _nrt=False)
+_inlined_without_refcounts = _compile_with(forceinline=True, _nrt=False)  # arrays are not reference-counted
 
 
-@_strict
+@_compiled
 def average_rows(models: Any, parts: Any, target: Any, share: Any, order: Any) -> None:
-    """Average rows in place with the bits of `averaging.average_rows`: products, then sums part by part."""
+    """Write the averages of parts to the rows of `models`, with the same bits as `averaging.average_rows`."""
     for k in range(len(order)):
         models[target[order[k]]] = np.float32(0)
     for k in range(len(order)):
@@ -84,14 +83,14 @@ def average_rows(models: Any, parts: Any, target: Any, share: Any, order: Any) -
             models[target[i], j] += share[i] * parts[i, j]
 
 
-@_strict
+@_compiled
 def _rotate_words(x0: Any, x1: Any, n_bits: Any) -> Any:
-    """Apply one round of Threefry with this rotation."""
+    """Compute one round of Threefry with this rotation."""
     x0 = np.uint32(x0 + x1)
     return x0, np.uint32((x1 << n_bits) | (x1 >> np.uint32(np.uint32(32) - n_bits))) ^ x0
 
 
-@_strict
+@_compiled
 def _hash_words(k0: Any, k1: Any, x0: Any, x1: Any) -> Any:
     """Compute `rng.threefry2x32` of single words."""
     keys = (k0, k1, np.uint32(k0 ^ k1 ^ np.uint32(0x1BD11BDA)))
@@ -108,17 +107,18 @@ def _hash_words(k0: Any, k1: Any, x0: Any, x1: Any) -> Any:
     return x0, x1
 
 
-@_strict
+@_compiled
 def shuffle_cells(lo: Any, hi: Any, key0: Any, key1: Any, starts: Any, counts: Any, order: Any) -> None:
     """Write the rows of cells lo..hi-1 to `order` in their random permutation, with the bits of `rng.permutation`.
 
-    It sorts random words, each with its position in the low bits: into buckets by the top bits, then by insertion.
+    It sorts random words that contain their position in the low bits: first into buckets by their top bits, then by
+    insertion.
     """
     max_rows = 2
     for cell in range(lo, hi):
         max_rows = max(max_rows, counts[cell])
     words = np.empty(max_rows + 1, dtype=np.uint32)
-    sorted_ = np.empty(max_rows, dtype=np.uint64)
+    sorted_words = np.empty(max_rows, dtype=np.uint64)
     ends = np.empty(2 * max_rows + 1, dtype=np.int64)
     for cell in range(lo, hi):
         n = counts[cell]
@@ -135,17 +135,17 @@ def shuffle_cells(lo: Any, hi: Any, key0: Any, key1: Any, starts: Any, counts: A
             ends[bucket + 1] += ends[bucket]
         for i in range(n):
             bucket = words[i] >> shift
-            sorted_[ends[bucket]] = (np.uint64(words[i]) << np.uint64(32)) | np.uint64(i)
+            sorted_words[ends[bucket]] = (np.uint64(words[i]) << np.uint64(32)) | np.uint64(i)
             ends[bucket] += 1
         for i in range(1, n):
-            word = sorted_[i]
+            word = sorted_words[i]
             position = i
-            while position > 0 and sorted_[position - 1] > word:
-                sorted_[position] = sorted_[position - 1]
+            while position > 0 and sorted_words[position - 1] > word:
+                sorted_words[position] = sorted_words[position - 1]
                 position -= 1
-            sorted_[position] = word
+            sorted_words[position] = word
         for i in range(n):
-            order[starts[cell] + i] = starts[cell] + np.int64(sorted_[i] & np.uint64(0xFFFFFFFF))
+            order[starts[cell] + i] = starts[cell] + np.int64(sorted_words[i] & np.uint64(0xFFFFFFFF))
 
 
 BETA1 = np.float32(optim.BETA1)
@@ -178,7 +178,7 @@ def _split_power(x: Any) -> Any:
     return n, f * r
 
 
-@_strict
+@_compiled
 def _exp_scalar(x: Any) -> Any:
     """Return e^x for one number x <= 0, in float64 with the precision of float32."""
     if not x > -700.0:
@@ -187,7 +187,7 @@ def _exp_scalar(x: Any) -> Any:
     return (1.0 + f) * scalar_power_of_two(n)
 
 
-@_strict
+@_compiled
 def _log_scalar(x: Any) -> Any:
     """Return ln(x) for one positive number, in float64 with the precision of float32."""
     if not 0.0 < x < math.inf:
@@ -221,41 +221,46 @@ def _correct_bias(n_steps: Any, log_beta: Any) -> Any:
 
 @_inlined
 def _compute_corrections(n_steps: Any, lr: Any) -> Any:
-    """Return the step size over the first bias, and the root of the second, after this number of steps."""
+    """Return the step size divided by the first bias correction, and the root of the second one."""
     rate = lr / np.float32(_correct_bias(n_steps, LOG_BETA1))
     return rate, np.float32(math.sqrt(np.float32(_correct_bias(n_steps, LOG_BETA2))))
 
 
-@_exact
+@_inlined_without_refcounts
 def _update_row(params: Any, row: Any, grads: Any, moments: Any, rate: Any, bias: Any, decay: Any, adam: Any) -> None:
-    """Apply `optim.update` to a row of parameters and moments in place; for SGD, `bias` is the momentum."""
+    """Take the step of `optim.apply_gradients` for a row of parameters and moments, in place.
+
+    For Adam, `rate` and `bias` are those of `_compute_corrections`; for SGD, the step size and the momentum.
+    """
     mean, square, largest = moments
     shrink = fill_vector(decay)
     if not adam:
-        for at in range(0, params.shape[1], WIDTH):
-            p = load_vector(params, row, at)
-            g = load_vector(grads, 0, at)
+        for column in range(0, params.shape[1], VECTOR_SIZE):
+            p = load_vector(params, row, column)
+            g = load_vector(grads, 0, column)
             if bias > 0:
-                g = multiply_add(shrink, p, multiply_add(fill_vector(bias), load_vector(mean, row, at), g))
-                store_vector(mean, row, at, g)
+                g = multiply_add(shrink, p, multiply_add(fill_vector(bias), load_vector(mean, row, column), g))
+                store_vector(mean, row, column, g)
             else:
                 g = multiply_add(shrink, p, g)
-            store_vector(params, row, at, multiply_add(fill_vector(-rate), g, p))
+            store_vector(params, row, column, multiply_add(fill_vector(-rate), g, p))
         return
     over = fill_vector(np.float32(1) / bias)
-    for at in range(0, params.shape[1], WIDTH):
-        p = load_vector(params, row, at)
-        g = multiply_add(shrink, p, load_vector(grads, 0, at))
-        m = multiply_add(fill_vector(ONE_MINUS_BETA1), g, fill_vector(BETA1) * load_vector(mean, row, at))
-        v = multiply_add(g * g, fill_vector(ONE_MINUS_BETA2), fill_vector(BETA2) * load_vector(square, row, at))
-        u = take_larger(v, load_vector(largest, row, at))
-        store_vector(mean, row, at, m)
-        store_vector(square, row, at, v)
-        store_vector(largest, row, at, u)
-        store_vector(params, row, at, p - fill_vector(rate) * m / multiply_add(square_root(u), over, fill_vector(EPS)))
+    for column in range(0, params.shape[1], VECTOR_SIZE):
+        p = load_vector(params, row, column)
+        g = multiply_add(shrink, p, load_vector(grads, 0, column))
+        m = multiply_add(fill_vector(ONE_MINUS_BETA1), g, fill_vector(BETA1) * load_vector(mean, row, column))
+        v = multiply_add(g * g, fill_vector(ONE_MINUS_BETA2), fill_vector(BETA2) * load_vector(square, row, column))
+        u = take_larger(v, load_vector(largest, row, column))
+        store_vector(mean, row, column, m)
+        store_vector(square, row, column, v)
+        store_vector(largest, row, column, u)
+        store_vector(
+            params, row, column, p - fill_vector(rate) * m / multiply_add(square_root(u), over, fill_vector(EPS))
+        )
 
 
-@_exact
+@_inlined_without_refcounts
 def _exp_vector(x: Any) -> Any:
     """Return e^x for x from -87 to 0, exact to one or two units in the last place."""
     n = floor(multiply_add(x, fill_vector(np.float32(1.44269504)), fill_vector(np.float32(0.5))))
@@ -271,96 +276,102 @@ def _exp_vector(x: Any) -> Any:
     return multiply_add(r * r, p, r + fill_vector(np.float32(1))) * power_of_two(n)
 
 
-@_exact
+@_inlined_without_refcounts
 def _multiply_rows(a: Any, i: Any, b: Any, j: Any, n: Any) -> Any:
     """Return the inner product of the first n numbers of row i of `a` and row j of `b`."""
     sums = zero_parts()
-    whole = n // SUMS * SUMS
-    for at in range(0, whole, SUMS):
-        sums = multiply_add(load_parts(a, i, at), load_parts(b, j, at), sums)
-    found = sum_parts(sums)
-    if whole < n:
-        rest = start_register(found)
-        for at in range(whole, n, REGISTER):
-            rest = multiply_add(load_register(a, i, at), load_register(b, j, at), rest)
-        found = sum_parts(rest)
-    return found
+    n_whole = n // PARTS_SIZE * PARTS_SIZE
+    for column in range(0, n_whole, PARTS_SIZE):
+        sums = multiply_add(load_parts(a, i, column), load_parts(b, j, column), sums)
+    total = sum_parts(sums)
+    if n_whole < n:
+        rest = start_register(total)
+        for column in range(n_whole, n, REGISTER_SIZE):
+            rest = multiply_add(load_register(a, i, column), load_register(b, j, column), rest)
+        total = sum_parts(rest)
+    return total
 
 
-@_exact
+@_inlined_without_refcounts
 def _sum_row(a: Any, i: Any, n: Any) -> Any:
     """Return the sum of the first n numbers of row i."""
     sums = zero_parts()
-    whole = n // SUMS * SUMS
-    for at in range(0, whole, SUMS):
-        sums = sums + load_parts(a, i, at)
-    found = sum_parts(sums)
-    if whole < n:
-        rest = start_register(found)
-        for at in range(whole, n, REGISTER):
-            rest = rest + load_register(a, i, at)
-        found = sum_parts(rest)
-    return found
+    n_whole = n // PARTS_SIZE * PARTS_SIZE
+    for column in range(0, n_whole, PARTS_SIZE):
+        sums = sums + load_parts(a, i, column)
+    total = sum_parts(sums)
+    if n_whole < n:
+        rest = start_register(total)
+        for column in range(n_whole, n, REGISTER_SIZE):
+            rest = rest + load_register(a, i, column)
+        total = sum_parts(rest)
+    return total
 
 
-@_exact
+@_inlined_without_refcounts
 def _compute_errors(out: Any, k: Any, y: Any, row_weight: Any) -> None:
-    """Replace the logits out[class, row] by the gradient of the loss; each row with a label has this weight in it."""
-    for at in range(0, out.shape[1], WIDTH):
-        top = load_vector(out, 0, at)
+    """Replace the logits out[class, row] by the gradient of the loss.
+
+    A row with a label has the weight `row_weight` in the loss, other rows have none.
+    """
+    for column in range(0, out.shape[1], VECTOR_SIZE):
+        max_logit = load_vector(out, 0, column)
         total = fill_vector(np.float32(0))
         for c in range(1, k):
-            top = take_larger(load_vector(out, c, at), top)
+            max_logit = take_larger(load_vector(out, c, column), max_logit)
         for c in range(k):
-            value = _exp_vector(take_larger(fill_vector(np.float32(-87)), load_vector(out, c, at) - top))
-            store_vector(out, c, at, value)
+            value = _exp_vector(take_larger(fill_vector(np.float32(-87)), load_vector(out, c, column) - max_logit))
+            store_vector(out, c, column, value)
             total = total + value
-        share = where_any_label(y, 0, at, fill_vector(row_weight) / total)
+        share = where_any_label(y, 0, column, fill_vector(row_weight) / total)
         for c in range(k):
             store_vector(
-                out, c, at, load_vector(out, c, at) * share - where_label(y, 0, at, c, fill_vector(row_weight))
+                out,
+                c,
+                column,
+                load_vector(out, c, column) * share - where_label(y, 0, column, c, fill_vector(row_weight)),
             )
 
 
-@_exact
+@_inlined_without_refcounts
 def _compute_gradient(
-    trunk: Any, lane: Any, head: Any, pair: Any, shape: Any, x: Any, y: Any, row_weight: Any, buffers: Any
+    trunks: Any, lane: Any, heads: Any, pair: Any, shape: Any, x: Any, y: Any, row_weight: Any, buffers: Any
 ) -> None:
-    """Compute the gradient of `losses.batch_loss` on x[feature, row]; rows without a label in y do not count."""
+    """Compute the gradient of `losses.batch_loss` on x[feature, row]; rows without a label in y are ignored."""
     hidden, out, back, trunk_grads, head_grads = buffers
     d, h, k = shape
     n = x.shape[1]
     zero = fill_vector(np.float32(0))
-    for at in range(0, n, WIDTH):
+    for column in range(0, n, VECTOR_SIZE):
         for j in range(h):
-            value = broadcast_element(trunk, lane, d * h + j)
+            value = broadcast_element(trunks, lane, d * h + j)
             for i in range(d):
-                value = multiply_add(broadcast_element(trunk, lane, i * h + j), load_vector(x, i, at), value)
-            store_vector(hidden, j, at, take_larger(zero, value))
-    for at in range(0, n, WIDTH):
+                value = multiply_add(broadcast_element(trunks, lane, i * h + j), load_vector(x, i, column), value)
+            store_vector(hidden, j, column, take_larger(zero, value))
+    for column in range(0, n, VECTOR_SIZE):
         for c in range(k):
-            value = broadcast_element(head, pair, h * k + c)
+            value = broadcast_element(heads, pair, h * k + c)
             for j in range(h):
-                value = multiply_add(broadcast_element(head, pair, j * k + c), load_vector(hidden, j, at), value)
-            store_vector(out, c, at, value)
+                value = multiply_add(broadcast_element(heads, pair, j * k + c), load_vector(hidden, j, column), value)
+            store_vector(out, c, column, value)
     _compute_errors(out, k, y, row_weight)
     for c in range(k):
         for j in range(h):
             put_element(head_grads, 0, j * k + c, _multiply_rows(hidden, j, out, c, n))
         put_element(head_grads, 0, h * k + c, _sum_row(out, c, n))
     for j in range(h):
-        for at in range(0, n, WIDTH):
+        for column in range(0, n, VECTOR_SIZE):
             value = zero
             for c in range(k):
-                value = multiply_add(broadcast_element(head, pair, j * k + c), load_vector(out, c, at), value)
-            store_vector(back, 0, at, where_positive(load_vector(hidden, j, at), value))
+                value = multiply_add(broadcast_element(heads, pair, j * k + c), load_vector(out, c, column), value)
+            store_vector(back, 0, column, where_positive(load_vector(hidden, j, column), value))
         put_element(trunk_grads, 0, d * h + j, _sum_row(back, 0, n))
         for i in range(d):
             put_element(trunk_grads, 0, i * h + j, _multiply_rows(x, i, back, 0, n))
 
 
 @_inlined
-def _hidden_units(W1: Any, b1: Any, x: Any, n: Any, hidden: Any) -> None:
+def _compute_hidden_units(W1: Any, b1: Any, x: Any, n: Any, hidden: Any) -> None:
     """Compute the hidden units [unit, row] of x[feature, row], for the first n rows."""
     for j in range(len(b1)):
         weight = b1[j]
@@ -388,56 +399,56 @@ def _compute_logit(W: Any, bias: Any, c: Any, x: Any, n: Any, logit: Any) -> Non
 
 @_inlined
 def _find_class(W: Any, bias: Any, x: Any, n: Any, out: Any, best: Any) -> None:
-    """Find the class with the highest logit for the first n rows of x[unit, row]; of equal ones the lowest class."""
-    top = out[0]
+    """Find the class with the highest logit for the first n rows of x[unit, row]; of equal ones, the lowest class."""
+    max_logit = out[0]
     for c in range(len(bias)):
-        logit = out[1] if c else top
+        logit = out[1] if c else max_logit
         _compute_logit(W, bias, c, x, n, logit)
         for b in range(n):
-            higher = c == 0 or logit[b] > top[b] or (math.isnan(logit[b]) and not math.isnan(top[b]))
+            higher = c == 0 or logit[b] > max_logit[b] or (math.isnan(logit[b]) and not math.isnan(max_logit[b]))
             best[b] = c if higher else best[b]
-            top[b] = logit[b] if higher else top[b]
+            max_logit[b] = logit[b] if higher else max_logit[b]
 
 
 @_inlined
 def _predict_classes(W1: Any, b1: Any, W2: Any, b2: Any, x: Any, n: Any, hidden: Any, out: Any, best: Any) -> None:
     """Find the class of x[feature, row] for the first n rows."""
-    _hidden_units(W1, b1, x, n, hidden)
+    _compute_hidden_units(W1, b1, x, n, hidden)
     _find_class(W2, b2, hidden, n, out, best)
 
 
-@_strict
-def _gather_visible(X: Any, rows: Any, begin: Any, end: Any, factors: Any, x: Any) -> Any:
-    """Gather rows begin.. as `_gather_rows` does, times the factor of each feature, and return their number."""
+@_compiled
+def _gather_masked_rows(X: Any, rows: Any, begin: Any, end: Any, mask: Any, x: Any) -> Any:
+    """Copy rows as `_gather_rows` does, multiply them by the mask, and return their number."""
     n = _gather_rows(X, rows, begin, end, x)
-    for i in range(len(factors)):
+    for i in range(len(mask)):
         for b in range(n):
-            x[i, b] *= factors[i]
+            x[i, b] *= mask[i]
     return n
 
 
-@_strict
+@_compiled
 def compute_logits(
-    lo: Any, hi: Any, W1: Any, b1: Any, W2: Any, b2: Any, trunk_rows: Any, X: Any, rows: Any, factors: Any, logits: Any
+    lo: Any, hi: Any, W1: Any, b1: Any, W2: Any, b2: Any, trunk_rows: Any, X: Any, rows: Any, masks: Any, logits: Any
 ) -> None:
-    """Write the logits [m, row, class] of blocks lo..hi-1 of rows, with the bits that the mistakes come from."""
+    """Write the logits [m, row, class] of blocks lo..hi-1 of rows, with the bits from which mistakes are counted."""
     x, hidden, out, _ = _allocate_block(W1, W2)
     for m in range(len(trunk_rows)):
         for begin in range(lo * BLOCK, min(hi * BLOCK, len(rows)), BLOCK):
-            n = _gather_visible(X, rows, begin, len(rows), factors[m if factors.shape[1] else 0], x)
-            _hidden_units(W1[trunk_rows[m]], b1[trunk_rows[m]], x, n, hidden)
+            n = _gather_masked_rows(X, rows, begin, len(rows), masks[m if masks.shape[1] else 0], x)
+            _compute_hidden_units(W1[trunk_rows[m]], b1[trunk_rows[m]], x, n, hidden)
             for c in range(len(b2[m])):
                 _compute_logit(W2[m], b2[m], c, hidden, n, out[0])
                 for b in range(n):
                     logits[m, begin + b, c] = out[0, b]
 
 
-@_strict
+@_compiled
 def compute_member_logits(
     lo: Any, hi: Any, W1: Any, b1: Any, W2: Any, b2: Any, trunk_rows: Any, X: Any, rows: Any, ends: Any, teams: Any,
-    factors: Any, logits: Any,
+    masks: Any, logits: Any,
 ) -> None:  # fmt: skip
-    """Write the logits [k, row, class] of the k-th member of each of the teams lo..hi-1; -1 means none."""
+    """Write the logits [k, row, class] of the k-th member of each of the teams lo..hi-1; -1: no member."""
     x, hidden, out, _ = _allocate_block(W1, W2)
     for team in range(lo, hi):
         for begin in range(ends[team - 1] if team else 0, ends[team], BLOCK):
@@ -445,31 +456,31 @@ def compute_member_logits(
                 m = teams[team, k]
                 if m < 0:
                     continue
-                n = _gather_visible(X, rows, begin, ends[team], factors[m if factors.shape[1] else 0], x)
-                _hidden_units(W1[trunk_rows[m]], b1[trunk_rows[m]], x, n, hidden)
+                n = _gather_masked_rows(X, rows, begin, ends[team], masks[m if masks.shape[1] else 0], x)
+                _compute_hidden_units(W1[trunk_rows[m]], b1[trunk_rows[m]], x, n, hidden)
                 for c in range(len(b2[m])):
                     _compute_logit(W2[m], b2[m], c, hidden, n, out[0])
                     for b in range(n):
                         logits[k, begin + b, c] = out[0, b]
 
 
-@_strict
+@_compiled
 def compute_hidden(
-    lo: Any, hi: Any, W1: Any, b1: Any, trunk_rows: Any, X: Any, rows: Any, factors: Any, units: Any
+    lo: Any, hi: Any, W1: Any, b1: Any, trunk_rows: Any, X: Any, rows: Any, masks: Any, units: Any
 ) -> None:
     """Write the hidden units [m, row, unit] of blocks lo..hi-1 of rows."""
     x = np.empty((W1.shape[1], BLOCK), dtype=np.float32)
     hidden = np.empty((W1.shape[2], BLOCK), dtype=np.float32)
     for m in range(len(trunk_rows)):
         for begin in range(lo * BLOCK, min(hi * BLOCK, len(rows)), BLOCK):
-            n = _gather_visible(X, rows, begin, len(rows), factors[m if factors.shape[1] else 0], x)
-            _hidden_units(W1[trunk_rows[m]], b1[trunk_rows[m]], x, n, hidden)
+            n = _gather_masked_rows(X, rows, begin, len(rows), masks[m if masks.shape[1] else 0], x)
+            _compute_hidden_units(W1[trunk_rows[m]], b1[trunk_rows[m]], x, n, hidden)
             for j in range(len(hidden)):
                 for b in range(n):
                     units[m, begin + b, j] = hidden[j, b]
 
 
-@_strict
+@_compiled
 def _allocate_block(W1: Any, W2: Any) -> Any:
     """Allocate arrays for a block of rows: inputs, hidden units, logits, classes."""
     return (
@@ -480,7 +491,7 @@ def _allocate_block(W1: Any, W2: Any) -> Any:
 
 @_inlined
 def _gather_rows(X: Any, rows: Any, begin: Any, end: Any, x: Any) -> Any:
-    """Copy rows begin.. to x[feature, row], as many as fit, and return their number."""
+    """Copy the rows from `begin` on to x[feature, row], as many as fit, and return their number."""
     n = min(BLOCK, end - begin)
     for b in range(n):
         for i in range(len(x)):
@@ -488,22 +499,12 @@ def _gather_rows(X: Any, rows: Any, begin: Any, end: Any, x: Any) -> Any:
     return n
 
 
-@_strict
+@_compiled
 def count_mistakes(
-    lo: Any,
-    hi: Any,
-    W1: Any,
-    b1: Any,
-    W2: Any,
-    b2: Any,
-    trunk_rows: Any,
-    X: Any,
-    Y: Any,
-    rows: Any,
-    ends: Any,
+    lo: Any, hi: Any, W1: Any, b1: Any, W2: Any, b2: Any, trunk_rows: Any, X: Any, Y: Any, rows: Any, ends: Any,
     counts: Any,
-) -> None:
-    """Add the number of wrong predictions of each model in cells lo..hi-1 to counts[cell, m]."""
+) -> None:  # fmt: skip
+    """Add the number of mistakes of each model in cells lo..hi-1 to counts[cell, m]."""
     x, hidden, out, best = _allocate_block(W1, W2)
     for cell in range(lo, hi):
         begin = ends[cell - 1] if cell else 0
@@ -516,16 +517,16 @@ def count_mistakes(
             begin += n
 
 
-@_strict
+@_compiled
 def flag_mistakes(
     lo: Any, hi: Any, W1: Any, b1: Any, W2: Any, b2: Any, trunk_rows: Any, X: Any, Y: Any, rows: Any, ends: Any,
-    which: Any, flags: Any,
+    model_of_cell: Any, flags: Any,
 ) -> None:  # fmt: skip
-    """Set flags[row] to True where model which[cell] predicts a wrong class, for cells lo..hi-1."""
+    """Set flags[row] to True where model model_of_cell[cell] predicts a wrong class, for cells lo..hi-1."""
     x, hidden, out, best = _allocate_block(W1, W2)
     for cell in range(lo, hi):
         begin = ends[cell - 1] if cell else 0
-        m = which[cell]
+        m = model_of_cell[cell]
         while begin < ends[cell]:
             n = _gather_rows(X, rows, begin, ends[cell], x)
             _predict_classes(W1[trunk_rows[m]], b1[trunk_rows[m]], W2[m], b2[m], x, n, hidden, out, best)
@@ -534,20 +535,20 @@ def flag_mistakes(
             begin += n
 
 
-@_strict
-def _cross_entropy(out: Any, y: Any) -> Any:
+@_compiled
+def _compute_cross_entropy(out: Any, y: Any) -> Any:
     """Return the cross-entropy of one row's logits."""
-    top = out[0]
+    max_logit = out[0]
     total = 0.0
     for c in range(1, len(out)):
-        top = max(top, out[c])
+        max_logit = max(max_logit, out[c])
     for c in range(len(out)):
-        total += _exp_scalar(np.float64(out[c] - top))
-    return np.float32(_log_scalar(total)) + top - out[y]
+        total += _exp_scalar(np.float64(out[c] - max_logit))
+    return np.float32(_log_scalar(total)) + max_logit - out[y]
 
 
-@_strict
-def _compute_loss(W1: Any, b1: Any, W2: Any, b2: Any, X: Any, Y: Any, rows: Any, weight: Any, factors: Any) -> Any:
+@_compiled
+def _compute_loss(W1: Any, b1: Any, W2: Any, b2: Any, X: Any, Y: Any, rows: Any, weight: Any, mask: Any) -> Any:
     """Return `losses.weighted_loss` of these rows."""
     hidden = np.empty(len(b1), dtype=np.float32)
     out = np.empty(len(b2), dtype=np.float32)
@@ -557,31 +558,31 @@ def _compute_loss(W1: Any, b1: Any, W2: Any, b2: Any, X: Any, Y: Any, rows: Any,
             hidden[:] = b1
             out[:] = b2
             for i in range(len(W1)):
-                x = X[rows[r], i] * (factors[i] if len(factors) else np.float32(1))
+                x = X[rows[r], i] * (mask[i] if len(mask) else np.float32(1))
                 for j in range(len(b1)):
                     hidden[j] = multiply_add(x, W1[i, j], hidden[j])
             for j in range(len(b1)):
                 unit = max(hidden[j], np.float32(0))
                 for c in range(len(b2)):
                     out[c] = multiply_add(unit, W2[j, c], out[c])
-            loss += weight[r] * _cross_entropy(out, Y[rows[r]])
+            loss += weight[r] * _compute_cross_entropy(out, Y[rows[r]])
     return loss
 
 
-@_strict
+@_compiled
 def _is_finite(values: Any) -> Any:
     """Return True if no value is NaN or larger than MAX_PARAMETER in absolute value."""
-    finite = True
+    is_finite = True
     for value in values:
-        finite = finite and abs(value) <= MAX_PARAMETER  # false for NaN
-    return finite
+        is_finite = is_finite and abs(value) <= MAX_PARAMETER  # false for NaN
+    return is_finite
 
 
-@_exact
+@_inlined_without_refcounts
 def _copy_batch(X: Any, Y: Any, order: Any, begin: Any, n: Any, row: Any, batch: Any, x: Any, y: Any) -> None:
-    """Copy a minibatch that starts at this row of n to x[feature, row] and y; a repeated row gets no label.
+    """Copy a minibatch to x[feature, row] and y: the rows of a cell from `row` on, then its first rows.
 
-    It copies two features at a time: row by row takes twice as long.
+    A row that is repeated gets no label. Two features are copied at a time: copying row by row takes twice as long.
     """
     d = len(x)
     b = 0
@@ -592,9 +593,9 @@ def _copy_batch(X: Any, Y: Any, order: Any, begin: Any, n: Any, row: Any, batch:
             put_element(y, 0, b + r, get_element(Y, 0, get_element(order, 0, first + r)))
         for i in range(0, d - 1, 2):
             for r in range(n_copied):
-                at = get_element(order, 0, first + r)
-                put_element(x, i, b + r, get_element(X, at, i))
-                put_element(x, i + 1, b + r, get_element(X, at, i + 1))
+                source = get_element(order, 0, first + r)
+                put_element(x, i, b + r, get_element(X, source, i))
+                put_element(x, i + 1, b + r, get_element(X, source, i + 1))
         if d % 2:
             for r in range(n_copied):
                 put_element(x, d - 1, b + r, get_element(X, get_element(order, 0, first + r), d - 1))
@@ -604,70 +605,72 @@ def _copy_batch(X: Any, Y: Any, order: Any, begin: Any, n: Any, row: Any, batch:
         put_element(y, 0, r, np.int32(-1))
 
 
-@_strict
-def train_lanes(  # noqa: C901  # numba compiles one loop over lanes and steps
-    lo: Any, hi: Any, round: Any, n_heads: Any, shape: Any, trunks: Any, heads: Any, trunk: Any, head: Any,
-    trunk_moments: Any, head_moments: Any, trunk_steps: Any, head_steps: Any, trunk_of: Any, head_of: Any, draws: Any,
-    X: Any, Y: Any, factors: Any, options: Any, plan: Any, finite: Any,
+@_compiled
+def train_lanes(  # noqa: C901  # a single loop over lanes and steps, for numba
+    lo: Any, hi: Any, round: Any, n_heads: Any, shape: Any, model_trunks: Any, model_heads: Any, trunks: Any,
+    heads: Any, trunk_moments: Any, head_moments: Any, trunk_steps: Any, head_steps: Any, trunk_of_lane: Any,
+    model_of_pair: Any, draws: Any, X: Any, Y: Any, masks: Any, options: Any, validation: Any, is_finite: Any,
 ) -> None:  # fmt: skip
-    """Train lanes lo..hi-1 for the local steps of one round, from the parameters of their models; in place."""
+    """Train lanes lo..hi-1 in place for the local steps of one round, from the parameters of their models."""
     key0, key1, cumulative, counts, starts, order = draws
-    steps, batch, lr, decay, adam, momentum, trunk_learns, head_learns = options
-    held_rows, held_weight, interval, last_loss, patience = plan
+    steps, batch, lr, decay, adam, momentum, trains_trunk, trains_head = options
+    validation_rows, validation_weight, interval, last_loss, patience = validation
     d, h, k = shape
-    wide = (batch + WIDTH - 1) // WIDTH * WIDTH  # the rows beyond the batch have no label
-    x = np.zeros((d, wide), dtype=np.float32)
-    y = np.full((1, wide), -1, dtype=np.int32)
-    trunk_grads = np.zeros((1, trunk.shape[1]), dtype=np.float32)
-    head_grads = np.zeros((1, head.shape[1]), dtype=np.float32)
+    padded_batch = (batch + VECTOR_SIZE - 1) // VECTOR_SIZE * VECTOR_SIZE  # rows beyond the batch have no label
+    x = np.zeros((d, padded_batch), dtype=np.float32)
+    y = np.full((1, padded_batch), -1, dtype=np.int32)
+    trunk_grads = np.zeros((1, trunks.shape[1]), dtype=np.float32)
+    head_grads = np.zeros((1, heads.shape[1]), dtype=np.float32)
     buffers = (
-        np.empty((h, wide), dtype=np.float32), np.empty((k, wide), dtype=np.float32),
-        np.empty((1, wide), dtype=np.float32), trunk_grads, head_grads,
+        np.empty((h, padded_batch), dtype=np.float32), np.empty((k, padded_batch), dtype=np.float32),
+        np.empty((1, padded_batch), dtype=np.float32), trunk_grads, head_grads,
     )  # fmt: skip
     for lane in range(lo, hi):
-        trunk[lane] = trunks[trunk_of[lane]]
+        trunks[lane] = model_trunks[trunk_of_lane[lane]]
         for pair in range(lane * n_heads, (lane + 1) * n_heads):
-            head[pair] = heads[head_of[pair]]
+            heads[pair] = model_heads[model_of_pair[pair]]
         for step in range(steps):
             word0, word1 = _hash_words(key0[lane], key1[lane], round, np.uint32(step))
-            unit = np.float32(word0 >> np.uint32(8)) * np.float32(2.0**-24)
+            uniform = np.float32(word0 >> np.uint32(8)) * np.float32(2.0**-24)
             cell = 0
-            while unit >= cumulative[lane, cell]:
+            while uniform >= cumulative[lane, cell]:
                 cell += 1
             n = counts[lane, cell]
             pair = lane * n_heads + cell % n_heads
             _copy_batch(X, Y, order, starts[lane, cell], n, np.int64(word1 % np.uint32(n)), batch, x, y)
-            if factors.shape[1]:
+            if masks.shape[1]:
                 for i in range(d):
-                    for b in range(wide):
-                        x[i, b] *= factors[head_of[pair], i]
-            _compute_gradient(trunk, lane, head, pair, shape, x, y, np.float32(1) / np.float32(min(n, batch)), buffers)
+                    for b in range(padded_batch):
+                        x[i, b] *= masks[model_of_pair[pair], i]
+            _compute_gradient(
+                trunks, lane, heads, pair, shape, x, y, np.float32(1) / np.float32(min(n, batch)), buffers
+            )
             rate = lr
             bias = momentum
-            if head_learns:
+            if trains_head:
                 head_steps[pair] += 1
                 if adam:
                     rate, bias = _compute_corrections(head_steps[pair], lr)
-                _update_row(head, pair, head_grads, head_moments, rate, bias, decay, adam)
-            if trunk_learns:
+                _update_row(heads, pair, head_grads, head_moments, rate, bias, decay, adam)
+            if trains_trunk:
                 trunk_steps[lane] += 1
-                if adam and not (head_learns and trunk_steps[lane] == head_steps[pair]):
+                if adam and not (trains_head and trunk_steps[lane] == head_steps[pair]):
                     rate, bias = _compute_corrections(trunk_steps[lane], lr)
-                _update_row(trunk, lane, trunk_grads, trunk_moments, rate, bias, decay, adam)
+                _update_row(trunks, lane, trunk_grads, trunk_moments, rate, bias, decay, adam)
             if interval[lane] > 0 and (step + 1) % interval[lane] == 0:
                 loss = np.float32(0)
-                W1 = trunk[lane, : d * h].reshape((d, h))
-                b1 = trunk[lane, d * h : d * h + h]
+                W1 = trunks[lane, : d * h].reshape((d, h))
+                b1 = trunks[lane, d * h : d * h + h]
                 for i in range(n_heads):
                     pair = lane * n_heads + i
-                    W2 = head[pair, : h * k].reshape((h, k))
-                    b2 = head[pair, h * k : h * k + k]
-                    visible = factors[head_of[pair] if factors.shape[1] else 0]
-                    loss += _compute_loss(W1, b1, W2, b2, X, Y, held_rows[lane], held_weight[lane, i], visible)
+                    W2 = heads[pair, : h * k].reshape((h, k))
+                    b2 = heads[pair, h * k : h * k + k]
+                    mask = masks[model_of_pair[pair] if masks.shape[1] else 0]
+                    loss += _compute_loss(W1, b1, W2, b2, X, Y, validation_rows[lane], validation_weight[lane, i], mask)
                 decrease = last_loss[lane] - loss
                 last_loss[lane] = loss
                 if decrease > 0 and decrease < patience / np.float32((step + 1) // interval[lane]):
                     break
-        finite[lane] = _is_finite(trunk[lane])
+        is_finite[lane] = _is_finite(trunks[lane])
         for pair in range(lane * n_heads, (lane + 1) * n_heads):
-            finite[lane] = finite[lane] and _is_finite(head[pair])
+            is_finite[lane] = is_finite[lane] and _is_finite(heads[pair])

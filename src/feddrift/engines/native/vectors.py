@@ -1,9 +1,9 @@
 """Vectors of floats for the compiled loops, with the same bits on every processor.
 
 LLVM also vectorises plain loops over rows, but it then checks whether arrays overlap and keeps intermediate values in
-memory: for nets with a few units that takes longer than the arithmetic. Here the width of a vector is a constant
-instead of the width of the processor's registers, so the order of every sum is fixed. A multiply-add is rounded once:
-it calls `llvm.fma`, which a processor without such an instruction computes in software.
+memory. For nets with a few units this takes longer than the arithmetic. Here the length of a vector does not depend on
+the processor, so the order of every sum is fixed. A multiply-add is rounded once: it calls `llvm.fma`, which a
+processor without such an instruction computes in software.
 
 numba reuses compiled code as long as the source file of the loop is unchanged. After a change to this file, also change
 the files that import it.
@@ -19,17 +19,15 @@ from typing import Any
 from llvmlite import ir
 from numba import extending, types
 
-SIZE = 16  # floats in a vector
+VECTOR_SIZE = 16  # floats in a vector
 FLOAT = ir.FloatType()
 WORD = ir.IntType(32)
-
-
-REGISTER = 8  # floats in a partial sum
-SUMS = 4 * REGISTER  # floats that a sum adds at a time, as four partial sums
+REGISTER_SIZE = 8  # floats in a register
+PARTS_SIZE = 4 * REGISTER_SIZE  # partial sums of a long sum: those of four registers
 
 
 def make_intrinsic(function: Callable[..., Any]) -> Any:
-    """Make a function that compiled loops call from one that emits its code: the two have different arguments."""
+    """Return a function that compiled loops can call; the argument is a function that emits its code."""
     return extending.intrinsic(function)
 
 
@@ -47,19 +45,19 @@ class _VectorModel(extending.models.PrimitiveModel):
         super().__init__(dmm, fe_type, ir.VectorType(FLOAT, fe_type.size))  # type: ignore[no-untyped-call]
 
 
-VECTOR = Vector(SIZE)
-REGISTER_VECTOR = Vector(REGISTER)
-PARTS = Vector(SUMS)
+VECTOR = Vector(VECTOR_SIZE)
+REGISTER_VECTOR = Vector(REGISTER_SIZE)
+PARTS = Vector(PARTS_SIZE)
 
 
-def _register_operator(sign: Any, name: str) -> None:
+def _register_operator(operation: Any, name: str) -> None:
     """Compile an operator on vectors to the LLVM instruction of this name; its result is rounded."""
 
-    @extending.type_callable(sign)
+    @extending.type_callable(operation)
     def type_operator(context: Any) -> Any:
         return lambda a, b: a if isinstance(a, Vector) and a == b else None
 
-    @extending.lower_builtin(sign, Vector, Vector)  # type: ignore[no-untyped-call, untyped-decorator]
+    @extending.lower_builtin(operation, Vector, Vector)  # type: ignore[no-untyped-call, untyped-decorator]
     def emit_code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return getattr(builder, name)(*args)
 
@@ -77,27 +75,33 @@ def _broadcast_value(builder: Any, value: Any, size: int) -> Any:
 
 
 def _get_pointer(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-    """Return the pointer to array[row, at], or to array[at] of an array with one axis, without a check of bounds."""
+    """Return the pointer to array[row, column], or to array[column] of an array with one axis.
+
+    Bounds are not checked.
+    """
     array = context.make_array(sig.args[0])(context, builder, args[0])
-    row, at = (context.cast(builder, arg, kind, types.intp) for arg, kind in zip(args[1:3], sig.args[1:3], strict=True))
+    row = context.cast(builder, args[1], sig.args[1], types.intp)
+    column = context.cast(builder, args[2], sig.args[2], types.intp)
     if sig.args[0].layout != "C":  # an array of the user may have any strides
-        places = (row, at) if sig.args[0].ndim == 2 else (at,)
-        steps = [builder.mul(place, builder.extract_value(array.strides, k)) for k, place in enumerate(places)]
-        bytes_ = builder.bitcast(array.data, ir.IntType(8).as_pointer())
-        return builder.bitcast(builder.gep(bytes_, [functools.reduce(builder.add, steps)]), array.data.type)
+        indices = (row, column) if sig.args[0].ndim == 2 else (column,)
+        offsets = [builder.mul(index, builder.extract_value(array.strides, k)) for k, index in enumerate(indices)]
+        first_byte = builder.bitcast(array.data, ir.IntType(8).as_pointer())
+        return builder.bitcast(builder.gep(first_byte, [functools.reduce(builder.add, offsets)]), array.data.type)
     if sig.args[0].ndim == 2:
-        at = builder.add(builder.mul(row, builder.extract_value(array.shape, 1)), at)
-    return builder.gep(array.data, [at])
+        column = builder.add(builder.mul(row, builder.extract_value(array.shape, 1)), column)
+    return builder.gep(array.data, [column])
 
 
 def _make_loader(kind: Vector) -> Any:
-    @make_intrinsic
-    def load_vector(typing: Any, array: Any, row: Any, at: Any) -> Any:
-        def emit_code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            place = _get_pointer(context, builder, sig, args)
-            return builder.load(builder.bitcast(place, ir.VectorType(FLOAT, kind.size).as_pointer()), align=4)
+    """Return a function that loads a vector of this type from array[row, column:]."""
 
-        return kind(array, row, at), emit_code
+    @make_intrinsic
+    def load_vector(typing: Any, array: Any, row: Any, column: Any) -> Any:
+        def emit_code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            pointer = _get_pointer(context, builder, sig, args)
+            return builder.load(builder.bitcast(pointer, ir.VectorType(FLOAT, kind.size).as_pointer()), align=4)
+
+        return kind(array, row, column), emit_code
 
     return load_vector
 
@@ -106,46 +110,46 @@ load_vector, load_register, load_parts = map(_make_loader, (VECTOR, REGISTER_VEC
 
 
 @make_intrinsic
-def store_vector(typing: Any, array: Any, row: Any, at: Any, vector: Any) -> Any:
-    """Write a vector to array[row, at : at + SIZE]."""
+def store_vector(typing: Any, array: Any, row: Any, column: Any, vector: Any) -> Any:
+    """Write a vector to array[row, column : column + VECTOR_SIZE]."""
 
     def emit_code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        place = _get_pointer(context, builder, sig, args)
-        builder.store(args[3], builder.bitcast(place, args[3].type.as_pointer()), align=4)
+        pointer = _get_pointer(context, builder, sig, args)
+        builder.store(args[3], builder.bitcast(pointer, args[3].type.as_pointer()), align=4)
         return context.get_dummy_value()
 
-    return types.void(array, row, at, vector), emit_code
+    return types.void(array, row, column, vector), emit_code
 
 
 @make_intrinsic
-def broadcast_element(typing: Any, array: Any, row: Any, at: Any) -> Any:
-    """Return a vector of copies of array[row, at]."""
+def broadcast_element(typing: Any, array: Any, row: Any, column: Any) -> Any:
+    """Return a vector of copies of array[row, column]."""
 
     def emit_code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return _broadcast_value(builder, builder.load(_get_pointer(context, builder, sig, args)), SIZE)
+        return _broadcast_value(builder, builder.load(_get_pointer(context, builder, sig, args)), VECTOR_SIZE)
 
-    return VECTOR(array, row, at), emit_code
+    return VECTOR(array, row, column), emit_code
 
 
 @make_intrinsic
-def get_element(typing: Any, array: Any, row: Any, at: Any) -> Any:
-    """Return array[row, at]."""
+def get_element(typing: Any, array: Any, row: Any, column: Any) -> Any:
+    """Return array[row, column]."""
 
     def emit_code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return builder.load(_get_pointer(context, builder, sig, args))
 
-    return array.dtype(array, row, at), emit_code
+    return array.dtype(array, row, column), emit_code
 
 
 @make_intrinsic
-def put_element(typing: Any, array: Any, row: Any, at: Any, value: Any) -> Any:
-    """Write a value to array[row, at]."""
+def put_element(typing: Any, array: Any, row: Any, column: Any, value: Any) -> Any:
+    """Write a value to array[row, column]."""
 
     def emit_code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         builder.store(args[3], _get_pointer(context, builder, sig, args))
         return context.get_dummy_value()
 
-    return types.void(array, row, at, array.dtype), emit_code
+    return types.void(array, row, column, array.dtype), emit_code
 
 
 @make_intrinsic
@@ -153,7 +157,7 @@ def fill_vector(typing: Any, value: Any) -> Any:
     """Return a vector of copies of a number."""
 
     def emit_code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return _broadcast_value(builder, args[0], SIZE)
+        return _broadcast_value(builder, args[0], VECTOR_SIZE)
 
     return VECTOR(types.float32), emit_code
 
@@ -193,18 +197,18 @@ def take_larger(typing: Any, a: Any, b: Any) -> Any:
 
 
 def _select_where(condition: Any) -> Any:
-    """Return code that selects the last argument where a condition on the other arguments holds, else zero."""
+    """Return a function that emits code: the last argument where a condition on the others is true, else zero."""
 
     def emit_code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        holds = condition(context, builder, sig, args)
-        return builder.select(holds, args[-1], ir.Constant(args[-1].type, None))
+        is_selected = condition(context, builder, sig, args)
+        return builder.select(is_selected, args[-1], ir.Constant(args[-1].type, None))
 
     return emit_code
 
 
 def _load_labels(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-    place = _get_pointer(context, builder, sig, args)
-    return builder.load(builder.bitcast(place, ir.VectorType(WORD, SIZE).as_pointer()), align=4)
+    pointer = _get_pointer(context, builder, sig, args)
+    return builder.load(builder.bitcast(pointer, ir.VectorType(WORD, VECTOR_SIZE).as_pointer()), align=4)
 
 
 @make_intrinsic
@@ -218,30 +222,30 @@ def where_positive(typing: Any, a: Any, b: Any) -> Any:
 
 
 @make_intrinsic
-def where_label(typing: Any, y: Any, row: Any, at: Any, label: Any, a: Any) -> Any:
-    """Return a where y[row, at : at + SIZE] is this label, else zero."""
+def where_label(typing: Any, y: Any, row: Any, column: Any, label: Any, a: Any) -> Any:
+    """Return a where y[row, column : column + VECTOR_SIZE] is this label, else zero."""
 
     def has_label(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         label = context.cast(builder, args[3], sig.args[3], types.int32)
         return builder.icmp_signed(
-            "==", _load_labels(context, builder, sig, args), _broadcast_value(builder, label, SIZE)
+            "==", _load_labels(context, builder, sig, args), _broadcast_value(builder, label, VECTOR_SIZE)
         )
 
-    return VECTOR(y, row, at, label, VECTOR), _select_where(has_label)
+    return VECTOR(y, row, column, label, VECTOR), _select_where(has_label)
 
 
 @make_intrinsic
-def where_any_label(typing: Any, y: Any, row: Any, at: Any, a: Any) -> Any:
-    """Return a where y[row, at : at + SIZE] is a label, else zero; -1 is not a label."""
+def where_any_label(typing: Any, y: Any, row: Any, column: Any, a: Any) -> Any:
+    """Return a where y[row, column : column + VECTOR_SIZE] is a label, else zero; -1 is not a label."""
 
     def has_any_label(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        found = _load_labels(context, builder, sig, args)
-        return builder.icmp_signed(">=", found, ir.Constant(found.type, None))
+        labels = _load_labels(context, builder, sig, args)
+        return builder.icmp_signed(">=", labels, ir.Constant(labels.type, None))
 
-    return VECTOR(y, row, at, VECTOR), _select_where(has_any_label)
+    return VECTOR(y, row, column, VECTOR), _select_where(has_any_label)
 
 
-def _make_unary(name: str) -> Any:
+def _make_unary_intrinsic(name: str) -> Any:
     @make_intrinsic
     def apply_intrinsic(typing: Any, a: Any) -> Any:
         def emit_code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -252,8 +256,8 @@ def _make_unary(name: str) -> Any:
     return apply_intrinsic
 
 
-floor = _make_unary("floor")
-square_root = _make_unary("sqrt")
+floor = _make_unary_intrinsic("floor")
+square_root = _make_unary_intrinsic("sqrt")
 
 
 @make_intrinsic
@@ -261,9 +265,9 @@ def power_of_two(typing: Any, exponent: Any) -> Any:
     """Return 2.0 to the power of whole numbers from -126 to 127, given as a vector of floats."""
 
     def emit_code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        words = ir.VectorType(WORD, SIZE)
-        biased = builder.add(builder.fptosi(args[0], words), ir.Constant(words, [127] * SIZE))
-        return builder.bitcast(builder.shl(biased, ir.Constant(words, [23] * SIZE)), args[0].type)
+        words = ir.VectorType(WORD, VECTOR_SIZE)
+        biased = builder.add(builder.fptosi(args[0], words), ir.Constant(words, [127] * VECTOR_SIZE))
+        return builder.bitcast(builder.shl(biased, ir.Constant(words, [23] * VECTOR_SIZE)), args[0].type)
 
     return VECTOR(VECTOR), emit_code
 
@@ -282,34 +286,34 @@ def scalar_power_of_two(typing: Any, exponent: Any) -> Any:
 
 @make_intrinsic
 def zero_parts(typing: Any) -> Any:
-    """Return partial sums of no numbers: zeros."""
-    return PARTS(), lambda context, builder, sig, args: ir.Constant(ir.VectorType(FLOAT, SUMS), None)
+    """Return partial sums that are zero."""
+    return PARTS(), lambda context, builder, sig, args: ir.Constant(ir.VectorType(FLOAT, PARTS_SIZE), None)
 
 
 @make_intrinsic
 def start_register(typing: Any, value: Any) -> Any:
-    """Return a register of partial sums whose first one starts at this value."""
+    """Return a register whose first partial sum is this value; the others are zero."""
 
     def emit_code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return builder.insert_element(ir.Constant(ir.VectorType(FLOAT, REGISTER), None), args[0], WORD(0))
+        return builder.insert_element(ir.Constant(ir.VectorType(FLOAT, REGISTER_SIZE), None), args[0], WORD(0))
 
     return REGISTER_VECTOR(types.float32), emit_code
 
 
 @make_intrinsic
 def sum_parts(typing: Any, sums: Any) -> Any:
-    """Add up partial sums: registers in pairs until one is left, then its halves until one number is left."""
+    """Return the total of partial sums: pairs of registers are added until one is left, then the halves of this one."""
 
     def emit_code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         def take_part(value: Any, begin: int, size: int) -> Any:
             places = ir.Constant(ir.VectorType(WORD, size), list(range(begin, begin + size)))
             return builder.shuffle_vector(value, ir.Constant(value.type, ir.Undefined), places)
 
-        registers = [take_part(args[0], begin, REGISTER) for begin in range(0, sums.size, REGISTER)]
+        registers = [take_part(args[0], begin, REGISTER_SIZE) for begin in range(0, sums.size, REGISTER_SIZE)]
         while len(registers) > 1:
             registers = [builder.fadd(*registers[k : k + 2]) for k in range(0, len(registers), 2)]
         (value,) = registers
-        size = REGISTER
+        size = REGISTER_SIZE
         while size > 1:
             size //= 2
             value = builder.fadd(take_part(value, 0, size), take_part(value, size, size))

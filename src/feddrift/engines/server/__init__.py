@@ -1,1 +1,1 @@
-"""The server's part of every engine: what an algorithm can ask, how updates are averaged, and the Worker interface."""
+"""The server's part of all engines: requests of algorithms, cross-evaluation, feature statistics and traffic."""

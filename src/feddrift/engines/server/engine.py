@@ -1,4 +1,4 @@
-"""Engine: the interface that provides the clients of each time step and tests their models."""
+"""Engine: the interface of what runs the clients of each time step and tests their models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from feddrift.types import Floats, Ints, Local, Models, Net, State
 class Engine(ABC):
     """Interface of all engines; a subclass implements `worker` and `test`.
 
-    An engine that is given by its name is created with `(stream, net, local, seed, conditions)`.
+    A run that has the name of an engine creates it with `(stream, net, local, seed, conditions)`.
     """
 
     net: Net
@@ -25,7 +25,7 @@ class Engine(ABC):
     seed: int
     conditions: Conditions
     n_steps: int | None = None  # number of time steps with training; None: unlimited
-    lane_rounds: int = 0  # rounds of training of all lanes so far, with trials; 0 if the engine does not count them
+    lane_rounds: int = 0  # rounds that all lanes have trained, also in trials; 0 if the engine does not count
 
     @abstractmethod
     def worker(self, tau: int) -> Worker:

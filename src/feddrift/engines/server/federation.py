@@ -65,7 +65,7 @@ class TimeStep:
         local: The default settings of local training.
         seed: The seed of the run.
         conditions: The conditions of the run.
-        store: Puts models where the server of this engine stores them.
+        store: Moves models to the place where the server of this engine stores them.
     """
 
     def __init__(
@@ -80,10 +80,10 @@ class TimeStep:
         self._conditions = conditions
         self._store = store
         self.round = 0  # rounds trained so far
-        self.idle_models: frozenset[int] = frozenset()  # ids of models that are only sent to badly served clients
+        self.idle_models: frozenset[int] = frozenset()  # ids of models that only badly served clients score
         self.alarm_filter: AlarmFilter | None = None  # decides which alarms are accepted; None: all
         self._traffic = Traffic(self.n_clients)
-        self._losses: dict[int, Floats] = {}  # by id of a model: [c], its errors before any training
+        self._losses: dict[int, Floats] = {}  # by id of a model: [c], its error before any training
 
     @property
     def n_clients(self) -> int:
@@ -146,11 +146,11 @@ class TimeStep:
     def evaluate(self, models: Models, metric: Metric = "error", by: Parting | None = None) -> Floats:
         _check_metric(metric)
         loss = np.full((self.n_clients, len(models), *get_part_axes(by, self.worker.known)), np.nan)
-        for group, positions, clients in self._assign_scorers(models):
+        for subset, positions, clients in self._assign_scorers(models):
             cells = np.stack([np.full_like(clients, self.tau), clients], axis=1)
-            for which, sums, sizes in score_cells(self.worker, group, cells, metric, None, by):
+            for scored, sums, sizes in score_cells(self.worker, subset, cells, metric, None, by):
                 with np.errstate(invalid="ignore"):  # 0 / 0 for a part without rows
-                    loss[np.ix_(clients[which], positions)] = np.swapaxes(sums / sizes, 0, 1)
+                    loss[np.ix_(clients[scored], positions)] = np.swapaxes(sums / sizes, 0, 1)
         loss = np.where(np.isfinite(loss), loss, np.nan)
         if self.round == 0 and by is None:
             self._losses = dict(zip(models.ids, loss.T.copy(), strict=True)) | self._losses
@@ -158,8 +158,8 @@ class TimeStep:
 
     def confusion(self, models: Models) -> Ints:
         counts = np.zeros((self.n_clients, len(models), self.n_classes, self.n_classes), dtype=np.int64)
-        for group, positions, clients in self._assign_scorers(models):
-            counts[np.ix_(clients, positions)] = self.worker.confusion(group, clients)
+        for subset, positions, clients in self._assign_scorers(models):
+            counts[np.ix_(clients, positions)] = self.worker.confusion(subset, clients)
         return counts
 
     def moments(
@@ -170,15 +170,15 @@ class TimeStep:
         project: Floats | Projection | None = None,
         square: bool = True,
     ) -> Moments:
-        question = StatisticsRequest(layer, by, project, square)
+        request = StatisticsRequest(layer, by, project, square)
         width = check_layer_width(self._net, self.worker.known, layer, by, project)
-        n_parts, size = question.shape(width, self.n_classes)
+        n_parts, size = request.shape(width, self.n_classes)
         moments = Moments.empty(self.n_clients, len(models), n_parts, size)
         projection_size = 0 if project is None or isinstance(project, Projection) else width * size
-        for group, positions, clients in self._assign_scorers(models):
-            reply_size = len(group) * n_parts * ((1 + square) * size + 1)
-            self._traffic.add_numbers(clients, projection_size + reply_size, group)
-            reply = self.worker.describe(group, clients, question)
+        for subset, positions, clients in self._assign_scorers(models):
+            reply_size = len(subset) * n_parts * ((1 + square) * size + 1)
+            self._traffic.add_numbers(clients, projection_size + reply_size, subset)
+            reply = self.worker.describe(subset, clients, request)
             for name in ("count", "mean", "std"):
                 getattr(moments, name)[np.ix_(clients, positions)] = getattr(reply, name)
         return moments
@@ -196,8 +196,8 @@ class TimeStep:
         _forbid_private_models(models, "cross_evaluate")
         entries = Entries.of(w, (self.tau + 1, self.n_clients, len(models)))
         idle = self._find_idle(models)
-        idle[entries.m[entries.t == self.tau]] = False  # a client chose it at this time step
-        if idle.any():  # an idle model has no distance to any other
+        idle[entries.m[entries.t == self.tau]] = False  # models with new data are in use again
+        if idle.any():  # an idle model is not compared with others
             client_axis = (self.n_clients,) if per_client else ()
             L = np.full((len(models), len(models), *client_axis, *parts), np.nan)
             active = np.flatnonzero(~idle)
@@ -217,10 +217,10 @@ class TimeStep:
 
     def local_updates(self, models: Models, w: Weights | Entries, local: Local | None = None) -> Updates:
         _forbid_private_models(models, "local_updates")
-        used = self._select_training_entries(models, w)
+        entries = self._select_training_entries(models, w)
         local = local or self.local
         self._check_local(models, local)
-        plan = TrainingPlan.of(models, self._draw_participants(used), self.counts)
+        plan = TrainingPlan.of(models, self._draw_participants(entries), self.counts)
         if len(plan.client):
             self._traffic.add_training(models, plan, 1, local)
             updates = self.worker.updates(models, plan, self.round, local)
@@ -229,13 +229,18 @@ class TimeStep:
             self._warn_not_finite(models, plan, find_nonfinite_lanes(models, plan, updates))
         else:
             updates = plan.updates(map_trunk_and_head(lambda leaf, _: leaf[:0], models, None, None))
-        self.round += len(used.t) > 0
+        self.round += len(entries.t) > 0
         return updates
 
     def train(
-        self, models: Models, w: Weights, rounds: int | None = None, local: Local | None = None, of: int | None = None
+        self,
+        models: Models,
+        w: Weights,
+        rounds: int | None = None,
+        local: Local | None = None,
+        remaining_rounds: int | None = None,
     ) -> Models:
-        """Train as in `Federation`; `of` is the number of rounds on the same data, these and all that follow."""
+        """Train as in `Federation`; `remaining_rounds` is the number of rounds on the same data, including these."""
         local = local or self.local
         self._check_local(models, local)
         rounds = local.rounds if rounds is None else rounds
@@ -243,7 +248,7 @@ class TimeStep:
         if not len(entries.t) or not rounds:
             return models
         trained = models
-        if self._check_private(models, entries):  # private training involves no other client and is not sent
+        if self._check_private(models, entries):  # trained by its owner alone, and not sent
             trained = self._run_rounds(trained, entries, rounds, local)
         elif local.average != "mean" or self._conditions.garbage:  # the server needs every update
             for _ in range(rounds):
@@ -252,7 +257,7 @@ class TimeStep:
             for _ in range(rounds):
                 trained = self._run_rounds(trained, self._draw_participants(entries), 1, local)
         else:
-            trained = self._run_rounds(trained, entries, rounds, local, of)
+            trained = self._run_rounds(trained, entries, rounds, local, remaining_rounds)
         return self._store(restore_untrained_part(models, trained, local.trains))
 
     def tournament(self, models: Models, w: Weights, parent: Ints, starts: Sequence[Start]) -> Tournament:
@@ -314,26 +319,30 @@ class TimeStep:
 
     def _count_team_traffic(self, models: Models, teams: Ints) -> None:
         """Count the shared models that are sent to the clients where they compete."""
-        _, client, _ = found = np.nonzero(np.append(~models.private, False)[teams])  # False is that of -1, no model
-        pairs = np.unique(teams[found] * self.n_clients + client)
+        is_sent = np.append(~models.private, False)  # the last item is for -1: no model
+        members = np.nonzero(is_sent[teams])
+        pairs = np.unique(teams[members] * self.n_clients + members[1])
         model_of_pair, clients = np.divmod(pairs, self.n_clients)
         for m, positions in iterate_groups(model_of_pair):
             self._traffic.add_scoring(clients[positions], take(models, [m], [models.ids[m]]))
 
     def progress(self) -> dict[str, Any]:
         """Return the state that the rest of this time step depends on, for a checkpoint."""
-        own = {"round": self.round, "losses": list(self._losses.items()), "moments": self.worker.save()}
-        return own | self._traffic.save()
+        progress = {"round": self.round, "losses": list(self._losses.items()), "moments": self.worker.save()}
+        return progress | self._traffic.save()
 
     def restore(self, progress: dict[str, Any]) -> None:
-        """Set the state to one that `progress` returned."""
+        """Restore a state that `progress` returned."""
         self.round = progress["round"]
         self._losses = dict(progress["losses"])
         self._traffic.load(progress)
-        self.worker.load(progress if "reachable" in progress else progress["moments"])  # version 0.1 nested nothing
+        self.worker.load(progress if "reachable" in progress else progress["moments"])  # of version 0.1
 
-    def _run_rounds(self, models: Models, entries: Entries, rounds: int, local: Local, of: int | None = None) -> Models:
-        plan = replace(TrainingPlan.of(models, entries, self.counts), until=self.round + max(rounds, of or 0))
+    def _run_rounds(
+        self, models: Models, entries: Entries, rounds: int, local: Local, remaining_rounds: int | None = None
+    ) -> Models:
+        until = self.round + max(rounds, remaining_rounds or 0)
+        plan = replace(TrainingPlan.of(models, entries, self.counts), until=until)
         if len(plan.client):
             self._traffic.add_training(models, plan, rounds, local)
             before = models
@@ -365,8 +374,8 @@ class TimeStep:
     def _assign_scorers(self, models: Models) -> Iterator[tuple[Models, Ints, Ints]]:
         """Yield groups of models, their positions, and the clients that score them.
 
-        All clients with new data score shared models, and the owner private ones. Idle models come last, for badly
-        served clients.
+        All clients with new data score shared models. Only its owner scores a private model, and only badly served
+        clients score idle models, which come last.
         """
         clients = self._find_scoring_clients()
         owner = np.array(models.owner, dtype=np.int64)
@@ -405,16 +414,17 @@ class TimeStep:
         if np.ndim(local.pull.weight) and np.shape(local.pull.weight) != (self.n_clients,):
             shape = np.shape(local.pull.weight)
             raise ConfigError(f"a pull needs one weight, or one for each of {self.n_clients} clients, got {shape}")
-        if (target := local.pull.to) is not None:
+        target = local.pull.to
+        if target is not None:
             _forbid_private_models(target, "a pull")
             if len(target) not in (1, len(models)):
                 raise ConfigError(f"a pull is to one model, or to one for each of {len(models)}, got {len(target)}")
 
     def _check_private(self, models: Models, entries: Entries) -> bool:
-        """Return whether these entries are for private models.
+        """Return whether all these entries are for private models.
 
         Raises:
-            ConfigError: If data of another client than the owner, or shared and private models, are among them.
+            ConfigError: If a private model has data of another client, or both private and shared models have data.
         """
         owner = np.array(models.owner, dtype=np.int64)[entries.m]
         private = owner >= 0

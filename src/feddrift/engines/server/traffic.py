@@ -10,17 +10,17 @@ from feddrift.engines.worker import TrainingPlan
 from feddrift.trees import split_trunk_and_head, tree_leaves
 from feddrift.types import Floats, Ints, Local, Models
 
-SCORING = 0  # rows of `Traffic.numbers`
+SCORING = 0  # purposes: rows of `Traffic.numbers`
 TRAINING = 1
 
 
 class Traffic:
-    """Counter of sent parameters; a trunk or head that a client already has unchanged is not sent again for scoring."""
+    """Counter of sent parameters; a trunk or head that a client has already received is not sent again for scoring."""
 
     def __init__(self, n_clients: int) -> None:
-        self.numbers: Ints = np.zeros((2, n_clients), dtype=np.int64)  # parameters to and from clients, by purpose
+        self.numbers: Ints = np.zeros((2, n_clients), dtype=np.int64)  # [purpose, c], numbers sent to and from clients
         self.model_size = 1  # parameters of a model
-        self.has: dict[tuple[str, int], Ints] = {}  # by trunk or head, the clients that have it unchanged
+        self.recipients: dict[tuple[str, int], Ints] = {}  # by trunk or head, the clients that received it
 
     @property
     def sent(self) -> Floats:
@@ -37,49 +37,50 @@ class Traffic:
         self._add_models(clients, models, SCORING)
 
     def _add_models(self, clients: Ints, models: Models, purpose: int) -> None:
-        """Count the parts of models that these clients do not have yet."""
+        """Count the trunks and heads that these clients have not received yet."""
         trunk, head = self._count_parameters(models)
         parts = {("trunk", i): trunk for i in models.families} | {("head", i): head for i in models.ids}
         for part, size in parts.items():
-            has = self.has.get(part)
-            new = clients if has is None else clients[~np.isin(clients, has)]
-            self.numbers[purpose, new] += size
-            if len(new):
-                self.has[part] = new if has is None else np.union1d(has, new)
+            recipients = self.recipients.get(part)
+            missing = clients if recipients is None else clients[~np.isin(clients, recipients)]
+            self.numbers[purpose, missing] += size
+            if len(missing):
+                self.recipients[part] = missing if recipients is None else np.union1d(recipients, missing)
 
     def add_numbers(self, clients: Ints, numbers: int, models: Models) -> None:
         """Count numbers other than parameters that are sent between the server and each of these clients."""
         self._count_parameters(models)
         self.numbers[SCORING, clients] += numbers
 
-    def add_training(self, models: Models, work: TrainingPlan, rounds: int, local: Local) -> None:
-        """Count the models of rounds of training, unless they are private, and the models that they are pulled to."""
+    def add_training(self, models: Models, plan: TrainingPlan, rounds: int, local: Local) -> None:
+        """Count the models that are sent in rounds of training, unless they are private, and the targets of a pull."""
         if local.pull is not None and local.pull.to is not None:
-            self._add_models(np.unique(work.client), local.pull.to, TRAINING)
-        if models.private[work.model].all():
+            self._add_models(np.unique(plan.client), local.pull.to, TRAINING)
+        if models.private[plan.model].all():
             return
         trunk, head = self._count_parameters(models)
         changed: set[tuple[str, int]] = set()
         if local.trains != "head":
-            _, first = np.unique(work.lane, return_index=True)
-            np.add.at(self.numbers[TRAINING], work.client[first], 2 * rounds * trunk)
-            changed |= {("trunk", models.family[m]) for m in work.model}
+            _, first = np.unique(plan.lane, return_index=True)
+            np.add.at(self.numbers[TRAINING], plan.client[first], 2 * rounds * trunk)
+            changed |= {("trunk", models.family[m]) for m in plan.model}
         if local.trains != "trunk":
-            np.add.at(self.numbers[TRAINING], work.client, 2 * rounds * head)
-            changed |= {("head", models.ids[m]) for m in work.model}
-        self.has = {part: has for part, has in self.has.items() if part not in changed}
+            np.add.at(self.numbers[TRAINING], plan.client, 2 * rounds * head)
+            changed |= {("head", models.ids[m]) for m in plan.model}
+        self.recipients = {part: clients for part, clients in self.recipients.items() if part not in changed}
 
     def save(self) -> dict[str, Any]:
-        """Return the counts for a checkpoint."""
-        scored = [(*part, has) for part, has in self.has.items()]
+        """Return the state for a checkpoint."""
+        scored = [(*part, clients) for part, clients in self.recipients.items()]
         return {"numbers": self.numbers, "model_size": self.model_size, "scored": scored}
 
     def load(self, saved: dict[str, Any]) -> None:
-        """Set the counts to those that `save` returned."""
+        """Restore the state that `save` returned."""
         self.numbers = saved["numbers"]
         self.model_size = saved["model_size"]
-        self.has = {  # version 0.3 saved [c], true for the clients that have it
-            (kind, i): np.flatnonzero(has) if has.dtype == bool else has for kind, i, has in saved["scored"]
+        self.recipients = {  # version 0.3 saved [c], true for recipients
+            (kind, i): np.flatnonzero(clients) if clients.dtype == bool else clients
+            for kind, i, clients in saved["scored"]
         }
 
     def _count_parameters(self, models: Models) -> tuple[int, int]:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrift import rng
-from feddrift.averaging import compute_shares, lane_sizes
+from feddrift.averaging import compute_shares, sum_lane_sizes
 from feddrift.engines.local import sampling
 from feddrift.engines.local.engine import InProcessWorker
 from feddrift.engines.simulator.lanes import Lanes, concatenate_orders, pad_rows
@@ -46,7 +46,8 @@ def build_lanes(
     slot[by_lane] = np.arange(len(by_lane)) - np.searchsorted(plan.lane[by_lane], plan.lane[by_lane])
     n_heads = next_power_of_two(int(slot.max()) + 1)
     pairs = plan.lane * n_heads + slot
-    model = np.repeat(plan.model[first_pair][:, None], n_heads, axis=1)  # empty slots repeat it and are never drawn
+    # Empty slots repeat the first model and are never drawn.
+    model = np.repeat(plan.model[first_pair][:, None], n_heads, axis=1)
     model[plan.lane, slot] = plan.model
     weights = np.zeros((n_lanes, stream.n_steps, n_heads))  # all time steps, so that the shape does not change
     pair_codes = plan.model * stream.n_clients + plan.client  # ascending
@@ -65,7 +66,7 @@ def build_lanes(
         starts, order = _draw_bootstraps(worker, client, np.asarray(models.ids)[model], weights)
     family = np.asarray(models.family)[plan.model[first_pair]]
     key = rng.derive_key(worker.engine.seed, "batch", worker.tau, client, family)
-    trunk, trunk_size = lane_sizes(models, plan.model, plan.lane, plan.size)
+    trunk, trunk_size = sum_lane_sizes(models, plan.model, plan.lane, plan.size)
     head_share = np.zeros(size * n_heads, dtype=np.float32)
     head_share[pairs] = compute_shares(plan.model, plan.size)
     padded_pairs = np.zeros(size * n_heads, dtype=np.int32)
@@ -94,8 +95,8 @@ def _draw_bootstraps(worker: InProcessWorker, client: Ints, ids: Ints, w: Floats
 
     Args:
         worker: The worker that has the data.
-        client: [lane]
-        ids: [lane, head], the ids of models.
+        client: [lane], the client of each lane.
+        ids: [lane, head], the id of each model.
         w: [lane, t, head], the weights of the cells.
 
     Returns:

@@ -44,10 +44,10 @@ def enable_compilation_cache(folder: Path | None = None) -> Path | None:
         folder.mkdir(parents=True, exist_ok=True)
         delete_oldest_files(root, MAX_CACHE_BYTES)
     except OSError as error:
-        log.info("compiled programs are not kept: %s: %s", folder, error.strerror)
+        log.info("compiled programs are not stored: %s: %s", folder, error.strerror)
         return None
     if not os.access(folder, os.W_OK):
-        log.info("compiled programs are not kept: %s is not writable", folder)
+        log.info("compiled programs are not stored: %s is not writable", folder)
         return None
     config.update("jax_compilation_cache_dir", str(folder))
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:

@@ -1,4 +1,4 @@
-"""Storage of models and updates on devices, and the computations of the server with them: averages and lengths."""
+"""Storage of models and updates on devices, and the server's computations with them: averages and update geometry."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrift._internal.device_arrays import StackView
-from feddrift.averaging import compute_cosines, compute_shares, lane_sizes
+from feddrift.averaging import compute_cosines, compute_shares, sum_lane_sizes
 from feddrift.engines.simulator import program
 from feddrift.engines.simulator.lanes import (
     Devices,
@@ -45,19 +45,19 @@ class SimulatorDevice:
         return self.put_stacks(models, size), trunk, mask
 
     def put_stacks(self, models: Models, size: int) -> Params:
-        """Return the parameters on the devices in stacks of this size; arrays that are there are not sent again."""
+        """Return the parameters on the devices in stacks of this size; arrays that are there already are not sent."""
         trunks, heads = (self._build_stacks(part, size) for part in self._split_params(models, models.params))
         return join_trunk_and_head(trunks, heads, self._mark_trunk(models))
 
     def locate_models(self, models: Models, size: int) -> tuple[Params, Ints, Ints]:
         """Return stacks on the devices that contain these models, and the rows of each model's trunk and head.
 
-        On a CPU, models that are in stacks already are not copied. On other devices copies take less time than
+        On a CPU, models that are in stacks already are not copied. On other devices copying takes less time than
         compiling for stacks of many sizes.
 
         Args:
             models: The models.
-            size: The size of stacks that are made.
+            size: The size of new stacks.
         """
         trunks, heads = self._split_params(models, models.params)
         if self.devices.one_cpu and all(map(self._contains, [*trunks, *heads])):
@@ -132,7 +132,7 @@ class SimulatorDevice:
         return map_trunk_and_head(self._wrap_rows, models, pairs, lanes, stacks)
 
     def _wrap_rows(self, _: Any, stack: Any, rows: Ints) -> Any:
-        """Return a view of these rows; stacks that were trained in chunks are on the host, since they are too large."""
+        """Return these rows: a view if the stack is on devices, a copy if it is on the host (trained in chunks)."""
         return stack[rows] if isinstance(stack, np.ndarray) else StackView(self, stack, rows)
 
     def find_finite_lanes(self, models: Models, updates: Updates) -> Bools:
@@ -152,7 +152,7 @@ class SimulatorDevice:
         is_finite = self.find_finite_lanes(models, updates)
         old = self._split_params(models, self.put_stacks(models, pad_model_count(len(models))))
         new = self._split_params(models, updates.params)
-        trunk, size = lane_sizes(models, updates.model, updates.lane, updates.size)
+        trunk, size = sum_lane_sizes(models, updates.model, updates.lane, updates.size)
         targets = (trunk, size, is_finite), (updates.model, updates.size, is_finite[updates.lane])
         averages = [self._average_part(*part) for part in zip(old, new, targets, strict=True)]
         return self.wrap_models(models, join_trunk_and_head(averages[0], averages[1], self._mark_trunk(models)))
@@ -246,25 +246,27 @@ def _find_finite_rows(stacks: list[Any]) -> Any:
     return program.find_finite_rows(stacks, len(stacks[0]))
 
 
-def _compute_moves(old: list[Any], new: list[Any], m: Any) -> list[Any]:
-    """Return [row, parameter] for each array, the difference between each row and model m."""
+def _compute_differences(old: list[Any], new: list[Any], m: Any) -> list[Any]:
+    """Return, for each array, [row, parameter] the difference between each row of `new` and row m of `old`."""
     return [(stack - leaf[m]).reshape(len(stack), -1) for leaf, stack in zip(old, new, strict=True)]
 
 
 @jax.jit
 def _compute_squares(old: list[Any], new: list[Any], m: Any, chosen: Any) -> Any:
-    return sum((move * move).sum(axis=1) for move in _compute_moves(old, new, m))
+    return sum((difference * difference).sum(axis=1) for difference in _compute_differences(old, new, m))
 
 
 @jax.jit
 def _compute_mean_square(old: list[Any], new: list[Any], m: Any, chosen: Any) -> Any:
     with jax.default_matmul_precision("float32"):
         share = jnp.where(chosen > 0, chosen / chosen.sum(), 0)
-        means = [share @ jnp.where(chosen[:, None] > 0, move, 0) for move in _compute_moves(old, new, m)]
+        means = [
+            share @ jnp.where(chosen[:, None] > 0, difference, 0) for difference in _compute_differences(old, new, m)
+        ]
     return sum((mean * mean).sum() for mean in means)
 
 
 @jax.jit
 def _compute_products(old: list[Any], new: list[Any], m: Any, chosen: Any) -> Any:
     with jax.default_matmul_precision("float32"):
-        return sum(move @ move.T for move in _compute_moves(old, new, m))
+        return sum(difference @ difference.T for difference in _compute_differences(old, new, m))

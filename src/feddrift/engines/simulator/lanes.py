@@ -1,6 +1,6 @@
 """Lanes as padded arrays, and the devices that train them.
 
-JAX is imported only when a function needs it: native code on a CPU does not.
+JAX is imported only by functions that need it; native code on a CPU does not.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Lanes:
 class Devices:
     """Devices of this host, on which arrays are replicated, or sharded along their first axis.
 
-    The device None is the CPU if it is the only device: JAX need not be imported to find it.
+    The device None is the CPU if it is the only device: it is found without importing JAX.
     """
 
     devices: tuple[Any, ...]
@@ -62,10 +62,10 @@ class Devices:
     def find_all(cls) -> Devices:
         """Return all devices that JAX finds on this host.
 
-        JAX then allocates a GPU's memory when it needs it, since allocating most of it at the start takes seconds;
+        JAX then allocates memory of a GPU only when it needs it: allocating most of it at the start takes seconds.
         XLA_PYTHON_CLIENT_PREALLOCATE=true takes precedence.
         """
-        if only_one_cpu():
+        if has_only_one_cpu():
             return cls((None,))
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
         import jax
@@ -98,10 +98,11 @@ class Devices:
         return jax.tree.map(lambda leaf: jax.device_put(leaf, sharded if shard and np.ndim(leaf) else replicated), tree)
 
     def split_tile(self, tile: int) -> tuple[int, tuple[int, ...]]:
-        """Return the number of lanes of a unit of work, and how many units train at once, in descending order.
+        """Return the number of lanes of a unit, and the numbers of units that train at once, in descending order.
 
-        The first number of units is used as often as possible, the next ones for the rest. On a GPU, two tiles at once
-        take less time per lane than one; the last part may be half a tile, if that is a whole number of lanes.
+        The first number is used as often as possible, then the next one for the remaining units, and so on. On a GPU
+        two tiles at once take less time per lane than one. There a unit is half a tile, if the tile has an even number
+        of lanes.
 
         Args:
             tile: The number of lanes of a tile.
@@ -146,7 +147,7 @@ class Devices:
         return size if size <= self.count_fitting_lanes(params) else -(-n // tile) * tile
 
     def count_fitting_lanes(self, params: Params) -> int:
-        """Return the number of lanes of such models that fit into memory: a power of two times the number of devices.
+        """Return how many lanes of such models fit into memory: a power of two times the number of devices.
 
         Args:
             params: The parameters of a stack of models.
@@ -159,35 +160,35 @@ class Devices:
 
 
 def start_devices() -> None:
-    """Let JAX find and start its devices in a thread: this takes seconds with a GPU, and the caller can read data."""
+    """Let JAX find and start its devices in a thread; with a GPU this takes seconds, and the caller need not wait."""
 
     def start() -> None:
-        with suppress(RuntimeError):  # the first call that needs the devices raises it again
+        with suppress(RuntimeError):  # the first call that needs the devices raises the error again
             Devices.find_all()
 
-    if not only_one_cpu():
+    if not has_only_one_cpu():
         threading.Thread(target=start).start()  # not a daemon: interrupting JAX while it starts aborts the process
 
 
 def runs_on_cpu() -> bool:
     """Return whether JAX computes, or would compute, on a CPU."""
-    if only_one_cpu():
+    if has_only_one_cpu():
         return True
     import jax
 
     return jax.default_backend() == "cpu"
 
 
-def device_kind() -> str:
+def get_device_name() -> str:
     """Return the name of the first device."""
-    if only_one_cpu():
+    if has_only_one_cpu():
         return "cpu"
     import jax
 
     return str(jax.devices()[0].device_kind)
 
 
-def only_one_cpu() -> bool:
+def has_only_one_cpu() -> bool:
     """Return whether JAX would find a single CPU and no other device, without importing it (decision 15).
 
     It is False if that is unknown, or if JAX is imported already.

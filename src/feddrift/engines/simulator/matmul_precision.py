@@ -16,22 +16,22 @@ SIX_PASSES = "BF16_BF16_F32_X6"
 
 
 def set_matmul_precision(net: Net, local: Local) -> Any:
-    """Return a context manager that sets the precision of matrix products: float32, or TF32 if `local` says so.
+    """Return a context manager that sets the precision of matrix products: float32 or, if `local` has it, TF32.
 
-    GPUs with bfloat16 multiply the float32 matrices of perceptrons in six passes in bfloat16, which is faster and as
-    exact.
+    On GPUs with bfloat16, float32 matrices of perceptrons are multiplied in six passes of bfloat16 products. This is
+    faster and as exact.
     """
     if local.precision == "tf32":
         return jax.default_matmul_precision("tensorfloat32")
-    six_passes = net.apply in PERCEPTRONS and six_passes_are_exact()  # convolutions do not support this precision
+    six_passes = net.apply in PERCEPTRONS and is_six_pass_exact()  # convolutions do not support this precision
     return jax.default_matmul_precision(SIX_PASSES if six_passes else "float32")
 
 
 @cache
-def six_passes_are_exact() -> bool:
-    """Return whether the device is a GPU whose products in six passes are as exact as in float32.
+def is_six_pass_exact() -> bool:
+    """Return whether the device is a GPU whose matrix products in six passes are as exact as in float32.
 
-    It is measured once, on random matrices.
+    The error is measured once, with random matrices.
     """
     if jax.default_backend() != "gpu":
         return False

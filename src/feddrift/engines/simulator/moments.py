@@ -1,4 +1,4 @@
-"""Store of the optimiser's moments of all trunks and heads trained in a time step, on the host or on the device."""
+"""Store of the optimiser's moments of all trunks and heads that train in a time step, on the host or on devices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from feddrift.trees import tree_leaves, tree_map
 from feddrift.types import Ints, Models
 
 MIN_DEVICE_BYTES = 1 << 25  # stacks of moments of this size stay on the device between rounds
-MAX_COPIES_PER_PART = 3  # with more rows in all stacks for each part, most are out of date: stacks are merged
+MAX_COPIES_PER_PART = 3  # with more rows in all stacks for each part, most rows are out of date, and stacks are merged
 
 PartName = tuple[int, int]  # a trunk or a head: a client, and the id of a family or of a model
 
@@ -24,7 +24,7 @@ def next_power_of_two(n: int) -> int:
 
 
 class MomentStore:
-    """Moments of the optimiser for all trunks, or all heads, trained in this time step.
+    """Moments of the optimiser for all trunks, or all heads, that have trained in this time step.
 
     They remain in the stacks in which they were trained. Stacks are merged only if parts of several stacks train
     together again, or if most of their rows are out of date.
@@ -127,7 +127,7 @@ def _count_bytes(stack: Optimiser) -> int:
 
 def _select_rows(stack: Optimiser, rows: Ints) -> Optimiser:
     """Return rows of a stack, zeros for positions below 0; small stacks on the host, where nothing is compiled."""
-    if _on_device(stack) and _count_bytes(stack) >= MIN_DEVICE_BYTES:
+    if _is_on_device(stack) and _count_bytes(stack) >= MIN_DEVICE_BYTES:
         from feddrift.engines.simulator import program
 
         return program.pick_moments(stack, rows.astype(np.int32))  # type: ignore[no-any-return]
@@ -141,14 +141,14 @@ def _select_rows(stack: Optimiser, rows: Ints) -> Optimiser:
 
 
 def _join_stacks(a: Optimiser, b: Optimiser) -> Optimiser:
-    if _on_device(a):
+    if _is_on_device(a):
         from feddrift.engines.simulator import program
 
         return program.join_moments(a, b)  # type: ignore[no-any-return]
     return tree_map(lambda x, y: np.concatenate([x, y]), a, b)  # type: ignore[no-any-return]
 
 
-def _on_device(stack: Optimiser) -> bool:
+def _is_on_device(stack: Optimiser) -> bool:
     return not isinstance(stack[1], np.ndarray)
 
 

@@ -1,8 +1,8 @@
 """Compiled program of the simulator: rounds of K local steps of all lanes and their averages.
 
-Lanes train in tiles, and tiles without lanes are skipped: the number of lanes is an argument of the program, so that
-one program serves many numbers. Several devices share a tile evenly. Lanes that do not fit into a device's memory are
-trained in chunks, in every round, while the others and their moments are on the host.
+Lanes train in tiles. The number of lanes is an argument of the program, which skips tiles without lanes, so one program
+serves many numbers of lanes. Several devices share a tile evenly. If the lanes do not fit into memory, each round
+trains one chunk of lanes after the other, while the other lanes and their moments are on the host.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from feddrift.averaging import MAX_PARAMETER, average_rows, renormalize_shares
 from feddrift.engines.local import optim, sampling
 from feddrift.engines.simulator.lanes import Devices, Lanes, Optimiser
-from feddrift.engines.simulator.matmul_precision import set_matmul_precision, six_passes_are_exact
+from feddrift.engines.simulator.matmul_precision import is_six_pass_exact, set_matmul_precision
 from feddrift.nets.losses import batch_loss, compute_logits
 from feddrift.trees import join_trunk_and_head, mark_trunk, split_trunk_and_head, tree_leaves, tree_map
 from feddrift.types import Local, Net, Params
 
 REPLICATED: Any = PartitionSpec()  # type: ignore[no-untyped-call]
-# For scoring, which takes little time compared with training: tuning its matrix products takes seconds on a GPU.
-UNTUNED: Any = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
+# For scoring: tuning its matrix products takes seconds on a GPU, and scoring takes little time compared with training.
+UNTUNED_OPTIONS: Any = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
 
 jax.tree_util.register_dataclass(Lanes, data_fields=[f.name for f in fields(Lanes)], meta_fields=[])
 
@@ -59,7 +59,7 @@ def run_rounds(
 
     Returns:
         The parameters of the models, those of the lanes before the last average, the moments of trunks and of heads,
-        and [lane] the number of rounds whose average left the lane out since its parameters were not finite.
+        and [lane] the number of rounds whose average left the lane out because its parameters were not finite.
     """
     max_lanes = devices.count_fitting_lanes(params)
     if len(lanes.trunk) > max_lanes:
@@ -79,7 +79,7 @@ def run_rounds(
 
 def get_static_options(local: Local) -> Local:
     """Return the settings for which the program is compiled, without those that it gets as arguments."""
-    six_passes_are_exact()  # measured now, since this is impossible while a program is traced
+    is_six_pass_exact()  # called now, since it cannot measure while a program is traced
     return replace(local, rounds=1, lr=1.0, average="mean", pull=None)
 
 
@@ -89,7 +89,7 @@ def _run_in_chunks(
 ) -> tuple[Params, Params, Optimiser, Optimiser, Any]:  # fmt: skip
     """Run the rounds for more lanes than fit into memory: models, lanes and moments are on the host.
 
-    The lists `models`, `trained` and `optimisers` have two items: that of the trunks, and that of the heads.
+    The lists `models`, `trained` and `optimisers` have two items, for trunks and for heads.
     """
     in_trunk = mark_trunk(net, params)
     n_heads = lanes.model.shape[1]
@@ -150,7 +150,7 @@ def _run_in_chunks(
     )
 
 
-@partial(jax.jit, static_argnums=0, compiler_options=UNTUNED)
+@partial(jax.jit, static_argnums=0, compiler_options=UNTUNED_OPTIONS)
 def compute_all_logits(net: Net, params: Params, trunk_index: Any, mask: Any, n: Any, x: Any, rows: Any) -> Any:
     """Compute the logits [m, row, class] of the first n models, one after the other.
 
@@ -178,7 +178,7 @@ def compute_all_logits(net: Net, params: Params, trunk_index: Any, mask: Any, n:
     return jax.lax.fori_loop(0, n, lambda m, logits: logits.at[m].set(compute_model(m)), zeros)
 
 
-@partial(jax.jit, static_argnums=0, compiler_options=UNTUNED)
+@partial(jax.jit, static_argnums=0, compiler_options=UNTUNED_OPTIONS)
 def compute_block_logits(
     net: Net, params: Params, trunk_rows: Any, head_rows: Any, mask: Any, n: Any, x: Any, rows: Any
 ) -> Any:
@@ -251,7 +251,7 @@ def begin_round(
     net: Net, params: Params, mask: Any, trunk_optimiser: Optimiser, head_optimiser: Optimiser, lanes: Lanes,
     pull_params: Params,
 ) -> tuple[Carry, Any]:  # fmt: skip
-    """Return the state of lanes at the beginning of a round, and what remains constant in it.
+    """Return the state of lanes at the beginning of a round, and the constants of the round.
 
     The constants are the masks of the lanes' models, or None, and the trunks, heads and weights of the pull, or None.
     """
@@ -492,7 +492,7 @@ average_stacks = jax.jit(_average_stacks, static_argnums=0)
 
 @jax.jit
 def pick_rows(stacks: list[Any], rows: list[Any]) -> Any:
-    """Return the rows[k] of each stack k."""
+    """Return rows of stacks: stacks[k][rows[k]] for each k."""
     return [stack[positions] for stack, positions in zip(stacks, rows, strict=True)]
 
 

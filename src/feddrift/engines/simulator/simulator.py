@@ -52,14 +52,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAX_TILE_LANES = 16  # lanes that train at a time; small models have larger tiles:
-MAX_TILE_PARAMETERS = 1 << 22  # parameters of all lanes of such a tile
-MAX_BLOCK_VALUES = 1 << 20  # numbers in the inputs of a block of rows, which is scored at a time; four times on a GPU
+MAX_TILE_LANES = 16  # lanes that train at a time, or more if they have few parameters:
+MAX_TILE_PARAMETERS = 1 << 22  # parameters of all lanes of a tile with more lanes
+MAX_BLOCK_VALUES = 1 << 20  # numbers in the inputs of a block of rows, which is scored at a time; on a GPU four times
 MIN_BLOCK_ROWS = 32
 MAX_BLOCK_ROWS = 1024  # on a GPU four times as many
 MODELS_PER_CALL = 8  # if each block of rows has a separate model
 BLOCKS_PER_CALL = 64
-# Shuffled at a time in Python: loading native code takes as long as shuffling twenty times as many.
+# Cells that are shuffled in Python if native code is not loaded; loading takes as long as shuffling 20 times as many.
 MAX_CELLS_WITHOUT_NATIVE = 500
 
 
@@ -88,8 +88,8 @@ class Simulator(InProcess):
     def choose_tile(self, params: Params) -> int:
         """Return the number of lanes that train at a time: the clients of a round, or an equal share of them.
 
-        The lanes of a single model then fill their tiles. A few lanes of large models keep a device busy; of small
-        models it needs many.
+        The lanes of a single model then fill their tiles. For large models a few lanes use a device fully; small models
+        need many.
 
         Args:
             params: The parameters of a stack of models.
@@ -216,9 +216,9 @@ class Simulator(InProcess):
         kernel = self.find_kernel(models.params)
         if kernel is None and self.devices.mesh is None:
             logits = np.zeros((teams.shape[1], len(rows), self.stream.n_classes), dtype=np.float32)
-            member, row = np.nonzero(np.repeat(teams, sizes, axis=0).T >= 0)
-            model_of_row = np.repeat(teams, sizes, axis=0).T[member, row]
-            logits[member, row] = self._compute_assigned_logits(models, rows[row], model_of_row)
+            members = np.repeat(teams, sizes, axis=0).T  # [k, row]
+            k, row = np.nonzero(members >= 0)
+            logits[k, row] = self._compute_assigned_logits(models, rows[row], members[k, row])
             return logits
         if kernel is None:
             return super().compute_member_logits(models, rows, sizes, teams)
@@ -230,14 +230,14 @@ class Simulator(InProcess):
             return super().sum_scores(models, rows, sizes, metric)
         return np.asarray(kernel.count_mistakes(self.net, models, self.stream, rows, sizes))
 
-    def find_mistakes(self, models: Models, rows: Ints, sizes: Ints, which: Ints) -> Bools:
+    def find_mistakes(self, models: Models, rows: Ints, sizes: Ints, model_of_cell: Ints) -> Bools:
         kernel = self.find_kernel(models.params)
         if kernel is None and self.devices.mesh is None:
-            predicted = self._compute_assigned_logits(models, rows, np.repeat(which, sizes)).argmax(axis=1)
+            predicted = self._compute_assigned_logits(models, rows, np.repeat(model_of_cell, sizes)).argmax(axis=1)
             return np.asarray(predicted != self.stream.y[rows])
         if kernel is None or models.mask is not None:
-            return super().find_mistakes(models, rows, sizes, which)
-        return np.asarray(kernel.find_mistakes(self.net, models, self.stream, rows, sizes, which))
+            return super().find_mistakes(models, rows, sizes, model_of_cell)
+        return np.asarray(kernel.find_mistakes(self.net, models, self.stream, rows, sizes, model_of_cell))
 
 
 class SimulatorWorker(InProcessWorker):
@@ -247,7 +247,7 @@ class SimulatorWorker(InProcessWorker):
 
     def __init__(self, engine: Simulator, tau: int) -> None:
         super().__init__(engine, tau)
-        self.order = np.zeros(len(engine.stream.y), dtype=np.int32)  # the rows of each cell, shuffled before first use
+        self.order = np.zeros(len(engine.stream.y), dtype=np.int32)  # the rows of cells, shuffled before first use
         self.is_shuffled: Bools = np.zeros(self.known.counts.shape, dtype=bool)  # [t, c], the cells with shuffled rows
         self.trunk_moments = MomentStore(engine.devices)
         self.head_moments = MomentStore(engine.devices)
@@ -355,16 +355,14 @@ class SimulatorWorker(InProcessWorker):
 
     def _find_kernel(self, models: Models, local: Local) -> Any:
         """Return the module with native code if it supports these models and settings, else None."""
-        return None if local.pull is not None else self.engine.find_kernel(models.params)  # it has no pull
+        return None if local.pull is not None else self.engine.find_kernel(models.params)  # native code has no pull
 
     def _get_pull_params(self, models: Models, local: Local) -> Params:
         """Return the parameters that models are pulled to, padded; None: those at the beginning of a round."""
-        target = None if local.pull is None else local.pull.to
-        return (
-            None
-            if target is None
-            else self.engine.device.put_models(substitute_models(models, target), pad_model_count(len(models)))[0]
-        )
+        if local.pull is None or local.pull.to is None:
+            return None
+        targets = substitute_models(models, local.pull.to)
+        return self.engine.device.put_stacks(targets, pad_model_count(len(models)))
 
     def _store_losses(self, names: list[PartName | None], losses: Any) -> None:
         """Store the held-out losses of the last check."""
@@ -389,7 +387,7 @@ class SimulatorWorker(InProcessWorker):
         trunk_moments: Any,
         head_moments: Any,
     ) -> None:
-        max_rows = self.engine.devices.count_fitting_lanes(params) // 2  # training needs the rest
+        max_rows = self.engine.devices.count_fitting_lanes(params) // 2  # training needs the other half
         self.trunk_moments.store_moments(trunk_names, trunk_moments, max_rows)
         self.head_moments.store_moments(head_names, head_moments, max_rows)
 
@@ -429,6 +427,6 @@ class SimulatorWorker(InProcessWorker):
         return tree_map(lambda leaf, shared: select_rows(leaf, trunks if shared else heads), params, in_trunk)
 
 
-@cache  # once for each net
+@cache  # once for each net and stream
 def _log_compilation(net: Net, stream: str) -> None:
     log.info("compiling the net for %s: seconds, and again for many more models, unless it is in the cache", stream)

@@ -17,9 +17,8 @@ from feddrift.runs.record import Record
 from feddrift.runs.schema import to_json_value
 
 SCRIPTS = (
-    *("tools.js", "charts.js", "map.js", "lineage.js", "words.js", "tables.js", "sections.js", "exchanges.js"),
-    "main.js",
-)
+    "tools.js", "charts.js", "map.js", "lineage.js", "words.js", "tables.js", "sections.js", "exchanges.js", "main.js",
+)  # fmt: skip
 
 
 def write_page(records: Sequence[Record], path: Path, name: str) -> None:
@@ -36,8 +35,8 @@ def write_page(records: Sequence[Record], path: Path, name: str) -> None:
 def build_page(data: Mapping[str, Any]) -> str:
     """Build the page: style, scripts and data in one text.
 
-    The data are compressed and encoded in base64, so a name in them cannot end a script element. The scripts show names
-    only as text.
+    The data are compressed and encoded in base64, so names in them cannot end a script element. The scripts show names
+    as text only.
 
     Args:
         data: The result of `collect_page_data`.

@@ -1,7 +1,7 @@
-// Line, bar and step charts as SVG, all with the same quiet axes.
-const LETTER = 8; // how wide a letter of a label is at most, about
+// Line and bar charts as SVG with common axes.
+const LETTER = 8; // approximate maximum width of a letter of a label, in pixels
 
-// The room for the names of lines behind their ends.
+// The width for the names of lines at their ends, in pixels.
 const roomFor = (names, most) => Math.min(most, 20 + LETTER * Math.max(...names.map((name) => name.length)));
 function ticks(low, high, n = 6) {
   const raw = (high - low) / n || 1;
@@ -30,17 +30,17 @@ function axes(f, { xs, ys, xlabel, show = (v) => v, showX = (v) => v }) {
   }
   for (const v of xs) {
     const text = String(showX(v)),
-      x = Math.min(f.at.x(v), f.width - (LETTER * text.length) / 2); // the last one ends with the chart
+      x = Math.min(f.at.x(v), f.width - (LETTER * text.length) / 2); // the last label ends with the chart
     f.svg.append(s("text", { x, y: f.height - f.bottom + 18, "text-anchor": "middle" }, text));
   }
-  const beside = xlabel && xlabel.length < 6; // a word fits before the first number, a sentence goes below
+  const beside = xlabel && xlabel.length < 6; // a word fits before the first number, a sentence is placed below
   const place = beside
     ? { x: f.left - 12, y: f.height - f.bottom + 18, "text-anchor": "end" }
     : { x: f.left, y: f.height - 1 };
-  if (xlabel && !(beside && timeNames())) f.svg.append(s("text", place, xlabel)); // names speak for themselves
+  if (xlabel && !(beside && timeNames())) f.svg.append(s("text", place, xlabel)); // names of time steps need no axis label
 }
 
-// What a time step is called under its column: its name where steps have short ones, else its number from 1.
+// The label of a time step: its name if all time steps have short names, else its number from 1.
 const LONGEST_NAME = 12;
 function timeNames() {
   const names = view.run.times;
@@ -48,7 +48,7 @@ function timeNames() {
 }
 const timeMark = (t) => (timeNames() ? timeNames()[t] ?? t + 1 : t + 1);
 
-// Times 1..n with room for what they are called.
+// The time steps that get a label, so that labels do not overlap.
 function times(n, room, each = 26) {
   const longest = Math.max(0, ...(timeNames() || []).map((name) => name.length));
   const every = Math.max(1, Math.ceil((n * Math.max(each, 7 * longest + 8)) / room));
@@ -89,7 +89,7 @@ function band(low, high, at) {
     .join("");
 }
 
-// Labels at the ends of lines, pushed apart until none overlaps.
+// Moves the labels at the ends of lines until they do not overlap.
 function spread(labels, gap, low, high) {
   const placed = labels.slice().sort((a, b) => a.y - b.y);
   placed.forEach((l, i) => {
@@ -193,7 +193,7 @@ function lineChart(
   return f.svg;
 }
 
-// Bars over time, stacked: series {name, values, fill}, values below 0 hang down.
+// Stacked bars over time: series {name, values, fill}; bars of negative values are below the axis.
 function barChart(series, { width, height, label, xlabel, show, line = null }) {
   const n = Math.max(1, ...series.map((b) => b.values.length));
   const up = range(n).map((t) => sum(series.map((b) => Math.max(0, b.values[t] || 0))));

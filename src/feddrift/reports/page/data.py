@@ -1,4 +1,4 @@
-"""Data of the HTML page as plain JSON values; the scripts of the page only show them."""
+"""Data of the HTML page as plain JSON values, which the scripts of the page show."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from feddrift.reports.summary import (
     average_known_values,
     compute_deviation,
     find_concept_changes,
+    get_start_time,
     get_true_concepts,
     has_joined,
     has_usable_data,
@@ -76,7 +77,7 @@ def select_newest(records: Sequence[Record]) -> list[Record]:
     latest: dict[tuple[str, int], Record] = {}
     for record in records:
         key = build_configuration_key(record.header), record.header["seed"]
-        if key not in latest or _get_precedence(record) >= _get_precedence(latest[key]):
+        if key not in latest or _build_recency_key(record) >= _build_recency_key(latest[key]):
             latest[key] = record
     return list(latest.values())
 
@@ -85,7 +86,7 @@ def select_shown_clients(record: Record) -> Ints:
     """Return the ids of the clients that are shown individually.
 
     Of more than MAX_SHOWN_CLIENTS simulated clients, one is drawn from each of MAX_SHOWN_CLIENTS equal parts. The draw
-    depends only on the number of clients, so that all runs on the same clients show the same ones. Clients of real
+    depends only on the number of clients, so all runs on the same clients show the same sample. Clients on real
     machines are all shown.
     """
     n = int(record.header["n_clients"])
@@ -120,17 +121,17 @@ def _restrict_event(position: Mapping[int, int], event: dict[str, Any]) -> dict[
     if not isinstance(clients, list) or not clients:
         return event
     positions = [position[c] for c in clients if c in position]
-    if event["event"] == "decided" and not positions:  # no clients would mean all clients
+    if event["event"] == "decided" and not positions:  # an empty list would mean all clients
         return None
     return event | {"cause": event["cause"] | {"clients": positions}}
 
 
-def _get_precedence(record: Record) -> tuple[bool, float]:
-    return record.status == "complete", datetime.fromisoformat(record.header["started"]).timestamp()
+def _build_recency_key(record: Record) -> tuple[bool, float]:
+    return record.status == "complete", get_start_time(record)
 
 
 def _select_runs_with_cells(by_stream: Mapping[str, Mapping[str, Sequence[Record]]]) -> set[int]:
-    """Return the `id` of each run whose cells are shown; the first runs of all configurations have precedence."""
+    """Return the `id` of each run whose cells are shown, beginning with the first run of each configuration."""
     groups = [group for configurations in by_stream.values() for group in configurations.values()]
     ranked = sorted(((k, g, run) for g, group in enumerate(groups) for k, run in enumerate(group)), key=lambda r: r[:2])
     selected: set[int] = set()
@@ -285,9 +286,9 @@ def _find_worst_clients(record: Record) -> list[list[Any]]:
 def _collect_changes(record: Record) -> dict[str, Any]:
     """Collect the true changes of concepts, and the alarms and switches without a change.
 
-    A change is [t, c, from, to, delay, kind], delay -1 if it was missed. A false reaction is [t, c, kind]. The kind of
-    a reaction is 1 for an alarm plus 2 for a switch. If the true concepts are unknown, all reactions are listed, and
-    "n_moves" counts the alarms, and the switches without an alarm.
+    A change is [t, c, from, to, delay, kind], with delay -1 if it was missed. A false reaction is [t, c, kind]. The
+    kind of a reaction is 1 for an alarm, plus 2 for a switch. If the true concepts are unknown, all reactions are
+    listed, and "n_moves" contains the number of alarms and the number of switches without an alarm.
     """
     alarms = record.rows.drift
     switches = metrics.find_switches(record)
@@ -320,7 +321,7 @@ def _collect_changes(record: Record) -> dict[str, Any]:
 
 
 def _count_by_time(steps: int, drifts: Sequence[Sequence[int]], false: Sequence[Sequence[int]]) -> dict[str, list[int]]:
-    """Count the changes at each time that were noticed at once, late or never, and the false reactions."""
+    """Count at each time the changes that were noticed at once, late or never, and the false reactions."""
     counts = {kind: [0] * steps for kind in ("at once", "late", "missed", "false")}
     for t, _, _, _, delay, _ in drifts:
         counts["at once" if delay == 0 else "late" if delay > 0 else "missed"][t] += 1
@@ -397,7 +398,7 @@ def _round_values(values: Floats) -> list[float | None]:
 
 
 def _convert_percent(record: Record, value: float | None) -> float | None:
-    """Convert a score of a summary, which is in percent if it is a share, to the page's unit."""
+    """Convert a score of a summary, in which shares are in percent, to a value of the page, in which they are not."""
     return None if value is None else value / 100 if record.score.share else value
 
 
@@ -407,7 +408,7 @@ def _average_or_none(values: Floats) -> float | None:
 
 
 def _count_alarms_by_cell(group: Sequence[Record]) -> dict[str, int] | None:
-    """Count the runs with an alarm in each cell "t,c"; None if the group has only one run."""
+    """Count the runs with an alarm in each cell, by "t,c"; None if the group has only one run."""
     if len(group) < 2:
         return None
     alarms = Counter(f"{t},{c}" for run in group for t, c in np.argwhere(run.rows.drift).tolist())

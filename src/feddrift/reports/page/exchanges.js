@@ -1,4 +1,4 @@
-// What a server of real machines asked its clients, how long that took, and who sat out.
+// Requests to clients on real machines: waiting times, traffic, and missing replies.
 const ASKED = {
   hello: ["hello: new data, test", "var(--m5)"],
   evaluate: ["evaluate", "var(--m2)"],
@@ -17,8 +17,8 @@ function exchanges() {
   if (!found) return;
   fill(
     "exchanges-note",
-    "Seconds that the server waited for answers in each time step; of several hellos in a row with the same answers only the first counts. " +
-      `The last question was asked ${clock(found.last)} UTC.`,
+    "Seconds that the server waited for replies in each time step; of several hellos in a row with the same replies only the first counts. " +
+      `The last request was sent at ${clock(found.last)} UTC.`,
   );
   const series = Object.entries(found.seconds)
     .filter(([, values]) => sum(values))
@@ -41,7 +41,7 @@ function exchanges() {
   fill("exchanges-out", outList(found, stream));
 }
 
-// Where there are many, those first who answered least, then the slowest.
+// The table of clients; if there are many, the clients with the fewest replies first, then the slowest.
 function answerTable(found, stream, show = 12) {
   const head = [["client", "text"], ["answered"], ["median, s"], ["slowest, s"], ["MB to"], ["MB from"]];
   const share = (x) => (x.asked ? x.answered / x.asked : 1);
@@ -83,9 +83,9 @@ function clock(at) {
   return at.slice(0, 19).replace("T", " ");
 }
 
-// The newest first.
+// The table of missing replies and notes, the newest first.
 function outList(found, stream, show = 8) {
-  if (!found.out.length) return [h("p", { class: "note" }, "Nobody and nothing: every question was answered.")];
+  if (!found.out.length) return [h("p", { class: "note" }, "None: every request was answered.")];
   const head = [
     ["when, UTC", "text"],
     ["time", "text"],

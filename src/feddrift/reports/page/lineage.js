@@ -1,5 +1,5 @@
-// The lives of the models: a row each, as thick as its clients are many; born from a parent, merged into another, left.
-const MOST = 22;
+// The lineage of the models: a row for each model, as thick as its share of clients, from its creation to its end.
+const MAX_ROWS = 22;
 
 function lineageChart(maps, { width, left }) {
   const { run, n, T, cells, shade } = maps,
@@ -34,7 +34,7 @@ function lineageChart(maps, { width, left }) {
   const shown = folded
     .slice()
     .sort((a, b) => b.total - a.total || a.m - b.m)
-    .slice(0, MOST)
+    .slice(0, MAX_ROWS)
     .sort((a, b) => a.m - b.m);
   const row = new Map(shown.map((l, i) => [l.m, i]));
   const tall = shown.length > 12 ? 17 : 24,
@@ -45,7 +45,7 @@ function lineageChart(maps, { width, left }) {
   const svg = s("svg", {
     viewBox: `0 0 ${width} ${height}`,
     role: "img",
-    "aria-label": `Lives of ${count(all.length, "model")}`,
+    "aria-label": `Lineage of ${count(all.length, "model")}`,
   });
   for (const l of shown) {
     const used = range(T).filter((t) => l.users[t]),
@@ -61,7 +61,7 @@ function lineageChart(maps, { width, left }) {
         {},
         [
           l.many ? `${l.many} models` : `Model ${l.m}`,
-          l.why && !l.many ? `born at time ${born + 1}: ${l.why}` : "",
+          l.why && !l.many ? `created at time ${born + 1}: ${l.why}` : "",
           l.gone ? `${l.into !== null ? "merged" : "left"} at time ${(l.end ?? l.left) + 1}: ${l.gone}` : "",
         ]
           .filter(Boolean)
@@ -138,13 +138,13 @@ function lineageChart(maps, { width, left }) {
   return { svg, hidden: folded.length - shown.length, all: all.length, folded: shown.some((l) => l.many) };
 }
 
-// A curve that leaves and arrives level.
+// A curve that is horizontal at both ends.
 function thread(x0, y0, x1, y1) {
   const bend = (x1 - x0) * 0.75;
   return `M${x0},${y0}C${x0 + bend},${y0} ${x1 - bend},${y1} ${x1},${y1}`;
 }
 
-// Many models that were born together and soon became one share a row: a hundred clients isolated are one story.
+// Joins models with the same creation time, merge time and target into one row, if they are at least five.
 function fold(lives, root) {
   const alike = new Map();
   for (const l of lives) {
@@ -166,7 +166,7 @@ function fold(lives, root) {
   );
 }
 
-// One colour for a model and all that merged into it; the most used have colours of their own.
+// Assigns one colour to a model and to all models that merged into it; the least used models share a colour.
 function shades(run) {
   const { model, roots } = run.cells,
     used = new Map();

@@ -1,4 +1,4 @@
-// What is chosen, and drawing it.
+// The current selection, and functions that draw it.
 const view = { by: "model", order: "given", strong: new Set() };
 
 function pick(wanted, items, name) {
@@ -24,7 +24,7 @@ function load() {
   view.chosen = view.maps ? (c >= 0 ? [t >= 0 && t < view.run.steps ? t : 0, c] : firstOf(view.run)) : null;
 }
 
-// The client to begin with: the first that drifted or moved, else the one served worst.
+// The initial cell: that of the first drift or move, else that of the worst client.
 function firstOf(run) {
   const told = run.false.filter((f) => run.drifts || f[2] & 1),
     moves = [...(run.drifts || []), ...(told.length ? told : run.false)];
@@ -37,7 +37,7 @@ view.choose = (t, c, scroll = false) => {
   state.write({ client: view.stream.clients[c], time: t + 1 });
   if (view.maps) view.maps.select(t, c);
   fill("story", story(view));
-  const now = document.querySelector(".story [aria-current]"); // in its own list: the page stays where it is
+  const now = document.querySelector(".story [aria-current]"); // scrolls the list only, not the page
   if (now) now.parentNode.scrollTop = now.offsetTop - now.parentNode.offsetTop - 40;
   if (scroll) $("h-map").scrollIntoView();
 };
@@ -48,7 +48,7 @@ view.open = (group) => {
   $("headline").scrollIntoView({ block: "center" });
 };
 
-// The table by this column, best first; by the same once more the other way round. The focus stays on its head.
+// Sorts the table by a column, best first; a second call for the same column reverses it. Its head keeps the focus.
 view.sortBy = (name) => {
   const turned = view.sort[0] === name && !view.sort[1];
   view.sort = [name, turned];
@@ -141,7 +141,7 @@ async function start() {
         maps();
       }, 120);
   });
-  // A run that is not finished: the page may be written anew at any time, so look again every few seconds.
+  // With an unfinished run, the page may be written again at any time: offer to reload it every few seconds.
   if (view.data.streams.some((x) => x.groups.some((g) => g.runs.some((r) => r.status === "unfinished")))) {
     const live = $("live"),
       on = () => state.read().live === "1";

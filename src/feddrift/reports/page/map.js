@@ -1,8 +1,8 @@
-// The two maps, time across and clients down: which model each client used, and how accurate it was.
-const ROOM = 620; // how tall a map may grow
-const NAME = 25; // letters of a client's name beside its row
+// The two maps with a column for each time step and a row for each client: the model in use, and its accuracy.
+const ROOM = 620; // maximum height of a map in pixels
+const NAME = 25; // maximum letters of a client's name beside its row
 
-// The pixels of a name as the map writes it: letters differ, WN is twice as wide as il.
+// The width of a name in the font of the map, in pixels: WN is twice as wide as il.
 function widthOf(name) {
   const g = document.createElement("canvas").getContext("2d");
   g.font = mapFont();
@@ -22,7 +22,7 @@ class Maps {
     this.absent = flags("absent");
     this.shade = shades(run);
     const seen = this.cells.accuracy.filter((v) => v >= 0).sort((a, b) => a - b);
-    const bad = (share) => seen[Math.floor((seen.length - 1) * share)] ?? 0; // the worst hundredth has one colour
+    const bad = (share) => seen[Math.floor((seen.length - 1) * share)] ?? 0; // the worst 1 % have one colour
     this.high = !seen.length ? 1000 : score.higher_is_better ? seen[seen.length - 1] : bad(0.99);
     this.low = score.higher_is_better ? Math.max(0, Math.min(bad(0.01), this.high - 50)) : (seen[0] ?? 0);
   }
@@ -30,7 +30,7 @@ class Maps {
     return t * this.n + c;
   }
 
-  // The clients from top to bottom.
+  // Returns the clients in their order from top to bottom.
   ordered(order) {
     const c = range(this.n),
       { model, accuracy } = this.cells;
@@ -71,7 +71,7 @@ class Maps {
     const byConcept = by === "concept" && concept,
       blank = rgb(colour("wash"));
     const shade = (i) => (byConcept ? this.shade.concept(concept[i]) : this.shade.model(model[i]));
-    const pale = (full) => full.map((part, k) => Math.round(0.35 * part + 0.65 * blank[k])); // nothing new came
+    const pale = (full) => full.map((part, k) => Math.round(0.35 * part + 0.65 * blank[k])); // no new data
     const of = (i) => (this.absent.has(i) ? blank : this.nothing.has(i) ? pale(shade(i)) : shade(i));
     const text = (i) => (this.absent.has(i) ? "" : byConcept ? letter(concept[i]) : String(model[i]));
     this.panels = [
@@ -100,7 +100,7 @@ class Maps {
         role: marks ? "application" : null,
         "aria-label": marks
           ? `${title}: ${count(this.n, "client")} by ${count(this.T, "time step")}. ` +
-            "Arrow keys move from cell to cell; what they find is told below."
+            "Arrow keys move from cell to cell; the text below describes the cell."
           : null,
         onkeydown: (e) => this.key(e),
       },
@@ -195,7 +195,7 @@ class Maps {
             ["paper", 2.5],
             ["alarm", 0],
           ]) {
-            // a rim, for whatever colour it lies on
+            // a rim that separates it from any colour of the cell
             g.fillStyle = colour(fill);
             g.beginPath();
             g.moveTo(x + w - size - edge, y);
@@ -208,7 +208,7 @@ class Maps {
     }
   }
 
-  // Too many clients for cells: a picture of a pixel a row, with the edges of a cell for a change and an alarm.
+  // With too many clients for cells, a row is one pixel high; the edges of its cells mark changes and alarms.
   paintDense(p, g) {
     const per = Math.max(4, Math.round(p.wide * (devicePixelRatio || 1))),
       edge = Math.max(1, Math.round(per / 14));
@@ -218,7 +218,7 @@ class Maps {
       ink = word(rgb(colour("ink"))),
       red = word(rgb(colour("alarm")));
     for (let i = 0; i < image.height; i++) {
-      const c = this.rows[Math.floor(((i + 0.5) * this.n) / image.height)]; // beyond 4000 clients, a sample of them
+      const c = this.rows[Math.floor(((i + 0.5) * this.n) / image.height)]; // of more than 4000 clients, a sample
       for (let t = 0; t < this.T; t++) {
         const k = this.at(t, c),
           from = i * image.width + t * per;
@@ -255,7 +255,7 @@ class Maps {
             )
           : null,
         this.absent.size
-          ? h("span", {}, h("i", { class: "swatch", style: "background:var(--wash)" }), "not yet there")
+          ? h("span", {}, h("i", { class: "swatch", style: "background:var(--wash)" }), "not joined yet")
           : null,
         this.nothing.size > this.absent.size ? h("span", {}, "pale: no new data") : null,
         this.alarms.size
@@ -288,7 +288,7 @@ class Maps {
     );
   }
 
-  // The worst and the best that the colours tell apart, in words.
+  // The labels of both ends of the colour scale.
   ends() {
     const [low, high] = [this.low, this.high].map((v) => level(v / 1000, 0) + unit());
     return score.higher_is_better ? [low + (this.low > 0 ? " or less" : ""), high] : [`${high} or more`, low];
@@ -312,7 +312,7 @@ class Maps {
     tip(event, ...this.told(...hit));
   }
 
-  // What a cell says, for the tip.
+  // The content of the tooltip of a cell.
   told(t, c) {
     const k = this.at(t, c),
       { model, accuracy, concept, loss } = this.cells;

@@ -124,7 +124,7 @@ function maps() {
       "A row is a client, a column a time step. Left: the model it used, models that merged in one colour. Right: " +
       (score.title === "accuracy" ? "how often that model was right" : `its ${score.title}`) +
       " on the next step. " +
-      (n > 60 ? "Rows with the same history lie together. " : "") +
+      (n > 60 ? "Rows with the same history are adjacent. " : "") +
       "Point at a cell for why.",
   );
   const segments = (label, name, options) =>
@@ -183,9 +183,9 @@ function maps() {
   fill("lineage", lineage.svg);
   fill(
     "lineage-note",
-    `${count(lineage.all, "model")} ever. A ring is a birth, with a thread from its parent; a curve into another row ` +
-      "a merge; thickness the share of clients." +
-      (lineage.folded ? " Models born together and merged together share a row, +n." : "") +
+    `${count(lineage.all, "model")} in all. A ring is a creation, with a thread from the parent; a curve into another row is ` +
+      "a merge; thickness is the share of clients." +
+      (lineage.folded ? " Models that were created and merged together share a row, +n." : "") +
       (lineage.hidden ? ` Not drawn: ${count(lineage.hidden, "model")} that fewest clients used.` : ""),
   );
   found.select(...view.chosen);
@@ -202,8 +202,8 @@ function drifts() {
       ? "A drift is noticed by an alarm or by a switch to another model, in its own time step or up to " +
           `${view.data.within} later; every other alarm or switch is a false move. ` +
           "Dummies ignore the data: a useful detector does better than they do."
-      : "The true concepts are not known here, so nobody can say which of these were right. " +
-          "What each was based on stands beside it.",
+      : "The true concepts are unknown, so it is unknown which of these were right. " +
+          "The scores and the reason of each are in its row.",
   );
   $("drifts-pair").hidden = !d;
   if (d) {
@@ -328,7 +328,7 @@ function resources() {
   );
   const phases = [
     ["first", "first step"],
-    ["drift", "steps with an alarm, a birth or a merge"],
+    ["drift", "steps with an alarm, a new model or a merge"],
     ["quiet", "quiet steps"],
   ].filter(([p]) => known(x[`sent ${p}`]));
   fill(

@@ -1,4 +1,4 @@
-// Tables. A head is [text, kind, title, sort, aria-sort]; with a sort it is a button.
+// Tables. A column head is [text, kind, title, sort, aria-sort]; with `sort` it is a button.
 const HOW = ["", "alarm", "switch", "alarm and switch"];
 
 function table(head, rows, caption) {
@@ -33,7 +33,7 @@ function both(spread, show) {
   return h("span", {}, show(spread[0]), known(spread[1]) ? h("span", { class: "sd" }, ` ± ${show(spread[1])}`) : null);
 }
 
-// The run of that algorithm with the same seed and net.
+// Finds the run of another algorithm with the same seed and net.
 function peer(stream, name, { seed, net }) {
   const groups = stream.groups.filter((g) => g.algorithm === name);
   const run = groups.flatMap((g) => g.runs).find((r) => r.seed === seed && r.net === net);
@@ -81,13 +81,13 @@ function detectionTable(view) {
   return table(head, rows);
 }
 
-// In how many of the seeds this alarm was raised, where there are several.
+// The number of seeds in which this alarm was raised, if there are several.
 function agreement({ group }, t, c, how) {
   if (!group.alarms) return [];
   return [how & 1 ? `${group.alarms[`${t},${c}`] || 0} of ${group.runs.length}` : "–"];
 }
 
-// The numbers of a move [name, title, show, which of the evidence]; none where there are no cells.
+// The columns with the scores of a move, [name, title, show, key of `evidence`]; none without cells.
 function moveColumns({ run, maps }) {
   const [what, show] = asBefore(run);
   const columns = [
@@ -98,7 +98,7 @@ function moveColumns({ run, maps }) {
   return maps ? columns.filter(([, , , which]) => which !== "now" || maps.cells.loss) : [];
 }
 
-// Every drift and every false move in the order of time: who, when, noticed how, and why.
+// The rows of all drifts and false moves in order of time.
 function driftRows(view) {
   const { run } = view,
     rows = [];
@@ -276,12 +276,12 @@ const COLUMNS = [
 ];
 const OF_SCORE = ["mean", "omitting", "worst", "tenth"];
 
-// Whether a column's best is its lowest.
+// Returns true if a lower value of a column is better.
 function lowerIsBetter(name) {
   return OF_SCORE.includes(name) ? !score.higher_is_better : Boolean(COLUMNS.find((column) => column[1] === name)[4]);
 }
 
-// The groups by a column, best first unless turned round; where nothing is known last.
+// Sorts the groups by a column, the best first unless the order is reversed; unknown values are last.
 function ranked(groups, name, turned) {
   const value = (g) => (g.numbers[name] || [null])[0],
     sign = lowerIsBetter(name) === turned ? -1 : 1;

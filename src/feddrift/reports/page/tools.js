@@ -1,5 +1,5 @@
 "use strict";
-// Elements, numbers and colours. Text only ever becomes text nodes: a client may be called anything.
+// Elements, numbers and colours. Texts are only inserted as text nodes, since names may contain anything.
 const $ = (id) => document.getElementById(id);
 
 function element(make, tag, attributes, children) {
@@ -21,7 +21,7 @@ function fill(id, ...children) {
 }
 
 const known = (x) => x !== null && x !== undefined;
-// What the page is about: accuracy, unless another score was asked for. A share is shown in percent.
+// The score of the page: accuracy, unless the report has another. Shares are shown in percent.
 const score = { title: "accuracy", share: true, higher_is_better: true };
 const heading = () => score.title.charAt(0).toUpperCase() + score.title.slice(1);
 const unit = () => (score.share ? " %" : "");
@@ -37,22 +37,22 @@ function letter(k) {
   return k < 26 ? String.fromCharCode(65 + k) : String(k);
 }
 
-// A time step, and what it is called where it has a name.
+// The number of a time step, with its name if it has one.
 function timeOf(run, t) {
   return run.times[t] ? `time ${t + 1} (${run.times[t]})` : `time ${t + 1}`;
 }
 
-// Whether there is more to come.
+// Returns true if the run may have more time steps later.
 function goesOn(run) {
   return run.n_steps === null ? run.status !== "complete" : run.steps < run.n_steps;
 }
 
-// How the models in use did next, in words; thousandths, -1 without test data, -2 before they have come.
+// Formats an accuracy in thousandths; -1: no test data, -2: not tested yet.
 function testOf(accuracy, nothing = "no test data") {
   return accuracy === -2 ? "not tested yet" : accuracy < 0 ? nothing : level(accuracy / 1000) + unit();
 }
 
-// A colour of the theme as the page has it now; canvases need the value, not the name.
+// The value of a colour of the current theme, which canvases need.
 function colour(name) {
   return getComputedStyle(document.documentElement)
     .getPropertyValue("--" + name)
@@ -69,7 +69,7 @@ function light([r, g, b]) {
   return 0.299 * r + 0.587 * g + 0.114 * b > 150;
 }
 
-// Low accuracy is ink, high accuracy is paper: what went wrong stands out in both themes.
+// The colour scale of accuracies: low values have the strongest contrast in both themes.
 function ramp(low, high) {
   const dark = document.documentElement.dataset.theme === "dark";
   const stops = (
@@ -90,7 +90,7 @@ async function unpack(text) {
   return JSON.parse(await new Response(stream).text());
 }
 
-// What is chosen lives in the address, so that a reload, a link and a bookmark keep it.
+// The selection is stored in the address, so that reloads, links and bookmarks keep it.
 const state = {
   read() {
     return Object.fromEntries(new URLSearchParams(location.hash.slice(1)));

@@ -1,4 +1,4 @@
-// What is told in words: the run in a sentence, a client in a story, a cell in a reason.
+// Texts about a run, the history of a client, and the reasons of a cell.
 
 function gist(view) {
   const { run, stream, group } = view,
@@ -48,7 +48,7 @@ function gist(view) {
   return told.join(" ");
 }
 
-// Alarms, and switches to another model without one, where nobody knows which were right.
+// The alarms, and the switches to another model without an alarm, if the true concepts are unknown.
 function moves(run) {
   return [run.false.filter((f) => f[2] & 1), run.false.filter((f) => !(f[2] & 1))];
 }
@@ -79,7 +79,7 @@ function tiles(view) {
     ),
   );
   const worst = run.worst[0],
-    who = worst && !isSample(view.stream) ? `${shorten(nameOf(view.stream, worst[0]), 20)}; ` : ""; // may not be shown
+    who = worst && !isSample(view.stream) ? `${shorten(nameOf(view.stream, worst[0]), 20)}; ` : ""; // the client may not be shown
   found.push(tile("Worst client", level(x.worst), unit(), worst ? `${who}10th pct. ${level(x.tenth)}` : ""));
   if (d) {
     found.push(
@@ -95,7 +95,7 @@ function tiles(view) {
         "False moves",
         `${d.alarms - d.hits}`,
         "",
-        known(d.precision) ? `precision ${number(d.precision)}` : "nothing was said",
+        known(d.precision) ? `precision ${number(d.precision)}` : "no alarm or switch",
       ),
     );
   } else {
@@ -119,7 +119,7 @@ function tiles(view) {
   return found;
 }
 
-// One client's story: what changed, what the algorithm noticed, and why, time by time.
+// The history of a client: the changes of its data, the reactions of the algorithm, and their reasons.
 function story(view) {
   const { maps, stream, run, chosen } = view;
   if (!maps || !chosen) return [h("p", { class: "note" }, "Choose a client in the map.")];
@@ -206,8 +206,8 @@ function spark(maps, c, width = 150, height = 22) {
   return svg;
 }
 
-// Why a client has the model that it has: the events of this time that touch it. The reason of an alarm is
-// that of the model it made, or what was decided last.
+// The reasons for the model of a client: the events at this time that concern it. The reason of an alarm is that of the
+// model that was created for it, or of the last decision.
 function reasons(maps, t, c, numbers = true) {
   const k = maps.at(t, c),
     model = maps.cells.model[k],
@@ -231,15 +231,15 @@ function reasons(maps, t, c, numbers = true) {
   return told;
 }
 
-// What a client's new data say at time t: the score of the model that it had, which is that model's test, what the
-// model that it has now got before training, and its next test; null where unknown.
+// Scores on a client's new data at time t: `old`, the test of its previous model; `now`, the score of its current model
+// before training; `next`, the next test of its current model. Unknown scores are null.
 function evidence(maps, t, c) {
   const { accuracy, loss } = maps.cells,
     test = (t) => (t >= 0 && accuracy[maps.at(t, c)] >= 0 ? accuracy[maps.at(t, c)] / 1000 : null);
   return { old: test(t - 1), now: loss ? loss[maps.at(t, c)] : null, next: test(t) };
 }
 
-// A test's name and text beside what models got before training: as an error where that is one.
+// The name and the format of a test beside scores before training; an error if those are errors.
 function asBefore(run) {
   return score.name === "accuracy" && run.metric === "error"
     ? ["error", (x) => number(known(x) ? 1 - x : x, 3)]
@@ -269,7 +269,7 @@ function nameOf(stream, c) {
   return /^\d+$/.test(stream.clients[c]) ? `Client ${stream.clients[c]}` : stream.clients[c];
 }
 
-// Whether only a part of the clients is shown one by one.
+// Returns true if only a sample of the clients is shown individually.
 function isSample(stream) {
   return stream.clients.length < stream.n_clients;
 }
@@ -283,7 +283,7 @@ function eventsOf(run, t, c) {
   return [...events.map((e) => sentence(e.why)), ...shiftsOf(run, t, c)].join(" ");
 }
 
-// What moved in the data of a client that raised an alarm, where it says.
+// The explanation of a client's alarm, if the record has one.
 function shiftsOf(run, t, c) {
   const text = run.shifts[`${t},${c}`];
   return text ? [`Its data: ${text}.`] : [];

@@ -1,4 +1,4 @@
-"""Accuracy over time."""
+"""Pictures of accuracy over time."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _draw_line(ax: Axes, group: Sequence[Record], style: int) -> Line2D:
 
 
 def _assign_styles(labels: Sequence[str]) -> dict[str, int]:
-    """Assign a style to each line: some algorithms have the same one in all pictures, others get the free ones.
+    """Assign a style to each line: some algorithms have a reserved style, others get the free ones.
 
     >>> _assign_styles(["CFL", "FedDrift", "IFCA", "KUE", "Oracle"])
     {'CFL': 0, 'FedDrift': 2, 'IFCA': 1, 'KUE': 3, 'Oracle': 7}

@@ -1,4 +1,4 @@
-"""The cluster map: the model that each client uses at each time step. The HTML page has its own in `page/map.js`."""
+"""The cluster map: the model that each client uses at each time step. `page/map.js` draws it on the HTML page."""
 
 from __future__ import annotations
 

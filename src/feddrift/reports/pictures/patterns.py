@@ -1,4 +1,4 @@
-"""Drift patterns of streams, and the shares of FMoW's classes over time."""
+"""Pictures of drift patterns, and of the shares of FMoW's classes over time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks of methods over streams, their means, and the band of means that do not differ from the best."""
+"""Picture of the ranks of methods, their means, and the band of means that do not differ from the best."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def draw_ranks(ranking: Ranking, highlighted: str | None = None) -> Picture:
 
     Args:
         ranking: The ranks.
-        highlighted: The method whose mean has another colour.
+        highlighted: The method whose mean gets another colour.
     """
     fig = Picture(figsize=(8, 0.24 * len(ranking.methods) + 1.2), layout="constrained")
     axes = fig.subplots()

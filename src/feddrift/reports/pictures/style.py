@@ -23,8 +23,7 @@ from feddrift.types import Ints
 MAX_PANELS = 12
 FORMATS = (".pdf", ".png", ".svg")
 DPI = 150
-# Okabe and Ito's palette, which colour-blind people can distinguish; grey instead of its yellow, which is too pale for
-# lines.
+# Okabe and Ito's palette for colour-blind people, with grey instead of yellow, which is too pale for lines.
 STRONG = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 # Blue, green, yellow and orange as in the paper's figure, then others.

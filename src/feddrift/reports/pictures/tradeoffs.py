@@ -1,4 +1,4 @@
-"""Accuracy against a threshold, and against traffic."""
+"""Pictures of accuracy against a threshold, and against traffic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client's side of a federation over Flower: its data, its models and its answers to requests."""
+"""The client's side of a federation over Flower: its data, its models and its replies to requests."""
 
 from feddrift._renamed import forward_names
 

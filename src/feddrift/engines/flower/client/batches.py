@@ -1,6 +1,6 @@
-"""Sources of a client's data: its n-th batch is a file step_<n>, or the result of its own function for n.
+"""Sources of a client's data: batch n is a file step_<n>, or the result of the client's own function for n.
 
-Every client numbers its own batches, from 0: they need not arrive at the same time as those of other clients. This
+Each client numbers its own batches from 0. They need not arrive at the same time as those of other clients. This
 module does not need Flower.
 """
 
@@ -18,10 +18,10 @@ from feddrift.data import Cell
 from feddrift.errors import DataError
 from feddrift.streams import folder
 
-Load = Callable[[int], Cell | None]  # returns a client's n-th batch, perhaps without rows; None: it has not arrived
-ReadNames = Callable[[int], tuple[tuple[str, ...], tuple[int | str, ...]]]  # the features and classes of the n-th batch
+Load = Callable[[int], Cell | None]  # returns batch n of a client, perhaps without rows; None: it has not arrived
+ReadNames = Callable[[int], tuple[tuple[str, ...], tuple[int | str, ...]]]  # the features and classes of batch n
 
-MAX_PROBED_BATCHES = 10  # that a function loads to count the waiting ones
+MAX_PROBED_BATCHES = 10  # maximum number of batches that a function loads to count those that wait
 
 _STEP = re.compile(r"step_(0|[1-9][0-9]*)\.(?:csv|npz)")
 
@@ -70,7 +70,7 @@ class StepFiles:
         return columns, tuple(folder.read_class_list(classes)) if classes.exists() else ()
 
     def read_file_stamps(self, numbers: Iterable[int]) -> dict[int, str]:
-        """Return name, size and date of those of these files that exist, from which a change is noticed."""
+        """Return name, size and modification time of these files, to detect changes; missing files are left out."""
         stamps: dict[int, str] = {}
         for n in numbers:
             with suppress(FileNotFoundError):  # deleted meanwhile
@@ -81,7 +81,7 @@ class StepFiles:
 
 
 def list_waiting_batches(load: Load, n: int, tau: int) -> list[int]:
-    """List the numbers, from n on, of batches that have arrived; a function is tried for a few, up to number tau."""
+    """List the batches from number n that have arrived; a function is called for a few numbers, at most tau."""
     if isinstance(load, StepFiles):
         return [number for number in load.list_numbers() if number >= n]
     return [number for number in range(n, min(n + MAX_PROBED_BATCHES, tau + 1)) if _can_load(load, number)]

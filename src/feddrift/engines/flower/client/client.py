@@ -1,7 +1,7 @@
-"""Client of a federation over Flower: it replies to the requests of a server, from its own store.
+"""Client of a federation over Flower: it replies to the requests of a server, with the data in its own store.
 
 Data never leave the client. It sends losses, counts, parameters and, if a method requests them, feature statistics.
-Each handler computes first and changes the store last, so that a repeated request gets the same reply.
+Each handler computes its reply before it changes the store, so a repeated request gets the same reply.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class Client:
         max_rows: The maximum number of rows in a store; None: no limit.
         max_age: The age in time steps from which batches are deleted; None: no limit.
         read_names: Returns the names of the features and of the classes of the n-th batch.
-        explain: Whether the server may know what changed in the data when there is an alarm.
-        describe: Whether the server may know feature statistics of the data, also by class.
+        explain: Whether the client reports to the server what changed in its data when there is an alarm.
+        describe: Whether the client sends feature statistics of its data to the server, also by class.
     """
 
     def __init__(
@@ -100,9 +100,9 @@ class Client:
         self.read_names = read_names
         self.explain = explain
         self.describe = describe
-        self._lost: list[int] = []  # ids of private models that are missing for the current reply
+        self._lost: list[int] = []  # ids of private models that the current request needs and the store lacks
         self._damaged: dict[int, bool] = {}  # by number, damaged batches, and whether they could be loaded again
-        self._last_engine: tuple[Any, InProcess] | None = None  # for the next request to this process
+        self._last_engine: tuple[Any, InProcess] | None = None  # with its key, for the next request
 
     def handle_message(self, kind: str, content: RecordDict) -> RecordDict:
         """Return the reply to a message.
@@ -116,10 +116,10 @@ class Client:
         try:
             body, raw = serialization.unpack_message(content)
             check_server_version(body.get("version"), body.get("server"))
-            task = RequestContext.from_body(body.get("about"))
-            if task.client != self.name:
-                raise InvalidMessageError(f"it is for client {task.client!r}")
-            reply, parts = self._handle_request(task, REQUESTS[kind].from_body(body), raw)
+            context = RequestContext.from_body(body.get("about"))
+            if context.client != self.name:
+                raise InvalidMessageError(f"it is for client {context.client!r}")
+            reply, parts = self._handle_request(context, REQUESTS[kind].from_body(body), raw)
             reply |= {"lost": self._lost} if self._lost else {}
         except MissingPartsError as error:
             reply = {"missing": list(error.args)}
@@ -137,87 +137,89 @@ class Client:
         """Return the client's store of an experiment."""
         return Store(self.root, experiment, self.name)
 
-    def build_net(self, task: RequestContext) -> Net:
+    def build_net(self, context: RequestContext) -> Net:
         """Return the net that all clients train: by default a perceptron with one hidden layer."""
-        return build_client_net(self.model, task.features, task.n_classes)
+        return build_client_net(self.model, context.features, context.n_classes)
 
-    def _handle_request(self, task: RequestContext, request: Request, raw: RawParts) -> tuple[Body, dict[str, Part]]:
-        """Return the reply and its parts; the store changes only when both are computed."""
-        store = self.open_store(task.experiment)
+    def _handle_request(self, context: RequestContext, request: Request, raw: RawParts) -> tuple[Body, dict[str, Part]]:
+        """Return the reply and its parts; the store is changed only after both are computed."""
+        store = self.open_store(context.experiment)
         if isinstance(request, Hello):
-            return self._handle_hello(task, store, request, raw), {}
+            return self._handle_hello(context, store, request, raw), {}
         if isinstance(request, Explain):
-            return {"shifts": self._explain_alarm(task, store) if self.explain else None}, {}
+            return {"shifts": self._explain_alarm(context, store) if self.explain else None}, {}
         assert isinstance(request, Evaluate | Train | Trial | Contest | Describe | Reroute)
         targets = request.to if isinstance(request, Train) else []
         raw_targets = {name: raw[name] for name in model_parts.collect_part_names(targets) & raw.keys()}
         names = model_parts.collect_part_names(request.models) | raw.keys() - raw_targets.keys()
-        models, new = self._load_models(task, store, request.models, {name: raw[name] for name in names & raw.keys()})
+        raw_models = {name: raw[name] for name in names & raw.keys()}
+        models, new = self._load_models(context, store, request.models, raw_models)
         parts: dict[str, Part] = {}
         if isinstance(request, Evaluate):
-            times = [t for t in store.count_rows() if t <= task.tau]
-            worker = self._build_engine(task, store).worker(task.tau)
-            reply = evaluation.handle_evaluate(worker, task, times, request, models)
+            times = [t for t in store.count_rows() if t <= context.tau]
+            worker = self._build_engine(context, store).worker(context.tau)
+            reply = evaluation.handle_evaluate(worker, context, times, request, models)
         elif isinstance(request, Train):
             target_models = None
             if targets:
-                target_models, new_targets = self._load_models(task, store, targets, raw_targets)
+                target_models, new_targets = self._load_models(context, store, targets, raw_targets)
                 new |= new_targets
-            engine = self._build_engine(task, store)
-            reply, parts = training.handle_train(engine, store, task, request, models, target_models)
+            engine = self._build_engine(context, store)
+            reply, parts = training.handle_train(engine, store, context, request, models, target_models)
         elif isinstance(request, Trial):
-            reply = self._handle_trial(task, store, request, models)
+            reply = self._handle_trial(context, store, request, models)
         elif isinstance(request, Describe):
-            engine = self._build_engine(task, store)
+            engine = self._build_engine(context, store)
             reply = {"count": None}
             if self.describe:
-                reply = feature_statistics.handle_describe(engine, task, request, models)
+                reply = feature_statistics.handle_describe(engine, context, request, models)
         elif isinstance(request, Reroute):
-            reply = self._handle_reroute(task, store, request, models)
+            reply = self._handle_reroute(context, store, request, models)
         else:
-            reply = self._handle_contest(task, store, request, models)
+            reply = self._handle_contest(context, store, request, models)
         store.put_parts(new)
         self._delete_unused_parts(store, [*request.models, *targets])
         return reply, parts
 
-    def _handle_hello(self, task: RequestContext, store: Store, request: Hello, raw: RawParts) -> Body:
+    def _handle_hello(self, context: RequestContext, store: Store, request: Hello, raw: RawParts) -> Body:
         if request.seen is not None:
-            store.move_unseen_batch(task.tau, request.seen)
-            store.take_next_batch(self.load, task.tau, task.features, task.n_classes)
-        store.delete_old_batches(task.tau, self.max_rows, self.max_age)
-        cells = {t: n for t, n in store.count_rows().items() if t <= task.tau}
-        backlog, gap = store.count_waiting_batches(self.load, task.tau)
+            store.move_unseen_batch(context.tau, request.seen)
+            store.take_next_batch(self.load, context.tau, context.features, context.n_classes)
+        store.delete_old_batches(context.tau, self.max_rows, self.max_age)
+        cells = {t: n for t, n in store.count_rows().items() if t <= context.tau}
+        backlog, gap = store.count_waiting_batches(self.load, context.tau)
         reply = HelloReply(cells, backlog=backlog, gap=gap)
-        if (serve := request.serve) is None:
+        serve = request.serve
+        if serve is None:
             return reply.to_body()
-        models, new = self._load_models(task, store, serve["models"], raw)
+        models, new = self._load_models(context, store, serve["models"], raw)
         tested = None
         scores = dict[str, float]()
-        if cells.get(task.tau):
-            votes = np.tile(np.array(serve["votes"], dtype=np.float64), (task.n_clients, 1))
+        if cells.get(context.tau):
+            votes = np.tile(np.array(serve["votes"], dtype=np.float64), (context.n_clients, 1))
             router = read_router(serve["router"], models) if "router" in serve else None
             state = State(models, np.zeros((0, *votes.shape)), votes, serve["ballot"], router=router)
-            engine = self._build_engine(task, store)
-            c = task.index
-            right, n = engine.test(state, task.tau)
+            engine = self._build_engine(context, store)
+            c = context.index
+            right, n = engine.test(state, context.tau)
             tested = int(right[c]), int(n[c])
-            all_scores = {name: float(values[c]) for name, values in engine.scores(state, task.tau).items()}
+            all_scores = {name: float(values[c]) for name, values in engine.scores(state, context.tau).items()}
             scores = {name: value for name, value in all_scores.items() if np.isfinite(value)}
         store.put_parts(new)
         serving = {key: serve[key] for key in ("models", "votes", "ballot", "tau", "router") if key in serve}
-        store.write_serving(serving | {"features": list(task.features), "n_classes": task.n_classes})
+        store.write_serving(serving | {"features": list(context.features), "n_classes": context.n_classes})
         self._delete_unused_parts(store, serve["models"])
         return replace(reply, tested=tested, scores=scores).to_body()
 
-    def _explain_alarm(self, task: RequestContext, store: Store) -> Body | None:
+    def _explain_alarm(self, context: RequestContext, store: Store) -> Body | None:
         """Return what changed in the client's data, with names; None without earlier data."""
-        engine = self._build_engine(task, store)
+        engine = self._build_engine(context, store)
         batches = store.list_batches()
-        columns, classes = self.read_names(batches[task.tau].n if task.tau in batches else task.tau)
-        columns = columns if len(columns) == math.prod(task.features) else ()
-        classes = classes if len(classes) == task.n_classes else ()
+        columns, classes = self.read_names(batches[context.tau].n if context.tau in batches else context.tau)
+        columns = columns if len(columns) == math.prod(context.features) else ()
+        classes = classes if len(classes) == context.n_classes else ()
         stream = replace(engine.stream, columns=columns, classes=classes)
-        shifts = find_shifts(stream, task.tau, task.index, stream.counts[:, task.index])
+        shifts = find_shifts(stream, context.tau, context.index, stream.counts[:, context.index])
         if shifts is None:
             return None
         shortened = [
@@ -226,107 +228,114 @@ class Client:
         ]
         return replace(shifts, moved=tuple(shortened)).to_dict()
 
-    def _handle_reroute(self, task: RequestContext, store: Store, request: Reroute, models: Models) -> Body:
-        engine = self._build_engine(task, store)
-        votes = np.zeros((task.n_clients, len(models)))
-        if not engine.stream.counts[task.tau, task.index]:
-            raise InvalidMessageError("it asks for a choice by inputs that this client does not hold")
-        votes[task.index] = request.votes
+    def _handle_reroute(self, context: RequestContext, store: Store, request: Reroute, models: Models) -> Body:
+        engine = self._build_engine(context, store)
+        votes = np.zeros((context.n_clients, len(models)))
+        if not engine.stream.counts[context.tau, context.index]:
+            raise InvalidMessageError("it requests a router's votes on data that this client does not have")
+        votes[context.index] = request.votes
         router = read_router(request.router, models)
-        counts = engine.worker(task.tau).reroute(models, votes, request.ballot, {task.index: router})[task.index]
-        return {"rows": int(counts[0]), "wrong": counts[1:].tolist()}
+        counts = engine.worker(context.tau).reroute(models, votes, request.ballot, {context.index: router})
+        rows, *wrong = counts[context.index].tolist()
+        return {"rows": rows, "wrong": wrong}
 
-    def _handle_trial(self, task: RequestContext, store: Store, request: Trial, models: Models) -> Body:
-        older = unpack_entries(request.w, task.index, (task.tau, task.n_clients, len(models)))
-        engine = self._build_engine(task, store)
+    def _handle_trial(self, context: RequestContext, store: Store, request: Trial, models: Models) -> Body:
+        older = unpack_entries(request.w, context.index, (context.tau, context.n_clients, len(models)))
+        engine = self._build_engine(context, store)
         counts = engine.stream.counts
         older = older.select(counts[older.t, older.c] > 0)
-        parent = np.full(task.n_clients, -1)
-        if counts[task.tau, task.index] > 1:
-            parent[task.index] = request.parent
-        worker = engine.worker(task.tau)
+        parent = np.full(context.n_clients, -1)
+        if counts[context.tau, context.index] > 1:
+            parent[context.index] = request.parent
+        worker = engine.worker(context.tau)
         tournament = worker.trial(models, older, parent, request.starts, Local(**request.local))
-        return {"rows": int(tournament.rows[task.index]), "wrong": tournament.wrong[task.index].tolist()}
+        return {"rows": int(tournament.rows[context.index]), "wrong": tournament.wrong[context.index].tolist()}
 
-    def _handle_contest(self, task: RequestContext, store: Store, request: Contest, models: Models) -> Body:
+    def _handle_contest(self, context: RequestContext, store: Store, request: Contest, models: Models) -> Body:
         held_by = None if request.held_by is None else Local(**request.held_by)
         if held_by is not None and not held_by.hold_out:
-            raise InvalidMessageError("it asks for a contest on held-out rows, and holds none out")
-        teams = np.full((len(request.teams), task.n_clients, max(map(len, request.teams), default=0)), -1)
+            raise InvalidMessageError("it requests a contest on held-out rows, but its settings hold none out")
+        teams = np.full((len(request.teams), context.n_clients, max(map(len, request.teams), default=0)), -1)
         for k, team in enumerate(request.teams):
-            teams[k, task.index, : len(team)] = [check_int(m, 0, len(models) - 1) for m in team]
+            teams[k, context.index, : len(team)] = [check_int(m, 0, len(models) - 1) for m in team]
         if not (len(teams) and all(request.teams)):
-            raise InvalidMessageError("it asks for a contest without contestants, or with one that has no models")
-        engine = self._build_engine(task, store)
-        if engine.stream.counts[task.tau, task.index] < (1 if held_by is None else 2):
-            raise InvalidMessageError("it asks for a contest on data that this client does not hold")
-        tournament = engine.worker(task.tau).contest(models, teams, held_by)
-        return {"rows": int(tournament.rows[task.index]), "wrong": tournament.wrong[task.index].tolist()}
+            raise InvalidMessageError("it requests a contest without contestants, or with one that has no models")
+        engine = self._build_engine(context, store)
+        if engine.stream.counts[context.tau, context.index] < (1 if held_by is None else 2):
+            raise InvalidMessageError("it requests a contest on data that this client does not have")
+        tournament = engine.worker(context.tau).contest(models, teams, held_by)
+        return {"rows": int(tournament.rows[context.index]), "wrong": tournament.wrong[context.index].tolist()}
 
-    def _build_engine(self, task: RequestContext, store: Store) -> InProcess:
-        """Return an engine on this client's data: a stream in which all other clients have none.
+    def _build_engine(self, context: RequestContext, store: Store) -> InProcess:
+        """Return an engine for a stream of all clients in which only this one has data.
 
-        Its random draws are therefore those of a simulation of all clients.
+        Its random draws are therefore those of a simulation with all clients.
         """
-        cells = {t: n for t, n in store.count_rows().items() if t <= task.tau}
-        key = task, tuple(cells.items())
+        cells = {t: n for t, n in store.count_rows().items() if t <= context.tau}
+        key = context, tuple(cells.items())
         if self._last_engine is None or self._last_engine[0] != key:
-            counts = np.zeros((task.tau + 2, task.n_clients), dtype=np.int64)
-            stored = [store.read_or_repair_batch(self.load, t, task.features, task.n_classes) for t in cells]
+            counts = np.zeros((context.tau + 2, context.n_clients), dtype=np.int64)
+            stored = [store.read_or_repair_batch(self.load, t, context.features, context.n_classes) for t in cells]
             self._damaged |= store.damaged
-            counts[list(cells), task.index] = [len(y) for _, y in stored]
-            x = np.concatenate([np.zeros((0, *task.features), dtype=np.float32), *(x for x, _ in stored)])
+            counts[list(cells), context.index] = [len(y) for _, y in stored]
+            x = np.concatenate([np.zeros((0, *context.features), dtype=np.float32), *(x for x, _ in stored)])
             y = np.concatenate([np.zeros(0, dtype=np.int32), *(y for _, y in stored)])
-            stream = Stream(task.experiment, x, y, counts, task.n_classes)
-            self._last_engine = key, make_simulator(stream, self.build_net(task), Local(), task.seed)
+            stream = Stream(context.experiment, x, y, counts, context.n_classes)
+            self._last_engine = key, make_simulator(stream, self.build_net(context), Local(), context.seed)
             self._last_engine[1].programs = store.path / "programs"
         return self._last_engine[1]
 
     def _load_models(
-        self, task: RequestContext, store: Store, specs: list[Body], raw: RawParts
+        self, context: RequestContext, store: Store, specs: list[Body], raw: RawParts
     ) -> tuple[Models, dict[str, Part]]:
-        """Return the models of a message, and those of their parts that came with it or replace lost ones."""
-        net = self.build_net(task)
-        expected = model_parts.collect_part_shapes(net, specs, task.features)
+        """Return the models of a message, and those of their parts that it contains or that replace lost ones."""
+        net = self.build_net(context)
+        expected = model_parts.collect_part_shapes(net, specs, context.features)
         for spec in specs:
             check_int(spec["id"], 0, MAX_MODEL_ID)
         missing = [name for name in expected if name not in raw and not store.has_part(name)]
-        if sent := [name for name in missing if not name.startswith(model_parts.PRIVATE_PREFIX)]:
-            raise MissingPartsError(*sent)
+        missing_shared = [name for name in missing if not name.startswith(model_parts.PRIVATE_PREFIX)]
+        if missing_shared:
+            raise MissingPartsError(*missing_shared)
         new = {}
         for name, part in raw.items():
             if name not in expected:
-                raise InvalidMessageError("it brings parts that no model of it has")
+                raise InvalidMessageError("it contains parts that none of its models has")
             new[name] = serialization.read_arrays(part, expected[name], "a part of a model")
             if model_parts.compute_digest(new[name]) != name:
-                raise InvalidMessageError("a part of a model is not what its name says")
+                raise InvalidMessageError("the name of a part of a model is not the digest of its content")
         if missing:
-            _log.warning("client %s: its store has lost private models, which other models replace", self.name)
             lost = [spec for spec in specs if {spec["trunk"], spec["head"]} & set(missing)]
             self._lost = sorted({spec["id"] for spec in lost})
-            parts = [spec[kind] for spec in lost for kind in ("trunk", "head") if spec[kind]]  # never only one of both
-            new |= self._replace_lost_parts(net, task, store, specs, new, parts)
-        return model_parts.assemble_models(
-            net, specs, lambda name: new[name] if name in new else store.read_part(name)
-        ), new
+            text = "client %s: its store has lost the private models %s; a shared or an initial model replaces them"
+            _log.warning(text, self.name, ", ".join(map(str, self._lost)))
+            parts = [spec[kind] for spec in lost for kind in ("trunk", "head") if spec[kind]]  # also if one exists
+            new |= self._replace_lost_parts(net, context, store, specs, new, parts)
+
+        def get_part(name: str) -> Part:
+            return new[name] if name in new else store.read_part(name)
+
+        return model_parts.assemble_models(net, specs, get_part), new
 
     def _replace_lost_parts(
-        self, net: Net, task: RequestContext, store: Store, specs: list[Body], new: dict[str, Part], lost: list[str]
+        self, net: Net, context: RequestContext, store: Store, specs: list[Body], new: dict[str, Part], lost: list[str]
     ) -> dict[str, Part]:
         """Return replacements of lost parts of private models: those of the first shared model, or initial ones."""
-        params = net.init(rng.derive_key(task.seed, "init", 0))
-        fresh = dict(zip(("trunk", "head"), split_trunk_and_head(params, mark_trunk(net, params)), strict=True))
+        params = net.init(rng.derive_key(context.seed, "init", 0))
+        initial = dict(zip(("trunk", "head"), split_trunk_and_head(params, mark_trunk(net, params)), strict=True))
         shared = next((spec for spec in specs if not spec["head"].startswith(model_parts.PRIVATE_PREFIX)), None)
 
         def get_replacement(kind: str) -> Part:
             name = shared and shared[kind]
-            return fresh[kind] if not name else new[name] if name in new else store.read_part(name)
+            if not name:
+                return initial[kind]
+            return new[name] if name in new else store.read_part(name)
 
         kinds = {spec[kind]: kind for spec in specs for kind in ("trunk", "head")}
         return {name: [np.asarray(array) for array in get_replacement(kinds[name])] for name in lost}
 
     def _delete_unused_parts(self, store: Store, specs: list[Body]) -> None:
-        """Delete all parts but those of these models, of the models in use, and of new versions of private models."""
+        """Delete all parts except those of these models, of those in use, and of recent versions of private models."""
         serving = store.serving
         parts = set(store.list_parts())
         private = {name for name in parts if name.startswith(model_parts.PRIVATE_PREFIX)}
@@ -336,7 +345,7 @@ class Client:
 
 
 def _log_failure(error: BaseException, summary: str) -> Body:
-    """Log an error, and return what the server may know of it: its type, since its text may quote data."""
+    """Log an error, and return the reply that reports its type only, since its text may quote data."""
     _log.error(summary, exc_info=error)
     return {"failed": f"{type(error).__name__}, see the client's log"}
 
@@ -348,12 +357,11 @@ def make_client_app(find_client: Callable[[Context], Client]) -> ClientApp:
     def build_reply(kind: str, message: Message, context: Context) -> RecordDict:
         try:
             client = find_client(context)
-        except BaseException as error:  # of the client's own modules; Flower would send its text to the server
+        except BaseException as error:  # raised by the client's own modules; Flower would send its text to the server
             if isinstance(error, KeyboardInterrupt):
                 raise
-            return serialization.pack_message(
-                {"version": VERSION} | _log_failure(error, f"the client cannot be created ({kind})")
-            )
+            summary = f"the client cannot be created ({kind}): correct client.toml, or the module that it names"
+            return serialization.pack_message({"version": VERSION} | _log_failure(error, summary))
         return serialization.pack_inline(client.handle_message(kind, serialization.unpack_inline(message.content)))
 
     def make_handler(kind: str) -> Callable[[Message, Context], Message]:
@@ -384,7 +392,7 @@ def _find_client(context: Context) -> Client:
     """Return the client whose folder the node config names, or the variable FEDDRIFT_CLIENT."""
     folder = context.node_config.get("folder") or os.environ.get("FEDDRIFT_CLIENT")
     if not folder:
-        raise ConfigError("the node config must name the client's folder, as `feddrift deploy client` does")
+        raise ConfigError("the node config has no client folder: start the client with `feddrift deploy client`")
     return load_client(Path(str(folder)))
 
 

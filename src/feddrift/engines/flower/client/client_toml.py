@@ -45,9 +45,10 @@ def read_client_toml(folder: Path) -> dict[str, Any]:
         settings = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from None
-    if set(settings) - set(_SETTING_KINDS) or "name" not in settings:
-        legal = ", ".join(sorted(_SETTING_KINDS))
-        raise ConfigError(f"{path} must contain the client's name; legal are {legal}, got {sorted(settings)}")
+    unknown = sorted(set(settings) - set(_SETTING_KINDS))
+    if unknown or "name" not in settings:
+        problem = f"has unknown settings: {', '.join(unknown)}" if unknown else "must contain the client's name"
+        raise ConfigError(f"{path} {problem}; legal are {', '.join(sorted(_SETTING_KINDS))}, got {sorted(settings)}")
     for name, value in settings.items():
         is_legal, expected = _CHECKS[_SETTING_KINDS[name]]
         if not is_legal(value):

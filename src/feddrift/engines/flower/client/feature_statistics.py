@@ -1,4 +1,4 @@
-"""Statistics of clients' data over the network: the request, the client's reply, and its reading at the server."""
+"""Feature statistics over the network: the request, the client's reply, and the server's check of the reply."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from feddrift.engines.flower.model_parts import Body
 from feddrift.engines.flower.serialization import InvalidMessageError
 from feddrift.engines.local.engine import InProcess
 from feddrift.engines.worker import StatisticsRequest
-from feddrift.nets import layer_width
+from feddrift.nets import get_layer_width
 from feddrift.types import Layer, Models, Moments, Projection
 
 
 def build_request(question: StatisticsRequest, models: list[Body]) -> Describe:
-    """Build the request that asks this question about models."""
+    """Build the request for these statistics of models."""
     project: Any = question.project
     if isinstance(project, Projection):
         project = asdict(project)
@@ -27,12 +27,12 @@ def build_request(question: StatisticsRequest, models: list[Body]) -> Describe:
     return Describe(models, question.layer, question.by, project, question.square)
 
 
-def handle_describe(engine: InProcess, task: RequestContext, request: Describe, models: Models) -> Body:
+def handle_describe(engine: InProcess, context: RequestContext, request: Describe, models: Models) -> Body:
     """Compute a client's reply: counts, means and deviations, which are zero without rows.
 
     Args:
         engine: The client's data and net.
-        task: The context of the request.
+        context: The context of the request.
         request: The request.
         models: Its models.
 
@@ -41,23 +41,23 @@ def handle_describe(engine: InProcess, task: RequestContext, request: Describe, 
     """
     if request.layer not in get_args(Layer):
         raise InvalidMessageError(
-            f"it asks for the layer {str(request.layer)[:40]!r}, legal are {', '.join(get_args(Layer))}"
+            f"it requests the layer {str(request.layer)[:40]!r}, legal are {', '.join(get_args(Layer))}"
         )
     if request.by not in ("all", "class"):
-        raise InvalidMessageError(f"it asks for moments by {str(request.by)[:40]!r}, legal are all and class")
-    if not engine.stream.counts[task.tau, task.index]:
-        raise InvalidMessageError("it asks for moments of data that this client does not hold")
+        raise InvalidMessageError(f"it requests moments by {str(request.by)[:40]!r}, legal are all and class")
+    if not engine.stream.counts[context.tau, context.index]:
+        raise InvalidMessageError("it requests moments of data that this client does not have")
     layer: Any = request.layer
-    width = layer_width(engine.net, layer, task.features, task.n_classes)
+    width = get_layer_width(engine.net, layer, context.features, context.n_classes)
     project = _read_checked_projection(request.project, width)
     question = StatisticsRequest(layer, request.by, project, bool(request.square))  # type: ignore[arg-type]
-    moments = engine.worker(task.tau).describe(models, np.array([task.index]), question)
+    moments = engine.worker(context.tau).describe(models, np.array([context.index]), question)
     body = {name: np.nan_to_num(getattr(moments, name)[0]).tolist() for name in ("mean", "std")}
     return {"count": moments.count[0].tolist(), **body}
 
 
 def _read_checked_projection(project: Any, width: int) -> Any:
-    """Read a projection for a layer of this width."""
+    """Read a projection, and check that it fits a layer of this width."""
     projection = read_projection(project)
     if isinstance(projection, np.ndarray) and (projection.ndim != 2 or len(projection) != width):
         raise InvalidMessageError(f"it projects {len(project)} numbers of a layer that has {width}")
@@ -68,13 +68,13 @@ def read_reply(body: Body, shape: tuple[int, int, int], n: int, square: bool) ->
     """Read and check a client's reply.
 
     Args:
-        body: The body. Without counts, as from a client that does not permit descriptions, it has no rows.
+        body: The body. A client that does not permit statistics replies without counts.
         shape: The number of models, of classes or 1, and the length of a mean.
         n: The number of the client's rows.
         square: Whether the reply contains deviations.
 
     Returns:
-        The moments [1, m, k, d] of this client.
+        The moments [1, m, k, d] of this client, without rows if it sent no counts.
 
     Raises:
         InvalidMessageError: The content is not valid.

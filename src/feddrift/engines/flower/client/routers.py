@@ -1,4 +1,4 @@
-"""Routers in messages: plain values; the model whose layer a router uses is sent with the other models."""
+"""Routers as plain values in messages; the model whose layer a router uses is sent with the other models."""
 
 from __future__ import annotations
 
@@ -30,11 +30,10 @@ def pack_router(models: Models, votes: Floats, router: Router) -> tuple[Models, 
     """
     position = None  # of the router's own model
     if router.model is not None:
-        n = len(models)
-        position = n
+        position = len(models)
         models = join(models, take(router.model, [0], [unused_id(models)]))
         votes = np.append(votes, 0.0)
-        router = replace(router, votes=np.pad(router.votes, ((0, 0), (0, len(models) - n))))
+        router = replace(router, votes=np.pad(router.votes, ((0, 0), (0, len(models) - position))))
     project: Any = router.project
     body = {
         "per": router.per,
@@ -63,12 +62,22 @@ def read_router(body: Body, models: Models) -> Router:
     if votes.ndim != 2 or votes.shape[1] != len(models):
         raise InvalidMessageError(f"its router must vote for {len(models)} models, got votes of shape {votes.shape}")
     position = body["model"]
-    model = (
-        None if position is None else take(models, [check_int(position, 0, len(models) - 1)], [models.ids[position]])
-    )
+    model = None
+    if position is not None:
+        model = take(models, [check_int(position, 0, len(models) - 1)], [models.ids[position]])
     try:
-        first_fields = body["per"], centre, votes, body["of"]
-        return Router(*first_fields, project, low, scale, body["margin"], model, body["layer"])
+        return Router(
+            per=body["per"],
+            centre=centre,
+            votes=votes,
+            of=body["of"],
+            project=project,
+            low=low,
+            scale=scale,
+            margin=body["margin"],
+            model=model,
+            layer=body["layer"],
+        )
     except ConfigError as error:
         raise InvalidMessageError(str(error)) from None
 

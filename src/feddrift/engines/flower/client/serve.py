@@ -1,8 +1,7 @@
 """Predictions with the models that a client uses now, read from its own disk without server and network.
 
-from feddrift.engines.flower.client.serve import current
-model = current("clients/a")
-model.predict(x)
+>>> from feddrift.engines.flower.client.serve import current  # doctest: +SKIP
+>>> current("clients/a").predict(x)  # doctest: +SKIP
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from feddrift.streams.folder import read_class_list
 
 @dataclass(frozen=True)
 class Serving(Predictor):
-    """Models that a client uses."""
+    """Models that a client uses now."""
 
-    tau: int = 0  # time step in which they were trained last
+    tau: int = 0  # time step in which they were trained
 
 
 def current(folder: str | Path, experiment: str | None = None) -> Serving:

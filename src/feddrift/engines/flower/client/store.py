@@ -1,4 +1,4 @@
-"""Store of a client on its own disk: its data over time, parts of models, optimiser moments, and the models it uses.
+"""Store of a client on its own disk: its batches, parts of models, optimiser moments, and the models in use.
 
 A store belongs to one experiment and one client. Files are written atomically. This module does not need Flower.
 """
@@ -59,7 +59,7 @@ class StoredBatch:
 
 
 class Store:
-    """Folder `root/experiment/client`."""
+    """Store in the folder `root/experiment/client`."""
 
     def __init__(self, root: Path, experiment: str, client: str) -> None:
         self.path = root / check_name(experiment, "an experiment") / check_name(client, "a client")
@@ -89,7 +89,8 @@ class Store:
         if max(self.list_batches(), default=-1) >= tau:
             return
         n = self.get_next_batch_number()
-        if (cell := load(n)) is not None:
+        cell = load(n)
+        if cell is not None:
             x, y = check_batch(cell, n, features, n_classes)
             self._write(self.path / "cells" / StoredBatch(tau, len(x), n).file_name, {"x": x, "y": y})
 
@@ -107,8 +108,8 @@ class Store:
         except DataError as error:
             cell = load(batch.n)
             self.damaged[batch.n] = cell is not None
-            consequence = "gone, its rows are deleted" if cell is None else "loaded again"
-            _log.warning("client %s: %s; batch %d is %s", self.path.name, error, batch.n, consequence)
+            consequence = "is lost: its rows are deleted" if cell is None else "is loaded again"
+            _log.warning("client %s: %s; batch %d %s", self.path.name, error, batch.n, consequence)
         x, y = check_batch(([], []) if cell is None else cell, batch.n, features, n_classes)
         self._write(cells / replace(batch, rows=len(x)).file_name, {"x": x, "y": y})
         if len(x) != batch.rows:
@@ -120,11 +121,11 @@ class Store:
         return arrays["x"], arrays["y"]
 
     def move_unseen_batch(self, tau: int, seen: int) -> None:
-        """Assign the newest batch to time step tau if the server does not know it.
+        """Assign the newest batch to time step tau if the server has not counted it yet.
 
         Args:
             tau: The time step.
-            seen: The newest time step of which the server knows data of this client.
+            seen: The newest time step for which the server has a row count of this client.
         """
         batches = self.list_batches()
         newest = batches[max(batches)] if batches else StoredBatch(tau, 0, 0)
@@ -136,16 +137,16 @@ class Store:
         """Count the batches that have arrived and are not in the store yet, and log problems with them.
 
         Returns:
-            Their number, and the number of a missing batch that must arrive before them, if there is one.
+            How many there are; and the number of the missing batch that must arrive before them, or None.
         """
         if isinstance(load, StepFiles):
             for name in self._find_changed_files(load):
-                _log.warning("client %s: %s was changed after it was loaded, which is ignored", self.path.name, name)
+                _log.warning("client %s: %s was changed after it was loaded, which has no effect", self.path.name, name)
         n = self.get_next_batch_number()
         later = list_waiting_batches(load, n, tau)
         if not later or n in later:
             return len(later), None
-        text = "client %s: its batch %d is missing, and %s wait for it; if it had no data, provide it without rows"
+        text = "client %s: its batch %d is missing, and %s wait for it: provide it, without rows if it had no data"
         _log.warning(text, self.path.name, n, ", ".join(map(str, later[:10])))
         return len(later), n
 
@@ -163,7 +164,7 @@ class Store:
         return [stamp.split()[0] for n, stamp in new.items() if old.get(n, stamp) != stamp]
 
     def delete_old_batches(self, tau: int, max_rows: int | None, max_age: int | None) -> None:
-        """Delete batches that are too old, and the oldest ones while there are too many rows; keep the newest.
+        """Delete batches that are too old, and the oldest while there are too many rows; the newest is always kept.
 
         Args:
             tau: The time step.
@@ -208,7 +209,7 @@ class Store:
             (self.path / "parts" / check_name(name, "a part")).unlink(missing_ok=True)
 
     def keep_parts(self, names: Iterable[str]) -> None:
-        """Delete all parts but these."""
+        """Delete all other parts."""
         kept = set(names)
         for path in (self.path / "parts").glob("*"):
             if path.name not in kept:
@@ -216,7 +217,7 @@ class Store:
 
     @property
     def serving(self) -> dict[str, Any] | None:
-        """Models that this client uses, and their votes; None before the end of the first time step."""
+        """Models in use with their votes, as in `Hello.serve`; None before the end of the first time step."""
         path = self.path / "serving"
         return self._read(path) if path.exists() else None
 
@@ -230,11 +231,11 @@ class Store:
         try:
             return dict(self._read(path)) if path.exists() else None
         except DataError as error:
-            _log.warning("%s; local training starts with new optimiser moments", error)
+            _log.warning("%s: local training starts with new optimiser moments", error)
             return None
 
     def read_optimizer_before(self, tau: int, round: int) -> Any:
-        """Return the optimiser's moments at the start of this round; None: it starts with new ones."""
+        """Return the optimiser's moments at the start of this round; None: the round starts with new moments."""
         last = self.read_optimizer()
         if last is None or last["tau"] != tau or not round:
             return None

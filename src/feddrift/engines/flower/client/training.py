@@ -19,18 +19,18 @@ from feddrift.models import get_params
 from feddrift.trees import map_trunk_and_head, mark_trunk, split_trunk_and_head
 from feddrift.types import Local, Models, Params, Pull
 
-MAX_SECONDS = 1e6
+MAX_SECONDS = 1e6  # maximum time that a request may allow for further rounds
 
 
 def handle_train(
-    engine: InProcess, store: Store, task: RequestContext, request: Train, models: Models, targets: Models | None
+    engine: InProcess, store: Store, context: RequestContext, request: Train, models: Models, targets: Models | None
 ) -> tuple[Body, dict[str, Part]]:
     """Train models, and store the optimiser's moments.
 
     Args:
         engine: The client's data and net.
         store: The client's store.
-        task: The context of the request.
+        context: The context of the request.
         request: The request.
         models: The models to train.
         targets: The models towards which they are pulled, if the request names any.
@@ -47,18 +47,18 @@ def handle_train(
         weight = check_numbers([request.pull], 1, np.finfo(np.float64).max, False)[0]
         local = replace(local, pull=Pull(weight, targets))
     check_int(request.keep, 0, MAX_MODEL_ID)
-    revealed = [] if request.keep else request.models  # trained models are sent, and are close to those of a pull
+    revealed = [] if request.keep else request.models  # trained models are sent, and resemble the targets of a pull
     names = model_parts.collect_part_names([*revealed, *request.to])
     if any(name.startswith(model_parts.PRIVATE_PREFIX) for name in names):
-        raise InvalidMessageError("it asks for a private model, which never leaves this client")
-    w = unpack_entries(request.w, task.index, (task.tau + 1, task.n_clients, len(models)))
+        raise InvalidMessageError("it requests a private model, which never leaves this client")
+    w = unpack_entries(request.w, context.index, (context.tau + 1, context.n_clients, len(models)))
     n_rows = engine.stream.counts[w.t, w.c]
     if not (len(n_rows) and all(n_rows > 0)):
-        raise InvalidMessageError("it asks for training on data that this client does not hold")
-    before = store.read_optimizer_before(task.tau, round)
+        raise InvalidMessageError("it requests training on data that this client does not have")
+    before = store.read_optimizer_before(context.tau, round)
 
     def create_worker() -> Worker:
-        worker = engine.worker(task.tau)
+        worker = engine.worker(context.tau)
         if before is not None:
             worker.load(before)
         return worker
@@ -77,8 +77,8 @@ def handle_train(
             worker = create_worker()
             params = worker.updates(models, plan, round, local).params
             after = worker.save()
-        parts = _name_trained_parts(engine, params, plan, local)
-    store.write_optimizer({"tau": task.tau, "round": round, "before": before, "after": after})
+        parts = _split_trained_parts(engine, params, plan, local)
+    store.write_optimizer({"tau": context.tau, "round": round, "before": before, "after": after})
     return {"round": round, "more": more}, parts
 
 
@@ -115,7 +115,7 @@ def _run_several_rounds(
     return params, moments, done - 1
 
 
-def _name_trained_parts(engine: InProcess, params: Params, plan: TrainingPlan, local: Local) -> dict[str, Part]:
+def _split_trained_parts(engine: InProcess, params: Params, plan: TrainingPlan, local: Local) -> dict[str, Part]:
     """Return the trained parts by the names that the server expects."""
     trunk, head = split_trunk_and_head(params, mark_trunk(engine.net, params))
     parts: dict[str, Part] = {}

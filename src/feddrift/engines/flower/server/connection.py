@@ -1,7 +1,7 @@
 """Connection of a server to its clients over Flower's Grid.
 
-It knows the node of each client, the parts of models that the client has, and its protocol. Every exchange is
-reported. A reply is used only after it was checked; a problem is reported with the name of the client.
+The connection stores the node of each client, the parts of models that the client has, and its version. Each exchange
+is reported to `on_exchange`. A reply is used only after it was checked. Problems are logged with the client's name.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from feddrift.errors import to_one_line
 
 NOT_CONNECTED = "it is not connected"
 KEY_REVOKED = "its key was revoked"
-MAX_REPORTED_PROBLEMS = 100  # lost models, and damaged batches, that are read from one reply
+MAX_REPORTED_PROBLEMS = 100  # maximum number of lost models, and of damaged batches, that are read from one reply
 
 _log = logging.getLogger("feddrift")
 
 
 @dataclass(frozen=True)
 class Roster:
-    """Clients of a federation and their keys, also of clients that have never connected.
+    """Clients of a federation, also those that have never connected, and their public keys.
 
-    A client whose key was revoked has none.
+    A client whose key was revoked has no key here.
     """
 
     experiment: str
     clients: tuple[str, ...]  # their names
-    keys: Mapping[bytes, str]  # the name of the client by its node's public key
+    keys: Mapping[bytes, str]  # by public key of a node, the name of its client
     features: tuple[int, ...]
     n_classes: int
 
@@ -65,23 +65,23 @@ class ClientConnection:
         self.waiting = waiting
         self.on_exchange: Callable[[Exchange], None] = lambda _: None  # called after each exchange
         self.n_exchanges = 0
-        self.trouble: dict[str, str] = {}  # by name of the client, its last problem, until a valid reply
+        self.trouble: dict[str, str] = {}  # by client name, its last problem; a valid reply deletes it
         self._lost: set[tuple[int, int]] = set()  # (c, model id) of private models that their client has lost
         self._parts_at_client: dict[int, set[str]] = {}  # by client, the parts of models that it has
-        self._served_parts: dict[int, set[str]] = {}  # by client, the parts of the models that it uses, which it keeps
+        self._served_parts: dict[int, set[str]] = {}  # by client, the parts of the models that it predicts with
         self._last_hello: Any = None  # outcome of the last exchange if that was a hello
         self._versions: dict[int, str] = {}  # by client, the version of its last reply
-        self._notes: dict[int, list[str]] = {}  # by client, notes for the account of the current exchange
+        self._notes: dict[int, list[str]] = {}  # by client, notes on the current exchange
 
     def send_requests(
-        self, tau: int, requests: Mapping[int, OutgoingRequest], check: ReplyReader, round: int | None = None
+        self, tau: int, requests: Mapping[int, OutgoingRequest], read_reply: ReplyReader, round: int | None = None
     ) -> dict[int, Any]:
         """Send requests of one kind to clients, and collect their replies.
 
         Args:
             tau: The time step.
             requests: The requests by client.
-            check: Reads a reply.
+            read_reply: Checks a reply and returns its content.
             round: The round of training, if the requests belong to one.
 
         Returns:
@@ -90,33 +90,40 @@ class ClientConnection:
         if not requests:
             return {}
         kind = type(next(iter(requests.values()))[0])
-        account = Exchange(tau, KIND_BY_REQUEST[kind], round, datetime.now(UTC).isoformat(timespec="milliseconds"))
-        replies, repeated = self._send_once(account, requests, check, last=False)
+        exchange = Exchange(tau, KIND_BY_REQUEST[kind], round, datetime.now(UTC).isoformat(timespec="milliseconds"))
+        replies, repeated = self._send_once(exchange, requests, read_reply, is_last_attempt=False)
         if repeated:
-            replies |= self._send_once(account, repeated, check, last=True)[0]
-        hello = (replies, account.failed_clients) if kind is Hello else None
-        for c, reply in replies.items() if kind is Hello else ():
-            account.clients[c].backlog = reply.backlog
-            account.clients[c].gap = reply.gap
+            replies |= self._send_once(exchange, repeated, read_reply, is_last_attempt=True)[0]
+        hello = None
+        if kind is Hello:
+            hello = replies, exchange.failed_clients
+            for c, reply in replies.items():
+                exchange.clients[c].backlog = reply.backlog
+                exchange.clients[c].gap = reply.gap
         for c, notes in self._notes.items():
-            account.clients[c].note = "; ".join(notes)
+            exchange.clients[c].note = "; ".join(notes)
         if hello is None or hello != self._last_hello or self._notes:  # a server that waits for data repeats its hello
-            self.on_exchange(account)
+            self.on_exchange(exchange)
         self._last_hello = hello
         self._notes = {}
         return dict(sorted(replies.items()))
 
     def _send_once(
-        self, account: Exchange, requests: Mapping[int, OutgoingRequest], check: ReplyReader, last: bool
+        self,
+        exchange: Exchange,
+        requests: Mapping[int, OutgoingRequest],
+        read_reply: ReplyReader,
+        is_last_attempt: bool,
     ) -> tuple[dict[int, Any], dict[int, OutgoingRequest]]:
-        """Send requests once.
+        """Send requests once, and add the outcomes to the exchange.
 
         Returns:
-            The checked replies, and unless `last` the requests to repeat, since their clients have another protocol or
-            lack parts of models.
+            The checked replies, and the requests to repeat, since their clients have another protocol or lack parts of
+            models. In the last attempt none is repeated.
         """
-        request_type = REQUESTS[account.asked]
-        place = f"{account.asked} at time {account.t}" + ("" if account.round is None else f", round {account.round}")
+        request_type = REQUESTS[exchange.asked]
+        description = f"{exchange.asked} at time {exchange.t}"
+        description += "" if exchange.round is None else f", round {exchange.round}"
         nodes = self._find_nodes()
         contents = dict[int, RecordDict]()
         checked = dict[int, Any]()
@@ -128,12 +135,12 @@ class ClientConnection:
                 trouble[c] = NOT_CONNECTED if c in self._find_clients_with_keys() else KEY_REVOKED
                 continue
             try:
-                body = protocol.adapt_request(versions[c], account.asked, request.to_body())
+                body = protocol.adapt_request(versions[c], exchange.asked, request.to_body())
             except InvalidMessageError as error:
-                trouble[c] = f"it cannot be asked: {error}"
+                trouble[c] = f"the request was not sent: {error}"
                 continue
             new = {name: part for name, part in parts.items() if name not in self._parts_at_client.get(c, ())}
-            head = {"version": versions[c], "about": asdict(self.build_context(c, account.t))}
+            head = {"version": versions[c], "about": asdict(self.build_context(c, exchange.t))}
             head |= {} if versions[c] == VERSION else {"server": VERSION}
             contents[c] = serialization.pack_message(head | body, new)
         self.n_exchanges += 1
@@ -144,23 +151,23 @@ class ClientConnection:
         seconds = time.monotonic() - began
         replies = {c: replies_by_node[nodes[c]] for c in sorted(contents)}
         n_replies = sum(not isinstance(reply.content, str) for reply in replies.values())
-        _log.info("%s: %d of %d clients answered in %.1f s", place, n_replies, len(contents), seconds)
+        _log.info("%s: %d of %d clients replied in %.1f s", description, n_replies, len(contents), seconds)
         for c, reply in replies.items():
             if isinstance(reply.content, str):
                 trouble[c] = reply.content
                 continue
             try:
                 body, raw = serialization.unpack_message(reply.content)
-                if self._needs_other_version(c, versions[c], body, last):
+                if self._needs_other_version(c, versions[c], body, is_last_attempt):
                     repeated[c] = requests[c]
                     continue
-                body = protocol.adapt_reply(versions[c], account.asked, body)
+                body = protocol.adapt_reply(versions[c], exchange.asked, body)
                 self._check_reply_head(c, body)
-                if "missing" in body and not last:
+                if "missing" in body and not is_last_attempt:
                     self._parts_at_client[c] = set()
                     repeated[c] = requests[c]
                     continue
-                checked[c] = check(c, body, raw)
+                checked[c] = read_reply(c, body, raw)
                 if request_type is not Explain:  # it does not change the client's store
                     self._parts_at_client[c] = set(requests[c][1]) | self._served_parts.get(c, set())
                 self.trouble.pop(self.roster.clients[c], None)
@@ -170,9 +177,9 @@ class ClientConnection:
                 trouble[c] = f"its reply is refused: it is malformed ({type(error).__name__})"
         trouble = {c: to_one_line(problem) for c, problem in trouble.items()}  # it may quote text of a client
         for c, problem in trouble.items():
-            if problem not in (NOT_CONNECTED, KEY_REVOKED) or request_type is not Hello:  # hello asks who is connected
-                self._report_problem(c, place, problem)
-        account.add_outcomes(seconds, requests, contents, replies, trouble)
+            if problem not in (NOT_CONNECTED, KEY_REVOKED) or request_type is not Hello:  # a hello finds out who is
+                self._report_problem(c, description, problem)
+        exchange.add_outcomes(seconds, requests, contents, replies, trouble)
         return checked, repeated
 
     def _find_nodes(self) -> dict[int, int]:
@@ -189,39 +196,48 @@ class ClientConnection:
     def build_context(self, c: int, tau: int) -> RequestContext:
         """Return the part of a request to client c that all requests contain."""
         roster = self.roster
-        sizes = len(roster.clients), roster.n_classes, roster.features
-        return RequestContext(roster.experiment, roster.clients[c], c, *sizes, self.seed, tau)
+        return RequestContext(
+            experiment=roster.experiment,
+            client=roster.clients[c],
+            index=c,
+            n_clients=len(roster.clients),
+            n_classes=roster.n_classes,
+            features=roster.features,
+            seed=self.seed,
+            tau=tau,
+        )
 
-    def _needs_other_version(self, c: int, sent_version: str, body: Body, last: bool) -> bool:
+    def _needs_other_version(self, c: int, sent_version: str, body: Body, is_last_attempt: bool) -> bool:
         """Return whether the request must be repeated with the version of the client's reply.
 
         Args:
             c: The client.
             sent_version: The version of the request.
             body: The body of the reply.
-            last: Whether the request was repeated already.
+            is_last_attempt: Whether the request was repeated already.
         """
         version = protocol.check_client_version(body.get("version"))
         if version != self._versions.get(c, VERSION) and protocol.parse_protocol(version) != PROTOCOL:
-            self._add_note(
-                c, f"it has version {version}, this server {VERSION}: update it before the server's next one"
-            )
+            note = f"it has version {version}, this server {VERSION}: update it before the next update of the server"
+            self._add_note(c, note)
         self._versions[c] = version
         other_protocol = protocol.parse_protocol(version) != protocol.parse_protocol(sent_version)
-        if other_protocol and last:
+        if other_protocol and is_last_attempt:
             raise InvalidMessageError(f"it replies with version {version} to a request with version {sent_version}")
-        return not last and version != sent_version and (other_protocol or "failed" in body)
+        return not is_last_attempt and version != sent_version and (other_protocol or "failed" in body)
 
     def _check_reply_head(self, c: int, body: Body) -> None:
-        """Refuse a reply of another client or of one that failed, and note damaged batches and lost models."""
-        nameless = "failed" in body and "client" not in body  # it failed before it had read its name
-        if body.get("client") != self.roster.clients[c] and not nameless:
-            raise InvalidMessageError(f"it claims to be from client {body.get('client')!r}, but its key is another's")
+        """Refuse a reply of another client or of one that failed; store lost models, and notes on damaged batches."""
+        is_nameless = "failed" in body and "client" not in body  # it failed before it had read its name
+        if body.get("client") != self.roster.clients[c] and not is_nameless:
+            raise InvalidMessageError(
+                f"it claims to be from client {body.get('client')!r}, but its key belongs to {self.roster.clients[c]!r}"
+            )
         for n, is_repaired in list(body.get("damaged", ()))[:MAX_REPORTED_PROBLEMS]:
-            consequence = "is loaded again" if is_repaired else "is gone, so its rows are deleted"
+            consequence = "was loaded again" if is_repaired else "is lost: its rows are deleted"
             self._add_note(c, f"its batch {check_int(n, 0, MAX_SIZE)} was damaged in its store, and {consequence}")
         if "failed" in body:
-            raise InvalidMessageError(f"it says {str(body['failed'])[:300]!r}")
+            raise InvalidMessageError(f"the client reports {str(body['failed'])[:300]!r}")
         for model_id in list(body.get("lost", ()))[:MAX_REPORTED_PROBLEMS]:
             self._lost.add((c, check_int(model_id, 0, MAX_MODEL_ID)))
 
@@ -229,7 +245,7 @@ class ClientConnection:
         self._notes.setdefault(c, []).append(note)
         _log.warning("client %s: %s", self.roster.clients[c], note)
 
-    def _report_problem(self, c: int, place: str, problem: str) -> None:
+    def _report_problem(self, c: int, description: str, problem: str) -> None:
         name = self.roster.clients[c]
-        self.trouble[name] = f"{place}: {problem}"
-        _log.warning("client %s, %s: %s", name, place, problem)
+        self.trouble[name] = f"{description}: {problem}"
+        _log.warning("client %s, %s: %s", name, description, problem)

@@ -1,4 +1,4 @@
-"""Exchange of messages with several nodes over Flower's Grid, with a deadline, and its account for the record."""
+"""Exchange of messages with several nodes over Flower's Grid, with a deadline, and its line in the record."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from flwr.serverapp import Grid
 from feddrift.engines.flower import serialization
 from feddrift.errors import ConfigError, FeddriftError
 
-MESSAGE_GRACE_SECONDS = 5.0  # from the deadline until a message expires, so that a late reply is deleted, not processed
-MAX_PAUSE_SECONDS = 60.0  # between requests for new data while no client has any
+MESSAGE_GRACE_SECONDS = 5.0  # from the deadline until a message expires; Flower deletes later replies
+MAX_PAUSE_SECONDS = 60.0  # maximum interval between requests for new data while no client has any
 
 
 class QuorumError(FeddriftError):
@@ -45,7 +45,9 @@ class WaitingRules:
             raise ConfigError(f"start must be 'data' or a number of seconds, got {self.start!r}")
 
     def compute_pause(self, waited: float) -> float:
-        """Return the seconds until the next request for new data, since a request costs the clients computing time.
+        """Return the seconds until the next request for new data.
+
+        They grow with the time waited, since each request costs the clients computing time.
 
         Args:
             waited: The seconds for which no client has had new data.
@@ -98,7 +100,7 @@ class Exchange:
         replies: Mapping[int, NodeReply],
         trouble: Mapping[int, str],
     ) -> None:
-        """Add the outcomes for these clients; a second call adds the outcomes of repeated requests.
+        """Add the outcomes for these clients; call it again for repeated requests.
 
         Args:
             took: The duration in seconds.
@@ -146,20 +148,17 @@ def exchange_messages(
         For each node its reply, or the reason why it is missing.
     """
     nodes = list(contents)
-    replies = dict[int, NodeReply]()
     if not nodes:
-        return replies
+        return {}
     ttl = deadline + MESSAGE_GRACE_SECONDS
     messages = [
         Message(serialization.pack_inline(contents[node]), node, action, ttl=ttl, group_id=action) for node in nodes
     ]
     began = time.monotonic()
     end = began + deadline
-    waiting = dict(zip(grid.push_messages(messages), nodes, strict=False))  # by message id
-    unsent = NodeReply("the message could not be sent")
-    replies |= dict.fromkeys(set(nodes) - set(waiting.values()), unsent)
-    for message_id in [message_id for message_id in waiting if not message_id]:
-        replies[waiting.pop(message_id)] = unsent
+    pushed = zip(grid.push_messages(messages), nodes, strict=False)
+    waiting = {message_id: node for message_id, node in pushed if message_id}  # an empty id: it could not be sent
+    replies = dict.fromkeys(set(nodes) - set(waiting.values()), NodeReply("the message could not be sent"))
     while waiting:
         for reply in grid.pull_messages(list(waiting)):
             # Flower's own errors come from another node id: the message to which they reply identifies the node.
@@ -167,10 +166,9 @@ def exchange_messages(
             if node is not None:
                 content = _format_error(reply) if reply.has_error() else serialization.unpack_inline(reply.content)
                 replies[node] = NodeReply(content, round(time.monotonic() - began, 3))
-        if waiting and time.monotonic() >= end:
+        if not waiting or time.monotonic() >= end:
             break
-        if waiting:
-            time.sleep(min(poll, max(0.0, end - time.monotonic())))
+        time.sleep(min(poll, max(0.0, end - time.monotonic())))
     return replies | dict.fromkeys(waiting.values(), NodeReply(f"no reply within {deadline:g} s"))
 
 

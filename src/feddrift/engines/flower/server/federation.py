@@ -12,16 +12,11 @@ import numpy as np
 from flwr.serverapp import Grid
 
 from feddrift._internal.device_arrays import SHARED_ROWS
-from feddrift.drift_explanation import Shifts, choose_clients_to_ask, mark_common_shifts
+from feddrift.drift_explanation import Shifts, choose_reporting_clients, mark_common_shifts
 from feddrift.engines.conditions.conditions import IDEAL, Conditions
 from feddrift.engines.flower import model_parts
 from feddrift.engines.flower.client.routers import pack_router
-from feddrift.engines.flower.messages import (
-    Explain,
-    Hello,
-    HelloReply,
-    read_shifts,
-)
+from feddrift.engines.flower.messages import Explain, Hello, HelloReply, read_shifts
 from feddrift.engines.flower.model_parts import Body, Part
 from feddrift.engines.flower.server.connection import ClientConnection, Roster
 from feddrift.engines.flower.server.exchange import QuorumError, WaitingRules
@@ -47,7 +42,7 @@ class Flower(ClientConnection, Engine):
         seed: The seed of all random draws.
         waiting: How long to wait for clients.
         conditions: The conditions of the federation.
-        n_steps: The number of time steps; None: without end.
+        n_steps: The number of time steps; None: unlimited.
         explain: Whether clients are asked what changed in their data when one raises an alarm.
 
     Raises:
@@ -76,7 +71,7 @@ class Flower(ClientConnection, Engine):
         self.n_steps = n_steps
         self.counts: Ints = np.zeros((2, len(roster.clients)), dtype=np.int64)  # N[t, c] as reported by the clients
         self.present: set[int] = set()  # clients that replied to the last hello
-        self.resumed_step = -1  # time step that the server resumes, which accepts no new data; -1: none
+        self.resumed_step = -1  # time step that the server resumes and that accepts no new data; -1: none
         self._last_hello_step = -1  # the time of the last hello
         self._step_start = -np.inf  # when the last time step began
         self._hello_replies: dict[int, HelloReply] = {}  # by client, the last reply with a test of its models
@@ -118,7 +113,7 @@ class Flower(ClientConnection, Engine):
         """Return the shifts that clients report; a client that does not reply remains reachable."""
         have_data = [c for c in self.present if self.counts[tau, c]]
         requests: dict[int, OutgoingRequest] = (
-            {c: (Explain(), {}) for c in choose_clients_to_ask(clients, have_data)} if self.explain else {}
+            {c: (Explain(), {}) for c in choose_reporting_clients(clients, have_data)} if self.explain else {}
         )
         replies = self.send_requests(tau, requests, lambda _, body, __: read_shifts(body, tau))
         return mark_common_shifts({c: shifts for c, shifts in replies.items() if shifts is not None}, clients)
@@ -129,11 +124,11 @@ class Flower(ClientConnection, Engine):
         return lost
 
     def send_hello(self, tau: int, state: State | None = None, wait: bool = True) -> None:
-        """Ask all clients for their data until time step tau can start.
+        """Send hellos to all clients until time step tau can start.
 
         Args:
             tau: The time step.
-            state: The state whose models the clients use from now on; None: they continue with theirs.
+            state: The state whose models the clients use from now on; None: they keep their models.
             wait: Whether to wait for new data, and not only for a quorum.
 
         Raises:
@@ -146,7 +141,7 @@ class Flower(ClientConnection, Engine):
         self._hello_replies = {}
         while True:
             self.present = self._send_hello_once(
-                tau, range(len(self.roster.clients)), state, inside=tau == self.resumed_step
+                tau, range(len(self.roster.clients)), state, has_begun=tau == self.resumed_step
             )
             self._last_hello_step = tau
             now = time.monotonic()
@@ -178,15 +173,15 @@ class Flower(ClientConnection, Engine):
             time.sleep(self.waiting.compute_pause(now - began if waits_for_data else 0.0))
 
     def _send_hello_once(
-        self, tau: int, clients: Sequence[int], state: State | None = None, inside: bool = False
+        self, tau: int, clients: Sequence[int], state: State | None = None, has_begun: bool = False
     ) -> set[int]:
         """Send one hello to these clients, and return those that replied.
 
         Args:
             tau: The time step.
             clients: The clients.
-            state: The state whose models the clients use from now on; None: they continue with theirs.
-            inside: Whether the time step has begun, so that it is too late for new data.
+            state: The state whose models the clients use from now on; None: they keep their models.
+            has_begun: Whether the time step has begun, so that it is too late for new data.
         """
         requests: dict[int, OutgoingRequest] = {}
         votes = None if state is None else Votes.of(state.votes)
@@ -200,20 +195,20 @@ class Flower(ClientConnection, Engine):
                     used = np.union1d(used, shared[:1])
                 hello, parts = self._build_serving_hello(tau - 1, state, c, used)
             seen = max(np.flatnonzero(self.counts[:, c]).tolist(), default=-1)
-            requests[c] = replace(hello, seen=None if inside else seen), parts
+            requests[c] = replace(hello, seen=None if has_begun else seen), parts
         if tau >= len(self.counts):
             new_times = np.zeros((tau + 1 - len(self.counts), len(self.roster.clients)), dtype=np.int64)
             self.counts = np.concatenate([self.counts, new_times])
         replies = self.send_requests(tau, requests, lambda c, body, _: HelloReply.from_body(body, tau))
         for c, reply in replies.items():
-            too_late = inside and not self.counts[tau, c]  # the client shows this batch again in the next time step
+            too_late = has_begun and not self.counts[tau, c]  # the client shows this batch again in the next time step
             self.counts[:, c] = 0
             for t, n in reply.cells.items():
                 self.counts[t, c] = 0 if too_late and t == tau else n
             if reply.tested is not None:
                 self._hello_replies[c] = reply
             if reply.gap != self._gaps.get(c) and reply.gap is not None:
-                text = "client %s: its batch %d is missing, and %d later ones wait for it"
+                text = "client %s: its batch %d is missing, and %d later ones wait for it: the client must provide it"
                 _log.warning(text, self.roster.clients[c], reply.gap, reply.backlog)
             self._gaps[c] = reply.gap
             if state is not None and requests[c][1]:
@@ -221,16 +216,16 @@ class Flower(ClientConnection, Engine):
         return set(replies)
 
     def _build_serving_hello(self, tau: int, state: State, c: int, used: Ints) -> tuple[Hello, dict[str, Part]]:
-        """Return a hello with the models at these positions and those that the router may choose, and their parts."""
+        """Return a hello with the models at these positions and those that the router may choose; and their parts."""
         if state.router is not None:
             used = np.union1d(used, np.flatnonzero(state.router.votes.any(axis=0)))
-        voters = take(state.models, used, [state.models.ids[m] for m in used])
+        used_models = take(state.models, used, [state.models.ids[m] for m in used])
         votes = Votes.of(state.votes).of_client(c, used)
         router: Body | None = None
         if state.router is not None:
             own_router = replace(state.router, votes=state.router.votes[:, used])
-            voters, votes, router = pack_router(voters, votes, own_router)
-        specs, parts = model_parts.describe_models(self.net, voters)
+            used_models, votes, router = pack_router(used_models, votes, own_router)
+        specs, parts = model_parts.describe_models(self.net, used_models)
         return Hello.with_models(tau, specs, votes.tolist(), state.ballot, router), parts
 
     def wait_for_quorum(self, tau: int, reachable: set[int], where: str, end: float) -> set[int]:
@@ -250,10 +245,10 @@ class Flower(ClientConnection, Engine):
             "%s: %d clients can be reached, the quorum is %d; waiting", where, len(reachable), self.waiting.quorum
         )
         while True:
-            if time.monotonic() > end:  # also if clients come back and fail again each time
+            if time.monotonic() > end:  # checked here, since clients may come back and fail again each time
                 self._raise_quorum_error(tau, reachable | back, where)
             absent = [c for c in range(len(self.roster.clients)) if c not in reachable | back]
-            back |= self._send_hello_once(tau, absent, inside=True)
+            back |= self._send_hello_once(tau, absent, has_begun=True)
             self.present |= back
             if len(reachable | back) >= self.waiting.quorum:
                 return back
@@ -264,5 +259,7 @@ class Flower(ClientConnection, Engine):
         trouble = "; ".join(f"{name}: {problem}" for name, problem in sorted(self.trouble.items()))
         raise QuorumError(
             f"time {tau}, {where}: waited {self.waiting.patience:g} s for a quorum of {self.waiting.quorum} out of "
-            f"{len(self.roster.clients)} clients, connected: {names}" + (f" ({trouble})" if trouble else "")
+            f"{len(self.roster.clients)} clients, connected: {names}"
+            + (f" ({trouble})" if trouble else "")
+            + "; start more clients, or lower the quorum"
         )

@@ -1,7 +1,7 @@
-"""Worker for clients at the other end of a network: each request is an exchange, and each reply is checked.
+"""Worker for clients on other machines: each request is an exchange of messages, and each reply is checked.
 
 A client whose reply is missing or refused does not take part in the rest of the time step: its models are carried
-over, averages are formed without it, and a model without any reply remains as it is.
+over, and averages are computed without it. A model without any reply does not change.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from feddrift.engines.worker import (
     run_rounds_sequentially,
 )
 from feddrift.models import get_params, take
-from feddrift.nets import layer_width
+from feddrift.nets import get_layer_width
 from feddrift.trees import join_trunk_and_head, map_trunk_and_head, mark_trunk, split_trunk_and_head
 from feddrift.types import (
     Ballot,
@@ -61,20 +61,20 @@ from feddrift.types import (
     Votes,
 )
 
-MAX_SHARED_WAIT_SECONDS = 3.0  # that clients of shared models may wait in one exchange for one that trains alone
+MAX_SHARED_WAIT_SECONDS = 3.0  # maximum time in one exchange that others wait for a client that trains alone
 
 OutgoingRequest = tuple[Request, dict[str, Part]]  # a request, and all parts of the models that it names
 ReplyReader = Callable[[int, Body, RawParts], Any]  # reads the reply of client c, or raises InvalidMessageError
 
 
 class Transport(Protocol):
-    """Connection to the clients, as the Worker uses it."""
+    """Part of the engine that the worker uses: its connection to the clients."""
 
     net: Net
     waiting: WaitingRules
 
     def send_requests(
-        self, tau: int, requests: Mapping[int, OutgoingRequest], check: ReplyReader, round: int | None
+        self, tau: int, requests: Mapping[int, OutgoingRequest], read_reply: ReplyReader, round: int | None
     ) -> dict[int, Any]:
         """Send requests of one kind, and return the checked replies by client."""
         ...
@@ -101,9 +101,9 @@ class Remote(Worker):
         self.transport = transport
         self.tau = tau
         self.known = known
-        # By client, model and question: the number of rows and their sum, for the newest data and by stored cell.
+        # By client, model and question: the number of rows and the sum of their scores, of the newest data and by time.
         self._scores: dict[tuple[int, str, str], tuple[Any, dict[int, Any]]] = {}
-        # By family that one client trains alone, the first round that is not done yet.
+        # By family that one client trains alone: the first round that is not done yet.
         self._rounds_done: dict[int, int] = {}
 
     def save(self) -> dict[str, Any]:  # the optimiser's moments are stored by the clients
@@ -116,12 +116,12 @@ class Remote(Worker):
     def load(self, saved: dict[str, Any]) -> None:
         self.known.reachable = self.known.reachable & saved["reachable"]
         self.known.counts = saved["counts"]  # the replies in the journal refer to these
-        self._rounds_done = dict(saved.get("ahead", []))  # older checkpoints have none
+        self._rounds_done = dict(saved.get("ahead", []))  # older checkpoints do not contain it
 
     def score(
         self, models: Models, cells: Ints, metric: Metric, max_rows: int | None = None, by: Parting | None = None
     ) -> Iterator[CellScores]:
-        """Score cells: without `max_rows` they are the newest data, else stored cells. One request returns both."""
+        """Score the newest data, or with `max_rows` stored cells. One request returns the scores of both."""
         names = self._fetch_scores(np.unique(cells[:, 1]), models, metric, by)
         question = f"{metric} by {by}"
         which = np.flatnonzero(self.known.reachable[cells[:, 1]])
@@ -141,29 +141,29 @@ class Remote(Worker):
         counts = np.zeros((len(clients), len(models), n, n), dtype=np.int64)
         specs, parts = model_parts.describe_models(self.transport.net, models)
 
-        def check(c: int, body: Body, raw: RawParts) -> Ints:
+        def read_reply(c: int, body: Body, raw: RawParts) -> Ints:
             return messages.read_confusion(body, counts.shape[1:], int(self.known.counts[self.tau, c]))
 
         requests: dict[int, OutgoingRequest] = {int(c): (Evaluate("confusion", specs), parts) for c in clients}
-        for c, confusion in self._send_requests(requests, check).items():
+        for c, confusion in self._send_requests(requests, read_reply).items():
             counts[np.searchsorted(clients, c)] = confusion
         return counts
 
     def describe(self, models: Models, clients: Ints, question: StatisticsRequest) -> Moments:
         net = self.transport.net
         known = self.known
-        width = layer_width(net, question.layer, known.features, known.n_classes)
+        width = get_layer_width(net, question.layer, known.features, known.n_classes)
         parts, size = question.shape(width, known.n_classes)
         moments = Moments.empty(len(clients), len(models), parts, size)
         specs, model_arrays = model_parts.describe_models(net, models)
 
-        def check(c: int, body: Body, raw: RawParts) -> Moments:
+        def read_reply(c: int, body: Body, raw: RawParts) -> Moments:
             n = int(known.counts[self.tau, c])
             return feature_statistics.read_reply(body, (len(models), parts, size), n, question.square)
 
         request = feature_statistics.build_request(question, specs)
         requests: dict[int, OutgoingRequest] = {int(c): (request, model_arrays) for c in clients}
-        for c, reply in self._send_requests(requests, check).items():
+        for c, reply in self._send_requests(requests, read_reply).items():
             for name in ("count", "mean", "std"):
                 getattr(moments, name)[np.searchsorted(clients, c)] = getattr(reply, name)[0]
         return moments
@@ -176,16 +176,16 @@ class Remote(Worker):
             voted = all_votes.model[c][all_votes.weight[c] > 0]
             used = np.union1d(voted, np.flatnonzero(router.votes.any(axis=0)))
             own_router = replace(router, votes=router.votes[:, used])
-            voters, own_votes, body = pack_router(
+            used_models, own_votes, body = pack_router(
                 take(models, used, [models.ids[m] for m in used]), all_votes.of_client(c, used), own_router
             )
-            specs, parts = model_parts.describe_models(self.transport.net, voters)
+            specs, parts = model_parts.describe_models(self.transport.net, used_models)
             requests[c] = Reroute(specs, own_votes.tolist(), ballot, body), parts
 
-        def check(c: int, body: Body, raw: RawParts) -> list[int]:
+        def read_reply(c: int, body: Body, raw: RawParts) -> list[int]:
             return messages.read_reroute_reply(body, int(self.known.counts[self.tau, c]))
 
-        for c, reply in self._send_requests(requests, check).items():
+        for c, reply in self._send_requests(requests, read_reply).items():
             counts[c] = reply
         return counts
 
@@ -210,13 +210,13 @@ class Remote(Worker):
                 request = replace(request, more=max_more, within=within)
             requests[c] = self._complete_train_request(request, c, plans[c].model, local, parts)
 
-        def check(c: int, body: Body, raw: RawParts) -> tuple[int, list[list[Part]]]:
+        def read_reply(c: int, body: Body, raw: RawParts) -> tuple[int, list[list[Part]]]:
             trunks = [trunk_shapes] * plans[c].n_lanes if local.trains != "head" and trunk_shapes else []
             heads = [head_shapes] * len(plans[c].model) if local.trains != "trunk" and head_shapes else []
             return messages.read_train_reply(body, raw, round, trunks, heads, 0 if c in sharing_clients else max_more)
 
         updates = []
-        for c, (more, (trunks, heads)) in self._send_requests(requests, check, round).items():
+        for c, (more, (trunks, heads)) in self._send_requests(requests, read_reply, round).items():
             self._rounds_done |= {models.family[m]: round + 1 + more for m in plans[c].model if more}
             first = np.unique(plans[c].lane, return_index=True)[1]  # [lane]; a client numbers lanes by their first pair
             if trunks:
@@ -237,26 +237,27 @@ class Remote(Worker):
     def _complete_train_request(
         self, request: Train, c: int, positions: Ints, local: Local, parts: dict[str, Part]
     ) -> OutgoingRequest:
-        """Add the settings of client c and the targets of a pull to a request, and return it with all parts of models.
+        """Add the settings of local training and the targets of a pull to a request, and select its parts of models.
 
         Args:
             request: The request.
             c: The client.
             positions: The positions of its models.
             local: The settings of local training.
-            parts: The parts of the models, and of others.
+            parts: By name, the parts of these and other models.
         """
         request = replace(request, local=replace(local, pull=None).to_dict())
         if local.pull is not None:
             request = replace(request, pull=local.pull.get_client_weight(c))
-            if (targets := local.pull.to) is not None:
+            targets = local.pull.to
+            if targets is not None:
                 specs, target_parts = model_parts.describe_models(self.transport.net, targets)
                 request = replace(request, to=[specs[m % len(specs)] for m in positions.tolist()])
                 parts = parts | target_parts
         return request, _select_parts([*request.models, *request.to], parts)
 
     def _train_private(self, models: Models, plan: TrainingPlan, first: int, last: int, local: Local) -> Models:
-        """Let each owner train its own models and store them; the result has only the labels of their new versions."""
+        """Let each owner train and store its own models; the result contains only the labels of their new versions."""
         specs, parts = model_parts.describe_models(self.transport.net, models)
         label = model_parts.make_version_label(self.tau, last)
         requests = dict[int, OutgoingRequest]()
@@ -268,10 +269,10 @@ class Remote(Worker):
             request = Train(first, {}, own_specs, w, last - first, label)
             requests[c] = self._complete_train_request(request, c, plans[c].model, local, parts)
 
-        def check(c: int, body: Body, raw: RawParts) -> object:
+        def read_reply(c: int, body: Body, raw: RawParts) -> object:
             return messages.read_train_reply(body, raw, first, [], [])
 
-        replies = self._send_requests(requests, check, first)
+        replies = self._send_requests(requests, read_reply, first)
         trained = np.array([int(m) for c in replies for m in plans[c].model], dtype=int)
         labels = np.array(models.held, dtype=np.int64)
         labels[trained] = label
@@ -282,14 +283,14 @@ class Remote(Worker):
         tournament = Tournament.empty(len(parent), len(starts))
         specs, parts = model_parts.describe_models(self.transport.net, models)
 
-        def check(c: int, body: Body, raw: RawParts) -> tuple[int, Ints]:
+        def read_reply(c: int, body: Body, raw: RawParts) -> tuple[int, Ints]:
             return messages.read_tournament_reply(body, len(starts), 1, int(self.known.counts[self.tau, c]))
 
         requests: dict[int, OutgoingRequest] = {}
         for c in np.flatnonzero(parent >= 0).tolist():
             w = pack_entries(older.select(older.c == c))
             requests[c] = Trial(specs, int(parent[c]), list(starts), local.to_dict(), w), parts
-        for c, (rows, wrong) in self._send_requests(requests, check).items():
+        for c, (rows, wrong) in self._send_requests(requests, read_reply).items():
             tournament.rows[c] = rows
             tournament.wrong[c] = wrong
         return tournament
@@ -302,7 +303,7 @@ class Remote(Worker):
         if held_by is not None:
             n_rows = n_rows - sampling.count_training_rows(n_rows, held_by.hold_out)
 
-        def check(c: int, body: Body, raw: RawParts) -> tuple[int, Ints]:
+        def read_reply(c: int, body: Body, raw: RawParts) -> tuple[int, Ints]:
             return messages.read_tournament_reply(body, len(teams), int(n_rows[c]), int(n_rows[c]))
 
         requests: dict[int, OutgoingRequest] = {}
@@ -312,13 +313,13 @@ class Remote(Worker):
             own_specs = [specs[m] for m in used]
             request = Contest(own_specs, own_teams, None if held_by is None else held_by.to_dict())
             requests[c] = request, _select_parts(own_specs, parts)
-        for c, (rows, wrong) in self._send_requests(requests, check).items():
+        for c, (rows, wrong) in self._send_requests(requests, read_reply).items():
             tournament.rows[c] = rows
             tournament.wrong[c] = wrong
         return tournament
 
     def _fetch_scores(self, clients: Ints, models: Models, metric: Metric, by: Parting | None) -> list[str]:
-        """Request the scores that are not known yet from these clients, and return the models' names in `_scores`."""
+        """Request the scores that these clients have not sent yet, and return the models' names in `_scores`."""
         specs, parts = model_parts.describe_models(self.transport.net, models)
         names = [f"{spec['trunk']} {spec['head']} {spec['mask']}" for spec in specs]
         unscored_by_client: dict[int, list[int]] = {}
@@ -328,7 +329,7 @@ class Remote(Worker):
             unscored = [m for m, name in enumerate(names) if (c, name, question) not in self._scores]
             unscored_by_client |= {c: unscored} if unscored else {}
 
-        def check(c: int, body: Body, raw: RawParts) -> EvaluateReply:
+        def read_reply(c: int, body: Body, raw: RawParts) -> EvaluateReply:
             counts = self.known.counts[: self.tau + 1, c]
             return EvaluateReply.from_body(body, counts, len(unscored_by_client[c]), metric, n_parts)
 
@@ -336,7 +337,7 @@ class Remote(Worker):
         for c, unscored in unscored_by_client.items():
             own_specs = [specs[m] for m in unscored]
             requests[c] = Evaluate(metric, own_specs, by), _select_parts(own_specs, parts)
-        for c, reply in self._send_requests(requests, check).items():
+        for c, reply in self._send_requests(requests, read_reply).items():
             for k, m in enumerate(unscored_by_client[c]):
                 cells = {t: (size, sums[k]) for t, (size, sums) in reply.stored.items()}
                 new = None if reply.new is None else (reply.new[0], reply.new[1][k])
@@ -344,7 +345,7 @@ class Remote(Worker):
         return names
 
     def _send_requests(
-        self, requests: Mapping[int, OutgoingRequest], check: ReplyReader, round: int | None = None
+        self, requests: Mapping[int, OutgoingRequest], read_reply: ReplyReader, round: int | None = None
     ) -> dict[int, Any]:
         """Send requests and return the checked replies.
 
@@ -357,13 +358,13 @@ class Remote(Worker):
         rules = self.transport.waiting
         reachable = self.known.reachable
         while waiting:
-            replies |= self.transport.send_requests(self.tau, waiting, check, round)
-            lost = [c for c in waiting if c not in replies]
-            reachable[lost] = False
-            if not lost or reachable.sum() >= rules.quorum:
+            replies |= self.transport.send_requests(self.tau, waiting, read_reply, round)
+            failed = [c for c in waiting if c not in replies]
+            reachable[failed] = False
+            if not failed or reachable.sum() >= rules.quorum:
                 break
-            kind = messages.KIND_BY_REQUEST[type(waiting[lost[0]][0])]
-            where = f"{kind}" + ("" if round is None else f" of round {round}")
+            kind = messages.KIND_BY_REQUEST[type(waiting[failed[0]][0])]
+            where = kind + ("" if round is None else f" of round {round}")
             end = end or time.monotonic() + rules.patience
             back = self.transport.wait_for_quorum(self.tau, set(np.flatnonzero(reachable).tolist()), where, end)
             reachable[list(back)] = True
@@ -380,4 +381,5 @@ def _find_sharing_clients(models: Models, plan: TrainingPlan) -> set[int]:
 
 
 def _select_parts(specs: list[Body], parts: Mapping[str, Part]) -> dict[str, Part]:
+    """Select the parts of these models; parts of private models are missing."""
     return {name: parts[name] for name in model_parts.collect_part_names(specs) if name in parts}
