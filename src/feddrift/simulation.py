@@ -45,7 +45,7 @@ from feddrift.types import (
     Votes,
 )
 
-LOST_MODEL_REASON = "the client had lost it with its store, another stands for it"
+LOST_MODEL_REASON = "the client lost its private model with its store, and this model replaces it"
 
 StepStatistics = tuple[Ints, Floats, Floats, Floats]  # received, loss, sent and sent_scoring of a TrainedStep
 

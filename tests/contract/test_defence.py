@@ -188,7 +188,7 @@ def list_creation_steps(steps: list[Step], c: int) -> list[int]:
 
 def list_return_steps(steps: list[Step], c: int) -> list[int]:
     back = [(s.tau, e.cause) for s in steps for e in s.events if e.kind == "decided"]
-    return [tau for tau, cause in back if cause["clients"] == [c] and "not long ago" in cause["reason"]]
+    return [tau for tau, cause in back if cause["clients"] == [c] and "a recent alarm" in cause["reason"]]
 
 
 @pytest.mark.parametrize("algorithm", ["FedDrift", "FedDrift-Eager"])
@@ -215,7 +215,7 @@ def test_auto_limits_clients_that_create_models_too_often() -> None:
         founded.append([c for e in state.events if e.kind == "created" for c in e.cause["clients"]])
         errors.append(vars(state)["error"])
         if tau == 3:
-            held = [e.cause["clients"] for e in state.events if "not long ago" in str(e.cause.get("reason"))]
+            held = [e.cause["clients"] for e in state.events if "a recent alarm" in str(e.cause.get("reason"))]
             assert held == [[0], [1]] and fed.alarm_filter.last_times.tolist()[:2] == [2, 2]
     assert founded[:4] == [[]] * 4 and founded[4]
     np.testing.assert_array_equal(errors[3][:2], errors[2][:2])

@@ -13,11 +13,12 @@ from feddrift.exported_models import load_models
 from feddrift.runs.recorded_run import load_stopped_run
 from tests.golden import hashes, world
 
-# Versions whose arithmetic was another: their runs continue with other bits than the list has. `OTHER_BITS` has these,
-# so that they stay what they are: python -m tests.golden.test_fixtures writes it.
+# These versions computed other bits, so their runs end with other models than those of the list.
 BEFORE_SAME_BITS = ("schema-2", "version-0.2.0")
 VERSIONS = (*BEFORE_SAME_BITS, "version-0.3.0")
-OTHER_BITS = Path(__file__).with_name("continued.json")
+# Results of continued runs, whose records also contain sentences of the older version.
+# `python -m tests.golden.test_fixtures` writes the file.
+CONTINUED = Path(__file__).with_name("continued.json")
 LATER = ("FedDrift-Auto", "FLUX")  # methods that these versions did not have
 CASES = [
     (version, f"{name}-{where}")
@@ -59,17 +60,16 @@ def continue_federation(folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(("version", "case"), CASES)
 def test_a_run_that_an_older_version_began_continues(version: str, case: str, tmp_path: Path) -> None:
     found = continue_run(unpack(version, tmp_path), case)
-    if version in BEFORE_SAME_BITS:
-        assert found == json.loads(OTHER_BITS.read_text())[f"{version}/{case}"]
-    else:
-        assert found == hashes.expected()[f"simulator/{case.rpartition('-')[0]}"]
+    assert found == json.loads(CONTINUED.read_text())[f"{version}/{case}"]
+    if version not in BEFORE_SAME_BITS:
+        assert found["state"] == hashes.expected()[f"simulator/{case.rpartition('-')[0]}"]["state"]
 
 
 def test_a_federation_that_an_older_version_began_continues(version: str, tmp_path: Path) -> None:
     pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
     found = continue_federation(unpack(version, tmp_path))
     if version in BEFORE_SAME_BITS:
-        assert found == json.loads(OTHER_BITS.read_text())[f"{version}/flower"]
+        assert found == json.loads(CONTINUED.read_text())[f"{version}/flower"]
     else:
         assert found["state"] == hashes.expected()["flower/FedDrift"]["state"]
 
@@ -84,19 +84,18 @@ def test_models_that_an_older_version_exported_predict_as_they_did(version: str,
         assert models.predict(client, world.make().x[:50]).tolist() == predicted
 
 
-def write_other_bits(folder: Path) -> None:
-    """Write what the runs and federations of older versions end with."""
+def write_continued(folder: Path) -> None:
+    """Write the results of continued runs and federations of older versions."""
     found = {}
     for version, case in CASES:
-        if version in BEFORE_SAME_BITS:
-            found[f"{version}/{case}"] = continue_run(unpack(version, folder / version / case), case)
+        found[f"{version}/{case}"] = continue_run(unpack(version, folder / version / case), case)
     for version in BEFORE_SAME_BITS:
         found[f"{version}/flower"] = continue_federation(unpack(version, folder / version / "flower"))
-    OTHER_BITS.write_text(json.dumps(found, indent=1) + "\n")
+    CONTINUED.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":
     import tempfile
 
     with tempfile.TemporaryDirectory() as made:
-        write_other_bits(Path(made))
+        write_continued(Path(made))

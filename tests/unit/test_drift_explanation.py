@@ -152,7 +152,7 @@ def test_of_a_large_picture_a_part_of_the_inputs_is_looked_at(monkeypatch: pytes
 
 def test_a_client_with_few_rows_is_not_called_unchanged() -> None:
     few = find_moves(*((np.full((n, 2), 1.0 * n), np.arange(n) % 2) for n in (9, 30)))
-    assert explain_alarm(few.to_dict(), 1) == "fewer than 10 rows do not show what moved"
+    assert explain_alarm(few.to_dict(), 1) == "fewer than 10 rows are not enough to find what changed"
 
 
 def test_a_few_rows_give_no_explanation() -> None:
@@ -190,7 +190,7 @@ def test_changes_of_most_clients_are_listed_last_and_marked() -> None:
     text = explain_alarm(here.to_dict(), 1)
     assert text == "wind: mean 0.482, before 0.019; warmth: mean 20.9, before 11.9, as at most clients"
     season = explain_alarm(find_client_shifts(*map(make_seasonal_cells, range(4))).to_dict(), 1)
-    assert season.startswith("nothing is seen that moved at this client only: warmth: mean 2")
+    assert season.startswith("everything that changed also changed at most clients: warmth: mean 2")
 
 
 def test_what_moved_at_half_of_the_others_or_the_other_way_or_farther_did_not_move_everywhere() -> None:

@@ -80,7 +80,7 @@ def test_the_gate_is_closed_until_labels_have_shown_that_it_pays() -> None:
     assert [len(get_routing(step).saved) for step in steps[:3]] == [0, 0, 6]
     assert "routed" not in steps[1].scores and steps[3].scores["routed"].tolist() == [1, 1, 0, 0, 1, 1]
     (event,) = [e for step in steps for e in step.events if e.kind == "decided"]
-    assert event in steps[2].events and event.cause["reason"].startswith("inputs choose the model from now on")
+    assert event in steps[2].events and event.cause["reason"].startswith("from now on the inputs choose the model")
     assert event.cause["mistakes_saved"] == get_routing(steps[2]).saved.sum() > 0
 
 
@@ -228,7 +228,7 @@ def test_a_record_has_the_share_of_rows_that_were_routed(tmp_path: Path) -> None
     settings, stream = {"delta": 0.1}, "tests.golden.world:shifted"
     run = fd.record(stream, "FedDrift", settings=settings, route="batch", out=tmp_path)
     assert np.nanmax(run.rows.routed) == 1 and np.isnan(run.rows.routed[:2]).all()
-    assert any(why.startswith("inputs choose the model from now on") for why in fd.events(run)["why"])
+    assert any(why.startswith("from now on the inputs choose the model") for why in fd.events(run)["why"])
     assert "--route batch" in build_run_command(run.header)[0]
 
 

@@ -42,13 +42,13 @@ def format_event_line(event: Mapping[str, Any], clients: Sequence[str]) -> str:
 
     >>> cause = {"clients": [1], "reason": "goes back to model 0", "rows": 250}
     >>> format_event_line({"event": "decided", "model": 0, "cause": cause}, ["north", "south"])
-    'decided for client south: goes back to model 0 (rows=250)'
+    'decision for client south: goes back to model 0 (rows=250)'
     """
     reason = explain_event(event)
     users = event["cause"].get("clients")
     if event["event"] == "merged":
         return reason
-    line = "decided" if event["event"] == "decided" else f"model {event['model']} {event['event']}"
+    line = "decision" if event["event"] == "decided" else f"model {event['model']} {event['event']}"
     if event["event"] == "decided" and not users:
         line += " for all clients"
     elif isinstance(users, list) and users:
@@ -74,14 +74,14 @@ def explain_alarm(shifts: Mapping[str, Any], t: int) -> str:
     in_order = sorted(named, key=lambda s: rank_shift(s["what"], s.get("within"), s.get("common", False)))
     text = "; ".join([*map(describe_shift, in_order), *[f"{more} input{'s' * (more > 1)} more"] * (more > 0)])
     if not named and not more and min(shifts["rows"]) < MIN_ROWS_PER_TEST:
-        text = f"fewer than {MIN_ROWS_PER_TEST} rows do not show what moved"
+        text = f"fewer than {MIN_ROWS_PER_TEST} rows are not enough to find what changed"
     elif not named and not more:
         text = "neither the inputs nor the class shares differ from before by more than chance, also within classes"
     elif (inputs or not more) and all(s.get("within") is not None for s in inputs):  # changed only within classes
         same = "the inputs are" if len(named) > len(inputs) else "the inputs and the class shares are"
         text = f"{same} as before: what changed is which class they belong to ({text})"
     elif named and all(s.get("common") for s in named):
-        text = f"nothing is seen that moved at this client only: {text}"
+        text = f"everything that changed also changed at most clients: {text}"
     return text if shifts["since"] == t - 1 else f"{text}; before is time {shifts['since'] + 1}"
 
 
@@ -98,14 +98,16 @@ def _describe_creation(model: int, cause: dict[str, Any]) -> list[str]:
     if isinstance(cause.get("concept"), int):
         parts.append(f"Oracle received concept {format_concept(cause.pop('concept'))}")
     if "round" in cause and cause.get("from") is not None:
-        parts.append(f"in round {cause.pop('round')} the updates of model {cause.pop('from')}'s clients pointed apart")
-        parts.append("both halves start over")
+        parts.append(
+            f"in round {cause.pop('round')} the updates of model {cause.pop('from')}'s clients pointed in different "
+            "directions"
+        )
+        parts.append("both parts start again from the initial model")
     if "reason" in cause:
         parts.append(str(cause.pop("reason")))
     if "start" in cause and isinstance(cause.get("starts"), list):
-        parts.append(
-            f"of {', '.join(map(str, cause.pop('starts')))} a trial on the client's own data chose {cause['start']}"
-        )
+        starts = ", ".join(map(str, cause.pop("starts")))
+        parts.append(f"a trial on the client's data chose the start {cause['start']} among {starts}")
         for key in ("rows", "wrong", "wins"):
             cause.pop(key, None)
     parent, start, family = (cause.pop(key, None) for key in ("from", "start", "family"))
@@ -113,7 +115,7 @@ def _describe_creation(model: int, cause: dict[str, Any]) -> list[str]:
         trunk = f" on trunk {family}" if family is not None else ""
         parts.append(f"model {model} starts as a copy of model {parent}{trunk}")
     elif start == "fresh" or metric:
-        parts.append(f"model {model} starts afresh")
+        parts.append(f"model {model} starts with new random parameters")
     return parts
 
 
@@ -124,7 +126,7 @@ def _describe_merge(model: int, cause: dict[str, Any]) -> list[str]:
     gap = f"{distance:.3f} {unit}" if unit else f"{distance:.3f}"
     trunk = f" on trunk {family}" if family is not None else ""
     note = f"; {kept} was kept" if kept is not None else ""
-    return [f"model {model} merged into model {into}{trunk}: on each other's data they are {gap} apart{note}"]
+    return [f"model {model} merged into model {into}{trunk}: on each other's data they differ by {gap}{note}"]
 
 
 def _describe_decision(model: int, cause: dict[str, Any]) -> list[str]:

@@ -81,9 +81,12 @@ def test_strength_is_the_strongest_of_being_ahead_a_risen_error_and_both() -> No
 @pytest.mark.parametrize(
     ("held", "says"),
     [
-        (trial(4.0), r"^new data contradict the old ones: of 200 .* alone, 10 only with what it had \(p < 0.0001\)$"),
-        (trial(0.0, rise=2.33), r"^its error rose \(p = 0.01\), and of 200 new rows 30 are right only"),
-        (trial(1.645, rise=9.0, switch=True), r"^another shared model fits .* 30 are right only .* \(p = 0.05\)$"),
+        (
+            trial(4.0),
+            r"^the new data contradict the old data: of 200 .* alone, 10 only by .* old and new data \(p < 0.0001\)$",
+        ),
+        (trial(0.0, rise=2.33), r"^its error rose \(p = 0.01\), and of 200 new rows, 30 are predicted correctly only"),
+        (trial(1.645, rise=9.0, switch=True), r"^another shared model fits .* 30 are .* only .* \(p = 0.05\)$"),
     ],
 )
 def test_a_trial_reports_its_evidence(held: Trial, says: str) -> None:

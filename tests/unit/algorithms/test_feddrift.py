@@ -70,7 +70,9 @@ def test_in_quarantine_an_outlier_leaves_no_model_behind(algorithm: Any) -> None
     assert list_model_ids(plain[2].votes, plain[2].models) == [1, 0, 0]  # somebody else took to it
     last = careful[2]
     assert last.models.ids == (0,) and list_model_ids(last.votes, last.models) == [0, 0, 0] and last.waiting == ()
-    assert [(e.kind, e.model, e.cause["reason"]) for e in last.events] == [("retired", 1, "not confirmed")]
+    assert [(e.kind, e.model, e.cause["reason"]) for e in last.events] == [
+        ("retired", 1, "the next data did not confirm the drift")
+    ]
     assert last.w.model[1].tolist() == [0, 0, -1]  # the outlier trains nothing
 
 

@@ -238,7 +238,7 @@ def test_going_back_gives_clients_the_old_models_and_starts_from_them(tmp_path: 
     hellos = [line["at"] for line in record.exchanges if (line["t"], line["asked"]) == (4, "hello")]
     assert len(hellos) == 2  # the one that ended time 4, and the one that gave the old models back
     text = one(run_and_get_output("deploy", "status", str(tmp_path)))
-    assert f"time 5: decided for all clients: {reason}" in text
+    assert f"time 5: decision for all clients: {reason}" in text
     assert fd.report(tmp_path, tmp_path / "page.html").exists() and reason in json.dumps(
         collect_page_data(read_all(tmp_path), "fed")
     )

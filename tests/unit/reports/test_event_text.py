@@ -22,7 +22,7 @@ CAUSES: list[tuple[str, dict[str, Any], str]] = [
     (
         "created",
         {"error": 0.5, "reference": 0.1, "delta": 0.05, "from": None},
-        "0.100 to 0.500, by more than delta 0.05; model 3 starts afresh",
+        "0.100 to 0.500, by more than delta 0.05; model 3 starts with new random parameters",
     ),
     (
         "created",
@@ -44,7 +44,7 @@ CAUSES: list[tuple[str, dict[str, Any], str]] = [
     (
         "created",
         {"from": 0, "clients": [1, 2], "round": 7},
-        "in round 7 the updates of model 0's clients pointed apart; both halves start over",
+        "in round 7 the updates of model 0's clients pointed in different directions; both parts start again",
     ),
     (
         "created",
@@ -63,17 +63,17 @@ CAUSES: list[tuple[str, dict[str, Any], str]] = [
             "rows": 9,
             "wrong": [],
         },
-        "of warm, fresh a trial on the client's own data chose warm",
+        "a trial on the client's data chose the start warm among warm, fresh",
     ),
     (
         "merged",
         {"into": 1, "distance": 0.0312},
-        "model 3 merged into model 1: on each other's data they are 0.031 apart",
+        "model 3 merged into model 1: on each other's data they differ by 0.031",
     ),
     (
         "merged",
         {"into": 1, "distance": 0, "kept": "average", "family": 0},
-        "into model 1 on trunk 0: on each other's data they are 0.000 apart; average was kept",
+        "into model 1 on trunk 0: on each other's data they differ by 0.000; average was kept",
     ),
     ("retired", {"reason": "no client uses it"}, "no client uses it"),
     ("revived", {"clients": [4]}, ""),

@@ -38,7 +38,7 @@ STEPS: list[Numbers] = [
 TOLD = [
     "",
     "model 1 created for client 1: model 1 starts as a copy of model 0",
-    "model 1 merged into model 0: on each other's data they are 0.010 apart",
+    "model 1 merged into model 0: on each other's data they differ by 0.010",
 ]
 
 
@@ -95,7 +95,7 @@ def test_decisions_are_logged_with_their_clients(tmp_path: Path) -> None:
     decided = [{"t": 1, "event": "decided", "model": 0, "cause": cause} for cause in causes]
     found = write_record(tmp_path, make_header(2), None, decided)
     assert describe_step_events(found)[1].split("\n") == [
-        "decided for client 1: goes back to model 0 (rows=9)", "decided for all clients: all stay",
+        "decision for client 1: goes back to model 0 (rows=9)", "decision for all clients: all stay",
     ]  # fmt: skip
     assert "decided" not in format_trained_step(found, 1)
 

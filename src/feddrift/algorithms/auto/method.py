@@ -18,7 +18,7 @@ ensemble of its shared model and up to two private ones (`private_models`). A ti
 6.  Train the private models of every client.
 
 Private models, also those of trials, are never sent. All thresholds are shares or numbers of standard errors (z), the
-same for all data. docs/auto.md reports the value of each part and the alternatives that were tried.
+same for all data. docs/auto-measured.md reports the value of each part, docs/decisions/0017-auto.md the alternatives.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from feddrift.algorithms.auto.new_clusters import NewClusters
 from feddrift.algorithms.auto.private_models import NEW, OWN, STAY, TUNED, EnsembleGain, get_private_id, get_trial_ids
 from feddrift.algorithms.auto.review import SharedModels, TrackRecord, find_current_assignment
 from feddrift.algorithms.auto.trials import Trial
-from feddrift.algorithms.feddrift.detection import SUPPRESSION_REASON
+from feddrift.algorithms.feddrift.detection import NOT_ACTED_ON, SUPPRESSION_REASON
 from feddrift.clustering import Clustering
 from feddrift.models import join
 from feddrift.types import Bools, Clusters, Event, Federation, Floats, Ints, Models, State, Votes
@@ -191,11 +191,11 @@ class FedDriftAuto:
                 assigned[c] = shared.best[c]
             model_id = shared.models.ids[assigned[c]]
             if acted_on[c]:
-                outcome = f"it moves from model {shared.get_model_id(c)} to model {model_id}"
+                outcome = f"the client moves from model {shared.get_model_id(c)} to model {model_id}"
             elif fed.tau < 2:
-                outcome = "not acted on: it is too early to know whether alarms pay"
+                outcome = f"{NOT_ACTED_ON}: no earlier alarm has been compared with later data yet"
             else:
-                outcome = f"not acted on: {shared.record}"
+                outcome = f"{NOT_ACTED_ON}: {shared.record}"
             events.append(_report_decision(model_id, c, f"{trial.describe(self.not_worse_z)}; {outcome}"))
         not_worse = [c for c, trial in trial_of.items() if trial.lead_z > self.not_worse_z]
         reviewed_next = alarmed | np.isin(np.arange(n), not_worse)
@@ -243,7 +243,7 @@ class FedDriftAuto:
         events = list(plan.events)
         for c in np.flatnonzero(delayed).tolist():
             cause = new_clusters.DELAY_REASON if allowed[c] else SUPPRESSION_REASON
-            reason = f"{plan.trials[c].describe(self.not_worse_z)}; not acted on: {cause}"
+            reason = f"{plan.trials[c].describe(self.not_worse_z)}; {NOT_ACTED_ON}: {cause}"
             events.append(_report_decision(shared.get_model_id(c), c, reason))
         assigned = np.where(is_founder & ~delayed, -1, plan.assigned)  # -1: a new model, which is added below
         clusters = shared.clusters.assign_new_data(assigned).add_events(events)
@@ -274,7 +274,7 @@ class FedDriftAuto:
             created.models.ids, created.models.family, created.groups, created.parents, strict=True
         ):
             reason = trial_of[group[0]].describe(self.not_worse_z)
-            together = f"; {len(group)} clients found it together" if len(group) > 1 else ""
+            together = f"; {len(group)} clients share the new model" if len(group) > 1 else ""
             cause: dict[str, Any] = {"clients": list(group), "reason": reason + together}
             cause |= {"start": "fresh"} if parent is None else {"from": parent}
             cause |= {"family": family} if family != model_id else {}

@@ -19,7 +19,7 @@ from feddrift.types import Bools, Clusters, Federation, Floats, Ints, Models, To
 FIRST_HEAD_ID = 2**30  # first id of the heads that are compared with whole models
 MAX_COMPARED = 64  # largest number of founders whose candidates are all compared with each other in a time step
 DELAY_REASON = (
-    f"more than {MAX_COMPARED} clients need new models at once, and none of the models made first fits this client"
+    f"more than {MAX_COMPARED} clients need new models at once, and none of the first new models fits this client"
 )
 
 

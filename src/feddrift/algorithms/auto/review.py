@@ -24,9 +24,9 @@ N_CONTESTANTS = 5
 SHARED_ONLY, WITH_TUNED, WITH_TUNED_AND_OWN, BASELINE, ALTERNATIVE = range(N_CONTESTANTS)
 
 VOTERS = {  # by ensemble size
-    1: "the shared models vote alone",
-    2: "tuned copies vote",
-    3: "tuned copies and own models vote",
+    1: "the shared model predicts alone",
+    2: "the shared model and the client's fine-tuned copy predict together",
+    3: "the shared model, the fine-tuned copy and the client's own model predict together",
 }
 
 
@@ -43,7 +43,7 @@ class TrackRecord:
         return (self.good + 2) / (self.good + self.bad + 3) > 0.5
 
     def __str__(self) -> str:
-        return f"{self.good:g} alarms have paid so far, {self.bad:g} have not"
+        return f"so far, later data confirmed {self.good:g} alarms and contradicted {self.bad:g}"
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def update_ensemble_size(shared: SharedModels, result: Tournament) -> tuple[Shar
     size = private_models.choose_ensemble_size(gain)
     events = []
     if size != private_models.choose_ensemble_size(shared.gain):
-        reason = f"from now on {VOTERS[size]}: that would have been best so far"
+        reason = f"from now on {VOTERS[size]}: so far, this would have made the fewest mistakes"
         events.append(Event("decided", shared.models.ids[0], {"clients": [], "reason": reason}))
     return replace(shared, gain=gain), events
 
@@ -165,11 +165,14 @@ def review_alarms(
             more standard errors.
 
     Returns:
-        The shared models with the new assignment and track record, and an event for each client that returns to its
-        previous model.
+        The shared models with the new assignment and track record, and events: one with the numbers of alarms that paid
+        and that did not, if there were alarms, and one for each client that returns to its previous model.
     """
     good = shared.record.good
     bad = shared.record.bad
+    confirmed = 0
+    contradicted = 0
+    n_alarms = 0
     ids = shared.models.ids
     cells = shared.clusters.w.model.copy()
     assigned = shared.assigned.copy()
@@ -179,16 +182,21 @@ def review_alarms(
         if not alarmed[c]:
             bad += 0.5 * (z < -certain_z)
             continue
-        good += z > outcome_z
-        bad += z < -outcome_z
+        n_alarms += 1
+        confirmed += int(z > outcome_z)
+        contradicted += int(z < -outcome_z)
         previous_id = int(previous_model[c])
         if z < -outcome_z and previous_id in ids:
-            outcome = f"the alarm of the last time step did not pay ({format_p(-z)})"
-            reason = f"{outcome}: back from model {ids[assigned[c]]} to model {previous_id}"
+            outcome = f"the new data contradict the alarm of the last time step ({format_p(-z)})"
+            reason = f"{outcome}: the client returns from model {ids[assigned[c]]} to model {previous_id}"
             assigned[c] = cells[-1, c] = ids.index(previous_id)
             events.append(Event("decided", previous_id, {"clients": [int(c)], "reason": reason}))
+    if n_alarms:
+        reason = "the alarms of the last time step were compared with the new data"
+        numbers = {"alarms": n_alarms, "confirmed": confirmed, "contradicted": contradicted}
+        events.insert(0, Event("decided", ids[0], {"clients": [], "reason": reason, **numbers}))
     clusters = replace(shared.clusters, w=Clusters(cells, shared.clusters.w.n_models))
-    record = TrackRecord(float(good), float(bad))
+    record = TrackRecord(float(good + confirmed), float(bad + contradicted))
     return replace(shared, clusters=clusters, assigned=assigned, record=record), events
 
 
@@ -207,7 +215,9 @@ def retire_unused_models(shared: SharedModels) -> SharedModels:
         return shared
     kept = ~np.isin(np.arange(len(shared.models)), unused)
     mistakes = replace(shared.mistakes, wrong=shared.mistakes.wrong[:, kept][:, :, kept])
-    clusters = shared.clusters.retire_models(np.array(unused), "nobody is at it, and at most one client ever was")
+    clusters = shared.clusters.retire_models(
+        np.array(unused), "no client is assigned to it, and at most one client ever was"
+    )
     new_positions = np.cumsum(kept) - 1
     return replace(shared, clusters=clusters, assigned=new_positions[shared.assigned], mistakes=mistakes)
 

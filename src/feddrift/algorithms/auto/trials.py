@@ -54,11 +54,16 @@ class Trial:
     def describe(self, not_worse_z: float) -> str:
         """Return the evidence as a sentence for an event."""
         other = "another shared model" if self.switch else "a model of the new data alone"
-        counts = f"of {self.rows} new rows {self.won} are right only with {other}, {self.lost} only with what it had"
+        same = "its present model" if self.switch else "a model of old and new data"
+        counts = (
+            f"of {self.rows} new rows, {self.won} are predicted correctly only by {other}, {self.lost} only by {same}"
+        )
         strength = self.lead_z if self.switch else self.compute_strength(not_worse_z)
         if not self.switch and self.rise_z == strength:
             return f"its error rose ({format_p(strength)}), and {counts}"
-        finding = "another shared model fits the new data" if self.switch else "new data contradict the old ones"
+        finding = (
+            "another shared model fits the new data better" if self.switch else "the new data contradict the old data"
+        )
         return f"{finding}: {counts} ({format_p(strength)})"
 
 

@@ -50,7 +50,7 @@ class AUE:
             newest = take(fed.fresh(), [0], [fed.tau])
             models = join(take(models, kept, [models.ids[m] for m in kept]), newest)
             w = np.concatenate([w[:, :, kept], np.zeros((*w.shape[:2], 1))], axis=2)
-            events = (Event("created", fed.tau, {"reason": "one model per time step"}),)
+            events = (Event("created", fed.tau, {"reason": "a new model in every time step"}),)
         w = np.concatenate([w, np.ones((1, *w.shape[1:]))])
         models = fed.train(models, w)
         mse = fed.evaluate(models, "brier")

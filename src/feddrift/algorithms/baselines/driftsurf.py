@@ -90,7 +90,9 @@ class DriftSurf:
             chosen = OTHER if accuracy[OTHER] > accuracy[PREDICTIVE] else PREDICTIVE
         if len(models) == 1:  # a new reactive or stable model starts
             cause = {"reason": "reactive phase", "accuracy": float(accuracy[0]), "best": best, "delta": self.delta}
-            events = (Event("created", next_id, cause if alarm else {"reason": "stable model"}),)
+            events = (
+                Event("created", next_id, cause if alarm else {"reason": "a stable model for the next drift test"}),
+            )
             models = join(models, take(fed.fresh(), [0], [next_id]))
             next_id += 1
             w = np.concatenate([w, np.zeros((*w.shape[:2], 1))], axis=2)
@@ -102,7 +104,7 @@ class DriftSurf:
             kept = OTHER if compared[:, PREDICTIVE].mean() < compared[:, OTHER].mean() else PREDICTIVE
             if kept == OTHER:
                 best = float(compared[:, OTHER].max())
-            cause = {"reason": "the other was better", "kept": models.ids[kept]}
+            cause = {"reason": "the other model was more accurate", "kept": models.ids[kept]}
             events += (Event("retired", models.ids[1 - kept], cause),)
             models = take(models, [kept], [models.ids[kept]])
             w = w[:, :, [kept]]

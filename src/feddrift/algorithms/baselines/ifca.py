@@ -42,7 +42,7 @@ class IFCA:
     def step(self, state: State, fed: Federation) -> State:
         models = state.models
         assigned = state.votes.argmax(axis=1)  # [c], position of the client's model
-        created = () if fed.tau else tuple(Event("created", i, {"reason": "given"}) for i in models.ids[1:])
+        created = () if fed.tau else tuple(Event("created", i, {"reason": "an initial model"}) for i in models.ids[1:])
         if fed.tau or self.first == "choose":
             assigned = self._choose_models(models, assigned, fed)
         w = self._assign_newest_data(state, assigned, fed)

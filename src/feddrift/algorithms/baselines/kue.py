@@ -82,8 +82,16 @@ class KUE:
             worst = int(kappa[:-1].argmin())
             if kappa[candidate] > kappa[worst]:
                 events = (
-                    Event("retired", trained.ids[worst], {"reason": "lowest kappa", "kappa": float(kappa[worst])}),
-                    Event("created", next_id, {"reason": "candidate", "kappa": float(kappa[candidate])}),
+                    Event(
+                        "retired",
+                        trained.ids[worst],
+                        {"reason": "it had the lowest kappa", "kappa": float(kappa[worst])},
+                    ),
+                    Event(
+                        "created",
+                        next_id,
+                        {"reason": "the candidate had a higher kappa", "kappa": float(kappa[candidate])},
+                    ),
                 )
             else:
                 worst = candidate

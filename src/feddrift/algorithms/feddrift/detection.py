@@ -17,7 +17,8 @@ from feddrift.types import Bools, Clusters, Event, Federation, Floats, Ints, Mod
 
 log = logging.getLogger(__name__)
 
-SUPPRESSION_REASON = "the last alarm of this client that was, is not long ago"
+NOT_ACTED_ON = "not acted on"  # in the reasons of events; reports count these alarms
+SUPPRESSION_REASON = "a recent alarm of this client was acted on"
 UNSCORED = {"newcomer": np.nan}  # the value of a client that was never scored
 
 
@@ -152,7 +153,7 @@ def detect_drift(method: DriftDetectionOptions, state: DriftState, fed: Federati
 def create_suppressed_alarm_events(detected: DetectionResult, models: Models) -> list[Event]:
     """Return an event for each alarm that is not acted on."""
     suppressed = [] if detected.suppressed is None else np.flatnonzero(detected.suppressed).tolist()
-    reason = f"its error rose; not acted on: {SUPPRESSION_REASON}"
+    reason = f"its error rose; {NOT_ACTED_ON}: {SUPPRESSION_REASON}"
     return [Event("decided", models.ids[detected.best[c]], {"clients": [c], "reason": reason}) for c in suppressed]
 
 

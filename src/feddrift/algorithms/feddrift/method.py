@@ -204,7 +204,9 @@ def train_separate_models(method: FedDrift, state: DriftState, fed: Federation) 
     The models are equal before, so the loss of one is the reference of all clients.
     """
     lowest = fed.evaluate(take(state.models, [0], [0]), method.metric)[:, 0]
-    created = tuple(Event("created", c, {"clients": [c], "reason": "given"}) for c in range(1, fed.n_clients))
+    created = tuple(
+        Event("created", c, {"clients": [c], "reason": "an initial model"}) for c in range(1, fed.n_clients)
+    )
     w = clustering.append_assignment(state.w, np.arange(fed.n_clients))
     models = fed.train(state.models, w)
     observed = np.concatenate([state.observed, lowest[None]])
@@ -236,7 +238,10 @@ def end_quarantines(method: DriftDetectionOptions, state: DriftState, fed: Feder
     for i in retired:  # the founder returns to the best of the other models
         loss_of_kept = np.where(kept, loss[founder[i]], np.inf)
         votes[founder[i]] = np.arange(len(ids))[kept] == np.nanargmin(loss_of_kept)
-    events = tuple(Event("retired", i, {"reason": "not confirmed", "client": founder[i]}) for i in retired)
+    events = tuple(
+        Event("retired", i, {"reason": "the next data did not confirm the drift", "client": founder[i]})
+        for i in retired
+    )
     newborn = tuple(i for i in state.newborn if i not in retired)
     state = replace(state, models=models, w=w, votes=votes, waiting=waiting, newborn=newborn)
     return Clustering(models, w, events), state

@@ -51,7 +51,7 @@ class FedDriftC(FedDrift):
         reference = np.where(redetected, state.previous, state.reference)
         observed = state.observed.copy()
         observed[-1, redetected] = np.nan  # the last scores of these clients are discarded
-        cause = {"reason": "another new model was drawn", "kept": survivor}
+        cause = {"reason": "another new model was drawn at random", "kept": survivor}
         events = tuple(Event("retired", i, cause) for i in state.newborn if i != survivor)
         state = replace(state, models=models, w=w, votes=votes, reference=reference, observed=observed)
         return Clustering(models, w, clusters.events + events), state

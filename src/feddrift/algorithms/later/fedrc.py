@@ -61,7 +61,7 @@ class FedRC:
         models = state.models
         shares = state.shares
         omega = np.where(np.isnan(state.mixture), 1 / self.n_models, state.mixture).T
-        created = () if fed.tau else tuple(Event("created", i, {"reason": "given"}) for i in models.ids[1:])
+        created = () if fed.tau else tuple(Event("created", i, {"reason": "an initial model"}) for i in models.ids[1:])
         counts = fed.confusion(take(models, [0], [models.ids[0]])).sum(axis=(1, 3)).astype(np.float64)  # N[c, y]
         for _ in range(fed.local.rounds):
             gamma = compute_responsibilities(omega, fed.evaluate(models, "loss", by="class"), shares)

@@ -176,8 +176,10 @@ def _build_router(
 
 
 def _make_decision_event(routing: Routing, new_state: State) -> Event:
-    decision = "inputs choose the model from now on" if routing.pays else "inputs choose the model no more"
-    reason = f"{decision}, labels have shown why"
+    if routing.pays:
+        reason = "from now on the inputs choose the model: the labels show that this makes fewer mistakes"
+    else:
+        reason = "the inputs no longer choose the model: the labels do not show that this makes fewer mistakes"
     numbers = {"mistakes_saved": int(routing.saved.sum()), "rows": int(routing.rows.sum())}
     return Event("decided", new_state.models.ids[0], {"clients": [], "reason": reason, **numbers})
 
