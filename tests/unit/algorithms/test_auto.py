@@ -69,11 +69,11 @@ def test_another_shared_model_has_a_level_of_its_own() -> None:
     assert alarms(*[enough] * 5, trial(1.3)) == [0, 1, 2, 3, 4]  # they carry no founder
 
 
-def test_strength_is_the_strongest_of_being_ahead_a_risen_error_and_both() -> None:
-    assert trial(3.0, rise=0.0).compute_strength(-1.0) == 3.0
-    assert trial(0.0, rise=3.0).compute_strength(-1.0) == 3.0
-    assert trial(2.0, rise=2.0).compute_strength(-1.0) == pytest.approx(4 / math.sqrt(2))
-    assert trial(-2.0, rise=3.0).compute_strength(-1.0) == pytest.approx(
+def test_evidence_is_the_largest_of_lead_rise_and_both_combined() -> None:
+    assert trial(3.0, rise=0.0).compute_evidence_z(-1.0) == 3.0
+    assert trial(0.0, rise=3.0).compute_evidence_z(-1.0) == 3.0
+    assert trial(2.0, rise=2.0).compute_evidence_z(-1.0) == pytest.approx(4 / math.sqrt(2))
+    assert trial(-2.0, rise=3.0).compute_evidence_z(-1.0) == pytest.approx(
         1 / math.sqrt(2)
     )  # behind: a rise alone says nothing
 

@@ -5,16 +5,16 @@ assigned to the one that its newest data train. Private models stay with their c
 ensemble of its shared model and up to two private ones (`private_models`). A time step has six phases:
 
 1.  Evaluate all shared models on the new data of every client.
-2.  Review the last time step on the new data. Choose the ensemble that would have made the fewest mistakes so far.
+2.  Review the last time step on the new data. Choose the ensemble with the highest accuracy so far.
     Count the alarms that paid and those that did not: these numbers decide whether alarms are trusted. A client whose
     alarm did not pay returns to its previous model. Retire unused models.
 3.  Run trials at clients whose error rose, that have no earlier error, or that another shared model serves better
     (`trials`). A trial raises an alarm if another shared model fits the new data better, or if the new data contradict
-    the old ones. An alarm is acted on if its evidence is certain, and from the third time step on also if alarms are
-    trusted.
+    the old ones. An alarm is acted on if its evidence is overwhelming (`certain_z`), and from the third time step
+    on also if more past alarms paid than not (`TrackRecord`).
 4.  Update the clusters. A client whose alarm is acted on moves to the other shared model, or it is a founder: it gets
     a new shared model, alone or with other founders (`new_clusters`). Shared models that do not differ merge.
-5.  Train the shared models on their cells, as in Algorithm 1 of the paper.
+5.  Train the shared models on their cells, as in Algorithm 1 of the paper. A client trains at most two trunks.
 6.  Train the private models of every client.
 
 Private models, also those of trials, are never sent. All thresholds are shares or numbers of standard errors (z), the
@@ -83,10 +83,12 @@ class FedDriftAuto:
     # Thresholds in standard errors.
     trial_rise_z: float = 1.0  # a client runs a trial if its error rose by more
     switch_z: float = 1.28  # a trial raises an alarm if another shared model is ahead by more
-    not_worse_z: float = -1.0  # if the alternative is further behind, a risen error is not evidence
+    not_worse_z: float = (
+        -1.0
+    )  # a risen error is evidence, and a trial is reviewed, if the lead over `stay` is above this
     outcome_z: float = 1.645  # an alarm paid, or did not, if the next data show a larger difference
-    certain_z: float = 4.0  # an alarm needs no trust if the alternative is ahead by more and halves the mistakes
-    share_model_z: float = 0.84  # founders share a model unless their own candidate is better by more
+    certain_z: float = 4.0  # an alarm needs no trust if its lead is above this and the alternative halves the mistakes
+    share_model_z: float = 0.84  # founders share a model if none loses more than this by the candidate of another
     merge_z: float = 2.0  # models merge if they differ by at most this
 
     # Expected share of false alarms among those of a time step that ask for a new model.
@@ -111,13 +113,14 @@ class FedDriftAuto:
         plan = self.plan_changes(state, shared, fed)  # phase 3
         clusters, next_id, delayed = self.update_clusters(state, shared, plan, fed)  # phase 4
         assigned = find_current_assignment(clusters.w)
-        cells = limit_trunks_per_client(clusters, assigned, fed.counts)
-        trained = fed.train(clusters.models, cells)  # phase 5
+        training_data = limit_trunks_per_client(clusters, assigned, fed.counts)
+        trained = fed.train(clusters.models, training_data)  # phase 5
         private, gain = self.train_private_models(state, shared, trained, clusters.w, assigned, fed)  # phase 6
         models = join(trained, private, *plan.trial_models)
 
         # At the next time step, a client's error is compared with that of its model on these data. Founders have no
-        # such error: their model is new. If it is delayed, the old error stays, so that the alarm can be raised again.
+        # such error: their model is new. If the new model is delayed, the founder's old error stays, so that its alarm
+        # can be raised again.
         updated = shared.scored & ~delayed
         error = np.where(updated, shared.error[np.arange(fed.n_clients), plan.assigned], state.error)
         error[[c for c in plan.founders if not delayed[c]]] = np.nan
@@ -130,8 +133,8 @@ class FedDriftAuto:
             "soft",
             events=clusters.events,
             drifted=plan.alarmed,
-            good=shared.record.good,
-            bad=shared.record.bad,
+            good=shared.track_record.good,
+            bad=shared.track_record.bad,
             ensemble_gain=gain,
             next_id=next_id,
             error=error,
@@ -143,7 +146,8 @@ class FedDriftAuto:
     def evaluate_shared_models(self, state: AutoState, fed: Federation) -> SharedModels:
         """Phase 1: count the mistakes of all shared models on the new data.
 
-        In a state the shared models come before the private ones, so the positions in its `w` are also right here.
+        In a state the shared models come before the private ones, so positions in `state.w` are also positions in the
+        shared models.
         """
         ids = [i for i, owner in zip(state.models.ids, state.models.owner, strict=True) if owner < 0]
         models = private_models.select_by_id(state.models, ids)
@@ -162,12 +166,12 @@ class FedDriftAuto:
         previous = state.previous_model
         contestants = review.list_contestants(state.models, shared, reviewed, alarmed, previous)
         result = fed.contest(state.models, contestants)
-        shared, ensemble_events = review.update_ensemble_size(shared, result)
+        shared, ensemble_events = review.add_ensemble_gain(shared, result)
         shared, return_events = review.review_alarms(
             shared, result, reviewed, alarmed, previous, self.outcome_z, self.certain_z
         )
-        clusters = shared.clusters.add_events([*ensemble_events, *return_events])
-        return review.retire_unused_models(replace(shared, clusters=clusters))
+        clusters = shared.clustering.add_events([*ensemble_events, *return_events])
+        return review.retire_abandoned_models(replace(shared, clustering=clusters))
 
     def plan_changes(self, state: AutoState, shared: SharedModels, fed: Federation) -> Plan:
         """Phase 3: run trials, and decide which clients move to another shared model or need a new one."""
@@ -183,8 +187,8 @@ class FedDriftAuto:
         for c in alarms:
             trial = trial_of[c]
             is_certain = trial.lead_z > self.certain_z and trial.halves_mistakes
-            acted_on[c] = is_certain or (shared.record.is_trusted and fed.tau > 1)
-            if acted_on[c] and not trial.switch:
+            acted_on[c] = is_certain or (shared.track_record.is_trusted and fed.tau > 1)
+            if acted_on[c] and not trial.prefers_other_model:
                 founders.append(c)  # `update_clusters` adds the event: the new model may be delayed
                 continue
             if acted_on[c]:
@@ -195,7 +199,7 @@ class FedDriftAuto:
             elif fed.tau < 2:
                 outcome = f"{NOT_ACTED_ON}: no earlier alarm has been compared with later data yet"
             else:
-                outcome = f"{NOT_ACTED_ON}: {shared.record}"
+                outcome = f"{NOT_ACTED_ON}: {shared.track_record}"
             events.append(_report_decision(model_id, c, f"{trial.describe(self.not_worse_z)}; {outcome}"))
         not_worse = [c for c, trial in trial_of.items() if trial.lead_z > self.not_worse_z]
         reviewed_next = alarmed | np.isin(np.arange(n), not_worse)
@@ -216,7 +220,7 @@ class FedDriftAuto:
             return {}, []
         rounds = _count_rounds(self.tuned_rounds_share, fed)
         return trials.run_trials(
-            shared.models, shared.clusters.w, shared.assigned, shared.best, rise_z, on_trial, rounds, fed
+            shared.models, shared.clustering.w, shared.assigned, shared.best, rise_z, on_trial, rounds, fed
         )
 
     def update_clusters(
@@ -235,9 +239,11 @@ class FedDriftAuto:
         delayed = is_founder
         created: NewClusters | None = None
         if allowed.any():
+            starts_fresh = [plan.trials[c].starts_fresh for c in plan.founders]
+            rounds = _count_rounds(self.tuned_rounds_share, fed)
             created = new_clusters.create_clusters(
-                plan.founders, [plan.trials[c].fresh for c in plan.founders], allowed, shared.models, shared.best,
-                state.next_id, _count_rounds(self.tuned_rounds_share, fed), self.share_model_z, fed,
+                plan.founders, starts_fresh, allowed, shared.models, shared.best, state.next_id, rounds,
+                self.share_model_z, fed,
             )  # fmt: skip
             delayed = is_founder & ~np.isin(clients, [c for group in created.groups for c in group])
         events = list(plan.events)
@@ -246,13 +252,13 @@ class FedDriftAuto:
             reason = f"{plan.trials[c].describe(self.not_worse_z)}; {NOT_ACTED_ON}: {cause}"
             events.append(_report_decision(shared.get_model_id(c), c, reason))
         assigned = np.where(is_founder & ~delayed, -1, plan.assigned)  # -1: a new model, which is added below
-        clusters = shared.clusters.assign_new_data(assigned).add_events(events)
+        clusters = shared.clustering.assign_new_data(assigned).add_events(events)
         next_id = state.next_id
         if created is not None:
             clusters = clusters.add_models(created.models, created.groups)
             clusters = clusters.add_events(self._report_new_models(created, plan.trials))
             next_id += len(created.groups)
-        clusters = new_clusters.merge_similar(clusters, shared.clusters, shared.mistakes, assigned, self.merge_z, fed)
+        clusters = new_clusters.merge_similar(clusters, shared.clustering, shared.mistakes, assigned, self.merge_z, fed)
         return clusters, next_id, delayed
 
     def train_private_models(

@@ -33,7 +33,7 @@ class NewClusters:
 
 
 def create_clusters(
-    founders: Sequence[int], fresh: Sequence[bool], allowed: Bools, models: Models, best: Ints, next_id: int,
+    founders: Sequence[int], starts_fresh: Sequence[bool], allowed: Bools, models: Models, best: Ints, next_id: int,
     rounds: int, share_model_z: float, fed: Federation,
 ) -> NewClusters:  # fmt: skip
     """Train a candidate at each founder, and create a new model for every group of founders that can share one.
@@ -46,7 +46,8 @@ def create_clusters(
 
     Args:
         founders: Clients that need a new model.
-        fresh: For each founder, whether its candidate starts from an untrained model, else from its best shared model.
+        starts_fresh: For each founder, whether its candidate starts from an untrained model, else from its best shared
+            model.
         allowed: [c], whether the client may create a model. One such client is enough for a group.
         models: The shared models.
         best: [c], position of the best shared model for each client.
@@ -55,11 +56,11 @@ def create_clusters(
         share_model_z: Founders share a model unless the own candidate of one is better by more standard errors.
         fed: The federation.
     """
-    candidates = _train_candidates(founders, fresh, models, best, next_id, rounds, fed)
+    candidates = _train_candidates(founders, starts_fresh, models, best, next_id, rounds, fed)
     groups = _group_founders(founders, candidates, share_model_z, fed)
     groups = [group for group in groups if allowed[[founders[k] for k in group]].any()]
     new_models = _average_groups(candidates, groups, next_id)
-    parents = [None if fresh[group[0]] else models.ids[best[founders[group[0]]]] for group in groups]
+    parents = [None if starts_fresh[group[0]] else models.ids[best[founders[group[0]]]] for group in groups]
     members = [[founders[k] for k in group] for group in groups]
     if has_trunk(models):
         new_models = _share_parent_trunks(members, new_models, models, best, rounds, fed)
@@ -67,14 +68,15 @@ def create_clusters(
 
 
 def _train_candidates(
-    founders: Sequence[int], fresh: Sequence[bool], models: Models, best: Ints, next_id: int, rounds: int,
+    founders: Sequence[int], starts_fresh: Sequence[bool], models: Models, best: Ints, next_id: int, rounds: int,
     fed: Federation,
 ) -> Models:  # fmt: skip
     """Train the candidate of each founder on the half of its new data that is not held out; see `create_clusters`."""
     stack = join(models, take(fed.fresh(), [0], [unused_id(models)]))
-    start = np.where(np.asarray(fresh, dtype=bool), len(models), best[list(founders)])
+    start = np.where(np.asarray(starts_fresh, dtype=bool), len(models), best[list(founders)])
     candidates = take(stack, start, range(next_id, next_id + len(founders)))
-    local = replace(fed.local, hold_out=0.5, steps=rounds * fed.local.steps)  # one client: no averaging
+    # A single client needs no averaging, so all rounds are local steps of one round.
+    local = replace(fed.local, hold_out=0.5, steps=rounds * fed.local.steps)
     return fed.train(candidates, select_newest_data(fed, [[c] for c in founders]), 1, local)
 
 
@@ -96,10 +98,12 @@ def _group_founders(
     others = np.setdiff1d(np.arange(n), drawn)
     averages = _average_groups(candidates, groups, unused_id(candidates))
     clients = [founders[k] for k in others]
-    teams = np.full((1 + len(groups), fed.n_clients, 1), -1)  # contestants: the own candidate, then each average
-    teams[0, clients, 0] = np.arange(len(others))
-    teams[1:, clients, 0] = len(others) + np.arange(len(groups))[:, None]
-    result = fed.contest(join(_select_models(candidates, others), averages), teams, replace(fed.local, hold_out=0.5))
+    contestants = np.full((1 + len(groups), fed.n_clients, 1), -1)  # the own candidate, then each average
+    contestants[0, clients, 0] = np.arange(len(others))
+    contestants[1:, clients, 0] = len(others) + np.arange(len(groups))[:, None]
+    result = fed.contest(
+        join(_select_models(candidates, others), averages), contestants, replace(fed.local, hold_out=0.5)
+    )
     for k, c in zip(others.tolist(), clients, strict=True):
         wrong = result.wrong[c]
         fitting = [g for g in range(len(groups)) if compute_lead_z(wrong, 0, 1 + g) <= share_model_z]
@@ -117,10 +121,10 @@ def _link_founders(
     in standard errors. Within a group it is at most `share_model_z`.
     """
     n = len(founders)
-    teams = np.full((n, fed.n_clients, 1), -1)
-    teams[:, list(founders), 0] = np.arange(n)[:, None]
-    wrong = fed.contest(candidates, teams, replace(fed.local, hold_out=0.5)).wrong[list(founders)]
-    # lead[a, b]: lead of a's candidate over b's, at founder a
+    contestants = np.full((n, fed.n_clients, 1), -1)
+    contestants[:, list(founders), 0] = np.arange(n)[:, None]
+    wrong = fed.contest(candidates, contestants, replace(fed.local, hold_out=0.5)).wrong[list(founders)]
+    # lead[a, b]: the lead of a's candidate over b's, at founder a
     lead = np.array([[compute_lead_z(wrong[a], a, b) for b in range(n)] for a in range(n)])
     distance = np.maximum(lead, lead.T)
     np.fill_diagonal(distance, np.inf)
@@ -153,11 +157,11 @@ def _share_parent_trunks(
     parent_families = [models.family[parent] for parent in parents]
     heads = take(models, parents, range(FIRST_HEAD_ID, FIRST_HEAD_ID + n), parent_families)
     heads = fed.train(heads, select_newest_data(fed, groups), rounds, replace(local, trains="head"))
-    teams = np.full((2, fed.n_clients, 1), -1)
+    contestants = np.full((2, fed.n_clients, 1), -1)
     for k, group in enumerate(groups):
-        teams[:, group, 0] = np.array([[k], [n + k]])
+        contestants[:, group, 0] = np.array([[k], [n + k]])
     both = join(new_models, heads)
-    result = fed.contest(both, teams, local)
+    result = fed.contest(both, contestants, local)
     uses_head = [compute_lead_z(result.wrong[group].sum(axis=0), 0, 1) <= 0 for group in groups]
     positions = [n + k if uses_head[k] else k for k in range(n)]
     families = [parent_families[k] if uses_head[k] else new_models.ids[k] for k in range(n)]

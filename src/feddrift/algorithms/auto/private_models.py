@@ -6,8 +6,8 @@ In addition to the shared model that it is assigned to, every client has two pri
     own     a model that the client trains on all of its data over all time steps.
 
 A client predicts with an ensemble: the shared model alone, with the tuned one, or with the tuned and the own one. The
-probabilities of its members are averaged. All clients have ensembles of the same size: the one that would have made the
-fewest mistakes so far. The models of a client's trial (`trials`) are also private; they do not vote.
+probabilities of its members are averaged. All clients have ensembles of the same size: the one with the highest
+accuracy so far, averaged over clients. The models of a client's trial (`trials`) are also private; they do not vote.
 """
 
 from __future__ import annotations
@@ -126,12 +126,12 @@ def measure_first_gain(
     local = replace(fed.local, hold_out=0.5)
     stack = join(shared, train_private_models(None, shared, w, assigned, rounds, fed, local))
     position = index_by_id(stack)
-    teams = np.full((3, fed.n_clients, 3), -1)
+    contestants = np.full((3, fed.n_clients, 3), -1)
     for c in range(fed.n_clients):
         ensemble = list_ensemble(position, int(assigned[c]), c)
         for k in range(3):
-            teams[k, c, : k + 1] = ensemble[: k + 1]
-    return sum_ensemble_gain(fed.contest(stack, teams, local))
+            contestants[k, c, : k + 1] = ensemble[: k + 1]
+    return sum_ensemble_gain(fed.contest(stack, contestants, local))
 
 
 def sum_ensemble_gain(result: Tournament) -> EnsembleGain:

@@ -20,8 +20,8 @@ from feddrift.types import Bools, Clusters, Event, Floats, Ints, Models, Tournam
 UNUSED_STEPS = 3  # time steps without data after which a model with data of at most one client is retired
 
 # Contestants on the new data: the three ensembles, then the two sides of the decision under review.
-N_CONTESTANTS = 5
-SHARED_ONLY, WITH_TUNED, WITH_TUNED_AND_OWN, BASELINE, ALTERNATIVE = range(N_CONTESTANTS)
+N_REVIEWED = 5
+SHARED_ONLY, WITH_TUNED, WITH_TUNED_AND_OWN, BASELINE, ALTERNATIVE = range(N_REVIEWED)
 
 VOTERS = {  # by ensemble size
     1: "the shared model predicts alone",
@@ -50,15 +50,15 @@ class TrackRecord:
 class SharedModels:
     """Shared models before training on the new data: their cells, their assignment, and the results of evaluation."""
 
-    clusters: Clustering
+    clustering: Clustering
     assigned: Ints  # [c], position of the model that each client is assigned to
     mistakes: Tournament  # of every shared model on the new data of every client
-    record: TrackRecord  # of all alarms until now
+    track_record: TrackRecord  # of all alarms until now
     gain: EnsembleGain  # of private models until now
 
     @property
     def models(self) -> Models:
-        return self.clusters.models
+        return self.clustering.models
 
     @property
     def scored(self) -> Bools:
@@ -106,7 +106,7 @@ def list_contestants(
     """
     position = private_models.index_by_id(models)
     size = private_models.choose_ensemble_size(shared.gain)
-    teams = np.full((N_CONTESTANTS, len(reviewed), 3), -1)
+    contestants = np.full((N_REVIEWED, len(reviewed), 3), -1)
     for c in np.flatnonzero(shared.scored).tolist():
         assigned = position[shared.get_model_id(c)]
         ensemble = private_models.list_ensemble(position, assigned, c) if get_private_id(TUNED, c) in position else []
@@ -118,24 +118,25 @@ def list_contestants(
             previous_id = int(previous_model[c])
             if previous_id >= 0:
                 previous = [position[previous_id]] if previous_id in position else []
-                members[BASELINE] = previous + stay if size > 1 else previous or stay
+                # Private models vote with the previous model only in ensembles of several models.
+                members[BASELINE] = (previous + stay) if size > 1 else (previous or stay)
                 members[ALTERNATIVE] = ensemble[:size]
             else:
                 members[BASELINE] = ensemble[:size] if alarmed[c] else stay
                 members[ALTERNATIVE] = new
         for contestant, positions in members.items():
-            teams[contestant, c, : len(positions)] = positions
-    return teams
+            contestants[contestant, c, : len(positions)] = positions
+    return contestants
 
 
-def update_ensemble_size(shared: SharedModels, result: Tournament) -> tuple[SharedModels, list[Event]]:
+def add_ensemble_gain(shared: SharedModels, result: Tournament) -> tuple[SharedModels, list[Event]]:
     """Add the gain of private models on the new data; if that changes the ensemble size, also return an event."""
     tuned, both = private_models.sum_ensemble_gain(result)
     gain = (shared.gain[0] + tuned, shared.gain[1] + both)
     size = private_models.choose_ensemble_size(gain)
     events = []
     if size != private_models.choose_ensemble_size(shared.gain):
-        reason = f"from now on {VOTERS[size]}: so far, this would have made the fewest mistakes"
+        reason = f"from now on {VOTERS[size]}: so far, this would have been most accurate on average over the clients"
         events.append(Event("decided", shared.models.ids[0], {"clients": [], "reason": reason}))
     return replace(shared, gain=gain), events
 
@@ -168,13 +169,13 @@ def review_alarms(
         The shared models with the new assignment and track record, and events: one with the numbers of alarms that paid
         and that did not, if there were alarms, and one for each client that returns to its previous model.
     """
-    good = shared.record.good
-    bad = shared.record.bad
+    good = shared.track_record.good
+    bad = shared.track_record.bad
     confirmed = 0
     contradicted = 0
     n_alarms = 0
     ids = shared.models.ids
-    cells = shared.clusters.w.model.copy()
+    cells = shared.clustering.w.model.copy()
     assigned = shared.assigned.copy()
     events = []
     for c in np.flatnonzero(reviewed & (result.rows > 0)):
@@ -195,17 +196,17 @@ def review_alarms(
         reason = "the alarms of the last time step were compared with the new data"
         numbers = {"alarms": n_alarms, "confirmed": confirmed, "contradicted": contradicted}
         events.insert(0, Event("decided", ids[0], {"clients": [], "reason": reason, **numbers}))
-    clusters = replace(shared.clusters, w=Clusters(cells, shared.clusters.w.n_models))
-    record = TrackRecord(float(good + confirmed), float(bad + contradicted))
-    return replace(shared, clusters=clusters, assigned=assigned, record=record), events
+    clusters = replace(shared.clustering, w=Clusters(cells, shared.clustering.w.n_models))
+    track_record = TrackRecord(float(good + confirmed), float(bad + contradicted))
+    return replace(shared, clustering=clusters, assigned=assigned, track_record=track_record), events
 
 
-def retire_unused_models(shared: SharedModels) -> SharedModels:
+def retire_abandoned_models(shared: SharedModels) -> SharedModels:
     """Retire models with no assigned client, no recent data, and data from at most one client.
 
     The private models of that client were trained on the same data.
     """
-    cells = shared.clusters.w.model
+    cells = shared.clustering.w.model
     unused = [
         m
         for m in range(len(shared.models))
@@ -215,11 +216,11 @@ def retire_unused_models(shared: SharedModels) -> SharedModels:
         return shared
     kept = ~np.isin(np.arange(len(shared.models)), unused)
     mistakes = replace(shared.mistakes, wrong=shared.mistakes.wrong[:, kept][:, :, kept])
-    clusters = shared.clusters.retire_models(
+    clusters = shared.clustering.retire_models(
         np.array(unused), "no client is assigned to it, and at most one client ever was"
     )
     new_positions = np.cumsum(kept) - 1
-    return replace(shared, clusters=clusters, assigned=new_positions[shared.assigned], mistakes=mistakes)
+    return replace(shared, clustering=clusters, assigned=new_positions[shared.assigned], mistakes=mistakes)
 
 
 def find_current_assignment(w: Clusters) -> Ints:

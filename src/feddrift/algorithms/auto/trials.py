@@ -25,24 +25,24 @@ from feddrift.models import join
 from feddrift.types import Bools, Clusters, Federation, Floats, Holds, Ints, Models, Tournament
 
 HELD_OUT_HALVES: tuple[Holds, ...] = ("last", "first")
-N_CONTESTANTS = 5
-STAY_TRAINED, NEW_TRAINED, BEST_SHARED, ASSIGNED_SHARED, FRESH_TRAINED = range(N_CONTESTANTS)
+N_TRIAL_CONTESTANTS = 5
+STAY_TRAINED, NEW_TRAINED, BEST_SHARED, ASSIGNED_SHARED, FRESH_TRAINED = range(N_TRIAL_CONTESTANTS)
 
 
 @dataclass(frozen=True)
 class Trial:
     """Result of a client's trial: the best alternative compared with `stay`, on all of the client's new rows."""
 
-    switch: bool  # the alternative is the best shared model, not a model of the new data alone
-    fresh: bool  # the alternative is `fresh`
+    prefers_other_model: bool  # the alternative is the best shared model, not a model of the new data alone
+    starts_fresh: bool  # the alternative is `fresh`
     rows: int  # number of new rows
     won: int  # number of rows that only the alternative predicts correctly
     lost: int  # number of rows that only `stay` predicts correctly
-    lead_z: float  # lead of the alternative in standard errors; of another shared model also over the assigned one
-    rise_z: float  # rise of the assigned model's error since the last data in standard errors; 0 if not known
+    lead_z: float  # lead of the alternative over `stay` in standard errors; see `_evaluate_trial`
+    rise_z: float  # rise of the assigned model's error since the last data, in standard errors; 0 if not known
     halves_mistakes: bool  # the alternative makes less than half of the mistakes of `stay`
 
-    def compute_strength(self, not_worse_z: float) -> float:
+    def compute_evidence_z(self, not_worse_z: float) -> float:
         """Return the evidence for an alarm in standard errors.
 
         This is the largest of three: the lead, the lead and the rise combined, and the rise alone. The rise alone
@@ -53,18 +53,20 @@ class Trial:
 
     def describe(self, not_worse_z: float) -> str:
         """Return the evidence as a sentence for an event."""
-        other = "another shared model" if self.switch else "a model of the new data alone"
-        same = "its present model" if self.switch else "a model of old and new data"
+        other = "another shared model" if self.prefers_other_model else "a model of the new data alone"
         counts = (
-            f"of {self.rows} new rows, {self.won} are predicted correctly only by {other}, {self.lost} only by {same}"
+            f"of {self.rows} new rows, {self.won} are predicted correctly only by {other}, "
+            f"{self.lost} only by a model of old and new data"
         )
-        strength = self.lead_z if self.switch else self.compute_strength(not_worse_z)
-        if not self.switch and self.rise_z == strength:
-            return f"its error rose ({format_p(strength)}), and {counts}"
+        evidence_z = self.lead_z if self.prefers_other_model else self.compute_evidence_z(not_worse_z)
+        if not self.prefers_other_model and self.rise_z == evidence_z:
+            return f"its error rose ({format_p(evidence_z)}), and {counts}"
         finding = (
-            "another shared model fits the new data better" if self.switch else "the new data contradict the old data"
+            "another shared model fits the new data better"
+            if self.prefers_other_model
+            else "the new data contradict the old data"
         )
-        return f"{finding}: {counts} ({format_p(strength)})"
+        return f"{finding}: {counts} ({format_p(evidence_z)})"
 
 
 def compute_lead_z(wrong: Ints, a: int, b: int) -> float:
@@ -138,7 +140,7 @@ def run_trials(
     with_old = Clusters(np.concatenate([old_cells, position[None]]), len(clients))
     new_only = Clusters(np.concatenate([np.full_like(old_cells, -1), position[None]]), len(clients))
     trained: list[Models] = []
-    total = Tournament.empty(n, N_CONTESTANTS)
+    total = Tournament.empty(n, N_TRIAL_CONTESTANTS)
     for half, holds in enumerate(HELD_OUT_HALVES):
         local = replace(fed.local, hold_out=0.5, holds=holds)
         stay = copy_for_clients(models, assigned[clients], STAY + half, clients)
@@ -147,12 +149,12 @@ def run_trials(
         new = fed.train(new, new_only, rounds, local)
         fresh = copy_for_clients(fed.fresh(), np.zeros_like(clients), FRESH + half, clients)
         fresh = fed.train(fresh, new_only, rounds, local)
-        teams = np.full((N_CONTESTANTS, n, 1), -1)
+        contestants = np.full((N_TRIAL_CONTESTANTS, n, 1), -1)
         for block, contestant in enumerate((STAY_TRAINED, NEW_TRAINED, FRESH_TRAINED)):
-            teams[contestant, clients, 0] = len(models) + block * len(clients) + np.arange(len(clients))
-        teams[BEST_SHARED, clients, 0] = best[clients]
-        teams[ASSIGNED_SHARED, clients, 0] = assigned[clients]
-        result = fed.contest(join(models, stay, new, fresh), teams, local)
+            contestants[contestant, clients, 0] = len(models) + block * len(clients) + np.arange(len(clients))
+        contestants[BEST_SHARED, clients, 0] = best[clients]
+        contestants[ASSIGNED_SHARED, clients, 0] = assigned[clients]
+        result = fed.contest(join(models, stay, new, fresh), contestants, local)
         total = Tournament(total.rows + result.rows, total.wrong + result.wrong)
         trained += [stay, new]
     rise_z = np.nan_to_num(rise_z)
@@ -165,8 +167,8 @@ def _evaluate_trial(result: Tournament, client: int, other_is_best: bool, rise_z
     """Choose the best alternative to `stay`, and compare the two.
 
     Of the models of the new data alone the alternative is `fresh` if it beats `new` in a sign test, else `new`. If
-    another shared model is the best, it is the alternative, unless the model of the new data alone beats it. It must be
-    ahead of the assigned model as well: its lead is the smaller of the two.
+    another shared model is the best, it is the alternative, unless the model of the new data alone beats it. It must
+    also be ahead of the assigned model: its lead is the smaller one of those over `stay` and over the assigned model.
 
     Args:
         result: Mistakes of the contestants on both halves.
@@ -175,17 +177,26 @@ def _evaluate_trial(result: Tournament, client: int, other_is_best: bool, rise_z
         rise_z: Rise of the client's error in standard errors.
     """
     wrong = result.wrong[client]
-    fresh = clustering.wins_sign_test(wrong, FRESH_TRAINED, NEW_TRAINED)
-    alternative = FRESH_TRAINED if fresh else NEW_TRAINED
-    switch = other_is_best and not clustering.wins_sign_test(wrong, alternative, BEST_SHARED)
-    if switch:
+    fresh_is_better = clustering.wins_sign_test(wrong, FRESH_TRAINED, NEW_TRAINED)
+    alternative = FRESH_TRAINED if fresh_is_better else NEW_TRAINED
+    prefers_other = other_is_best and not clustering.wins_sign_test(wrong, alternative, BEST_SHARED)
+    if prefers_other:
         alternative = BEST_SHARED
     lead_z = compute_lead_z(wrong, alternative, STAY_TRAINED)
-    if switch:
+    if prefers_other:
         lead_z = min(lead_z, compute_lead_z(wrong, BEST_SHARED, ASSIGNED_SHARED))
     won, lost = clustering.count_decisive_rows(wrong, alternative, STAY_TRAINED)
     halves_mistakes = 2 * int(wrong[alternative, alternative]) < int(wrong[STAY_TRAINED, STAY_TRAINED])
-    return Trial(switch, fresh and not switch, int(result.rows[client]), won, lost, lead_z, rise_z, halves_mistakes)
+    return Trial(
+        prefers_other_model=prefers_other,
+        starts_fresh=fresh_is_better and not prefers_other,
+        rows=int(result.rows[client]),
+        won=won,
+        lost=lost,
+        lead_z=lead_z,
+        rise_z=rise_z,
+        halves_mistakes=halves_mistakes,
+    )
 
 
 def raise_alarms(
@@ -199,15 +210,18 @@ def raise_alarms(
 
     Args:
         trials: The trial of each client.
-        n_scored: Number of reachable clients with new data.
+        n_scored: Number of reachable clients with new data: the number of tests. Clients without a trial count as tests
+            without an alarm.
         false_discovery_rate: Expected share of false alarms among those for new models.
         switch_z: Lead of another shared model, in standard errors, above which the client moves.
-        not_worse_z: See `Trial.compute_strength`.
+        not_worse_z: See `Trial.compute_evidence_z`.
     """
-    strength = {c: trial.compute_strength(not_worse_z) for c, trial in trials.items() if not trial.switch}
-    p_values = sorted(compute_p(z) for z in strength.values())
+    evidence_z = {
+        c: trial.compute_evidence_z(not_worse_z) for c, trial in trials.items() if not trial.prefers_other_model
+    }
+    p_values = sorted(compute_p(z) for z in evidence_z.values())
     passed = [p for k, p in enumerate(p_values, 1) if p <= false_discovery_rate * k / max(n_scored, 1)]
     largest_p = max(passed, default=-1.0)
-    for_new_models = [c for c, z in strength.items() if compute_p(z) <= largest_p]
-    for_moves = [c for c, trial in trials.items() if trial.switch and trial.lead_z > switch_z]
+    for_new_models = [c for c, z in evidence_z.items() if compute_p(z) <= largest_p]
+    for_moves = [c for c, trial in trials.items() if trial.prefers_other_model and trial.lead_z > switch_z]
     return sorted(for_new_models + for_moves)
