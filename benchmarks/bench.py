@@ -197,7 +197,7 @@ def methods(**_: Any) -> Numbers:
         if (seconds := measure("methods", stream=stream, names=names)) is not None:
             found[stream] = {"seconds": seconds, "to FedDrift": {n: seconds[n] / seconds["FedDrift"] for n in names}}
     if "air-quality" not in found:
-        out.print("no air-quality: its data are not there, see docs/data.md\n")
+        out.print("no air-quality: its data are not there, see docs/streams.md\n")
     rows = [[f"{stream}, {what}", *values.values()] for stream, both in found.items() for what, values in both.items()]
     show("a whole run, and relative to FedDrift's", ["", *names], rows)
     return found

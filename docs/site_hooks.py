@@ -1,4 +1,4 @@
-"""What the site needs beside the pages: the files outside docs/ that they link to, and real code beside pseudo-code.
+"""Hooks that add to the site the files outside docs/ that pages link to, source code, and pages as Markdown.
 
 Links are written as GitHub understands them (`../examples/own_net.py`). On the site such a file is a page below
 `repository/`. The comment `<!-- code: src/feddrift/clustering.py compute_distances -->` becomes the source of that
@@ -8,8 +8,10 @@ function.
 from __future__ import annotations
 
 import ast
+import json
 import posixpath
 import re
+import shutil
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -35,7 +37,8 @@ def on_config(config: Any) -> Any:
 
     config.markdown_extensions.append(WithDoctests())
     decisions = sorted(f"decisions/{path.name}" for path in (ROOT / "docs" / "decisions").glob("*.md"))
-    config.nav[-1]["Design"].append({"Decisions": decisions})
+    (explanation,) = (part["Explanation"] for part in config.nav if "Explanation" in part)
+    explanation.append({"Decisions": decisions})
     return config
 
 
@@ -70,6 +73,12 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return f"```python\n{code(match[1], match[2])}\n```"
 
     return CODE.sub(source, LINK.sub(relinked, markdown))
+
+
+def on_post_build(config: Any) -> None:
+    """Publish the pages as Markdown, too: llms.txt links to them."""
+    for path in (ROOT / "docs").glob("*.md"):
+        shutil.copy(path, Path(config.site_dir) / path.name)
 
 
 def fenced(lines: list[str]) -> list[str]:
@@ -113,8 +122,23 @@ def as_page(path: str) -> str:
     text = (ROOT / path).read_text()
     if path.endswith(".md"):
         return text
+    if path.endswith(".ipynb"):
+        return notebook_as_page(text)
     language = Path(path).suffix[1:].replace("py", "python")
     return f"---\nsearch:\n  exclude: true\n---\n\n# {path}\n\n```{language}\n{text}```\n"
+
+
+def notebook_as_page(text: str) -> str:
+    """Return the cells of a notebook as Markdown: text as it is, code in fences.
+
+    >>> notebook_as_page('{"cells": [{"cell_type": "code", "source": ["1 +", " 1"]}]}')
+    '```python\\n1 + 1\\n```\\n'
+    """
+    parts = []
+    for cell in json.loads(text)["cells"]:
+        source = "".join(cell["source"])
+        parts.append(f"```python\n{source}\n```\n" if cell["cell_type"] == "code" else f"{source}\n")
+    return "\n".join(parts)
 
 
 def code(path: str, name: str) -> str:

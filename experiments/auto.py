@@ -1,9 +1,12 @@
-"""Write the tables of docs/auto.md from results/auto and others: `python -m experiments.auto`."""
+"""Write the tables of docs/auto.md and docs/auto-measured.md from the records: `python -m experiments.auto`.
+
+The records are in results/auto, those of MNIST also in results/tables and results/trunk.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -17,7 +20,7 @@ import feddrift as fd
 from feddrift.reports.summary import compute_interval
 from feddrift.runs.record import Record
 
-PAGE = Path(__file__).parent.parent / "docs" / "auto.md"
+DOCS = Path(__file__).parent.parent / "docs"
 AUTO = "FedDrift-Auto"
 MADE = {
     "sine-2": "sine-2", "circle-2": "circle-2", "sea-2": "sea-2", "sea-4": "sea-4", "plane": "hyperplane",
@@ -27,41 +30,59 @@ REAL = {
     "air-quality": "air-quality", "without_date": "without date", "air-beijing": "air-beijing",
     "elec2-hours": "elec2-hours",
 }  # fmt: skip
-TOLD = {"by_city": "air-quality", "by_city_without_date": "without_date"}  # where Oracle is told the city
+DIFFERENCES = {  # between clients or over time
+    "sine-2": "labels are swapped", "circle-2": "another circle", "sea-2": "another threshold, 10 % label noise",
+    "sea-4": "three close thresholds, 10 % label noise", "plane": "two groups, whose rules turn at every time step",
+    "fashion_100": "labels of some classes are swapped", "fashion_500": "the same, more rows",
+    "air-quality": "real: five cities, seasons", "without_date": "the same, the date is not an input",
+    "air-beijing": "real: seasons; all clients are in one city", "elec2-hours": "real: hours of the day, a new market",
+}  # fmt: skip
+TOLD = {"by_city": "air-quality", "by_city_without_date": "without_date"}  # streams on which Oracle knows the city
+BY_CITY = "by city"  # the setting of these runs in the tables
 ONE = ("delta 0.05", "models 4")  # the settings that all streams share
 SETTINGS = {"FedDrift": ONE[0], "FedDrift-Trunk": ONE[0], "IFCA": ONE[1]}
 MNIST = ("mnist-2", "mnist-4", "mnist-r", "mnist-l-4")
 BESIDE = ("Oblivious", "Local", "FineTuned", "FedDrift", "FedDrift-Trunk", "Oracle", AUTO)
 CONDITIONS = {
-    "5_clients": "5 clients", "50_clients": "50 clients", "100_rows": "100 rows a cell", "2000_rows": "2,000 rows",
-    "participation": "20 % take part", "bursts": "bursts of noise", "gradual": "gradual drift",
+    "5_clients": "5 clients", "50_clients": "50 clients", "100_rows": "100 rows per cell",
+    "2000_rows": "2,000 rows per cell", "participation": "20 % of clients per round", "bursts": "bursts of noise",
+    "gradual": "gradual drift",
 }  # fmt: skip
 
 UNSEEN = {  # experiments/unseen.py
-    "moved": "labels move on, three groups", "few": "the same, 40 rows a cell", "corners": "exclusive or, and back",
-    "together": "all drift at once", "places": "a rule for each place", "seasons": "seasons, one bent rule",
-    "swing": "class shares swing",
+    "moved": "labels are shifted, three groups", "few": "the same, 40 rows per cell",
+    "corners": "exclusive or, and its inverse", "together": "all clients drift at once",
+    "places": "a rule for each client, no drift", "seasons": "seasons, one nonlinear rule",
+    "swing": "class shares oscillate",
+}  # fmt: skip
+ABLATIONS = {  # experiments/ablations.py
+    "all_trusted": "every alarm is acted on", "error_alone": "a risen error is always evidence",
+    "never_merged": "models never merge", "never_split": "no alarms: one shared model",
+    "private_always": "private models always vote", "shared_alone": "private models never vote",
 }  # fmt: skip
 NEAR = ("Oblivious", "Window", "Local", "FineTuned", "CFL-W", "FedDrift", "FedDrift-Trunk", "IFCA", AUTO)
 
 
 def main() -> None:
-    PAGE.write_text(rendered(PAGE.read_text()))
+    for page in PAGES:
+        page.write_text(rendered(page))
 
 
-def rendered(text: str) -> str:
-    """The page, with what stands between its marks made anew."""
-    makers = (distance, names, beside, mnist, ablations, constants, harder, unseen)
-    for name, made in {make.__name__: make() for make in makers}.items():
+def rendered(page: Path) -> str:
+    """Return the text of a page with new tables between its markers."""
+    text = page.read_text()
+    for make in PAGES[page]:
+        name = make.__name__
         begin, end = f"<!-- {name}: written by experiments/auto.py -->\n", f"<!-- end of {name} -->"
         assert begin in text and end in text, name
+        made = make()
         text = re.sub(f"(?s){re.escape(begin)}.*{re.escape(end)}", lambda _: f"{begin}\n{made}\n{end}", text)  # noqa: B023
     return text
 
 
 @dataclass(frozen=True)
 class Gap:
-    """FedDrift-Auto on one stream beside what was best on the tuning data."""
+    """FedDrift-Auto on one stream, compared with the method that was best on the tuning data."""
 
     stream: str
     best: str
@@ -87,8 +108,11 @@ class Gap:
 
 
 def gaps() -> list[Gap]:
-    """Of made streams the best is chosen on the tuning seeds, of real ones there on the first half of the time steps,
-    and the second half is reported, then the whole run."""
+    """Return the comparison with the best other method on every stream.
+
+    On synthetic streams that method is chosen on the tuning seeds. On real streams it is chosen there on the first half
+    of the time steps; the second half is reported, then the whole run.
+    """
     found = []
     for stream, title in MADE.items():
         found.append(_gap(stream, title, choice(stream, "accuracy"), "accuracy"))
@@ -104,9 +128,20 @@ def _gap(stream: str, title: str, best: tuple[str, str], measure: str) -> Gap:
     return Gap(title, " ".join(filter(None, best)), mine, sent, oblivious, other)
 
 
+def expected() -> str:
+    """Compare with one model and with fine-tuned models on every stream."""
+    header = ["", "what differs", "Oblivious", "FineTuned", AUTO, "Auto minus Oblivious", "Auto minus FineTuned"]
+    rows = list[list[str]]()
+    for stream, title in {**MADE, **REAL}.items():
+        mine, *others = (_values(stream, name, "", "accuracy") for name in (AUTO, "Oblivious", "FineTuned"))
+        gaps = [paired(mine, other) for other in others]
+        rows.append([title, DIFFERENCES[stream], *map(mean, others), f"**{mean(mine)}**", *gaps])
+    return table(header, rows)
+
+
 def distance() -> str:
-    """How far FedDrift-Auto is from the best."""
-    header = ["", AUTO, "sent", "Oblivious", "best of all, chosen on tuning data", "it has", "Auto minus it"]
+    """Compare with the best other method on every stream."""
+    header = ["", AUTO, "sent", "Oblivious", "best other method", "its accuracy", "Auto minus it"]
     rows = list[list[str]]()
     for gap in gaps():
         numbers = [f"**{mean(gap.mine)}**", mean(gap.sent), mean(gap.oblivious), gap.best, mean(gap.other)]
@@ -115,17 +150,17 @@ def distance() -> str:
 
 
 def choice(stream: str, measure: str) -> tuple[str, str]:
-    """The algorithm and setting that was best on the tuning seeds; every setting of everybody else was tried there."""
+    """Return the other algorithm and setting that was best on the tuning seeds."""
     tried: dict[tuple[str, str], list[float]] = {}
     for run in _runs():
         if run.stream == stream and run.seed in TUNING and run.algorithm != AUTO:
             tried.setdefault((run.algorithm, run.setting), []).append(getattr(run, measure))
     level = {method: round(float(np.mean(values)), 6) for method, values in tried.items()}
-    return max(level, key=lambda method: (level[method], _is_the_one(method[1])))  # of equals the plainest
+    return max(level, key=lambda method: (level[method], _is_the_one(method[1])))  # of equals the shared setting
 
 
 def names() -> str:
-    """Everybody with one setting, on the reported seeds."""
+    """Compare all methods with one setting each, on the reported seeds."""
     streams = {**MADE, **REAL}
     found = {
         (run.algorithm, run.setting)
@@ -139,7 +174,7 @@ def names() -> str:
 
 
 def _level(stream: str, method: tuple[str, str]) -> str:
-    """On the reported seeds; else, slanted, on the tuning ones."""
+    """Return the accuracy on the reported seeds; if there are none, that on the tuning seeds in italics."""
     if reported := _values(stream, *method, "accuracy"):
         return mean(reported)
     wanted = (stream, *method)
@@ -148,7 +183,7 @@ def _level(stream: str, method: tuple[str, str]) -> str:
 
 
 def beside() -> str:
-    """Including drifts, the worst client and the log loss."""
+    """Compare accuracy including drifts, the worst client and the log loss."""
     header, rows = ["", *BESIDE], list[list[str]]()
     for stream, title in {**MADE, **REAL}.items():
         cells = []
@@ -162,7 +197,7 @@ def beside() -> str:
 
 
 def mnist() -> str:
-    """Runs on the data of seed 0, omitting and including drifts."""
+    """Compare accuracy omitting and including drifts on MNIST, with the data of seed 0."""
     algorithms = ("Oblivious", "FedDrift", "FedDrift-Trunk", "Oracle", "Oracle-Trunk", "Local", "FineTuned", AUTO)
     records = [run for folder in ("auto", "tables", "trunk") for run in measured.read(folder)]
     header, rows = ["", *algorithms], list[list[str]]()
@@ -178,31 +213,32 @@ def mnist() -> str:
 
 
 def constants() -> str:
-    """What halving and doubling each constant does."""
+    """Show the effect of halving and doubling each constant."""
     return _changed("constants", ("sine-2", "sea-4", "air-quality", "air-beijing", "elec2-hours"))
 
 
 def ablations() -> str:
-    """What is lost without each part."""
+    """Show the effect of each part of the method."""
     return _changed("ablations", ("sine-2", "sea-4", "fashion_500", "air-quality", "air-beijing", "elec2-hours"))
 
 
 def _changed(module: str, streams: Sequence[str]) -> str:
-    """What the classes of a module of experiments do, paired by seed with the method as it is."""
+    """Compare the variants in a module of experiments with the unchanged method, paired by seed."""
     changed = dict.fromkeys(run.algorithm for run in _runs() if run.algorithm.startswith(f"experiments.{module}:"))
-    header, rows = ["", *streams], list[list[str]]()
+    titles = {**MADE, **REAL}
+    header, rows = ["", *(titles[stream] for stream in streams)], list[list[str]]()
     for name in changed:
         gaps = [
             paired(_values(stream, name, "", "accuracy"), _values(stream, AUTO, "", "accuracy")) for stream in streams
         ]
-        constant, _, change = name.rpartition(":")[2].rpartition("_")
-        title = f"`{FIELDS[constant]}` {change}" if constant in FIELDS else name.rpartition(":")[2].replace("_", " ")
-        rows.append([title, *gaps])
+        variant = name.rpartition(":")[2]
+        constant, _, change = variant.rpartition("_")
+        rows.append([ABLATIONS.get(variant) or f"`{FIELDS[constant]}` {change}", *gaps])
     return table(header, rows)
 
 
 def harder() -> str:
-    """The same methods where there are other numbers of clients and rows, fewer who take part, and noise."""
+    """Compare under other conditions: numbers of clients and rows, participation, noise, gradual drift."""
     titles = {
         f"{stream} {condition}" if condition == "participation" else f"{of}_{condition}": f"{stream}, {title}"
         for of, stream in {"sine": "sine-2", "sea": "sea-4", "air": "air-quality"}.items()
@@ -212,12 +248,12 @@ def harder() -> str:
 
 
 def unseen() -> str:
-    """Streams that came after everything was built."""
+    """Compare on the streams that were added after the method was built."""
     return _against_each(UNSEEN, NEAR)
 
 
 def _against_each(titles: Mapping[str, str], methods: Sequence[str]) -> str:
-    """These methods in their one setting on each stream that was run, and FedDrift-Auto beside the best of them."""
+    """Compare methods with one setting each, and FedDrift-Auto with the best of them, on each stream with runs."""
     rows = list[list[str]]()
     for stream, title in titles.items():
         values = {name: _values(stream, name, SETTINGS.get(name, ""), "accuracy") for name in methods}
@@ -226,7 +262,7 @@ def _against_each(titles: Mapping[str, str], methods: Sequence[str]) -> str:
         others = {name: float(np.mean(list(v.values()))) for name, v in values.items() if v and name != AUTO}
         best = max(others, key=lambda name: others[name])
         rows.append([title, *map(mean, values.values()), best, paired(values[AUTO], values[best])])
-    return table(["", *methods, "best of the others", "Auto minus it"], rows)
+    return table(["", *methods, "best other method", "Auto minus it"], rows)
 
 
 def _values(stream: str, algorithm: str, setting: str, measure: str) -> dict[int, float]:
@@ -242,20 +278,25 @@ def _run(run: Record) -> Run:
     stream = run.header["stream"].rpartition(":")[2]
     found = measured.numbers(run, told=stream in TOLD)
     if stream in TOLD:
-        return replace(found, stream=TOLD[stream], setting="told the city")
+        return replace(found, stream=TOLD[stream], setting=BY_CITY)
     return replace(found, stream=f"{stream} participation" if "participation" in run.header["overrides"] else stream)
 
 
 def _is_the_one(setting: str) -> bool:
-    return not setting or setting in ONE or setting.startswith("told")
+    return not setting or setting in (*ONE, BY_CITY)
 
 
 def _plain(run: Record) -> bool:
-    """Whether a run has the settings that its stream brings, and no others."""
+    """Return whether a run has the default settings of its stream."""
     given = run.header["settings"]
     usual = {"delta": 0.1, "init": "best" if run.header["algorithm"] == "FedDrift-Trunk" else "warm", "first": "one"}
     return not run.header["overrides"] and all(given.get(key, value) == value for key, value in usual.items())
 
+
+PAGES: Mapping[Path, Sequence[Callable[[], str]]] = {
+    DOCS / "auto.md": (expected,),
+    DOCS / "auto-measured.md": (distance, names, beside, mnist, ablations, constants, harder, unseen),
+}
 
 if __name__ == "__main__":
     main()

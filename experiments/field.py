@@ -1,7 +1,7 @@
-"""Write the tables of docs/field.md and draw its picture: `python -m experiments.field`.
+"""Write the tables of docs/field.md and draw its figure: `python -m experiments.field`.
 
-The records are those of `experiments/field.toml`, in results/field, and in results/auto where both plans name a run;
-full pictures are those of `experiments/pictures.toml`, in results/pictures.
+The runs of `experiments/field.toml` are in results/field, or in results/auto if `experiments/auto.toml` has them too.
+The runs on full pictures (`experiments/pictures.toml`) are in results/pictures.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ ONE = {  # the setting that all streams share
     "FairFedDrift": "delta 0.25", "FedRC": "models 3", "FedEM": "models 3",
     **dict.fromkeys(("IFCA", "IFCA(T)", "IFCA-W"), "models 4"),
 }  # fmt: skip
-DELTA = "delta 0.05"  # of everybody else who has one
+DELTA = "delta 0.05"  # of all other methods with a delta
 TUNED = ("FedDrift", "FedDrift-Trunk", "FedDrift-Eager", "DriftSurf", "FairFedDrift", "IFCA", "FedRC")
-TOLD_NUMBER = "IFCA, told the number"
-TOLD = ("Oracle", "Oracle-W", "Oracle-Trunk", TOLD_NUMBER)
+NUMBER_KNOWN = "IFCA, number of concepts known"
+CONCEPTS_KNOWN = ("Oracle", "Oracle-W", "Oracle-Trunk", NUMBER_KNOWN)
 MEASURES = {
     "including": ("including drifts, %", 2), "worst": ("worst client, %", 2), "log_loss": ("log loss", 3),
     "sent": ("sent", 2), "models": ("models", 1), "false_alarms": ("false alarms", 1), "ari": ("ARI", 2),
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def rendered(text: str) -> str:
-    """The page, with what stands between its marks made anew."""
+    """Return the text of the page with new tables between its markers."""
     for make in (beaten, accuracy, others, chosen, full, effort):
         begin, end = f"<!-- {make.__name__}: written by experiments/field.py -->\n", f"<!-- end of {make.__name__} -->"
         assert begin in text and end in text, make.__name__
@@ -64,30 +64,30 @@ def rendered(text: str) -> str:
 
 @cache
 def records() -> Sequence[Record]:
-    """Those of the table, whichever folder has them."""
+    """Return the records of the runs in the tables."""
     every = [run for folder in ("field", "auto") for run in measured.read(folder) if run.header["stream"] in STREAMS]
     return [run for run in every if _in_the_table(run)]
 
 
 @cache
 def runs() -> Sequence[Run]:
-    """Their numbers."""
+    """Return the numbers of these records."""
     return [_numbers(run) for run in records()]
 
 
 def _in_the_table(run: Record) -> bool:
-    """Not a variant of FedDrift-Auto, and nothing but the seed and settings moved."""
+    """Return whether a run is of a method of the catalogue, and changes nothing except seed and settings."""
     return "." not in run.header["algorithm"] and not set(run.header["overrides"]) - {"data_seed"}
 
 
 def _numbers(run: Record) -> Run:
     found = measured.numbers(run)
-    told = found.algorithm == "IFCA" and run.header["settings"].get("first") == "choose"
-    return replace(found, algorithm=TOLD_NUMBER, setting="") if told else found
+    number_known = found.algorithm == "IFCA" and run.header["settings"].get("first") == "choose"
+    return replace(found, algorithm=NUMBER_KNOWN, setting="") if number_known else found
 
 
 def methods() -> list[Method]:
-    """Every name in the setting that all streams share, and the told ones."""
+    """Return all methods in the setting that all streams share."""
     found = {(run.algorithm, run.setting) for run in runs()}
     return sorted(m for m in found if m[1] in ("", ONE.get(m[0], DELTA)))
 
@@ -101,77 +101,80 @@ def _values() -> dict[tuple[str, str, str], dict[int, Run]]:
 
 
 def level(method: Method, stream: str, measure: str = "accuracy") -> dict[int, float]:
-    """By reported seed."""
+    """Return a measure of a method on a stream by reported seed, or nothing if a seed is missing."""
     by_seed = _values().get((stream, *method), {})
-    if not reported(stream) <= set(by_seed):  # it has not run with all of them yet
+    if not reported(stream) <= set(by_seed):
         return {}
     return {seed: getattr(by_seed[seed], measure) for seed in reported(stream)}
 
 
 @cache
 def reported(stream: str) -> frozenset[int]:
-    """The seeds, not those of tuning, that everybody ran with who ran there with enough of them."""
+    """Return the seeds, except those for tuning, that all methods with enough seeds on a stream have in common."""
     everybody = [set(_values().get((stream, *m), ())) - set(TUNING) for m in methods()]
     return frozenset(set.intersection(*(seeds for seeds in everybody if len(seeds) >= LEAST)))
 
 
 @cache
 def complete() -> tuple[str, ...]:
-    """The streams on which everybody ran who is told nothing."""
-    untold = [m for m in methods() if m[0] not in TOLD]
-    return tuple(s for s in STREAMS if all(level(m, s) for m in untold))
+    """Return the streams on which all methods without knowledge of the true concepts ran."""
+    ranked = [m for m in methods() if m[0] not in CONCEPTS_KNOWN]
+    return tuple(s for s in STREAMS if all(level(m, s) for m in ranked))
 
 
 @cache
 def ranking() -> Ranking:
-    """Of everybody who is told nothing."""
-    untold = [m for m in methods() if m[0] not in TOLD]
-    means = {words(m): [float(np.mean(list(level(m, s).values()))) for s in complete()] for m in untold}
+    """Return the ranks of the methods without knowledge of the true concepts."""
+    ranked = [m for m in methods() if m[0] not in CONCEPTS_KNOWN]
+    means = {words(m): [float(np.mean(list(level(m, s).values()))) for s in complete()] for m in ranked}
     return build_ranking(means, complete())
 
 
 def in_order() -> list[Method]:
-    """The best first, then who is told."""
+    """Return the methods by mean rank, then those that know the true concepts."""
     place = {name: k for k, name in enumerate(ranking().methods)}
-    return sorted(methods(), key=lambda m: (m[0] in TOLD, place.get(words(m), 0), m))
+    return sorted(methods(), key=lambda m: (m[0] in CONCEPTS_KNOWN, place.get(words(m), 0), m))
 
 
 def beaten() -> str:
-    """Who of those that are told nothing is ahead of FedDrift-Auto on average, in bold beyond the 95 % interval."""
+    """List the methods with a higher mean than FedDrift-Auto, in bold if the 95 % interval excludes 0.
+
+    Methods that know the true concepts are left out.
+    """
     rows = list[list[str]]()
     for stream in STREAMS:
         mine, ahead = level((AUTO, ""), stream), list[tuple[float, str]]()
-        for method in (m for m in in_order() if m[0] not in TOLD):
+        for method in (m for m in in_order() if m[0] not in CONCEPTS_KNOWN):
             if not (theirs := level(method, stream)):
                 continue
             gap, low, high = compute_interval([theirs[seed] - mine[seed] for seed in sorted(theirs)])
             if gap > 0 and low is not None and high is not None:
-                told = f"{words(method)} +{gap:.2f} ± {high - gap:.2f}"
-                ahead.append((gap, f"**{told}**" if low > 0 else told))
+                lead = f"{words(method)} +{gap:.2f} ± {high - gap:.2f}"
+                ahead.append((gap, f"**{lead}**" if low > 0 else lead))
         ahead.sort(reverse=True)
         more = [f"and {len(ahead) - 4} more"] if len(ahead) > 4 else []
-        rows.append([STREAMS[stream], mean(mine), ", ".join([told for _, told in ahead[:4]] + more) or "nobody"])
-    return table(["", AUTO, "ahead of it, in points"], rows)
+        rows.append([STREAMS[stream], mean(mine), ", ".join([lead for _, lead in ahead[:4]] + more) or "none"])
+    return table(["", AUTO, "methods with a higher mean, and their lead in points"], rows)
 
 
 def accuracy() -> str:
-    """Everybody on every stream, the best rank first, then who is told."""
+    """Compare all methods on every stream, the best rank first, then those that know the true concepts."""
     rows = [["seeds", "", *(str(len(reported(stream))) for stream in STREAMS)]]
-    untold = [m for m in methods() if m[0] not in TOLD]
-    first = {s: max(untold, key=lambda m: np.mean(list(level(m, s).values())) if level(m, s) else 0) for s in STREAMS}
+    ranked = [m for m in methods() if m[0] not in CONCEPTS_KNOWN]
+    first = {s: max(ranked, key=lambda m: np.mean(list(level(m, s).values())) if level(m, s) else 0) for s in STREAMS}
     mean_rank = dict(zip(ranking().methods, ranking().mean, strict=True))
     for method in in_order():
         cells = []
         for stream in STREAMS:
             cell = mean(level(method, stream))
             cells.append(f"**{cell}**" if method == first[stream] else cell)
-        place = "told" if method[0] in TOLD else f"{mean_rank[words(method)]:.1f}"
+        place = "-" if method[0] in CONCEPTS_KNOWN else f"{mean_rank[words(method)]:.1f}"
         rows.append([words(method), place, *cells])
     return table(["", "mean rank", *STREAMS.values()], rows)
 
 
 def others() -> str:
-    """The other measures, as means over the streams where they are known."""
+    """Compare the other measures, as means over the streams on which they are known."""
     rows = []
     for method in in_order():
         cells = []
@@ -183,7 +186,7 @@ def others() -> str:
 
 
 def best_setting(name: str, stream: str) -> str:
-    """The best of five on the tuning seeds; of equals the one that all streams share."""
+    """Return the best of five settings on the tuning seeds; of equal ones that which all streams share."""
     tried = {
         setting: round(float(np.mean([by_seed[seed].accuracy for seed in TUNING])), 6)
         for (s, algorithm, setting), by_seed in _values().items()
@@ -193,7 +196,7 @@ def best_setting(name: str, stream: str) -> str:
 
 
 def chosen() -> str:
-    """What the best of five settings, chosen on the tuning seeds, has on the reported ones."""
+    """Compare on the reported seeds the best of five settings, chosen on the tuning seeds."""
     rows = [[AUTO, *(mean(level((AUTO, ""), stream)) for stream in complete())]]
     for name in TUNED:
         cells = []
@@ -205,7 +208,7 @@ def chosen() -> str:
 
 
 def full() -> str:
-    """The streams of pictures as they are, beside their components, with the same seed: does the order stay?"""
+    """Compare full pictures with their principal components, with the same seed."""
     every = measured.read("pictures")
     found = {(run.stream, run.algorithm, run.setting): run for run in map(measured.numbers, every)}
     seen = {words(m): m for m in in_order() if all((stream, *m) in found for stream in PICTURES)}
@@ -226,18 +229,20 @@ def full() -> str:
     alike = [spearmanr(*pair).statistic for pair in zip(*map(np.transpose, ranks), strict=True)]
     rows.append(["rank correlation", *(f"{rho:.2f}" for rho in alike)])
     seconds = [run.seconds or 0.0 for run in every]
-    took = f"{len(every)} runs, of {min(seconds):.0f} to {max(seconds):.0f} s each, others beside them."
-    return f"{table(['', 'mean rank', *PICTURES], rows)}\n\n{took}"
+    times = f"{min(seconds):.0f} to {max(seconds):.0f} s each"
+    sentence = f"{len(every)} runs of {times}, while other runs used the same machine."
+    return f"{table(['', 'mean rank', *PICTURES], rows)}\n\n{sentence}"
 
 
 def effort() -> str:
-    """How many runs the plan has had, and how long they took."""
+    """Report the number of runs and their total time."""
     hours = sum(run.seconds or 0.0 for run in records()) / 3600
-    return f"{len(records()):,} runs, tuning included, which took {hours:.1f} hours of a core, others beside them."
+    times = f"They took {hours:.1f} hours of one core, while other runs used the same machine."
+    return f"{len(records()):,} runs, including those for tuning. {times}"
 
 
 def words(method: Method) -> str:
-    """As the tables have it."""
+    """Return a method as the tables name it."""
     return " ".join(filter(None, method))
 
 

@@ -109,4 +109,7 @@ def test_the_site_builds_without_a_warning_and_fetches_nothing(tmp_path: Path) -
         assert fetched == [], page.name
     algorithms = (tmp_path / "site" / "algorithms.html").read_text()
     assert algorithms.count('class="beside"') == 2 and "merge_closest" in algorithms
+    for link in re.findall(r"\]\(([^)]+)\)", (tmp_path / "site" / "llms.txt").read_text()):
+        assert (tmp_path / "site" / link).is_file(), link
+    assert "A tour of feddrift" in (tmp_path / "site" / "repository" / "examples" / "tour.ipynb.html").read_text()
     assert "repository/examples/own_algorithm.py.html" in (tmp_path / "site" / "extend.html").read_text()

@@ -75,15 +75,33 @@ def test_python_runs(page: str, desk: Path, capsys: pytest.CaptureFixture[str]) 
             cli.app(["export", "runs", "--out", "models"], standalone_mode=False)
         exec(compile("\n" * block.line + block.text, page, "exec"), names)
     if page == "README.md":
-        told = capsys.readouterr().out
-        assert "created 1" in told and len(re.findall(r"^\d ", told, re.M)) == 10
+        printed = capsys.readouterr().out
+        (shown,) = (block.text for block in read_blocks(page) if block.language == "text")
+        assert "created 1" in shown and shown in printed, "the output in README.md is not that of its code"
+        assert len(re.findall(r"^\d ", printed, re.M)) == 10
     if page == "docs/faults.md":
         assert names["classes"].shape == (500,)
 
 
+def test_the_quick_start_shows_what_its_first_command_prints(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = "docs/quickstart.md"
+    words = next(w for block in read_blocks(page) for w in block.commands if w[:2] == ["feddrift", "run"])
+    cli.app(words[1:], standalone_mode=False)
+    printed = capsys.readouterr().out
+    (shown,) = (block.text for block in read_blocks(page) if block.language == "text")
+    assert shown in printed
+    for name in ("FedDrift", "Oblivious", "Oracle"):
+        (row,) = re.findall(rf"^\| {name}\b[^|]*\|(.*)\|$", (ROOT / page).read_text(), re.M)
+        omitting, including, sent, models, ari = (cell.strip() for cell in row.split("|"))
+        columns = [omitting, including, sent, models, "0", ari]  # "0": no false alarms
+        assert re.search(rf"sine-2 +{name}\b.* +{' +'.join(map(re.escape, columns))} *$", printed, re.M), name
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "block", [b for b in read_blocks("docs/extend.md") if "def step(" in b.text], ids=lambda b: b.line
+    "block",
+    [b for page in ("docs/extend.md", "docs/extend-nets.md") for b in read_blocks(page) if "def step(" in b.text],
+    ids=lambda b: b.file or f"{b.page}:{b.line}",
 )
 def test_methods_that_are_shown_keep_the_contract(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = ModuleType("shown")
@@ -231,10 +249,19 @@ def test_code_beside_pseudo_code_is_there() -> None:
         assert re.search(rf"^(def|class) {name.rpartition('.')[2]}\(", HOOKS.code(path, name), re.MULTILINE)
 
 
-def test_the_site_has_every_page() -> None:
-    told = (ROOT / "mkdocs.yml").read_text()
-    pages = [page.removeprefix("docs/") for page in PAGES[1:]]
-    assert [page for page in pages if page not in told and not page.startswith("decisions/")] == []
+def test_the_site_and_its_lists_have_every_page() -> None:
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")}
+    nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    assert set(re.findall(r"([\w-]+\.md)$", nav, re.M)) >= pages
+    assert {target.removeprefix("docs/") for target in HOOKS.linked("docs/index.md")} >= pages - {"index.md"}
+
+
+def test_llms_txt_lists_every_page_with_a_description() -> None:
+    text = (ROOT / "docs" / "llms.txt").read_text()
+    assert re.match(r"# feddrift\n\n> \S", text)
+    links = re.findall(r"^- \[[^\]]+\]\(([^)]+)\): \w", text, re.M)
+    assert len(links) == len(set(links)) == text.count("](")
+    assert set(links) == {path.name for path in (ROOT / "docs").glob("*.md")}
 
 
 def test_each_attack_that_the_docs_list_has_the_test_that_they_name() -> None:

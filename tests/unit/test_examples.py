@@ -7,6 +7,7 @@ import re
 import runpy
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,6 +35,20 @@ def test_example_runs_and_is_short(path: Path, capsys: pytest.CaptureFixture[str
     expected = {"own_algorithm": "FedDrift 8", "own_stream": "created model 1", "own_net": "created model 1"}
     expected |= {"own_model": "models [0 1]", "own_engine": "models [1 1 1 1 1 1 1 1 1 1]"}
     assert {**expected, "tour": "alarms (time, client): [[3, 1], [3, 7]"}[path.stem] in told
+
+
+def test_the_notebook_has_the_cells_of_the_tour_and_they_run(capsys: pytest.CaptureFixture[str]) -> None:
+    cells = json.loads((ROOT / "examples" / "tour.ipynb").read_text())["cells"]
+    assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells), "outputs are not stored"
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    tour = re.split(r"^# %% .*\n", (ROOT / "examples" / "tour.py").read_text(), flags=re.M)[1:]
+    assert [source.removesuffix("\nfigure") for source in code] == [cell.strip("\n") for cell in tour]
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for number, source in enumerate(code):
+        exec(compile(source, f"tour.ipynb, code cell {number}", "exec"), names)
+    printed = capsys.readouterr().out
+    assert "alarms (time, client): [[3, 1], [3, 7]" in printed and "points over Oblivious" in printed
+    assert names["figure"].axes and re.search(r"client 7: 9\d\.\d % correct", printed)
 
 
 COMMANDS = [path for path in EXAMPLES if path.stem not in ("tour", "own_model")]

@@ -191,7 +191,7 @@ def test_entry_points_of_an_installed_package(
 
 
 def test_the_drift_test_of_the_docs(folder: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "extend.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "extend-nets.md").read_text()
     (snippet,) = re.findall(r"```python\n(# mytest.py\n.*?)```", page, re.S)
     (folder / "people_test.py").write_text(snippet)
     steps = list(

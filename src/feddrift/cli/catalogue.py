@@ -38,7 +38,7 @@ def list_catalogue(as_json: Annotated[bool, typer.Option("--json", help="print J
         "package.module:make": "your own: a Net, a PyTorch module's class, or a model with init, logits and fit",
     }
     catalogue["streams"]["FILE.csv"] = "your own table, with --client, --time and --label; any other name as table:FILE"
-    catalogue["streams"]["FILE.toml"] = "your own recipe: base data, label shares, concept maps, pattern (docs/data.md)"
+    catalogue["streams"]["FILE.toml"] = "your own recipe: base, label shares, concept maps, pattern (docs/streams.md)"
     catalogue["streams"]["folder:DIR"] = "your own data: DIR/client_<name>/step_<t>.csv (or .npz with x, y)"
     catalogue["algorithms"]["package.module:Name"] = "your own: a class with init(fed) and step(state, fed)"
     catalogue["streams"]["package.module:make"] = "your own: a function that makes a Stream"

@@ -19,7 +19,7 @@ from feddrift.errors import ConfigError
 from feddrift.trees import tree_paths
 from feddrift.types import Net, Params
 
-ALTERNATIVE_HINT = "or make it a model with init, logits and fit (docs/extend.md)"
+ALTERNATIVE_HINT = "or make it a model with init, logits and fit (docs/extend-nets.md)"
 
 
 def convert_torch_module(name: str, make: Callable[[], Any], features: Sequence[int]) -> Net:

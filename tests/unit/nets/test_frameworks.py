@@ -1,4 +1,4 @@
-"""The nets of other frameworks in docs/extend.md, if these are installed."""
+"""The nets of other frameworks in docs/extend-nets.md, if these are installed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_nets_of_the_docs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     missing = [package for package in NETS[name] if importlib.util.find_spec(package) is None]
     if missing:
         pytest.skip(f"{missing[0]} is not installed")
-    for block in read_blocks("docs/extend.md"):
+    for block in read_blocks("docs/extend-nets.md"):
         if block.file in ("jax_nets.py", "torch_nets.py"):
             (tmp_path / f"docs_{block.file}").write_text(block.text)
     monkeypatch.chdir(tmp_path)

@@ -601,7 +601,7 @@ def test_a_closed_record_becomes_the_part_again(tmp_path: Path) -> None:
 
 
 def test_the_docs_name_every_field_of_a_line() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "compare.md").read_text().partition("### What a record holds")[2]
+    page = (Path(__file__).parents[3] / "docs" / "compare.md").read_text().partition("### Fields of a record")[2]
     told = dict(re.findall(r"^\| `(\w+)`[^|]*\| (.*) \|$", page, flags=re.MULTILINE))
     for line in (schema.HeaderLine, schema.RowLine, schema.EventLine, schema.EndLine):
         kind, *names = (field.name for field in fields(line))

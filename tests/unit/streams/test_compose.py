@@ -366,7 +366,7 @@ def test_blur_is_the_mean_of_neighbours() -> None:
 
 
 def test_keys_options_and_maps_are_documented() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "data.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "streams.md").read_text()
     rows = dict(re.findall(r"^\| `(.+?)` \| (.*) \|$", page, re.M))
     described = {key: field.description for key, field in Recipe.model_fields.items()} | MAP_FORMS
     assert {key: rows.get(key) for key in described} == described
